@@ -23,13 +23,13 @@ import torch
 from plimsoll_engine.caches.receiver import MediaCacheReceiver
 from plimsoll_engine.core.execute.runner import InFlightStep, NextToken, Runner
 from plimsoll_engine.core.execute.sampling import NO_TOKEN
-from plimsoll_engine.core.grammar.grammars import GrammarError, Grammars
+from plimsoll_engine.core.grammar.grammars import GrammarCompiler, GrammarError
 from plimsoll_engine.core.grammar.matcher import MASK_WAIT_S
 from plimsoll_engine.core.handover.inheritance import Inheritance
 from plimsoll_engine.core.owners import create_owners
 from plimsoll_engine.core.schedule.request import Request
 from plimsoll_engine.core.schedule.scheduler import Chunk, Scheduler
-from plimsoll_engine.core.schedule.token_rules import TOKEN_BYTES as COUNT_BYTES
+from plimsoll_engine.core.schedule.token_rules import COUNTED_TOKEN_BYTES
 from plimsoll_engine.core.speculation.drafting import Speculation
 from plimsoll_engine.errors import DeviceLostError, FatalWorkerError
 from plimsoll_engine.kvcache.block_pool import BlockPool
@@ -93,7 +93,7 @@ class EngineCore:
         self,
         runner: Runner,
         scheduler: Scheduler,
-        grammars: Grammars | None = None,
+        grammars: GrammarCompiler | None = None,
         media_cache_bytes: int = MEDIA_CACHE_BYTES,
         speculation: Speculation | None = None,
     ) -> None:
@@ -101,7 +101,7 @@ class EngineCore:
         self.speculation = speculation
         self.receiver = MediaCacheReceiver(media_cache_bytes)
         self.scheduler = scheduler
-        self.grammars = Grammars(None) if grammars is None else grammars
+        self.grammars = GrammarCompiler(None) if grammars is None else grammars
         self.counters = Counters()
         self.requests: dict[str, Request] = {}
         self.live: WeakSet[Request] = WeakSet()
@@ -130,7 +130,7 @@ class EngineCore:
         """Maximum number of rows in a step that has no prompts."""
         if self.speculation is None:
             return self.scheduler.max_num_seqs
-        return self.speculation.rows
+        return self.speculation.max_rows
 
     @property
     def has_work(self) -> bool:
@@ -143,7 +143,7 @@ class EngineCore:
         return self.scheduler.offload is not None and bool(self.scheduler.offload.transfers)
 
     def poll(self, idle: bool = False) -> None:
-        """Complete finished transfers, and release inherited tables that nobody claimed in time.
+        """Complete finished transfers, and release inherited tables that were not claimed in time.
 
         Call this between steps. Set ``idle`` while no request exists.
         """
@@ -182,7 +182,7 @@ class EngineCore:
         self.requests[request.request_id] = request
         self.live.add(request)
         if self.speculation is not None:
-            self.speculation.begin(request, self.scheduler.max_model_len)
+            self.speculation.enable_drafts(request, self.scheduler.max_model_len)
         if self.inheritance is not None:
             self.inheritance.claim(request)
         if (grammar := request.sampling.grammar) is None:
@@ -190,7 +190,9 @@ class EngineCore:
             return None
         if request.block_ids:
             self.scheduler.keep(request)
-        self.grammars.begin(request.request_id, grammar, submit.output_ids, request.tenant)
+        self.grammars.start_compilation(
+            request.request_id, grammar, submit.output_ids, request.tenant
+        )
         return None
 
     def _queue(self, request: Request) -> None:
@@ -320,7 +322,7 @@ class EngineCore:
     def _add_drafts(self, speculation: Speculation, chunks: list[Chunk]) -> None:
         """Add drafts to ``chunks``. If this fails, disable drafts for their requests."""
         try:
-            speculation.add(chunks, self.scheduler)
+            speculation.add_drafts(chunks, self.scheduler)
         except FatalWorkerError:
             raise
         except Exception as error:  # noqa: BLE001 - without drafts the step still works
@@ -480,7 +482,7 @@ class EngineCore:
     def _end_request(self, request: Request) -> None:
         del self.requests[request.request_id]
         self._unconfirmed = [one for one in self._unconfirmed if one is not request]
-        if not self.grammars.drop(request.request_id):
+        if not self.grammars.cancel(request.request_id):
             self.scheduler.remove(request)
         request.release(self.pool)
         if not self.requests:
@@ -509,7 +511,7 @@ class EngineCore:
         }
         return sum(media.values()) + sum(
             request.token_ids.itemsize * len(request.token_ids)
-            + (0 if request.counts is None else COUNT_BYTES * len(request.counts))
+            + (0 if request.counts is None else COUNTED_TOKEN_BYTES * len(request.counts))
             + (0 if request.matcher is None else request.matcher.bytes)
             + len(request.allowed or b"")
             + (0 if request.drafting is None else request.drafting.nbytes)

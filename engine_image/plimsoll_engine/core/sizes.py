@@ -117,19 +117,11 @@ def resolve_sizes(
 ) -> EngineSizes:
     """Return the sizes for the ``requested`` settings. Call this after the weights are loaded.
 
-    Args:
-        requested: Settings; a size that is None is chosen here.
-        kv: Shape of the model's keys and values.
-        max_positions: Maximum context of the model, in tokens.
-        dtype: Dtype of the KV pool.
-        device: Device of the model.
-        pool_bytes: Size of an existing KV pool, or None to choose the size.
-        free_bytes: Device memory that is free on every rank; None on a CPU.
-        draft: Shape of the draft model's keys and values, if there is a draft model.
-
-    Raises:
-        SettingsError: A setting is invalid, or the sizes do not fit into memory.
-
+    ``kv`` is the shape of the model's keys and values, and ``draft`` that of the draft model, if
+    any. ``max_positions`` is the model's maximum context in tokens. ``dtype`` is the dtype of the
+    KV pool. ``pool_bytes`` is the size of an existing KV pool. ``free_bytes`` is the device memory
+    that is free on every rank; None on a CPU. Raises :class:`SettingsError` if a setting is
+    invalid, or if the sizes do not fit into memory.
     """
     for name in (
         "max_num_seqs", "max_model_len", "max_num_batched_tokens", "block_size", "num_blocks"

@@ -37,10 +37,9 @@ def load_kernels(
 ) -> None:
     """Load the kernels of ``model`` by running it on a small KV pool, on every rank.
 
-    Only as many layers are computed as are needed to use every kind of kernel, because a
-    predecessor may still serve on the devices, and each collective waits for all of them.
-    ``kv_dtype`` is the dtype of the pool; None means the model's dtype. Raises
-    :class:`WarmUpError`.
+    Only the first layers are computed, as many as are needed to use every kind of kernel. A
+    predecessor may still serve on the devices, so each collective takes long. ``kv_dtype`` is the
+    dtype of the pool; None means the model's dtype. Raises :class:`WarmUpError`.
     """
     if isinstance(model, Decoder):
         model = model.truncate(model.num_representative_layers)
@@ -83,11 +82,11 @@ def warm_up(engine: EngineCore) -> None:
     _run_requests(engine, [1] * width, 1.0, needed)
     if (speculation := engine.speculation) is not None:
         proposer, speculation.proposer = speculation.proposer, _ZeroProposer()
-        _run_requests(engine, [1] * width, 1.0, needed, 2 + speculation.most)
+        _run_requests(engine, [1] * width, 1.0, needed, 2 + speculation.max_drafts)
         speculation.proposer = proposer
         if speculation.draft_model is not None:
             _run_requests(engine, [max(1, longest - 1)], 0.0, media, 3)
-            _run_requests(engine, [1] * width, 1.0, needed, 2 + speculation.most)
+            _run_requests(engine, [1] * width, 1.0, needed, 2 + speculation.max_drafts)
         speculation.counters = DraftCounts()
     engine.pool.reset_prefix_cache()
     engine.counters = Counters()

@@ -91,8 +91,8 @@ def set_mmap_threshold() -> bool:
     """Make malloc use mmap for large blocks, so that freed blocks return to the kernel at once.
 
     Return False if libc does not support it. By default, glibc raises the threshold to up to 32 MiB
-    when a large block is freed, and keeps smaller blocks: two decoded images of 40 million pixels
-    left 230 MiB. Trimming them later would hold malloc's locks and block the event loop.
+    when a large block is freed. Two decoded images of 40 million pixels then left 230 MiB. Trimming
+    this memory later would hold malloc's locks and block the event loop.
     """
     return _mallopt is not None and _mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES) == 1
 

@@ -26,7 +26,7 @@ from plimsoll_engine.core.engine_core import EngineCore
 from plimsoll_engine.core.execute.forward import Forward
 from plimsoll_engine.core.execute.loaded_adapters import LoadedAdapters
 from plimsoll_engine.core.execute.runner import Runner
-from plimsoll_engine.core.grammar.grammars import Grammars, Vocabulary
+from plimsoll_engine.core.grammar.grammars import GrammarCompiler, Vocabulary
 from plimsoll_engine.core.grammar.trial import TrialServer
 from plimsoll_engine.core.handover import export, inheritance
 from plimsoll_engine.core.handover.inheritance import Inheritance
@@ -259,7 +259,7 @@ class CoreLifecycle:
         engine = EngineCore(
             runner,
             scheduler,
-            Grammars(self.vocabulary, trials=self.trials),
+            GrammarCompiler(self.vocabulary, trials=self.trials),
             config.media_cache_bytes,
             drafting.create_speculation(config.speculative, settings.max_num_seqs, draft_model),
         )

@@ -73,7 +73,7 @@ PERMANENT_ERRORS = (LoadError, SettingsError)
 def run(config: WorkerConfig, epoch: int, vocabulary: Vocabulary | None = None) -> int:
     """Run a worker in a freshly forked process. Return the exit status."""
     # Before all else: a fork copies one thread only and must not inherit a CUDA context.
-    trials = None if vocabulary is None else TrialServer.fork(vocabulary.attempt)
+    trials = None if vocabulary is None else TrialServer.fork(vocabulary.compile_for_trial)
     write_stacks_on_sigusr1(config.run_dir, "worker")
     random.seed()
     torch.set_num_threads(count_cores(config.tensor_parallel_size))

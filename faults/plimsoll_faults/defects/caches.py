@@ -8,10 +8,10 @@ from plimsoll_engine.caches.lru import K, LruCache, V
 from plimsoll_engine.caches.receiver import MediaCacheReceiver
 from plimsoll_engine.core.engine_core import EngineCore
 from plimsoll_engine.core.grammar.grammars import (
-    BASE_BYTES,
-    BYTES_PER_CHARACTER,
+    MIN_COMPILED_BYTES,
+    MIN_COMPILED_BYTES_PER_CHARACTER,
+    GrammarCompiler,
     GrammarError,
-    Grammars,
 )
 from plimsoll_engine.core.schedule.encoder_cache import EncoderCache
 from plimsoll_engine.core.schedule.request import Request
@@ -128,7 +128,7 @@ class MediaKeptDefect(Defect[kinds.MediaKept]):
         engine.receiver = StaleReceiver(engine.receiver.capacity)
 
 
-class UnderstatedGrammars(Grammars):
+class UnderstatedGrammars(GrammarCompiler):
     """Declare a bound that is too low."""
 
     @property
@@ -159,7 +159,7 @@ class CacheFillsDefect(Defect[kinds.CacheFills]):
         for _ in range(count):
             grammar = Grammar("regex", f"{self._made}".ljust(self.fault.text_bytes, "a"))
             self._made += 1
-            size = BASE_BYTES + BYTES_PER_CHARACTER * len(grammar.text)
+            size = MIN_COMPILED_BYTES + MIN_COMPILED_BYTES_PER_CHARACTER * len(grammar.text)
             compiled = grammars.compile(grammar)
             with grammars._lock:
                 grammars._cache.put((grammar.kind, grammar.text), compiled, size)

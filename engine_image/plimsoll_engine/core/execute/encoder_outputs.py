@@ -1,6 +1,6 @@
-"""Encoder outputs in the runner, by key.
+"""Store encoder outputs in the runner, by key of the image or sound.
 
-The scheduler decides which outputs to compute and to free (core/schedule/encoder_cache.py).
+The scheduler decides which outputs are computed and freed (core/schedule/encoder_cache.py).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from plimsoll_engine.models.model import MediaModel
 
 
 class EncoderOutputs:
-    """Encoder outputs [tokens, ...] on the model's device."""
+    """Encoder outputs [tokens, ...] by key, on the model's device."""
 
     def __init__(self, model: MediaModel) -> None:
         self._model: MediaModel | None = model
@@ -27,7 +27,7 @@ class EncoderOutputs:
 
     @property
     def nbytes(self) -> int:
-        """Size of all tensors in bytes, on the model's device."""
+        """Device memory of all outputs, in bytes."""
         return sum(tensor.nbytes for tensor in self._tensors.values())
 
     @property
@@ -36,7 +36,7 @@ class EncoderOutputs:
         return 0 if self._model is None else self._model.output_bytes
 
     def find_problems(self, known: set[bytes]) -> list[str]:
-        """Return a message if outputs exist whose keys are not in ``known``, for the audit."""
+        """Return a message, for the audit, if outputs exist whose keys are not in ``known``."""
         lost = self._tensors.keys() - known
         return (
             [f"{len(lost)} encoder outputs are in the runner but not in the encoder cache"]
@@ -45,7 +45,7 @@ class EncoderOutputs:
         )
 
     def count_unknown_tokens(self, known: set[bytes]) -> int:
-        """Return the number of tokens in outputs whose keys are not in ``known``."""
+        """Return the number of tokens in all outputs whose keys are not in ``known``."""
         return sum(tensor.shape[0] for key, tensor in self._tensors.items() if key not in known)
 
     def free(self, keys: Sequence[bytes]) -> None:
@@ -56,11 +56,11 @@ class EncoderOutputs:
     def prepare(
         self, chunks: Sequence[Chunk], ids: torch.Tensor, step: StepPlan
     ) -> torch.Tensor | None:
-        """Encode the media of ``chunks`` and add the outputs to the step.
+        """Encode the media of ``chunks``, and add all outputs that the step needs to its inputs.
 
-        A model with ``lifelong`` outputs reads them from ``step``; return None. For other models,
-        return the input embeddings [tokens, hidden] of ``ids`` int64 [tokens] with the outputs in
-        place of the placeholders, or None if no row is a placeholder.
+        If the model's outputs are ``lifelong``, add them to ``step`` and return None. Otherwise,
+        return the input embeddings [tokens, hidden] of ``ids`` int64 [tokens], with the outputs in
+        place of the placeholder tokens; None if there are no placeholders.
         """
         assert self._model is not None
         self._encode([media for chunk in chunks for media in chunk.encode])

@@ -1,7 +1,7 @@
-"""Run the model over the KV pool, on every rank: from the inputs of a step to its logits.
+"""Run the model with its KV pool on every rank, from the inputs of a step to the logits.
 
-The newest token of a sequence may be known only to the device. :attr:`Forward.newest` holds the
-tokens of the last step, and the next step reads them from there.
+The host may not know the newest token of a sequence yet. :attr:`Forward.newest` has the tokens of
+the last step on the device, and the next step reads them from there.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from plimsoll_engine.process.owners import Owner
 
 
 class Forward:
-    """The model and its KV pool on one device."""
+    """Model with its KV pool on one device."""
 
     name = "kv_pool"
 
@@ -71,20 +71,20 @@ class Forward:
         self.newest: torch.Tensor | None = None
         """Tokens that the last step sampled, int64 [rows] on the device.
 
-        ``InFlight.row`` is the row of a request.
+        ``InFlight.row`` of a request is the index of its token.
         """
         self.scores: Scores | None = None
-        """Scores of the prompt rows of the last step; None if it scored no rows."""
+        """Scores of prompt rows in the last step; None if the step scored no rows."""
 
     @property
     def kv_bytes(self) -> int:
-        """Size of the KV pool in bytes, summed over all ranks. Each rank has the same share."""
+        """Size of the KV pool in bytes, summed over all ranks."""
         if self.kv is None:
             return 0
         return PoolTensors(self.kv, self.kv_scales).nbytes * self.group.shard.size
 
     def list_owners(self, name: str = name) -> list[Owner]:
-        """Return the KV pool as an owner called ``name``."""
+        """Return the KV pool as a memory owner called ``name``."""
         on_device = self.device.type == "cuda"
         return [
             Owner(
@@ -98,13 +98,13 @@ class Forward:
         ]
 
     def compute_block_sums(self, blocks: Sequence[int]) -> list[int]:
-        """Return a checksum of each block in ``blocks`` on this rank."""
+        """Return a checksum of this rank's part of each block in ``blocks``."""
         assert self.kv is not None
         return compute_pool_sums(PoolTensors(self.kv, self.kv_scales), self.block_size, blocks)
 
     @property
     def graph_bytes(self) -> int:
-        """Device memory of the captured steps on this rank, in bytes."""
+        """Device memory of the CUDA graphs on this rank, in bytes."""
         return sum(graphs.nbytes for graphs in (self.graphs, self.layers) if graphs is not None)
 
     def capture_graphs(

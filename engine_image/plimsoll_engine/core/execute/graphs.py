@@ -1,8 +1,8 @@
-"""Decode steps captured as CUDA graphs: one launch per step instead of hundreds.
+"""Capture decode steps as CUDA graphs, which need one launch per step instead of hundreds.
 
 A batch is padded to the next captured size. Padding rows have no context and write nothing. All
 graphs share one input buffer and one memory pool, so they never run at the same time. The output of
-a replay is valid until the next replay.
+a replay is valid only until the next replay.
 """
 
 from __future__ import annotations
@@ -26,30 +26,31 @@ log = logging.getLogger(__name__)
 
 CAPTURE_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 """Numbers of rows for which a decode step is captured."""
-MIN_FIRST_SIZES = 4
-"""Minimum number of sizes to capture before the engine serves. They are spread over all sizes."""
+MIN_SIZES_BEFORE_SERVING = 4
+"""Minimum number of sizes, spread over all sizes, that are captured before the engine serves."""
 SLOW_CAPTURE_S = 0.1
-"""Duration above which a capture is logged with its phases. Most captures are faster."""
-FIELDS_PER_ROW = 5
-"""Number of int32 inputs per row: ids, sources, positions, slots, contexts."""
+"""Minimum duration of a capture that is logged. Most captures are faster."""
+INPUTS_PER_ROW = 5
+"""Number of int32 inputs per row, without the table: ids, sources, positions, slots, contexts."""
 
 
 def list_capture_sizes(rows: int) -> list[int]:
-    """Return the batch sizes to capture, in ascending order. The last one is ``rows``."""
+    """Return the batch sizes to capture, in ascending order. The last size is ``rows``."""
     return [size for size in CAPTURE_SIZES if size < rows] + [rows]
 
 
-def split_capture_order(
+def split_capture_sizes(
     sizes: list[int], kind: Callable[[int], Hashable]
 ) -> tuple[list[int], list[int]]:
-    """Return the ``sizes`` to capture before the engine serves, and those to capture later.
+    """Return the sizes to capture before the engine serves, and the sizes to capture later.
 
-    The first list has the largest size, the smallest, some in between, and the largest size of each
-    other ``kind``. Kernels of another kind would otherwise be compiled while streams wait. The
-    largest size is captured first, because the memory that it takes also fits the others.
+    ``kind`` returns the same value for sizes that use the same kernels. The first list has sizes
+    spread over all ``sizes``, and at least the largest size of each kind, because other kernels
+    would be compiled while streams wait. The largest size is captured first, because its memory is
+    enough for the others.
     """
-    step = max(1, len(sizes) // (MIN_FIRST_SIZES - 1))
-    first = [sizes[-1], *sizes[:-1:step]][:MIN_FIRST_SIZES]
+    step = max(1, len(sizes) // (MIN_SIZES_BEFORE_SERVING - 1))
+    first = [sizes[-1], *sizes[:-1:step]][:MIN_SIZES_BEFORE_SERVING]
     known = {kind(size) for size in first}
     for size in reversed(sizes):
         if kind(size) not in known:
@@ -59,7 +60,7 @@ def split_capture_order(
 
 
 class DecodeGraphs:
-    """Captured decode steps of one model over one KV pool."""
+    """Captured decode steps of one model with one KV pool."""
 
     def __init__(
         self,
@@ -76,7 +77,7 @@ class DecodeGraphs:
         self._block_size = block_size
         self._width = max_blocks
         row_bytes = compute_row_bytes(model.kv.dim, kv.element_size())
-        first, rest = split_capture_order(
+        first, rest = split_capture_sizes(
             list_capture_sizes(max_rows),
             lambda size: (
                 choose_cut(size, model.kv.heads, row_bytes, self.context_limit),
@@ -86,7 +87,7 @@ class DecodeGraphs:
         self._first, self._missing = len(first), first + rest
         rows, device = max_rows, kv.device
         self._inputs = torch.zeros(
-            rows * (FIELDS_PER_ROW + max_blocks), dtype=torch.int32, device=device
+            rows * (INPUTS_PER_ROW + max_blocks), dtype=torch.int32, device=device
         )
         self._starts = torch.arange(rows + 1, dtype=torch.int32, device=device)
         self._newest = torch.zeros(rows, dtype=torch.int64, device=device)
@@ -105,16 +106,16 @@ class DecodeGraphs:
         return bool(self._missing)
 
     def has_graph(self, rows: int) -> bool:
-        """Report whether a graph exists for a batch of ``rows`` rows."""
+        """Report whether a captured graph can compute a batch of ``rows`` rows."""
         return any(size >= rows for size in self._graphs)
 
     def capture_first(self) -> None:
-        """Capture the first few sizes, including the largest, so that every batch has a graph."""
+        """Capture a few sizes, including the largest, so that there is a graph for every batch."""
         for _ in range(self._first):
             self.capture_next()
 
     def capture_next(self) -> bool:
-        """Capture one more size. Return False if no size is missing."""
+        """Capture one more size. Return False if no size is left."""
         if not self._missing:
             return False
         size = self._missing.pop(0)
@@ -122,7 +123,7 @@ class DecodeGraphs:
             self._capture(size)
         except torch.OutOfMemoryError as error:
             # Batches of this size take the next larger graph, or none.
-            log.warning("cannot capture a graph with %d rows: %s", size, error)
+            log.warning("cannot capture a CUDA graph for batches of %d rows: %s", size, error)
         return True
 
     @torch.inference_mode()
@@ -132,10 +133,10 @@ class DecodeGraphs:
         assert kv is not None
         ops = choose_ops(kv.device)
         keys, values = kv[0], kv[1]
-        ids, sources, positions, slots, contexts = self._inputs[: FIELDS_PER_ROW * size].view(
-            FIELDS_PER_ROW, size
+        ids, sources, positions, slots, contexts = self._inputs[: INPUTS_PER_ROW * size].view(
+            INPUTS_PER_ROW, size
         )
-        tables = self._inputs[FIELDS_PER_ROW * size : (FIELDS_PER_ROW + self._width) * size]
+        tables = self._inputs[INPUTS_PER_ROW * size : (INPUTS_PER_ROW + self._width) * size]
         step = StepPlan(
             keys, values, self._block_size, slots, tables.view(size, self._width), contexts,
             self._starts[: size + 1], decodes=size, context_limit=self.context_limit,
@@ -167,7 +168,8 @@ class DecodeGraphs:
         ended = time.monotonic()
         if ended - begun >= SLOW_CAPTURE_S:
             log.info(
-                "the capture of %d rows was slow: compile %.3f s, wait %.3f s, capture %.3f s",
+                "the capture of a CUDA graph for %d rows was slow: compile %.3f s, wait %.3f s,"
+                " capture %.3f s",
                 size, warm - begun, freed - warm, ended - freed,
             )  # fmt: skip
         self._graphs[size] = graph, tokens, logits
@@ -176,19 +178,19 @@ class DecodeGraphs:
     def replay(
         self, inputs: Inputs, newest: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Replay a graph. Return the greedy token of each row and this rank's logits.
+        """Replay the graph for ``inputs``. Return each row's greedy token and this rank's logits.
 
         The tokens are int64 [rows], and the logits [rows, vocabulary / ranks] in the model's dtype.
-        The next replay overwrites them. ``newest`` has the int64 tokens that the previous step
-        sampled, at most as many as the largest size.
+        The next replay overwrites both. ``newest`` int64 has the tokens that the previous step
+        sampled, and at most as many rows as the largest size.
         """
         rows = len(inputs.ids)
         size = min(size for size in self._graphs if size >= rows)
         packed = torch.empty(
-            size * (FIELDS_PER_ROW + self._width), dtype=torch.int32, pin_memory=True
+            size * (INPUTS_PER_ROW + self._width), dtype=torch.int32, pin_memory=True
         )
         host = packed.numpy()
-        fields = host[: FIELDS_PER_ROW * size].reshape(FIELDS_PER_ROW, size)
+        fields = host[: INPUTS_PER_ROW * size].reshape(INPUTS_PER_ROW, size)
         fields[:, rows:] = np.array([[0], [-1], [0], [-1], [0]], np.int32)
         for field, values in zip(
             fields,
@@ -196,7 +198,7 @@ class DecodeGraphs:
             strict=True,
         ):
             field[:rows] = values
-        tables = host[FIELDS_PER_ROW * size :].reshape(size, self._width)
+        tables = host[INPUTS_PER_ROW * size :].reshape(size, self._width)
         tables[:rows, : inputs.tables.shape[1]] = inputs.tables
         self._inputs[: len(packed)].copy_(packed, non_blocking=True)
         if newest is not None:

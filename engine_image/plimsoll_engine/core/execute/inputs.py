@@ -14,11 +14,11 @@ from plimsoll_engine.messages.rank_ipc import Array, Inputs
 
 
 class RequestState(Protocol):
-    """Properties of a request that a step needs."""
+    """Properties of a request that the inputs of a step depend on."""
 
     @property
     def token_ids(self) -> Sequence[int]:
-        """Known tokens of the request."""
+        """Tokens of the request that the host knows."""
         ...
 
     @property
@@ -28,17 +28,17 @@ class RequestState(Protocol):
 
     @property
     def computed(self) -> int:
-        """Number of tokens whose keys and values are in the pool."""
+        """Number of tokens whose keys and values are in the KV pool."""
         ...
 
     @property
     def in_flight(self) -> InFlight:
-        """Tokens that only the device knows."""
+        """Tokens of the request that only the device knows."""
         ...
 
 
 class RequestRows(Protocol):
-    """Rows of one request in a step; the part of a :class:`Chunk` that the inputs depend on."""
+    """Rows of one request in a step. This is the part of a :class:`Chunk` that inputs depend on."""
 
     @property
     def request(self) -> RequestState:
@@ -52,12 +52,12 @@ class RequestRows(Protocol):
 
     @property
     def drafts(self) -> Sequence[int]:
-        """Draft tokens. Each of them is another row."""
+        """Draft tokens. Each draft is an additional row."""
         ...
 
     @property
     def has_newest_token(self) -> bool:
-        """Whether the rows include the newest token."""
+        """Whether the rows include the newest token of the request."""
         ...
 
 
@@ -67,12 +67,11 @@ def collect_inputs(
     scored: Sequence[ScoredRows] = (),
     by_row: bool = False,
 ) -> Inputs:
-    """Return the inputs of a step. The ``chunks`` must be sorted by :func:`get_row_order`.
+    """Return the inputs of a step. ``chunks`` must be sorted by :func:`get_row_order`.
 
-    Each draft is a separate decode row over the blocks of its request. This is possible because a
-    layer stores the keys and values of all rows before any row attends to them. With ``by_row``,
-    each prompt token is a separate decode row as well. ``scored`` are the rows whose log
-    probabilities are computed.
+    Each draft is a decode row of its own, with the blocks of its request. This is possible because
+    a layer stores the keys and values of all rows before any row attends to them. With ``by_row``,
+    each prompt token is a decode row as well. ``scored`` are the rows to score.
     """
     counts = np.fromiter((chunk.count for chunk in chunks), np.int32, len(chunks))
     computed = np.fromiter((chunk.request.computed for chunk in chunks), np.int32, len(chunks))
@@ -132,8 +131,8 @@ def _create_array(values: list[int]) -> Array:
 def get_row_order(chunk: RequestRows) -> tuple[int, int]:
     """Return the sort key of a chunk within a step.
 
-    Decode rows come first, by descending context, because the longest contexts take the most time.
-    Continued prompts follow, then whole prompts, the shortest first.
+    Decode rows come first, the longest context before the others, because it takes the most time.
+    Continued prompts follow, and then whole prompts, the shortest first.
     """
     if chunk.count == 1:
         return 0, -chunk.request.computed
@@ -141,16 +140,16 @@ def get_row_order(chunk: RequestRows) -> tuple[int, int]:
 
 
 def copy_to_device(fields: Sequence[Array], device: torch.device) -> list[torch.Tensor]:
-    """Return the int32 ``fields`` on ``device``: views of one buffer, copied in one transfer."""
+    """Copy the int32 ``fields`` to ``device`` in one transfer. Return views of the copy."""
     packed = copy_array_to_device(np.concatenate(fields), device)
     return list(torch.split(packed, [len(field) for field in fields]))
 
 
 def copy_array_to_device(values: Array, device: torch.device) -> torch.Tensor:
-    """Return the int32 ``values`` on ``device``.
+    """Copy the int32 ``values`` to ``device``, and return the copy.
 
-    The copy uses pinned memory, so the host does not wait for it. torch keeps the pinned memory
-    until the copy is done.
+    On CUDA, the copy uses pinned memory, so the host does not wait for it. torch keeps the pinned
+    memory until the copy is done.
     """
     if device.type != "cuda":
         return torch.from_numpy(values)

@@ -1,10 +1,10 @@
-"""Steps with prompts, captured between the attentions: two launches per layer instead of nine.
+"""Capture steps with prompts as CUDA graphs, except attention: two launches per layer, not nine.
 
-Attention depends on how rows belong to sequences; everything else depends only on the number of
-rows. The kernels between two attentions are therefore captured for some numbers of rows, and the
-attention is launched in between. A step is padded to the next captured number. This costs little,
-because matrix products compute tiles of :data:`ROWS_STEP` rows anyway. Padding rows write nothing
-to the pool.
+Attention depends on the lengths of the sequences. Everything else depends only on the number of
+rows. The kernels between the attentions of two layers are therefore captured for some numbers of
+rows, and attention is launched between the graphs. A step is padded to the next captured number of
+rows. This costs little, because matrix products compute tiles of :data:`CAPTURED_ROWS_STEP` rows
+anyway. Padding rows write nothing to the KV pool.
 """
 
 from __future__ import annotations
@@ -22,26 +22,29 @@ from plimsoll_engine.models.decoder import Decoder
 
 log = logging.getLogger(__name__)
 
-ROWS_STEP = 128
-"""Difference between two captured numbers of rows."""
-MAX_ROWS = 1408
-"""Maximum number of rows. In longer steps, the host is not the bottleneck."""
-PIECES_PER_CALL = 4
-"""Number of pieces to capture in one call. A step waits some milliseconds for each of them."""
+CAPTURED_ROWS_STEP = 128
+"""Steps are captured for each multiple of this number of rows."""
+MAX_CAPTURED_ROWS = 1408
+"""Maximum captured number of rows. In longer steps, the host is not the bottleneck."""
+MAX_PIECES_PER_CALL = 4
+"""Maximum number of pieces to capture in one call. Each delays the next step by milliseconds."""
 
 
 class GraphPiece(Protocol):
-    """Captured piece of a step, with the interface of :class:`torch.cuda.CUDAGraph`."""
+    """Captured piece of a step: the part of :class:`torch.cuda.CUDAGraph` that is used here."""
 
     def replay(self) -> None:
-        """Run the piece on the tensors that it was captured with."""
+        """Run the captured kernels on the same tensors as in the capture."""
 
     def reset(self) -> None:
-        """Free the piece."""
+        """Free the captured piece."""
 
 
 class GraphCapturer:
-    """Captures graphs in one memory ``pool``. The graphs share it and never run together."""
+    """Function that captures graphs in one memory ``pool``.
+
+    The graphs share this memory, so they must never run at the same time.
+    """
 
     def __init__(self, pool: Any) -> None:
         self._pool = pool
@@ -71,10 +74,10 @@ class GraphCapturer:
 
 
 class LayerGraphs:
-    """Captured pieces of one model over one KV pool. Each piece ends at the attention of a layer.
+    """Captured pieces of one model with one KV pool. Each piece ends at the attention of a layer.
 
-    The last piece ends before the last layer, which computes only the needed rows. All pieces read
-    and write the same few tensors, which carry no state from one step to the next.
+    The last piece ends before the last layer, which computes only the needed rows. All pieces use
+    the same few tensors, which have no state between steps.
     """
 
     def __init__(
@@ -84,17 +87,21 @@ class LayerGraphs:
         block_size: int,
         scales: torch.Tensor | None,
         capture: Callable[[Callable[[], None]], GraphPiece],
-        longest: int,
+        max_rows: int,
     ) -> None:
-        """Capture steps of up to ``longest`` rows, but at most :data:`MAX_ROWS`."""
-        sizes = range(ROWS_STEP, ROWS_STEP * cdiv(min(longest, MAX_ROWS), ROWS_STEP) + 1, ROWS_STEP)
+        """Capture steps of up to ``max_rows`` rows, but at most :data:`MAX_CAPTURED_ROWS`."""
+        sizes = range(
+            CAPTURED_ROWS_STEP,
+            CAPTURED_ROWS_STEP * cdiv(min(max_rows, MAX_CAPTURED_ROWS), CAPTURED_ROWS_STEP) + 1,
+            CAPTURED_ROWS_STEP,
+        )
         self._model: Decoder | None = model
         self._capture = capture
         self._missing = list(reversed(sizes))
-        """Sizes to capture, the largest first: the memory that it takes also fits the others."""
+        """Sizes to capture, the largest first, because its memory is enough for the others."""
         self._pieces: dict[int, list[GraphPiece]] = {}
         self._begun: list[GraphPiece] = []
-        """Captured pieces of the first missing size."""
+        """Pieces of the first missing size that are already captured."""
         rows, device, dtype, spec = sizes[-1], kv.device, model.dtype, model.spec
         self._ids, self._positions = torch.zeros(2, rows, dtype=torch.int64, device=device)
         self._slots = torch.full_like(self._ids, -1)
@@ -119,18 +126,20 @@ class LayerGraphs:
 
     @torch.inference_mode()
     def capture_next(self) -> bool:
-        """Capture up to :data:`PIECES_PER_CALL` more pieces. Return False if none is missing."""
+        """Capture up to :data:`MAX_PIECES_PER_CALL` more pieces. Return False if none is left."""
         if not self._missing:
             return False
         assert self._model is not None
         size, layers = self._missing[0], self._model.spec.layers
         before = torch.cuda.memory_reserved() if self._ids.is_cuda else 0
         try:
-            for index in range(len(self._begun), min(layers, len(self._begun) + PIECES_PER_CALL)):
+            for index in range(
+                len(self._begun), min(layers, len(self._begun) + MAX_PIECES_PER_CALL)
+            ):
                 self._begun.append(self._capture(self._create_piece(size, index)))
         except torch.OutOfMemoryError as error:
             # Steps of this size use the next larger graphs, or none.
-            log.warning("cannot capture graphs with %d rows: %s", size, error)
+            log.warning("cannot capture CUDA graphs for steps of %d rows: %s", size, error)
             self._reset(self._begun)
             self._begun = []
             self._missing.pop(0)
@@ -142,9 +151,10 @@ class LayerGraphs:
         return True
 
     def _create_piece(self, size: int, index: int) -> Callable[[], None]:
-        """Return a function that computes ``size`` rows between two attentions.
+        """Return a function that computes ``size`` rows between the attentions of two layers.
 
-        It starts after the attention of layer ``index`` - 1, and ends before that of ``index``.
+        The function begins after the attention of layer ``index`` - 1, and ends before that of
+        layer ``index``.
         """
         model, kv, slots = self._model, self._kv, self._slots[:size]
         assert model is not None
@@ -173,9 +183,9 @@ class LayerGraphs:
         return compute
 
     def compute(self, ids: torch.Tensor, positions: torch.Tensor, plan: StepPlan) -> torch.Tensor:
-        """Return the hidden states, as :meth:`Decoder.forward` does for a step without adapters.
+        """Return the hidden states of a step without adapters, as :meth:`Decoder.forward` does.
 
-        :meth:`has_graph` must be true for the number of rows.
+        Call this only if :meth:`has_graph` returns True for the number of rows.
         """
         model, rows = self._model, len(ids)
         assert model is not None

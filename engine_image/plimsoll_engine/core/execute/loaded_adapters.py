@@ -1,6 +1,6 @@
-"""LoRA adapters of one worker, by number.
+"""Load and unload the LoRA adapters of one worker.
 
-An unloaded adapter is freed when the last request that uses it has ended.
+The memory of an unloaded adapter is freed when the last request that uses it has ended.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from plimsoll_engine.models.lora import Adapter, StepAdapters
 
 
 class LoadedAdapters:
-    """Up to ``max_adapters`` adapters of rank ``max_rank`` or less.
+    """Adapters in memory, by number: at most ``max_adapters``, each of rank ``max_rank`` or less.
 
-    Keeps no reference to ``model``.
+    The object keeps no reference to ``model``.
     """
 
     def __init__(self, model: Decoder, max_adapters: int, max_rank: int) -> None:
@@ -33,7 +33,7 @@ class LoadedAdapters:
         self._max_adapters, self._max_rank = max_adapters, max_rank
         self._loaded: dict[int, Adapter] = {}
         self.living: WeakSet[Adapter] = WeakSet()
-        """Adapters in memory: the loaded ones, and unloaded ones that requests still use."""
+        """Adapters in memory: loaded adapters, and unloaded adapters that requests still use."""
         self.bytes_bound = max_adapters * sum(
             target.compute_nbytes(max_rank, self._dtype) for target in self._targets.values()
         )
@@ -44,15 +44,15 @@ class LoadedAdapters:
         return sum(adapter.nbytes for adapter in self.living)
 
     def load(self, name: str, number: int, folder: Path) -> None:
-        """Load an adapter.
+        """Load the adapter in ``folder`` under ``number``.
 
-        Raises LoadError or OSError if its files are invalid, and torch's OutOfMemoryError if the
-        device memory is full.
+        Raises LoadError if the limit of adapters is reached, LoadError or OSError if the files are
+        invalid, and torch's OutOfMemoryError if there is too little device memory.
         """
         if len(self.living) >= self._max_adapters:
             raise LoadError(
-                f"adapter {name}: {len(self.living)} adapters are loaded or still in use, as many"
-                " as --max-loras allows; unload one first"
+                f"cannot load adapter {name}: {len(self.living)} adapters are loaded or still in"
+                " use, as many as --max-loras allows; unload one first"
             )
         read = lora.read_adapter(folder, self._targets, self._max_rank, self._dtype, self._device)
         self._loaded[number] = adapter = Adapter(name, number, *read)
@@ -63,11 +63,11 @@ class LoadedAdapters:
         return self._loaded.get(number)
 
     def unload(self, number: int) -> None:
-        """Unload an adapter if it is loaded. Requests that use it keep it."""
+        """Unload an adapter if it is loaded. Requests that use the adapter keep it in memory."""
         self._loaded.pop(number, None)
 
     def find_problems(self, used: Sequence[Adapter]) -> list[str]:
-        """Return a message, for the audit, if adapters are neither loaded nor ``used``."""
+        """Return a message, for the audit, if adapters are neither loaded nor in ``used``."""
         held = {*self._loaded.values(), *used}
         lost = sorted(adapter.name for adapter in self.living if adapter not in held)
         return (
@@ -86,8 +86,8 @@ def collect_step_adapters(
 ) -> StepAdapters | None:
     """Return the adapters of ``chunks``; None if no chunk has an adapter.
 
-    ``chunks`` are in the order of their rows. With ``selected_rows`` (int32 row indices), only
-    these rows count, and each is numbered by its position in ``selected_rows``.
+    ``chunks`` must be in the order of their rows. If ``selected_rows`` (int32 row indices) is
+    given, only these rows are included, and row ``selected_rows[i]`` gets the index i.
     """
     rows: dict[Adapter, list[Array]] = {}
     row = 0

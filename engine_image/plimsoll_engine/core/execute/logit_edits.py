@@ -1,7 +1,7 @@
-"""Edits of single logits before sampling: bias, banned tokens, penalties.
+"""Edit single logits before sampling, for biases, banned tokens and penalties.
 
-Most rows have no edits, and the others change only a few logits. The edits of a step are therefore
-lists of (row, token) pairs that the host collects. The device keeps no state that could leak or be
+Most rows have no edits, and the other rows only a few. The edits of a step are therefore lists of
+(row, token) pairs that the host collects. The device has no state that could leak, or that could be
 wrong after a preemption.
 """
 
@@ -17,18 +17,19 @@ from plimsoll_engine.core.schedule.token_rules import TokenCounts
 from plimsoll_engine.messages.worker_ipc import Sampling
 
 BANNED_BIAS = -1e30
-"""Value added to the logit of a banned token.
+"""Value that is added to the logit of a banned token.
 
-It is finite, so a banned token can still be sampled if no other token is allowed.
+It is finite, so that a banned token can still be sampled if no other token is allowed.
 """
 
 
 @dataclass(slots=True)
 class LogitEdits:
-    """Edits of the logits of one step, collected row by row on the host.
+    """Edits of the logits of one step, which the host collects row by row.
 
-    Item i of ``bias_rows``, ``bias_tokens`` and ``biases`` is one bias. ``penalized`` has the row,
-    the penalties and the token counts of each row with a penalty.
+    Bias ``biases[i]`` is added to the logit of token ``bias_tokens[i]`` in row ``bias_rows[i]``.
+    ``penalized`` has the index, the sampling parameters and the token counts of each row with a
+    penalty.
     """
 
     bias_rows: list[int] = field(default_factory=list)
@@ -47,9 +48,9 @@ class LogitEdits:
         counts: TokenCounts | None,
         banned: Sequence[int] = (),
     ) -> None:
-        """Add the edits of ``row``, which samples output token number ``position``.
+        """Add the edits for ``row``, which samples output token number ``position``.
 
-        None of the tokens in ``banned`` may be sampled.
+        The tokens in ``banned`` must not be sampled.
         """
         if sampling.logit_bias:
             self._add_bias(row, sampling.logit_bias.keys(), sampling.logit_bias.values())
@@ -67,11 +68,11 @@ class LogitEdits:
         self.bias_rows += [row] * (len(self.bias_tokens) - before)
 
     def apply(self, logits: torch.Tensor) -> None:
-        """Edit ``logits`` [rows, vocabulary], float32, in place.
+        """Edit ``logits`` float32 [rows, vocabulary] in place, in the same order as vLLM.
 
-        The order is that of vLLM. The bias is added first. The repetition penalty then divides
-        positive logits and multiplies the others. The frequency and presence penalties, as OpenAI
-        defines them, are subtracted last.
+        First, biases are added. Then the repetition penalty divides positive logits, and multiplies
+        the others. Last, the frequency and presence penalties are subtracted, as OpenAI defines
+        them.
         """
         flat, size, device = logits.view(-1), logits.shape[-1], logits.device
         if self.bias_rows:

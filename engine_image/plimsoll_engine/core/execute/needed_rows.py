@@ -1,8 +1,8 @@
-"""Rows of a step whose output of the last layer is needed.
+"""Find the rows of a step whose output of the last layer is needed.
 
-These are the rows that sample a token, including drafts, and the scored rows. Other rows need only
-keys and values, so the last layer skips the rest of their computation. A prompt of thousands of
-tokens has one needed row, or none if it is computed in chunks.
+These are the rows whose next token is sampled or verified, and the scored rows. For all other rows,
+the last layer computes only keys and values. A prompt of thousands of tokens has one needed row,
+and a chunk that does not end the prompt has none.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import numpy as np
 from plimsoll_engine.messages.rank_ipc import Array, Inputs
 
 MIN_ROWS_SAVED = 128
-"""Minimum number of rows to skip.
+"""Minimum number of rows that the last layer skips.
 
-Fewer rows cost little more than reading the weights of the layer, and skipping launches six more
-small kernels.
+Computing fewer rows takes little more time than reading the layer's weights, and skipping needs six
+more small kernels.
 """
 
 
@@ -26,10 +26,11 @@ class NeededRows:
     """Needed rows on the host, as in :class:`plimsoll_engine.kernels.step_plan.Needed`.
 
     ``rows`` int32 [needed] are the indices of the needed rows in the step. ``sequences`` int32 are
-    the sequences with needed rows; those with a single needed row come first. ``starts`` are their
-    offsets in ``rows``. ``decodes`` is the number of sequences with a single needed row, and
-    ``longest`` the maximum number of needed rows of any other sequence. ``last`` and ``scored`` are
-    the fields of :class:`plimsoll_engine.messages.rank_ipc.Inputs` as indices in ``rows``.
+    the sequences with needed rows; sequences with one needed row come first. ``starts`` are the
+    offsets of the sequences in ``rows``. ``decodes`` is the number of sequences with one needed
+    row, and ``longest`` the maximum number of needed rows of any other sequence. ``last`` and
+    ``scored`` are the fields of :class:`plimsoll_engine.messages.rank_ipc.Inputs`, but as indices
+    into ``rows``.
     """
 
     rows: Array
@@ -44,7 +45,7 @@ class NeededRows:
 def find_needed_rows(inputs: Inputs) -> NeededRows | None:
     """Return the needed rows; None if the last layer should compute all rows.
 
-    The needed rows of a sequence include all rows after its first needed row, because attention
+    If a row of a sequence is needed, all later rows of the sequence are included, because attention
     expects the query rows at the end of the context. Every rank computes the same result.
     """
     ends = inputs.starts[1:]

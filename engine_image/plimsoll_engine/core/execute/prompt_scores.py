@@ -1,8 +1,8 @@
-"""Log probabilities of prompt tokens, for requests with ``prompt_logprobs``.
+"""Compute log probabilities of prompt tokens, for requests with ``prompt_logprobs``.
 
-A row scores the token that follows it, so all rows of a prompt except the last are scored when they
-are computed. The output head processes a few rows at a time, so device memory does not grow with
-the prompt.
+Scoring a row means to compute the log probability of the prompt token that follows it. All rows of
+a prompt except the last are scored. The output head processes a few rows at a time, so device
+memory does not grow with the prompt.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from plimsoll_engine.core.schedule.scheduler import Chunk
 from plimsoll_engine.messages.worker_ipc import PromptScores
 
 MAX_SCORED_ROWS = 32
-"""Number of rows to score at once, the same on all ranks.
+"""Maximum number of rows to score at a time, the same on all ranks.
 
-A buffer for them takes 19 MiB with a vocabulary of 152,000 tokens.
+A buffer for these rows takes 19 MiB with a vocabulary of 152,000 tokens.
 """
 
 
 class ScoredRows(NamedTuple):
-    """Rows of one request that a step scores, beginning at the request's token number ``first``.
+    """Rows of one request that a step scores.
 
-    ``row`` is the index of the first row in the step. ``targets`` has the ID of the token that
-    follows each row.
+    The first row is that of token number ``first`` of the request, and has the index ``row`` in the
+    step. ``targets`` has the ID of the token that follows each row.
     """
 
     request: Request
@@ -40,10 +40,11 @@ class ScoredRows(NamedTuple):
 
 @dataclass(slots=True)
 class Scores:
-    """Log probability float32 [rows] and rank int32 [rows] of the next prompt token of each row.
+    """Scores of the prompt token that follows each row.
 
-    ``top_ids`` int32 and ``top`` float32, [rows, largest requested number], are the IDs and log
-    probabilities of the likeliest tokens.
+    ``chosen`` float32 [rows] are the log probabilities of these tokens, and ``ranks`` int32 [rows]
+    their ranks among all tokens. ``top_ids`` int32 and ``top`` float32 [rows, largest requested
+    number] are the IDs and log probabilities of the likeliest tokens.
     """
 
     chosen: torch.Tensor
@@ -52,17 +53,20 @@ class Scores:
     top: torch.Tensor
 
     def to_host(self) -> Scores:
-        """Return a copy on the host. It is valid once the stream has reached this point."""
+        """Return a copy in host memory, which is valid once the stream has reached this point."""
         columns = self.chosen, self.ranks, self.top_ids, self.top
         return Scores(*(column.to("cpu", non_blocking=True) for column in columns))
 
 
 @dataclass(slots=True)
 class LaunchedScores:
-    """Scores of a launched step, with weak references to its requests, because they may end."""
+    """Scores of a launched step.
+
+    The references to requests are weak, because requests may end before the step does.
+    """
 
     parts: list[tuple[ref[Request], int, int]]
-    """Request, position of its first scored token, and number of scored tokens."""
+    """For each request: the position of its first scored token, and the number of scored tokens."""
     scores: Scores
 
     def create_messages(self) -> list[PromptScores]:
@@ -94,7 +98,7 @@ def _to_bytes(tensor: torch.Tensor) -> bytes:
 
 
 def list_scored_rows(chunks: Sequence[Chunk]) -> list[ScoredRows]:
-    """Return the rows of a step that must be scored. ``chunks`` are in the order of their rows."""
+    """Return the rows of a step to score. ``chunks`` must be in the order of their rows."""
     found, start = [], 0
     for chunk in chunks:
         request = chunk.request
@@ -114,9 +118,10 @@ def compute_scores(
     compute_logits: Callable[[torch.Tensor], torch.Tensor], hidden: torch.Tensor,
     targets: torch.Tensor, top_count: int,
 ) -> Scores:  # fmt: skip
-    """Return the scores of ``targets``, int64 [rows], given ``hidden`` [rows, hidden].
+    """Return the scores of the tokens ``targets`` int64 [rows], given ``hidden`` [rows, hidden].
 
-    The scores include the ``top_count`` likeliest tokens. Every rank calls this with the same rows.
+    The result includes the ``top_count`` likeliest tokens of each row. Every rank must call this
+    function with the same rows.
     """
     found = []
     for start in range(0, len(hidden), MAX_SCORED_ROWS):

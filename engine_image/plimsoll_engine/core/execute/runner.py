@@ -1,8 +1,8 @@
 """Run the model on scheduled chunks, and return the next tokens of their requests.
 
-A step is launched, and its tokens are read later: the device may still compute it when the next
-step is launched. Each step makes one copy to the device and one copy back. With several ranks, the
-runner is on rank 0, and each call also sends a command to the other ranks.
+A step is launched, and its tokens are read later, when the next step may already be launched. Each
+step needs one copy to the device and one copy back. With several ranks, the runner is on rank 0,
+and each call also sends a command to the other ranks.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from plimsoll_engine.messages.worker_ipc import Logprobs, Media, PromptScores
 from plimsoll_engine.models.model import MediaModel, Model
 
 MAX_SHORT_STEP_ROWS = 64
-"""Maximum number of rows of a short step.
+"""Maximum number of rows of a step with short prompts that is computed as a decode step.
 
-Such a step takes about as long as a step with one row, because reading the weights dominates.
+Such a step takes about as long as a step with one row, because most time is for reading weights.
 """
 MAX_SHORT_STEP_CONTEXT = 16_384
-"""Maximum number of context tokens that the rows of a short step read in total.
+"""Maximum total number of context tokens that the rows of such a step read.
 
-For an 8B model, they are 64 MiB per layer, which take 0.7 ms in all layers (H100).
+For an 8B model, this is 64 MiB per layer, which takes 0.7 ms in all layers (H100).
 """
 
 
@@ -60,7 +60,7 @@ class NextToken(NamedTuple):
 class StepResult(NamedTuple):
     """Next tokens of one request: one token, and one more for each accepted draft.
 
-    ``drafts`` is the number of drafts that were verified.
+    ``drafts`` is the number of verified drafts.
     """
 
     request: Request
@@ -70,20 +70,21 @@ class StepResult(NamedTuple):
 
 @dataclass(slots=True)
 class InFlightStep:
-    """Launched step, with weak references to its requests, because they may end first.
+    """Step that was launched and whose tokens have not been read yet.
 
-    A request has one row in ``sampled`` for its next token and one for each of its ``drafts``.
+    The references to requests are weak, because requests may end before the step does. A request
+    has one row in ``sampled`` for its next token, and one for each of its ``drafts``.
     """
 
     requests: list[ref[Request]]
     drafts: list[Sequence[int]]
     sampled: SampledTokens | None
     copied: Any
-    """CUDA event that is recorded after the tokens were copied to the host; None on a CPU."""
+    """CUDA event after the copy of the tokens to the host; None on a CPU."""
     scored: LaunchedScores | None = None
 
     def collect_prompt_scores(self) -> list[PromptScores]:
-        """Wait for the step. Return the prompt log probabilities of requests that still exist."""
+        """Wait for the step. Return prompt log probabilities for requests that still exist."""
         if self.scored is None:
             return []
         if self.copied is not None:
@@ -113,8 +114,8 @@ class InFlightStep:
 def count_valid_tokens(drafts: Sequence[int], tokens: Sequence[int]) -> int:
     """Return how many of the sampled ``tokens`` are valid: one more than the accepted drafts.
 
-    ``tokens`` has one token for each draft and one more. A draft is accepted if it equals the token
-    that was sampled at its position.
+    ``tokens`` has one token more than ``drafts``. A draft is accepted if it equals the token that
+    was sampled at its position, and all drafts before it are accepted.
     """
     for number, (draft, token) in enumerate(zip(drafts, tokens, strict=False)):
         if draft != token:
@@ -123,7 +124,7 @@ def count_valid_tokens(drafts: Sequence[int], tokens: Sequence[int]) -> int:
 
 
 class Runner(Forward):
-    """:class:`Forward` for scheduled requests. ``leader`` commands the other ranks, if any."""
+    """:class:`Forward` for scheduled requests. ``leader`` controls the other ranks, if any."""
 
     def __init__(
         self,
@@ -144,7 +145,7 @@ class Runner(Forward):
             self.pools = leader.request(command, rank_ipc.PoolReply)
 
     def compute_block_sums(self, blocks: Sequence[int]) -> list[int]:
-        """Return a checksum of each block in ``blocks``, over all ranks."""
+        """Return a checksum of each block in ``blocks``, combined over all ranks."""
         sums = super().compute_block_sums(blocks)
         if self._leader is None:
             return sums
@@ -182,11 +183,10 @@ class Runner(Forward):
 
     @torch.inference_mode()
     def launch(self, chunks: Sequence[Chunk]) -> InFlightStep:
-        """Launch a step of ``chunks``. Sample a token for each chunk that ends at its newest token.
+        """Launch a step of ``chunks``. A token is sampled for each chunk with the newest token.
 
-        Decode rows must precede prefill rows, so this method sorts the chunks. Raises
-        :class:`plimsoll_engine.errors.RanksLostError` if the step fails with several ranks. Any
-        other exception affects only this step.
+        Raises :class:`plimsoll_engine.errors.RanksLostError` if the step fails with several ranks.
+        Any other exception affects only this step.
         """
         chunks = sorted(chunks, key=get_row_order)
         ending = [chunk for chunk in chunks if chunk.has_newest_token]
@@ -217,9 +217,9 @@ class Runner(Forward):
         return self._copy_to_host(ending, sampled, prompt_scores)
 
     def _is_short(self, chunks: Sequence[Chunk]) -> bool:
-        """Report whether the prompts are short enough for a captured decode step.
+        """Report whether the prompts are short enough to be computed as a captured decode step.
 
-        Otherwise, the host would take longer to launch the kernels than the device to compute them.
+        Without a graph, the host would launch the kernels more slowly than the device runs them.
         """
         rows = sum(chunk.rows for chunk in chunks)
         if self.graphs is None or rows > MAX_SHORT_STEP_ROWS or not self.graphs.has_graph(rows):
@@ -241,9 +241,10 @@ class Runner(Forward):
     def _sample_tokens(
         self, inputs: Inputs, chunks: Sequence[Chunk], sampling_plan: SamplingPlan
     ) -> SampledTokens | Exception | None:
-        """Return the sampled tokens, or the exception if sampling fails; None if no row is sampled.
+        """Compute the step. Return the sampled tokens; None if no row is sampled.
 
-        After a failure, the other ranks still receive tokens, so that only the request fails.
+        If sampling fails, return the exception. The other ranks then still receive tokens, so that
+        only this step fails.
         """
         tokens, logits = self.compute(inputs, chunks)
         # The tokens may be in a graph's memory. All readers are launched before the next replay.
@@ -276,17 +277,20 @@ class Runner(Forward):
 
     @property
     def needs_media(self) -> bool:
-        """Whether every request needs an image or a sound, because all its tokens attend to it."""
+        """Whether every request must have an image or a sound (encoder-decoder models)."""
         return (
             self.outputs is not None and isinstance(self.model, MediaModel) and self.model.lifelong
         )
 
     def create_example_media(self) -> list[Media]:
-        """Return one item of the model's largest media; an empty list for a text model."""
+        """Return one image or sound of the maximum size; an empty list for a text model."""
         return [self.model.make_dummy_media()] if isinstance(self.model, MediaModel) else []
 
     def close(self) -> None:
-        """Release the model and pool of this rank, and the pools of the other ranks. Idempotent."""
+        """Release the model and the KV pool of this rank, and the pools of the other ranks.
+
+        Idempotent.
+        """
         leader, self._leader = self._leader, None
         super().close()
         if leader is not None:

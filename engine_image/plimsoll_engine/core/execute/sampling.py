@@ -1,8 +1,8 @@
 """Sample the next token of each row of logits.
 
 The random noise for output token i of a request depends only on (seed, i) and the token ID
-(kernels/draw.py). It does not depend on the batch, the device, preemptions or restarts. A row costs
-only what it requests: a greedy row needs an argmax, and a row without filters needs no sort.
+(kernels/draw.py). It does not depend on the batch, the device, preemptions or restarts. Only the
+work that a row needs is done: a greedy row needs only an argmax, and a row without filters no sort.
 """
 
 from __future__ import annotations
@@ -22,24 +22,23 @@ from plimsoll_engine.kernels.choose import choose_ops
 from plimsoll_engine.kernels.draw import compute_noise
 from plimsoll_engine.messages.worker_ipc import Logprobs, Sampling
 
-WORKSPACE_ELEMENTS = 1 << 23
-"""Maximum number of logits to filter and draw from at once.
-
-Filtering sorts them in several float64 buffers of 64 MiB.
+MAX_WORKSPACE_ELEMENTS = 1 << 23
+"""Maximum number of logits to filter at a time. Filtering needs several float64 buffers of 64 MiB.
 """
 INT32_BITS = 32
 NO_TOKEN = -1
-"""Result for a row without a token: its best logit is not finite, or no token is allowed."""
-GREEDY_BELOW = 1e-5
-"""Temperature below which sampling is greedy, as in vLLM. Division by it would overflow."""
+"""Token ID of a row without a token, because its best logit is not finite or none is allowed."""
+MIN_SAMPLING_TEMPERATURE = 1e-5
+"""Temperature below which sampling is greedy, as in vLLM. Dividing by less would overflow."""
 
 
 class Row(NamedTuple):
     """Sampling parameters and state of one row.
 
-    ``position`` is the number of output tokens so far. ``counts`` has the count of each token if a
-    penalty needs it. ``allowed`` is the mask of a grammar or of allowed tokens: token t is bit t %
-    32 of the little-endian int32 word t // 32. Each token in ``banned`` would complete a bad word.
+    ``position`` is the number of output tokens so far. ``counts`` has the token counts if a penalty
+    needs them. ``allowed`` is the bit mask of the tokens that may be sampled: token t is bit t % 32
+    of the little-endian int32 word t // 32. ``banned`` are the tokens that would complete a bad
+    word.
     """
 
     sampling: Sampling
@@ -50,7 +49,7 @@ class Row(NamedTuple):
 
 
 def create_row(request: Request, drafts: Sequence[int] = ()) -> Row:
-    """Return the sampling state of the row of ``request`` that follows ``drafts``.
+    """Return the row that samples the next token of ``request``, after ``drafts``.
 
     The drafts count as output tokens of the request.
     """
@@ -64,7 +63,10 @@ def create_row(request: Request, drafts: Sequence[int] = ()) -> Row:
 
 @dataclass(slots=True)
 class _Draws:
-    """Rows to draw: index, (1 / temperature, top_k, top_p, min_p) and noise key of each row."""
+    """Rows whose tokens are drawn at random, each with its parameters and its noise key.
+
+    The parameters are (1 / temperature, top_k, top_p, min_p).
+    """
 
     rows: list[int] = field(default_factory=list)
     knobs: list[tuple[float, float, float, float]] = field(default_factory=list)
@@ -73,7 +75,10 @@ class _Draws:
 
 @dataclass(slots=True)
 class SamplingPlan:
-    """Rows of one step, grouped by how they are sampled. Created before the logits exist."""
+    """Rows of one step, grouped by how they are sampled.
+
+    It is created on the host before the logits are computed.
+    """
 
     edits: LogitEdits = field(default_factory=LogitEdits)
     plain: _Draws = field(default_factory=_Draws)
@@ -94,13 +99,13 @@ class SamplingPlan:
 
 @dataclass(slots=True)
 class SampledTokens:
-    """Sampled tokens and their log probabilities.
+    """Sampled tokens, and the requested log probabilities.
 
-    ``tokens`` is int64 [rows] on the logits' device; NO_TOKEN means that a row has no token. For
+    ``tokens`` int64 [rows] is on the logits' device; NO_TOKEN means that a row has no token. For
     the n rows with log probabilities, ``chosen`` float32 [n] has those of the sampled tokens.
-    ``top_ids`` int64 and ``top`` float32, [n, largest requested number], are the IDs and log
-    probabilities of the likeliest tokens. For the m rows that name the tokens to report,
-    ``named_values`` float32 [m, largest number of named tokens] has their log probabilities.
+    ``top_ids`` int64 and ``top`` float32 [n, largest requested number] are the IDs and log
+    probabilities of the likeliest tokens. For the m rows with a list of token IDs in their request,
+    ``named_values`` float32 [m, length of the longest list] has the log probabilities of these IDs.
     """
 
     tokens: torch.Tensor
@@ -114,7 +119,7 @@ class SampledTokens:
     named_values: torch.Tensor | None = None
 
     def to_host(self) -> SampledTokens:
-        """Return a copy in pinned host memory, valid once the stream has reached this point."""
+        """Return a copy in host memory, which is valid once the stream has reached this point."""
 
         def copy(tensor: torch.Tensor | None) -> torch.Tensor | None:
             return None if tensor is None else tensor.to("cpu", non_blocking=True)
@@ -126,7 +131,7 @@ class SampledTokens:
         )  # fmt: skip
 
     def get_logprobs(self) -> dict[int, Logprobs]:
-        """Return the log probabilities by row. The tensors must be on the host."""
+        """Return the log probabilities by row index. The tensors must be on the host."""
         if self.chosen is None or self.top_ids is None or self.top is None:
             return {}
         columns = self.chosen.tolist(), self.top_ids.tolist(), self.top.tolist()
@@ -146,7 +151,7 @@ class SampledTokens:
 def _create_named_logprobs(
     token: int, chosen: float, ids: list[int], values: list[float]
 ) -> Logprobs:
-    """Return the log probabilities of the named tokens and of the chosen token, as in vLLM."""
+    """Return the log probabilities of the tokens ``ids`` and of the sampled ``token``."""
     values = values[: len(ids)]
     if token in ids:
         return Logprobs(chosen, ids, values)
@@ -154,14 +159,14 @@ def _create_named_logprobs(
 
 
 def create_noise_key(seed: int, position: int) -> tuple[int, int]:
-    """Return the noise key of output token number ``position``: two int32 words."""
+    """Return the key of the random noise for output token number ``position``: two int32."""
     digest = blake2b(f"{seed}:{position}".encode(), digest_size=8).digest()
     first, second = unpack("<ii", digest)
     return first, second
 
 
 def plan_sampling(rows: Sequence[Row]) -> SamplingPlan:
-    """Group ``rows`` by how they are sampled, and return the groups."""
+    """Return a plan that groups ``rows`` by how they are sampled."""
     sampling_plan = SamplingPlan()
     for number, (sampling, position, counts, allowed, banned) in enumerate(rows):
         sampling_plan.edits.collect(number, sampling, position, counts, banned)
@@ -175,7 +180,7 @@ def plan_sampling(rows: Sequence[Row]) -> SamplingPlan:
             if named:
                 sampling_plan.named_rows.append(number)
                 sampling_plan.named.append(named)
-        if sampling.temperature >= GREEDY_BELOW:
+        if sampling.temperature >= MIN_SAMPLING_TEMPERATURE:
             whole = not sampling.top_k and sampling.top_p >= 1 and not sampling.min_p
             draws = sampling_plan.plain if whole else sampling_plan.filtered
             draws.rows.append(number)
@@ -194,7 +199,7 @@ def plan_sampling(rows: Sequence[Row]) -> SamplingPlan:
 def sample(logits: torch.Tensor, sampling_plan: SamplingPlan) -> SampledTokens:
     """Return the next token of each row of ``logits`` [rows, vocabulary].
 
-    The logits may have any floating dtype and may be overwritten.
+    The logits may have any floating-point dtype. This function may overwrite them.
     """
     raw = None
     if sampling_plan.logprob_rows:
@@ -205,7 +210,7 @@ def sample(logits: torch.Tensor, sampling_plan: SamplingPlan) -> SampledTokens:
         _apply_masks(logits, sampling_plan)
     tokens = logits.argmax(dim=-1)
     for draws, draw in ((sampling_plan.plain, _draw), (sampling_plan.filtered, _draw_filtered)):
-        at_once = max(1, WORKSPACE_ELEMENTS // logits.shape[-1])
+        at_once = max(1, MAX_WORKSPACE_ELEMENTS // logits.shape[-1])
         for start in range(0, len(draws.rows), at_once):
             rows: list[int] | slice = draws.rows[start : start + at_once]
             if len(draws.rows) == len(logits):  # a slice avoids a copy
@@ -228,7 +233,10 @@ def sample(logits: torch.Tensor, sampling_plan: SamplingPlan) -> SampledTokens:
 def _add_named_logprobs(
     sampled: SampledTokens, raw: torch.Tensor, sampling_plan: SamplingPlan
 ) -> None:
-    """Add the log probabilities of named tokens. ``raw`` has all rows with log probabilities."""
+    """Add the log probabilities of named tokens to ``sampled``.
+
+    ``raw`` has the log probabilities of all tokens, for the rows that request any.
+    """
     if not sampling_plan.named_rows:
         return
     most = max(map(len, sampling_plan.named))
@@ -243,7 +251,7 @@ def _add_named_logprobs(
 
 
 def _apply_masks(logits: torch.Tensor, sampling_plan: SamplingPlan) -> None:
-    """Set the logits of all tokens that a mask does not allow to minus infinity, in place."""
+    """Set the logits of all tokens that a row's mask does not allow to minus infinity."""
     if not sampling_plan.masked_rows:
         return
     # A shorter mask does not allow the tokens beyond its end.
@@ -265,7 +273,10 @@ def _draw(logits: torch.Tensor, knobs: torch.Tensor, keys: torch.Tensor) -> torc
 
 
 def _draw_filtered(logits: torch.Tensor, knobs: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """Draw after filtering. As in vLLM, top_p is a share of the tokens left by min_p and top_k."""
+    """Draw one token per row after filtering with top_k, min_p and top_p.
+
+    As in vLLM, top_p applies to the probability that is left after min_p and top_k.
+    """
     scale, top_k, top_p, min_p = knobs.unsqueeze(-1).unbind(dim=1)
     ordered, tokens = logits.sort(dim=-1, descending=True, stable=True)
     scores = ordered.float() * scale

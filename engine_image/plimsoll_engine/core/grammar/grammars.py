@@ -1,11 +1,11 @@
 """Compile grammars for structured output, outside the worker's loop.
 
-llguidance parses the grammars. A grammar that is not cached is compiled twice. The first
-compilation runs in a process that is killed at its limits
-(:mod:`plimsoll_engine.core.grammar.trial`). If it succeeds, the cost is bounded, and the second
-compilation runs in a thread of the worker. :mod:`plimsoll_engine.core.grammar.queue` orders the
-compilations, and :mod:`plimsoll_engine.core.grammar.matcher` computes the allowed next tokens.
-llguidance releases the interpreter's lock, so streams continue meanwhile.
+llguidance compiles the grammars. A grammar that is not cached is compiled twice. The first
+compilation is a trial in a process with limits of CPU time and memory
+(:mod:`plimsoll_engine.core.grammar.trial`). If it succeeds, the second compilation runs in a thread
+of the worker, and takes about as much time and memory. :mod:`plimsoll_engine.core.grammar.queue`
+orders the compilations. :mod:`plimsoll_engine.core.grammar.matcher` computes the allowed next
+tokens. llguidance releases the interpreter's lock, so streams continue meanwhile.
 """
 
 from __future__ import annotations
@@ -31,14 +31,12 @@ from tokenizers import Tokenizer
 
 from plimsoll_engine.caches.lru import LruCache
 from plimsoll_engine.checkpoint import Checkpoint
-from plimsoll_engine.core.grammar.matcher import LIMIT_CPU_S, MaskThreads, Matcher, shorten_error
-from plimsoll_engine.core.grammar.queue import MAX_SMALL_CHARACTERS, GrammarQueue
+from plimsoll_engine.core.grammar.matcher import MAX_MASK_CPU_S, MaskThreads, Matcher, shorten_error
+from plimsoll_engine.core.grammar.queue import MAX_SMALL_GRAMMAR_CHARACTERS, GrammarQueue
 from plimsoll_engine.core.grammar.trial import (
-    MAX_BYTES as MAX_TRIAL_BYTES,
-)
-from plimsoll_engine.core.grammar.trial import (
-    NICENESS,
-    STACK_BYTES,
+    COMPILER_STACK_BYTES,
+    MAX_TRIAL_BYTES,
+    TRIAL_NICENESS,
     GrammarRefused,
     Trial,
     TrialFailedError,
@@ -53,24 +51,25 @@ if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
 MAX_COMPILATIONS = 2
-"""Number of concurrent compilations. Each tenant has at most one."""
-CACHE_BYTES = 64 << 20
-BASE_BYTES, BYTES_PER_CHARACTER = 96 << 10, 128
-"""Minimum memory that is charged for a compiled grammar, even if its trial measured less.
+"""Maximum number of concurrent compilations. Each tenant has at most one."""
+GRAMMAR_CACHE_BYTES = 64 << 20
+"""Capacity of the cache of compiled grammars."""
+MIN_COMPILED_BYTES, MIN_COMPILED_BYTES_PER_CHARACTER = 96 << 10, 128
+"""Minimum size that is recorded for a compiled grammar, even if its trial measured less.
 
 Measured with mallinfo2 and a vocabulary of 150,000 tokens: 43-79 KiB and 52-120 bytes per
 character.
 """
 TOKENIZER_BYTES_PER_FILE_BYTE = 20
 """Memory of the token trie per byte of tokenizer.json: 97 MB for 4.9 MB (mallinfo2)."""
-REFUSED_BYTES, REFUSAL_BYTES = 64 << 10, 400
-"""Capacity of the cache of refused grammars, and the size of an entry without its message.
+REFUSAL_CACHE_BYTES, REFUSAL_ENTRY_BYTES = 64 << 10, 400
+"""Capacity of the cache of refused grammars, and the size of one entry without its message.
 
-An entry is a digest and dictionary entries (CPython 3.11, rounded up).
+An entry has a digest and items in several dictionaries (CPython 3.11, rounded up).
 """
 
 SENTENCEPIECE_SPACE = "\u2581"
-"""The space character in tokens of SentencePiece tokenizers."""
+"""Character that stands for a space in tokens of SentencePiece tokenizers."""
 
 PARSER_LIMITS = LLParserLimits(
     max_lexer_states=20_000,  # 1-2 KB each
@@ -78,32 +77,31 @@ PARSER_LIMITS = LLParserLimits(
 )
 
 JSON_OPTIONS: JsonCompileOptions = {"whitespace_pattern": r"[ \t\r\n]{0,20}"}
-"""Pattern of whitespace in JSON. It allows deep indentation, but no endless line breaks."""
+"""Options for JSON schemas. The whitespace pattern permits indentation, but no endless spaces."""
 
 _LARK = re.compile(
     r'"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\])+/|//[^\n]*|(<[^<>\s\[][^<>\s]*>)|(%json\s*\{)(\s*\})?'
 )
-"""Pattern of strings, regular expressions, comments, token names and schemas in a Lark grammar.
+"""Pattern that finds strings, regular expressions, comments, token names and schemas in Lark text.
 
-Group 1 is the name of a token, group 2 the start of a schema, and group 3 the end of an empty
-schema.
+Group 1 is the name of a token. Group 2 is the beginning of a schema, and group 3 the end of an
+empty schema.
 """
 
 _SCHEMA_ERROR = re.compile(
     r"at (\d+)\(\d+\): (?:failed to compile JSON schema: )?(.*?)(?=\n *\d+ \| |\Z)", re.DOTALL
 )
-"""Pattern of an error in a Lark grammar: its line, the fault, and then lines of the grammar."""
+"""Pattern of llguidance's errors in Lark grammars: the line number, the error, and grammar text."""
 
 Key = tuple[str, str]
 _RESOURCE_ERRORS = (TrialFailedError, OSError, MemoryError, RuntimeError)
-"""Errors that a lack of processes, files, memory or threads causes, whatever the grammar.
-"""
+"""Errors caused by a lack of processes, files, memory or threads, and not by the grammar."""
 
 
 class GrammarError(ValueError):
-    """A grammar cannot be used. ``field`` is the request field that contains the grammar.
+    """The grammar in the request field ``field`` cannot be used.
 
-    ``unavailable`` means that the grammar may be valid but could not be compiled now.
+    ``unavailable`` means that the grammar may be valid, but cannot be compiled now.
     """
 
     def __init__(self, field: str, why: str, unavailable: bool = False) -> None:
@@ -114,10 +112,10 @@ class GrammarError(ValueError):
 
 
 class Vocabulary:
-    """Token trie of a checkpoint. ``added`` maps the text of added tokens to their IDs.
+    """Token trie of a checkpoint, with which grammars are compiled.
 
-    Building the trie of a large vocabulary takes a second and holds the interpreter's lock. The
-    trie is therefore built once for all workers, before they serve.
+    ``added`` maps the text of added tokens to their IDs. Building the trie of a large vocabulary
+    takes a second and holds the interpreter's lock, so it is built once for all workers.
     """
 
     def __init__(
@@ -135,7 +133,7 @@ class Vocabulary:
         """Return the vocabulary of the checkpoint in ``model``.
 
         Return None if llguidance cannot read tokenizer.json, or if the vocabulary has no end token.
-        In that case, only requests with grammars are refused.
+        The engine then refuses only requests with grammars.
         """
         try:
             checkpoint = Checkpoint.read(model)
@@ -149,15 +147,15 @@ class Vocabulary:
         return None if tokenizer is None else cls(tokenizer, size, added)
 
     def compile(self, grammar: Grammar) -> LLMatcher:
-        """Return a new matcher for ``grammar``. Raises :class:`GrammarError` if it is invalid."""
+        """Compile ``grammar``. Return a new matcher. Raises :class:`GrammarError` if invalid."""
         source = _convert_grammar(grammar, self._added)
         compiled = LLMatcher(self.tokenizer, source, log_level=0, limits=PARSER_LIMITS)
         if compiled.is_error():
             raise GrammarError(grammar.field, shorten_error(compiled.get_error()))
         return compiled
 
-    def attempt(self, grammar: Grammar) -> TrialPassed | GrammarRefused:
-        """Compile ``grammar`` and its first mask. Return the compiled size, or the refusal."""
+    def compile_for_trial(self, grammar: Grammar) -> TrialPassed | GrammarRefused:
+        """Compile ``grammar`` and compute its first mask. Return the compiled size or a refusal."""
         before = host_memory.read_malloc_bytes()[0] or 0
         try:
             compiled = self.compile(grammar)
@@ -177,7 +175,7 @@ Outcome = Matcher | GrammarError | GrammarServerLostError
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
 class _Job:
-    """Compilation for one request. ``future`` is None while the compilation is queued."""
+    """Compilation for one request. ``future`` is None until the compilation has started."""
 
     number: int
     grammar: Grammar
@@ -188,22 +186,22 @@ class _Job:
     seconds: float = 0.0
 
 
-class Grammars:
-    """Grammar compiler of one worker. Only the worker's loop may call it.
+class GrammarCompiler:
+    """Compiler of grammars in one worker. Only the worker's loop may call it.
 
-    Without ``trials``, the time of a compilation is not bounded.
+    If ``trials`` is None, the time of a compilation is not limited.
     """
 
     def __init__(
         self,
         vocabulary: Vocabulary | None,
-        cache_bytes: int = CACHE_BYTES,
+        cache_bytes: int = GRAMMAR_CACHE_BYTES,
         trials: TrialServer | None = None,
     ) -> None:
         self._vocabulary = vocabulary
         self._trials = trials
         self._cache: LruCache[Key, LLMatcher] = LruCache(cache_bytes)
-        self._refused: LruCache[bytes, str] = LruCache(REFUSED_BYTES)
+        self._refused: LruCache[bytes, str] = LruCache(REFUSAL_CACHE_BYTES)
         self._lock = threading.Lock()
         self._threads: ThreadPoolExecutor | None = None
         self._queue = GrammarQueue(MAX_COMPILATIONS)
@@ -212,8 +210,8 @@ class Grammars:
         self._numbers = itertools.count()
         self._queued: dict[int, _Job] = {}
         self._in_progress: dict[int, _Job] = {}
-        """Compilations by number, including those of aborted requests."""
-        self.masks = MaskThreads(STACK_BYTES)
+        """Compilations in progress by number, including those of aborted requests."""
+        self.masks = MaskThreads(COMPILER_STACK_BYTES)
 
     def __len__(self) -> int:
         """Return the number of requests whose grammar is being compiled."""
@@ -222,17 +220,17 @@ class Grammars:
     def __iter__(self) -> Iterator[str]:
         return iter(self._jobs)
 
-    def begin(
+    def start_compilation(
         self, request_id: str, grammar: Grammar, output_ids: Sequence[int], tenant: str = ""
     ) -> None:
-        """Queue the compilation of ``grammar`` for a request with the output ``output_ids``."""
+        """Queue the compilation of ``grammar`` for a request that already has ``output_ids``."""
         job = _Job(next(self._numbers), grammar, list(output_ids), tenant)
         self._jobs[request_id] = self._queued[job.number] = job
         self._queue.add(job.number, tenant, len(grammar.text))
         self._start_queued()
 
-    def drop(self, request_id: str) -> bool:
-        """Cancel the compilation for a request that ended. Return False if there is none."""
+    def cancel(self, request_id: str) -> bool:
+        """Cancel the compilation for a request. Return False if there is none."""
         job = self._jobs.pop(request_id, None)
         if job is None:
             return False
@@ -244,9 +242,10 @@ class Grammars:
         return True
 
     def collect_finished(self, wait_s: float = 0.0) -> list[tuple[str, Matcher | GrammarError]]:
-        """Return the requests whose compilation has ended, with their matchers or errors.
+        """Return (request ID, matcher or error) for each compilation that has ended.
 
-        Wait up to ``wait_s`` seconds for the first of them. Raises :class:`GrammarServerLostError`.
+        If none has ended, wait up to ``wait_s`` seconds for the first. Raises
+        :class:`GrammarServerLostError`.
         """
         if not self._jobs:
             return []
@@ -258,7 +257,7 @@ class Grammars:
         return outcomes
 
     def refuse(self, matcher: Matcher) -> GrammarError:
-        """Return the error for a request whose ``matcher`` took too long.
+        """Return the error for a request whose ``matcher`` took too long to compute a mask.
 
         If the matcher used up its CPU time, its grammar is refused from now on.
         """
@@ -268,19 +267,19 @@ class Grammars:
             )
             return GrammarError(matcher.field, why, unavailable=True)
         why = (
-            f"computing the allowed next tokens takes more than {LIMIT_CPU_S:g} s: make the grammar"
-            " smaller or less ambiguous"
+            f"computing the allowed next tokens takes more than {MAX_MASK_CPU_S:g} s: make the"
+            " grammar smaller or less ambiguous"
         )
         with self._lock:
             self._cache_refusal(matcher.key, why)
         return GrammarError(matcher.field, why)
 
     def _cache_refusal(self, key: Key, why: str) -> None:
-        """Refuse the grammar ``key`` from now on, with the reason ``why``. Needs the lock."""
-        self._refused.put(_digest(key), why, REFUSAL_BYTES + len(why))
+        """Refuse the grammar ``key`` from now on, for the reason ``why``. Hold the lock."""
+        self._refused.put(_digest(key), why, REFUSAL_ENTRY_BYTES + len(why))
 
     def flush(self) -> int:
-        """Remove every cached grammar. Return the freed bytes."""
+        """Remove all compiled grammars from the cache. Return the size of the freed memory."""
         with self._lock:
             held = self._cache.used
             self._cache.evict(held)
@@ -288,13 +287,13 @@ class Grammars:
 
     @property
     def bytes(self) -> int:
-        """Host memory of cached grammars, of running trials and of the vocabulary, in bytes."""
+        """Host memory of cached grammars, trials in progress and the vocabulary, in bytes."""
         trials = sum(job.trial.bytes for job in self._in_progress.values())
         return self._cache.used + self._refused.used + trials + self._vocabulary_bytes
 
     @property
     def bytes_bound(self) -> int:
-        """Upper bound of :attr:`bytes`."""
+        """Maximum of :attr:`bytes`."""
         trials = 0 if self._trials is None else MAX_COMPILATIONS * MAX_TRIAL_BYTES
         caches = self._cache.capacity + self._refused.capacity
         return caches + trials + self._vocabulary_bytes
@@ -304,7 +303,7 @@ class Grammars:
         return 0 if self._vocabulary is None else self._vocabulary.bytes
 
     def close(self) -> None:
-        """Stop all threads and trials, and clear the cache. Idempotent."""
+        """Stop all threads and trials, and remove all cached grammars. Idempotent."""
         self._jobs.clear()
         for number in list(self._queued):
             del self._queued[number]
@@ -323,11 +322,11 @@ class Grammars:
     # ---- the queue
 
     def _start_queued(self) -> None:
-        while (number := self._queue.take()) is not None:
+        while (number := self._queue.start_next()) is not None:
             if self._threads is None:
                 self._threads = ThreadPoolExecutor(MAX_COMPILATIONS, "grammar", _lower_priority)
             job = self._queued.pop(number)
-            before = threading.stack_size(STACK_BYTES)
+            before = threading.stack_size(COMPILER_STACK_BYTES)
             try:
                 job.future = self._threads.submit(partial(self._run_job, job))
             except RuntimeError as error:  # the machine has no thread left
@@ -354,9 +353,9 @@ class Grammars:
     # ---- in a thread
 
     def _run_job(self, job: _Job) -> Outcome:
-        """Compile ``job``, and measure the time.
+        """Compile the grammar of ``job``, and measure the time. Return the matcher or the error.
 
-        Errors are returned, because a traceback would keep ``job``.
+        Errors are not raised, because their traceback would keep ``job`` alive.
         """
         begun = time.monotonic()
         try:
@@ -370,7 +369,7 @@ class Grammars:
             return GrammarError(job.grammar.field, shorten_error(str(error)), unavailable=lacking)
         finally:
             job.seconds = time.monotonic() - begun
-            if len(job.grammar.text) > MAX_SMALL_CHARACTERS:
+            if len(job.grammar.text) > MAX_SMALL_GRAMMAR_CHARACTERS:
                 # Without a trim, malloc would keep the memory that compiling a large text took.
                 host_memory.trim_malloc()
 
@@ -390,9 +389,9 @@ class Grammars:
         return found
 
     def _get_compiled(self, key: Key, job: _Job) -> tuple[LLMatcher, int]:
-        """Return the compiled grammar and its size in bytes. Callers must copy the grammar."""
+        """Return the compiled grammar and its size in bytes. The caller must copy the grammar."""
         grammar = job.grammar
-        size = BASE_BYTES + BYTES_PER_CHARACTER * len(grammar.text)
+        size = MIN_COMPILED_BYTES + MIN_COMPILED_BYTES_PER_CHARACTER * len(grammar.text)
         with self._lock:
             refused = self._refused.get(_digest(key))
             compiled = self._cache.get(key)
@@ -409,7 +408,7 @@ class Grammars:
         return compiled, size
 
     def _run_trial(self, key: Key, job: _Job) -> int:
-        """Return the compiled size in bytes that the trial measured; 0 without trials.
+        """Compile the grammar in a trial. Return the compiled size in bytes; 0 without trials.
 
         Raises GrammarError if the trial refuses the grammar.
         """
@@ -424,7 +423,7 @@ class Grammars:
         return verdict.bytes
 
     def compile(self, grammar: Grammar) -> LLMatcher:
-        """Return a new matcher without using the cache. Raises :class:`GrammarError`."""
+        """Compile ``grammar`` without the cache. Return a new matcher. Raises GrammarError."""
         if self._vocabulary is None:
             raise GrammarError(
                 grammar.field,
@@ -437,8 +436,8 @@ class Grammars:
 def _create_schema_error(grammar: Grammar, why: str) -> GrammarError:
     """Return the error for a refused ``grammar``.
 
-    Clients do not know the grammar of a forced tool call. Its error therefore names the tool's
-    schema instead of the place in the grammar.
+    Clients do not know the grammar of a forced tool call, because the engine creates it. The error
+    for such a grammar therefore names the tool's schema, and not a line of the grammar.
     """
     found = _SCHEMA_ERROR.match(why) if grammar.tool_fields else None
     if found is None:
@@ -451,7 +450,7 @@ def _create_schema_error(grammar: Grammar, why: str) -> GrammarError:
 def _lower_priority() -> None:
     """Lower the priority of this thread, so that streams have precedence."""
     with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), TRIAL_NICENESS)
 
 
 def _digest(key: Key) -> bytes:
@@ -467,7 +466,7 @@ def _get_outcome(job: _Job) -> Matcher | GrammarError:
 
 
 def _split_merge(merge: str | list[str]) -> tuple[str, str, str]:
-    """Return the two tokens of a tokenizer merge, and the merged token."""
+    """Return the two tokens that ``merge`` joins, and the resulting token."""
     first, second = merge.split(" ", 1) if isinstance(merge, str) else merge
     return first, second, first + second
 
@@ -475,11 +474,10 @@ def _split_merge(merge: str | list[str]) -> tuple[str, str, str]:
 def _convert_tokenizer(tokenizer: Tokenizer) -> tuple[str, dict[str, int]]:
     """Return ``tokenizer`` as JSON for llguidance, and the IDs of its added tokens by text.
 
-    Other tokens must not spell the text of an added token: ``<|im_end|>`` in a JSON string would
-    end the text there. Each added token therefore becomes special and gets a name that occurs in no
-    text. Exceptions are blanks and tokens whose text other tokens cannot spell. IDs that the
-    vocabulary lacks get a token as well, because llguidance assumes that the largest ID equals the
-    number of tokens.
+    Text must not be mistaken for an added token: ``<|im_end|>`` in a JSON string would end the
+    output. Each added token therefore becomes special, and gets a name that occurs in no text.
+    Blanks, and tokens whose text other tokens cannot spell, keep their names. IDs without a token
+    get one, because llguidance derives the number of tokens from the largest ID.
     """
     content = json.loads(tokenizer.to_str())
     model, added = content["model"], content["added_tokens"]
@@ -537,9 +535,10 @@ def _convert_grammar(grammar: Grammar, added: Mapping[str, int]) -> str:
 
 
 def _convert_lark(text: str, added: Mapping[str, int]) -> str:
-    """Return a Lark grammar with token names such as ``<|im_end|>`` replaced by their IDs.
+    """Return the Lark grammar ``text`` for llguidance.
 
-    Schemas in the grammar get :data:`JSON_OPTIONS`, unless they have other options.
+    Token names such as ``<|im_end|>`` are replaced by their IDs. Schemas in the grammar get
+    :data:`JSON_OPTIONS`, unless they have options of their own.
     """
     options = f'"x-guidance": {json.dumps(JSON_OPTIONS)}'
 

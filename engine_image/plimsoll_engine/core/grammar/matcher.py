@@ -1,10 +1,11 @@
-"""Compute the allowed next tokens of requests with grammars, in threads next to the steps.
+"""Compute the allowed next tokens of requests with grammars (masks), in threads beside the steps.
 
-A mask usually takes a millisecond, but a malicious grammar can make it take seconds, and llguidance
-bounds only the number of items. Masks are therefore computed in threads that release the
-interpreter's lock. A step waits briefly for them. A request whose mask is not ready skips the step.
-A request whose mask took :data:`LIMIT_CPU_S` ends. The thread of the mask cannot be stopped. It
-continues at the lowest priority until llguidance's limits end it, and another thread replaces it.
+A mask usually takes a millisecond, but with a malicious grammar it can take seconds, because
+llguidance limits only the number of parser items. Masks are therefore computed in threads that
+release the interpreter's lock. A step waits briefly for them, and a request whose mask is not ready
+skips the step. If a mask takes more than :data:`MAX_MASK_CPU_S`, its request ends with an error.
+The thread cannot be stopped. It continues at the lowest priority until it reaches llguidance's
+limits, and another thread replaces it.
 """
 
 from __future__ import annotations
@@ -19,32 +20,32 @@ from typing import Final
 from llguidance import LLMatcher
 
 MASK_WAIT_S = 0.01
-"""Time that a step waits for masks.
+"""Longest wait of a step for masks.
 
-Typical schemas and expressions take 0.1 to 5 ms with a vocabulary of 150,000 tokens.
+Masks of typical schemas and expressions take 0.1 to 5 ms with a vocabulary of 150,000 tokens.
 """
-LIMIT_CPU_S = 0.5
-"""CPU time limit for a mask."""
-LIMIT_WALL_S = 10.0
-"""Time limit for a mask whose thread gets no CPU time, or that gets no thread."""
-MAX_FAST_THREADS = 2
+MAX_MASK_CPU_S = 0.5
+"""Maximum CPU time to compute one mask."""
+MAX_MASK_WALL_S = 10.0
+"""Maximum wall-clock time of one mask, if its thread gets no CPU time or if no thread is free."""
+MAX_FAST_MASK_THREADS = 2
 """Maximum number of threads for fast masks. Threads with slow masks are not counted."""
-MAX_THREADS = 8
+MAX_MASK_THREADS = 8
 """Maximum number of threads for fast and slow masks."""
-MAX_SLOW_PER_TENANT = 2
-"""Number of slow masks at which a tenant gets no further thread."""
+MAX_SLOW_MASKS_PER_TENANT = 2
+"""Maximum number of slow masks of one tenant. With more, the tenant's masks wait."""
 
 MAX_ERROR_CHARACTERS = 500
 _ONE_OF_OPTION = "Enable 'coerce_one_of' option to approximate oneOf with anyOf"
-"""Advice of llguidance for a field that clients of this engine do not have."""
+"""Advice in llguidance's messages that refers to an option that this engine's API does not have."""
 
 
 class Matcher:
-    """State of one request's output in the grammar ``key``, a kind and a text.
+    """State of one request's output in its grammar. ``key`` is the grammar's kind and text.
 
     ``mask`` has one bit per token, little-endian, which is set if the token may come next. While
-    ``busy`` is true, the mask is the previous one. ``bytes`` is the size of the compiled grammar.
-    If ``error`` is not None, the request must end.
+    ``busy`` is true, ``mask`` is still that of the previous token. ``bytes`` is the size of the
+    compiled grammar. If ``error`` is not None, the request must end.
     """
 
     __slots__ = (
@@ -74,18 +75,18 @@ class Matcher:
         """Whether the output matches the grammar and no token may follow."""
         self.busy = False
         self.slow = False
-        """Whether the mask took longer than a step waits. Steps no longer wait for it."""
+        """Whether the mask takes longer than :data:`MASK_WAIT_S`, so that steps do not wait."""
         self.update_mask()
 
-    def take(self, token_id: int) -> None:
-        """Advance by the next output token. Ignore the token if the output is complete."""
+    def consume_token(self, token_id: int) -> None:
+        """Advance by one output token, and compute the next mask. Do nothing after the end."""
         if self.complete:
             return
         self._matcher.consume_token(token_id)
         self.update_mask()
 
     def update_mask(self) -> None:
-        """Compute the mask of the current state."""
+        """Compute the mask for the next token."""
         self.complete = self._matcher.is_stopped() and not self._matcher.is_error()
         if not self.complete or not self.mask:  # the first mask may allow only the end
             self.mask = self._matcher.compute_bitmask()
@@ -94,7 +95,7 @@ class Matcher:
 
 
 def shorten_error(message: str) -> str:
-    """Return an error of llguidance for a client: short and without internal details."""
+    """Return a short form of llguidance's error ``message`` for clients, without internals."""
     if message.startswith("panic"):
         return "the grammar is too large or too complex"
     if message.startswith("NoExtensionBias"):
@@ -103,10 +104,13 @@ def shorten_error(message: str) -> str:
     return message.partition("\n<")[0][:MAX_ERROR_CHARACTERS]
 
 
-class _Thread(threading.Thread):
-    """Thread that advances one matcher at a time. Only the pool's owner may access ``job``."""
+class _MaskThread(threading.Thread):
+    """Thread that advances one matcher at a time.
 
-    def __init__(self, done: SimpleQueue[_Thread]) -> None:
+    Only the worker's loop may access ``job``, which is the matcher that the thread works on.
+    """
+
+    def __init__(self, done: SimpleQueue[_MaskThread]) -> None:
         super().__init__(name="grammar mask", daemon=True)
         self._inbox: SimpleQueue[tuple[Matcher, int] | None] = SimpleQueue()
         self._done: Final = done
@@ -114,7 +118,7 @@ class _Thread(threading.Thread):
         self.since = 0.0
         self.cpu_since = 0.0
 
-    def give(self, matcher: Matcher, token_id: int) -> None:
+    def assign(self, matcher: Matcher, token_id: int) -> None:
         self.job = matcher
         self.since, self.cpu_since = time.monotonic(), self.read_cpu_s()
         self._inbox.put((matcher, token_id))
@@ -124,14 +128,14 @@ class _Thread(threading.Thread):
         assert self.ident is not None
         return time.clock_gettime(time.pthread_getcpuclockid(self.ident))
 
-    def end(self) -> None:
+    def stop(self) -> None:
         self._inbox.put(None)
 
     def run(self) -> None:
         while (given := self._inbox.get()) is not None:
             matcher, token_id = given
             try:
-                matcher.take(token_id)
+                matcher.consume_token(token_id)
             except Exception as error:  # noqa: BLE001 - any error concerns only this request
                 matcher.error = shorten_error(str(error))
             del matcher, given
@@ -139,18 +143,18 @@ class _Thread(threading.Thread):
 
 
 class MaskThreads:
-    """Threads of one worker that compute masks. Only the worker's loop may call them."""
+    """Threads of one worker that compute masks. Only the worker's loop may call the methods."""
 
     def __init__(self, stack_bytes: int) -> None:
         self._stack_bytes = stack_bytes
-        self._threads: list[_Thread] = []
-        self._idle: list[_Thread] = []
+        self._threads: list[_MaskThread] = []
+        self._idle: list[_MaskThread] = []
         self._waiting: list[tuple[Matcher, int, float]] = []
-        """Waiting matcher, its token and the time of arrival."""
-        self._done: SimpleQueue[_Thread] = SimpleQueue()
+        """Each waiting matcher with its token and the time since when it waits."""
+        self._done: SimpleQueue[_MaskThread] = SimpleQueue()
 
     def advance(self, matcher: Matcher, token_id: int) -> None:
-        """Advance ``matcher`` by a token in a thread. It is ``busy`` until the thread is done.
+        """Advance ``matcher`` by a token in a thread. Its ``busy`` is true until this is done.
 
         If no thread is free, the matcher waits for one.
         """
@@ -159,9 +163,10 @@ class MaskThreads:
         self._dispatch()
 
     def wait(self, timeout_s: float, idle: bool = False) -> None:
-        """Wait up to ``timeout_s`` seconds for masks, except slow ones. Mark the rest as slow.
+        """Wait up to ``timeout_s`` seconds for all masks that are not slow.
 
-        If the worker is ``idle``, also wait for slow masks until one is ready.
+        Masks that take longer are marked as slow. If ``idle``, also wait until one slow mask is
+        ready.
         """
         deadline = time.monotonic() + timeout_s
         while True:
@@ -183,41 +188,44 @@ class MaskThreads:
     def give_up_if_overdue(self, matcher: Matcher) -> bool:
         """Give up ``matcher`` if it has used up its time. Return whether it was given up.
 
-        A matcher that still waits for a thread gets none. A running thread cannot be stopped: it
-        continues at the lowest priority.
+        If the matcher still waits for a thread, it gets none. If a thread works on it, the thread
+        cannot be stopped, and continues at the lowest priority.
         """
         thread = self._find_thread(matcher)
         if thread is None:
             waiting = next((entry for entry in self._waiting if entry[0] is matcher), None)
-            if waiting is None or time.monotonic() - waiting[2] < LIMIT_WALL_S:
+            if waiting is None or time.monotonic() - waiting[2] < MAX_MASK_WALL_S:
                 return False
             self._waiting.remove(waiting)
             return True
-        if not self.has_used_cpu_time(matcher) and time.monotonic() - thread.since < LIMIT_WALL_S:
+        if (
+            not self.has_used_cpu_time(matcher)
+            and time.monotonic() - thread.since < MAX_MASK_WALL_S
+        ):
             return False
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, thread.native_id or 0, 19)
         return True
 
     def has_used_cpu_time(self, matcher: Matcher) -> bool:
-        """Report whether ``matcher`` used up its CPU time."""
+        """Report whether the mask of ``matcher`` has taken :data:`MAX_MASK_CPU_S` or more."""
         thread = self._find_thread(matcher)
-        return thread is not None and thread.read_cpu_s() - thread.cpu_since >= LIMIT_CPU_S
+        return thread is not None and thread.read_cpu_s() - thread.cpu_since >= MAX_MASK_CPU_S
 
-    def _find_thread(self, matcher: Matcher) -> _Thread | None:
+    def _find_thread(self, matcher: Matcher) -> _MaskThread | None:
         return next((thread for thread in self._busy if thread.job is matcher), None)
 
     def close(self) -> None:
-        """Stop the threads. A busy thread stops when llguidance returns."""
+        """Stop all threads. A busy thread stops when llguidance returns."""
         for thread in self._threads:
-            thread.end()
+            thread.stop()
         self._threads, self._idle, self._waiting = [], [], []
 
     @property
-    def _busy(self) -> list[_Thread]:
+    def _busy(self) -> list[_MaskThread]:
         return [thread for thread in self._threads if thread.job is not None]
 
-    def _on_finished(self, thread: _Thread) -> None:
+    def _on_finished(self, thread: _MaskThread) -> None:
         if thread.job is None:
             return  # it was closed meanwhile
         slow, thread.job.busy = thread.job.slow, False
@@ -226,7 +234,7 @@ class MaskThreads:
         thread.job = None
         if slow:  # the thread may have the lowest priority, and another thread has replaced it
             self._threads.remove(thread)
-            thread.end()
+            thread.stop()
         else:
             self._idle.append(thread)
         self._dispatch()
@@ -234,25 +242,28 @@ class MaskThreads:
     def _dispatch(self) -> None:
         left: list[tuple[Matcher, int, float]] = []
         for matcher, token_id, since in self._waiting:
-            thread = None if self._has_max_threads(matcher.tenant) else self._get_free_thread()
+            thread = None if self._has_max_slow_masks(matcher.tenant) else self._get_free_thread()
             if thread is None:
                 left.append((matcher, token_id, since))
             else:
-                thread.give(matcher, token_id)
+                thread.assign(matcher, token_id)
         self._waiting = left
 
-    def _has_max_threads(self, tenant: str) -> bool:
+    def _has_max_slow_masks(self, tenant: str) -> bool:
         jobs = (thread.job for thread in self._busy)
         slow = sum(job is not None and job.slow and job.tenant == tenant for job in jobs)
-        return slow >= MAX_SLOW_PER_TENANT
+        return slow >= MAX_SLOW_MASKS_PER_TENANT
 
-    def _get_free_thread(self) -> _Thread | None:
+    def _get_free_thread(self) -> _MaskThread | None:
         if self._idle:
             return self._idle.pop()
         slow = sum(thread.job is not None and thread.job.slow for thread in self._busy)
-        if len(self._threads) - slow >= MAX_FAST_THREADS or len(self._threads) >= MAX_THREADS:
+        if (
+            len(self._threads) - slow >= MAX_FAST_MASK_THREADS
+            or len(self._threads) >= MAX_MASK_THREADS
+        ):
             return None
-        thread = _Thread(self._done)
+        thread = _MaskThread(self._done)
         before = threading.stack_size(self._stack_bytes)
         try:
             thread.start()

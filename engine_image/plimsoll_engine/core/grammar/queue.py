@@ -1,9 +1,9 @@
-"""Order grammar compilations: fairly between tenants, then between small and large texts. Pure.
+"""Order grammar compilations fairly between tenants, then between small and large texts. Pure.
 
 A tenant has at most one compilation in progress. The next compilation is that of the waiting tenant
-whose compilations took the least time. Within a tenant, the same rule applies to small and large
-texts, so that a short expression does not wait for thirty long ones. A tenant that returns starts
-with the lowest time of the tenants present.
+whose previous compilations took the least time. The same rule decides between the small and the
+large texts of one tenant, so that a short expression does not wait for thirty long ones. When a
+tenant returns, its time starts at the lowest time of the other tenants.
 """
 
 from __future__ import annotations
@@ -11,13 +11,16 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
-MAX_SMALL_CHARACTERS = 4 << 10
-"""Maximum length of a small grammar."""
+MAX_SMALL_GRAMMAR_CHARACTERS = 4 << 10
+"""Maximum length of a grammar's text that counts as small."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueuedCompilation:
-    """A queued compilation. ``large`` means that its text exceeds :data:`MAX_SMALL_CHARACTERS`."""
+    """Compilation in the queue.
+
+    ``large`` means that the text is longer than :data:`MAX_SMALL_GRAMMAR_CHARACTERS`.
+    """
 
     number: int
     tenant: str
@@ -25,7 +28,10 @@ class QueuedCompilation:
 
 
 class GrammarQueue:
-    """Queue of compilations, identified by number. At most ``slots`` of them are in progress."""
+    """Queue of compilations, each identified by a number.
+
+    At most ``slots`` compilations are in progress at the same time.
+    """
 
     def __init__(self, slots: int) -> None:
         self._slots = slots
@@ -45,13 +51,15 @@ class GrammarQueue:
         return len(self._in_progress)
 
     def add(self, number: int, tenant: str, characters: int) -> None:
-        """Queue the compilation of a grammar with this number of ``characters``."""
+        """Queue compilation ``number`` for ``tenant``. Its text has ``characters`` characters."""
         if tenant not in self._seconds:
             self._seconds[tenant] = min(self._seconds.values(), default=0.0)
-        self._waiting[number] = QueuedCompilation(number, tenant, characters > MAX_SMALL_CHARACTERS)
+        self._waiting[number] = QueuedCompilation(
+            number, tenant, characters > MAX_SMALL_GRAMMAR_CHARACTERS
+        )
 
-    def take(self) -> int | None:
-        """Start the next compilation and return its number; None if none may start."""
+    def start_next(self) -> int | None:
+        """Mark the next compilation as started, and return its number; None if none may start."""
         if len(self._in_progress) >= self._slots:
             return None
         busy = {one.tenant for one in self._in_progress.values()}
@@ -75,7 +83,7 @@ class GrammarQueue:
         return True
 
     def finish(self, number: int, seconds: float) -> None:
-        """End a compilation that took ``seconds``, and add them to the time of its tenant."""
+        """Remove a compilation that has ended, and add its ``seconds`` to its tenant's time."""
         one = self._in_progress.pop(number)
         self._seconds[one.tenant] += seconds
         self._seconds_of[one.tenant, one.large] += seconds

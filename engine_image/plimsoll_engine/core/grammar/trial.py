@@ -1,10 +1,10 @@
-"""Compile a grammar for the first time in a process that is killed at its limits.
+"""Try to compile a new grammar in a process with limits of CPU time and memory.
 
-llguidance bounds the number of items and states, but not the time: 64 KiB of text can take minutes.
-A new grammar therefore gets a trial first. The worker forks a server before anything else, while it
-has one thread and no CUDA context. The server forks a process for each trial. That process shares
-the token trie, compiles within limits of CPU time and memory, reports the grammar's size and exits.
-The worker then compiles a grammar that passed, in about the same time.
+llguidance limits the number of items and states, but not the time: 64 KiB of text can take minutes.
+Each new grammar is therefore compiled in a trial first. At its start, while it has one thread and
+no CUDA context, the worker forks a server. The server forks a process for each trial. This process
+shares the token trie, compiles the grammar, reports its size, and exits. If the trial succeeds, the
+worker compiles the grammar itself, in about the same time.
 
 The worker exits if the server exits. The server and all trials exit if the worker exits.
 """
@@ -29,50 +29,50 @@ from plimsoll_engine.errors import GrammarServerLostError
 from plimsoll_engine.messages.worker_ipc import Grammar
 from plimsoll_engine.process.parent_death import die_with_parent
 
-MAX_CPU_S = 2
-"""CPU time limit of a trial.
+MAX_TRIAL_CPU_S = 2
+"""Maximum CPU time of a trial.
 
-A schema of 60 KB with 2,000 properties takes 0.5 s (2 cores, 150,000 tokens).
+A schema of 60 KB with 2,000 properties takes 0.5 s (2 cores, vocabulary of 150,000 tokens).
 """
-TIMEOUT_S = 20.0
-"""Wall-clock limit of a trial, for a machine without spare CPU time."""
-MAX_BYTES = 256 << 20
-"""Limit on the memory that a trial does not share with the worker. The largest used 57 MiB."""
-STACK_BYTES = 256 << 20
-"""Stack size of compiling threads.
+TRIAL_TIMEOUT_S = 20.0
+"""Maximum wall-clock time of a trial, for a machine that is too busy."""
+MAX_TRIAL_BYTES = 256 << 20
+"""Maximum memory that a trial does not share with the worker. Up to 57 MiB were measured."""
+COMPILER_STACK_BYTES = 256 << 20
+"""Stack size of the threads that compile grammars or compute masks.
 
 The compiler recurses once for each link in a chain of rules, and a stack overflow ends the process.
-A chain of 8,000 rules, 64 KiB of text, overflows 8 MiB and fits into 32 MiB. The stack is only
-address space: pages are allocated when they are used.
+A chain of 8,000 rules (64 KiB of text) needs more than 8 MiB and less than 32 MiB. The stack is
+only address space: pages are allocated when they are used.
 """
-NICENESS = 10
-"""Niceness of trials, so that streams have precedence."""
+TRIAL_NICENESS = 10
+"""Niceness of trials and compiling threads, so that streams have precedence."""
 
 TRIAL_ENDED_MESSAGE = (
     "the process that compiled the grammar was killed, probably for lack of memory: send the"
     " request again"
 )
 OVER_LIMITS_MESSAGE = (
-    f"compiling the grammar takes more than {MAX_CPU_S} s of CPU time or {MAX_BYTES >> 20} MiB:"
-    " make the grammar smaller or less ambiguous"
+    f"compiling the grammar takes more than {MAX_TRIAL_CPU_S} s of CPU time or"
+    f" {MAX_TRIAL_BYTES >> 20} MiB: make the grammar smaller or less ambiguous"
 )
 
 
 class TrialFailedError(Exception):
-    """The trial's process could not start, got no CPU time, or was killed.
+    """The trial had no result: its process could not start, got no CPU time, or was killed.
 
     The grammar may be valid.
     """
 
 
 class TrialPassed(msgspec.Struct, tag="passed"):
-    """The grammar compiles. ``bytes`` is the memory of the compiled grammar."""
+    """Result of a trial that succeeded. ``bytes`` is the memory of the compiled grammar."""
 
     bytes: int
 
 
 class GrammarRefused(msgspec.Struct, tag="refused"):
-    """The grammar is refused. ``certain`` means that it would be refused again."""
+    """Result of a trial that failed. ``certain`` means that it would fail again."""
 
     message: str
     certain: bool = False
@@ -84,7 +84,10 @@ class _TrialStarted(msgspec.Struct, tag="begun"):
 
 
 class _TrialDied(msgspec.Struct, tag="died"):
-    """The process ended without a verdict. ``code`` is its exit code, or the negative signal."""
+    """Message that the process ended without a result.
+
+    ``code`` is the exit code, or the negative number of the signal that killed the process.
+    """
 
     code: int
 
@@ -97,7 +100,7 @@ _grammars = msgspec.msgpack.Decoder(Grammar)
 
 
 class Trial:
-    """One trial, run by a thread that waits for its result. Other threads may call ``cancel``."""
+    """One trial. A thread runs it and waits for the result. Other threads may cancel it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -108,7 +111,7 @@ class Trial:
 
     @property
     def bytes(self) -> int:
-        """Memory of the trial's process that it does not share with the worker, in bytes."""
+        """Memory in bytes that the trial's process does not share with the worker."""
         return max(0, _read_resident_bytes(self._pid) - self._resident) if self._pid else 0
 
     def cancel(self) -> None:
@@ -118,17 +121,18 @@ class Trial:
             self._kill()
 
     def run(self, server: TrialServer, grammar: Grammar) -> TrialPassed | GrammarRefused:
-        """Compile ``grammar`` in a process, and return the verdict.
+        """Compile ``grammar`` in a new process, and return the result.
 
-        Raises GrammarServerLostError, and TrialFailedError if there is no verdict.
+        Raises TrialFailedError if there is no result, and GrammarServerLostError if ``server`` has
+        exited.
         """
         with server.connect() as connection:
             try:
                 return self._run(connection, grammar)
             except TimeoutError:
-                # The process exits after MAX_CPU_S, so the machine had no CPU time for it.
+                # The process exits after MAX_TRIAL_CPU_S, so the machine had no CPU time for it.
                 raise TrialFailedError(
-                    f"the machine is too busy to compile the grammar within {TIMEOUT_S:g} s:"
+                    f"the machine is too busy to compile the grammar within {TRIAL_TIMEOUT_S:g} s:"
                     " send the request again"
                 ) from None
             except OSError as error:  # the process ended before it had the whole grammar
@@ -137,7 +141,7 @@ class Trial:
                 self._end()
 
     def _run(self, connection: socket.socket, grammar: Grammar) -> TrialPassed | GrammarRefused:
-        connection.settimeout(TIMEOUT_S)
+        connection.settimeout(TRIAL_TIMEOUT_S)
         if not (first := connection.recv(1 << 10)):
             raise TrialFailedError(
                 "no process is available to compile the grammar: send the request again"
@@ -149,7 +153,7 @@ class Trial:
             self._pidfd = os.pidfd_open(begun.pid)
             self._pid, self._resident = begun.pid, begun.resident
             if self._cancelled:
-                raise TrialFailedError("the request ended")
+                raise TrialFailedError("the request ended before its grammar was compiled")
         connection.sendall(msgspec.msgpack.encode(grammar))
         connection.shutdown(socket.SHUT_WR)
         answer = connection.recv(1 << 16)
@@ -176,15 +180,17 @@ class Trial:
 
 
 class TrialServer:
-    """Connection of the worker to the process that forks trials."""
+    """Connection of the worker to the process that forks a process for each trial."""
 
     def __init__(self, pid: int, control: socket.socket) -> None:
         self.pid = pid
         self._control = control
 
     @classmethod
-    def fork(cls, attempt: CompileTrial, close: Callable[[], None] = lambda: None) -> TrialServer:
-        """Fork the server from a process with one thread.
+    def fork(
+        cls, compile_grammar: CompileTrial, close: Callable[[], None] = lambda: None
+    ) -> TrialServer:
+        """Fork the server, and return the connection to it. This process must have one thread.
 
         The server calls ``close`` to release inherited resources that it does not need.
         """
@@ -196,14 +202,17 @@ class TrialServer:
                 die_with_parent(parent)
                 ours.close()
                 close()
-                _serve(theirs, attempt)
+                _serve(theirs, compile_grammar)
             finally:
                 os._exit(0)
         theirs.close()
         return cls(pid, ours)
 
     def connect(self) -> socket.socket:
-        """Return a connection to the process of a new trial. Raises GrammarServerLostError."""
+        """Start the process of a new trial, and return a connection to it.
+
+        Raises GrammarServerLostError.
+        """
         ours, theirs = socket.socketpair()
         with theirs:
             try:
@@ -216,7 +225,7 @@ class TrialServer:
         return ours
 
     def close(self) -> None:
-        """End the server and its trials. Idempotent."""
+        """End the server and all trials. Idempotent."""
         if self._control.fileno() < 0:
             return
         self._control.close()
@@ -224,7 +233,7 @@ class TrialServer:
             os.waitpid(self.pid, 0)
 
 
-def _serve(control: socket.socket, attempt: CompileTrial) -> None:
+def _serve(control: socket.socket, compile_grammar: CompileTrial) -> None:
     """Fork a process for each trial, until the worker closes the connection."""
     poll = select.poll()
     poll.register(control, select.POLLIN)
@@ -259,7 +268,7 @@ def _serve(control: socket.socket, attempt: CompileTrial) -> None:
                     control.close()
                     for _, other in children.values():
                         other.close()
-                    _compile_and_report(connection, attempt)
+                    _compile_and_report(connection, compile_grammar)
                 finally:
                     os._exit(1)
             pidfd = os.pidfd_open(pid)
@@ -267,7 +276,7 @@ def _serve(control: socket.socket, attempt: CompileTrial) -> None:
             poll.register(pidfd, select.POLLIN)
 
 
-def _compile_and_report(connection: socket.socket, attempt: CompileTrial) -> None:
+def _compile_and_report(connection: socket.socket, compile_grammar: CompileTrial) -> None:
     _set_limits()
     resident = _read_resident_bytes(os.getpid())
     connection.sendall(msgspec.msgpack.encode(_TrialStarted(os.getpid(), resident)))
@@ -278,17 +287,17 @@ def _compile_and_report(connection: socket.socket, attempt: CompileTrial) -> Non
     verdicts: list[TrialPassed | GrammarRefused] = []
     done = threading.Event()
 
-    def compile_it() -> None:
+    def run_compilation() -> None:
         try:
-            verdicts.append(attempt(grammar))
+            verdicts.append(compile_grammar(grammar))
         finally:
             done.set()
 
-    threading.stack_size(STACK_BYTES)
-    threading.Thread(target=compile_it, daemon=True).start()
+    threading.stack_size(COMPILER_STACK_BYTES)
+    threading.Thread(target=run_compilation, daemon=True).start()
     while not done.wait(0.05):
         used = _read_resident_bytes(os.getpid()) - resident
-        if time.process_time() > MAX_CPU_S or used > MAX_BYTES:
+        if time.process_time() > MAX_TRIAL_CPU_S or used > MAX_TRIAL_BYTES:
             break
     verdict = (
         verdicts[0]
@@ -301,15 +310,17 @@ def _compile_and_report(connection: socket.socket, attempt: CompileTrial) -> Non
 
 
 def _set_limits() -> None:
-    os.nice(NICENESS)
+    os.nice(TRIAL_NICENESS)
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     # Unlike the check in _compile_and_report, this also ends code that never returns to Python.
     # At the hard limit, the signal would be SIGKILL, as for lack of memory.
-    resource.setrlimit(resource.RLIMIT_CPU, (MAX_CPU_S + 1, MAX_CPU_S + 2))
+    resource.setrlimit(resource.RLIMIT_CPU, (MAX_TRIAL_CPU_S + 1, MAX_TRIAL_CPU_S + 2))
     space = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    most = space + STACK_BYTES + 2 * MAX_BYTES  # address space exceeds the memory in use
+    most = (
+        space + COMPILER_STACK_BYTES + 2 * MAX_TRIAL_BYTES
+    )  # address space exceeds the memory in use
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     # If an allocation fails, the library aborts, and a client could fill the log with dumps.
     faulthandler.disable()

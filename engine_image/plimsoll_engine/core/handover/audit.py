@@ -1,7 +1,7 @@
-"""Validate block tables from another worker. Pure.
+"""Validate the block tables in a handover message. Pure.
 
-Accepted tables describe a pool that this worker could have produced: every block exists, and
-requests share a block only if their tokens up to its end are equal.
+In valid tables, every block exists, and two requests share a block only if all their tokens up to
+the end of the block are equal.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from plimsoll_engine.messages.handover import (
 )
 
 MODEL_FIELDS = ("weights", "dtype", "shape")
-"""Fields of a layout that differ only if the model differs."""
+"""Fields of :class:`PoolLayout` that differ only if the model differs."""
 
 
 def check_handover(handover: Handover, layout: PoolLayout, max_num_seqs: int) -> None:
@@ -30,17 +30,19 @@ def check_handover(handover: Handover, layout: PoolLayout, max_num_seqs: int) ->
                 HandoverOutcome.OTHER_MODEL if name in MODEL_FIELDS else HandoverOutcome.OTHER_POOL
             )
             raise HandoverRefusedError(
-                other, f"{name} was {_format_value(theirs)} and is now {_format_value(ours)}"
+                other,
+                f"the predecessor's {name} was {_format_value(theirs)}, but this worker's is"
+                f" {_format_value(ours)}",
             )
     for problem in find_problems(handover, max_num_seqs):
         raise HandoverRefusedError(HandoverOutcome.BAD_TABLES, problem)
 
 
 def find_problems(handover: Handover, max_num_seqs: int) -> Iterator[str]:
-    """Yield a message for each error in the tables."""
+    """Yield a message for each error in the block tables of ``handover``."""
     layout, tables = handover.layout, handover.tables
     if len(tables) > max_num_seqs:
-        yield f"{len(tables)} requests ran, but at most {max_num_seqs} requests can run"
+        yield f"the message has {len(tables)} requests, but at most {max_num_seqs} can run"
     if len({table.request_id for table in tables}) != len(tables):
         yield "a request has more than one table"
     meanings: dict[int, tuple[str | bytes, int]] = {}
@@ -74,7 +76,7 @@ def _find_table_problems(table: BlockTable, layout: PoolLayout) -> Iterator[str]
     if len(table.sums) != len(table.blocks):
         yield f"{who} has {len(table.sums)} checksums for {len(table.blocks)} blocks"
     if len(table.tail) != (HASH_BYTES if table.computed % size else 0):
-        yield f"{who} has a hash of its last block with {len(table.tail)} bytes"
+        yield f"{who} has a hash of the last block with the wrong length {len(table.tail)}"
     if any(len(key) != HASH_BYTES for key in table.hashes):
         yield f"{who} has a hash whose length is not {HASH_BYTES} bytes"
     if table.blocks and max(table.blocks) >= layout.num_blocks:

@@ -1,7 +1,8 @@
-"""Export the KV blocks of running requests to the successor in a planned restart.
+"""Hand over the KV blocks of running requests to the successor in a planned restart.
 
-The message has a table for each running request: its blocks, the hashes of its tokens and a
-checksum of each block. The successor reads it in :mod:`plimsoll_engine.core.handover.inheritance`.
+The handover message has a block table for each request: the request's blocks, the hashes of its
+tokens, and a checksum of each block. The successor reads the message in
+:mod:`plimsoll_engine.core.handover.inheritance`.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from plimsoll_engine.messages.handover import BlockTable, Handover, PoolLayout
 
 
 def export_tables(engine: EngineCore, layout: PoolLayout) -> bytes:
-    """Return the handover message with the requests of ``engine``. No step may be in progress.
+    """Return the handover message with the block tables of the requests of ``engine``.
 
-    Raises :class:`plimsoll_engine.messages.handover.HandoverRefusedError` if the message would be
-    too large.
+    Call this only when no step is in progress. Raises
+    :class:`plimsoll_engine.messages.handover.HandoverRefusedError` if the message would be too
+    large.
     """
     exported = [request for request in engine.requests.values() if _can_export(request, engine)]
     exported.sort(key=lambda request: (request.place is None, request.place))
@@ -47,7 +49,7 @@ def export_tables(engine: EngineCore, layout: PoolLayout) -> bytes:
 
 
 def _can_export(request: Request, engine: EngineCore) -> bool:
-    """Report whether all tokens of ``request`` are known and a client waits for it."""
+    """Report whether the host knows all tokens of ``request``, and its client is connected."""
     known = request.in_flight.is_empty
     return known and request.computed > 0 and request.request_id not in engine.abandoned
 

@@ -1,8 +1,9 @@
-"""Takeover of the KV blocks of the predecessor's requests in a planned restart.
+"""Inherit the KV blocks of the predecessor's requests in a planned restart.
 
-Only the tables in the message count (see :mod:`plimsoll_engine.core.handover.export`): a block in
-no table is free. Each table waits until the frontend submits its request again with all its tokens.
-The request gets the table only if the table was computed for the same tokens.
+Only blocks in the tables of the handover message are taken over, and all other blocks are free (see
+:mod:`plimsoll_engine.core.handover.export`). A table is kept until the frontend submits its request
+again with all tokens. The request gets the table only if the blocks were computed for the same
+tokens.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ from plimsoll_engine.messages.handover import (
 CLAIM_TIMEOUT_S = 10.0
 """Time after which unclaimed tables are released.
 
-The frontend submits carried-over requests at once. The time starts with the worker's first step,
-because the start may take longer on a machine without spare CPU time.
+The frontend submits carried-over requests at once. The time is measured from the worker's first
+step, because the worker's start may take longer if the machine is busy.
 """
 
 
 def validate_tables(
     data: bytes, layout: PoolLayout, runner: Runner, max_num_seqs: int
 ) -> list[BlockTable]:
-    """Return the tables in a handover message after all checks that do not need the tokens.
+    """Return the tables in the handover message ``data``, after checking all but their tokens.
 
     Raises :class:`HandoverRefusedError` if a check fails.
     """
@@ -54,28 +55,31 @@ def validate_tables(
     if changed:
         raise HandoverRefusedError(
             HandoverOutcome.BAD_CONTENTS,
-            f"{len(changed)} of {len(blocks)} blocks were overwritten, for example block"
-            f" {changed[0]}",
+            f"{len(changed)} of {len(blocks)} KV blocks were overwritten during the handover, for"
+            f" example block {changed[0]}",
         )
     return handover.tables
 
 
 class Inheritance:
-    """Tables that wait for their requests. Each holds a reference to its blocks in ``pool``."""
+    """Inherited tables whose requests have not arrived yet.
+
+    Each table has a reference to each of its blocks in ``pool``.
+    """
 
     def __init__(self, tables: Sequence[BlockTable], pool: BlockPool) -> None:
         self._tables = {table.request_id: table for table in tables}
         self._pool = pool
         self._since: float | None = None
-        """Time of the first call of :meth:`release_expired_tables`; None before."""
+        """Time of the first call of :meth:`release_expired_tables`, or None before that call."""
         self.adopted: list[str] = []
         self.refused: dict[str, str] = {}
-        """Reason why a request did not get its table, by request ID."""
+        """By request ID, the reason why the request did not get its table."""
 
     def release_expired_tables(self) -> None:
         """Release unclaimed tables after :data:`CLAIM_TIMEOUT_S`. Call this between steps.
 
-        The outcome of each table is kept until the frontend queries it.
+        The reasons are kept in :attr:`refused` until the frontend queries them.
         """
         now = time.monotonic()
         if self._since is None:
@@ -86,11 +90,11 @@ class Inheritance:
             self.release_tables()
 
     def list_held_blocks(self) -> list[int]:
-        """Return the blocks of unclaimed tables, one entry per reference."""
+        """Return the blocks of unclaimed tables, with one entry per reference."""
         return [block for table in self._tables.values() for block in table.blocks]
 
     def claim(self, request: Request) -> None:
-        """Give ``request`` its table if there is one for the same tokens."""
+        """Give ``request`` its inherited table, if there is one for the same tokens."""
         table = self._tables.pop(request.request_id, None)
         if table is None:
             return
@@ -108,7 +112,7 @@ class Inheritance:
         self.adopted.append(request.request_id)
 
     def release_tables(self) -> None:
-        """Release the blocks of unclaimed tables."""
+        """Release the blocks of all unclaimed tables."""
         for table in self._tables.values():
             self._pool.release(table.blocks)
         self._tables.clear()
@@ -118,7 +122,7 @@ class Inheritance:
             return "the log probabilities of the prompt are not computed yet"
         if len(request.token_ids) <= table.computed:
             return (
-                f"{table.computed} tokens were computed,"
+                f"the predecessor computed {table.computed} tokens,"
                 f" but the request has {len(request.token_ids)}"
             )
         size = self._pool.block_size

@@ -1,13 +1,13 @@
-"""Record of encoder outputs in the scheduler: which media are encoded, and for which requests.
+"""Record in the scheduler which media are encoded, and which requests need the outputs.
 
-The runner holds the outputs themselves. Requests with the same image or sound share an entry, which
-exists while a request needs it, usually until its placeholder tokens are computed. An
-encoder-decoder model attends to the output in every step, and needs it until the request ends. Only
-running requests hold entries, so their share of the budget is always returned.
+The runner has the outputs themselves. Requests with the same image or sound share one entry. The
+entry exists as long as a request needs it, usually until the placeholder tokens are computed. An
+encoder-decoder model attends to the output in every step, so the request needs it until it ends.
+Only running requests have entries, so their share of the budget is always returned.
 
 A step frees outputs before it creates new ones. Outputs that step N releases are therefore freed in
-step N + 1 or later, or when the engine becomes idle. If an entry were allocated and freed in one
-step, its output would be freed before it exists, and would then stay forever.
+step N + 1 or later, or when the engine becomes idle. If an entry were created and freed in the same
+step, its output would be created after it was freed, and would never be freed again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from plimsoll_engine.messages.worker_ipc import Media
 
 @dataclass(slots=True)
 class EncoderCacheEntry:
-    """Output of one image or sound: its size in tokens, and the requests that need it."""
+    """Entry for one image or sound: the size of its output in tokens, and who needs the output."""
 
     tokens: int
     holders: set[str] = field(default_factory=set)
@@ -31,14 +31,14 @@ class EncoderCacheEntry:
 class EncoderCache:
     """Record of encoder outputs.
 
-    ``budget`` limits the tokens of all entries. ``lifelong`` means that a request needs its outputs
-    until it ends.
+    All entries together have at most ``budget`` tokens. ``lifelong`` means that a request needs its
+    outputs until it ends.
     """
 
     def __init__(self, budget: int, lifelong: bool = False) -> None:
         if budget < 1:
             raise ValueError(
-                f"encoder cache budget {budget} is too small; it must be at least 1 token"
+                f"encoder cache budget {budget} is too small: it must be at least 1 token"
             )
         self.budget = budget
         self.lifelong = lifelong
@@ -69,7 +69,8 @@ class EncoderCache:
     def reserve(self, request: Request, count: int) -> tuple[int, list[Media]]:
         """Return how many of ``count`` tokens can be computed, and the media to encode first.
 
-        The tokens end before the first medium that does not fit into the budget.
+        If an image or sound does not fit into the budget, only the tokens before it can be
+        computed.
         """
         start = request.computed
         encode: list[Media] = []
@@ -92,7 +93,7 @@ class EncoderCache:
         return count, encode
 
     def release_computed(self, request: Request) -> None:
-        """Release the outputs that the request no longer needs after its computed tokens."""
+        """Release the outputs whose placeholder tokens are all computed."""
         if self.lifelong:
             return
         done = request.computed
@@ -103,29 +104,32 @@ class EncoderCache:
                 self._release(request, media.key)
 
     def drop(self, request: Request) -> None:
-        """Release all outputs of a request that ended or was preempted."""
+        """Release all outputs of ``request``, which has ended or was preempted."""
         for media in request.media:
             self._release(request, media.key)
 
     def take_freed(self) -> list[bytes]:
-        """Return the keys that the runner must free. Each key is returned only once.
+        """Return the keys of outputs that the runner must free, and forget these keys.
 
-        Call this before a step is scheduled, or when the engine becomes idle.
+        Call this before a step is scheduled, and when the engine becomes idle.
         """
         freed, self._freed = self._freed, []
         self._ordered.clear()
         return freed
 
     def list_known_keys(self) -> set[bytes]:
-        """Return every key that the runner may hold now."""
+        """Return the keys of all outputs that the runner may have now."""
         return set(self.entries).union(self._freed)
 
     def find_problems(self, running: Iterable[str]) -> list[str]:
-        """Return a message for each error. Only ``running`` requests may hold entries."""
+        """Return a message for each inconsistency, for the audit.
+
+        ``running`` are the IDs of all running requests. Only these may have entries.
+        """
         found = []
         if dead := self.list_holders().difference(running):
             found.append(
-                f"{len(dead)} requests hold encoder outputs but are not running, for example"
+                f"{len(dead)} requests have encoder outputs but are not running, for example"
                 f" {min(dead)}"
             )
         if (total := sum(entry.tokens for entry in self.entries.values())) != self.used:
@@ -139,7 +143,7 @@ class EncoderCache:
         return found
 
     def list_holders(self) -> set[str]:
-        """Return the IDs of the requests that hold an entry."""
+        """Return the IDs of all requests that need an output."""
         return {name for entry in self.entries.values() for name in entry.holders}
 
     def _is_needed(self, media: Media, start: int, stop: int) -> bool:

@@ -1,7 +1,7 @@
-"""Request in the worker, from its submission to its release.
+"""Represent a request in the worker, from its submission to its release.
 
-Reference counting alone must free a finished request. It therefore holds tokens, block numbers and
-hashes, but no callable that references the request.
+Reference counting alone must free a request that has ended. A request therefore has no attribute,
+such as a callback, that refers back to the request.
 """
 
 from __future__ import annotations
@@ -29,19 +29,16 @@ if TYPE_CHECKING:
 
 
 TOKEN_TYPE = "i"
-"""Type code of token arrays.
-
-A list would take ten times the memory. Each choice of a prompt has its own array.
-"""
+"""Type code of the arrays of token IDs: int32. A list would take ten times the memory."""
 
 
 @dataclass(slots=True)
 class DraftingState:
     """State of speculative decoding for one request of at most ``length`` tokens.
 
-    ``misses`` counts the attempts since the last accepted draft, and ``pause`` the steps until the
-    next attempt. The draft model has computed the first ``computed`` tokens and filled the first
-    ``filled`` blocks.
+    ``misses`` is the number of attempts since the last accepted draft, and ``pause`` the number of
+    steps until the next attempt. The draft model has computed the first ``computed`` tokens, and
+    has filled the first ``filled`` blocks.
     """
 
     length: int
@@ -53,7 +50,7 @@ class DraftingState:
 
     @property
     def nbytes(self) -> int:
-        """Host memory of the index in bytes."""
+        """Host memory of the n-gram index in bytes; 0 without an index."""
         return 0 if self.index is None else self.index.nbytes
 
 
@@ -61,9 +58,10 @@ class DraftingState:
 class InFlight:
     """Sampled tokens of one request that are not part of its output yet.
 
-    ``tokens`` is their number. When a step is scheduled, it is at most 1: only the device knows the
-    token, in ``row`` of the last step. ``unconfirmed`` is a token that the host knows and the
-    grammar has not accepted yet; until then, the request joins no step.
+    ``tokens`` is the number of these tokens, at most 1 when a step is scheduled. Before the host
+    has read the token, only the device knows it: it is in ``row`` of the last step. ``unconfirmed``
+    is the token if the host has read it, but the grammar has not accepted it yet. Until then, the
+    request joins no step.
     """
 
     tokens: int = 0
@@ -78,18 +76,19 @@ class InFlight:
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
 class Request:
-    """One request in the worker. Times are monotonic seconds.
+    """One request in the worker. Times are in seconds of CLOCK_MONOTONIC.
 
     - ``computed``: number of tokens whose keys and values are in the pool.
-    - ``cached_tokens``, ``started_at``: prefix-cache hits and time of the first start.
+    - ``cached_tokens``: number of prompt tokens found in the prefix cache at the first start, which
+      was at ``started_at``.
     - ``order``: position in the order of arrival. ``place``: position among running and preempted
       requests. The waiting queue assigns both.
     - ``registered``: number of blocks that are registered in the prefix cache.
-    - ``fetched``: whether host memory was searched for the prompt's first blocks.
+    - ``fetched``: whether the prompt's blocks have been searched in host memory.
     - ``in_flight``: sampled tokens that are not yet in ``token_ids``.
     - ``drafting``: None if the request gets no drafts.
-    - ``scored``: number of prompt tokens whose log probabilities were sent, if requested.
-    - ``allowed``: mask of the tokens that the request allows.
+    - ``scored``: number of prompt tokens whose log probabilities have been sent.
+    - ``allowed``: bit mask of the tokens that may be sampled; None if all may be sampled.
     - ``bad_word_lookback``: number of preceding tokens that the bad words depend on.
     """
 
@@ -126,7 +125,7 @@ class Request:
 
     @classmethod
     def create(cls, submit: Submit) -> Request:
-        """Return the request in ``submit``. If carried over, it continues after ``output_ids``."""
+        """Return the request in ``submit``. A carried-over one continues after ``output_ids``."""
         sampling, allowed = submit.sampling, submit.sampling.allowed_token_ids
         if allowed is not None:  # a list takes many times the memory of the mask
             sampling = msgspec.structs.replace(sampling, allowed_token_ids=None)
@@ -166,7 +165,7 @@ class Request:
     def needs_previous_token(self) -> bool:
         """Whether the host must know the previous token before the next token is sampled.
 
-        Penalties, grammars, bad words and drafts depend on it.
+        This is the case with penalties, a grammar, bad words or drafts.
         """
         if self.drafting is not None and not self.drafting.pause:
             return True
@@ -174,12 +173,12 @@ class Request:
 
     @property
     def has_unscored_rows(self) -> bool:
-        """Whether log probabilities of prompt rows are not computed yet."""
+        """Whether log probabilities of prompt tokens are requested but not all computed yet."""
         return self.sampling.prompt_logprobs is not None and self.scored < self.num_prompt - 1
 
     @property
     def awaits_token(self) -> bool:
-        """Whether the next step must wait for the pending token."""
+        """Whether the next step must wait until the host has read the pending token."""
         return (
             self.in_flight.tokens > 0
             and self.needs_previous_token
@@ -198,11 +197,11 @@ class Request:
 
     @property
     def max_length(self) -> int:
-        """Number of prompt and output tokens if the output reaches ``max_tokens``."""
+        """Maximum number of prompt and output tokens."""
         return self.num_prompt + self.sampling.max_tokens
 
     def get_finish_reason(self, token_id: int, max_model_len: int) -> str | None:
-        """Return the reason why the request ends after its newest token; None if it continues."""
+        """Return the finish reason after the newest token ``token_id``; None to continue."""
         if not self.sampling.ignore_eos and token_id in self.sampling.stop_token_ids:
             return "stop"
         if self.matcher is not None and self.matcher.complete:
@@ -216,14 +215,14 @@ class Request:
         return len(self.token_ids) + self.in_flight.tokens >= length
 
     def take_start_statistics(self) -> StartStatistics | None:
-        """Return the statistics of the request's start once; None before and afterwards."""
+        """Return the statistics of the first start, but only once; None at any other time."""
         if self.started_at is None or self.start_reported:
             return None
         self.start_reported = True
         return StartStatistics(max(0.0, self.started_at - self.arrived), self.cached_tokens)
 
     def drop_blocks(self, pool: BlockPool) -> None:
-        """Release the blocks, as in a preemption. Their tokens must be computed again."""
+        """Release all blocks of the request. Its tokens must then be computed again."""
         pool.release(self.block_ids)
         self.block_ids = []
         self.registered = self.computed = 0

@@ -3,16 +3,16 @@
 Running requests come first, then waiting requests, in the order of their places (see waiting.py). A
 step is full when the token budget, the number of sequences or the KV blocks are used up. A prompt
 longer than the budget is computed in chunks over several steps. When blocks run out, the last
-request in that order is preempted: it releases its blocks and waits. Its tokens are computed again
+request in this order is preempted: it releases its blocks and waits. Its tokens are computed again
 later, mostly from the prefix cache.
 
-Priorities apply within a tenant. The more urgent requests of a tenant have its earlier places, and
-a running request is preempted for a waiting request of the same tenant with a higher priority.
-Priorities are strict: a request of low priority waits while its tenant's more urgent requests
-occupy the tenant's places.
+Priorities apply only between requests of the same tenant. The more urgent requests of a tenant have
+its earlier places. A running request is preempted for a more urgent waiting request of its tenant.
+A request of low priority waits as long as more urgent requests occupy all places of the tenant.
 
-One tenant cannot occupy the engine. If a request has waited for :data:`FAIR_WAIT_S` because another
-tenant holds the places or the blocks, that tenant gives up some of them, down to an equal share.
+One tenant cannot occupy the whole engine. If a request has waited for :data:`FAIR_WAIT_S` because
+another tenant has the places or blocks that it needs, this tenant gives up some of them. It keeps
+at least an equal share.
 
 There is no deadlock. A request that could not run alone in an empty pool is refused at once. The
 first request in the order is never preempted for another tenant.
@@ -36,25 +36,26 @@ from plimsoll_engine.kvcache.prefix_hashes import extend_block_hashes
 from plimsoll_engine.messages.worker_ipc import Media
 
 MIN_FIRST_CHUNK_DIVISOR = 8
-"""Divisor of the step's token budget that gives the minimum size of the first chunk of a prompt.
+"""The first chunk of a prompt has at least 1/8 of the step's token budget, or the whole prompt.
 
-A prompt in chunks reads its context again, and attention is faster on whole prompts.
+Smaller chunks cost more than they save: each chunk reads the context again, and attention is faster
+for whole prompts.
 """
 
 FAIR_WAIT_S = 1.0
-"""Seconds that a request waits until another tenant gives up places or blocks for it.
+"""Waiting time after which another tenant must give up places or blocks for a request.
 
-Under an even load, places become free earlier, and nothing is computed twice.
+Under an even load, places become free earlier, so no tokens are computed twice.
 """
 
 
 @dataclass(slots=True)
 class Chunk:
-    """``count`` tokens of ``request``, starting at position ``request.computed``.
+    """Part of a step: ``count`` tokens of ``request``, beginning at token ``request.computed``.
 
     The media in ``encode`` are encoded first. ``count`` is 0 if the request must wait, for example
-    for space in the encoder cache. ``drafts`` are proposed next tokens, computed as additional
-    rows.
+    for space in the encoder cache. ``drafts`` are proposed next tokens, each of which is an
+    additional row of the step.
     """
 
     request: Request
@@ -64,7 +65,7 @@ class Chunk:
 
     @property
     def rows(self) -> int:
-        """Number of rows in the step."""
+        """Number of rows that this chunk has in the step."""
         return self.count + len(self.drafts)
 
     @property
@@ -74,7 +75,7 @@ class Chunk:
 
 
 class Scheduler:
-    """Scheduler of the requests of one engine. It owns no tensor."""
+    """Scheduler of the requests of one engine. It has no tensors."""
 
     def __init__(
         self,
@@ -95,9 +96,9 @@ class Scheduler:
         self.running: list[Request] = []
         """Running requests, sorted by place."""
         self._kept: WeakSet[Request] = WeakSet()
-        """Requests that hold a predecessor's blocks but cannot run yet."""
+        """Requests that have a predecessor's blocks but cannot run yet."""
         self._blocks_in_step: set[bytes] = set()
-        """Hashes of the blocks that the step under construction fills."""
+        """Hashes of the blocks that are filled in the step that is being scheduled."""
         self.preemptions_total = 0
         self.prefix_query_tokens_total = 0
         self.prefix_hit_tokens_total = 0
@@ -107,18 +108,21 @@ class Scheduler:
         if not request.num_prompt:
             return "the prompt is empty"
         if request.num_outputs >= request.sampling.max_tokens:
-            return f"all {request.sampling.max_tokens} tokens of max_tokens are already generated"
+            return (
+                f"the request has already generated all {request.sampling.max_tokens} tokens that"
+                " max_tokens allows"
+            )
         if len(request.token_ids) >= self.max_model_len:
             return (
-                f"{len(request.token_ids)} tokens leave no room for output in max_model_len"
-                f" {self.max_model_len}: shorten the prompt"
+                f"the prompt has {len(request.token_ids)} tokens, which leaves no room for output"
+                f" in max_model_len {self.max_model_len}: shorten the prompt"
             )
         length = min(request.max_length, self.max_model_len)
         if (blocks := self.pool.count_blocks(length)) > self.pool.num_blocks:
             return (
-                f"{length} tokens (prompt and max_tokens) need {blocks} KV blocks, but the pool has"
-                f" {self.pool.num_blocks}: shorten the prompt, lower max_tokens or increase"
-                " --num-blocks"
+                f"the prompt and max_tokens have {length} tokens, which need {blocks} KV blocks,"
+                f" but the pool has {self.pool.num_blocks}: shorten the prompt, lower max_tokens or"
+                " increase --num-blocks"
             )
         if self.encoder is not None:
             return self.encoder.find_refusal(request)
@@ -133,14 +137,14 @@ class Scheduler:
     def keep(self, request: Request) -> None:
         """Let ``request`` keep a predecessor's blocks while its grammar is compiled.
 
-        The request loses them if blocks run out.
+        If blocks run out, the request loses these blocks.
         """
         self._kept.add(request)
 
     def adopt(self, request: Request) -> None:
-        """Run ``request`` with the blocks that a predecessor filled.
+        """Start ``request`` with the blocks that a predecessor filled.
 
-        If the batch is full, the request loses the blocks and waits like a new request.
+        If the batch is full, the request loses these blocks and waits like a new request.
         """
         self._kept.discard(request)
         self.waiting.add(request)
@@ -151,7 +155,7 @@ class Scheduler:
         self._insert(request)
 
     def remove(self, request: Request) -> None:
-        """Remove an ended ``request``. :meth:`Request.release` returns its blocks."""
+        """Remove a ``request`` that has ended. Its blocks are released by the caller."""
         if request in self.running:
             self.running.remove(request)
         else:
@@ -163,8 +167,9 @@ class Scheduler:
     def schedule(self, only: Request | None = None) -> list[Chunk]:
         """Return the chunks of the next step; empty if nothing can run.
 
-        With ``only``, the step has only that waiting request, to find the request that made a batch
-        fail. The list is then empty if blocks are missing that no running request holds.
+        If ``only`` is given, the step has only this waiting request, to find the request that made
+        a batch fail. All running requests are preempted if it needs their blocks. The list is empty
+        if it lacks blocks even then.
         """
         self._blocks_in_step.clear()
         if only is not None:
@@ -228,10 +233,10 @@ class Scheduler:
         return chunks
 
     def _preempt_for_fairness(self) -> None:
-        """Preempt requests of the largest tenant if another tenant has waited too long.
+        """Preempt requests of the tenant with the largest share if another has waited too long.
 
-        Afterwards, the largest tenant still holds at least as much as the other one. Otherwise the
-        two tenants would preempt each other in turn.
+        Do nothing if the largest tenant would then have less than the tenant that waits, because
+        the two tenants would preempt each other in turn.
         """
         head = self.waiting.find_next_new()
         if head is None or head.in_flight.tokens or time.monotonic() < head.arrived + FAIR_WAIT_S:
@@ -260,9 +265,9 @@ class Scheduler:
         self._preempt_for(yielding[-1], head)
 
     def _preempt_for(self, request: Request, replacement: Request) -> None:
-        """Preempt a running request for ``replacement``, a waiting request.
+        """Preempt a running ``request`` for the waiting request ``replacement``.
 
-        ``replacement`` takes over the place of ``request`` unless it already has a place.
+        ``replacement`` takes over the place of ``request``, unless it has a place of its own.
         """
         self.running.remove(request)
         self._release_all(request)
@@ -273,17 +278,21 @@ class Scheduler:
         self.preemptions_total += 1
 
     def _continue_running(self, request: Request, budget: int) -> Chunk | None:
-        """Return the next chunk of a running request; None if blocks are missing."""
+        """Return the next chunk of a running request; None if it lacks blocks."""
         count = min(request.num_uncomputed, budget)
-        return self._create_chunk(request, count) if self._reserve(request, count) else None
+        return self._create_chunk(request, count) if self._reserve_blocks(request, count) else None
 
     def _start_waiting(self, request: Request, budget: int) -> Chunk | None:
-        """Start a waiting request. Return None if the batch is full or blocks are missing."""
+        """Start a waiting request, and return its first chunk.
+
+        Return None if the batch is full or blocks are missing, and a chunk of 0 tokens if the
+        request must wait for another reason.
+        """
         if len(self.running) >= self.max_num_seqs:
             return None
         if self._must_fetch(request):
             return Chunk(request, 0)
-        self._share_cached_prefix(request)
+        self._take_cached_prefix(request)
         if self._is_next_block_in_step(request):
             self._release_all(request)
             return Chunk(request, 0)
@@ -294,7 +303,7 @@ class Scheduler:
         ):
             self._release_all(request)
             return Chunk(request, 0)  # so small a first chunk costs more than it saves
-        if not self._reserve(request, count):
+        if not self._reserve_blocks(request, count):
             self._release_all(request)
             return None
         chunk = self._create_chunk(request, count)
@@ -311,7 +320,7 @@ class Scheduler:
         return chunk
 
     def _insert(self, request: Request) -> None:
-        """Insert ``request`` by place. More urgent requests of its tenant get earlier places."""
+        """Add ``request`` to the running requests, and order its tenant's places by priority."""
         insort(self.running, request, key=get_place)
         same = [one for one in self.running if one.tenant == request.tenant]
         if all(one.priority == request.priority for one in same):
@@ -323,7 +332,7 @@ class Scheduler:
         self.running.sort(key=get_place)
 
     def _record_blocks_in_step(self, chunk: Chunk) -> None:
-        """Record the blocks that ``chunk`` fills, for requests with the same prefix."""
+        """Record the blocks that ``chunk`` fills, so that requests with its prefix can wait."""
         if chunk.count > 1:
             start = chunk.request.computed
             size = self.pool.block_size
@@ -333,7 +342,7 @@ class Scheduler:
     def _is_next_block_in_step(self, request: Request) -> bool:
         """Report whether another request fills the next block of ``request`` in this step.
 
-        One step later, ``request`` can take that block from the prefix cache.
+        In the next step, ``request`` can take this block from the prefix cache.
         """
         index = len(request.block_ids)
         usable = self._count_cacheable_blocks(request)
@@ -355,7 +364,7 @@ class Scheduler:
     def _must_fetch(self, request: Request) -> bool:
         """Report whether ``request`` must wait for blocks that are copied from host memory.
 
-        A request waits only once. Blocks that are still missing afterwards are computed.
+        A request waits for only one transfer. Blocks that it still lacks afterwards are computed.
         """
         if self.offload is None or (request.fetched and not self.offload.transfers):
             return False
@@ -369,12 +378,12 @@ class Scheduler:
     def _count_cacheable_blocks(self, request: Request) -> int:
         """Return how many of its first blocks ``request`` may take from a cache.
 
-        The last token and the prompt rows that are not scored yet are always computed.
+        The last token is always computed. So are prompt tokens whose log probabilities are missing.
         """
         tokens = request.scored if request.has_unscored_rows else len(request.token_ids) - 1
         return tokens // self.pool.block_size
 
-    def _share_cached_prefix(self, request: Request) -> None:
+    def _take_cached_prefix(self, request: Request) -> None:
         extend_block_hashes(request, self.pool.block_size)
         usable = self._count_cacheable_blocks(request)
         blocks = self.pool.find_cached_prefix(request.block_hashes[:usable])
@@ -383,7 +392,7 @@ class Scheduler:
         request.registered = len(blocks)
         request.computed = len(blocks) * self.pool.block_size
 
-    def _reserve(self, request: Request, count: int) -> bool:
+    def _reserve_blocks(self, request: Request, count: int) -> bool:
         missing = self.pool.count_blocks(request.computed + count) - len(request.block_ids)
         if missing <= 0:
             return True
@@ -401,9 +410,9 @@ class Scheduler:
         return True
 
     def reserve_drafts(self, request: Request, count: int) -> int:
-        """Return how many of ``count`` drafts after the newest token fit into blocks.
+        """Allocate blocks for up to ``count`` drafts. Return the number of drafts that fit.
 
-        Only free blocks are allocated for drafts. No other request loses a block.
+        Only available blocks are allocated, so no other request loses a block.
         """
         missing = self.pool.count_blocks(request.computed + 1 + count) - len(request.block_ids)
         if count > 0 and missing > 0:
@@ -414,20 +423,20 @@ class Scheduler:
     def record_accepted(self, request: Request) -> None:
         """Count one more accepted draft of ``request`` as computed.
 
-        Its keys and values are already in the pool.
+        The keys and values of the draft are already in the pool.
         """
         self.waiting.charge(request, 1)
         self._add_computed(request, 1)
 
     def preempt(self, request: Request) -> None:
-        """Preempt a running request. The request waits and keeps its place."""
+        """Preempt a running request. It waits again, and keeps its place in the order."""
         self.running.remove(request)
         self._release_all(request)
         self.waiting.requeue(request)
         self.preemptions_total += 1
 
     def record_computed(self, chunk: Chunk) -> None:
-        """Count the chunk's tokens as computed. Register its full blocks in the prefix cache."""
+        """Count the chunk's tokens as computed, and add full blocks to the prefix cache."""
         self._add_computed(chunk.request, chunk.count)
 
     def _add_computed(self, request: Request, count: int) -> None:

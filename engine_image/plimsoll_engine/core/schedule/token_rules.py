@@ -1,7 +1,7 @@
-"""Rules for the next token, and the token counts that penalties need. Pure.
+"""Compute which tokens may come next, and the token counts that penalties need. Pure.
 
-``allowed_token_ids`` and ``bad_words`` are those of vLLM. The rules depend only on the output, so
-they also hold after a request is carried over to another worker.
+``allowed_token_ids`` and ``bad_words`` have the same meaning as in vLLM. The rules depend only on
+the output, so they are the same after a request is carried over to another worker.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ from collections.abc import Iterable, Sequence
 from plimsoll_engine.messages.worker_ipc import Sampling
 
 WORD_BITS = 32
-TOKEN_BYTES = 90
-"""Memory of one counted token: two array items, and a dictionary entry with its key (CPython 3.11).
-"""
+COUNTED_TOKEN_BYTES = 90
+"""Host memory per counted token: two array items and one dictionary entry (CPython 3.11)."""
 
 
 def make_mask(token_ids: Iterable[int]) -> bytes:
-    """Return the bit mask of the allowed tokens, long enough for the largest of them.
+    """Return a bit mask in which only the bits of ``token_ids`` are set, as short as possible.
 
     The bit of token t is bit t % 32 of the little-endian int32 word t // 32, as in a grammar's
     mask.
@@ -33,7 +32,7 @@ def make_mask(token_ids: Iterable[int]) -> bytes:
 
 
 def find_banned_tokens(words: Sequence[Sequence[int]], output: Sequence[int]) -> tuple[int, ...]:
-    """Return the tokens that would complete one of ``words`` after ``output``."""
+    """Return the tokens that would complete one of ``words`` if they followed ``output``."""
     found: dict[int, None] = {}
     for word in words:
         before = len(word) - 1
@@ -43,12 +42,15 @@ def find_banned_tokens(words: Sequence[Sequence[int]], output: Sequence[int]) ->
 
 
 def count_bad_word_lookback(words: Sequence[Sequence[int]]) -> int:
-    """Return how many preceding tokens the bad words depend on; 0 without bad words."""
+    """Return how many preceding tokens decide whether a token completes one of ``words``."""
     return max((len(word) - 1 for word in words), default=0)
 
 
 class TokenCounts:
-    """Count of each token of a request in its output; 0 if the token occurs only in the prompt."""
+    """Number of times that each token of a request occurs in the output.
+
+    Tokens that occur only in the prompt have the count 0.
+    """
 
     __slots__ = ("_places", "outputs", "tokens")
 

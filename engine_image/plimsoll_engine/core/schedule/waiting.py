@@ -1,19 +1,19 @@
-"""Queue of waiting requests, fair between tenants.
+"""Queue waiting requests, and share the engine fairly between tenants.
 
 The next new request comes from the tenant with the fewest computed tokens. Priorities order only
-the requests of one tenant: the lowest number first, then the oldest. A tenant that queues a
-thousand requests therefore delays only itself, a tenant with long prompts starts fewer requests,
-and no priority makes another tenant wait longer.
+the requests of one tenant: the lowest number first, then the oldest request. A tenant that queues a
+thousand requests therefore delays only itself. A tenant with long prompts starts fewer requests. No
+priority makes another tenant wait longer.
 
-A running request has a place, numbered in the order of starting. A preempted request keeps its
-place and resumes before any new request starts. A more urgent request of the same tenant may take
-over the place, and so may a tenant that has waited too long for its share. The preempted request
-then waits like a new request. Priorities therefore move requests between the places of a tenant
-and never win it another place.
+A running request has a place. Places are numbered in the order in which requests start. A preempted
+request keeps its place, and resumes before any new request starts. But a more urgent request of the
+same tenant may take over the place, and so may a tenant that has waited too long for its share. The
+preempted request then waits like a new request. Priorities therefore only move requests between the
+places of a tenant.
 
-The count of a tenant that returns starts at the lowest count present, so that an idle tenant does
-not accumulate credit. (This is the counter of Sheng et al., "Fairness in Serving Large Language
-Models", OSDI 2024; the cost is the number of tokens computed.)
+When a tenant returns, its count starts at the lowest count of the other tenants, so that an idle
+tenant does not accumulate credit. (This is the counter of Sheng et al., "Fairness in Serving Large
+Language Models", OSDI 2024, with the number of computed tokens as the cost.)
 """
 
 from __future__ import annotations
@@ -26,21 +26,18 @@ from plimsoll_engine.core.schedule.request import Request
 
 
 def get_urgency(request: Request) -> tuple[int, int]:
-    """Return the sort key of a new request within its tenant: most urgent first, then oldest."""
+    """Return the sort key of new requests of one tenant: the most urgent first, then the oldest."""
     return request.priority, request.order
 
 
 def get_place(request: Request) -> int:
-    """Return the sort key of running and preempted requests of all tenants."""
+    """Return the place of ``request``, the sort key of running and preempted requests."""
     assert request.place is not None
     return request.place
 
 
 class WaitingQueue:
-    """Waiting requests, and the number of computed tokens of each tenant.
-
-    Tenants of running requests count as present.
-    """
+    """Queue of waiting requests, with the number of computed tokens of each tenant."""
 
     def __init__(self) -> None:
         self._stopped: list[Request] = []
@@ -78,28 +75,28 @@ class WaitingQueue:
         insort(self._stopped, request, key=get_place)
 
     def requeue_for(self, request: Request, replacement: Request) -> None:
-        """Add a request that was preempted for ``replacement``, which takes over its place."""
+        """Add a request whose place ``replacement`` takes over, and queue ``replacement`` there."""
         self.remove(replacement)
         replacement.place, request.place = request.place, None
         self.requeue(replacement)
         self._add_new(request)
 
     def peek(self) -> Request | None:
-        """Return the next request without removing it; None if the queue is empty."""
+        """Return the request that should start next, without removing it; None if none waits."""
         if self._stopped:
             stopped = self._stopped[0]
             return self.find_more_urgent(stopped) or stopped
         return self.find_next_new()
 
     def find_next_new(self) -> Request | None:
-        """Return the new request whose turn is next; None without a new request."""
+        """Return the new request that should start next; None if there are no new requests."""
         heads = (queue[0] for queue in self._new.values())
         return min(heads, key=lambda one: (self.computed[one.tenant], one.order), default=None)
 
     def find_more_urgent(self, request: Request) -> Request | None:
-        """Return the most urgent waiting request of the same tenant.
+        """Return the most urgent waiting request of the tenant of ``request``.
 
-        Return None if none is more urgent than ``request``.
+        Return None if no waiting request is more urgent than ``request``.
         """
         same = [one for one in self._stopped if one.tenant == request.tenant]
         same += self._new.get(request.tenant, [])[:1]
@@ -107,7 +104,7 @@ class WaitingQueue:
         return best if best is not None and best.priority < request.priority else None
 
     def start(self, request: Request) -> None:
-        """Remove ``request`` from the queue because it starts, and assign it a place."""
+        """Remove ``request`` from the queue because it starts. Assign a place if it has none."""
         if request.place is None:
             same = (one for one in self._stopped if one.tenant == request.tenant)
             stopped = next((one for one in same if one.priority > request.priority), None)
@@ -134,21 +131,22 @@ class WaitingQueue:
         self.computed[request.tenant] += tokens
 
     def forget(self, request: Request) -> None:
-        """Record that ``request`` has ended. Discard the count of a tenant without requests."""
+        """Record that ``request`` has ended. Discard the count of its tenant after the last one."""
         self._present[request.tenant] -= 1
         if not self._present[request.tenant]:
             del self._present[request.tenant]
             del self.computed[request.tenant]
 
     def find_problems(self) -> list[str]:
-        """Return a message for each inconsistency of this queue, for the audit."""
+        """Return a message for each inconsistency in this queue, for the audit."""
         found = []
         places = [request.place for request in self._stopped]
         if None in places or any(r.place is not None for q in self._new.values() for r in q):
-            found.append("new requests and preempted requests are mixed up")
+            found.append("a new request has a place, or a preempted request has none")
         if self._present.keys() != self.computed.keys():
             found.append(
-                f"{len(self.computed)} tenants have a count, but {len(self._present)} have requests"
+                f"{len(self.computed)} tenants have a token count, but {len(self._present)} have"
+                " requests"
             )
         return found
 

@@ -1,8 +1,8 @@
 """Create drafts with a smaller model that has the same tokenizer.
 
-Its KV pool has as many blocks as the target model's pool, and block b has the same tokens in both
-pools. The draft model therefore allocates no blocks, and requests share the prefixes that it has
-computed.
+The draft model's KV pool has as many blocks as the target model's pool, and block b has the same
+tokens in both pools. The draft model therefore allocates no blocks itself. Requests with the same
+prefix share its computed blocks.
 
 Each draft is drawn with the seed and the position of the token that it predicts. If both models
 have the same distribution, they draw the same token.
@@ -29,12 +29,16 @@ from plimsoll_engine.messages.rank_ipc import Inputs
 from plimsoll_engine.messages.worker_ipc import Sampling
 
 MAX_CATCH_UP_ROWS = 8
-"""Maximum number of missed tokens to compute as decode rows. More tokens become a prefill chunk."""
+"""Maximum number of missed tokens to compute as decode rows. More are computed as a prefill chunk.
+"""
 
 
 @dataclass(slots=True)
 class _RequestView:
-    """State of a request that a step needs. The draft model has computed ``computed`` tokens."""
+    """State of a request as a step of the draft model sees it.
+
+    ``computed`` is the number of tokens that the draft model has computed.
+    """
 
     token_ids: array[int]
     block_ids: list[int]
@@ -53,7 +57,10 @@ class _Rows:
 
 
 class _CatchUp(NamedTuple):
-    """Tokens of a request, up to ``end``, that the model must compute before it creates drafts."""
+    """Tokens of a request, up to ``end``, that the model must compute before it creates drafts.
+
+    ``number`` is the index of the request in the list of requests that get drafts.
+    """
 
     number: int
     request: Request
@@ -63,33 +70,40 @@ class _CatchUp(NamedTuple):
 
 @dataclass(slots=True)
 class _DrawnDrafts:
-    """Drafts of one step: the index of each row's request, and the tokens on the device."""
+    """Drafts of one step: the index of each row's request, and one token per row on the device."""
 
     numbers: list[int]
     tokens: torch.Tensor
 
 
 class DraftModel:
-    """:class:`plimsoll_engine.core.speculation.drafting.Proposer` with a draft model.
+    """:class:`plimsoll_engine.core.speculation.drafting.Proposer` that uses a draft model.
 
-    ``pool`` is the target model's block pool, and ``budget`` the maximum number of tokens of one
-    step. ``vocabulary`` is the vocabulary size of the target model, and ``own_vocabulary`` that of
-    the draft model.
+    ``pool`` is the target model's block pool. ``max_tokens`` is the maximum number of tokens in a
+    step. ``target_vocabulary`` and ``draft_vocabulary`` are the sizes of the models' vocabularies.
     """
 
     def __init__(
-        self, forward: Forward, pool: BlockPool, budget: int, vocabulary: int, own_vocabulary: int
+        self,
+        forward: Forward,
+        pool: BlockPool,
+        max_tokens: int,
+        target_vocabulary: int,
+        draft_vocabulary: int,
     ) -> None:
         self.forward = forward
         self._pool = pool
-        self._budget = budget
-        self._vocabulary = vocabulary
-        self._own_vocabulary = own_vocabulary
+        self._max_tokens = max_tokens
+        self._target_vocabulary = target_vocabulary
+        self._draft_vocabulary = draft_vocabulary
         self._filled = array("Q", [0]) * pool.num_blocks
-        """Value of the pool's ``taken`` for each block when this model had computed all of it."""
+        """For each block, its allocation count in the pool when this model had computed it all.
+
+        If the count has changed since, the block has other tokens.
+        """
 
     def propose(self, wanted: Sequence[tuple[Request, int]]) -> list[list[int] | None]:
-        """Propose drafts, as in :class:`Proposer`; None if a request is still catching up."""
+        """Return drafts, as in :class:`Proposer`; None for requests with missed tokens."""
         found: list[list[int] | None] = [None for _ in wanted]
         steps = self._create_drafts(wanted)
         if not steps:
@@ -120,7 +134,7 @@ class DraftModel:
         return steps
 
     def _catch_up(self, wanted: Sequence[tuple[Request, int]]) -> _DrawnDrafts | None:
-        behind = self._find_behind(wanted)
+        behind = self._list_catch_ups(wanted)
         if not behind:
             return None
         behind.sort(key=lambda one: get_row_order(one.chunk))
@@ -136,8 +150,8 @@ class DraftModel:
             self._mark_filled(one.request, drafting)
         return drawn
 
-    def _find_behind(self, wanted: Sequence[tuple[Request, int]]) -> list[_CatchUp]:
-        left, found = self._budget, []
+    def _list_catch_ups(self, wanted: Sequence[tuple[Request, int]]) -> list[_CatchUp]:
+        left, found = self._max_tokens, []
         for number, (request, most) in enumerate(wanted):
             drafting = request.drafting
             assert drafting is not None
@@ -147,11 +161,11 @@ class DraftModel:
             end = len(request.token_ids)
             if end - begin <= min(MAX_CATCH_UP_ROWS, left):
                 unseen = request.token_ids[begin + 1 : end]
-                chunk = _Rows(_create_view(request, begin), 1, True, unseen)
+                chunk = _Rows(_create_request_view(request, begin), 1, True, unseen)
             else:
                 end = min(end, begin + left)
                 whole = end == len(request.token_ids)
-                chunk = _Rows(_create_view(request, begin), end - begin, whole)
+                chunk = _Rows(_create_request_view(request, begin), end - begin, whole)
             left -= end - begin
             found.append(_CatchUp(number, request, chunk, end))
         return found
@@ -159,11 +173,17 @@ class DraftModel:
     def _draw_next(
         self, wanted: Sequence[tuple[Request, int]], rows: list[tuple[int, int]], count: int
     ) -> _DrawnDrafts | None:
-        """Draw draft number ``count``, from 0 on. Only the device knows the preceding draft."""
+        """Draw draft number ``count`` (from 0) of each request.
+
+        Each item of ``rows`` is the row of the preceding draft, which only the device knows, and
+        the index of its request.
+        """
         chunks, requests = [], []
         for row, number in rows:
             request = wanted[number][0]
-            seen = _create_view(request, len(request.token_ids) + count - 1, InFlight(1, row))
+            seen = _create_request_view(
+                request, len(request.token_ids) + count - 1, InFlight(1, row)
+            )
             chunks.append(_Rows(seen, 1, has_newest_token=True))
             requests.append((number, request))
         inputs = collect_inputs(chunks, self._pool.block_size)
@@ -172,8 +192,11 @@ class DraftModel:
     def _draw(
         self, inputs: Inputs, requests: list[tuple[int, Request]], count: int, last: list[int]
     ) -> _DrawnDrafts | None:
-        """Compute a step. Draw a token after each row of ``last``, which is one row per request."""
-        np.minimum(inputs.ids, self._own_vocabulary - 1, out=inputs.ids)
+        """Compute a step, and draw draft number ``count`` of each request.
+
+        ``last`` has the row of each request after which the draft is drawn.
+        """
+        np.minimum(inputs.ids, self._draft_vocabulary - 1, out=inputs.ids)
         tokens, logits = self.forward.compute(inputs)
         if logits is None:
             return None
@@ -181,16 +204,20 @@ class DraftModel:
             [Row(_remove_logprobs(request), request.num_outputs + count) for _, request in requests]
         )
         whole = len(last) == len(logits)
-        if tokens is None or not sampling_plan.is_greedy or logits.shape[-1] > self._vocabulary:
+        if (
+            tokens is None
+            or not sampling_plan.is_greedy
+            or logits.shape[-1] > self._target_vocabulary
+        ):
             chosen = logits if whole else logits[last]
-            tokens = sample(chosen[:, : self._vocabulary].contiguous(), sampling_plan).tokens
+            tokens = sample(chosen[:, : self._target_vocabulary].contiguous(), sampling_plan).tokens
         else:
             # The tokens are in the graph's memory, which the next replay overwrites.
             tokens = tokens.clone() if whole else tokens[last]
         return _DrawnDrafts([number for number, _ in requests], tokens)
 
     def _count_shared_tokens(self, request: Request) -> int:
-        """Return how many tokens of ``request`` this model has computed for other requests."""
+        """Return how many first tokens of ``request`` the model has computed for other requests."""
         size, allocation_counts = self._pool.block_size, self._pool.allocation_counts
         blocks = 0
         for block in request.block_ids[: (len(request.token_ids) - 1) // size]:
@@ -210,7 +237,7 @@ class DraftModel:
         self.forward.close()
 
 
-def _create_view(
+def _create_request_view(
     request: Request, computed: int, in_flight: InFlight | None = None
 ) -> _RequestView:
     return _RequestView(request.token_ids, request.block_ids, computed, in_flight or InFlight())

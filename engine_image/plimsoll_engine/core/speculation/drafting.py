@@ -1,16 +1,17 @@
 """Speculative decoding: propose drafts of the next tokens, and verify them in one step.
 
-A decode step with k drafts has k + 1 rows for the request. Each row is sampled as if the drafts
-before it were output tokens. The first draft that differs from the sampled token is rejected, with
-all later drafts. The accepted tokens are those that k + 1 single steps would have sampled.
+A decode step with k drafts has k + 1 rows for the request. Each row is sampled as if the preceding
+drafts were output tokens. The first draft that differs from the sampled token is rejected, and so
+are all later drafts. The result is the same as that of single steps without drafts.
 
 This is rejection sampling in which the distribution q of a draft d has all its mass on d. A token x
-is drawn from p, and the draft is accepted if x = d. Its probability of acceptance is thus p(d),
-which is min(1, p/q). After a rejection, x has the distribution p without d, normalised, which is
-the positive part of p - q. Output token i is always drawn with (seed, i), so a request has the same
-text with any drafts, without drafts, and after any restart.
+is drawn from the model's distribution p, and the draft is accepted if x = d. The probability of
+acceptance is thus p(d), which is min(1, p/q). After a rejection, x has the distribution p without
+d, normalised, which is the positive part of p - q. Output token i is always drawn with (seed, i),
+so the text of a request does not depend on drafts or restarts.
 
-Drafts use the tokens, rows and blocks that a step has left. They never preempt or delay a request.
+Drafts use only tokens, rows and blocks that a step has left, so they never preempt or delay a
+request.
 """
 
 from __future__ import annotations
@@ -26,37 +27,38 @@ from plimsoll_engine.core.speculation.ngram import NgramIndex
 from plimsoll_engine.messages.speculative import Speculative
 
 MAX_INDEXED_PER_STEP = 4096
-"""Maximum number of tokens, over all requests, to index in one step. This takes milliseconds."""
+"""Maximum number of tokens of all requests to index in one step, which takes milliseconds."""
 MAX_MISSES = 3
-"""Number of consecutive failed attempts after which a request pauses."""
+"""Number of consecutive attempts without an accepted draft after which drafts are paused."""
 MAX_PAUSE_STEPS = 16
-"""Maximum pause in steps. During a pause, the request is processed as without drafts."""
-GRAPH_ROWS = 256
-"""Number of rows in a step above which an additional row is no longer almost free."""
+"""Maximum number of steps of a pause, during which a request gets no drafts."""
+MAX_SPECULATIVE_ROWS = 256
+"""Maximum number of rows in a decode step with drafts. Up to this number, rows cost little."""
 
 
 class Proposer(Protocol):
     """Source of drafts. A wrong draft costs only time."""
 
     def propose(self, wanted: Sequence[tuple[Request, int]]) -> Sequence[list[int] | None]:
-        """Return next tokens for each (request, maximum number of drafts).
+        """Return drafts of the next tokens for each pair (request, maximum number of drafts).
 
-        An empty list means that there is no proposal. None means that the draft model must first
-        compute tokens of the request that it has missed. All tokens of the requests are known, and
-        each request has a :class:`DraftingState` and the blocks for its drafts.
+        The result for a request is an empty list if there is no proposal. It is None if the draft
+        model must first compute tokens of the request that it has missed. The host must know all
+        tokens of each request. Each request must have a :class:`DraftingState`, and blocks for its
+        drafts.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class NgramProposer:
-    """:class:`Proposer` by prompt lookup, with matches of ``shortest`` to ``longest`` tokens."""
+    """:class:`Proposer` that looks up matches of ``shortest`` to ``longest`` tokens in the text."""
 
     shortest: int
     longest: int
 
     def propose(self, wanted: Sequence[tuple[Request, int]]) -> list[list[int]]:
-        """Propose drafts, as in :class:`Proposer`, from the indexed part of each text."""
+        """Return drafts, as in :class:`Proposer`, from the indexed part of each request's text."""
         budget, found = MAX_INDEXED_PER_STEP, []
         for request, most in wanted:
             drafting = request.drafting
@@ -70,7 +72,11 @@ class NgramProposer:
 
 @dataclass(slots=True)
 class DraftCounts:
-    """Counts since the worker started: verifications, verified drafts and accepted drafts."""
+    """Counts since the worker started.
+
+    ``drafts`` is the number of verifications, ``draft_tokens`` that of verified draft tokens, and
+    ``accepted_tokens`` that of accepted draft tokens.
+    """
 
     drafts: int = 0
     draft_tokens: int = 0
@@ -78,38 +84,38 @@ class DraftCounts:
 
 
 class Speculation:
-    """Decides which requests get drafts, and how many.
+    """Choice of the requests that get drafts, and of the number of their drafts.
 
-    A request gets at most ``most`` drafts, and a step with drafts has at most ``rows`` rows.
+    A request gets at most ``max_drafts`` drafts. A step with drafts has at most ``max_rows`` rows.
     """
 
-    def __init__(self, proposer: Proposer, most: int, rows: int) -> None:
+    def __init__(self, proposer: Proposer, max_drafts: int, max_rows: int) -> None:
         self.proposer = proposer
-        self.most = most
-        self.rows = rows
+        self.max_drafts = max_drafts
+        self.max_rows = max_rows
         self.counters = DraftCounts()
         self._steps = 0
 
     @property
     def draft_model(self) -> DraftModel | None:
-        """The draft model; None if drafts do not come from a model."""
+        """Draft model; None for prompt lookup."""
         return self.proposer if isinstance(self.proposer, DraftModel) else None
 
     def close(self) -> None:
-        """Close the draft model. Idempotent."""
+        """Close the draft model, if any. Idempotent."""
         if self.draft_model is not None:
             self.draft_model.close()
 
-    def begin(self, request: Request, max_model_len: int) -> None:
+    def enable_drafts(self, request: Request, max_model_len: int) -> None:
         """Enable drafts for ``request``, unless it has a grammar or media."""
         if request.sampling.grammar is None and not request.media:
             request.drafting = DraftingState(min(request.max_length, max_model_len))
 
-    def add(self, chunks: Sequence[Chunk], scheduler: Scheduler) -> None:
-        """Add drafts to the decode rows in ``chunks``. ``chunks`` must be all chunks of a step."""
+    def add_drafts(self, chunks: Sequence[Chunk], scheduler: Scheduler) -> None:
+        """Add drafts to the chunks of decode rows. ``chunks`` must be all chunks of a step."""
         self._steps += 1
         room = scheduler.max_num_batched_tokens - sum(chunk.count for chunk in chunks)
-        room = min(room, self.rows - len(chunks))
+        room = min(room, self.max_rows - len(chunks))
         found = [(chunk, self._choose_draft_count(chunk)) for chunk in chunks]
         wanted = [(chunk, most) for chunk, most in found if most > 0]
         if room < 1:
@@ -130,7 +136,7 @@ class Speculation:
                 self._count_miss(chunk.request)
 
     def _choose_draft_count(self, chunk: Chunk) -> int:
-        """Return the maximum number of drafts for ``chunk``. Count down its pause."""
+        """Return the maximum number of drafts for ``chunk``. Count down the request's pause."""
         request = chunk.request
         if (drafting := request.drafting) is None or chunk.count != 1 or not chunk.has_newest_token:
             return 0
@@ -140,10 +146,10 @@ class Speculation:
         if request.in_flight.tokens:
             return 0
         # The row after the last draft also yields a token.
-        return min(self.most, drafting.length - len(request.token_ids) - 1)
+        return min(self.max_drafts, drafting.length - len(request.token_ids) - 1)
 
     def count_verified(self, request: Request, drafts: int, accepted: int) -> None:
-        """Count a verification of ``drafts`` drafts, of which ``accepted`` were accepted."""
+        """Count that ``drafts`` drafts of ``request`` were verified, and ``accepted`` accepted."""
         self.counters.drafts += 1
         self.counters.draft_tokens += drafts
         self.counters.accepted_tokens += accepted
@@ -169,14 +175,14 @@ class Speculation:
 def create_speculation(
     settings: Speculative | None, max_num_seqs: int, draft_model: DraftModel | None = None
 ) -> Speculation | None:
-    """Return the speculation that ``settings`` configure; None if ``settings`` is None."""
+    """Return the :class:`Speculation` for ``settings``; None if ``settings`` is None."""
     if settings is None:
         return None
-    most = settings.num_speculative_tokens
+    max_drafts = settings.num_speculative_tokens
     proposer = draft_model or NgramProposer(*settings.ngram_lengths)
-    return Speculation(proposer, most, compute_max_rows(max_num_seqs, most))
+    return Speculation(proposer, max_drafts, compute_max_rows(max_num_seqs, max_drafts))
 
 
-def compute_max_rows(max_num_seqs: int, drafts: int) -> int:
-    """Return the maximum number of rows of a decode step with ``drafts`` drafts per request."""
-    return max(max_num_seqs, min(GRAPH_ROWS, max_num_seqs * (1 + drafts)))
+def compute_max_rows(max_num_seqs: int, max_drafts: int) -> int:
+    """Return the maximum number of rows of a decode step with ``max_drafts`` per request."""
+    return max(max_num_seqs, min(MAX_SPECULATIVE_ROWS, max_num_seqs * (1 + max_drafts)))

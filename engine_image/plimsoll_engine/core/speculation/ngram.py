@@ -1,8 +1,9 @@
-"""Prompt lookup: propose the tokens that followed the newest tokens earlier in the same text.
+"""Prompt lookup: if the newest tokens occur earlier in the text, propose what followed them there.
 
-The index is that of LZ77: a table of hashed runs of ``shortest`` tokens and, for each position, the
-previous position with the same hash. A lookup follows a bounded chain, and a step indexes a bounded
-number of tokens. The memory is bounded too: 4 bytes per token, and the table.
+The index is that of LZ77. A table has the newest position of each hash of ``shortest`` tokens, and
+an array has the previous position with the same hash for each position. A lookup compares a limited
+number of positions, and a step indexes a limited number of tokens. The index takes 4 bytes per
+token, and the size of the table.
 """
 
 from __future__ import annotations
@@ -10,26 +11,26 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-TABLE_BITS = 15
-"""Base-2 logarithm of the maximum table size (128 KiB). Longer texts have longer chains."""
+MAX_TABLE_BITS = 15
+"""Base-2 logarithm of the maximum number of table entries, which take 128 KiB."""
 MAX_CANDIDATES = 32
-"""Maximum number of positions that a lookup compares, the newest first."""
+"""Maximum number of positions that a lookup compares. It begins with the newest position."""
 NO_POSITION = -1
 
 
 class NgramIndex:
-    """Positions of each run of ``shortest`` tokens in a text of at most ``length`` tokens."""
+    """Index of all sequences of ``shortest`` tokens in a text of at most ``length`` tokens."""
 
     __slots__ = ("_before", "_mask", "_newest", "_shortest")
 
     def __init__(self, shortest: int, length: int) -> None:
         self._shortest = shortest
-        self._mask = (1 << min(TABLE_BITS, length.bit_length())) - 1
+        self._mask = (1 << min(MAX_TABLE_BITS, length.bit_length())) - 1
         self._newest = array("i", [NO_POSITION]) * (self._mask + 1)
         self._before = array("i")
         """Previous position with the same hash, for each position.
 
-        Item i belongs to the run that ends at token ``shortest + i - 1``.
+        Item i belongs to the sequence that ends at token ``shortest + i - 1``.
         """
 
     @property
@@ -37,14 +38,15 @@ class NgramIndex:
         """Host memory of the index in bytes."""
         return (len(self._newest) + len(self._before)) * self._newest.itemsize
 
-    def extend(self, tokens: Sequence[int], most: int) -> int:
-        """Index at most ``most`` further runs of ``tokens``, and return their number.
+    def extend(self, tokens: Sequence[int], limit: int) -> int:
+        """Index up to ``limit`` more sequences of ``tokens``, and return their number.
 
-        The text may only grow. The last run is left out, because no token follows it yet.
+        Between two calls, tokens may only be appended to the text. The last sequence is not
+        indexed, because no token follows it yet.
         """
         size = self._shortest
         first = size + len(self._before)
-        last = min(len(tokens) - 1, first + most - 1)
+        last = min(len(tokens) - 1, first + limit - 1)
         for end in range(first, last + 1):
             place = hash(tuple(tokens[end - size : end])) & self._mask
             self._before.append(self._newest[place])
@@ -52,11 +54,12 @@ class NgramIndex:
         return max(0, last - first + 1)
 
     def propose(self, tokens: Sequence[int], longest: int, count: int) -> list[int]:
-        """Return up to ``count`` tokens that may follow ``tokens``; an empty list without a match.
+        """Return ``count`` tokens that may follow ``tokens``, or an empty list if nothing matches.
 
-        These are the tokens after the longest match of at most ``longest`` tokens; of equally long
-        matches, after the newest. If the text ends before ``count`` tokens, the proposal continues
-        with its own tokens, so that a repetition goes on.
+        The end of the text is searched earlier in the text. The proposal is what follows the
+        longest match there. If several matches have the same length, the newest is used. A match
+        has at most ``longest`` tokens. If fewer than ``count`` tokens follow the match, the
+        proposal continues from its own start, so that a repetition goes on.
         """
         size, total = self._shortest, len(tokens)
         if total <= size or count < 1:
@@ -83,7 +86,10 @@ class NgramIndex:
 
 
 def _count_matching(tokens: Sequence[int], end: int, known: int, longest: int) -> int:
-    """Return how many tokens before ``end`` equal the end of the text, at most ``longest``."""
+    """Return how many tokens before index ``end`` equal the last tokens of ``tokens``.
+
+    Count at most ``longest`` tokens. The first ``known`` of them are known to be equal.
+    """
     total, matched = len(tokens), known
     while matched < min(longest, end):
         if tokens[end - 1 - matched] != tokens[total - 1 - matched]:

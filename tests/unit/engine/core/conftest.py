@@ -12,7 +12,7 @@ import torch
 
 from plimsoll_engine.core.engine_core import EngineCore
 from plimsoll_engine.core.execute.runner import Runner
-from plimsoll_engine.core.grammar.grammars import Grammars
+from plimsoll_engine.core.grammar.grammars import GrammarCompiler
 from plimsoll_engine.core.schedule.scheduler import Scheduler
 from plimsoll_engine.core.speculation.drafting import Speculation
 from plimsoll_engine.kvcache.block_pool import BlockPool
@@ -56,7 +56,7 @@ def make_engine(tiny_model: Any) -> Iterator[MakeEngine]:
         seqs: int = 8,
         budget: int = 64,
         length: int = 256,
-        grammars: Grammars | None = None,
+        grammars: GrammarCompiler | None = None,
         kv_dtype: torch.dtype | None = None,
         speculation: Speculation | None = None,
     ) -> EngineCore:

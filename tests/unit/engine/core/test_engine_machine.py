@@ -212,10 +212,10 @@ class SlowGrammars:
     def __iter__(self) -> Iterator[str]:
         return iter(self.compiling)
 
-    def begin(self, request_id: str, *_: Any) -> None:
+    def start_compilation(self, request_id: str, *_: Any) -> None:
         self.compiling[request_id] = None
 
-    def drop(self, request_id: str) -> bool:
+    def cancel(self, request_id: str) -> bool:
         return self.compiling.pop(request_id, self) is not self
 
     def collect_finished(self, _wait_s: float = 0.0) -> list[tuple[str, Matcher | GrammarError]]:

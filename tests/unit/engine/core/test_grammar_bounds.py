@@ -19,7 +19,7 @@ import pytest
 
 from plimsoll_engine.core.engine_core import EngineCore
 from plimsoll_engine.core.grammar import matcher, trial
-from plimsoll_engine.core.grammar.grammars import GrammarError, Grammars, Vocabulary
+from plimsoll_engine.core.grammar.grammars import GrammarCompiler, GrammarError, Vocabulary
 from plimsoll_engine.core.grammar.trial import TrialPassed, TrialServer
 from plimsoll_engine.errors import GrammarServerLostError
 from plimsoll_engine.memory.audit import run_audit
@@ -45,20 +45,20 @@ def vocabulary(tiny_checkpoint: Path) -> Vocabulary:
 @pytest.fixture
 def trials(vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> Iterator[TrialServer]:
     # Beside other tests a process with the niceness of trials gets no CPU time.
-    monkeypatch.setattr(trial, "NICENESS", 0)
-    server = TrialServer.fork(vocabulary.attempt)
+    monkeypatch.setattr(trial, "TRIAL_NICENESS", 0)
+    server = TrialServer.fork(vocabulary.compile_for_trial)
     yield server
     server.close()
 
 
 @pytest.fixture
-def grammars(vocabulary: Vocabulary, trials: TrialServer) -> Iterator[Grammars]:
-    made = Grammars(vocabulary, trials=trials)
+def grammars(vocabulary: Vocabulary, trials: TrialServer) -> Iterator[GrammarCompiler]:
+    made = GrammarCompiler(vocabulary, trials=trials)
     yield made
     made.close()
 
 
-def outcomes(grammars: Grammars, count: int, timeout_s: float = 60.0) -> dict[str, Any]:
+def outcomes(grammars: GrammarCompiler, count: int, timeout_s: float = 60.0) -> dict[str, Any]:
     """The first ``count`` outcomes, in the order in which they came."""
     found: dict[str, Any] = {}
     deadline = time.monotonic() + timeout_s
@@ -74,10 +74,10 @@ def children(pid: int) -> list[int]:
 
 @pytest.mark.parametrize("grammar", [BOMB, ALLOCATES], ids=["cpu", "symbols"])
 def test_a_grammar_that_takes_too_much_is_refused_and_remembered(
-    grammar: Grammar, grammars: Grammars, trials: TrialServer
+    grammar: Grammar, grammars: GrammarCompiler, trials: TrialServer
 ) -> None:
     for attempt in range(6):
-        grammars.begin(f"bomb-{attempt}", grammar, [])
+        grammars.start_compilation(f"bomb-{attempt}", grammar, [])
         error = outcomes(grammars, 1)[f"bomb-{attempt}"]
         assert isinstance(error, GrammarError)
         if not error.unavailable:  # a busy machine says so, and remembers nothing
@@ -86,14 +86,14 @@ def test_a_grammar_that_takes_too_much_is_refused_and_remembered(
     assert "make the grammar smaller" in error.why or "too large" in error.why
     assert "backtrace" not in error.why
     begun = time.process_time()
-    grammars.begin("again", grammar, [])
+    grammars.start_compilation("again", grammar, [])
     assert isinstance(outcomes(grammars, 1)["again"], GrammarError)
     assert time.process_time() - begun < 1.0
 
 
-def test_remembered_refusals_are_in_the_ledger(grammars: Grammars) -> None:
+def test_remembered_refusals_are_in_the_ledger(grammars: GrammarCompiler) -> None:
     before = grammars.bytes
-    grammars.begin("wrong", Grammar("regex", "("), [])
+    grammars.start_compilation("wrong", Grammar("regex", "("), [])
     outcomes(grammars, 1)
     assert before < grammars.bytes <= before + 1000
 
@@ -107,8 +107,8 @@ def test_a_trial_that_grows_beyond_its_memory_ends_alone(
             held.append(b"x" * (16 << 20))
 
     server = TrialServer.fork(grow)
-    grammars = Grammars(vocabulary, trials=server)
-    grammars.begin("large", Grammar("regex", "a"), [])
+    grammars = GrammarCompiler(vocabulary, trials=server)
+    grammars.start_compilation("large", Grammar("regex", "a"), [])
     error = outcomes(grammars, 1)["large"]
     assert isinstance(error, GrammarError)
     assert "MiB" in error.why
@@ -116,58 +116,58 @@ def test_a_trial_that_grows_beyond_its_memory_ends_alone(
 
 
 def test_a_small_grammar_of_another_tenant_is_not_behind_thirty_large_ones(
-    grammars: Grammars,
+    grammars: GrammarCompiler,
 ) -> None:
     for number in range(30):
         bomb = Grammar("lark", f"{BOMB.text}\n// {number}", BOMB.field)
-        grammars.begin(f"bomb-{number}", bomb, [], "nasty")
-    grammars.begin("small", Grammar("regex", "[a-z]+"), [], "other")
+        grammars.start_compilation(f"bomb-{number}", bomb, [], "nasty")
+    grammars.start_compilation("small", Grammar("regex", "[a-z]+"), [], "other")
     begun = time.monotonic()
     first = outcomes(grammars, 1)
     assert list(first) == ["small"]
     assert time.monotonic() - begun < 2.0
     assert len(grammars) == 30
     for number in range(30):
-        assert grammars.drop(f"bomb-{number}")
+        assert grammars.cancel(f"bomb-{number}")
 
 
-def test_an_abort_kills_the_trial(grammars: Grammars, trials: TrialServer) -> None:
-    grammars.begin("bomb", BOMB, [])
+def test_an_abort_kills_the_trial(grammars: GrammarCompiler, trials: TrialServer) -> None:
+    grammars.start_compilation("bomb", BOMB, [])
     deadline = time.monotonic() + 20
     while not (num_in_progress := children(trials.pid)):
         assert time.monotonic() < deadline
-    assert grammars.drop("bomb")
+    assert grammars.cancel("bomb")
     while children(trials.pid):
         assert time.monotonic() < deadline, num_in_progress
     assert len(grammars) == 0
-    grammars.begin("next", Grammar("regex", "[a-z]+"), [])
+    grammars.start_compilation("next", Grammar("regex", "[a-z]+"), [])
     outcome = outcomes(grammars, 1)["next"]
     assert isinstance(outcome, matcher.Matcher)
 
 
 def test_without_the_server_the_worker_cannot_go_on(
-    grammars: Grammars, trials: TrialServer
+    grammars: GrammarCompiler, trials: TrialServer
 ) -> None:
     os.kill(trials.pid, signal.SIGKILL)
     os.waitpid(trials.pid, 0)
-    grammars.begin("any", Grammar("regex", "a"), [])
+    grammars.start_compilation("any", Grammar("regex", "a"), [])
     with pytest.raises(GrammarServerLostError):
         outcomes(grammars, 1)
 
 
-def test_the_ledger_knows_what_a_trial_holds(grammars: Grammars) -> None:
+def test_the_ledger_knows_what_a_trial_holds(grammars: GrammarCompiler) -> None:
     before = grammars.bytes
-    grammars.begin("bomb", BOMB, [])
+    grammars.start_compilation("bomb", BOMB, [])
     deadline = time.monotonic() + 20
     while grammars.bytes <= before:
         assert time.monotonic() < deadline
         assert not grammars.collect_finished()
     assert grammars.bytes <= grammars.bytes_bound
-    grammars.drop("bomb")
+    grammars.cancel("bomb")
 
 
 def test_the_cache_is_charged_with_what_a_compiled_grammar_holds(
-    vocabulary: Vocabulary, grammars: Grammars
+    vocabulary: Vocabulary, grammars: GrammarCompiler
 ) -> None:
     """Optional parts one after the other: more than any estimate from the text's length."""
     text = 'start: "0" ' + 'A? "b"? ' * 4_000 + "\nA: /[a-c]/\n"
@@ -177,7 +177,7 @@ def test_the_cache_is_charged_with_what_a_compiled_grammar_holds(
     held = (host_memory.read_malloc_bytes()[0] or 0) - before
     del alone
     charged = grammars.bytes
-    grammars.begin("large", Grammar("lark", text), [])
+    grammars.start_compilation("large", Grammar("lark", text), [])
     assert isinstance(outcomes(grammars, 1)["large"], matcher.Matcher)
     assert held > 4 << 20
     assert grammars.bytes - charged > 0.9 * held
@@ -191,18 +191,18 @@ class SlowMatcher(matcher.Matcher):
 
     __slots__ = ()
 
-    def take(self, token_id: int) -> None:
-        end = time.thread_time() + 1.5 * matcher.LIMIT_CPU_S
+    def consume_token(self, token_id: int) -> None:
+        end = time.thread_time() + 1.5 * matcher.MAX_MASK_CPU_S
         while time.thread_time() < end:
             hashlib.sha256(SOME_DATA)
-        super().take(token_id)
+        super().consume_token(token_id)
 
 
 def test_a_slow_mask_ends_its_request_and_no_step_waits_for_it(
     make_engine: Any, vocabulary: Vocabulary, helpers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("plimsoll_engine.core.grammar.grammars.Matcher", SlowMatcher)
-    engine: EngineCore = make_engine(num_blocks=128, grammars=Grammars(vocabulary))
+    engine: EngineCore = make_engine(num_blocks=128, grammars=GrammarCompiler(vocabulary))
     field = "structured_outputs.regex"
     engine.submit(helpers.submit("slow", [6] * 9, 20, grammar=Grammar("regex", "[a-z]+", field)))
     while not engine.scheduler.running:
@@ -234,7 +234,9 @@ def test_an_ambiguous_grammar_never_holds_a_step(
     make_engine: Any, vocabulary: Vocabulary, trials: TrialServer, helpers: Any
 ) -> None:
     """The real thing: whatever llguidance does with it, the other request's steps go on."""
-    engine: EngineCore = make_engine(num_blocks=128, grammars=Grammars(vocabulary, trials=trials))
+    engine: EngineCore = make_engine(
+        num_blocks=128, grammars=GrammarCompiler(vocabulary, trials=trials)
+    )
     grammar = Grammar("lark", AMBIGUOUS, "structured_outputs.grammar")
     engine.submit(helpers.submit("nasty", [6] * 9, 60, grammar=grammar))
     engine.submit(helpers.submit("good", [5] * 9, 200, ignore_eos=True))
@@ -290,8 +292,8 @@ def test_a_pause_of_the_machine_makes_no_grammar_slow_for_good() -> None:
 def test_a_mask_that_the_machine_is_too_busy_for_says_so_and_is_not_refused_for_good(
     monkeypatch: pytest.MonkeyPatch, vocabulary: Vocabulary
 ) -> None:
-    monkeypatch.setattr(matcher, "LIMIT_WALL_S", 0.05)
-    grammars = Grammars(vocabulary)
+    monkeypatch.setattr(matcher, "MAX_MASK_WALL_S", 0.05)
+    grammars = GrammarCompiler(vocabulary)
     slow = matcher.Matcher(cast(Any, Pausing(0.3)), "f", 1, "tenant", ("a", "b"))
     grammars.masks.advance(slow, 1)
     while not grammars.masks.give_up_if_overdue(slow):
@@ -299,7 +301,7 @@ def test_a_mask_that_the_machine_is_too_busy_for_says_so_and_is_not_refused_for_
     error = grammars.refuse(slow)
     assert error.unavailable
     assert "busy" in error.why
-    assert grammars.bytes == Grammars(vocabulary).bytes, "it is not remembered"
+    assert grammars.bytes == GrammarCompiler(vocabulary).bytes, "it is not remembered"
     grammars.close()
 
 
@@ -309,12 +311,12 @@ def test_a_machine_without_threads_makes_grammars_wait_or_asks_to_send_them_agai
     def none_left(self: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(matcher, "LIMIT_WALL_S", 0.05)
-    grammars = Grammars(vocabulary)
+    monkeypatch.setattr(matcher, "MAX_MASK_WALL_S", 0.05)
+    grammars = GrammarCompiler(vocabulary)
     waits = matcher.Matcher(cast(Any, Pausing(0.0)), "f", 1, "tenant", ("a", "b"))
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", none_left)
-        grammars.begin("a", Grammar("regex", "a+"), [])
+        grammars.start_compilation("a", Grammar("regex", "a+"), [])
         grammars.masks.advance(waits, 1)
         grammars.masks.wait(0.01)
         assert waits.busy
@@ -325,7 +327,7 @@ def test_a_machine_without_threads_makes_grammars_wait_or_asks_to_send_them_agai
     error = outcomes(grammars, 1)["a"]
     assert isinstance(error, GrammarError)
     assert error.unavailable
-    grammars.begin("b", Grammar("regex", "a+"), [])
+    grammars.start_compilation("b", Grammar("regex", "a+"), [])
     assert isinstance(outcomes(grammars, 1)["b"], matcher.Matcher)
     grammars.close()
 
@@ -337,10 +339,10 @@ def test_a_trial_that_gets_no_time_is_no_fault_of_its_grammar(
         time.sleep(5.0)
         return TrialPassed(1)
 
-    monkeypatch.setattr(trial, "TIMEOUT_S", 0.2)
-    grammars = Grammars(vocabulary, trials=TrialServer.fork(sleep))
+    monkeypatch.setattr(trial, "TRIAL_TIMEOUT_S", 0.2)
+    grammars = GrammarCompiler(vocabulary, trials=TrialServer.fork(sleep))
     for name in "ab":
-        grammars.begin(name, Grammar("regex", "a"), [])
+        grammars.start_compilation(name, Grammar("regex", "a"), [])
         error = outcomes(grammars, 1)[name]
         assert isinstance(error, GrammarError)
         assert error.unavailable
@@ -364,13 +366,13 @@ def _kill_server(_: Grammar) -> TrialPassed:
 def test_a_trial_that_is_killed_is_no_fault_of_its_grammar(
     end: Any, vocabulary: Vocabulary
 ) -> None:
-    grammars = Grammars(vocabulary, trials=TrialServer.fork(end))
-    grammars.begin("a", Grammar("regex", "a"), [])
+    grammars = GrammarCompiler(vocabulary, trials=TrialServer.fork(end))
+    grammars.start_compilation("a", Grammar("regex", "a"), [])
     error = outcomes(grammars, 1)["a"]
     assert isinstance(error, GrammarError)
     assert error.unavailable
     assert "lack of memory" in error.why
-    assert grammars.bytes == Grammars(vocabulary).bytes, "it is not remembered"
+    assert grammars.bytes == GrammarCompiler(vocabulary).bytes, "it is not remembered"
     grammars.close()
 
 
@@ -379,12 +381,15 @@ def test_a_trial_that_its_limits_end_refuses_its_grammar(
     number: signal.Signals, vocabulary: Vocabulary
 ) -> None:
     def end(_: Grammar) -> TrialPassed:
-        assert resource.getrlimit(resource.RLIMIT_CPU) == (trial.MAX_CPU_S + 1, trial.MAX_CPU_S + 2)
+        assert resource.getrlimit(resource.RLIMIT_CPU) == (
+            trial.MAX_TRIAL_CPU_S + 1,
+            trial.MAX_TRIAL_CPU_S + 2,
+        )
         os.kill(os.getpid(), number)
         return TrialPassed(1)
 
-    grammars = Grammars(vocabulary, trials=TrialServer.fork(end))
-    grammars.begin("a", Grammar("regex", "a"), [])
+    grammars = GrammarCompiler(vocabulary, trials=TrialServer.fork(end))
+    grammars.start_compilation("a", Grammar("regex", "a"), [])
     error = outcomes(grammars, 1)["a"]
     assert isinstance(error, GrammarError)
     assert not error.unavailable
@@ -392,10 +397,10 @@ def test_a_trial_that_its_limits_end_refuses_its_grammar(
     grammars.close()
 
 
-def test_what_follows_a_complete_text_is_no_mismatch(grammars: Grammars) -> None:
+def test_what_follows_a_complete_text_is_no_mismatch(grammars: GrammarCompiler) -> None:
     """With ``ignore_eos``, ends follow a text; a next worker reads them again."""
     end = 0
-    grammars.begin("a", Grammar("regex", ""), [end, end, end])
+    grammars.start_compilation("a", Grammar("regex", ""), [end, end, end])
     found = outcomes(grammars, 1)["a"]
     assert isinstance(found, matcher.Matcher), found
     assert found.complete

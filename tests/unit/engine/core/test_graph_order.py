@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll_engine.core.execute.graphs import (
-    MIN_FIRST_SIZES,
+    MIN_SIZES_BEFORE_SERVING,
     DecodeGraphs,
     list_capture_sizes,
-    split_capture_order,
+    split_capture_sizes,
 )
 from plimsoll_engine.kernels.decode_cut import Cut, choose_cut
 from plimsoll_engine.kernels.sizes import pad_few_rows
@@ -27,25 +27,25 @@ def cuts(kv_heads: int, limit: int) -> Callable[[int], Cut]:
 @given(st.integers(1, 1024), st.integers(1, 16), st.sampled_from([4096, 8192, 131_072]))
 def test_no_cut_is_left_for_when_streams_run(rows: int, kv_heads: int, limit: int) -> None:
     sizes, cut = list_capture_sizes(rows), cuts(kv_heads, limit)
-    first, rest = split_capture_order(sizes, cut)
+    first, rest = split_capture_sizes(sizes, cut)
     assert sorted(first + rest) == sizes
     assert first[0] == rows
     assert {cut(size) for size in rest} <= {cut(size) for size in first}
-    assert len(first) <= MIN_FIRST_SIZES + len({cut(size) for size in sizes})
+    assert len(first) <= MIN_SIZES_BEFORE_SERVING + len({cut(size) for size in sizes})
 
 
 @pytest.mark.parametrize(
     ("kv_heads", "expected"), [(8, [256, 1, 24, 96, 8]), (1, [256, 1, 24, 96, 64])]
 )
 def test_the_largest_size_of_each_cut_that_is_missing(kv_heads: int, expected: list[int]) -> None:
-    assert split_capture_order(list_capture_sizes(256), cuts(kv_heads, 131_072))[0] == expected
+    assert split_capture_sizes(list_capture_sizes(256), cuts(kv_heads, 131_072))[0] == expected
 
 
 def test_products_of_few_rows_are_compiled_before_the_engine_serves() -> None:
     """Their kernels are for 16 and for 32 rows."""
-    first, _ = split_capture_order(list_capture_sizes(256), pad_few_rows)
+    first, _ = split_capture_sizes(list_capture_sizes(256), pad_few_rows)
     assert {pad_few_rows(size) for size in first} == {0, 16, 32}
-    first, _ = split_capture_order(list_capture_sizes(8), pad_few_rows)
+    first, _ = split_capture_sizes(list_capture_sizes(8), pad_few_rows)
     assert {pad_few_rows(size) for size in first} == {16}
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from plimsoll_api.admin import Role
 from plimsoll_engine.core.engine_core import EngineCore
-from plimsoll_engine.core.grammar.grammars import Grammars, Vocabulary
+from plimsoll_engine.core.grammar.grammars import GrammarCompiler, Vocabulary
 from plimsoll_engine.memory.audit import run_audit
 from plimsoll_engine.memory.ledger import Ledger
 from plimsoll_engine.messages import worker_ipc
@@ -80,7 +80,7 @@ def test_mappings_grow_with_time(make_engine: Any) -> None:
 def test_lists_grammars_exceptions_and_method_caches_keep(
     make_engine: Any, helpers: Any, tiny_checkpoint: Any
 ) -> None:
-    engine = make_engine(grammars=Grammars(Vocabulary.load(tiny_checkpoint)))
+    engine = make_engine(grammars=GrammarCompiler(Vocabulary.load(tiny_checkpoint)))
     host.Rotary.angle.cache_clear()
     faults = faults_in(
         engine, "append_list;grammar_cache_growth;stored_exception;method_cache; kept_kv"

@@ -101,10 +101,7 @@ def test_a_bounded_cache_on_a_method_is_found_as_well(monkeypatch: pytest.Monkey
     monkeypatch.setattr(rules, "Tokenizer", Tokenizer, raising=False)
     assert Tokenizer().encode("a") + Tokenizer.vocabulary() == 4
     (problem,) = find_method_caches()
-    assert (
-        "the method Tokenizer.encode has an lru_cache, which keeps the instances of 1 calls"
-        in problem
-    )
+    assert "Tokenizer.encode has an lru_cache, which keeps the instances of 1 calls" in problem
 
 
 def test_a_registry_of_the_kv_pool_is_found_while_the_engine_runs(

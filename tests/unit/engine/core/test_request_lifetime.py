@@ -18,7 +18,7 @@ import msgspec
 import pytest
 
 from plimsoll_engine.core.engine_core import EngineCore
-from plimsoll_engine.core.grammar.grammars import Grammars, Vocabulary
+from plimsoll_engine.core.grammar.grammars import GrammarCompiler, Vocabulary
 from plimsoll_engine.core.schedule.request import Request
 from plimsoll_engine.memory.audit import run_audit
 from plimsoll_engine.memory.ledger import Ledger
@@ -160,7 +160,7 @@ def test_a_request_that_ends_while_its_grammar_takes_in_a_token_is_gone(
 ) -> None:  # fmt: skip
     vocabulary = Vocabulary.load(tiny_checkpoint)
     assert vocabulary is not None
-    engine: EngineCore = make_engine(num_blocks=48, grammars=Grammars(vocabulary))
+    engine: EngineCore = make_engine(num_blocks=48, grammars=GrammarCompiler(vocabulary))
     monkeypatch.setattr(
         engine.grammars.masks, "advance", lambda matcher, _: setattr(matcher, "busy", True)
     )
@@ -177,7 +177,7 @@ def test_a_refused_grammar_leaves_no_cycle(
 ) -> None:
     vocabulary = Vocabulary.load(tiny_checkpoint)
     assert vocabulary is not None
-    engine: EngineCore = make_engine(num_blocks=48, grammars=Grammars(vocabulary))
+    engine: EngineCore = make_engine(num_blocks=48, grammars=GrammarCompiler(vocabulary))
     engine.submit(helpers.submit("a", [5] * 9, 20, grammar=Grammar("regex", text)))
     (job,) = map(ref, engine.grammars._jobs.values())
     while engine.has_work:

@@ -21,7 +21,7 @@ from plimsoll_engine.api.decoding import decode
 from plimsoll_engine.api.output_grammar import build_grammar
 from plimsoll_engine.api.protocol import ChatRequest
 from plimsoll_engine.core.engine_core import EngineCore
-from plimsoll_engine.core.grammar.grammars import BASE_BYTES, Grammars, Vocabulary
+from plimsoll_engine.core.grammar.grammars import MIN_COMPILED_BYTES, GrammarCompiler, Vocabulary
 from plimsoll_engine.frontend.requests import tokenizer as frontend
 from plimsoll_engine.memory.audit import run_audit
 from plimsoll_engine.memory.ledger import Ledger
@@ -52,7 +52,7 @@ def tokenizer(tiny_checkpoint: Path) -> Tokenizer:
 
 @pytest.fixture
 def engine(make_engine: Any, vocabulary: Vocabulary) -> EngineCore:
-    made: EngineCore = make_engine(num_blocks=48, grammars=Grammars(vocabulary))
+    made: EngineCore = make_engine(num_blocks=48, grammars=GrammarCompiler(vocabulary))
     return made
 
 
@@ -190,7 +190,7 @@ def test_a_request_carried_after_its_last_token_ends(
 ) -> None:
     """The worker had made the token and died before it could say that the text is complete."""
     output = tokenizer.encode("north").ids
-    engine = make_engine(grammars=Grammars(vocabulary))
+    engine = make_engine(grammars=GrammarCompiler(vocabulary))
     grammar = Grammar("regex", "north")
     engine.submit(
         helpers.submit("r", [9], 9 + len(output), output_ids=output, grammar=grammar,
@@ -246,11 +246,11 @@ def test_a_carried_request_goes_on_inside_its_grammar(
 ) -> None:
     grammar = Grammar("regex", "([a-z]{4} ){6}[a-z]{4}")
     how = {"temperature": 1.5, "seed": 9, "grammar": grammar}
-    whole_engine = make_engine(grammars=Grammars(vocabulary))
+    whole_engine = make_engine(grammars=GrammarCompiler(vocabulary))
     whole_engine.submit(helpers.submit("r", [9] * 20, 99, **how))
     whole = ids(run(whole_engine)[0]["r"])
     for cut in (1, len(whole) // 2, len(whole) - 1):
-        successor = make_engine(grammars=Grammars(vocabulary), budget=9)
+        successor = make_engine(grammars=GrammarCompiler(vocabulary), budget=9)
         successor.submit(helpers.submit("r", [9] * 20, 99, output_ids=whole[:cut], **how))
         assert ids(run(successor)[0]["r"]) == whole[cut:]
 
@@ -359,10 +359,10 @@ def test_an_abort_before_the_grammar_is_compiled_leaves_nothing(
 
 
 def test_the_cache_is_bounded_and_shared(vocabulary: Vocabulary) -> None:
-    grammars = Grammars(vocabulary, cache_bytes=4 * BASE_BYTES)
+    grammars = GrammarCompiler(vocabulary, cache_bytes=4 * MIN_COMPILED_BYTES)
     for number in range(9):
         for copy in range(2):
-            grammars.begin(f"{number}-{copy}", Grammar("regex", f"a{{{number}}}b"), [])
+            grammars.start_compilation(f"{number}-{copy}", Grammar("regex", f"a{{{number}}}b"), [])
     seen: dict[str, Any] = {}
     while len(grammars):
         seen |= dict(grammars.collect_finished(5.0))
@@ -370,7 +370,7 @@ def test_the_cache_is_bounded_and_shared(vocabulary: Vocabulary) -> None:
     assert len(seen) == 18
     assert len(grammars._cache) == 3
     own = seen["8-0"].mask
-    seen["8-1"].take(next(t for t in range(512) if own[t // 8] >> t % 8 & 1))
+    seen["8-1"].consume_token(next(t for t in range(512) if own[t // 8] >> t % 8 & 1))
     assert seen["8-0"].mask == own
     assert grammars.flush() > 0
     assert grammars.bytes == vocabulary.bytes

@@ -174,7 +174,7 @@ class Again:
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
 def test_a_step_by_captured_pieces(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps of one size after the other write to the same tensors."""
-    monkeypatch.setattr(layer_graphs, "ROWS_STEP", 16)
+    monkeypatch.setattr(layer_graphs, "CAPTURED_ROWS_STEP", 16)
     steps: list[list[tuple[int, int, int]]] = [
         [(20, 1, 0), (31, 1, 0), (17, 9, 4), (0, 11, 0)],
         [(0, 13, 0)],

@@ -30,8 +30,8 @@ class Again:
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layer_graphs, "ROWS_STEP", 16)
-    monkeypatch.setattr(layer_graphs, "PIECES_PER_CALL", 2)
+    monkeypatch.setattr(layer_graphs, "CAPTURED_ROWS_STEP", 16)
+    monkeypatch.setattr(layer_graphs, "MAX_PIECES_PER_CALL", 2)
     monkeypatch.setattr(Again, "live", 0)
 
 

@@ -188,7 +188,7 @@ def same(found: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-5) -
 
 
 STEPS = st.lists(drawn_part(30), min_size=1, max_size=6)
-ROWS_STEP = [
+CAPTURED_ROWS_STEP = [
     ScoredRows(9, 1, drafts=2),
     ScoredRows(0, 30, scored=0),
     ScoredRows(6, 17, left=7),
@@ -197,7 +197,7 @@ ROWS_STEP = [
 
 
 @given(STEPS)
-@example(ROWS_STEP)
+@example(CAPTURED_ROWS_STEP)
 @example([ScoredRows(3, 9, left=7)])
 @example([ScoredRows(4, 1, left=7, scored=0), ScoredRows(0, 12, scored=40)])
 def test_the_rows_are_those_that_are_read_and_what_comes_after_them(step: list[ScoredRows]) -> None:
@@ -241,7 +241,7 @@ def model(request: pytest.FixtureRequest) -> Decoder:
 
 
 @given(step=STEPS)
-@example(step=ROWS_STEP)
+@example(step=CAPTURED_ROWS_STEP)
 @example(step=[ScoredRows(3, 9, left=7)])
 @example(
     step=[
@@ -269,7 +269,7 @@ def test_a_step_is_the_one_that_computes_all_rows(model: Decoder, step: list[Sco
 
 
 def test_an_fp8_pool(model: Decoder) -> None:
-    chunks = chunks_of([*ROWS_STEP, ScoredRows(0, 40)])
+    chunks = chunks_of([*CAPTURED_ROWS_STEP, ScoredRows(0, 40)])
     logits, _, pool = play(model, chunks, 1, FP8)
     wanted, _, whole = play(model, chunks, ALL, FP8)
     assert logits is not None
@@ -315,7 +315,7 @@ class SharedOut(Group):
 def test_where_the_stream_is_shared_out_its_needed_rows_are_asked_for(
     model: Decoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chunks = chunks_of(ROWS_STEP)
+    chunks = chunks_of(CAPTURED_ROWS_STEP)
     wanted, expected, _ = play(model, chunks, ALL)
     group = SharedOut()
     monkeypatch.setattr(model, "group", group)

@@ -190,11 +190,11 @@ def test_a_batch_is_its_rows_and_each_follows_the_definitions(
 ) -> None:
     rows = [create_row(request) for request in batch]
     logits = torch.tensor([request[0] for request in batch])
-    before, module.WORKSPACE_ELEMENTS = module.WORKSPACE_ELEMENTS, at_once
+    before, module.MAX_WORKSPACE_ELEMENTS = module.MAX_WORKSPACE_ELEMENTS, at_once
     try:
         sampled = sample(logits.clone(), plan_sampling(rows))
     finally:
-        module.WORKSPACE_ELEMENTS = before
+        module.MAX_WORKSPACE_ELEMENTS = before
     tokens, logprobs = sampled.tokens.tolist(), sampled.get_logprobs()
     for number, (request, row, token) in enumerate(zip(batch, rows, tokens, strict=True)):
         assert token == one(logits[number], row)

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from plimsoll_engine.core.engine_core import EngineCore, StepOutput
 from plimsoll_engine.core.execute.runner import Runner
-from plimsoll_engine.core.grammar.grammars import Grammars, Vocabulary
+from plimsoll_engine.core.grammar.grammars import GrammarCompiler, Vocabulary
 from plimsoll_engine.core.handover import audit, export, inheritance
 from plimsoll_engine.core.handover.inheritance import Inheritance
 from plimsoll_engine.core.schedule.scheduler import Scheduler
@@ -355,7 +355,7 @@ def test_another_model_or_pool_is_refused(
 
 
 def with_grammar(worker: Worker, vocabulary: Vocabulary) -> Worker:
-    worker.engine.grammars = Grammars(vocabulary)
+    worker.engine.grammars = GrammarCompiler(vocabulary)
     return worker
 
 

@@ -295,8 +295,8 @@ def test_a_salt_keeps_the_prefix_cache_apart() -> None:
     ("prompt", "max_tokens", "output", "message"),
     [
         ([], 1, [], "the prompt is empty"),
-        ([1], 2, [5, 6], "all 2 tokens of max_tokens are already generated"),
-        ([1] * 64, 1, [], "64 tokens leave no room for output in max_model_len 64"),
+        ([1], 2, [5, 6], "has already generated all 2 tokens that max_tokens allows"),
+        ([1] * 64, 1, [], "64 tokens, which leaves no room for output in max_model_len 64"),
         ([1] * 10, 15, [], "25 tokens .* need 7 KV blocks, but the pool has 4"),
     ],
 )

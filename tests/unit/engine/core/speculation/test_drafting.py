@@ -309,7 +309,7 @@ def test_a_request_with_a_grammar_gets_no_drafts(helpers: Any) -> None:
     drafts = ngram()
     for grammar, wanted in ((None, True), (Grammar("regex", "a*"), False)):
         request = Request.create(Submit("r", [1], Sampling(5, grammar=grammar)))
-        drafts.begin(request, 100)
+        drafts.enable_drafts(request, 100)
         assert (request.drafting is not None) is wanted
 
 
@@ -368,7 +368,7 @@ def test_settings_become_a_speculation() -> None:
         Speculative("ngram", 4, prompt_lookup_max=6, prompt_lookup_min=2), 8
     )
     assert made is not None
-    assert (made.most, made.rows, made.proposer) == (4, 40, NgramProposer(2, 6))
+    assert (made.max_drafts, made.max_rows, made.proposer) == (4, 40, NgramProposer(2, 6))
 
 
 @pytest.mark.parametrize(
