@@ -63,18 +63,18 @@ def attention(window: bool, scaled: bool, dim: int) -> list[str]:
     }  # fmt: skip
     constants = {
         "KV_HEADS": 8, "GROUP": 4, "DIM": dim, "DIM_PAD": triton.next_power_of_2(dim), "PAGE": 16,
-        "ROWS": prefill_attention.ROWS, "TILE": prefill_attention.TILE, "WINDOWED": window,
-        "SCALED": scaled, "PRECISION": "tf32",
+        "ROWS": prefill_attention.ROWS_PER_PROGRAM, "TILE": prefill_attention.KEYS_PER_TILE,
+        "WINDOWED": window, "SCALED": scaled, "PRECISION": "tf32",
     }  # fmt: skip
     return notes(
         prefill_attention._prefill_attention, types, constants,
-        num_warps=prefill_attention.WARPS, num_stages=prefill_attention.STAGES,
+        num_warps=prefill_attention.NUM_WARPS, num_stages=prefill_attention.NUM_STAGES,
     )  # fmt: skip
 
 
 def gate_up() -> list[str]:
     """Of the first product of many rows of experts, as large as those of Qwen3-30B-A3B."""
-    tile = experts.MANY
+    tile = experts.MANY_PAIRS_TILE
     types = {
         "x": "*bf16", "row_scales": "*bf16", "weight": "*bf16", "scales": "*bf16",
         "order": "*i32", "owners": "*i32", "out": "*bf16", "pairs": "i32",
@@ -98,7 +98,7 @@ def gated() -> list[str]:
     constants = {"PROGRAMS": 132, **tile}
     return notes(
         gated_product._gated_product, types, constants,
-        num_warps=gated_product.WARPS, num_stages=gated_product.STAGES,
+        num_warps=gated_product.NUM_WARPS, num_stages=gated_product.NUM_STAGES,
     )  # fmt: skip
 
 

@@ -30,7 +30,7 @@ from bench.shapes import SHAPES
 from plimsoll_engine.kernels import few_rows
 from plimsoll_engine.kernels.few_rows import Tile
 from plimsoll_engine.kernels.norm import rms_norm
-from plimsoll_engine.kernels.sizes import COUNTERS, pad_few_rows
+from plimsoll_engine.kernels.sizes import NUM_COUNTERS, pad_few_rows
 
 GRID = [
     Tile(size, depth, stages, parts, ahead)
@@ -69,7 +69,7 @@ class Chain:
         }
         self._stream = torch.randn(rows, self.products[0].columns, device="cuda").bfloat16()
         self._norm = torch.ones(self.products[0].columns, device="cuda").bfloat16()
-        self._arrivals = torch.zeros(COUNTERS, dtype=torch.int32, device="cuda")
+        self._arrivals = torch.zeros(NUM_COUNTERS, dtype=torch.int32, device="cuda")
 
     @property
     def nbytes(self) -> int:
@@ -83,7 +83,7 @@ class Chain:
             if one.norm:
                 x = rms_norm(self._stream, None, self._norm, 1e-5)
             into = self._stream if one.added else None
-            few_rows.few_rows(x, matrix, self._arrivals, silu=one.silu, into=into)
+            few_rows.multiply_few_rows(x, matrix, self._arrivals, silu=one.silu, into=into)
 
     def seconds(self, tiles: dict[str, Tile]) -> float:
         """Return the median of the steps with ``tiles`` by product; others have the engine's."""
@@ -119,7 +119,7 @@ def timed(call: Callable[[], Any]) -> float:
 
 def fits(one: Product, tile: Tile) -> bool:
     """Report whether ``one`` can be computed with ``tile``."""
-    shared = tile.parts == 1 or (not one.silu and one.rows <= tile.size * COUNTERS)
+    shared = tile.parts == 1 or (not one.silu and one.rows <= tile.size * NUM_COUNTERS)
     return shared and tile.parts * tile.depth <= one.columns
 
 

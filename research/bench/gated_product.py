@@ -2,10 +2,11 @@
 
     python -m bench.gated_product --name gated-product-h100
 
-The source of ``gated_product.ROUNDS`` and ``FULL``: products of several models with 256 to 8,000
-rows, in bfloat16. The two ways run in turns, behind a long product that the host's launches hide
-behind, so that both meet the same heat. A figure is the time of the two kernels over that of the
-one; the samples have the median seconds, and how many tiles each processor has.
+The source of ``gated_product.MIN_TILES_PER_PROCESSOR`` and ``MIN_BUSY_SHARE``: products of several
+models with 256 to 8,000 rows, in bfloat16. The two ways run in turns, behind a long product that
+the host's launches hide behind, so that both meet the same heat. A figure is the time of the two
+kernels over that of the one; the samples have the median seconds, and how many tiles each processor
+has.
 """
 
 from __future__ import annotations

@@ -216,7 +216,7 @@ def experts(rows: int, fp8: bool = False) -> Case:
     many = rows * chosen > 100 * count
     return Case(
         f"experts_30b_a3b_{rows}{'_fp8' if fp8 else ''}",
-        lambda ops, i: ops.experts(x[i], router, gate_up[i], down[i], chosen, True),
+        lambda ops, i: ops.compute_experts(x[i], router, gate_up[i], down[i], chosen, True),
         2.0 * one * rows * chosen if many else (1.0 if fp8 else 2.0) * one * used,
         is_flops=many,
     )

@@ -131,7 +131,9 @@ def main() -> None:
             for tile in sorted(GRID, key=whole.__getitem__)
         ]
         chosen = sum(
-            found[product.name][used[fp8, product.rows * product.columns > project.LARGE]]
+            found[product.name][
+                used[fp8, product.rows * product.columns > project.MIN_LARGE_ELEMENTS]
+            ]
             for product in own
         )
         figures[f"layer_{label}_best_ratio"] = min(whole.values()) / chosen

@@ -38,7 +38,7 @@ class Layer(NamedTuple):
     def of(self, ops: Ops, x: torch.Tensor) -> torch.Tensor:
         """What the experts make of ``x`` in its dtype."""
         router, gate_up, down = (weight.to(x.dtype) for weight in self)
-        return ops.experts(x, router, gate_up, down, CHOSEN, True)
+        return ops.compute_experts(x, router, gate_up, down, CHOSEN, True)
 
 
 @pytest.fixture(scope="module")
@@ -85,9 +85,11 @@ def test_quantized_weights_mean_the_same_as_in_torch(layer: Layer, rows: int) ->
     torch.manual_seed(rows)
     x = torch.randn(rows, HIDDEN, device="cuda").bfloat16()
     gate_up, down = (Quantized(*quantize(weight)) for weight in (layer.gate_up, layer.down))
-    found = FusedOps().experts(x, layer.router, gate_up, down, CHOSEN, True)
-    assert torch.equal(found, FusedOps().experts(x, layer.router, gate_up, down, CHOSEN, True))
-    meant = ReferenceOps().experts(x, layer.router, gate_up, down, CHOSEN, True)
+    found = FusedOps().compute_experts(x, layer.router, gate_up, down, CHOSEN, True)
+    assert torch.equal(
+        found, FusedOps().compute_experts(x, layer.router, gate_up, down, CHOSEN, True)
+    )
+    meant = ReferenceOps().compute_experts(x, layer.router, gate_up, down, CHOSEN, True)
     rounding = error(found, layer.of(ReferenceOps(), x))
     assert 0.01 < rounding < 0.1
     assert error(found, meant) < rounding / 2

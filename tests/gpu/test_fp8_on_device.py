@@ -17,7 +17,7 @@ from bench.engine import exact_tensors, reference_logits
 from plimsoll_engine.core.engine_core import EngineCore
 from plimsoll_engine.core.execute.runner import Runner
 from plimsoll_engine.kernels import decode_attention, quantized
-from plimsoll_engine.kernels.decode_cut import Cut
+from plimsoll_engine.kernels.decode_partition import Partition
 from plimsoll_engine.kernels.quantized import FP8, Quantized
 from plimsoll_engine.kernels.scaled_product import scaled_product
 from plimsoll_engine.memory.audit import run_audit
@@ -130,7 +130,7 @@ def test_graphs_make_the_same_text_and_all_memory_comes_back(
     checkpoint: Path, pool: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Else the attention is cut by the number of rows, which padding changes: other roundings.
-    monkeypatch.setattr(decode_attention, "choose_cut", lambda *_: Cut(64, 4))
+    monkeypatch.setattr(decode_attention, "choose_partition", lambda *_: Partition(64, 4))
     monkeypatch.setattr(Runner, "_is_short", lambda *_: False)
     found = []
     for graphs in (True, False):

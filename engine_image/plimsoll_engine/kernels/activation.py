@@ -1,4 +1,4 @@
-"""Activation of a gated MLP: silu(gate) * up."""
+"""Compute the activation of a gated MLP: silu(gate) * up."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ import torch
 import triton
 import triton.language as tl
 
-from plimsoll_engine.kernels.overlap import allow_next_kernel, overlap, wait_for_previous_kernel
+from plimsoll_engine.kernels.overlap import (
+    allow_next_kernel,
+    get_launch_options,
+    wait_for_previous_kernel,
+)
 from plimsoll_engine.kernels.sizes import cdiv, next_power_of_2
 
 
@@ -32,6 +36,6 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     out = gate_up.new_empty(rows, size)
     block = min(next_power_of_2(size), 2048)
     _silu_mul[(rows, cdiv(size, block))](
-        gate_up, out, size, BLOCK=block, num_warps=4, **overlap(gate_up.device)
+        gate_up, out, size, BLOCK=block, num_warps=4, **get_launch_options(gate_up.device)
     )
     return out

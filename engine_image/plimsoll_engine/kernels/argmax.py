@@ -1,13 +1,13 @@
-"""Argmax of each row of logits: the next token of greedy requests.
+"""Find the argmax of each row of logits, which is the next token of greedy requests.
 
 Each row is split into parts, one per program, so that even a single row fills the GPU. A second
-kernel combines the parts. Ties go to the first column, as in torch. NaN is ignored, and a row of
-only NaN and -inf has the result -1.
+kernel combines the parts. If several columns have the maximum, the first is returned, as in torch.
+NaN is ignored. The result for a row of only NaN and -inf is -1.
 
-If several ranks hold parts of a row, each rank encodes its highest value and the value's column as
-an integer key. The largest key of all ranks gives the argmax of the whole row.
+If each rank has only some columns of a row, the rank encodes its highest value and that value's
+column as an integer key. The largest key of all ranks gives the argmax of the whole row.
 
-With noise added to each row, the argmax is a sample from the row's softmax; see kernels/draw.py.
+If noise is added to each row, the argmax is a sample from the row's softmax (kernels/draw.py).
 """
 
 from __future__ import annotations
@@ -16,19 +16,28 @@ import torch
 import triton
 import triton.language as tl
 
-from plimsoll_engine.kernels.draw import BELOW_ONE, FIRST, SECOND, STEP
-from plimsoll_engine.kernels.ops import KEY_LOWER
-from plimsoll_engine.kernels.overlap import allow_next_kernel, overlap, wait_for_previous_kernel
+from plimsoll_engine.kernels.draw import (
+    HASH_MULTIPLIER_1,
+    HASH_MULTIPLIER_2,
+    LARGEST_BELOW_ONE,
+    UNIFORM_STEP,
+)
+from plimsoll_engine.kernels.ops import KEY_LOWER_MASK
+from plimsoll_engine.kernels.overlap import (
+    allow_next_kernel,
+    get_launch_options,
+    wait_for_previous_kernel,
+)
 from plimsoll_engine.kernels.sizes import cdiv, next_power_of_2
 
-BLOCK = 4096
-LOWER = tl.constexpr(KEY_LOWER)
-FIRST_WORD, SECOND_WORD = tl.constexpr(FIRST), tl.constexpr(SECOND)
-STEP_31, BELOW = tl.constexpr(STEP), tl.constexpr(BELOW_ONE)
+COLUMNS_PER_PART = 4096
+KEY_LOWER_BITS = tl.constexpr(KEY_LOWER_MASK)
+MULTIPLIER_1, MULTIPLIER_2 = tl.constexpr(HASH_MULTIPLIER_1), tl.constexpr(HASH_MULTIPLIER_2)
+STEP_OF_31_BITS, MAX_UNIFORM = tl.constexpr(UNIFORM_STEP), tl.constexpr(LARGEST_BELOW_ONE)
 
 
 @triton.jit
-def _best_of_parts(
+def _find_best_of_part(
     x, best, where, columns, BLOCK: tl.constexpr, OVERLAP: tl.constexpr = False
 ):  # fmt: skip
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -45,7 +54,7 @@ def _best_of_parts(
 
 
 @triton.jit
-def _best_noisy_of_parts(
+def _find_best_noisy_of_part(
     x, scales, keys, best, where, columns, BLOCK: tl.constexpr, OVERLAP: tl.constexpr = False
 ):  # fmt: skip
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -56,14 +65,14 @@ def _best_noisy_of_parts(
     value = value.to(tl.float32) * tl.load(scales + row)
     bits = column.to(tl.int32) ^ tl.load(keys + row * 2)
     bits ^= (bits >> 16) & 0xFFFF
-    bits *= FIRST_WORD
-    low = ((bits & 0x7FFFFFFF).to(tl.float32) + 0.5) * STEP_31
+    bits *= MULTIPLIER_1
+    low = ((bits & 0x7FFFFFFF).to(tl.float32) + 0.5) * STEP_OF_31_BITS
     bits ^= tl.load(keys + row * 2 + 1)
     bits ^= (bits >> 15) & 0x1FFFF
-    bits *= SECOND_WORD
+    bits *= MULTIPLIER_2
     bits ^= (bits >> 16) & 0xFFFF
-    uniform = ((bits & 0x7FFFFFFF).to(tl.float32) + low) * STEP_31
-    uniform = tl.minimum(uniform, BELOW)
+    uniform = ((bits & 0x7FFFFFFF).to(tl.float32) + low) * STEP_OF_31_BITS
+    uniform = tl.minimum(uniform, MAX_UNIFORM)
     # log1p(-uniform), with the rounding error of 1 - uniform corrected.
     complement = 1.0 - uniform
     exponential = tl.where(
@@ -78,7 +87,7 @@ def _best_noisy_of_parts(
 
 
 @triton.jit(do_not_specialize=["first"])
-def _best(
+def _find_best_of_parts(
     best, where, out, parts, first, KEYS: tl.constexpr, PARTS_PAD: tl.constexpr,
     OVERLAP: tl.constexpr = False,
 ):  # fmt: skip
@@ -93,7 +102,7 @@ def _best(
         # Map the float to an integer of the same order. Adding 0.0 makes -0.0 equal to 0.0.
         bits = (highest + 0.0).to(tl.int32, bitcast=True)
         ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-        result = (ordered.to(tl.int64) << 32) | (LOWER - (first + result))
+        result = (ordered.to(tl.int64) << 32) | (KEY_LOWER_BITS - (first + result))
     else:
         result = tl.where(highest == float("-inf"), -1, result)
     tl.store(out + row, result)
@@ -105,12 +114,12 @@ def argmax(x: torch.Tensor) -> torch.Tensor:
 
 
 def draw(x: torch.Tensor, scales: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """Sample columns like :func:`plimsoll_engine.kernels.draw.draw`, in one pass over ``x``."""
+    """Sample one column per row, as :func:`plimsoll_engine.kernels.draw.draw` does."""
     return _reduce_rows(x, 0, keys=False, noise=(scales, keys))
 
 
 def find_best_keys(x: torch.Tensor, first: int) -> torch.Tensor:
-    """Return the key of the maximum of each row of ``x`` [rows, columns], as int64 [rows].
+    """Return a key for the maximum of each row of ``x`` [rows, columns], as int64 [rows].
 
     See :meth:`plimsoll_engine.kernels.ops.Ops.find_best_keys`.
     """
@@ -124,18 +133,20 @@ def _reduce_rows(
     noise: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> torch.Tensor:
     rows, columns = x.shape
-    parts = cdiv(columns, BLOCK)
+    parts = cdiv(columns, COLUMNS_PER_PART)
     best = torch.empty(rows, parts, dtype=torch.float32, device=x.device)
     where = torch.empty(rows, parts, dtype=torch.int32, device=x.device)
     out = torch.empty(rows, dtype=torch.int64, device=x.device)
-    launch = overlap(x.device)
+    launch = get_launch_options(x.device)
     if noise is None:
-        _best_of_parts[(rows, parts)](x, best, where, columns, BLOCK=BLOCK, num_warps=4, **launch)
-    else:
-        _best_noisy_of_parts[(rows, parts)](
-            x, *noise, best, where, columns, BLOCK=BLOCK, num_warps=4, **launch
+        _find_best_of_part[(rows, parts)](
+            x, best, where, columns, BLOCK=COLUMNS_PER_PART, num_warps=4, **launch
         )
-    _best[(rows,)](
+    else:
+        _find_best_noisy_of_part[(rows, parts)](
+            x, *noise, best, where, columns, BLOCK=COLUMNS_PER_PART, num_warps=4, **launch
+        )
+    _find_best_of_parts[(rows,)](
         best, where, out, parts, first, KEYS=keys, PARTS_PAD=next_power_of_2(parts),
         num_warps=1, **launch,
     )  # fmt: skip

@@ -9,7 +9,7 @@ from plimsoll_engine.kernels.reference import ReferenceOps
 
 
 def choose_ops(device: torch.device) -> Ops:
-    """Return the Triton operations for a CUDA device, or the torch operations for any other.
+    """Return the Triton implementation for a CUDA device, or the torch implementation for a CPU.
 
     Triton is imported only for CUDA.
     """

@@ -1,13 +1,13 @@
-"""Attention of one new token per sequence over its context in the paged KV pool.
+"""Compute the attention of one new token per sequence over its context in the paged KV pool.
 
-It is memory-bound: each key and value is read once for all query heads that share it. A context is
-split into parts of whole tiles, one per program, so that even a few long contexts fill the GPU. The
-last program of a context to finish combines the parts by their log-sum-exp (Flash-Decoding). It
-adds them in a fixed order, so the result is deterministic. A context of one part has no overhead.
+This is memory-bound: each key and value is read once for all query heads that share it. A context
+is split into parts of whole tiles, one per program, so that even a few long contexts fill the GPU.
+The last program of a context to finish combines the parts by their log-sum-exp (Flash-Decoding). It
+adds them in a fixed order, so the result is deterministic. A context with one part has no overhead.
 
-By default, Triton compiles a variant for arguments that are 1 or a multiple of 16, and for aligned
-pointers. Arguments that change from step to step are excluded from this specialisation, here and in
-the other kernels. Otherwise, Triton would compile or load each new variant while requests wait.
+By default, Triton compiles another variant if an argument is 1 or a multiple of 16, or if a pointer
+is aligned. Arguments that change from step to step are excluded from this specialisation, here and
+in the other kernels. Otherwise, Triton would compile or load each new variant while requests wait.
 """
 
 from __future__ import annotations
@@ -16,22 +16,31 @@ import torch
 import triton
 import triton.language as tl
 
-from plimsoll_engine.kernels.decode_cut import WIDE_TILE, Cut, choose_cut, compute_row_bytes
-from plimsoll_engine.kernels.overlap import allow_next_kernel, overlap, wait_for_previous_kernel
+from plimsoll_engine.kernels.decode_partition import (
+    WIDE_TILE_TOKENS,
+    Partition,
+    choose_partition,
+    compute_row_bytes,
+)
+from plimsoll_engine.kernels.overlap import (
+    allow_next_kernel,
+    get_launch_options,
+    wait_for_previous_kernel,
+)
 from plimsoll_engine.kernels.sizes import cdiv, next_power_of_2
 from plimsoll_engine.kernels.step_plan import Pages
 
 NO_WINDOW = 1 << 30
 LOG2_E = 1.4426950408889634
-AT_ONCE = tl.constexpr(4)
-"""Number of parts that are loaded at a time to be combined."""
-NOTHING = tl.constexpr(-1e30)
-"""Log-sum-exp of no scores. It is finite, because the difference of two infinities is NaN."""
-SCALED_REGISTERS = 128
+PARTS_PER_LOAD = tl.constexpr(4)
+"""Number of parts of a context that are loaded at a time to be combined."""
+EMPTY_LOG_SUM = tl.constexpr(-1e30)
+"""Log-sum-exp of a part without scores. It is finite, because inf - inf would be NaN."""
+MAX_SCALED_REGISTERS = 128
 """Maximum number of registers per thread for e4m3 keys.
 
-With this limit and wide tiles, a multiprocessor runs four programs, with as many bytes in flight as
-for 16-bit keys. The compiler reports no spills. Without the limit, it uses 168 registers.
+With this limit and wide tiles, a multiprocessor runs four programs, which have as many bytes in
+flight as for 16-bit keys. The compiler reports no spills. It would use 168 registers otherwise.
 """
 
 
@@ -102,7 +111,7 @@ def _decode_attention(
         parts = tl.cdiv(context - base, per_part)
         if parts > 1:
             head_mask = group < GROUP
-            log = tl.where(total > 0, best + tl.log2(safe), NOTHING)
+            log = tl.where(total > 0, best + tl.log2(safe), EMPTY_LOG_SUM)
             tl.store(lse + row * SPLITS + split, log, mask=head_mask)
             tl.store(
                 sums + (row * SPLITS + split)[:, None] * DIM + dims[None, :], result, mask=q_mask
@@ -111,7 +120,7 @@ def _decode_attention(
             counter = arrivals + sequence * KV_HEADS + kv_head
             if tl.atomic_add(counter, 1, sem="acq_rel") == parts - 1:
                 tl.store(counter, 0)
-                _join(
+                _combine_parts(
                     sums, lse, place, row, head_mask, q_mask, parts, DIM, DIM_PAD, GROUP_PAD, SPLITS
                 )
         else:
@@ -121,22 +130,22 @@ def _decode_attention(
 
 
 @triton.jit
-def _join(
+def _combine_parts(
     sums, lse, place, row, head_mask, q_mask, parts, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
     GROUP_PAD: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Combine the results of the ``parts`` of a context, and store them at ``place``."""
+    """Combine the results of the ``parts`` parts of a context, and store the sum at ``place``."""
     dims = tl.arange(0, DIM_PAD)
-    best = tl.full([GROUP_PAD], NOTHING, tl.float32)
+    best = tl.full([GROUP_PAD], EMPTY_LOG_SUM, tl.float32)
     total = tl.zeros([GROUP_PAD], tl.float32)
     weighted = tl.zeros([GROUP_PAD, DIM_PAD], tl.float32)
-    for first in range(0, parts, AT_ONCE):
-        for number in tl.static_range(AT_ONCE):
+    for first in range(0, parts, PARTS_PER_LOAD):
+        for number in tl.static_range(PARTS_PER_LOAD):
             exists = first + number < parts
             offsets = row * SPLITS + first + number
             # Bypass the L1 cache, because other multiprocessors have written these parts.
             log = tl.load(
-                lse + offsets, mask=head_mask & exists, other=NOTHING, cache_modifier=".cg"
+                lse + offsets, mask=head_mask & exists, other=EMPTY_LOG_SUM, cache_modifier=".cg"
             )
             part = tl.load(
                 sums + offsets[:, None] * DIM + dims[None, :], mask=q_mask & exists, other=0.0,
@@ -156,33 +165,35 @@ def decode_attention(
     values: Pages,
     tables: torch.Tensor,
     contexts: torch.Tensor,
-    page: int,
+    block_size: int,
     scale: float,
     window: int | None,
     out: torch.Tensor,
     arrivals: torch.Tensor,
-    limit: int = 0,
-    cut: Cut | None = None,
+    max_context: int = 0,
+    partition: Partition | None = None,
 ) -> None:
     """Write the attention of ``query`` over ``keys`` and ``values`` to ``out``.
 
     ``query`` and ``out`` are [sequences, heads, dim]. The rows of ``keys`` and ``values`` are
     [slots, kv heads, dim] of the same dtype, or e4m3 with scales. ``tables`` int32 [sequences,
-    width] contains the block numbers of each sequence, with ``page`` tokens per block. ``contexts``
-    int32 [sequences] contains the context lengths in tokens; for a length of 0, the result is
-    zeros. ``limit`` is the maximum context length, or 0 if unknown. ``cut`` overrides the partition
-    that :func:`choose_cut` returns. ``arrivals`` is int32 zeros, at least one for each sequence and
-    kv head, and is zeroed again afterwards. Kernels that share ``arrivals`` must not run at the
-    same time.
+    width] contains the block numbers of each sequence; a block has ``block_size`` tokens.
+    ``contexts`` int32 [sequences] contains the context lengths in tokens; for a length of 0, the
+    result is zeros. ``max_context`` is the maximum context length, or 0 if unknown. ``partition``
+    is used instead of the result of :func:`choose_partition`. ``arrivals`` must be int32 zeros, at
+    least one for each sequence and kv head, and is zeroed again afterwards. Kernels that share
+    ``arrivals`` must not run at the same time.
     """
     sequences, heads, dim = query.shape
     kv_heads, scaled = keys.rows.shape[1], keys.scales is not None
     dim_pad = next_power_of_2(dim)
     row_bytes = compute_row_bytes(dim, keys.rows.element_size())
-    tile, splits, tokens = cut or choose_cut(sequences, kv_heads, row_bytes, limit)
-    options: dict[str, object] = {**overlap(query.device)}
-    if scaled and cut is None:
-        tile, options = WIDE_TILE, options | {"maxnreg": SCALED_REGISTERS}
+    tile, splits, tokens = partition or choose_partition(
+        sequences, kv_heads, row_bytes, max_context
+    )
+    options: dict[str, object] = {**get_launch_options(query.device)}
+    if scaled and partition is None:
+        tile, options = WIDE_TILE_TOKENS, options | {"maxnreg": MAX_SCALED_REGISTERS}
     sums = lse = out
     if splits > 1:
         assert sequences * kv_heads <= len(arrivals)
@@ -195,7 +206,7 @@ def decode_attention(
         scale * LOG2_E, NO_WINDOW if window is None else window, tables.stride(0),
         KV_HEADS=kv_heads, GROUP=heads // kv_heads,
         GROUP_PAD=max(16, next_power_of_2(heads // kv_heads)), DIM=dim, DIM_PAD=dim_pad,
-        PAGE=page, TILE=tile, SPLITS=splits, TILES=max(1, cdiv(tokens, tile)), SCALED=scaled,
+        PAGE=block_size, TILE=tile, SPLITS=splits, TILES=max(1, cdiv(tokens, tile)), SCALED=scaled,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
         num_warps=4, num_stages=3, **options,
     )  # fmt: skip

@@ -1,9 +1,9 @@
-"""Cache of compiled Triton kernels that works on a full or read-only volume.
+"""Store compiled Triton kernels, even if the cache's volume is full or read-only.
 
-Triton loads each kernel from a file in its cache, so no worker can start without the cache. If
-TRITON_CACHE_DIR is not writable, new kernels go to a private folder in the temporary directory. The
-next worker finds them there, but other pods compile them again. Triton writes the files of a kernel
-under temporary names, and the list of these files last, so a partial kernel is never loaded.
+Triton loads each kernel from a file in its cache, so a worker cannot start if it cannot write
+there. If TRITON_CACHE_DIR is not writable, new kernels are stored in a private folder in the
+temporary directory. The next worker finds them there, but other pods compile them again. Triton
+writes the list of a kernel's files last, so an incomplete kernel is never loaded.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from triton.runtime.cache import FileCacheManager
 
 log = logging.getLogger(__name__)
 
-_reported: set[str] = set()
+_reported_folders: set[str] = set()
 
 
 class DiskCache(FileCacheManager):  # type: ignore[misc]
-    """Disk cache entry of one kernel, with the interface that Triton expects."""
+    """Entry of one kernel in the cache on disk, with the interface that Triton expects."""
 
     key: str
     cache_dir: str
@@ -34,12 +34,12 @@ class DiskCache(FileCacheManager):  # type: ignore[misc]
         try:
             super().__init__(key, override, dump)
         except OSError as error:
-            self._move(key, error)
+            self._use_fallback_folder(key, error)
 
     def get_group(self, filename: str) -> dict[str, str] | None:
         """Return the paths of a compiled kernel's files by name, or None if it is not cached.
 
-        Searches the cache, then the fallback folder.
+        Both the cache and the fallback folder are searched.
         """
         files: dict[str, str] | None = super().get_group(filename)
         if files is None and (_get_fallback_path() / self.key).is_dir():
@@ -52,7 +52,8 @@ class DiskCache(FileCacheManager):  # type: ignore[misc]
     def put(self, data: bytes | str, filename: str, binary: bool = True) -> str:
         """Store a file of a compiled kernel, and return its path.
 
-        Uses the fallback folder if the cache is not writable. Raises OSError if neither is.
+        If the cache is not writable, store the file in the fallback folder. Raises OSError if both
+        are not writable.
         """
         try:
             return str(super().put(data, filename, binary))
@@ -61,14 +62,14 @@ class DiskCache(FileCacheManager):  # type: ignore[misc]
                 raise
             for partial in Path(self.cache_dir).glob(f"tmp.pid_{os.getpid()}_*"):
                 shutil.rmtree(partial, ignore_errors=True)
-            self._move(self.key, error)
+            self._use_fallback_folder(self.key, error)
             return str(super().put(data, filename, binary))
 
-    def _move(self, key: str, error: OSError) -> None:
+    def _use_fallback_folder(self, key: str, error: OSError) -> None:
         folder = _prepare_fallback_folder()
         where = knobs.cache.dir
-        if where not in _reported:
-            _reported.add(where)
+        if where not in _reported_folders:
+            _reported_folders.add(where)
             log.warning(
                 "cannot write to TRITON_CACHE_DIR %s: %s; storing compiled kernels in %s instead:"
                 " free space, or set TRITON_CACHE_DIR to a writable directory",
@@ -85,7 +86,10 @@ def _get_fallback_path() -> Path:
 
 
 def _prepare_fallback_folder() -> Path:
-    """Return the user's fallback folder. Raises OSError if another user can write to it."""
+    """Create this user's fallback folder if needed, and return its path.
+
+    Raises OSError if the folder is not writable, or if other users can access it.
+    """
     folder = _get_fallback_path()
     try:
         folder.mkdir(mode=0o700, exist_ok=True)

@@ -1,12 +1,11 @@
-"""Sampling from a softmax by the Gumbel-max trick, which is robust to rounding errors.
+"""Sample from a softmax by the Gumbel-max trick, which is robust to rounding errors.
 
 The sampled token is the column with the largest sum of logit / temperature and Gumbel noise. The
-noise of a column depends only on the row's key, which ``create_noise_key`` in
-``core/execute/sampling.py`` derives from the seed, and on the column's index. A rounding error that
-shifts the distribution by 1e-6 therefore changes one token in a million, on any device and in any
-batch.
-(Inverse transform sampling from the cumulative probabilities is a thousand times as sensitive,
-because the random number can lie close to any of the partial sums.)
+noise depends only on the column's index and the row's key, which ``create_noise_key`` in
+``core/execute/sampling.py`` derives from the seed. A rounding error that shifts the distribution by
+1e-6 therefore changes one token in a million, on any device and in any batch. (Inverse transform
+sampling is a thousand times as sensitive, because the random number can be close to any of the
+cumulative probabilities.)
 
 The hash has two rounds of multiply and xor-shift, each preceded by an xor with one word of the key.
 The constants come from Chris Wellons' search for unbiased 32-bit hashes ("lowbias32"). The random
@@ -17,46 +16,46 @@ from __future__ import annotations
 
 import torch
 
-FIRST = 0x7FEB352D
-SECOND = 0x846CA68B - (1 << 32)
-LOW_31 = 0x7FFFFFFF
-STEP = 2.0**-31
-BELOW_ONE = 1 - 2.0**-24
-"""Largest float32 below 1."""
-ELEMENTS = 1 << 17
-"""Number of float32 elements to process at a time on a CPU.
+HASH_MULTIPLIER_1 = 0x7FEB352D
+HASH_MULTIPLIER_2 = 0x846CA68B - (1 << 32)
+LOW_31_BITS = 0x7FFFFFFF
+UNIFORM_STEP = 2.0**-31
+LARGEST_BELOW_ONE = 1 - 2.0**-24
+"""Largest float32 that is less than 1."""
+MAX_CPU_ELEMENTS = 1 << 17
+"""Maximum number of float32 elements to process at a time on a CPU.
 
-More elements do not fit into a core's cache and take twice as long.
+More elements do not fit into a core's cache, and take twice as long per element.
 """
 
 
 def compute_noise(keys: torch.Tensor, columns: int) -> torch.Tensor:
-    """Return negated Gumbel noise, float32 [rows, columns], for ``keys`` int32 [rows, 2].
+    """Return negated Gumbel noise, float32 [rows, columns], for the keys ``keys`` int32 [rows, 2].
 
-    These are the logarithms of exponentially distributed numbers.
+    This noise is the logarithm of exponentially distributed numbers.
     """
     x = torch.arange(columns, dtype=torch.int32, device=keys.device) ^ keys[:, :1]
     x ^= (x >> 16) & 0xFFFF
-    x *= FIRST
-    low = (x & LOW_31).float().add_(0.5).mul_(STEP)
+    x *= HASH_MULTIPLIER_1
+    low = (x & LOW_31_BITS).float().add_(0.5).mul_(UNIFORM_STEP)
     x ^= keys[:, 1:]
     x ^= (x >> 15) & 0x1FFFF
-    x *= SECOND
+    x *= HASH_MULTIPLIER_2
     x ^= (x >> 16) & 0xFFFF
-    x &= LOW_31
+    x &= LOW_31_BITS
     # Small numbers win the argmax. They keep all their bits.
-    uniform = x.float().add_(low).mul_(STEP).clamp_(max=BELOW_ONE)
+    uniform = x.float().add_(low).mul_(UNIFORM_STEP).clamp_(max=LARGEST_BELOW_ONE)
     return uniform.neg_().log1p_().neg_().log_()
 
 
 def draw(logits: torch.Tensor, scales: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """Sample one column per row from its softmax. Return the columns as int64 [rows].
+    """Sample one column of each row from the row's softmax. Return the columns as int64 [rows].
 
     ``logits`` is [rows, columns]. ``scales`` float32 [rows] contains the inverse temperatures, and
-    ``keys`` int32 [rows, 2] the keys of the random numbers.
+    ``keys`` int32 [rows, 2] the keys of the rows' noise.
     """
     rows, columns = logits.shape
-    at_once = max(1, ELEMENTS // columns) if logits.device.type == "cpu" else rows
+    at_once = max(1, MAX_CPU_ELEMENTS // columns) if logits.device.type == "cpu" else rows
     parts = []
     for start in range(0, rows, at_once):
         part = slice(start, start + at_once)

@@ -1,13 +1,13 @@
-"""Mixture of experts as grouped matrix products: one launch computes a product for all experts.
+"""Compute a mixture of experts as grouped matrix products, with one launch for all experts.
 
 A program computes one tile of one expert's product: a block of its (row, expert) pairs (see
-``routing.py``) by a block of columns. The first product gathers the rows and applies silu(gate) *
-up. The second product is scaled by the router's weights. A last kernel sums the results of each
-row's experts in float32, from the best expert to the worst. The result therefore does not depend on
-the order in which programs run.
+``routing.py``) by a block of columns. The first kernel gathers the rows, computes the gate and up
+projections, and applies silu(gate) * up. The second kernel computes the down projections, and
+multiplies them by the router's weights. The third kernel sums the results of each row's experts in
+float32, from the best expert to the worst, so the result does not depend on the order of programs.
 
-For a quantized weight, the rows are quantized first, each with its own scale. The product is then
-multiplied by the scales of its rows and columns.
+If a weight is quantized, the rows are quantized as well, each with its own scale. The product is
+then multiplied by the scales of rows and columns.
 """
 
 from __future__ import annotations
@@ -19,7 +19,11 @@ import triton
 import triton.language as tl
 from torch.nn.functional import linear
 
-from plimsoll_engine.kernels.overlap import allow_next_kernel, overlap, wait_for_previous_kernel
+from plimsoll_engine.kernels.overlap import (
+    allow_next_kernel,
+    get_launch_options,
+    wait_for_previous_kernel,
+)
 from plimsoll_engine.kernels.quantized import Quantized, Weight
 from plimsoll_engine.kernels.routing import Routes, route
 from plimsoll_engine.kernels.scaled_product import quantize
@@ -30,7 +34,7 @@ class Tile(NamedTuple):
     """Tile sizes and launch options of the grouped products.
 
     A program computes ``columns`` results for each of ``rows`` pairs, and reads ``depth`` inputs at
-    a time. The routing sorts ``sort`` pairs at a time.
+    a time. When pairs are sorted by expert, ``sort`` pairs are sorted at a time.
     """
 
     rows: int
@@ -41,36 +45,43 @@ class Tile(NamedTuple):
     stages: int
 
 
-FEW = Tile(rows=16, columns=64, depth=128, sort=1024, warps=4, stages=4)
-SOME = Tile(rows=64, columns=128, depth=64, sort=1024, warps=4, stages=4)
-MANY = Tile(rows=128, columns=128, depth=64, sort=4096, warps=8, stages=3)
-FEW_PAIRS, SOME_PAIRS = 8, 96
-"""Maximum mean number of pairs per expert for which FEW and SOME are chosen.
+FEW_PAIRS_TILE = Tile(rows=16, columns=64, depth=128, sort=1024, warps=4, stages=4)
+SOME_PAIRS_TILE = Tile(rows=64, columns=128, depth=64, sort=1024, warps=4, stages=4)
+MANY_PAIRS_TILE = Tile(rows=128, columns=128, depth=64, sort=4096, warps=8, stages=3)
+MAX_FEW_PAIRS, MAX_SOME_PAIRS = 8, 96
+"""Maximum mean number of pairs per expert for FEW_PAIRS_TILE and for SOME_PAIRS_TILE.
 
-Derived from the specifications of an H200, not measured. Below about 150 rows per expert, reading
-the weights takes longer than the arithmetic, so each weight should be read only once.
+These values are derived from the specifications of an H200, and were not measured. With fewer than
+about 150 rows per expert, reading the weights takes longer than the arithmetic, so each weight
+should be read only once.
 """
-WIDE_FEW = Tile(rows=16, columns=32, depth=32, sort=1024, warps=4, stages=2)
-WIDE_MANY = Tile(rows=32, columns=32, depth=32, sort=1024, warps=4, stages=2)
+FLOAT32_FEW_PAIRS_TILE = Tile(rows=16, columns=32, depth=32, sort=1024, warps=4, stages=2)
+FLOAT32_MANY_PAIRS_TILE = Tile(rows=32, columns=32, depth=32, sort=1024, warps=4, stages=2)
 """Tiles for float32, which is multiplied with full precision and without tensor cores."""
 
 
-def tiles(dtype: torch.dtype) -> tuple[Tile, ...]:
+def list_tiles(dtype: torch.dtype) -> tuple[Tile, ...]:
     """Return all tiles that :func:`choose_tile` can return for ``dtype``."""
-    return (WIDE_FEW, WIDE_MANY) if dtype == torch.float32 else (FEW, SOME, MANY)
+    return (
+        (FLOAT32_FEW_PAIRS_TILE, FLOAT32_MANY_PAIRS_TILE)
+        if dtype == torch.float32
+        else (FEW_PAIRS_TILE, SOME_PAIRS_TILE, MANY_PAIRS_TILE)
+    )
 
 
 def choose_tile(pairs: int, experts: int, dtype: torch.dtype) -> Tile:
-    """Return the tile for ``pairs`` (row, expert) pairs and ``experts`` experts in total."""
+    """Return the tile for ``pairs`` (row, expert) pairs in a layer with ``experts`` experts."""
     if dtype == torch.float32:
-        return WIDE_FEW if pairs <= FEW_PAIRS * experts else WIDE_MANY
-    if pairs <= FEW_PAIRS * experts:
-        return FEW
-    return SOME if pairs <= SOME_PAIRS * experts else MANY
+        return (
+            FLOAT32_FEW_PAIRS_TILE if pairs <= MAX_FEW_PAIRS * experts else FLOAT32_MANY_PAIRS_TILE
+        )
+    if pairs <= MAX_FEW_PAIRS * experts:
+        return FEW_PAIRS_TILE
+    return SOME_PAIRS_TILE if pairs <= MAX_SOME_PAIRS * experts else MANY_PAIRS_TILE
 
 
 @triton.jit(do_not_specialize=["pairs"])
-def _gate_up(
+def _compute_gate_up(
     x, row_scales, weight, scales, order, owners, out, pairs,
     CHOSEN: tl.constexpr, HIDDEN: tl.constexpr, WIDTH: tl.constexpr, SCALED: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
@@ -116,7 +127,7 @@ def _gate_up(
 
 
 @triton.jit(do_not_specialize=["pairs"])
-def _down(
+def _compute_down(
     x, row_scales, weight, scales, order, owners, shares, out, pairs,
     HIDDEN: tl.constexpr, WIDTH: tl.constexpr, SCALED: tl.constexpr, ROWS: tl.constexpr,
     COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
@@ -157,7 +168,7 @@ def _down(
 
 
 @triton.jit
-def _sum(
+def _sum_experts(
     parts, out, HIDDEN: tl.constexpr, CHOSEN: tl.constexpr, BLOCK: tl.constexpr,
     OVERLAP: tl.constexpr = False,
 ):  # fmt: skip
@@ -174,9 +185,9 @@ def _sum(
 
 
 def _quantize_rows(rows: torch.Tensor, weight: Weight) -> tuple[tuple[torch.Tensor, ...], bool]:
-    """Return (rows, row scales, matrix, matrix scales), and whether they are quantized.
+    """Return (rows, row scales, matrix, matrix scales), and whether the matrices are quantized.
 
-    If they are not, the scales are placeholders that the kernels do not read.
+    If they are not quantized, the scales are placeholders that the kernels do not read.
     """
     if isinstance(weight, Quantized):
         return (*quantize(rows), *weight), True
@@ -188,27 +199,27 @@ def _count_columns(weight: Weight) -> int:
     return matrix.shape[1]
 
 
-def _products(
+def _compute_products(
     x: torch.Tensor, gate_up: Weight, down: Weight, routes: Routes, tile: Tile
 ) -> torch.Tensor:
     tokens, hidden = x.shape
     width = _count_columns(down)
-    chosen = routes.shares.shape[1]
-    pairs, blocks = tokens * chosen, len(routes.owners)
+    top_k = routes.shares.shape[1]
+    pairs, blocks = tokens * top_k, len(routes.owners)
     precision = "ieee" if x.dtype == torch.float32 else "tf32"
-    launch = overlap(x.device)
+    launch = get_launch_options(x.device)
     inner = x.new_empty(pairs, width)
     half = tile.columns // 2  # a program computes both gate and up of its columns
     factors, scaled = _quantize_rows(x, gate_up)
-    _gate_up[(blocks * cdiv(width, half),)](
+    _compute_gate_up[(blocks * cdiv(width, half),)](
         *factors, routes.order, routes.owners, inner, pairs,
-        CHOSEN=chosen, HIDDEN=hidden, WIDTH=width, SCALED=scaled, ROWS=tile.rows, COLUMNS=half,
+        CHOSEN=top_k, HIDDEN=hidden, WIDTH=width, SCALED=scaled, ROWS=tile.rows, COLUMNS=half,
         DEPTH=tile.depth, PRECISION=precision, num_warps=tile.warps, num_stages=tile.stages,
         **launch,
     )  # fmt: skip
     parts = x.new_empty(pairs, hidden)
     factors, scaled = _quantize_rows(inner, down)
-    _down[(blocks * cdiv(hidden, tile.columns),)](
+    _compute_down[(blocks * cdiv(hidden, tile.columns),)](
         *factors, routes.order, routes.owners, routes.shares, parts, pairs,
         HIDDEN=hidden, WIDTH=width, SCALED=scaled, ROWS=tile.rows, COLUMNS=tile.columns,
         DEPTH=tile.depth, PRECISION=precision, num_warps=tile.warps, num_stages=tile.stages,
@@ -216,38 +227,38 @@ def _products(
     )  # fmt: skip
     out = torch.empty_like(x)
     block = min(1024, next_power_of_2(hidden))
-    _sum[(tokens, cdiv(hidden, block))](
-        parts, out, HIDDEN=hidden, CHOSEN=chosen, BLOCK=block, num_warps=4, **launch
+    _sum_experts[(tokens, cdiv(hidden, block))](
+        parts, out, HIDDEN=hidden, CHOSEN=top_k, BLOCK=block, num_warps=4, **launch
     )
     return out
 
 
 _loaded: set[tuple[object, ...]] = set()
-"""Shapes, dtypes and options for which this process has loaded the kernels of all tiles."""
+"""Arguments (devices, shapes, dtypes, options) for which this process has loaded all kernels."""
 
 
-def experts(
+def compute_experts(
     x: torch.Tensor,
     router: torch.Tensor,
     gate_up: Weight,
     down: Weight,
-    chosen: int,
+    top_k: int,
     normalised: bool,
 ) -> torch.Tensor:
-    """Return the weighted sum of each row's ``chosen`` best experts, as [tokens, hidden].
+    """Return the weighted sum of each row's ``top_k`` best experts, as [tokens, hidden].
 
-    See :meth:`plimsoll_engine.kernels.ops.Ops.experts`. The weights of an expert are read once for
-    each block of its rows. The first call for a shape computes one row with every tile, so that no
-    later step has to load a kernel while requests wait.
+    See :meth:`plimsoll_engine.kernels.ops.Ops.compute_experts`. The weights of an expert are read
+    once for each block of its rows. The first call for a shape computes one row with every tile, so
+    that no later step has to load a kernel while requests wait.
     """
     logits = linear(x, router)
     formats = [isinstance(weight, Quantized) for weight in (gate_up, down)]
-    shape = (x.device, x.dtype, router.shape, _count_columns(down), *formats, chosen, normalised)
+    shape = (x.device, x.dtype, router.shape, _count_columns(down), *formats, top_k, normalised)
     if shape not in _loaded:
         _loaded.add(shape)
-        for tile in tiles(x.dtype):
-            routes = route(logits[:1], chosen, normalised, tile.rows, tile.sort)
-            _products(x[:1], gate_up, down, routes, tile)
-    tile = choose_tile(len(x) * chosen, len(router), x.dtype)
-    routes = route(logits, chosen, normalised, tile.rows, tile.sort)
-    return _products(x, gate_up, down, routes, tile)
+        for tile in list_tiles(x.dtype):
+            routes = route(logits[:1], top_k, normalised, tile.rows, tile.sort)
+            _compute_products(x[:1], gate_up, down, routes, tile)
+    tile = choose_tile(len(x) * top_k, len(router), x.dtype)
+    routes = route(logits, top_k, normalised, tile.rows, tile.sort)
+    return _compute_products(x, gate_up, down, routes, tile)

@@ -1,4 +1,4 @@
-"""Mixture of experts in plain torch, one expert at a time."""
+"""Compute a mixture of experts in plain torch, one expert at a time."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from plimsoll_engine.kernels.quantized import Quantized, Weight, product
 
 
 def route(
-    x: torch.Tensor, router: torch.Tensor, chosen: int, normalised: bool
+    x: torch.Tensor, router: torch.Tensor, top_k: int, normalised: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the indices and the weights of each row's best experts, both [tokens, chosen].
+    """Return the indices and the weights of each row's best experts, both [tokens, top_k].
 
-    The indices are int64. The softmax is computed in float32. The weights have the dtype of ``x``
-    [tokens, hidden].
+    ``x`` is [tokens, hidden]. The indices are int64. The weights have the dtype of ``x``, and are
+    computed by a softmax in float32.
     """
     likely = product(x, router, None).softmax(dim=-1, dtype=torch.float32)
-    shares, experts = likely.topk(chosen, dim=-1)
+    shares, experts = likely.topk(top_k, dim=-1)
     if normalised:
         shares = shares / shares.sum(dim=-1, keepdim=True)
     return experts, shares.to(x.dtype)
 
 
 def get_expert_matrix(weight: Weight, expert: int, count: int) -> Weight:
-    """Return the matrix of expert number ``expert`` from the stacked matrices of ``count``."""
+    """Return the matrix of one expert from ``weight``, which stacks those of ``count`` experts."""
     if isinstance(weight, Quantized):
         return Quantized(*(_slice_part(tensor, expert, count) for tensor in weight))
     return _slice_part(weight, expert, count)
@@ -35,21 +35,21 @@ def _slice_part(tensor: torch.Tensor, number: int, count: int) -> torch.Tensor:
     return tensor[number * rows : (number + 1) * rows]
 
 
-def experts(
+def compute_experts(
     x: torch.Tensor,
     router: torch.Tensor,
     gate_up: Weight,
     down: Weight,
-    chosen: int,
+    top_k: int,
     normalised: bool,
 ) -> torch.Tensor:
-    """Return the weighted sum of each row's ``chosen`` best experts, as [tokens, hidden].
+    """Return the weighted sum of each row's ``top_k`` best experts, as [tokens, hidden].
 
-    See :meth:`plimsoll_engine.kernels.ops.Ops.experts`.
+    See :meth:`plimsoll_engine.kernels.ops.Ops.compute_experts`.
     """
     tokens, hidden = x.shape
-    numbers, shares = route(x, router, chosen, normalised)
-    parts = x.new_empty(tokens, chosen, hidden)
+    numbers, shares = route(x, router, top_k, normalised)
+    parts = x.new_empty(tokens, top_k, hidden)
     for expert in numbers.unique().tolist():
         token, place = torch.where(numbers == expert)
         gate_up_rows = product(x[token], get_expert_matrix(gate_up, expert, len(router)), None)

@@ -1,13 +1,13 @@
-"""Matrix product of a few rows for decode steps, fused with the operations that follow it.
+"""Multiply a few rows by a matrix in decode steps, fused with the operations that follow.
 
-It is memory-bound: it reads the whole matrix for a few operations per element. Each program
+This is memory-bound: the whole matrix is read for a few operations per element. Each program
 prefetches the first part of its matrix before it waits for the previous kernel, so that memory is
 never idle between kernels. Hopper's tensor memory accelerator (TMA) reads the rest. The matrix must
 have 16-bit elements.
 
 If a product has fewer tiles than the GPU has multiprocessors, several programs share a tile. Each
-sums over a part of the inputs, and the last to finish adds these sums. It adds them in a fixed
-order, so the result is deterministic.
+program sums over a part of the inputs. The last program to finish adds these sums in a fixed order,
+so the result is deterministic.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from plimsoll_engine.kernels.overlap import (
     allow_next_kernel,
-    overlap,
+    get_launch_options,
     prefetch,
     wait_for_previous_kernel,
 )
-from plimsoll_engine.kernels.sizes import FEW_ROWS, cdiv, pad_few_rows
+from plimsoll_engine.kernels.sizes import MAX_FEW_ROWS, cdiv, pad_few_rows
 
-LINE = 8
-"""Number of 16-bit elements in 16 bytes, the minimum that TMA reads."""
-WARPS = 4
-PROGRAMS = 64
-"""Minimum number of programs of a product. Fewer do not saturate the memory of an H100."""
-LONG = 4096
-"""Minimum number of inputs per program for which the work is split between two programs."""
+MIN_TMA_ELEMENTS = 8
+"""Minimum number of 16-bit elements that TMA reads: 16 bytes."""
+NUM_WARPS = 4
+MIN_PROGRAMS = 64
+"""Minimum number of programs for a product. Fewer programs do not saturate an H100's memory."""
+MIN_SPLIT_INPUTS = 4096
+"""Minimum number of inputs of a program whose work is split between two programs."""
 
 
 class Tile(NamedTuple):
-    """Tile of ``size`` columns of the result, computed by ``parts`` programs.
+    """Tile of ``size`` columns of the result, which ``parts`` programs compute together.
 
-    A program reads ``depth`` inputs at a time and loads up to ``stages`` such blocks ahead. It
-    first prefetches ``ahead`` bytes of each row of its part of the matrix.
+    A program reads blocks of ``depth`` inputs, and has up to ``stages`` blocks in flight. It first
+    prefetches ``ahead`` bytes of each row of its part of the matrix.
     """
 
     size: int
@@ -51,18 +51,18 @@ class Tile(NamedTuple):
 
 
 def choose_tile(size: int, columns: int, silu: bool, padded: int) -> Tile:
-    """Return the tile for a product of [``padded``, ``columns``] with [``size``, ``columns``].
+    """Return the tile for the product of ``padded`` rows with a matrix [``size``, ``columns``].
 
-    ``padded`` is the number of rows after padding. Measured on an H200 and an H100 in the layers of
-    a 0.6B and an 8B model (``bench/few_rows.py``). If a multiprocessor runs only one program, that
-    program must read far ahead.
+    ``padded`` is the number of rows after padding. The tiles were chosen by measurements on an H200
+    and an H100 in the layers of a 0.6B and an 8B model (``bench/few_rows.py``). If a multiprocessor
+    runs only one program, this program must read far ahead.
     """
     if silu:
         return Tile(64, 128, 5, ahead=512)
-    if size < 2048 and padded == FEW_ROWS:
+    if size < 2048 and padded == MAX_FEW_ROWS:
         return Tile(16, 256, 6, parts=2)
-    parts = max(1, PROGRAMS // cdiv(size, 64))
-    if columns // parts >= LONG and size <= 64 * PROGRAMS:
+    parts = max(1, MIN_PROGRAMS // cdiv(size, 64))
+    if columns // parts >= MIN_SPLIT_INPUTS and size <= 64 * MIN_PROGRAMS:
         parts *= 2
     return Tile(64, 256, 4, parts)
 
@@ -133,12 +133,12 @@ def _few_rows(
 
 
 def supports(weight: torch.Tensor) -> bool:
-    """Report whether :func:`few_rows` supports ``weight`` on its device."""
-    aligned = weight.shape[1] % LINE == 0 and weight.is_contiguous()
-    return weight.element_size() == 2 and aligned and bool(overlap(weight.device))
+    """Report whether :func:`multiply_few_rows` supports ``weight`` and its device."""
+    aligned = weight.shape[1] % MIN_TMA_ELEMENTS == 0 and weight.is_contiguous()
+    return weight.element_size() == 2 and aligned and bool(get_launch_options(weight.device))
 
 
-def few_rows(
+def multiply_few_rows(
     x: torch.Tensor,
     weight: torch.Tensor,
     arrivals: torch.Tensor,
@@ -146,13 +146,13 @@ def few_rows(
     silu: bool = False,
     into: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return ``x @ weight.T + bias`` as [rows, size], for at most :data:`FEW_ROWS` rows.
+    """Return ``x @ weight.T + bias`` as [rows, size], for at most :data:`MAX_FEW_ROWS` rows.
 
     ``x`` is [rows, columns], and ``weight`` [size, columns]. With ``silu``, the result is
     silu(first half) * second half of the product's columns, [rows, size / 2]. If ``into`` is given,
-    the result is added to it in place. Sums are in float32. Memory-bound by ``weight``.
-    ``arrivals`` is int32 zeros, at least one for each tile that programs share, and is zeroed again
-    afterwards. Products that share ``arrivals`` must not run at the same time.
+    the result is added to it in place. Sums are computed in float32. ``arrivals`` must be int32
+    zeros, at least one for each tile that programs share, and is zeroed again afterwards. Products
+    that share ``arrivals`` must not run at the same time. Memory-bound by ``weight``.
     """
     rows, columns = x.shape
     size = weight.shape[0] // 2 if silu else weight.shape[0]
@@ -169,7 +169,7 @@ def few_rows(
         TensorDescriptor(weight, list(weight.shape), [columns, 1], [tile.size, tile.depth]),
         weight, x if bias is None else bias, out, sums, arrivals, rows, size, COLUMNS=columns,
         BIAS=bias is not None, SILU=silu, ADD=into is not None, ROWS=padded, SIZE=tile.size,
-        DEPTH=tile.depth, PARTS=parts, LENGTH=length, AHEAD=ahead, num_warps=WARPS,
-        num_stages=tile.stages, **overlap(x.device),
+        DEPTH=tile.depth, PARTS=parts, LENGTH=length, AHEAD=ahead, num_warps=NUM_WARPS,
+        num_stages=tile.stages, **get_launch_options(x.device),
     )  # fmt: skip
     return out

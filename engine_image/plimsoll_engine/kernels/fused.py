@@ -1,4 +1,4 @@
-"""Decoder operations in Triton, for CUDA. See :mod:`plimsoll_engine.kernels.ops`."""
+"""Implement the decoder operations in Triton, for CUDA (:mod:`plimsoll_engine.kernels.ops`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from plimsoll_engine.kernels.project import project
 from plimsoll_engine.kernels.quantized import Weight
 from plimsoll_engine.kernels.reference import write_quantized
 from plimsoll_engine.kernels.scaled_product import quantize, scaled_product
-from plimsoll_engine.kernels.sizes import COUNTERS, FEW_ROWS
+from plimsoll_engine.kernels.sizes import MAX_FEW_ROWS, NUM_COUNTERS
 from plimsoll_engine.kernels.step_plan import StepPlan
 from plimsoll_engine.kernels.whole_prompts import (
     EqualPrompts,
@@ -29,10 +29,11 @@ from plimsoll_engine.kernels.whole_prompts import (
     select_fastest_backend,
 )
 
-MIN_SEPARATE_RESULTS = 1 << 23
-"""Minimum number of output elements for which whole prompts are projected in their own launch.
+MIN_SEPARATE_OUTPUTS = 1 << 23
+"""Minimum number of output elements for which whole prompts are projected in a launch of their own.
 
-Such a launch fills an H200 twice, and reads the attention output where the library wrote it.
+Such a launch fills an H200 twice. It reads the attention output where the library has written it,
+without a copy.
 """
 
 
@@ -45,22 +46,22 @@ class FusedOps:
         self._equal = EqualPrompts()
         self._counters: torch.Tensor | None = None
 
-    def _arrivals(self, device: torch.device) -> torch.Tensor:
-        """Return the int32 counters by which programs that share work learn which finishes last.
+    def _get_arrival_counters(self, device: torch.device) -> torch.Tensor:
+        """Return int32 counters, with which programs that share work find the last one to finish.
 
         The kernels of a step run one after another, and each resets the counters to 0.
         """
         if self._counters is None:
-            self._counters = torch.zeros(COUNTERS, dtype=torch.int32, device=device)
+            self._counters = torch.zeros(NUM_COUNTERS, dtype=torch.int32, device=device)
         return self._counters
 
     def max_project_rows(self, weight: Weight) -> int:
-        """Implement :meth:`Ops.max_project_rows`: FEW_ROWS if ``weight`` allows it, else 1."""
+        """Implement :meth:`Ops.max_project_rows`: MAX_FEW_ROWS if ``weight`` allows it, else 1."""
         several = isinstance(weight, torch.Tensor) and few_rows.supports(weight)
-        return FEW_ROWS if several else 1
+        return MAX_FEW_ROWS if several else 1
 
     def step_context(self, plan: StepPlan) -> AbstractContextManager[None]:
-        """Implement :meth:`Ops.step_context`: select torch's fastest attention for prompts."""
+        """Implement :meth:`Ops.step_context` by selecting torch's fastest attention for prompts."""
         plan.joined = self._equal.count_step(get_whole_prompts(plan))
         return select_fastest_backend(plan)
 
@@ -122,7 +123,7 @@ class FusedOps:
         return rotary.rotate(query, rotary_table, norm, eps, dim)
 
     def store(self, key: torch.Tensor, value: torch.Tensor, plan: StepPlan, layer: int) -> None:
-        """Implement :meth:`Ops.store`. Also keep keys and values for whole prompts' attention."""
+        """Implement :meth:`Ops.store`. Also keep keys and values for the attention of prompts."""
         for pages, rows in zip(plan.pages(layer), (key, value), strict=True):
             if pages.scales is None:
                 pages.rows.index_copy_(0, plan.write_slots, rows)
@@ -141,9 +142,10 @@ class FusedOps:
         self, query: torch.Tensor, plan: StepPlan, layer: int, scale: float, window: int | None,
         out: torch.Tensor,
     ) -> None:  # fmt: skip
-        """Write the attention of the rows that read the KV pool to ``out``.
+        """Compute the attention of all rows that read the KV pool, and write it to ``out``.
 
-        They come first in ``query`` [tokens, heads, dim] and in ``out``, before whole prompts.
+        These rows come first in ``query`` [tokens, heads, dim] and in ``out``, before the prompts
+        that the library computes.
         """
         end = len(plan.contexts) - len(get_whole_prompts(plan, window))
         if not end:
@@ -152,7 +154,7 @@ class FusedOps:
         if plan.decodes:
             decode_attention(
                 query[: plan.decodes], keys, values, plan.tables, plan.contexts, plan.block_size,
-                scale, window, out, self._arrivals(query.device), plan.context_limit,
+                scale, window, out, self._get_arrival_counters(query.device), plan.context_limit,
             )  # fmt: skip
         if plan.decodes < end:
             prefill_attention(
@@ -189,8 +191,8 @@ class FusedOps:
         weight: torch.Tensor,
         into: torch.Tensor,
     ) -> None:
-        """Implement :meth:`Ops.add_attended` without copying the attention of long prompts."""
-        if count_fewest_rows(plan, window) * weight.shape[0] < MIN_SEPARATE_RESULTS:
+        """Implement :meth:`Ops.add_attended` without a copy of the attention of long prompts."""
+        if count_fewest_rows(plan, window) * weight.shape[0] < MIN_SEPARATE_OUTPUTS:
             attended = self.attend(query, plan, layer, scale, window)
             return self.add_product(attended.flatten(1), weight, into)
         if before := query.shape[0] - sum(get_whole_prompts(plan, window)):
@@ -223,7 +225,7 @@ class FusedOps:
         silu: bool = False,
         into: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Implement :meth:`Ops.project` in one kernel. Rows are not quantized.
+        """Implement :meth:`Ops.project` in one kernel. Rows are never quantized.
 
         For more than one row, the norm runs in a kernel of its own.
         """
@@ -232,22 +234,24 @@ class FusedOps:
         assert isinstance(weight, torch.Tensor)
         if norm is not None:
             x = self.rms_norm(x, norm, eps)
-        return few_rows.few_rows(x, weight, self._arrivals(x.device), bias, silu, into)
+        return few_rows.multiply_few_rows(
+            x, weight, self._get_arrival_counters(x.device), bias, silu, into
+        )
 
-    def experts(
+    def compute_experts(
         self,
         x: torch.Tensor,
         router: torch.Tensor,
         gate_up: Weight,
         down: Weight,
-        chosen: int,
+        top_k: int,
         normalised: bool,
     ) -> torch.Tensor:
-        """Implement :meth:`Ops.experts`.
+        """Implement :meth:`Ops.compute_experts`.
 
         Rows are sorted by expert on the device, so the host never waits.
         """
-        return mixture.experts(x, router, gate_up, down, chosen, normalised)
+        return mixture.compute_experts(x, router, gate_up, down, top_k, normalised)
 
     def argmax(self, logits: torch.Tensor) -> torch.Tensor:
         """Implement :meth:`Ops.argmax` in two kernels."""

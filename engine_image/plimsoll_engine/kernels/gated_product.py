@@ -1,8 +1,8 @@
-"""Gate and up projections of an MLP, fused with silu(gate) * up, for many rows.
+"""Compute the gate and up projections of an MLP, fused with silu(gate) * up, for many rows.
 
-The projections are twice as large as the activation, but this kernel never writes them to memory: a
-program computes the same tile of both projections from the same rows. Hopper's tensor memory
-accelerator (TMA) reads and writes the tiles.
+Both projections together are twice as large as the result, but this kernel never writes them to
+memory. A program computes the same tile of both projections from the same rows. Hopper's tensor
+memory accelerator (TMA) reads and writes the tiles.
 """
 
 from __future__ import annotations
@@ -17,24 +17,25 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from plimsoll_engine.kernels.quantized import Weight
 from plimsoll_engine.kernels.sizes import cdiv
 
-HOPPER = 9
-LINE = 8
-"""Number of 16-bit elements in 16 bytes, the minimum that TMA reads."""
-ROWS, COLUMNS, DEPTH = 128, 128, 64
+HOPPER_MAJOR = 9
+"""Major number of the compute capability of Hopper GPUs."""
+MIN_TMA_ELEMENTS = 8
+"""Minimum number of 16-bit elements that TMA reads: 16 bytes."""
+TILE_ROWS, TILE_COLUMNS, TILE_DEPTH = 128, 128, 64
 """Tile size of each projection, and the number of input columns that are read at a time."""
-GROUP = 16
-"""Number of rows of tiles that are computed together.
+TILE_ROWS_PER_GROUP = 16
+"""Number of rows of tiles that are computed at about the same time.
 
 Each multiprocessor runs one program. With this value, the programs that run at the same time read
-the least data: about 16 tiles of inputs, and 8 of weights, which are twice as large.
+the least data: about 16 tiles of inputs, and 8 tiles of weights, which are twice as large.
 """
-WARPS, STAGES = 8, 3
-ROUNDS, FULL = 2, 0.95
-"""Minimum number of tiles per multiprocessor, and minimum share of busy time, for this kernel.
+NUM_WARPS, NUM_STAGES = 8, 3
+MIN_TILES_PER_PROCESSOR, MIN_BUSY_SHARE = 2, 0.95
+"""Minimum number of tiles per multiprocessor, and minimum share of time in which all are busy.
 
 All tiles take equally long, and the last tiles may not occupy all multiprocessors. cuBLAS can
-choose other tile sizes. Measured on an H100 (``bench/gated_product.py``): 1 to 12 % faster in the
-14 cases above both limits, 2 to 39 % slower in the other ten.
+choose other tile sizes. On an H100 (``bench/gated_product.py``), this kernel was 1 to 12 % faster
+in the 14 cases above both limits, and 2 to 39 % slower in the other ten.
 """
 
 
@@ -65,7 +66,7 @@ def _gated_product(
 @cache
 def _count_multiprocessors(device: torch.device) -> int:
     """Return the number of multiprocessors of ``device``, or 0 if it cannot run the kernel."""
-    if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != HOPPER:
+    if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != HOPPER_MAJOR:
         return 0
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
@@ -74,38 +75,42 @@ def supports(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> bool
     """Report whether :func:`gated_product` supports these arguments."""
     if not isinstance(weight, torch.Tensor) or bias is not None or x.element_size() != 2:
         return False
-    aligned = x.shape[1] % LINE == 0 and weight.shape[0] % (2 * LINE) == 0 and x.is_contiguous()
+    aligned = (
+        x.shape[1] % MIN_TMA_ELEMENTS == 0
+        and weight.shape[0] % (2 * MIN_TMA_ELEMENTS) == 0
+        and x.is_contiguous()
+    )
     return aligned and _count_multiprocessors(x.device) > 0
 
 
 def count_tiles(rows: int, size: int) -> int:
-    """Return the number of tiles in a result of [rows, size]."""
-    return cdiv(rows, ROWS) * cdiv(size, COLUMNS)
+    """Return the number of tiles of a result [``rows``, ``size``]."""
+    return cdiv(rows, TILE_ROWS) * cdiv(size, TILE_COLUMNS)
 
 
 def is_faster(x: torch.Tensor, weight: torch.Tensor) -> bool:
     """Report whether :func:`gated_product` is faster than separate kernels for these arguments."""
     processors = _count_multiprocessors(x.device)
     tiles = count_tiles(x.shape[0], weight.shape[0] // 2)
-    full = tiles >= FULL * cdiv(tiles, processors) * processors
-    return full and tiles > ROUNDS * processors
+    full = tiles >= MIN_BUSY_SHARE * cdiv(tiles, processors) * processors
+    return full and tiles > MIN_TILES_PER_PROCESSOR * processors
 
 
 _loaded: set[tuple[object, ...]] = set()
-"""Device, dtype and weight shape of each product for which this process has loaded the kernel."""
+"""Arguments (device, dtype, weight shape) for which this process has loaded the kernel."""
 
 
 def load(x: torch.Tensor, weight: torch.Tensor) -> None:
-    """Load the kernel for this dtype and weight shape, so that no later request waits for it."""
+    """Load the kernel for this dtype and weight shape, so that no request waits for it later."""
     if (x.device, x.dtype, weight.shape) not in _loaded:
         gated_product(x[:1], weight)
 
 
 def gated_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Return silu(gate) * up of the projections of ``x`` [rows, columns], as [rows, size].
+    """Return silu(gate) * up, as [rows, size], for the projections of ``x`` [rows, columns].
 
     ``weight`` [2 * size, columns] stacks the gate projection and the up projection. All tensors
-    must be contiguous and have the same dtype. Sums and activation are in float32.
+    must be contiguous and have the same dtype. Sums and activation are computed in float32.
     """
     _loaded.add((x.device, x.dtype, weight.shape))
     rows, columns = x.shape
@@ -113,10 +118,10 @@ def gated_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     out = x.new_empty(rows, size)
     programs = _count_multiprocessors(x.device)
     _gated_product[(min(programs, count_tiles(rows, size)),)](
-        TensorDescriptor(x, [rows, columns], [columns, 1], [ROWS, DEPTH]),
-        TensorDescriptor(weight, [2 * size, columns], [columns, 1], [COLUMNS, DEPTH]),
-        TensorDescriptor(out, [rows, size], [size, 1], [ROWS, COLUMNS]),
-        rows, size, columns, PROGRAMS=programs, ROWS=ROWS, COLUMNS=COLUMNS, DEPTH=DEPTH,
-        GROUP=GROUP, num_warps=WARPS, num_stages=STAGES,
+        TensorDescriptor(x, [rows, columns], [columns, 1], [TILE_ROWS, TILE_DEPTH]),
+        TensorDescriptor(weight, [2 * size, columns], [columns, 1], [TILE_COLUMNS, TILE_DEPTH]),
+        TensorDescriptor(out, [rows, size], [size, 1], [TILE_ROWS, TILE_COLUMNS]),
+        rows, size, columns, PROGRAMS=programs, ROWS=TILE_ROWS, COLUMNS=TILE_COLUMNS,
+        DEPTH=TILE_DEPTH, GROUP=TILE_ROWS_PER_GROUP, num_warps=NUM_WARPS, num_stages=NUM_STAGES,
     )  # fmt: skip
     return out

@@ -1,4 +1,4 @@
-"""RMSNorm, fused with the preceding addition to the residual stream."""
+"""Compute RMSNorm, fused with the preceding addition to the residual stream."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ import torch
 import triton
 import triton.language as tl
 
-from plimsoll_engine.kernels.overlap import allow_next_kernel, overlap, wait_for_previous_kernel
+from plimsoll_engine.kernels.overlap import (
+    allow_next_kernel,
+    get_launch_options,
+    wait_for_previous_kernel,
+)
 from plimsoll_engine.kernels.sizes import (
     cdiv,
     choose_rows_per_program,
@@ -42,9 +46,9 @@ def rms_norm(
 ) -> torch.Tensor:
     """Return the RMSNorm of ``x`` [rows, size] with the scale ``weight`` [size].
 
-    If ``residual`` is given, ``x`` is added to it in place, and the sum is normalised instead. The
-    result has the shape and dtype of ``x``. Moves twice the bytes of ``x``, or four times with
-    ``residual``.
+    If ``residual`` is given, ``x`` is added to it in place, and the sum is normalised instead of
+    ``x``. The result has the shape and dtype of ``x``. Moves twice the bytes of ``x``, or four
+    times with ``residual``.
     """
     rows, size = x.shape
     out = torch.empty_like(x)
@@ -53,6 +57,6 @@ def rms_norm(
     _rms_norm[(cdiv(rows, at_once),)](
         x, x if residual is None else residual, weight, out, rows, size, eps,
         ADD=residual is not None, ROWS=at_once, BLOCK=block,
-        num_warps=choose_warps(block * at_once), **overlap(x.device),
+        num_warps=choose_warps(block * at_once), **get_launch_options(x.device),
     )  # fmt: skip
     return out

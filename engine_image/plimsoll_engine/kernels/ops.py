@@ -1,4 +1,4 @@
-"""Interface of the decoder operations, implemented in torch for CPUs and in Triton for CUDA."""
+"""Interface of the decoder operations, which are implemented in torch and in Triton (for CUDA)."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ class Ops(Protocol):
     min_add_rows: int
 
     def max_project_rows(self, weight: Weight) -> int:
-        """Return the maximum number of rows for :meth:`project` with ``weight``.
+        """Return the maximum number of rows for which to use :meth:`project` with ``weight``.
 
-        With more rows, separate operations are faster. 0 if they always are.
+        With more rows, separate operations are faster. The result is 0 if they are always faster.
         """
         ...
 
     def step_context(self, plan: StepPlan) -> AbstractContextManager[None]:
-        """Return the context manager in which to run a step of ``plan``."""
+        """Return the context manager in which the step of ``plan`` must run."""
         ...
 
     def gather_rows(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-        """Return the rows of ``x`` [n, size] at ``index`` int32 or int64 [rows]."""
+        """Return the rows of ``x`` [n, size] at the indices ``index``, int32 or int64 [rows]."""
         ...
 
     def take_token_ids(
@@ -41,9 +41,9 @@ class Ops(Protocol):
     ) -> torch.Tensor:
         """Return the input token IDs of a step, int64 [tokens].
 
-        Where ``sources`` int32 [tokens] is negative, the ID is taken from ``ids`` int32 [tokens].
-        Otherwise, ``sources`` contains the index of the ID in ``newest`` int64. Negative values in
-        ``newest`` mean that no token was sampled, and become 0.
+        If ``sources[i]`` int32 is negative, token i is ``ids[i]`` int32. Otherwise, it is
+        ``newest[sources[i]]`` int64. A negative value in ``newest`` means that no token was
+        sampled, and becomes 0.
         """
         ...
 
@@ -83,10 +83,10 @@ class Ops(Protocol):
         """Rotate queries and keys, store keys and values in the KV pool, and return the queries.
 
         ``qkv`` is [tokens, (heads + 2 * kv heads) * dim], and ``rotary`` the result of
-        :meth:`compute_rotary_table`. ``norms`` are the weights [dim] of the RMSNorm that is applied
-        to each head's queries and keys before the rotation; None means no norm. Keys and values are
-        written to their slots in ``layer``. The result is [tokens, heads, dim] of the dtype of
-        ``qkv``, written to ``out`` if given. ``heads`` may be 0.
+        :meth:`compute_rotary_table`. ``norms`` are the weights [dim] of the norms of each head's
+        queries and keys before the rotation; None means no norm. Keys and values are written to
+        their slots in ``layer``. The queries are [tokens, heads, dim] of the dtype of ``qkv``, and
+        are written to ``out`` if it is given. There may be no query heads.
         """
         ...
 
@@ -96,7 +96,7 @@ class Ops(Protocol):
     ) -> torch.Tensor:  # fmt: skip
         """Return the rotated ``query`` [tokens, heads * dim] as [tokens, heads, dim].
 
-        If ``norm`` [dim] is given, each head is normalised first. The dtype does not change.
+        If ``norm`` [dim] is given, the RMSNorm of each head is rotated. The dtype does not change.
         """
         ...
 
@@ -115,9 +115,9 @@ class Ops(Protocol):
     ) -> torch.Tensor:
         """Return the causal attention of ``query`` [tokens, heads, dim] over each row's context.
 
-        A row attends to itself and the tokens before it: to the last ``window`` tokens, or to all
-        if ``window`` is None. The result has the shape and dtype of ``query``, and is written to
-        ``out`` if given.
+        A row attends to itself and to all tokens before it, or only to the last ``window`` tokens,
+        with itself, if ``window`` is not None. The result has the shape and dtype of ``query``, and
+        is written to ``out`` if it is given.
         """
         ...
 
@@ -162,30 +162,31 @@ class Ops(Protocol):
         silu: bool = False,
         into: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return ``x @ weight.T + bias`` for few rows, fused with the operations around it.
+        """Return ``x @ weight.T + bias`` for a few rows, fused with other operations.
 
         ``x`` is [rows, columns] with at most :meth:`max_project_rows` rows, and ``weight`` is
         [size, columns]. If ``norm`` [columns] is given, :meth:`rms_norm` is first applied to ``x``.
         With ``silu``, :meth:`silu_mul` is applied to the product. If ``into`` is given, the result
-        is added to it in place. With a quantized ``weight``, ``x`` need not be quantized.
+        is added to it in place. An implementation may leave ``x`` unquantized even if ``weight`` is
+        quantized.
         """
         ...
 
-    def experts(
+    def compute_experts(
         self,
         x: torch.Tensor,
         router: torch.Tensor,
         gate_up: Weight,
         down: Weight,
-        chosen: int,
+        top_k: int,
         normalised: bool,
     ) -> torch.Tensor:
-        """Return the weighted sum of each row's ``chosen`` best experts.
+        """Return the weighted sum of the ``top_k`` best experts of each row.
 
         ``x`` is [tokens, hidden]. ``router`` [experts, hidden] scores the experts. The weights of
-        the sum are the softmax of the scores, divided by the total of the chosen experts if
-        ``normalised``. An expert is an MLP: ``gate_up`` [experts * 2 * width, hidden] stacks the
-        gate and up projections of all experts, and ``down`` [experts * hidden, width] their down
+        the sum are the softmax of the scores. If ``normalised``, they are scaled so that they add
+        up to 1. An expert is an MLP: ``gate_up`` [experts * 2 * width, hidden] stacks the gate and
+        up projections of all experts, and ``down`` [experts * hidden, width] their down
         projections. Rows are quantized for products with quantized weights. The result has the
         shape and dtype of ``x``.
         """
@@ -194,25 +195,25 @@ class Ops(Protocol):
     def argmax(self, logits: torch.Tensor) -> torch.Tensor:
         """Return the column of the maximum of each row of ``logits``, as int64 [rows].
 
-        Ties go to the first column.
+        If several columns have the maximum, the first is returned.
         """
         ...
 
     def draw(self, logits: torch.Tensor, scales: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-        """Sample one column per row from its softmax. Return the columns as int64 [rows].
+        """Sample one column of each row from the row's softmax. Return them as int64 [rows].
 
         ``logits`` is [rows, columns]. ``scales`` float32 [rows] contains the inverse temperatures,
-        and ``keys`` int32 [rows, 2] the keys of the random numbers, which are the same on every
-        device.
+        and ``keys`` int32 [rows, 2] the keys of the rows' noise. The noise for a key is the same on
+        every device.
         """
         ...
 
     def find_best_keys(self, x: torch.Tensor, first: int) -> torch.Tensor:
         """Return a key for the maximum of each row of ``x`` [rows, columns], as int64 [rows].
 
-        ``x`` contains the columns from ``first`` on of wider rows. The largest key among all parts
-        of a wide row encodes the column of its maximum; ties go to the first column.
-        :func:`decode_columns` decodes keys.
+        Each row of ``x`` is a part of a wider row: its columns from ``first`` on. The largest key
+        of all parts encodes the column of the wider row's maximum, which :func:`decode_columns`
+        decodes. If several columns have the maximum, it is the first.
         """
         ...
 
@@ -223,23 +224,23 @@ class Ops(Protocol):
     def gated_linear(
         self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None
     ) -> torch.Tensor:
-        """Return :meth:`silu_mul` of :meth:`linear`, as [rows, size].
+        """Return :meth:`silu_mul` of the result of :meth:`linear`, as [rows, size].
 
-        ``x`` is [rows, columns], and ``weight`` [2 * size, columns]. The intermediate result need
-        not be rounded to the dtype of ``x``.
+        ``x`` is [rows, columns], and ``weight`` [2 * size, columns]. An implementation need not
+        round the result of :meth:`linear` to the dtype of ``x``.
         """
         ...
 
 
-KEY_LOWER = (1 << 32) - 1
-KEY_OF_MINUS_INFINITY = -0x7F800001
-"""Upper half of the key of a row whose values are all NaN or minus infinity."""
+KEY_LOWER_MASK = (1 << 32) - 1
+MINUS_INFINITY_KEY_UPPER = -0x7F800001
+"""Upper half of the key for a row whose values are all NaN or minus infinity."""
 
 
 def decode_columns(keys: torch.Tensor) -> torch.Tensor:
     """Return the columns that ``keys`` int64 [rows] encode, as int64 [rows].
 
-    For a row of only NaN or minus infinity, the column is -1, as with the fused :meth:`Ops.argmax`.
+    The column is -1 for a row whose values are all NaN or minus infinity.
     """
-    columns = KEY_LOWER - (keys & KEY_LOWER)
-    return columns.masked_fill_(keys >> 32 == KEY_OF_MINUS_INFINITY, -1)
+    columns = KEY_LOWER_MASK - (keys & KEY_LOWER_MASK)
+    return columns.masked_fill_(keys >> 32 == MINUS_INFINITY_KEY_UPPER, -1)

@@ -1,9 +1,9 @@
-"""Overlap of consecutive kernels by programmatic dependent launch, on Hopper and later GPUs.
+"""Let consecutive kernels overlap by programmatic dependent launch, on Hopper and later GPUs.
 
 A decode step of one request runs two hundred kernels of a few microseconds each, so gaps between
-them matter. With programmatic dependent launch, a kernel starts once all programs of the previous
-kernel have allowed it. It may read constant data, such as weights, immediately. It must wait for
-the end of the previous kernel before it reads other data or writes any data.
+kernels matter. With programmatic dependent launch, a kernel starts once all programs of the
+previous kernel have allowed it. It may read constant data, such as weights, immediately. It must
+wait for the end of the previous kernel before it reads other data or writes any data.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-HOPPER = (9, 0)
+HOPPER_CAPABILITY = (9, 0)
 
 
 @cache
-def overlap(device: torch.device) -> dict[str, bool]:
-    """Return the launch options that let kernels overlap; {} if ``device`` does not support it."""
-    if device.type != "cuda" or torch.cuda.get_device_capability(device) < HOPPER:
+def get_launch_options(device: torch.device) -> dict[str, bool]:
+    """Return launch options that let kernels overlap; empty if ``device`` does not support this."""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) < HOPPER_CAPABILITY:
         return {}
     return {"OVERLAP": True, "launch_pdl": True}
 

@@ -1,12 +1,12 @@
-"""Attention of prompt chunks of several sequences over their contexts in the paged KV pool.
+"""Compute the attention of prompt chunks over their contexts in the paged KV pool.
 
 One program computes one tile of a chunk's rows for one query head. It processes the context with an
 online softmax (FlashAttention-2), beginning with the tile's own tokens. Keys that are visible to
 every row of the tile are processed in a loop without masks.
 
-Every loop must run at least once, and the compiler must know that. Otherwise a path around the loop
-keeps the initial sums, and NVIDIA's assembler serialises all matrix instructions of the kernel
-(advisory C7515).
+Every loop must run at least once, and the compiler must know this. Otherwise, the kernel has a path
+around the loop that keeps the initial sums, and NVIDIA's assembler serialises all matrix
+instructions (advisory C7515).
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from plimsoll_engine.kernels.decode_attention import LOG2_E, NO_WINDOW
 from plimsoll_engine.kernels.sizes import cdiv, next_power_of_2
 from plimsoll_engine.kernels.step_plan import Pages
 
-ROWS, TILE = 64, 64
+ROWS_PER_PROGRAM, KEYS_PER_TILE = 64, 64
 """Number of rows per program, and number of keys that a program reads at a time.
 
-A multiprocessor runs two such programs, so that the softmax of one overlaps with the products of
-the other. Measured on an H200: 359 TFLOP/s at 4,000 rows and 222 at 100 to 1,024. Programs of 128
-rows reach 310 and 182.
+A multiprocessor runs two such programs, so that the softmax of one program overlaps with the
+products of the other. On an H200, this reaches 359 TFLOP/s at 4,000 rows, and 222 at 100 to 1,024
+rows. Programs of 128 rows reach 310 and 182.
 """
-WARPS, STAGES = 4, 3
-WIDE_ROWS, WIDE_TILE = 32, 32
+NUM_WARPS, NUM_STAGES = 4, 3
+FLOAT32_ROWS, FLOAT32_KEYS = 32, 32
 """Tile for float32, which is multiplied with full precision and without tensor cores."""
 
 
 @triton.jit
-def _walk(
+def _attend_range(
     q, best, total, weighted, keys, values, key_scales, value_scales, table, begin, end, limit,
     newest, scale, window, kv_head, KV_HEADS: tl.constexpr, DIM: tl.constexpr,
     DIM_PAD: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr, MASKED: tl.constexpr,
@@ -112,7 +112,7 @@ def _prefill_attention(
     end = tl.minimum(oldest + ROWS, context)
     # From this tile on, which has the first row's own key, some keys are not visible to all rows.
     full = oldest // TILE * TILE
-    best, total, weighted = _walk(
+    best, total, weighted = _attend_range(
         q, best, total, weighted, keys, values, key_scales, value_scales, table, full, end,
         context, newest, scale, window, kv_head, KV_HEADS, DIM, DIM_PAD, PAGE, TILE, True,
         SCALED, PRECISION,
@@ -124,13 +124,13 @@ def _prefill_attention(
         clear = tl.cdiv(tl.maximum(oldest + ROWS - window, 0), TILE) * TILE
         clear = tl.minimum(clear, full)
         if low < clear:
-            best, total, weighted = _walk(
+            best, total, weighted = _attend_range(
                 q, best, total, weighted, keys, values, key_scales, value_scales, table, low,
                 clear, context, newest, scale, window, kv_head, KV_HEADS, DIM, DIM_PAD, PAGE,
                 TILE, True, SCALED, PRECISION,
             )  # fmt: skip
     if clear < full:
-        best, total, weighted = _walk(
+        best, total, weighted = _attend_range(
             q, best, total, weighted, keys, values, key_scales, value_scales, table, clear, full,
             context, newest, scale, window, kv_head, KV_HEADS, DIM, DIM_PAD, PAGE, TILE, False,
             SCALED, PRECISION,
@@ -146,9 +146,9 @@ def prefill_attention(
     tables: torch.Tensor,
     contexts: torch.Tensor,
     starts: torch.Tensor,
-    first: int,
-    longest: int,
-    page: int,
+    first_sequence: int,
+    max_rows: int,
+    block_size: int,
     scale: float,
     window: int | None,
     out: torch.Tensor,
@@ -156,21 +156,22 @@ def prefill_attention(
     """Write the causal attention of the prompt chunks in ``query`` [tokens, heads, dim] to ``out``.
 
     ``out`` has the shape and dtype of ``query``. The prompt chunks are the rows of the sequences
-    from ``first`` on, at most ``longest`` rows each. With ``count = starts[s + 1] - starts[s]``,
-    row ``starts[s] + i`` is token ``contexts[s] - count + i`` of sequence s. The other arguments
-    are those of :func:`plimsoll_engine.kernels.decode_attention.decode_attention`.
+    from ``first_sequence`` on, with at most ``max_rows`` rows each. If sequence s has ``count =
+    starts[s + 1] - starts[s]`` rows, row ``starts[s] + i`` is its token ``contexts[s] - count +
+    i``. For the other arguments, see
+    :func:`plimsoll_engine.kernels.decode_attention.decode_attention`.
     """
     heads, dim = query.shape[1:]
     kv_heads, scaled = keys.rows.shape[1], keys.scales is not None
     wide = query.dtype == torch.float32
-    rows, tile = (WIDE_ROWS, WIDE_TILE) if wide else (ROWS, TILE)
-    _prefill_attention[(heads, len(contexts) - first, cdiv(longest, rows))](
+    rows, tile = (FLOAT32_ROWS, FLOAT32_KEYS) if wide else (ROWS_PER_PROGRAM, KEYS_PER_TILE)
+    _prefill_attention[(heads, len(contexts) - first_sequence, cdiv(max_rows, rows))](
         query, keys.rows, values.rows, keys.scales if scaled else out,
         values.scales if scaled else out, tables, contexts, starts, out, scale * LOG2_E,
-        NO_WINDOW if window is None else window, first, tables.stride(0),
+        NO_WINDOW if window is None else window, first_sequence, tables.stride(0),
         KV_HEADS=kv_heads, GROUP=heads // kv_heads, DIM=dim,
-        DIM_PAD=max(16, next_power_of_2(dim)), PAGE=page, ROWS=rows,
+        DIM_PAD=max(16, next_power_of_2(dim)), PAGE=block_size, ROWS=rows,
         TILE=tile, WINDOWED=window is not None, SCALED=scaled,
         PRECISION="ieee" if wide else "tf32",
-        num_warps=WARPS, num_stages=2 if wide else STAGES,
+        num_warps=NUM_WARPS, num_stages=2 if wide else NUM_STAGES,
     )  # fmt: skip

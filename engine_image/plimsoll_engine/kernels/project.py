@@ -1,11 +1,11 @@
-"""Matrix-vector product, fused with the operations around it in a decoder layer.
+"""Compute a matrix-vector product, fused with the operations around it in a decoder layer.
 
-For one row, a product performs only two operations per matrix element that it reads. It is
+For one row, a product performs only two operations for each matrix element that it reads. It is
 memory-bound and short, so separate launches for the norm, activation and addition would double the
 time. The input's norm, silu(gate) * up and the addition to the residual stream are therefore fused.
 
 A quantized matrix is read in its quantized form, and the sums are multiplied by its scales. The row
-is not quantized: that would save nothing, because nearly all bytes belong to the matrix.
+is not quantized, because nearly all bytes that are read belong to the matrix.
 """
 
 from __future__ import annotations
@@ -16,28 +16,33 @@ import torch
 import triton
 import triton.language as tl
 
-from plimsoll_engine.kernels.overlap import allow_next_kernel, overlap, wait_for_previous_kernel
+from plimsoll_engine.kernels.overlap import (
+    allow_next_kernel,
+    get_launch_options,
+    wait_for_previous_kernel,
+)
 from plimsoll_engine.kernels.quantized import Quantized, Weight
 from plimsoll_engine.kernels.sizes import cdiv, next_power_of_2
 
 
 class Tile(NamedTuple):
-    """Tile of one program: at most ``columns`` columns, and ``elements`` elements in total."""
+    """Tile of one program: at most ``columns`` columns, and ``elements`` matrix elements."""
 
     columns: int
     elements: int
     warps: int
 
 
-LARGE = 1 << 24
-"""Number of matrix elements above which the programs fill the GPU many times over."""
+MIN_LARGE_ELEMENTS = 1 << 24
+"""Minimum number of elements of a large matrix, whose programs fill the GPU many times over."""
 TILES = {
     (False, False): Tile(4096, 16_384, 4), (False, True): Tile(2048, 8192, 8),
     (True, False): Tile(4096, 4096, 4), (True, True): Tile(2048, 8192, 4),
 }  # fmt: skip
-"""Tile by (is quantized, is large) of the matrix.
+"""Tile by (whether the matrix is quantized, whether it is large).
 
-These are the fastest on an H200 for the products of a 0.6B and an 8B model (``bench/project.py``).
+These tiles are the fastest on an H200 for the products of a 0.6B and an 8B model
+(``bench/project.py``).
 """
 
 
@@ -117,7 +122,7 @@ def project(
     matrix, scales = weight if isinstance(weight, Quantized) else (weight, x)
     rows = matrix.shape[0] // 2 if silu else matrix.shape[0]
     out = x.new_empty(1, rows) if into is None else into
-    tile = TILES[scaled, matrix.numel() > LARGE]
+    tile = TILES[scaled, matrix.numel() > MIN_LARGE_ELEMENTS]
     block = min(tile.columns, next_power_of_2(columns))
     # With ``silu``, a program reads two matrices. With few rows, half a tile gives more programs.
     at_once = max(1, tile.elements // (2 if silu or rows <= 2048 else 1) // block)
@@ -125,6 +130,6 @@ def project(
         x, x if norm is None else norm, matrix, scales, x if bias is None else bias, out, rows, eps,
         COLUMNS=columns, NORM=norm is not None, BIAS=bias is not None, SILU=silu,
         ADD=into is not None, SCALED=scaled, ROWS=at_once, BLOCK=block, num_warps=tile.warps,
-        **overlap(x.device),
+        **get_launch_options(x.device),
     )  # fmt: skip
     return out

@@ -1,8 +1,8 @@
-"""Quantization to 8-bit floats with one scale per row, in plain torch.
+"""Quantize to 8-bit floats with one scale per row, in plain torch.
 
-The format is e4m3 (OCP FP8): four bits of exponent, three bits of mantissa, maximum 448. A row is
-scaled so that its largest absolute value becomes 448. The error of a value is at most a sixteenth
-of the value, or a thousandth of the scale for the smallest values.
+The format is e4m3 (OCP FP8), with four bits of exponent, three bits of mantissa and a maximum of
+448. A row is scaled so that its largest absolute value becomes 448. The error of a value is at most
+a sixteenth of the value, or a thousandth of the scale if the value is very small.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from torch.nn import functional
 
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
-SMALLEST = 1e-10
-"""Lower bound for the largest absolute value of a row, so that a row of zeros has a valid scale."""
+MIN_ROW_MAXIMUM = 1e-10
+"""Minimum that is used as the largest absolute value of a row, so that zeros have a valid scale."""
 
 
 class Quantized(NamedTuple):
-    """Quantized weight matrix: ``values`` e4m3 [out, in], ``scales`` float32 [out, 1]."""
+    """Quantized weight matrix: ``values`` e4m3 [out, in] and ``scales`` float32 [out, 1]."""
 
     values: torch.Tensor
     scales: torch.Tensor
@@ -36,9 +36,9 @@ def slice_rows(weight: Weight, first: int, last: int | None) -> Weight:
 
 
 def quantize(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ``x`` [..., size] quantized to e4m3, and its scales float32 [..., 1]."""
+    """Return ``x`` [..., size] quantized to e4m3, and the scales float32 [..., 1]."""
     wide = x.float()
-    largest = wide.abs().amax(dim=-1, keepdim=True).clamp(min=SMALLEST)
+    largest = wide.abs().amax(dim=-1, keepdim=True).clamp(min=MIN_ROW_MAXIMUM)
     # On CUDA, torch divides by a Python number by multiplying with its reciprocal, which can round
     # differently.
     scales = largest / largest.new_full((), FP8_MAX)
@@ -67,9 +67,9 @@ def product(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> torch
 def _multiply(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """Return ``x @ weight.T + bias``. On a CPU, pad ``x`` to one of a few numbers of rows.
 
-    For each number of bfloat16 or float16 rows, oneDNN compiles kernels of 0.25 MB that exist as
-    long as the process (torch 2.11, AVX-512). For a real model, that adds up to gigabytes. With
-    padding, there are only eight different numbers between two powers of two.
+    For each number of bfloat16 or float16 rows, oneDNN compiles kernels of 0.25 MB and never frees
+    them (torch 2.11, AVX-512). For a real model, they would add up to gigabytes. With padding,
+    there are only eight numbers of rows between two powers of two.
     """
     if x.device.type != "cpu" or x.dim() != 2 or x.dtype not in (torch.bfloat16, torch.float16):
         return functional.linear(x, weight, bias)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from plimsoll_engine.kernels.overlap import overlap
+from plimsoll_engine.kernels.overlap import get_launch_options
 from plimsoll_engine.kernels.rank_sum_kernels import (
     copy_kept_rows,
     sum_shared,
@@ -97,7 +97,7 @@ class RankSums:
         copy_kept_rows[(len(index),)](
             residual, index, out, columns, self._rank, RANKS=self._layout.ranks,
             ROWS=choose_rows_per_program(rows, self._block), BLOCK=self._block,
-            num_warps=choose_warps(self._block), **overlap(residual.device),
+            num_warps=choose_warps(self._block), **get_launch_options(residual.device),
         )  # fmt: skip
         return out
 
@@ -115,7 +115,7 @@ class RankSums:
         shared = rows > layout.whole_rows
         out = self._results[:rows] if shared else torch.empty_like(x)
         pointers = x, residual, weight, out, self._header
-        common = {"RANKS": layout.ranks, "WAIT_NS": self._wait_ns, **overlap(x.device)}
+        common = {"RANKS": layout.ranks, "WAIT_NS": self._wait_ns, **get_launch_options(x.device)}
         if rows <= layout.word_rows and layout.itemsize == 2:
             sum_words[(rows,)](
                 *pointers, self._rank, layout.columns, eps, WORDS=layout.words,

@@ -1,4 +1,4 @@
-"""Decoder operations in plain torch, for CPUs and as the reference for all kernels."""
+"""Implement the decoder operations in plain torch, for CPUs and as a reference for all kernels."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from torch.nn.functional import scaled_dot_product_attention, silu
 
 from plimsoll_engine.kernels import draw as by_noise
 from plimsoll_engine.kernels import experts_reference
-from plimsoll_engine.kernels.ops import KEY_LOWER
+from plimsoll_engine.kernels.ops import KEY_LOWER_MASK
 from plimsoll_engine.kernels.quantized import Weight, dequantize, product, quantize
 from plimsoll_engine.kernels.step_plan import Pages, StepPlan
 
 
 @dataclass(slots=True)
 class Prefill:
-    """Prompt chunk: the rows ``start:stop`` of a step, which are the last tokens of a context.
+    """Prompt chunk: the rows ``start:stop`` of a step, which are the last tokens of a sequence.
 
-    ``slots`` int64 [context] are the slots of the whole context in the KV pool.
+    ``slots`` int64 [context] are the slots of the sequence's whole context in the KV pool.
     """
 
     start: int
@@ -29,10 +29,10 @@ class Prefill:
 
 @dataclass(slots=True)
 class GatheredSlots:
-    """Slots and masks of all contexts, computed once per step for all layers.
+    """Slots and masks of all contexts, which are computed once per step for all layers.
 
-    ``decode_slots`` is int64 [decodes, longest context]. ``masks`` is a cache by prefill (-1 for
-    the decode rows) and window.
+    ``decode_slots`` int64 [decodes, longest context] are the slots of the decode rows' contexts.
+    ``masks`` caches attention masks by (index of the prefill or -1 for the decode rows, window).
     """
 
     decode_slots: torch.Tensor
@@ -50,7 +50,7 @@ class ReferenceOps:
         return 0
 
     def step_context(self, plan: StepPlan) -> AbstractContextManager[None]:
-        """Implement :meth:`Ops.step_context`: no context is needed."""
+        """Implement :meth:`Ops.step_context`. No context is needed."""
         return nullcontext()
 
     def gather_rows(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
@@ -129,7 +129,7 @@ class ReferenceOps:
         window: int | None,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Implement :meth:`Ops.attend`, one prompt at a time over gathered keys and values."""
+        """Implement :meth:`Ops.attend` for one prompt at a time, on gathered keys and values."""
         if plan.derived is None:
             plan.derived = gather_slots(plan)
         parts = []
@@ -180,17 +180,17 @@ class ReferenceOps:
         into += out
         return into
 
-    def experts(
+    def compute_experts(
         self,
         x: torch.Tensor,
         router: torch.Tensor,
         gate_up: Weight,
         down: Weight,
-        chosen: int,
+        top_k: int,
         normalised: bool,
     ) -> torch.Tensor:
-        """Implement :meth:`Ops.experts`, one expert at a time."""
-        return experts_reference.experts(x, router, gate_up, down, chosen, normalised)
+        """Implement :meth:`Ops.compute_experts`, one expert at a time."""
+        return experts_reference.compute_experts(x, router, gate_up, down, top_k, normalised)
 
     def argmax(self, logits: torch.Tensor) -> torch.Tensor:
         """Implement :meth:`Ops.argmax`."""
@@ -207,7 +207,7 @@ class ReferenceOps:
         # Map the float to an integer of the same order. Adding 0.0 makes -0.0 equal to 0.0.
         bits = (highest + 0.0).view(torch.int32)
         ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-        return (ordered.long() << 32) | (KEY_LOWER - (first + column))
+        return (ordered.long() << 32) | (KEY_LOWER_MASK - (first + column))
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """Implement :meth:`Ops.silu_mul`."""
@@ -224,7 +224,7 @@ class ReferenceOps:
 def write_quantized(
     pages: Pages, slots: torch.Tensor, values: torch.Tensor, scales: torch.Tensor
 ) -> None:
-    """Write ``values`` e4m3 [tokens, heads, dim] and ``scales`` [tokens, heads, 1] to ``slots``."""
+    """Write ``values`` e4m3 [tokens, heads, dim], and ``scales`` [tokens, heads, 1], to slots."""
     assert pages.scales is not None
     # torch cannot index-copy 8-bit floats, so copy them as bytes.
     pages.rows.view(torch.uint8).index_copy_(0, slots, values.view(torch.uint8))
@@ -233,7 +233,7 @@ def write_quantized(
 
 
 def _read_rows(pages: Pages, slots: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return the rows at ``slots`` [...], with the scales applied, as [..., heads, dim]."""
+    """Return the rows of ``pages`` at ``slots`` [...], times their scales, as [..., heads, dim]."""
     if pages.scales is None:
         return _gather_rows(pages.rows, slots)
     rows = _gather_rows(pages.rows.view(torch.uint8), slots).view(pages.rows.dtype)
@@ -242,7 +242,7 @@ def _read_rows(pages: Pages, slots: torch.Tensor, dtype: torch.dtype) -> torch.T
 
 
 def _gather_rows(rows: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-    """Return the ``rows`` [slots, heads, dim] at ``slots`` [...], as [..., heads, dim].
+    """Return the rows of ``rows`` [slots, heads, dim] at ``slots`` [...], as [..., heads, dim].
 
     Indexing would copy element by element, which takes several times as long on a CPU.
     """
@@ -250,14 +250,14 @@ def _gather_rows(rows: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
 
 
 def _split_slots(scales: torch.Tensor, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the block number of each slot, and the slot's offset in its block."""
+    """Return the block number of each slot, and the offset of the slot in its block."""
     return slots // scales.shape[-1], slots % scales.shape[-1]
 
 
 def rotate(x: torch.Tensor, rotary: torch.Tensor) -> torch.Tensor:
-    """Return ``x`` [tokens, heads, dim] with rotary position embedding. The dtype does not change.
+    """Return ``x`` [tokens, heads, dim] with rotary position embedding, in the same dtype.
 
-    ``rotary`` [tokens, dim] contains the cosines, then the sines. As in Llama's checkpoints, each
+    ``rotary`` [tokens, dim] contains the cosines, then the sines. As in Llama's checkpoints,
     element i is rotated together with element i + dim / 2.
     """
     cos, sin = rotary.unsqueeze(1).chunk(2, dim=-1)
@@ -266,7 +266,7 @@ def rotate(x: torch.Tensor, rotary: torch.Tensor) -> torch.Tensor:
 
 
 def gather_slots(plan: StepPlan) -> GatheredSlots:
-    """Return the slots that :meth:`ReferenceOps.attend` reads in each layer of a step."""
+    """Return the slots that :meth:`ReferenceOps.attend` reads in every layer of the step."""
     contexts, starts = plan.contexts.tolist(), plan.starts.tolist()
     offsets = torch.arange(plan.block_size, device=plan.tables.device)
     slots = (plan.tables.long().unsqueeze(-1) * plan.block_size + offsets).flatten(1)
@@ -281,7 +281,7 @@ def gather_slots(plan: StepPlan) -> GatheredSlots:
 def _get_mask(
     plan: StepPlan, number: int, newest: torch.Tensor, length: int, window: int | None
 ) -> torch.Tensor:
-    """Return the attention mask [rows, length]. Row i is at position ``newest[i]``."""
+    """Return the attention mask [rows, length] for rows at the positions ``newest`` [rows]."""
     masks = plan.derived.masks
     mask: torch.Tensor | None = masks.get((number, window))
     if mask is None:

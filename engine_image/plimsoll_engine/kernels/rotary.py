@@ -1,8 +1,8 @@
-"""Rotary embedding of queries and keys with per-head norms, fused with the write to the KV pool.
+"""Rotate queries and keys, with per-head norms, and write keys and values to the KV pool.
 
-One program processes one token: it reads the token's row of the fused projection once, writes the
+One program processes one token. It reads the token's row of the fused projection once, writes the
 queries, and writes keys and values to the token's slot. The last layer may need fewer queries, so
-it has one launch for keys and values, and another for queries.
+it needs one launch for keys and values, and another for queries.
 """
 
 from __future__ import annotations
@@ -11,14 +11,20 @@ import torch
 import triton
 import triton.language as tl
 
-from plimsoll_engine.kernels.overlap import allow_next_kernel, overlap, wait_for_previous_kernel
+from plimsoll_engine.kernels.overlap import (
+    allow_next_kernel,
+    get_launch_options,
+    wait_for_previous_kernel,
+)
 from plimsoll_engine.kernels.scaled_product import scale_for, to_fp8
 from plimsoll_engine.kernels.sizes import next_power_of_2
 from plimsoll_engine.kernels.step_plan import Pages
 
 
 @triton.jit(do_not_specialize_on_alignment=["positions"])
-def _table(positions, inverse, out, half, BLOCK: tl.constexpr, OVERLAP: tl.constexpr = False):
+def _compute_rotary_table(
+    positions, inverse, out, half, BLOCK: tl.constexpr, OVERLAP: tl.constexpr = False
+):
     token = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < half
@@ -31,13 +37,13 @@ def _table(positions, inverse, out, half, BLOCK: tl.constexpr, OVERLAP: tl.const
 
 
 @triton.jit
-def _rotated(
+def _rotate_heads(
     source, weight, cos, sin, eps, limit, COUNT: tl.constexpr, COUNT_PAD: tl.constexpr,
     HALF: tl.constexpr, HALF_PAD: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
     """Return the two rotated halves of COUNT heads at ``source``, their offsets and their mask.
 
-    Columns from ``limit`` on are treated as zeros.
+    Columns from ``limit`` on are read as zeros.
     """
     head = tl.arange(0, COUNT_PAD)[:, None]
     column = tl.arange(0, HALF_PAD)[None, :]
@@ -61,7 +67,7 @@ def _rotated(
 def _store_scaled(
     target, scales, left, right, inside, head, COUNT: tl.constexpr, HALF: tl.constexpr
 ):  # fmt: skip
-    """Store the two halves of COUNT heads as e4m3, and the scale of each head."""
+    """Store both halves of COUNT heads as e4m3, and the scale of each head."""
     largest = tl.maximum(tl.max(tl.abs(left), axis=1), tl.max(tl.abs(right), axis=1))
     scale = scale_for(largest)
     tl.store(target, to_fp8(left, scale[:, None]), mask=inside)
@@ -90,7 +96,7 @@ def _rotate_and_store(
     cos = tl.load(rotary + token * dim + column, mask=column < limit, other=0.0)
     sin = tl.load(rotary + token * dim + HALF + column, mask=column < limit, other=0.0)
     if HEADS > 0:
-        left, right, offsets, inside = _rotated(
+        left, right, offsets, inside = _rotate_heads(
             source, q_norm, cos, sin, eps, limit, HEADS, HEADS_PAD, HALF, HALF_PAD, NORM
         )
         to = query + token * HEADS * dim + offsets
@@ -99,7 +105,7 @@ def _rotate_and_store(
     if KV_HEADS > 0:
         slot = tl.load(slots + tl.minimum(token, tokens - 1)).to(tl.int64)
         source += HEADS * dim
-        left, right, offsets, inside = _rotated(
+        left, right, offsets, inside = _rotate_heads(
             source, k_norm, cos, sin, eps, limit, KV_HEADS, KV_HEADS_PAD, HALF, HALF_PAD, NORM
         )
         source += KV_HEADS * dim
@@ -142,9 +148,9 @@ def compute_rotary_table(positions: torch.Tensor, inverse: torch.Tensor) -> torc
     """
     tokens, half = len(positions), len(inverse)
     out = torch.empty(tokens, 2 * half, dtype=torch.float32, device=positions.device)
-    _table[(tokens,)](
+    _compute_rotary_table[(tokens,)](
         positions, inverse, out, half, BLOCK=next_power_of_2(half), num_warps=1,
-        **overlap(positions.device),
+        **get_launch_options(positions.device),
     )  # fmt: skip
     return out
 
@@ -162,11 +168,12 @@ def rotate_and_store(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Rotate queries and keys, and store keys and values. Return the queries and the fresh rows.
 
-    See :meth:`plimsoll_engine.kernels.ops.Ops.rotate_and_store`. Keys and values of tokens with a
-    negative slot in ``slots`` [tokens] are not stored. The others are quantized if ``keys`` and
-    ``values`` have scales. The queries are [tokens + tail, heads, dim]. The fresh rows are the keys
-    and values of the step [2, tokens + tail, kv heads, dim] in token order, or None if ``tail`` is
-    None. Rows of the tail are zeros. Moves twice the bytes of ``qkv``.
+    See :meth:`plimsoll_engine.kernels.ops.Ops.rotate_and_store`. ``slots`` [tokens] are the slots
+    of the tokens in the KV pool. Keys and values of tokens with a negative slot are not stored.
+    Stored keys and values are quantized if ``keys`` and ``values`` have scales. The queries are
+    [tokens + tail, heads, dim]. The fresh rows are the keys and values of the step [2, tokens +
+    tail, kv heads, dim] in token order, or None if ``tail`` is None. The last ``tail`` rows are
+    zeros. Moves twice the bytes of ``qkv``.
     """
     kv_heads, dim = keys.rows.shape[1:]
     scaled = keys.scales is not None
@@ -185,7 +192,7 @@ def rotate_and_store(
         HALF=dim // 2, HALF_PAD=next_power_of_2(dim // 2), NORM=norms is not None,
         FRESH=fresh is not None, SCALED=scaled,
         PAGE=1 if keys.scales is None else keys.scales.shape[-1], num_warps=4,
-        **overlap(qkv.device),
+        **get_launch_options(qkv.device),
     )  # fmt: skip
     return query, fresh
 
@@ -195,7 +202,7 @@ def rotate(
 ) -> torch.Tensor:
     """Return the rotated ``query`` [tokens, heads * dim] as [tokens, heads, dim].
 
-    If ``norm`` [dim] is given, each head is normalised first.
+    If ``norm`` [dim] is given, the RMSNorm of each head is rotated.
     """
     tokens, heads = len(query), query.shape[1] // dim
     out = query.new_empty(tokens, heads, dim)
@@ -204,6 +211,6 @@ def rotate(
         query, rotary, query if norm is None else norm, query, query, out, *nothing, tokens, eps,
         HEADS=heads, HEADS_PAD=next_power_of_2(heads), KV_HEADS=0, KV_HEADS_PAD=1,
         HALF=dim // 2, HALF_PAD=next_power_of_2(dim // 2), NORM=norm is not None,
-        FRESH=False, SCALED=False, PAGE=1, num_warps=4, **overlap(query.device),
+        FRESH=False, SCALED=False, PAGE=1, num_warps=4, **get_launch_options(query.device),
     )  # fmt: skip
     return out

@@ -1,10 +1,10 @@
-"""Routing of a mixture of experts: choose each row's experts, and sort the rows by expert.
+"""Choose the experts of each row in a mixture of experts, and sort the rows by expert.
 
-A row is sent to its ``chosen`` best experts, which makes ``chosen`` (row, expert) pairs. The
-grouped products work on blocks of pairs with the same expert, so pairs are sorted by expert, and
-the pairs of each expert are padded to whole blocks. The number of blocks depends on the data, and
-the host must not wait for it. Arrays therefore have the worst-case size, and blocks without an
-expert are skipped. A CUDA graph can capture this.
+A row is sent to its ``top_k`` best experts, which makes ``top_k`` (row, expert) pairs. The grouped
+products work on blocks of pairs with the same expert. Pairs are therefore sorted by expert, and the
+pairs of each expert are padded to whole blocks. The number of blocks depends on the data, and the
+host must not wait for it. Arrays therefore have the maximum size, and blocks without an expert are
+skipped, so that a CUDA graph can capture these kernels.
 """
 
 from __future__ import annotations
@@ -15,22 +15,26 @@ import torch
 import triton
 import triton.language as tl
 
-from plimsoll_engine.kernels.overlap import allow_next_kernel, overlap, wait_for_previous_kernel
+from plimsoll_engine.kernels.overlap import (
+    allow_next_kernel,
+    get_launch_options,
+    wait_for_previous_kernel,
+)
 from plimsoll_engine.kernels.sizes import next_power_of_2
 
 NO_EXPERT = tl.constexpr(-1)
 """Value in ``owners`` for a block without an expert."""
-OWNERS = tl.constexpr(128)
-"""Number of items of ``owners`` that are written at a time."""
+OWNERS_PER_STORE = tl.constexpr(128)
+"""Number of items of ``owners`` that a program stores at a time."""
 
 
 class Routes(NamedTuple):
-    """Routing of a step. Pair p belongs to row ``p // chosen``.
+    """Routing of the rows of a step to experts. Pair p belongs to row ``p // top_k``.
 
-    ``shares`` [rows, chosen] contains the weights of each row's experts, in the model's dtype.
-    ``order`` int32 [blocks * block rows] contains the pairs sorted by expert; padding entries equal
-    the number of pairs. ``owners`` int32 [blocks] contains the expert of each block, or -1 for a
-    block without an expert.
+    ``shares`` [rows, top_k] contains the weights of each row's experts, in the model's dtype.
+    ``order`` int32 [blocks * pairs per block] contains the pairs sorted by expert; padding has the
+    number of pairs as its value. ``owners`` int32 [blocks] contains the expert of each block, or -1
+    for a block without an expert.
     """
 
     shares: torch.Tensor
@@ -39,7 +43,7 @@ class Routes(NamedTuple):
 
 
 @triton.jit
-def _choose(
+def _choose_experts(
     logits, experts, shares, EXPERTS: tl.constexpr, EXPERTS_PAD: tl.constexpr,
     CHOSEN: tl.constexpr, CHOSEN_PAD: tl.constexpr, NORMALISED: tl.constexpr,
     OVERLAP: tl.constexpr = False,
@@ -72,7 +76,7 @@ def _choose(
 
 
 @triton.jit(do_not_specialize=["pairs", "blocks"])
-def _sort(
+def _sort_pairs(
     experts, order, owners, pairs, blocks, BINS: tl.constexpr, ROWS: tl.constexpr,
     TILE: tl.constexpr, OVERLAP: tl.constexpr = False,
 ):  # fmt: skip
@@ -90,17 +94,21 @@ def _sort(
     first = tl.sum(tl.where(bins < own_expert, needed, 0), axis=0)
     own_blocks = tl.sum(tl.where(bins == own_expert, needed, 0), axis=0)
     count = tl.sum(tl.where(bins == own_expert, counts, 0), axis=0)
-    for start in range(0, own_blocks, OWNERS):
-        block = start + tl.arange(0, OWNERS)
+    for start in range(0, own_blocks, OWNERS_PER_STORE):
+        block = start + tl.arange(0, OWNERS_PER_STORE)
         tl.store(
             owners + first + block,
-            tl.zeros([OWNERS], tl.int32) + own_expert,
+            tl.zeros([OWNERS_PER_STORE], tl.int32) + own_expert,
             mask=block < own_blocks,
         )
     if own_expert == tl.num_programs(0) - 1:
-        for start in range(first + own_blocks, blocks, OWNERS):
-            block = start + tl.arange(0, OWNERS)
-            tl.store(owners + block, tl.full([OWNERS], NO_EXPERT, tl.int32), mask=block < blocks)
+        for start in range(first + own_blocks, blocks, OWNERS_PER_STORE):
+            block = start + tl.arange(0, OWNERS_PER_STORE)
+            tl.store(
+                owners + block,
+                tl.full([OWNERS_PER_STORE], NO_EXPERT, tl.int32),
+                mask=block < blocks,
+            )
     padding = count + tl.arange(0, ROWS)
     nothing = tl.zeros([ROWS], tl.int32) + pairs
     tl.store(order + first * ROWS + padding, nothing, mask=padding < own_blocks * ROWS)
@@ -116,31 +124,31 @@ def _sort(
 def compute_max_blocks(pairs: int, experts: int, rows: int) -> int:
     """Return the maximum number of blocks of ``rows`` pairs, for any distribution over experts.
 
-    In the worst case, the last block of each expert has only one pair.
+    This is the case in which the last block of each expert has only one pair.
     """
     return (pairs + min(experts, pairs) * (rows - 1)) // rows
 
 
-def route(logits: torch.Tensor, chosen: int, normalised: bool, rows: int, tile: int) -> Routes:
-    """Return the routing for ``logits`` [tokens, experts], in blocks of ``rows`` pairs.
+def route(logits: torch.Tensor, top_k: int, normalised: bool, rows: int, tile: int) -> Routes:
+    """Return the routing for ``logits`` [tokens, experts] of the router, in blocks of ``rows`` pairs.
 
-    The softmax is computed in float32. With ``normalised``, the weights of a row add up to 1.
+    The softmax is computed in float32. If ``normalised``, the weights of each row add up to 1.
     ``tile`` pairs are sorted at a time.
     """
     tokens, experts = logits.shape
-    pairs = tokens * chosen
+    pairs = tokens * top_k
     blocks = compute_max_blocks(pairs, experts, rows)
-    numbers = torch.empty(tokens, chosen, dtype=torch.int32, device=logits.device)
-    shares = logits.new_empty(tokens, chosen)
+    numbers = torch.empty(tokens, top_k, dtype=torch.int32, device=logits.device)
+    shares = logits.new_empty(tokens, top_k)
     order = numbers.new_empty(blocks * rows)
     owners = numbers.new_empty(blocks)
-    launch = overlap(logits.device)
-    _choose[(tokens,)](
+    launch = get_launch_options(logits.device)
+    _choose_experts[(tokens,)](
         logits, numbers, shares, EXPERTS=experts, EXPERTS_PAD=next_power_of_2(experts),
-        CHOSEN=chosen, CHOSEN_PAD=next_power_of_2(chosen), NORMALISED=normalised,
+        CHOSEN=top_k, CHOSEN_PAD=next_power_of_2(top_k), NORMALISED=normalised,
         num_warps=1, **launch,
     )  # fmt: skip
-    _sort[(experts,)](
+    _sort_pairs[(experts,)](
         numbers, order, owners, pairs, blocks, BINS=next_power_of_2(experts + 1),
         ROWS=rows, TILE=tile, num_warps=8, **launch,
     )  # fmt: skip

@@ -1,7 +1,7 @@
 """Gather rows of a tensor, and the token IDs of a step.
 
-torch can do both, but the first use of each of its kernels loads a library module, which takes
-0.06 s in total at every restart. These kernels load in a millisecond.
+torch can do both, but it loads a library module when it first uses each of its kernels. This would
+take 0.06 s in total at every restart. The kernels here load in a millisecond.
 """
 
 from __future__ import annotations
@@ -10,12 +10,18 @@ import torch
 import triton
 import triton.language as tl
 
-from plimsoll_engine.kernels.overlap import allow_next_kernel, overlap, wait_for_previous_kernel
+from plimsoll_engine.kernels.overlap import (
+    allow_next_kernel,
+    get_launch_options,
+    wait_for_previous_kernel,
+)
 from plimsoll_engine.kernels.sizes import cdiv, next_power_of_2
 
 
 @triton.jit(do_not_specialize=["size"], do_not_specialize_on_alignment=["index"])
-def _rows(x, index, out, size, BLOCK: tl.constexpr, OVERLAP: tl.constexpr = False):  # fmt: skip
+def _gather_rows(
+    x, index, out, size, BLOCK: tl.constexpr, OVERLAP: tl.constexpr = False
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     allow_next_kernel(OVERLAP)
@@ -26,18 +32,18 @@ def _rows(x, index, out, size, BLOCK: tl.constexpr, OVERLAP: tl.constexpr = Fals
 
 
 def gather_rows(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """Return the rows of ``x`` [n, size] at ``index`` int32 or int64 [rows]."""
+    """Return the rows of ``x`` [n, size] at the indices ``index``, int32 or int64 [rows]."""
     size = x.shape[1]
     out = x.new_empty(len(index), size)
     block = min(2048, next_power_of_2(size))
-    _rows[(len(index), cdiv(size, block))](
-        x, index, out, size, BLOCK=block, num_warps=4, **overlap(x.device)
+    _gather_rows[(len(index), cdiv(size, block))](
+        x, index, out, size, BLOCK=block, num_warps=4, **get_launch_options(x.device)
     )
     return out
 
 
 @triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=["ids", "sources"])
-def _take(
+def _take_token_ids(
     ids, sources, newest, out, count, BLOCK: tl.constexpr, OVERLAP: tl.constexpr = False
 ):  # fmt: skip
     offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -57,7 +63,7 @@ def take_token_ids(ids: torch.Tensor, sources: torch.Tensor, newest: torch.Tenso
     See :meth:`plimsoll_engine.kernels.ops.Ops.take_token_ids`.
     """
     out = newest.new_empty(len(ids))
-    _take[(cdiv(len(ids), 256),)](
-        ids, sources, newest, out, len(ids), BLOCK=256, **overlap(ids.device)
+    _take_token_ids[(cdiv(len(ids), 256),)](
+        ids, sources, newest, out, len(ids), BLOCK=256, **get_launch_options(ids.device)
     )
     return out

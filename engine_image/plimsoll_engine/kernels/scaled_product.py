@@ -1,8 +1,8 @@
-"""Products of two quantized matrices on CUDA.
+"""Multiply rows by a quantized matrix on CUDA.
 
 A kernel quantizes the rows. ``torch._scaled_mm`` multiplies, and applies the scales of rows and
-columns to the sums. It supports only sizes that are multiples of 16, and bfloat16 results. Other
-products use the reference implementation.
+columns to the sums. It supports only bfloat16 results, and sizes that are multiples of 16. Other
+products are computed by the reference implementation.
 """
 
 from __future__ import annotations
@@ -12,20 +12,24 @@ import triton
 import triton.language as tl
 
 from plimsoll_engine.kernels import quantized
-from plimsoll_engine.kernels.overlap import allow_next_kernel, overlap, wait_for_previous_kernel
+from plimsoll_engine.kernels.overlap import (
+    allow_next_kernel,
+    get_launch_options,
+    wait_for_previous_kernel,
+)
 from plimsoll_engine.kernels.quantized import FP8, Quantized
 from plimsoll_engine.kernels.sizes import next_power_of_2
 
 FP8_MAX = tl.constexpr(quantized.FP8_MAX)
-SMALLEST = tl.constexpr(quantized.SMALLEST)
-ALIGNED = 16
-"""Required divisor of both dimensions of a weight."""
+MIN_ROW_MAXIMUM = tl.constexpr(quantized.MIN_ROW_MAXIMUM)
+SIZE_MULTIPLE = 16
+"""Both dimensions of a weight must be multiples of this number."""
 
 
 @triton.jit
 def scale_for(largest):
     """Return the scale of a row whose largest absolute value is ``largest``."""
-    return tl.div_rn(tl.maximum(largest, SMALLEST), FP8_MAX)
+    return tl.div_rn(tl.maximum(largest, MIN_ROW_MAXIMUM), FP8_MAX)
 
 
 @triton.jit
@@ -50,7 +54,7 @@ def _quantize(
 
 
 def quantize(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ``x`` [rows, size] quantized to e4m3, and its scales float32 [rows, 1].
+    """Return ``x`` [rows, size] quantized to e4m3, and the scales float32 [rows, 1].
 
     Runs in one kernel, and moves one and a half times the bytes of a 16-bit ``x``.
     """
@@ -61,7 +65,7 @@ def quantize(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     block = next_power_of_2(size)
     _quantize[(rows,)](
         x, values, scales, size, BLOCK=block, num_warps=8 if block > 2048 else 4,
-        **overlap(x.device),
+        **get_launch_options(x.device),
     )  # fmt: skip
     return values, scales
 
@@ -71,7 +75,7 @@ def scaled_product(x: torch.Tensor, weight: Quantized, bias: torch.Tensor | None
 
     See :func:`plimsoll_engine.kernels.quantized.product`.
     """
-    if x.dtype != torch.bfloat16 or any(size % ALIGNED for size in weight.values.shape):
+    if x.dtype != torch.bfloat16 or any(size % SIZE_MULTIPLE for size in weight.values.shape):
         return quantized.product(x, weight, bias)
     values, scales = quantize(x)
     out: torch.Tensor = torch._scaled_mm(

@@ -1,9 +1,9 @@
-"""Plan of a step: where the step reads and writes the KV pool.
+"""Plan where a step reads and writes the KV pool.
 
 A step has one row per token: first the decode rows (one per sequence), then the prefill chunks.
 Each layer writes the new keys and values to their slots in the KV pool, and reads the context of
-each sequence through its block table. The plan is passed through the forward pass, so that no
-module or global variable holds the pool.
+each sequence through its block table. The plan is an argument of the forward pass, so that no
+module or global variable has a reference to the pool.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ SCALE_BYTES = 4
 
 
 class KVShape(NamedTuple):
-    """Shape of one token's keys or values: ``layers`` x ``heads`` x ``dim`` elements."""
+    """Shape of the keys, or of the values, of one token: [``layers``, ``heads``, ``dim``]."""
 
     layers: int
     heads: int
     dim: int
 
     def bytes_per_token(self, dtype: torch.dtype) -> int:
-        """Return the size of a token's keys and values, including scales if ``dtype`` is FP8."""
+        """Return the size in bytes of one token's keys and values, with scales if FP8."""
         scale_bytes = SCALE_BYTES if dtype == FP8 else 0
         return 2 * self.layers * self.heads * (self.dim * dtype.itemsize + scale_bytes)
 
 
 class Pages(NamedTuple):
-    """Keys or values of one layer: ``rows`` [slots, kv heads, dim].
+    """Keys, or values, of one layer: ``rows`` [slots, kv heads, dim].
 
     ``scales`` float32 [blocks, kv heads, block size] are the scales of e4m3 rows, or None for other
-    dtypes. The scales of one head in a block are contiguous, as attention reads them.
+    dtypes. The scales of one head in a block are contiguous, because attention reads them together.
     """
 
     rows: torch.Tensor
@@ -44,14 +44,14 @@ class Pages(NamedTuple):
 
 
 class RowAdapters(Protocol):
-    """LoRA adapters for the rows of a step."""
+    """LoRA adapters of the rows of a step."""
 
     def add(
         self, x: torch.Tensor, y: torch.Tensor, layer: int, matrix: str, first: int = 0
     ) -> None:
-        """Add the adapters' contributions for ``matrix`` of ``layer`` to ``y`` in place.
+        """Add the adapters' contributions for the matrix ``matrix`` of ``layer`` to ``y`` in place.
 
-        ``y`` [tokens, out] is the product of ``x`` [tokens, in] and the rows of the matrix from
+        ``y`` [tokens, out] is the product of ``x`` [tokens, in] and the rows of the matrix from row
         ``first`` on. Both have the model's dtype.
         """
         ...
@@ -61,9 +61,10 @@ class RowAdapters(Protocol):
 class Needed:
     """Rows of a step whose hidden states are needed after the step.
 
-    ``rows`` int32 [needed] contains their indices. ``plan`` covers only these rows, which are the
-    last rows of each sequence, or none. But ``plan.write_slots`` has the slots of all rows of the
-    step, because the keys and values of every row are stored.
+    ``rows`` int32 [needed] contains the indices of these rows, which are the last rows of each
+    sequence. A sequence may have none. ``plan`` is the plan for these rows only, but
+    ``plan.write_slots`` has the slots of all rows, because the keys and values of every row are
+    stored.
     """
 
     rows: torch.Tensor
@@ -72,29 +73,30 @@ class Needed:
 
 @dataclass(slots=True)
 class StepPlan:
-    """Slots of the KV pool that a step reads and writes, the same in every layer.
+    """Plan of a step: which slots of the KV pool it reads and writes, the same in every layer.
 
     Attributes:
         keys, values: [layers, slots, kv heads, dim]. Slot ``b * block_size + i`` is token i of
             block b.
         write_slots: int64 [tokens], the slots of the step's tokens; negative for padding rows.
         tables: int32 [sequences, width], the block numbers of each sequence.
-        contexts: int32 [sequences], the tokens of each sequence, including those of the step; 0
-            for padding.
-        starts: int32 [sequences + 1], the first row of each sequence.
-        decodes: Number of sequences at the start that have one row each.
-        longest: Maximum number of rows of the other sequences.
-        fresh: Row counts, in ascending order, of the last sequences, whose whole context is in the
-            step.
-        derived: What the backend computes once per step, or keeps until attention reads it.
-        attended: Encoder output that each sequence attends to, in models with cross attention.
-        adapters: Adapters of the requests, if any.
+        contexts: int32 [sequences], the number of tokens of each sequence, including those of the
+            step; 0 for padding.
+        starts: int32 [sequences + 1], the index of the first row of each sequence.
+        decodes: Number of sequences with one row each. These come first.
+        longest: Maximum number of rows of any other sequence.
+        fresh: Numbers of rows, in ascending order, of the sequences whose whole context is in the
+            step. These come last.
+        derived: Data that the backend computes once per step, or keeps until attention reads it.
+        attended: In models with cross attention, (number of rows, encoder output) for each
+            sequence.
+        adapters: LoRA adapters of the step's rows; None without adapters.
         context_limit: Maximum number of tokens in a context, or 0 if unknown.
         scales: float32 [2, layers, slots, kv heads], the scales of an FP8 pool in the order of
             :class:`Pages`; None for other pools.
         needed: Rows that the last layer computes; None means all rows.
-        joined: Lengths of whole prompts. The backend computes all prompts of such a length in one
-            call.
+        joined: Lengths of whole prompts for which the backend computes all prompts of equal length
+            in one call.
 
     """
 
@@ -117,7 +119,7 @@ class StepPlan:
     joined: frozenset[int] = frozenset()
 
     def pages(self, layer: int) -> tuple[Pages, Pages]:
-        """Return the keys and the values of ``layer``."""
+        """Return the keys and the values of ``layer``, as views of the pool."""
         keys, values = self.keys[layer], self.values[layer]
         if self.scales is None:
             return Pages(keys), Pages(values)

@@ -1,7 +1,7 @@
-"""Attention of whole prompts by torch's ``scaled_dot_product_attention``, here "the library".
+"""Compute the attention of whole prompts by torch's ``scaled_dot_product_attention``.
 
-The library does not read the KV pool. It reads the keys and values that the step itself computed,
-which :class:`FreshRows` keeps until then.
+In this module, this function is called "the library". It does not read the KV pool, but the keys
+and values that the step itself has computed, and that :class:`FreshRows` keeps.
 """
 
 from __future__ import annotations
@@ -18,43 +18,45 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from plimsoll_engine.kernels.step_plan import StepPlan
 
-LIBRARY_ROWS = 1536
-"""Minimum number of rows of a whole prompt for the library's attention.
+MIN_LIBRARY_ROWS = 1536
+"""Minimum number of rows of a whole prompt that the library computes.
 
 On an H200 at 4,000 rows and 128 dimensions, the library reaches 510 to 560 TFLOP/s, and our kernel
-359. Prompts of unequal lengths need one call and one copy each. For these, our kernel is faster up
-to 1,400 rows with 32 heads, and up to 2,500 with 16.
+359. Prompts of unequal lengths need one call and one copy each. For such prompts, our kernel is
+faster up to 1,400 rows with 32 heads, and up to 2,500 rows with 16 heads.
 """
-LIBRARY_STEP = 256
-"""Multiple to which prompts are padded, because the library makes a plan for each length."""
+PADDED_LENGTH_MULTIPLE = 256
+"""Prompts are padded to a multiple of this number, because the library makes a plan per length."""
 STEPS_UNTIL_JOINED = 32
 """Number of steps with the same group of equal prompts after which one call computes the group.
 
-The plan takes 45 ms on the host. For two prompts of 4,000 tokens, one call instead of two saves
-0.8 ms per step of a model with the shape of Qwen3-0.6B (H200). With the shape of Llama-3.1-8B, it
-saves 1.6 ms.
+The plan for this call takes 45 ms on the host. For two prompts of 4,000 tokens, one call instead of
+two saves 0.8 ms per step of a model with the shape of Qwen3-0.6B (H200). With the shape of
+Llama-3.1-8B, it saves 1.6 ms.
 """
 MAX_GROUPS = 64
 """Maximum number of groups of equal prompts whose steps are counted."""
 BACKENDS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
-"""Backends of the library, fastest first."""
+"""Backends of the library, the fastest first."""
 
 
 def get_whole_prompts(plan: StepPlan, window: int | None = None) -> tuple[int, ...]:
-    """Return the row counts of the prompts that the library computes, the last ones of the step.
+    """Return the numbers of rows of the prompts that the library computes.
 
-    Return an empty tuple for a layer with a ``window``.
+    These prompts come last in the step. Return an empty tuple for a layer with a ``window``.
     """
-    return plan.fresh[bisect_left(plan.fresh, LIBRARY_ROWS) :] if window is None else ()
+    return plan.fresh[bisect_left(plan.fresh, MIN_LIBRARY_ROWS) :] if window is None else ()
 
 
 def list_padded_lengths(longest: int) -> list[int]:
-    """Return all lengths to which prompts of up to ``longest`` tokens are padded."""
-    return list(range(_pad_length(LIBRARY_ROWS), _pad_length(longest) + 1, LIBRARY_STEP))
+    """Return all lengths to which prompts of up to ``longest`` tokens may be padded."""
+    return list(
+        range(_pad_length(MIN_LIBRARY_ROWS), _pad_length(longest) + 1, PADDED_LENGTH_MULTIPLE)
+    )
 
 
 @torch.inference_mode()
-def make_plan(
+def create_library_plan(
     padded: int, heads: int, kv_heads: int, dim: int, dtype: torch.dtype, device: torch.device
 ) -> None:
     """Run the library once, so that it creates its plan for prompts of ``padded`` tokens.
@@ -71,20 +73,20 @@ def make_plan(
 def select_fastest_backend(plan: StepPlan) -> AbstractContextManager[None]:
     """Return a context manager in which the library uses its fastest backend for whole prompts.
 
-    Enter it once per step, because that takes as long as a kernel launch.
+    Enter it only once per step, because entering it takes as long as a kernel launch.
     """
     return sdpa_kernel(BACKENDS, set_priority=True) if get_whole_prompts(plan) else nullcontext()
 
 
 def _pad_length(rows: int) -> int:
-    return -(-rows // LIBRARY_STEP) * LIBRARY_STEP
+    return -(-rows // PADDED_LENGTH_MULTIPLE) * PADDED_LENGTH_MULTIPLE
 
 
 class FreshRows(NamedTuple):
     """Keys, values and queries of the step's tokens in one layer, in the model's dtype.
 
     ``pairs`` [2, tokens + tail, kv heads, dim] contains the keys and the values. ``query`` is
-    [tokens + tail, heads, dim], or None if the tail must still be appended.
+    [tokens + tail, heads, dim], or None if the tail has not been appended to the queries yet.
     """
 
     pairs: torch.Tensor
@@ -103,19 +105,19 @@ def append_tail(x: torch.Tensor, tail: int) -> torch.Tensor:
 
 
 class EqualPrompts:
-    """Decides which prompts of equal length are computed in one call.
+    """Choice of the prompts of equal length that are computed in one call.
 
-    One call shortens a step by 1 to 3 %, compared to separate calls. But it needs a plan for the
-    unpadded length, which is the stride from one prompt to the next. Prompts are therefore joined
-    only if the same group recurs often: once separate calls have cost about as much as the plan (a
-    ski rental problem).
+    One call instead of several shortens a step by 1 to 3 %. But it needs a plan for the unpadded
+    length, which is the stride from one prompt to the next. Prompts are therefore joined only if
+    the same group recurs often: when separate calls have cost about as much as the plan (a ski
+    rental problem).
     """
 
     def __init__(self) -> None:
         self._steps: Counter[tuple[int, int]] = Counter()
 
     def count_step(self, whole: tuple[int, ...]) -> frozenset[int]:
-        """Count a step with prompts of the lengths ``whole``. Return the lengths to join."""
+        """Count a step with whole prompts of the lengths ``whole``. Return the lengths to join."""
         groups = {(rows, count) for rows, count in Counter(whole).items() if count > 1}
         if len(self._steps) > MAX_GROUPS:
             self._steps.clear()
@@ -126,7 +128,7 @@ class EqualPrompts:
 
 
 def _list_groups(plan: StepPlan, window: int | None) -> list[tuple[int, int]]:
-    """Return (length, count) of the prompts in each library call, in step order."""
+    """Return (length, number of prompts) for each call of the library, in the order of the step."""
     return [
         group
         for rows, equal in Counter(get_whole_prompts(plan, window)).items()
@@ -135,7 +137,7 @@ def _list_groups(plan: StepPlan, window: int | None) -> list[tuple[int, int]]:
 
 
 def count_fewest_rows(plan: StepPlan, window: int | None) -> int:
-    """Return the number of rows in the smallest library call, or 0 if there is none."""
+    """Return the number of rows in the smallest call of the library, or 0 without a call."""
     return min((rows * count for rows, count in _list_groups(plan, window)), default=0)
 
 
@@ -146,7 +148,8 @@ def _attend_causally(
 
     The prompts begin at row ``first``. The result is [count, rows, heads, dim] of the model's
     dtype. The rows after a prompt serve as its padding, because its own rows do not attend to them.
-    The library keeps plans by shape and stride, so a single prompt has its padded length as stride.
+    The stride of a single prompt is its padded length, because the library keeps plans by shape and
+    stride.
     """
 
     def prompts(x: torch.Tensor) -> torch.Tensor:
@@ -168,10 +171,10 @@ def _attend_causally(
 def attend_whole(
     query: torch.Tensor, plan: StepPlan, scale: float, window: int | None
 ) -> Iterator[tuple[int, torch.Tensor]]:
-    """Compute the attention of all whole prompts of ``query`` [tokens, heads, dim].
+    """Compute the attention of all whole prompts in ``query`` [tokens, heads, dim].
 
-    Yield the index of the first row and the result [prompts, rows, heads, dim] of each call of the
-    library. The rows of a prompt are contiguous, and a gap follows them.
+    For each call of the library, yield the index of the first row, and the result [prompts, rows,
+    heads, dim]. The rows of a prompt are contiguous. There are gaps between prompts.
     """
     groups = _list_groups(plan, window)
     if not groups:

@@ -424,8 +424,8 @@ class Decoder:
         """Return the experts' output for ``x``. With several ranks, it must be summed over them."""
         mixed = self.spec.mixture
         assert mixed is not None
-        return self._ops.experts(
-            x, router, layer.gate_up, layer.down, mixed.chosen, mixed.normalised
+        return self._ops.compute_experts(
+            x, router, layer.gate_up, layer.down, mixed.top_k, mixed.normalised
         )
 
     def close(self) -> None:

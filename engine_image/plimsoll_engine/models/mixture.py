@@ -18,7 +18,7 @@ MAX_EXPERTS = 1024
 
 A limit is needed because kernels process all experts in one block.
 """
-MAX_CHOSEN = 64
+MAX_EXPERTS_PER_TOKEN = 64
 
 Sources = tuple[tuple[str, int], ...]
 """Names of checkpoint tensors, relative to the layer, and their numbers of rows."""
@@ -28,12 +28,12 @@ Sources = tuple[tuple[str, int], ...]
 class Mixture:
     """Experts of a model: their number, size and routing, and the layers that have them.
 
-    Each row is sent to its ``chosen`` best experts, whose weights add up to 1 if ``normalised``.
+    Each row is sent to its ``top_k`` best experts, whose weights add up to 1 if ``normalised``.
     ``width`` is the number of inner columns of an expert.
     """
 
     experts: int
-    chosen: int
+    top_k: int
     width: int
     normalised: bool
     layers: frozenset[int]
@@ -56,12 +56,12 @@ class Mixture:
         )
         if not layers:
             return None
-        chosen = _read_int(config, "num_experts_per_tok", 1, MAX_CHOSEN)
-        if chosen > experts:
-            raise ValueError(f"field num_experts_per_tok: {chosen} exceeds num_experts, {experts}")
+        top_k = _read_int(config, "num_experts_per_tok", 1, MAX_EXPERTS_PER_TOKEN)
+        if top_k > experts:
+            raise ValueError(f"field num_experts_per_tok: {top_k} exceeds num_experts, {experts}")
         return cls(
             experts=experts,
-            chosen=chosen,
+            top_k=top_k,
             width=_read_int(config, "moe_intermediate_size", 1),
             normalised=bool(config.norm_topk_prob),
             layers=layers,

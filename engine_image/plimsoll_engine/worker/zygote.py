@@ -211,7 +211,7 @@ def import_everything(model: Path, device: str) -> None:
 
     os.environ.setdefault("TRITON_CACHE_MANAGER", preload.CACHE_MANAGER)
     loader.import_code(model)
-    if preload.is_needed(device):
+    if preload.may_run_cuda(device):
         preload.preload()
 
 

@@ -23,7 +23,7 @@ from plimsoll_engine.core.schedule.scheduler import Chunk
 from plimsoll_engine.distributed.group import ALONE, Group
 from plimsoll_engine.kernels.choose import choose_ops
 from plimsoll_engine.kernels.step_plan import Needed, StepPlan
-from plimsoll_engine.kernels.whole_prompts import list_padded_lengths, make_plan
+from plimsoll_engine.kernels.whole_prompts import create_library_plan, list_padded_lengths
 from plimsoll_engine.kvcache.pool_memory import PoolTensors, compute_pool_sums, make_pool_tensors
 from plimsoll_engine.messages.rank_ipc import Inputs
 from plimsoll_engine.models.decoder import Decoder
@@ -148,7 +148,7 @@ class Forward:
             return False
         assert isinstance(self.model, Decoder)
         spec = self.model.spec
-        make_plan(
+        create_library_plan(
             self._unplanned.pop(0), spec.heads, spec.kv_heads, spec.dim, self.model.dtype,
             self.device,
         )  # fmt: skip

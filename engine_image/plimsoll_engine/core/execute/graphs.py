@@ -16,7 +16,7 @@ import torch
 
 from plimsoll_engine.distributed.group import ALONE
 from plimsoll_engine.kernels.choose import choose_ops
-from plimsoll_engine.kernels.decode_cut import choose_cut, compute_row_bytes
+from plimsoll_engine.kernels.decode_partition import choose_partition, compute_row_bytes
 from plimsoll_engine.kernels.sizes import pad_few_rows
 from plimsoll_engine.kernels.step_plan import StepPlan
 from plimsoll_engine.messages.rank_ipc import Inputs
@@ -80,7 +80,7 @@ class DecodeGraphs:
         first, rest = split_capture_sizes(
             list_capture_sizes(max_rows),
             lambda size: (
-                choose_cut(size, model.kv.heads, row_bytes, self.context_limit),
+                choose_partition(size, model.kv.heads, row_bytes, self.context_limit),
                 size == 1 or pad_few_rows(size),
             ),
         )

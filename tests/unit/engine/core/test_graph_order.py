@@ -16,12 +16,12 @@ from plimsoll_engine.core.execute.graphs import (
     list_capture_sizes,
     split_capture_sizes,
 )
-from plimsoll_engine.kernels.decode_cut import Cut, choose_cut
+from plimsoll_engine.kernels.decode_partition import Partition, choose_partition
 from plimsoll_engine.kernels.sizes import pad_few_rows
 
 
-def cuts(kv_heads: int, limit: int) -> Callable[[int], Cut]:
-    return lambda size: choose_cut(size, kv_heads, 256, limit)
+def cuts(kv_heads: int, limit: int) -> Callable[[int], Partition]:
+    return lambda size: choose_partition(size, kv_heads, 256, limit)
 
 
 @given(st.integers(1, 1024), st.integers(1, 16), st.sampled_from([4096, 8192, 131_072]))

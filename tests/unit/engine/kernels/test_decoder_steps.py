@@ -21,7 +21,7 @@ from plimsoll_engine.core.execute.layer_graphs import GraphCapturer, LayerGraphs
 from plimsoll_engine.core.execute.prompt_scores import list_scored_rows
 from plimsoll_engine.core.schedule.request import Request
 from plimsoll_engine.core.schedule.scheduler import Chunk
-from plimsoll_engine.kernels import decode_cut, few_rows, fused, whole_prompts
+from plimsoll_engine.kernels import decode_partition, few_rows, fused, whole_prompts
 from plimsoll_engine.kernels.fused import FusedOps
 from plimsoll_engine.kernels.ops import Ops
 from plimsoll_engine.kernels.reference import ReferenceOps
@@ -41,10 +41,10 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(17)
     if DEVICE.type == "cpu":
         monkeypatch.setattr(
-            decode_cut, "CUTS", ((1 << 30, decode_cut.Cut(64, 4, 64)),)
+            decode_partition, "PARTITIONS", ((1 << 30, decode_partition.Partition(64, 4, 64)),)
         )  # one runs after the other
-        monkeypatch.setattr(whole_prompts, "LIBRARY_ROWS", 48)
-        monkeypatch.setattr(whole_prompts, "LIBRARY_STEP", 32)
+        monkeypatch.setattr(whole_prompts, "MIN_LIBRARY_ROWS", 48)
+        monkeypatch.setattr(whole_prompts, "PADDED_LENGTH_MULTIPLE", 32)
         monkeypatch.setattr(FusedOps, "min_add_rows", 40)
         monkeypatch.setattr(needed_rows, "MIN_ROWS_SAVED", 8)
 
@@ -122,7 +122,7 @@ def test_a_step_by_the_kernels(
     kind: str, scored: bool, apart: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Against one that computes all rows of all layers, and adds nothing in a product."""
-    monkeypatch.setattr(fused, "MIN_SEPARATE_RESULTS", apart)
+    monkeypatch.setattr(fused, "MIN_SEPARATE_OUTPUTS", apart)
     model, chunks = parse_document(kind), step(scored)
     logits, kv, scores = play(model, FusedOps(), chunks)
     monkeypatch.setattr(needed_rows, "MIN_ROWS_SAVED", 1 << 40)
@@ -141,13 +141,13 @@ def test_a_decode_step_of_few_rows(kind: str, rows: int, monkeypatch: pytest.Mon
     """It has kernels of its own, and a step with a prompt in it has not."""
     monkeypatch.setattr(FusedOps, "max_project_rows", lambda ops, weight: 32)
     calls: list[int] = []
-    product = few_rows.few_rows
+    product = few_rows.multiply_few_rows
 
     def counted(x: torch.Tensor, *rest: Any) -> torch.Tensor:
         calls.append(len(x))
         return product(x, *rest)
 
-    monkeypatch.setattr(few_rows, "few_rows", counted)
+    monkeypatch.setattr(few_rows, "multiply_few_rows", counted)
     model = parse_document(kind)
     decodes = [request(number, 16 + number % 16, 1, 0, 2 * number) for number in range(rows)]
     mixed = sorted([*decodes, request(rows, 0, 5, 0, 2 * rows)], key=get_row_order)

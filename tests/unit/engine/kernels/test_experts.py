@@ -115,7 +115,7 @@ def test_every_tile_computes_the_same_of_quantized_weights(tile: Any) -> None:
     gate_up, down = (narrow(weight) for weight in exact)
     x = draw(19, 80, dtype=dtype)
     routes = routing.route(x @ router.T, 2, True, tile.rows, tile.sort)
-    found = experts._products(x, gate_up, down, routes, tile)
+    found = experts._compute_products(x, gate_up, down, routes, tile)
     expected = REFERENCE.experts(x, router, gate_up, down, 2, True)
     assert error(found, expected) < (2e-3 if dtype == torch.float32 else 2e-2)
 
@@ -152,7 +152,7 @@ def test_every_tile_computes_the_same(tile: Any) -> None:
     router, gate_up, down = mixture(3, 80, 56, dtype)
     x = draw(19, 80, dtype=dtype)
     routes = routing.route(x @ router.T, 2, True, tile.rows, tile.sort)
-    found = experts._products(x, gate_up, down, routes, tile)
+    found = experts._compute_products(x, gate_up, down, routes, tile)
     expected = REFERENCE.experts(x, router, gate_up, down, 2, True)
     assert error(found, expected) < (1e-5 if dtype == torch.float32 else 8e-3)
 

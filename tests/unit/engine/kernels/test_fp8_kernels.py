@@ -14,7 +14,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.functional import linear
 
-from plimsoll_engine.kernels import decode_cut, quantized, scaled_product, whole_prompts
+from plimsoll_engine.kernels import decode_partition, quantized, scaled_product, whole_prompts
 from plimsoll_engine.kernels.fused import FusedOps
 from plimsoll_engine.kernels.ops import Ops
 from plimsoll_engine.kernels.quantized import FP8, Quantized
@@ -34,7 +34,7 @@ def seeded(monkeypatch: pytest.MonkeyPatch, rounds_as_the_device: None) -> None:
     torch.manual_seed(23)
     if DEVICE.type == "cpu":
         monkeypatch.setattr(
-            decode_cut, "CUTS", ((1 << 30, decode_cut.Cut(64, 4, 64)),)
+            decode_partition, "PARTITIONS", ((1 << 30, decode_partition.Partition(64, 4, 64)),)
         )  # one runs after the other
 
 
@@ -279,8 +279,8 @@ def test_a_whole_prompt_attends_to_what_it_stores(monkeypatch: pytest.MonkeyPatc
     """The library's attention reads the step's own keys and values, which are not rounded; what a
     later step reads is. Both are stored from the same rows."""
     if DEVICE.type == "cpu":
-        monkeypatch.setattr(whole_prompts, "LIBRARY_ROWS", 50)
-        monkeypatch.setattr(whole_prompts, "LIBRARY_STEP", 32)
+        monkeypatch.setattr(whole_prompts, "MIN_LIBRARY_ROWS", 50)
+        monkeypatch.setattr(whole_prompts, "PADDED_LENGTH_MULTIPLE", 32)
     rows = 60 if DEVICE.type == "cpu" else 1600
     plan = plan_of([(9, 1), (rows, rows)], 2, 32)
     plan.fresh = (rows,)

@@ -1,6 +1,6 @@
 """Each Triton kernel computes what its torch reference computes, on inputs drawn anew.
 
-Tests ``kernels/fused.py``, ``kernels/decode_attention.py``, ``kernels/decode_cut.py``,
+Tests ``kernels/fused.py``, ``kernels/decode_attention.py``, ``kernels/decode_partition.py``,
 ``kernels/few_rows.py``, ``kernels/gated_product.py``, ``kernels/prefill_attention.py``,
 ``kernels/rotary.py`` and ``kernels/whole_prompts.py``.
 """
@@ -15,7 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from plimsoll_engine.kernels import (
     decode_attention,
-    decode_cut,
+    decode_partition,
     few_rows,
     fused,
     gated_product,
@@ -25,14 +25,14 @@ from plimsoll_engine.kernels.fused import FusedOps
 from plimsoll_engine.kernels.ops import Ops, decode_columns
 from plimsoll_engine.kernels.quantized import Quantized
 from plimsoll_engine.kernels.reference import ReferenceOps
-from plimsoll_engine.kernels.sizes import COUNTERS
+from plimsoll_engine.kernels.sizes import NUM_COUNTERS
 from plimsoll_engine.kernels.step_plan import StepPlan
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 FUSED: Ops = FusedOps()
 REFERENCE: Ops = ReferenceOps()
 PAGE = 16
-CUTS = decode_cut.CUTS
+PARTITIONS = decode_partition.PARTITIONS
 TYPES = [
     pytest.param(torch.float32, 1e-5, id="float32"),
     pytest.param(torch.bfloat16, 8e-3, id="bfloat16"),
@@ -93,7 +93,7 @@ def seeded(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(17)
     if DEVICE.type == "cpu":  # the interpreter runs one program after the other
         monkeypatch.setattr(
-            decode_cut, "CUTS", ((1 << 30, decode_cut.Cut(64, 4, 64)),)
+            decode_partition, "PARTITIONS", ((1 << 30, decode_partition.Partition(64, 4, 64)),)
         )  # one runs after the other
 
 
@@ -337,19 +337,19 @@ def test_programs_of_a_product_of_few_rows(columns: int) -> None:
         for padded in (16, 32):
             tile = few_rows.choose_tile(size, columns, False, padded)
             if tile.parts > 1:
-                assert -(-size // tile.size) <= COUNTERS
+                assert -(-size // tile.size) <= NUM_COUNTERS
                 assert size <= 4096
             assert few_rows.choose_tile(size, columns, True, padded).parts == 1
 
 
 def test_which_products_have_kernels_for_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(few_rows, "overlap", lambda device: {"OVERLAP": True})
+    monkeypatch.setattr(few_rows, "get_launch_options", lambda device: {"OVERLAP": True})
     whole = draw(8, 64, dtype=NARROW)
     assert FUSED.max_project_rows(whole) == 32
     for weight in (whole.float(), whole[:, :60].contiguous(), whole.t(), Quantized(whole, whole)):
         assert FUSED.max_project_rows(weight) == 1
     assert REFERENCE.max_project_rows(whole) == 0
-    monkeypatch.setattr(few_rows, "overlap", lambda device: {})
+    monkeypatch.setattr(few_rows, "get_launch_options", lambda device: {})
     assert FUSED.max_project_rows(whole) == 1, "without the tensor memory accelerator"
 
 
@@ -359,8 +359,8 @@ def lengths(monkeypatch: pytest.MonkeyPatch) -> tuple[int, ...]:
     if DEVICE.type == "cuda":
         return 1540, 1800, 1800
     # A tenth of it: the interpreter runs a program for each token.
-    monkeypatch.setattr(whole_prompts, "LIBRARY_ROWS", 100)
-    monkeypatch.setattr(whole_prompts, "LIBRARY_STEP", 32)
+    monkeypatch.setattr(whole_prompts, "MIN_LIBRARY_ROWS", 100)
+    monkeypatch.setattr(whole_prompts, "PADDED_LENGTH_MULTIPLE", 32)
     return 103, 130, 130
 
 
@@ -405,7 +405,7 @@ def test_prompts_of_one_padded_length_share_a_plan(
         FUSED.store(key, value, plan, 0)
         FUSED.attend(query, plan, 0, 0.3, None)
     assert len(plans) == 2, "for two padded lengths, one of them twice in a step"
-    whole_prompts.make_plan(plans_of(plans)[0], 4, 2, 32, NARROW, DEVICE)
+    whole_prompts.create_library_plan(plans_of(plans)[0], 4, 2, 32, NARROW, DEVICE)
     assert len(plans) == 2, "made before the first prompt"
 
 
@@ -445,7 +445,7 @@ def test_attention_is_added_through_its_product(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Long prompts where the library left them, or all in one piece."""
-    monkeypatch.setattr(fused, "MIN_SEPARATE_RESULTS", apart)
+    monkeypatch.setattr(fused, "MIN_SEPARATE_OUTPUTS", apart)
     heads, kv_heads, dim, size = 4, 2, 32, 48
     plan = plan_of([*others, *((n, n) for n in lengths)], kv_heads, dim, NARROW)
     plan.fresh = lengths
@@ -476,7 +476,7 @@ def test_parts_of_a_context_are_joined(cut: tuple[int, ...], window: int | None)
         found = torch.full_like(query, float("nan"))
         decode_attention.decode_attention(
             query, *plan.pages(0), plan.tables, plan.contexts, PAGE, 0.3, window, found, arrivals,
-            cut=decode_cut.Cut(*cut),
+            partition=decode_partition.Partition(*cut),
         )  # fmt: skip
         assert error(found[:4], expected[:4]) < 1e-5
         assert not found[4].any()
@@ -505,8 +505,8 @@ def test_how_the_work_is_cut(
     sequences: int, kv_heads: int, row_bytes: int, limit: int, cut: tuple[int, int, int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(decode_cut, "CUTS", CUTS)
-    assert decode_cut.choose_cut(sequences, kv_heads, row_bytes, limit) == cut
+    monkeypatch.setattr(decode_partition, "PARTITIONS", PARTITIONS)
+    assert decode_partition.choose_partition(sequences, kv_heads, row_bytes, limit) == cut
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(1, 7), (3, 4096), (2, 20_011)])

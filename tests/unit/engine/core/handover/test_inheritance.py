@@ -317,7 +317,7 @@ def test_a_written_block_is_noticed(make: Make, tiny_model: Any) -> None:
     assert kv is not None
     kv[1, -1, used[-1] * BLOCK + BLOCK - 1, -1, -1] += 1.0
     with pytest.raises(
-        HandoverRefusedError, match=rf"1 of \d+ blocks .* block {used[-1]}$"
+        HandoverRefusedError, match=rf"1 of \d+ KV blocks .* block {used[-1]}$"
     ) as refused:
         make(memory, data)
     assert refused.value.outcome is HandoverOutcome.BAD_CONTENTS
@@ -590,7 +590,7 @@ def test_more_requests_than_places_are_refused() -> None:
         msgspec.structs.replace(table, request_id=str(number), blocks=[number])
         for number in range(SEQS + 1)
     ]
-    with pytest.raises(HandoverRefusedError, match=f"{SEQS + 1} requests ran"):
+    with pytest.raises(HandoverRefusedError, match=f"{SEQS + 1} requests, but at most"):
         audit.check_handover(sealed(tables, LAYOUT), LAYOUT, SEQS)
 
 
