@@ -130,7 +130,7 @@ def compute_max_blocks(pairs: int, experts: int, rows: int) -> int:
 
 
 def route(logits: torch.Tensor, top_k: int, normalised: bool, rows: int, tile: int) -> Routes:
-    """Return the routing for ``logits`` [tokens, experts] of the router, in blocks of ``rows`` pairs.
+    """Return the routing for ``logits`` [tokens, experts], in blocks of ``rows`` pairs.
 
     The softmax is computed in float32. If ``normalised``, the weights of each row add up to 1.
     ``tile`` pairs are sorted at a time.
