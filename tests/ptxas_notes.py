@@ -83,19 +83,25 @@ def gate_up() -> list[str]:
         "CHOSEN": 8, "HIDDEN": 2048, "WIDTH": 768, "SCALED": False, "ROWS": tile.rows,
         "COLUMNS": tile.columns // 2, "DEPTH": tile.depth, "PRECISION": "tf32", "OVERLAP": True,
     }  # fmt: skip
-    return notes(experts._gate_up, types, constants, num_warps=tile.warps, num_stages=tile.stages)
+    return notes(
+        experts._compute_gate_up, types, constants, num_warps=tile.warps, num_stages=tile.stages
+    )
 
 
 def gated() -> list[str]:
     """Of the first product of an MLP with many rows."""
-    tile = {name: getattr(gated_product, name) for name in ("ROWS", "COLUMNS", "DEPTH", "GROUP")}
-    rows, columns, depth = tile["ROWS"], tile["COLUMNS"], tile["DEPTH"]
+    rows, columns, depth = (
+        gated_product.TILE_ROWS, gated_product.TILE_COLUMNS, gated_product.TILE_DEPTH
+    )  # fmt: skip
     types = {
         "x": f"tensordesc<bf16[{rows},{depth}]>", "weight": f"tensordesc<bf16[{columns},{depth}]>",
         "out": f"tensordesc<bf16[{rows},{columns}]>", "rows": "i32", "size": "i32",
         "columns": "i32",
     }  # fmt: skip
-    constants = {"PROGRAMS": 132, **tile}
+    constants = {
+        "PROGRAMS": 132, "ROWS": rows, "COLUMNS": columns, "DEPTH": depth,
+        "GROUP": gated_product.TILE_ROWS_PER_GROUP,
+    }  # fmt: skip
     return notes(
         gated_product._gated_product, types, constants,
         num_warps=gated_product.NUM_WARPS, num_stages=gated_product.NUM_STAGES,

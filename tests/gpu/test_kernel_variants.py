@@ -88,7 +88,7 @@ def test_no_step_meets_a_kernel_that_others_like_it_have_not(
     play(engine, tuple(reversed(BATCHES)))
     after = variants()
     lifecycle.shut_down()
-    by_splits = {name for name in after if name.endswith(("_decode_attention", "_join"))}
+    by_splits = {name for name in after if name.endswith(("_decode_attention", "_combine_parts"))}
     grown = {name: (before[name], after[name]) for name in after if after[name] != before[name]}
     assert set(grown) <= by_splits, grown
     # Of each cut of a context into a power of two parts, one.

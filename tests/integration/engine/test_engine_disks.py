@@ -162,10 +162,10 @@ os.environ["TRITON_CACHE_MANAGER"] = CACHE_MANAGER
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from plimsoll_engine.kernels.rows import _take
+from plimsoll_engine.kernels.rows import _take_token_ids
 signature = {"ids": "*i32", "sources": "*i32", "newest": "*i64", "out": "*i64", "count": "i32",
              "BLOCK": "constexpr", "OVERLAP": "constexpr"}
-source = ASTSource(_take, signature, {"BLOCK": 256, "OVERLAP": False})
+source = ASTSource(_take_token_ids, signature, {"BLOCK": 256, "OVERLAP": False})
 made = triton.compile(source, target=GPUTarget("cuda", 90, 32))
 print(len(made.asm["cubin"]))
 """

@@ -128,7 +128,7 @@ def test_captured_layers_are_owners_of_the_pool(
         runner.kv = runner.kv.view_as(runner.kv)
     capture: Any = None  # nothing is captured before the engine asks for it
     runner.layers = LayerGraphs(
-        runner.model, runner.kv, runner.block_size, runner.kv_scales, capture, longest=128
+        runner.model, runner.kv, runner.block_size, runner.kv_scales, capture, max_rows=128
     )
     assert rules_hit(engine) == set()
 

@@ -11,7 +11,14 @@ import pytest
 import torch
 
 from plimsoll_engine.kernels import experts, quantized, routing
-from plimsoll_engine.kernels.experts import FEW, FEW_PAIRS, MANY, SOME, SOME_PAIRS, WIDE_FEW
+from plimsoll_engine.kernels.experts import (
+    FEW_PAIRS_TILE,
+    FLOAT32_FEW_PAIRS_TILE,
+    MANY_PAIRS_TILE,
+    MAX_FEW_PAIRS,
+    MAX_SOME_PAIRS,
+    SOME_PAIRS_TILE,
+)
 from plimsoll_engine.kernels.fused import FusedOps
 from plimsoll_engine.kernels.ops import Ops
 from plimsoll_engine.kernels.quantized import Quantized
@@ -66,9 +73,9 @@ def test_experts_equal_their_reference(
     weights = mixture(count, hidden, width, dtype)
     x = draw(tokens, hidden, dtype=dtype)
     before = x.clone()
-    found = FUSED.experts(x, *weights, chosen, normalised)
+    found = FUSED.compute_experts(x, *weights, chosen, normalised)
     assert (found.shape, found.dtype) == (x.shape, dtype)
-    assert error(found, REFERENCE.experts(x, *weights, chosen, normalised)) < tolerance
+    assert error(found, REFERENCE.compute_experts(x, *weights, chosen, normalised)) < tolerance
     assert torch.equal(x, before)
 
 
@@ -101,22 +108,22 @@ def test_quantized_experts_equal_their_reference(
         if isinstance(weight, Quantized):  # each row has its own size
             weight.scales.mul_(torch.rand_like(weight.scales) + 0.2)
     x = draw(tokens, hidden, dtype=dtype) * torch.logspace(-1, 1, tokens)[:, None].to(DEVICE, dtype)
-    found = FUSED.experts(x, router, weights[0], weights[1], chosen, True)
+    found = FUSED.compute_experts(x, router, weights[0], weights[1], chosen, True)
     assert (found.shape, found.dtype) == (x.shape, dtype)
-    expected = REFERENCE.experts(x, router, weights[0], weights[1], chosen, True)
+    expected = REFERENCE.compute_experts(x, router, weights[0], weights[1], chosen, True)
     for row, wanted in zip(found, expected, strict=True):
         assert error(row, wanted) < tolerance
 
 
-@pytest.mark.parametrize("tile", [*experts.tiles(torch.float32), *experts.tiles(NARROW)])
+@pytest.mark.parametrize("tile", [*experts.list_tiles(torch.float32), *experts.list_tiles(NARROW)])
 def test_every_tile_computes_the_same_of_quantized_weights(tile: Any) -> None:
-    dtype = torch.float32 if tile in experts.tiles(torch.float32) else NARROW
+    dtype = torch.float32 if tile in experts.list_tiles(torch.float32) else NARROW
     router, *exact = mixture(3, 80, 56, dtype)
     gate_up, down = (narrow(weight) for weight in exact)
     x = draw(19, 80, dtype=dtype)
     routes = routing.route(x @ router.T, 2, True, tile.rows, tile.sort)
     found = experts._compute_products(x, gate_up, down, routes, tile)
-    expected = REFERENCE.experts(x, router, gate_up, down, 2, True)
+    expected = REFERENCE.compute_experts(x, router, gate_up, down, 2, True)
     assert error(found, expected) < (2e-3 if dtype == torch.float32 else 2e-2)
 
 
@@ -126,9 +133,9 @@ def test_a_row_of_zeros_leaves_the_others_as_they_are() -> None:
     gate_up, down = (narrow(weight) for weight in exact)
     x = draw(4, 64)
     x[2] = 0.0
-    found = FUSED.experts(x, router, gate_up, down, 2, True)
+    found = FUSED.compute_experts(x, router, gate_up, down, 2, True)
     assert not bool(found[2].any())
-    assert error(found, REFERENCE.experts(x, router, gate_up, down, 2, True)) < 2e-3
+    assert error(found, REFERENCE.compute_experts(x, router, gate_up, down, 2, True)) < 2e-3
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), TYPES)
@@ -138,31 +145,33 @@ def test_all_rows_may_go_to_one_expert(dtype: torch.dtype, tolerance: float) -> 
     router[4, 0] = 100.0
     x = draw(20, 64, dtype=dtype)
     x[:, 0] = 3.0
-    found = FUSED.experts(x, router, gate_up, down, 1, False)
-    assert torch.equal(found, FUSED.experts(x, router, gate_up, down, 1, False)), (
+    found = FUSED.compute_experts(x, router, gate_up, down, 1, False)
+    assert torch.equal(found, FUSED.compute_experts(x, router, gate_up, down, 1, False)), (
         "not the same twice"
     )
-    alone = REFERENCE.experts(x, router[4:5], gate_up[4 * 64 : 5 * 64], down[256:320], 1, False)
+    alone = REFERENCE.compute_experts(
+        x, router[4:5], gate_up[4 * 64 : 5 * 64], down[256:320], 1, False
+    )
     assert error(found, alone) < tolerance
 
 
-@pytest.mark.parametrize("tile", [*experts.tiles(torch.float32), *experts.tiles(NARROW)])
+@pytest.mark.parametrize("tile", [*experts.list_tiles(torch.float32), *experts.list_tiles(NARROW)])
 def test_every_tile_computes_the_same(tile: Any) -> None:
-    dtype = torch.float32 if tile in experts.tiles(torch.float32) else NARROW
+    dtype = torch.float32 if tile in experts.list_tiles(torch.float32) else NARROW
     router, gate_up, down = mixture(3, 80, 56, dtype)
     x = draw(19, 80, dtype=dtype)
     routes = routing.route(x @ router.T, 2, True, tile.rows, tile.sort)
     found = experts._compute_products(x, gate_up, down, routes, tile)
-    expected = REFERENCE.experts(x, router, gate_up, down, 2, True)
+    expected = REFERENCE.compute_experts(x, router, gate_up, down, 2, True)
     assert error(found, expected) < (1e-5 if dtype == torch.float32 else 8e-3)
 
 
 def test_the_tile_grows_with_the_rows_of_an_expert() -> None:
-    kinds = [experts.choose_tile(pairs, 16, torch.bfloat16) for pairs in (1, 16 * FEW_PAIRS)]
-    assert kinds == [FEW, FEW]
-    assert experts.choose_tile(16 * FEW_PAIRS + 1, 16, torch.bfloat16) == SOME
-    assert experts.choose_tile(16 * SOME_PAIRS + 1, 16, torch.bfloat16) == MANY
-    assert experts.choose_tile(1, 16, torch.float32) == WIDE_FEW
+    kinds = [experts.choose_tile(pairs, 16, torch.bfloat16) for pairs in (1, 16 * MAX_FEW_PAIRS)]
+    assert kinds == [FEW_PAIRS_TILE, FEW_PAIRS_TILE]
+    assert experts.choose_tile(16 * MAX_FEW_PAIRS + 1, 16, torch.bfloat16) == SOME_PAIRS_TILE
+    assert experts.choose_tile(16 * MAX_SOME_PAIRS + 1, 16, torch.bfloat16) == MANY_PAIRS_TILE
+    assert experts.choose_tile(1, 16, torch.float32) == FLOAT32_FEW_PAIRS_TILE
 
 
 @pytest.mark.parametrize(("rows", "tile"), [(16, 32), (64, 1024)])
