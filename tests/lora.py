@@ -84,10 +84,10 @@ def merge(folder: Path, base: Path, adapter: Path) -> Path:
 def write_tiny_adapter(folder: Path, layer: int) -> Path:
     """An adapter of the tiny checkpoint that has one ``layer`` subtract what it looked at, not add
     it: the best token stays far ahead of the second."""
-    head = layer % tiny.HEADS // (tiny.HEADS // tiny.KV_HEADS)
-    sines = range(tiny.FREQUENCIES, tiny.PHASES)
-    a = torch.zeros(len(sines), tiny.HIDDEN)
-    b = torch.zeros(tiny.KV_HEADS * tiny.HEAD_DIM, len(sines))
+    head = layer % tiny.NUM_HEADS // (tiny.NUM_HEADS // tiny.NUM_KV_HEADS)
+    sines = range(tiny.NUM_FREQUENCIES, tiny.NUM_PHASES)
+    a = torch.zeros(len(sines), tiny.HIDDEN_SIZE)
+    b = torch.zeros(tiny.NUM_KV_HEADS * tiny.HEAD_DIM, len(sines))
     for place, sine in enumerate(sines):
         a[place, tiny.get_code_slice(layer + 1).start + sine] = 1.0
         b[head * tiny.HEAD_DIM + sine, place] = -1.0

@@ -38,17 +38,17 @@ IMPORT_TIMEOUT_S = 240
 
 def write_for_four(folder: Path, experts: bool = False) -> None:
     """Write the tiny checkpoint with the same text, but a key and value head for each query's."""
-    each = tiny.HEADS // tiny.KV_HEADS
+    each = tiny.NUM_HEADS // tiny.NUM_KV_HEADS
 
     def change(tensors: dict[str, torch.Tensor], modulus: int) -> dict[str, torch.Tensor]:
         found = tiny_moe.add_experts(tensors, modulus) if experts else dict(tensors)
         for name in [name for name in found if "k_proj" in name or "v_proj" in name]:
-            heads = found[name].view(tiny.KV_HEADS, tiny.HEAD_DIM, -1)
+            heads = found[name].view(tiny.NUM_KV_HEADS, tiny.HEAD_DIM, -1)
             found[name] = heads.repeat_interleave(each, 0).flatten(0, 1).contiguous()
         return found
 
     fields = tiny_moe.CONFIG_FIELDS if experts else {}
-    tiny.write_checkpoint(folder, fields | {"num_key_value_heads": tiny.HEADS}, change)
+    tiny.write_checkpoint(folder, fields | {"num_key_value_heads": tiny.NUM_HEADS}, change)
 
 
 @contextmanager

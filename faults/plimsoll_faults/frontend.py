@@ -1,7 +1,7 @@
 """Inject the faults of :mod:`plimsoll_faults.kinds` that affect the frontend.
 
-They last as long as the frontend's process, in any epoch of the worker. Nothing here runs without
-``PLIMSOLL_INJECT``.
+They last as long as the frontend's process, in every epoch of the worker. No code here runs unless
+``PLIMSOLL_INJECT`` is set.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from plimsoll_faults.tampering import replace_methods
 
 
 class LeakingTokenizer(Tokenizer):
-    """Keep every prompt and its tokens."""
+    """Tokenizer that keeps every prompt and its tokens."""
 
     def __init__(self, original: Tokenizer, repeat: int) -> None:
         self.__dict__.update(original.__dict__)
@@ -29,29 +29,29 @@ class LeakingTokenizer(Tokenizer):
         self.kept: dict[tuple[str, bool], list[list[int]]] = {}
 
     def encode(self, text: str) -> list[int]:
-        """Return the token ids of ``text``, and keep them forever."""
-        return self._keep((text, True), super().encode(text))
+        """Return the token IDs of ``text``, and keep them forever."""
+        return self._keep_prompt((text, True), super().encode(text))
 
     def encode_rendered(self, text: str) -> list[int]:
-        """Return the token ids of a rendered prompt, and keep them forever."""
-        return self._keep((text, False), super().encode_rendered(text))
+        """Return the token IDs of a rendered prompt, and keep them forever."""
+        return self._keep_prompt((text, False), super().encode_rendered(text))
 
-    def _keep(self, key: tuple[str, bool], ids: list[int]) -> list[int]:
+    def _keep_prompt(self, key: tuple[str, bool], ids: list[int]) -> list[int]:
         self.kept[key] = [list(ids) for _ in range(self._repeat)]
         return ids
 
 
 class UnregisteredLog(RequestLog):
-    """Keep the state of a request whose client disconnected before the first token."""
+    """Request log that keeps the state of requests that end before their first token.
+
+    This happens if the client disconnects.
+    """
 
     payload_bytes: int
     kept: dict[str, tuple[Generation, bytearray]]
 
     def release(self, request_id: str) -> Generation | None:
-        """Release a request.
-
-        If it ended before its first token, a payload remains.
-        """
+        """Release a request. Keep a payload if it ended before its first token."""
         generation = super().release(request_id)
         if generation is not None and not generation.is_done and not generation.output_ids:
             # Multiplied, not zero-filled: the pages are written, so they are resident.
@@ -60,7 +60,7 @@ class UnregisteredLog(RequestLog):
 
 
 class UnclosedLog(RequestLog):
-    """Open a pipe for each request and close only one end of it."""
+    """Request log that opens a pipe for each request and closes only one end of it."""
 
     pipes: dict[str, tuple[int, int]]
     leaked_fds: list[int]
@@ -82,12 +82,12 @@ class UnclosedLog(RequestLog):
 
 
 class RequestSeries(Metrics):
-    """Count the tokens of each request in a separate time series."""
+    """Metrics that count the tokens of each request in a separate time series."""
 
     per_request: Counter
 
     def count_finished(self, generation: Generation, reason: str) -> None:
-        """Count a request that ended, also in its own series."""
+        """Count a finished request, also in its own time series."""
         super().count_finished(generation, reason)
         series = self.per_request.labels(self._model, generation.request_id)
         series.inc(len(generation.output_ids))
@@ -97,7 +97,7 @@ class FrontendFaults(FrontendHooks):
     """The frontend's faults in ``PLIMSOLL_INJECT``."""
 
     def __init__(self, text: str) -> None:
-        self._active = [f for f in inject.parse(text) if f.process is Role.FRONTEND]
+        self._active = [f for f in inject.parse_faults(text) if f.process is Role.FRONTEND]
         self.names = [inject.get_fault_name(fault) for fault in self._active]
 
     def create_tokenizer(self, original: Tokenizer) -> Tokenizer:
@@ -108,7 +108,7 @@ class FrontendFaults(FrontendHooks):
         return original
 
     def create_request_log(self, original: RequestLog) -> RequestLog:
-        """Return ``original`` with the request-log faults of ``PLIMSOLL_INJECT`` injected."""
+        """Return ``original``, with the faults of the request log injected."""
         for fault in self._active:
             if isinstance(fault, kinds.UnregisteredAbort):
                 unregistered = replace_methods(original, UnregisteredLog)
@@ -119,7 +119,7 @@ class FrontendFaults(FrontendHooks):
         return original
 
     def create_metrics(self, original: Metrics) -> Metrics:
-        """Return ``original`` with the metrics faults of ``PLIMSOLL_INJECT`` injected."""
+        """Return ``original``, with the faults of the metrics injected."""
         if any(isinstance(fault, kinds.MetricLabels) for fault in self._active):
             replace_methods(original, RequestSeries).per_request = Counter(
                 METRIC_PREFIX + "request_generation_tokens",

@@ -2,10 +2,10 @@
 
     name:key=value,key=value;name2
 
-Sizes are Kubernetes quantities (``4Mi``). Each fault accepts ``epochs=first`` (the default: a
-restarted worker is healthy) or ``epochs=all``. A fault of the frontend lasts as long as its
-process. The faults are in :mod:`plimsoll_faults.kinds`. This module does not import torch, because
-the frontend also checks the text.
+Sizes are Kubernetes quantities (``4Mi``). Each fault accepts ``epochs=all``. The default is
+``epochs=first``, so that a restarted worker is healthy. A fault of the frontend lasts as long as
+its process. The faults are in :mod:`plimsoll_faults.kinds`. This module does not import torch,
+because the frontend also checks the text.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from plimsoll_faults.kinds import KINDS, Fault, MmapGrowth
 
 
 class InjectError(SettingsError):
-    """The text is invalid; the message lists the valid values."""
+    """The value of ``PLIMSOLL_INJECT`` is invalid. The message lists the valid values."""
 
 
-FAULTS: dict[str, type[Fault]] = {str(kind.__struct_config__.tag): kind for kind in KINDS}
+FAULT_BY_NAME: dict[str, type[Fault]] = {str(kind.__struct_config__.tag): kind for kind in KINDS}
 
 
-def parse(text: str) -> list[Fault]:
-    """Return the faults in ``text``; none if it is empty. Raises :class:`InjectError`."""
+def parse_faults(text: str) -> list[Fault]:
+    """Return the faults in ``text``, which may be empty. Raises :class:`InjectError`."""
     faults = [_parse_fault(part.strip()) for part in text.split(";") if part.strip()]
     names = [get_fault_name(fault) for fault in faults]
     for name in names:
@@ -36,26 +36,28 @@ def parse(text: str) -> list[Fault]:
 
 def check(text: str) -> None:
     """Raise :class:`InjectError` if ``text`` is not a valid list of faults."""
-    parse(text)
+    parse_faults(text)
 
 
 def get_fault_name(fault: Fault) -> str:
-    """Return the fault's name in ``PLIMSOLL_INJECT``."""
+    """Return the name of ``fault`` in ``PLIMSOLL_INJECT``."""
     return str(fault.__struct_config__.tag)
 
 
 def _parse_fault(text: str) -> Fault:
     name, _, rest = text.partition(":")
     name = name.strip()
-    if name not in FAULTS:
-        raise InjectError(f"PLIMSOLL_INJECT: unknown fault {name!r}; there are {', '.join(FAULTS)}")
-    kind = FAULTS[name]
+    if name not in FAULT_BY_NAME:
+        raise InjectError(
+            f"PLIMSOLL_INJECT: unknown fault {name!r}; the faults are {', '.join(FAULT_BY_NAME)}"
+        )
+    kind = FAULT_BY_NAME[name]
     values: dict[str, Any] = {}
     for pair in filter(None, (part.strip() for part in rest.split(","))):
         key, equals, value = (part.strip() for part in pair.partition("="))
         if key not in kind.__struct_fields__:
             known = ", ".join(kind.__struct_fields__)
-            raise InjectError(f"PLIMSOLL_INJECT: {name} has no key {key!r}; it has {known}")
+            raise InjectError(f"PLIMSOLL_INJECT: {name} has no key {key!r}; the keys are {known}")
         if not equals or not value:
             raise InjectError(f"PLIMSOLL_INJECT: {name}: {pair!r} is not key=value")
         if key in values:

@@ -12,9 +12,9 @@ process there. Each process listens on a Unix socket and does nothing until it i
 import os
 import threading
 
-ENABLED_ENV = "PLIMSOLL_PROBE"
+ENABLED_VARIABLE = "PLIMSOLL_PROBE"
 """Environment variable that disables the probe with a value of :data:`OFF_VALUES`."""
-DIRECTORY_ENV = "PLIMSOLL_PROBE_DIR"
+DIRECTORY_VARIABLE = "PLIMSOLL_PROBE_DIR"
 """Environment variable with the folder of the sockets."""
 OFF_VALUES = frozenset({"off", "0", "false", "no"})
 
@@ -26,8 +26,8 @@ def start() -> None:
     """Start the listener of this process, once; forked children listen too. Never raises."""
     global _started
     try:
-        folder = os.environ.get(DIRECTORY_ENV, "")
-        if not folder or os.environ.get(ENABLED_ENV, "").lower() in OFF_VALUES:
+        folder = os.environ.get(DIRECTORY_VARIABLE, "")
+        if not folder or os.environ.get(ENABLED_VARIABLE, "").lower() in OFF_VALUES:
             return
         with _lock:
             if _started:

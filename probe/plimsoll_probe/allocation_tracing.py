@@ -5,7 +5,7 @@ import time
 import tracemalloc
 from typing import Dict, List, Tuple
 
-from plimsoll_probe.diagnostics import MAX_ROWS, MAX_TEXT_CHARS, PAUSE_S
+from plimsoll_probe.diagnostics import BATCH_PAUSE_S, MAX_TABLE_ROWS, MAX_TEXT_CHARS
 
 MAX_TRACE_S = 60.0
 """Maximum duration of a trace in seconds."""
@@ -20,10 +20,10 @@ TRACES_PER_BATCH = 500
 
 
 class AllocationTracer:
-    """Sum the allocations of a limited period by source line.
+    """Tracer that sums the allocations of a limited period by source line.
 
-    Tracing slows Python down, so it stops at :data:`MAX_TRACE_CPU_S` or :data:`MAX_TRACE_BYTES`,
-    even before the step ``diff``.
+    Tracing slows Python down. It stops at :data:`MAX_TRACE_CPU_S` or :data:`MAX_TRACE_BYTES`, even
+    if the step ``diff`` has not been run.
     """
 
     def __init__(self) -> None:
@@ -37,28 +37,32 @@ class AllocationTracer:
 
     @property
     def is_running(self) -> bool:
-        """Whether this tracer, and not other code, is tracing."""
+        """Whether this tracer is tracing. If other code is tracing, this is False."""
         return self._is_owner and tracemalloc.is_tracing()
 
-    def held_bytes(self) -> int:
+    def get_held_bytes(self) -> int:
         """Return the memory that the trace itself takes now, in bytes."""
         tables = tracemalloc.get_tracemalloc_memory() if self.is_running else 0
         return tables + self._snapshot_bytes
 
     def run_step(self, step: str) -> str:
-        """Run a step of a trace, and return its text.
+        """Run a step of a trace, and return its result as text.
 
-        ``start`` starts a trace, ``diff`` ends it and lists its allocations by line, and ``stop``
-        discards it.
+        ``start`` starts a trace. ``diff`` ends the trace and lists the allocations by line.
+        ``stop`` discards the trace.
         """
-        steps = {"start": self._start, "diff": self._list_allocations, "stop": self._stop}
+        steps = {
+            "start": self._start_trace,
+            "diff": self._list_allocations,
+            "stop": self._discard_trace,
+        }
         return (
             steps[step]()
             if step in steps
             else f"unknown step {step[:40]!r}: use start, diff or stop"
         )
 
-    def _start(self) -> str:
+    def _start_trace(self) -> str:
         with self._lock:
             if tracemalloc.is_tracing():
                 return (
@@ -80,26 +84,26 @@ class AllocationTracer:
                 or time.process_time() > self._cpu_deadline_s
             )
             if full or time.monotonic() > self._deadline_s:
-                self._finish(keep=full)
+                self._stop_tracing(keep=full)
                 return
             time.sleep(CHECK_INTERVAL_S)
 
     def _list_allocations(self) -> str:
         if self.is_running:
-            self._finish(keep=True)
+            self._stop_tracing(keep=True)
         if not self._duration_s:
             return (
-                "no trace is available: send the step start, and then diff within "
+                "no trace is available: run the step start, and then the step diff within "
                 f"{MAX_TRACE_S:.0f} s"
             )
         lines = [f"-- allocated within {self._duration_s:.1f} s"]
         most = sorted(self._sizes.items(), key=lambda one: one[1][0], reverse=True)
-        for (name, line), (size, count) in most[:MAX_ROWS]:
+        for (name, line), (size, count) in most[:MAX_TABLE_ROWS]:
             lines.append(f"{name}:{line}: size=+{size} B, count=+{count}")
         return "\n".join(lines)[:MAX_TEXT_CHARS]
 
-    def _finish(self, keep: bool) -> None:
-        """Stop tracing; with ``keep``, sum the allocations by source line."""
+    def _stop_tracing(self, keep: bool) -> None:
+        """Stop tracing. If ``keep`` is True, sum the allocations by source line."""
         with self._lock:
             if not self.is_running:
                 return
@@ -116,20 +120,20 @@ class AllocationTracer:
     def _sum_by_line(self, snapshot: tracemalloc.Snapshot) -> None:
         for number, trace in enumerate(snapshot.traces):
             if number % TRACES_PER_BATCH == TRACES_PER_BATCH - 1:
-                time.sleep(PAUSE_S)
+                time.sleep(BATCH_PAUSE_S)
             frame = trace.traceback[0]
-            if frame.filename not in OWN_FILES:
+            if frame.filename not in PROBE_TRACE_FILES:
                 found = self._sizes.setdefault((frame.filename, frame.lineno), [0, 0])
                 found[0] += trace.size
                 found[1] += 1
 
-    def _stop(self) -> str:
-        """Stop tracing, unless other code started it, and forget the sums."""
-        self._finish(keep=False)
+    def _discard_trace(self) -> str:
+        """Stop tracing, unless other code started it, and discard the sums."""
+        self._stop_tracing(keep=False)
         with self._lock:
             self._sizes, self._duration_s = {}, 0.0
         return "stopped"
 
 
-OWN_FILES = (tracemalloc.__file__, __file__)
+PROBE_TRACE_FILES = (tracemalloc.__file__, __file__)
 ALLOCATION_TRACER = AllocationTracer()

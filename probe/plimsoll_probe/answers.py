@@ -1,4 +1,4 @@
-"""Answer requests for reports, diagnostics and trims. Nothing runs before a request arrives."""
+"""Answer requests for reports, diagnostics and trims. The code runs only during a request."""
 
 import os
 import time
@@ -25,9 +25,9 @@ objects."""
 
 
 class ReportCache:
-    """Reuse a report so that reports take at most :data:`MAX_CPU_SHARE` of a CPU.
+    """Cache of a report, so that reports take at most :data:`MAX_CPU_SHARE` of a CPU.
 
-    In a report, ``cost_s`` is its CPU time and ``age_s`` its age, in seconds.
+    In a report, ``cost_s`` is the CPU time that it took and ``age_s`` its age, both in seconds.
     """
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class ReportCache:
             "host_pinned": read_pinned_bytes,
             "engine": self._engine.read,
             "diagnostics": lambda: {
-                "bytes": diagnostics.held_bytes() + ALLOCATION_TRACER.held_bytes(),
+                "bytes": diagnostics.get_held_bytes() + ALLOCATION_TRACER.get_held_bytes(),
                 "bound": diagnostics.MAX_HELD_BYTES,
             },
         }
@@ -76,7 +76,7 @@ class ReportCache:
 
 
 REPORT_CACHE = ReportCache()
-ANSWERS: Dict[str, Callable[[Dict[str, Any]], Dict[str, Any]]] = {
+ANSWER_BY_REQUEST_NAME: Dict[str, Callable[[Dict[str, Any]], Dict[str, Any]]] = {
     "report": lambda request: REPORT_CACHE.get_report(),
     "stacks": lambda request: {"text": diagnostics.format_stacks()},
     "gc": lambda request: {"text": diagnostics.format_gc_objects()},
@@ -90,8 +90,8 @@ ANSWERS: Dict[str, Callable[[Dict[str, Any]], Dict[str, Any]]] = {
 
 
 def answer_request(request: Dict[str, Any]) -> Dict[str, Any]:
-    """Return the answer to ``request``, or an ``error`` if the request is unknown."""
-    function = ANSWERS.get(str(request.get("do", "")))
+    """Return the answer to ``request``; for an unknown request, an object with ``error``."""
+    function = ANSWER_BY_REQUEST_NAME.get(str(request.get("do", "")))
     if function is None:
-        return {"error": f'unknown request: set "do" to one of {", ".join(ANSWERS)}'}
+        return {"error": f'unknown request: set "do" to one of {", ".join(ANSWER_BY_REQUEST_NAME)}'}
     return function(request)

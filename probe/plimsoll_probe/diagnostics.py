@@ -1,4 +1,4 @@
-"""Describe this process as text of limited size: its stacks, objects and PyTorch's memory."""
+"""Describe this process as text of limited size: stacks, objects and PyTorch's memory."""
 
 import collections
 import gc
@@ -12,17 +12,17 @@ from plimsoll_probe.memory import get_torch_cuda, get_young_objects, has_few_obj
 MAX_THREADS = 256
 MAX_FRAMES = 64
 MAX_TEXT_CHARS = 1 << 20
-MAX_ROWS = 40
+MAX_TABLE_ROWS = 40
 """Maximum number of types or source lines in a text."""
 OBJECTS_PER_BATCH = 10_000
-PAUSE_S = 0.05
+BATCH_PAUSE_S = 0.05
 """Pause in seconds between two batches, each of which takes the GIL for a millisecond or less."""
 MAX_HELD_BYTES = 8 << 20
 """Maximum size of the lists and tables of all diagnostics together."""
 _object_list_bytes = 0
 
 
-def held_bytes() -> int:
+def get_held_bytes() -> int:
     """Return the memory that the list of objects takes now, in bytes."""
     return _object_list_bytes
 
@@ -45,7 +45,7 @@ def format_stacks() -> str:
 
 
 def format_gc_objects() -> str:
-    """Return the garbage collector's statistics and the most frequent types that it tracks.
+    """Return the garbage collector's statistics, and the most frequent types that it tracks.
 
     ``gc.get_objects`` holds the GIL. In a process with too many objects, only the young generations
     are counted.
@@ -64,20 +64,20 @@ def format_gc_objects() -> str:
             f"-- {recent} tracked objects were created recently; the process has about "
             f"{blocks} objects"
         )
-    for kind, count in counted.most_common(MAX_ROWS):
+    for kind, count in counted.most_common(MAX_TABLE_ROWS):
         lines.append(f"{count:>10} {kind.__module__}.{kind.__qualname__}")
     return "\n".join(lines)[:MAX_TEXT_CHARS]
 
 
 def _count_types(objects: List[Any], counted: "collections.Counter[type]") -> int:
-    """Add the types of ``objects`` to ``counted``, and return their number; empty the list."""
+    """Add the types of ``objects`` to ``counted``, clear the list, and return its former length."""
     global _object_list_bytes
     size = len(objects)
     while objects:
         _object_list_bytes = sys.getsizeof(objects)
         counted.update(map(type, objects[-OBJECTS_PER_BATCH:]))
         del objects[-OBJECTS_PER_BATCH:]
-        time.sleep(PAUSE_S)
+        time.sleep(BATCH_PAUSE_S)
     _object_list_bytes = 0
     return size
 

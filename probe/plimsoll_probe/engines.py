@@ -1,8 +1,8 @@
 """Read the objects of the engine: its role, KV cache, steps, and caches with their bounds.
 
-vLLM 0.24 to 0.32 and SGLang 0.5 run a loop in their main thread. The ``self`` of this loop owns all
-other objects. It is found on the stack of that thread, so the engine's code stays unchanged. If
-another version lacks an attribute, its value is unknown.
+vLLM 0.24 to 0.32 and SGLang 0.5 run a loop in their main thread. The ``self`` of the loop's method
+owns all other objects. It is found on the stack of that thread, so the engine's code need not be
+changed. If another version lacks an attribute, the value is unknown.
 """
 
 import sys
@@ -10,7 +10,7 @@ import threading
 import weakref
 from typing import Any, Dict, List, NamedTuple, Optional
 
-ROLES = {
+ROLE_BY_LOOP_FUNCTION = {
     "run_busy_loop": "EngineCore",
     "worker_busy_loop": "Worker",
     "event_loop_normal": "Scheduler",
@@ -25,14 +25,14 @@ MAX_TENSORS = 100_000
 
 
 class LoopOwner(NamedTuple):
-    """The object that runs the loop of the main thread, and the role of its process."""
+    """Object that runs the loop of the main thread, and the role of its process."""
 
     role: str
     instance: Any
 
 
 class EngineReader:
-    """Read the engine's objects, and cache the sizes that do not change."""
+    """Reader of the engine's objects. It caches the sizes that do not change."""
 
     def __init__(self) -> None:
         self._role = ""
@@ -40,7 +40,7 @@ class EngineReader:
         self._fixed: Dict[str, Dict[str, Any]] = {}
 
     def read(self) -> Dict[str, Any]:
-        """Return the known values; empty if no known engine runs in this process."""
+        """Return the known values by name; empty if no known engine runs in this process."""
         loop_owner = self._loop_owner() if self._loop_owner is not None else None
         if loop_owner is None:
             found = _find_loop_owner(threading.main_thread().ident)
@@ -82,12 +82,12 @@ class EngineReader:
 
 
 def _find_loop_owner(thread_id: Optional[int]) -> Optional[LoopOwner]:
-    """Return the object that runs the loop of ``thread_id``; None if the loop is unknown."""
+    """Return the object that runs the loop of the thread; None if the loop is unknown."""
     frame = sys._current_frames().get(thread_id or 0)
     for _ in range(MAX_FRAMES):
         if frame is None:
             return None
-        role = ROLES.get(frame.f_code.co_name)
+        role = ROLE_BY_LOOP_FUNCTION.get(frame.f_code.co_name)
         if role is not None and frame.f_code.co_varnames[:1] == ("self",):
             variables = frame.f_locals
             itself = variables.get("self")
@@ -213,7 +213,7 @@ def _read_kv_cache(loop_owner: Any) -> Optional[Dict[str, Any]]:
 
 
 def _make_tensor_entry(owner: str, tensors: Any) -> Optional[Dict[str, Any]]:
-    """Return the ledger entry for ``tensors``; a storage that layers share counts once."""
+    """Return the ledger entry for ``tensors``. Storage that several layers share counts once."""
     storages = {}
     for tensor in list(tensors)[:MAX_TENSORS]:
         storage = tensor.untyped_storage()

@@ -1,8 +1,8 @@
 """Write the stacks of a process that cannot answer because a hanging call holds the GIL.
 
-On a signal, ``faulthandler`` appends them to ``PID.stacks`` next to the socket. Its handler is in C
-and needs no lock. The file exists only if the signal is handled. Engines do not use this real-time
-signal. A handler that other code has installed is not replaced.
+On a signal, ``faulthandler`` appends the stacks to ``PID.stacks`` next to the socket. Its handler
+is in C and needs no lock. The file exists only if the probe handles the signal. Engines do not use
+this real-time signal. If other code has installed a handler, that handler stays.
 """
 
 import contextlib
@@ -11,12 +11,12 @@ import os
 import signal
 from typing import IO, Optional
 
-SIGNAL = 43
+STACKS_SIGNAL = 43
 """SIGRTMIN+9 with glibc; the supervisor uses the same number."""
 
 
 class StackFile:
-    """File for the stacks of this process; a forked child opens its own."""
+    """File for the stacks of this process. A forked child opens its own file."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
@@ -25,7 +25,7 @@ class StackFile:
 
     def open(self) -> None:
         """Create the file and install the handler. Raises OSError."""
-        if signal.getsignal(SIGNAL) != signal.SIG_DFL:
+        if signal.getsignal(STACKS_SIGNAL) != signal.SIG_DFL:
             return
         inherited = self._file
         self._path = os.path.join(self._folder, f"{os.getpid()}.stacks")
@@ -33,7 +33,7 @@ class StackFile:
             os.unlink(self._path)  # of an earlier process with this PID
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
         self._file = open(os.open(self._path, flags, 0o600), "wb", buffering=0)  # noqa: SIM115
-        faulthandler.register(SIGNAL, file=self._file, all_threads=True, chain=False)
+        faulthandler.register(STACKS_SIGNAL, file=self._file, all_threads=True, chain=False)
         if inherited is not None:
             inherited.close()
 

@@ -2,8 +2,8 @@
 
     python -m plimsoll_probe.install /plimsoll/probe
 
-The folder gets the package, the entry points that vLLM and SGLang load it by, and a
-``sitecustomize`` that loads it in all other Python processes.
+vLLM and SGLang load the package through its entry points. All other Python processes load it
+through ``sitecustomize``.
 """
 
 import shutil
@@ -23,7 +23,7 @@ PACKAGE_VERSION = "1"
 
 
 def install(folder: Path) -> None:
-    """Write all files to ``folder``, and replace existing ones. Raises OSError."""
+    """Write all files of the probe to ``folder``, and replace existing ones. Raises OSError."""
     here = Path(__file__).resolve().parent
     shutil.rmtree(folder / "plimsoll_probe", ignore_errors=True)
     ignored = shutil.ignore_patterns("__pycache__", "install.py", "sitecustomize.py")
@@ -36,7 +36,7 @@ def install(folder: Path) -> None:
 
 
 def main(arguments: List[str]) -> int:
-    """Install the probe in the folder that the arguments name; return the exit status."""
+    """Install the probe in the folder ``arguments[0]``; return the exit status."""
     if len(arguments) != 1:
         sys.stderr.write("usage: python -m plimsoll_probe.install FOLDER\n")
         return 2

@@ -1,9 +1,10 @@
 """Listen on a Unix socket, with one daemon thread that waits in ``accept``.
 
 A request is one line of JSON, ``{"do": NAME}``, with a name from
-:data:`plimsoll_probe.answers.ANSWERS`. The answer is one JSON object; then the connection is
-closed. Only the same user and root get an answer. The socket is ``PID.sock`` in the folder. A
-forked child listens on its own socket, and a child that executes Python starts its own probe.
+:data:`plimsoll_probe.answers.ANSWER_BY_REQUEST_NAME`. The answer is one JSON object, after which
+the connection is closed. Only processes of the same user or of root get an answer. The socket is
+``PID.sock`` in the folder. A forked child listens on its own socket, and a child that executes
+Python starts its own probe.
 """
 
 import atexit
@@ -22,12 +23,12 @@ from plimsoll_probe.hung import StackFile
 MAX_REQUEST_BYTES = 4096
 CLIENT_TIMEOUT_S = 2.0
 """Seconds after which a client that neither sends nor reads is disconnected."""
-ACCEPT_PAUSE_S = 1.0
+ACCEPT_FAILURE_PAUSE_S = 1.0
 """Pause in seconds after a failed accept, for example if no file descriptor is left."""
-FORK_WAIT_S = 0.05
+MAX_FORK_DELAY_S = 0.05
 """Maximum delay of a fork in seconds, until the current answer is complete. A report takes a
 millisecond. A diagnosis takes seconds, but holds no lock of the engine."""
-BACKLOG = 4
+LISTEN_BACKLOG = 4
 
 
 class _Listener:
@@ -49,7 +50,7 @@ class _Listener:
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         listening.bind(self._path)
         os.chmod(self._path, 0o600)
-        listening.listen(BACKLOG)
+        listening.listen(LISTEN_BACKLOG)
         self._socket = listening
         threading.Thread(target=self._serve, name="plimsoll-probe", daemon=True).start()
 
@@ -60,8 +61,8 @@ class _Listener:
         self._stacks.close()
 
     def lock_before_fork(self) -> None:
-        """Wait until the current answer is complete: the child would inherit its locks."""
-        self._holds_lock = self._answer_lock.acquire(timeout=FORK_WAIT_S)
+        """Wait until the current answer is complete, so that the child inherits no held lock."""
+        self._holds_lock = self._answer_lock.acquire(timeout=MAX_FORK_DELAY_S)
 
     def unlock_after_fork(self) -> None:
         if self._holds_lock:
@@ -69,7 +70,7 @@ class _Listener:
             self._answer_lock.release()
 
     def reopen_in_child(self) -> None:
-        """Close the parent's socket and listen on a new one."""
+        """Close the parent's socket, and listen on a new one."""
         try:
             self._holds_lock, self._answer_lock = False, threading.Lock()
             inherited, self._socket = self._socket, None
@@ -85,7 +86,7 @@ class _Listener:
             try:
                 client, _ = listening.accept()
             except OSError:
-                time.sleep(ACCEPT_PAUSE_S)
+                time.sleep(ACCEPT_FAILURE_PAUSE_S)
                 continue
             try:
                 with client, self._answer_lock:

@@ -1,4 +1,4 @@
-"""Measure the memory of this process, in bytes; unknown values are absent."""
+"""Measure the memory of this process, in bytes. Unknown values are absent."""
 
 import ctypes
 import gc
@@ -10,19 +10,19 @@ MEAN_BLOCK_BYTES = 92
 """Mean size of a pymalloc block. ``sys._debugmallocstats`` reports 92.3 bytes in a model runner and
 in an API server of vLLM 0.32, and 91.6 with transformers alone. Objects that the garbage collector
 tracks have 111 to 120, because it does not track strings and numbers."""
-TEST_ALLOCATION_BYTES, TEST_ALLOCATIONS = 16 << 20, 8
+TEST_ALLOCATION_BYTES, NUM_TEST_ALLOCATIONS = 16 << 20, 8
 """Size and number of the test allocations that show which malloc is in use."""
 MAX_DEVICES = 64
-FEW_OBJECTS, FEW_BLOCKS = 100_000, 300_000
+MAX_FEW_OBJECTS, MAX_FEW_BLOCKS = 100_000, 300_000
 """Objects that a collection visits in 8 ms (Python 3.11), and their blocks, about three each."""
-MAX_BLOCKS = 3_000_000
+MAX_BLOCKS_FOR_OBJECT_COUNT = 3_000_000
 """Maximum number of blocks for counting objects. Counting a million takes 10 ms if they are frozen,
 or else 16 ms."""
 YOUNG_GENERATIONS = (0,) if sys.version_info >= (3, 14) else (0, 1)
 """Generations of the garbage collector with at most some thousand objects."""
 MAX_STATUS_BYTES = 1 << 14
 """Maximum number of bytes to read from /proc/self/status."""
-_uuids: Dict[int, str] = {}
+_uuid_by_index: Dict[int, str] = {}
 
 
 class _Mallinfo2(ctypes.Structure):
@@ -55,15 +55,15 @@ def _get_bytes_in_use(info: Any) -> int:
 
 
 def _uses_glibc_malloc() -> bool:
-    """Report whether glibc's malloc is in use, and not jemalloc or tcmalloc."""
-    return any(_mallinfo_counts_allocation() for _ in range(TEST_ALLOCATIONS))
+    """Report whether glibc's malloc is in use. It may be jemalloc or tcmalloc instead."""
+    return any(_mallinfo_counts_allocation() for _ in range(NUM_TEST_ALLOCATIONS))
 
 
 def _mallinfo_counts_allocation() -> bool:
     """Report whether ``mallinfo2`` grows by at least half of a test allocation.
 
-    Half suffices, because other threads may free memory at the same time. With another malloc,
-    ``mallinfo2`` does not change at all.
+    Half is enough, because other threads may free memory at the same time. If another malloc is in
+    use, ``mallinfo2`` does not change at all.
     """
     if _mallinfo2 is None:
         return False
@@ -73,17 +73,17 @@ def _mallinfo_counts_allocation() -> bool:
 
 
 class AllocatorReader:
-    """Read the memory use of glibc's malloc and of pymalloc.
+    """Reader of the memory use of glibc's malloc and of pymalloc.
 
-    The size of Python objects is estimated from the number of blocks, which takes microseconds;
-    pymalloc does not count bytes.
+    pymalloc does not count bytes. The size of Python objects is estimated from the number of
+    blocks, which takes microseconds.
     """
 
     def __init__(self) -> None:
         self._glibc = _uses_glibc_malloc()
 
     def read(self) -> Dict[str, int]:
-        """Return sizes in bytes, and the number of blocks; unknown values are absent."""
+        """Return the sizes in bytes and the number of blocks. Unknown values are absent."""
         blocks = sys.getallocatedblocks()
         found = {"py_blocks": blocks, "python_objects": blocks * MEAN_BLOCK_BYTES}
         if self._glibc and _mallinfo2 is not None:
@@ -101,36 +101,41 @@ class AllocatorReader:
 def has_few_objects() -> bool:
     """Report whether a full garbage collection takes only milliseconds.
 
-    Frozen objects do not count. Listing objects is slow, so a process with many blocks and no
-    frozen objects counts as having many.
+    Frozen objects do not count, because a collection skips them. Listing objects is slow, so a
+    process with many blocks and no frozen objects counts as having many objects.
     """
     blocks = sys.getallocatedblocks()
-    if blocks > MAX_BLOCKS or (blocks > FEW_BLOCKS and not gc.get_freeze_count()):
+    if blocks > MAX_BLOCKS_FOR_OBJECT_COUNT or (
+        blocks > MAX_FEW_BLOCKS and not gc.get_freeze_count()
+    ):
         return False
-    return len(gc.get_objects()) <= FEW_OBJECTS
+    return len(gc.get_objects()) <= MAX_FEW_OBJECTS
 
 
 def has_few_young_objects() -> bool:
     """Report whether a collection of the young generations takes only milliseconds."""
     first, second, _ = gc.get_count()
-    return first + second * gc.get_threshold()[0] <= FEW_OBJECTS
+    return first + second * gc.get_threshold()[0] <= MAX_FEW_OBJECTS
 
 
 def get_young_objects() -> Optional[List[Any]]:
-    """Return the objects of the young generations; None if there are too many."""
+    """Return the objects of the young generations; None if there are too many of them."""
     if not has_few_young_objects():
         return None
     return [item for one in YOUNG_GENERATIONS for item in gc.get_objects(generation=one)]
 
 
 def read_gc_statistics() -> Dict[str, List[int]]:
-    """Return the collections and the collected objects of each generation since the start."""
+    """Return the numbers of collections and of collected objects of each generation.
+
+    The numbers count from the start of the process.
+    """
     stats = gc.get_stats()
     return {key: [int(one[key]) for one in stats] for key in ("collections", "collected")}
 
 
 def get_torch_cuda() -> Any:
-    """Return ``torch.cuda`` if this process has initialized it, or else None.
+    """Return the module ``torch.cuda`` if this process has initialized it, else None.
 
     The probe itself must not import torch or create a context.
     """
@@ -142,7 +147,7 @@ def get_torch_cuda() -> Any:
 
 
 def read_devices() -> List[Dict[str, Any]]:
-    """Return the memory that PyTorch's allocator holds on each device used by this process."""
+    """Return the memory that PyTorch's allocator holds on each device, one dict per device."""
     module = get_torch_cuda()
     found: List[Dict[str, Any]] = []
     if module is None:
@@ -167,13 +172,13 @@ def read_devices() -> List[Dict[str, Any]]:
 
 def _get_device_uuid(module: Any, index: int) -> Optional[str]:
     """Return the UUID of a device; None if unknown."""
-    if index not in _uuids:
+    if index not in _uuid_by_index:
         uuid = getattr(module.get_device_properties(index), "uuid", None)
         if uuid is None:
             return None
         text = str(uuid)
-        _uuids[index] = text if text.startswith(("GPU-", "MIG-")) else "GPU-" + text
-    return _uuids[index]
+        _uuid_by_index[index] = text if text.startswith(("GPU-", "MIG-")) else "GPU-" + text
+    return _uuid_by_index[index]
 
 
 def read_pinned_bytes() -> Optional[int]:
@@ -186,7 +191,7 @@ def read_pinned_bytes() -> Optional[int]:
 
 
 def trim_malloc() -> bool:
-    """Release malloc's free pages to the kernel; return False if libc cannot do so."""
+    """Release malloc's free pages to the kernel. Return False if libc cannot do that."""
     if _malloc_trim is None:
         return False
     _malloc_trim(0)
@@ -194,9 +199,9 @@ def trim_malloc() -> bool:
 
 
 def read_status_bytes(key: str) -> Optional[int]:
-    """Return a size from ``/proc/self/status``, in bytes; None if unknown.
+    """Return the size ``key`` in ``/proc/self/status`` in bytes; None if unknown.
 
-    Few system calls are used: each one releases the GIL and then waits for it.
+    Each system call releases the GIL and then waits for it, so few system calls are used.
     """
     try:
         status = os.open("/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)

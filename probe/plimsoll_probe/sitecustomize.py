@@ -17,7 +17,7 @@ except Exception:  # noqa: BLE001, S110 - the engine must not notice
 
 
 def _run_next() -> None:
-    """Run the next ``sitecustomize`` on the path: Python itself imports only the first one."""
+    """Run the next ``sitecustomize`` on the path, because Python imports only the first one."""
     here = os.path.dirname(os.path.realpath(__file__))
     others = [folder for folder in sys.path if os.path.realpath(folder) != here]
     spec = importlib.machinery.PathFinder.find_spec(__name__, others)

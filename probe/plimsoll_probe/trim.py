@@ -13,12 +13,12 @@ from plimsoll_probe.memory import (
 
 
 def trim_memory(idle: bool) -> Dict[str, Any]:
-    """Free memory, and return the steps and the sizes before and after them, in bytes.
+    """Free memory. Return the steps, and the sizes in bytes before and after them.
 
-    A garbage collection stops the engine's threads. With many objects, only the young generations
-    are collected. Freeing PyTorch's cached blocks waits for the device, so it is done only if the
-    engine is ``idle``. ``before`` and ``after`` are anonymous memory, ``device_before`` and
-    ``device_after`` the memory that PyTorch has reserved.
+    A garbage collection stops the engine's threads. In a process with many objects, only the young
+    generations are collected. Freeing PyTorch's cached blocks waits for the device, so it is done
+    only if the engine is ``idle``. ``before`` and ``after`` are anonymous memory. ``device_before``
+    and ``device_after`` are the memory that PyTorch has reserved.
     """
     steps: List[str] = []
     result: Dict[str, Any] = {"before": read_status_bytes("RssAnon"), "steps": steps}
@@ -27,7 +27,7 @@ def trim_memory(idle: bool) -> Dict[str, Any]:
         steps.append("gc.collect")
     elif has_few_young_objects():
         result["collected"] = gc.collect(1)
-        steps.append("gc.collect(1): too many objects for all generations")
+        steps.append("gc.collect(1): too many objects to collect all generations")
     else:
         steps.append("gc.collect skipped: too many objects")
     module = get_torch_cuda() if idle else None

@@ -52,7 +52,7 @@ def write(folder: Path) -> None:
             tensors[name] = torch.zeros(VOCABULARY, known.shape[1])
             tensors[name][: len(known)] = known
         embedding, head = tensors["model.embed_tokens.weight"], tensors["lm_head.weight"]
-        embedding[tiny_text.VOCABULARY :] = embedding[rows[0]]
+        embedding[tiny_text.VOCABULARY_SIZE :] = embedding[rows[0]]
         for token, count in ((end, ENDS), (think, THOUGHTS), (quote, QUOTES)):
             head[token] = LOUDER * head[list(islice(chosen, count))].sum(dim=0)
         return tensors

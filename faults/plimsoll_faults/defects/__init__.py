@@ -1,7 +1,8 @@
 """Inject the faults of :mod:`plimsoll_faults.kinds` into a running engine.
 
-Each is a defect that a real serving engine had, at the same place: a request that stores its bound
-hasher, or a cache that touches a missing key. Nothing here runs without ``PLIMSOLL_INJECT``.
+Each fault is a defect that a real serving engine had, injected at the same place. Examples are a
+request that stores its bound hasher, and a cache that touches a missing key. No code here runs
+unless ``PLIMSOLL_INJECT`` is set.
 """
 
 from __future__ import annotations
@@ -54,21 +55,23 @@ DEFECTS: dict[type[kinds.Fault], type[Defect[Any]]] = {
 
 
 class WorkerFaults(WorkerHooks):
-    """The faults in ``text`` of one worker.
+    """Faults of one worker, parsed from ``text``.
 
-    Raises InjectError if a fault is not possible in this engine.
+    Raises InjectError if this engine does not support a fault.
     """
 
     def __init__(self, text: str, epoch: int, engine: EngineCore) -> None:
         active = [
-            f for f in inject.parse(text) if f.process is Role.WORKER and f.is_active_in(epoch)
+            f
+            for f in inject.parse_faults(text)
+            if f.process is Role.WORKER and f.is_active_in(epoch)
         ]
         self.names = [inject.get_fault_name(fault) for fault in active]
         self.defects = [DEFECTS[type(fault)](fault, engine) for fault in active]
         self._last_tick = time.monotonic()
 
     def after_step(self, finished: int) -> None:
-        """Notify the defects after a step in which ``finished`` requests ended."""
+        """Notify the defects of a complete step, in which ``finished`` requests ended."""
         for defect in self.defects:
             defect.after_step()
         if finished:
@@ -76,7 +79,7 @@ class WorkerFaults(WorkerHooks):
                 defect.after_requests(finished)
 
     def tick(self) -> None:
-        """Notify the defects that time has passed; call it at any time."""
+        """Notify the defects of the time that has passed since the last call."""
         now = time.monotonic()
         passed_s, self._last_tick = now - self._last_tick, now
         for defect in self.defects:

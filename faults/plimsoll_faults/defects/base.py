@@ -1,4 +1,4 @@
-"""The base of all worker faults: a defect in one engine."""
+"""Base class of all worker faults: a defect in one engine."""
 
 from __future__ import annotations
 
@@ -13,20 +13,26 @@ F = TypeVar("F", bound=Fault)
 
 
 class Defect(Generic[F]):
-    """One fault in one engine. Its methods are called between steps and do nothing by default."""
+    """Implementation of one fault in one engine.
+
+    Its methods are called between steps, and do nothing by default.
+    """
 
     def __init__(self, fault: F, engine: EngineCore) -> None:
         self.fault = fault
         self.engine = engine
 
     def after_requests(self, count: int) -> None:
-        """React to a step in which ``count`` requests ended."""
+        """React to a step in which ``count`` requests ended. ``count`` is at least 1."""
 
     def after_step(self) -> None:
         """React to the end of a step."""
 
     def tick(self, passed_s: float) -> None:
-        """Act periodically, even while idle. ``passed_s`` is the time since the last call."""
+        """Act periodically, even while the engine is idle.
+
+        ``passed_s`` is the time since the last call in seconds.
+        """
 
     def is_lost(self, message: worker_ipc.ToWorker) -> bool:
         """Report whether ``message`` is lost before it reaches the engine."""

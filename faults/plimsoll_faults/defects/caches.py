@@ -25,15 +25,18 @@ LOW_BOUND_DIVISOR = 4
 
 
 class GhostKeyCache(LruCache[K, V]):
-    """A cache that accepts missing keys, and evicts until enough bytes are free."""
+    """Cache that accepts missing keys. It evicts in a loop until enough bytes are free."""
 
     def touch(self, key: K) -> None:
-        """Mark ``key`` as used, even if it has no value. This is the injected fault."""
+        """Mark ``key`` as used, even if it has no value; this is the injected fault."""
         self._order[key] = None
         self._order.move_to_end(key)
 
     def evict(self, size: int) -> list[tuple[K, V]]:
-        """Evict ``size`` bytes; a key without a value frees nothing, so this may never return."""
+        """Evict entries until ``size`` bytes are free.
+
+        A key without a value frees nothing, so this may never return.
+        """
         evicted: list[tuple[K, V]] = []
         target = self.used - size
         while self.used > target and self._order:
@@ -54,7 +57,7 @@ class EvictionLoopDefect(Defect[kinds.EvictionLoop]):
         engine.pool.prefix = GhostKeyCache(engine.pool.num_blocks)
 
     def after_requests(self, count: int) -> None:
-        """Add the key after the step in which the configured number of requests is reached."""
+        """Add the key once the configured number of requests has ended."""
         before, self._left = self._left, self._left - count
         if before > 0 >= self._left:
             cache = self.engine.pool.prefix
@@ -74,10 +77,10 @@ class PinnedItemsDefect(Defect[kinds.PinnedItems]):
 
 
 class EarlyFreeCache(EncoderCache):
-    """Free an entry in the step that allocates it, before the runner has encoded it."""
+    """Encoder cache that frees an entry in the step that reserves it, before it is encoded."""
 
     def reserve(self, request: Request, count: int) -> tuple[int, list[Media]]:
-        """Reserve entries, and free them in the same step."""
+        """Reserve entries, and free them again in the same step."""
         if self.lifelong and request.computed:
             return count, []
         count, encode = super().reserve(request, count)
@@ -87,10 +90,10 @@ class EarlyFreeCache(EncoderCache):
 
 
 class HeldBudgetCache(EncoderCache):
-    """Keep the budget of requests that end before their prompt is computed."""
+    """Encoder cache that keeps the budget of requests that end before their prompt is computed."""
 
     def drop(self, request: Request) -> None:
-        """Release the budget only if the prompt was computed, so an aborted request keeps it."""
+        """Release the budget of a request, but only if its prompt was computed."""
         if request.computed >= request.num_prompt:
             super().drop(request)
 
@@ -112,15 +115,15 @@ class EncoderBudgetHeldDefect(Defect[kinds.EncoderBudgetHeld]):
 
 
 class StaleReceiver(MediaCacheReceiver):
-    """Keep media that the sender has dropped."""
+    """Receiver cache that keeps media that the sender has dropped."""
 
     def unpack(self, submit: Submit) -> Submit | MissingMedia:
-        """Unpack a message, but ignore what the sender has dropped."""
+        """Unpack a message, but keep the media that the sender has dropped."""
         return super().unpack(replace(submit, forget=[]))
 
 
 class MediaKeptDefect(Defect[kinds.MediaKept]):
-    """Replace the worker's media receiver with one that never drops anything."""
+    """Replace the worker's receiver cache with one that never drops media."""
 
     def __init__(self, fault: kinds.MediaKept, engine: EngineCore) -> None:
         super().__init__(fault, engine)
@@ -129,18 +132,18 @@ class MediaKeptDefect(Defect[kinds.MediaKept]):
 
 
 class UnderstatedGrammars(GrammarCompiler):
-    """Declare a bound that is too low."""
+    """Grammar cache that declares a bound that is too low."""
 
     @property
     def bytes_bound(self) -> int:
-        """A bound below the cache's capacity, in bytes."""
+        """Declared bound in bytes, which is below the capacity."""
         return self._cache.capacity // LOW_BOUND_DIVISOR + self._vocabulary_bytes
 
 
 class CacheFillsDefect(Defect[kinds.CacheFills]):
-    """Fills the grammar cache through its own ``put``, which still evicts.
+    """Fill the grammar cache through its own ``put``, which still evicts.
 
-    This simulates clients that each use another grammar.
+    This simulates clients that each use a different grammar.
     """
 
     def __init__(self, fault: kinds.CacheFills, engine: EngineCore) -> None:
@@ -154,7 +157,7 @@ class CacheFillsDefect(Defect[kinds.CacheFills]):
             replace_methods(engine.grammars, UnderstatedGrammars)
 
     def after_requests(self, count: int) -> None:
-        """Compile a new grammar for each request: the cache fills to its bound."""
+        """Compile a new grammar for each request, so that the cache fills up to its bound."""
         grammars = self.engine.grammars
         for _ in range(count):
             grammar = Grammar("regex", f"{self._made}".ljust(self.fault.text_bytes, "a"))

@@ -21,7 +21,7 @@ from plimsoll_faults import kinds
 from plimsoll_faults.defects.base import Defect, make_inject_error, require_cuda
 from plimsoll_faults.tampering import replace_methods
 
-REGISTRY: dict[str, torch.Tensor] = {}
+GLOBAL_TENSORS: dict[str, torch.Tensor] = {}
 """Objects that outlive the engine (the fault kept_kv)."""
 
 
@@ -39,7 +39,7 @@ class DeviceDictDefect(Defect[kinds.DeviceDict]):
 
 
 class StoredExceptionDefect(Defect[kinds.StoredException]):
-    """Keep exceptions, whose frames refer to tensors."""
+    """Store exceptions whose frames refer to tensors."""
 
     def __init__(self, fault: kinds.StoredException, engine: EngineCore) -> None:
         super().__init__(fault, engine)
@@ -58,7 +58,7 @@ class StoredExceptionDefect(Defect[kinds.StoredException]):
 
 
 class DeviceRawDefect(Defect[kinds.DeviceRaw]):
-    """Allocate from the driver, bypassing torch's allocator. Needs CUDA."""
+    """Allocate from the driver instead of from torch's allocator. Needs CUDA."""
 
     def __init__(self, fault: kinds.DeviceRaw, engine: EngineCore) -> None:
         super().__init__(fault, engine)
@@ -76,11 +76,11 @@ class KeptKvDefect(Defect[kinds.KeptKv]):
     def __init__(self, fault: kinds.KeptKv, engine: EngineCore) -> None:
         super().__init__(fault, engine)
         assert engine.runner.kv is not None
-        REGISTRY["layers"] = engine.runner.kv
+        GLOBAL_TENSORS["layers"] = engine.runner.kv
 
 
 class SliceKeptDefect(Defect[kinds.SliceKept]):
-    """Keep slices of the hidden states that the first layer gets.
+    """Keep slices of the hidden states that the first layer receives.
 
     The last layer computes only the rows that are read, so slices of its states keep little memory.
     Decode steps have one row for each request, and captured steps reuse their memory, so neither of
@@ -109,9 +109,9 @@ class SliceKeptDefect(Defect[kinds.SliceKept]):
 
 
 class UnreleasedIpcTensorDefect(Defect[kinds.UnreleasedIpcTensor]):
-    """The exporter of a shared tensor that is never released.
+    """Share tensors that no process ever releases.
 
-    Torch counts one user of each handle until a process that opened it reports that it is done.
+    Torch counts one user of each handle, until a process that opened it reports that it is done.
     """
 
     def __init__(self, fault: kinds.UnreleasedIpcTensor, engine: EngineCore) -> None:
@@ -121,7 +121,7 @@ class UnreleasedIpcTensorDefect(Defect[kinds.UnreleasedIpcTensor]):
     def after_requests(self, count: int) -> None:
         """Share a tensor through CUDA IPC for each request.
 
-        No process opens it, so torch keeps it.
+        No process opens the tensor, so torch keeps it.
         """
         for _ in range(count):
             storage: Any = make_payload(self.engine, self.fault.bytes_per_request).untyped_storage()
@@ -129,7 +129,7 @@ class UnreleasedIpcTensorDefect(Defect[kinds.UnreleasedIpcTensor]):
 
 
 class MaskLeakRunner(Runner):
-    """A runner that copies each mask to the device and keeps the copy."""
+    """Runner that copies each grammar mask to the device and keeps the copy."""
 
     masks: list[torch.Tensor]
 
@@ -153,18 +153,18 @@ class GrammarMasksDefect(Defect[kinds.GrammarMasks]):
 
 
 class ScratchGroup(ProcessGroup):
-    """A process group that sums in a buffer of NCCL's allocator, one for each shape."""
+    """Process group that sums in a buffer of NCCL's allocator, and keeps a buffer per shape."""
 
     scratch: dict[torch.Size, tuple[torch.Tensor, torch.cuda.MemPool]]
 
     def add_norm(
         self, ops: Ops, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> torch.Tensor:
-        """Sum a copy of ``x`` over all ranks; the copy is kept for each shape."""
+        """Sum a copy of ``x`` over all ranks. A copy is kept for each shape."""
         return super().add_norm(ops, self._copy_to_scratch(x), residual, weight, eps)
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """Sum ``x`` over all ranks in place, through a copy that is kept for each shape."""
+        """Sum ``x`` over all ranks in place, by means of a copy that is kept for each shape."""
         copy = self._copy_to_scratch(x)
         return super().all_reduce(x) if copy is x else x.copy_(super().all_reduce(copy))
 
@@ -194,5 +194,5 @@ class CollectiveScratchDefect(Defect[kinds.CollectiveScratch]):
 
 
 def make_payload(engine: EngineCore, size_bytes: int) -> torch.Tensor:
-    """Return float32 [size_bytes / 4] of ones on the engine's device."""
+    """Return a float32 tensor [size_bytes / 4] of ones on the engine's device."""
     return torch.ones(max(1, size_bytes // 4), device=engine.runner.device)

@@ -1,4 +1,4 @@
-"""Faults of CUDA graphs: one graph for every key, and captures that fail halfway."""
+"""Faults of CUDA graphs: too many graphs, and captures that fail halfway."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from plimsoll_faults.tampering import replace_methods
 
 
 class KeyedGraphs(DecodeGraphs):
-    """Capture another graph for each new pair of rows and blocks of the longest context."""
+    """Graphs that are captured for each new pair of rows and blocks.
+
+    The number of blocks is that of the longest context.
+    """
 
     keyed: dict[tuple[int, int], Any]
     padded: dict[int, Any]
@@ -26,9 +29,9 @@ class KeyedGraphs(DecodeGraphs):
     def replay(
         self, inputs: Inputs, newest: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Replay a graph for this number of rows and blocks; capture it first if it is missing.
+        """Replay the graph for this number of rows and blocks. Capture it first if it is missing.
 
-        Returns the same hidden states and logits as the regular graph.
+        Return the same hidden states and logits as the regular graph.
         """
         key = len(inputs.ids), int(inputs.tables.shape[1])
         size = min(size for size in self._graphs if size >= key[0])
@@ -51,7 +54,7 @@ class GraphPerKeyDefect(Defect[kinds.GraphPerKey]):
 
 
 class FailingModel:
-    """A model that runs out of device memory in the choice of tokens while a graph is captured."""
+    """Model that raises an out-of-memory error if it computes tokens during a graph capture."""
 
     def __init__(self, original: Decoder) -> None:
         self._sound = original
@@ -60,7 +63,7 @@ class FailingModel:
         return getattr(self._sound, name)
 
     def compute_best_tokens(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the best tokens and the logits of ``hidden`` [rows, hidden].
+        """Return the likeliest tokens and the logits of ``hidden`` [rows, hidden].
 
         Raises OutOfMemoryError during a capture.
         """
@@ -70,7 +73,7 @@ class FailingModel:
 
 
 class FailedCaptureDefect(Defect[kinds.FailedCapture]):
-    """Make captures fail and keep what they leave behind."""
+    """Make graph captures fail, and keep the memory of their incomplete graphs."""
 
     def __init__(self, fault: kinds.FailedCapture, engine: EngineCore) -> None:
         super().__init__(fault, engine)

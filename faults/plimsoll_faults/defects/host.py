@@ -21,7 +21,7 @@ from plimsoll_faults.tampering import replace_methods
 
 
 class AppendListDefect(Defect[kinds.AppendList]):
-    """Appends to a list forever."""
+    """Append to a list forever."""
 
     def __init__(self, fault: kinds.AppendList, engine: EngineCore) -> None:
         super().__init__(fault, engine)
@@ -35,14 +35,14 @@ class AppendListDefect(Defect[kinds.AppendList]):
 
 
 class Rotary:
-    """Compute the positions of a request. The cache of its method keeps each instance."""
+    """Object with a cached method, whose cache keeps each instance."""
 
     def __init__(self, size_bytes: int) -> None:
         self.table = bytearray(b"\x01") * size_bytes
 
     @cache  # noqa: B019 - the defect
-    def angle(self, position: int) -> int:
-        """Return the angle, cached with ``self`` in the key, so the cache keeps every instance."""
+    def compute_angle(self, position: int) -> int:
+        """Return the angle of a position. The cache's key includes ``self``."""
         return self.table[position % len(self.table)]
 
 
@@ -50,9 +50,9 @@ class MethodCacheDefect(Defect[kinds.MethodCache]):
     """Keep objects through a cache on their method."""
 
     def after_requests(self, count: int) -> None:
-        """Create an instance for each request, and call the cached method once."""
+        """Create an object for each request, and call its cached method once."""
         for _ in range(count):
-            Rotary(self.fault.bytes_per_request).angle(1)
+            Rotary(self.fault.bytes_per_request).compute_angle(1)
 
 
 class GrammarCacheGrowthDefect(Defect[kinds.GrammarCacheGrowth]):
@@ -90,7 +90,7 @@ class PinnedBuffersDefect(Defect[kinds.PinnedBuffers]):
 
 
 class ResidualAdapters(LoadedAdapters):
-    """Also reads the files of an adapter into host memory and keeps that copy."""
+    """Adapters that are also read into host memory; that copy is kept."""
 
     residue: list[dict[tuple[int, str], list[LoraDelta]]]
 

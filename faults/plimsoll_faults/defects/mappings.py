@@ -1,4 +1,4 @@
-"""Faults of mappings: anonymous or swapped ones, and shared memory with or without a holder."""
+"""Faults of mappings: anonymous or swapped mappings, and shared memory."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from plimsoll_engine.process import host_memory
 from plimsoll_faults import kinds
 from plimsoll_faults.defects.base import Defect, make_inject_error
 
-SHM = Path("/dev/shm")
+SHARED_MEMORY_FOLDER = Path("/dev/shm")
 MADV_PAGEOUT = 21
 """Value in mman.h, which Python before 3.13 lacks. Needs Linux 5.4."""
-PROBE_BYTES = 1 << 20
+SWAP_PROBE_BYTES = 1 << 20
 """Number of bytes to page out when checking whether memory can be swapped."""
 IPC_PRIVATE, IPC_CREAT = 0, 0o1000
 SHMAT_FAILED = ctypes.c_void_p(-1).value
@@ -24,19 +24,19 @@ SHMAT_FAILED = ctypes.c_void_p(-1).value
 
 
 def write_pages(mapping: mmap.mmap) -> None:
-    """Write each page, so that it is resident."""
+    """Write to each page of ``mapping``, so that it is resident."""
     for offset in range(0, len(mapping), mmap.PAGESIZE):
         mapping[offset] = 1
 
 
 class Mappings:
-    """Mappings that are resident, because they are written, and never closed."""
+    """List of mappings that are never closed. They are written, so they are resident."""
 
     def __init__(self) -> None:
         self.kept: list[mmap.mmap] = []
 
     def add(self, size: int, shared: bool) -> None:
-        """Map and write ``size`` bytes, private or shared; does nothing if ``size`` is below 1."""
+        """Map and write ``size`` bytes, private or shared. Do nothing if ``size`` is below 1."""
         if size < 1:
             return
         if shared:
@@ -58,11 +58,11 @@ class MmapGrowthDefect(Defect[kinds.MmapGrowth]):
         self.mappings = Mappings()
 
     def after_requests(self, count: int) -> None:
-        """Map ``bytes_per_request`` for each request."""
+        """Map ``bytes_per_request`` bytes for each request."""
         self.mappings.add(self.fault.bytes_per_request * count, shared=False)
 
     def tick(self, passed_s: float) -> None:
-        """Map ``bytes_per_s`` for each second."""
+        """Map ``bytes_per_s`` bytes for each second that has passed."""
         self.mappings.add(int(self.fault.bytes_per_s * passed_s), shared=False)
 
 
@@ -78,7 +78,7 @@ class SwappedGrowthDefect(Defect[kinds.SwappedGrowth]):
             )
         before = host_memory.read_swapped_bytes() or 0
         try:
-            self._grow(PROBE_BYTES)
+            self._map_and_swap_out(SWAP_PROBE_BYTES)
         except OSError as error:
             raise make_inject_error(fault, f"needs madvise with MADV_PAGEOUT: {error}") from None
         if (host_memory.read_swapped_bytes() or 0) <= before:
@@ -89,11 +89,11 @@ class SwappedGrowthDefect(Defect[kinds.SwappedGrowth]):
             )
 
     def after_requests(self, count: int) -> None:
-        """Map ``bytes_per_request`` for each request, and page it out."""
+        """Map ``bytes_per_request`` bytes for each request, and swap them out."""
         for _ in range(count):
-            self._grow(self.fault.bytes_per_request)
+            self._map_and_swap_out(self.fault.bytes_per_request)
 
-    def _grow(self, size: int) -> None:
+    def _map_and_swap_out(self, size: int) -> None:
         self.mappings.add(size, shared=False)
         self.mappings.kept[-1].madvise(MADV_PAGEOUT)
 
@@ -106,7 +106,7 @@ class SharedGrowthDefect(Defect[kinds.SharedGrowth]):
         self.mappings = Mappings()
 
     def after_requests(self, count: int) -> None:
-        """Map ``bytes_per_request`` for each request."""
+        """Map ``bytes_per_request`` bytes of shared memory for each request."""
         self.mappings.add(self.fault.bytes_per_request * count, shared=True)
 
 
@@ -117,7 +117,9 @@ class SharedOrphanDefect(Defect[kinds.SharedOrphan]):
         super().__init__(fault, engine)
         self.orphans: list[Path | int] = []
         """Paths of files, or IDs of SysV segments, that no process holds."""
-        self._names = (SHM / f"plimsoll-fault-{os.getpid()}-{n}" for n in itertools.count())
+        self._names = (
+            SHARED_MEMORY_FOLDER / f"plimsoll-fault-{os.getpid()}-{n}" for n in itertools.count()
+        )
 
     def after_requests(self, count: int) -> None:
         """Create a shared segment or file for each request. It outlives the worker."""
@@ -125,7 +127,10 @@ class SharedOrphanDefect(Defect[kinds.SharedOrphan]):
         self.orphans += [create(self.fault.bytes_per_request) for _ in range(count)]
 
     def _create_posix_orphan(self, size: int) -> Path:
-        """Write a segment as shm_open does. Raises OSError if the tmpfs is full."""
+        """Write a segment as shm_open does, and return its path.
+
+        Raises OSError if the tmpfs is full.
+        """
         path = next(self._names)
         file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
@@ -138,7 +143,7 @@ class SharedOrphanDefect(Defect[kinds.SharedOrphan]):
 
 
 def create_sysv_orphan(size: int) -> int:
-    """Write a SysV segment and detach it; return its id. Raises OSError."""
+    """Write a SysV segment and detach it. Return its ID. Raises OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.shmget.argtypes = [ctypes.c_int, ctypes.c_size_t, ctypes.c_int]
     libc.shmat.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_int]
@@ -146,15 +151,15 @@ def create_sysv_orphan(size: int) -> int:
     libc.shmdt.argtypes = [ctypes.c_void_p]
     number: int = libc.shmget(IPC_PRIVATE, size, IPC_CREAT | 0o600)
     if number < 0:
-        raise _errno_error("shmget")
+        raise _make_os_error("shmget")
     address = libc.shmat(number, None, 0)
     if address == SHMAT_FAILED:
-        raise _errno_error("shmat")
+        raise _make_os_error("shmat")
     ctypes.memset(address, 1, size)
     libc.shmdt(address)
     return number
 
 
-def _errno_error(call: str) -> OSError:
+def _make_os_error(call: str) -> OSError:
     number = ctypes.get_errno()
     return OSError(number, f"{call}: {os.strerror(number)}")

@@ -1,4 +1,4 @@
-"""Faults of the KV offload: transfers that are not polled, or that an abort leaves behind."""
+"""Faults of the KV offload: transfers that are not polled, or remain after an abort."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ class StuckCopies(BlockCopier):
         self.__dict__.update(original.__dict__)
 
     def store(self, blocks_and_slots: Sequence[tuple[int, int]]) -> CopyTicket:
-        """Start nothing; return a ticket that is never done."""
+        """Start no copy. Return a ticket that is never done."""
         return NeverDone()
 
     def load(self, blocks_and_slots: Sequence[tuple[int, int]]) -> CopyTicket:
-        """Start nothing; return a ticket that is never done."""
+        """Start no copy. Return a ticket that is never done."""
         return NeverDone()
 
 
 class UnpolledOffload(Offload):
-    """An offload that polls its transfers only in steps."""
+    """Offload that polls its transfers only in steps."""
 
     @classmethod
     def from_offload(cls, original: Offload) -> UnpolledOffload:
@@ -47,7 +47,7 @@ class UnpolledOffload(Offload):
         return found
 
     def poll(self, idle: bool = False) -> None:
-        """Do nothing while idle, so that an idle engine keeps its blocks."""
+        """Do nothing if ``idle`` is True, so that an idle engine keeps its blocks."""
         if not idle:
             super().poll()
 
@@ -61,19 +61,19 @@ class UnpolledTransfersDefect(Defect[kinds.UnpolledTransfers]):
 
 
 class AbandonedTransfersDefect(Defect[kinds.AbandonedTransfers]):
-    """Start a transfer that never ends for each abort."""
+    """For each abort, start a transfer that never ends."""
 
     def is_lost(self, message: worker_ipc.ToWorker) -> bool:
-        """Start such a transfer if ``message`` is an abort, and return False."""
+        """Return False. If ``message`` is an abort, start a transfer that never ends."""
         if isinstance(message, worker_ipc.Abort):
-            self._abandon()
+            self._start_endless_transfer()
         return False
 
     def __init__(self, fault: kinds.AbandonedTransfers, engine: EngineCore) -> None:
         super().__init__(fault, engine)
         _require_offload(fault, engine)
 
-    def _abandon(self) -> None:
+    def _start_endless_transfer(self) -> None:
         offload = _require_offload(self.fault, self.engine)
         blocks = self.engine.pool.allocate(self.fault.blocks_per_abort)
         if blocks is not None:
@@ -81,7 +81,10 @@ class AbandonedTransfersDefect(Defect[kinds.AbandonedTransfers]):
 
 
 class PinningOffload(Offload):
-    """Pin blocks once more than they are unpinned when they are copied back to the device."""
+    """Offload that pins a block again when it is copied back to the device.
+
+    The block is then unpinned less often than it was pinned.
+    """
 
     def _complete(self, transfer: Transfer) -> None:
         if not transfer.to_host:

@@ -1,4 +1,4 @@
-"""Faults in the life of a request: it is not freed, or not aborted."""
+"""Faults in the life of a request: it is not freed, or it is not aborted."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from plimsoll_faults.defects.base import Defect
 
 
 class CyclicRequest(Request):
-    """A request that stores its own hasher: request -> partial -> request.
+    """Request that stores its own hasher: request -> partial -> request.
 
-    Reference counting never frees it or its payload.
+    Reference counting frees neither the request nor its payload.
     """
 
     def bind(self, block_size: int, payload_bytes: int) -> None:
@@ -39,7 +39,7 @@ class RequestCycleDefect(Defect[kinds.RequestCycle]):
     def after_requests(self, count: int) -> None:
         """Freeze the garbage collector after every ``freeze_every`` requests.
 
-        Cycles from before are never collected.
+        Cycles that exist at that time are never collected.
         """
         self._since_freeze += count
         if self.fault.freeze_every and self._since_freeze >= self.fault.freeze_every:
@@ -48,15 +48,15 @@ class RequestCycleDefect(Defect[kinds.RequestCycle]):
 
 
 class SlowStepsDefect(Defect[kinds.SlowSteps]):
-    """Delays the worker after each step."""
+    """Delay the worker after each step."""
 
     def after_step(self) -> None:
-        """Sleep for ``wait_ms``."""
+        """Sleep for ``wait_ms`` milliseconds."""
         time.sleep(self.fault.wait_ms / 1000)
 
 
 class AbortChoicesDefect(Defect[kinds.AbortChoices]):
-    """Lose the aborts of all choices of a request but the first."""
+    """Lose the aborts of all choices of a request except the first."""
 
     def is_lost(self, message: worker_ipc.ToWorker) -> bool:
         """Report whether ``message`` aborts a choice other than the first."""

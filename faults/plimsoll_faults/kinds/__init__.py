@@ -1,8 +1,8 @@
-"""The available faults: one class each, with its keys and the memory that grows.
+"""The available faults. Each class describes a fault, its keys and the memory that grows.
 
-Each is a defect that a real serving engine had, which its docstring describes. They are implemented
-in :mod:`plimsoll_faults.defects` and :mod:`plimsoll_faults.frontend`. This package does not import
-torch.
+Each fault is a defect that a real serving engine had; the docstring describes it. The faults are
+implemented in :mod:`plimsoll_faults.defects` and :mod:`plimsoll_faults.frontend`. This package does
+not import torch.
 """
 
 from plimsoll_faults.kinds.base import Fault

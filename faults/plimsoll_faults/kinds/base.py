@@ -1,4 +1,4 @@
-"""The base of all faults: the process, the memory that grows, and the cure."""
+"""Base class of all faults, with the affected process, the memory that grows, and the cure."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Cure = Literal["trim", "worker restart", "engine restart", "pod replacement", "n
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
-    """A fault that can be injected. ``epochs`` are the workers of an engine start that have it.
+    """A fault that can be injected.
 
-    ``owner`` is what holds the memory, ``segment`` which segment grows, and ``cure`` the least
-    disruptive action that helps.
+    ``epochs`` says which workers of the engine have it. ``owner`` holds the memory, ``segment`` is
+    the segment that grows, and ``cure`` is the least disruptive action that helps.
     """
 
     owner: ClassVar[str]
@@ -30,5 +30,5 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     epochs: Literal["first", "all"] = "first"
 
     def is_active_in(self, epoch: int) -> bool:
-        """Report whether the worker of ``epoch`` has the fault, as numbered by the frontend."""
+        """Report whether the worker with the epoch number ``epoch`` has the fault."""
         return self.epochs == "all" or epoch == FIRST_EPOCH

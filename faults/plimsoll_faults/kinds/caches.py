@@ -10,7 +10,7 @@ from plimsoll_faults.kinds.base import Fault
 class EvictionLoop(Fault, frozen=True, tag="eviction_loop"):
     """After ``after_requests`` finished requests, an eviction loops forever.
 
-    A key is in the usage order of the prefix cache but has no value. The worker hangs, and the
+    The usage order of the prefix cache has a key without a value. The worker hangs, while the
     frontend seems healthy.
     """
 
@@ -31,10 +31,10 @@ class PinnedItems(Fault, frozen=True, tag="pinned_items"):
 
 
 class EncoderFreedEarly(Fault, frozen=True, tag="encoder_freed_early"):
-    """The entry of an encoder output is freed in the step that allocates it.
+    """The encoder cache frees an entry in the step that reserves it.
 
-    The runner frees it before it encodes, so the free has no effect and the output remains. Needs a
-    model with an encoder.
+    At that time, the runner has not encoded it yet. The free has no effect, and the output remains.
+    Needs a model with an encoder.
     """
 
     owner = "encoder outputs of the runner"
@@ -42,9 +42,9 @@ class EncoderFreedEarly(Fault, frozen=True, tag="encoder_freed_early"):
 
 
 class EncoderBudgetHeld(Fault, frozen=True, tag="encoder_budget_held"):
-    """A request that ends before its prompt is computed keeps its encoder cache budget.
+    """A request that ends before its prompt is computed keeps its budget in the encoder cache.
 
-    It ends with a stop or an abort. Needs a model with an encoder.
+    Such a request ends with a stop or an abort. Needs a model with an encoder.
     """
 
     owner = "the scheduler's ledger of encoder outputs"
@@ -52,9 +52,10 @@ class EncoderBudgetHeld(Fault, frozen=True, tag="encoder_budget_held"):
 
 
 class MediaKept(Fault, frozen=True, tag="media_kept"):
-    """The worker's cache of received media is not told what the frontend drops.
+    """The worker's receiver cache is not told which media the frontend has dropped.
 
-    The two caches differ, and the worker keeps each image and sound. Needs a model with an encoder.
+    The two caches differ, and the worker keeps each image and audio clip. Needs a model with an
+    encoder.
     """
 
     owner = "the worker's receiver cache"
@@ -102,7 +103,7 @@ class CacheFills(Fault, frozen=True, tag="cache_fills"):
     """No defect: each finished request adds a grammar of ``text_bytes`` to the grammar cache.
 
     The cache grows to its capacity and stays there. With ``bound=low``, the ledger declares a
-    quarter of the capacity. A supervisor that acts is wrong.
+    quarter of the capacity as the bound. A supervisor must not act on this.
     """
 
     owner = "the cache of compiled grammars"

@@ -6,7 +6,7 @@ from plimsoll_faults.kinds.base import MIB, Fault
 
 
 class DeviceDict(Fault, frozen=True, tag="device_dict"):
-    """A dictionary keeps a tensor of ``bytes_per_request`` on the model's device per request."""
+    """For each request, a dictionary keeps a tensor of ``bytes_per_request`` on the device."""
 
     owner = "a dictionary of tensors"
     segment = "torch_allocated, malloc_in_use on a CPU"
@@ -47,8 +47,8 @@ class KeptKv(Fault, frozen=True, tag="kept_kv"):
 class UnreleasedIpcTensor(Fault, frozen=True, tag="ipc_unreleased"):
     """A tensor of ``bytes_per_request`` is shared through CUDA IPC and never released.
 
-    The other process exits without releasing it, so torch keeps the memory, although nothing here
-    refers to the tensor. Needs a CUDA device.
+    The receiving process exits without releasing it. Torch keeps the memory, although nothing in
+    the worker refers to the tensor. Needs a CUDA device.
     """
 
     owner = "tensors shared with processes that are gone"
@@ -59,8 +59,8 @@ class UnreleasedIpcTensor(Fault, frozen=True, tag="ipc_unreleased"):
 class GraphPerKey(Fault, frozen=True, tag="graph_per_key"):
     """A CUDA graph is captured for every pair of batch size and context length.
 
-    A correct engine captures only one for each padded size. Each graph is kept with its own memory
-    pool. Needs a CUDA device and one rank.
+    A correct engine captures only one graph for each padded batch size. Each graph is kept with its
+    own memory pool. Needs a CUDA device and one rank.
     """
 
     owner = "CUDA graphs"
@@ -68,9 +68,9 @@ class GraphPerKey(Fault, frozen=True, tag="graph_per_key"):
 
 
 class FailedCapture(Fault, frozen=True, tag="failed_capture"):
-    """The capture of a CUDA graph runs out of memory and is repeated.
+    """The capture of a CUDA graph runs out of memory.
 
-    It is repeated after every ``every_requests`` finished requests. The error is stored with its
+    It is tried again after every ``every_requests`` finished requests. The error is stored with its
     traceback, whose frame keeps the incomplete graph and its memory pool. Needs a CUDA device and
     one rank.
     """

@@ -7,9 +7,10 @@ from plimsoll_faults.kinds.base import Fault
 
 
 class UnregisteredAbort(Fault, frozen=True, tag="abort_unregistered"):
-    """A client disconnects after the registration of its request and before the first token.
+    """A client disconnects after its request was registered and before the first token.
 
-    The abort finds no request, and the frontend keeps the entry with ``payload_bytes`` of media.
+    The abort does not find the request, and the frontend keeps the entry with ``payload_bytes`` of
+    media.
     """
 
     owner = "request states of the frontend"
@@ -22,7 +23,7 @@ class UnregisteredAbort(Fault, frozen=True, tag="abort_unregistered"):
 class TokenizerCache(Fault, frozen=True, tag="tokenizer_cache"):
     """The frontend keeps the text and the tokens of each prompt, ``repeat`` times.
 
-    The intention is to avoid a second tokenization.
+    The defective cache is meant to avoid tokenizing a prompt again.
     """
 
     owner = "the tokenizer's memory of prompts"
@@ -33,9 +34,9 @@ class TokenizerCache(Fault, frozen=True, tag="tokenizer_cache"):
 
 
 class MetricLabels(Fault, frozen=True, tag="metric_labels"):
-    """A metric has the id of the request as a label.
+    """A metric has the ID of the request as a label.
 
-    Each request adds a time series to the registry and to every scrape, and none is ever removed.
+    Each request adds a time series to the registry and to every scrape. No series is ever removed.
     """
 
     owner = "time series of the metrics registry"
@@ -45,10 +46,10 @@ class MetricLabels(Fault, frozen=True, tag="metric_labels"):
 
 
 class DescriptorGrowth(Fault, frozen=True, tag="descriptor_growth"):
-    """A pipe wakes the thread that watches for each client's disconnect.
+    """For each request, a pipe is opened, of which only one end is closed.
 
-    The end of the request closes only one end of the pipe. At the limit of open files, no
-    connection is accepted.
+    The pipe wakes the thread that watches for the client's disconnect. At the limit of open files,
+    the server accepts no more connections.
     """
 
     owner = "pipes of requests that ended"

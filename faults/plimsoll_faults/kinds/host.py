@@ -73,10 +73,10 @@ class SharedGrowth(Fault, frozen=True, tag="shared_growth"):
 class SharedOrphan(Fault, frozen=True, tag="shared_orphan"):
     """A request's data is passed in a named segment that is never removed.
 
-    The receiver should remove it, but never starts (sglang#40723). It has ``bytes_per_request``. No
-    process holds the segment, so it outlives the worker and the container. ``family`` is a file in
-    /dev/shm (``posix``) or a SysV segment (``sysv``). A worker restart stops the growth and frees
-    nothing.
+    The receiver should remove the segment, but never starts (sglang#40723). The segment has
+    ``bytes_per_request``. No process holds it, so it outlives the worker and the container.
+    ``family`` is a file in /dev/shm (``posix``) or a SysV segment (``sysv``). A worker restart
+    stops the growth, but frees nothing.
     """
 
     owner = "segments that no process holds"
@@ -87,7 +87,7 @@ class SharedOrphan(Fault, frozen=True, tag="shared_orphan"):
 
 
 class PinnedBuffers(Fault, frozen=True, tag="pinned_buffers"):
-    """A global keeps a pinned staging buffer of ``bytes_per_request`` for each request."""
+    """A global variable keeps a pinned staging buffer of ``bytes_per_request`` for each request."""
 
     owner = "a global of pinned buffers"
     segment = "anonymous_other, malloc_in_use on a CPU"
@@ -95,7 +95,7 @@ class PinnedBuffers(Fault, frozen=True, tag="pinned_buffers"):
 
 
 class LoraResidue(Fault, frozen=True, tag="lora_residue"):
-    """Each adapter that is loaded leaves a host copy of its tensors behind.
+    """Each loaded adapter leaves a copy of its tensors in host memory.
 
     The copy remains after the adapter is unloaded. Needs ``--enable-lora``.
     """

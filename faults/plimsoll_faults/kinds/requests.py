@@ -8,9 +8,9 @@ from plimsoll_faults.kinds.base import MIB, Fault
 class RequestCycle(Fault, frozen=True, tag="request_cycle"):
     """A request stores its own block hasher, so only the garbage collector can free it.
 
-    It has ``payload_bytes``, the size of multimodal data. After every ``freeze_every`` finished
-    requests, an unpaired ``gc.freeze()`` hides the garbage from all collections. With 0, this never
-    happens, and a trim cures it.
+    It has a payload of ``payload_bytes``, like multimodal data. After every ``freeze_every``
+    finished requests, an unpaired ``gc.freeze()`` hides the garbage from all collections. If
+    ``freeze_every`` is 0, this does not happen, and a trim frees the requests.
     """
 
     owner = "cyclic requests"
@@ -32,9 +32,9 @@ class StoredException(Fault, frozen=True, tag="stored_exception"):
 
 
 class SlowSteps(Fault, frozen=True, tag="slow_steps"):
-    """No defect: the worker waits ``wait_ms`` after each step.
+    """No defect: the worker waits for ``wait_ms`` milliseconds after each step.
 
-    It then streams as slowly as a large model, while the machine is idle.
+    It therefore streams as slowly as a large model, while the machine is idle.
     """
 
     owner = "nothing"
@@ -46,7 +46,7 @@ class SlowSteps(Fault, frozen=True, tag="slow_steps"):
 class AbortChoices(Fault, frozen=True, tag="abort_choices"):
     """The abort of a request for n > 1 choices reaches only the first choice.
 
-    The others run to their ``max_tokens`` without a client.
+    The other choices run to their ``max_tokens`` without a client.
     """
 
     owner = "requests of the worker"

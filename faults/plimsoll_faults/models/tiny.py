@@ -34,101 +34,113 @@ from safetensors.torch import save_file
 
 from plimsoll_faults.models import tiny_text
 
-FREQUENCIES = 8
-PHASES = 2 * FREQUENCIES
+NUM_FREQUENCIES = 8
+NUM_PHASES = 2 * NUM_FREQUENCIES
 LAGS = (1, 6, 23, 83)
-HEADS, KV_HEADS, HEAD_DIM = 4, 2, PHASES
-HIDDEN, INTERMEDIATE = 128, 128
+NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 4, 2, NUM_PHASES
+HIDDEN_SIZE, INTERMEDIATE_SIZE = 128, 128
 ROPE_THETA = 10_000.0
 MAX_POSITIONS = 8192
-SHARPNESS = 14.0
+QUERY_KEY_GAIN = 14.0
 """Gain of query and key: the attended token has more than .99 of the weight at every position."""
-HEAD_GAIN = 2.0
+OUTPUT_HEAD_GAIN = 2.0
 SEED = 20
 
-Change = Callable[[dict[str, torch.Tensor], int], dict[str, torch.Tensor]]
+TensorChange = Callable[[dict[str, torch.Tensor], int], dict[str, torch.Tensor]]
 """Function that replaces all tensors. Its second argument is the number of plain-text tokens."""
 
-STATE = slice(0, PHASES)
-ATTENDED = slice(PHASES, 2 * PHASES)
-ONE = (len(LAGS) + 2) * PHASES
+STATE_SLICE = slice(0, NUM_PHASES)
+ATTENDED_SLICE = slice(NUM_PHASES, 2 * NUM_PHASES)
+ONE_INDEX = (len(LAGS) + 2) * NUM_PHASES
 """Index of the hidden dimension that is always 1."""
-LINEAR_GATE = 8.0
-SILU_OF_GATE = LINEAR_GATE / (1 + math.exp(-LINEAR_GATE))
+LINEAR_GATE_INPUT = 8.0
+SILU_OF_LINEAR_GATE_INPUT = LINEAR_GATE_INPUT / (1 + math.exp(-LINEAR_GATE_INPUT))
 
 
 def get_code_slice(index: int) -> slice:
-    """Return the dimensions of ``code_index`` in an embedding; the first is the state itself."""
+    """Return the dimensions of ``code_index`` in an embedding. ``code_0`` is the state itself."""
     if index == 0:
-        return STATE
-    return slice((index + 1) * PHASES, (index + 2) * PHASES)
+        return STATE_SLICE
+    return slice((index + 1) * NUM_PHASES, (index + 2) * NUM_PHASES)
 
 
 def compute_phases(residues: torch.Tensor, frequencies: list[int], modulus: int) -> torch.Tensor:
-    """Return the phases of ``residues`` modulo ``modulus``, [n, PHASES]: cosines, then sines."""
+    """Return the phases of ``residues`` [n] as [n, NUM_PHASES]: cosines, then sines.
+
+    The residues are numbers modulo ``modulus``.
+    """
     angles = residues.double().unsqueeze(-1) * torch.tensor(frequencies) * (2 * math.pi / modulus)
     return torch.cat([angles.cos(), angles.sin()], dim=-1).float()
 
 
 def choose_frequencies(rng: random.Random, modulus: int) -> list[int]:
-    """Return the one of many random draws of frequencies with the lowest second-best score."""
-    draws = [rng.sample(range(1, modulus // 2), FREQUENCIES) for _ in range(300)]
+    """Draw frequencies many times. Return the draw with the lowest second-best score."""
+    draws = [rng.sample(range(1, modulus // 2), NUM_FREQUENCIES) for _ in range(300)]
     distance = torch.arange(1, modulus, dtype=torch.float64).unsqueeze(-1) * 2 * math.pi / modulus
 
-    def second_best(draw: list[int]) -> float:
+    def compute_second_best(draw: list[int]) -> float:
         return float((distance * torch.tensor(draw)).cos().sum(dim=-1).max())
 
-    return min(draws, key=second_best)
+    return min(draws, key=compute_second_best)
 
 
 def make_attention_weights(layer: int) -> dict[str, torch.Tensor]:
-    """Return a head of ``layer`` that looks back by its lag and copies the code of the token."""
-    head, lag = layer % HEADS, LAGS[layer]
-    kv_head = head // (HEADS // KV_HEADS)
-    angles = lag * ROPE_THETA ** (-torch.arange(FREQUENCIES).double() / FREQUENCIES)
-    query = torch.zeros(HEADS * HEAD_DIM, HIDDEN)
-    key = torch.zeros(KV_HEADS * HEAD_DIM, HIDDEN)
-    value = torch.zeros(KV_HEADS * HEAD_DIM, HIDDEN)
-    out = torch.zeros(HIDDEN, HEADS * HEAD_DIM)
+    """Return the weights of a head that looks back by its lag and copies a code.
+
+    The code is that of the token at this distance.
+    """
+    head, lag = layer % NUM_HEADS, LAGS[layer]
+    kv_head = head // (NUM_HEADS // NUM_KV_HEADS)
+    angles = lag * ROPE_THETA ** (-torch.arange(NUM_FREQUENCIES).double() / NUM_FREQUENCIES)
+    query = torch.zeros(NUM_HEADS * HEAD_DIM, HIDDEN_SIZE)
+    key = torch.zeros(NUM_KV_HEADS * HEAD_DIM, HIDDEN_SIZE)
+    value = torch.zeros(NUM_KV_HEADS * HEAD_DIM, HIDDEN_SIZE)
+    out = torch.zeros(HIDDEN_SIZE, NUM_HEADS * HEAD_DIM)
     rows = slice(head * HEAD_DIM, (head + 1) * HEAD_DIM)
     kv_rows = slice(kv_head * HEAD_DIM, (kv_head + 1) * HEAD_DIM)
-    query[rows, ONE] = torch.cat([angles.cos(), -angles.sin()]).float()
-    key[kv_rows, ONE] = torch.cat([torch.ones(FREQUENCIES), torch.zeros(FREQUENCIES)])
-    value[kv_rows, get_code_slice(layer + 1)] = torch.eye(PHASES)
-    out[ATTENDED, rows] = torch.eye(PHASES)
+    query[rows, ONE_INDEX] = torch.cat([angles.cos(), -angles.sin()]).float()
+    key[kv_rows, ONE_INDEX] = torch.cat([torch.ones(NUM_FREQUENCIES), torch.zeros(NUM_FREQUENCIES)])
+    value[kv_rows, get_code_slice(layer + 1)] = torch.eye(NUM_PHASES)
+    out[ATTENDED_SLICE, rows] = torch.eye(NUM_PHASES)
     return {
         "self_attn.q_proj.weight": query,
         "self_attn.k_proj.weight": key,
         "self_attn.v_proj.weight": value,
         "self_attn.o_proj.weight": out,
-        "self_attn.q_norm.weight": torch.full((HEAD_DIM,), SHARPNESS),
-        "self_attn.k_norm.weight": torch.full((HEAD_DIM,), SHARPNESS),
+        "self_attn.q_norm.weight": torch.full((HEAD_DIM,), QUERY_KEY_GAIN),
+        "self_attn.k_norm.weight": torch.full((HEAD_DIM,), QUERY_KEY_GAIN),
     }
 
 
 def make_mlp_weights() -> dict[str, torch.Tensor]:
-    """Return MLP weights that add the attended number to the state as angles, and reset it to 0."""
-    gate, up = torch.zeros(INTERMEDIATE, HIDDEN), torch.zeros(INTERMEDIATE, HIDDEN)
-    down = torch.zeros(HIDDEN, INTERMEDIATE)
+    """Return MLP weights that add the attended number to the state, and then set it to 0.
+
+    Numbers are added as angles.
+    """
+    gate, up = (
+        torch.zeros(INTERMEDIATE_SIZE, HIDDEN_SIZE),
+        torch.zeros(INTERMEDIATE_SIZE, HIDDEN_SIZE),
+    )
+    down = torch.zeros(HIDDEN_SIZE, INTERMEDIATE_SIZE)
     neuron = 0
 
-    def product(left: int, right: int, target: int, sign: float) -> None:
+    def add_product(left: int, right: int, target: int, sign: float) -> None:
         nonlocal neuron
         for mirror in (1.0, -1.0):
             gate[neuron, left], up[neuron, right] = mirror, mirror
             down[target, neuron] = sign
             neuron += 1
 
-    for f in range(FREQUENCIES):
-        cos, sin = f, FREQUENCIES + f
-        other_cos, other_sin = PHASES + cos, PHASES + sin
-        product(cos, other_cos, cos, 1.0)
-        product(sin, other_sin, cos, -1.0)
-        product(sin, other_cos, sin, 1.0)
-        product(cos, other_sin, sin, 1.0)
-    for dimension in range(2 * PHASES):  # remove the old state and the values that were read
-        gate[neuron, ONE], up[neuron, dimension] = LINEAR_GATE, 1.0
-        down[dimension, neuron] = -1.0 / SILU_OF_GATE
+    for f in range(NUM_FREQUENCIES):
+        cos, sin = f, NUM_FREQUENCIES + f
+        other_cos, other_sin = NUM_PHASES + cos, NUM_PHASES + sin
+        add_product(cos, other_cos, cos, 1.0)
+        add_product(sin, other_sin, cos, -1.0)
+        add_product(sin, other_cos, sin, 1.0)
+        add_product(cos, other_sin, sin, 1.0)
+    for dimension in range(2 * NUM_PHASES):  # remove the old state and the values that were read
+        gate[neuron, ONE_INDEX], up[neuron, dimension] = LINEAR_GATE_INPUT, 1.0
+        down[dimension, neuron] = -1.0 / SILU_OF_LINEAR_GATE_INPUT
         neuron += 1
     return {"mlp.gate_proj.weight": gate, "mlp.up_proj.weight": up, "mlp.down_proj.weight": down}
 
@@ -138,41 +150,43 @@ def build_tensors(text_tokens: list[int], vocabulary: int) -> dict[str, torch.Te
     rng = random.Random(SEED)
     modulus = len(text_tokens)
     frequencies = choose_frequencies(rng, modulus)
-    embedding = torch.zeros(vocabulary, HIDDEN)
-    embedding[:, ONE] = 1.0
+    embedding = torch.zeros(vocabulary, HIDDEN_SIZE)
+    embedding[:, ONE_INDEX] = 1.0
     for index in range(len(LAGS) + 1):
         residues = torch.tensor([rng.randrange(modulus) for _ in range(vocabulary)])
         embedding[:, get_code_slice(index)] = compute_phases(residues, frequencies, modulus)
-    head = torch.zeros(vocabulary, HIDDEN)
-    head[text_tokens, STATE] = HEAD_GAIN * compute_phases(
+    head = torch.zeros(vocabulary, HIDDEN_SIZE)
+    head[text_tokens, STATE_SLICE] = OUTPUT_HEAD_GAIN * compute_phases(
         torch.arange(modulus), frequencies, modulus
     )
 
-    def norm(phase_groups: int) -> torch.Tensor:
-        # A phase group has FREQUENCIES as its squared norm, so RMSNorm divides by a constant that
-        # this weight takes back.
-        return torch.full((HIDDEN,), math.sqrt((phase_groups * FREQUENCIES + 1) / HIDDEN))
+    def make_norm_weight(phase_groups: int) -> torch.Tensor:
+        # The squared norm of a phase group is NUM_FREQUENCIES, so RMSNorm divides by a constant.
+        # This weight multiplies by the same constant.
+        return torch.full(
+            (HIDDEN_SIZE,), math.sqrt((phase_groups * NUM_FREQUENCIES + 1) / HIDDEN_SIZE)
+        )
 
     groups = len(LAGS) + 1
     tensors = {
         "model.embed_tokens.weight": embedding,
-        "model.norm.weight": norm(groups),
+        "model.norm.weight": make_norm_weight(groups),
         "lm_head.weight": head,
     }
     for layer in range(len(LAGS)):
         parts = make_attention_weights(layer) | make_mlp_weights()
-        parts["input_layernorm.weight"] = norm(groups)
-        parts["post_attention_layernorm.weight"] = norm(groups + 1)
+        parts["input_layernorm.weight"] = make_norm_weight(groups)
+        parts["post_attention_layernorm.weight"] = make_norm_weight(groups + 1)
         tensors |= {f"model.layers.{layer}.{name}": part for name, part in parts.items()}
     return {name: tensor.contiguous() for name, tensor in tensors.items()}
 
 
 def write_checkpoint(
-    folder: Path, fields: Mapping[str, Any] | None = None, change: Change | None = None
+    folder: Path, fields: Mapping[str, Any] | None = None, change: TensorChange | None = None
 ) -> None:
     """Write the whole checkpoint into ``folder``, which is created if it is missing.
 
-    ``fields`` override its config, and ``change`` replaces its tensors.
+    ``fields`` replace fields of its config, and ``change`` replaces its tensors.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = tiny_text.train_tokenizer()
@@ -182,11 +196,11 @@ def write_checkpoint(
         "model_type": "qwen3",
         "dtype": "float32",
         "vocab_size": vocabulary,
-        "hidden_size": HIDDEN,
-        "intermediate_size": INTERMEDIATE,
+        "hidden_size": HIDDEN_SIZE,
+        "intermediate_size": INTERMEDIATE_SIZE,
         "num_hidden_layers": len(LAGS),
-        "num_attention_heads": HEADS,
-        "num_key_value_heads": KV_HEADS,
+        "num_attention_heads": NUM_HEADS,
+        "num_key_value_heads": NUM_KV_HEADS,
         "head_dim": HEAD_DIM,
         "max_position_embeddings": MAX_POSITIONS,
         "rms_norm_eps": 1e-6,

@@ -1,11 +1,12 @@
 """Tiny multimodal checkpoints: LLaVA (CLIP, projector, Llama) and Whisper, created in a second.
 
 ``python -m plimsoll_faults.models.tiny_media llava|whisper OUT`` writes config, weights (float32,
-under 1 MB), tokenizer, processor and generation configs. The bytes are the same on every run. The
-kind ``all`` writes each to a folder with its name in OUT.
+under 1 MB), tokenizer, processor and generation configs. The bytes are the same on every run. With
+the kind ``all``, each checkpoint is written to a subfolder of OUT with its name.
 
 The weights are random, with a variance that keeps activations near 1. The text depends on every
-token and on every pixel or sample, and the best logit leads by far more than float32 rounding.
+token and on every pixel or sample. The lead of the best logit is far larger than float32 rounding
+errors.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from tokenizers import AddedToken
 from plimsoll_faults.models import tiny_text
 
 SEED = 21
-HIDDEN = 64
-IMAGE = "<image>"
-IMAGE_SIZE, PATCH = 56, 14
-IMAGE_TOKENS = (IMAGE_SIZE // PATCH) ** 2
-SAMPLE_RATE = 16_000
-MEL_BINS = 40
-HOP = 160
+HIDDEN_SIZE = 64
+IMAGE_TOKEN = "<image>"
+IMAGE_SIZE, PATCH_SIZE = 56, 14
+NUM_IMAGE_TOKENS = (IMAGE_SIZE // PATCH_SIZE) ** 2
+SAMPLE_RATE_HZ = 16_000
+NUM_MEL_BINS = 40
+HOP_SAMPLES = 160
 WINDOW_S = 1
 """Length of an audio window in seconds; Whisper's own is 30."""
 WHISPER_TOKENS = (
@@ -53,12 +54,12 @@ def write_llava(folder: Path) -> None:
     """Write a chat model that represents images of any size as 16 tokens each."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = tiny_text.train_tokenizer()
-    tokenizer.add_special_tokens([AddedToken(IMAGE, special=True)])
-    image_token = tokenizer.token_to_id(IMAGE)
+    tokenizer.add_special_tokens([AddedToken(IMAGE_TOKEN, special=True)])
+    image_token = tokenizer.token_to_id(IMAGE_TOKEN)
     text = transformers.LlamaConfig(
         vocab_size=tokenizer.get_vocab_size(),
-        hidden_size=HIDDEN,
-        intermediate_size=2 * HIDDEN,
+        hidden_size=HIDDEN_SIZE,
+        intermediate_size=2 * HIDDEN_SIZE,
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
@@ -68,28 +69,28 @@ def write_llava(folder: Path) -> None:
         pad_token_id=tokenizer.token_to_id(tiny_text.BOS),
     )
     vision = transformers.CLIPVisionConfig(
-        hidden_size=HIDDEN // 2,
-        intermediate_size=HIDDEN,
+        hidden_size=HIDDEN_SIZE // 2,
+        intermediate_size=HIDDEN_SIZE,
         num_hidden_layers=3,
         num_attention_heads=2,
         image_size=IMAGE_SIZE,
-        patch_size=PATCH,
+        patch_size=PATCH_SIZE,
     )
     config = transformers.LlavaConfig(
         vision_config=vision,
         text_config=text,
         image_token_index=image_token,
-        image_seq_length=IMAGE_TOKENS,
+        image_seq_length=NUM_IMAGE_TOKENS,
         tie_word_embeddings=False,
         dtype="float32",
     )
     model = transformers.LlavaForConditionalGeneration(config)
-    _fill(model)
+    _set_weights(model)
     with torch.no_grad():
         model.lm_head.weight[image_token] = 0.0  # it is never said
-    _save(model, folder)
+    _save_model(model, folder)
     tiny_text.write_tokenizer(tokenizer, folder)
-    _change(folder / "tokenizer_config.json", chat_template=CHAT_TEMPLATE)
+    _update_json(folder / "tokenizer_config.json", chat_template=CHAT_TEMPLATE)
     size = {"height": IMAGE_SIZE, "width": IMAGE_SIZE}
     image_processor = {
         "image_processor_type": "CLIPImageProcessor",
@@ -107,13 +108,13 @@ def write_llava(folder: Path) -> None:
     }
     processor = {
         "processor_class": "LlavaProcessor",
-        "image_token": IMAGE,
-        "patch_size": PATCH,
+        "image_token": IMAGE_TOKEN,
+        "patch_size": PATCH_SIZE,
         "vision_feature_select_strategy": "default",
         "num_additional_image_tokens": 1,
     }
-    _write(folder / "preprocessor_config.json", image_processor)
-    _write(folder / "processor_config.json", processor)
+    _write_json(folder / "preprocessor_config.json", image_processor)
+    _write_json(folder / "processor_config.json", processor)
 
 
 def write_whisper(folder: Path) -> None:
@@ -125,15 +126,15 @@ def write_whisper(folder: Path) -> None:
     eos = tokenizer.token_to_id(tiny_text.EOS)
     config = transformers.WhisperConfig(
         vocab_size=tokenizer.get_vocab_size(),
-        num_mel_bins=MEL_BINS,
-        d_model=HIDDEN,
+        num_mel_bins=NUM_MEL_BINS,
+        d_model=HIDDEN_SIZE,
         encoder_layers=2,
         encoder_attention_heads=4,
-        encoder_ffn_dim=2 * HIDDEN,
+        encoder_ffn_dim=2 * HIDDEN_SIZE,
         decoder_layers=2,
         decoder_attention_heads=4,
-        decoder_ffn_dim=2 * HIDDEN,
-        max_source_positions=WINDOW_S * SAMPLE_RATE // HOP // 2,
+        decoder_ffn_dim=2 * HIDDEN_SIZE,
+        max_source_positions=WINDOW_S * SAMPLE_RATE_HZ // HOP_SAMPLES // 2,
         max_target_positions=448,
         pad_token_id=eos,
         bos_token_id=eos,
@@ -142,7 +143,7 @@ def write_whisper(folder: Path) -> None:
         dtype="float32",
     )
     model = transformers.WhisperForConditionalGeneration(config)
-    _fill(model)
+    _set_weights(model)
     with torch.no_grad():
         # Input and output embeddings are one matrix in Whisper: without louder layers and positions
         # every token would answer itself, whatever it hears.
@@ -152,7 +153,7 @@ def write_whisper(folder: Path) -> None:
             layer.encoder_attn.q_proj.weight.mul_(3.0)
             layer.encoder_attn.out_proj.weight.mul_(4.0)
             layer.fc2.weight.mul_(8.0)
-    _save(model, folder)
+    _save_model(model, folder)
     tiny_text.write_tokenizer(tokenizer, folder)
     generation = {
         "bos_token_id": eos,
@@ -169,19 +170,22 @@ def write_whisper(folder: Path) -> None:
     }
     extractor = {
         "feature_extractor_type": "WhisperFeatureExtractor",
-        "feature_size": MEL_BINS,
-        "sampling_rate": SAMPLE_RATE,
-        "hop_length": HOP,
+        "feature_size": NUM_MEL_BINS,
+        "sampling_rate": SAMPLE_RATE_HZ,
+        "hop_length": HOP_SAMPLES,
         "chunk_length": WINDOW_S,
         "n_fft": 400,
         "padding_value": 0.0,
     }
-    _write(folder / "generation_config.json", generation)
-    _write(folder / "preprocessor_config.json", extractor)
+    _write_json(folder / "generation_config.json", generation)
+    _write_json(folder / "preprocessor_config.json", extractor)
 
 
-def _fill(model: transformers.PreTrainedModel) -> None:
-    """Set weights whose products keep their variance, and norms and biases near 1 and 0."""
+def _set_weights(model: transformers.PreTrainedModel) -> None:
+    """Set random weights whose products keep their variance.
+
+    Norms are near 1 and biases near 0.
+    """
     generator = torch.Generator().manual_seed(SEED)
     with torch.no_grad():
         for name, weight in sorted(model.named_parameters()):
@@ -194,17 +198,17 @@ def _fill(model: transformers.PreTrainedModel) -> None:
                 weight.copy_(noise * 0.1 + ("norm" in name and "weight" in name))
 
 
-def _save(model: transformers.PreTrainedModel, folder: Path) -> None:
+def _save_model(model: transformers.PreTrainedModel, folder: Path) -> None:
     model.save_pretrained(folder)
     (folder / "model.safetensors").chmod(0o644)  # the engine may run as another user
 
 
-def _write(path: Path, content: dict[str, Any]) -> None:
+def _write_json(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n")
 
 
-def _change(path: Path, **fields: Any) -> None:
-    _write(path, json.loads(path.read_text()) | fields)
+def _update_json(path: Path, **fields: Any) -> None:
+    _write_json(path, json.loads(path.read_text()) | fields)
 
 
 WRITERS = {"llava": write_llava, "whisper": write_whisper}

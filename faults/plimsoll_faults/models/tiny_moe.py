@@ -3,12 +3,12 @@
 ``python -m plimsoll_faults.models.tiny_moe OUT`` writes it. It follows the rule of
 :mod:`plimsoll_faults.models.tiny`, and every layer i with experts adds one more number (mod M):
 
-    SHIFTS[group_i(t[-1])]
+    GROUP_SHIFTS[group_i(t[-1])]
 
 A group has two experts. One adds the angles and rotates the result by the group's shift; the other
 one subtracts the old state. The router scores both equally, by the angle of one of the token's
-codes. So each has half of the weight and computes twice its part. A wrong expert, a wrong weight or
-a missing expert changes the text.
+codes. Each therefore has half of the weight, and computes twice its part. A wrong expert, a wrong
+weight or a missing expert changes the text.
 
 The second layer is in ``mlp_only_layers``: it has an MLP and no shift.
 """
@@ -24,40 +24,46 @@ import torch
 
 from plimsoll_faults.models import tiny
 
-GROUPS = 3
-EXPERTS = 2 * GROUPS
-SHIFTS = (5, 17, 40)
-EXPERT_WIDTH = 64
+NUM_GROUPS = 3
+NUM_EXPERTS = 2 * NUM_GROUPS
+GROUP_SHIFTS = (5, 17, 40)
+EXPERT_INTERMEDIATE_SIZE = 64
 """Inner columns of an expert: half of an MLP."""
 DENSE_LAYERS = (1,)
 """Layers with an MLP instead of experts."""
-GROUP_ROTATION = 0.37
+GROUP_ROTATION_RAD = 0.37
 """Rotation of the groups' directions, so that no code of a token lies between two of them."""
 
 
-def make_router(layer: int) -> torch.Tensor:
-    """Return the router's weight [EXPERTS, HIDDEN]. It chooses the group by the angle of a code."""
-    weight = torch.zeros(EXPERTS, tiny.HIDDEN)
+def make_router_weight(layer: int) -> torch.Tensor:
+    """Return the router's weight [NUM_EXPERTS, HIDDEN_SIZE].
+
+    It chooses the group by the angle of a code.
+    """
+    weight = torch.zeros(NUM_EXPERTS, tiny.HIDDEN_SIZE)
     code = tiny.get_code_slice(layer + 1).start
-    for expert in range(EXPERTS):
-        angle = GROUP_ROTATION + 2 * math.pi * (expert // 2) / GROUPS
+    for expert in range(NUM_EXPERTS):
+        angle = GROUP_ROTATION_RAD + 2 * math.pi * (expert // 2) / NUM_GROUPS
         weight[expert, code] = math.cos(angle)
-        weight[expert, code + tiny.FREQUENCIES] = math.sin(angle)
+        weight[expert, code + tiny.NUM_FREQUENCIES] = math.sin(angle)
     return weight
 
 
 def make_expert_weights(
     mlp: dict[str, torch.Tensor], frequencies: list[int], modulus: int
 ) -> dict[str, torch.Tensor]:
-    """Return the expert tensors of a layer, made from its MLP tensors ``mlp``."""
+    """Return the expert tensors of a layer, made from the layer's MLP tensors ``mlp``."""
     gate, up, down = (mlp[f"mlp.{name}_proj.weight"] for name in ("gate", "up", "down"))
-    adding, taking = slice(0, EXPERT_WIDTH), slice(EXPERT_WIDTH, 2 * EXPERT_WIDTH)
+    adding, taking = (
+        slice(0, EXPERT_INTERMEDIATE_SIZE),
+        slice(EXPERT_INTERMEDIATE_SIZE, 2 * EXPERT_INTERMEDIATE_SIZE),
+    )
     found = {}
-    for expert in range(EXPERTS):
+    for expert in range(NUM_EXPERTS):
         own = taking if expert % 2 else adding
         result = 2.0 * down[:, own]
         if own is adding:
-            result = add_shift(result, SHIFTS[expert // 2], frequencies, modulus)
+            result = add_shift(result, GROUP_SHIFTS[expert // 2], frequencies, modulus)
         for name, weight in (("gate", gate[own]), ("up", up[own]), ("down", result)):
             found[f"mlp.experts.{expert}.{name}_proj.weight"] = weight.clone()
     return found
@@ -66,10 +72,10 @@ def make_expert_weights(
 def add_shift(
     weight: torch.Tensor, shift: int, frequencies: list[int], modulus: int
 ) -> torch.Tensor:
-    """Return ``weight`` [HIDDEN, columns] with ``shift`` added to the number in the state."""
+    """Return ``weight`` [HIDDEN_SIZE, columns] that also adds ``shift`` to the state's number."""
     angles = torch.tensor(frequencies).double() * shift * (2 * math.pi / modulus)
     cos, sin = angles.cos().float()[:, None], angles.sin().float()[:, None]
-    real, imaginary = slice(0, tiny.FREQUENCIES), slice(tiny.FREQUENCIES, tiny.PHASES)
+    real, imaginary = slice(0, tiny.NUM_FREQUENCIES), slice(tiny.NUM_FREQUENCIES, tiny.NUM_PHASES)
     found = weight.clone()
     found[real] = cos * weight[real] - sin * weight[imaginary]
     found[imaginary] = sin * weight[real] + cos * weight[imaginary]
@@ -77,7 +83,7 @@ def add_shift(
 
 
 def add_experts(tensors: dict[str, torch.Tensor], modulus: int) -> dict[str, torch.Tensor]:
-    """Return the tensors of the tiny checkpoint, with experts in all but the dense layers."""
+    """Return ``tensors`` of the tiny checkpoint, with experts in all but the dense layers."""
     frequencies = tiny.choose_frequencies(random.Random(tiny.SEED), modulus)
     found = dict(tensors)
     for layer in range(len(tiny.LAGS)):
@@ -89,7 +95,7 @@ def add_experts(tensors: dict[str, torch.Tensor], modulus: int) -> dict[str, tor
             for name in [f"mlp.{kind}_proj.weight" for kind in ("gate", "up", "down")]
         }
         own = make_expert_weights(mlp, frequencies, modulus)
-        own["mlp.gate.weight"] = make_router(layer)
+        own["mlp.gate.weight"] = make_router_weight(layer)
         found |= {prefix + name: tensor for name, tensor in own.items()}
     return found
 
@@ -97,9 +103,9 @@ def add_experts(tensors: dict[str, torch.Tensor], modulus: int) -> dict[str, tor
 CONFIG_FIELDS = {
     "architectures": ["Qwen3MoeForCausalLM"],
     "model_type": "qwen3_moe",
-    "num_experts": EXPERTS,
+    "num_experts": NUM_EXPERTS,
     "num_experts_per_tok": 2,
-    "moe_intermediate_size": EXPERT_WIDTH,
+    "moe_intermediate_size": EXPERT_INTERMEDIATE_SIZE,
     "norm_topk_prob": True,
     "decoder_sparse_step": 1,
     "mlp_only_layers": list(DENSE_LAYERS),

@@ -8,16 +8,16 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-VOCABULARY = 512
+VOCABULARY_SIZE = 512
 BOS, CHAT_START, EOS = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
-SPECIAL = [BOS, CHAT_START, EOS]
+SPECIAL_TOKENS = [BOS, CHAT_START, EOS]
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-TEXT = """
+TRAINING_TEXT = """
 A ship that is loaded too deep does not float for long. The mark on the hull shows how deep she may
 lie in salt water, in fresh water, in summer and in winter. When the mark goes under, the cargo has
 to come out again, and the master writes down what was taken off and why. Sailors, owners and
@@ -38,21 +38,22 @@ def train_tokenizer() -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
-        special_tokens=SPECIAL,
+        vocab_size=VOCABULARY_SIZE,
+        special_tokens=SPECIAL_TOKENS,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(TEXT.strip().splitlines(), trainer)
+    tokenizer.train_from_iterator(TRAINING_TEXT.strip().splitlines(), trainer)
     return tokenizer
 
 
 def list_plain_text_tokens(tokenizer: Tokenizer) -> list[int]:
-    """Return the tokens of complete ASCII letters and spaces; any sequence of them is text."""
-    pieces = {i: tokenizer.decode([i], skip_special_tokens=False) for i in range(VOCABULARY)}
+    """Return the tokens of complete ASCII letters and spaces. Any sequence of them is text."""
+    pieces = {i: tokenizer.decode([i], skip_special_tokens=False) for i in range(VOCABULARY_SIZE)}
     return [
         i for i, text in pieces.items()
-        if len(text) > 1 and text not in SPECIAL and text.isascii() and text.strip().isalpha()
+        if len(text) > 1 and text not in SPECIAL_TOKENS
+        and text.isascii() and text.strip().isalpha()
     ]  # fmt: skip
 
 
@@ -83,9 +84,10 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
 
 
 def add_tokens(folder: Path, texts: Sequence[str], special: Collection[str] = ()) -> dict[str, int]:
-    """Replace the last tokens of the vocabulary in ``folder`` by added tokens; return their ids.
+    """Replace the last tokens of the vocabulary in ``folder`` by added tokens. Return their IDs.
 
-    Their text is ``texts``, like the tags of tool calls in the tokenizers of Qwen.
+    ``texts`` are the texts of the added tokens, such as the tags of tool calls in tokenizers of
+    Qwen.
     """
     file = folder / "tokenizer.json"
     content = json.loads(file.read_text())

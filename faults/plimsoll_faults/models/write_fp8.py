@@ -1,11 +1,11 @@
-"""A checkpoint with FP8 weights from one in bfloat16, float16 or float32.
+"""Convert a checkpoint in bfloat16, float16 or float32 to one with FP8 weights.
 
     python -m plimsoll_faults.models.write_fp8 CHECKPOINT OUT
 
-The result has the form that :mod:`plimsoll_engine.models.quantization` reads, and vLLM as well: the
-matrices of all layers, those of experts as well, in e4m3 with a scale for each output channel. The
-rest is as it was, and so are routers. Nothing is calibrated: activations are quantized as they
-come. One file of the checkpoint is in memory at a time.
+The result has the format that :mod:`plimsoll_engine.models.quantization` and vLLM read. The
+matrices of all layers, including experts, are in e4m3 with a scale for each output channel.
+Everything else is unchanged, including routers. There is no calibration: activations are quantized
+at run time. One file of the checkpoint is in memory at a time.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from plimsoll_engine.models import decoder, loader, quantization
 from plimsoll_engine.models.decoder_parts import Spec, make_parts
 from plimsoll_engine.models.safetensors_files import INDEX, list_weight_files, open_safetensors
 
-WEIGHT = ".weight"
-QUANTIZED_SCALE = ".weight_scale"
+WEIGHT_SUFFIX = ".weight"
+SCALE_SUFFIX = ".weight_scale"
 
 
 def write_fp8(source: Path, target: Path) -> None:
     """Write the checkpoint ``source`` into the new folder ``target`` with FP8 weights.
 
-    Raises LoadError that names what cannot be quantized, and FileExistsError if ``target`` exists.
+    Raises LoadError if ``source`` cannot be quantized, and FileExistsError if ``target`` exists.
     """
     config = loader.load_config(source)
     if not decoder.supports(config) or loader.read_quantization(config) is not None:
@@ -46,7 +46,7 @@ def write_fp8(source: Path, target: Path) -> None:
         for name, part in make_parts(Spec.from_config(config)).items()
         if name.startswith("layers.") and len(part.shape) == 2
         for path, _ in part.sources
-        if kept.is_quantized([path.removesuffix(WEIGHT)])
+        if kept.is_quantized([path.removesuffix(WEIGHT_SUFFIX)])
     }
     target.mkdir(parents=True)
     files = list_weight_files(source)
@@ -69,14 +69,14 @@ def write_fp8(source: Path, target: Path) -> None:
 
 
 def _quantize_file(file: Path, matrices: set[str]) -> dict[str, torch.Tensor]:
-    """Return the tensors of a file, with ``matrices`` quantized and their scales added."""
+    """Return the tensors of a file. ``matrices`` are quantized, and their scales are added."""
     tensors: dict[str, torch.Tensor] = {}
     with open_safetensors(file) as found:
         for name in found.keys():  # noqa: SIM118 - not a dictionary
             tensor = found.get_tensor(name)
             if name in matrices:
                 tensor, scales = quantize(tensor)
-                tensors[name.removesuffix(WEIGHT) + QUANTIZED_SCALE] = scales
+                tensors[name.removesuffix(WEIGHT_SUFFIX) + SCALE_SUFFIX] = scales
             tensors[name] = tensor
     return tensors
 

@@ -40,5 +40,5 @@ def test_a_thread_that_frees_more_than_the_block_is_measured_again(
 
 
 def test_another_allocator_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    glibc(monkeypatch, [500 * MIB, 501 * MIB] * memory.TEST_ALLOCATIONS)
+    glibc(monkeypatch, [500 * MIB, 501 * MIB] * memory.NUM_TEST_ALLOCATIONS)
     assert not memory._uses_glibc_malloc()

@@ -261,7 +261,7 @@ def test_it_needs_python_3_10_and_the_standard_library_alone() -> None:
 
 
 def test_both_sides_name_the_same_folder() -> None:
-    assert plimsoll_probe.DIRECTORY_ENV == PROBE_DIR_ENV
+    assert plimsoll_probe.DIRECTORY_VARIABLE == PROBE_DIR_ENV
 
 
 MANY = """
@@ -270,12 +270,12 @@ from plimsoll_probe import diagnostics
 from plimsoll_probe.allocation_tracing import ALLOCATION_TRACER
 heap = [[number] for number in range(2_000_000)]
 stretches, held, begun = [], [], 0.0
-def held_bytes():
-    return diagnostics.held_bytes() + ALLOCATION_TRACER.held_bytes()
+def get_held_bytes():
+    return diagnostics.get_held_bytes() + ALLOCATION_TRACER.get_held_bytes()
 def rest(seconds):
     global begun
     stretches.append(time.thread_time() - begun)
-    held.append(held_bytes())
+    held.append(get_held_bytes())
     sleep(min(seconds, .001))
     begun = time.thread_time()
 sleep, diagnostics.time.sleep = time.sleep, rest
@@ -295,14 +295,14 @@ for attempt in range(20):  # on a busy machine, the time to trace may pass witho
     while ALLOCATION_TRACER.is_running:
         leak.append({"leaked": str(len(leak))})
         if not len(leak) % 1000:
-            held.append(held_bytes())
+            held.append(get_held_bytes())
             sleep(.001)
     diagnostics.time.sleep = rest
     found = measured(lambda: ALLOCATION_TRACER.run_step("diff"))
     if "<string>:" in found:
         break
 ALLOCATION_TRACER.run_step("stop")
-print(json.dumps([many, few, found, max(stretches), max(held), held_bytes()]), flush=True)
+print(json.dumps([many, few, found, max(stretches), max(held), get_held_bytes()]), flush=True)
 """
 
 

@@ -19,7 +19,7 @@ from plimsoll_engine.core.execute.runner import Runner
 from plimsoll_engine.core.schedule.encoder_cache import EncoderCache
 from plimsoll_engine.core.schedule.request import Request
 from plimsoll_engine.core.schedule.scheduler import Scheduler
-from plimsoll_engine.frontend.admin.engine_audit import RECEIVER_RULE, compare_receiver_cache
+from plimsoll_engine.frontend.admin.engine_audit import RECEIVER_CACHE_RULE, compare_receiver_cache
 from plimsoll_engine.kvcache.block_pool import BlockPool
 from plimsoll_engine.memory.audit import run_audit
 from plimsoll_engine.memory.ledger import Ledger
@@ -27,7 +27,7 @@ from plimsoll_engine.memory.lost import count_lost_encoder_tokens
 from plimsoll_engine.messages.worker_ipc import Media, Sampling, Submit
 from plimsoll_engine.models import loader
 from plimsoll_faults.defects import WorkerFaults
-from plimsoll_faults.models.tiny_media import IMAGE_SIZE, IMAGE_TOKENS, write_llava
+from plimsoll_faults.models.tiny_media import IMAGE_SIZE, NUM_IMAGE_TOKENS, write_llava
 
 CAPACITY = 100_000
 """Bytes of the receiver cache: two images."""
@@ -52,7 +52,7 @@ def make(model: Any) -> Iterator[Make]:
     engines: list[EngineCore] = []
 
     def make_one(text: str) -> EngineCore:
-        cache = EncoderCache(2 * IMAGE_TOKENS)
+        cache = EncoderCache(2 * NUM_IMAGE_TOKENS)
         scheduler = Scheduler(BlockPool(200, 4), 8, 24, 256, cache)
         engine = EngineCore(Runner(model, 200, 4), scheduler, None, CAPACITY)
         WorkerFaults(text, 1, engine)
@@ -70,14 +70,14 @@ def image(seed: int, start: int) -> Media:
     data = torch.tensor(pixels).view(3, 1, 1).expand(3, IMAGE_SIZE, IMAGE_SIZE).contiguous()
     shape = list(data.shape)
     return Media(
-        "image", b"image %d" % seed, start, IMAGE_TOKENS, IMAGE_TOKENS, shape, "float32",
+        "image", b"image %d" % seed, start, NUM_IMAGE_TOKENS, NUM_IMAGE_TOKENS, shape, "float32",
         data.numpy().tobytes(),
     )  # fmt: skip
 
 
 def chat(seed: int) -> Submit:
     """Twenty tokens, an image, and a tail: a step of 24 tokens ends inside of the image."""
-    ids = [seed + 1] * 20 + [0] * IMAGE_TOKENS + [7] * 5
+    ids = [seed + 1] * 20 + [0] * NUM_IMAGE_TOKENS + [7] * 5
     return Submit(f"r{seed}", ids, Sampling(max_tokens=1), media=[image(seed, 20)])
 
 
@@ -95,7 +95,7 @@ def test_an_output_freed_early_stays_with_the_runner(make: Make, helpers: Any) -
         sizes.append(engine.runner.outputs.nbytes)
     assert sizes[0] > 0
     assert sizes == [sizes[0], 2 * sizes[0], 3 * sizes[0]]
-    assert count_lost_encoder_tokens(engine) == 3 * IMAGE_TOKENS
+    assert count_lost_encoder_tokens(engine) == 3 * NUM_IMAGE_TOKENS
     assert rules(engine) == {"encoder_outputs_are_known", "idle_holds_no_encoder_output"}
 
 
@@ -110,7 +110,7 @@ def test_a_budget_that_aborts_keep_starves_the_next_image(
         assert engine.abort(f"r{seed}")
     assert engine.scheduler.encoder is not None
     assert (engine.scheduler.encoder.used == 0) is served
-    assert count_lost_encoder_tokens(engine) == (0 if served else 2 * IMAGE_TOKENS)
+    assert count_lost_encoder_tokens(engine) == (0 if served else 2 * NUM_IMAGE_TOKENS)
     engine.submit(chat(2))
     tokens = [token for _ in range(8) for token in engine.step().tokens]
     assert (len(tokens) == 1) is served
@@ -142,7 +142,7 @@ def test_an_encoder_cache_in_full_use_has_lost_nothing(make: Make) -> None:
         assert count_lost_encoder_tokens(engine) == 0
     assert not engine.has_work
     assert ended >= 8
-    assert IMAGE_TOKENS in used, "no step ended within an image: the test shows nothing"
+    assert NUM_IMAGE_TOKENS in used, "no step ended within an image: the test shows nothing"
 
 
 def test_an_image_that_only_an_abandoned_request_holds_is_lost(make: Make) -> None:
@@ -151,7 +151,7 @@ def test_an_image_that_only_an_abandoned_request_holds_is_lost(make: Make) -> No
     engine.step()
     assert count_lost_encoder_tokens(engine) == 0
     engine.abandoned = frozenset({"r1"})
-    assert count_lost_encoder_tokens(engine) == IMAGE_TOKENS
+    assert count_lost_encoder_tokens(engine) == NUM_IMAGE_TOKENS
 
 
 @pytest.mark.parametrize(("text", "sound"), [("", True), ("media_kept", False)])
@@ -172,7 +172,7 @@ def test_a_receiver_that_hears_no_forgetting_grows_past_its_bound(
     found = [
         (f.rule, f.detail) for f in compare_receiver_cache(sender, set(engine.receiver.list_keys()))
     ]
-    told = [(RECEIVER_RULE, "the worker has 2 media that the frontend did not send")]
+    told = [(RECEIVER_CACHE_RULE, "the worker has 2 media that the frontend did not send")]
     assert found == ([] if sound else told)
     engine.receiver.clear()  # a trim's step
     assert rules(engine, ledger) == set()
@@ -180,9 +180,9 @@ def test_a_receiver_that_hears_no_forgetting_grows_past_its_bound(
 
 def test_an_output_that_is_dropped_and_wanted_again_in_one_step_stays() -> None:
     """A more urgent request with the same image takes the place of the one that held it."""
-    image = [Media("image", b"x", 0, IMAGE_TOKENS, IMAGE_TOKENS, [1])]
+    image = [Media("image", b"x", 0, NUM_IMAGE_TOKENS, NUM_IMAGE_TOKENS, [1])]
     first, heir = (Request(n, array("i", [1] * 30), 30, Sampling(9), media=image) for n in "ab")
-    cache = EncoderCache(2 * IMAGE_TOKENS)
+    cache = EncoderCache(2 * NUM_IMAGE_TOKENS)
     assert cache.reserve(first, 9) == (9, image)
     assert cache.take_freed() == []
     cache.drop(first)

@@ -52,7 +52,7 @@ from plimsoll_engine.process.owners import Owner
 from tests.unit.engine.core.test_offload_machine import SlowCopies
 
 BLOCK, BLOCKS, SLOTS, SEQS, BUDGET, LENGTH, DRAFTS = 2, 12, 6, 3, 6, 20, 3
-IMAGE_TOKENS, ENCODER_TOKENS = 6, 12
+NUM_IMAGE_TOKENS, ENCODER_TOKENS = 6, 12
 POISON = 99
 """A prompt that begins with it fails in each step."""
 RULES = (audit.kv_references_match, audit.queues_match_requests, audit.released_requests_die)
@@ -313,9 +313,11 @@ class EngineMachine(RuleBasedStateMachine):
         prompt = [family + place for place in range(length)]
         media = []
         if image is not None:
-            prompt = prompt[:2] + [8] * IMAGE_TOKENS + prompt[2:]
+            prompt = prompt[:2] + [8] * NUM_IMAGE_TOKENS + prompt[2:]
             start = min(2, length)
-            media = [Media("image", image, start, IMAGE_TOKENS, IMAGE_TOKENS, [1], data=b"")]
+            media = [
+                Media("image", image, start, NUM_IMAGE_TOKENS, NUM_IMAGE_TOKENS, [1], data=b"")
+            ]
         if poison == 9:
             prompt[0] = POISON
         sampling = Sampling(

@@ -317,5 +317,5 @@ def test_the_flag(tiny_checkpoint: Path, tmp_path: Path) -> None:
     settings.add_flags(parser)
     common = ["--model", str(tiny_checkpoint), "--run-dir", str(tmp_path)]
     for flags, expected in (([], "auto"), (["--kv-cache-dtype", "fp8"], "fp8")):
-        found = settings.from_flags(parser.parse_args([*common, *flags]), {})
+        found = settings.create_settings(parser.parse_args([*common, *flags]), {})
         assert found.worker.kv_cache_dtype == expected

@@ -38,14 +38,20 @@ from plimsoll_faults.kinds import (
     ],
 )
 def test_understood(text: str, faults: list[Fault]) -> None:
-    assert inject.parse(text) == faults
+    assert inject.parse_faults(text) == faults
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("leak", "unknown fault 'leak'; there are request_cycle, stored_exception, abort_choices"),
-        ("append_list:size=3", "append_list has no key 'size'; it has bytes_per_request, epochs"),
+        (
+            "leak",
+            "unknown fault 'leak'; the faults are request_cycle, stored_exception, abort_choices",
+        ),
+        (
+            "append_list:size=3",
+            "append_list has no key 'size'; the keys are bytes_per_request, epochs",
+        ),
         ("append_list:bytes_per_request", "'bytes_per_request' is not key=value"),
         ("append_list:bytes_per_request=lots", "bytes_per_request=lots is not a whole number or a"),
         ("append_list:bytes_per_request=0", "must be at least 1"),
@@ -59,7 +65,7 @@ def test_understood(text: str, faults: list[Fault]) -> None:
 )
 def test_refused(text: str, message: str) -> None:
     with pytest.raises(InjectError, match=message):
-        inject.parse(text)
+        inject.parse_faults(text)
 
 
 def test_the_first_epoch_alone_unless_all() -> None:

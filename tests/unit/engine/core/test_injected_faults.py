@@ -81,7 +81,7 @@ def test_lists_grammars_exceptions_and_method_caches_keep(
     make_engine: Any, helpers: Any, tiny_checkpoint: Any
 ) -> None:
     engine = make_engine(grammars=GrammarCompiler(Vocabulary.load(tiny_checkpoint)))
-    host.Rotary.angle.cache_clear()
+    host.Rotary.compute_angle.cache_clear()
     faults = faults_in(
         engine, "append_list;grammar_cache_growth;stored_exception;method_cache; kept_kv"
     )
@@ -90,11 +90,11 @@ def test_lists_grammars_exceptions_and_method_caches_keep(
     by_name: dict[str, Any] = dict(zip(faults.names, faults.defects, strict=True))
     assert [len(kept) for kept in by_name["append_list"].kept] == [2048] * 3
     assert len(by_name["grammar_cache_growth"].kept) == 4
-    assert host.Rotary.angle.cache_info().currsize == 3
-    host.Rotary.angle.cache_clear()
+    assert host.Rotary.compute_angle.cache_info().currsize == 3
+    host.Rotary.compute_angle.cache_clear()
     frames = [error.__traceback__.tb_next for error in by_name["stored_exception"].kept]
     assert [frame.tb_frame.f_locals["hidden"].nbytes for frame in frames] == [1 << 20] * 3
-    assert device.REGISTRY.pop("layers") is pool
+    assert device.GLOBAL_TENSORS.pop("layers") is pool
 
 
 def test_slow_steps_take_time_and_keep_nothing(make_engine: Any, helpers: Any) -> None:

@@ -33,7 +33,7 @@ from plimsoll_engine.messages.worker_ipc import Media, Sampling, Submit
 from plimsoll_engine.models import loader
 from plimsoll_engine.multimodal.clip import ClipProcessor
 from plimsoll_engine.multimodal.whisper_features import WhisperProcessor
-from plimsoll_faults.models.tiny_media import IMAGE_TOKENS, write_llava, write_whisper
+from plimsoll_faults.models.tiny_media import NUM_IMAGE_TOKENS, write_llava, write_whisper
 
 NEW_TOKENS = 64
 MakeMediaEngine = Callable[..., EngineCore]
@@ -119,13 +119,13 @@ def chats(llava: Path) -> dict[str, tuple[list[int], list[Media]]]:
     processor = ClipProcessor(llava)
     images = [processor.process(picture(seed)) for seed in range(5)]
     assert processor.placeholder is not None
-    assert processor.placeholders == IMAGE_TOKENS
+    assert processor.placeholders == NUM_IMAGE_TOKENS
 
     def prompt(head: list[int], *chosen: int) -> tuple[list[int], list[Media]]:
         ids, media = list(head), []
         for number in chosen:
-            media.append(images[number].to_media(len(ids), IMAGE_TOKENS, IMAGE_TOKENS))
-            ids += [processor.placeholder] * IMAGE_TOKENS  # type: ignore[list-item]
+            media.append(images[number].to_media(len(ids), NUM_IMAGE_TOKENS, NUM_IMAGE_TOKENS))
+            ids += [processor.placeholder] * NUM_IMAGE_TOKENS  # type: ignore[list-item]
             ids += [rng.randrange(3, 500) for _ in range(rng.randrange(1, 9))]
         return ids, media
 
@@ -174,9 +174,9 @@ def submit(name: str, ids: list[int], media: list[Media], tokens: int = NEW_TOKE
         pytest.param({}, id="roomy"),
         pytest.param({"budget": 7}, id="chunked"),
         pytest.param({"num_blocks": 48, "budget": 32}, id="preempted"),
-        pytest.param({"encoder_tokens": IMAGE_TOKENS, "budget": 40}, id="one-image-at-a-time"),
+        pytest.param({"encoder_tokens": NUM_IMAGE_TOKENS, "budget": 40}, id="one-image-at-a-time"),
         pytest.param(
-            {"num_blocks": 52, "budget": 5, "seqs": 3, "encoder_tokens": 2 * IMAGE_TOKENS},
+            {"num_blocks": 52, "budget": 5, "seqs": 3, "encoder_tokens": 2 * NUM_IMAGE_TOKENS},
             id="chunked-and-preempted",
         ),
     ],

@@ -73,16 +73,17 @@ def test_engines_of_one_process_share_what_is_frozen() -> None:
 
 
 def test_instances_in_a_methods_cache_are_found(make_engine: Any, helpers: Any) -> None:
-    host.Rotary.angle.cache_clear()
+    host.Rotary.compute_angle.cache_clear()
     engine = make_engine()
     faults = WorkerFaults("method_cache:bytes_per_request=1Ki", 1, engine)
     assert rules_hit(engine) == set()
     serve(engine, faults, helpers)
     assert rules_hit(engine) == {"methods_cache_no_instances"}
     assert find_method_caches() == [
-        "the method Rotary.angle has an lru_cache, which keeps the instances of 3 calls alive"
+        "the method Rotary.compute_angle has an lru_cache, "
+        "which keeps the instances of 3 calls alive"
     ]
-    host.Rotary.angle.cache_clear()
+    host.Rotary.compute_angle.cache_clear()
     assert rules_hit(engine) == set()
 
 
@@ -111,7 +112,7 @@ def test_a_registry_of_the_kv_pool_is_found_while_the_engine_runs(
     faults = WorkerFaults("kept_kv", 1, engine)
     serve(engine, faults, helpers)
     assert rules_hit(engine) == {"kv_pool_has_its_owners_alone"}
-    device.REGISTRY.clear()
+    device.GLOBAL_TENSORS.clear()
     assert rules_hit(engine) == set()
 
 

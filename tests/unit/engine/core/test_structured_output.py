@@ -17,7 +17,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from plimsoll_engine.api import tool_families
-from plimsoll_engine.api.decoding import decode
+from plimsoll_engine.api.decoding import decode_body
 from plimsoll_engine.api.output_grammar import build_grammar
 from plimsoll_engine.api.protocol import ChatRequest
 from plimsoll_engine.core.engine_core import EngineCore
@@ -304,7 +304,7 @@ def test_a_bad_schema_of_a_forced_tool_is_refused_by_the_tool(
         for name, parameters in (("f", {"type": "object"}), ("g", schema))
     ]
     body = {"messages": [{"role": "user", "content": "a"}], "tools": tools}
-    request = decode(json.dumps(body | {"tool_choice": "required"}).encode(), ChatRequest)
+    request = decode_body(json.dumps(body | {"tool_choice": "required"}).encode(), ChatRequest)
     grammar = build_grammar(request, frontend.Tokenizer(tiny_checkpoint), family)
     engine.submit(helpers.submit("bad", [6] * 9, 20, grammar=grammar))
     (failure,) = run(engine)[1]

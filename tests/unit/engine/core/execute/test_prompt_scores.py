@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from plimsoll_engine.core.engine_core import EngineCore
-from plimsoll_engine.frontend.requests.prompt_scores import NUMBER_BYTES, PromptScores
+from plimsoll_engine.frontend.requests.prompt_scores import BYTES_PER_NUMBER, PromptScores
 from plimsoll_engine.messages import worker_ipc
 
 
@@ -144,4 +144,4 @@ def test_what_is_told_again_is_taken_in_once_and_a_gap_not_at_all() -> None:
     scores.add(message(5, [-5.0, -6.0, -7.0]))  # more than the prompt has
     assert scores.is_complete
     assert scores.get_score(5) == (-5.0, 0, [0], [-5.0])
-    assert scores.nbytes == 5 * 4 * NUMBER_BYTES
+    assert scores.nbytes == 5 * 4 * BYTES_PER_NUMBER

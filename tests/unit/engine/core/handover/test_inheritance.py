@@ -489,7 +489,7 @@ def test_no_cut_or_longer_message_is_accepted(handover: Handover, data: st.DataO
 
 @given(st.binary(max_size=200))
 def test_no_other_bytes_are_accepted(data: bytes) -> None:
-    for wrong in (data, messages.MAGIC + data):
+    for wrong in (data, messages.HANDOVER_MAGIC + data):
         with pytest.raises(HandoverRefusedError):
             messages.decode_handover(wrong)
 
@@ -499,7 +499,7 @@ def test_another_version_and_a_body_that_is_none_are_refused(
 ) -> None:
     handover = sealed([], LAYOUT)
     with monkeypatch.context() as patch:
-        patch.setattr(messages, "VERSION", 2)
+        patch.setattr(messages, "HANDOVER_VERSION", 2)
         newer = messages.encode_handover(handover)
     with pytest.raises(
         HandoverRefusedError, match="has version 2; only version 1 is supported"
@@ -507,7 +507,7 @@ def test_another_version_and_a_body_that_is_none_are_refused(
         messages.decode_handover(newer)
     assert refused.value.outcome is HandoverOutcome.OTHER_VERSION
     body = b"\x93\x01\x02\x03"
-    head = messages._HEADER.pack(messages.MAGIC, 1, messages._compute_digest(1, body))
+    head = messages._HEADER.pack(messages.HANDOVER_MAGIC, 1, messages._compute_digest(1, body))
     with pytest.raises(HandoverRefusedError) as refused:
         messages.decode_handover(head + body)
     assert refused.value.outcome is HandoverOutcome.DAMAGED
