@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # uvicorn's warnings are about requests as well, so a client could cause any number of them.
     logs.configure(libraries={"uvicorn.access": "WARNING", "uvicorn.error": "ERROR"})
     try:
-        return server.run(settings.from_flags(flags))
+        return server.run(settings.create_settings(flags))
     except UsageError as error:
         print(f"plimsoll_engine serve: {error}", file=sys.stderr)
         return 2

@@ -3,18 +3,20 @@
 If several files define the same value, the precedence is that of transformers and vLLM:
 
 - Stop tokens come from generation_config.json, else from config.json, else from its text_config.
-  The tokenizer's eos_token is always a stop token as well (vLLM). From files with lower precedence,
-  only special tokens are used, because an old default there may be a word.
+  The tokenizer's eos_token is always a stop token as well (vLLM). A stop token from a file of lower
+  precedence is used only if it is a special token, because an outdated default may be an ordinary
+  word.
 - A token is special if tokenizer.json or tokenizer_config.json marks or names it (transformers).
 - Truncation and padding in tokenizer.json are ignored: training scripts leave them behind
   (transformers sets both for each call).
 - Token IDs go up to the largest ID in the vocabulary, which may have gaps, and are below the
   model's vocab_size.
-- Sampling defaults are the fields of generation_config.json that vLLM uses
-  (``--generation-config auto``), regardless of do_sample.
-- The chat template is ``--chat-template``, else chat_template.jinja, chat_template.json or the one
-  in tokenizer_config.json. Several templates have names: ``tool_use`` is for chats with tools. Each
-  file in additional_chat_templates has its own name.
+- Sampling defaults are the fields of generation_config.json that vLLM uses (``--generation-config
+  auto``), regardless of do_sample.
+- The chat template is ``--chat-template``, else chat_template.jinja, chat_template.json or the
+  template in tokenizer_config.json. If there are several templates, each has a name; the template
+  named ``tool_use`` is for chats with tools. A file in additional_chat_templates is named by its
+  stem.
 """
 
 from __future__ import annotations
@@ -37,8 +39,8 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 MODEL_CONFIG_FILE, GENERATION_CONFIG_FILE = "config.json", "generation_config.json"
 TOKENIZER_FILE, TOKENIZER_CONFIG_FILE = "tokenizer.json", "tokenizer_config.json"
-DEFAULT_TEMPLATE, TOOLS_TEMPLATE = "default", "tool_use"
-TEMPLATE_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
+DEFAULT_TEMPLATE_NAME, TOOLS_TEMPLATE_NAME = "default", "tool_use"
+TEMPLATE_TOKEN_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token")
 """Special tokens that chat templates can use by name."""
 SAMPLING_BOUNDS: dict[str, tuple[float, float]] = {
     "temperature": (0, 2),
@@ -55,10 +57,11 @@ SAMPLING_BOUNDS: dict[str, tuple[float, float]] = {
 class Checkpoint:
     """Configuration, tokenizer and chat templates of a checkpoint.
 
-    ``special_tokens`` has the texts of the tokens in TEMPLATE_TOKENS. ``num_tokens`` is the largest
-    token ID plus one. ``chat_templates`` are the templates' sources by name. ``sampling_defaults``
-    are the values of sampling fields for requests that omit them. ``sources`` has the file that
-    each value comes from.
+    ``special_tokens`` maps the names in TEMPLATE_TOKEN_NAMES to the texts of the tokens.
+    ``num_tokens`` is the largest token ID plus one. ``chat_templates`` maps the names of the
+    templates to their sources. ``sampling_defaults`` are the values of sampling fields for requests
+    that omit them. ``sources`` maps ``stop_token_ids``, ``chat_template`` and ``sampling`` to the
+    names of the files that define them.
     """
 
     folder: Path
@@ -79,7 +82,7 @@ class Checkpoint:
         tokenizer = _load_tokenizer(folder, settings)
         special = {
             name: _get_token_text(settings[name], f"{folder / TOKENIZER_CONFIG_FILE}: field {name}")
-            for name in TEMPLATE_TOKENS
+            for name in TEMPLATE_TOKEN_NAMES
             if settings.get(name)
         }
         templates, template_of = _read_templates(folder, settings, chat_template)
@@ -96,7 +99,7 @@ class Checkpoint:
         )  # fmt: skip
 
     def make_summary(self) -> dict[str, Any]:
-        """Return stop tokens and sampling defaults, and the files that they come from."""
+        """Return the stop tokens and sampling defaults, and the files that define them."""
         return {
             "stop_token_ids": self.stop_token_ids,
             "sampling": self.sampling_defaults,
@@ -113,7 +116,7 @@ def read_json(file: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{file}: cannot be read: {error}") from None
     if not isinstance(data, dict):
-        raise UsageError(f"{file}: expected a JSON object")
+        raise UsageError(f"{file}: the file must contain a JSON object")
     return data
 
 
@@ -122,7 +125,7 @@ def _load_tokenizer(folder: Path, settings: dict[str, Any]) -> Tokenizer:
     try:
         tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # noqa: BLE001 - the library raises bare Exception
-        raise UsageError(f"{file}: cannot be read as a tokenizer: {error}") from None
+        raise UsageError(f"{file}: the tokenizer cannot be loaded: {error}") from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
     known = {one.content: one for one in tokenizer.get_added_tokens_decoder().values()}
@@ -140,7 +143,7 @@ def _load_tokenizer(folder: Path, settings: dict[str, Any]) -> Tokenizer:
 
 
 def _list_special_tokens(folder: Path, settings: dict[str, Any]) -> Iterator[str]:
-    """Yield the texts of the special tokens in tokenizer_config.json."""
+    """Yield the text of each special token that tokenizer_config.json names or marks."""
     where = f"{folder / TOKENIZER_CONFIG_FILE}: field"
     for name, value in settings.items():
         if name.endswith("_token") and value and not isinstance(value, bool):
@@ -149,12 +152,14 @@ def _list_special_tokens(folder: Path, settings: dict[str, Any]) -> Iterator[str
         value = settings.get(name) or []
         values = value.values() if isinstance(value, dict) else value
         if not isinstance(value, dict | list):
-            raise UsageError(f"{where} {name}: expected a list of tokens")
+            raise UsageError(f"{where} {name}: must be a list of tokens")
         for one in values:
             yield _get_token_text(one, f"{where} {name}")
     added = settings.get("added_tokens_decoder") or {}
     if not isinstance(added, dict):
-        raise UsageError(f"{where} added_tokens_decoder: expected an object of tokens")
+        raise UsageError(
+            f"{where} added_tokens_decoder: must be an object that maps token IDs to tokens"
+        )
     for number, one in added.items():
         if isinstance(one, dict) and one.get("special"):
             yield _get_token_text(one, f"{where} added_tokens_decoder.{number}")
@@ -163,14 +168,14 @@ def _list_special_tokens(folder: Path, settings: dict[str, Any]) -> Iterator[str
 def _get_token_text(value: Any, field: str) -> str:
     text = value.get("content") if isinstance(value, dict) else value
     if not isinstance(text, str):
-        raise UsageError(f"{field}: expected the text of a token, not {value!r}")
+        raise UsageError(f"{field}: must be the text of a token, not {value!r}")
     return text
 
 
 def _count_tokens(folder: Path, tokenizer: Tokenizer) -> int:
     """Return the number of token IDs that both the tokenizer and the model support.
 
-    On a GPU, a larger token ID would cause a fault that ends the worker.
+    On a GPU, a larger token ID would cause an error that ends the worker.
     """
     numbers = tokenizer.get_vocab(with_added_tokens=True).values()
     config = read_json(folder / MODEL_CONFIG_FILE)
@@ -198,7 +203,9 @@ def _read_stop_tokens(folder: Path, tokenizer: Tokenizer, eos: str | None) -> tu
         named = list(value) if isinstance(value, list) else [value]
         if not all(type(one) is int and one >= 0 for one in named):
             field = f"{where}eos_token_id"
-            raise UsageError(f"{folder / name}: field {field}: {value!r} is not a token ID")
+            raise UsageError(
+                f"{folder / name}: field {field}: {value!r} is neither a token ID nor a list of IDs"
+            )
         if ids:
             named = [one for one in named if one in added and added[one].special]
         if more := [one for one in named if one not in ids]:
@@ -229,19 +236,25 @@ def _read_sampling_defaults(folder: Path) -> dict[str, float]:
 
 
 def _read_templates(
-    folder: Path, settings: dict[str, Any], chosen: Path | None
+    folder: Path, settings: dict[str, Any], template_file: Path | None
 ) -> tuple[dict[str, str], str]:
-    """Return the chat templates by name, and the file of the default template."""
+    """Return the chat templates by name, and the name of the file with the default template.
+
+    ``template_file`` is the file of ``--chat-template``. The name is empty without a default
+    template.
+    """
     try:
-        if chosen is not None:
-            return {DEFAULT_TEMPLATE: chosen.read_text(encoding="utf-8")}, chosen.name
+        if template_file is not None:
+            return {
+                DEFAULT_TEMPLATE_NAME: template_file.read_text(encoding="utf-8")
+            }, template_file.name
         more = {
             file.stem: file.read_text(encoding="utf-8")
             for file in sorted((folder / "additional_chat_templates").glob("*.jinja"))
         }
         file = folder / "chat_template.jinja"
         if file.is_file():
-            return {DEFAULT_TEMPLATE: file.read_text(encoding="utf-8")} | more, file.name
+            return {DEFAULT_TEMPLATE_NAME: file.read_text(encoding="utf-8")} | more, file.name
         for name, holder in (
             ("chat_template.json", read_json(folder / "chat_template.json")),
             (TOKENIZER_CONFIG_FILE, settings),
@@ -250,7 +263,7 @@ def _read_templates(
             if isinstance(source, list):
                 source = {entry["name"]: entry["template"] for entry in source}
             elif isinstance(source, str):
-                source = {DEFAULT_TEMPLATE: source}
+                source = {DEFAULT_TEMPLATE_NAME: source}
             if isinstance(source, dict) and source:
                 for key, template in source.items():
                     if not isinstance(template, str):
@@ -258,6 +271,6 @@ def _read_templates(
                 return source | more, name
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(
-            f"{chosen or folder}: the chat template cannot be read: {error!r}"
+            f"{template_file or folder}: the chat template cannot be read: {error!r}"
         ) from None
     return more, ""

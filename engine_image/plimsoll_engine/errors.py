@@ -27,23 +27,26 @@ class FatalWorkerError(RuntimeError):
 
 
 class DeviceLostError(FatalWorkerError):
-    """The device no longer answers. A CUDA fault is sticky, so only a new process helps."""
+    """The device no longer responds.
+
+    A CUDA error persists for the life of the process, so only a new worker can use the device.
+    """
 
 
 class RanksLostError(FatalWorkerError):
     """The process group of the ranks has failed. Only a new worker can form another one.
 
-    ``gone`` means that a rank has exited. Its parent process reports why.
+    ``rank_exited`` is True if a rank has exited; its parent process logs the reason.
     """
 
-    def __init__(self, message: str, gone: bool = False) -> None:
+    def __init__(self, message: str, rank_exited: bool = False) -> None:
         super().__init__(message)
-        self.gone = gone
+        self.rank_exited = rank_exited
 
 
 class GrammarServerLostError(FatalWorkerError):
-    """The server that compiles new grammars has exited. Only a new worker starts another one."""
+    """The server that compiles grammars has exited. Only a new worker can start another one."""
 
 
 class WarmUpError(FatalWorkerError):
-    """The model failed in the warm-up. The message contains that of the model's error."""
+    """The model failed during the warm-up. The message includes the model's error message."""

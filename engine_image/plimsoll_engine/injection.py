@@ -15,13 +15,16 @@ ENTRY_POINT_GROUP = "plimsoll_engine.faults"
 
 
 def check_faults(text: str) -> None:
-    """Raise SettingsError if ``text`` is not a list of faults or the package is not installed."""
+    """Raise SettingsError if ``text`` is no list of faults or the package is not installed."""
     if text:
         load_entry_point("check")(text)
 
 
 def load_entry_point(name: str) -> Any:
-    """Return the object of the entry point ``name``. Raises SettingsError without the package."""
+    """Return the object that the entry point ``name`` refers to.
+
+    Raises SettingsError if the package is not installed.
+    """
     for entry in entry_points(group=ENTRY_POINT_GROUP, name=name):
         return entry.load()
     raise SettingsError(

@@ -16,12 +16,12 @@ from typing import Any
 
 from plimsoll_api.names import TOKEN_FILE
 
-PREFIX = "/admin/v1"
+ADMIN_API_PREFIX = "/admin/v1"
 CALL_TIMEOUT_S = 5.0
 # Endpoint changes reach kube-proxy and ingress controllers within seconds. The hook waits for them
 # for at most a quarter of the deadline.
-ENDPOINT_DELAY_S = 5.0
-POLL_S = 0.2
+MAX_ENDPOINT_REMOVAL_WAIT_S = 5.0
+POLL_INTERVAL_S = 0.2
 
 
 class DrainRefusedError(Exception):
@@ -40,21 +40,21 @@ def drain(admin_port: int, run_dir: Path, deadline_s: float) -> int:
     except OSError as error:
         print(f"drain: cannot read {run_dir / TOKEN_FILE}: {error.strerror}", file=sys.stderr)
         return 2
-    time.sleep(min(ENDPOINT_DELAY_S, deadline_s / 4))
+    time.sleep(min(MAX_ENDPOINT_REMOVAL_WAIT_S, deadline_s / 4))
     try:
         while time.monotonic() < end:
-            status = _call(admin_port, token, "GET", "/status")
+            status = _call_admin_api(admin_port, token, "GET", "/status")
             state = status["state"]
             if state in ("drained", "stopping", "stopped", "failed"):
                 return 0
             if state == "serving":
                 _start_drain(admin_port, token, status["epoch"], end - time.monotonic())
-            time.sleep(POLL_S)
+            time.sleep(POLL_INTERVAL_S)
     except ConnectionRefusedError:
         return 0  # nothing is left to drain
     except (OSError, DrainRefusedError, ValueError, KeyError, http.client.HTTPException) as error:
         print(
-            f"drain: a call of the admin API on port {admin_port} failed: {error}", file=sys.stderr
+            f"drain: a call to the admin API on port {admin_port} failed: {error}", file=sys.stderr
         )
         return 1
     print(f"drain: requests were still running after {deadline_s:g} s", file=sys.stderr)
@@ -62,27 +62,27 @@ def drain(admin_port: int, run_dir: Path, deadline_s: float) -> int:
 
 
 def _start_drain(admin_port: int, token: str, epoch: str, deadline_s: float) -> None:
-    """Start a drain. Ignore a refusal with status 409, after which the caller tries again."""
+    """Start a drain, unless the engine refuses it with status 409; the caller then tries again."""
     body = {
         "operation_id": f"prestop-{epoch.replace(':', '-')}-{time.time_ns()}",
         "expected_epoch": epoch,
         "deadline_s": max(0.0, deadline_s),
     }
     try:
-        _call(admin_port, token, "POST", "/drain", body)
+        _call_admin_api(admin_port, token, "POST", "/drain", body)
     except DrainRefusedError as error:
         if not str(error).startswith("409"):
             raise
 
 
-def _call(
+def _call_admin_api(
     admin_port: int, token: str, method: str, path: str, body: dict[str, Any] | None = None
 ) -> dict[str, Any]:
     connection = http.client.HTTPConnection("127.0.0.1", admin_port, timeout=CALL_TIMEOUT_S)
     try:
         connection.request(
             method,
-            PREFIX + path,
+            ADMIN_API_PREFIX + path,
             None if body is None else json.dumps(body),
             {"Authorization": f"Bearer {token}", "Content-Type": "application/json"},
         )
@@ -94,5 +94,5 @@ def _call(
     finally:
         connection.close()
     if not isinstance(answer, dict):
-        raise ValueError("the response is not a JSON object")
+        raise ValueError("the response of the admin API is not a JSON object")
     return answer

@@ -46,21 +46,21 @@ from plimsoll_engine.http.slices import SlicedResponses
 from plimsoll_engine.process import host_memory, stacks
 from plimsoll_engine.process.stacks import make_stacks_path
 from plimsoll_engine.process.start_gate import wait_until_open
-from plimsoll_engine.settings import ENGINE_FILE, Settings
+from plimsoll_engine.settings import PORTS_FILE_NAME, Settings
 
 log = logging.getLogger(__name__)
 
-TOKEN_TIMEOUT_S = 30.0
+ADMIN_TOKEN_TIMEOUT_S = 30.0
 """Maximum time that the start waits for the admin token."""
 MAX_ADMIN_CONNECTIONS = 64
-ADMIN_BODIES_BYTES = 1 << 20
+MAX_ADMIN_BODIES_BYTES = 1 << 20
 """Maximum memory for all request bodies of the admin API."""
-RESERVED_FILES = 256
+RESERVED_FILE_DESCRIPTORS = 256
 """Number of file descriptors reserved for uses other than client connections."""
 # After a shutdown, all requests have been answered. Slow clients need this time to read.
 HTTP_CLOSE_TIMEOUT_S = 2
-BACKLOG = 2048
-KEEPALIVE_S = 30
+LISTEN_BACKLOG = 2048
+TCP_KEEPALIVE_INTERVAL_S = 30
 """TCP keepalive interval. A connection ends four intervals after its client has disappeared."""
 
 
@@ -84,13 +84,14 @@ class _Server(uvicorn.Server):
     def close_idle_connections(self) -> None:
         """Close idle connections now, and busy connections after their response.
 
-        Clients with a keep-alive connection then connect to another pod of the Service.
+        Clients with keep-alive connections then reconnect, and the Service routes them to another
+        pod.
         """
         for connection in list(self.server_state.connections):
             connection.shutdown()
 
 
-def read_token(file: Path, timeout_s: float) -> str:
+def read_admin_token(file: Path, timeout_s: float) -> str:
     """Return the admin token in ``file``. Raises UsageError if there is none.
 
     In a pod, wait up to ``timeout_s`` seconds until the supervisor has written the file. Outside
@@ -115,12 +116,12 @@ def read_token(file: Path, timeout_s: float) -> str:
         if time.monotonic() >= deadline:
             raise UsageError(
                 f"admin token {file}: missing or empty after {timeout_s:g} s; the supervisor "
-                "writes it: check that both containers mount the run directory"
+                "writes the file: check that both containers mount the run directory"
             )
         time.sleep(0.05)
 
 
-def _bind(host: str, port: int, flag: str) -> socket.socket:
+def _open_listening_socket(host: str, port: int, flag: str) -> socket.socket:
     try:
         listener = bind_socket(host, port)
     except (OSError, OverflowError) as error:
@@ -130,11 +131,11 @@ def _bind(host: str, port: int, flag: str) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BUFFER_BYTES)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S)
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_S)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, TCP_KEEPALIVE_INTERVAL_S)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, TCP_KEEPALIVE_INTERVAL_S)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
     try:
-        listener.listen(BACKLOG)  # readers of engine.json may connect at once
+        listener.listen(LISTEN_BACKLOG)  # readers of engine.json may connect at once
     except OSError as error:
         listener.close()
         raise UsageError(f"{flag} {port}: cannot listen on {host}: {error.strerror}") from None
@@ -160,7 +161,7 @@ def _write_ports(settings: Settings, port: int, admin_port: int, boot_id: str) -
         "admin_port": admin_port,
         "boot_id": boot_id,
     }
-    file = settings.run_dir / ENGINE_FILE
+    file = settings.run_dir / PORTS_FILE_NAME
     temporary = file.with_suffix(".tmp")
     temporary.write_bytes(msgspec.json.encode(content))
     temporary.replace(file)
@@ -183,15 +184,17 @@ def run(settings: Settings) -> int:
     with _report_run_dir_errors(settings):
         _write_stacks_on_sigusr1(settings)
     wait_until_open(settings.run_dir)
-    token = read_token(settings.token_file, min(settings.startup_timeout_s, TOKEN_TIMEOUT_S))
+    token = read_admin_token(
+        settings.token_file, min(settings.startup_timeout_s, ADMIN_TOKEN_TIMEOUT_S)
+    )
     tokenizer = Tokenizer(
         settings.model, settings.api.chat_template, settings.api.generation_config
     )
     log.info("checkpoint read", extra=tokenizer.checkpoint.make_summary())
     keys = None if settings.api_key_file is None else ApiKeys(settings.api_key_file)
     with (
-        _bind(settings.host, settings.port, "--port") as serving_socket,
-        _bind("127.0.0.1", settings.admin_port, "--admin-port") as admin_socket,
+        _open_listening_socket(settings.host, settings.port, "--port") as serving_socket,
+        _open_listening_socket("127.0.0.1", settings.admin_port, "--admin-port") as admin_socket,
     ):
         return uvloop.run(_serve(settings, tokenizer, token, keys, serving_socket, admin_socket))
 
@@ -217,7 +220,7 @@ async def _serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(
             number,
-            lambda: start_background(_terminate(engine, settings.shutdown_timeout_s), "shutdown"),
+            lambda: start_background(_shut_down(engine, settings.shutdown_timeout_s), "shutdown"),
         )
     sizes = BodySizes(
         accepts_images=engine.media.processors.image is not None,
@@ -238,7 +241,7 @@ async def _serve(
         public = ApiKeyMiddleware(public, keys)
     public = serving.allow_origins(public, settings.api.allowed_origins)
     admin_limits = settings.http.make_limits(MAX_ADMIN_CONNECTIONS)
-    admin_budget = BodyBudget(lambda: ADMIN_BODIES_BYTES, MAX_ADMIN_CONNECTIONS)
+    admin_budget = BodyBudget(lambda: MAX_ADMIN_BODIES_BYTES, MAX_ADMIN_CONNECTIONS)
     servers = [
         _create_http_server(public, Connections(limits, refuse_connection, encode_error_body)),
         _create_http_server(
@@ -250,13 +253,15 @@ async def _serve(
         engine.metrics.http.add(name, server.connections)
     engine.ledger.register(
         "http_bodies",
-        lambda: budget.held + admin_budget.held,
-        lambda: budget.bound + admin_budget.bound,
+        lambda: budget.held_bytes + admin_budget.held_bytes,
+        lambda: budget.max_held_bytes + admin_budget.max_held_bytes,
     )
     engine.ledger.register(
         "http_answers",
-        lambda: answers.held + sum(server.connections.nbytes for server in servers),
-        lambda: answers.bound + sum(server.connections.bound for server in servers),
+        lambda: answers.held_bytes + sum(server.connections.unsent_bytes for server in servers),
+        lambda: (
+            answers.max_held_bytes + sum(server.connections.max_unsent_bytes for server in servers)
+        ),
     )
     engine.set_drain_callback(servers[0].close_idle_connections)
     serve_tasks = [
@@ -287,13 +292,13 @@ async def _serve(
 
 
 def _compute_max_connections(settings: Settings) -> int:
-    """Return the maximum number of connections, which the limit of open files may reduce."""
+    """Return the maximum number of connections that the settings and open-file limit allow."""
     wanted = settings.http.max_connections or 2 * settings.max_queued
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < wanted + RESERVED_FILES:
-        soft = min(hard, wanted + RESERVED_FILES)
+    if soft < wanted + RESERVED_FILE_DESCRIPTORS:
+        soft = min(hard, wanted + RESERVED_FILE_DESCRIPTORS)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    allowed = max(1, min(wanted, soft - RESERVED_FILES))
+    allowed = max(1, min(wanted, soft - RESERVED_FILE_DESCRIPTORS))
     if allowed < wanted:
         log.warning(
             "the limit of open files allows fewer connections than --max-connections: raise the "
@@ -320,6 +325,6 @@ def _create_http_server(app: Any, connections: Connections) -> _Server:
     )
 
 
-async def _terminate(engine: AsyncEngine, timeout_s: float) -> None:
+async def _shut_down(engine: AsyncEngine, timeout_s: float) -> None:
     await engine.operations.cancel()
     await engine.shut_down(timeout_s)

@@ -24,18 +24,18 @@ from plimsoll_engine.http.flags import HttpSettings
 from plimsoll_engine.messages import lora_modules, speculative
 from plimsoll_engine.messages.lora_modules import LoraModule
 from plimsoll_engine.messages.speculative import Speculative
-from plimsoll_engine.messages.zygote_ipc import MEDIA_CACHE_BYTES, WorkerConfig
+from plimsoll_engine.messages.zygote_ipc import DEFAULT_MEDIA_CACHE_BYTES, WorkerConfig
 
 INJECT_VARIABLE = "PLIMSOLL_INJECT"
 REASONING_PARSERS = "qwen3", "deepseek_r1"
 """Names as in vLLM. Both select the format in ``api/reasoning.py``."""
-WORKER_SOCKET = "worker.sock"
-WEIGHTS_SOCKET = "weights.sock"
-ENGINE_FILE = "engine.json"
+WORKER_SOCKET_NAME = "worker.sock"
+WEIGHTS_SOCKET_NAME = "weights.sock"
+PORTS_FILE_NAME = "engine.json"
 """File in the run directory with the ports of the engine."""
 
 
-PRIORITY_RANGE = 0, (1 << 31) - 1
+DEFAULT_PRIORITY_RANGE = 0, (1 << 31) - 1
 """Default range of the priority in requests. Lower numbers run first.
 
 Requests without a priority have priority 0, so by default no request can run before them.
@@ -45,7 +45,8 @@ Requests without a priority have priority 0, so by default no request can run be
 class StandbyPolicy(StrEnum):
     """When to keep a standby worker, which is prepared to replace the serving worker.
 
-    ``on-suspicion`` means while a client of the admin API, such as the supervisor, holds a lease.
+    With ``on-suspicion``, the engine keeps one while a client of the admin API holds a lease. This
+    client is usually the supervisor.
     """
 
     NEVER = "never"
@@ -56,9 +57,10 @@ class StandbyPolicy(StrEnum):
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of the engine. Times are in seconds.
 
-    ``max_queued`` limits unanswered requests, including running ones. A request may have a priority
-    in ``priority_range``, or 0. If ``priority_keys`` is not None, only the API keys with these
-    numbers may set a priority. ``lora_modules`` are the adapters to load at startup, by name.
+    ``max_queued`` is the maximum number of unanswered requests, including running ones. A request
+    may have a priority in ``priority_range``, or 0. ``priority_keys`` has the line numbers of the
+    API keys in ``api_key_file`` that may set a priority; None allows all keys. ``lora_modules`` has
+    the adapters to load at startup, by name.
     """
 
     worker: WorkerConfig
@@ -67,7 +69,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     port: int = 8000
     admin_port: int = ADMIN_PORT
     max_queued: int = 1024
-    priority_range: tuple[int, int] = PRIORITY_RANGE
+    priority_range: tuple[int, int] = DEFAULT_PRIORITY_RANGE
     priority_keys: list[int] | None = None
     api_key_file: Path | None = None
     startup_timeout_s: float = 600.0
@@ -211,7 +213,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="size of the encoder cache in tokens of encoder output; default: chosen at startup",
     )
     add(
-        "--media-cache-mib", default=MEDIA_CACHE_BYTES >> 20, type=_parse_positive, metavar="MIB",
+        "--media-cache-mib", default=DEFAULT_MEDIA_CACHE_BYTES >> 20, type=_parse_positive,
+        metavar="MIB",
         help=
             "size of each cache for processed images and audio: one in the frontend, one in the "
             "worker",
@@ -255,7 +258,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="maximum number of unanswered requests; further requests get status 429",
     )
-    add("--priority-range", default=PRIORITY_RANGE, type=_parse_priority_range, metavar="MIN:MAX",
+    add("--priority-range", default=DEFAULT_PRIORITY_RANGE, type=_parse_priority_range,
+        metavar="MIN:MAX",
         help="range MIN:MAX of the priority in requests; lower numbers run first; default: "
              "0:2147483647")  # fmt: skip
     add(
@@ -283,7 +287,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def from_flags(flags: argparse.Namespace, environ: Mapping[str, str] | None = None) -> Settings:
+def create_settings(
+    flags: argparse.Namespace, environ: Mapping[str, str] | None = None
+) -> Settings:
     """Return the settings that ``flags`` and ``environ`` define.
 
     Raises UsageError for an invalid path or variable.
@@ -315,14 +321,14 @@ def from_flags(flags: argparse.Namespace, environ: Mapping[str, str] | None = No
         )
     run_dir = flags.run_dir.resolve()
     # sun_path holds 108 bytes with its terminator (unix(7)).
-    if len(os.fsencode(run_dir / WEIGHTS_SOCKET)) > 107:
+    if len(os.fsencode(run_dir / WEIGHTS_SOCKET_NAME)) > 107:
         raise UsageError(
             f"--run-dir {run_dir} is too long for the path of a Unix socket (107 bytes): use a "
             "shorter one"
         )
     try:
         model = source.fetch_folder(flags.model).resolve()
-        name = flags.served_model_name or source.make_default_name(flags.model)
+        name = flags.served_model_name or source.make_default_model_name(flags.model)
     except source.SourceError as error:
         raise UsageError(f"--model {flags.model}: {error}") from None
     _check_checkpoint(model)
@@ -330,8 +336,8 @@ def from_flags(flags: argparse.Namespace, environ: Mapping[str, str] | None = No
     worker = WorkerConfig(
         model=str(model),
         run_dir=str(run_dir),
-        socket=str(run_dir / WORKER_SOCKET),
-        weights=str(run_dir / WEIGHTS_SOCKET),
+        socket=str(run_dir / WORKER_SOCKET_NAME),
+        weights=str(run_dir / WEIGHTS_SOCKET_NAME),
         dtype=flags.dtype,
         kv_cache_dtype=flags.kv_cache_dtype,
         device=flags.device,
@@ -364,8 +370,8 @@ def from_flags(flags: argparse.Namespace, environ: Mapping[str, str] | None = No
         reasoning_parser=flags.reasoning_parser,
         lora_modules=modules,
         standby_worker=StandbyPolicy(flags.standby_worker),
-        http=http_settings.from_flags(flags),
-        api=api_flags.from_flags(flags),
+        http=http_settings.create_settings(flags),
+        api=api_flags.create_settings(flags),
     )
 
 
@@ -403,7 +409,7 @@ def _parse_speculative(flags: argparse.Namespace, model: Path) -> Speculative | 
 
 
 def _read_tokens(checkpoint: Path) -> tuple[object, object]:
-    """Return the vocabulary and the added tokens in tokenizer.json."""
+    """Return the vocabulary and the added tokens in tokenizer.json of ``checkpoint``."""
     file = checkpoint / "tokenizer.json"
     try:
         content = json.loads(file.read_bytes())
@@ -428,7 +434,7 @@ def _parse_lora_modules(flags: argparse.Namespace, served: str) -> dict[str, Lor
             f"--tensor-parallel-size {flags.tensor_parallel_size}"
         )
     if flags.lora_modules and not flags.enable_lora:
-        raise UsageError("--lora-modules requires --enable-lora: add that flag")
+        raise UsageError("--lora-modules requires --enable-lora: add --enable-lora")
     found: dict[str, LoraModule] = {}
     for text in flags.lora_modules:
         try:

@@ -42,7 +42,12 @@ from plimsoll_engine.messages.speculative import Speculative
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
 from plimsoll_engine.process.collector import FullCollectionCounter
 from plimsoll_engine.process.host_memory import PythonMemoryEstimator, read_malloc_bytes
-from plimsoll_engine.settings import WEIGHTS_SOCKET, WORKER_SOCKET, Settings, StandbyPolicy
+from plimsoll_engine.settings import (
+    WEIGHTS_SOCKET_NAME,
+    WORKER_SOCKET_NAME,
+    Settings,
+    StandbyPolicy,
+)
 
 MEDIA_CACHE_BYTES = 1 << 20
 """Of the processor cache and of the receiver cache: 28 images or 65 sounds, so that both evict."""
@@ -171,8 +176,8 @@ def settings(kind: str, model: Path, concurrency: int, inject: str) -> Settings:
     worker = WorkerConfig(
         model=str(model),
         run_dir=str(run_dir),
-        socket=str(run_dir / WORKER_SOCKET),
-        weights=str(run_dir / WEIGHTS_SOCKET),
+        socket=str(run_dir / WORKER_SOCKET_NAME),
+        weights=str(run_dir / WEIGHTS_SOCKET_NAME),
         dtype="float32",
         device="cpu",
         max_num_seqs=concurrency,

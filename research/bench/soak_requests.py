@@ -17,7 +17,7 @@ from PIL import Image
 
 from plimsoll_engine.api import chat_images
 from plimsoll_engine.frontend.async_engine import AsyncEngine
-from plimsoll_engine.frontend.requests.media_reader import MAX_WAITING
+from plimsoll_engine.frontend.requests.media_reader import MAX_WAITING_FILES
 from plimsoll_engine.frontend.requests.request_log import Delta, Generation, RequestFailedError
 from plimsoll_engine.messages import worker_ipc
 from plimsoll_engine.multimodal.processor import ProcessedMedia
@@ -52,7 +52,9 @@ class Clients:
         self._rng = random.Random(seed)
         self._images = [_image(number) for number in range(FILES if "image" in shares else 0)]
         self._sounds = [_sound(number) for number in range(FILES if "audio" in shares else 0)]
-        self._reading = asyncio.Semaphore(MAX_WAITING)  # of each engine; more would be refused
+        self._reading = asyncio.Semaphore(
+            MAX_WAITING_FILES
+        )  # of each engine; more would be refused
         self.done: Counter[str] = Counter()
         self.aborted = self.refused = 0
 

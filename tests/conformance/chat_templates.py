@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from bench.result import publish
 from plimsoll_engine.api.chat_prompt import ChatPrompt
-from plimsoll_engine.api.decoding import decode
+from plimsoll_engine.api.decoding import decode_body
 from plimsoll_engine.api.protocol import ChatRequest
 from plimsoll_engine.errors import UsageError
 from plimsoll_engine.frontend.requests.tokenizer import TemplateError, Tokenizer
@@ -263,7 +263,7 @@ def _ours(prompt: ChatPrompt, messages: Messages, tools: Any) -> str | None:
     for message in sent:
         for call in message.get("tool_calls", ()):
             call["function"]["arguments"] = json.dumps(call["function"]["arguments"])
-    body = decode(json.dumps({"messages": sent, "tools": tools}).encode(), ChatRequest)
+    body = decode_body(json.dumps({"messages": sent, "tools": tools}).encode(), ChatRequest)
     try:
         return prompt.render(body.messages, body.tools or [], {}, None)
     except TemplateError:

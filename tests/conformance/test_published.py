@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from plimsoll_engine.frontend.requests.request_log import Generation, TextRules
+from plimsoll_engine.frontend.requests.request_log import Generation, StopRules
 from plimsoll_engine.frontend.requests.tokenizer import Tokenizer
 from plimsoll_engine.messages.worker_ipc import Logprobs, Sampling
 from tests.conformance import published
@@ -112,7 +112,7 @@ def generated(
 ) -> tuple[str, list[int]]:
     """The streamed text of an answer of ``ids``, and where its tokens begin in it."""
     before = tokenizer.encode(prompt)
-    rules = TextRules([stop] if stop else [])
+    rules = StopRules([stop] if stop else [])
     one = Generation(
         "a", before, Sampling(len(ids)), tokenizer.create_detokenizer_factory(before)(), rules
     )

@@ -95,7 +95,7 @@ def _frontend(folder: Path) -> Callable[[bytes], None]:
     engine = loop.run_until_complete(make_engine())
 
     def take(data: bytes) -> None:
-        engine._handle(worker_ipc.from_worker_decoder.decode(data))
+        engine._handle_message(worker_ipc.from_worker_decoder.decode(data))
         engine.metrics.render()
         engine.compute_load()
         engine.list_ledger_entries()

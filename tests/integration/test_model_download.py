@@ -186,9 +186,9 @@ def test_a_name_that_is_none_of_the_hub_is_refused(model: str) -> None:
     with pytest.raises(source.SourceError, match="hf://ORGANISATION/NAME@REVISION"):
         source.fetch_folder(model)
     with pytest.raises(source.SourceError):
-        source.make_default_name(model)
+        source.make_default_model_name(model)
 
 
 def test_a_hub_model_is_served_by_its_name(tmp_path: Path) -> None:
-    assert source.make_default_name("hf://org/tiny@v1") == "org/tiny"
-    assert source.make_default_name(str(tmp_path / "some" / "..")) == tmp_path.name
+    assert source.make_default_model_name("hf://org/tiny@v1") == "org/tiny"
+    assert source.make_default_model_name(str(tmp_path / "some" / "..")) == tmp_path.name

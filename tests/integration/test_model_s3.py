@@ -249,7 +249,7 @@ def test_a_large_object_comes_in_parts(
     part: int,
 ) -> None:
     """Each part has its own retries, so that many cuts do not end a long download."""
-    monkeypatch.setattr(bucket, "PART_BYTES", part)
+    monkeypatch.setattr(bucket, "REQUEST_RANGE_BYTES", part)
     download(f"s3://{BUCKET}/models/tiny", tmp_path / "model")
     assert files(tmp_path / "model") == FILES
 

@@ -18,7 +18,7 @@ import msgspec
 import pytest
 
 from plimsoll_api.admin import Role
-from plimsoll_engine.frontend.workers.zygote_client import THREADS
+from plimsoll_engine.frontend.workers.zygote_client import SINGLE_THREAD_ENVIRONMENT
 from plimsoll_engine.messages import worker_ipc, zygote_ipc
 from plimsoll_engine.messages.framing import FrameReader
 from plimsoll_engine.messages.handover import HandoverOutcome
@@ -95,7 +95,7 @@ class Harness:
             command = [sys.executable, "-X", "importtime", "-m", ZYGOTE, *arguments]
             with self.stderr.open("wb") as stderr:
                 self.process = subprocess.Popen(
-                    command, pass_fds=fds, stderr=stderr, env=os.environ | THREADS
+                    command, pass_fds=fds, stderr=stderr, env=os.environ | SINGLE_THREAD_ENVIRONMENT
                 )
         theirs.close()
         weights.close()

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from plimsoll_engine.api.errors import ApiError, invalid
+from plimsoll_engine.api.errors import ApiError, make_invalid_error
 from plimsoll_engine.api.protocol import LoadAdapterRequest, UnloadAdapterRequest
 from plimsoll_engine.frontend.admin import adapter_loading
 from plimsoll_engine.frontend.async_engine import AsyncEngine, NoAnswerError
@@ -16,11 +16,11 @@ from plimsoll_engine.frontend.requests.adapter_registry import (
 )
 
 
-async def load(engine: AsyncEngine, body: LoadAdapterRequest) -> str:
+async def load_adapter(engine: AsyncEngine, body: LoadAdapterRequest) -> str:
     """Load the adapter in ``body``, and return vLLM's success message. Raises ApiError."""
     path = Path(body.lora_path)
     if not path.is_absolute():
-        raise invalid(
+        raise make_invalid_error(
             f"lora_path {body.lora_path!r} is not an absolute path: give the path of a folder on"
             " the server",
             "lora_path",
@@ -33,7 +33,7 @@ async def load(engine: AsyncEngine, body: LoadAdapterRequest) -> str:
     try:
         await adapter_loading.load_adapter(engine, body.lora_name, path)
     except AdapterRefusedError as error:
-        raise invalid(str(error), error.param) from None
+        raise make_invalid_error(str(error), error.param) from None
     except NoAnswerError as error:
         raise ApiError(
             503, f"the adapter was not loaded: {error}", code="unavailable", retry=True
@@ -51,7 +51,7 @@ def _is_missing(path: Path) -> bool:
     return False
 
 
-def unload(engine: AsyncEngine, body: UnloadAdapterRequest) -> str:
+def unload_adapter(engine: AsyncEngine, body: UnloadAdapterRequest) -> str:
     """Unload the adapter in ``body``, and return vLLM's success message. Raises ApiError."""
     if not adapter_loading.unload_adapter(engine, body.lora_name):
         raise ApiError(
@@ -62,6 +62,9 @@ def unload(engine: AsyncEngine, body: UnloadAdapterRequest) -> str:
 
 
 def make_model_card(base: dict[str, Any], adapter: RegisteredAdapter) -> dict[str, Any]:
-    """Return the entry of ``adapter`` in ``/v1/models``. ``base`` is the entry of the model."""
+    """Return the entry of ``adapter`` in ``/v1/models``.
+
+    ``base`` is the entry of the served model.
+    """
     parent = base["id"] if adapter.parent is None else adapter.parent
     return base | {"id": adapter.name, "root": str(adapter.path), "parent": parent}

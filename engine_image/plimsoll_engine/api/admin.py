@@ -30,7 +30,9 @@ from plimsoll_engine.settings import StandbyPolicy
 
 MAX_BODY_BYTES = 64 << 10
 
-_Fenced = admin.TrimRequest | admin.DrainRequest | admin.RestartRequest | admin.ShutdownRequest
+_FencedRequest = (
+    admin.TrimRequest | admin.DrainRequest | admin.RestartRequest | admin.ShutdownRequest
+)
 _Body = TypeVar("_Body")
 
 
@@ -49,7 +51,7 @@ def encode_error_body(status: int, message: str, code: str) -> bytes:
 
 
 async def refuse_connection(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer 503 on a connection beyond the limit."""
+    """Answer status 503 on a connection beyond the limit."""
     body = ErrorBody("TooManyConnections", "the admin port has too many connections: retry later")
     response = _make_json_response(body, 503)
     response.headers["connection"] = "close"
@@ -61,7 +63,7 @@ def _convert_to_camel_case(code: str) -> str:
 
 
 def create_app(engine: AsyncEngine, token: str, bodies: BodyReader) -> ASGIApp:
-    """Return the application of the admin API. ``token`` is the bearer token that it requires."""
+    """Return the application of the admin API. Every request must have the bearer ``token``."""
     api = FastAPI(title="Plimsoll admin", docs_url=None, redoc_url=None, openapi_url=None)
     statuses = StatusReader(engine)
 
@@ -223,7 +225,7 @@ def _make_json_response(body: msgspec.Struct, status: int = 200) -> Response:
 
 def _check_epoch(engine: AsyncEngine, expected_epoch: str) -> None:
     try:
-        engine.epochs.check(expected_epoch)
+        engine.epochs.check_current(expected_epoch)
     except StaleEpochError as error:
         raise AdminError(409, "StaleEpoch", str(error)) from None
     except ValueError as error:
@@ -239,13 +241,14 @@ def _make_not_possible_error(engine: AsyncEngine, kind: str) -> AdminError:
 def _start_operation(
     engine: AsyncEngine,
     kind: str,
-    body: _Fenced,
+    body: _FencedRequest,
     state: EngineState | None,
     work: Callable[[Recorder], Awaitable[None]],
 ) -> Response:
     """Start an operation, and return it in a response with status 202. Raises AdminError.
 
-    ``state`` is the first lifecycle state that the operation enters, or None.
+    ``state`` is the state that the engine enters first during the operation; None if it stays the
+    same.
     """
     operations = engine.operations
     known = operations.get(body.operation_id)
@@ -270,7 +273,7 @@ def _start_shutdown(
     engine: AsyncEngine, kind: str, body: admin.RestartRequest | admin.ShutdownRequest
 ) -> Response:
     async def shut_down(recorder: Recorder) -> None:
-        with recorder.step("shutdown"):
+        with recorder.measure_step("shutdown"):
             await engine.shut_down(body.deadline_s)
 
     return _start_operation(engine, kind, body, EngineState.STOPPING, shut_down)

@@ -1,7 +1,7 @@
 """Response to a generation request, as one body or as a stream.
 
-The response admits the request, and always releases it: after an answer, an error, a disconnect or
-a cancelled task.
+When the response starts, it admits the request. It always releases the request: after the last
+output, an error, a disconnect or a cancelled task.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def encode_error_body(status: int, message: str, code: str) -> bytes:
 
 
 async def refuse_connection(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer 503 on a connection above the maximum number of connections."""
+    """Answer status 503 on a connection beyond the limit."""
     error = ApiError(
         503, "the engine has too many connections (--max-connections): retry later",
         code="too_many_connections", retry=True,
@@ -59,7 +59,11 @@ async def refuse_connection(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 class GenerationResponse(Response):
-    """ASGI response that runs the generations of ``batch``, one for each choice in ``choices``."""
+    """ASGI response that runs the generations of ``batch`` and sends their output.
+
+    ``choices`` has one element for each generation. ``stream`` sends the output as server-sent
+    events, and ``usage`` adds the token counts at the end of a stream.
+    """
 
     def __init__(
         self,
@@ -98,14 +102,14 @@ class GenerationResponse(Response):
         self._client: str
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the generations and send their output. If the client disconnects, cancel them."""
+        """Run the generations and send their output. Cancel them if the client disconnects."""
         self._budget = scope["app"].state.answers
         self._client = get_client_key(Request(scope))
         try:
             with self._engine.track_running(*self._batch.generations):
-                await self._wait_for_disconnect(receive, send)
+                await self._send_until_disconnect(receive, send)
         except (ApiError, NotServingError, QueueFullError, RequestFailedError) as error:
-            await self._fail(errors.from_exception(error), scope, receive, send)
+            await self._send_error(errors.convert_exception(error), scope, receive, send)
         except Exception:
             if not self._started:
                 raise  # the application answers it with a 500
@@ -115,11 +119,11 @@ class GenerationResponse(Response):
             )
             message = "internal error: see the engine's log"
             bug = ApiError(500, message, code="internal_error")
-            await self._fail(bug, scope, receive, send)
+            await self._send_error(bug, scope, receive, send)
 
-    async def _wait_for_disconnect(self, receive: Receive, send: Send) -> None:
+    async def _send_until_disconnect(self, receive: Receive, send: Send) -> None:
         answering = asyncio.create_task(
-            self._stream_to(send) if self._stream else self._send_whole(send)
+            self._send_stream(send) if self._stream else self._send_whole(send)
         )
         disconnected = asyncio.create_task(wait_for_disconnect(receive))
         try:
@@ -135,9 +139,9 @@ class GenerationResponse(Response):
             del answering, disconnected
 
     async def _get_next_deltas(self, open_choices: set[int]) -> list[tuple[Choice, Delta]]:
-        """Wait for new output and return it. Remove the choices that end from ``open_choices``.
+        """Wait for new output and return it. Remove finished choices from ``open_choices``.
 
-        If a choice of a running stream fails, the other choices continue, and the stream ends with
+        If a choice of a started stream fails, the other choices continue, and the stream ends with
         the error.
         """
         wake = self._batch.wake
@@ -150,7 +154,7 @@ class GenerationResponse(Response):
                     open_choices.discard(number)
                     if not self._started or not open_choices:
                         raise
-                    self._failure = self._failure or errors.from_exception(error)
+                    self._failure = self._failure or errors.convert_exception(error)
                     continue
                 if delta is None:
                     continue
@@ -162,11 +166,11 @@ class GenerationResponse(Response):
             wake.clear()
             await wake.wait()
 
-    async def _stream_to(self, send: Send) -> None:
+    async def _send_stream(self, send: Send) -> None:
         open_choices = set(range(len(self._choices)))
         new = await self._get_next_deltas(open_choices)
         # Send the status only now, because an error before the first output has another status.
-        await self._start(send, b"text/event-stream; charset=utf-8")
+        await self._send_headers(send, b"text/event-stream; charset=utf-8")
         for piece in self.make_first_events():
             await _send_part(send, piece)
         while True:
@@ -179,7 +183,7 @@ class GenerationResponse(Response):
         if self._failure is not None:
             await self._end_with_error(send, self._failure)
             return
-        await self._end(send)
+        await self._send_end_of_stream(send)
 
     def make_first_events(self) -> Iterator[bytes]:
         """Yield the first events of a stream."""
@@ -195,9 +199,9 @@ class GenerationResponse(Response):
         for chunk in choice.make_chunks(delta):
             yield self._encode_chunk([chunk])
 
-    async def _end(self, send: Send) -> None:
+    async def _send_end_of_stream(self, send: Send) -> None:
         usage = self._encode_chunk([], self._make_usage_body()) if self._usage else b""
-        await send_last(send, usage + DONE_EVENT)
+        await send_last_part(send, usage + DONE_EVENT)
 
     def _encode_chunk(
         self, choices: list[dict[str, Any]], more: Mapping[str, object] = MappingProxyType({})
@@ -217,16 +221,16 @@ class GenerationResponse(Response):
             await self.prompt_logprobs.attach(self._batch, self._choices)
         encoded = self.encode_whole()
         with self.reserve(len(encoded)):
-            await self._start(send, self.media_type_whole)
-            await send_last(send, encoded)
+            await self._send_headers(send, self.media_type_whole)
+            await send_last_part(send, encoded)
 
     @contextlib.contextmanager
     def reserve(self, size: int) -> Iterator[None]:
-        """Return a context that reserves ``size`` bytes, until the client has read them.
+        """Return a context that reserves ``size`` bytes of the memory for unsent responses.
 
-        Raises ApiError if the memory budget is used up.
+        Raises ApiError if not enough memory is left.
         """
-        with self._budget.open(self._client) as reservation:
+        with self._budget.open_reservation(self._client) as reservation:
             try:
                 reservation.reserve(size)
             except BodyBudgetExceededError as error:
@@ -237,11 +241,11 @@ class GenerationResponse(Response):
     media_type_whole = b"application/json"
 
     def collect(self, choice: Choice, delta: Delta) -> None:
-        """Add ``delta`` to an answer that is not streamed."""
+        """Add ``delta`` of ``choice`` to a response that is not streamed."""
         choice.add(delta)
 
     def list_output_warnings(self) -> list[str]:
-        """Return the warnings for an answer that is not streamed."""
+        """Return the warnings about the output of a response that is not streamed."""
         return [
             UNPARSED_CALL_WARNING
             for c in self._choices
@@ -249,7 +253,7 @@ class GenerationResponse(Response):
         ]
 
     def encode_whole(self) -> bytes:
-        """Return the body of an answer that is not streamed."""
+        """Return the body of a response that is not streamed."""
         wholes = [choice.to_object() for choice in self._choices]
         body = self._envelope.wrap(self._choices[0].kind, wholes) | self._make_usage_body()
         if isinstance(self._choices[0], ChatChoice):
@@ -266,22 +270,24 @@ class GenerationResponse(Response):
             )
         }
 
-    async def _start(self, send: Send, media_type: bytes) -> None:
+    async def _send_headers(self, send: Send, media_type: bytes) -> None:
         headers = [(b"content-type", media_type), (b"cache-control", b"no-cache")]
         headers += [(b"x-plimsoll-warning", one.encode()) for one in self.warnings]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         self._started = True
 
-    async def _fail(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _send_error(
+        self, error: ApiError, scope: Scope, receive: Receive, send: Send
+    ) -> None:
         if not self._started:
             await make_error_response(error)(scope, receive, send)
             return
         await self._end_with_error(send, error)
 
     async def _end_with_error(self, send: Send, error: ApiError) -> None:
-        """End a stream with an error event, because its status was already sent."""
+        """End a stream with an error event, because the status was already sent."""
         self._engine.metrics.count_stream_error()
-        await send_last(send, self.make_error_events(error))
+        await send_last_part(send, self.make_error_events(error))
 
     def make_error_events(self, error: ApiError) -> bytes:
         """Return the events that end a failed stream."""
@@ -304,6 +310,6 @@ async def _send_part(send: Send, body: bytes) -> None:
     await send({"type": "http.response.body", "body": body, "more_body": True})
 
 
-async def send_last(send: Send, body: bytes) -> None:
-    """Send the last part of a body."""
+async def send_last_part(send: Send, body: bytes) -> None:
+    """Send the last part of a response body."""
     await send({"type": "http.response.body", "body": body, "more_body": False})

@@ -1,6 +1,6 @@
-"""Size limits of answers, checked before the first token. Pure.
+"""Size limits of responses, checked before the first token. This module does no I/O.
 
-An answer that is not streamed is in memory until its last token, and a stream until its client
+A response that is not streamed is in memory until its last token, and a stream until its client
 reads it. The number of choices, tokens and log probabilities bounds the size.
 """
 
@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from plimsoll_engine.api.errors import ApiError
 
-TOKEN_BYTES = 64
+BYTES_PER_TOKEN = 64
 """Memory of a generated token, including its ID in the request log, in bytes."""
-LOGPROB_BYTES = 512
+BYTES_PER_LOGPROB = 512
 """Memory of one log probability: an object with the token's text, bytes and number, and its JSON.
 
 It takes 425 bytes on CPython 3.11 (tests/unit/engine/http/test_answer_sizes.py).
@@ -19,12 +19,12 @@ MAX_LOGPROBS_PER_TOKEN = 21
 """Maximum number of tokens with log probabilities: the 20 likeliest (OpenAI) and the sampled one.
 """
 MIN_ANSWER_BYTES = 64 << 20
-BUFFERED_ANSWERS = 4
+NUM_BUFFERED_ANSWERS = 4
 """Number of answers of maximum size that fit into memory. One client may have two of them."""
 
 
 def compute_max_answer_bytes(max_model_len: int | None) -> int:
-    """Return the maximum size of an answer in bytes.
+    """Return the maximum size of a response in bytes.
 
     This suffices for one choice that fills the context with all log probabilities, or for several
     choices with fewer log probabilities.
@@ -35,12 +35,12 @@ def compute_max_answer_bytes(max_model_len: int | None) -> int:
 
 
 def compute_buffer_bytes(max_model_len: int | None) -> int:
-    """Return the memory budget for all answers that wait for their clients, in bytes."""
-    return BUFFERED_ANSWERS * compute_max_answer_bytes(max_model_len)
+    """Return the memory budget for all responses that wait for their clients, in bytes."""
+    return NUM_BUFFERED_ANSWERS * compute_max_answer_bytes(max_model_len)
 
 
 def estimate_answer_bytes(tokens: int, logprobs: int | None) -> int:
-    """Return the size in bytes of an answer with ``tokens`` tokens, summed over all choices.
+    """Return the estimated size in bytes of a response with ``tokens`` tokens in all choices.
 
     ``logprobs`` is the number of likeliest tokens per token; None means no log probabilities.
     """
@@ -51,10 +51,10 @@ def check_answer_size(
     choices: int, tokens: int, logprobs: int | None, max_bytes: int, fields: str, echoed: int = 0,
     echoed_logprobs: int | None = None,
 ) -> None:  # fmt: skip
-    """Raise ApiError if an answer may exceed ``max_bytes``.
+    """Raise ApiError if a response may exceed ``max_bytes``.
 
     ``tokens`` is the number of tokens in all ``choices``. ``fields`` names the fields that the
-    client may lower. ``echoed`` is the number of prompt tokens in the answer, with
+    client may lower. ``echoed`` is the number of prompt tokens in the response, with
     ``echoed_logprobs`` likeliest tokens each.
     """
     wanted = estimate_answer_bytes(tokens, logprobs) + estimate_answer_bytes(
@@ -73,4 +73,4 @@ def check_answer_size(
 
 
 def _estimate_bytes_per_token(logprobs: int) -> int:
-    return TOKEN_BYTES + logprobs * LOGPROB_BYTES
+    return BYTES_PER_TOKEN + logprobs * BYTES_PER_LOGPROB

@@ -18,33 +18,33 @@ from plimsoll_engine.errors import UsageError
 
 log = logging.getLogger(__name__)
 
-OPEN_PATHS = frozenset({"/health", "/ready", "/metrics"})
+UNAUTHENTICATED_PATHS = frozenset({"/health", "/ready", "/metrics"})
 """Paths that need no API key."""
-TENANT_KEY = "plimsoll.tenant"
+TENANT_SCOPE_KEY = "plimsoll.tenant"
 """Key of the request's tenant in the ASGI scope. It is set if several API keys exist."""
 
 
 class ApiKeys:
-    """API keys in ``file``. Raises UsageError at startup if the file has no key."""
+    """API keys in ``file``. Raises UsageError at startup if the file has no keys."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
         self._stamp: tuple[int, int] | None = None
         self._keys: list[Secret] = []
         try:
-            self._read()
+            self._read_keys()
         except (OSError, ValueError) as error:
             raise UsageError(f"--api-key-file {file}: cannot be read: {error}") from None
         if not self._keys:
-            raise UsageError(f"--api-key-file {file}: the file has no key: write one key per line")
+            raise UsageError(f"--api-key-file {file}: the file has no keys: write one key per line")
 
     def get_tenant(self, authorization: bytes) -> str | None:
         """Return the tenant of the API key in the header ``authorization``.
 
-        Return None for an invalid key, and "" if only one key exists. The comparison takes constant
-        time, so the duration reveals nothing about a key.
+        Return None for an invalid key, and "" if the file has only one key. The comparison takes
+        constant time, so its duration reveals nothing about a key.
         """
-        self._refresh()
+        self._reload_if_changed()
         scheme, _, token = authorization.partition(b" ")
         if scheme.lower() == b"bearer":  # case-insensitive (RFC 9110, section 11.1)
             authorization = b"Bearer " + token.strip()
@@ -54,16 +54,16 @@ class ApiKeys:
                 tenant = f"key {number}"
         return "" if tenant is not None and len(self._keys) == 1 else tenant
 
-    def _refresh(self) -> None:
+    def _reload_if_changed(self) -> None:
         try:
-            self._read()
+            self._read_keys()
         except (OSError, ValueError) as error:
             log.warning(
                 "cannot reload --api-key-file; the previous API keys stay valid",
                 extra={"file": str(self._file), "reason": str(error)},
             )
 
-    def _read(self) -> None:
+    def _read_keys(self) -> None:
         status = self._file.stat()
         stamp = status.st_mtime_ns, status.st_ino
         if stamp == self._stamp:
@@ -75,7 +75,10 @@ class ApiKeys:
 
 
 class ApiKeyMiddleware:
-    """ASGI middleware that answers 401 without a valid key, except for probes and metrics."""
+    """ASGI middleware that answers status 401 to requests without a valid key.
+
+    Probes and metrics need no key.
+    """
 
     def __init__(self, inner: ASGIApp, keys: ApiKeys) -> None:
         self._inner = inner
@@ -85,7 +88,7 @@ class ApiKeyMiddleware:
         """Call the application if the key is valid or not required. Add the tenant to the scope."""
         # Browsers send CORS preflight requests (OPTIONS) without a key.
         needs_key = scope["type"] == "http" and scope["method"] != "OPTIONS"
-        if needs_key and scope["path"] not in OPEN_PATHS:
+        if needs_key and scope["path"] not in UNAUTHENTICATED_PATHS:
             token = next((v for k, v in scope["headers"] if k == b"authorization"), b"")
             tenant = self._keys.get_tenant(token)
             if tenant is None:
@@ -95,5 +98,5 @@ class ApiKeyMiddleware:
                 )  # fmt: skip
                 await make_error_response(error)(scope, receive, send)
                 return
-            scope[TENANT_KEY] = tenant
+            scope[TENANT_SCOPE_KEY] = tenant
         await self._inner(scope, receive, send)

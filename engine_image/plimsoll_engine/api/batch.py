@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from plimsoll_engine.api import answer_sizes, chat_images, priority, reasoning, tool_families
-from plimsoll_engine.api.errors import ApiError, invalid
+from plimsoll_engine.api.errors import ApiError, make_invalid_error
 from plimsoll_engine.api.prepare import PreparedBody, make_too_long_error
 from plimsoll_engine.api.protocol import ChatRequest, CompletionRequest
 from plimsoll_engine.api.sampling_params import (
@@ -20,21 +20,22 @@ from plimsoll_engine.api.sampling_params import (
     get_num_logprobs,
     get_num_prompt_logprobs,
 )
-from plimsoll_engine.api.truncation import get_output_tokens
+from plimsoll_engine.api.truncation import get_num_output_tokens
 from plimsoll_engine.frontend.async_engine import AsyncEngine
 from plimsoll_engine.frontend.requests.adapter_registry import RegisteredAdapter
-from plimsoll_engine.frontend.requests.request_log import Admission, Generation, TextRules
+from plimsoll_engine.frontend.requests.request_log import Admission, Generation, StopRules
 from plimsoll_engine.messages.worker_ipc import Media
 
-PROMPT_FIELDS = {"cmpl": "prompt", "chatcmpl": "messages", "resp": "input"}
+PROMPT_FIELD_BY_ID_PREFIX = {"cmpl": "prompt", "chatcmpl": "messages", "resp": "input"}
 """Name of the request field with the prompt, for each prefix of request IDs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Generations of one request: ``n`` choices per prompt, which share the event ``wake``.
+    """Generations of one request: ``n`` choices per prompt.
 
-    ``model`` is the model name in the request.
+    All generations set the event ``wake`` when they have output. ``model`` is the model name in the
+    request.
     """
 
     request_id: str
@@ -50,7 +51,7 @@ async def create_completion_batch(
     """Return the generations of a completion. Raises ApiError."""
     body = prepared.body
     check_model(engine, body.model)
-    max_bytes = get_output_tokens(body)
+    max_bytes = get_num_output_tokens(body)
     return await _build_batch(engine, prepared, "cmpl", prepared.prompts, max_bytes, tenant)
 
 
@@ -60,9 +61,9 @@ async def create_chat_batch(
     tenant: str = "",
     prefix: str = "chatcmpl",
 ) -> Batch:
-    """Return the generations of one chat or of several chats. Raises ApiError.
+    """Return the generations of one chat, or of several chats. Raises ApiError.
 
-    ``prefix`` is the beginning of the request ID; ``resp`` for ``/v1/responses``.
+    ``prefix`` is the beginning of the request ID, such as ``resp`` for ``/v1/responses``.
     """
     body = prepared.body
     check_model(engine, body.model)
@@ -80,7 +81,7 @@ async def create_chat_batch(
 
 
 def list_parser_tags(prepared: PreparedBody[Any], parses_reasoning: bool) -> list[str]:
-    """Return the tags that the output parsers need, even those that are special tokens."""
+    """Return the tags that the output parsers search for. Some of them are special tokens."""
     tags = list(tool_families.TAGS if prepared.family else ())
     if parses_reasoning and prepared.reasons:
         tags += (reasoning.OPEN_TAG, reasoning.CLOSE_TAG)
@@ -105,12 +106,12 @@ def check_model(engine: AsyncEngine, model: str) -> RegisteredAdapter | None:
     )
 
 
-def check_ids(engine: AsyncEngine, ids: list[int], param: str) -> None:
-    """Raise ApiError if a token ID is not in the vocabulary."""
+def check_token_ids(engine: AsyncEngine, token_ids: list[int], param: str) -> None:
+    """Raise ApiError if one of ``token_ids`` is not in the vocabulary."""
     largest = engine.tokenizer.vocab_size - 1
-    if ids and max(ids) > largest:
-        raise invalid(
-            f"token ID {max(ids)} is not in the vocabulary: the maximum is {largest}", param
+    if token_ids and max(token_ids) > largest:
+        raise make_invalid_error(
+            f"token ID {max(token_ids)} is not in the vocabulary: the maximum is {largest}", param
         )
 
 
@@ -124,9 +125,9 @@ async def _build_batch(
     media: Sequence[Media] = (),
 ) -> Batch:
     body = prepared.body
-    param = PROMPT_FIELDS[prefix]
+    param = PROMPT_FIELD_BY_ID_PREFIX[prefix]
     stops = [body.stop] if isinstance(body.stop, str) else (body.stop or [])
-    text = TextRules(stops, body.include_stop_str_in_output)
+    text = StopRules(stops, body.include_stop_str_in_output)
     # The tenant is the API key if there are several, else the user that the request names.
     admission = Admission(
         priority=priority.check_priority(engine.settings, body.priority, tenant),
@@ -173,9 +174,9 @@ def _check_answer_size(
     echoed: int,
     param: str,
 ) -> None:
-    """Raise ApiError if the answer may become too large.
+    """Raise ApiError if the response may become too large.
 
-    ``limits`` are the maximum numbers of output tokens for each prompt. ``echoed`` is the number of
+    ``limits`` has the maximum number of output tokens for each prompt. ``echoed`` is the number of
     prompt tokens that each choice repeats.
     """
     limit = engine.max_model_len
@@ -194,21 +195,26 @@ def _check_answer_size(
 
 
 def compute_output_limit(
-    engine: AsyncEngine, ids: list[int], max_tokens: int | None, param: str
+    engine: AsyncEngine, prompt_ids: list[int], max_tokens: int | None, param: str
 ) -> int:
     """Return the maximum number of output tokens. Raises ApiError if the prompt is too long."""
-    if not ids:
-        raise invalid(f"{param} has no tokens: send text or token IDs", param, "empty_prompt")
-    check_ids(engine, ids, param)
+    if not prompt_ids:
+        raise make_invalid_error(
+            f"{param} has no tokens: send text or token IDs", param, "empty_prompt"
+        )
+    check_token_ids(engine, prompt_ids, param)
     default = int(engine.tokenizer.checkpoint.sampling_defaults.get("max_new_tokens", 1 << 31))
     limit = engine.max_model_len
     if limit is None:
         # The first worker is still loading; it enforces its own context limit.
         return default if max_tokens is None else max_tokens
-    if len(ids) >= limit:
-        raise make_too_long_error(f"a prompt of {len(ids)} tokens", limit, param)
-    if max_tokens is not None and len(ids) + max_tokens > limit:
+    if len(prompt_ids) >= limit:
+        raise make_too_long_error(f"the prompt has {len(prompt_ids)} tokens", limit, param)
+    if max_tokens is not None and len(prompt_ids) + max_tokens > limit:
         raise make_too_long_error(
-            f"{len(ids)} prompt tokens and {max_tokens} output tokens", limit, param
+            f"the request has {len(prompt_ids)} prompt tokens and {max_tokens} output tokens",
+            limit,
+            param,
+            "shorten the prompt or request fewer output tokens",
         )
-    return max_tokens or min(default, limit - len(ids))
+    return max_tokens or min(default, limit - len(prompt_ids))

@@ -11,14 +11,17 @@ from typing import NamedTuple
 from starlette.requests import Request
 from starlette.types import Receive
 
-from plimsoll_engine.api.auth import TENANT_KEY
+from plimsoll_engine.api.auth import TENANT_SCOPE_KEY
 from plimsoll_engine.http.budget import BodyBudget, BodyBudgetExceededError, Reservation
 from plimsoll_engine.http.fair_semaphore import WaitDisconnect
-from plimsoll_engine.http.limits import SMALL_BODY_BYTES, HttpLimits
+from plimsoll_engine.http.limits import MAX_SMALL_BODY_BYTES, HttpLimits
 
 
 class BodyRefusedError(Exception):
-    """The body is refused. ``status`` (4xx or 503) and ``code`` are those of the response."""
+    """The body is refused.
+
+    ``status`` (4xx or 503) and ``code`` are the status and the error code of the response.
+    """
 
     def __init__(self, status: int, code: str, message: str) -> None:
         super().__init__(message)
@@ -29,7 +32,7 @@ class BodyRefusedError(Exception):
 class Body(NamedTuple):
     """Body of a request.
 
-    ``client`` is the tenant or address that is charged for the body's memory.
+    The memory of the body counts towards the share of ``client``, which is a tenant or an address.
     ``wait_for_disconnect`` returns once the client has disconnected.
     """
 
@@ -47,7 +50,7 @@ class BodyReader:
 
     @asynccontextmanager
     async def read(self, request: Request, max_bytes: int) -> AsyncIterator[Body]:
-        """Return a context with the body of a request, whose memory is released at the end.
+        """Return a context with the body of ``request``. The end of the context frees its memory.
 
         Raises :class:`BodyRefusedError`, and ClientDisconnect if the client disconnects.
         """
@@ -55,16 +58,16 @@ class BodyReader:
         declared = _parse_content_length(request)
         if declared is not None and declared > max_bytes:
             raise _make_too_large_error(max_bytes)
-        with self._budget.open(client) as reservation:
+        with self._budget.open_reservation(client) as reservation:
             try:
                 reservation.reserve(declared or 0)
-                raw = await self._read(request, max_bytes, declared is not None, reservation)
+                raw = await self._read_body(request, max_bytes, declared is not None, reservation)
             except BodyBudgetExceededError as error:
                 status, code = (429, "too_many_bytes") if error.by_client else (503, "overloaded")
                 raise BodyRefusedError(status, code, str(error)) from None
             yield Body(raw, client, functools.partial(wait_for_disconnect, request.receive))
 
-    async def _read(
+    async def _read_body(
         self, request: Request, max_bytes: int, declared: bool, reservation: Reservation
     ) -> bytearray:
         started = asyncio.get_running_loop().time()
@@ -89,22 +92,22 @@ class BodyReader:
             size = len(body) + len(chunk)
             if size > max_bytes:
                 raise _make_too_large_error(max_bytes)
-            if not declared and size > SMALL_BODY_BYTES:
+            if not declared and size > MAX_SMALL_BODY_BYTES:
                 reservation.reserve(max_bytes)
             body += chunk
             reservation.add_held(len(chunk))
 
 
 def get_client_key(request: Request) -> str:
-    """Return the name that the memory budget charges: the tenant, or else the client's address."""
-    tenant = request.scope.get(TENANT_KEY)
+    """Return the name of the client in the memory budget: its tenant, or else its address."""
+    tenant = request.scope.get(TENANT_SCOPE_KEY)
     if tenant:
         return str(tenant)
     return request.client.host if request.client is not None else ""
 
 
 async def wait_for_disconnect(receive: Receive) -> None:
-    """Wait until the client of a request disconnects. The body must have been read before."""
+    """Wait until the client of a request disconnects. Read the body before this call."""
     while (await receive())["type"] != "http.disconnect":
         pass
 

@@ -1,8 +1,8 @@
-"""Size limits of request bodies, derived from the model. Pure.
+"""Size limits of request bodies, derived from the model. This module does no I/O.
 
 Text takes about 4 bytes per token, escaped Chinese 9 and token IDs 8. With 32 bytes per token,
-every prompt that fits into the context is accepted. Media are added if the model accepts them,
-including base64's overhead of a third.
+every prompt that fits into the context is accepted. If the model accepts media, their size is
+added, including base64's overhead of a third.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ MIB = 1 << 20
 BYTES_PER_TOKEN = 32
 MIN_TEXT_BYTES = MIB
 """Minimum size for tools, schemas and batches of prompts, regardless of the context."""
-MEDIA_BYTES = 32 * MIB
+MAX_MEDIA_BYTES = 32 * MIB
 """Maximum size of a request's images: one image of maximum size (20 MiB), or many smaller ones."""
-FORM_BYTES = 26 * MIB
+MAX_FORM_BYTES = 26 * MIB
 """Size of a form with an audio file (25 MiB, as in OpenAI's API) and the other fields."""
 MIN_BUFFER_BYTES = 64 * MIB
-BUFFERED_BODIES = 4
+NUM_BUFFERED_BODIES = 4
 """Number of bodies of maximum size that fit into memory. One client may have two of them."""
 
 
@@ -28,7 +28,7 @@ class BodySizes:
     """Maximum body size of each path.
 
     ``accepts_images`` and ``accepts_audio`` describe the model. ``max_bytes``
-    (``--max-body-bytes``) overrides the derived sizes.
+    (``--max-body-bytes``) replaces the derived sizes.
     """
 
     accepts_images: bool
@@ -44,16 +44,16 @@ class BodySizes:
         """Return the maximum size of a body that may have images, in bytes."""
         if self.max_bytes is not None or not self.accepts_images:
             return self.compute_text_limit(max_model_len)
-        return self.compute_text_limit(max_model_len) + MEDIA_BYTES
+        return self.compute_text_limit(max_model_len) + MAX_MEDIA_BYTES
 
     @property
     def form_limit(self) -> int:
-        """Maximum size of a form with an audio file, in bytes."""
+        """Maximum size in bytes of a form with an audio file."""
         if self.max_bytes is not None:
             return self.max_bytes
-        return FORM_BYTES if self.accepts_audio else MIB
+        return MAX_FORM_BYTES if self.accepts_audio else MIB
 
     def compute_buffer_bytes(self, max_model_len: int | None) -> int:
         """Return the memory budget for all bodies together, in bytes."""
         largest = max(self.compute_chat_limit(max_model_len), self.form_limit)
-        return max(MIN_BUFFER_BYTES, BUFFERED_BODIES * largest)
+        return max(MIN_BUFFER_BYTES, NUM_BUFFERED_BODIES * largest)

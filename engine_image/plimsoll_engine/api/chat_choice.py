@@ -1,4 +1,4 @@
-"""One choice of a chat, as chunks of a stream or as one message. Pure."""
+"""One choice of a chat, as chunks of a stream or as one message. This module does no I/O."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from plimsoll_engine.frontend.requests.request_log import Delta, TokenLogprobs
 
 
 class ChatChoice:
-    """Choice of ``/v1/chat/completions``. ``parser`` extracts tool calls from the text.
+    """Choice of ``/v1/chat/completions``.
 
-    ``ids`` adds token IDs. ``reasoning`` separates the reasoning, and ``hidden`` drops it. The text
-    begins with ``echo``. ``stop_ids`` are the client's stop tokens. ``text_of`` and ``bytes_of``
-    return the text and the bytes of a token, for log probabilities.
+    ``parser`` extracts tool calls from the text. ``reasoning`` separates the reasoning, which
+    ``hide_reasoning`` omits. ``include_token_ids`` adds token IDs. The text begins with ``echo``.
+    ``stop_ids`` are the client's stop tokens. For log probabilities, ``get_token_text`` and
+    ``get_token_bytes`` return the text and the bytes of a token.
     """
 
     kind = "chat.completion"
@@ -28,23 +29,23 @@ class ChatChoice:
     def __init__(
         self,
         index: int,
-        text_of: TokenText,
+        get_token_text: TokenText,
         parser: ToolCallParser | None,
-        ids: bool = False,
+        include_token_ids: bool = False,
         reasoning: ReasoningParser | None = None,
-        hidden: bool = False,
+        hide_reasoning: bool = False,
         echo: str = "",
         stop_ids: Collection[int] = (),
-        bytes_of: TokenBytes | None = None,
+        get_token_bytes: TokenBytes | None = None,
     ) -> None:
         self.index = index
         self.prompt_logprobs: list[msgspec.Raw] | None = None
-        self._ids: list[int] | None = [] if ids else None
-        self._text_of = text_of
-        self._bytes_of = bytes_of
+        self._ids: list[int] | None = [] if include_token_ids else None
+        self._get_token_text = get_token_text
+        self._get_token_bytes = get_token_bytes
         self._parts = OutputParser(reasoning, parser)
         self._reasons = reasoning is not None
-        self._hidden = hidden
+        self._hidden = hide_reasoning
         self._reasoning: list[str] = []
         self._calls: list[ToolCall] = []
         """Tool calls without their arguments."""
@@ -64,8 +65,8 @@ class ChatChoice:
     def make_chunks(self, delta: Delta) -> Iterator[dict[str, Any]]:
         """Yield the chunks for ``delta``. Text and tool calls have separate chunks.
 
-        As in vLLM, the first chunk has the log probabilities and token IDs, and the last one the
-        finish reason.
+        As in vLLM, the first of these chunks has the log probabilities and token IDs. The last one
+        has the finish reason.
         """
         parsed = self._parse(delta)
         pieces: list[dict[str, Any]] = []
@@ -88,7 +89,7 @@ class ChatChoice:
             tokens, ids = [], ()
 
     def add(self, delta: Delta) -> None:
-        """Add ``delta`` to an answer that is not streamed."""
+        """Add ``delta`` to a response that is not streamed."""
         parsed = self._parse(delta)
         self._texts.append(parsed.text)
         self._reasoning.append(parsed.reasoning)
@@ -99,14 +100,16 @@ class ChatChoice:
             self._arguments[-1].append(call.arguments)
         if self._ids is not None:
             self._ids += delta.token_ids
-        self._logprobs += logprobs.make_chat_entries(delta.logprobs, self._text_of, self._bytes_of)
+        self._logprobs += logprobs.make_chat_entries(
+            delta.logprobs, self._get_token_text, self._get_token_bytes
+        )
         self._finish_reason = delta.finish_reason
         self._stop_reason = get_stop_reason(delta, self._stop_ids)
 
     def to_object(self) -> dict[str, Any]:
-        """Return the choice of an answer that is not streamed.
+        """Return the choice of a response that is not streamed.
 
-        ``content`` is null if the choice has only tool calls.
+        ``content`` is None if the choice has only tool calls.
         """
         content: str | None = "".join(self._texts)
         message: dict[str, Any] = {"role": "assistant", "content": content}
@@ -161,7 +164,7 @@ class ChatChoice:
             "index": self.index,
             "delta": delta,
             "logprobs": logprobs.make_chat_logprobs(
-                logprobs.make_chat_entries(tokens, self._text_of, self._bytes_of)
+                logprobs.make_chat_entries(tokens, self._get_token_text, self._get_token_bytes)
             ),
             "finish_reason": None if end is None else self._map_finish_reason(end.finish_reason),
         }
@@ -173,14 +176,14 @@ class ChatChoice:
 def get_stop_reason(delta: Delta, stop_ids: Collection[int]) -> str | int | None:
     """Return the stop string, or the token in ``stop_ids``, that ended the output.
 
-    As in vLLM, return None if the model ended the output.
+    As in vLLM, return None if neither of them ended the output.
     """
     reason = delta.stop_reason
     return None if isinstance(reason, int) and reason not in stop_ids else reason
 
 
 class OutputParser:
-    """Streaming parser of an output: reasoning, content and tool calls."""
+    """Streaming parser that splits an output into reasoning, content and tool calls."""
 
     def __init__(self, reasoning: ReasoningParser | None, calls: ToolCallParser | None) -> None:
         self._reasoning = reasoning
@@ -191,7 +194,7 @@ class OutputParser:
 
     @property
     def has_reasoning_ended(self) -> bool:
-        """Whether the output is not within the reasoning."""
+        """Whether the output has no reasoning, or the reasoning has ended."""
         return self._reasoning is None or self._reasoning.has_ended
 
     @property
@@ -200,7 +203,7 @@ class OutputParser:
         return self._calls is not None and self._calls.has_unparsed_call
 
     def parse(self, delta: Delta) -> ParsedOutput:
-        """Parse ``delta``, and return the parts of the output that no later text can change."""
+        """Parse ``delta``, and return the parts of the output that are now certain."""
         last = delta.finish_reason is not None
         found = ParsedText(content=delta.text)
         if self._reasoning is not None:
@@ -227,7 +230,7 @@ class OutputParser:
 
 
 def _make_reasoning_fields(text: str | None) -> dict[str, Any]:
-    """Return the reasoning in DeepSeek's field and in vLLM's newer field."""
+    """Return the reasoning as two fields: DeepSeek's field and vLLM's newer field."""
     return {"reasoning_content": text, "reasoning": text}
 
 

@@ -1,11 +1,11 @@
-"""Images in chat messages: placeholder tokens in the prompt, and tensors for the encoder."""
+"""Images in chat messages, as placeholder tokens in the prompt and tensors for the encoder."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from plimsoll_engine.api import errors
-from plimsoll_engine.api.errors import ApiError, invalid
+from plimsoll_engine.api.errors import ApiError, make_invalid_error
 from plimsoll_engine.api.protocol import Message, get_part_text
 from plimsoll_engine.frontend.requests.media_reader import MediaReader
 from plimsoll_engine.frontend.requests.request_log import QueueFullError
@@ -26,7 +26,7 @@ def list_image_urls(messages: list[Message]) -> list[str]:
             image = part.get("image_url")
             url = image.get("url") if isinstance(image, dict) else image
             if not isinstance(url, str):
-                raise invalid("a content part of type image_url has no url", "messages")
+                raise make_invalid_error("a content part of type image_url has no url", "messages")
             image_urls.append(url)
     return image_urls
 
@@ -36,8 +36,8 @@ def make_template_parts(
 ) -> list[dict[str, Any]]:
     """Return content parts in the form that chat templates read.
 
-    Images require ``accepts_images``. Raises ApiError, whose ``param`` names the part, for an
-    unsupported part.
+    Raises ApiError, whose ``param`` names the part, for an unsupported part. Images are supported
+    only if ``accepts_images`` is True.
     """
     found: list[dict[str, Any]] = []
     for number, part in enumerate(content):
@@ -58,26 +58,28 @@ def decode_urls(image_urls: list[str]) -> list[bytes]:
     from plimsoll_engine.multimodal.images import decode_data_url
 
     if len(image_urls) > MAX_IMAGES:
-        raise invalid(
+        raise make_invalid_error(
             f"{len(image_urls)} images in one request exceed the maximum of {MAX_IMAGES}",
             "messages",
         )
     try:
         return [decode_data_url(url) for url in image_urls]
     except MediaError as error:
-        raise invalid(str(error), "messages", error.code) from None
+        raise make_invalid_error(str(error), "messages", error.code) from None
 
 
 async def expand_placeholders(
-    reader: MediaReader, processor: Processor, ids: list[int], images: list[bytes]
+    reader: MediaReader, processor: Processor, prompt_ids: list[int], images: list[bytes]
 ) -> tuple[list[int], list[Media]]:
-    """Return the prompt ``ids`` with each image's placeholder repeated, and the processed images.
+    """Return the prompt with each image's placeholder repeated, and the processed images.
 
-    ``images`` are image files. Raises ApiError if the prompt has another number of placeholders.
+    ``images`` are image files. Raises ApiError unless ``prompt_ids`` has one placeholder per image.
     """
-    placeholders = ids.count(processor.placeholder) if processor.placeholder is not None else 0
+    placeholders = (
+        prompt_ids.count(processor.placeholder) if processor.placeholder is not None else 0
+    )
     if placeholders != len(images):
-        raise invalid(
+        raise make_invalid_error(
             f"the messages have {len(images)} images but {placeholders} image placeholders: remove"
             " the model's placeholder text from the messages",
             "messages",
@@ -85,12 +87,12 @@ async def expand_placeholders(
     try:
         processed = [await reader.read(processor, data) for data in images]
     except MediaError as error:
-        raise invalid(str(error), "messages", error.code) from None
+        raise make_invalid_error(str(error), "messages", error.code) from None
     except QueueFullError as error:
-        raise errors.from_exception(error) from None
+        raise errors.convert_exception(error) from None
     prompt: list[int] = []
     media: list[Media] = []
-    for token in ids:
+    for token in prompt_ids:
         if token != processor.placeholder:
             prompt.append(token)
             continue

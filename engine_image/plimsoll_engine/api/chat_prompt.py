@@ -1,7 +1,7 @@
-"""Render conversations with a checkpoint's chat template. Pure.
+"""Render conversations with a checkpoint's chat template. This module does no I/O.
 
 Messages and tools reach the template as the client sent them, without nulls. If the template
-rejects or drops something, an equivalent form is tried:
+rejects or drops a part of them, an equivalent form is tried:
 
 - Content parts are joined to one text, or a text becomes a part.
 - The role ``developer`` becomes ``system``.
@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from plimsoll_engine.api import chat_images
-from plimsoll_engine.api.errors import ApiError, invalid
-from plimsoll_engine.api.protocol import Message, Tool, get_thought_text
+from plimsoll_engine.api.errors import ApiError, make_invalid_error
+from plimsoll_engine.api.protocol import Message, Tool, get_reasoning_text
 from plimsoll_engine.api.tool_calls import NotACallError, load_lenient_json
 from plimsoll_engine.frontend.requests.tokenizer import ChatTooLongError, TemplateError, Tokenizer
 
@@ -28,7 +28,7 @@ CONTINUATION_MARK = "\ue000\uf8ff\ue000"
 """Marker after the message that the model continues. The prompt ends before it."""
 INSTRUCTION_ROLES = ("system", "developer")
 """Roles of messages with instructions."""
-MAX_DROPPED_ROLES = 8
+MAX_UNRENDERED_ROLES = 8
 
 TemplateMessage = dict[str, Any]
 """Message in the form that chat templates read."""
@@ -48,15 +48,17 @@ class ChatPrompt:
         self._accepts_texts = not self._accepts_parts or _can_render(tokenizer, CONTINUATION_MARK)
 
     @staticmethod
-    def make_template_variables(given: dict[str, Any] | None, effort: str | None) -> dict[str, Any]:
-        """Return the template's variables: those in ``given``, and vLLM's for the reasoning effort.
+    def make_template_variables(
+        client_variables: dict[str, Any] | None, effort: str | None
+    ) -> dict[str, Any]:
+        """Return the template's variables: the client's, and vLLM's for the reasoning effort.
 
         Any effort except ``none`` enables thinking, if the template supports the choice.
         """
         if effort is None:
-            return dict(given or {})
+            return dict(client_variables or {})
         thinking = {"reasoning_effort": effort, "enable_thinking": effort != "none"}
-        return thinking | (given or {})
+        return thinking | (client_variables or {})
 
     def render(
         self,
@@ -71,10 +73,10 @@ class ChatPrompt:
     ) -> str:
         """Return the prompt, of at most ``max_characters`` characters.
 
-        If ``open_turn`` is true (default), the prompt ends with the beginning of the assistant's
-        message. ``continue_last`` instead leaves the last message open, so that the model continues
-        it. Warnings for the client are added to ``warnings``. Raises TemplateError, and ApiError
-        for invalid messages.
+        If ``open_turn`` is True, the prompt ends with the beginning of the assistant's message;
+        this is the default. If ``continue_last`` is True, the last message is left open instead,
+        and the model continues it. Warnings for the client are added to ``warnings``. Raises
+        TemplateError, and ApiError for invalid messages.
         """
         warnings = [] if warnings is None else warnings
         plain = [
@@ -91,12 +93,12 @@ class ChatPrompt:
             names = ", ".join(ignored)
             warnings.append(f"{names} in chat_template_kwargs is ignored: set it in the body")
 
-        def write(given: list[TemplateMessage]) -> str:
+        def render_form(form: list[TemplateMessage]) -> str:
             return self._tokenizer.render(
-                given, functions, template_variables, max_characters, generation_prompt
+                form, functions, template_variables, max_characters, generation_prompt
             )
 
-        text = self._render_supported(plain, write, bool(tools), warnings)
+        text = self._render_supported(plain, render_form, bool(tools), warnings)
         if functions and not any(one["function"]["name"] in text for one in functions):
             warnings.append("the chat template does not render tools: the model does not see them")
         if not continue_last:
@@ -108,22 +110,22 @@ class ChatPrompt:
 
     def _render_supported(
         self,
-        plain: list[TemplateMessage],
-        write: Callable[[list[TemplateMessage]], str],
+        template_messages: list[TemplateMessage],
+        render_form: Callable[[list[TemplateMessage]], str],
         tools: bool,
         warnings: list[str],
     ) -> str:
         """Return the prompt in the first form that the template renders completely."""
-        developer = any(one["role"] == "developer" for one in plain)
+        developer = any(one["role"] == "developer" for one in template_messages)
         if developer and "developer" not in self._tokenizer.get_template_source(tools):
-            for one in plain:
+            for one in template_messages:
                 if one["role"] == "developer":
                     one["role"] = "system"
         # The first error's message. Storing the error would create a cycle with this frame.
         failure, text, dropped = None, "", list[TemplateMessage]()
-        for form in self._list_forms(plain):
+        for form in self._list_forms(template_messages):
             try:
-                text = write(form)
+                text = render_form(form)
             except ChatTooLongError:
                 raise
             except TemplateError as error:
@@ -131,15 +133,15 @@ class ChatPrompt:
                 continue
             if _has_unrendered_parts(form, text):
                 continue
-            failure, plain, dropped = None, form, _find_dropped_messages(form, text)
+            failure, template_messages, dropped = None, form, _find_dropped_messages(form, text)
             if not dropped:
                 return text
             break
         if developer or _has_instructions(dropped):
             try:
-                merged = _merge_instructions(plain)
+                merged = _merge_instructions(template_messages)
                 merged[0]["content"] = self._make_text(merged[0]["content"])
-                first = write(merged)
+                first = render_form(merged)
                 if not _has_instructions(rest := _find_dropped_messages(merged, first)):
                     failure, text, dropped = None, first, rest
                     warnings.append(
@@ -187,15 +189,15 @@ class ChatPrompt:
     def _make_content(
         self, message: Message
     ) -> tuple[str | list[dict[str, Any]] | None, list[str]]:
-        """Return the content for the template, and the reasoning in the content's parts."""
+        """Return the content for the template, and the reasoning in the message's parts."""
         content = message.content
         if isinstance(content, str):
             return self._make_text(content), []
         if content is None:
             return None, []
         thinks = message.role == "assistant"
-        thoughts = [text for part in content if thinks and (text := get_thought_text(part))]
-        rest = [part for part in content if not (thinks and get_thought_text(part))]
+        thoughts = [text for part in content if thinks and (text := get_reasoning_text(part))]
+        rest = [part for part in content if not (thinks and get_reasoning_text(part))]
         if thoughts and not rest:
             return None, thoughts
         return chat_images.make_template_parts(rest, self._image is not None), thoughts
@@ -203,16 +205,22 @@ class ChatPrompt:
     def _make_text(self, text: str) -> str | list[dict[str, Any]]:
         return text if self._accepts_texts else [{"type": "text", "text": text}]
 
-    def _list_forms(self, plain: list[TemplateMessage]) -> Iterator[list[TemplateMessage]]:
-        """Yield the messages in forms that templates may accept, the most faithful first."""
-        texts = [one | self._join_parts(one.get("content")) for one in plain]
-        for form in (plain, texts) if self._accepts_parts and texts != plain else (texts,):
+    def _list_forms(
+        self, template_messages: list[TemplateMessage]
+    ) -> Iterator[list[TemplateMessage]]:
+        """Yield equivalent forms of the messages, beginning with the one that changes least."""
+        texts = [one | self._join_parts(one.get("content")) for one in template_messages]
+        for form in (
+            (template_messages, texts)
+            if self._accepts_parts and texts != template_messages
+            else (texts,)
+        ):
             yield form
             yield self._fill_gaps(form)
 
-    def _fill_gaps(self, plain: list[TemplateMessage]) -> list[TemplateMessage]:
-        """Return the messages with missing contents filled in, and call arguments as objects."""
-        filled = copy.deepcopy(plain)
+    def _fill_gaps(self, template_messages: list[TemplateMessage]) -> list[TemplateMessage]:
+        """Return the messages with a content in each, and with call arguments as objects."""
+        filled = copy.deepcopy(template_messages)
         for message in filled:
             message.setdefault("content", self._make_text(""))
             for call in message.get("tool_calls", ()):
@@ -222,7 +230,10 @@ class ChatPrompt:
         return filled
 
     def _join_parts(self, content: Any) -> TemplateMessage:
-        """Return the content's parts joined to one text. An image becomes its placeholder."""
+        """Return a dict with the content's parts joined to one text; empty unless it has parts.
+
+        An image becomes its placeholder.
+        """
         if not isinstance(content, list):
             return {}
         return {"content": "\n".join(one.get("text", self._image) for one in content)}
@@ -236,20 +247,20 @@ def join_message_text(message: Message) -> str:
 
 
 def _can_render(tokenizer: Tokenizer, content: object) -> bool:
-    """Report whether the template renders ``content`` of a user without printing it as JSON."""
+    """Report whether the template renders a user's ``content`` without printing it as JSON."""
     try:
         text = tokenizer.render([{"role": "user", "content": content}])
     except TemplateError:
         return False
-    return CONTINUATION_MARK in text and not _MARK_IN_JSON.search(text)
+    return CONTINUATION_MARK in text and not _JSON_MARK_PATTERN.search(text)
 
 
-_MARK_IN_JSON = re.compile(rf'"text": ?"{CONTINUATION_MARK}')
+_JSON_MARK_PATTERN = re.compile(rf'"text": ?"{CONTINUATION_MARK}')
 
 
-def _has_unrendered_parts(plain: list[TemplateMessage], text: str) -> bool:
-    """Report whether the prompt may have content parts printed as Python or JSON lists."""
-    return any(isinstance(one.get("content"), list) for one in plain) and any(
+def _has_unrendered_parts(template_messages: list[TemplateMessage], text: str) -> bool:
+    """Report whether the prompt ``text`` may have content parts printed as Python or JSON lists."""
+    return any(isinstance(one.get("content"), list) for one in template_messages) and any(
         sign in text for sign in ("'type': 'text'", '"type": "text"', '"type":"text"')
     )
 
@@ -260,7 +271,7 @@ def _restore_sent_fields(extra: TemplateMessage, known: TemplateMessage) -> Temp
 
 
 def _make_function(tool: Tool) -> TemplateMessage:
-    """Return a tool as the client sent it, without ``strict``, which affects only the grammar."""
+    """Return a tool as the client sent it. Omit ``strict``, which affects only the grammar."""
     given = tool.function
     known = {name: getattr(given, name) for name in ("name", "description", "parameters")}
     return _restore_sent_fields(
@@ -281,21 +292,26 @@ def _append_mark(message: TemplateMessage) -> None:
         message["content"] = [*content, {"type": "text", "text": CONTINUATION_MARK}]
 
 
-def _merge_instructions(plain: list[TemplateMessage]) -> list[TemplateMessage]:
+def _merge_instructions(template_messages: list[TemplateMessage]) -> list[TemplateMessage]:
     """Return the messages with all instructions in one system message at the front."""
-    contents = ["\n".join(_list_texts(one)) for one in plain if one["role"] in INSTRUCTION_ROLES]
-    rest = [one for one in plain if one["role"] not in INSTRUCTION_ROLES]
+    contents = [
+        "\n".join(_list_texts(one)) for one in template_messages if one["role"] in INSTRUCTION_ROLES
+    ]
+    rest = [one for one in template_messages if one["role"] not in INSTRUCTION_ROLES]
     return [{"role": "system", "content": "\n\n".join(contents)}, *rest]
 
 
-def _find_dropped_messages(plain: list[TemplateMessage], text: str) -> list[TemplateMessage]:
-    """Return messages whose text is not in the prompt: one for each role except the assistant's.
+def _find_dropped_messages(
+    template_messages: list[TemplateMessage], text: str
+) -> list[TemplateMessage]:
+    """Return a message for each role whose text is not in the prompt ``text``.
 
-    Templates may trim texts, indent them, or write them as JSON.
+    The role of the assistant is not checked. Templates may trim texts, indent them, or write them
+    as JSON.
     """
     dropped: dict[str, TemplateMessage] = {}
     letters, at = "", 0
-    for one in plain:
+    for one in template_messages:
         role = one["role"]
         if role == "assistant" or role in dropped:
             continue
@@ -308,7 +324,7 @@ def _find_dropped_messages(plain: list[TemplateMessage], text: str) -> list[Temp
                 if _strip_non_word_characters(part) not in letters:
                     dropped[role] = one
                     break
-        if len(dropped) == MAX_DROPPED_ROLES:
+        if len(dropped) == MAX_UNRENDERED_ROLES:
             break
     return list(dropped.values())
 
@@ -332,7 +348,9 @@ def _list_texts(message: TemplateMessage) -> list[str]:
 def _make_plain_call(call: dict[str, Any], field: str) -> dict[str, Any]:
     function = call.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise invalid("a tool call has no function.name: add it", f"{field}.function.name")
+        raise make_invalid_error(
+            "a tool call has no function.name: add it", f"{field}.function.name"
+        )
     arguments = function.get("arguments")
     if isinstance(arguments, str):  # answers of this engine have a string; templates need an object
         try:
@@ -350,7 +368,7 @@ def _replace_lone_surrogates(value: Any, field: str) -> Any:
     try:
         written = json.dumps(value, ensure_ascii=False)
     except RecursionError:
-        raise invalid(
+        raise make_invalid_error(
             "the arguments of a tool call are nested too deeply: use fewer levels", field
         ) from None
     try:

@@ -1,4 +1,4 @@
-"""Decode request bodies. Pure."""
+"""Decode request bodies. This module does no I/O."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from plimsoll_engine.api.errors import ApiError, invalid
+from plimsoll_engine.api.errors import ApiError, make_invalid_error
 from plimsoll_engine.api.protocol import (
     AllowedTools,
     AllowedToolsChoice,
@@ -31,21 +31,21 @@ _ESCAPE_PATTERN = re.compile(
 )
 
 
-def decode(
+def decode_body(
     body: bytes | bytearray,
-    kind: type[_Body],
+    body_type: type[_Body],
     strict: bool = False,
     warnings: list[str] | None = None,
 ) -> _Body:
     """Return the request in ``body``. A null field gets its default.
 
-    Unknown fields are added to ``warnings``, or refused if ``strict``. Raises ApiError 400 that
-    names the invalid field, if known.
+    The names of unknown fields are added to ``warnings``. If ``strict`` is True, they are refused.
+    Raises ApiError with status 400, which names the invalid field if it is known.
     """
     try:
         given = msgspec.json.decode(body, type=_RawFields)
-        unknown = _remove_unknown(given, kind)
-        request = msgspec.json.decode(msgspec.json.encode(given), type=kind)
+        unknown = _remove_unknown_fields(given, body_type)
+        request = msgspec.json.decode(msgspec.json.encode(given), type=body_type)
         for name in ("messages", "tools"):
             if name in given:
                 _keep_extra_fields(getattr(request, name), msgspec.json.decode(given[name]))
@@ -56,23 +56,25 @@ def decode(
             if (match := one.search(str(error)))
         ]
         if not found:
-            raise invalid(f"the body: {error}") from None
+            raise make_invalid_error(f"the body: {error}") from None
         place = ".".join(filter(None, found))
-        raise invalid(
+        raise make_invalid_error(
             f"{error}{_ONLY_FUNCTIONS_ADVICE if _TOOL_TYPE_PATTERN.fullmatch(place) else ''}", place
         ) from None
     except msgspec.DecodeError as error:
         # JavaScript and Python may escape half of a surrogate pair, which is not valid text.
         whole = _ESCAPE_PATTERN.sub(lambda found: rb"\ufffd" if found[1] else found[0], bytes(body))
         if whole != body:
-            return decode(whole, kind, strict, warnings)
-        raise invalid(f"the body is not JSON: {error}", code="invalid_json") from None
+            return decode_body(whole, body_type, strict, warnings)
+        raise make_invalid_error(
+            f"the body is not valid JSON: {error}", code="invalid_json"
+        ) from None
     except RecursionError:
-        raise invalid(
+        raise make_invalid_error(
             "the body is nested too deeply: use fewer levels", code="invalid_json"
         ) from None
     except UnicodeDecodeError as error:
-        raise invalid(f"the body is not UTF-8: {error}", code="invalid_utf8") from None
+        raise make_invalid_error(f"the body is not UTF-8: {error}", code="invalid_utf8") from None
     report_unknown_fields(unknown, strict, warnings)
     if isinstance(request, CompletionRequest | ChatRequest | BatchChatRequest):
         check_values(request)
@@ -80,9 +82,11 @@ def decode(
 
 
 def report_unknown_fields(unknown: list[str], strict: bool, warnings: list[str] | None) -> None:
-    """Add the names of unknown fields to ``warnings``; raise ApiError 400 if ``strict``."""
+    """Add the names in ``unknown`` to ``warnings``, or raise ApiError 400 if ``strict``."""
     if unknown and strict:
-        raise invalid(f"the body: unknown field `{unknown[0]}`", unknown[0].rstrip(".") or None)
+        raise make_invalid_error(
+            f"the body: unknown field `{unknown[0]}`", unknown[0].rstrip(".") or None
+        )
     if unknown and warnings is not None:
         named = ", ".join(one.encode("ascii", "replace").decode()[:64] for one in unknown[:8])
         warnings.append(f"unknown fields are ignored: {named}")
@@ -138,7 +142,7 @@ REFUSED_FIELDS = {
     name: advice for advice, names in _REFUSED_FIELDS_BY_ADVICE.items() for name in names
 }
 """Fields of other engines and of OpenAI that would change the answer, and what to do instead."""
-_OTHER_FIELDS_BY_ADVICE = {
+_FIELDS_OF_OTHER_PATHS_BY_ADVICE = {
     "use /v1/chat/completions": ("messages", "tools"),
     "use /v1/completions or /v1/chat/completions": (
         "allowed_token_ids", "bad_words", "best_of", "frequency_penalty", "logit_bias",
@@ -158,10 +162,10 @@ _OTHER_FIELDS_BY_ADVICE = {
     "use response_format, or text in /v1/responses": ("response_format", "text"),
 }  # fmt: skip
 FIELDS_OF_OTHER_PATHS = {
-    name: advice for advice, names in _OTHER_FIELDS_BY_ADVICE.items() for name in names
+    name: advice for advice, names in _FIELDS_OF_OTHER_PATHS_BY_ADVICE.items() for name in names
 }
 """Fields that would change the answer on another path that generates, and what to do instead."""
-_OFF_VALUES = (b"false", b"0", b"0.0", b'""', b"[]")
+_OFF_JSON_VALUES = (b"false", b"0", b"0.0", b'""', b"[]")
 """JSON values with which most refused fields change nothing."""
 _VALUES_WITHOUT_EFFECT = {
     **dict.fromkeys(("best_of", "n", "num_beams", "repeat_penalty"), (b"1", b"1.0")),
@@ -171,13 +175,15 @@ _VALUES_WITHOUT_EFFECT = {
     "function_call": (b'"none"',),
 }
 """JSON values with which the other refused fields change nothing."""
-LENIENT_OBJECTS = ("stream_options", "text", "reasoning")
+OBJECTS_WITH_IGNORED_FIELDS = ("stream_options", "text", "reasoning")
 """Object fields in which unknown fields are also ignored."""
 
 
-def _remove_unknown(given: dict[str, msgspec.Raw], kind: type[Any], inner: str = "") -> list[str]:
+def _remove_unknown_fields(
+    given: dict[str, msgspec.Raw], struct_type: type[Any], inner: str = ""
+) -> list[str]:
     """Remove null and unknown fields from ``given``, and return the names of the unknown fields."""
-    fields = _list_fields(kind)  # type: ignore[arg-type]
+    fields = _list_fields(struct_type)  # type: ignore[arg-type]
     unknown = []
     for name, value in list(given.items()):
         if bytes(memoryview(value)[:8]).strip() == b"null":
@@ -190,18 +196,21 @@ def _remove_unknown(given: dict[str, msgspec.Raw], kind: type[Any], inner: str =
                 instead = FIELDS_OF_OTHER_PATHS.get(name)
             if instead is not None and not inner:
                 if bytes(memoryview(value)[:8]).strip() not in _VALUES_WITHOUT_EFFECT.get(
-                    name, _OFF_VALUES
+                    name, _OFF_JSON_VALUES
                 ):
                     raise _make_unsupported_error(name, instead)
             elif name not in IGNORED_FIELDS and name != "modalities":
                 unknown.append(inner + name)
             del given[name]
-        elif name in LENIENT_OBJECTS and (struct := _find_struct(fields[name].type)) is not None:
+        elif (
+            name in OBJECTS_WITH_IGNORED_FIELDS
+            and (struct := _find_struct_type(fields[name].type)) is not None
+        ):
             try:
                 parts = msgspec.json.decode(value, type=_RawFields)
             except msgspec.ValidationError:
                 continue  # not an object: decoding the request reports it
-            unknown += _remove_unknown(parts, struct, f"{name}.")
+            unknown += _remove_unknown_fields(parts, struct, f"{name}.")
             given[name] = msgspec.Raw(msgspec.json.encode(parts))
     return unknown
 
@@ -212,21 +221,22 @@ def _make_unsupported_error(name: str, instead: str) -> ApiError:
 
 
 @cache
-def _list_fields(kind: type[Any]) -> dict[str, Any]:
-    """Return the fields of ``kind`` by their JSON names.
+def _list_fields(struct_type: type[Any]) -> dict[str, Any]:
+    """Return the fields of ``struct_type`` by their JSON names.
 
-    Cached, because msgspec evaluates the annotations again on each call, which takes 1 to 2 ms.
+    The result is cached, because msgspec evaluates the annotations again on each call, which takes
+    1 to 2 ms.
     """
-    return {field.encode_name: field for field in msgspec.structs.fields(kind)}
+    return {field.encode_name: field for field in msgspec.structs.fields(struct_type)}
 
 
-def _find_struct(annotation: Any) -> type[Any] | None:
+def _find_struct_type(annotation: Any) -> type[Any] | None:
     kinds = getattr(annotation, "__args__", ())
     return next((one for one in kinds if isinstance(one, type(msgspec.Struct))), None)
 
 
 def _keep_extra_fields(found: Any, given: Any) -> None:
-    """Add all fields in ``given`` to ``found``, messages or tools, for chat templates."""
+    """Add all fields in ``given`` to ``found``, the decoded messages or tools, for templates."""
     if isinstance(found, list):
         for one, fields in zip(found, given, strict=True):
             _keep_extra_fields(one, fields)
@@ -274,18 +284,20 @@ def check_values(request: CompletionRequest | ChatRequest | BatchChatRequest) ->
                 code="unsupported_value",
             )
     if request.stream_options is not None and not request.stream:
-        raise invalid("stream_options requires stream: set stream to true", "stream_options")
+        raise make_invalid_error(
+            "stream_options requires stream: set stream to true", "stream_options"
+        )
     if request.stream and request.prompt_logprobs is not None:
-        raise invalid(
+        raise make_invalid_error(
             "prompt_logprobs is not supported with stream: set stream to false", "prompt_logprobs"
         )
     if request.truncate_prompt_tokens == 0:
-        raise invalid(
+        raise make_invalid_error(
             "truncate_prompt_tokens 0 leaves no prompt: give 1 or more, or -1 for the context",
             "truncate_prompt_tokens",
         )
     if request.truncation_side is not None and request.truncate_prompt_tokens is None:
-        raise invalid(
+        raise make_invalid_error(
             "truncation_side requires truncate_prompt_tokens: set both or none", "truncation_side"
         )
     if isinstance(request, CompletionRequest):
@@ -293,8 +305,8 @@ def check_values(request: CompletionRequest | ChatRequest | BatchChatRequest) ->
         return
     for field in ("top_logprobs", "logprob_token_ids"):
         if getattr(request, field) and not request.logprobs:
-            raise invalid(f"{field} requires logprobs: set logprobs to true", field)
-    check_turn(request.add_generation_prompt, request.continue_final_message)
+            raise make_invalid_error(f"{field} requires logprobs: set logprobs to true", field)
+    check_turn_fields(request.add_generation_prompt, request.continue_final_message)
     if isinstance(request, BatchChatRequest):
         for number, conversation in enumerate(request.messages):
             _check_contents(conversation, f"messages[{number}]")
@@ -302,15 +314,15 @@ def check_values(request: CompletionRequest | ChatRequest | BatchChatRequest) ->
     _check_contents(request.messages, "messages")
     _check_tools(request)
     if request.echo and request.messages[-1].role != "assistant":
-        raise invalid(
+        raise make_invalid_error(
             "echo requires that the last message has the role assistant: omit echo", "echo"
         )
 
 
-def check_turn(add_generation_prompt: bool | None, continue_final_message: bool) -> None:
-    """Raise ApiError if both fields are true, because a new message cannot continue another."""
+def check_turn_fields(add_generation_prompt: bool | None, continue_final_message: bool) -> None:
+    """Raise ApiError if both fields are True, because a new message cannot continue another."""
     if add_generation_prompt and continue_final_message:
-        raise invalid(
+        raise make_invalid_error(
             "continue_final_message and add_generation_prompt cannot be combined: set one to false",
             "continue_final_message",
         )
@@ -318,15 +330,15 @@ def check_turn(add_generation_prompt: bool | None, continue_final_message: bool)
 
 def _check_completion(request: CompletionRequest) -> None:
     if request.max_tokens == 0 and not request.echo:
-        raise invalid(
+        raise make_invalid_error(
             "max_tokens 0 requires echo: set max_tokens to 1 or more, or set echo", "max_tokens"
         )
     if request.logprob_token_ids and request.logprobs is None:
-        raise invalid(
+        raise make_invalid_error(
             "logprob_token_ids requires logprobs: set logprobs to a number", "logprob_token_ids"
         )
     if request.stream and request.echo and request.logprobs is not None:
-        raise invalid(
+        raise make_invalid_error(
             "echo with logprobs is not supported with stream: set stream to false", "echo"
         )
 
@@ -335,7 +347,7 @@ def _check_contents(messages: list[Message], param: str) -> None:
     """Raise ApiError for a message without content, unless its role allows that."""
     for number, message in enumerate(messages):
         if message.content is None and message.role not in ("assistant", "tool", "function"):
-            raise invalid(
+            raise make_invalid_error(
                 f"the content of a message of role {message.role} is null: send text",
                 f"{param}[{number}].content",
             )
@@ -345,25 +357,29 @@ def _check_tools(request: ChatRequest) -> None:
     names = [tool.function.name for tool in request.tools or []]
     for name in names:
         if names.count(name) > 1:
-            raise invalid(f"two tools have the name {name!r}: rename one", "tools")
+            raise make_invalid_error(f"two tools have the name {name!r}: rename one", "tools")
     choice = request.tool_choice
     if choice not in (None, "none", "auto") and not names:
-        raise invalid("tool_choice requires tools: add them or omit tool_choice", "tool_choice")
+        raise make_invalid_error(
+            "tool_choice requires tools: add them or omit tool_choice", "tool_choice"
+        )
     if isinstance(choice, NamedTool) and choice.function.name not in names:
-        raise invalid(
+        raise make_invalid_error(
             f"no tool has the name {choice.function.name!r}: use a name in tools", "tool_choice"
         )
     if isinstance(choice, AllowedToolsChoice):
-        _check_allowed(choice.allowed_tools, names)
+        _check_allowed_tools(choice.allowed_tools, names)
 
 
-def _check_allowed(choice: AllowedTools, names: list[str]) -> None:
+def _check_allowed_tools(choice: AllowedTools, names: list[str]) -> None:
     field = "tool_choice.allowed_tools.tools"
     for number, tool in enumerate(choice.tools):
         if tool.function.name not in names:
             place = f"{field}[{number}].function.name"
-            raise invalid(
+            raise make_invalid_error(
                 f"no tool has the name {tool.function.name!r}: use a name in tools", place
             )
     if choice.mode == "required" and not choice.tools:
-        raise invalid("mode 'required' requires at least one allowed tool: add one", field)
+        raise make_invalid_error(
+            "mode 'required' requires at least one allowed tool: add one", field
+        )

@@ -34,7 +34,7 @@ class ApiError(Exception):
 
     @property
     def error_type(self) -> str:
-        """OpenAI's error type for the status."""
+        """OpenAI's error type for the HTTP status."""
         if self.status == 401:
             return "authentication_error"
         if self.status == 403:
@@ -58,19 +58,21 @@ class ApiError(Exception):
         return msgspec.json.encode({"error": error})
 
     def make_headers(self) -> dict[str, str]:
-        """Return headers that control retries: ``retry-after`` if a retry may help."""
+        """Return the headers that control retries: ``retry-after`` if a retry may succeed."""
         if self.status == 504:  # OpenAI's clients would retry, but the deadline has passed
             return {"x-should-retry": "false"}
         return {"retry-after": str(RETRY_AFTER_S)} if self.retry else {}
 
 
-def invalid(message: str, param: str | None = None, code: str = "invalid_value") -> ApiError:
-    """Return an error with status 400 for the field ``param``."""
+def make_invalid_error(
+    message: str, param: str | None = None, code: str = "invalid_value"
+) -> ApiError:
+    """Return an error with status 400 for the request field ``param``."""
     return ApiError(400, message, param=param, code=code)
 
 
-def from_exception(error: Exception) -> ApiError:
-    """Return the API error for a refusal by the engine or a failed request."""
+def convert_exception(error: Exception) -> ApiError:
+    """Return the API error for an exception of the engine or of a failed request."""
     match error:
         case ApiError():
             return error

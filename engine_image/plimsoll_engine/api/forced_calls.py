@@ -1,8 +1,8 @@
-"""Grammars of forced tool calls, in llguidance's dialect of Lark. Pure.
+"""Grammars of forced tool calls, in llguidance's dialect of Lark. This module does no I/O.
 
-Calls are in the format of their family (:mod:`plimsoll_engine.api.tool_families`). If that format
-cannot express a tool's schema, such as a pattern of an unquoted string, the arguments are JSON,
-which the family's parser also accepts.
+A call is forced if ``tool_choice`` requires it. Calls are in the format of their family
+(:mod:`plimsoll_engine.api.tool_families`). If that format cannot express a tool's schema, such as a
+pattern of an unquoted string, the arguments are JSON, which the family's parser also accepts.
 """
 
 from __future__ import annotations
@@ -44,10 +44,12 @@ Tag = Callable[[str], str]
 
 
 class CallFormat(NamedTuple):
-    """Format of forced calls: ``begin``, calls separated by ``between``, ``end``.
+    """Format of forced calls.
 
-    A call is ``head``, its arguments in JSON, and ``tail``. These are sequences of strings and
-    tags. ``{}`` represents the tool's name, and ``{"…"}`` the name in JSON.
+    The output is ``begin``, one or more calls separated by ``between``, and ``end``. A call is
+    ``head``, its arguments in JSON, and ``tail``. All fields except ``between`` are sequences of
+    strings and tags. In a string, ``{}`` stands for the tool's name, and ``{"…"}`` for the name as
+    a JSON string.
     """
 
     head: Sequence[str]
@@ -57,7 +59,7 @@ class CallFormat(NamedTuple):
     end: Sequence[str] = ()
 
 
-_NOT_JSON = ("qwen3_coder", "glm45", "pythonic")
+_FAMILIES_WITHOUT_JSON = ("qwen3_coder", "glm45", "pythonic")
 """Families whose arguments are not JSON."""
 _HERMES_FORMAT = CallFormat(
     [HERMES, '\n{"name": {"…"}, "arguments": '], ["}\n", END_HERMES], between="\n"
@@ -90,17 +92,21 @@ def _get_call_format(family: str, template: str) -> CallFormat:
 
 
 def build_call_grammar(
-    family: str, template: str, tools: Sequence[tuple[str, dict[str, Any]]], several: bool, tag: Tag
+    family: str,
+    template: str,
+    tools: Sequence[tuple[str, dict[str, Any]]],
+    allow_several: bool,
+    tag: Tag,
 ) -> str:
-    """Return the grammar of one call or, if ``several``, of one or more calls.
+    """Return the grammar of one call or, if ``allow_several`` is True, of one or more calls.
 
-    ``tools`` are names and schemas. Each schema is a separate grammar, so its references stay
-    valid. Raises RecursionError if a schema is nested too deeply.
+    ``tools`` has the name and the schema of each tool. Each schema is a separate grammar, so its
+    references stay valid. Raises RecursionError if a schema is nested too deeply.
     """
     form = _get_call_format(family, template)
-    several = several and family != "openai"  # its first call ends the output
+    allow_several = allow_several and family != "openai"  # its first call ends the output
     rules = [f"tool_{number}" for number in range(len(tools))]
-    more = f" ({_build_sequence([form.between], tag)} call)*" if several else ""
+    more = f" ({_build_sequence([form.between], tag)} call)*" if allow_several else ""
     lines = [
         " ".join(filter(None, ["start:", _build_sequence(form.begin, tag), f"call{more}",
                                _build_sequence(form.end, tag)])),
@@ -122,24 +128,28 @@ def build_call_grammar(
 
 
 def create_forced_call_parser(
-    family: str, template: str, names: Sequence[str], texts: StringArguments, parallel: bool
+    family: str,
+    template: str,
+    tool_names: Sequence[str],
+    string_arguments: StringArguments,
+    parallel: bool,
 ) -> ToolCallParser:
-    """Return a parser for the output of the grammar with tools of these ``names``.
+    """Return a parser for the output of :func:`build_call_grammar` with these tools.
 
-    Text that does not match the grammar is parsed like calls that are not forced.
+    Text that does not match the grammar is parsed like a call that is not forced.
     """
-    free = tool_families.get_reader(family, texts)
-    if family in _NOT_JSON:
-        return ToolCallParser(free, parallel)
+    read_unforced_calls = tool_families.get_reader(family, string_arguments)
+    if family in _FAMILIES_WITHOUT_JSON:
+        return ToolCallParser(read_unforced_calls, parallel)
     form = _get_call_format(family, template)
-    heads = {_build_literal_rule(form.head, name): name for name in names}
-    begin, tail, end = map(_build_literal_rule, (form.begin, form.tail, form.end))
+    heads = {_join_with_name(form.head, name): name for name in tool_names}
+    begin, tail, end = map(_join_with_name, (form.begin, form.tail, form.end))
     create_id = tool_families.create_short_id if family == "mistral" else create_call_id
 
-    def read(text: Reader) -> Steps[None]:
+    def read_forced_calls(text: Reader) -> Steps[None]:
         head = yield from text.take_mark(*(begin + head for head in heads))
         if not head:
-            yield from free(text)
+            yield from read_unforced_calls(text)
             return
         head = head.removeprefix(begin)
         while head and (yield from text.read_json_call(heads[head], create_id())):
@@ -151,10 +161,10 @@ def create_forced_call_parser(
         yield from text.drop_mark(end)
         yield from text.read_content([])
 
-    return ToolCallParser(read)
+    return ToolCallParser(read_forced_calls)
 
 
-def _build_literal_rule(texts: Sequence[str], name: str = "") -> str:
+def _join_with_name(texts: Sequence[str], name: str = "") -> str:
     return "".join(_insert_name(texts, name))
 
 
@@ -179,7 +189,7 @@ def _format_schema(schema: Any) -> str:
 
 
 class _Argument(NamedTuple):
-    """Argument of a tool: a schema, the allowed strings, or None for any string."""
+    """Argument of a tool. ``value`` is a schema, the allowed strings, or None for any string."""
 
     key: str
     value: dict[str, Any] | list[str] | None
@@ -189,11 +199,11 @@ class _Argument(NamedTuple):
 def _build_native_rules(
     family: str, template: str, rule: str, name: str, schema: dict[str, Any], tag: Tag
 ) -> list[str]:
-    """Return the rules of a call in the family's format; empty if the call must be JSON."""
-    if family not in _NOT_JSON:
+    """Return the rules of a call in the family's own format; empty if the call must be JSON."""
+    if family not in _FAMILIES_WITHOUT_JSON:
         return []
     python = family == "pythonic"
-    arguments = _list_arguments(schema, texts=not python)
+    arguments = _list_arguments(schema, unquoted_strings=not python)
     if arguments is None:
         return []
     if python:
@@ -257,10 +267,10 @@ _STRING_KEYWORDS = frozenset(
 )
 
 
-def _list_arguments(schema: dict[str, Any], texts: bool) -> list[_Argument] | None:
-    """Return the arguments in a tool's schema; None if the schema has constraints beyond them.
+def _list_arguments(schema: dict[str, Any], unquoted_strings: bool) -> list[_Argument] | None:
+    """Return the arguments in a tool's schema; None if the schema has further constraints.
 
-    With ``texts``, the family writes strings without quotes.
+    ``unquoted_strings`` is True if the family writes strings without quotes.
     """
     properties, required = schema.get("properties") or {}, schema.get("required") or []
     if (
@@ -284,7 +294,7 @@ def _list_arguments(schema: dict[str, Any], texts: bool) -> list[_Argument] | No
         ):
             return None
         value: dict[str, Any] | list[str] | None = shared | given
-        if texts and given.get("type") == "string":
+        if unquoted_strings and given.get("type") == "string":
             if not given.keys() <= _STRING_KEYWORDS:
                 return None
             value = given.get("enum", [given["const"]] if "const" in given else None)
@@ -302,7 +312,7 @@ _EXTERNAL_REFERENCE_PATTERN = re.compile(
 
 
 def _are_unquoted_texts(values: Any) -> bool:
-    """Report whether all values are strings that parse correctly without quotes."""
+    """Report whether ``values`` is a list of strings that parse correctly without quotes."""
     return (
         isinstance(values, list)
         and bool(values)

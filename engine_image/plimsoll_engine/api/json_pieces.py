@@ -1,8 +1,8 @@
-"""Streaming repair of the JSON arguments that models write. Pure.
+"""Streaming repair of the JSON arguments that models write. This module does no I/O.
 
-Raw control characters and unknown escapes in strings, numbers that JSON lacks, Python's constants,
-trailing commas, and missing or extra closing brackets are repaired. Everything else is passed on
-unchanged.
+The repair covers raw control characters and unknown escapes in strings, numbers that JSON lacks,
+Python's constants, trailing commas, and missing or extra closing brackets. Everything else is
+passed on unchanged.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ _ESCAPE_PATTERN = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
 _PARTIAL_ESCAPE_PATTERN = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?")
 _SEPARATORS_PATTERN = re.compile(r"[\s,:]+")
 _WORD_PATTERN = re.compile(r'[^\s"{}\[\],:<]+')
-PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
+JSON_BY_PYTHON_WORD = {"True": "true", "False": "false", "None": "null"}
 """JSON constants for the constants of Python."""
 MAX_HELD_CHARACTERS = 64
 """Maximum length of a number or of white space that is held back until it is complete."""
 
 
 class JsonRepairer:
-    """Repairer of one object. ``is_complete`` is True once its last bracket is closed.
+    """Repairer of one JSON object. ``is_complete`` is True once its last bracket is closed.
 
-    A ``<`` outside a string also closes the object, because a tag came too early.
+    A ``<`` outside a string also closes the object: it begins the next tag, so brackets are
+    missing.
     """
 
     def __init__(self) -> None:
@@ -33,18 +34,19 @@ class JsonRepairer:
         self._closers: list[str] = []
         self._in_string = False
 
-    def push(self, text: str, last: bool = False) -> tuple[str, str]:
+    def push(self, text: str, is_last: bool = False) -> tuple[str, str]:
         """Return the repaired piece, and the rest of ``text``.
 
-        The rest needs more text or follows the object. ``last`` means that no more text follows.
+        The rest is text after the object, or text that cannot be repaired until more arrives. If
+        ``is_last`` is True, no more text follows.
         """
         found: list[str] = []
         at = 0
         while at < len(text) and not self.is_complete:
             step = (
-                self._read_string(text, at, last)
+                self._read_string(text, at, is_last)
                 if self._in_string
-                else self._read_structure(text, at, last)
+                else self._read_structure(text, at, is_last)
             )
             if step is None:
                 break
@@ -53,18 +55,18 @@ class JsonRepairer:
         return "".join(found), text[at:]
 
     def close(self, text: str) -> str:
-        """Return the repaired last piece ``text``.
+        """Return ``text``, the last piece, after its repair.
 
         Missing brackets are added, unless the text ends within a string.
         """
         closers = "" if self._in_string else "".join(reversed(self._closers))
-        return self.push(text + closers, last=True)[0]
+        return self.push(text + closers, is_last=True)[0]
 
-    def _read_string(self, text: str, at: int, last: bool) -> tuple[str, int] | None:
-        mark = _STRING_SPECIAL_PATTERN.search(text, at)
+    def _read_string(self, text: str, start: int, is_last: bool) -> tuple[str, int] | None:
+        mark = _STRING_SPECIAL_PATTERN.search(text, start)
         if mark is None:
-            return text[at:], len(text)
-        begin, end, sign = text[at : mark.start()], mark.end(), mark[0]
+            return text[start:], len(text)
+        begin, end, sign = text[start : mark.start()], mark.end(), mark[0]
         if sign == '"':
             self._in_string = False
         elif sign != "\\":
@@ -72,36 +74,39 @@ class JsonRepairer:
         elif (escape := _ESCAPE_PATTERN.match(text, mark.start())) is not None:
             sign, end = escape[0], escape.end()
         elif (partial := _PARTIAL_ESCAPE_PATTERN.fullmatch(text, mark.start())) is not None:
-            if not last:
+            if not is_last:
                 return (begin, partial.start()) if begin else None
         else:
             sign = "" if text[end] == "'" else "\\\\"
         return begin + sign, end
 
-    def _read_structure(self, text: str, at: int, last: bool) -> tuple[str, int] | None:
-        sign = text[at]
+    def _read_structure(self, text: str, start: int, is_last: bool) -> tuple[str, int] | None:
+        sign = text[start]
         if sign == '"':
             self._in_string = True
         elif sign in "{[":
             self._closers.append("}" if sign == "{" else "]")
         elif sign in "}]":
-            return self._close(sign), at + 1
+            return self._close_bracket(sign), start + 1
         elif sign == "<":
-            return self._close_all(), at
-        elif (run := _SEPARATORS_PATTERN.match(text, at)) is not None:
+            return self._close_all_brackets(), start
+        elif (run := _SEPARATORS_PATTERN.match(text, start)) is not None:
             rest = text[run.end() : run.end() + 1]
-            if "," in run[0] and not rest and not last and len(run[0]) < MAX_HELD_CHARACTERS:
+            if "," in run[0] and not rest and not is_last and len(run[0]) < MAX_HELD_CHARACTERS:
                 return None
             comma = rest and rest in "}]<" and "," in run[0]
             return run[0].replace(",", "", 1) if comma else run[0], run.end()
-        elif (word := _WORD_PATTERN.match(text, at)) is not None:
-            if word.end() == len(text) and not last and len(word[0]) < MAX_HELD_CHARACTERS:
+        elif (word := _WORD_PATTERN.match(text, start)) is not None:
+            if word.end() == len(text) and not is_last and len(word[0]) < MAX_HELD_CHARACTERS:
                 return None
             return _to_json_word(word[0]), word.end()
-        return sign, at + 1
+        return sign, start + 1
 
-    def _close(self, sign: str) -> str:
-        """Return the brackets that ``sign`` implies, then ``sign``; "" if it closes no bracket."""
+    def _close_bracket(self, sign: str) -> str:
+        """Return the closing bracket ``sign``, after the brackets that must be closed before it.
+
+        Return "" if ``sign`` closes no open bracket.
+        """
         if sign not in self._closers:
             return ""
         closed = ""
@@ -110,7 +115,7 @@ class JsonRepairer:
         self.is_complete = not self._closers
         return closed
 
-    def _close_all(self) -> str:
+    def _close_all_brackets(self) -> str:
         closed = "".join(reversed(self._closers))
         self._closers, self.is_complete = [], True
         return closed
@@ -123,4 +128,4 @@ def _to_json_word(word: str) -> str:
     try:
         return word if math.isfinite(float(word)) else "null"
     except ValueError:
-        return PYTHON_WORDS.get(word, word)
+        return JSON_BY_PYTHON_WORD.get(word, word)

@@ -1,7 +1,7 @@
-"""Log probabilities in the formats of OpenAI's two APIs. Pure.
+"""Log probabilities in the formats of OpenAI's two APIs. This module does no I/O.
 
-The likeliest tokens are encoded as soon as their token arrives. Encoding a whole answer at its end
-took seconds and blocked all streams.
+The likeliest tokens are encoded as soon as their token arrives. Encoding a whole response at its
+end took seconds and blocked all streams.
 """
 
 from __future__ import annotations
@@ -27,18 +27,20 @@ def format_token_id(token_id: int) -> str:
 
 
 def make_chat_entries(
-    tokens: Iterable[TokenLogprobs], text_of: TokenText, bytes_of: TokenBytes | None = None
+    tokens: Iterable[TokenLogprobs],
+    get_token_text: TokenText,
+    get_token_bytes: TokenBytes | None = None,
 ) -> list[msgspec.Raw]:
     """Return the entries of a chat's ``logprobs.content``, one per token.
 
-    ``bytes_of`` returns the bytes of a token, which may end within a character. If it is None, the
-    token's text is encoded. Tokens that are not in the text have no bytes, so the joined bytes
-    equal the answer.
+    ``get_token_bytes`` returns the bytes of a token, which may end within a character. If it is
+    None, the bytes are those of the token's text. Tokens that are not in the text have no bytes, so
+    the joined bytes equal the text.
     """
 
     def make_entry(token_id: int, logprob: float, is_in_text: bool = True) -> dict[str, Any]:
-        text = text_of(token_id)
-        data = text.encode() if bytes_of is None else bytes_of(token_id)
+        text = get_token_text(token_id)
+        data = text.encode() if get_token_bytes is None else get_token_bytes(token_id)
         data = data if is_in_text else b""
         return {"token": text, "logprob": max(logprob, MIN_LOGPROB), "bytes": list(data)}
 
@@ -57,11 +59,16 @@ def make_chat_entries(
 
 
 def make_prompt_entries(
-    ids: Sequence[int], scores: PromptScores, num_top: int, positions: range, text_of: TokenText
+    prompt_ids: Sequence[int],
+    scores: PromptScores,
+    num_top: int,
+    positions: range,
+    get_token_text: TokenText,
 ) -> list[msgspec.Raw]:
     """Return vLLM's ``prompt_logprobs`` for the prompt tokens at ``positions``.
 
-    Each entry has the prompt's own token and the ``num_top`` likeliest tokens. Position 0 is null.
+    Each entry has the prompt's own token and the ``num_top`` likeliest tokens. The entry of
+    position 0 is null.
     """
     found = []
     for position in positions:
@@ -69,7 +76,7 @@ def make_prompt_entries(
             found.append(msgspec.Raw(b"null"))
             continue
         score = scores.get_score(position)
-        by_id = {ids[position]: (score.logprob, score.rank)}
+        by_id = {prompt_ids[position]: (score.logprob, score.rank)}
         for number in range(min(num_top, len(score.top_ids))):
             by_id.setdefault(score.top_ids[number], (score.top[number], number + 1))
         found.append(
@@ -78,7 +85,7 @@ def make_prompt_entries(
                     str(token_id): {
                         "logprob": max(logprob, MIN_LOGPROB),
                         "rank": rank,
-                        "decoded_token": text_of(token_id),
+                        "decoded_token": get_token_text(token_id),
                     }
                     for token_id, (logprob, rank) in by_id.items()
                 }
@@ -93,7 +100,7 @@ def make_chat_logprobs(entries: list[msgspec.Raw]) -> dict[str, Any] | None:
 
 
 def make_completion_logprobs(
-    tokens: Sequence[TokenLogprobs], text_of: TokenText, offset: int
+    tokens: Sequence[TokenLogprobs], get_token_text: TokenText, offset: int
 ) -> dict[str, list[Any]]:
     """Return the ``logprobs`` object of a completion's chunk.
 
@@ -106,14 +113,14 @@ def make_completion_logprobs(
         "text_offset": [],
     }
     for token_id, logprobs, position, _ in tokens:
-        text = text_of(token_id)
+        text = get_token_text(token_id)
         top = zip(logprobs.top_ids, logprobs.top, strict=True)
         # As in OpenAI's API, the sampled token is included even if it is not among the likeliest.
         # As in vLLM, it comes first. If tokens share a text, the later ones are named by their ID.
         by_id = {text: max(logprobs.chosen, MIN_LOGPROB)}
         for top_id, value in top:
             if top_id != token_id:
-                other = text_of(top_id)
+                other = get_token_text(top_id)
                 by_id[format_token_id(top_id) if other in by_id else other] = max(
                     value, MIN_LOGPROB
                 )

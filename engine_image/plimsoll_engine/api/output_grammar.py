@@ -1,4 +1,7 @@
-"""Grammar of the output, from response_format, structured_outputs and tool_choice. Pure."""
+"""Grammar of the output, from response_format, structured_outputs and tool_choice.
+
+This module does no I/O.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from typing import Any
 from llguidance.gbnf_to_lark import any_to_lark
 
 from plimsoll_engine.api import forced_calls, tool_families
-from plimsoll_engine.api.errors import invalid
+from plimsoll_engine.api.errors import make_invalid_error
 from plimsoll_engine.api.protocol import (
     AllowedToolsChoice,
     ChatRequest,
@@ -38,7 +41,7 @@ def build_grammar(
 ) -> Grammar | None:
     """Return the grammar that the output must match, or None. Raises ApiError.
 
-    Forced tool calls are in the format of ``family``.
+    Forced tool calls have the format of ``family``.
     """
     call = (
         _build_tool_call_grammar(body, tokenizer, family) if isinstance(body, ChatRequest) else None
@@ -50,10 +53,12 @@ def build_grammar(
         return None
     if len(given) > 1:
         fields = " and ".join(one.field.partition(".")[0] for one in given)
-        raise invalid(f"{fields} cannot be combined: omit one", given[1].field)
+        raise make_invalid_error(f"{fields} cannot be combined: omit one", given[1].field)
     (grammar,) = given
     if len(grammar.text) > (limit := MAX_GRAMMAR_CHARACTERS[grammar.kind]):
-        raise invalid(f"the grammar has more than {limit} characters: shorten it", grammar.field)
+        raise make_invalid_error(
+            f"the grammar has more than {limit} characters: shorten it", grammar.field
+        )
     return grammar
 
 
@@ -65,7 +70,7 @@ def _get_response_format(body: CompletionRequest | ChatRequest) -> Grammar | Non
         case {"type": "json_object", "schema": dict() as schema}:  # llama.cpp's form
             return Grammar("json_schema", _format_canonically(schema), "response_format.schema")
         case {"type": "json_object", "schema": wrong} if wrong is not None:
-            raise invalid("the schema is not a JSON object", "response_format.schema")
+            raise make_invalid_error("the schema is not a JSON object", "response_format.schema")
         case {"type": "json_object"}:
             return Grammar("json_object", field="response_format")
         case {"type": "json_schema", "json_schema": {"schema": dict() as schema}}:
@@ -73,66 +78,70 @@ def _get_response_format(body: CompletionRequest | ChatRequest) -> Grammar | Non
                 "json_schema", _format_canonically(schema), "response_format.json_schema.schema"
             )
         case {"type": "json_schema"}:
-            raise invalid(
+            raise make_invalid_error(
                 "json_schema has no schema: add an object", "response_format.json_schema.schema"
             )
-    raise invalid(
+    raise make_invalid_error(
         "the type of the output format must be text, json_object or json_schema",
         "response_format.type",
     )
 
 
-def _get_structured_outputs(given: StructuredOutputs | None) -> Grammar | None:
-    if given is None:
+def _get_structured_outputs(structured_outputs: StructuredOutputs | None) -> Grammar | None:
+    if structured_outputs is None:
         return None
     named = [
         field
         for field in ("json", "regex", "choice", "grammar", "json_object")
-        if getattr(given, field) not in (None, False)
+        if getattr(structured_outputs, field) not in (None, False)
     ]
     if len(named) != 1:
-        raise invalid(
+        raise make_invalid_error(
             "structured_outputs must set exactly one of json, regex, choice, grammar and"
             " json_object",
             "structured_outputs",
         )
     field = f"structured_outputs.{named[0]}"
-    if given.json is not None:
-        schema = given.json
+    if structured_outputs.json is not None:
+        schema = structured_outputs.json
         if isinstance(schema, str):
             try:
                 schema = json.loads(schema)
             except (ValueError, RecursionError) as error:
-                raise invalid(f"the schema is not JSON: {error}", field) from None
+                raise make_invalid_error(f"the schema is not JSON: {error}", field) from None
             if not isinstance(schema, dict):
-                raise invalid("the schema is not a JSON object", field)
+                raise make_invalid_error("the schema is not a JSON object", field)
         return Grammar("json_schema", _format_canonically(schema), field)
-    if given.regex is not None:
-        return Grammar("regex", given.regex, field)
-    if given.choice is not None:
-        options = " | ".join(map(forced_calls.format_literal, given.choice))
+    if structured_outputs.regex is not None:
+        return Grammar("regex", structured_outputs.regex, field)
+    if structured_outputs.choice is not None:
+        options = " | ".join(map(forced_calls.format_literal, structured_outputs.choice))
         return Grammar("lark", f"start: {options}", field)
-    if given.grammar is not None:
-        return Grammar("lark", _check_lark(given.grammar, field), field)
+    if structured_outputs.grammar is not None:
+        return Grammar("lark", _convert_to_lark(structured_outputs.grammar, field), field)
     return Grammar("json_object", field=field)
 
 
-def _check_lark(text: str, field: str) -> str:
-    """Return the grammar in Lark's notation. Convert llama.cpp's GBNF, which has ``::=``."""
+def _convert_to_lark(text: str, field: str) -> str:
+    """Return the grammar in Lark's notation. llama.cpp's GBNF, which has ``::=``, is converted."""
     if "::=" not in text:
         return text
     try:
         return str(any_to_lark(text))
     except RecursionError:
-        raise invalid("the grammar is nested too deeply: use fewer levels", field) from None
+        raise make_invalid_error(
+            "the grammar is nested too deeply: use fewer levels", field
+        ) from None
     except Exception as error:  # noqa: BLE001 - the library raises bare Exception
-        raise invalid(f"the grammar is neither Lark nor GBNF: {str(error)[:200]}", field) from None
+        raise make_invalid_error(
+            f"the grammar is neither Lark nor GBNF: {str(error)[:200]}", field
+        ) from None
 
 
 def list_offered_tools(body: ChatRequest) -> list[Tool]:
-    """Return the tools of the prompt: the allowed tools if the request names them, else all.
+    """Return the tools in the prompt: the allowed tools if the request names them, else all.
 
-    If ``tool_choice`` is ``none``, there are no tools.
+    If ``tool_choice`` is ``none``, the list is empty.
     """
     choice, tools = body.tool_choice, body.tools or []
     if isinstance(choice, AllowedToolsChoice):
@@ -142,9 +151,10 @@ def list_offered_tools(body: ChatRequest) -> list[Tool]:
 
 
 def list_forced_tools(body: ChatRequest) -> list[Tool]:
-    """Return tools, at least one of which the model must call; empty if no call is required.
+    """Return the tools of which the model must call at least one; empty if no call is required.
 
-    These are all offered tools if ``tool_choice`` is ``required``, or else the tool that it names.
+    If ``tool_choice`` is ``required``, these are all offered tools. Otherwise, it is the tool that
+    ``tool_choice`` names.
     """
     choice, tools = body.tool_choice, list_offered_tools(body)
     if isinstance(choice, NamedTool):
@@ -161,39 +171,39 @@ def _build_tool_call_grammar(
     one_function = isinstance(body.tool_choice, NamedTool)
     several = not one_function and body.parallel_tool_calls is not False
 
-    def tag(text: str) -> str:
+    def format_tag(text: str) -> str:
         number = tokenizer.find_added_token(text) if text in tool_families.TAGS else None
         return forced_calls.format_literal(text) if number is None else f"<[{number}]>"
 
     named = [(one.function.name, _get_parameters(body, one)) for one in tools]
-    fields = tuple(f"{_name_tool(body, one)}.function.parameters" for one in tools)
+    fields = tuple(f"{_get_tool_field(body, one)}.function.parameters" for one in tools)
     field = fields[0] if len(fields) == 1 else "tools"
     try:
         template = tokenizer.get_template_source(tools=True)
-        text = forced_calls.build_call_grammar(family, template, named, several, tag)
+        text = forced_calls.build_call_grammar(family, template, named, several, format_tag)
     except RecursionError:
-        raise invalid(
+        raise make_invalid_error(
             "the parameters of a tool are nested too deeply: use fewer levels", field
         ) from None
     return Grammar("lark", text, field, fields)
 
 
-def _name_tool(body: ChatRequest, tool: Tool) -> str:
+def _get_tool_field(body: ChatRequest, tool: Tool) -> str:
     return f"tools[{(body.tools or []).index(tool)}]"
 
 
 def _get_parameters(body: ChatRequest, tool: Tool) -> dict[str, Any]:
     """Return the schema of a tool's arguments.
 
-    If the tool declares no properties, only the required arguments are allowed. A null keyword
-    counts as missing, because Go clients write null.
+    If the tool declares no properties, only the required arguments are allowed. A keyword with the
+    value null counts as missing, because Go clients write null.
     """
     parameters = tool.function.parameters or {}
     schema = {key: value for key, value in parameters.items() if value is not None}
     kinds = schema.get("type") or "object"
     if kinds != "object" and not (isinstance(kinds, list) and "object" in kinds):
-        place = f"{_name_tool(body, tool)}.function.parameters.type"
-        raise invalid("the parameters of a tool must be an object", place)
+        place = f"{_get_tool_field(body, tool)}.function.parameters.type"
+        raise make_invalid_error("the parameters of a tool must be an object", place)
     given = schema | {"type": "object"}
     if not schema or not parameters.get("properties", True):
         closed = {"type": "object", "properties": {}, "additionalProperties": False} | given

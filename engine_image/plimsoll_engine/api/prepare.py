@@ -1,7 +1,7 @@
-"""Prepare request bodies: decoding, chat template and tokenization. Pure.
+"""Prepare request bodies: decoding, chat template and tokenization. This module does no I/O.
 
-For large bodies, this runs in a separate process (:mod:`plimsoll_engine.api.preparer`). Decoders
-and templates hold the interpreter's lock, which would block all streams.
+Large bodies are prepared in a separate process (:mod:`plimsoll_engine.api.preparer`). Decoders and
+templates hold the interpreter's lock, which would block all streams.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from plimsoll_engine.api import (
     truncation,
 )
 from plimsoll_engine.api.chat_prompt import ChatPrompt, join_message_text
-from plimsoll_engine.api.decoding import check_turn, decode
-from plimsoll_engine.api.errors import ApiError, invalid
+from plimsoll_engine.api.decoding import check_turn_fields, decode_body
+from plimsoll_engine.api.errors import ApiError, make_invalid_error
 from plimsoll_engine.api.protocol import (
     BatchChatRequest,
     ChatRequest,
@@ -35,7 +35,7 @@ from plimsoll_engine.api.tool_arguments import find_string_arguments
 from plimsoll_engine.frontend.requests.tokenizer import ChatTooLongError, TemplateError, Tokenizer
 from plimsoll_engine.messages.worker_ipc import Grammar
 
-CHARACTERS_PER_TOKEN = 64
+MAX_CHARACTERS_PER_TOKEN = 64
 """Maximum average number of characters per token.
 
 A text that fits into the context only with a higher average is refused before tokenization.
@@ -65,9 +65,9 @@ class EngineLimits(msgspec.Struct, frozen=True):
 class PreparedBody(msgspec.Struct, Generic[_Body]):
     """Request that is ready to run. ``body`` lacks the fields that the other attributes replace.
 
-    ``images`` are image files. ``echoes`` has one text per prompt if the answers repeat their
-    prompts. ``reasons`` are the indices of prompts whose answers may begin with reasoning.
-    ``bad_words`` are token sequences. ``response_fields`` is the JSON object of fields that a
+    ``images`` are image files. If the responses repeat their prompts, ``echoes`` has the text of
+    each prompt. ``reasons`` has the indices of prompts whose output may begin with reasoning.
+    ``bad_words`` are token sequences. ``response_fields`` is a JSON object with the fields that a
     response repeats.
     """
 
@@ -90,7 +90,10 @@ class PreparedBody(msgspec.Struct, Generic[_Body]):
 
 
 class TextResult(msgspec.Struct):
-    """JSON response of /tokenize or /detokenize. ``model`` is the model name in the request."""
+    """JSON response of /tokenize or /detokenize.
+
+    ``answer`` is the response body, and ``model`` the model name in the request.
+    """
 
     model: str | None
     answer: bytes
@@ -98,7 +101,7 @@ class TextResult(msgspec.Struct):
 
 
 class RequestPreparer:
-    """Preparation of requests for one checkpoint.
+    """Preparer of requests for one checkpoint.
 
     ``image`` is the placeholder text of images; None if the model does not accept images.
     """
@@ -116,7 +119,7 @@ class RequestPreparer:
     ) -> PreparedBody[CompletionRequest]:
         """Prepare the body of a completion. Raises ApiError."""
         warnings: list[str] = []
-        body = decode(raw, CompletionRequest, limits.strict, warnings)
+        body = decode_body(raw, CompletionRequest, limits.strict, warnings)
         prompts = _list_prompts(body.prompt)
         choices = len(prompts) * (body.n or 1)
         if choices > limits.max_queued:
@@ -125,13 +128,15 @@ class RequestPreparer:
         ids, echoes = [], []
         for prompt in prompts:
             if not prompt:
-                raise invalid("prompt is empty: send text or token IDs", "prompt", "empty_prompt")
+                raise make_invalid_error(
+                    "prompt is empty: send text or token IDs", "prompt", "empty_prompt"
+                )
             one = (
                 self._encode(prompt, limits, "prompt", special=special)
                 if isinstance(prompt, str)
                 else prompt
             )
-            cut = truncation.truncate(one, body, limits.max_model_len)
+            cut = truncation.truncate_prompt(one, body, limits.max_model_len)
             _check_length(cut, limits, "prompt")
             ids.append(cut)
             if body.echo:
@@ -155,7 +160,7 @@ class RequestPreparer:
     ) -> PreparedBody[ChatRequest]:
         """Prepare the body of a chat. Raises ApiError."""
         warnings: list[str] = []
-        body = decode(raw, ChatRequest, limits.strict, warnings)
+        body = decode_body(raw, ChatRequest, limits.strict, warnings)
         return self._prepare_chats(body, [body.messages], "messages", limits, warnings)
 
     def prepare_chats(
@@ -163,7 +168,7 @@ class RequestPreparer:
     ) -> PreparedBody[ChatRequest]:
         """Prepare the body of a batch of chats. Raises ApiError."""
         warnings: list[str] = []
-        batch = decode(raw, BatchChatRequest, limits.strict, warnings)
+        batch = decode_body(raw, BatchChatRequest, limits.strict, warnings)
         if len(batch.messages) > limits.max_queued:
             raise make_too_many_error(len(batch.messages), limits.max_queued, "messages")
         fields = {name: getattr(batch, name) for name in batch.__struct_fields__}
@@ -175,11 +180,11 @@ class RequestPreparer:
     ) -> PreparedBody[ChatRequest]:
         """Prepare the body of a ``/v1/responses`` request. Raises ApiError."""
         warnings: list[str] = []
-        body = decode(raw, ResponsesRequest, limits.strict, warnings)
+        body = decode_body(raw, ResponsesRequest, limits.strict, warnings)
         responses_request.drop_hosted_tools(body, limits.skip_hosted_tools, warnings)
         origins: dict[str, str] = {}
         try:
-            chat = responses_request.to_chat(body, limits.strict, warnings, origins)
+            chat = responses_request.convert_to_chat(body, limits.strict, warnings, origins)
             prepared = self._prepare_chats(chat, [chat.messages], "messages", limits, warnings)
         except ApiError as error:
             responses_request.rename_field(error, origins)
@@ -218,14 +223,14 @@ class RequestPreparer:
         for number, conversation in enumerate(conversations):
             text = self._render(body, conversation, tools, variables, limits, warnings)
             ids = self._encode(text, limits, param, special=bool(body.add_special_tokens))
-            ids = truncation.truncate(ids, body, limits.max_model_len)
+            ids = truncation.truncate_prompt(ids, body, limits.max_model_len)
             _check_length(ids, limits, param)
             prompts.append(ids)
             last = join_message_text(conversation[-1])
             if body.echo:
                 echoes.append(last)
             continued = body.continue_final_message and reasoning.CLOSE_TAG in last
-            if thinking and not reasoning.is_ending_with_reasoning(text) and not continued:
+            if thinking and not reasoning.ends_with_closed_reasoning(text) and not continued:
                 reasons.append(number)
         urls = (
             [url for one in conversations for url in chat_images.list_image_urls(one)]
@@ -233,9 +238,11 @@ class RequestPreparer:
             else []
         )
         if urls and len(conversations) > 1:
-            raise invalid("images are not supported in a batch: send one chat per request", param)
+            raise make_invalid_error(
+                "images are not supported in a batch: send one chat per request", param
+            )
         if urls and body.truncate_prompt_tokens is not None:
-            raise invalid(
+            raise make_invalid_error(
                 "a prompt with images cannot be truncated: omit the field", "truncate_prompt_tokens"
             )
         rest = msgspec.structs.replace(
@@ -256,11 +263,11 @@ class RequestPreparer:
     def tokenize(self, raw: bytes | bytearray, limits: EngineLimits) -> TextResult:
         """Tokenize the text of a body. Raises ApiError."""
         warnings: list[str] = []
-        body = decode(raw, TokenizeRequest, limits.strict, warnings)
+        body = decode_body(raw, TokenizeRequest, limits.strict, warnings)
         if (body.prompt is None) == (body.messages is None):
-            raise invalid("send either a prompt or messages", "prompt")
+            raise make_invalid_error("send either a prompt or messages", "prompt")
         if body.messages is not None:
-            check_turn(body.add_generation_prompt, body.continue_final_message)
+            check_turn_fields(body.add_generation_prompt, body.continue_final_message)
             variables = self._prompt.make_template_variables(body.chat_template_kwargs, None)
             text = self._render(body, body.messages, body.tools or [], variables, limits, warnings)
             ids = self._encode(text, limits, "messages", special=bool(body.add_special_tokens))
@@ -280,7 +287,7 @@ class RequestPreparer:
     def detokenize(self, raw: bytes | bytearray, limits: EngineLimits) -> TextResult:
         """Detokenize the tokens of a body. Raises ApiError."""
         warnings: list[str] = []
-        body = decode(raw, DetokenizeRequest, limits.strict, warnings)
+        body = decode_body(raw, DetokenizeRequest, limits.strict, warnings)
         _check_length(body.tokens, limits, "tokens")
         answer = {"prompt": self._decode(body.tokens, "tokens")}
         return TextResult(body.model, msgspec.json.encode(answer), warnings)
@@ -295,7 +302,9 @@ class RequestPreparer:
         warnings: list[str],
     ) -> str:
         max_characters = (
-            None if limits.max_model_len is None else limits.max_model_len * CHARACTERS_PER_TOKEN
+            None
+            if limits.max_model_len is None
+            else limits.max_model_len * MAX_CHARACTERS_PER_TOKEN
         )
         try:
             return self._prompt.render(
@@ -307,45 +316,47 @@ class RequestPreparer:
             assert limits.max_model_len is not None
             raise make_too_long_error(str(error), limits.max_model_len, "messages") from None
         except TemplateError as error:
-            raise invalid(str(error), "messages") from None
+            raise make_invalid_error(str(error), "messages") from None
 
     def _encode_bad_words(self, body: CompletionRequest | ChatRequest) -> list[list[int]]:
-        """Return the token sequences of each bad word, at the start of a text and after a space."""
+        """Return two token sequences per bad word: at the start of a text and after a space."""
         found = []
         for word in body.bad_words or []:
             bare = word.lstrip()
             if not bare:
-                raise invalid("a bad word is blank: remove it", "bad_words")
+                raise make_invalid_error("a bad word is blank: remove it", "bad_words")
             for text in (bare, f" {bare}"):
                 try:
                     ids = self._tokenizer.encode_rendered(text)
                 except (TypeError, UnicodeEncodeError):
-                    raise invalid("bad_words are not valid Unicode text", "bad_words") from None
+                    raise make_invalid_error(
+                        "bad_words are not valid Unicode text", "bad_words"
+                    ) from None
                 if ids and ids not in found:
                     found.append(ids)
         return found
 
     def _encode(self, text: str, limits: EngineLimits, param: str, *, special: bool) -> list[int]:
         limit = limits.max_model_len
-        if limit is not None and len(text) > limit * CHARACTERS_PER_TOKEN:
-            raise make_too_long_error(f"a prompt of {len(text)} characters", limit, param)
+        if limit is not None and len(text) > limit * MAX_CHARACTERS_PER_TOKEN:
+            raise make_too_long_error(f"the prompt has {len(text)} characters", limit, param)
         encoder = self._tokenizer.encode if special else self._tokenizer.encode_rendered
         try:
             return encoder(text)
         except (TypeError, UnicodeEncodeError):
-            raise invalid(f"{param} is not valid Unicode text", param) from None
+            raise make_invalid_error(f"{param} is not valid Unicode text", param) from None
 
     def _decode(self, ids: list[int], param: str) -> str:
         largest = self._tokenizer.vocab_size - 1
         if ids and max(ids) > largest:
-            raise invalid(
+            raise make_invalid_error(
                 f"token ID {max(ids)} is not in the vocabulary: the maximum is {largest}", param
             )
         return self._tokenizer.decode(ids)
 
 
 def check_json_values(raw: bytes | bytearray, max_values: int) -> None:
-    """Raise ApiError if a body has too many JSON values.
+    """Raise ApiError if a body may have more than ``max_values`` JSON values.
 
     A value takes about 60 bytes of memory, so a body of brackets and commas takes 30 times its
     size.
@@ -359,10 +370,12 @@ def check_json_values(raw: bytes | bytearray, max_values: int) -> None:
         )
 
 
-def _check_length(ids: list[int], limits: EngineLimits, param: str) -> None:
-    """Raise ApiError if the prompt exceeds the context. api/batch.py also counts the output."""
-    if limits.max_model_len is not None and len(ids) > limits.max_model_len:
-        raise make_too_long_error(f"a prompt of {len(ids)} tokens", limits.max_model_len, param)
+def _check_length(prompt_ids: list[int], limits: EngineLimits, param: str) -> None:
+    """Raise ApiError if the prompt exceeds the context. api/batch.py checks it with the output."""
+    if limits.max_model_len is not None and len(prompt_ids) > limits.max_model_len:
+        raise make_too_long_error(
+            f"the prompt has {len(prompt_ids)} tokens", limits.max_model_len, param
+        )
 
 
 def _list_prompts(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
@@ -372,14 +385,21 @@ def _list_prompts(prompt: str | list[str | int | list[int]]) -> list[str | list[
     if len(ids) == len(prompt):
         return [ids]
     if ids:
-        raise invalid("prompt mixes token IDs with other prompts: send only one kind", "prompt")
+        raise make_invalid_error(
+            "prompt mixes token IDs with other prompts: send only one kind", "prompt"
+        )
     return [one for one in prompt if not isinstance(one, int)]
 
 
-def make_too_long_error(subject: str, limit: int, param: str) -> ApiError:
-    """Return an error with status 400: ``subject`` exceeds the context of ``limit`` tokens."""
-    return invalid(
-        f"{subject} exceed the context of {limit} tokens for prompt and output",
+def make_too_long_error(
+    problem: str, limit: int, param: str, advice: str = "shorten the prompt"
+) -> ApiError:
+    """Return an error with status 400 because a request exceeds the context of ``limit`` tokens.
+
+    ``problem`` says what the request has, and ``advice`` what the client can change.
+    """
+    return make_invalid_error(
+        f"{problem}, but the context has only {limit} tokens for prompt and output: {advice}",
         param,
         "context_length_exceeded",
     )
@@ -387,7 +407,7 @@ def make_too_long_error(subject: str, limit: int, param: str) -> ApiError:
 
 def make_too_many_error(count: int, max_queued: int, param: str) -> ApiError:
     """Return an error with status 400 because ``count`` choices exceed the size of the queue."""
-    return invalid(
+    return make_invalid_error(
         f"{count} choices in one request exceed the queue's size of {max_queued} (--max-queued):"
         " request fewer",
         param,

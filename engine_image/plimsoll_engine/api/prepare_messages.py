@@ -1,7 +1,7 @@
 """Messages between the frontend and the preparer process, on a Unix stream socket.
 
 A message is an 8-byte big-endian length and a body. The frontend sends a :class:`Job` and then the
-raw request body. The process replies with one :data:`Outcome`.
+raw request body. The preparer process replies with one :data:`Outcome`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Job(msgspec.Struct, frozen=True):
 
 
 class PreparationRefused(msgspec.Struct, tag=True):
-    """Reply: the fields of an ApiError."""
+    """Reply: the request is refused. The fields are those of an ApiError."""
 
     status: int
     message: str
@@ -46,13 +46,13 @@ class PreparationDone(msgspec.Struct, tag=True):
 Outcome = PreparationRefused | PreparationDone
 
 
-def send(connection: socket.socket, data: bytes | bytearray) -> None:
-    """Send ``data`` after its length. Raises OSError if the connection is closed."""
+def send_message(connection: socket.socket, data: bytes | bytearray) -> None:
+    """Send the length of ``data``, then ``data``. Raises OSError if the connection is closed."""
     connection.sendall(LENGTH_PREFIX.pack(len(data)))
     connection.sendall(data)
 
 
-def receive(connection: socket.socket) -> bytearray:
+def receive_message(connection: socket.socket) -> bytearray:
     """Return the next message. Raises EOFError if the connection is closed."""
     (length,) = LENGTH_PREFIX.unpack(_read_exactly(connection, LENGTH_PREFIX.size))
     return _read_exactly(connection, length)

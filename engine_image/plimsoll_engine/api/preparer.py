@@ -1,6 +1,6 @@
-"""Prepare request bodies: inline if they are small, else in a separate process.
+"""Prepare request bodies: in the frontend if they are small, else in a separate process.
 
-A small body takes a few milliseconds. The process would add more than that under load.
+A small body takes a few milliseconds. Under load, the detour through the process would take longer.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from plimsoll_engine.api.prepare_messages import (
     Kind,
     Outcome,
     PreparationRefused,
-    receive,
-    send,
+    receive_message,
+    send_message,
 )
 from plimsoll_engine.api.protocol import ChatRequest, CompletionRequest
 from plimsoll_engine.frontend.async_engine import AsyncEngine
@@ -37,17 +37,17 @@ from plimsoll_engine.http.fair_semaphore import FairSemaphore
 
 log = logging.getLogger(__name__)
 
-INLINE_BYTES = 4 << 10
+MAX_INLINE_BYTES = 4 << 10
 """Maximum size of a body that is prepared inline. The costliest bodies of this size take 4 ms."""
-INLINE_IDS_BYTES = 16 << 10
+MAX_INLINE_TOKEN_ID_BYTES = 16 << 10
 """Maximum size of an inline completion of token IDs: about 2,000 IDs, decoded within 1 ms."""
-START_TIMEOUT_S = 60.0
-MIN_JSON_VALUES = 1 << 16
+PROCESS_START_TIMEOUT_S = 60.0
+BASE_JSON_VALUES = 1 << 16
 """Number of commas and brackets that any body may have."""
 JSON_VALUES_PER_TOKEN = 4
 """Number of additional commas and brackets per token of context. A list of IDs needs one."""
 
-_OUTCOME: msgspec.msgpack.Decoder[Outcome] = msgspec.msgpack.Decoder(Outcome)
+_OUTCOME_DECODER: msgspec.msgpack.Decoder[Outcome] = msgspec.msgpack.Decoder(Outcome)
 _Result = TypeVar("_Result")
 
 
@@ -80,7 +80,7 @@ class Preparer:
         self._closed = False
 
     def start(self) -> None:
-        """Start the preparer process, so that its memory is part of the baseline."""
+        """Start the preparer process now, so that the engine's baseline includes its memory."""
         self._thread.submit(self._start_process)
 
     def close(self) -> None:
@@ -94,37 +94,37 @@ class Preparer:
 
         Raises ApiError, and ClientDisconnect if the client disconnects while the job is queued.
         """
-        if len(body.raw) <= INLINE_BYTES or _has_only_ids(body.raw):
+        if len(body.raw) <= MAX_INLINE_BYTES or _has_only_token_ids(body.raw):
             return await self._run_inline(self._inline.prepare_completion, body)
         return await self._run_in_process(body, "completion", PreparedBody[CompletionRequest])
 
     async def prepare_chat(self, body: Body) -> PreparedBody[ChatRequest]:
         """Prepare the body of a chat. Raises ApiError."""
-        if len(body.raw) <= INLINE_BYTES:
+        if len(body.raw) <= MAX_INLINE_BYTES:
             return await self._run_inline(self._inline.prepare_chat, body)
         return await self._run_in_process(body, "chat", PreparedBody[ChatRequest])
 
     async def prepare_chats(self, body: Body) -> PreparedBody[ChatRequest]:
         """Prepare the body of a batch of chats. Raises ApiError."""
-        if len(body.raw) <= INLINE_BYTES:
+        if len(body.raw) <= MAX_INLINE_BYTES:
             return await self._run_inline(self._inline.prepare_chats, body)
         return await self._run_in_process(body, "chats", PreparedBody[ChatRequest])
 
     async def prepare_responses(self, body: Body) -> PreparedBody[ChatRequest]:
         """Prepare the body of a ``/v1/responses`` request. Raises ApiError."""
-        if len(body.raw) <= INLINE_BYTES:
+        if len(body.raw) <= MAX_INLINE_BYTES:
             return await self._run_inline(self._inline.prepare_responses, body)
         return await self._run_in_process(body, "responses", PreparedBody[ChatRequest])
 
     async def tokenize(self, body: Body) -> TextResult:
         """Tokenize the text of a body. Raises ApiError."""
-        if len(body.raw) <= INLINE_BYTES:
+        if len(body.raw) <= MAX_INLINE_BYTES:
             return await self._run_inline(self._inline.tokenize, body)
         return await self._run_in_process(body, "tokenize", TextResult)
 
     async def detokenize(self, body: Body) -> TextResult:
         """Detokenize the tokens of a body. Raises ApiError."""
-        if len(body.raw) <= INLINE_BYTES:
+        if len(body.raw) <= MAX_INLINE_BYTES:
             return await self._run_inline(self._inline.detokenize, body)
         return await self._run_in_process(body, "detokenize", TextResult)
 
@@ -144,7 +144,7 @@ class Preparer:
     async def _run_inline(
         self, prepare: Callable[[bytearray, EngineLimits], _Result], body: Body
     ) -> _Result:
-        """Prepare a small body, one in each turn of the event loop, so that no stream waits."""
+        """Prepare a small body in the event loop, at most one per turn, so that no stream waits."""
         async with self._turn:
             await asyncio.sleep(0)
             return prepare(body.raw, self._get_limits())
@@ -204,9 +204,9 @@ class Preparer:
         cpu_before_s = _read_cpu_s(self._process.pid)
         self._socket.settimeout(self._timeout_s)
         try:
-            send(self._socket, msgspec.msgpack.encode(job))
-            send(self._socket, raw)
-            return _OUTCOME.decode(receive(self._socket))
+            send_message(self._socket, msgspec.msgpack.encode(job))
+            send_message(self._socket, raw)
+            return _OUTCOME_DECODER.decode(receive_message(self._socket))
         except TimeoutError:
             starved = _read_cpu_s(self._process.pid) - cpu_before_s < self._timeout_s / 2
             self._restart()
@@ -246,9 +246,9 @@ class Preparer:
                 ours.close()
                 raise PreparerLostError from None
         self._socket = ours
-        ours.settimeout(START_TIMEOUT_S)
+        ours.settimeout(PROCESS_START_TIMEOUT_S)
         try:
-            receive(ours)
+            receive_message(ours)
         except (EOFError, OSError):
             self._stop_process()
             raise PreparerLostError from None
@@ -269,13 +269,13 @@ def _read_cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def _has_only_ids(raw: bytearray) -> bool:
-    if len(raw) > INLINE_IDS_BYTES:
+def _has_only_token_ids(raw: bytearray) -> bool:
+    if len(raw) > MAX_INLINE_TOKEN_ID_BYTES:
         return False
     rest = raw.translate(None, b"0123456789, \n")
-    return b'"prompt":[]' in rest and len(rest) <= INLINE_BYTES
+    return b'"prompt":[]' in rest and len(rest) <= MAX_INLINE_BYTES
 
 
 def compute_max_json_values(max_model_len: int | None) -> int:
     """Return the maximum number of JSON values in a body, which grows with the context."""
-    return MIN_JSON_VALUES + JSON_VALUES_PER_TOKEN * (max_model_len or 0)
+    return BASE_JSON_VALUES + JSON_VALUES_PER_TOKEN * (max_model_len or 0)

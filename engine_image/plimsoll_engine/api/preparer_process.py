@@ -1,7 +1,7 @@
 """Process that prepares request bodies: ``python -m plimsoll_engine.api.preparer_process``.
 
 A body that slows the process down, makes it large or crashes it does not affect the frontend's
-streams. The frontend kills the process at a job's timeout and starts another one.
+streams. When a job times out, the frontend kills the process and starts another one.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from plimsoll_engine.api.prepare_messages import (
     Outcome,
     PreparationDone,
     PreparationRefused,
-    receive,
-    send,
+    receive_message,
+    send_message,
 )
 from plimsoll_engine.frontend.requests.tokenizer import Tokenizer
 from plimsoll_engine.process import host_memory
 from plimsoll_engine.process.parent_death import die_with_parent
 
-JOB_BYTES = 1 << 30
+MAX_JOB_BYTES = 1 << 30
 """Address space that a job may use in addition to that of the idle process."""
-MAX_KEPT_BYTES = 64 << 20
+MAX_GROWTH_BYTES = 64 << 20
 """Growth since startup above which the process exits. The frontend then starts another one."""
-TRIM_BYTES = 1 << 20
+MIN_TRIM_BODY_BYTES = 1 << 20
 """Size of a body after which malloc returns its free pages to the kernel."""
 
 
@@ -60,27 +60,27 @@ def main() -> None:
     _limit_memory()
     baseline = host_memory.read_rss_anon_bytes()
     with socket.socket(fileno=flags.fd) as frontend:
-        send(frontend, b"ready")
+        send_message(frontend, b"ready")
         while True:
             try:
-                job = msgspec.msgpack.decode(receive(frontend), type=Job)
-                raw = receive(frontend)
+                job = msgspec.msgpack.decode(receive_message(frontend), type=Job)
+                raw = receive_message(frontend)
             except (EOFError, OSError):
                 return
             size = len(raw)
             outcome = run_job(preparation, job, raw)
             del raw
-            send(frontend, msgspec.msgpack.encode(outcome))
+            send_message(frontend, msgspec.msgpack.encode(outcome))
             del outcome
-            if size >= TRIM_BYTES:
+            if size >= MIN_TRIM_BODY_BYTES:
                 host_memory.trim_malloc()
                 now = host_memory.read_rss_anon_bytes()
-                if baseline is not None and now is not None and now - baseline > MAX_KEPT_BYTES:
+                if baseline is not None and now is not None and now - baseline > MAX_GROWTH_BYTES:
                     return
 
 
 def run_job(preparation: RequestPreparer, job: Job, raw: bytearray) -> Outcome:
-    """Run a job and return its outcome. ApiError and MemoryError become a refusal."""
+    """Run a job and return its outcome. After ApiError or MemoryError, the outcome is a refusal."""
     work: dict[str, Callable[[], Any]] = {
         "completion": lambda: preparation.prepare_completion(raw, job.context),
         "chat": lambda: preparation.prepare_chat(raw, job.context),
@@ -88,7 +88,7 @@ def run_job(preparation: RequestPreparer, job: Job, raw: bytearray) -> Outcome:
         "responses": lambda: preparation.prepare_responses(raw, job.context),
         "tokenize": lambda: preparation.tokenize(raw, job.context),
         "detokenize": lambda: preparation.detokenize(raw, job.context),
-        "form": lambda: asyncio.run(forms.parse(raw, job.content_type)),
+        "form": lambda: asyncio.run(forms.parse_form(raw, job.content_type)),
     }
     try:
         if job.kind != "form":
@@ -105,7 +105,7 @@ def run_job(preparation: RequestPreparer, job: Job, raw: bytearray) -> Outcome:
 def _limit_memory() -> None:
     with open("/proc/self/statm") as statm:
         pages = int(statm.read().split()[0])
-    bound = pages * resource.getpagesize() + JOB_BYTES
+    bound = pages * resource.getpagesize() + MAX_JOB_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (bound, bound))
 
 

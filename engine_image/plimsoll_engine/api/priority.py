@@ -1,4 +1,4 @@
-"""Check the priority in a request. Pure.
+"""Check the priority in a request. This module does no I/O.
 
 A priority orders the requests of one tenant, but all clients without separate API keys are one
 tenant. By default, a request may therefore only lower its priority.
@@ -6,7 +6,7 @@ tenant. By default, a request may therefore only lower its priority.
 
 from __future__ import annotations
 
-from plimsoll_engine.api.errors import ApiError, invalid
+from plimsoll_engine.api.errors import ApiError, make_invalid_error
 from plimsoll_engine.settings import Settings
 
 
@@ -24,7 +24,7 @@ def check_priority(settings: Settings, priority: int, tenant: str) -> int:
         )
     lowest, highest = settings.priority_range
     if not lowest <= priority <= highest:
-        raise invalid(
+        raise make_invalid_error(
             f"priority {priority} is not in the range {lowest} to {highest} (--priority-range);"
             " lower numbers run first",
             "priority",

@@ -27,13 +27,13 @@ class PromptLogprobs:
     """Builder of the log probabilities of prompts.
 
     ``prompt_logprobs`` and ``echo`` are the numbers of likeliest tokens for these fields; None if
-    the field is not requested. ``text_of`` returns the text of a token.
+    the field is not requested. ``get_token_text`` returns the text of a token.
     """
 
     prompt_logprobs: int | None
     echo: int | None
-    text_of: TokenText
-    decoder: Callable[[], Detokenizer]
+    get_token_text: TokenText
+    create_decoder: Callable[[], Detokenizer]
     """Function that creates a detokenizer that includes special tokens."""
 
     async def attach(self, batch: Batch, choices: Sequence[Choice]) -> None:
@@ -46,7 +46,9 @@ class PromptLogprobs:
             if (scores := generation.scores) is None:
                 continue
             if not scores.is_complete:
-                raise RequestFailedError("error", "log probabilities of the prompt are missing")
+                raise RequestFailedError(
+                    "error", "the worker did not report all log probabilities of the prompt"
+                )
             mine = choices[number : number + batch.n]
             first = mine[0]
             length = len(first.echo) if isinstance(first, CompletionChoice) else 0
@@ -57,54 +59,59 @@ class PromptLogprobs:
                     choice.echo_logprobs = echo
 
     async def _encode(
-        self, ids: list[int], scores: PromptScores, length: int
+        self, prompt_ids: list[int], scores: PromptScores, echo_length: int
     ) -> tuple[list[msgspec.Raw] | None, dict[str, list[Any]]]:
-        """Return the entries of both fields. ``length`` is the length of the echo in characters."""
+        """Return the values of ``prompt_logprobs`` and of the echo's ``logprobs``.
+
+        ``echo_length`` is the number of characters in the echo.
+        """
         entries: list[msgspec.Raw] = []
         echo: dict[str, list[Any]] = {
-            "tokens": [self.text_of(ids[0])], "token_logprobs": [None], "top_logprobs": [None],
-            "text_offset": [0],
+            "tokens": [self.get_token_text(prompt_ids[0])], "token_logprobs": [None],
+            "top_logprobs": [None], "text_offset": [0],
         }  # fmt: skip
-        offsets = await self._compute_offsets(ids, length) if self.echo is not None else []
-        for start in range(0, len(ids), TOKENS_PER_SLICE):
-            positions = range(start, min(start + TOKENS_PER_SLICE, len(ids)))
+        offsets = (
+            await self._compute_offsets(prompt_ids, echo_length) if self.echo is not None else []
+        )
+        for start in range(0, len(prompt_ids), TOKENS_PER_SLICE):
+            positions = range(start, min(start + TOKENS_PER_SLICE, len(prompt_ids)))
             if self.prompt_logprobs is not None:
                 num_top = self.prompt_logprobs
                 entries += logprobs.make_prompt_entries(
-                    ids, scores, num_top, positions, self.text_of
+                    prompt_ids, scores, num_top, positions, self.get_token_text
                 )
             if self.echo is not None:
                 tokens = [
-                    _make_token_logprobs(ids, scores, position, self.echo, offsets[position])
+                    _make_token_logprobs(prompt_ids, scores, position, self.echo, offsets[position])
                     for position in positions
                     if position
                 ]
                 for name, values in logprobs.make_completion_logprobs(
-                    tokens, self.text_of, 0
+                    tokens, self.get_token_text, 0
                 ).items():
                     echo[name] += values
             await asyncio.sleep(0)
         return None if self.prompt_logprobs is None else entries, echo
 
-    async def _compute_offsets(self, ids: list[int], length: int) -> list[int]:
-        """Return the offset of each token's text in the echo of ``length`` characters.
+    async def _compute_offsets(self, prompt_ids: list[int], echo_length: int) -> list[int]:
+        """Return the offset of each token's text in the echo.
 
-        Text and echo are aligned at their ends, because the tokenizer may prepend a token without
-        text.
+        ``echo_length`` is the number of characters in the echo. Text and echo are aligned at their
+        ends, because the tokenizer may prepend a token without text.
         """
-        decoder, offsets, offset = self.decoder(), [], 0
-        for number, token in enumerate(ids):
+        decoder, offsets, offset = self.create_decoder(), [], 0
+        for number, token in enumerate(prompt_ids):
             offsets.append(offset)
             offset += len(decoder.push(token))
             if number % TOKENS_PER_SLICE == 0:
                 await asyncio.sleep(0)
         offset += len(decoder.finish())
-        return [max(0, start + length - offset) for start in offsets]
+        return [max(0, start + echo_length - offset) for start in offsets]
 
 
 def _make_token_logprobs(
-    ids: list[int], scores: PromptScores, position: int, num_top: int, offset: int
+    prompt_ids: list[int], scores: PromptScores, position: int, num_top: int, offset: int
 ) -> TokenLogprobs:
     score = scores.get_score(position)
     found = Logprobs(score.logprob, score.top_ids[:num_top], score.top[:num_top])
-    return TokenLogprobs(ids[position], found, offset)
+    return TokenLogprobs(prompt_ids[position], found, offset)

@@ -1,6 +1,6 @@
 """Request bodies of the serving API.
 
-A known field with an unsupported value is an error. :mod:`plimsoll_engine.api.decoding` handles
+A known field with an unsupported value is refused. :mod:`plimsoll_engine.api.decoding` handles
 unknown fields.
 """
 
@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from plimsoll_engine.api.errors import invalid
+from plimsoll_engine.api.errors import make_invalid_error
 
 Temperature = Annotated[float, msgspec.Meta(ge=0, le=2)]
 TopP = Annotated[float, msgspec.Meta(gt=0, le=1)]
@@ -40,7 +40,7 @@ Name = Annotated[str, msgspec.Meta(max_length=512)]
 Salt = Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
 AdapterName = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 # Linux paths cannot contain NUL.
-NO_NUL = r"^[^\x00]*$"
+NO_NUL_PATTERN = r"^[^\x00]*$"
 Priority = Annotated[int, msgspec.Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
 # Bounds far above what agents with long histories send.
@@ -70,11 +70,11 @@ class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True, kw_only=True
     json_object: bool | None = None
 
 
-class _Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class _CommonFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Fields of completions and chats.
 
-    The second group, ``priority`` and ``cache_salt`` are vLLM's; ``deadline_s`` is Plimsoll's.
-    ``metadata`` has no effect. An empty ``model`` means the served model.
+    The second group of fields, ``priority`` and ``cache_salt`` are vLLM's. ``deadline_s`` is
+    Plimsoll's. ``metadata`` has no effect. An empty ``model`` selects the served model.
     """
 
     model: str = ""
@@ -121,7 +121,7 @@ class _Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     metadata: Metadata | None = None
 
 
-class CompletionRequest(_Common, kw_only=True):
+class CompletionRequest(_CommonFields, kw_only=True):
     """Body of ``/v1/completions``."""
 
     # A text, a list of token IDs, or a list of texts or of lists of token IDs.
@@ -144,9 +144,9 @@ Role = Annotated[str, msgspec.Meta(pattern=r"\A[a-zA-Z0-9_.-]{1,64}\Z")]
 class Message(msgspec.Struct, kw_only=True):
     """Message of a conversation. ``content`` may have images if the model accepts them.
 
-    The chat template defines the roles. ``extra`` has the other fields by name, such as
-    ``reasoning_content``, and None for each known field, so that it preserves the order in which
-    the client sent all fields.
+    The chat template defines which roles are valid. ``extra`` has the other fields by name, such as
+    ``reasoning_content``. It also has each known field with the value None, so that it preserves
+    the order in which the client sent all fields.
     """
 
     role: Role
@@ -215,8 +215,8 @@ ToolChoice = Literal["none", "auto", "required"] | NamedTool | AllowedToolsChoic
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
-class ChatBody(_Common, kw_only=True):
-    """Fields of a chat other than its messages. The last group is vLLM's."""
+class ChatBody(_CommonFields, kw_only=True):
+    """Fields of a chat other than its messages. The fields of the last group are vLLM's."""
 
     max_completion_tokens: MaxTokens | None = None
     logprobs: bool | None = None
@@ -276,7 +276,7 @@ class LoadAdapterRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=Tru
     """Body of vLLM's ``/v1/load_lora_adapter``. ``lora_path`` is a folder on the server."""
 
     lora_name: AdapterName
-    lora_path: Annotated[str, msgspec.Meta(min_length=1, max_length=4096, pattern=NO_NUL)]
+    lora_path: Annotated[str, msgspec.Meta(min_length=1, max_length=4096, pattern=NO_NUL_PATTERN)]
 
 
 class UnloadAdapterRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -289,8 +289,8 @@ TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 """Types of content parts that are text, in chats and in ``/v1/responses``."""
 
 
-def get_thought_text(part: dict[str, Any]) -> str:
-    """Return the reasoning in a content part; empty if the part has none."""
+def get_reasoning_text(part: dict[str, Any]) -> str:
+    """Return the reasoning in a content part; empty if the part has no reasoning."""
     kind = part.get("type")
     text = part.get(kind) if kind in ("thinking", "reasoning") else None
     if isinstance(text, list):
@@ -299,15 +299,15 @@ def get_thought_text(part: dict[str, Any]) -> str:
 
 
 def get_part_text(part: dict[str, Any]) -> str:
-    """Return the text of a part of ``content``. Raises ApiError if the part is not text."""
+    """Return the text of a content part. Raises ApiError if the part is not text."""
     kind = part.get("type")
     text = part.get("refusal" if kind == "refusal" else "text")
     if kind not in TEXT_PARTS:
-        raise invalid(
+        raise make_invalid_error(
             f"content of type {kind!r} is not supported: this model accepts only text",
             "content",
             "unsupported_value",
         )
     if not isinstance(text, str):
-        raise invalid(f"a part of type {kind} has no text: add a string", "content")
+        raise make_invalid_error(f"a part of type {kind} has no text: add a string", "content")
     return text

@@ -38,7 +38,7 @@ class ReasoningParser:
         return self._matcher is None
 
     def push(self, piece: str) -> ParsedText:
-        """Add a piece of text, and return the parts that no later text can change."""
+        """Add a piece of text, and return the parts of the output that are now certain."""
         if not self._started:
             self._start += piece
             rest = self._start.lstrip()
@@ -53,7 +53,7 @@ class ReasoningParser:
             piece, self._start, self._started = rest, "", True
         if self._matcher is None:
             return ParsedText(content=piece)
-        whole = self._matcher.held + piece
+        whole = self._matcher.held_text + piece
         reasoning, found = self._matcher.push(piece)
         if not found:
             return ParsedText(reasoning)
@@ -67,6 +67,6 @@ class ReasoningParser:
         return ParsedText(rest + ("" if matcher is None else matcher.finish()))
 
 
-def is_ending_with_reasoning(prompt: str) -> bool:
-    """Report whether ``prompt`` ends with closed reasoning, so that the output has none."""
+def ends_with_closed_reasoning(prompt: str) -> bool:
+    """Report whether ``prompt`` ends with complete reasoning, so that the output has none."""
     return prompt.rstrip().endswith(CLOSE_TAG)

@@ -1,4 +1,4 @@
-"""Response bodies of the serving API. Pure."""
+"""Response bodies of the serving API. This module does no I/O."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def encode_event(body: dict[str, Any]) -> bytes:
 class CompletionChoice:
     """Choice of ``/v1/completions``, as chunks of a stream or as one object.
 
-    The text begins with ``echo``; ``echo_only`` drops the generated text. If ``prompt_ids`` is
-    given, the choice includes the token IDs of prompt and output. ``stop_ids`` are the client's
-    stop tokens.
+    The text begins with ``echo``; ``echo_only`` omits the generated text. If ``prompt_ids`` is not
+    None, the choice includes the token IDs of prompt and output. ``stop_ids`` are the client's stop
+    tokens.
     """
 
     kind = chunk_kind = "text_completion"
@@ -34,14 +34,14 @@ class CompletionChoice:
     def __init__(
         self,
         index: int,
-        text_of: TokenText,
+        get_token_text: TokenText,
         echo: str = "",
         prompt_ids: Sequence[int] | None = None,
         stop_ids: Collection[int] = (),
         echo_only: bool = False,
     ) -> None:
         self.index = index
-        self._text_of = text_of
+        self._get_token_text = get_token_text
         self._echo_only = echo_only
         self.echo = echo
         self.prompt_logprobs: list[msgspec.Raw] | None = None
@@ -56,7 +56,7 @@ class CompletionChoice:
         self._ids: list[int] = []
 
     def make_first_chunk(self) -> dict[str, Any] | None:
-        """Return the first chunk of a stream with the echo; None without an echo."""
+        """Return the first chunk of a stream, which has the echo; None without an echo."""
         return self._make_chunk(Delta(self.echo, None, []), {}) if self.echo else None
 
     def make_chunks(self, delta: Delta) -> Iterator[dict[str, Any]]:
@@ -66,7 +66,7 @@ class CompletionChoice:
             yield self._make_chunk(delta, self._make_logprobs(delta.logprobs))
 
     def add(self, delta: Delta) -> None:
-        """Add ``delta`` to an answer that is not streamed."""
+        """Add ``delta`` to a response that is not streamed."""
         delta = self._hide_stop_text(delta)
         self._texts.append(delta.text)
         self._ids += delta.token_ids
@@ -75,7 +75,7 @@ class CompletionChoice:
         self._end = delta
 
     def to_object(self) -> dict[str, Any]:
-        """Return the choice of an answer that is not streamed."""
+        """Return the choice of a response that is not streamed."""
         wanted = self._prompt_ids is not None
         combined = {
             name: self.echo_logprobs.get(name, []) + self._logprobs.get(name, [])
@@ -106,7 +106,7 @@ class CompletionChoice:
     def _make_logprobs(self, tokens: Sequence[TokenLogprobs]) -> dict[str, list[Any]]:
         if not tokens:
             return {}
-        return logprobs.make_completion_logprobs(tokens, self._text_of, len(self.echo))
+        return logprobs.make_completion_logprobs(tokens, self._get_token_text, len(self.echo))
 
     def _make_choice(
         self, text: str, entry: dict[str, list[Any]], end: Delta | None
@@ -127,7 +127,7 @@ Choice = CompletionChoice | ChatChoice
 
 
 class Envelope:
-    """Common fields of all chunks of an answer."""
+    """Fields that all chunks of a response have in common."""
 
     def __init__(self, model: str, request_id: str) -> None:
         self._model = model
@@ -135,7 +135,7 @@ class Envelope:
         self._created = int(time.time())
 
     def wrap(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return an object of OpenAI's type ``kind`` with these choices."""
+        """Return an object of OpenAI's type ``kind`` with ``choices`` and the common fields."""
         return {
             "id": self._id,
             "object": kind,
@@ -153,9 +153,9 @@ def make_usage_object(
 ) -> dict[str, Any]:
     """Return the token counts of a request with ``n`` choices per prompt. Each prompt counts once.
 
-    ``reasoning_end`` is the token that ends the reasoning, if reasoning tokens are counted.
-    ``sent`` are the numbers of tokens that a stream has sent for each choice; None counts all
-    tokens.
+    ``reasoning_end`` is the token that ends the reasoning; None if reasoning tokens are not
+    counted. ``sent`` has the number of tokens that a stream has sent for each choice; None counts
+    all tokens.
     """
     prompts = generations[::n]
     counts = [len(one.output_ids) for one in generations] if sent is None else sent

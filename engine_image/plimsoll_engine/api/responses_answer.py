@@ -10,7 +10,7 @@ import msgspec
 from starlette.types import Send
 
 from plimsoll_engine.api import logprobs
-from plimsoll_engine.api.answer import UNPARSED_CALL_WARNING, GenerationResponse, send_last
+from plimsoll_engine.api.answer import UNPARSED_CALL_WARNING, GenerationResponse, send_last_part
 from plimsoll_engine.api.batch import Batch
 from plimsoll_engine.api.chat_choice import ChatChoice, OutputParser
 from plimsoll_engine.api.errors import ApiError
@@ -23,10 +23,10 @@ from plimsoll_engine.frontend.requests.request_log import Delta
 
 
 class ResponsesResponse(GenerationResponse):
-    """Answer to a ``/v1/responses`` request.
+    """Response to a ``/v1/responses`` request.
 
-    ``echoed`` is the JSON object of request fields that the response repeats. ``reasons`` means
-    that the output begins with reasoning.
+    ``echoed`` is the JSON object of request fields that the response repeats. If ``reasons`` is
+    True, the output begins with reasoning.
     """
 
     def __init__(
@@ -39,14 +39,16 @@ class ResponsesResponse(GenerationResponse):
         stream: bool,
         reasons: bool = False,
     ) -> None:
-        text_of = engine.tokenizer.decode_token
-        super().__init__(engine, batch, [ChatChoice(0, text_of, None)], stream=stream, usage=False)
+        get_token_text = engine.tokenizer.decode_token
+        super().__init__(
+            engine, batch, [ChatChoice(0, get_token_text, None)], stream=stream, usage=False
+        )
         self._echoed: dict[str, Any] = msgspec.json.decode(echoed)
         reasoning = ReasoningParser() if reasons else None
         self.reasoning_end = engine.tokenizer.get_token_id(CLOSE_TAG) if reasons else None
         name = batch.request_id.removeprefix("resp-")
         self._output = ResponseOutput(
-            name, text_of, parser, reasoning, engine.tokenizer.decode_token_bytes
+            name, get_token_text, parser, reasoning, engine.tokenizer.decode_token_bytes
         )
         self._created = int(time.time())
 
@@ -63,12 +65,12 @@ class ResponsesResponse(GenerationResponse):
         """Yield the events for ``delta``."""
         yield from self._output.add(delta)
 
-    async def _end(self, send: Send) -> None:
-        """Send the last event with the whole response, because this API has no other end marker."""
+    async def _send_end_of_stream(self, send: Send) -> None:
+        """Send the last event. It has the whole response, as this API has no other end marker."""
         whole = self._make_response()
         event = self._output.encode_event(f"response.{whole['status']}", {"response": whole})
         with self.reserve(len(event)):
-            await send_last(send, event)
+            await send_last_part(send, event)
 
     def make_error_events(self, error: ApiError) -> bytes:
         """Return the events that end a failed stream."""
@@ -82,12 +84,12 @@ class ResponsesResponse(GenerationResponse):
         )
 
     def collect(self, choice: Choice, delta: Delta) -> None:
-        """Add ``delta`` to an answer that is not streamed."""
+        """Add ``delta`` to a response that is not streamed."""
         for _ in self._output.add(delta):
             pass
 
     def list_output_warnings(self) -> list[str]:
-        """Return the warnings for an answer that is not streamed."""
+        """Return the warnings about the output of a response that is not streamed."""
         return [UNPARSED_CALL_WARNING] if self._output.has_unparsed_call else []
 
     def _make_response(self) -> dict[str, Any]:
@@ -125,16 +127,16 @@ class ResponseOutput:
     def __init__(
         self,
         name: str,
-        text_of: TokenText,
+        get_token_text: TokenText,
         parser: ToolCallParser | None,
         reasoning: ReasoningParser | None = None,
-        bytes_of: TokenBytes | None = None,
+        get_token_bytes: TokenBytes | None = None,
     ) -> None:
         self.items: list[dict[str, Any]] = []
         self.finish_reason: str | None = None
         self._name = name
-        self._text_of = text_of
-        self._bytes_of = bytes_of
+        self._get_token_text = get_token_text
+        self._get_token_bytes = get_token_bytes
         self._parts = OutputParser(reasoning, parser)
         self._open_reasoning: list[str] | None = None
         """Pieces of the open reasoning item; None if none is open."""
@@ -157,7 +159,7 @@ class ResponseOutput:
         return f"event: {kind}\ndata: ".encode() + msgspec.json.encode(fields) + b"\n\n"
 
     def add(self, delta: Delta) -> Iterator[bytes]:
-        """Add ``delta`` to the items. Yield the events for ``delta``."""
+        """Add ``delta`` to the output items. Yield the events that stream it."""
         parsed = self._parts.parse(delta)
         calls = list(parsed.calls)
         while calls and not calls[0].id:  # the rest of the open call, which text may follow
@@ -173,7 +175,9 @@ class ResponseOutput:
             yield from self._close_call("incomplete")
             yield from self._add_text(
                 parsed.text,
-                logprobs.make_chat_entries(delta.logprobs, self._text_of, self._bytes_of),
+                logprobs.make_chat_entries(
+                    delta.logprobs, self._get_token_text, self._get_token_bytes
+                ),
             )
         for call in calls:
             if call.id:
@@ -189,7 +193,7 @@ class ResponseOutput:
             self.finish_reason = delta.finish_reason
 
     def close_items(self, status: str) -> Iterator[bytes]:
-        """Close the open item, if any. Yield the events that end the item."""
+        """Close the open item, if there is one. Yield the events that end it."""
         yield from self._close_reasoning(status)
         yield from self._close_message(status)
         yield from self._close_call("incomplete")

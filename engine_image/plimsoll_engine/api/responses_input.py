@@ -1,4 +1,4 @@
-"""Convert ``/v1/responses`` input to chat messages. Pure."""
+"""Convert ``/v1/responses`` input to chat messages. This module does no I/O."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from plimsoll_engine.api.errors import ApiError, invalid
+from plimsoll_engine.api.errors import ApiError, make_invalid_error
 from plimsoll_engine.api.protocol import TEXT_PARTS, Message
 
 _CHAT_PART_TYPES = dict.fromkeys(TEXT_PARTS, "text") | {"input_image": "image_url"}
@@ -33,38 +33,43 @@ _REPLACEMENTS_OF_CHAT_FIELDS = {
 """Fields of a chat's messages that this conversion would lose, and what replaces them."""
 
 
-def to_messages(
+def convert_to_messages(
     instructions: str | None,
-    given: str | list[dict[str, Any]],
+    text_or_items: str | list[dict[str, Any]],
     unknown: list[str],
     origins: dict[str, str],
 ) -> list[Message]:
     """Return the messages of a conversation. Raises ApiError for an invalid item.
 
-    The names of ignored fields are added to ``unknown``. ``origins`` gets the name of each message
-    and part, such as ``messages[0].content``, with the name of the field that it comes from.
+    The names of ignored fields are added to ``unknown``. ``origins`` maps the name of each message
+    and part, such as ``messages[0].content``, to the name of the input field that it comes from;
+    this function fills it.
     """
     found: list[Message] = []
     if instructions is not None:
         found.append(Message(role="system", content=instructions))
         origins["messages[0]"] = origins["messages[0].content"] = "instructions"
-    items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    items = (
+        [{"role": "user", "content": text_or_items}]
+        if isinstance(text_or_items, str)
+        else text_or_items
+    )
     for number, item in enumerate(items):
         field = f"input[{number}]"
         _append_item(found, item, field, unknown)
-        if isinstance(given, list) and found:
+        if isinstance(text_or_items, list) and found:
             _add_origin(origins, item.get("type"), f"messages[{len(found) - 1}]", found[-1], field)
     if not found:
-        raise invalid("input has no message, tool call or tool output", "input")
+        raise make_invalid_error("input has no message, tool call or tool output", "input")
     return found
 
 
 def _add_origin(
     origins: dict[str, str], kind: str | None, name: str, message: Message, field: str
 ) -> None:
-    """Add the item ``field`` as the origin of ``message``, or of its part that the item became.
+    """Record the input field ``field`` as the origin of a message, or of a part in a message.
 
-    ``name`` is the name of ``message``, and ``kind`` the type of the item.
+    ``name`` is the name of ``message``, and ``kind`` the type of the item in ``field``.
     """
     match kind:
         case "function_call":
@@ -78,15 +83,22 @@ def _add_origin(
             origins[name] = field
 
 
-def list_unknown_fields(given: dict[str, Any], known: tuple[str, ...], field: str) -> list[str]:
-    """Return the names of fields that are neither ``known`` nor null, below ``field``."""
-    return [f"{field}.{name}" for name in given if name not in known and given[name] is not None]
+def list_unknown_fields(
+    fields: dict[str, Any], known_names: tuple[str, ...], field: str
+) -> list[str]:
+    """Return the names of the ``fields`` that are neither known nor null.
+
+    ``field`` is the name of the object, which precedes these names.
+    """
+    return [
+        f"{field}.{name}" for name in fields if name not in known_names and fields[name] is not None
+    ]
 
 
 def _append_item(
     messages: list[Message], item: dict[str, Any], field: str, unknown: list[str]
 ) -> None:
-    """Append an item to ``messages``. A tool call joins the preceding assistant's message."""
+    """Append an item to ``messages``. Append a tool call to the preceding assistant's message."""
     kind = "message" if item.get("type") is None else item["type"]
     last = messages[-1] if messages else None
     if kind == "message":
@@ -132,7 +144,9 @@ def _join_reasoning_text(item: dict[str, Any], field: str) -> str:
     for name in ("content", "summary"):
         parts = item.get(name) or []
         if not isinstance(parts, list):
-            raise invalid(f"{name} is not a list: send a list of parts", f"{field}.{name}")
+            raise make_invalid_error(
+                f"{name} is not a list: send a list of parts", f"{field}.{name}"
+            )
         texts = [one.get("text") for one in parts if isinstance(one, dict)]
         if found := "\n".join(text for text in texts if isinstance(text, str)):
             return found
@@ -155,7 +169,7 @@ def _make_message(item: dict[str, Any], field: str, unknown: list[str]) -> Messa
     try:
         return msgspec.convert({"role": role, "content": content}, Message)
     except msgspec.ValidationError as error:
-        raise invalid(f"{field}: {error}", field) from None
+        raise make_invalid_error(f"{field}: {error}", field) from None
 
 
 def _make_call(item: dict[str, Any], field: str) -> dict[str, Any]:
@@ -165,28 +179,28 @@ def _make_call(item: dict[str, Any], field: str) -> dict[str, Any]:
     return {"id": call, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def _get_text(given: dict[str, Any], name: str, field: str) -> str:
-    """Return a required field of ``given``, which is named ``field``."""
-    value = given.get(name)
+def _get_text(fields: dict[str, Any], name: str, field: str) -> str:
+    """Return the required field ``name`` of ``fields``. ``field`` is the name of the item."""
+    value = fields.get(name)
     if not isinstance(value, str):
         problem = "is missing or null" if value is None else "is not a string"
-        raise invalid(f"{name} {problem}: send a string", f"{field}.{name}")
+        raise make_invalid_error(f"{name} {problem}: send a string", f"{field}.{name}")
     return value
 
 
-def _make_content(given: Any, field: str, unknown: list[str]) -> str | list[dict[str, Any]]:
-    """Return the content of a message for the value of ``field``."""
-    if isinstance(given, str):
-        return given
-    if not isinstance(given, list):
-        problem = "is missing or null" if given is None else "has the wrong type"
-        raise invalid(f"{field} {problem}: send a string or a list of parts", field)
-    return [_make_part(part, f"{field}[{number}]", unknown) for number, part in enumerate(given)]
+def _make_content(value: Any, field: str, unknown: list[str]) -> str | list[dict[str, Any]]:
+    """Return the content of a message, converted from the value of ``field``."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        problem = "is missing or null" if value is None else "has the wrong type"
+        raise make_invalid_error(f"{field} {problem}: send a string or a list of parts", field)
+    return [_make_part(part, f"{field}[{number}]", unknown) for number, part in enumerate(value)]
 
 
 def _make_part(part: Any, field: str, unknown: list[str]) -> dict[str, Any]:
     if not isinstance(part, dict):
-        raise invalid(f"{field} is not an object: send a part with a type", field)
+        raise make_invalid_error(f"{field} is not an object: send a part with a type", field)
     given = part.get("type")
     kind = _CHAT_PART_TYPES.get(given) if isinstance(given, str) else None
     if kind is None:
@@ -203,4 +217,4 @@ def _make_part(part: Any, field: str, unknown: list[str]) -> dict[str, Any]:
 
 
 def _make_unsupported_error(message: str, field: str) -> ApiError:
-    return invalid(message, field, "unsupported_value")
+    return make_invalid_error(message, field, "unsupported_value")

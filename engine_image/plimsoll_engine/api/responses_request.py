@@ -1,4 +1,4 @@
-"""Request body of ``/v1/responses``, and its conversion to a chat. Pure.
+"""Request body of ``/v1/responses``, and its conversion to a chat. This module does no I/O.
 
 The engine keeps no state of earlier requests, so ``input`` must contain the whole conversation.
 """
@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from plimsoll_engine.api.decoding import check_values, report_unknown_fields
-from plimsoll_engine.api.errors import ApiError, invalid
+from plimsoll_engine.api.errors import ApiError, make_invalid_error
 from plimsoll_engine.api.protocol import (
     AllowedTools,
     AllowedToolsChoice,
@@ -41,16 +41,16 @@ from plimsoll_engine.api.protocol import (
     TopLogprobs,
     TopP,
 )
-from plimsoll_engine.api.responses_input import list_unknown_fields, to_messages
+from plimsoll_engine.api.responses_input import convert_to_messages, list_unknown_fields
 from plimsoll_engine.api.sampling_params import get_value_or_default
 
-MAX_ITEMS = 4096
-INCLUDED_LOGPROBS = "message.output_text.logprobs"
+MAX_INPUT_ITEMS = 4096
+INCLUDE_VALUE_FOR_LOGPROBS = "message.output_text.logprobs"
 Tools = Annotated[list[Part], msgspec.Meta(max_length=128)]
 
 
 class FunctionTool(msgspec.Struct, kw_only=True):
-    """Function that the model may call, without a chat's wrapper."""
+    """Function that the model may call. Unlike in a chat, it has no wrapper object."""
 
     type: Literal["function"]
     name: Annotated[str, msgspec.Meta(pattern=r"\A[a-zA-Z0-9_.-]{1,64}\Z")]
@@ -73,7 +73,7 @@ class AllowedFunctions(msgspec.Struct, kw_only=True, tag_field="type", tag="allo
 
 
 class TextFormat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Format of the output; ``schema`` belongs to ``json_schema``."""
+    """Format of the output. ``schema`` is set only for the type ``json_schema``."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     name: Name | None = None
@@ -90,14 +90,14 @@ class TextOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Reasoning(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """OpenAI's ``reasoning``. Instead of a summary, the response has the reasoning itself."""
+    """OpenAI's ``reasoning``. The response has the whole reasoning instead of a summary."""
 
     effort: Effort | None = None
     summary: Name | None = None
     generate_summary: Name | None = None
 
 
-Items = Annotated[list[Part], msgspec.Meta(min_length=1, max_length=MAX_ITEMS)]
+Items = Annotated[list[Part], msgspec.Meta(min_length=1, max_length=MAX_INPUT_ITEMS)]
 Included = Literal[
     "message.output_text.logprobs",
     "reasoning.encrypted_content",
@@ -115,9 +115,9 @@ Include = Annotated[list[Included], msgspec.Meta(max_length=16)]
 class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Body of ``/v1/responses``.
 
-    Fields of the third group are accepted only with a value that has no effect. The fourth group is
-    vLLM's, except for ``deadline_s``, which is Plimsoll's. Without ``model`` the served model
-    answers.
+    Fields of the third group are accepted only with a value that has no effect. The fields of the
+    fourth group are vLLM's, except for ``deadline_s``, which is Plimsoll's. If ``model`` is
+    missing, the served model answers.
     """
 
     model: str | None = None
@@ -175,7 +175,7 @@ _NEUTRAL_VALUES: tuple[tuple[str, tuple[Any, ...]], ...] = (
 )
 
 
-def to_chat(
+def convert_to_chat(
     body: ResponsesRequest,
     strict: bool = False,
     warnings: list[str] | None = None,
@@ -183,8 +183,8 @@ def to_chat(
 ) -> ChatRequest:
     """Return the equivalent chat request. Raises ApiError for an unsupported field.
 
-    Unknown fields within items and tools are added to ``warnings``, or refused if ``strict``.
-    The origin of each message is added to ``origins``, for :func:`rename_field`.
+    Unknown fields within items and tools are added to ``warnings``. If ``strict`` is True, they are
+    refused. The origin of each message is added to ``origins``, for :func:`rename_field`.
     """
     for field, neutral in _NEUTRAL_VALUES:
         if getattr(body, field) not in neutral:
@@ -195,13 +195,15 @@ def to_chat(
                 param=field,
                 code="unsupported_value",
             )
-    wants_logprobs = INCLUDED_LOGPROBS in (body.include or ())
+    wants_logprobs = INCLUDE_VALUE_FOR_LOGPROBS in (body.include or ())
     if body.top_logprobs is not None and not wants_logprobs:
-        raise invalid(f"top_logprobs requires include: [{INCLUDED_LOGPROBS!r}]", "top_logprobs")
+        raise make_invalid_error(
+            f"top_logprobs requires include: [{INCLUDE_VALUE_FOR_LOGPROBS!r}]", "top_logprobs"
+        )
     unknown: list[str] = []
     chat = ChatRequest(
         model=body.model or "",
-        messages=to_messages(
+        messages=convert_to_messages(
             body.instructions, body.input, unknown, {} if origins is None else origins
         ),
         max_completion_tokens=body.max_output_tokens,
@@ -240,7 +242,7 @@ _ECHOED_FIELDS = ("instructions", "max_output_tokens", "metadata", "tools", "use
 
 
 def list_echoed_fields(body: ResponsesRequest, defaults: Mapping[str, float]) -> dict[str, Any]:
-    """Return the fields of ``body`` that a response repeats.
+    """Return the fields of ``body`` that a response repeats, by name.
 
     ``defaults`` are the checkpoint's values for missing fields.
     """
@@ -261,7 +263,7 @@ def list_echoed_fields(body: ResponsesRequest, defaults: Mapping[str, float]) ->
     }
 
 
-FIELD_NAMES = {
+RESPONSES_FIELD_BY_CHAT_FIELD = {
     "messages": "input",
     "max_completion_tokens": "max_output_tokens",
     "response_format": "text.format",
@@ -273,14 +275,16 @@ FIELD_NAMES = {
 
 
 def rename_field(error: ApiError, origins: Mapping[str, str] = MappingProxyType({})) -> None:
-    """Replace the field name of a chat in ``error`` by that of this body.
+    """Replace the name of a chat field in ``error`` by the name of the ``/v1/responses`` field.
 
-    ``origins`` has the origin of each message; without it, messages are named ``input``.
+    ``origins`` has the origin of each message. If it is empty, all messages are named ``input``.
     """
     if error.param is None:
         return
     field = error.param.replace(".function.", ".")
-    name = FIELD_NAMES.get(field.partition("[")[0]) or FIELD_NAMES.get(field, field)
+    name = RESPONSES_FIELD_BY_CHAT_FIELD.get(
+        field.partition("[")[0]
+    ) or RESPONSES_FIELD_BY_CHAT_FIELD.get(field, field)
     for place in sorted(origins, key=len, reverse=True):
         if field == place or field.startswith((f"{place}.", f"{place}[")):
             name = origins[place] + field.removeprefix(place)
@@ -308,7 +312,10 @@ def _make_response_format(text: TextOptions | None) -> dict[str, Any] | None:
 
 
 def drop_hosted_tools(body: ResponsesRequest, skip: bool, warnings: list[str]) -> None:
-    """Remove tools that only OpenAI runs, with a warning. Raises ApiError unless ``skip``."""
+    """Remove the tools that only OpenAI runs, with a warning.
+
+    Raises ApiError for such a tool unless ``skip`` is True.
+    """
     tools = body.tools or []
     hosted = [str(tool.get("type"))[:64] for tool in tools if not _is_function(tool)]
     if not hosted:
@@ -346,7 +353,7 @@ def _convert_tool_choice(body: ResponsesRequest) -> ToolChoice | None:
     allowed = []
     for number, tool in enumerate(choice.tools):
         if not (_is_function(tool) and isinstance(tool.get("name"), str)):
-            raise invalid(
+            raise make_invalid_error(
                 "an allowed tool must have the type function and a name: add them",
                 f"tool_choice.tools[{number}]",
             )
@@ -354,23 +361,23 @@ def _convert_tool_choice(body: ResponsesRequest) -> ToolChoice | None:
     return AllowedToolsChoice(allowed_tools=AllowedTools(mode=choice.mode, tools=allowed))
 
 
-def _convert_tool(given: dict[str, Any], field: str, unknown: list[str]) -> Tool:
-    if "name" not in given and isinstance(given.get("function"), dict):
-        raise invalid(
+def _convert_tool(tool: dict[str, Any], field: str, unknown: list[str]) -> Tool:
+    if "name" not in tool and isinstance(tool.get("function"), dict):
+        raise make_invalid_error(
             "a tool of /v1/responses has no function object: put its fields beside type",
             f"{field}.function",
         )
     try:
-        tool = msgspec.convert(
-            {name: value for name, value in given.items() if value is not None}, FunctionTool
+        converted = msgspec.convert(
+            {name: value for name, value in tool.items() if value is not None}, FunctionTool
         )
     except msgspec.ValidationError as error:
-        raise invalid(f"{field}: {error}", field) from None
-    unknown += list_unknown_fields(given, FunctionTool.__struct_fields__, field)
+        raise make_invalid_error(f"{field}: {error}", field) from None
+    unknown += list_unknown_fields(tool, FunctionTool.__struct_fields__, field)
     function = Function(
-        name=tool.name,
-        description=tool.description,
-        parameters=tool.parameters,
-        strict=tool.strict,
+        name=converted.name,
+        description=converted.description,
+        parameters=converted.parameters,
+        strict=converted.strict,
     )
     return Tool(type="function", function=function)

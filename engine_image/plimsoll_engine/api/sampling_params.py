@@ -1,4 +1,4 @@
-"""Convert request fields to sampling parameters. Pure."""
+"""Convert request fields to sampling parameters. This module does no I/O."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from plimsoll_engine.api.errors import invalid
+from plimsoll_engine.api.errors import make_invalid_error
 from plimsoll_engine.api.protocol import ChatRequest, CompletionRequest
 from plimsoll_engine.messages.worker_ipc import Grammar, Sampling
 
@@ -24,17 +24,18 @@ def create_sampling(
 ) -> Sampling:
     """Return the sampling parameters of ``body``. Raises ApiError.
 
-    ``bad_words`` are the bad words as tokens. ``defaults`` are the checkpoint's values for missing
-    fields. A field that is missing in both has OpenAI's default: all tokens at temperature 1.
+    ``bad_words`` are the token sequences of the bad words. ``defaults`` are the checkpoint's values
+    for missing fields. If a field is missing in both, OpenAI's default applies: all tokens at
+    temperature 1.
     """
     if (body.min_tokens or 0) > max_tokens:
-        raise invalid(
+        raise make_invalid_error(
             f"min_tokens {body.min_tokens} exceeds the limit of {max_tokens} output tokens:"
             " lower min_tokens or raise max_tokens",
             "min_tokens",
         )
     stop_ids = list(body.stop_token_ids or [])
-    _check_ids(stop_ids, vocab_size, "stop_token_ids")
+    _check_token_ids(stop_ids, vocab_size, "stop_token_ids")
     if not body.ignore_eos:
         stop_ids += [eos for eos in eos_ids if eos not in stop_ids]
     return Sampling(
@@ -64,27 +65,27 @@ def create_sampling(
 def get_value_or_default(
     requested: float | None, defaults: Mapping[str, float], name: str, otherwise: float
 ) -> float:
-    """Return the requested value, or else the checkpoint's default, or else ``otherwise``."""
+    """Return ``requested``, else the checkpoint's default of field ``name``, else ``otherwise``."""
     return defaults.get(name, otherwise) if requested is None else requested
 
 
 def _check_allowed_tokens(
-    ids: list[int] | None, vocab_size: int, grammar: Grammar | None
+    token_ids: list[int] | None, vocab_size: int, grammar: Grammar | None
 ) -> list[int] | None:
-    if ids is None:
+    if token_ids is None:
         return None
-    _check_ids(ids, vocab_size, "allowed_token_ids")
+    _check_token_ids(token_ids, vocab_size, "allowed_token_ids")
     if grammar is not None:  # the mask and the grammar together may allow no token
         field = grammar.field.partition(".")[0]
-        raise invalid(
+        raise make_invalid_error(
             f"allowed_token_ids and {field} cannot be combined: omit one", "allowed_token_ids"
         )
-    return ids
+    return token_ids
 
 
-def _check_logprob_tokens(ids: list[int] | None, vocab_size: int) -> list[int]:
-    found = list(dict.fromkeys(ids or []))
-    _check_ids(found, vocab_size, "logprob_token_ids")
+def _check_logprob_tokens(token_ids: list[int] | None, vocab_size: int) -> list[int]:
+    found = list(dict.fromkeys(token_ids or []))
+    _check_token_ids(found, vocab_size, "logprob_token_ids")
     return found
 
 
@@ -111,18 +112,19 @@ def _get_top_logprobs(body: CompletionRequest | ChatRequest) -> int | None:
     return (body.top_logprobs or 0) if body.logprobs else None
 
 
-def _check_logit_bias(given: dict[str, float], vocab_size: int) -> dict[int, float]:
-    wrong = [key for key in given if not (key.isascii() and key.isdigit())]
+def _check_logit_bias(logit_bias: dict[str, float], vocab_size: int) -> dict[int, float]:
+    wrong = [key for key in logit_bias if not (key.isascii() and key.isdigit())]
     if wrong:
         names = ", ".join(repr(key[:32]) for key in wrong[:8])
-        raise invalid(f"logit_bias: these keys are not token IDs: {names}", "logit_bias")
-    bias = {int(key[:20]): value for key, value in given.items()}
-    _check_ids(bias, vocab_size, "logit_bias")
+        raise make_invalid_error(f"logit_bias: these keys are not token IDs: {names}", "logit_bias")
+    bias = {int(key[:20]): value for key, value in logit_bias.items()}
+    _check_token_ids(bias, vocab_size, "logit_bias")
     return bias
 
 
-def _check_ids(ids: list[int] | dict[int, float], vocab_size: int, param: str) -> None:
-    if ids and max(ids) >= vocab_size:
-        raise invalid(
-            f"token ID {max(ids)} is not in the vocabulary: the maximum is {vocab_size - 1}", param
+def _check_token_ids(token_ids: list[int] | dict[int, float], vocab_size: int, param: str) -> None:
+    if token_ids and max(token_ids) >= vocab_size:
+        raise make_invalid_error(
+            f"token ID {max(token_ids)} is not in the vocabulary: the maximum is {vocab_size - 1}",
+            param,
         )

@@ -10,7 +10,7 @@ from hashlib import blake2b
 class Secret:
     """Secret that is stored and compared as a keyed digest.
 
-    ``compare_digest`` alone returns at once for values of different length, which reveals the
+    ``hmac.compare_digest`` alone returns at once for values of different length, which reveals the
     length.
     """
 

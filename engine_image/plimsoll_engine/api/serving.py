@@ -26,7 +26,7 @@ from plimsoll_engine.api import (
     transcription,
 )
 from plimsoll_engine.api.answer import GenerationResponse
-from plimsoll_engine.api.auth import TENANT_KEY
+from plimsoll_engine.api.auth import TENANT_SCOPE_KEY
 from plimsoll_engine.api.batch import Batch
 from plimsoll_engine.api.body import Body, BodyReader, BodyRefusedError
 from plimsoll_engine.api.body_sizes import BodySizes
@@ -48,7 +48,7 @@ from plimsoll_engine.frontend.async_engine import AsyncEngine
 from plimsoll_engine.frontend.observability.metrics import CONTENT_TYPE
 from plimsoll_engine.http.budget import BodyBudget
 
-SMALL_REQUEST_BYTES = 16 << 10
+MAX_SMALL_REQUEST_BYTES = 16 << 10
 """Maximum size of a body that names an adapter."""
 
 _Body = TypeVar("_Body", bound=msgspec.Struct)
@@ -67,19 +67,19 @@ def create_app(
     """
     api = FastAPI(title="Plimsoll engine", docs_url=None, redoc_url=None, openapi_url=None)
     api.state.answers = answer_budget
-    _add_generation(api, engine, bodies, sizes, preparer)
-    _add_tokenization(api, engine, bodies, sizes, preparer)
-    _add_models(api, engine)
-    _add_pooling(api)
+    _add_generation_routes(api, engine, bodies, sizes, preparer)
+    _add_tokenization_routes(api, engine, bodies, sizes, preparer)
+    _add_model_routes(api, engine)
+    _add_pooling_routes(api)
     if engine.settings.worker.max_loras:
-        _add_adapters(api, engine, bodies)
-    _add_probes(api, engine)
+        _add_adapter_routes(api, engine, bodies)
+    _add_probe_routes(api, engine)
     _add_error_handlers(api)
     return api
 
 
 def allow_origins(inner: ASGIApp, origins: Sequence[str]) -> ASGIApp:
-    """Return ``inner`` with CORS headers for the web pages of ``origins``."""
+    """Return ``inner``, extended by CORS headers for web pages from ``origins``."""
     if not origins:
         return inner
     return CORSMiddleware(
@@ -89,7 +89,7 @@ def allow_origins(inner: ASGIApp, origins: Sequence[str]) -> ASGIApp:
 
 
 @asynccontextmanager
-async def _read(
+async def _read_body(
     bodies: BodyReader, request: Request, max_bytes: int, *, form: bool = False
 ) -> AsyncIterator[Body]:
     if not form:
@@ -103,11 +103,11 @@ async def _read(
 
 
 def _check_content_type(request: Request) -> None:
-    """Raise ApiError 415 unless the type of the body is JSON, as a protection against CSRF.
+    """Raise ApiError with status 415 unless the body is JSON, as a protection against CSRF.
 
     Web pages may send forms and text to any server without a preflight request. curl and urllib
-    send JSON with the content type of a form by default, so that type is accepted if a browser's
-    headers are absent.
+    send JSON with the content type of a form by default, so that type is accepted if the headers of
+    a browser are absent.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     from_browser = "origin" in request.headers or "sec-fetch-site" in request.headers
@@ -121,22 +121,27 @@ def _check_content_type(request: Request) -> None:
     )  # fmt: skip
 
 
-def _add_generation(
+def _add_generation_routes(
     api: FastAPI, engine: AsyncEngine, bodies: BodyReader, sizes: BodySizes, preparer: Preparer
 ) -> None:
     @api.post("/v1/completions")
     async def create_completion(request: Request) -> Response:
-        async with _read(bodies, request, sizes.compute_text_limit(engine.max_model_len)) as body:
+        async with _read_body(
+            bodies, request, sizes.compute_text_limit(engine.max_model_len)
+        ) as body:
             prepared = await preparer.prepare_completion(body)
         prepared.body.model = prepared.body.model or engine.settings.served_model_name
         request_batch = await batch.create_completion_batch(engine, prepared, _get_tenant(request))
-        text_of, ids = _get_token_text(engine, prepared.body), bool(prepared.body.return_token_ids)
+        get_token_text, ids = (
+            _choose_token_text(engine, prepared.body),
+            bool(prepared.body.return_token_ids),
+        )
         echoes = [echo for echo in prepared.echoes for _ in range(request_batch.n)]
         echoes = echoes or [""] * len(request_batch.generations)
         echo_only = prepared.body.max_tokens == 0
         choices = [
             CompletionChoice(
-                i, text_of, echo, generation.prompt_ids if ids else None,
+                i, get_token_text, echo, generation.prompt_ids if ids else None,
                 _get_stop_ids(prepared.body), echo_only,
             )
             for i, (echo, generation) in enumerate(
@@ -150,19 +155,25 @@ def _add_generation(
 
     @api.post("/v1/chat/completions")
     async def create_chat_completion(request: Request) -> Response:
-        async with _read(bodies, request, sizes.compute_chat_limit(engine.max_model_len)) as body:
+        async with _read_body(
+            bodies, request, sizes.compute_chat_limit(engine.max_model_len)
+        ) as body:
             prepared = await preparer.prepare_chat(body)
         return await _respond_to_chats(engine, prepared, _get_tenant(request))
 
     @api.post("/v1/chat/completions/batch")
     async def create_chat_batch_response(request: Request) -> Response:
-        async with _read(bodies, request, sizes.compute_chat_limit(engine.max_model_len)) as body:
+        async with _read_body(
+            bodies, request, sizes.compute_chat_limit(engine.max_model_len)
+        ) as body:
             prepared = await preparer.prepare_chats(body)
         return await _respond_to_chats(engine, prepared, _get_tenant(request))
 
     @api.post("/v1/responses")
     async def create_response(request: Request) -> Response:
-        async with _read(bodies, request, sizes.compute_chat_limit(engine.max_model_len)) as body:
+        async with _read_body(
+            bodies, request, sizes.compute_chat_limit(engine.max_model_len)
+        ) as body:
             prepared = await preparer.prepare_responses(body)
         prepared.body.model = prepared.body.model or engine.settings.served_model_name
         try:
@@ -183,7 +194,7 @@ def _add_generation(
 
     @api.post("/v1/audio/transcriptions")
     async def create_transcription(request: Request) -> Response:
-        async with _read(bodies, request, sizes.form_limit, form=True) as body:
+        async with _read_body(bodies, request, sizes.form_limit, form=True) as body:
             kind = request.headers.get("content-type", "")
             form = await preparer.parse_form(body, kind)
         return await transcription.transcribe(engine, form.file, form.fields, _get_tenant(request))
@@ -195,16 +206,18 @@ async def _respond_to_chats(
     body = prepared.body
     body.model = body.model or engine.settings.served_model_name
     request_batch = await batch.create_chat_batch(engine, prepared, tenant)
-    text_of, ids = _get_token_text(engine, body), bool(body.return_token_ids)
+    get_token_text, ids = _choose_token_text(engine, body), bool(body.return_token_ids)
     parses = engine.settings.reasoning_parser is not None
     choices = [
         ChatChoice(
-            i, text_of, _create_tool_call_parser(engine, prepared), ids,
+            i, get_token_text, _create_tool_call_parser(engine, prepared), ids,
             ReasoningParser() if parses and i // request_batch.n in prepared.reasons else None,
-            hidden=not body.include_reasoning,
+            hide_reasoning=not body.include_reasoning,
             echo=prepared.echoes[i // request_batch.n] if prepared.echoes else "",
             stop_ids=_get_stop_ids(body),
-            bytes_of=None if text_of is format_token_id else engine.tokenizer.decode_token_bytes,
+            get_token_bytes=(
+                None if get_token_text is format_token_id else engine.tokenizer.decode_token_bytes
+            ),
         )
         for i in range(len(request_batch.generations))
     ]  # fmt: skip
@@ -230,7 +243,7 @@ def _create_tool_call_parser(
     return tool_families.create_parser(prepared.family, prepared.texts, parallel)
 
 
-def _add_tokenization(
+def _add_tokenization_routes(
     api: FastAPI, engine: AsyncEngine, bodies: BodyReader, sizes: BodySizes, preparer: Preparer
 ) -> None:
     def respond(text: TextResult) -> Response:
@@ -243,7 +256,9 @@ def _add_tokenization(
 
     @api.post("/tokenize")
     async def tokenize(request: Request) -> Response:
-        async with _read(bodies, request, sizes.compute_chat_limit(engine.max_model_len)) as body:
+        async with _read_body(
+            bodies, request, sizes.compute_chat_limit(engine.max_model_len)
+        ) as body:
             return respond(await preparer.tokenize(body))
 
     if engine.settings.api.tokenizer_info:
@@ -257,11 +272,13 @@ def _add_tokenization(
 
     @api.post("/detokenize")
     async def detokenize_tokens(request: Request) -> Response:
-        async with _read(bodies, request, sizes.compute_text_limit(engine.max_model_len)) as body:
+        async with _read_body(
+            bodies, request, sizes.compute_text_limit(engine.max_model_len)
+        ) as body:
             return respond(await preparer.detokenize(body))
 
 
-def _add_models(api: FastAPI, engine: AsyncEngine) -> None:
+def _add_model_routes(api: FastAPI, engine: AsyncEngine) -> None:
     created = int(time.time())
 
     def make_model_card() -> dict[str, Any]:
@@ -286,7 +303,7 @@ def _add_models(api: FastAPI, engine: AsyncEngine) -> None:
         return {"object": "list", "data": [base, *loaded]}
 
     @api.api_route("/v1/models/{name:path}", methods=["GET", "HEAD"])
-    async def model(name: str) -> dict[str, Any]:
+    async def get_model(name: str) -> dict[str, Any]:
         adapter = batch.check_model(engine, name)
         return (
             make_model_card()
@@ -295,20 +312,20 @@ def _add_models(api: FastAPI, engine: AsyncEngine) -> None:
         )
 
 
-def _add_adapters(api: FastAPI, engine: AsyncEngine, bodies: BodyReader) -> None:
+def _add_adapter_routes(api: FastAPI, engine: AsyncEngine, bodies: BodyReader) -> None:
     async def decode(request: Request, kind: type[_Body]) -> _Body:
-        async with _read(bodies, request, SMALL_REQUEST_BYTES) as body:
-            return decoding.decode(body.raw, kind)
+        async with _read_body(bodies, request, MAX_SMALL_REQUEST_BYTES) as body:
+            return decoding.decode_body(body.raw, kind)
 
     @api.post("/v1/load_lora_adapter")
     async def load_adapter(request: Request) -> Response:
         body = await decode(request, protocol.LoadAdapterRequest)
-        return PlainTextResponse(await adapter_routes.load(engine, body))
+        return PlainTextResponse(await adapter_routes.load_adapter(engine, body))
 
     @api.post("/v1/unload_lora_adapter")
     async def unload_adapter(request: Request) -> Response:
         body = await decode(request, protocol.UnloadAdapterRequest)
-        return PlainTextResponse(adapter_routes.unload(engine, body))
+        return PlainTextResponse(adapter_routes.unload_adapter(engine, body))
 
 
 POOLING_PATHS = (
@@ -317,8 +334,8 @@ POOLING_PATHS = (
 )  # fmt: skip
 
 
-def _add_pooling(api: FastAPI) -> None:
-    """Answer vLLM's paths of pooling models with 404."""
+def _add_pooling_routes(api: FastAPI) -> None:
+    """Add routes that answer status 404 to vLLM's paths of pooling models."""
 
     async def refuse_pooling(request: Request) -> Response:
         raise ApiError(
@@ -332,7 +349,7 @@ def _add_pooling(api: FastAPI) -> None:
         api.add_api_route(path, refuse_pooling, methods=["POST"])
 
 
-def _add_probes(api: FastAPI, engine: AsyncEngine) -> None:
+def _add_probe_routes(api: FastAPI, engine: AsyncEngine) -> None:
     @api.api_route("/version", methods=["GET", "HEAD"])
     async def get_engine_version() -> dict[str, str]:
         return {"version": get_version()}
@@ -365,7 +382,7 @@ def _add_error_handlers(api: FastAPI) -> None:
 
     @api.exception_handler(Exception)
     async def respond_to_bug(request: Request, error: Exception) -> Response:
-        message = "internal error; see the engine's log"
+        message = "internal error: see the engine's log"
         return make_error_response(ApiError(500, message, code="internal_error"))
 
     @api.exception_handler(ClientDisconnect)
@@ -389,7 +406,7 @@ def _add_error_handlers(api: FastAPI) -> None:
         return response
 
 
-def _get_token_text(engine: AsyncEngine, body: CompletionRequest | ChatRequest) -> TokenText:
+def _choose_token_text(engine: AsyncEngine, body: CompletionRequest | ChatRequest) -> TokenText:
     wanted = body.return_tokens_as_token_ids
     if wanted is None:
         wanted = engine.settings.api.return_tokens_as_token_ids
@@ -401,7 +418,7 @@ def _get_stop_ids(body: CompletionRequest | ChatRequest) -> frozenset[int]:
 
 
 def _get_tenant(request: Request) -> str:
-    return str(request.scope.get(TENANT_KEY, ""))
+    return str(request.scope.get(TENANT_SCOPE_KEY, ""))
 
 
 def _build_response(
@@ -422,7 +439,7 @@ def _build_response(
         answer.prompt_logprobs = PromptLogprobs(
             body.prompt_logprobs,
             echo,
-            _get_token_text(engine, body),
+            _choose_token_text(engine, body),
             engine.tokenizer.create_detokenizer_factory((), skip_special_tokens=False),
         )
     return answer

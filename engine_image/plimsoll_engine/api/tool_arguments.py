@@ -1,4 +1,4 @@
-"""Tool call arguments that are not JSON, converted to JSON as they arrive.
+"""Conversion of tool call arguments to JSON while they arrive.
 
 Qwen3-Coder and GLM write a tag for each argument, and Llama 4 writes Python. String arguments are
 emitted as they arrive, others when they are complete.
@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from plimsoll_engine.api.json_pieces import PYTHON_WORDS
+from plimsoll_engine.api.json_pieces import JSON_BY_PYTHON_WORD
 from plimsoll_engine.api.tool_calls import (
     NotACallError,
     Reader,
@@ -35,7 +35,7 @@ MAX_PYTHON_CHARACTERS = 64 << 10
 
 _PYTHON_STRING_PATTERN = re.compile(r"\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'", re.DOTALL)
 _CONTROL_CHARACTER_PATTERN = re.compile(r"[\x00-\x1f]")
-_JSON_NAMES = ("true", "false", "null", "NaN", "nan", "Infinity", "inf")
+_JSON_CONSTANTS = ("true", "false", "null", "NaN", "nan", "Infinity", "inf")
 """Names of JSON's constants, and of numbers that become null."""
 
 HERMES, END_HERMES = "<tool_call>", "</tool_call>"
@@ -68,7 +68,10 @@ output. The last pattern matches the text that may become one of them.
 
 
 def find_string_arguments(parameters: dict[str, Any] | None) -> dict[str, bool]:
-    """Return the arguments of a tool that are strings, as in :data:`StringArguments`."""
+    """Return the arguments of a tool whose values are strings or null.
+
+    The value is True if the schema's type is ``string``, as in :data:`StringArguments`.
+    """
     properties = (parameters or {}).get("properties")
     return {
         key: schema.get("type") == "string"
@@ -79,7 +82,7 @@ def find_string_arguments(parameters: dict[str, Any] | None) -> dict[str, bool]:
 
 
 def _list_types(schema: dict[str, Any]) -> set[str | None]:
-    """Return the types in a schema; None stands for a type that it does not name."""
+    """Return the types in a schema. The set has None if a type is missing."""
     cases = schema.get("anyOf", schema.get("oneOf"))
     found = set[str | None]()
     for one in cases if isinstance(cases, list) and "type" not in schema else [schema]:
@@ -90,7 +93,7 @@ def _list_types(schema: dict[str, Any]) -> set[str | None]:
 
 
 class ArgumentEmitter:
-    """Emitter of a call's arguments as a JSON object."""
+    """Emitter of the arguments of the call ``name`` as a JSON object."""
 
     def __init__(self, text: Reader, name: str) -> None:
         self.text = text
@@ -108,20 +111,20 @@ class ArgumentEmitter:
         self.has_arguments = True
 
     def add_json(self, piece: str, more: bool = True) -> None:
-        """Emit a piece of JSON."""
+        """Emit a piece of JSON. ``more`` is False for the last piece."""
         self.text.add_arguments(piece, more)
         self.text.drop_consumed()
 
-    def add_string(self, piece: str, whole: bool, strips_line_breaks: bool) -> str:
-        """Emit a piece of a string, and the closing quote if ``whole``.
+    def add_string(self, piece: str, is_last: bool, strips_line_breaks: bool) -> str:
+        """Emit a piece of a string. Emit the closing quote if ``is_last`` is True.
 
-        Return a line break at the end of the piece that is held back, or "".
+        Return a line break at the end of ``piece`` that is held back, or "".
         """
-        begins, self._in_text = not self._in_text, not whole
+        begins, self._in_text = not self._in_text, not is_last
         piece = piece.removeprefix("\n") if begins and strips_line_breaks else piece
         held = "\n" if strips_line_breaks and piece.endswith("\n") else ""
         said = json.dumps(piece[: len(piece) - len(held)], ensure_ascii=False)
-        self.add_json(('"' if begins else "") + said[1:-1] + ('"' if whole else ""))
+        self.add_json(('"' if begins else "") + said[1:-1] + ('"' if is_last else ""))
         return held
 
     def finish(self) -> None:
@@ -131,7 +134,7 @@ class ArgumentEmitter:
         self.add_json("}" if self.has_arguments else "{}", more=False)
 
 
-def read_parameters(text: Reader, name: str, texts: StringArguments) -> Steps[None]:
+def read_parameters(text: Reader, name: str, string_arguments: StringArguments) -> Steps[None]:
     """Read ``<parameter=KEY>VALUE</parameter>`` up to the end of a function."""
     emitter = ArgumentEmitter(text, name)
     following = PARAMETER, END_FUNCTION, END_HERMES
@@ -145,7 +148,7 @@ def read_parameters(text: Reader, name: str, texts: StringArguments) -> Steps[No
             return
         key, _ = yield from text.take_until(">")
         emitter.start_argument(key.strip())
-        kind = texts.get(name.strip(), {}).get(key.strip())
+        kind = string_arguments.get(name.strip(), {}).get(key.strip())
         if not (
             yield from _emit_value(
                 emitter, kind, END_PARAMETER, *following, strips_line_breaks=True
@@ -154,7 +157,7 @@ def read_parameters(text: Reader, name: str, texts: StringArguments) -> Steps[No
             return
 
 
-def read_keyed_arguments(text: Reader, name: str, texts: StringArguments) -> Steps[None]:
+def read_keyed_arguments(text: Reader, name: str, string_arguments: StringArguments) -> Steps[None]:
     """Read ``<arg_key>KEY</arg_key><arg_value>VALUE</arg_value>``."""
     emitter = ArgumentEmitter(text, name)
     while (yield from text.peek()) and (yield from text.take_mark(KEY)):
@@ -165,7 +168,7 @@ def read_keyed_arguments(text: Reader, name: str, texts: StringArguments) -> Ste
                 emitter.finish()
             raise NotACallError
         emitter.start_argument(key.strip())
-        kind = texts.get(name.strip(), {}).get(key.strip())
+        kind = string_arguments.get(name.strip(), {}).get(key.strip())
         if not (yield from _emit_value(emitter, kind, END_VALUE, KEY, END_HERMES)):
             return
     emitter.finish()
@@ -174,33 +177,34 @@ def read_keyed_arguments(text: Reader, name: str, texts: StringArguments) -> Ste
 def _emit_value(
     emitter: ArgumentEmitter,
     kind: bool | None,
-    end: str,
+    end_tag: str,
     *following: str,
     strips_line_breaks: bool = False,
 ) -> Steps[bool]:
-    """Emit a value up to the tag ``end``, if one of ``following`` comes after it.
+    """Emit an argument's value up to ``end_tag``. Return True if the value is complete.
 
-    ``kind`` is the argument's value in :data:`StringArguments`; None if the argument is not there.
-    ``strips_line_breaks`` drops a line break at the start and the end. Without the tag ``end``, the
-    value ends with the call. Return whether the value is complete.
+    The tag counts only if one of ``following`` comes after it. Without the tag, the value ends with
+    the call. ``kind`` is the argument's value in :data:`StringArguments`, or None if the argument
+    is unknown. ``strips_line_breaks`` removes a line break at the start and at the end of the
+    value.
     """
     text, whole, parts, is_text = emitter.text, False, list[str](), kind is True
     while not whole:
-        at = text.text.find(end)
-        keep = find_overlap(text.text, end) if text.ended else _count_held_back(text.text)
-        if (ends := _find_end_of_call(text, at, end)) is not None:
+        at = text.text.find(end_tag)
+        keep = find_overlap(text.text, end_tag) if text.ended else _count_held_back(text.text)
+        if (ends := _find_end_of_call(text, at, end_tag)) is not None:
             parts.append(text.take(ends))
-            if end.startswith(text.text):
+            if end_tag.startswith(text.text):
                 text.take(len(text.text))
             at, whole = -1, True
         else:
             parts.append(text.take(len(text.text) - keep if at < 0 else at))
         if at >= 0:
-            text.take(len(end))
+            text.take(len(end_tag))
             yield from text.peek()
             whole = bool((yield from text.peek_mark(*following)))
             whole = whole or (text.ended and any(one.startswith(text.text) for one in following))
-            parts += [] if whole else [end, text.skipped]
+            parts += [] if whole else [end_tag, text.skipped]
         if is_text and (whole or any(parts)):
             parts = [emitter.add_string("".join(parts), whole, strips_line_breaks)]
         if at < 0 and not whole:
@@ -213,21 +217,28 @@ def _emit_value(
         value = "".join(parts)
         if strips_line_breaks:
             value = value.removeprefix("\n").removesuffix("\n")
-        parsed = _parse_typed(value)
+        parsed = _parse_typed_value(value)
         if kind is not None and not (parsed is None or isinstance(parsed, str)):
             parsed = value
         emitter.add_json(dump_json(parsed))
     return True
 
 
-def _find_end_of_call(text: Reader, at: int, end: str) -> int | None:
-    """Return the index at which the call ends before the tag ``end`` at index ``at``, or None."""
-    if found := _NEXT_CALL_PATTERN.search(text.text, 0, len(text.text) if at < 0 else at):
+def _find_end_of_call(text: Reader, tag_index: int, end_tag: str) -> int | None:
+    """Return the index at which the call ends, or None if it does not end before ``tag_index``.
+
+    ``tag_index`` is the index of the tag ``end_tag``, or negative if the tag is not there.
+    """
+    if found := _NEXT_CALL_PATTERN.search(
+        text.text, 0, len(text.text) if tag_index < 0 else tag_index
+    ):
         return found.start()
-    if at >= 0 or not text.finished:
+    if tag_index >= 0 or not text.finished:
         return None
-    rest = len(text.text) - find_overlap(text.text, end)
-    found = _END_OF_CALL_PATTERNS[end].search(text.text, max(0, rest - MAX_END_CHARACTERS), rest)
+    rest = len(text.text) - find_overlap(text.text, end_tag)
+    found = _END_OF_CALL_PATTERNS[end_tag].search(
+        text.text, max(0, rest - MAX_END_CHARACTERS), rest
+    )
     return None if found is None else found.start()
 
 
@@ -237,16 +248,16 @@ def _count_held_back(text: str) -> int:
     return 0 if found is None else len(found[0])
 
 
-def _parse_typed(value: str) -> Any:
+def _parse_typed_value(value: str) -> Any:
     try:
         return load_lenient_json(value)
     except NotACallError:
-        word = PYTHON_WORDS.get(value.strip())
+        word = JSON_BY_PYTHON_WORD.get(value.strip())
         return value if word is None else json.loads(word)
 
 
 def read_python_calls(text: Reader) -> Steps[None]:
-    """Read calls up to the end of a Python list whose bracket was consumed."""
+    """Read Python calls up to the end of a list. Its opening bracket was already consumed."""
     more = True
     while more:
         yield from text.peek()
@@ -312,7 +323,7 @@ def _escape_controls(text: str) -> str:
 
 def _evaluate_literal(node: ast.expr) -> Any:
     """Return the value of a Python literal, or of JSON's true, false and null."""
-    if isinstance(node, ast.Name) and node.id in _JSON_NAMES:
+    if isinstance(node, ast.Name) and node.id in _JSON_CONSTANTS:
         return {"true": True, "false": False}.get(node.id)
     if isinstance(node, ast.List | ast.Tuple):
         return [_evaluate_literal(one) for one in node.elts]

@@ -27,20 +27,20 @@ _T = TypeVar("_T")
 Steps = Generator[None, None, _T]
 """Coroutine that yields whenever it needs more text."""
 
-MAX_RETRIES = 16
+MAX_REPARSES = 16
 """Maximum number of times that text is parsed again after an incomplete call."""
-_IN_STRING = re.compile(r'["\\]')
-_IN_TEXT = re.compile(r"['\\]")
-_OUTSIDE = re.compile(r'["{}\[\]<]')
-_OUTSIDE_PYTHON = re.compile(r"[\"'(){}\[\]]")
+_STRING_MARK_PATTERN = re.compile(r'["\\]')
+_SINGLE_QUOTED_MARK_PATTERN = re.compile(r"['\\]")
+_BRACKET_MARK_PATTERN = re.compile(r'["{}\[\]<]')
+_PYTHON_BRACKET_MARK_PATTERN = re.compile(r"[\"'(){}\[\]]")
 _INVALID_NAME_PATTERN = re.compile(r'["{}()\[\]<>\n]')
-_CLOSERS = {"{": "}", "[": "]", "(": ")"}
+_CLOSING_BRACKETS = {"{": "}", "[": "]", "(": ")"}
 
 
 class ToolCall(NamedTuple):
-    """Tool call. ``arguments`` is a JSON object as text.
+    """Tool call, or a part of one. ``arguments`` is text in JSON.
 
-    If ``more`` is True, the arguments continue in further parts without ID and name.
+    If ``more`` is True, further parts, which have no ID and no name, continue the arguments.
     """
 
     id: str
@@ -51,7 +51,10 @@ class ToolCall(NamedTuple):
 
 @dataclass(slots=True)
 class ParsedOutput:
-    """Parsed piece of an output: reasoning, then plain text, then tool calls or parts of them."""
+    """Parsed piece of an output, in this order: reasoning, plain text, tool calls.
+
+    ``calls`` may have parts of calls.
+    """
 
     text: str = ""
     calls: list[ToolCall] = field(default_factory=list)
@@ -67,9 +70,9 @@ class IncompleteCallError(NotACallError):
 
 
 class Reader:
-    """Buffer of unread text, and of the results.
+    """Buffer of unread text, and of the parsed output.
 
-    Methods that return :data:`Steps` wait until they have enough text.
+    A method that returns :data:`Steps` is a generator, which yields until it has enough text.
     """
 
     def __init__(self) -> None:
@@ -85,14 +88,17 @@ class Reader:
         self._blank = ""
         self._after_call = False
         """Whether a call has ended. White space is then held back until text follows."""
-        self._retries_left = MAX_RETRIES
+        self._retries_left = MAX_REPARSES
         self.has_tag = False
         """Whether the current call began with a tag."""
         self.has_unparsed_call = False
         """Whether text after a tag could not be parsed and is returned as text."""
 
     def read_content(self, marks: Sequence[str], is_reasoning: bool = False) -> Steps[str | None]:
-        """Emit text up to the first of ``marks``. Consume and return the mark; None without one."""
+        """Emit the text before the first of ``marks``, consume the mark and return it.
+
+        If the text ends first, emit all text and return None.
+        """
         emit = self._emit_reasoning if is_reasoning else self._emit_text
         while True:
             found = [(at, mark) for mark in marks if (at := self.text.find(mark)) >= 0]
@@ -144,7 +150,7 @@ class Reader:
             yield
 
     def peek_mark(self, *marks: str) -> Steps[str]:
-        """Return the mark in ``marks`` that comes next; "" if none does."""
+        """Return the mark in ``marks`` that comes next, without consuming it; "" if none does."""
         while True:
             for mark in marks:
                 if self.text.startswith(mark):
@@ -154,12 +160,12 @@ class Reader:
             yield
 
     def take_mark(self, *marks: str) -> Steps[str]:
-        """Consume and return the mark in ``marks`` that comes next; "" if none does."""
+        """Consume and return the mark in ``marks`` that comes next; return "" if none does."""
         mark = yield from self.peek_mark(*marks)
         return self.take(len(mark)) if mark else ""
 
     def drop_mark(self, mark: str) -> Steps[None]:
-        """Drop ``mark`` if it comes next, or the beginning of it with which the text ends."""
+        """Drop ``mark`` if it comes next. Drop an incomplete ``mark`` at the end of the text."""
         if not (yield from self.take_mark(mark)) and self.ended and mark.startswith(self.text):
             self.take(len(self.text))
         self.drop_consumed()
@@ -180,9 +186,9 @@ class Reader:
         self._consumed = []
 
     def take_until(self, *marks: str) -> Steps[tuple[str, str]]:
-        """Consume and return the text before the first of ``marks``, and the mark.
+        """Consume the text before the first of ``marks``, and the mark. Return both.
 
-        Raises NotACallError if no mark follows.
+        Raises NotACallError if the text has none of the marks.
         """
         taken: list[str] = []
         while True:
@@ -213,7 +219,7 @@ class Reader:
             taken.append(self.take(1))
 
     def take_bracketed(self, python: bool = False) -> Steps[tuple[str, str]]:
-        """Consume a JSON object or array, or a Python expression in brackets.
+        """Consume a JSON object or array or, if ``python``, a Python expression in brackets.
 
         Return its text, and the closing brackets that are missing before a tag. Raises
         NotACallError if the text ends first.
@@ -228,8 +234,8 @@ class Reader:
                 if escaped:
                     escaped, at = False, at + 1
                     continue
-                inside = _IN_TEXT if quote == "'" else _IN_STRING
-                outside = _OUTSIDE_PYTHON if python else _OUTSIDE
+                inside = _SINGLE_QUOTED_MARK_PATTERN if quote == "'" else _STRING_MARK_PATTERN
+                outside = _PYTHON_BRACKET_MARK_PATTERN if python else _BRACKET_MARK_PATTERN
                 mark = (inside if quote else outside).search(self.text, at)
                 if mark is None:
                     break
@@ -239,8 +245,8 @@ class Reader:
                     quote = "" if sign == quote else quote
                 elif sign in "\"'":
                     quote = sign
-                elif sign in _CLOSERS:
-                    stack.append(_CLOSERS[sign])
+                elif sign in _CLOSING_BRACKETS:
+                    stack.append(_CLOSING_BRACKETS[sign])
                 elif sign == "<":
                     end = at - 1
                 else:
@@ -254,7 +260,7 @@ class Reader:
             yield
 
     def start_call(self, name: str, id_: str = "") -> None:
-        """Emit the start of a call. :meth:`add_arguments` adds its arguments."""
+        """Emit the start of a call. The arguments follow through :meth:`add_arguments`."""
         self._consumed = []
         self._blank, self._after_call = "", True
         self.result.calls.append(ToolCall(id_ or create_call_id(), name, "", more=True))
@@ -269,9 +275,9 @@ class Reader:
         self.result.calls[-1] = part._replace(arguments=part.arguments + piece, more=more)
 
     def read_json_call(self, name: str, id_: str = "") -> Steps[bool]:
-        """Emit a call whose arguments follow as a JSON object.
+        """Emit a call whose arguments follow as a JSON object. Return whether it is complete.
 
-        Return whether the object is complete. The text may end within it.
+        The object is incomplete if the text ends within it.
         """
         self.start_call(name, id_)
         pieces = JsonRepairer()
@@ -289,7 +295,7 @@ class Reader:
             yield
 
     def take_python_argument(self) -> Steps[tuple[str, str]]:
-        """Consume an argument of a Python call. Return the argument, and the comma or ")" after it.
+        """Consume an argument of a Python call. Return it, and the comma or ")" that follows.
 
         Raises NotACallError if the text ends first.
         """
@@ -304,8 +310,8 @@ class Reader:
                     quote = "" if sign == quote else quote
                 elif sign in "\"'":
                     quote = sign
-                elif sign in _CLOSERS:
-                    closers.append(_CLOSERS[sign])
+                elif sign in _CLOSING_BRACKETS:
+                    closers.append(_CLOSING_BRACKETS[sign])
                 elif sign in ")]}":
                     closers.pop()
                 if not quote and (not closers or (sign == "," and len(closers) == 1)):
@@ -329,8 +335,8 @@ class Reader:
     def try_calls(self, steps: Steps[None]) -> Steps[bool]:
         """Run ``steps``, which emit calls. On NotACallError, emit the consumed text instead.
 
-        If the text ends within a call, the text after its first piece is parsed again, because it
-        may contain another call.
+        If the text ends within a call, the text after the beginning of that call is parsed again,
+        because it may contain another call. Return True if ``steps`` succeeded.
         """
         try:
             yield from steps
@@ -352,7 +358,7 @@ Family = Callable[[Reader], Steps[None]]
 
 
 class ToolCallParser:
-    """Streaming parser of an output in the format of ``family``.
+    """Streaming parser of an output, whose format the function ``family`` reads.
 
     If ``parallel`` is False, only the first call is returned.
     """
@@ -374,9 +380,9 @@ class ToolCallParser:
         return ToolCallParser(self._family, self._parallel)
 
     def push(self, piece: str, last: bool = False, finished: bool = False) -> ParsedOutput:
-        """Return the parts of the output that are certain after ``piece``.
+        """Add a piece of the output, and return the parts of the output that are now certain.
 
-        With ``last``, return the rest. ``finished`` means that the model ended the output, so
+        If ``last`` is True, return the rest. ``finished`` means that the model ended the output, so
         missing brackets are added.
         """
         self._reader.text += piece
@@ -419,7 +425,7 @@ def dump_json(value: Any) -> str:
 
 
 def validate_name(name: str) -> str:
-    """Return a tool's name without surrounding white space.
+    """Return ``name``, a tool's name, without surrounding white space.
 
     Raises NotACallError if the name is invalid.
     """
@@ -434,9 +440,9 @@ def create_call_id() -> str:
 
 
 def parse_calls(value: Any, has_tag: bool) -> list[ToolCall]:
-    """Return the calls in a JSON value: an object with a name, or a list of objects.
+    """Return the calls in a JSON value: an object with a name, or a list of such objects.
 
-    Without a tag, an object without arguments is an answer in JSON, not a call. Raises
+    If the output has no tag, an object without arguments is text in JSON, not a call. Raises
     NotACallError if the value has no call.
     """
     if isinstance(value, list) and value:
@@ -452,11 +458,11 @@ def parse_calls(value: Any, has_tag: bool) -> list[ToolCall]:
 
 
 def load_lenient_json(text: str) -> Any:
-    """Return the value of JSON with typical errors of models. Raises NotACallError."""
+    """Parse JSON that may have typical errors of models. Raises NotACallError if it fails."""
     with contextlib.suppress(ValueError, RecursionError):
         return _load_json(text)
     repairer = JsonRepairer()
-    repaired, rest = repairer.push(text.strip(), last=True)
+    repaired, rest = repairer.push(text.strip(), is_last=True)
     if repairer.is_complete and not rest:
         with contextlib.suppress(ValueError, RecursionError):
             return _load_json(repaired)

@@ -52,10 +52,10 @@ HARMONY_ENDS = ("<|end|>", "<|call|>", "<|return|>")
 # ---- parsers
 
 
-def read_hermes(text: Reader, texts: StringArguments) -> Steps[None]:
+def read_hermes(text: Reader, string_arguments: StringArguments) -> Steps[None]:
     """Read ``<tool_call>{"name": …, "arguments": {…}}</tool_call>``, or a list between the tags."""
 
-    def body() -> Steps[None]:
+    def read_calls() -> Steps[None]:
         more = True
         while more:
             yield from _read_json_calls(text)
@@ -67,13 +67,13 @@ def read_hermes(text: Reader, texts: StringArguments) -> Steps[None]:
         yield from text.take_mark(END_HERMES)
 
     while (yield from text.read_content([HERMES])) is not None:
-        yield from text.try_calls(body())
+        yield from text.try_calls(read_calls())
 
 
-def read_llama3_json(text: Reader, texts: StringArguments) -> Steps[None]:
-    """Read ``{"name": …, "parameters": {…}}``, alone or after its tag, once or several times."""
+def read_llama3_json(text: Reader, string_arguments: StringArguments) -> Steps[None]:
+    """Read one or more ``{"name": …, "parameters": {…}}``, with or without a tag."""
 
-    def another() -> Steps[None]:
+    def read_next_call() -> Steps[None]:
         yield from text.peek()
         yield from text.take_mark(";", ",")
         yield from _read_json_calls(text)
@@ -81,7 +81,7 @@ def read_llama3_json(text: Reader, texts: StringArguments) -> Steps[None]:
     found = yield from text.try_calls(_read_json_or_python(text))
     while True:
         while found:
-            found = yield from text.try_calls(another())
+            found = yield from text.try_calls(read_next_call())
         if (yield from text.read_content([PYTHON_TAG])) is None:
             return
         found = yield from text.try_calls(_read_json_or_python(text))
@@ -100,10 +100,10 @@ def _read_json_or_python(text: Reader) -> Steps[None]:
     yield from _read_json_calls(text)
 
 
-def read_mistral(text: Reader, texts: StringArguments) -> Steps[None]:
-    """Read ``[TOOL_CALLS][{…}, …]``, or ``[TOOL_CALLS]NAME[ARGS]{…}`` of later tokenizers."""
+def read_mistral(text: Reader, string_arguments: StringArguments) -> Steps[None]:
+    """Read ``[TOOL_CALLS][{…}, …]``, or ``[TOOL_CALLS]NAME[ARGS]{…}`` from newer tokenizers."""
 
-    def body() -> Steps[None]:
+    def read_calls() -> Steps[None]:
         if (yield from text.peek()) in ("[", "{"):
             yield from _read_json_calls(text, create_short_id)
             return
@@ -115,13 +115,13 @@ def read_mistral(text: Reader, texts: StringArguments) -> Steps[None]:
         yield from _read_json_arguments(text, name, create_short_id)
 
     while (yield from text.read_content([MISTRAL])) is not None:
-        yield from text.try_calls(body())
+        yield from text.try_calls(read_calls())
 
 
-def read_qwen3_coder(text: Reader, texts: StringArguments) -> Steps[None]:
-    """Read ``<function=NAME><parameter=KEY>VALUE</parameter></function>`` in Hermes's tags."""
+def read_qwen3_coder(text: Reader, string_arguments: StringArguments) -> Steps[None]:
+    """Read ``<function=NAME><parameter=KEY>VALUE</parameter></function>`` between Hermes's tags."""
 
-    def function(taken_before: bool) -> Steps[None]:
+    def read_function(taken_before: bool) -> Steps[None]:
         yield from text.peek()
         if taken_before or (yield from text.take_mark(FUNCTION)):
             name, _ = yield from text.take_until(">")
@@ -130,20 +130,20 @@ def read_qwen3_coder(text: Reader, texts: StringArguments) -> Steps[None]:
                 yield from text.peek()
                 yield from text.take_mark(END_FUNCTION)
             else:
-                yield from read_parameters(text, name, texts)
+                yield from read_parameters(text, name, string_arguments)
         else:
             yield from _read_json_calls(text)  # as the family's other models write them
         yield from text.peek()
         yield from text.take_mark(END_HERMES, END_SEED)
 
     while (mark := (yield from text.read_content([HERMES, SEED, FUNCTION]))) is not None:
-        yield from text.try_calls(function(taken_before=mark == FUNCTION))
+        yield from text.try_calls(read_function(taken_before=mark == FUNCTION))
 
 
-def read_glm45(text: Reader, texts: StringArguments) -> Steps[None]:
-    """Read ``NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value>`` in Hermes's tags."""
+def read_glm45(text: Reader, string_arguments: StringArguments) -> Steps[None]:
+    """Read ``NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value>`` between Hermes's tags."""
 
-    def function() -> Steps[None]:
+    def read_function() -> Steps[None]:
         if (yield from text.peek()) in ("{", "["):
             yield from _read_json_calls(text)  # as the family's other models write them
         else:
@@ -152,18 +152,18 @@ def read_glm45(text: Reader, texts: StringArguments) -> Steps[None]:
             if mark == "{":
                 yield from _read_json_arguments(text, name)
             else:
-                yield from read_keyed_arguments(text, name, texts)
+                yield from read_keyed_arguments(text, name, string_arguments)
         yield from text.peek()
         yield from text.take_mark(END_HERMES)
 
     while (yield from text.read_content([HERMES])) is not None:
-        yield from text.try_calls(function())
+        yield from text.try_calls(read_function())
 
 
-def read_deepseek_v3(text: Reader, texts: StringArguments) -> Steps[None]:
+def read_deepseek_v3(text: Reader, string_arguments: StringArguments) -> Steps[None]:
     """Read ``function<｜tool▁sep｜>NAME`` with a JSON code block, or ``NAME<｜tool▁sep｜>{…}``."""
 
-    def body() -> Steps[None]:
+    def read_calls() -> Steps[None]:
         yield from text.peek()
         if not (yield from text.take_mark(DEEPSEEK_CALL[0])):
             raise NotACallError
@@ -180,31 +180,34 @@ def read_deepseek_v3(text: Reader, texts: StringArguments) -> Steps[None]:
     while (mark := (yield from text.read_content([DEEPSEEK[0], DEEPSEEK_CALL[0]]))) is not None:
         if mark == DEEPSEEK_CALL[0]:  # some checkpoints leave out the outer tags
             text.put_back()
-        if (yield from text.try_calls(body())):
-            while (yield from text.try_calls(body())):
+        if (yield from text.try_calls(read_calls())):
+            while (yield from text.try_calls(read_calls())):
                 pass
             yield from text.take_mark(DEEPSEEK[1])
             text.drop_consumed()
 
 
-def read_pythonic(text: Reader, texts: StringArguments) -> Steps[None]:
+def read_pythonic(text: Reader, string_arguments: StringArguments) -> Steps[None]:
     """Read an output that is a Python list of calls: ``[tide(port="Hull"), wind()]``."""
 
-    def body() -> Steps[None]:
+    def read_calls() -> Steps[None]:
         yield from text.peek()
         yield from text.take_mark("<|python_start|>")
         yield from _read_json_or_python(text)
         yield from text.peek()
         yield from text.take_mark("<|python_end|>")
 
-    yield from text.try_calls(body())
+    yield from text.try_calls(read_calls())
     yield from text.read_content([])
 
 
-def read_openai(text: Reader, texts: StringArguments) -> Steps[None]:
-    """Read gpt-oss's channels: reasoning, calls (recipient ``functions.NAME``) and content."""
+def read_openai(text: Reader, string_arguments: StringArguments) -> Steps[None]:
+    """Read the channels of gpt-oss, which have reasoning, content, or calls.
 
-    def message(role: str) -> Steps[None]:
+    The recipient of a call is ``functions.NAME``.
+    """
+
+    def read_message(role: str) -> Steps[None]:
         header, _ = yield from text.take_until(MESSAGE)
         name = re.search(r"to=functions\.([^\s<]+)", role + header)
         if name is None:
@@ -222,12 +225,12 @@ def read_openai(text: Reader, texts: StringArguments) -> Steps[None]:
             text.drop_consumed()
             role = yield from _read_recipient(text)
         else:
-            yield from text.try_calls(message(role))
+            yield from text.try_calls(read_message(role))
             role = ""
 
 
 def _read_recipient(text: Reader) -> Steps[str]:
-    """Consume and return ``to=functions.NAME`` if it comes before a channel; else return ""."""
+    """Consume and return the recipient ``to=functions.NAME`` of a message; "" if it has none."""
     taken_before = text.num_taken
     try:
         yield from text.peek()
@@ -275,7 +278,7 @@ def _is_next(text: Reader, *marks: str) -> Steps[bool]:
 
 
 def _read_json_head(text: Reader) -> Steps[str | None]:
-    """Consume ``{"name": "NAME", "arguments":`` if an object follows, and return the name.
+    """Consume ``{"name": "NAME", "arguments":`` before an object, and return the name.
 
     Return None for other text, without consuming it.
     """
@@ -377,15 +380,20 @@ TAGS = frozenset(
 
 
 def detect_family(template: str) -> str:
-    """Return the family of a chat template; "" if it is unknown."""
+    """Return the tool call family of the chat template ``template``; "" if it is unknown."""
     return next((family for sign, family in _TEMPLATE_PATTERNS if sign.search(template)), "")
 
 
-def get_reader(family: str, texts: StringArguments) -> Family:
-    """Return the parser of unforced tool calls in the format of ``family``."""
-    return lambda text: _READERS[family](text, texts)
+def get_reader(family: str, string_arguments: StringArguments) -> Family:
+    """Return the function that reads calls in the format of ``family``.
+
+    It is for requests whose ``tool_choice`` does not force a call.
+    """
+    return lambda text: _READERS[family](text, string_arguments)
 
 
-def create_parser(family: str, texts: StringArguments, parallel: bool = True) -> ToolCallParser:
-    """Return a parser for one output in the format of ``family``."""
-    return ToolCallParser(get_reader(family, texts), parallel)
+def create_parser(
+    family: str, string_arguments: StringArguments, parallel: bool = True
+) -> ToolCallParser:
+    """Return a parser of one output in the format of ``family``."""
+    return ToolCallParser(get_reader(family, string_arguments), parallel)

@@ -1,6 +1,7 @@
 """``/v1/audio/transcriptions``: transcription of an audio file, window by window.
 
-The windows of a file are independent requests that run in parallel, so each can be carried over.
+The windows of a file are independent requests, which run in parallel. After a restart, each of them
+continues on its own.
 """
 
 from __future__ import annotations
@@ -15,45 +16,51 @@ from starlette.responses import Response
 from plimsoll_engine.api import batch, errors
 from plimsoll_engine.api.answer import GenerationResponse
 from plimsoll_engine.api.batch import Batch
-from plimsoll_engine.api.errors import ApiError, invalid
+from plimsoll_engine.api.errors import ApiError, make_invalid_error
 from plimsoll_engine.api.responses import CompletionChoice
 from plimsoll_engine.frontend.async_engine import AsyncEngine
 from plimsoll_engine.frontend.requests.request_log import (
     Admission,
     Generation,
     QueueFullError,
-    TextRules,
+    StopRules,
 )
 from plimsoll_engine.messages.worker_ipc import Sampling
 from plimsoll_engine.multimodal.processor import MediaError
 from plimsoll_engine.multimodal.whisper_prompt import DEFAULT_LANGUAGE, WhisperPrompt
 
-FORMATS = ("json", "text", "verbose_json")
-FIELDS = ("model", "language", "response_format", "temperature", "stream")
-SUPPRESSED_LOGIT = -1e30
+RESPONSE_FORMATS = ("json", "text", "verbose_json")
+SUPPORTED_FIELDS = ("model", "language", "response_format", "temperature", "stream")
+SUPPRESSION_LOGIT_BIAS = -1e30
 """Value added to the logit of suppressed tokens. It is finite, so that sampling stays defined."""
 
 
 class TranscriptionResponse(GenerationResponse):
-    """Response with the text of all windows, in the format ``kind``, one of :data:`FORMATS`.
+    """Response with the text of all windows.
 
-    ``seconds`` are the durations of the windows.
+    ``response_format`` is one of :data:`RESPONSE_FORMATS`. ``durations_s`` has the duration of each
+    window.
     """
 
     def __init__(
-        self, engine: AsyncEngine, batch: Batch, seconds: list[float], language: str, kind: str
+        self,
+        engine: AsyncEngine,
+        batch: Batch,
+        durations_s: list[float],
+        language: str,
+        response_format: str,
     ) -> None:
-        text_of = engine.tokenizer.decode_token
-        choices = [CompletionChoice(i, text_of) for i in range(len(batch.generations))]
+        get_token_text = engine.tokenizer.decode_token
+        choices = [CompletionChoice(i, get_token_text) for i in range(len(batch.generations))]
         super().__init__(engine, batch, choices, stream=False, usage=False)
-        self._seconds = seconds
+        self._durations_s = durations_s
         self._language = language
-        self._kind = kind
-        if kind == "text":
+        self._kind = response_format
+        if response_format == "text":
             self.media_type_whole = b"text/plain; charset=utf-8"
 
     def encode_whole(self) -> bytes:
-        """Return the text of all windows as one body."""
+        """Return the response body with the text of all windows."""
         texts = [
             str(whole["text"]).strip() for whole in (choice.to_object() for choice in self._choices)
         ]
@@ -63,7 +70,7 @@ class TranscriptionResponse(GenerationResponse):
         if self._kind == "json":
             return msgspec.json.encode({"text": text})
         segments, start = [], 0.0
-        for number, (piece, length) in enumerate(zip(texts, self._seconds, strict=True)):
+        for number, (piece, length) in enumerate(zip(texts, self._durations_s, strict=True)):
             segments.append({"id": number, "start": start, "end": start + length, "text": piece})
             start += length
         whole = {"task": "transcribe", "language": self._language, "duration": start, "text": text}
@@ -77,16 +84,16 @@ async def transcribe(
     batch.check_model(engine, fields.get("model", ""))
     processor, prompt = engine.media.processors.audio, engine.media.processors.speech
     if processor is None or prompt is None:
-        raise invalid("this model does not accept audio", "model", "unsupported_value")
+        raise make_invalid_error("this model does not accept audio", "model", "unsupported_value")
     kind, language, temperature = _check_fields(fields, prompt)
     try:
         windows = await engine.media.run(lambda: processor.process_windows(data))
     except MediaError as error:
-        raise invalid(str(error), "file", error.code) from None
+        raise make_invalid_error(str(error), "file", error.code) from None
     except QueueFullError as error:
-        raise errors.from_exception(error) from None
+        raise errors.convert_exception(error) from None
     if len(windows) > engine.settings.max_queued:
-        raise invalid(
+        raise make_invalid_error(
             f"the audio has {len(windows)} windows; the maximum is {engine.settings.max_queued}"
             " (--max-queued): split the file",
             "file",
@@ -100,7 +107,7 @@ async def transcribe(
         seed=secrets.randbits(63),
         stop_token_ids=list(tokenizer.eos_ids),
         logit_bias={
-            t: SUPPRESSED_LOGIT for t in prompt.suppressed if 0 <= t < tokenizer.vocab_size
+            t: SUPPRESSION_LOGIT_BIAS for t in prompt.suppressed if 0 <= t < tokenizer.vocab_size
         },
         min_tokens=1,
     )
@@ -111,30 +118,30 @@ async def transcribe(
         media = [window.to_media(0, processor.placeholders, processor.tokens)]
         name = f"{made.request_id}-{number}"
         made.generations.append(
-            Generation(name, ids, params, text(), TextRules(), admission, made.wake, media)
+            Generation(name, ids, params, text(), StopRules(), admission, made.wake, media)
         )
     return TranscriptionResponse(engine, made, [seconds for seconds, _ in windows], language, kind)
 
 
 def _check_fields(fields: dict[str, str], prompt: WhisperPrompt) -> tuple[str, str, float]:
     for name, value in fields.items():
-        if name not in FIELDS and value:
-            raise invalid(
-                f"the field {name} is not supported: use file, {', '.join(FIELDS)}",
+        if name not in SUPPORTED_FIELDS and value:
+            raise make_invalid_error(
+                f"the field {name} is not supported: use file, {', '.join(SUPPORTED_FIELDS)}",
                 name,
                 "unsupported_value",
             )
     if fields.get("stream", "false").lower() != "false":
-        raise invalid("transcriptions do not support stream: omit stream", "stream")
+        raise make_invalid_error("transcriptions do not support stream: omit stream", "stream")
     kind = fields.get("response_format") or "json"
-    if kind not in FORMATS:
-        raise invalid(
-            f"response_format {kind!r} is not supported: use {', '.join(FORMATS)}",
+    if kind not in RESPONSE_FORMATS:
+        raise make_invalid_error(
+            f"response_format {kind!r} is not supported: use {', '.join(RESPONSE_FORMATS)}",
             "response_format",
         )
     language = fields.get("language") or DEFAULT_LANGUAGE
     if language not in prompt.languages:
-        raise invalid(
+        raise make_invalid_error(
             f"language {language!r} is not supported: use {', '.join(prompt.languages)}", "language"
         )
     return kind, language, _parse_temperature(fields.get("temperature") or "0")

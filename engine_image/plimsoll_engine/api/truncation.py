@@ -1,4 +1,4 @@
-"""Truncate prompts, with vLLM's fields. Pure."""
+"""Truncate prompts, with vLLM's fields. This module does no I/O."""
 
 from __future__ import annotations
 
@@ -8,25 +8,29 @@ DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default for ``max_tokens`` of completions."""
 
 
-def truncate(
-    ids: list[int], body: CompletionRequest | ChatRequest, max_model_len: int | None
+def truncate_prompt(
+    prompt_ids: list[int], body: CompletionRequest | ChatRequest, max_model_len: int | None
 ) -> list[int]:
-    """Return the last ``truncate_prompt_tokens`` of ``ids``, or the first ones for side ``right``.
+    """Return the prompt, truncated to ``truncate_prompt_tokens`` on its left or right side.
 
-    -1 leaves space for ``max_tokens`` of output in the context. For a chat without a limit, it
-    leaves space for one token.
+    If the field is -1, ``max_tokens`` of output must fit into the context after the prompt. For a
+    chat without an output limit, one token must fit.
     """
     limit = body.truncate_prompt_tokens
     if limit == -1:
         if max_model_len is None:
-            return ids
-        limit = max(1, max_model_len - get_output_tokens(body))
-    if limit is None or len(ids) <= limit:
-        return ids
-    return ids[:limit] if body.truncation_side == "right" else ids[len(ids) - limit :]
+            return prompt_ids
+        limit = max(1, max_model_len - get_num_output_tokens(body))
+    if limit is None or len(prompt_ids) <= limit:
+        return prompt_ids
+    return (
+        prompt_ids[:limit]
+        if body.truncation_side == "right"
+        else prompt_ids[len(prompt_ids) - limit :]
+    )
 
 
-def get_output_tokens(body: CompletionRequest | ChatRequest) -> int:
+def get_num_output_tokens(body: CompletionRequest | ChatRequest) -> int:
     """Return the requested number of output tokens; 1 for a chat without a limit."""
     # max_tokens 0 (echo only) still generates a token, which the answer omits.
     if isinstance(body, CompletionRequest):

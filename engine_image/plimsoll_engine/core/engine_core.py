@@ -41,7 +41,7 @@ from plimsoll_engine.messages.worker_ipc import (
     Submit,
     Token,
 )
-from plimsoll_engine.messages.zygote_ipc import MEDIA_CACHE_BYTES
+from plimsoll_engine.messages.zygote_ipc import DEFAULT_MEDIA_CACHE_BYTES
 from plimsoll_engine.process.owners import Owner
 
 log = logging.getLogger(__name__)
@@ -94,7 +94,7 @@ class EngineCore:
         runner: Runner,
         scheduler: Scheduler,
         grammars: GrammarCompiler | None = None,
-        media_cache_bytes: int = MEDIA_CACHE_BYTES,
+        media_cache_bytes: int = DEFAULT_MEDIA_CACHE_BYTES,
         speculation: Speculation | None = None,
     ) -> None:
         self.runner = runner

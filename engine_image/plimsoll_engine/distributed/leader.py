@@ -240,5 +240,5 @@ class Leader:
                         if isinstance(message, rank_ipc.RankError):
                             return RanksLostError(f"rank {rank}: {message.message}")
                 except OSError:
-                    return RanksLostError(f"rank {rank} has exited: {failure}", gone=True)
+                    return RanksLostError(f"rank {rank} has exited: {failure}", rank_exited=True)
         return RanksLostError(f"a step on {self.shard.size} ranks failed on rank 0: {failure}")

@@ -1,10 +1,10 @@
 """Download a checkpoint: ``python -m plimsoll_engine.download``.
 
-Run it before the engine starts. An interrupted download is resumed. A complete directory is used
-as it is if the source cannot be reached.
+Run it before the engine starts. An interrupted download is resumed. If the source cannot be
+reached, a complete directory is used unchanged.
 
 Without ``--to``, a repository is downloaded to the hub's cache (HF_HOME), and the last line of
-output is its path. The engine downloads ``--model hf://…`` this way.
+output is the path of its folder there. The engine downloads ``--model hf://…`` this way.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Client of an S3-compatible bucket. It lists objects, and reads an object from an offset on.
+"""Client of an S3-compatible bucket, which lists objects and reads them from an offset on.
 
 obstore signs and retries requests, and reads the environment variables of AWS's tools: keys,
 session tokens, web identity, region, endpoint and path style.
@@ -28,9 +28,9 @@ REQUEST_TIMEOUT = timedelta(hours=1)
 """Timeout of one request. A part takes an hour at 19 kB/s."""
 MAX_RETRIES = 8
 """Retries of one request. With obstore's backoff, they cover an outage of about 25 s."""
-PART_BYTES = 64 << 20
+REQUEST_RANGE_BYTES = 64 << 20
 """Size of one request. Objects are read in parts, because each request has its own retries."""
-BLOCK_BYTES = 1 << 20
+STREAM_CHUNK_BYTES = 1 << 20
 MAX_OBJECTS = 10_000
 """Maximum number of objects below the prefix. The largest checkpoints have some hundred files."""
 MAX_REASON_CHARS = 300
@@ -48,7 +48,7 @@ _CAUSE_PATTERN = re.compile(r'(?:message|error): "([^"]+)"|InvalidCertificate\(\
 
 
 class StoreUnreachableError(Exception):
-    """The store did not answer, or asked to retry later."""
+    """The store did not respond, or asked the client to retry later."""
 
 
 class ObjectChangedError(DownloadError):
@@ -92,8 +92,8 @@ class Bucket:
         except BaseError as error:
             raise self._convert_error(error) from None
 
-    def list(self) -> list[BucketObject]:
-        """Return all objects."""
+    def list_objects(self) -> list[BucketObject]:
+        """Return all objects below the prefix."""
         found: list[BucketObject] = []
         try:
             for page in self._store.list():
@@ -110,23 +110,23 @@ class Bucket:
             raise self._convert_error(error) from None
         return found
 
-    def read(self, obj: BucketObject, offset: int) -> Iterator[bytes]:
+    def read_object(self, obj: BucketObject, offset: int) -> Iterator[bytes]:
         """Yield the object's bytes from ``offset`` on.
 
         Raises :class:`ObjectChangedError` if the object has changed since it was listed.
         """
-        for start in range(offset, obj.size, PART_BYTES):
+        for start in range(offset, obj.size, REQUEST_RANGE_BYTES):
             options: GetOptions = {
                 "if_match": f'"{obj.etag}"',
-                "range": (start, min(start + PART_BYTES, obj.size)),
+                "range": (start, min(start + REQUEST_RANGE_BYTES, obj.size)),
             }
             try:
-                yield from self._store.get(obj.path, options=options).stream(BLOCK_BYTES)
+                yield from self._store.get(obj.path, options=options).stream(STREAM_CHUNK_BYTES)
             except (BaseError, FileNotFoundError) as error:
                 raise self._convert_error(error) from None
 
     def _convert_error(self, error: BaseError | FileNotFoundError) -> Exception:
-        """Return the exception for an error of obstore. Its message says what to do.
+        """Return the exception to raise for an error of obstore. Its message says what to do.
 
         obstore's exceptions have no fields: the status and the error page are in their text.
         """
@@ -164,7 +164,7 @@ class Bucket:
 
 
 def _check_environment() -> None:
-    """Check the variables of AWS's tools and remove empty ones, which count as unset.
+    """Check the variables of AWS's tools, and unset empty ones.
 
     Raises :class:`DownloadError` for an incomplete key or an endpoint that is not a URL.
     """

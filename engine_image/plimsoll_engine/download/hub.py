@@ -37,7 +37,7 @@ log = logging.getLogger("download")
 
 
 TOKEN_FIELD = "spec.model.tokenSecretRef (the variable HF_TOKEN)"
-BUFFER_DIVISORS = {
+XET_BUFFER_DIVISORS = {
     "HF_XET_RECONSTRUCTION_DOWNLOAD_BUFFER_LIMIT": 1,
     "HF_XET_RECONSTRUCTION_DOWNLOAD_BUFFER_SIZE": 2,
     "HF_XET_RECONSTRUCTION_DOWNLOAD_BUFFER_PERFILE_SIZE": 8,
@@ -60,12 +60,12 @@ def limit_buffers(environ: MutableMapping[str, str], headroom_bytes: int | None)
     if headroom_bytes is None:
         return
     total = min(headroom_bytes // 4, MAX_BUFFERS_BYTES)
-    for name, divisor in BUFFER_DIVISORS.items():
+    for name, divisor in XET_BUFFER_DIVISORS.items():
         environ.setdefault(name, f"{total // divisor}")
 
 
 class _HubUnreachableError(Exception):
-    """The hub cannot be reached. The message is that of the hub's client library."""
+    """The hub cannot be reached. The message is the one of the hub's client library."""
 
 
 def _fetch_model_info(repository: str, revision: str) -> ModelInfo:
@@ -93,7 +93,8 @@ def _fetch_model_info(repository: str, revision: str) -> ModelInfo:
 def download_to_cache(repository: str, revision: str) -> Path:
     """Download a revision to the hub's cache, and return its folder there.
 
-    If the hub cannot be reached, use the cached files. Raises :class:`DownloadError`.
+    If the hub cannot be reached, return the folder that is already in the cache. Raises
+    :class:`DownloadError`.
     """
     info: ModelInfo | None = None
     try:
@@ -103,7 +104,7 @@ def download_to_cache(repository: str, revision: str) -> Path:
     commit = (info.sha if info is not None else None) or revision
     try:
         if info is None:
-            return _find_cached(repository, commit)
+            return _find_cached_folder(repository, commit)
         return Path(
             snapshot_download(repository, revision=commit, ignore_patterns=list(IGNORED_PATTERNS))
         )
@@ -117,7 +118,7 @@ def download_to_cache(repository: str, revision: str) -> Path:
         if (
             info is not None
             and is_disk_error(error)
-            and (found := _find_complete_snapshot(repository, commit, info))
+            and (found := _find_complete_cached_folder(repository, commit, info))
         ):
             return found
         if is_disk_error(error):
@@ -127,7 +128,7 @@ def download_to_cache(repository: str, revision: str) -> Path:
         ) from error
 
 
-def _find_cached(repository: str, revision: str) -> Path:
+def _find_cached_folder(repository: str, revision: str) -> Path:
     """Return the revision's folder in the cache.
 
     Raises LocalEntryNotFoundError if the revision is not cached or may be incomplete.
@@ -148,10 +149,10 @@ def _find_cached(repository: str, revision: str) -> Path:
     return found
 
 
-def _find_complete_snapshot(repository: str, commit: str, info: ModelInfo) -> Path | None:
-    """Return the revision's folder in the cache; None if one of its files in ``info`` is absent."""
+def _find_complete_cached_folder(repository: str, commit: str, info: ModelInfo) -> Path | None:
+    """Return the revision's folder in the cache; None if a file listed in ``info`` is absent."""
     try:
-        found = _find_cached(repository, commit)
+        found = _find_cached_folder(repository, commit)
     except (LocalEntryNotFoundError, OSError):
         return None
     for one in info.siblings or ():

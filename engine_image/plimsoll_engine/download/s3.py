@@ -40,7 +40,7 @@ log = logging.getLogger("download")
 INDEX_FILE = ".plimsoll-objects.json"
 """Index of complete files: JSON object of each ETag by file name."""
 LOCK_FILE = ".plimsoll-lock"
-PARALLEL_DOWNLOADS = 4
+MAX_PARALLEL_DOWNLOADS = 4
 
 
 def download(uri: str, target: Path) -> str:
@@ -52,7 +52,7 @@ def download(uri: str, target: Path) -> str:
     # Do not retry the listing if the checkpoint is already here.
     bucket = Bucket(uri) if present is None else Bucket(uri, retries=0)
     try:
-        listed = bucket.list()
+        listed = bucket.list_objects()
     except StoreUnreachableError as error:
         if present is None:
             raise DownloadError(
@@ -78,7 +78,7 @@ def download(uri: str, target: Path) -> str:
 
 
 def _select_objects(listed: list[BucketObject]) -> dict[str, BucketObject]:
-    """Return the objects to download, by their paths relative to the target."""
+    """Return the objects to download, by their paths relative to the target directory."""
     paths = {PurePosixPath(obj.path): obj for obj in listed}
     folders = {parent for path in paths for parent in path.parents}
     found = {}
@@ -104,15 +104,15 @@ def _hold_lock(target: Path) -> Iterator[None]:
         yield
 
 
-def _download_objects(bucket: Bucket, wanted: dict[str, BucketObject], target: Path) -> None:
+def _download_objects(bucket: Bucket, objects: dict[str, BucketObject], target: Path) -> None:
     index = _read_index(target)
-    missing = {name: one for name, one in wanted.items() if index.get(name) != one.etag}
-    size = sum(one.size for one in wanted.values())
+    missing = {name: one for name, one in objects.items() if index.get(name) != one.etag}
+    size = sum(one.size for one in objects.values())
     check_free_space(target, size - count_bytes(target))
     mark_incomplete(target)
-    for name in index.keys() - wanted.keys():
+    for name in index.keys() - objects.keys():
         (target / name).unlink(missing_ok=True)
-    index = {name: etag for name, etag in index.items() if name in wanted}
+    index = {name: etag for name, etag in index.items() if name in objects}
     guard = threading.Lock()
 
     def fetch(name: str, obj: BucketObject) -> None:
@@ -123,7 +123,7 @@ def _download_objects(bucket: Bucket, wanted: dict[str, BucketObject], target: P
 
     # Largest first, so that the end does not wait for a single large file.
     order = sorted(missing.items(), key=lambda one: -one[1].size)
-    with ProgressLogger(target, size), ThreadPoolExecutor(PARALLEL_DOWNLOADS) as pool:
+    with ProgressLogger(target, size), ThreadPoolExecutor(MAX_PARALLEL_DOWNLOADS) as pool:
         tasks = [pool.submit(fetch, name, obj) for name, obj in order]
         try:
             for task in tasks:
@@ -137,7 +137,7 @@ def _download_objects(bucket: Bucket, wanted: dict[str, BucketObject], target: P
 
 
 def _download_object(bucket: Bucket, obj: BucketObject, path: Path) -> None:
-    """Download one object to ``path``, resuming a partial file of the same etag."""
+    """Download one object to ``path``. Resume a partial file if the object's etag is the same."""
     path.parent.mkdir(parents=True, exist_ok=True)
     etag = hashlib.sha256(obj.etag.encode()).hexdigest()[:12]
     part = path.with_name(f"{path.name}.{etag}.part")
@@ -150,7 +150,7 @@ def _download_object(bucket: Bucket, obj: BucketObject, path: Path) -> None:
             file.truncate(offset := 0)  # appending continues at the new end
         if offset < obj.size:
             try:
-                for block in bucket.read(obj, offset):
+                for block in bucket.read_object(obj, offset):
                     file.write(block)
             except ObjectChangedError:
                 part.unlink()

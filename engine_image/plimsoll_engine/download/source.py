@@ -1,4 +1,4 @@
-"""Checkpoint folder for ``--model``: a local folder, or a downloaded repository of the hub."""
+"""Checkpoint folder of ``--model``: a local folder, or a downloaded repository of the hub."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ _HUB_URI_PATTERN = re.compile(
 
 
 class SourceError(Exception):
-    """The checkpoint is not available. The message says why or what to do."""
+    """The checkpoint is not available. The message says why, or what to do."""
 
 
-def make_default_name(model: str) -> str:
-    """Return the default served model name: the folder's name, or the hub's ORGANISATION/NAME."""
+def make_default_model_name(model: str) -> str:
+    """Return the default served model name: the folder's name, or ORGANISATION/NAME of the hub."""
     return _parse_hub_uri(model)[0] if model.startswith(HUB_SCHEME) else Path(model).resolve().name
 
 
 def fetch_folder(model: str) -> Path:
     """Return the checkpoint's folder. Raises :class:`SourceError`.
 
-    ``hf://ORGANISATION/NAME[@REVISION]`` is downloaded to the hub's cache. This is done in a
-    separate process, so that the memory of the hub's client is freed. The client's timeouts
+    A repository ``hf://ORGANISATION/NAME[@REVISION]`` is downloaded to the hub's cache. A separate
+    process downloads it, so that the memory of the hub's client is freed. The client's timeouts
     (HF_HUB_DOWNLOAD_TIMEOUT) apply.
     """
     if not model.startswith(HUB_SCHEME):
@@ -52,7 +52,7 @@ def _parse_hub_uri(model: str) -> tuple[str, str]:
     found = _HUB_URI_PATTERN.fullmatch(model)
     if found is None:
         raise SourceError(
-            "not a valid hub repository: use hf://ORGANISATION/NAME or "
+            "the repository of the hub is invalid: use hf://ORGANISATION/NAME or "
             "hf://ORGANISATION/NAME@REVISION"
         )
     return found["repository"], found["revision"] or "main"

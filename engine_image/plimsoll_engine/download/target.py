@@ -33,7 +33,7 @@ def is_ignored(name: str) -> bool:
 
 
 def read_complete_version(target: Path) -> str | None:
-    """Return the version of the checkpoint in ``target``; None if it is absent or incomplete."""
+    """Return the version of the checkpoint in ``target``, or None unless it is complete."""
     try:
         return (target / COMPLETE_MARKER).read_text().strip()
     except FileNotFoundError:
@@ -53,7 +53,7 @@ def mark_incomplete(target: Path) -> None:
 
 
 def make_unwritable_error(folder: Path | str, error: OSError) -> DownloadError:
-    """Return the error for a disk that is full or read-only."""
+    """Return the error for a directory that cannot be written. Its message says what to do."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         action = "free space on its volume, or use a larger claim in spec.model.cache"
     elif error.errno == errno.EROFS:
@@ -65,7 +65,7 @@ def make_unwritable_error(folder: Path | str, error: OSError) -> DownloadError:
 
 
 def is_disk_error(error: BaseException) -> TypeGuard[OSError]:
-    """Report whether an error comes from the disk. An OSError may also be a network error."""
+    """Report whether ``error`` comes from the disk. An OSError may also come from the network."""
     return isinstance(error, OSError) and error.errno in _DISK_ERRNOS
 
 
@@ -80,7 +80,7 @@ def check_free_space(target: Path, needed_bytes: int) -> None:
 
 
 def count_bytes(folder: Path) -> int:
-    """Return the total size of the files below ``folder``. Files removed meanwhile are ignored."""
+    """Return the total size of the files below ``folder``; deleted files are ignored."""
     total = 0
     for path in folder.rglob("*"):
         try:
@@ -91,12 +91,12 @@ def count_bytes(folder: Path) -> int:
 
 
 class ProgressLogger:
-    """Context manager that logs the progress every :data:`PROGRESS_INTERVAL_S` seconds."""
+    """Context manager that logs the downloaded bytes every :data:`PROGRESS_INTERVAL_S` seconds."""
 
     def __init__(self, target: Path, expected_bytes: int) -> None:
         self._target, self._expected_bytes = target, expected_bytes
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread = threading.Thread(target=self._log_progress, daemon=True)
 
     def __enter__(self) -> None:
         self._thread.start()
@@ -105,7 +105,7 @@ class ProgressLogger:
         self._stop.set()
         self._thread.join()
 
-    def _run(self) -> None:
+    def _log_progress(self) -> None:
         while not self._stop.wait(PROGRESS_INTERVAL_S):
             present = count_bytes(self._target)
             log.info("downloaded %d of %d MiB", present >> 20, self._expected_bytes >> 20)

@@ -1,7 +1,7 @@
 """Engine facade for the serving API and the admin API.
 
-The facade accepts requests, returns their text, and hides the worker. Everything runs on one event
-loop. :meth:`AsyncEngine._handle` receives the worker's messages, and
+The facade accepts requests and returns their text; its callers do not see the worker. Everything
+runs on one event loop. :meth:`AsyncEngine._handle_message` receives the worker's messages, and
 :meth:`AsyncEngine._on_worker_lost` runs when the worker exits unexpectedly. Long admin calls are in
 :mod:`plimsoll_engine.frontend.admin`; ``workers/worker_manager.py`` keeps a worker running.
 """
@@ -55,7 +55,7 @@ DEADLINE_GRACE_S = 0.5
 
 
 class NotServingError(Exception):
-    """The engine accepts no new requests, but another replica may."""
+    """The engine accepts no new requests. Another replica may accept the request."""
 
 
 class NoAnswerError(Exception):
@@ -63,7 +63,10 @@ class NoAnswerError(Exception):
 
 
 class AsyncEngine:
-    """Frontend of one engine. ``exit_code`` is resolved when the process must exit."""
+    """Frontend of one engine.
+
+    ``exit_code`` is a future, which gets the exit status when the process must exit.
+    """
 
     def __init__(self, settings: Settings, tokenizer: Tokenizer) -> None:
         self.settings = settings
@@ -81,7 +84,7 @@ class AsyncEngine:
         self.media = media_reader.create_reader(settings)
         self.ledger = FrontendLedger(self.requests, tokenizer, self.media.cache)
         self.workers = WorkerProcesses(
-            settings.worker, self.epochs, self.failures, self._handle, self._on_worker_lost
+            settings.worker, self.epochs, self.failures, self._handle_message, self._on_worker_lost
         )
         self.manager = WorkerManager(
             self.workers,
@@ -142,7 +145,7 @@ class AsyncEngine:
                 undo.callback(self._release, generation)
             self.idle.clear()
             for adapter in (generation.admission.adapter for generation in generations):
-                self.adapters.use(adapter)
+                self.adapters.add_user(adapter)
                 undo.callback(self._release_adapter, adapter)
             if deadline_s is not None:
                 timer = asyncio.get_running_loop().call_later(
@@ -161,7 +164,7 @@ class AsyncEngine:
             yield
 
     def _fail_overdue(self, generations: tuple[Generation, ...]) -> None:
-        """Fail ``generations``, whose deadline has passed, because the worker has not done so."""
+        """Fail ``generations``, whose deadline the worker has not enforced in time."""
         for generation in generations:
             generation.fail(RequestFailedError("deadline", "the request exceeded its deadline"))
 
@@ -196,7 +199,7 @@ class AsyncEngine:
                 self.lifecycle.move_to(EngineState.DRAINED)
 
     def _release_adapter(self, adapter: RegisteredAdapter | None) -> None:
-        self.send_unload(self.adapters.release(adapter))
+        self.send_unload(self.adapters.remove_user(adapter))
 
     def send_unload(self, message: worker_ipc.UnloadAdapter | None) -> None:
         """Send ``message`` to the serving worker, if there is one. None is ignored."""
@@ -223,7 +226,7 @@ class AsyncEngine:
     # ---- the worker
 
     def hold_requests(self) -> None:
-        """Submit new requests only to the next worker."""
+        """Keep new requests in the request log until the next worker serves."""
         self._holding = True
 
     def set_drain_callback(self, callback: Callable[[], None]) -> None:
@@ -231,7 +234,7 @@ class AsyncEngine:
         self._on_draining = callback
 
     def on_epoch_started(self, ready: worker_ipc.Ready, reason: str) -> None:
-        """Reset the counts of the epoch and load the adapters into the new worker."""
+        """Reset the counts for the new epoch, and load the adapters into the new worker."""
         self.ready = ready
         self._holding = False
         self.report = None
@@ -268,9 +271,10 @@ class AsyncEngine:
     async def ask(
         self, message: worker_ipc.ToWorker, reply_id: str, reply_type: type[Reply], timeout_s: float
     ) -> Reply:
-        """Send ``message`` to the worker. Return the reply with the ID ``reply_id``.
+        """Send ``message`` to the worker, and return the reply whose ID is ``reply_id``.
 
-        Raises :class:`NoAnswerError` if there is no such reply within ``timeout_s`` seconds.
+        Raises :class:`NoAnswerError` if the reply does not arrive within ``timeout_s`` seconds, or
+        has a type other than ``reply_type``.
         """
         if self.ready is None:
             raise NoAnswerError("no worker is serving")
@@ -290,7 +294,7 @@ class AsyncEngine:
             )
         return reply
 
-    def _handle(self, message: worker_ipc.FromWorker) -> None:
+    def _handle_message(self, message: worker_ipc.FromWorker) -> None:
         match message:
             case worker_ipc.StartupStage(stage=stage):
                 self.stage = stage
@@ -358,9 +362,9 @@ class AsyncEngine:
             | worker_ipc.MissingMedia
         ),
     ) -> Generation | None:
-        """Return the request that ``answer`` is for; None if the answer is outdated.
+        """Return the request that ``answer`` belongs to; None if the answer is outdated.
 
-        An answer is outdated if its request was released, parked or submitted again meanwhile.
+        An answer is outdated if its request was meanwhile released, parked or submitted again.
         """
         generation = self.requests.get(answer.request_id)
         if generation is None or not generation.with_worker or generation.is_done:

@@ -1,4 +1,4 @@
-"""Epochs of the engine. A disruptive admin call must name the current one."""
+"""Epochs of the engine. A disruptive admin call must name the current epoch."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ class StaleEpochError(Exception):
 
 
 class Epochs:
-    """Current epoch, and reserved numbers of later ones. Epoch 0 is before the first worker.
+    """Current epoch of the engine, and the reserved numbers of later epochs.
 
-    Each worker has a reserved number, which is never reused. Its epoch begins when it takes over.
+    Epoch 0 lasts until the first worker serves. A number is reserved for each worker and never
+    reused. The epoch of a worker begins when the worker takes over.
     """
 
     def __init__(self, boot_id: str | None = None) -> None:
@@ -27,12 +28,12 @@ class Epochs:
         return Epoch(self.current.boot_id, self._reserved)
 
     def enter(self, epoch: Epoch) -> None:
-        """Make ``epoch`` the current one. Raises ValueError if it is not later than that one."""
+        """Make ``epoch`` the current epoch. Raises ValueError if it is not a later one."""
         if epoch <= self.current:
             raise ValueError(f"epoch {epoch} is not later than {self.current}")
         self.current = epoch
 
-    def check(self, expected: str) -> None:
+    def check_current(self, expected: str) -> None:
         """Raise :class:`StaleEpochError` unless ``expected`` is the current epoch.
 
         Raises ValueError if ``expected`` is malformed.

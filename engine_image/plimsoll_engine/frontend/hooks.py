@@ -13,21 +13,21 @@ from plimsoll_engine.frontend.requests.tokenizer import Tokenizer
 class FrontendHooks:
     """Factories that a fault package overrides. Each factory is called once at startup.
 
-    ``names`` lists the injected faults.
+    By default, a factory returns its argument. ``names`` lists the injected faults.
     """
 
     names: Sequence[str] = ()
 
     def create_tokenizer(self, default: Tokenizer) -> Tokenizer:
-        """Return the tokenizer to use."""
+        """Return the tokenizer that the engine uses."""
         return default
 
     def create_request_log(self, default: RequestLog) -> RequestLog:
-        """Return the request log to use."""
+        """Return the request log that the engine uses."""
         return default
 
     def create_metrics(self, default: Metrics) -> Metrics:
-        """Return the metrics to use."""
+        """Return the metrics that the engine uses."""
         return default
 
 

@@ -28,7 +28,11 @@ class IllegalTransitionError(Exception):
 
 
 class Lifecycle:
-    """Current state of the engine. A worker restart ends in ``serving``, even after a drain."""
+    """Current state of the engine.
+
+    ``on_change`` receives the old and the new state. After a worker restart, the state is
+    ``serving``, even if the engine was drained before.
+    """
 
     def __init__(self, on_change: Callable[[S, S], None] = lambda before, after: None) -> None:
         self.state = S.STARTING

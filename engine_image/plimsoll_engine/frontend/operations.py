@@ -14,7 +14,7 @@ from plimsoll_engine.frontend.epochs import Epochs
 log = logging.getLogger(__name__)
 
 # A supervisor polls the operation that it has just started. Older operations are in its journal.
-MAX_OPERATIONS = 64
+MAX_STORED_OPERATIONS = 64
 
 
 class OperationConflictError(Exception):
@@ -32,8 +32,8 @@ class Recorder:
         self.operation = operation
 
     @contextmanager
-    def step(self, name: str) -> Iterator[OperationStep]:
-        """Return a context that measures the duration of a step and records it."""
+    def measure_step(self, name: str) -> Iterator[OperationStep]:
+        """Return a context that records a step with the time that its body takes."""
         step = OperationStep(name=name, duration_s=0.0)
         began = time.monotonic()
         try:
@@ -42,7 +42,7 @@ class Recorder:
             step.duration_s = round(time.monotonic() - began, 6)
             self.operation.steps.append(step)
 
-    def add(self, steps: list[OperationStep]) -> None:
+    def add_steps(self, steps: list[OperationStep]) -> None:
         """Append the steps that the worker has recorded."""
         self.operation.steps.extend(steps)
 
@@ -51,7 +51,7 @@ Work = Callable[[Recorder], Awaitable[None]]
 
 
 class Operations:
-    """The last :data:`MAX_OPERATIONS` operations of this engine process."""
+    """The latest operations of this engine process, at most :data:`MAX_STORED_OPERATIONS`."""
 
     def __init__(self, epochs: Epochs) -> None:
         self._epochs = epochs
@@ -64,7 +64,7 @@ class Operations:
         return self._known.get(operation_id)
 
     def begin(self, operation_id: str, kind: str, expected_epoch: str, work: Work) -> Operation:
-        """Start an operation, and return it. If the ID is known, return that operation instead.
+        """Start an operation, and return it. If the ID is known, return the operation with this ID.
 
         A caller that lost the reply can thus repeat its call, even if the epoch has changed. Raises
         StaleEpochError, OperationConflictError, and ValueError if ``expected_epoch`` is malformed.
@@ -77,7 +77,7 @@ class Operations:
                     "another ID"
                 )
             return known
-        self._epochs.check(expected_epoch)
+        self._epochs.check_current(expected_epoch)
         if self.current is not None:
             raise OperationConflictError(
                 f"operation {self.current.id} ({self.current.kind}) is running: wait until "
@@ -91,11 +91,13 @@ class Operations:
             started_at=time.time(),
         )
         self._known[operation_id] = operation
-        while len(self._known) > MAX_OPERATIONS:
+        while len(self._known) > MAX_STORED_OPERATIONS:
             del self._known[next(iter(self._known))]
         self.current = operation
         log.info("operation started", extra={"operation": operation_id, "kind": kind})
-        self._task = asyncio.create_task(_run(work, Recorder(operation)), name=f"operation {kind}")
+        self._task = asyncio.create_task(
+            _run_work(work, Recorder(operation)), name=f"operation {kind}"
+        )
         # A callback, because a task that is cancelled before its first step runs no code.
         self._task.add_done_callback(lambda task: self._on_end(operation, task))
         return operation
@@ -131,5 +133,5 @@ class Operations:
             await asyncio.wait([self._task], timeout=5)
 
 
-async def _run(work: Work, recorder: Recorder) -> None:
+async def _run_work(work: Work, recorder: Recorder) -> None:
     await work(recorder)

@@ -21,10 +21,10 @@ class ApiSettings(msgspec.Struct, frozen=True, kw_only=True):
     ``chat_template`` is a file that replaces the checkpoint's template. If ``generation_config`` is
     ``auto``, the checkpoint's sampling defaults apply.
 
-    ``return_tokens_as_token_ids`` is the default for requests without this field.
+    ``return_tokens_as_token_ids`` is the default of the request field with this name.
     ``force_include_usage`` adds usage statistics to every chunk of a stream. ``tokenizer_info``
-    enables ``/tokenizer_info``. If ``tool_call_parser`` is None, the parser is selected by the chat
-    template. ``strict_requests`` refuses unknown fields. ``skip_hosted_tools`` ignores tools that
+    enables ``/tokenizer_info``. If ``tool_call_parser`` is None, the chat template determines the
+    parser. ``strict_requests`` refuses unknown fields. ``skip_hosted_tools`` ignores tools that
     only OpenAI runs. ``allowed_origins`` are the origins that CORS allows.
     """
 
@@ -62,8 +62,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="parser of the model's tool calls; default: by its chat template")  # fmt: skip
 
 
-def from_flags(flags: argparse.Namespace) -> ApiSettings:
-    """Return the settings of the parsed command line. Raises UsageError for a missing file."""
+def create_settings(flags: argparse.Namespace) -> ApiSettings:
+    """Return the API settings of the parsed command line. Raises UsageError for a missing file."""
     template: Path | None = flags.chat_template
     if template is not None and not template.is_file():
         raise UsageError(

@@ -1,21 +1,22 @@
-"""Memory budget of request bodies and of answers, in total and per client.
+"""Memory budget of request bodies and of responses, in total and per client.
 
 Before a body is read, its Content-Length is reserved, so an oversized request is refused before it
-takes memory. The budget limits the reserved bytes. The ledger reports the held bytes, which are
-those received so far.
+takes memory. The budget limits the reserved bytes. The ledger reports the held bytes, which are the
+bytes received so far.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from plimsoll_engine.http.limits import SMALL_BODY_BYTES
+from plimsoll_engine.http.limits import MAX_SMALL_BODY_BYTES
 
 
 class BodyBudgetExceededError(Exception):
     """A body exceeds the budget.
 
-    ``by_client`` is True if it exceeds the client's half, and False if it exceeds the total.
+    ``by_client`` is True if it exceeds the client's half of the budget, and False if it exceeds the
+    whole budget.
     """
 
     def __init__(self, message: str, by_client: bool) -> None:
@@ -24,9 +25,10 @@ class BodyBudgetExceededError(Exception):
 
 
 class BodyBudget:
-    """Memory budget of all bodies larger than SMALL_BODY_BYTES. A client may use half of it.
+    """Memory budget of all bodies larger than MAX_SMALL_BODY_BYTES. A client may use half of it.
 
-    ``get_total_bytes`` returns the current size of the budget.
+    ``get_total_bytes`` returns the current size of the budget. ``held_bytes`` is the size of the
+    data that is in memory now.
     """
 
     def __init__(self, get_total_bytes: Callable[[], int], max_connections: int) -> None:
@@ -34,14 +36,14 @@ class BodyBudget:
         self._max_connections = max_connections
         self._reserved = 0
         self._reserved_by_client: dict[str, int] = {}
-        self.held = 0
+        self.held_bytes = 0
 
     @property
-    def bound(self) -> int:
-        """Maximum of ``held``: the budget, plus a small body on each connection."""
-        return self._get_total_bytes() + self._max_connections * SMALL_BODY_BYTES
+    def max_held_bytes(self) -> int:
+        """Maximum of ``held_bytes``: the budget, plus a small body on each connection."""
+        return self._get_total_bytes() + self._max_connections * MAX_SMALL_BODY_BYTES
 
-    def open(self, client: str) -> Reservation:
+    def open_reservation(self, client: str) -> Reservation:
         """Return a context manager that reserves memory for one body of ``client``."""
         return Reservation(self, client)
 
@@ -79,25 +81,28 @@ class Reservation:
         self._budget = budget
         self._client = client
         self._reserved = 0
-        self._held = 0
+        self._held_bytes = 0
 
     def reserve(self, size: int) -> None:
-        """Increase the reservation to ``size`` bytes. Raises :class:`BodyBudgetExceededError`."""
-        if size > SMALL_BODY_BYTES and size > self._reserved:
+        """Increase the reservation to ``size`` bytes in total.
+
+        Raises :class:`BodyBudgetExceededError` if the budget does not allow it.
+        """
+        if size > MAX_SMALL_BODY_BYTES and size > self._reserved:
             self._budget._reserve(self._client, size - self._reserved)
             self._reserved = size
 
     def add_held(self, size: int) -> None:
-        """Count ``size`` more bytes as received."""
-        self._held += size
-        self._budget.held += size
+        """Count ``size`` more bytes as held in memory."""
+        self._held_bytes += size
+        self._budget.held_bytes += size
 
     def __enter__(self) -> Reservation:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._budget.held -= self._held
-        self._held = 0
+        self._budget.held_bytes -= self._held_bytes
+        self._held_bytes = 0
         if self._reserved:
             self._budget._release(self._client, self._reserved)
             self._reserved = 0

@@ -1,6 +1,6 @@
 """HTTP connection of uvicorn with timeouts for slow or stalled clients.
 
-A client may send no header or an endless one, stop within a body, or stop reading its answer.
+A client may send no header or an endless one, stop within a body, or stop reading its response.
 :meth:`Connection.close_if_timed_out` runs every second. A slow client that makes progress keeps its
 connection.
 """
@@ -62,7 +62,7 @@ class _CountingTransport:
             self._transport.close()
 
     def release(self) -> None:
-        """Drop the reference to the connection, which refers to this transport."""
+        """Drop the reference to the connection, so that no reference cycle remains."""
         self._may_close = _return_true
 
     def __getattr__(self, name: str) -> Any:
@@ -74,7 +74,7 @@ def _return_true() -> bool:
 
 
 class Connection(H11Protocol):
-    """HTTP connection that closes when its client exceeds a timeout."""
+    """HTTP connection that the server closes when the client exceeds a timeout."""
 
     conn: StrictConnection
 
@@ -97,13 +97,13 @@ class Connection(H11Protocol):
 
     @property
     def is_answering(self) -> bool:
-        """Whether a complete request is being answered."""
+        """Whether a request was received completely and its response is not complete."""
         cycle = self.cycle
         return cycle is not None and not cycle.response_complete and not cycle.more_body
 
     @property
-    def nbytes(self) -> int:
-        """Number of answer bytes that wait in the write buffer."""
+    def unsent_bytes(self) -> int:
+        """Number of response bytes that wait in the write buffer."""
         return 0 if self.transport is None else self.transport.get_write_buffer_size()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -115,8 +115,8 @@ class Connection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Remove the connection, and release the resources of its request.
 
-        No reference cycle is left: for thousands of connections, a garbage collection would block
-        the event loop for a tenth of a second.
+        The references of a cycle are dropped. With thousands of such cycles, a garbage collection
+        would block the event loop for a tenth of a second.
         """
         self._registry.discard(self)
         super().connection_lost(exc)
@@ -129,7 +129,7 @@ class Connection(H11Protocol):
         self.app = self._registry.overload_app
 
     def data_received(self, data: bytes) -> None:
-        """Process received bytes. Close the connection if it pipelines too many."""
+        """Process received bytes. Close the connection if the client pipelines too much data."""
         if self._half_closed or self.transport.is_closing():
             return
         if self.is_answering and len(data) > MAX_HEADER_BYTES:
@@ -149,15 +149,15 @@ class Connection(H11Protocol):
 
     @property
     def _is_answered_early(self) -> bool:
-        """Whether the answer was completed before the request's body was."""
+        """Whether the response was complete before the whole request body was received."""
         cycle = self.cycle
         return cycle is not None and cycle.response_complete and cycle.more_body
 
     def _may_close(self) -> bool:
         """Return True if the socket may be closed now. Otherwise, close only its write side.
 
-        Closing the socket while the client sends its body would reset the connection, and the
-        client could lose the answer.
+        If the socket were closed while the client sends its body, the connection would be reset,
+        and the client could lose the response.
         """
         if self._half_closed or not self._is_answered_early or not self.transport.can_write_eof():
             return True

@@ -11,10 +11,10 @@ from plimsoll_engine.http.connection import Connection, ErrorBody
 from plimsoll_engine.http.limits import HttpLimits
 from plimsoll_engine.http.slices import MAX_WRITE_BUFFER_BYTES
 
-REFUSED_CONNECTIONS = 64
+MAX_REFUSED_CONNECTIONS = 64
 """Number of connections beyond the limit that get status 503. Further ones are closed."""
-EVICTION_DIVISOR = 16
-"""Divisor of the maximum number of connections: a sixteenth of it is evicted at once."""
+EVICTED_FRACTION = 1 / 16
+"""Fraction of the maximum number of connections that is evicted at once."""
 
 CLOSE_REASONS = (
     "header_timeout", "write_timeout", "linger_timeout", "pipelined", "evicted", "refused",
@@ -39,26 +39,26 @@ class Connections:
         return len(self._open)
 
     @property
-    def nbytes(self) -> int:
-        """Number of answer bytes that wait in write buffers."""
-        return sum(connection.nbytes for connection in self._open)
+    def unsent_bytes(self) -> int:
+        """Number of response bytes that wait in the write buffers of all connections."""
+        return sum(connection.unsent_bytes for connection in self._open)
 
     @property
-    def bound(self) -> int:
-        """Maximum of ``nbytes``."""
-        return (self.limits.max_connections + REFUSED_CONNECTIONS) * MAX_WRITE_BUFFER_BYTES
+    def max_unsent_bytes(self) -> int:
+        """Maximum of ``unsent_bytes``."""
+        return (self.limits.max_connections + MAX_REFUSED_CONNECTIONS) * MAX_WRITE_BUFFER_BYTES
 
     def add(self, connection: Connection) -> None:
         """Register ``connection``, or refuse it if there are too many and none is idle.
 
-        Make room by evicting the connections that have been idle longest, beginning with those of
-        the host with the most connections.
+        To make room, idle connections are evicted. Those of the host with the most connections are
+        evicted first, and of these, the ones that have been idle longest.
         """
         if len(self._open) >= self.limits.max_connections:
             self._evict_idle()
         if len(self._open) >= self.limits.max_connections:
             self.count_closed("refused")
-            if len(self._open) >= self.limits.max_connections + REFUSED_CONNECTIONS:
+            if len(self._open) >= self.limits.max_connections + MAX_REFUSED_CONNECTIONS:
                 connection.transport.abort()
                 return
             connection.refuse()
@@ -84,6 +84,6 @@ class Connections:
             return
         hosts = Counter(connection.host for connection in self._open)
         idle.sort(key=lambda connection: (-hosts[connection.host], connection.idle_since))
-        for connection in idle[: max(1, self.limits.max_connections // EVICTION_DIVISOR)]:
+        for connection in idle[: max(1, int(self.limits.max_connections * EVICTED_FRACTION))]:
             connection.abort("evicted")
             self.discard(connection)

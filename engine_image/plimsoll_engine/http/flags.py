@@ -11,10 +11,10 @@ from plimsoll_engine.http.limits import HttpLimits
 
 
 class HttpSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of HTTP connections; times are in seconds.
+    """Settings of HTTP connections. Times are in seconds.
 
-    ``max_connections`` null means twice ``--max-queued``. If ``max_body_bytes`` and
-    ``body_buffer_bytes`` are null, api/body_sizes.py derives them from the model.
+    If ``max_connections`` is None, it is twice ``--max-queued``. If ``max_body_bytes`` or
+    ``body_buffer_bytes`` is None, api/body_sizes.py derives it from the model.
     """
 
     max_connections: int | None = None
@@ -27,7 +27,7 @@ class HttpSettings(msgspec.Struct, frozen=True, kw_only=True):
     prepare_timeout_s: float = 15.0
 
     def make_limits(self, max_connections: int) -> HttpLimits:
-        """Return the limits of a server with ``max_connections`` connections."""
+        """Return these settings as the limits of a server with at most ``max_connections``."""
         return HttpLimits(
             max_connections=max_connections,
             idle_timeout_s=self.idle_timeout_s,
@@ -71,8 +71,8 @@ def add_flags(
         "413")  # fmt: skip
 
 
-def from_flags(flags: argparse.Namespace) -> HttpSettings:
-    """Return the settings of the parsed command line."""
+def create_settings(flags: argparse.Namespace) -> HttpSettings:
+    """Return the HTTP settings of the parsed command line."""
     return HttpSettings(
         max_connections=flags.max_connections,
         max_body_bytes=flags.max_body_bytes,

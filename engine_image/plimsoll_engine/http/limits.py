@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 KIB = 1024
-SMALL_BODY_BYTES = 32 * KIB
+MAX_SMALL_BODY_BYTES = 32 * KIB
 """Maximum size of a body that needs no reservation. Large bodies thus cannot block small ones."""
 MIN_BODY_BYTES_PER_S = 16 * KIB
 """Each received batch of this many bytes extends the body timeout by one second."""
@@ -30,9 +30,9 @@ class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     ``idle_timeout_s`` limits the time between two requests on a connection. ``header_timeout_s``
     limits the time from the start of the connection, or the first byte of a later request, to the
-    end of the header. ``body_timeout_s`` limits the time from there to the end of the body, and is
-    extended by one second for each :data:`MIN_BODY_BYTES_PER_S`. ``write_timeout_s`` limits the
-    time in which a client reads no part of its answer.
+    end of the header. ``body_timeout_s`` limits the time from the end of the header to the end of
+    the body, and is extended by one second for each :data:`MIN_BODY_BYTES_PER_S` received.
+    ``write_timeout_s`` is the longest time for which a client may read no part of its response.
     """
 
     max_connections: int
@@ -42,5 +42,8 @@ class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
     write_timeout_s: float = 60.0
 
     def compute_body_timeout_s(self, received_bytes: int) -> float:
-        """Return the timeout of a body, from the end of the header on, after ``received_bytes``."""
+        """Return the timeout of a body in seconds, counted from the end of the header.
+
+        ``received_bytes`` is the number of bytes of the body that were received.
+        """
         return min(MAX_BODY_TIMEOUT_S, self.body_timeout_s + received_bytes / MIN_BODY_BYTES_PER_S)

@@ -1,4 +1,4 @@
-"""HTTP connection that refuses requests of ambiguous length, which allow request smuggling.
+"""HTTP connection that refuses requests of ambiguous length, which could smuggle another request.
 
 h11 refuses conflicting ``Content-Length`` fields and any transfer coding except ``chunked``. It
 lets ``Transfer-Encoding`` override ``Content-Length``, as RFC 9112 (6.1) permits. A proxy that uses
@@ -17,9 +17,9 @@ AMBIGUOUS_LENGTH_MESSAGE = (
 
 
 class StrictConnection(h11.Connection):
-    """h11 connection that refuses requests with Transfer-Encoding and Content-Length.
+    """h11 connection that refuses requests with both Transfer-Encoding and Content-Length.
 
-    ``error_message`` is the message for the client; None if nothing was refused.
+    ``error_message`` is the message for the client; None if no request was refused.
     """
 
     error_message: str | None = None

@@ -1,4 +1,4 @@
-"""Several choices of one prompt in one message, so that a long prompt is sent only once."""
+"""Send several choices of one prompt in one message, so that a long prompt is sent only once."""
 
 from __future__ import annotations
 
@@ -17,8 +17,13 @@ The worker runs no step while it reads a message. For 100,000 tokens, ``Request.
 
 
 def create_choice(first: Submit, other: Submit) -> Choice | None:
-    """Return ``other`` as a choice of ``first``; None if it is not another choice of ``first``."""
-    if other.prompt_ids is not first.prompt_ids or _get_shared(other) != _get_shared(first):
+    """Return ``other`` as a choice of the request ``first``.
+
+    Return None if any field differs that choices of one request share.
+    """
+    if other.prompt_ids is not first.prompt_ids or _clear_choice_fields(
+        other
+    ) != _clear_choice_fields(first):
         return None
     return Choice(
         other.request_id, other.sampling.seed, other.output_ids, other.arrived, other.attempt
@@ -26,7 +31,7 @@ def create_choice(first: Submit, other: Submit) -> Choice | None:
 
 
 def split_choices(submit: Submit) -> Iterator[Submit]:
-    """Yield each request of a message. They share the prompt and media."""
+    """Yield the requests in a message, which share the prompt and the media."""
     yield replace(submit, choices=[])
     for choice in submit.choices:
         yield replace(
@@ -41,8 +46,8 @@ def split_choices(submit: Submit) -> Iterator[Submit]:
         )
 
 
-def _get_shared(submit: Submit) -> Submit:
-    """Return ``submit`` without its prompt and without the fields of a :class:`Choice`."""
+def _clear_choice_fields(submit: Submit) -> Submit:
+    """Return a copy of ``submit`` without its prompt and without the fields of :class:`Choice`."""
     sampling = replace(submit.sampling, seed=0)
     return replace(
         submit, request_id="", prompt_ids=[], sampling=sampling, output_ids=[], arrived=0, attempt=0

@@ -16,13 +16,13 @@ from typing import Annotated
 
 import msgspec
 
-MAGIC = b"plimsoKV"
-VERSION = 1
+HANDOVER_MAGIC = b"plimsoKV"
+HANDOVER_VERSION = 1
 MAX_HANDOVER_BYTES = 64 << 20
 """Maximum size of a handover message: block tables with two million blocks."""
 DIGEST_BYTES = 32
 _HEADER = struct.Struct(f">8sH{DIGEST_BYTES}s")
-_VERSION = struct.Struct(">H")
+_VERSION_FIELD = struct.Struct(">H")
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 
@@ -62,7 +62,7 @@ class HandoverRefusedError(Exception):
 
 
 class HandoverRefusal(msgspec.Struct, array_like=True, frozen=True):
-    """Serialized :class:`HandoverRefusedError` exception."""
+    """Serialized :class:`HandoverRefusedError`."""
 
     outcome: HandoverOutcome
     message: str
@@ -71,8 +71,8 @@ class HandoverRefusal(msgspec.Struct, array_like=True, frozen=True):
 class PoolLayout(msgspec.Struct, array_like=True, frozen=True):
     """Layout of the KV pool. A handover requires equal layouts in both workers.
 
-    ``weights`` and ``memory`` are the identities that the weight server assigned to the weights and
-    to the memory. ``shape`` is (layers, heads, head dimension) of one rank.
+    ``weights`` and ``memory`` identify the shared weights and the shared memory of the pool; the
+    weight server assigned both. ``shape`` is (layers, heads, head dimension) of one rank.
     """
 
     weights: bytes
@@ -107,7 +107,8 @@ class BlockTable(msgspec.Struct, array_like=True, frozen=True):
 class Handover(msgspec.Struct, array_like=True, frozen=True):
     """Block tables of all running requests.
 
-    ``used_blocks`` counts each block once, and ``block_references`` once per table.
+    ``used_blocks`` is the number of distinct blocks in the tables. ``block_references`` counts a
+    block once for each table that has it.
     """
 
     layout: PoolLayout
@@ -128,7 +129,10 @@ def encode_handover(handover: Handover) -> bytes:
             HandoverOutcome.TOO_LARGE,
             f"the block tables of {len(body)} bytes exceed {MAX_HANDOVER_BYTES} bytes",
         )
-    return _HEADER.pack(MAGIC, VERSION, _compute_digest(VERSION, body)) + body
+    return (
+        _HEADER.pack(HANDOVER_MAGIC, HANDOVER_VERSION, _compute_digest(HANDOVER_VERSION, body))
+        + body
+    )
 
 
 def decode_handover(data: bytes) -> Handover:
@@ -139,14 +143,14 @@ def decode_handover(data: bytes) -> Handover:
         )
     magic, version, digest = _HEADER.unpack_from(data)
     body = data[_HEADER.size :]
-    if magic != MAGIC or digest != _compute_digest(version, body):
+    if magic != HANDOVER_MAGIC or digest != _compute_digest(version, body):
         raise HandoverRefusedError(
             HandoverOutcome.DAMAGED, "the checksum of the handover does not match its contents"
         )
-    if version != VERSION:
+    if version != HANDOVER_VERSION:
         raise HandoverRefusedError(
             HandoverOutcome.OTHER_VERSION,
-            f"the handover has version {version}; only version {VERSION} is supported",
+            f"the handover has version {version}; only version {HANDOVER_VERSION} is supported",
         )
     try:
         handover: Handover = _decoder.decode(body)
@@ -158,4 +162,4 @@ def decode_handover(data: bytes) -> Handover:
 
 
 def _compute_digest(version: int, body: bytes) -> bytes:
-    return blake2b(_VERSION.pack(version) + body, digest_size=DIGEST_BYTES).digest()
+    return blake2b(_VERSION_FIELD.pack(version) + body, digest_size=DIGEST_BYTES).digest()

@@ -24,11 +24,11 @@ Array = np.ndarray[Any, np.dtype[np.int32]]
 class Inputs:
     """Input arrays of a step, on the host. A row is a token of the step.
 
-    ``sources`` locates the ID of each row's token: -1 means that it is in ``ids``; another value is
-    a row of the tokens that the previous step sampled. ``last`` has the indices of the rows that
-    sample a token. ``scored`` has the rows whose logits score the next prompt token, and
-    ``targets`` has the IDs of these tokens. ``decodes``, ``longest`` and ``fresh`` are the fields
-    of :class:`plimsoll_engine.kernels.step_plan.StepPlan`.
+    If an element of ``sources`` is -1, the ID of the row's token is in ``ids``. Otherwise, the
+    element is a row of the tokens that the previous step sampled. ``last`` has the indices of the
+    rows that sample a token. ``scored`` has the rows whose logits score the next prompt token, and
+    ``targets`` has the IDs of these prompt tokens. ``decodes``, ``longest`` and ``fresh`` are as in
+    :class:`plimsoll_engine.kernels.step_plan.StepPlan`.
     """
 
     ids: Array
@@ -78,13 +78,16 @@ class ChecksumBlocks(msgspec.Struct, tag="sum_blocks"):
 
 
 class Step(msgspec.Struct, tag="step"):
-    """Command: run a step on these inputs, then receive the sampled tokens from rank 0."""
+    """Command: run a step with ``inputs``, then receive the sampled tokens from rank 0."""
 
     inputs: Inputs
 
 
 class PrepareGraphs(msgspec.Struct, tag="graphs"):
-    """Command: call :meth:`plimsoll_engine.core.execute.forward.Forward.capture_graphs`."""
+    """Command: call :meth:`plimsoll_engine.core.execute.forward.Forward.capture_graphs`.
+
+    The fields are the parameters of that method.
+    """
 
     max_rows: int
     max_blocks: int
@@ -181,7 +184,7 @@ class RankReport(msgspec.Struct, tag="report"):
 
 
 class RankTrimReport(msgspec.Struct, tag="trimmed"):
-    """Reply: bytes that the rank freed in each step."""
+    """Reply: the steps of the trim, with the bytes that each step freed."""
 
     steps: list[OperationStep]
 

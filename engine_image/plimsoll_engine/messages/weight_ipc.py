@@ -1,12 +1,13 @@
 """Messages between a worker and the weight server, on a Unix stream socket.
 
 Each connection is one mapping. A worker requests the weights of its rank, then the KV pool. The
-weight server frees no memory while a mapping exists. A worker that finishes sends
-:class:`MappingReleased`. If a connection ends without it, the worker crashed, and the weight server
-verifies the weights before it maps them again.
+weight server frees no memory while a mapping exists. A worker that exits normally sends
+:class:`MappingReleased`. If a connection ends without this message, the worker crashed, and the
+weight server verifies the weights before it maps them again.
 
-A worker sends :class:`PoolClaim` before its first write to the pool. The reply says whether it is
-the only writer; only then are the contents still those of its predecessor.
+A worker sends :class:`PoolClaim` before its first write to the pool. The reply says whether the
+worker is the only writer. If it is not, another worker may have changed the contents since the
+predecessor stopped.
 """
 
 from __future__ import annotations
@@ -57,7 +58,10 @@ class SharedPool(msgspec.Struct, tag="pool"):
 
 
 class PoolClaimReply(msgspec.Struct, tag="claimed"):
-    """Reply: the worker may write to the pool. If ``is_sole_writer``, no other worker may."""
+    """Reply: the worker may write to the pool.
+
+    ``is_sole_writer`` is True if no other worker may write to it.
+    """
 
     is_sole_writer: bool
 
@@ -109,7 +113,10 @@ class MappingLostError(ConnectionError):
 def send_message(
     connection: socket.socket, message: Reply | Request, fd: int | None = None
 ) -> None:
-    """Send ``message``, with a file descriptor if ``fd`` is given. Raises MappingLostError."""
+    """Send ``message``, with the file descriptor ``fd`` if it is not None.
+
+    Raises :class:`MappingLostError` if the connection fails.
+    """
     data = add_length_prefix(_encoder.encode(message))
     try:
         sent = socket.send_fds(connection, [data], [] if fd is None else [fd])
@@ -120,7 +127,10 @@ def send_message(
 
 
 def receive_reply(connection: socket.socket) -> tuple[Reply, int | None]:
-    """Return the weight server's reply and its file descriptor, if any. Raises MappingLostError."""
+    """Return the weight server's reply, and its file descriptor or None.
+
+    Raises :class:`MappingLostError` if the connection fails.
+    """
     body, fds = _receive_frame(connection)
     return _reply_decoder.decode(body), fds[0] if fds else None
 

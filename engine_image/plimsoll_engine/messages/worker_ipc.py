@@ -80,11 +80,12 @@ class Sampling(msgspec.Struct, array_like=True):
 class Media(msgspec.Struct, array_like=True):
     """Image or audio clip of a prompt, as a tensor for the model's encoder.
 
-    ``key`` is a hash of the content and of its processing: equal keys have equal tensors. In the
-    prompt, it has ``length`` placeholder tokens from index ``start`` on; models with
-    cross-attention have none. ``tokens`` is the space that its encoder output takes in the encoder
-    cache. ``data`` is the little-endian tensor of ``shape`` and ``dtype``; None means that the
-    worker's receiver cache has it. With ``keep``, the worker caches the tensor.
+    ``key`` is a hash of the content and of its processing, so equal keys have equal tensors. The
+    ``length`` placeholder tokens begin at index ``start`` of the prompt; models with
+    cross-attention have no placeholders. ``tokens`` is the number of tokens that the encoder output
+    takes in the encoder cache. ``data`` is the little-endian tensor of ``shape`` and ``dtype``;
+    None means that the worker's receiver cache has the tensor. If ``keep`` is True, the worker
+    caches the tensor.
     """
 
     kind: Literal["image", "audio"]
@@ -99,7 +100,7 @@ class Media(msgspec.Struct, array_like=True):
 
 
 class Choice(msgspec.Struct, array_like=True):
-    """Another choice of the request in a :class:`Submit`. All other fields are equal."""
+    """Another choice of the request in a :class:`Submit`, with the fields that differ."""
 
     request_id: str
     seed: int
@@ -147,7 +148,7 @@ class Abort(msgspec.Struct, tag="abort"):
 class AbandonedRequests(msgspec.Struct, tag="abandoned"):
     """Message: all requests that the frontend has aborted but the worker still runs.
 
-    Their memory counts as lost. Each message replaces the previous one.
+    The worker counts their memory as lost. Each message replaces the previous one.
     """
 
     request_ids: list[str]
@@ -169,7 +170,7 @@ class LoadAdapter(msgspec.Struct, tag="load_adapter"):
 class UnloadAdapter(msgspec.Struct, tag="unload_adapter"):
     """Command: unload an adapter once no running request uses it.
 
-    No later submission names the adapter.
+    The frontend does not name the adapter in later submissions.
     """
 
     number: int
@@ -254,7 +255,7 @@ class Hello(msgspec.Struct, tag="hello"):
 
 
 class StartupStage(msgspec.Struct, tag="starting"):
-    """Message: the worker begins a startup stage. The names are those in ``Ready.stages_s``."""
+    """Message: the worker begins ``stage``, one of the names in ``Ready.stages_s``."""
 
     stage: str
 
@@ -262,8 +263,8 @@ class StartupStage(msgspec.Struct, tag="starting"):
 class Prepared(msgspec.Struct, tag="prepared"):
     """Message: the worker has loaded weights and kernels, and waits for TakeOver.
 
-    ``stages_s`` has the duration of each stage in seconds. ``memory`` is the memory of this
-    process, and ``others`` that of the other ranks.
+    ``stages_s`` has the duration of each stage in seconds. ``memory`` is the memory of rank 0, and
+    ``others`` has the memory of each other rank.
     """
 
     epoch: int
@@ -411,7 +412,7 @@ class Report(msgspec.Struct, tag="report"):
 
 
 class AdapterLoadResult(msgspec.Struct, tag="adapter_loaded"):
-    """Reply: the adapter was loaded, or ``error`` says why not."""
+    """Reply: the adapter was loaded, or ``error`` says why it was not."""
 
     query_id: str
     number: int
@@ -419,7 +420,7 @@ class AdapterLoadResult(msgspec.Struct, tag="adapter_loaded"):
 
 
 class TrimResult(msgspec.Struct, tag="trimmed"):
-    """Reply: the steps of a trim with the bytes that each freed."""
+    """Reply: the steps of a trim, with the bytes that each step freed."""
 
     operation_id: str
     steps: list[OperationStep]

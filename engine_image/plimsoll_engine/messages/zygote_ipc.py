@@ -24,7 +24,7 @@ from plimsoll_api.admin import Role
 from plimsoll_engine.messages.framing import add_length_prefix
 from plimsoll_engine.messages.speculative import Speculative
 
-MEDIA_CACHE_BYTES = 256 << 20
+DEFAULT_MEDIA_CACHE_BYTES = 256 << 20
 """Default size of the media caches in the frontend and in the worker.
 
 A cache of this size holds about 200 images of 336 x 336 pixels.
@@ -58,7 +58,7 @@ class WorkerConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     inject: str = ""
     weights: str = ""
     encoder_cache_tokens: int | None = None
-    media_cache_bytes: int = MEDIA_CACHE_BYTES
+    media_cache_bytes: int = DEFAULT_MEDIA_CACHE_BYTES
     tensor_parallel_size: int = 1
     max_loras: int = 0
     max_lora_rank: int = 0

@@ -11,11 +11,11 @@ import soxr
 from plimsoll_engine.multimodal.processor import MediaError
 from plimsoll_engine.process.addresses import remove_addresses
 
-FORMATS = ("WAV", "WAVEX", "FLAC", "MP3", "OGG")
+SUPPORTED_FORMATS = ("WAV", "WAVEX", "FLAC", "MP3", "OGG")
 """Supported formats, as libsndfile names them."""
-MAX_BYTES = 25 << 20
+MAX_FILE_BYTES = 25 << 20
 """Maximum file size, as in OpenAI's API."""
-MAX_SECONDS = 600.0
+MAX_DURATION_S = 600.0
 MAX_CHANNELS = 8
 MAX_SAMPLES = 60_000_000
 """Maximum number of decoded samples of all channels (240 MB).
@@ -28,21 +28,24 @@ SAMPLE_RATES_HZ = (1_000, 384_000)
 Samples = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
 
 
-def decode(data: bytes, rate: int) -> Samples:
-    """Return the file ``data`` as mono float32 samples [n] at ``rate`` Hz. Raises MediaError.
+def decode(data: bytes, rate_hz: int) -> Samples:
+    """Return the file ``data`` as mono float32 samples [n] at ``rate_hz``. Raises MediaError.
 
-    The length and the channels in the header are checked before decoding.
+    The length and the number of channels in the header are checked before decoding.
     """
     if not data:
         raise MediaError("the audio file is empty", "invalid_audio")
-    if len(data) > MAX_BYTES:
+    if len(data) > MAX_FILE_BYTES:
         raise MediaError(
-            f"the audio file exceeds the maximum of {MAX_BYTES} bytes: split it", "audio_too_large"
+            f"the audio file exceeds the maximum of {MAX_FILE_BYTES} bytes: split it",
+            "audio_too_large",
         )
     try:
         with soundfile.SoundFile(io.BytesIO(data)) as file:
             _check_header(file)
-            frames = file.read(int(MAX_SECONDS * file.samplerate), dtype="float32", always_2d=True)
+            frames = file.read(
+                int(MAX_DURATION_S * file.samplerate), dtype="float32", always_2d=True
+            )
             own_rate = file.samplerate
     except (soundfile.SoundFileError, RuntimeError, ValueError, TypeError, OSError) as error:
         # str(error) would start with the buffer's name; error_string is libsndfile's message.
@@ -56,14 +59,14 @@ def decode(data: bytes, rate: int) -> Samples:
     mono: Samples = frames.mean(axis=1, dtype=np.float32)
     if not np.isfinite(mono).all():
         raise MediaError("the audio contains NaN or infinite samples", "invalid_audio")
-    if own_rate == rate:
+    if own_rate == rate_hz:
         return mono
-    resampled: Samples = soxr.resample(mono, own_rate, rate).astype(np.float32, copy=False)
+    resampled: Samples = soxr.resample(mono, own_rate, rate_hz).astype(np.float32, copy=False)
     return resampled
 
 
 def _check_header(file: soundfile.SoundFile) -> None:
-    if file.format not in FORMATS:
+    if file.format not in SUPPORTED_FORMATS:
         raise MediaError(
             f"audio format {file.format} is not supported; use wav, flac, mp3 or ogg",
             "invalid_audio",
@@ -80,9 +83,9 @@ def _check_header(file: soundfile.SoundFile) -> None:
             "invalid_audio",
         )
     seconds = file.frames / file.samplerate
-    if seconds > MAX_SECONDS:
+    if seconds > MAX_DURATION_S:
         raise MediaError(
-            f"the audio is {seconds:.0f} s long; the maximum is {MAX_SECONDS:.0f} s: split it",
+            f"the audio is {seconds:.0f} s long; the maximum is {MAX_DURATION_S:.0f} s: split it",
             "audio_too_large",
         )
     if file.frames * file.channels > MAX_SAMPLES:
@@ -93,17 +96,17 @@ def _check_header(file: soundfile.SoundFile) -> None:
         )
 
 
-def split_samples(samples: Samples, size: int, rate: int) -> list[Samples]:
-    """Split ``samples`` [n] at ``rate`` Hz into pieces of at most ``size`` samples.
+def split_samples(samples: Samples, max_samples: int, rate_hz: int) -> list[Samples]:
+    """Split ``samples`` [n] into pieces of at most ``max_samples``.
 
     To cut few words, each cut is at the quietest tenth of a second in the last fifth of a piece.
     """
     pieces: list[Samples] = []
-    search = max(1, rate // 10)
-    while len(samples) > size:
-        tail = samples[size - size // 5 : size]
+    search = max(1, rate_hz // 10)
+    while len(samples) > max_samples:
+        tail = samples[max_samples - max_samples // 5 : max_samples]
         energy = np.convolve(tail**2, np.ones(search, np.float32), "valid")
-        cut = size - size // 5 + int(energy.argmin()) + search // 2
+        cut = max_samples - max_samples // 5 + int(energy.argmin()) + search // 2
         pieces.append(samples[:cut])
         samples = samples[cut:]
     pieces.append(samples)

@@ -13,21 +13,21 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from plimsoll_engine.multimodal.processor import MediaError
 from plimsoll_engine.process.addresses import remove_addresses
 
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+SUPPORTED_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 """Supported formats, as Pillow names them."""
-MAX_BYTES = 20 << 20
+MAX_FILE_BYTES = 20 << 20
 """Maximum file size of an image, as in OpenAI's API."""
 MAX_PIXELS = 40_000_000
 """Maximum number of pixels of an image (160 MB as RGBA). An 8K frame has 33 million."""
-MAX_RATIO = 200
+MAX_ASPECT_RATIO = 200
 """Maximum ratio of the longer to the shorter side. Resizing would enlarge a more extreme image."""
 
-_DATA_URL = re.compile(r"data:image/[a-z0-9.+-]+;base64,", re.IGNORECASE)
+_DATA_URL_PATTERN = re.compile(r"data:image/[a-z0-9.+-]+;base64,", re.IGNORECASE)
 
 
 def decode_data_url(url: str) -> bytes:
     """Return the bytes in a ``data:image/...;base64,`` URL. Raises MediaError."""
-    match = _DATA_URL.match(url[:100])
+    match = _DATA_URL_PATTERN.match(url[:100])
     if match is None:
         if re.match(r"https?://", url[:10], re.IGNORECASE):
             raise MediaError(
@@ -37,9 +37,10 @@ def decode_data_url(url: str) -> bytes:
         raise MediaError(
             "the image's url is not a data URL: send data:image/png;base64,...", "invalid_url"
         )
-    if len(url) > MAX_BYTES * 4 // 3 + 200:
+    if len(url) > MAX_FILE_BYTES * 4 // 3 + 200:
         raise MediaError(
-            f"the image exceeds the maximum of {MAX_BYTES} bytes: scale it down", "image_too_large"
+            f"the image exceeds the maximum of {MAX_FILE_BYTES} bytes: scale it down",
+            "image_too_large",
         )
     try:
         data = base64.b64decode(url[match.end() :], validate=True)
@@ -57,14 +58,15 @@ def decode(data: bytes) -> Image.Image:
 
     The width and height in the header are checked before decoding.
     """
-    if len(data) > MAX_BYTES:
+    if len(data) > MAX_FILE_BYTES:
         raise MediaError(
-            f"the image exceeds the maximum of {MAX_BYTES} bytes: scale it down", "image_too_large"
+            f"the image exceeds the maximum of {MAX_FILE_BYTES} bytes: scale it down",
+            "image_too_large",
         )
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            image = Image.open(io.BytesIO(data), formats=FORMATS)
+            image = Image.open(io.BytesIO(data), formats=SUPPORTED_FORMATS)
     except Image.DecompressionBombError:
         raise MediaError(
             f"the image exceeds the maximum of {MAX_PIXELS} pixels: scale it down",
@@ -91,17 +93,17 @@ def _check_size(width: int, height: int) -> None:
             " it down",
             "image_too_large",
         )
-    if max(width, height) > MAX_RATIO * min(width, height):
+    if max(width, height) > MAX_ASPECT_RATIO * min(width, height):
         raise MediaError(
-            f"the image is {width} x {height} pixels; the longer side may be at most {MAX_RATIO}"
-            " times the shorter one",
+            f"the image is {width} x {height} pixels; the longer side may be at most "
+            f"{MAX_ASPECT_RATIO} times the shorter one",
             "invalid_image",
         )
 
 
-def _make_decode_error(why: str) -> MediaError:
-    kinds = ", ".join(FORMATS)
+def _make_decode_error(reason: str) -> MediaError:
+    kinds = ", ".join(SUPPORTED_FORMATS)
     return MediaError(
-        f"the image cannot be decoded ({remove_addresses(why)}); use {kinds}",
+        f"the image cannot be decoded ({remove_addresses(reason)}); use {kinds}",
         "invalid_image",
     )

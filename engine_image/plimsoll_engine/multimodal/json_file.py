@@ -1,4 +1,4 @@
-"""Reader of a checkpoint's JSON files, and hashes that are the keys of processed media."""
+"""Reader of a checkpoint's JSON files, and hash functions for the keys of processed media."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-KEY_BYTES = 16
+MEDIA_KEY_BYTES = 16
 """Size of a key. With a shorter key, a collision could show a request the image of another one."""
 
 
@@ -16,7 +16,7 @@ class UnsupportedError(Exception):
 
 
 class JsonFile:
-    """JSON object in a file; empty if the file does not exist."""
+    """JSON object in a file; an empty object if the file does not exist."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -27,11 +27,11 @@ class JsonFile:
         except (OSError, ValueError) as error:
             raise UnsupportedError(f"{path}: cannot be read: {error}") from None
         if not isinstance(content, dict):
-            raise UnsupportedError(f"{path}: expected a JSON object")
+            raise UnsupportedError(f"{path}: the file must contain a JSON object")
         self.content: dict[str, Any] = content
 
     def get(self, field: str, default: Any = None) -> Any:
-        """Return the value of a dotted ``field``; ``default`` if it is missing or null."""
+        """Return the value of a dotted ``field``, or ``default`` if it is missing or null."""
         value: Any = self.content
         for part in field.split("."):
             value = value.get(part) if isinstance(value, dict) else None
@@ -44,16 +44,19 @@ class JsonFile:
             raise self.make_error(field, f"must be a positive integer, not {value!r}")
         return value
 
-    def make_error(self, field: str, why: str) -> UnsupportedError:
+    def make_error(self, field: str, problem: str) -> UnsupportedError:
         """Return an error that names the file and ``field``."""
-        return UnsupportedError(f"{self.path}: field {field}: {why}")
+        return UnsupportedError(f"{self.path}: field {field}: {problem}")
 
 
 def hash_content(settings: bytes, data: bytes) -> bytes:
-    """Return a hash of ``data`` and the processing settings ``settings``."""
-    return blake2b(data, digest_size=KEY_BYTES, key=settings).digest()
+    """Return a hash of a file's content ``data`` and of the hash ``settings``.
+
+    ``settings`` is the result of :func:`hash_settings`.
+    """
+    return blake2b(data, digest_size=MEDIA_KEY_BYTES, key=settings).digest()
 
 
 def hash_settings(*parts: object) -> bytes:
-    """Return a hash of ``parts``, all settings that affect processing, for :func:`hash_content`."""
-    return blake2b(repr(parts).encode(), digest_size=KEY_BYTES).digest()
+    """Return a hash of ``parts``, the settings that affect processing, for :func:`hash_content`."""
+    return blake2b(repr(parts).encode(), digest_size=MEDIA_KEY_BYTES).digest()

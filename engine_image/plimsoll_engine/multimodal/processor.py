@@ -34,10 +34,10 @@ class ProcessedMedia(NamedTuple):
     dtype: str = "float32"
 
     def to_media(self, start: int, length: int, tokens: int) -> Media:
-        """Return the tensor as media of a prompt.
+        """Return the tensor as the message field for a prompt.
 
         The ``length`` placeholder tokens begin at index ``start`` of the prompt. ``tokens`` is the
-        cost in the encoder cache's budget.
+        number of tokens that the encoder output takes in the encoder cache.
         """
         return Media(self.kind, self.key, start, length, tokens, self.shape, self.dtype, self.data)
 

@@ -2,7 +2,7 @@
 
 The spectrograms are those of the model's paper and reference code. The power spectrum of a Hann
 window of ``n_fft`` samples is computed every ``hop`` samples. Slaney's mel filters with area
-normalisation are applied, then log10. Values are clipped at 8 (80 dB) below the peak.
+normalisation are applied, then log10. Values more than 8 (80 dB) below the peak are clipped.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from plimsoll_engine.multimodal.json_file import JsonFile, hash_content, hash_se
 from plimsoll_engine.multimodal.processor import Kind, ProcessedMedia
 
 Floats = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
-MAX_HZ = 8000.0
+MAX_FREQUENCY_HZ = 8000.0
 """Upper edge of the highest mel filter."""
 MIN_POWER = 1e-10
 """Lower bound of the power before the logarithm."""
-DYNAMIC_RANGE = 8.0
+DYNAMIC_RANGE_DECADES = 8.0
 """Maximum difference to the peak, in units of log10 of the power."""
 
 
 class WhisperProcessor:
     """Audio processor of Whisper checkpoints.
 
-    Raises UnsupportedError that names the file and the field.
+    Raises UnsupportedError, which names the file and the field, for an unsupported checkpoint.
     """
 
     kind: Kind = "audio"
@@ -74,7 +74,7 @@ class WhisperProcessor:
         ]
 
     def process_window(self, samples: Floats) -> ProcessedMedia:
-        """Return the features of ``samples``, at most one window. The key is the samples' hash."""
+        """Return the features of ``samples``, at most one window; the key is a hash of them."""
         data = self.compute_features(samples).tobytes()
         return ProcessedMedia("audio", self.hash_file(samples.tobytes()), self.shape, data)
 
@@ -88,17 +88,17 @@ class WhisperProcessor:
         spectrum = np.fft.rfft(frames[: self.shape[1]] * self._hann, axis=1)
         power = (spectrum.real**2 + spectrum.imag**2).astype(np.float32)
         mel = np.log10(np.maximum(self._mel @ power.T, MIN_POWER))
-        mel = np.maximum(mel, mel.max() - DYNAMIC_RANGE)
+        mel = np.maximum(mel, mel.max() - DYNAMIC_RANGE_DECADES)
         return np.ascontiguousarray((mel + 4.0) / 4.0, dtype="<f4")
 
 
-def build_mel_filters(bins: int, n_fft: int, rate: int) -> Floats:
-    """Return triangular filters [bins, n_fft // 2 + 1] from 0 to 8 kHz on Slaney's mel scale.
+def build_mel_filters(num_bins: int, n_fft: int, rate_hz: int) -> Floats:
+    """Return triangular filters [num_bins, n_fft // 2 + 1] from 0 to 8 kHz on Slaney's mel scale.
 
     The scale is linear below 1 kHz and logarithmic above it. Each filter has area 1.
     """
-    edges = _convert_to_hertz(np.linspace(0.0, _convert_to_mel(MAX_HZ), bins + 2))
-    frequencies = np.linspace(0.0, rate / 2, n_fft // 2 + 1)
+    edges = _convert_to_hertz(np.linspace(0.0, _convert_to_mel(MAX_FREQUENCY_HZ), num_bins + 2))
+    frequencies = np.linspace(0.0, rate_hz / 2, n_fft // 2 + 1)
     widths = np.diff(edges)
     distance = edges[:, None] - frequencies[None, :]
     rising = -distance[:-2] / widths[:-1, None]
@@ -108,17 +108,24 @@ def build_mel_filters(bins: int, n_fft: int, rate: int) -> Floats:
     return np.asarray(triangles * heights, dtype=np.float32)
 
 
-_LINEAR_HZ = 200.0 / 3.0
-_BREAK_HZ = 1000.0
-_LOG_STEP = np.log(6.4) / 27.0
+_HZ_PER_LINEAR_MEL = 200.0 / 3.0
+_LINEAR_SCALE_END_HZ = 1000.0
+_LOG_FREQUENCY_PER_MEL = np.log(6.4) / 27.0
 
 
 def _convert_to_mel(hertz: float) -> float:
-    return float(_BREAK_HZ / _LINEAR_HZ + np.log(hertz / _BREAK_HZ) / _LOG_STEP)
+    return float(
+        _LINEAR_SCALE_END_HZ / _HZ_PER_LINEAR_MEL
+        + np.log(hertz / _LINEAR_SCALE_END_HZ) / _LOG_FREQUENCY_PER_MEL
+    )
 
 
 def _convert_to_hertz(
     mel: np.ndarray[tuple[int, ...], np.dtype[np.float64]],
 ) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
-    start = _BREAK_HZ / _LINEAR_HZ
-    return np.where(mel < start, mel * _LINEAR_HZ, _BREAK_HZ * np.exp(_LOG_STEP * (mel - start)))
+    start = _LINEAR_SCALE_END_HZ / _HZ_PER_LINEAR_MEL
+    return np.where(
+        mel < start,
+        mel * _HZ_PER_LINEAR_MEL,
+        _LINEAR_SCALE_END_HZ * np.exp(_LOG_FREQUENCY_PER_MEL * (mel - start)),
+    )

@@ -12,7 +12,7 @@ DEFAULT_LANGUAGE = "en"
 class WhisperPrompt:
     """Builder of transcription prompts, from a checkpoint's ``generation_config.json``.
 
-    Raises UnsupportedError that names the file and the field.
+    Raises UnsupportedError, which names the file and the field, for an unsupported checkpoint.
     """
 
     def __init__(self, folder: Path) -> None:

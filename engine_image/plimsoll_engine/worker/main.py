@@ -124,7 +124,7 @@ def run(config: WorkerConfig, epoch: int, vocabulary: Vocabulary | None = None) 
     except PERMANENT_ERRORS as error:
         return _report_failure(channel, str(error), permanent=True)
     except (FatalWorkerError, MappingLostError) as error:
-        if isinstance(error, RanksLostError) and error.gone:
+        if isinstance(error, RanksLostError) and error.rank_exited:
             log.error("%s", error)  # the zygote reports to the frontend which rank exited
             return 1
         return _report_failure(channel, str(error))

@@ -29,7 +29,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from plimsoll_engine.frontend.workers.zygote_client import THREADS
+from plimsoll_engine.frontend.workers.zygote_client import SINGLE_THREAD_ENVIRONMENT
 from plimsoll_engine.process.parent_death import die_with_parent
 
 MODULE = "tests.integration.engine.warm"
@@ -115,7 +115,7 @@ def _template() -> socket.socket:
             [sys.executable, "-m", MODULE, str(theirs.fileno()), str(os.getpid())],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
-            env=os.environ | THREADS,
+            env=os.environ | SINGLE_THREAD_ENVIRONMENT,
             cwd=ROOT,
         )
     atexit.register(process.wait)

@@ -12,7 +12,7 @@ from plimsoll_engine.messages import worker_ipc
 log = logging.getLogger(__name__)
 
 # Enough for gigabytes from a slow disk, while the worker also runs requests.
-LOAD_TIMEOUT_S = 60.0
+ADAPTER_LOAD_TIMEOUT_S = 60.0
 
 
 async def load_adapter(engine: AsyncEngine, name: str, path: Path) -> None:
@@ -29,7 +29,7 @@ async def load_adapter(engine: AsyncEngine, name: str, path: Path) -> None:
         message, epoch = adapter.make_load_message(), engine.epochs.current
         try:
             answer = await engine.ask(
-                message, message.query_id, worker_ipc.AdapterLoadResult, LOAD_TIMEOUT_S
+                message, message.query_id, worker_ipc.AdapterLoadResult, ADAPTER_LOAD_TIMEOUT_S
             )
         except BaseException:
             if engine.ready is not None:
@@ -46,7 +46,7 @@ async def load_adapter(engine: AsyncEngine, name: str, path: Path) -> None:
 
 
 def unload_adapter(engine: AsyncEngine, name: str) -> bool:
-    """Unload an adapter as soon as no running request uses it. New requests cannot name it.
+    """Hide an adapter from new requests, and unload it once no running request uses it.
 
     Return False if no adapter has this name.
     """

@@ -9,34 +9,35 @@ from plimsoll_engine.frontend.async_engine import AsyncEngine
 from plimsoll_engine.frontend.operations import OperationFailedError, Recorder
 
 # Time to send the error responses of aborted requests.
-ANSWER_TIMEOUT_S = 5.0
+ERROR_RESPONSE_TIMEOUT_S = 5.0
 
 
 async def drain(engine: AsyncEngine, recorder: Recorder, request: DrainRequest) -> None:
-    """Stop admitting requests, and wait for, fail or park the running ones.
+    """Stop admitting requests, and finish, fail or park the running ones.
 
-    The mode ``finish`` waits for them, ``abort`` fails them, and ``carry`` parks them until a
-    resume or a restart. If the deadline passes, the operation fails and the requests continue. The
-    engine then stays ``draining`` and becomes ``drained`` after the last request.
+    With the mode ``finish``, wait for the running requests. With ``abort``, fail them. With
+    ``carry``, park them until a resume or a restart. If the deadline passes, the operation fails
+    and the requests continue. The engine then stays ``draining``, and becomes ``drained`` after the
+    last request.
     """
     engine.lifecycle.move_to(EngineState.DRAINING)
     unfinished = engine.requests.list_unfinished()
     if request.mode is DrainMode.CARRY:
-        with recorder.step("park"):
+        with recorder.measure_step("park"):
             for generation in unfinished:
                 engine.abort_in_worker(generation)
                 generation.parked = True
         recorder.operation.carried_requests = len(unfinished)
     else:
         if request.mode is DrainMode.ABORT:
-            with recorder.step("abort"):
+            with recorder.measure_step("abort"):
                 engine.requests.fail_all(
                     "unavailable", "the engine is draining: send the request again"
                 )
         deadline_s = request.deadline_s
         if request.mode is DrainMode.ABORT:
-            deadline_s = max(deadline_s, ANSWER_TIMEOUT_S)
-        with recorder.step("finish"):
+            deadline_s = max(deadline_s, ERROR_RESPONSE_TIMEOUT_S)
+        with recorder.measure_step("finish"):
             await _wait_until_idle(engine, deadline_s)
     engine.lifecycle.move_to(EngineState.DRAINED)
 

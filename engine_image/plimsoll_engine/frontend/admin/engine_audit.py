@@ -13,29 +13,30 @@ from plimsoll_engine.process.rules import find_method_caches, freeze_counter
 AUDIT_TIMEOUT_S = 5.0
 
 LEDGER_BOUNDS_RULE = "frontend_ledger_within_bounds"
-CAPACITY_RULE = "request_log_within_capacity"
+REQUEST_LOG_CAPACITY_RULE = "request_log_within_capacity"
 IDLE_OUTBOX_RULE = "idle_outbox_empty"
 IDLE_WORKER_RULE = "idle_frontend_means_idle_worker"
-ANSWERS_RULE = "worker_answers"
-RECEIVER_RULE = "receiver_cache_holds_what_was_sent"
-PROCESSOR_RULE = "processor_cache_adds_up"
+WORKER_ANSWERS_RULE = "worker_answers"
+RECEIVER_CACHE_RULE = "receiver_cache_holds_what_was_sent"
+PROCESSOR_CACHE_RULE = "processor_cache_adds_up"
 FROZEN_RULE = "frontend_freezes_nothing_again"
 ADAPTERS_RULE = "adapters_count_their_requests"
 METHOD_CACHES_RULE = "frontend_methods_cache_no_instances"
 RULES = [
-    LEDGER_BOUNDS_RULE, CAPACITY_RULE, IDLE_OUTBOX_RULE, IDLE_WORKER_RULE, RECEIVER_RULE,
-    PROCESSOR_RULE, FROZEN_RULE, METHOD_CACHES_RULE, ADAPTERS_RULE, ANSWERS_RULE,
+    LEDGER_BOUNDS_RULE, REQUEST_LOG_CAPACITY_RULE, IDLE_OUTBOX_RULE, IDLE_WORKER_RULE,
+    RECEIVER_CACHE_RULE, PROCESSOR_CACHE_RULE, FROZEN_RULE, METHOD_CACHES_RULE, ADAPTERS_RULE,
+    WORKER_ANSWERS_RULE,
 ]  # fmt: skip
 
 
 async def run_audit(engine: AsyncEngine) -> Audit:
-    """Check all rules and return the findings.
+    """Check all rules of the frontend and the worker, and return the findings.
 
     ``Audit.idle`` is True if the engine had no request before and after the check.
     """
     before = len(engine.requests)
-    sender = engine.workers.sender
-    changes = None if sender is None else sender.changes
+    media_sender = engine.workers.media_sender
+    changes = None if media_sender is None else media_sender.changes
     try:
         query_id = f"audit-{secrets.token_hex(8)}"
         # The query follows every abort on the same socket, so the worker of an idle frontend has
@@ -44,22 +45,26 @@ async def run_audit(engine: AsyncEngine) -> Audit:
             worker_ipc.AuditQuery(query_id), query_id, worker_ipc.AuditReport, AUDIT_TIMEOUT_S
         )
     except NoAnswerError as error:
-        findings = [AuditFinding(ANSWERS_RULE, str(error)), *_audit_frontend(engine)]
+        findings = [AuditFinding(WORKER_ANSWERS_RULE, str(error)), *_audit_frontend(engine)]
         return Audit(str(engine.epochs.current), False, RULES, findings)
     idle = before == 0 and len(engine.requests) == 0
     findings = [*worker.findings, *_audit_frontend(engine)]
     # Compare only if no media was sent meanwhile: otherwise one side may be ahead of the other.
-    if sender is not None and sender is engine.workers.sender and sender.changes == changes:
-        findings += compare_receiver_cache(sender, set(worker.receiver_keys))
+    if (
+        media_sender is not None
+        and media_sender is engine.workers.media_sender
+        and media_sender.changes == changes
+    ):
+        findings += compare_receiver_cache(media_sender, set(worker.receiver_keys))
     if idle and not worker.idle:
         findings.append(
             AuditFinding(IDLE_WORKER_RULE, "the worker runs requests, but the frontend has none")
         )
-    if idle and engine.workers.unsent:
+    if idle and engine.workers.num_unsent_messages:
         findings.append(
             AuditFinding(
                 IDLE_OUTBOX_RULE,
-                f"{engine.workers.unsent} messages to the worker have not been sent",
+                f"{engine.workers.num_unsent_messages} messages to the worker have not been sent",
             )
         )
     return Audit(
@@ -68,15 +73,15 @@ async def run_audit(engine: AsyncEngine) -> Audit:
 
 
 def compare_receiver_cache(
-    sender: MediaCacheSender, receiver_keys: set[bytes]
+    media_sender: MediaCacheSender, receiver_keys: set[bytes]
 ) -> list[AuditFinding]:
-    """Return the differences between the worker's receiver cache and the sent media."""
-    details = sender.find_problems()
-    if lacking := len(sender.list_keys() - receiver_keys):
+    """Return a finding if the worker's receiver cache differs from the media that were sent."""
+    details = media_sender.find_problems()
+    if lacking := len(media_sender.list_keys() - receiver_keys):
         details.append(f"the worker lacks {lacking} media that the frontend sent")
-    if unknown := len(receiver_keys - sender.list_keys()):
+    if unknown := len(receiver_keys - media_sender.list_keys()):
         details.append(f"the worker has {unknown} media that the frontend did not send")
-    return [AuditFinding(RECEIVER_RULE, detail) for detail in details]
+    return [AuditFinding(RECEIVER_CACHE_RULE, detail) for detail in details]
 
 
 def _audit_frontend(engine: AsyncEngine) -> list[AuditFinding]:
@@ -90,10 +95,13 @@ def _audit_frontend(engine: AsyncEngine) -> list[AuditFinding]:
     count, capacity = len(engine.requests), engine.requests.capacity
     if count > capacity:
         findings.append(
-            AuditFinding(CAPACITY_RULE, f"{count} requests exceed the capacity of {capacity}")
+            AuditFinding(
+                REQUEST_LOG_CAPACITY_RULE, f"{count} requests exceed the capacity of {capacity}"
+            )
         )
     findings += [
-        AuditFinding(PROCESSOR_RULE, problem) for problem in engine.media.cache.find_problems()
+        AuditFinding(PROCESSOR_CACHE_RULE, problem)
+        for problem in engine.media.cache.find_problems()
     ]
     used = engine.requests.list_adapters()
     findings += [

@@ -15,13 +15,13 @@ from plimsoll_engine.frontend.async_engine import AsyncEngine, NoAnswerError
 from plimsoll_engine.messages import worker_ipc
 from plimsoll_engine.process.allocations import MAX_RANKED_LINES
 
-WORKER_TIMEOUT_S = 10.0
+WORKER_REPLY_TIMEOUT_S = 10.0
 # Only the tail of a stacks file is shown: the last dump, not older ones.
 MAX_STACKS_BYTES = 256 << 10
 
 
 async def run_diagnostic(engine: AsyncEngine, kind: Diagnostic) -> str:
-    """Return diagnostics of the frontend and of the worker as text.
+    """Return the diagnostic ``kind`` of the frontend and of the worker as text.
 
     If the worker does not answer, the text says why.
     """
@@ -38,14 +38,17 @@ async def _diagnose_worker(engine: AsyncEngine, kind: Diagnostic) -> str:
     query = worker_ipc.DiagnosticQuery(query_id, str(kind))
     try:
         return (
-            await engine.ask(query, query_id, worker_ipc.DiagnosticReport, WORKER_TIMEOUT_S)
+            await engine.ask(query, query_id, worker_ipc.DiagnosticReport, WORKER_REPLY_TIMEOUT_S)
         ).text
     except NoAnswerError as error:
         return f"unknown: {error}"
 
 
 async def _read_worker_stacks(engine: AsyncEngine) -> str:
-    """Return the worker's stack traces. A signal requests them, so a hung worker reports too."""
+    """Return the worker's stack traces.
+
+    A signal makes the worker write them, so they are also available if the worker hangs.
+    """
     path = await engine.workers.dump_stacks()
     if path is None:
         return (

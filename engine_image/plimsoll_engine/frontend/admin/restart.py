@@ -2,7 +2,7 @@
 
 First, a successor is forked and loads its context, weights and kernels while the old worker serves.
 Then the old worker stops, and the successor takes over the KV pool and the running requests. If one
-of the two workers dies, the other one or a new worker serves. If none can serve, the operation
+of the two workers dies, the remaining worker or a new one serves. If none can serve, the operation
 fails with the reason.
 
 The old worker hands over its block tables, so the keys and values of running requests stay in the
@@ -21,7 +21,7 @@ from plimsoll_api.admin import EngineState, RestartRequest
 from plimsoll_engine.frontend.async_engine import AsyncEngine, NoAnswerError
 from plimsoll_engine.frontend.operations import OperationFailedError, Recorder
 from plimsoll_engine.frontend.requests.request_log import RequestFailedError
-from plimsoll_engine.frontend.workers.failures import WorkerLost, WorkerUnrecoverable
+from plimsoll_engine.frontend.workers.failures import WorkerLostError, WorkerUnrecoverableError
 from plimsoll_engine.frontend.workers.worker_handle import WorkerHandle
 from plimsoll_engine.frontend.workers.worker_processes import STOP_GRACE_S
 from plimsoll_engine.messages import worker_ipc
@@ -29,17 +29,17 @@ from plimsoll_engine.messages.handover import HandoverOutcome, HandoverRefusal
 
 log = logging.getLogger(__name__)
 
-ADOPTED_TIMEOUT_S = 10.0
+ADOPTION_TIMEOUT_S = 10.0
 """Timeout for the successor to report the adopted requests, which it does after its first step."""
-CANCEL_GRACE_S = 10.0
+CANCELLED_RESTART_GRACE_S = 10.0
 """Time that a shutdown waits for a new worker, which is needed to finish the requests."""
 MAX_DETAIL_CHARACTERS = 500
-MIN_SHOWN_S = 0.0005
+MIN_SHOWN_DURATION_S = 0.0005
 """Minimum duration of a stage that :func:`format_stages` shows."""
 
 
 async def restart_worker(engine: AsyncEngine, recorder: Recorder, request: RestartRequest) -> None:
-    """Replace the worker, which may hang. The running requests continue in the new epoch."""
+    """Replace the worker, even if it hangs. The running requests continue in the new epoch."""
     async with engine.manager.replacing:
         successor = await _prepare_successor(engine, recorder) if request.keep_weights else None
         if successor is None:
@@ -49,7 +49,7 @@ async def restart_worker(engine: AsyncEngine, recorder: Recorder, request: Resta
             generation.parked = False
         try:
             if not request.carry:
-                with recorder.step("finish_requests") as step:
+                with recorder.measure_step("finish_requests") as step:
                     step.detail = await _finish_requests(engine, request.deadline_s)
         except asyncio.CancelledError:
             if successor is not None:
@@ -62,7 +62,7 @@ async def restart_worker(engine: AsyncEngine, recorder: Recorder, request: Resta
             await asyncio.shield(replacing)
         except asyncio.CancelledError:
             # The old worker is stopped, so requests need the next one to finish before the exit.
-            await asyncio.wait({replacing}, timeout=CANCEL_GRACE_S)
+            await asyncio.wait({replacing}, timeout=CANCELLED_RESTART_GRACE_S)
             if not replacing.done():
                 replacing.cancel()
                 await asyncio.wait({replacing})
@@ -71,7 +71,7 @@ async def restart_worker(engine: AsyncEngine, recorder: Recorder, request: Resta
             elif not replacing.cancelled() and (failure := replacing.exception()) is not None:
                 log.warning("cannot replace the worker", extra={"reason": str(failure)})
             raise
-        except WorkerUnrecoverable as error:
+        except WorkerUnrecoverableError as error:
             raise OperationFailedError(str(error)) from None
 
 
@@ -81,7 +81,7 @@ async def _replace_worker(
     handover = await _stop_worker(
         engine, recorder, request, request.carry and successor is not None
     )
-    with recorder.step("start_worker"):
+    with recorder.measure_step("start_worker"):
         ready = await engine.manager.replace(
             successor, None if isinstance(handover, HandoverRefusal) else handover
         )
@@ -102,7 +102,7 @@ async def _carry_over(
     ``refusal`` says why the KV pool was not handed over; None if the handover succeeded.
     """
     operation = recorder.operation
-    with recorder.step("resubmit") as step:
+    with recorder.measure_step("resubmit") as step:
         computed = {g.request_id: g.computed_tokens for g in engine.requests.list_carried_over()}
         operation.carried_requests = engine.resubmit()
         if engine.lifecycle.state is EngineState.RESTARTING:
@@ -115,7 +115,7 @@ async def _carry_over(
                     worker_ipc.CarryOverComplete(query_id),
                     query_id,
                     worker_ipc.AdoptionResult,
-                    ADOPTED_TIMEOUT_S,
+                    ADOPTION_TIMEOUT_S,
                 )
             except NoAnswerError as error:
                 refusal = HandoverRefusal(HandoverOutcome.SUCCESSOR_LOST, str(error))
@@ -143,10 +143,10 @@ async def _carry_over(
 async def _prepare_successor(engine: AsyncEngine, recorder: Recorder) -> WorkerHandle | None:
     """Return a prepared successor; None if the old worker must stop first.
 
-    The old worker must stop first if memory does not suffice for two workers. Raises
-    OperationFailedError if no worker can be started; the old worker then keeps serving.
+    The latter is the case if memory does not suffice for two workers. Raises OperationFailedError
+    if no worker can be started; the old worker then keeps serving.
     """
-    with recorder.step("prepare_worker") as step:
+    with recorder.measure_step("prepare_worker") as step:
         standby, error = engine.manager.standby, engine.manager.standby.error
         try:
             successor, waited = await engine.manager.prepare()
@@ -155,7 +155,7 @@ async def _prepare_successor(engine: AsyncEngine, recorder: Recorder) -> WorkerH
             elif standby.is_wanted:
                 step.detail = f"no standby worker: {standby.error or error or 'not started yet'}"
             return successor
-        except WorkerLost as error:
+        except WorkerLostError as error:
             step.detail = str(error)
             log.warning(
                 "cannot prepare a successor while the old worker runs", extra={"reason": str(error)}
@@ -168,8 +168,8 @@ async def _prepare_successor(engine: AsyncEngine, recorder: Recorder) -> WorkerH
 async def _stop_worker(
     engine: AsyncEngine, recorder: Recorder, request: RestartRequest, hand_over: bool
 ) -> bytes | HandoverRefusal:
-    """Stop the old worker. Return its handover message, or the reason why there is none."""
-    with recorder.step("stop_worker") as step:
+    """Stop the old worker. Return its handover message, or the reason why it sent none."""
+    with recorder.measure_step("stop_worker") as step:
         grace_s = min(STOP_GRACE_S, max(0.1, request.deadline_s))
         stop = await engine.workers.stop(grace_s, hand_over)
         engine.on_epoch_ended()
@@ -182,7 +182,7 @@ async def _stop_worker(
             step.before_bytes = stop.stopped.device_baseline
             step.after_bytes = stop.stopped.device_allocated
     if not request.keep_weights:
-        with recorder.step("drop_weights"):
+        with recorder.measure_step("drop_weights"):
             await engine.workers.drop_weights()
     if not hand_over:
         return HandoverRefusal(
@@ -203,14 +203,14 @@ def format_stages(stages_s: Mapping[str, float]) -> str:
     return ", ".join(
         f"{name} {duration_s:.3f} s"
         for name, duration_s in stages_s.items()
-        if duration_s >= MIN_SHOWN_S
+        if duration_s >= MIN_SHOWN_DURATION_S
     )
 
 
 async def _finish_requests(engine: AsyncEngine, deadline_s: float) -> str:
-    """Wait for the running requests to finish, then fail the rest. Return a summary.
+    """Wait for the running requests to finish, then fail the remaining ones.
 
-    New requests wait for the next worker.
+    Return a summary as text. New requests wait for the next worker.
     """
     with_worker = [g for g in engine.requests.list_unfinished() if g.with_worker]
     engine.hold_requests()

@@ -10,7 +10,7 @@ from plimsoll_engine.frontend.async_engine import AsyncEngine
 from plimsoll_engine.process.host_memory import PythonMemoryEstimator, measure_process_memory
 from plimsoll_engine.settings import StandbyPolicy
 
-VERSION = get_version()
+ENGINE_VERSION = get_version()
 
 
 class StatusReader:
@@ -21,14 +21,14 @@ class StatusReader:
         self._python = PythonMemoryEstimator()
 
     def read(self) -> Status:
-        """Return the body of ``GET /status``. Values that no worker has reported are null."""
+        """Return the body of ``GET /status``. A value is None until the worker has reported it."""
         engine = self._engine
         report = engine.report
         operation = engine.operations.current
         return Status(
             state=engine.lifecycle.state,
             epoch=str(engine.epochs.current),
-            version=VERSION,
+            version=ENGINE_VERSION,
             model=engine.settings.served_model_name,
             uptime_s=round(time.monotonic() - engine.started_at, 3),
             load=engine.compute_load(),

@@ -1,6 +1,7 @@
 """Tracker of abandoned requests, which the worker runs although no client waits for them.
 
-A request is abandoned if its abort message was lost. Until it ends, its memory counts as lost.
+A request is abandoned if its abort message was lost. While the worker runs it, its memory counts as
+lost.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ that was not lost therefore takes effect within fewer reports.
 class AbandonedTracker:
     """Tracker of the abandoned requests of one worker.
 
-    ``has_client`` reports whether a client still waits for the request with an ID.
+    ``has_client(request_id)`` returns True if a client still waits for the request.
     """
 
     def __init__(self, has_client: Callable[[str], bool]) -> None:
@@ -27,7 +28,7 @@ class AbandonedTracker:
         self._last: list[str] = []
 
     def update(self, running: Iterable[str]) -> list[str] | None:
-        """Record the running requests of one report.
+        """Record the IDs of the running requests in a report of the worker.
 
         Return the sorted IDs of all abandoned requests, or None if they have not changed.
         """

@@ -20,10 +20,16 @@ class FrontendLedger:
         self._more: list[tuple[str, Callable[[], int], Callable[[], int] | None]] = []
 
     def register(
-        self, owner: str, count: Callable[[], int], bound: Callable[[], int] | None = None
+        self,
+        owner: str,
+        count_bytes: Callable[[], int],
+        get_max_bytes: Callable[[], int] | None = None,
     ) -> None:
-        """Add an owner of host memory. ``count`` returns its bytes, and ``bound`` the maximum."""
-        self._more.append((owner, count, bound))
+        """Add an owner of host memory.
+
+        ``count_bytes`` returns the bytes that the owner holds, and ``get_max_bytes`` their maximum.
+        """
+        self._more.append((owner, count_bytes, get_max_bytes))
 
     def list_entries(self) -> list[LedgerEntry]:
         """Return the frontend's ledger entries, in bytes."""

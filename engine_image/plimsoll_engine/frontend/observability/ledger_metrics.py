@@ -1,7 +1,7 @@
 """Metrics of the ledger, the KV cache usage and the injected faults.
 
-Owner names come from the engine's code, so their number is bounded. A value that no worker has
-reported in this epoch is an absent series, never zero.
+Owner names come from the engine's code, so their number is bounded. If no worker has reported a
+value in this epoch, its series is absent, not zero.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ class EpochCounts:
     """Counts of one epoch.
 
     ``adapters`` is the number of adapter loads; None if the engine does not serve adapters. A
-    carried-over request counts in the epoch in which it was admitted.
+    carried-over request counts only in the epoch in which it was admitted.
     """
 
     requests: int = 0
@@ -40,7 +40,7 @@ class EpochCounts:
     ) -> None:
         """Count ``choices`` requests that share one prompt.
 
-        A prompt counts as distinct again if another one has overwritten its hash slot.
+        A prompt counts as distinct again if another prompt has overwritten its hash slot.
         """
         self.requests += choices
         self.prompt_tokens += choices * len(prompt_ids)
@@ -98,8 +98,8 @@ def merge_load(
 
     ``running``, ``waiting``, ``compiling``, ``steps`` and ``preemptions`` come from the worker's
     latest report, so they do not change while the worker hangs. The other values come from the
-    frontend. If the report is too old, ``compiling`` is None: a compilation could explain a worker
-    without progress, and an outdated value would hide a hang.
+    frontend. If the report is older than :data:`MAX_REPORT_AGE_S`, ``compiling`` is None. A
+    compilation explains why a worker makes no progress, so an outdated value would hide a hang.
     """
     fresh = reported is not None and report_age_s is not None and report_age_s <= MAX_REPORT_AGE_S
     return msgspec.structs.replace(

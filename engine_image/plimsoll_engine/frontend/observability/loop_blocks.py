@@ -25,13 +25,14 @@ TIMER_INTERVAL_S = 0.02
 """
 WINDOW_S = 60.0
 """Length of a window. The longest delay is that of the current and of the previous window."""
-BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+BLOCK_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
 class LoopBlocks(Collector):
-    """Collector of event loop delays between :meth:`start` and :meth:`stop`.
+    """Collector of the blocks of the event loop between :meth:`start` and :meth:`stop`.
 
-    The exported metrics are a histogram, and the longest delay of the last one to two minutes.
+    The exported metrics are a histogram of the durations, and the longest block of the last one to
+    two minutes.
     """
 
     def __init__(self, model: str, registry: CollectorRegistry) -> None:
@@ -41,7 +42,7 @@ class LoopBlocks(Collector):
             "Delay of a timer in the event loop that fires every 20 ms.",
             ["model_name"],
             registry=registry,
-            buckets=BUCKETS_S,
+            buckets=BLOCK_BUCKETS_S,
         ).labels(model)
         registry.register(self)
         self._timer: asyncio.TimerHandle | None = None
@@ -52,7 +53,7 @@ class LoopBlocks(Collector):
         """Start measuring the running event loop."""
         self._loop = asyncio.get_running_loop()
         self._window_ends = time.monotonic() + WINDOW_S
-        self._schedule()
+        self._schedule_timer()
 
     def stop(self) -> None:
         """Stop measuring. The collected values are kept."""
@@ -60,24 +61,24 @@ class LoopBlocks(Collector):
             self._timer.cancel()
             self._timer = None
 
-    def get_longest_s(self) -> tuple[float, float]:
-        """Return the longest recent delay, in seconds of wall-clock time and of CPU time."""
+    def get_longest_block_s(self) -> tuple[float, float]:
+        """Return the longest recent block in wall-clock seconds, and the longest in CPU seconds."""
         wall, cpu = zip(*self._windows, strict=True)
         return max(wall), max(cpu)
 
     def collect(self) -> Iterable[Metric]:
-        """Yield the wall-clock time and the CPU time of the longest recent block, in seconds."""
+        """Yield the metric of the longest recent block, in wall-clock and CPU seconds."""
         longest = GaugeMetricFamily(
             METRIC_PREFIX + "event_loop_block_max_seconds",
             "Longest time that the event loop was blocked in the last one to two minutes. clock=cpu"
             " is the CPU time of this process meanwhile.",
             labels=["model_name", "clock"],
         )
-        for clock, value in zip(("wall", "cpu"), self.get_longest_s(), strict=True):
+        for clock, value in zip(("wall", "cpu"), self.get_longest_block_s(), strict=True):
             longest.add_metric([self._model, clock], value)
         yield longest
 
-    def _schedule(self) -> None:
+    def _schedule_timer(self) -> None:
         # loop.time() can be stale: some loops cache it while a callback runs.
         self._due = time.monotonic() + TIMER_INTERVAL_S
         self._cpu = time.process_time()
@@ -93,4 +94,4 @@ class LoopBlocks(Collector):
         wall, cpu = self._windows[0]
         used = min(late, time.process_time() - self._cpu)
         self._windows[0] = max(wall, late), max(cpu, used)
-        self._schedule()
+        self._schedule_timer()

@@ -154,12 +154,12 @@ class Metrics:
         self._last = None
 
     def count_restart(self, outcome: HandoverOutcome, prefill_tokens: int | None) -> None:
-        """Count a planned restart by ``outcome``, and add its recomputed tokens."""
+        """Count a planned restart by its ``outcome``, and add the tokens computed again."""
         self._handovers.labels(self._model, outcome).inc()
         self._carried_prefill.inc(prefill_tokens or 0)
 
     def add_report(self, report: Report) -> None:
-        """Add the increase of the worker's counters since the previous ``report``."""
+        """Add the increase of the worker's counters since its previous report."""
         self._add_speculation(report)
         last = self._last
         gained = (report.load.preemptions_total or 0) - (
@@ -191,7 +191,7 @@ class Metrics:
         self._queue.observe(started.queued_s)
 
     def observe_token(self, generation: Generation, now: float) -> None:
-        """Observe the time to first token or the inter-token latency.
+        """Observe the time to the first token, or the inter-token latency of a later token.
 
         ``now`` is a value of ``time.monotonic()``.
         """
@@ -204,7 +204,7 @@ class Metrics:
         times.last_token = now
 
     def count_finished(self, generation: Generation, reason: str) -> None:
-        """Count a request by its finish reason. Observe the latency of a complete request."""
+        """Count a request by its finish reason, and observe its latency if it is complete."""
         self._requests.labels(self._model, reason).inc()
         if generation.times.last_token is not None and reason in ("stop", "length"):
             self._e2e.observe(generation.times.last_token - generation.times.arrived)

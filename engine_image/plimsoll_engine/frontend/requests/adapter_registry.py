@@ -40,14 +40,14 @@ class RegisteredAdapter:
     """Name of the adapter's base model, if it differs from the served model's name."""
 
     def make_load_message(self) -> worker_ipc.LoadAdapter:
-        """Return the message that makes a worker load the adapter."""
+        """Return the message that tells a worker to load the adapter."""
         return worker_ipc.LoadAdapter(
             f"adapter-{self.number}", self.name, self.number, str(self.path)
         )
 
 
 class AdapterRegistry:
-    """Registry of up to ``max_adapters`` adapters, at first those of ``modules``.
+    """Registry of up to ``max_adapters`` adapters, which initially holds those in ``modules``.
 
     ``max_adapters`` is 0 if the engine serves no adapters.
     """
@@ -92,36 +92,36 @@ class AdapterRegistry:
         """Return the adapters that a new worker must load, oldest first."""
         return list(self._known.values())
 
-    def use(self, adapter: RegisteredAdapter | None) -> None:
-        """Count an admitted request as a user of ``adapter``. None is ignored."""
+    def add_user(self, adapter: RegisteredAdapter | None) -> None:
+        """Count an admitted request as a user of ``adapter``. Do nothing if it is None."""
         if adapter is not None:
             adapter.users += 1
 
-    def release(self, adapter: RegisteredAdapter | None) -> worker_ipc.UnloadAdapter | None:
-        """Remove one user of ``adapter``. None is ignored.
+    def remove_user(self, adapter: RegisteredAdapter | None) -> worker_ipc.UnloadAdapter | None:
+        """Remove one user of ``adapter``. Do nothing if it is None.
 
-        Return the message that unloads the adapter if it is hidden and has no user left.
+        Return the message that unloads the adapter if it is hidden and has no user left, else None.
         """
         if adapter is None:
             return None
         adapter.users -= 1
-        return self._forget(adapter)
+        return self._unregister_unused(adapter)
 
     def hide(self, adapter: RegisteredAdapter) -> worker_ipc.UnloadAdapter | None:
         """Hide ``adapter`` from new requests.
 
-        Return the message that unloads the adapter if it has no user.
+        Return the message that unloads the adapter if it has no user, else None.
         """
         adapter.is_visible = False
-        return self._forget(adapter)
+        return self._unregister_unused(adapter)
 
-    def _forget(self, adapter: RegisteredAdapter) -> worker_ipc.UnloadAdapter | None:
+    def _unregister_unused(self, adapter: RegisteredAdapter) -> worker_ipc.UnloadAdapter | None:
         if adapter.is_visible or adapter.users or self._known.pop(adapter.number, None) is None:
             return None
         return worker_ipc.UnloadAdapter(adapter.number)
 
     def record_loaded(self, answer: worker_ipc.AdapterLoadResult) -> RegisteredAdapter | None:
-        """Record whether a worker could load an adapter. Return the adapter if it could not.
+        """Record whether a worker has loaded an adapter. Return the adapter if it was not loaded.
 
         Such an adapter is unregistered, and the worker fails the requests that use it.
         """
@@ -135,13 +135,14 @@ class AdapterRegistry:
         adapter.is_visible = False
         return adapter
 
-    def find_problems(self, used: Iterable[RegisteredAdapter]) -> list[str]:
-        """Return a message for each adapter that has a wrong user count or should be unloaded.
+    def find_problems(self, used_adapters: Iterable[RegisteredAdapter]) -> list[str]:
+        """Return a message for each adapter with a wrong user count or that should be unloaded.
 
-        ``used`` has the adapter of each running request.
+        ``used_adapters`` has one element for each running request with an adapter: the adapter that
+        it uses.
         """
         counted: dict[RegisteredAdapter, int] = {}
-        for adapter in used:
+        for adapter in used_adapters:
             counted[adapter] = counted.get(adapter, 0) + 1
         return [
             f"adapter {a.name} has {a.users} registered users, but {counted.get(a, 0)} requests "

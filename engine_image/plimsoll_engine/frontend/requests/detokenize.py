@@ -20,11 +20,12 @@ longer sequence form no character, or have no text (special tokens).
 
 
 class Detokenizer:
-    """Incremental decoder of a text that continues ``context``.
+    """Incremental decoder of the text that follows the tokens in ``context``.
 
     ``context`` is the end of the prompt (:func:`find_prompt_context`). Some decoders strip a space
-    at the beginning of a text; the context keeps them from stripping it here. The cost of a token
-    does not grow with the text. The token IDs in ``skipped`` produce no text.
+    at the beginning of a text; with the context, they do not strip the first space of the output.
+    The decoding cost of a token does not grow with the text. The token IDs in ``skipped`` produce
+    no text.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class Detokenizer:
         self._restart(list(context))
 
     def push(self, token_id: int) -> str:
-        """Add a token and return the text that became complete."""
+        """Add a token, and return the text that is now complete; it may be empty."""
         if token_id in self._skipped:
             return ""
         self._pending.append(token_id)
@@ -95,8 +96,8 @@ def find_prompt_context(
 ) -> list[int]:
     """Return the shortest token sequence at the end of a prompt that decodes to whole characters.
 
-    Trailing tokens that complete no character are omitted, because their character is not part of
-    the output. The list is empty if the last tokens have no text.
+    Tokens at the end that do not complete a character are omitted, because their character is not
+    part of the output. The list is empty if the last tokens have no text.
     """
     shown = [
         token_id for token_id in prompt_ids[-2 * MAX_PENDING_TOKENS :] if token_id not in skipped
@@ -113,7 +114,7 @@ def find_prompt_context(
 class StopMatcher:
     """Matcher that ends a text at the first stop string, and holds back partial matches.
 
-    With ``include``, the stop string is part of the text.
+    If ``include`` is True, the text ends after the stop string instead of before it.
     """
 
     def __init__(self, stops: Sequence[str], include: bool = False) -> None:
@@ -124,12 +125,12 @@ class StopMatcher:
         """Stop string that ended the text; None so far."""
 
     @property
-    def held(self) -> str:
+    def held_text(self) -> str:
         """Text that is held back because it may be the beginning of a stop string."""
         return self._held
 
     def push(self, piece: str) -> tuple[str, bool]:
-        """Return the text that can be sent, and whether a stop string was found."""
+        """Add text. Return the text that can be sent, and True if a stop string was found."""
         if not self._stops:
             return piece, False
         text = self._held + piece

@@ -1,4 +1,4 @@
-"""Processing of the images and audio clips of requests, in threads beside the event loop."""
+"""Decoding of the images and audio clips of requests, in threads so that the event loop is free."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from plimsoll_engine.multimodal.processor import ProcessedMedia, Processor
 from plimsoll_engine.multimodal.processors import Processors, load_processors
 from plimsoll_engine.settings import Settings
 
-THREADS = 2
+DECODING_THREADS = 2
 """Number of threads. Each of them may hold one decoded image of the maximum size."""
-MAX_WAITING = 64
+MAX_WAITING_FILES = 64
 """Maximum number of files that wait for a thread. Each is at most as large as a request body."""
 
 Result = TypeVar("Result")
@@ -29,7 +29,7 @@ class MediaReader:
     def __init__(self, processors: Processors, capacity: int) -> None:
         self.processors = processors
         self.cache = ProcessorCache(capacity)
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="media")
+        self._threads = ThreadPoolExecutor(DECODING_THREADS, thread_name_prefix="media")
         self._waiting = 0
 
     async def read(self, processor: Processor, data: bytes) -> ProcessedMedia:
@@ -46,7 +46,7 @@ class MediaReader:
 
     async def run(self, work: Callable[[], Result]) -> Result:
         """Run ``work`` in one of the threads. Raises QueueFullError if too many files wait."""
-        if self._waiting >= MAX_WAITING:
+        if self._waiting >= MAX_WAITING_FILES:
             raise QueueFullError(
                 f"{self._waiting} images and audio clips are waiting to be decoded: retry later"
             )

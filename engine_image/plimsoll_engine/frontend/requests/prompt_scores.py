@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from plimsoll_engine.messages import worker_ipc
 
-NUMBER_BYTES = 4
+BYTES_PER_NUMBER = 4
 
 
 class TokenScore(NamedTuple):
@@ -19,21 +19,21 @@ class TokenScore(NamedTuple):
 
 
 class PromptScores:
-    """Scores of a prompt of ``length`` tokens, with the ``top_count`` likeliest tokens for each.
+    """Scores of a prompt's tokens, with the ``top_count`` likeliest tokens for each of them.
 
-    The first token has no score. A worker that prefills the prompt again also sends the scores
-    again; the scores stored first are kept. A score takes 8 bytes, and 8 more for each likeliest
-    token.
+    The first of the ``num_tokens`` tokens has no score. A worker that prefills the prompt again
+    also sends the scores again, but the scores that are already stored are kept. A score takes 8
+    bytes, and 8 more for each likeliest token.
     """
 
-    def __init__(self, length: int, top_count: int) -> None:
+    def __init__(self, num_tokens: int, top_count: int) -> None:
         self.top_count = top_count
-        self._wanted = max(0, length - 1)
+        self._wanted = max(0, num_tokens - 1)
         self._chosen, self._ranks = bytearray(), bytearray()
         self._top_ids, self._top = bytearray(), bytearray()
 
     def __len__(self) -> int:
-        return len(self._chosen) // NUMBER_BYTES
+        return len(self._chosen) // BYTES_PER_NUMBER
 
     @property
     def is_complete(self) -> bool:
@@ -43,11 +43,11 @@ class PromptScores:
     @property
     def nbytes(self) -> int:
         """Size of the scores in bytes."""
-        return (2 + 2 * self.top_count) * NUMBER_BYTES * len(self)
+        return (2 + 2 * self.top_count) * BYTES_PER_NUMBER * len(self)
 
     def add(self, message: worker_ipc.PromptScores) -> None:
         """Add the new scores in ``message``. A message that would leave a gap is ignored."""
-        count = len(message.chosen) // NUMBER_BYTES
+        count = len(message.chosen) // BYTES_PER_NUMBER
         skipped = len(self) - (message.first - 1)
         if skipped < 0 or message.first < 1:
             return
@@ -58,12 +58,12 @@ class PromptScores:
             (self._top_ids, message.top_ids, self.top_count),
             (self._top, message.top, self.top_count),
         ):
-            size = width * NUMBER_BYTES
+            size = width * BYTES_PER_NUMBER
             stored.extend(received[skipped * size : max(skipped, end) * size])
 
-    def get_score(self, place: int) -> TokenScore:
-        """Return the score of the prompt's token at index ``place``, which is at least 1."""
-        row, top_count = place - 1, self.top_count
+    def get_score(self, position: int) -> TokenScore:
+        """Return the score of the prompt's token at index ``position``, which is at least 1."""
+        row, top_count = position - 1, self.top_count
         chosen, ranks = memoryview(self._chosen).cast("f"), memoryview(self._ranks).cast("i")
         ids, top = memoryview(self._top_ids).cast("i"), memoryview(self._top).cast("f")
         columns = slice(row * top_count, (row + 1) * top_count)

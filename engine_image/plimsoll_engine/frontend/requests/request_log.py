@@ -21,11 +21,11 @@ from plimsoll_engine.frontend.requests.prompt_scores import PromptScores
 from plimsoll_engine.messages import worker_ipc
 from plimsoll_engine.messages.worker_ipc import Logprobs, Media, Sampling, StartStatistics, Submit
 
-TOKEN_BYTES = 8 + sys.getsizeof(1 << 20)
+BYTES_PER_TOKEN = 8 + sys.getsizeof(1 << 20)
 """Bytes of a token in a list: an 8-byte slot and an integer object."""
-PIECE_BYTES = 8 + sys.getsizeof("")
+BYTES_PER_PIECE = 8 + sys.getsizeof("")
 """Bytes of a piece of text in a list, without its characters."""
-LOGPROB_BYTES = 100
+BYTES_PER_LOGPROB = 100
 """Bytes of one log probability that has not been sent yet, as an object or as JSON.
 
 ``tests/unit/engine/frontend/test_request_log.py`` measures it.
@@ -54,7 +54,7 @@ class TokenLogprobs(NamedTuple):
     """Log probabilities of one output token.
 
     ``offset`` is the number of characters of output before the token. ``shown`` is False for a
-    token that adds no text, such as an end token.
+    token that adds no text, such as a stop token.
     """
 
     token_id: int
@@ -78,14 +78,17 @@ class Delta(NamedTuple):
     stop_reason: str | int | None = None
 
 
-class TextRules(NamedTuple):
-    """Stop strings of a request. ``include`` keeps a stop string or stop token in the text."""
+class StopRules(NamedTuple):
+    """Stop strings of a request.
+
+    If ``include`` is True, a stop string or stop token is part of the text.
+    """
 
     stops: Sequence[str] = ()
     include: bool = False
 
 
-NO_STOP_STRINGS = TextRules()
+NO_STOP_RULES = StopRules()
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +155,7 @@ class Generation:
         prompt_ids: list[int],
         sampling: Sampling,
         detokenizer: Detokenizer,
-        text: TextRules = NO_STOP_STRINGS,
+        text: StopRules = NO_STOP_RULES,
         admission: Admission = Admission(),
         wake: asyncio.Event | None = None,
         media: Sequence[Media] = (),
@@ -211,7 +214,7 @@ class Generation:
     def push(
         self, token_id: int, finish_reason: str | None, logprobs: Logprobs | None = None
     ) -> None:
-        """Add a token from the worker. End the request if its text has a stop string."""
+        """Add a token from the worker. If the text now has a stop string, end the request."""
         if self.is_done:
             return
         self.output_ids.append(token_id)
@@ -230,7 +233,7 @@ class Generation:
                 offset += len(before)
         if logprobs is not None:
             self._logprobs.append(TokenLogprobs(token_id, logprobs, offset, shown))
-            self.answer_bytes += (1 + len(logprobs.top)) * LOGPROB_BYTES
+            self.answer_bytes += (1 + len(logprobs.top)) * BYTES_PER_LOGPROB
         if len(self.output_ids) > self.sampling.min_tokens:
             piece, stopped = self._stops.push(piece)
         if not stopped and finish_reason is not None:
@@ -248,7 +251,7 @@ class Generation:
             ]
         if piece:
             self._pending.append(piece)
-            self.answer_bytes += PIECE_BYTES + len(piece)
+            self.answer_bytes += BYTES_PER_PIECE + len(piece)
         if piece or self.is_done:
             self.wake.set()
         if self.is_done:
@@ -269,7 +272,7 @@ class Generation:
     def take(self, streamed: bool = True) -> Delta | None:
         """Return the output since the last call; None if there is none.
 
-        Output that is not ``streamed`` stays in memory until the request ends. Raises
+        If ``streamed`` is False, the memory of the output is counted until the request ends. Raises
         RequestFailedError.
         """
         if self._error is not None:
@@ -279,7 +282,9 @@ class Generation:
             return None
         new = self.output_ids[self._taken :]
         text, logprobs, held_back = "".join(self._pending), self._logprobs, list[TokenLogprobs]()
-        if not self.is_done and self._stops.held:  # a stop string may still remove these tokens
+        if (
+            not self.is_done and self._stops.held_text
+        ):  # a stop string may still remove these tokens
             certain = sum(entry.offset < self._shown for entry in logprobs)
             logprobs, held_back = logprobs[:certain], logprobs[certain:]
         delta = Delta(text, self.finish_reason, logprobs, new, self.stop_reason)
@@ -292,23 +297,26 @@ class Generation:
 
     @property
     def computed_tokens(self) -> int:
-        """Number of tokens prefilled for the latest output token; 0 before the first one."""
+        """Number of tokens that the worker has computed; 0 before the first output token.
+
+        The latest output token does not count, because the worker computes it in the next step.
+        """
         return len(self.prompt_ids) + len(self.output_ids) - 1 if self.output_ids else 0
 
-    def count_tokens_before(self, last: int) -> int:
-        """Return the number of output tokens before the first token ``last``, or of all without it.
+    def count_tokens_before(self, end_token: int) -> int:
+        """Return the number of output tokens before the first ``end_token``; all without one.
 
-        ``last`` must be the same in every call, because each token is compared only once.
+        ``end_token`` must be the same in every call, because each token is compared only once.
         """
-        if self._closed_at is None and last in self.output_ids[self._searched :]:
-            self._closed_at = self.output_ids.index(last, self._searched)
+        if self._closed_at is None and end_token in self.output_ids[self._searched :]:
+            self._closed_at = self.output_ids.index(end_token, self._searched)
         self._searched = len(self.output_ids)
         return self._searched if self._closed_at is None else self._closed_at
 
     def create_submission(self) -> Submit:
-        """Return the message that makes a worker continue the request, as a new attempt.
+        """Return the message that makes a worker run or continue the request, as a new attempt.
 
-        Replies to earlier attempts will be ignored.
+        Replies to earlier attempts are ignored from then on.
         """
         self.attempt += 1
         sampling = self.sampling
@@ -366,13 +374,13 @@ class RequestLog:
         """Return the unfinished requests to carry over, oldest first, except the parked ones.
 
         The next worker recomputes the tokens that a dead worker had computed but not sent. Token i
-        depends only on the tokens before it and on (seed, i), so the client receives one consistent
-        text.
+        depends only on the tokens before it and on (seed, i), so the text continues as if no worker
+        had died.
         """
         return [generation for generation in self.list_unfinished() if not generation.parked]
 
     def list_adapters(self) -> list[RegisteredAdapter]:
-        """Return the adapter of each request that uses an adapter."""
+        """Return the adapter of each running request that uses one, with repetitions."""
         adapters = (generation.admission.adapter for generation in self._running.values())
         return [adapter for adapter in adapters if adapter is not None]
 
@@ -390,7 +398,7 @@ class RequestLog:
         shared |= {id(ids): len(ids) for ids in allowed if ids is not None}
         tokens = sum(shared.values()) + sum(len(g.output_ids) for g in running)
         scores = sum(g.scores.nbytes for g in running if g.scores is not None)
-        return TOKEN_BYTES * tokens + scores + sum(g.answer_bytes for g in running)
+        return BYTES_PER_TOKEN * tokens + scores + sum(g.answer_bytes for g in running)
 
     def count_media_bytes(self) -> int:
         """Return the bytes of image and audio tensors, including those in the processor cache."""

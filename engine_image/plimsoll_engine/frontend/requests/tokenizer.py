@@ -16,9 +16,9 @@ from typing import Any
 import jinja2
 
 from plimsoll_engine.checkpoint import (
-    DEFAULT_TEMPLATE,
+    DEFAULT_TEMPLATE_NAME,
     TOKENIZER_FILE,
-    TOOLS_TEMPLATE,
+    TOOLS_TEMPLATE_NAME,
     Checkpoint,
 )
 from plimsoll_engine.errors import UsageError
@@ -32,7 +32,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 """Name of a token that represents one byte in SentencePiece vocabularies."""
 _PRINTABLE = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
 _UNPRINTABLE = [byte for byte in range(256) if byte not in _PRINTABLE]
-BYTES_OF_LETTERS = {chr(byte): byte for byte in _PRINTABLE} | {
+BYTE_BY_VOCABULARY_LETTER = {chr(byte): byte for byte in _PRINTABLE} | {
     chr(256 + number): byte for number, byte in enumerate(_UNPRINTABLE)
 }
 """Byte that each letter of a byte-level vocabulary represents, as in GPT-2.
@@ -42,7 +42,7 @@ Printable characters represent themselves. Letters from U+0100 on represent the 
 
 
 class TemplateError(Exception):
-    """The chat template rejected the chat. The message contains the template's own message."""
+    """The chat template rejected the chat. The message includes the template's own message."""
 
 
 class ChatTooLongError(TemplateError):
@@ -52,8 +52,8 @@ class ChatTooLongError(TemplateError):
 class Tokenizer:
     """Tokenizer and chat templates of the checkpoint in ``model``.
 
-    The other parameters are those of :meth:`Checkpoint.read`. Raises UsageError that names the
-    invalid file.
+    The parameters are those of :meth:`Checkpoint.read`. Raises UsageError, which names the invalid
+    file.
     """
 
     def __init__(
@@ -72,12 +72,12 @@ class Tokenizer:
         self.eos_ids = checkpoint.stop_token_ids
         self._middle = find_prompt_context(self._tokenizer, self.encode_rendered("a"))
         self._middle_text = self.decode(self._middle)
-        self.chat_template = checkpoint.chat_templates.get(DEFAULT_TEMPLATE)
+        self.chat_template = checkpoint.chat_templates.get(DEFAULT_TEMPLATE_NAME)
         where = chat_template or "the checkpoint"
         self._templates = {
-            name: _compile(source, f"{where}: the chat template {name!r}")
+            name: _compile_template(source, f"{where}: the chat template {name!r}")
             for name, source in checkpoint.chat_templates.items()
-            if name in (DEFAULT_TEMPLATE, TOOLS_TEMPLATE)
+            if name in (DEFAULT_TEMPLATE_NAME, TOOLS_TEMPLATE_NAME)
         }
 
     def encode(self, text: str) -> list[int]:
@@ -85,7 +85,7 @@ class Tokenizer:
         return self._encode(text, True)
 
     def encode_rendered(self, text: str) -> list[int]:
-        """Return the tokens of a rendered chat. The template has written all special tokens."""
+        """Return the tokens of a rendered chat, in which the template wrote all special tokens."""
         return self._encode(text, False)
 
     def _encode(self, text: str, special: bool) -> list[int]:
@@ -95,9 +95,9 @@ class Tokenizer:
         ids: list[int] = encoding.ids
         return ids
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of ``ids``, including special tokens."""
-        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=False)
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text of ``token_ids``, including special tokens."""
+        text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=False)
         return text
 
     def create_detokenizer_factory(
@@ -118,47 +118,51 @@ class Tokenizer:
         return lambda: Detokenizer(self._tokenizer, context, skipped)
 
     def decode_token(self, token_id: int) -> str:
-        """Return the text of one token in the middle of a text, even for special tokens."""
+        """Return the text that a token has in the middle of a text. Special tokens are included."""
         text = self.decode([*self._middle, token_id])
         if text.startswith(self._middle_text):
             return text[len(self._middle_text) :]
         return self.decode([token_id])
 
     def decode_token_bytes(self, token_id: int) -> bytes:
-        """Return the bytes of one token. They may be only part of a character."""
+        """Return the bytes of one token, which may be only a part of a character."""
         name = self._tokenizer.id_to_token(token_id)
         if name is not None and name not in self._added:
-            if self._byte_level and all(letter in BYTES_OF_LETTERS for letter in name):
-                return bytes(BYTES_OF_LETTERS[letter] for letter in name)
+            if self._byte_level and all(letter in BYTE_BY_VOCABULARY_LETTER for letter in name):
+                return bytes(BYTE_BY_VOCABULARY_LETTER[letter] for letter in name)
             if match := _BYTE_TOKEN.fullmatch(name):
                 return bytes([int(match[1], 16)])
         return self.decode_token(token_id).encode()
 
     def get_token_id(self, text: str) -> int | None:
-        """Return the ID of the token ``text``; None if it is not a single token."""
+        """Return the ID of the token ``text``; None if ``text`` is not a single token."""
         token_id: int | None = self._tokenizer.token_to_id(text)
         return token_id
 
     def find_added_token(self, text: str) -> int | None:
         """Return the ID of the added token ``text``; None if the tokenizer has no such token.
 
-        No sequence of other tokens spells an added token.
+        The text of an added token is never encoded as several other tokens.
         """
         return self._added.get(text)
 
-    def get_token_names(self, ids: Sequence[int]) -> list[str | None]:
+    def get_token_names(self, token_ids: Sequence[int]) -> list[str | None]:
         """Return the name of each token in the vocabulary; None for an unknown ID.
 
-        A byte that is only part of a character has a name in the vocabulary, but no text.
+        A token that is only a part of a character has a name, but no text.
         """
-        return [self._tokenizer.id_to_token(token) for token in ids]
+        return [self._tokenizer.id_to_token(token) for token in token_ids]
 
     def get_template_source(self, tools: bool) -> str:
         """Return the source of the chat template for messages with or without ``tools``."""
         return self.checkpoint.chat_templates.get(self._choose_template(tools), "")
 
     def _choose_template(self, tools: bool) -> str:
-        return TOOLS_TEMPLATE if tools and TOOLS_TEMPLATE in self._templates else DEFAULT_TEMPLATE
+        return (
+            TOOLS_TEMPLATE_NAME
+            if tools and TOOLS_TEMPLATE_NAME in self._templates
+            else DEFAULT_TEMPLATE_NAME
+        )
 
     def render(
         self,
@@ -188,7 +192,7 @@ class Tokenizer:
                 tools=tools,
                 add_generation_prompt=add_generation_prompt,
             )
-            return _join(pieces, max_characters)
+            return _join_pieces(pieces, max_characters)
         except ChatTooLongError:
             raise
         except Exception as error:  # noqa: BLE001 - a template may raise anything
@@ -202,7 +206,7 @@ class Tokenizer:
             raise TemplateError(f"the chat template rejects these messages{where}: {why}") from None
 
 
-def _join(pieces: Iterable[str], max_characters: int | None) -> str:
+def _join_pieces(pieces: Iterable[str], max_characters: int | None) -> str:
     taken: list[str] = []
     size = 0
     for piece in pieces:
@@ -213,7 +217,7 @@ def _join(pieces: Iterable[str], max_characters: int | None) -> str:
     return "".join(taken)
 
 
-def _compile(source: str, where: str) -> jinja2.Template:
+def _compile_template(source: str, where: str) -> jinja2.Template:
     # A model without a template does not need this import, which takes half a second.
     from transformers.utils.chat_template_utils import _compile_jinja_template
 
@@ -227,7 +231,7 @@ def _compile(source: str, where: str) -> jinja2.Template:
 
 
 def _format_error_line(error: Exception) -> str:
-    """Return `` in line N`` for the template's line that raised ``error``; empty if unknown."""
+    """Return `` in line N`` for the line of the template that raised ``error``, else ""."""
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if frame.filename in ("<template>", "<unknown>")]
     return f" in line {lines[-1]}" if lines else ""

@@ -33,8 +33,8 @@ def set_subreaper() -> None:
 class OrphanWatcher:
     """Watches processes whose zygote has died.
 
-    ``on_exit`` is called once for each process that exits, with the message that its zygote would
-    have sent.
+    ``on_exit`` is called once for each process that exits. Its argument is the message that the
+    zygote would have sent.
     """
 
     def __init__(self, on_exit: Callable[[Exited], None]) -> None:

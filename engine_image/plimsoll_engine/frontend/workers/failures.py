@@ -14,7 +14,7 @@ from enum import Enum, auto
 
 from plimsoll_engine.frontend.requests.request_log import Generation, RequestFailedError
 
-CRASH_DELAYS_S = (0.0, 0.0, 1.0, 2.0, 4.0)
+RESTART_DELAYS_S = (0.0, 0.0, 1.0, 2.0, 4.0)
 """Delays before the restarts after consecutive crashes. One more crash ends the engine.
 
 The first two crashes may be accidental, so the restart is immediate. A restart of the worker does
@@ -27,11 +27,11 @@ CRASHES_UNTIL_SUSPECTED = 2
 """Number of consecutive crashes, without a token in between, after which a request is suspected."""
 
 
-class WorkerLost(Exception):
+class WorkerLostError(Exception):
     """A worker exited, or did not become ready.
 
-    ``permanent`` means that the settings or the checkpoint are wrong, so any other worker would
-    fail too.
+    ``permanent`` is True if a setting or the checkpoint is invalid, so any other worker would fail
+    too.
     """
 
     def __init__(self, message: str, permanent: bool = False) -> None:
@@ -39,15 +39,15 @@ class WorkerLost(Exception):
         self.permanent = permanent
 
 
-class ForkRefused(Exception):
+class ForkRefusedError(Exception):
     """The kernel did not let the zygote create a process. The zygote itself still works."""
 
 
-class ZygoteLost(Exception):
+class ZygoteLostError(Exception):
     """The zygote exited or does not answer."""
 
 
-class WorkerUnrecoverable(Exception):
+class WorkerUnrecoverableError(Exception):
     """No worker can be started, so the engine exits."""
 
 
@@ -69,7 +69,7 @@ class CrashBudget:
 
     def __init__(
         self,
-        delays_s: Sequence[float] = CRASH_DELAYS_S,
+        delays_s: Sequence[float] = RESTART_DELAYS_S,
         healthy_after_s: float = HEALTHY_AFTER_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -80,14 +80,14 @@ class CrashBudget:
         self._since: float | None = None
 
     def reset(self) -> None:
-        """Reset the count of crashes, because their cause may be gone."""
+        """Reset the number of crashes, because their cause may no longer exist."""
         self._consecutive, self._since = 0, None
 
     def mark_serving(self) -> None:
         """Record that the process has started to serve."""
         self._since = self._clock()
 
-    def spend(self) -> float | None:
+    def count_crash(self) -> float | None:
         """Count a crash or a failed start.
 
         Return the delay before the restart in seconds, or None if the budget is exhausted.
@@ -117,7 +117,7 @@ class Quarantine:
         self._tried: Generation | None = None
 
     def count_loss(self, unfinished: Sequence[Generation]) -> None:
-        """Count a lost worker for each request that it ran. Fail the suspected one among them."""
+        """Count a lost worker for each request that it ran, and fail the suspected one of them."""
         tried, self._tried = self._tried, None
         for generation in unfinished:
             if not generation.with_worker:
@@ -141,7 +141,7 @@ class Quarantine:
     def admit(self, carried: Sequence[Generation]) -> list[Generation]:
         """Return the requests in ``carried`` that are not suspected.
 
-        :meth:`get_next_suspect` returns the suspected ones.
+        :meth:`get_next_suspect` returns the suspected requests one by one.
         """
         suspects = [
             generation for generation in carried if generation.losses >= CRASHES_UNTIL_SUSPECTED
@@ -150,7 +150,10 @@ class Quarantine:
         return [generation for generation in carried if generation.losses < CRASHES_UNTIL_SUSPECTED]
 
     def get_next_suspect(self) -> Generation | None:
-        """Return the suspected request to run next; None if there is none or another one runs."""
+        """Return the suspected request to run next, or None.
+
+        It is None if no request is suspected, or if a suspected request is running.
+        """
         tried = self._tried
         if tried is not None and tried.with_worker and tried.losses and not tried.is_done:
             return None
@@ -172,35 +175,40 @@ class Failures:
         self.standby = CrashBudget()
         self.zygote = CrashBudget()
 
-    def count_worker_end(self, error: WorkerLost) -> float:
+    def count_worker_end(self, error: WorkerLostError) -> float:
         """Count the loss of a worker. Return the delay before the next one starts, in seconds.
 
-        Raises :class:`WorkerUnrecoverable` if the budget is exhausted or the error is permanent.
+        Raises :class:`WorkerUnrecoverableError` if the budget is exhausted or the error is
+        permanent.
         """
-        delay_s = self.worker.spend()
+        delay_s = self.worker.count_crash()
         if error.permanent:
-            raise WorkerUnrecoverable(f"cannot start a worker: {error}")
+            raise WorkerUnrecoverableError(f"cannot start a worker: {error}")
         if delay_s is None:
-            raise WorkerUnrecoverable(f"the worker keeps crashing; the last reason is: {error}")
+            raise WorkerUnrecoverableError(
+                f"the worker keeps crashing; the last reason is: {error}"
+            )
         return delay_s
 
     @staticmethod
     def choose_scope_of_failed_start(error: Exception, another_serves: bool) -> FailureScope:
         """Return which processes to end after a worker could not be forked.
 
-        A hung zygote is replaced. A zygote that the kernel does not allow to fork is kept while a
-        worker serves, because the same limit would apply to the next zygote.
+        A hung zygote is ended. If the kernel refused the fork while another worker serves, the
+        zygote is kept, because the same limit would apply to the next zygote.
         """
-        refused = isinstance(error, ForkRefused) and not another_serves
+        refused = isinstance(error, ForkRefusedError) and not another_serves
         return (
-            FailureScope.ZYGOTE if refused or isinstance(error, ZygoteLost) else FailureScope.WORKER
+            FailureScope.ZYGOTE
+            if refused or isinstance(error, ZygoteLostError)
+            else FailureScope.WORKER
         )
 
     @staticmethod
     def choose_scope_of_unkillable_process(needed: bool) -> FailureScope:
         """Return which processes to end after a process survived SIGKILL.
 
-        ``needed`` means that the next worker needs the memory of that process. Otherwise, it can be
-        left to exit as soon as the driver releases it.
+        ``needed`` is True if the next worker needs the memory of that process. Otherwise, the
+        process is left alone: it exits when the driver releases it.
         """
         return FailureScope.PROCESSES if needed else FailureScope.WORKER

@@ -51,7 +51,10 @@ class Outbox:
         return None
 
     def _join_choices(self, first: Submit) -> Submit:
-        """Remove the choices of its prompt that directly follow ``first``. Return them with it."""
+        """Return ``first`` with the choices of its prompt that directly follow it in the queue.
+
+        These choices are removed from the queue.
+        """
         choices, tokens = [], len(first.prompt_ids) + len(first.output_ids)
         for waiting in self._waiting.values():
             choice = create_choice(first, waiting) if isinstance(waiting, Submit) else None

@@ -1,11 +1,12 @@
 """Standby worker: a successor that is prepared in advance, to shorten the next restart.
 
-Like any successor, it has created its CUDA context and loaded its weights and kernels. It maps the
-weights and the KV pool, but writes to nothing that the serving worker uses. There is at most one
-standby, either always or while a lease requests it. It starts after a report of the serving worker,
-once that worker has taken over the carried-over requests, and only if enough memory is free. If it
-crashes, another one starts, within a crash budget like that of workers. The serving worker is not
-affected.
+Like any successor, a standby has created its CUDA context and loaded its weights and kernels. It
+maps the weights and the KV pool, but does not write to memory that the serving worker uses. The
+policy keeps one standby always, or while a lease requests it.
+
+The standby starts after a report of the serving worker, once that worker has taken over the
+carried-over requests, and only if enough memory is free. If the standby crashes, another one
+starts, within a crash budget of its own. The serving worker is not affected.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from plimsoll_api.admin import (
     StandbyState,
     StandbyStatus,
 )
-from plimsoll_engine.frontend.workers.failures import CrashBudget, WorkerLost
+from plimsoll_engine.frontend.workers.failures import CrashBudget, WorkerLostError
 from plimsoll_engine.frontend.workers.standby_memory import StandbyMemory
 from plimsoll_engine.frontend.workers.worker_handle import WorkerHandle
 from plimsoll_engine.frontend.workers.worker_processes import WorkerProcesses
@@ -35,12 +36,12 @@ from plimsoll_engine.settings import StandbyPolicy
 
 log = logging.getLogger(__name__)
 
-RETRY_S = 1.0
+MIN_START_DELAY_S = 1.0
 """Minimum delay before a new standby starts; replacing the serving worker has priority."""
-REFUSED_RETRY_S = 10.0
+MEMORY_CHECK_INTERVAL_S = 10.0
 """Delay before free memory is checked again, after there was too little for a standby."""
-HOST_SPARE_BYTES = 1 << 30
-DEVICE_SPARE_BYTES = 2 << 30
+MIN_FREE_HOST_BYTES_PER_RANK = 1 << 30
+MIN_FREE_DEVICE_BYTES = 2 << 30
 """Free memory that a standby needs to start: on the host per rank, and on each device.
 
 A standby uses less than half of that, so the serving worker does not run out of memory.
@@ -155,9 +156,9 @@ class Standby:
     def on_report(self, devices: Sequence[DeviceMemory]) -> None:
         """Start a standby if one should exist, or update the memory of the existing one.
 
-        ``devices`` are those of the serving worker. A worker's first report is ignored, because the
-        driver may not have freed the former worker's memory yet. The standby's memory would then
-        be underestimated.
+        ``devices`` are the devices of the serving worker. Its first report is ignored, because the
+        driver may not have freed the former worker's memory yet. The standby's memory would then be
+        underestimated.
         """
         if self._includes_former_worker:
             self._includes_former_worker = False
@@ -169,9 +170,9 @@ class Standby:
             self._memory.update(devices, self.prepared is not None)
 
     async def take(self) -> WorkerHandle | None:
-        """Wait until the standby is prepared, and hand it to the caller.
+        """Wait until the standby is prepared, and return it. The caller then owns it.
 
-        Return None if there is no standby or it fails.
+        Return None if there is no standby or its preparation fails.
         """
         if self._stopping is not None:  # memory may not suffice for two successors
             await asyncio.wait({self._stopping})
@@ -180,7 +181,7 @@ class Standby:
             return None
         try:
             handle = await preparing
-        except WorkerLost as error:
+        except WorkerLostError as error:
             self.error = str(error)
             return None
         return None if handle.is_lost else handle
@@ -211,10 +212,10 @@ class Standby:
         if (shortage := self._find_memory_shortage(devices)) is not None:
             if shortage != self.error:
                 log.warning("cannot start a standby worker", extra={"reason": shortage})
-            self.error, self._not_before = shortage, time.monotonic() + REFUSED_RETRY_S
+            self.error, self._not_before = shortage, time.monotonic() + MEMORY_CHECK_INTERVAL_S
             return
         self._memory.begin(devices)
-        self._handle = self._workers.get_successor()
+        self._handle = self._workers.create_successor()
         self._preparing = asyncio.create_task(self._prepare(self._handle), name="standby worker")
         self._watching = asyncio.create_task(
             self._watch(self._preparing), name="standby worker watch"
@@ -229,14 +230,14 @@ class Standby:
 
         Memory of unknown size counts as sufficient.
         """
-        spare, needed = self._headroom(), HOST_SPARE_BYTES * self._workers.ranks
+        spare, needed = self._headroom(), MIN_FREE_HOST_BYTES_PER_RANK * self._workers.ranks
         if spare is not None and spare < needed:
             return f"less than {needed >> 20} MiB of host memory is free"
         for device in devices:
             if device.total is None or device.used is None:
                 continue
-            if device.total - device.used < DEVICE_SPARE_BYTES:
-                spare_mib = DEVICE_SPARE_BYTES >> 20
+            if device.total - device.used < MIN_FREE_DEVICE_BYTES:
+                spare_mib = MIN_FREE_DEVICE_BYTES >> 20
                 return f"less than {spare_mib} MiB of memory is free on device {device.index}"
         return None
 
@@ -258,10 +259,12 @@ class Standby:
             log.info("standby worker prepared", extra={"epoch": str(handle.epoch)})
             await handle.exited.wait()
             reason = "it exited"
-        except WorkerLost as error:
+        except WorkerLostError as error:
             reason = str(error)
-        delay_s = self._crashes.spend()
+        delay_s = self._crashes.count_crash()
         log.warning("the standby worker failed", extra={"reason": reason, "next_in_s": delay_s})
         self.error = reason
         self._preparing = self._handle = None
-        self._not_before = None if delay_s is None else time.monotonic() + max(delay_s, RETRY_S)
+        self._not_before = (
+            None if delay_s is None else time.monotonic() + max(delay_s, MIN_START_DELAY_S)
+        )

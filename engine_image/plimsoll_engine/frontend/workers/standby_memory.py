@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from plimsoll_api.admin import DeviceMemory, LedgerEntry, MemoryKind, ProcessMemory, Role
 
 STANDBY_OWNER = "standby_worker"
-SETTLED_REPORTS = 2
+PREPARED_REPORTS_UNTIL_FINAL = 2
 """Number of reports of the serving worker after which device memory includes a prepared standby.
 
 The first report may have been written before the standby was ready.
@@ -33,11 +33,12 @@ class StandbyMemory:
         self._device_bytes, self._settled = None, 0
 
     def update(self, devices: Sequence[DeviceMemory], prepared: bool) -> None:
-        """Update the standby's device memory, from the memory in use while it runs.
+        """Update the estimate of the standby's device memory while the standby runs.
 
-        A ``prepared`` standby does not allocate any more.
+        The estimate is the increase of the memory in use on ``devices``. Once the standby is
+        ``prepared``, it allocates no further memory.
         """
-        if self._settled >= SETTLED_REPORTS:
+        if self._settled >= PREPARED_REPORTS_UNTIL_FINAL:
             return
         self._settled += prepared
         after = count_bytes_outside_torch(devices)

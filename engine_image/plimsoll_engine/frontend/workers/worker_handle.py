@@ -1,8 +1,8 @@
 """State of one worker, as the frontend sees it: forked, prepared, ready, stopped, reaped.
 
-A worker has one process per rank. They start and exit together, and rank 0 speaks for all. Each
-stage is a future or an event that is set once. If the worker exits early, the futures of the
-remaining stages raise WorkerLost with the reason.
+A worker has one process per rank. They start and exit together, and only rank 0 exchanges messages
+with the frontend. Each stage is a future or an event that is set once. If the worker exits early,
+the futures of the remaining stages raise WorkerLostError with the reason.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from plimsoll_api.admin import Epoch
-from plimsoll_engine.frontend.workers.failures import WorkerLost
+from plimsoll_engine.frontend.workers.failures import WorkerLostError
 from plimsoll_engine.frontend.workers.worker_link import WorkerLink
 from plimsoll_engine.messages import worker_ipc
 from plimsoll_engine.messages.zygote_ipc import Exited, make_rendezvous_paths
@@ -27,8 +27,8 @@ from plimsoll_engine.process.stacks import make_stacks_path, truncate_if_large
 
 log = logging.getLogger(__name__)
 
-TERM_GRACE_S = 1.0
-KILL_GRACE_S = 5.0
+SIGTERM_GRACE_S = 1.0
+SIGKILL_GRACE_S = 5.0
 STACKS_TIMEOUT_S = 1.0
 # A worker whose socket has closed is killed if it does not exit within this time.
 REAP_TIMEOUT_S = 1.0
@@ -38,8 +38,9 @@ REAP_TIMEOUT_S = 1.0
 class StopOutcome:
     """Result of stopping a worker.
 
-    ``stopped`` is its final message, or None if it sent none. ``signals`` are the names of the
-    signals that were needed, and ``stacks`` is the file with the stack traces of a hung worker.
+    ``stopped`` is the final message of the worker, or None if it sent none. ``signals`` are the
+    names of the signals that were sent to it, and ``stacks`` is the file with the stack traces of a
+    hung worker.
     """
 
     stopped: worker_ipc.StopResult | None
@@ -109,9 +110,9 @@ class WorkerHandle:
     async def stop(self, grace_s: float, hand_over: bool = False) -> StopOutcome:
         """Ask the worker to stop, and kill it if it has not stopped after ``grace_s`` seconds.
 
-        With ``hand_over``, it leaves its KV blocks for a successor. The call returns at the
-        worker's final message, when the worker has released all resources. Its processes stay until
-        :meth:`dismiss`, so that the next worker need not wait while the driver destroys their CUDA
+        If ``hand_over`` is True, the worker leaves its KV blocks for a successor. The call returns
+        when the worker has released all resources and sent its final message. Its processes stay
+        until :meth:`dismiss`, so the next worker need not wait while the driver destroys their CUDA
         contexts.
         """
         if self.stopped.done():
@@ -120,7 +121,7 @@ class WorkerHandle:
             return StopOutcome(None)
         self._stopping = True
         self.link.send(worker_ipc.Stop(hand_over, time.monotonic()))
-        if await wait_finished(wait_for_either(self.stopped, self.exited), grace_s):
+        if await wait_with_timeout(wait_for_either(self.stopped, self.exited), grace_s):
             return StopOutcome(self.stopped.result() if self.stopped.done() else None)
         stacks = await self.dump_stacks()
         signals = await self.kill()
@@ -133,29 +134,32 @@ class WorkerHandle:
             self.on_exit("not all ranks of the worker could be started")
 
     def dismiss(self) -> None:
-        """Let the worker exit. It waits for this call after its final message."""
+        """Let the worker exit. After its final message, it waits for this call."""
         self.link.drop()
 
     async def kill(self) -> tuple[str, ...]:
         """Send SIGTERM, then SIGKILL if needed. Return the names of the signals that were sent.
 
-        ``exited`` is still not set afterwards if a process survived SIGKILL.
+        If a process survives SIGKILL, the event ``exited`` is still not set when the call returns.
         """
         self._stopping = True
         sent: list[str] = []
-        for number, grace_s in ((signal.SIGTERM, TERM_GRACE_S), (signal.SIGKILL, KILL_GRACE_S)):
+        for number, grace_s in (
+            (signal.SIGTERM, SIGTERM_GRACE_S),
+            (signal.SIGKILL, SIGKILL_GRACE_S),
+        ):
             if self.exited.is_set() or not self.pids:
                 break
-            if self._signal(number):
+            if self._send_signal(number):
                 sent.append(number.name)
-            await wait_finished(self.exited.wait(), grace_s)
+            await wait_with_timeout(self.exited.wait(), grace_s)
         self.link.drop()
         return tuple(sent)
 
     async def dump_stacks(self) -> Path | None:
-        """Make all ranks write their stack traces, which works even if they hang.
+        """Make all ranks write their stack traces to files, even if they hang.
 
-        Return rank 0's file, or None if rank 0 wrote none. The other ranks have files of their own.
+        Return rank 0's file, or None if rank 0 wrote none.
         """
         if self.pid is None or self.exited.is_set():
             return None
@@ -174,9 +178,9 @@ class WorkerHandle:
         return None
 
     def kill_now(self, reason: str) -> None:
-        """Kill the worker without a grace period. ``reason`` is a cause outside the worker."""
+        """Kill the worker without a grace period. ``reason`` is why the frontend kills it."""
         self.mark_lost(reason)
-        self._signal(signal.SIGKILL)
+        self._send_signal(signal.SIGKILL)
 
     def on_rank_exit(self, message: Exited) -> None:
         """Record that a rank exited. If the exit was unexpected, kill the other ranks."""
@@ -199,8 +203,8 @@ class WorkerHandle:
             with contextlib.suppress(OSError):  # no such file, or a read-only directory
                 path.unlink()
 
-    def _signal(self, number: signal.Signals) -> bool:
-        return sum(send_signal(pid, number) for pid in self.live_pids) > 0
+    def _send_signal(self, signal_number: signal.Signals) -> bool:
+        return sum(send_signal(pid, signal_number) for pid in self.live_pids) > 0
 
     def mark_lost(self, reason: str, permanent: bool = False) -> None:
         """Record that the worker is lost, and report it unless the worker was asked to stop."""
@@ -210,7 +214,7 @@ class WorkerHandle:
         if not self.ready.done():
             for stage in (self.prepared, self.ready):
                 if not stage.done():
-                    stage.set_exception(WorkerLost(reason, permanent))
+                    stage.set_exception(WorkerLostError(reason, permanent))
         elif not self._stopping:
             self._on_lost(self, reason)
 
@@ -232,9 +236,9 @@ class WorkerHandle:
             self._reaping = asyncio.create_task(self._reap(), name="worker reaper")
 
     async def _reap(self) -> None:
-        """Wait until a worker whose socket was closed has exited. Kill it after a timeout."""
-        if not await wait_finished(self.exited.wait(), REAP_TIMEOUT_S):
-            self._signal(signal.SIGKILL)
+        """Wait until the worker has exited after its socket was closed. Kill it after a timeout."""
+        if not await wait_with_timeout(self.exited.wait(), REAP_TIMEOUT_S):
+            self._send_signal(signal.SIGKILL)
 
 
 def describe_exit(message: Exited) -> str:
@@ -246,10 +250,10 @@ def describe_exit(message: Exited) -> str:
     return f"{process} exited with status {message.status}"
 
 
-def send_signal(pid: int, number: signal.Signals) -> bool:
+def send_signal(pid: int, signal_number: signal.Signals) -> bool:
     """Send a signal to a process. Return False if it does not exist."""
     try:
-        os.kill(pid, number)
+        os.kill(pid, signal_number)
     except ProcessLookupError:
         return False
     return True
@@ -265,11 +269,11 @@ async def wait_for_either(future: asyncio.Future[Any], event: asyncio.Event) -> 
         waiting.cancel()
 
 
-async def wait_finished(waiting: Any, timeout_s: float) -> bool:
-    """Wait for ``waiting`` for up to ``timeout_s`` seconds. Return whether it has finished."""
+async def wait_with_timeout(awaitable: Any, timeout_s: float) -> bool:
+    """Wait for ``awaitable`` for up to ``timeout_s`` seconds. Return True if it has finished."""
     try:
         async with asyncio.timeout(timeout_s):
-            await waiting
+            await awaitable
     except TimeoutError:
         return False
     return True

@@ -32,14 +32,14 @@ class WorkerLink:
 
     def __init__(
         self,
-        number: int,
+        epoch_number: int,
         media_cache_bytes: int,
         on_message: Callable[[worker_ipc.FromWorker], None],
         on_lost: Callable[[], None],
     ) -> None:
-        self.number = number
+        self.number = epoch_number
         self.outbox = Outbox()
-        self.sender = MediaCacheSender(media_cache_bytes)
+        self.media_sender = MediaCacheSender(media_cache_bytes)
         self._on_message = on_message
         self._on_lost = on_lost
         self._writer: asyncio.StreamWriter | None = None
@@ -97,12 +97,12 @@ class WorkerLink:
                     continue
                 # Write without an await after packing: the sender assumes that what it packs is
                 # sent, in that order.
-                writer.write(worker_ipc.encode_frame(self.sender.pack(message)))
+                writer.write(worker_ipc.encode_frame(self.media_sender.pack(message)))
                 await writer.drain()
 
 
 class WorkerSocket:
-    """Socket on which workers connect. It passes each connection to the worker's link."""
+    """Socket to which workers connect. It passes each connection to the worker's link."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -163,7 +163,7 @@ class WorkerSocket:
     async def _read_hello(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> worker_ipc.Hello | None:
-        """Return the peer's Hello message, or None if it is invalid or has a wrong PID."""
+        """Return the peer's Hello message, or None if the message or the peer is invalid."""
         try:
             async with asyncio.timeout(HELLO_TIMEOUT_S):
                 body = await read_body(reader)

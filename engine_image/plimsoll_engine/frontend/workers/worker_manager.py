@@ -9,7 +9,11 @@ from typing import Protocol
 from plimsoll_api.admin import EngineState, Epoch
 from plimsoll_engine.frontend.epochs import Epochs
 from plimsoll_engine.frontend.lifecycle import Lifecycle
-from plimsoll_engine.frontend.workers.failures import Failures, WorkerLost, WorkerUnrecoverable
+from plimsoll_engine.frontend.workers.failures import (
+    Failures,
+    WorkerLostError,
+    WorkerUnrecoverableError,
+)
 from plimsoll_engine.frontend.workers.standby import Standby
 from plimsoll_engine.frontend.workers.worker_handle import WorkerHandle
 from plimsoll_engine.frontend.workers.worker_processes import WorkerProcesses
@@ -71,29 +75,29 @@ class WorkerManager:
         async with self.replacing:
             try:
                 await self.start("initial")
-            except WorkerUnrecoverable:
+            except WorkerUnrecoverableError:
                 return
             self._served.resubmit()
             if self._lifecycle.state is EngineState.WARMING:
                 self._lifecycle.move_to(EngineState.SERVING)
 
-    async def recover(self, reason: str, lost: Epoch) -> None:
-        """Replace the worker of the epoch ``lost``, which exited unexpectedly.
+    async def recover(self, reason: str, lost_epoch: Epoch) -> None:
+        """Replace the worker of ``lost_epoch``, which exited unexpectedly.
 
         If a standby exists, it takes over. A drained engine stays drained.
         """
         async with self.replacing:
-            if self._epochs.current != lost:
+            if self._epochs.current != lost_epoch:
                 return  # a planned restart has replaced it already
             # A restart may have submitted requests to this worker after it had exited.
             self._served.on_epoch_ended()
             if self._lifecycle.state is EngineState.SERVING:
                 self._lifecycle.move_to(EngineState.RESTARTING)
             try:
-                await self._wait_after_loss(WorkerLost(reason))
+                await self._wait_after_loss(WorkerLostError(reason))
                 await self._workers.discard()
                 await self.replace(await self.standby.take(), reason="crash")
-            except WorkerUnrecoverable:
+            except WorkerUnrecoverableError:
                 return
             log.info("requests carried over", extra={"count": self._served.resubmit()})
             if self._lifecycle.state is EngineState.RESTARTING:
@@ -105,13 +109,13 @@ class WorkerManager:
             self.standby.on_report(report.devices)
 
     async def prepare(self) -> tuple[WorkerHandle, bool]:
-        """Return a prepared successor, and whether it was the standby.
+        """Return a prepared successor, and True if it was the standby.
 
-        Raises :class:`WorkerLost`.
+        Raises :class:`WorkerLostError`.
         """
         if (standby := await self.standby.take()) is not None:
             return standby, True
-        successor = self._workers.get_successor()
+        successor = self._workers.create_successor()
         await self._workers.prepare(successor, min(PREPARE_TIMEOUT_S, self._timeout_s))
         return successor, False
 
@@ -125,12 +129,12 @@ class WorkerManager:
 
         The former worker must have stopped. ``handover`` is passed only to ``successor``. Return
         the Ready message of ``successor``, or None if a new worker serves instead. Raises
-        WorkerUnrecoverable.
+        WorkerUnrecoverableError if no worker can be started.
         """
         if successor is not None:
             try:
                 ready = await self._workers.take_over(successor, self._timeout_s, True, handover)
-            except WorkerLost as error:
+            except WorkerLostError as error:
                 self._fail_start(error)
                 await self._wait_after_loss(error)
             else:
@@ -142,12 +146,12 @@ class WorkerManager:
     async def start(self, reason: str) -> None:
         """Start a worker, and retry within the crash budget.
 
-        Raises :class:`WorkerUnrecoverable` if the budget is exhausted.
+        Raises :class:`WorkerUnrecoverableError` if the budget is exhausted.
         """
         while True:
             try:
                 ready = await self._workers.start(self._timeout_s)
-            except WorkerLost as error:
+            except WorkerLostError as error:
                 self._fail_start(error)
                 await self._wait_after_loss(error)
                 reason = "crash"
@@ -160,19 +164,19 @@ class WorkerManager:
         self.standby.on_epoch_started()
         self._served.on_epoch_started(ready, reason)
 
-    async def _wait_after_loss(self, error: WorkerLost) -> None:
+    async def _wait_after_loss(self, error: WorkerLostError) -> None:
         """Wait until the next worker may start.
 
-        If none may, fail the engine and raise WorkerUnrecoverable.
+        If the crash budget is exhausted, fail the engine and raise WorkerUnrecoverableError.
         """
         try:
             delay_s = self._failures.count_worker_end(error)
-        except WorkerUnrecoverable as unrecoverable:
+        except WorkerUnrecoverableError as unrecoverable:
             self._served.fail(str(unrecoverable))
             raise
         await asyncio.sleep(delay_s)
 
-    def _fail_start(self, error: WorkerLost) -> None:
+    def _fail_start(self, error: WorkerLostError) -> None:
         log.error(
             "cannot start a worker",
             extra={"epoch": str(self._epochs.current), "reason": str(error)},

@@ -19,9 +19,9 @@ from plimsoll_engine.frontend.workers.adopted import OrphanWatcher, reap_unknown
 from plimsoll_engine.frontend.workers.failures import (
     Failures,
     FailureScope,
-    ForkRefused,
-    WorkerLost,
-    ZygoteLost,
+    ForkRefusedError,
+    WorkerLostError,
+    ZygoteLostError,
 )
 from plimsoll_engine.frontend.workers.worker_handle import (
     REAP_TIMEOUT_S,
@@ -29,7 +29,7 @@ from plimsoll_engine.frontend.workers.worker_handle import (
     WorkerHandle,
     describe_exit,
     send_signal,
-    wait_finished,
+    wait_with_timeout,
 )
 from plimsoll_engine.frontend.workers.worker_link import WorkerSocket
 from plimsoll_engine.frontend.workers.zygote_client import ZygoteClient
@@ -120,7 +120,7 @@ class WorkerProcesses:
         return None if self._weight_server is None else self._weight_server.pid
 
     @property
-    def unsent(self) -> int:
+    def num_unsent_messages(self) -> int:
         """Number of messages to the serving worker that have not been sent yet."""
         return 0 if self._serving is None else len(self._serving.link.outbox)
 
@@ -130,25 +130,25 @@ class WorkerProcesses:
             self._serving.link.send(message)
 
     def mark_media_missing(self, keys: list[bytes]) -> None:
-        """Record media that the serving worker lacks, so that the next submission includes them."""
+        """Record that the serving worker lacks the media ``keys``, so that they are sent again."""
         if self._serving is not None:
-            self._serving.link.sender.mark_missing(keys)
+            self._serving.link.media_sender.mark_missing(keys)
 
     @property
-    def sender(self) -> MediaCacheSender | None:
-        """Record of the media that the serving worker caches, or None if no worker serves."""
-        return None if self._serving is None else self._serving.link.sender
+    def media_sender(self) -> MediaCacheSender | None:
+        """Record of the media in the serving worker's cache, or None if no worker serves."""
+        return None if self._serving is None else self._serving.link.media_sender
 
     async def start(self, timeout_s: float) -> worker_ipc.Ready:
         """Start the worker of the next epoch. Return its Ready message once it serves."""
-        worker = self.get_successor()
+        worker = self.create_successor()
         self._set_serving(worker)
         deadline = time.monotonic() + timeout_s
         await self.prepare(worker, timeout_s)
         return await self.take_over(worker, max(0.1, deadline - time.monotonic()))
 
-    def get_successor(self) -> WorkerHandle:
-        """Return a worker that has a new epoch number and has not been forked yet."""
+    def create_successor(self) -> WorkerHandle:
+        """Return a worker with a new epoch number, which has not been forked yet."""
         return WorkerHandle(
             self._epochs.reserve(),
             self._config.run_dir,
@@ -161,7 +161,8 @@ class WorkerProcesses:
     async def prepare(self, worker: WorkerHandle, timeout_s: float) -> None:
         """Fork ``worker``, and wait until it has its CUDA context, weights and kernels.
 
-        Another worker may serve meanwhile. If ``worker`` fails, it is killed. Raises WorkerLost.
+        Another worker may serve meanwhile. If ``worker`` fails, it is killed. Raises
+        WorkerLostError.
         """
         number = worker.epoch.number
         self._living[number] = worker
@@ -183,7 +184,9 @@ class WorkerProcesses:
             )
             if scope is FailureScope.ZYGOTE and failed is not None and failed is self._zygote:
                 failed.kill()
-            raise WorkerLost(f"cannot start the worker: {error or type(error).__name__}") from None
+            raise WorkerLostError(
+                f"cannot start the worker: {error or type(error).__name__}"
+            ) from None
         log.info("worker forked", extra={"epoch": str(worker.epoch), "pids": worker.pids})
         prepared = await self._await_stage(
             worker, worker.prepared, max(0.1, deadline - time.monotonic())
@@ -209,7 +212,7 @@ class WorkerProcesses:
         """Make a prepared worker serve. Its stopped predecessor exits once this worker is ready.
 
         ``quick`` skips the warm-up of the largest step. ``handover`` comes from the predecessor's
-        StopResult and requires ``quick``. Raises :class:`WorkerLost`.
+        StopResult and requires ``quick``. Raises :class:`WorkerLostError`.
         """
         self._set_serving(worker)
         worker.link.send(worker_ipc.TakeOver(quick, handover))
@@ -242,17 +245,17 @@ class WorkerProcesses:
     async def discard(self) -> None:
         """Wait until the lost worker has exited, and kill it after a timeout."""
         worker = self._serving
-        if worker is not None and not await wait_finished(worker.exited.wait(), REAP_TIMEOUT_S):
+        if worker is not None and not await wait_with_timeout(worker.exited.wait(), REAP_TIMEOUT_S):
             await self._kill(worker)
 
     async def drop_weights(self) -> None:
         """Stop the weight server, so that the next worker loads the weights from the checkpoint.
 
-        All workers must have been asked to stop before.
+        Ask all workers to stop before this call.
         """
         for worker in list(self._living.values()):
             worker.dismiss()
-            if not await wait_finished(worker.exited.wait(), EXIT_GRACE_S):
+            if not await wait_with_timeout(worker.exited.wait(), EXIT_GRACE_S):
                 await self._kill(worker)
         server = self._weight_server
         if server is None:
@@ -260,7 +263,7 @@ class WorkerProcesses:
         server.stopping = True
         for number in (signal.SIGTERM, signal.SIGKILL):
             send_signal(server.pid, number)
-            if await wait_finished(server.exited.wait(), WEIGHT_SERVER_GRACE_S):
+            if await wait_with_timeout(server.exited.wait(), WEIGHT_SERVER_GRACE_S):
                 return
         await self._handle_unkillable("weight server", server.pid, needed=True)
 
@@ -299,7 +302,7 @@ class WorkerProcesses:
         try:
             worker.pids.append(await asyncio.shield(forking))
         except asyncio.CancelledError:
-            with contextlib.suppress(ZygoteLost, ForkRefused):
+            with contextlib.suppress(ZygoteLostError, ForkRefusedError):
                 worker.pids.append(await forking)
             raise
 
@@ -314,11 +317,11 @@ class WorkerProcesses:
             if worker is self._serving:
                 # The weight server may hang as well, and no other worker uses it.
                 await self.drop_weights()
-            raise WorkerLost(
+            raise WorkerLostError(
                 f"the worker of epoch {worker.epoch} was not ready within {timeout_s:g} s "
                 "(--startup-timeout)"
             ) from None
-        except (WorkerLost, asyncio.CancelledError):
+        except (WorkerLostError, asyncio.CancelledError):
             await self._kill(worker)
             raise
 
@@ -347,7 +350,7 @@ class WorkerProcesses:
             log.info("weight server forked", extra={"pid": pid})
 
     async def _await_exit(self, worker: WorkerHandle) -> None:
-        if not await wait_finished(worker.exited.wait(), EXIT_GRACE_S):
+        if not await wait_with_timeout(worker.exited.wait(), EXIT_GRACE_S):
             log.warning(
                 "the worker did not exit after its final message", extra={"pid": worker.pid}
             )
@@ -417,13 +420,13 @@ class WorkerProcesses:
         self._renewing = asyncio.create_task(self._restart_zygote(zygote), name="zygote renewal")
 
     async def _restart_zygote(self, dead: ZygoteClient) -> None:
-        await dead.wait_ended()
+        await dead.wait_until_exited()
         self._watch_orphans()
-        while (delay_s := self._failures.zygote.spend()) is not None:
+        while (delay_s := self._failures.zygote.count_crash()) is not None:
             await asyncio.sleep(delay_s)
             try:
                 await self._ensure_zygote(time.monotonic() + ZYGOTE_RESTART_TIMEOUT_S)
-            except (ZygoteLost, OSError) as error:
+            except (ZygoteLostError, OSError) as error:
                 log.error("cannot start the zygote", extra={"reason": str(error)})
             else:
                 return

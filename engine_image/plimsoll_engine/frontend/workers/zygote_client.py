@@ -13,7 +13,7 @@ from collections.abc import Callable
 import msgspec
 
 from plimsoll_api.admin import Role
-from plimsoll_engine.frontend.workers.failures import ForkRefused, ZygoteLost
+from plimsoll_engine.frontend.workers.failures import ForkRefusedError, ZygoteLostError
 from plimsoll_engine.messages import zygote_ipc
 from plimsoll_engine.messages.framing import read_body
 from plimsoll_engine.messages.zygote_ipc import (
@@ -27,7 +27,11 @@ from plimsoll_engine.messages.zygote_ipc import (
 FORK_TIMEOUT_S = 10.0
 
 
-THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+SINGLE_THREAD_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_WAIT_POLICY": "PASSIVE",
+}
 """Environment variables for the zygote and its workers.
 
 A fork copies only one thread, so OpenMP is limited to one. ``PASSIVE`` stops OpenMP's threads from
@@ -68,8 +72,8 @@ class ZygoteClient:
     async def start(self, timeout_s: float) -> ZygoteReady:
         """Start the zygote, and return its Ready message.
 
-        Raises :class:`ZygoteLost` if it is not ready within ``timeout_s`` seconds, and OSError if
-        the kernel cannot create a process or a socket.
+        Raises :class:`ZygoteLostError` if it is not ready within ``timeout_s`` seconds, and OSError
+        if the kernel cannot create a process or a socket.
         """
         self._ready = asyncio.get_running_loop().create_future()
         parent_end, child_end = socket.socketpair()
@@ -85,7 +89,7 @@ class ZygoteClient:
                 return await self._ready
         except TimeoutError:
             await self.close()
-            raise ZygoteLost(f"the zygote was not ready within {timeout_s:g} s") from None
+            raise ZygoteLostError(f"the zygote was not ready within {timeout_s:g} s") from None
 
     async def _spawn(self, child_end: socket.socket) -> None:
         inherited = [child_end.fileno()]
@@ -105,32 +109,33 @@ class ZygoteClient:
                 msgspec.json.encode(self._config).decode(),
                 pass_fds=inherited,
                 stdin=asyncio.subprocess.DEVNULL,
-                env=os.environ | THREADS,
+                env=os.environ | SINGLE_THREAD_ENVIRONMENT,
             )
 
     async def fork(self, number: int, role: Role = Role.WORKER, rank: int = 0) -> int:
         """Fork a process and return its PID.
 
-        Raises ForkRefused if the kernel refuses the fork, and ZygoteLost if the zygote fails.
+        ``number`` is the number of the worker's epoch, or of the weight server. Raises
+        ForkRefusedError if the kernel refuses the fork, and ZygoteLostError if the zygote fails.
         """
         async with self._forks:  # a standby can be forked at any time
             return await self._fork(zygote_ipc.Fork(number, role, rank))
 
     async def _fork(self, request: zygote_ipc.Fork) -> int:
         if self._writer is None:
-            raise ZygoteLost("the zygote is not running")
+            raise ZygoteLostError("the zygote is not running")
         self._forked = asyncio.get_running_loop().create_future()
         try:
             self._writer.write(zygote_ipc.encode_frame(request))
             async with asyncio.timeout(FORK_TIMEOUT_S):
                 return await self._forked
         except TimeoutError:
-            raise ZygoteLost(f"the zygote did not fork within {FORK_TIMEOUT_S:g} s") from None
+            raise ZygoteLostError(f"the zygote did not fork within {FORK_TIMEOUT_S:g} s") from None
         finally:
             self._forked = None
 
-    async def wait_ended(self) -> None:
-        """Wait until the zygote has exited and its children belong to this process."""
+    async def wait_until_exited(self) -> None:
+        """Wait until the zygote has exited, and its children are children of this process."""
         if self._process is not None:
             await self._process.wait()
 
@@ -159,19 +164,19 @@ class ZygoteClient:
         self._process = None
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
-        reason = "the zygote ended"
+        reason = "the zygote exited"
         try:
             while (body := await read_body(reader)) is not None:
-                self._handle(zygote_ipc.from_zygote_decoder.decode(body))
+                self._handle_message(zygote_ipc.from_zygote_decoder.decode(body))
         except (ValueError, msgspec.DecodeError, RecursionError) as error:
             reason = f"the zygote sent an invalid message: {error}"
         for waiting in (self._ready, self._forked):
             if waiting is not None and not waiting.done():
-                waiting.set_exception(ZygoteLost(reason))
+                waiting.set_exception(ZygoteLostError(reason))
                 waiting.exception()  # mark as retrieved: the waiter may have been cancelled
         self._on_lost(self, reason)
 
-    def _handle(self, message: zygote_ipc.FromZygote) -> None:
+    def _handle_message(self, message: zygote_ipc.FromZygote) -> None:
         match message:
             case ZygoteReady():
                 if self._ready is not None and not self._ready.done():
@@ -181,6 +186,6 @@ class ZygoteClient:
                     self._forked.set_result(pid)
             case ForkFailed(message=reason):
                 if self._forked is not None and not self._forked.done():
-                    self._forked.set_exception(ForkRefused(reason))
+                    self._forked.set_exception(ForkRefusedError(reason))
             case Exited():
                 self._on_exit(message)

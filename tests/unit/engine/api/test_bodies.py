@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from plimsoll_engine.api.decoding import FIELDS_OF_OTHER_PATHS, REFUSED_FIELDS, decode
+from plimsoll_engine.api.decoding import FIELDS_OF_OTHER_PATHS, REFUSED_FIELDS, decode_body
 from plimsoll_engine.api.errors import ApiError
 from plimsoll_engine.api.protocol import (
     BatchChatRequest,
@@ -47,7 +47,7 @@ from plimsoll_engine.api.responses_request import ResponsesRequest
 )  # fmt: skip
 def test_an_error_names_the_field_or_the_body(body: bytes, param: str | None) -> None:
     with pytest.raises(ApiError) as raised:
-        decode(body, CompletionRequest, strict=True)
+        decode_body(body, CompletionRequest, strict=True)
     assert raised.value.status == 400
     assert raised.value.param == param
     assert param is not None or str(raised.value).startswith("the body: ")
@@ -73,7 +73,7 @@ def test_an_error_names_the_whole_path_of_a_missing_field(
 ) -> None:
     body = {"messages": [{"role": "user", "content": "a"}]} | fields
     with pytest.raises(ApiError) as raised:
-        decode(json.dumps(body).encode(), ChatRequest)
+        decode_body(json.dumps(body).encode(), ChatRequest)
     assert raised.value.param == param
 
 
@@ -93,7 +93,7 @@ CUSTOM = {"type": "custom", "custom": {"name": "shell"}}
 def test_a_custom_tool_is_refused_with_a_way_out(fields: dict[str, object], param: str) -> None:
     body = {"messages": [{"role": "user", "content": "a"}]} | fields
     with pytest.raises(ApiError, match="give a custom tool as a function of one string") as raised:
-        decode(json.dumps(body).encode(), ChatRequest)
+        decode_body(json.dumps(body).encode(), ChatRequest)
     assert (raised.value.status, raised.value.param) == (400, param)
 
 
@@ -114,7 +114,7 @@ def test_allowed_tools_that_name_no_tool_are_refused(
         "tool_choice": allowed(mode, *tools),
     }  # fmt: skip
     with pytest.raises(ApiError) as raised:
-        decode(json.dumps(body).encode(), ChatRequest)
+        decode_body(json.dumps(body).encode(), ChatRequest)
     assert (raised.value.status, raised.value.param) == (400, param)
 
 
@@ -126,19 +126,19 @@ def test_half_a_character_is_replaced() -> None:
         (r"\ud83d\ud83d\ude00", "\ufffd😀"),
     ):  # fmt: skip
         body = f'{{"messages": [{{"role": "user", "content": "{escaped}"}}]}}'.encode()
-        assert decode(body, ChatRequest).messages[0].content == text
+        assert decode_body(body, ChatRequest).messages[0].content == text
 
 
 def test_the_types_of_a_body_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Annotations would be evaluated each time, which took 2 ms of every request."""
     body = b'{"prompt": "x", "stream": true, "stream_options": {"include_usage": true}}'
-    decode(body, CompletionRequest)
+    decode_body(body, CompletionRequest)
 
     def read(kind: type) -> None:
         pytest.fail(f"{kind} is read again")
 
     monkeypatch.setattr(msgspec.structs, "fields", read)
-    assert decode(body, CompletionRequest).stream_options is not None
+    assert decode_body(body, CompletionRequest).stream_options is not None
 
 
 def test_unknown_fields_are_named_and_null_is_a_default() -> None:
@@ -148,7 +148,7 @@ def test_unknown_fields_are_named_and_null_is_a_default() -> None:
         "prompt_cache_key": "k", "safety_identifier": "s", "client_metadata": {}, "stream": True,
         "stream_options": {"include_usage": True, "include_obfuscation": False, "sails": 3},
     }  # fmt: skip
-    found = decode(json.dumps(body).encode(), CompletionRequest, warnings=warnings)
+    found = decode_body(json.dumps(body).encode(), CompletionRequest, warnings=warnings)
     assert found.stream_options is not None
     assert found.stream_options.include_usage
     assert found.ignore_eos is False
@@ -159,10 +159,10 @@ def test_unknown_fields_are_named_and_null_is_a_default() -> None:
 def test_what_would_change_the_answer_is_refused(field: str) -> None:
     body = {"model": "m", "prompt": "a", field: {}}
     with pytest.raises(ApiError) as raised:
-        decode(json.dumps(body).encode(), CompletionRequest)
+        decode_body(json.dumps(body).encode(), CompletionRequest)
     assert (raised.value.status, raised.value.param) == (400, field)
     assert str(raised.value).endswith(f": {REFUSED_FIELDS[field]}")
-    decode(json.dumps(body | {field: None}).encode(), CompletionRequest)
+    decode_body(json.dumps(body | {field: None}).encode(), CompletionRequest)
 
 
 @pytest.mark.parametrize("field", FIELDS_OF_OTHER_PATHS)
@@ -176,13 +176,13 @@ def test_a_field_of_another_path_is_refused_and_a_value_without_effect_is_not(fi
         if field not in {one.encode_name for one in msgspec.structs.fields(kind)}:
             refused.append(kind)
             with pytest.raises(ApiError) as raised:
-                decode(json.dumps(body | {field: {"a": 1}}).encode(), kind)
+                decode_body(json.dumps(body | {field: {"a": 1}}).encode(), kind)
             assert (raised.value.status, raised.value.param) == (400, field)
             neutral = 1 if field in ("n", "best_of") else False
-            decode(json.dumps(body | {field: neutral}).encode(), kind)
+            decode_body(json.dumps(body | {field: neutral}).encode(), kind)
     assert 1 <= len(refused) <= 2
     if field not in ("messages", "prompt", "tools"):
-        decode(json.dumps({"prompt": "a", field: 7}).encode(), TokenizeRequest)
+        decode_body(json.dumps({"prompt": "a", field: 7}).encode(), TokenizeRequest)
 
 
 @pytest.mark.parametrize(
@@ -197,18 +197,18 @@ def test_a_field_of_another_path_is_refused_and_a_value_without_effect_is_not(fi
 def test_a_value_that_changes_nothing_is_taken(field: str, taken: object, refused: object) -> None:
     body = {"messages": [{"role": "user", "content": "a"}]}
     warnings: list[str] = []
-    decode(json.dumps(body | {field: taken}).encode(), ChatRequest, True, warnings)
+    decode_body(json.dumps(body | {field: taken}).encode(), ChatRequest, True, warnings)
     assert warnings == []
     with pytest.raises(ApiError, match=field):
-        decode(json.dumps(body | {field: refused}).encode(), ChatRequest)
+        decode_body(json.dumps(body | {field: refused}).encode(), ChatRequest)
 
 
 def test_messages_keep_the_fields_of_their_template() -> None:
     body = {"messages": [{"role": "user", "content": "a", "weather": [1], "name": None}]}
-    (message,) = decode(json.dumps(body).encode(), ChatRequest).messages
+    (message,) = decode_body(json.dumps(body).encode(), ChatRequest).messages
     sent = {"role": None, "content": None, "weather": [1], "name": None}
     assert message.extra == sent
     assert list(message.extra) == list(sent)
     batch = {"messages": [body["messages"], body["messages"]]}
-    found = decode(json.dumps(batch).encode(), BatchChatRequest).messages
+    found = decode_body(json.dumps(batch).encode(), BatchChatRequest).messages
     assert [one.extra for messages in found for one in messages] == [sent] * 2

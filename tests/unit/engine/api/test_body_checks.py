@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from plimsoll_engine.api.decoding import decode
+from plimsoll_engine.api.decoding import decode_body
 from plimsoll_engine.api.errors import ApiError
 from plimsoll_engine.api.protocol import (
     BatchChatRequest,
@@ -70,7 +70,7 @@ def chat(**fields: Any) -> dict[str, Any]:
 )  # fmt: skip
 def test_an_error_names_the_field(kind: Any, fields: dict[str, Any], param: str) -> None:
     with pytest.raises(ApiError) as told:
-        decode(msgspec.json.encode({"model": "m"} | fields), kind)
+        decode_body(msgspec.json.encode({"model": "m"} | fields), kind)
     assert (told.value.status, told.value.param) == (400, param)
 
 
@@ -88,7 +88,7 @@ def test_an_error_names_the_field(kind: Any, fields: dict[str, Any], param: str)
     ],
 )
 def test_a_wish_that_can_be_fulfilled_is_no_error(fields: dict[str, Any]) -> None:
-    decode(msgspec.json.encode({"model": "m"} | chat() | fields), ChatRequest)
+    decode_body(msgspec.json.encode({"model": "m"} | chat() | fields), ChatRequest)
 
 
 def test_a_part_without_its_text_is_told_of() -> None:

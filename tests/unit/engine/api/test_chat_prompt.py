@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from plimsoll_engine.api.chat_prompt import CONTINUATION_MARK, ChatPrompt
-from plimsoll_engine.api.decoding import decode
+from plimsoll_engine.api.decoding import decode_body
 from plimsoll_engine.api.errors import ApiError
 from plimsoll_engine.api.protocol import ChatRequest, Message
 from plimsoll_engine.frontend.requests.tokenizer import TemplateError, Tokenizer
@@ -114,7 +114,7 @@ def written(tmp_path: Path) -> Callable[..., tuple[str, list[str]]]:
     ) -> tuple[str, list[str]]:  # fmt: skip
         (tmp_path / "chat_template.jinja").write_text(template)
         raw = msgspec.json.encode({"messages": given, "tools": list(tools) or None})
-        body = decode(raw, ChatRequest)
+        body = decode_body(raw, ChatRequest)
         prompt, warnings = ChatPrompt(Tokenizer(tmp_path), image), list[str]()
         text = prompt.render(body.messages, body.tools or [], variables, 10_000, warnings=warnings)
         return text, warnings

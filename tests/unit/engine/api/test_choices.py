@@ -56,7 +56,9 @@ def test_the_end_is_in_the_last_chunk_with_something_in_it() -> None:
 
 def test_reasoning_text_and_calls_end_once() -> None:
     choice = chat(
-        parser=tool_families.create_parser("hermes", {}), ids=True, reasoning=ReasoningParser()
+        parser=tool_families.create_parser("hermes", {}),
+        include_token_ids=True,
+        reasoning=ReasoningParser(),
     )
     whole = Delta(f"why</think>so{CALL}", "stop", [], [1, 2, 3])
     found = chunks(choice, whole)

@@ -12,7 +12,7 @@ from plimsoll_engine.api.reasoning import (
     CLOSE_TAG,
     OPEN_TAG,
     ReasoningParser,
-    is_ending_with_reasoning,
+    ends_with_closed_reasoning,
 )
 
 PARTS = st.sampled_from([OPEN_TAG, CLOSE_TAG, "<thi", "nk>", "</", "<", "\n", " ", "text", "é"])
@@ -54,8 +54,8 @@ def test_what_is_reasoning(text: str, reasoning: str, content: str) -> None:
 
 
 def test_a_prompt_may_have_closed_it() -> None:
-    assert is_ending_with_reasoning("<|im_start|>assistant\n<think>\n\n</think>\n\n")
-    assert not is_ending_with_reasoning("<|im_start|>assistant\n<think>\n")
-    assert not is_ending_with_reasoning(
+    assert ends_with_closed_reasoning("<|im_start|>assistant\n<think>\n\n</think>\n\n")
+    assert not ends_with_closed_reasoning("<|im_start|>assistant\n<think>\n")
+    assert not ends_with_closed_reasoning(
         "what does </think> mean?<|im_end|>\n<|im_start|>assistant\n"
     )

@@ -15,7 +15,7 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from plimsoll_engine.api import forced_calls, output_grammar, protocol, tool_families
-from plimsoll_engine.api.decoding import decode
+from plimsoll_engine.api.decoding import decode_body
 from plimsoll_engine.api.errors import ApiError
 from plimsoll_engine.api.tool_calls import ToolCall
 from plimsoll_engine.core.grammar.grammars import Vocabulary
@@ -53,7 +53,7 @@ def allowed(mode: str, *names: str) -> dict[str, Any]:
 def ask(tokenizers: list[Tokenizer]) -> Callable[..., Grammar | None]:
     def asked(family: str = "hermes", added: bool = False, **fields: Any) -> Grammar | None:
         body = msgspec.json.encode({"model": "m", "messages": MESSAGES, **fields})
-        request = decode(body, protocol.ChatRequest)
+        request = decode_body(body, protocol.ChatRequest)
         return output_grammar.build_grammar(request, tokenizers[added], family)
 
     return asked

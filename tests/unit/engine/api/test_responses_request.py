@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from plimsoll_engine.api.decoding import decode
-from plimsoll_engine.api.errors import ApiError, invalid
+from plimsoll_engine.api.decoding import decode_body
+from plimsoll_engine.api.errors import ApiError, make_invalid_error
 from plimsoll_engine.api.output_grammar import list_forced_tools
 from plimsoll_engine.api.protocol import ChatRequest, Message
 from plimsoll_engine.api.responses_request import (
     AllowedFunctions,
     ResponsesRequest,
+    convert_to_chat,
     drop_hosted_tools,
     list_echoed_fields,
     rename_field,
-    to_chat,
 )
 
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": True}
@@ -27,9 +27,9 @@ OUTPUT = {"type": "function_call_output", "call_id": "c1", "output": "high"}
 
 def chat(**fields: Any) -> ChatRequest:
     raw = json.dumps({"model": "m", "input": "hi"} | fields).encode()
-    body = decode(raw, ResponsesRequest, strict=True)
+    body = decode_body(raw, ResponsesRequest, strict=True)
     drop_hosted_tools(body, False, [])
-    return to_chat(body, strict=True)
+    return convert_to_chat(body, strict=True)
 
 
 def part(given: Any) -> dict[str, Any]:
@@ -159,8 +159,8 @@ def test_an_error_of_the_chat_has_the_name_of_the_response(
         {"role": "assistant", "content": "c"}, CALL, CALL, OUTPUT,
     ]  # fmt: skip
     origins: dict[str, str] = {}
-    to_chat(ResponsesRequest(input=items, instructions="d"), origins=origins)
-    error = invalid(f"{field}: required is no list", field)
+    convert_to_chat(ResponsesRequest(input=items, instructions="d"), origins=origins)
+    error = make_invalid_error(f"{field}: required is no list", field)
     rename_field(error, origins)
     assert (error.param, str(error)) == (name, f"{name}: required is no list")
 
@@ -189,14 +189,14 @@ def test_tools_that_only_openai_runs_are_left_out_where_that_is_wanted() -> None
     assert warnings == ["tools of these types are ignored: web_search"]
     alone = ResponsesRequest(input="hi", tools=[{"type": "web_search"}], tool_choice="auto")
     drop_hosted_tools(alone, True, warnings)
-    assert to_chat(alone).tools is None
+    assert convert_to_chat(alone).tools is None
 
 
 def test_allowed_tools_are_those_of_a_chat_and_repeated() -> None:
     choice = allowed("required", {"type": "function", "name": "g"})
     raw = {"input": "hi", "tools": [TOOL, TOOL | {"name": "g"}], "tool_choice": choice}
-    body = decode(json.dumps(raw).encode(), ResponsesRequest, strict=True)
-    assert [tool.function.name for tool in list_forced_tools(to_chat(body))] == ["g"]
+    body = decode_body(json.dumps(raw).encode(), ResponsesRequest, strict=True)
+    assert [tool.function.name for tool in list_forced_tools(convert_to_chat(body))] == ["g"]
     assert list_echoed_fields(body, {})["tool_choice"] == choice
 
 
@@ -208,7 +208,7 @@ def test_hosted_tools_leave_the_allowed_ones_too() -> None:
             "tools": [TOOL, hosted],
             "tool_choice": allowed("auto", hosted, *others),
         }
-        body = decode(json.dumps(raw).encode(), ResponsesRequest)
+        body = decode_body(json.dumps(raw).encode(), ResponsesRequest)
         drop_hosted_tools(body, True, [])
         found = body.tool_choice
         assert (found.tools if isinstance(found, AllowedFunctions) else found) == wanted
@@ -220,7 +220,7 @@ def test_fields_that_are_lost_are_in_a_warning() -> None:
         {"type": None, "role": "user", "content": "a", "name": "b", "id": None},
     ]
     warnings: list[str] = []
-    to_chat(ResponsesRequest(input=items, tools=[TOOL | {"cache": 1}]), warnings=warnings)
+    convert_to_chat(ResponsesRequest(input=items, tools=[TOOL | {"cache": 1}]), warnings=warnings)
     assert warnings == [
         "unknown fields are ignored: input[0].encrypted_content, input[1].name, tools[0].cache"
     ]

@@ -10,7 +10,7 @@ import socket
 
 import pytest
 
-from plimsoll_engine.server import _bind
+from plimsoll_engine.server import _open_listening_socket
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
@@ -33,5 +33,5 @@ def test_small_pieces_do_not_wait_for_an_acknowledgement(host: str) -> None:
             writer.close()
             return bool(await asyncio.wait_for(nodelay, 5))
 
-    listener = _bind(host, 0, "--port")
+    listener = _open_listening_socket(host, 0, "--port")
     assert asyncio.run(accepted())

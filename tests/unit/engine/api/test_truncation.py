@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from plimsoll_engine.api.protocol import ChatRequest, CompletionRequest, Message
-from plimsoll_engine.api.truncation import truncate
+from plimsoll_engine.api.truncation import truncate_prompt
 
 IDS = list(range(40))
 
@@ -27,7 +27,7 @@ IDS = list(range(40))
     ],
 )
 def test_a_completion(fields: dict[str, Any], left: list[int]) -> None:
-    assert truncate(IDS, CompletionRequest(model="m", prompt="a", **fields), 32) == left
+    assert truncate_prompt(IDS, CompletionRequest(model="m", prompt="a", **fields), 32) == left
 
 
 def test_a_chat_leaves_room_for_what_it_asks() -> None:
@@ -35,11 +35,11 @@ def test_a_chat_leaves_room_for_what_it_asks() -> None:
         messages = [Message(role="user", content="a")]
         return ChatRequest(model="m", messages=messages, truncate_prompt_tokens=-1, **fields)
 
-    assert len(truncate(IDS, chat(), 32)) == 31
-    assert len(truncate(IDS, chat(max_tokens=4), 32)) == 28
-    assert len(truncate(IDS, chat(max_tokens=4, max_completion_tokens=10), 32)) == 22
+    assert len(truncate_prompt(IDS, chat(), 32)) == 31
+    assert len(truncate_prompt(IDS, chat(max_tokens=4), 32)) == 28
+    assert len(truncate_prompt(IDS, chat(max_tokens=4, max_completion_tokens=10), 32)) == 22
 
 
 def test_before_the_context_is_known_nothing_is_cut_to_it() -> None:
     asked = CompletionRequest(model="m", prompt="a", truncate_prompt_tokens=-1)
-    assert truncate(IDS, asked, None) == IDS
+    assert truncate_prompt(IDS, asked, None) == IDS

@@ -95,7 +95,7 @@ def test_a_lost_rank_and_a_local_failure_are_distinguished(pair: tuple[Leader, L
     ):
         raise ValueError("odd")
     assert leader.lost
-    assert not here.value.gone
+    assert not here.value.rank_exited
 
     def breaks() -> None:
         with leader.run_together(rank_ipc.CaptureGraph()):
@@ -104,7 +104,7 @@ def test_a_lost_rank_and_a_local_failure_are_distinguished(pair: tuple[Leader, L
 
     with pytest.raises(RanksLostError, match="rank 1 has exited") as gone:
         breaks()
-    assert gone.value.gone
+    assert gone.value.rank_exited
     assert leader.wait_until_shut_down() is None
     with pytest.raises(RanksLostError, match="rank 1: the command could not be sent"):
         leader.send(rank_ipc.CaptureGraph())

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll_engine.download.hub import BUFFER_DIVISORS, limit_buffers
+from plimsoll_engine.download.hub import XET_BUFFER_DIVISORS, limit_buffers
 
 ROOT = Path(__file__).parents[4]
 PREFIX = "HF_XET_RECONSTRUCTION_"
@@ -27,7 +27,7 @@ def buffers(environ: dict[str, str]) -> dict[str, int]:
     read = json.loads(done.stdout)
     return {
         name: read[f"reconstruction.{name.removeprefix(PREFIX).lower()}"]
-        for name in BUFFER_DIVISORS
+        for name in XET_BUFFER_DIVISORS
     }
 
 
@@ -37,7 +37,7 @@ def test_hf_xet_holds_a_quarter_of_what_is_free_at_most(headroom: int) -> None:
     limit_buffers(environ, headroom)
     found = buffers(environ)
     whole = min(headroom // 4, 2_000_000_000)
-    assert found == {name: whole // part for name, part in BUFFER_DIVISORS.items()}
+    assert found == {name: whole // part for name, part in XET_BUFFER_DIVISORS.items()}
     assert found[f"{PREFIX}DOWNLOAD_BUFFER_LIMIT"] <= headroom // 4
 
 

@@ -19,10 +19,10 @@ from plimsoll_engine.frontend.workers.failures import (
     CrashBudget,
     Failures,
     FailureScope,
-    ForkRefused,
-    WorkerLost,
-    WorkerUnrecoverable,
-    ZygoteLost,
+    ForkRefusedError,
+    WorkerLostError,
+    WorkerUnrecoverableError,
+    ZygoteLostError,
 )
 from plimsoll_engine.frontend.workers.worker_handle import WorkerHandle
 from plimsoll_engine.frontend.workers.worker_processes import WorkerProcesses
@@ -78,8 +78,8 @@ class Rig:
         """Whether a signal ends a worker."""
         self.processes._zygote = cast(Any, self.zygote)
         monkeypatch.setattr(worker_handle, "send_signal", self._signal)
-        monkeypatch.setattr(worker_handle, "TERM_GRACE_S", 0.01)
-        monkeypatch.setattr(worker_handle, "KILL_GRACE_S", 0.01)
+        monkeypatch.setattr(worker_handle, "SIGTERM_GRACE_S", 0.01)
+        monkeypatch.setattr(worker_handle, "SIGKILL_GRACE_S", 0.01)
 
     def _signal(self, pid: int, _number: int) -> bool:
         for number, worker in list(self.processes._living.items()):
@@ -88,7 +88,7 @@ class Rig:
         return True
 
     async def serve(self) -> WorkerHandle:
-        worker = self.processes.get_successor()
+        worker = self.processes.create_successor()
         self.processes._living[worker.epoch.number] = worker
         worker.pids += [PID + 90 + rank for rank in range(self.processes.ranks)]
         self.processes._set_serving(worker)
@@ -102,7 +102,7 @@ class Rig:
 
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize(
-    "error", [ForkRefused("EAGAIN"), ZygoteLost("no fork within 10 s"), OSError(24, "x")]
+    "error", [ForkRefusedError("EAGAIN"), ZygoteLostError("no fork within 10 s"), OSError(24, "x")]
 )
 def test_a_standby_that_cannot_be_forked_costs_the_standby(
     ranks: int, error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -111,14 +111,14 @@ def test_a_standby_that_cannot_be_forked_costs_the_standby(
         rig = Rig(tmp_path, ranks, monkeypatch)
         serving = await rig.serve()
         rig.zygote.failure = {ranks - 1: error}
-        standby = rig.processes.get_successor()
-        with pytest.raises(WorkerLost, match="cannot start the worker"):
+        standby = rig.processes.create_successor()
+        with pytest.raises(WorkerLostError, match="cannot start the worker"):
             await rig.processes.prepare(standby, 5.0)
         assert not serving.is_lost
         assert rig.lost == []
         assert list(rig.processes._living.values()) == [serving]
         assert not rig.zygote.closed
-        assert rig.zygote.killed == isinstance(error, ZygoteLost), (
+        assert rig.zygote.killed == isinstance(error, ZygoteLostError), (
             "one that hangs is replaced alone"
         )
 
@@ -130,8 +130,8 @@ def test_a_worker_that_cannot_be_forked_has_another_zygote_but_the_same_weights(
 ) -> None:
     async def run() -> None:
         rig = Rig(tmp_path, 1, monkeypatch)
-        rig.zygote.failure = {0: ForkRefused("several threads")}
-        with pytest.raises(WorkerLost):
+        rig.zygote.failure = {0: ForkRefusedError("several threads")}
+        with pytest.raises(WorkerLostError):
             await rig.processes.start(5.0)
         assert rig.zygote.killed
         assert not rig.zygote.closed
@@ -149,7 +149,7 @@ def test_a_zygote_that_cannot_be_started_is_a_worker_that_cannot(
         rig = Rig(tmp_path, 1, monkeypatch)
         rig.processes._zygote = None
         monkeypatch.setattr(asyncio, "create_subprocess_exec", refuse)
-        with pytest.raises(WorkerLost, match="temporarily unavailable"):
+        with pytest.raises(WorkerLostError, match="temporarily unavailable"):
             await rig.processes.start(5.0)
         await rig.processes._socket.close()
 
@@ -162,7 +162,7 @@ def test_a_successor_that_cannot_be_reaped_leaves_the_serving_worker_alone(
     async def run() -> None:
         rig = Rig(tmp_path, 1, monkeypatch)
         serving = await rig.serve()
-        stuck = rig.processes.get_successor()
+        stuck = rig.processes.create_successor()
         rig.processes._living[stuck.epoch.number] = stuck
         stuck.pids.append(PID + 5)
         rig.dies = False
@@ -267,44 +267,46 @@ def test_a_suspect_that_leaves_makes_way(settings: Settings) -> None:
 def test_six_crashes_in_a_row_are_too_many_and_the_later_ones_are_waited_for() -> None:
     now = 0.0
     budget = CrashBudget(clock=lambda: now)
-    assert [budget.spend() for _ in range(6)] == [0.0, 0.0, 1.0, 2.0, 4.0, None]
+    assert [budget.count_crash() for _ in range(6)] == [0.0, 0.0, 1.0, 2.0, 4.0, None]
     planned = CrashBudget(clock=lambda: now)
     for _ in range(9):  # days apart; each successor fails, and a worker started after it serves
         now += 86_400
-        assert planned.spend() == 0.0
+        assert planned.count_crash() == 0.0
         planned.mark_serving()
     slow_start = CrashBudget(clock=lambda: now)
     slow_start.mark_serving()
     found = []
     for _ in range(7):  # however long a start takes that fails
         now += 100
-        found.append(slow_start.spend())
+        found.append(slow_start.count_crash())
     assert found == [0.0, 0.0, 1.0, 2.0, 4.0, None, None]
 
 
 def test_what_an_end_of_a_worker_ends() -> None:
     failures = Failures()
-    assert [failures.count_worker_end(WorkerLost("x")) for _ in range(5)] == [
+    assert [failures.count_worker_end(WorkerLostError("x")) for _ in range(5)] == [
         0.0,
         0.0,
         1.0,
         2.0,
         4.0,
     ]
-    with pytest.raises(WorkerUnrecoverable, match="keeps crashing; the last reason is: x"):
-        failures.count_worker_end(WorkerLost("x"))
-    with pytest.raises(WorkerUnrecoverable, match="cannot start a worker: no such file"):
-        Failures().count_worker_end(WorkerLost("no such file", permanent=True))
-    assert failures.standby.spend() == failures.zygote.spend() == 0.0, "each has its own budget"
+    with pytest.raises(WorkerUnrecoverableError, match="keeps crashing; the last reason is: x"):
+        failures.count_worker_end(WorkerLostError("x"))
+    with pytest.raises(WorkerUnrecoverableError, match="cannot start a worker: no such file"):
+        Failures().count_worker_end(WorkerLostError("no such file", permanent=True))
+    assert failures.standby.count_crash() == failures.zygote.count_crash() == 0.0, (
+        "each has its own budget"
+    )
 
 
 @pytest.mark.parametrize(
     ("error", "another_serves", "ends"),
     [
-        (ForkRefused("EAGAIN"), True, FailureScope.WORKER),
-        (ForkRefused("EAGAIN"), False, FailureScope.ZYGOTE),
-        (ZygoteLost("no answer"), True, FailureScope.ZYGOTE),
-        (ZygoteLost("no answer"), False, FailureScope.ZYGOTE),
+        (ForkRefusedError("EAGAIN"), True, FailureScope.WORKER),
+        (ForkRefusedError("EAGAIN"), False, FailureScope.ZYGOTE),
+        (ZygoteLostError("no answer"), True, FailureScope.ZYGOTE),
+        (ZygoteLostError("no answer"), False, FailureScope.ZYGOTE),
         (OSError(24, "Too many open files"), False, FailureScope.WORKER),
     ],
 )

@@ -45,7 +45,7 @@ def resubmitted(folder: Path, *answers: FromWorker) -> Generation:
         assert engine.resubmit() == 1
         assert (request.attempt, request.with_worker) == (2, True)
         for answer in answers:
-            engine._handle(answer)
+            engine._handle_message(answer)
 
     asyncio.run(answered())
     return request

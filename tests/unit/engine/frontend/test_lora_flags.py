@@ -15,7 +15,7 @@ from plimsoll_engine.errors import UsageError
 from plimsoll_engine.frontend.requests.adapter_registry import AdapterRefusedError, AdapterRegistry
 from plimsoll_engine.messages.lora_modules import LoraModule
 from plimsoll_engine.messages.worker_ipc import AdapterLoadResult, UnloadAdapter
-from plimsoll_engine.settings import Settings, from_flags
+from plimsoll_engine.settings import Settings, create_settings
 
 
 def settings(tmp_path: Path, *flags: str) -> Settings:
@@ -25,7 +25,7 @@ def settings(tmp_path: Path, *flags: str) -> Settings:
         (model / name).write_text("{}")
     (tmp_path / "adapter").mkdir()
     serve = ["serve", "--model", str(model), "--run-dir", str(tmp_path / "run")]
-    return from_flags(_build_parser().parse_args([*serve, *flags]), {})
+    return create_settings(_build_parser().parse_args([*serve, *flags]), {})
 
 
 def test_adapters_are_off_by_default(tmp_path: Path) -> None:
@@ -93,8 +93,8 @@ def test_an_unloaded_adapter_is_known_until_its_last_request_is_released() -> No
     assert not one.required
     with pytest.raises(AdapterRefusedError, match="already loaded"):
         adapters.create("one", Path("/other"))
-    adapters.use(one)
-    adapters.use(one)
+    adapters.add_user(one)
+    adapters.add_user(one)
     assert adapters.find_problems([one, one]) == []
     assert adapters.find_problems([one]) == [
         "adapter one has 2 registered users, but 1 requests use it"
@@ -111,8 +111,8 @@ def test_an_unloaded_adapter_is_known_until_its_last_request_is_released() -> No
     adapters.add(again)
     with pytest.raises(AdapterRefusedError, match="--max-loras 2"):
         adapters.create("two", Path("/two"))
-    assert adapters.release(one) is None
-    assert adapters.release(one) == UnloadAdapter(one.number)
+    assert adapters.remove_user(one) is None
+    assert adapters.remove_user(one) == UnloadAdapter(one.number)
     assert adapters.list_for_worker() == [again]
     assert adapters.hide(again) == UnloadAdapter(again.number)
     assert adapters.list_for_worker() == []
@@ -121,8 +121,8 @@ def test_an_unloaded_adapter_is_known_until_its_last_request_is_released() -> No
 def test_an_adapter_that_a_worker_cannot_load_is_listed_no_more() -> None:
     adapters = AdapterRegistry(1, {"one": LoraModule("one", "/one")})
     (one,) = adapters.list_for_worker()
-    adapters.use(one)
+    adapters.add_user(one)
     assert adapters.record_loaded(AdapterLoadResult("", one.number, "no such file")) is one
     assert (adapters.list_visible(), adapters.list_for_worker()) == ([], [])
-    assert adapters.release(one) is None
+    assert adapters.remove_user(one) is None
     assert adapters.find_problems([]) == []

@@ -9,7 +9,7 @@ import pytest
 from plimsoll_api.admin import OperationState
 from plimsoll_engine.frontend.epochs import Epochs, StaleEpochError
 from plimsoll_engine.frontend.operations import (
-    MAX_OPERATIONS,
+    MAX_STORED_OPERATIONS,
     OperationConflictError,
     OperationFailedError,
     Operations,
@@ -18,7 +18,7 @@ from plimsoll_engine.frontend.operations import (
 
 
 async def nothing(recorder: Recorder) -> None:
-    with recorder.step("one"):
+    with recorder.measure_step("one"):
         await asyncio.sleep(0)
 
 
@@ -77,7 +77,7 @@ def test_a_failure_is_the_operations_own() -> None:
         operations = Operations(Epochs("boot"))
 
         async def fails(recorder: Recorder) -> None:
-            with recorder.step("tries"):
+            with recorder.measure_step("tries"):
                 raise OperationFailedError("no worker")
 
         operation = operations.begin("a", "trim", "boot:0", fails)
@@ -92,7 +92,7 @@ def test_a_failure_is_the_operations_own() -> None:
 def test_history_is_bounded() -> None:
     async def run() -> None:
         operations = Operations(Epochs("boot"))
-        for number in range(MAX_OPERATIONS + 5):
+        for number in range(MAX_STORED_OPERATIONS + 5):
             operations.begin(f"op-{number}", "trim", "boot:0", nothing)
             await ended(operations)
         assert operations.get("op-4") is None

@@ -18,7 +18,7 @@ from plimsoll_engine.frontend.operations import Recorder
 from plimsoll_engine.frontend.requests.adapter_registry import RegisteredAdapter
 from plimsoll_engine.frontend.requests.request_log import Admission, Generation
 from plimsoll_engine.frontend.requests.tokenizer import Tokenizer
-from plimsoll_engine.frontend.workers.failures import WorkerLost
+from plimsoll_engine.frontend.workers.failures import WorkerLostError
 from plimsoll_engine.frontend.workers.worker_handle import StopOutcome, WorkerHandle
 from plimsoll_engine.messages import worker_ipc
 from plimsoll_engine.messages.worker_ipc import Prepared, Ready, Sampling, Submit, ToWorker
@@ -44,9 +44,9 @@ class Workers:
         assert self.serving is not None
         self.sent.setdefault(self.serving.epoch.number, []).append(message)
         if isinstance(message, worker_ipc.CarryOverComplete):
-            self.engine._handle(worker_ipc.AdoptionResult(message.query_id, [], {}))
+            self.engine._handle_message(worker_ipc.AdoptionResult(message.query_id, [], {}))
 
-    def get_successor(self) -> WorkerHandle:
+    def create_successor(self) -> WorkerHandle:
         handle = WorkerHandle(
             self.engine.epochs.reserve(), "/nonexistent", 1 << 20, 1, lambda *_: None, self.lost
         )
@@ -62,7 +62,7 @@ class Workers:
         self.prepared.append(handle)
 
     async def start(self, timeout_s: float) -> Ready:
-        return await self.take_over(self.get_successor(), timeout_s)
+        return await self.take_over(self.create_successor(), timeout_s)
 
     async def take_over(
         self, handle: WorkerHandle, _timeout_s: float, _quick: bool = False, _: Any = None
@@ -71,7 +71,7 @@ class Workers:
         self.engine.epochs.enter(handle.epoch)
         number = handle.epoch.number
         if handle.is_lost:
-            raise WorkerLost("it ended")
+            raise WorkerLostError("it ended")
         handle._on_link_message(
             Ready(number, max_model_len=512, num_blocks=8, block_size=4, load_s=0.1)
         )
@@ -172,7 +172,7 @@ def test_a_loss_is_of_the_epoch_in_which_it_happened(settings: Settings) -> None
         engine, workers, _ = await engine_of(settings)
         assert workers.serving is not None
         workers.serving.on_rank_exit(Exited(1, 1, -9))
-        await workers.take_over(workers.get_successor(), 5.0)  # before the recovery's first step
+        await workers.take_over(workers.create_successor(), 5.0)  # before the recovery's first step
         await recovered(engine)
         assert engine.epochs.current.number == 2
 
@@ -250,7 +250,7 @@ def test_an_error_within_the_admission_leaves_no_request_behind(
         ]
         for part, name in (
             (engine.idle, "clear"),
-            (engine.adapters, "use"),
+            (engine.adapters, "add_user"),
             (asyncio.get_running_loop(), "call_later"),
             (engine._counts, "count_admitted"),
             (engine.metrics, "count_admitted"),

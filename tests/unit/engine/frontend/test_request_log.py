@@ -26,7 +26,7 @@ from plimsoll_engine.frontend.requests.request_log import (
     QueueFullError,
     RequestFailedError,
     RequestLog,
-    TextRules,
+    StopRules,
     TokenLogprobs,
 )
 from plimsoll_engine.frontend.workers.outbox import Outbox
@@ -38,7 +38,7 @@ from tests.byte_text import FIRST_BYTE, byte_level, bytes_text, llama_2
 
 
 def generation(name: str = "a", stops: Sequence[str] = ()) -> Generation:
-    return Generation(name, [1, 2], Sampling(max_tokens=9, seed=4), bytes_text(), TextRules(stops))
+    return Generation(name, [1, 2], Sampling(max_tokens=9, seed=4), bytes_text(), StopRules(stops))
 
 
 def test_a_full_log_refuses() -> None:
@@ -91,7 +91,7 @@ def test_the_end_of_the_reasoning_costs_one_look_at_each_token(end: int | None) 
 def test_no_stop_string_is_looked_for_before_min_tokens() -> None:
     async def run() -> None:
         sampling = Sampling(max_tokens=9, min_tokens=3)
-        one = Generation("a", [1], sampling, bytes_text(), TextRules(["b"]))
+        one = Generation("a", [1], sampling, bytes_text(), StopRules(["b"]))
         for token in "abcdbe":
             one.push(ord(token), None)
         delta = one.take()
@@ -104,16 +104,16 @@ def test_no_stop_string_is_looked_for_before_min_tokens() -> None:
 @pytest.mark.parametrize(
     ("rules", "text", "reason"),
     [
-        (TextRules(["cd", "x"]), "ab", "cd"),
-        (TextRules(["x", "cd"], include=True), "abcd", "cd"),
-        (TextRules(["e", "bc"], include=True), "abc", "bc"),
-        (TextRules(), "abcde", ord("f")),
-        (TextRules(include=True), "abcdef", ord("f")),
-        (TextRules(["f"], include=True), "abcdef", "f"),
+        (StopRules(["cd", "x"]), "ab", "cd"),
+        (StopRules(["x", "cd"], include=True), "abcd", "cd"),
+        (StopRules(["e", "bc"], include=True), "abc", "bc"),
+        (StopRules(), "abcde", ord("f")),
+        (StopRules(include=True), "abcdef", ord("f")),
+        (StopRules(["f"], include=True), "abcdef", "f"),
     ],
 )
 def test_a_text_ends_before_what_ends_it_or_after_it(
-    rules: TextRules, text: str, reason: str | int
+    rules: StopRules, text: str, reason: str | int
 ) -> None:
     async def run() -> None:
         one = Generation("a", [1], Sampling(9, stop_token_ids=[ord("f")]), bytes_text(), rules)
@@ -288,7 +288,7 @@ def test_log_probabilities_say_where_in_the_text_their_token_begins(
         return FIRST_BYTE + byte if letter is None else int(letter)
 
     async def run() -> None:
-        one = Generation("a", [1], Sampling(99), Detokenizer(library), TextRules(["never"]))
+        one = Generation("a", [1], Sampling(99), Detokenizer(library), StopRules(["never"]))
         for number, byte in enumerate(data):
             ends = "length" if number == len(data) - 1 else None
             one.push(token(byte), ends, worker_ipc.Logprobs(-0.5, [], []))
@@ -323,7 +323,7 @@ def test_tokens_of_a_stop_string_are_no_part_of_the_text(
     """Their offsets point at its end, and a stream does not send their bytes either."""
 
     async def run(streamed: bool) -> list[tuple[int, bool]]:
-        rules = TextRules([stop], include)
+        rules = StopRules([stop], include)
         one = Generation("a", [1], Sampling(99), Detokenizer(byte_level()), rules)
         found, shown = list[TokenLogprobs](), ""
         for number, byte in enumerate(said.encode()):
@@ -348,7 +348,7 @@ def test_a_token_that_is_no_text_is_marked() -> None:
     async def run(skipped: frozenset[int], ends: str) -> list[bool]:
         sampling = Sampling(9, stop_token_ids=[98])
         one = Generation(
-            "a", [1], sampling, Detokenizer(byte_level(), skipped=skipped), TextRules()
+            "a", [1], sampling, Detokenizer(byte_level(), skipped=skipped), StopRules()
         )
         for byte in (97, 99, 98):
             one.push(byte, ends if byte == 98 else None, worker_ipc.Logprobs(-0.5, [], []))
@@ -368,7 +368,7 @@ def test_an_answer_in_the_making_is_in_the_ledger(top: int, streamed: bool) -> N
     async def run() -> tuple[int, int, int]:
         log = RequestLog(1)
         sampling = Sampling(max_tokens=9000, seed=4, logprobs=top)
-        one = Generation("a", [1, 2], sampling, bytes_text(), TextRules())
+        one = Generation("a", [1, 2], sampling, bytes_text(), StopRules())
         choice = ChatChoice(0, lambda token: f" token{token}", None)
         log.admit(one)
         tracemalloc.start()

@@ -13,7 +13,7 @@ import pytest
 from plimsoll_engine.__main__ import _build_parser
 from plimsoll_engine.errors import UsageError
 from plimsoll_engine.messages.speculative import Speculative
-from plimsoll_engine.settings import Settings, from_flags
+from plimsoll_engine.settings import Settings, create_settings
 
 
 def checkpoint(folder: Path, tokenizer: str = "{}") -> Path:
@@ -26,7 +26,7 @@ def checkpoint(folder: Path, tokenizer: str = "{}") -> Path:
 def settings(tmp_path: Path, *flags: str, tokenizer: str = "{}") -> Settings:
     model = checkpoint(tmp_path / "model", tokenizer)
     serve = ["serve", "--model", str(model), "--run-dir", str(tmp_path / "run")]
-    return from_flags(_build_parser().parse_args([*serve, *flags]), {})
+    return create_settings(_build_parser().parse_args([*serve, *flags]), {})
 
 
 def test_drafts_are_off_by_default(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from plimsoll_api.admin import (
     StandbyStatus,
 )
 from plimsoll_engine.frontend.workers import standby as module
-from plimsoll_engine.frontend.workers.failures import CrashBudget, WorkerLost
+from plimsoll_engine.frontend.workers.failures import CrashBudget, WorkerLostError
 from plimsoll_engine.frontend.workers.standby import Standby
 from plimsoll_engine.frontend.workers.standby_memory import StandbyMemory, count_bytes_outside_torch
 from plimsoll_engine.frontend.workers.worker_handle import WorkerHandle
@@ -48,14 +48,14 @@ class Processes:
         self.may_go_on = asyncio.Event()
         self.may_go_on.set()
 
-    def get_successor(self) -> WorkerHandle:
+    def create_successor(self) -> WorkerHandle:
         number = len(self.made) + 1
         epoch = Epoch("b", number)
         return WorkerHandle(epoch, "/nonexistent", 1 << 20, self.ranks, _ignore, _ignore)
 
     async def prepare(self, handle: WorkerHandle, _timeout_s: float) -> None:
         if self.error is not None:
-            raise WorkerLost(self.error)
+            raise WorkerLostError(self.error)
         handle.pids.append(os.getpid())
         self.made.append(handle)
         await self.may_go_on.wait()
@@ -230,14 +230,18 @@ def test_with_a_lease_there_is_one_until_the_lease_is_over_or_given_back() -> No
 @pytest.mark.parametrize(
     ("spare", "device", "lack"),
     [
-        (module.HOST_SPARE_BYTES - 1, None, "less than 1024 MiB of host memory is free"),
+        (
+            module.MIN_FREE_HOST_BYTES_PER_RANK - 1,
+            None,
+            "less than 1024 MiB of host memory is free",
+        ),
         (None, 79 * GIB, "less than 2048 MiB of memory is free on device 0"),
     ],
 )
 def test_it_is_refused_where_it_would_take_the_last_memory(
     monkeypatch: pytest.MonkeyPatch, spare: int | None, device: int | None, lack: str
 ) -> None:
-    monkeypatch.setattr(module, "REFUSED_RETRY_S", 0.0)
+    monkeypatch.setattr(module, "MEMORY_CHECK_INTERVAL_S", 0.0)
 
     async def run() -> None:
         processes, free = Processes(), [spare]
@@ -248,7 +252,7 @@ def test_it_is_refused_where_it_would_take_the_last_memory(
         await turn()
         assert (processes.made, one.error) == ([], lack)
         assert one.status == StandbyStatus(StandbyState.ABSENT, lack)
-        free[0] = module.HOST_SPARE_BYTES
+        free[0] = module.MIN_FREE_HOST_BYTES_PER_RANK
         one.on_report([DeviceMemory(0, used=GIB, total=80 * GIB, torch_reserved=GIB)])
         await turn()
         assert len(processes.made) == 1
@@ -314,7 +318,7 @@ def test_without_the_flag_there_is_none() -> None:
 
 
 def test_one_that_ends_again_and_again_is_made_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "RETRY_S", 0.0)
+    monkeypatch.setattr(module, "MIN_START_DELAY_S", 0.0)
 
     async def run() -> None:
         processes = Processes()
@@ -339,7 +343,7 @@ def test_one_that_ends_again_and_again_is_made_no_more(monkeypatch: pytest.Monke
 
 
 def test_one_that_cannot_be_prepared_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "RETRY_S", 0.0)
+    monkeypatch.setattr(module, "MIN_START_DELAY_S", 0.0)
 
     async def run() -> None:
         processes = Processes()

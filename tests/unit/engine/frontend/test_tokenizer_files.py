@@ -32,8 +32,8 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("config", "size"),
     [
-        ({}, tiny_text.VOCABULARY),
-        ({"vocab_size": 9_999}, tiny_text.VOCABULARY),
+        ({}, tiny_text.VOCABULARY_SIZE),
+        ({"vocab_size": 9_999}, tiny_text.VOCABULARY_SIZE),
         ({"vocab_size": 300}, 300),
         ({"vocab_size": 9, "text_config": {"vocab_size": 400}}, 400),
     ],
@@ -87,7 +87,7 @@ def test_the_ends_of_a_text_are_of_the_first_file_and_special_ones_of_all(
     edit(folder, "tokenizer_config.json", eos_token=None)
     assert ends() == ([7], "config.json")
     (folder / "config.json").write_text("[]")
-    with pytest.raises(UsageError, match="expected a JSON object"):
+    with pytest.raises(UsageError, match="the file must contain a JSON object"):
         ends()
 
 
@@ -193,9 +193,9 @@ def test_a_file_takes_the_place_of_the_template(folder: Path, tmp_path: Path) ->
 BROKEN: list[tuple[Callable[[Path], Any], str]] = [
     (
         lambda f: (f / "tokenizer.json").write_text("{}"),
-        r"tokenizer\.json: cannot be read as a tokenizer",
+        r"tokenizer\.json: the tokenizer cannot be loaded",
     ),
-    (lambda f: (f / "tokenizer.json").unlink(), r"tokenizer\.json: cannot be read as a tokenizer"),
+    (lambda f: (f / "tokenizer.json").unlink(), r"tokenizer\.json: the tokenizer cannot be loaded"),
     (lambda f: (f / "tokenizer_config.json").write_text("{"), r"tokenizer_config\.json"),
     (lambda f: edit(f, "tokenizer_config.json", eos_token={"text": 1}), "field eos_token"),
     (lambda f: edit(f, "tokenizer_config.json", chat_template="{% if %}"), "malformed"),

@@ -14,7 +14,7 @@ from plimsoll_engine.__main__ import _build_parser
 from plimsoll_engine.api import tokenizer_info
 from plimsoll_engine.errors import UsageError
 from plimsoll_engine.http.api_flags import ApiSettings
-from plimsoll_engine.settings import from_flags
+from plimsoll_engine.settings import create_settings
 from plimsoll_faults.models import tiny
 
 
@@ -24,7 +24,7 @@ def settings(folder: Path, *flags: str) -> ApiSettings:
     for name in ("config.json", "tokenizer.json"):
         (model / name).write_text("{}")
     serve = ["serve", "--model", str(model), "--run-dir", str(folder / "run")]
-    return from_flags(_build_parser().parse_args([*serve, *flags]), {}).api
+    return create_settings(_build_parser().parse_args([*serve, *flags]), {}).api
 
 
 def test_nothing_changes_by_default(tmp_path: Path) -> None:

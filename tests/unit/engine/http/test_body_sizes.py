@@ -5,7 +5,7 @@ Tests ``api/body_sizes.py``.
 
 from __future__ import annotations
 
-from plimsoll_engine.api.body_sizes import FORM_BYTES, MEDIA_BYTES, MIB, BodySizes
+from plimsoll_engine.api.body_sizes import MAX_FORM_BYTES, MAX_MEDIA_BYTES, MIB, BodySizes
 
 
 def test_text_follows_the_context() -> None:
@@ -25,10 +25,10 @@ def test_text_follows_the_context() -> None:
 def test_media_come_on_top_where_the_model_takes_them() -> None:
     assert (
         BodySizes(accepts_images=True, accepts_audio=False).compute_chat_limit(8192)
-        == MIB + MEDIA_BYTES
+        == MIB + MAX_MEDIA_BYTES
     )
     assert BodySizes(accepts_images=True, accepts_audio=False).compute_text_limit(8192) == MIB
-    assert BodySizes(accepts_images=False, accepts_audio=True).form_limit == FORM_BYTES
+    assert BodySizes(accepts_images=False, accepts_audio=True).form_limit == MAX_FORM_BYTES
 
 
 def test_the_flag_holds_instead() -> None:

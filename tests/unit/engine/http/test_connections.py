@@ -66,7 +66,7 @@ class App:
 def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Port, Connections, App]]:
     monkeypatch.setattr(connection, "LINGER_TIMEOUT_S", 1.0)
     connections, app = Connections(LIMITS, refuse_connection, encode_error_body), App()
-    listener = server._bind("127.0.0.1", 0, "--port")
+    listener = server._open_listening_socket("127.0.0.1", 0, "--port")
     http = server._create_http_server(app, connections)
     thread = threading.Thread(target=lambda: uvloop.run(http.serve(sockets=[listener])))
     thread.start()
@@ -205,7 +205,7 @@ def test_a_client_gets_the_reason(
     with client(port, sent) as one:
         assert status_and_code(all_of(one)) == (status, code)
     until(lambda: len(connections) == 0)
-    assert app.budget.held == 0
+    assert app.budget.held_bytes == 0
 
 
 def test_a_silent_connection_is_closed_and_a_kept_one_too(
@@ -233,7 +233,7 @@ def test_who_takes_nothing_is_cut_and_who_takes_little_is_not(
         until(lambda: connections.closed["write_timeout"] == 1)
         with contextlib.suppress(ConnectionError):
             assert len(all_of(stuck)) < PIECES * PIECE
-    until(lambda: len(connections) == 0 and connections.nbytes == 0)
+    until(lambda: len(connections) == 0 and connections.unsent_bytes == 0)
 
 
 def test_waiting_connections_make_room_and_working_ones_do_not(

@@ -229,7 +229,7 @@ def test_memory_that_runs_out_is_the_bodys_own_error(
     def exhausted(*_: Any) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(prepare, "decode", exhausted)
+    monkeypatch.setattr(prepare, "decode_body", exhausted)
     outcome = run_job(preparation, Job("chat", CONTEXT), body())
     assert isinstance(outcome, PreparationRefused)
     assert outcome.code == "body_too_complex"

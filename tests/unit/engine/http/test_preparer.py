@@ -23,7 +23,7 @@ from starlette.requests import ClientDisconnect
 from plimsoll_engine.api import preparer
 from plimsoll_engine.api.body import Body
 from plimsoll_engine.api.errors import ApiError
-from plimsoll_engine.api.preparer import INLINE_BYTES, Preparer
+from plimsoll_engine.api.preparer import MAX_INLINE_BYTES, Preparer
 from plimsoll_engine.frontend.requests.tokenizer import Tokenizer
 from plimsoll_engine.http.api_flags import ApiSettings
 from plimsoll_faults.models import tiny
@@ -43,7 +43,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 LARGE = bytearray(json.dumps({"model": "tiny", "prompt": "tide " * 1500}).encode())
-assert len(LARGE) > INLINE_BYTES
+assert len(LARGE) > MAX_INLINE_BYTES
 
 
 async def never() -> None:
@@ -212,7 +212,7 @@ def test_a_prompt_of_some_ids_is_prepared_without_the_process(
         instance = Preparer(engine, timeout_s=60)
         try:
             raw = bytearray(json.dumps({"model": "tiny", "prompt": prompt}).encode())
-            assert len(raw) > INLINE_BYTES
+            assert len(raw) > MAX_INLINE_BYTES
             prepared = await instance.prepare_completion(Body(raw, "a", never))
             assert prepared.prompts[0]
             assert (instance._process is None) == here
