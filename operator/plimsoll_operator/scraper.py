@@ -34,7 +34,7 @@ from plimsoll_operator.kinds import Key, Object
 from plimsoll_operator.render.names import SUPERVISOR
 from plimsoll_operator.render.paths import HOST_PORTS
 from plimsoll_operator.runtime.cache import Store
-from plimsoll_operator.status.conditions import slow_leak
+from plimsoll_operator.status.conditions import make_slow_leak
 
 log = logging.getLogger(__name__)
 
@@ -210,7 +210,7 @@ class Scraper:
 def _status_parts(figures: dict[str, SupervisorFigures]) -> tuple[object, ...]:
     spent = {pod for pod, one in figures.items() if one.restarts_left == 0}
     known = any(one.restarts_left is not None for one in figures.values())
-    slow = slow_leak(ConditionType.SLOW_LEAK, figures)
+    slow = make_slow_leak(ConditionType.SLOW_LEAK, figures)
     return (
         make_memory_status(figures),
         spent,
@@ -219,8 +219,8 @@ def _status_parts(figures: dict[str, SupervisorFigures]) -> tuple[object, ...]:
         slow.message,
         list_drained_pods(figures),
         find_pods_missing_signals(figures),
-        list_pods_near_limit(figures, already=False),
-        list_pods_near_limit(figures, already=True),
+        list_pods_near_limit(figures, was_near_limit=False),
+        list_pods_near_limit(figures, was_near_limit=True),
     )
 
 

@@ -19,7 +19,7 @@ from plimsoll_api.supervision import Mode, Supervision
 from plimsoll_api.supervisor_config import EngineEndpoint
 from plimsoll_operator.fleet import figures
 from plimsoll_operator.fleet.learned import make_learned_file
-from plimsoll_operator.status.recommendation import recommendation
+from plimsoll_operator.status.recommendation import make_recommendation
 from plimsoll_sidecar.act.adapters.external_load import ExternalLoad
 from plimsoll_sidecar.act.adapters.external_profile import SGLANG, VLLM
 from plimsoll_sidecar.act.adapters.plimsoll_engine import PlimsollEngine
@@ -84,7 +84,7 @@ def _operator(folder: Path) -> Target:
     def run(data: bytes) -> None:
         found = figures.parse_figures(data)
         msgspec.json.encode(figures.make_memory_status({"pod-0": found}))
-        recommendation(None, "1", [found], MEMORY, 1 << 30, "2026-11-26T12:00:00Z")
+        make_recommendation(None, "1", [found], MEMORY, 1 << 30, "2026-11-26T12:00:00Z")
 
     ratio = 'plimsoll_memory_budget_consumed_ratio{kind="host"} '
     left = "plimsoll_restart_budget_remaining "

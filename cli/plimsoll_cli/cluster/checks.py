@@ -133,7 +133,7 @@ def find_first_cause(cluster: Cluster, pod: Object) -> Cause | None:
     now = format_rfc3339(time.time())
     found = []
     for one in [*sidecars, *spec["containers"]]:
-        why = view.cause(one["name"], events, now)
+        why = view.find_cause(one["name"], events, now)
         if why is not None:
             get_or_list = (
                 f"{one['name']}: " if view.containers else ""

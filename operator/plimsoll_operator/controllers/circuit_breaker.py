@@ -1,8 +1,8 @@
 """Acquire, renew and release slot Leases, as the circuit breaker decides.
 
-Leases are updated by PUT with the resource version that was read, as supervisors do, so only one of
-two concurrent writers succeeds. Times are measured by this process, because the holder of a Lease
-may write any time into it.
+Leases are updated by PUT with the resource version that was read, so only one of two concurrent
+writers succeeds. Supervisors update Leases in the same way. Times are measured by this process,
+because the holder of a Lease may write any time into it.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from plimsoll_operator.config import DEFAULT_INTERVALS, Intervals
 from plimsoll_operator.fleet.slots import (
     LEASE_DURATION_S,
     OPERATOR_HOLDER,
-    RENEW_S,
+    RENEW_INTERVAL_S,
     Allocation,
     allocate_slots,
-    holder,
+    get_holder,
 )
 from plimsoll_operator.kinds import INCIDENT, LEASE, Object
 from plimsoll_operator.runtime.cache import Store
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 MAX_WRITE_ATTEMPTS = 3
 MAX_LOST_RACES = 5
-"""Number of lost races in a row for one Lease after which the other Leases are reopened anyway."""
+"""Number of consecutive lost races for a Lease after which the other Leases are reopened anyway."""
 
 
 MAX_LEASE_TRANSITIONS = 2**31
@@ -41,7 +41,10 @@ MAX_LEASE_TRANSITIONS = 2**31
 
 
 class _LeaseState(NamedTuple):
-    """State of a Lease, with the times of its last change (``at``) and of ``taken`` (``since``)."""
+    """State of a Lease. ``at`` is the time of its last change.
+
+    ``since`` is the time from which ``taken`` has had its present value.
+    """
 
     version: str
     at: float
@@ -112,7 +115,7 @@ class CircuitBreaker:
             meta = lease["metadata"]
             # Other clients may change the metadata: only the spec shows that the holder is alive.
             uid, version = meta["uid"], repr(lease.get("spec"))
-            taken = holder(lease) not in ("", OPERATOR_HOLDER)
+            taken = get_holder(lease) not in ("", OPERATOR_HOLDER)
             previous = self._leases.get(uid)
             at = previous.at if previous and previous.version == version else now
             since = previous.since if previous and previous.taken == taken else now
@@ -146,14 +149,14 @@ class CircuitBreaker:
                 del self._opened[uid]
 
     def _needs_renewal(self, lease: Object, now: float) -> bool:
-        renewed = self._renewed.get(lease["metadata"]["uid"], -RENEW_S)
-        return holder(lease) != OPERATOR_HOLDER or now - renewed >= RENEW_S
+        renewed = self._renewed.get(lease["metadata"]["uid"], -RENEW_INTERVAL_S)
+        return get_holder(lease) != OPERATOR_HOLDER or now - renewed >= RENEW_INTERVAL_S
 
     async def _close(self, lease: Object) -> bool:
-        """Close a Lease. Return False if a supervisor took it first.
+        """Close a Lease. Return False if a supervisor acquired it first.
 
-        Return True after :data:`MAX_LOST_RACES`: a client that writes a Lease constantly must not
-        delay the others.
+        After more than :data:`MAX_LOST_RACES`, return True: a client that writes a Lease constantly
+        must not delay the others.
         """
         uid = lease["metadata"]["uid"]
         for _ in range(MAX_WRITE_ATTEMPTS):
@@ -162,7 +165,7 @@ class CircuitBreaker:
                 self._renewed[uid] = self._clock()
                 self._lost.pop(uid, None)
                 return True
-            if holder(newer) not in ("", OPERATOR_HOLDER):
+            if get_holder(newer) not in ("", OPERATOR_HOLDER):
                 self._lost[uid] += 1
                 return self._lost[uid] > MAX_LOST_RACES
             lease = newer
@@ -172,22 +175,23 @@ class CircuitBreaker:
         await self._write(lease, "")
         self._renewed.pop(lease["metadata"]["uid"], None)
 
-    async def _write(self, lease: Object, who: str) -> Object | None:
-        """Set the holder of a Lease to ``who``. On a conflict, return the current version.
+    async def _write(self, lease: Object, holder: str) -> Object | None:
+        """Set the holder of a Lease. On a conflict, return the current version of the Lease.
 
-        Return None if the Lease was written or cannot be. A rejection does not block other Leases.
+        Return None if the Lease was written or cannot be written. A rejection does not block other
+        Leases.
         """
         spec = dict(lease.get("spec") or {})
         timestamp = format_rfc3339_micro(time.time())
-        if spec.get("holderIdentity") != who:
+        if spec.get("holderIdentity") != holder:
             spec["leaseTransitions"] = (
                 (spec.get("leaseTransitions") or 0) + 1
             ) % MAX_LEASE_TRANSITIONS
             spec["acquireTime"] = timestamp
         spec |= {
-            "holderIdentity": who,
+            "holderIdentity": holder,
             "renewTime": timestamp,
-            "leaseDurationSeconds": LEASE_DURATION_S if who else 1,
+            "leaseDurationSeconds": LEASE_DURATION_S if holder else 1,
         }
         meta = lease["metadata"]
         self._api.writes["replace", LEASE.kind] += 1

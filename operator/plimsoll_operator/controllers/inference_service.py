@@ -10,12 +10,12 @@ from dataclasses import dataclass, field, replace
 from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_operator.config import Config
 from plimsoll_operator.controllers.pods import read_pod_events, reconcile_pods
-from plimsoll_operator.controllers.reconciler import Reconciler, earliest_s, now
+from plimsoll_operator.controllers.reconciler import Reconciler, find_earliest_s, get_current_time
 from plimsoll_operator.controllers.writes import ClaimModeCache
 from plimsoll_operator.fleet.figures import list_service_peers
 from plimsoll_operator.fleet.learned import HOUR_S
 from plimsoll_operator.fleet.pods import PodView
-from plimsoll_operator.fleet.verdict import needs_time
+from plimsoll_operator.fleet.verdict import may_change_with_time
 from plimsoll_operator.kinds import (
     BY_KIND,
     OPTIONAL_KINDS,
@@ -34,12 +34,12 @@ from plimsoll_operator.render.objects import compute_first_replicas
 from plimsoll_operator.runtime.cache import Store
 from plimsoll_operator.runtime.client import Api
 from plimsoll_operator.scraper import Scraper
-from plimsoll_operator.status.notices import Notice, rollout_finished, rollout_started
-from plimsoll_operator.status.service import status
+from plimsoll_operator.status.notices import Notice, make_completion_notices, make_rollout_notices
+from plimsoll_operator.status.service import make_status
 
 log = logging.getLogger(__name__)
 
-NO_GROUPS = (
+NO_GROUPS_MESSAGE = (
     "spec.parallelism: a replica needs {} nodes, and the cluster has no LeaderWorkerSet"
     " (leaderworkerset.x-k8s.io/v1): install LeaderWorkerSet, or give a pod more devices; nothing"
     " was changed, and the operator checks again at each resync"
@@ -68,7 +68,7 @@ class InferenceServiceController(Reconciler[_Observation]):
         config: Config,
         served: Collection[str],
         later: Callable[[Key, float], None] = lambda *_: None,
-        clock: Callable[[], str] = now,
+        clock: Callable[[], str] = get_current_time,
     ) -> None:
         """Prepare a controller for the services in ``store``.
 
@@ -115,7 +115,7 @@ class InferenceServiceController(Reconciler[_Observation]):
             self._config.images,
             (self._find_item(key) or {}).get("status"),
             key.namespace not in self._config.unrestricted_namespaces,
-            self._files(key, peers, service.spec.memory, published),
+            self._make_files(key, peers, service.spec.memory, published),
             [
                 one
                 for one in list_claims(service)
@@ -123,16 +123,16 @@ class InferenceServiceController(Reconciler[_Observation]):
             ],
         )
         kind, _ = workload = get_workload_name(service)
-        if not self._available(kind):
-            raise MissingApiError(NO_GROUPS.format(service.spec.nodes))
+        if not self._is_available(kind):
+            raise MissingApiError(NO_GROUPS_MESSAGE.format(service.spec.nodes))
         uid, replicas = service.metadata.uid, compute_first_replicas(service)
         for desired in plan.desired:
-            if not self._available(desired["kind"]):
+            if not self._is_available(desired["kind"]):
                 continue
             live = self._store.get(key, ref(desired))
             written = await self._owned.apply(key, uid, desired, replicas)
             if written and ref(desired) == workload:
-                await self._recorder.write(item, rollout_started(live, desired, plan.decision))
+                await self._recorder.write(item, make_rollout_notices(live, desired, plan.decision))
         await self._owned.remove(key, plan.surplus)
         lacking = []
         for desired in plan.desired:
@@ -142,13 +142,16 @@ class InferenceServiceController(Reconciler[_Observation]):
         return replace(plan, dropped_fields=tuple(lacking))
 
     def _find_workload(self, key: Key, service: InferenceService | None) -> Object | None:
-        """Return the object that creates the service's pods; for an invalid spec, any workload."""
+        """Return the object that creates the service's pods; None if there is none.
+
+        If the spec is invalid, any workload of the service is returned.
+        """
         if service is not None:
             return self._store.get(key, Ref(*get_workload_name(service)))
         workloads = self._store.children(key, set(WORKLOAD_KINDS))
         return workloads[0] if workloads else None
 
-    def _available(self, kind: str) -> bool:
+    def _is_available(self, kind: str) -> bool:
         also = BY_KIND[kind].also
         return BY_KIND[kind].watched or all(one in self._served for one in (kind, *also))
 
@@ -158,7 +161,7 @@ class InferenceServiceController(Reconciler[_Observation]):
         """Return the status, and the seconds until it may change without an event, or None."""
         now, clocks = self._clock(), self._config.clocks
         events, next_s = await read_pod_events(self._api, key.namespace, observed.pods, now, clocks)
-        wanted = status(
+        wanted = make_status(
             item,
             observed.service,
             self._find_workload(key, observed.service),
@@ -175,8 +178,10 @@ class InferenceServiceController(Reconciler[_Observation]):
         (self.suspects.add if "suspectRevision" in wanted else self.suspects.discard)(key)
         verdicts = wanted.get("verdicts") or []
         self.verdicts[key] = [("", one) for one in verdicts]
-        return wanted, earliest_s(next_s, clocks.publish if needs_time(verdicts) else None)
+        return wanted, find_earliest_s(
+            next_s, clocks.publish if may_change_with_time(verdicts) else None
+        )
 
     def notices(self, before: Object, wanted: Object) -> Iterable[Notice]:
         """Return the Events for a completed rollout or a new revision."""
-        return rollout_finished(before, wanted)
+        return make_completion_notices(before, wanted)

@@ -1,8 +1,8 @@
 """Read the pods of a service or policy and act on them.
 
 This module records incidents that only a pod's status shows, and deletes old incidents. It evicts
-pods at the request of their supervisors, and reads the Events of pods whose status does not show
-why they do not start.
+pods if their supervisors request it. If a pod's status does not show why the pod does not start, it
+reads the pod's Events.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from plimsoll_operator.fleet.pods import (
     MIN_CREATING_S,
     PodView,
     compute_next_change_s,
-    subtract_times,
+    compute_seconds_between,
 )
 from plimsoll_operator.kinds import INCIDENT, Key, Object
 from plimsoll_operator.render.names import FIELD_MANAGER
@@ -29,20 +29,22 @@ log = logging.getLogger(__name__)
 DELETION_MANAGER = "plimsoll-operator-incidents"
 """Field manager of an incident's annotation :data:`OWNER_DELETED_ANNOTATION`."""
 OWNER_DELETED_ANNOTATION = "plimsoll.dev/owner-gone-at"
-"""Annotation of an incident: when its service or policy was first found missing (RFC 3339)."""
+"""Annotation of an incident: when its service or policy was first found deleted (RFC 3339)."""
 MAX_PODS_WITH_EVENTS = 4
-"""Maximum number of pods whose Events are read: a service's pods usually have the same problem."""
+"""Maximum number of pods whose Events are read. The pods of a service usually have the same
+problem."""
 
 
 async def reconcile_pods(
     api: Api, store: Store, key: Key, item: Object, pods: Sequence[PodView],
-    incidents: list[Object], now: str, config: Config, kept: Collection[str] = (),
+    incidents: list[Object], now: str, config: Config, not_evicted: Collection[str] = (),
     groups: Sequence[GroupStarts] = (),
 ) -> float | None:  # fmt: skip
     """Write and delete incidents, and evict pods. Return the seconds until the next check, or None.
 
-    ``pods`` are all pods of the service or policy, including terminating ones. ``kept`` names pods
-    that are not evicted, because nothing would replace them. ``groups`` are the multi-node groups.
+    ``pods`` are all pods of the service or policy, including terminating ones. ``not_evicted`` are
+    the names of pods that must not be evicted, because nothing would replace them. ``groups`` are
+    the multi-node groups.
     """
     incidents = await _delete_surplus(api, store, key, incidents, now, config)
     for one in incidents:
@@ -57,7 +59,7 @@ async def reconcile_pods(
     for incident in changes.updates:
         await _apply_incident(api, store, incident, "status")
     requeue_s = [changes.requeue_s + 1.0] if changes.requeue_s is not None else []
-    for pod in filter(lambda one: one.name not in kept, changes.evict):
+    for pod in filter(lambda one: one.name not in not_evicted, changes.evict):
         log.info("%s: evicting %s at its supervisor's request", key, pod.name)
         if not await api.evict(key.namespace, pod.name, pod.uid):
             requeue_s.append(config.clocks.evict_again)
@@ -76,7 +78,7 @@ async def retain_incidents(
     for incident in await _delete_surplus(api, store, key, incidents, now, config):
         try:
             left = config.clocks.orphans - max(
-                0.0, subtract_times(_read_deletion_time(incident), now)
+                0.0, compute_seconds_between(_read_deletion_time(incident), now)
             )
         except (ValueError, OverflowError):
             await _apply_incident(
@@ -93,7 +95,7 @@ async def retain_incidents(
 async def _delete_surplus(
     api: Api, store: Store, key: Key, incidents: list[Object], now: str, config: Config
 ) -> list[Object]:
-    """Delete the incidents beyond the limits. Return the others."""
+    """Delete the incidents beyond the limits. Return the remaining incidents."""
     elsewhere = store.count(INCIDENT.kind, key.namespace) - len(incidents) if incidents else 0
     least_age_s = config.clocks.incident_age
     surplus = find_surplus_incidents(incidents, config.kept_incidents, now, least_age_s, elsewhere)
@@ -126,14 +128,15 @@ async def _delete_incident(api: Api, store: Store, key: Key, incident: Object) -
 
 
 def _read_deletion_time(incident: Object) -> str:
-    """Return when the incident's owner was found deleted; empty without the annotation."""
+    """Return when the incident's owner was first found to be deleted; empty if it exists."""
     return str((incident["metadata"].get("annotations") or {}).get(OWNER_DELETED_ANNOTATION, ""))
 
 
 def _make_deletion_patch(incident: Object, at: str = "") -> Object:
-    """Return a patch that sets the incident's deletion time to ``at``, or removes it if empty.
+    """Return a patch that sets the deletion time of the incident's owner to ``at``.
 
-    With the UID, the API server rejects the patch for another object of the same name.
+    If ``at`` is empty, the patch removes the time. Because of the UID, the API server rejects the
+    patch for another object of the same name.
     """
     meta = {name: incident["metadata"][name] for name in ("name", "namespace", "uid")}
     marks = {"annotations": {OWNER_DELETED_ANNOTATION: at}} if at else {}
@@ -149,9 +152,10 @@ async def read_pod_events(
 ) -> tuple[dict[str, list[Object]], float | None]:
     """Return the Events of pods whose containers have not been created, by pod name.
 
-    Also return the seconds until the next check. A pod's status does not show a volume that cannot
-    be mounted, and does not change while the pod waits. Raises ApiError if the request may succeed
-    later: without Events, the status would lose its reason and then get it back.
+    Also return the seconds until the next check; None if no check is needed. A pod's status does
+    not show a volume that cannot be mounted, and does not change while the pod waits. Raises
+    ApiError if the request may succeed later: without Events, the status would lose its reason and
+    then get it back.
     """
     requeue_s = [due_s] if (due_s := compute_next_change_s(pods, now)) is not None else []
     events: dict[str, list[Object]] = {}

@@ -36,18 +36,18 @@ from plimsoll_operator.plans.service import Failure
 from plimsoll_operator.runtime.cache import Store
 from plimsoll_operator.runtime.client import Api, ApiError
 from plimsoll_operator.scraper import Scraper
-from plimsoll_operator.status.notices import Notice, failure_notice
+from plimsoll_operator.status.notices import Notice, make_failure_notice
 
 _OWNED_KINDS = frozenset(kind.kind for kind in OWNED_KINDS)
 Observation = TypeVar("Observation")
 
 
-def now() -> str:
+def get_current_time() -> str:
     """Return the current time in RFC 3339."""
     return format_rfc3339(time.time())
 
 
-def earliest_s(*due_s: float | None) -> float | None:
+def find_earliest_s(*due_s: float | None) -> float | None:
     """Return the shortest delay that is not None; None if there is none."""
     return min((delay_s for delay_s in due_s if delay_s is not None), default=None)
 
@@ -55,8 +55,8 @@ def earliest_s(*due_s: float | None) -> float | None:
 class Reconciler(ABC, Generic[Observation]):
     """Idempotent reconciler of one kind.
 
-    ``apply_spec`` stores its observations in an ``Observation``, from which ``status`` derives the
-    status, also after a failure.
+    ``apply_spec`` stores its observations in an ``Observation``. ``status`` makes the status from
+    them, also after a failure.
     """
 
     KIND: ClassVar[Kind]
@@ -102,13 +102,13 @@ class Reconciler(ABC, Generic[Observation]):
         else:
             self._refusals.forget(key)
         if failure is not None:
-            await self._recorder.write(item, [failure_notice(failure)])
+            await self._recorder.write(item, [make_failure_notice(failure)])
         item = self._find_item(key) or item
         wanted, next_s = await self.status(key, item, observed, failure)
         before = item.get("status")
         if wanted != before and await write_status(self._api, self._store, self.KIND, item, wanted):
             await self._recorder.write(item, self.notices(before or {}, wanted))
-        if (due_s := earliest_s(*requeue_s, next_s)) is not None:
+        if (due_s := find_earliest_s(*requeue_s, next_s)) is not None:
             self._later(key, due_s)
         if error:
             raise error
@@ -137,7 +137,7 @@ class Reconciler(ABC, Generic[Observation]):
     def forget(self, key: Key) -> None:
         """Drop the state of a deleted object."""
 
-    def _files(
+    def _make_files(
         self, key: Key, replicas: Sequence[Peer], memory: MemoryPolicy, published: Object | None
     ) -> dict[str, str]:
         """Return the files that are mounted next to the supervisors' configuration, by name.

@@ -1,7 +1,7 @@
 """Detect pods of policies whose creation the API server rejects, from their owners' Events.
 
-The watches receive only matching Events, and only their metadata. When an Event changes, the
-operator reads it and its owner in full.
+The watches receive only Events that match a field selector, and only their metadata. When an Event
+changes, the operator reads the Event and its owner in full.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from plimsoll_api.supervision_policy import SupervisionPolicy
-from plimsoll_operator.fleet.pods import subtract_times
+from plimsoll_operator.fleet.pods import compute_seconds_between
 from plimsoll_operator.fleet.refused_creations import (
     EVENT_FIELDS,
     RefusedCreation,
@@ -30,11 +30,12 @@ log = logging.getLogger(__name__)
 
 EVENT_KINDS = tuple(replace(EVENT, fields=fields) for fields in EVENT_FIELDS)
 REFUSAL_VALID_S = 60.0
-"""Seconds for which a rejection counts. An owner that still fails tries again within this time."""
-MAX_EVENTS = 400
-"""Maximum number of Events that are read from a namespace at once."""
+"""Seconds for which a rejection counts. If the problem persists, the owner tries again within this
+time."""
+MAX_EVENTS_PER_READ = 400
+"""Maximum number of Events that are read from a namespace in one request."""
 MAX_CACHED_OWNERS = 256
-"""Maximum number of cached owners, each at the resource version that an Event names."""
+"""Maximum number of cached owners. Each is cached at the resource version that an Event names."""
 
 
 @dataclass
@@ -68,7 +69,7 @@ class RefusedCreations:
                     task.cancel()
                 del self._namespaces[key.namespace]
 
-    async def recent(
+    async def list_recent(
         self, key: Key, policy: SupervisionPolicy, created: str
     ) -> tuple[RefusedCreation, ...]:
         """Return recent rejections of pods that the policy would give a supervisor, oldest first.
@@ -86,7 +87,7 @@ class RefusedCreations:
                 raise
         rejections, now = [], self._clock()
         for refused, event in known.read:
-            if refused.at < created or subtract_times(refused.at, now) > REFUSAL_VALID_S:
+            if refused.at < created or compute_seconds_between(refused.at, now) > REFUSAL_VALID_S:
                 continue
             owner = await self._read_owner(key.namespace, event)
             if owner is not None and (
@@ -128,7 +129,7 @@ class RefusedCreations:
             async for page, _ in self._api.pages(events, namespace):
                 count += len(page)
                 refused += [(one, event) for event in page if (one := read_event(event)) and one.at]
-                if count >= MAX_EVENTS:
+                if count >= MAX_EVENTS_PER_READ:
                     break
         return refused
 

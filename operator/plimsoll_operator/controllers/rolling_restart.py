@@ -53,8 +53,8 @@ class _WorkloadCheck(NamedTuple):
 class RollingRestarts:
     """Requester of rolling restarts for workloads whose pods wait for a supervisor.
 
-    Requests are cached, so that an idle workload costs no API call. After a restart of the
-    operator, the workloads' annotations show which requests were made.
+    Requests are remembered, so that an unchanged workload costs no API call. After a restart of the
+    operator, annotations of the workloads show which requests were made.
     """
 
     def __init__(
@@ -92,8 +92,8 @@ class RollingRestarts:
         """Request rolling restarts of workloads whose pods wait for a supervisor.
 
         Checks at most :data:`MAX_CHECKS_PER_RECONCILE` workloads per call. Until a pod has started
-        with a supervisor, at most ``limit`` pods get one, as ``injection`` decides; if more pods
-        wait, one workload is restarted first. Return the status text of each workload, and the
+        with a supervisor, at most ``limit`` pods get one, as ``injection`` decides. If more pods
+        wait, one workload is restarted first. Returns the status text of each workload, and the
         workloads whose restart this call requested. Raises ApiError if a request may succeed later.
         """
         if policy.spec.rollout is not PolicyRollout.RESTART:
@@ -161,7 +161,7 @@ class RollingRestarts:
     ) -> tuple[str, bool]:
         """Request the restart of one workload.
 
-        Return its status text, and whether this call requested the restart.
+        Return the workload's status text, and whether this call requested the restart.
         """
         try:
             live = await self._api.get(kind, namespace, name)

@@ -1,8 +1,8 @@
 """Find the pods that policies select, with one watch of pod metadata in each namespace.
 
 A policy may select the pods of any workload, and a watch of full pods would receive every change in
-the cluster. Metadata shows which pods a policy selects and which of them changed. Only those are
-read, and a summary of each is cached. Namespaces without a policy are not watched.
+the cluster. Metadata shows which pods a policy selects and which pods changed. Only changed pods
+are read in full, and a summary of each is cached. Namespaces without a policy are not watched.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from plimsoll_api.supervision_policy import SupervisionPolicy
-from plimsoll_operator.fleet.pods import subtract_times
+from plimsoll_operator.fleet.pods import compute_seconds_between
 from plimsoll_operator.fleet.selected_pods import (
     SelectedPod,
     SupervisionState,
@@ -30,10 +30,10 @@ from plimsoll_operator.runtime.reflector import Reflector
 from plimsoll_operator.scraper import address_of
 
 MAX_SINGLE_READS = 8
-"""Maximum number of changed pods that are read one by one; if more changed, they are listed."""
-PAGE_PODS = 50
-"""Number of pods per page of a list. A page has at most 75 MiB: a pod may have 1.5 MiB, and any
-user may create one."""
+"""Maximum number of changed pods that are read one by one. If more pods changed, all are listed."""
+PODS_PER_PAGE = 50
+"""Number of pods in a page of a list. A page has at most 75 MiB, because a pod may have 1.5 MiB.
+Any user may create a pod of this size."""
 
 PolicyGenerations = tuple[tuple[str, str, int], ...]
 
@@ -50,7 +50,7 @@ class _CachedPod(NamedTuple):
         """Report whether there is a newer version, or the summary is out of date at ``now``."""
         due = compute_next_stuck_s([self.pod], self.at)
         return _is_older(self.version, version) or (
-            due is not None and subtract_times(self.at, now) >= due
+            due is not None and compute_seconds_between(self.at, now) >= due
         )
 
 
@@ -87,7 +87,7 @@ class PolicyPods:
     def sync(self, key: Key) -> None:
         """Watch the pods of the key's namespace for its current policies.
 
-        If the policies have changed, reconcile all policies of the namespace, because they may
+        If the policies have changed, all policies of the namespace are reconciled, because they may
         select other pods now.
         """
         namespace = key.namespace
@@ -117,7 +117,7 @@ class PolicyPods:
     async def read(
         self, key: Key, policy: SupervisionPolicy
     ) -> tuple[tuple[SelectedPod, ...], dict[str, str]]:
-        """Return the selected pods, and the addresses of supervised ones by pod name.
+        """Return the selected pods, and the addresses of supervised pods by pod name.
 
         Raises ApiError, OSError or TimeoutError if a request to the API server fails.
         """
@@ -137,7 +137,7 @@ class PolicyPods:
             name for name, version in present.items()
             if name not in read or read[name].is_stale(version, now)
         ]  # fmt: skip
-        kind = replace(POD, selector=policy.spec.selector.query(), page=PAGE_PODS)
+        kind = replace(POD, selector=policy.spec.selector.query(), page=PODS_PER_PAGE)
         for one in [""] if len(stale) > MAX_SINGLE_READS else stale:
             read.pop(one, None)
             async for page, _ in self._api.pages(kind, key.namespace, one):
@@ -186,7 +186,7 @@ class PolicyPods:
         self._watches[namespace] = (reflector, asyncio.create_task(reflector.run()))
 
     def _notify_later(self, namespace: str, policies: Iterable[str]) -> None:
-        """Report a change after ``settle_s``, together with the changes until then."""
+        """Report a change after ``settle_s`` seconds, together with all changes until then."""
         for name in policies:
             key = Key(namespace, name, POLICY.kind)
             if key not in self._due:
@@ -210,8 +210,8 @@ def _get_generation(item: Object) -> tuple[str, str, int]:
     return meta["name"] + deleted, meta.get("uid", ""), meta.get("generation", 0)
 
 
-def _is_older(version: str, than: str) -> bool:
-    """Report whether ``version`` is older than ``than``. Resource versions compare as numbers."""
-    if not (version.isdigit() and than.isdigit()):
-        return version != than
-    return int(version) < int(than)
+def _is_older(version: str, other_version: str) -> bool:
+    """Report whether ``version`` is older. Resource versions are compared as numbers."""
+    if not (version.isdigit() and other_version.isdigit()):
+        return version != other_version
+    return int(version) < int(other_version)

@@ -12,7 +12,7 @@ from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_api.workloads import WorkloadRef
 from plimsoll_operator.config import Config
 from plimsoll_operator.controllers.pods import read_pod_events, reconcile_pods
-from plimsoll_operator.controllers.reconciler import Reconciler, earliest_s, now
+from plimsoll_operator.controllers.reconciler import Reconciler, find_earliest_s, get_current_time
 from plimsoll_operator.controllers.refused_creations import RefusedCreations
 from plimsoll_operator.controllers.rolling_restart import RollingRestarts
 from plimsoll_operator.controllers.selected_pods import PolicyPods
@@ -26,7 +26,7 @@ from plimsoll_operator.fleet.selected_pods import (
     SupervisionState,
     compute_next_stuck_s,
 )
-from plimsoll_operator.fleet.verdict import needs_time
+from plimsoll_operator.fleet.verdict import may_change_with_time
 from plimsoll_operator.fleet.workloads import index_workload_statuses
 from plimsoll_operator.injection.policy import format_images
 from plimsoll_operator.kinds import POLICY, Key, Object, Ref, read
@@ -38,11 +38,11 @@ from plimsoll_operator.runtime.client import Api
 from plimsoll_operator.scraper import Scraper
 from plimsoll_operator.status.notices import (
     Notice,
-    injection_stopped,
-    new_suspects,
-    restart_requested,
+    make_injection_notices,
+    make_restart_notice,
+    make_suspect_notices,
 )
-from plimsoll_operator.status.policy import status
+from plimsoll_operator.status.policy import make_status
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class PolicyController(Reconciler[_Observation]):
         config: Config,
         add: Callable[[Key], None] = lambda _: None,
         later: Callable[[Key, float], None] = lambda *_: None,
-        clock: Callable[[], str] = now,
+        clock: Callable[[], str] = get_current_time,
         webhook: Callable[[], bool] = lambda: True,
     ) -> None:
         """Prepare a controller for the policies in ``store``.
@@ -123,7 +123,7 @@ class PolicyController(Reconciler[_Observation]):
         self._scraper.follow(key, addresses)
         if self._config.webhook is not None:
             created = item["metadata"].get("creationTimestamp") or ""
-            observed.refused = await self._refused.recent(key, policy, created)
+            observed.refused = await self._refused.list_recent(key, policy, created)
         counts = Counter(one.state for one in pods)
         self.pods[key] = {
             state: counts[state]
@@ -149,7 +149,7 @@ class PolicyController(Reconciler[_Observation]):
         incidents, owned = self._list_incidents(key), self._find_live_objects(key)
         peers = list_policy_peers(sorted(pods, key=lambda one: one.created))
         published = owned.get(Ref("ConfigMap", make_policy_object_name(key.name)))
-        files = self._files(key, peers, policy.spec.memory, published)
+        files = self._make_files(key, peers, policy.spec.memory, published)
         now, before = self._clock(), item.get("status")
         plan = make_plan(policy, owned, pods, incidents, now, before, files)
         for one in plan.desired:
@@ -170,7 +170,7 @@ class PolicyController(Reconciler[_Observation]):
             parse_injection(item.get("status")),
             self._config.max_waiting_pods,
         )
-        await self._recorder.write(item, [restart_requested(str(ref)) for ref in requested])
+        await self._recorder.write(item, [make_restart_notice(str(ref)) for ref in requested])
         return wait_reasons
 
     async def status(
@@ -182,7 +182,7 @@ class PolicyController(Reconciler[_Observation]):
         clocks, incidents = self._config.clocks, self._list_incidents(key)
         events, next_s = await read_pod_events(self._api, key.namespace, views, now, clocks)
         injection = self._decide_injection(item, observed)
-        wanted = status(
+        wanted = make_status(
             item,
             observed.pods,
             incidents,
@@ -201,15 +201,15 @@ class PolicyController(Reconciler[_Observation]):
         self.verdicts[key] = verdicts = [
             (name, one) for name in shown for one in shown[name].get("verdicts") or ()
         ]
-        again_s = clocks.publish if needs_time(one for _, one in verdicts) else None
-        return wanted, earliest_s(next_s, again_s)
+        again_s = clocks.publish if may_change_with_time(one for _, one in verdicts) else None
+        return wanted, find_earliest_s(next_s, again_s)
 
     def notices(self, before: Object, wanted: Object) -> Iterable[Notice]:
         """Return the Events for suspect revisions and for a stopped injection."""
-        return [*new_suspects(before, wanted), *injection_stopped(before, wanted)]
+        return [*make_suspect_notices(before, wanted), *make_injection_notices(before, wanted)]
 
     def _decide_injection(self, item: Object, observed: _Observation) -> Object | None:
-        """Return whether new pods get a supervisor, as status fields; None if no pods were read."""
+        """Return the new ``status.injection``; None if the pods have not been read."""
         if observed.pods is None:
             return None
         policy, config = read(SupervisionPolicy, item), self._config
@@ -219,7 +219,7 @@ class PolicyController(Reconciler[_Observation]):
 
 
 def _make_views_without_containers(pods: tuple[SelectedPod, ...]) -> list[PodView]:
-    """Return the supervised or terminating pods, without their containers."""
+    """Return views of the supervised or terminating pods, without their containers."""
     return [
         PodView.make_without_containers(
             pod.name, pod.uid, pod.created, pod.state is SupervisionState.LEAVING

@@ -11,7 +11,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from plimsoll_operator.fleet.pods import make_printable_line, subtract_times
+from plimsoll_operator.fleet.pods import compute_seconds_between, make_printable_line
 from plimsoll_operator.kinds import (
     BY_KIND,
     CLAIM,
@@ -42,17 +42,17 @@ REPORT_AFTER_FAILURES = 3
 
 MAX_CACHED_EVENTS = 1024
 CLAIM_CACHE_S = 600.0
-"""Seconds for which a claim's access modes are cached. They never change, but a new claim may reuse
-the name."""
+"""Seconds for which a claim's access modes are cached. They never change, but a new claim may have
+the same name."""
 EVENT_REPEAT_S = 600.0
-"""Seconds within which a repeated Event is only counted, because a failure repeats with each
+"""Seconds within which a repeated Event is only counted. A failure causes the same Event at each
 attempt."""
 
 MAX_MESSAGE_CHARS = 1000
 
 
 class NameConflictError(Exception):
-    """Raised when an object that Plimsoll did not create has the name of one that it needs."""
+    """Raised if an object that Plimsoll needs to create exists but was created by someone else."""
 
     def __init__(self, item: Object) -> None:
         owner = item["metadata"]["ownerReferences"][0]["kind"]
@@ -66,7 +66,7 @@ class OwnedObjectWriter:
     """Writer of the planned objects of a service or policy.
 
     After each write, it stores the fields that the API server attributes to Plimsoll. While these
-    are unchanged, it does not apply the same object again, even if others changed other fields.
+    fields are unchanged, the same object is not applied again, even if other fields have changed.
     """
 
     def __init__(self, api: Api, store: Store) -> None:
@@ -78,11 +78,11 @@ class OwnedObjectWriter:
         self._fields.pop(key, None)
 
     async def apply(self, key: Key, uid: str, desired: Object, first_replicas: int) -> bool:
-        """Apply one object. Return False if it is up to date.
+        """Apply one object. Return False if it is already up to date.
 
         ``uid`` is the UID of the owner. An object of another owner lacks Plimsoll's labels, so no
-        watch shows it. The first write therefore fails if any object has the name. Raises
-        :class:`NameConflictError` in that case.
+        watch shows it. The first write therefore raises :class:`NameConflictError` if any object
+        has the name.
         """
         kind, live = BY_KIND[desired["kind"]], self._store.get(key, ref(desired))
         if live is not None and owner_uid(live) != uid:
@@ -108,7 +108,10 @@ class OwnedObjectWriter:
         return True
 
     async def remove(self, key: Key, surplus: Sequence[Object]) -> None:
-        """Delete the objects unless they have changed meanwhile: a Lease may have been taken."""
+        """Delete the objects, unless they have changed meanwhile.
+
+        A Lease, for example, may have been acquired.
+        """
         for item in surplus:
             log.info("%s: deleting %s", key, " ".join(ref(item)))
             if await self._api.delete(BY_KIND[item["kind"]], item):
@@ -155,8 +158,8 @@ class FailureCounter:
     ) -> tuple[Failure, Exception | None]:
         """Return the failure for the status, and the error to raise after the status is written.
 
-        The error is None for an invalid spec. Raises ``problem`` itself while it may be transient:
-        the reconcile is then retried at once, and the status does not flap.
+        The error is None for an invalid spec. While ``problem`` may be transient, raises
+        ``problem`` itself: the reconcile is then retried at once, and the status does not flap.
         """
         if isinstance(problem, InvalidSpecError):
             return Failure(problem.reason, str(problem), is_lasting=True), None
@@ -168,7 +171,7 @@ class FailureCounter:
         return Failure("ApplyFailed", problem.message, problem.is_lasting), problem
 
     def forget(self, key: Key) -> None:
-        """Reset the count after a successful reconcile or a deletion."""
+        """Reset the count of a service or policy, after a successful reconcile or a deletion."""
         self._failures.pop(key, None)
 
 
@@ -233,7 +236,7 @@ class EventRecorder:
                 )
 
     def _make_event(self, service: Object, notice: Notice) -> Object | None:
-        """Build the Event; None if it was written less than :data:`EVENT_REPEAT_S` ago."""
+        """Return the Event; None if it was written less than :data:`EVENT_REPEAT_S` ago."""
         meta, now = service["metadata"], self._clock()
         message = make_printable_line(notice.message, MAX_MESSAGE_CHARS)
         key = compute_digest([meta["uid"], notice.type, notice.reason, message])
@@ -242,7 +245,7 @@ class EventRecorder:
         if len(self._known) > MAX_CACHED_EVENTS:
             self._known.popitem(last=False)
         event.count += 1
-        if event.written and subtract_times(event.written, now) < EVENT_REPEAT_S:
+        if event.written and compute_seconds_between(event.written, now) < EVENT_REPEAT_S:
             return None
         event.written = now
         return {

@@ -52,10 +52,10 @@ MAX_RESTARTS = 1000
 
 
 SIGNAL_MISSING_S = 120.0
-"""Seconds without a signal after which it is reported missing, as in the alert
+"""Seconds without a signal after which the signal is reported missing, as in the alert
 PlimsollSupervisorBlind. An engine has no signals for some seconds after its start."""
 NEAR_LIMIT_EXIT_RATIO = NEAR_LIMIT_RATIO - 0.03
-"""Share of the memory limit below which memory is no longer near it. It is lower than
+"""Share of the memory limit below which memory no longer counts as near the limit. It is lower than
 :data:`NEAR_LIMIT_RATIO`, so that the status does not flap."""
 ENGINE_SIGNAL = "engine"
 SIGNALS = (ENGINE_SIGNAL, "host", "metrics", "device", "shared_memory")
@@ -65,7 +65,7 @@ UNKNOWN_REASON = "SignalMissing"
 """Reason for a missing signal if its supervisor reports none."""
 MAX_BYTES_PER_S = float(1 << 40)
 MAX_LEFT_S = 3.2e9
-"""Maximum seconds until a limit is reached: a century. Slower growth has no forecast."""
+"""Maximum number of seconds until a limit is reached: a century. Slower growth has no forecast."""
 SEGMENTS = frozenset(segment.value for segment in Segment)
 
 
@@ -73,7 +73,8 @@ SEGMENTS = frozenset(segment.value for segment in Segment)
 class SlowLeak:
     """Slow leak of a replica.
 
-    ``segment`` is empty if unknown, ``limit_s`` the time until the memory limit; None if unknown.
+    ``segment`` is empty if unknown. ``limit_s`` is the time until the memory limit is reached; None
+    if unknown.
     """
 
     kind: str
@@ -185,7 +186,7 @@ _KIND_LABEL = re.compile(rb'(?:^|,)\s{0,8}kind="(host|device)"')
 
 
 def parse_figures(page: bytes) -> SupervisorFigures:
-    """Parse the values from a Prometheus text page. Never raises.
+    """Parse the values from a page in the Prometheus text format. Never raises.
 
     A missing, malformed or out-of-range value is unknown. If a sample appears twice, the last one
     counts.
@@ -255,7 +256,10 @@ def parse_figures(page: bytes) -> SupervisorFigures:
 def _find_missing_signals(
     ages: Mapping[str, float | None], reasons: Mapping[str, str]
 ) -> tuple[tuple[str, str], ...] | None:
-    """Return the signals missing for :data:`SIGNAL_MISSING_S`; None if no age is known."""
+    """Return each signal missing for :data:`SIGNAL_MISSING_S`, with the reason.
+
+    Return None if no age of a signal is known.
+    """
     known = {signal: ages.get(signal) for signal in SIGNALS}
     if not any(age is not None for age in known.values()):
         return None
@@ -265,7 +269,7 @@ def _find_missing_signals(
 
 
 def _make_peer_growth(values: Mapping[bytes, float | None]) -> PeerGrowth | None:
-    """Return the growth from ``values`` by metric name; None if a part is unknown."""
+    """Return the growth from ``values`` by metric name; None if any value is unknown."""
     known = [int(value) for name in _GROWTH_METRICS if (value := values.get(name)) is not None]
     return PeerGrowth(*known) if len(known) == len(_GROWTH_METRICS) else None
 
@@ -317,13 +321,13 @@ def _make_slow_leaks(
     return tuple(leaks)
 
 
-def _parse_number(text: bytes, most: float) -> float | None:
-    """Parse a number from 0 to ``most``; None for anything else, such as NaN."""
+def _parse_number(text: bytes, maximum: float) -> float | None:
+    """Parse a number from 0 to ``maximum``; None for anything else, such as NaN."""
     try:
         value = float(text)
     except ValueError:
         return None
-    return value if math.isfinite(value) and 0 <= value <= most else None
+    return value if math.isfinite(value) and 0 <= value <= maximum else None
 
 
 def to_rounded_percent(ratio: float) -> int:
@@ -343,7 +347,7 @@ def list_drained_pods(figures: Mapping[str, SupervisorFigures]) -> list[str]:
 
 
 def find_blind_pods(figures: Mapping[str, SupervisorFigures]) -> dict[str, str]:
-    """Return the pods whose supervisors cannot observe their engines, with the reasons."""
+    """Return the pods whose supervisors cannot observe their engines, each with the reason."""
     return {
         pod: one.missing_signals[0][1]
         for pod, one in sorted(figures.items())
@@ -354,7 +358,7 @@ def find_blind_pods(figures: Mapping[str, SupervisorFigures]) -> dict[str, str]:
 def find_pods_missing_signals(
     figures: Mapping[str, SupervisorFigures],
 ) -> list[tuple[str, list[str]]]:
-    """Return the pods that lack signals, with the reasons, most important signal first."""
+    """Return the pods that lack signals, each with the reasons, most important signal first."""
     lost = [
         (pod, one.missing_signals) for pod, one in sorted(figures.items()) if one.missing_signals
     ]
@@ -362,19 +366,24 @@ def find_pods_missing_signals(
     return [(pod, [reason for _, reason in unseen]) for pod, unseen in lost]
 
 
-def list_pods_near_limit(figures: Mapping[str, SupervisorFigures], already: bool) -> list[str]:
+def list_pods_near_limit(
+    figures: Mapping[str, SupervisorFigures], was_near_limit: bool
+) -> list[str]:
     """Return the names of the replicas near their memory limit, sorted.
 
-    ``already`` is whether any replica was near it before.
+    ``was_near_limit`` is whether any replica was near its limit before.
     """
-    threshold = NEAR_LIMIT_EXIT_RATIO if already else NEAR_LIMIT_RATIO
+    threshold = NEAR_LIMIT_EXIT_RATIO if was_near_limit else NEAR_LIMIT_RATIO
     return sorted(
         pod for pod, one in figures.items() if one.limit is not None and one.limit > threshold
     )
 
 
 def make_memory_status(figures: Mapping[str, SupervisorFigures]) -> dict[str, object]:
-    """Return ``status.memory``: the highest percentages and their replica; empty if unknown."""
+    """Return ``status.memory``: the highest consumed percentages, and the replica that has them.
+
+    Empty if unknown.
+    """
     status: dict[str, object] = {}
     worst: tuple[float, str] | None = None
     for kind, field in (("host", "hostConsumedPercent"), ("device", "deviceConsumedPercent")):
@@ -412,9 +421,9 @@ def list_service_peers(pods: Iterable[PodView]) -> list[Peer]:
 
 
 def make_peers_file(peers: Sequence[Peer], suspected: Collection[str]) -> str:
-    """Return the file of the ``peers`` whose growth is known; empty if fewer than two are.
+    """Return the content of a peers file; empty if the growth of fewer than two ``peers`` is known.
 
-    It contains the peers of each workload with a ``suspected`` pod. If they do not all fit,
+    The file contains the peers of each workload with a ``suspected`` pod. If they do not all fit,
     suspected pods take precedence.
     """
     workloads = {one.workload for one in peers if one.pod in suspected}
@@ -456,7 +465,7 @@ class PeersFileCache:
         incidents: Iterable[Object],
         figures: Mapping[str, SupervisorFigures],
     ) -> str:
-        """Return the file to publish now; empty if there is none.
+        """Return the content of the peers file to publish now; empty if there is none.
 
         ``figures`` are by pod name; they are empty until the pods have been scraped.
         """
@@ -473,7 +482,7 @@ class PeersFileCache:
         return text
 
     def compute_next_s(self, key: Key) -> float | None:
-        """Return the seconds until the next update of the file is due; None if none is due."""
+        """Return the seconds until the file must be updated again; None if no update is due."""
         known = self._last.get(key)
         return None if known is None else max(0.0, known[0] + self._publish_s - self._clock())
 

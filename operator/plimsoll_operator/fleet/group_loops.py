@@ -11,27 +11,29 @@ from collections import defaultdict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from plimsoll_operator.fleet.pods import subtract_times
+from plimsoll_operator.fleet.pods import compute_seconds_between
 from plimsoll_operator.fleet.selected_pods import SelectedPod, SupervisionState
 from plimsoll_operator.kinds import Key
 
-WINDOW_S = 600.0
-"""Seconds for which a recreation counts, as long as the kubelet counts a container's restarts."""
+RECREATION_WINDOW_S = 600.0
+"""Seconds for which the recreation of a group counts. The kubelet counts a container's restarts for
+the same time."""
 MIN_RECREATIONS = 4
-"""Number of recreations that count as a crash loop. A rollout causes one, and a supervisor's
-restart budget allows three an hour by default."""
-SETTLED_S = 120.0
-"""Seconds for which a leader must have existed, and be ready, to count as recovered."""
-MAX_LEADERS = 32
-"""Maximum number of leaders remembered per group: the newest ones."""
+"""Number of recreations that count as a crash loop. A rollout causes one recreation, and a
+supervisor's restart budget allows three restarts an hour by default."""
+MIN_SETTLED_S = 120.0
+"""Seconds for which a leader must have existed for the group to count as recovered. It must also be
+ready."""
+MAX_LEADERS_PER_GROUP = 32
+"""Maximum number of leaders that are remembered per group, newest first."""
 SUPERVISED_STATES = (SupervisionState.SUPERVISED, SupervisionState.LEAVING)
 
 
 @dataclass(frozen=True)
 class GroupStarts:
-    """Recent starts of a group. ``leader`` is its newest leader pod, ``age_s`` that pod's age.
+    """Recent starts of a group. ``leader`` is its newest leader pod, of the age ``age_s``.
 
-    ``recreations`` is the number of recreations within :data:`WINDOW_S`.
+    ``recreations`` is the number of recreations within :data:`RECREATION_WINDOW_S`.
     """
 
     leader: SelectedPod
@@ -40,9 +42,9 @@ class GroupStarts:
 
     @property
     def has_recovered(self) -> bool:
-        """Whether the group is ready and has not been recreated for :data:`SETTLED_S`."""
+        """Whether the group is ready and has not been recreated for :data:`MIN_SETTLED_S`."""
         ready = self.leader.state is SupervisionState.SUPERVISED and self.leader.view is None
-        return ready and self.age_s >= SETTLED_S
+        return ready and self.age_s >= MIN_SETTLED_S
 
     @property
     def is_looping(self) -> bool:
@@ -64,7 +66,7 @@ class GroupHistory:
         """Return the recent starts of each LeaderWorkerSet group among ``pods``.
 
         ``now`` is RFC 3339. A group that has no leader pod at the moment is remembered for
-        :data:`WINDOW_S`.
+        :data:`RECREATION_WINDOW_S`.
         """
         groups: dict[tuple[str, str], list[SelectedPod]] = defaultdict(list)
         for one in pods:
@@ -76,17 +78,17 @@ class GroupHistory:
         kept = {group: times for group, times in history.items() if _is_recent(times[-1], now)}
         starts = []
         for group, leaders in groups.items():
-            times = kept[group] = history.get(group, deque(maxlen=MAX_LEADERS))
+            times = kept[group] = history.get(group, deque(maxlen=MAX_LEADERS_PER_GROUP))
             for one in sorted(leaders, key=lambda one: one.created):
                 if one.created and (not times or one.created > times[-1]):
                     times.append(one.created)
             newest = max(leaders, key=lambda one: one.created)
             recent = sum(_is_recent(at, now) for at in times)
-            age_s = subtract_times(newest.created, now) if newest.created else 0.0
+            age_s = compute_seconds_between(newest.created, now) if newest.created else 0.0
             starts.append(GroupStarts(newest, max(0, recent - 1), age_s))
         self._created[key] = {group: times for group, times in kept.items() if times}
         return starts
 
 
 def _is_recent(created: str, now: str) -> bool:
-    return subtract_times(created, now) < WINDOW_S
+    return compute_seconds_between(created, now) < RECREATION_WINDOW_S

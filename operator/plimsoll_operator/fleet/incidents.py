@@ -1,11 +1,12 @@
 """Plan the incidents that the operator itself opens, ends and deletes, from the status of pods.
 
-These are OOM kills, crash loops and incidents of deleted replicas. A supervisor reports the OOM
-kill of its engine itself; the operator waits for that, and reports the other kills. The name of an
-incident contains its pod and restart, so that each kill has one incident.
+The operator opens incidents for OOM kills and crash loops, and ends incidents of deleted replicas.
+A supervisor reports the OOM kill of its engine itself; the operator waits for this report, and
+reports all other OOM kills. The name of an incident contains its pod and the number of restarts, so
+that each kill has one incident.
 
 Old incidents are deleted, so that the list stays readable and a malicious pod cannot fill etcd. A
-client with the token of a supervised pod can write incidents of that pod, and can leave all of them
+client with the token of a supervised pod can write incidents of this pod, and can leave all of them
 open. Open incidents are therefore limited as well.
 """
 
@@ -30,27 +31,28 @@ from plimsoll_api.names import API_GROUP, API_VERSION, INCIDENT_KIND, POLICY_KIN
 from plimsoll_api.supervisor_config import GroupMember, ServiceRef
 from plimsoll_api.times import parse_rfc3339
 from plimsoll_api.workloads import WorkloadRef
-from plimsoll_operator.fleet.group_loops import WINDOW_S, GroupStarts
+from plimsoll_operator.fleet.group_loops import RECREATION_WINDOW_S, GroupStarts
 from plimsoll_operator.fleet.pods import Container, PodView
 from plimsoll_operator.kinds import Object
 from plimsoll_operator.render import names
 
 REPORT_GRACE_S = 30.0
-"""Seconds within which a supervisor may report an OOM kill itself."""
-MIN_CRASHES = 3
+"""Seconds for which the operator waits for a supervisor to report an OOM kill."""
+MIN_CRASH_RESTARTS = 3
 REPLACE_STEP = "PodReplace"
 REQUESTED_OUTCOMES = frozenset({"Requested", "Begun"})
-ENGINE_RESTART = "EngineRestart"
+ENGINE_RESTART_STEP = "EngineRestart"
 STARTED_OUTCOMES = frozenset({"Begun", "Succeeded"})
-"""Outcomes of an engine restart that recreated the group. The supervisor may be killed before it
-can report success."""
-MAX_KEPT_OF_POD = 10
+"""Outcomes of an engine restart that recreated the group. ``Begun`` is one of them, because the
+supervisor may be killed before it reports success."""
+MAX_KEPT_PER_POD = 10
 """Maximum number of incidents kept per pod. It is half of the API's ``MAX_INCIDENTS_PER_POD``, so
 that a name is always free."""
-MAX_KEPT_OPEN = 500
-"""Maximum number of open incidents per service or policy: one for each replica, with a margin."""
-MAX_KEPT_OF_NAMESPACE = 2000
-MAX_GROUP_NAME, MAX_POD_PREFIX = 63, 220
+MAX_OPEN_INCIDENTS = 500
+"""Maximum number of open incidents that are kept per service or policy: one for each replica, with
+a margin."""
+MAX_KEPT_PER_NAMESPACE = 2000
+MAX_GROUP_NAME_CHARS, MAX_POD_PREFIX_CHARS = 63, 220
 """Maximum lengths of the names of a group, and of a pod within an incident's name."""
 _SUSPECTED_PHASES = frozenset({None, IncidentPhase.OPEN, IncidentPhase.TRIMMING})
 
@@ -72,7 +74,7 @@ def plan_incidents(
     now: str,
     groups: Sequence[GroupStarts] = (),
 ) -> IncidentChanges:
-    """Return the incidents that only the operator can open or end, and the pods to evict.
+    """Return the incidents to open or end, and the pods to evict.
 
     ``pods`` are all pods of the service, including terminating ones. ``now`` is RFC 3339.
     ``groups`` are the multi-node groups of a policy.
@@ -87,7 +89,7 @@ def plan_incidents(
     present = {pod.name: pod for pod in pods}
     replaced: dict[str, PodView] = {}
     for one in filter(_is_open, incidents):
-        if _is_of_group(one):
+        if _is_group_incident(one):
             continue
         pod_name = one["spec"]["pod"]
         if not _has_its_pod(one, present.get(pod_name)):
@@ -106,7 +108,7 @@ def plan_incidents(
 
 
 def _add_oom_kills(
-    found: IncidentChanges, service: Object, pod: PodView, container: Container,
+    changes: IncidentChanges, service: Object, pod: PodView, container: Container,
     incidents: list[Object], now: str,
 ) -> None:  # fmt: skip
     for ended in container.terminations:
@@ -117,10 +119,12 @@ def _add_oom_kills(
         name = _make_incident_name(pod.name, container, f"oom-{int(killed_s):x}")
         if _has_incident(name, incidents) or _is_reported(pod.name, container.name, at, incidents):
             continue
-        age_s = _subtract_times(at, now)
+        age_s = _compute_seconds_between(at, now)
         if age_s is not None and age_s < REPORT_GRACE_S and container.name == names.ENGINE:
             wait_s = min(REPORT_GRACE_S, REPORT_GRACE_S - age_s)  # a node's clock may be ahead
-            found.requeue_s = wait_s if found.requeue_s is None else min(found.requeue_s, wait_s)
+            changes.requeue_s = (
+                wait_s if changes.requeue_s is None else min(changes.requeue_s, wait_s)
+            )
             continue
         limit = f" at its memory limit of {container.memory}" if container.memory else ""
         status = {
@@ -131,11 +135,11 @@ def _add_oom_kills(
             "endedAt": now,
         }
         kind = "OutOfMemoryKill"
-        found.new.append(_make_incident(service, name, pod.name, container, kind, at, status))
+        changes.new.append(_make_incident(service, name, pod.name, container, kind, at, status))
 
 
 def _add_crash_loops(
-    found: IncidentChanges, service: Object, pod: PodView, container: Container,
+    changes: IncidentChanges, service: Object, pod: PodView, container: Container,
     incidents: list[Object], now: str,
 ) -> None:  # fmt: skip
     """Open an incident for a crash loop, or resolve it once the container is ready."""
@@ -147,7 +151,7 @@ def _add_crash_loops(
         and _has_its_pod(one, pod)
     ]  # fmt: skip
     name = _make_incident_name(pod.name, container, f"crashes-{container.restarts}")
-    looping = container.is_backing_off and container.restarts >= MIN_CRASHES
+    looping = container.is_backing_off and container.restarts >= MIN_CRASH_RESTARTS
     if looping and not open_ and not _has_incident(name, incidents):
         end = container.last_termination
         status = {
@@ -158,59 +162,61 @@ def _add_crash_loops(
             f"{end.get('reason') or 'no reason given'}",
         }
         started = end.get("finishedAt") or now
-        found.new.append(
+        changes.new.append(
             _make_incident(service, name, pod.name, container, "CrashLoop", started, status)
         )
     elif container.ready:
         for one in open_:
-            _end_incident(found, one, "Resolved", "Recovered", "the container is ready", now)
+            _end_incident(changes, one, "Resolved", "Recovered", "the container is ready", now)
 
 
-def _is_of_group(incident: Object) -> bool:
+def _is_group_incident(incident: Object) -> bool:
     """Report whether the incident is the crash loop of a group, which outlives the group's pods."""
     return incident["spec"]["kind"] == "CrashLoop" and bool(incident["spec"].get("podGroup"))
 
 
 def _follow_groups(
-    found: IncidentChanges, policy: Object, groups: Sequence[GroupStarts],
+    changes: IncidentChanges, policy: Object, groups: Sequence[GroupStarts],
     incidents: list[Object], now: str,
 ) -> None:  # fmt: skip
     """Open one incident for each group in a crash loop, and end it when the group recovers."""
     open_ = {
         (one["spec"]["workloadRef"]["name"], one["spec"]["podGroup"]): one
         for one in incidents
-        if _is_open(one) and _is_of_group(one)
+        if _is_open(one) and _is_group_incident(one)
     }
     for group in groups:
         ref = group.leader.member.workload
-        assert ref is not None, "a group has a workload"
-        existing = open_.pop((ref.name, group.leader.member.group[:MAX_GROUP_NAME]), None)
+        assert ref is not None, "a multi-node group belongs to a workload"
+        existing = open_.pop((ref.name, group.leader.member.group[:MAX_GROUP_NAME_CHARS]), None)
         if existing is None and group.is_looping:
-            found.new.append(_group_incident(policy, group, ref, now))
+            changes.new.append(_make_group_incident(policy, group, ref, now))
         elif existing is not None and group.has_recovered:
-            _end_incident(found, existing, "Resolved", "Recovered", "the group is ready again", now)
+            _end_incident(
+                changes, existing, "Resolved", "Recovered", "the group is ready again", now
+            )
         if (existing is not None or group.is_looping) and not group.has_recovered:
-            found.requeue_s = REPORT_GRACE_S
+            changes.requeue_s = REPORT_GRACE_S
     for gone in open_.values():
-        age = _subtract_times(gone["metadata"].get("creationTimestamp") or now, now)
-        if age is None or age >= WINDOW_S:
-            _end_incident(found, gone, "Unresolved", "PodGone", "the group no longer exists", now)
+        age = _compute_seconds_between(gone["metadata"].get("creationTimestamp") or now, now)
+        if age is None or age >= RECREATION_WINDOW_S:
+            _end_incident(changes, gone, "Unresolved", "PodGone", "the group no longer exists", now)
         else:
-            found.requeue_s = REPORT_GRACE_S  # its leader may be recreated soon
+            changes.requeue_s = REPORT_GRACE_S  # its leader may be recreated soon
 
 
-def _group_incident(policy: Object, group: GroupStarts, ref: WorkloadRef, now: str) -> Object:
+def _make_group_incident(policy: Object, group: GroupStarts, ref: WorkloadRef, now: str) -> Object:
     meta, leader = policy["metadata"], group.leader
-    member = GroupMember(leader.member.group[:MAX_GROUP_NAME])
+    member = GroupMember(leader.member.group[:MAX_GROUP_NAME_CHARS])
     service = ServiceRef(meta["name"], meta["namespace"], "", POLICY_KIND, ref, member, leader.role)
     text = (
-        f"the group was created again {group.recreations} times within"
-        f" {WINDOW_S / 60:.0f} minutes: read the log of its containers while they run,"
+        f"the group was recreated {group.recreations} times within"
+        f" {RECREATION_WINDOW_S / 60:.0f} minutes: read the log of its containers while they run,"
         f" kubectl logs {leader.name} --all-containers --follow"
     )
     opened = _parse_time(now) or 0.0
     record = IncidentRecord(
-        name=f"{leader.name[:MAX_POD_PREFIX]}-group-{int(opened):x}",
+        name=f"{leader.name[:MAX_POD_PREFIX_CHARS]}-group-{int(opened):x}",
         kind=IncidentKind.CRASH_LOOP,
         epoch=f"group:{group.recreations}",
         opened_at=opened,
@@ -220,24 +226,24 @@ def _group_incident(policy: Object, group: GroupStarts, ref: WorkloadRef, now: s
     return made | {"status": _add_conditions(status, now)}
 
 
-def _end_orphaned_incident(found: IncidentChanges, incident: Object, now: str) -> None:
+def _end_orphaned_incident(changes: IncidentChanges, incident: Object, now: str) -> None:
     """End an incident whose pod no longer exists. Wait if the pod may not be in the store yet."""
-    age = _subtract_times(incident["metadata"].get("creationTimestamp") or now, now)
+    age = _compute_seconds_between(incident["metadata"].get("creationTimestamp") or now, now)
     if age is not None and age < REPORT_GRACE_S:
-        found.requeue_s = REPORT_GRACE_S
+        changes.requeue_s = REPORT_GRACE_S
     elif _requests_replacement(incident):
         text = "the pod was replaced at the supervisor's request"
-        _end_incident(found, incident, "Resolved", "PodReplaced", text, now)
+        _end_incident(changes, incident, "Resolved", "PodReplaced", text, now)
     elif _has_restarted_group(incident):
         text = "the restart of the leader's engine recreated the group"
-        _end_incident(found, incident, "Resolved", ENGINE_RESTART, text, now)
+        _end_incident(changes, incident, "Resolved", ENGINE_RESTART_STEP, text, now)
     else:
-        _end_incident(found, incident, "Unresolved", "PodGone", "the pod no longer exists", now)
+        _end_incident(changes, incident, "Unresolved", "PodGone", "the pod no longer exists", now)
 
 
-def _make_incident_name(pod: str, container: Container, what: str) -> str:
+def _make_incident_name(pod: str, container: Container, suffix: str) -> str:
     """Return the name of a container's incident, at most 253 characters."""
-    end = f"-{container.name}-{what}"
+    end = f"-{container.name}-{suffix}"
     return pod[: 253 - len(end)] + end
 
 
@@ -254,13 +260,15 @@ def _requests_replacement(incident: Object) -> bool:
 
 
 def _has_its_pod(incident: Object, pod: PodView | None) -> bool:
-    """Report whether the incident's own pod exists, rather than a later pod of the same name.
+    """Report whether the incident's own pod exists. A later pod of the same name does not count.
 
-    It compares the creation times, which the API server sets.
+    The creation times are compared, because the API server sets them.
     """
     if pod is None:
         return False
-    delay_s = _subtract_times(str(incident["metadata"].get("creationTimestamp")), pod.created)
+    delay_s = _compute_seconds_between(
+        str(incident["metadata"].get("creationTimestamp")), pod.created
+    )
     return delay_s is None or delay_s <= 0
 
 
@@ -268,7 +276,7 @@ def _has_restarted_group(incident: Object) -> bool:
     """Report whether the incident has restarted its whole multi-node group."""
     steps = (incident.get("status") or {}).get("timeline") or ()
     done = any(
-        one.get("step") == ENGINE_RESTART and one.get("outcome") in STARTED_OUTCOMES
+        one.get("step") == ENGINE_RESTART_STEP and one.get("outcome") in STARTED_OUTCOMES
         for one in steps
     )
     return done and bool(incident["spec"].get("podGroup"))
@@ -278,7 +286,7 @@ def _is_reported(pod: str, container: str, at: str, incidents: list[Object]) -> 
     return any(
         (one["spec"]["kind"], one["spec"]["pod"]) == ("OutOfMemoryKill", pod)
         and one["spec"].get("container") == container
-        and (apart := _subtract_times(one["spec"]["openedAt"], at)) is not None
+        and (apart := _compute_seconds_between(one["spec"]["openedAt"], at)) is not None
         and abs(apart) < 2 * REPORT_GRACE_S
         for one in incidents
     )
@@ -308,7 +316,7 @@ def _make_incident(
 
 
 def _end_incident(
-    found: IncidentChanges, incident: Object, phase: str, outcome: str, message: str, now: str
+    changes: IncidentChanges, incident: Object, phase: str, outcome: str, message: str, now: str
 ) -> None:
     """Add the status update that ends the incident, truncated to the limits of the CRD."""
     identity = {key: incident[key] for key in ("apiVersion", "kind")}
@@ -321,7 +329,7 @@ def _end_incident(
     added = [one for one in ended["conditions"] if one["type"] not in existing]
     omitted = added[max(0, MAX_INCIDENT_CONDITIONS - len(existing)) :]
     ended["conditions"] = [one for one in ended["conditions"] if one not in omitted]
-    found.updates.append(identity | {"metadata": name, "status": ended})
+    changes.updates.append(identity | {"metadata": name, "status": ended})
 
 
 def _count_text_chars(status: Object) -> int:
@@ -355,25 +363,26 @@ def _parse_time(at: str) -> float | None:
         return None
 
 
-def _subtract_times(since: str, until: str) -> float | None:
-    """Return the seconds from ``since`` to ``until``; None if either is malformed."""
+def _compute_seconds_between(since: str, until: str) -> float | None:
+    """Return the seconds from ``since`` to ``until``; None if either time is malformed."""
     begin, end = _parse_time(since), _parse_time(until)
     return None if begin is None or end is None else end - begin
 
 
 def find_surplus_incidents(
-    incidents: Iterable[Object], kept: int, now: str, least_age_s: float, elsewhere: int = 0
+    incidents: Iterable[Object], max_ended: int, now: str, min_age_s: float, other_count: int = 0
 ) -> list[Object]:
     """Return the incidents of a service or policy beyond the limits, oldest first.
 
-    The limits are ``kept`` ended and :data:`MAX_KEPT_OPEN` open incidents, :data:`MAX_KEPT_OF_POD`
-    per pod, and :data:`MAX_KEPT_OF_NAMESPACE` per namespace, which has ``elsewhere`` others. Ended
-    incidents are selected first. The newest confirmed incident and all incidents younger than
-    ``least_age_s`` are kept. ``now`` is RFC 3339.
+    There may be ``max_ended`` ended and :data:`MAX_OPEN_INCIDENTS` open incidents, and
+    :data:`MAX_KEPT_PER_POD` incidents per pod. The namespace, which has ``other_count`` other
+    incidents, may have :data:`MAX_KEPT_PER_NAMESPACE`. Ended incidents are selected first. The
+    newest confirmed incident and all incidents younger than ``min_age_s`` are kept. ``now`` is RFC
+    3339.
     """
     order = sorted(incidents, key=lambda one: (_is_open(one), _get_creation_time(one)))
     newest = max(filter(_is_confirmed, order), key=_get_creation_time, default=None)
-    free = {_get_uid(one) for one in order if one is not newest and _is_old(one, now, least_age_s)}
+    free = {_get_uid(one) for one in order if one is not newest and _is_old(one, now, min_age_s)}
     of_pods: dict[str, list[Object]] = defaultdict(list)
     for one in order:
         of_pods[str(one["spec"].get("pod"))].append(one)
@@ -386,10 +395,10 @@ def find_surplus_incidents(
             gone[_get_uid(one)] = one
 
     for some in of_pods.values():
-        shed(some, MAX_KEPT_OF_POD)
-    shed([one for one in order if not _is_open(one)], kept)
-    shed([one for one in order if _is_open(one)], MAX_KEPT_OPEN)
-    shed(order, max(0, MAX_KEPT_OF_NAMESPACE - elsewhere))
+        shed(some, MAX_KEPT_PER_POD)
+    shed([one for one in order if not _is_open(one)], max_ended)
+    shed([one for one in order if _is_open(one)], MAX_OPEN_INCIDENTS)
+    shed(order, max(0, MAX_KEPT_PER_NAMESPACE - other_count))
     return sorted(gone.values(), key=_get_creation_time)
 
 
@@ -410,9 +419,9 @@ def _is_confirmed(incident: Object) -> bool:
     }
 
 
-def _is_old(incident: Object, now: str, least_age_s: float) -> bool:
-    age = _subtract_times(_get_creation_time(incident), now)
-    return age is not None and age >= least_age_s
+def _is_old(incident: Object, now: str, min_age_s: float) -> bool:
+    age = _compute_seconds_between(_get_creation_time(incident), now)
+    return age is not None and age >= min_age_s
 
 
 def _is_open(incident: Object) -> bool:

@@ -1,8 +1,8 @@
 """Merge what supervisors have learned about memory growth, for new pods and revisions.
 
-Reports of a replica with an open growth incident are ignored. Of the others, a report counts only
-if its observation time is at least half of the longest. The lower median of these is used, so that
-one replica of three cannot raise the budget of the others.
+Reports of a replica with an open growth incident are ignored. Of the other reports, only those
+count whose observation time is at least half of the longest. The lower median of these reports is
+used, so that one replica of three cannot raise the budget of the others.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from plimsoll_operator.kinds import Object
 
 HOUR_S = 3600.0
 MAX_STEP_DAYS = 1.0
-"""Maximum number of days of change that one update may apply to a budget."""
+"""Maximum change of a budget in one update, in days. The change per day is limited, too."""
 MIN_CHANGE_SHARE = 0.05
-"""Smallest relative change of a size that is published, because each change is a write."""
+"""Smallest relative change of a size that is published. Each published change is a write."""
 LEARNED_GETTERS: tuple[tuple[str, Callable[[SupervisorFigures], LearnedMemory | None]], ...] = (
     ("host", lambda one: one.host_learned),
     ("device", lambda one: one.device_learned),
@@ -40,21 +40,21 @@ LEARNED_GETTERS: tuple[tuple[str, Callable[[SupervisorFigures], LearnedMemory | 
 
 
 def make_learned_file(
-    before: str,
+    published: str,
     replicas: Sequence[Peer],
     incidents: Iterable[Object],
     figures: Mapping[str, SupervisorFigures],
     now: float,
 ) -> str:
-    """Return the file to publish at ``now`` (Unix seconds); empty if nothing is known.
+    """Return the content of the file to publish at ``now`` (Unix time); empty if nothing is known.
 
-    ``before`` is the published file. ``replicas`` are the pods, oldest first; new pods get the
+    ``published`` is the current content. ``replicas`` are the pods, oldest first; new pods get the
     revision of the newest one. The values of a workload change at most once an hour.
     """
     hour = int(now // HOUR_S)
     known = {
         one.workload: replace(one, at=min(one.at, hour))
-        for one in _parse_learned_file(before)
+        for one in _parse_learned_file(published)
         if one.at >= hour - MAX_OBSERVED_H
     }
     revisions = {one.workload: one.revision for one in replicas}
@@ -81,7 +81,7 @@ def make_learned_file(
 
 
 def _parse_learned_file(text: str) -> tuple[LearnedWorkload, ...]:
-    """Parse a learned file; empty if it is invalid."""
+    """Parse a learned file; return nothing if it is invalid."""
     try:
         return decode(text.encode()) if text else ()
     except MalformedError:
@@ -90,18 +90,21 @@ def _parse_learned_file(text: str) -> tuple[LearnedWorkload, ...]:
 
 def _merge_learned(
     before: LearnedWorkload | None,
-    name: str,
-    read: Callable[[SupervisorFigures], LearnedMemory | None],
+    memory: str,
+    getter: Callable[[SupervisorFigures], LearnedMemory | None],
     revision: str,
     reports: Sequence[SupervisorFigures],
     hour: int,
 ) -> LearnedMemory | None:
-    """Return the merged values for host or device memory; None if nothing is known."""
-    old: LearnedMemory | None = getattr(before, name) if before is not None else None
+    """Return the merged values of one kind of memory; None if nothing is known.
+
+    ``memory`` is ``host`` or ``device``, and ``getter`` returns its values from a report.
+    """
+    old: LearnedMemory | None = getattr(before, memory) if before is not None else None
     if old is not None and before is not None and before.revision != revision:
         # The next revision starts with the budget, and learns its own growth.
         old = LearnedMemory(budget=old.budget) if old.budget is not None else None
-    valid = [one for report in reports if (one := read(report)) is not None and one.seen_s > 0]
+    valid = [one for report in reports if (one := getter(report)) is not None and one.seen_s > 0]
     longest = max((one.seen_s for one in valid), default=0)
     valid = [one for one in valid if one.seen_s * 2 >= longest]
     if not valid:
@@ -125,7 +128,7 @@ def _merge_learned(
 
 
 def _is_worth_writing(old: LearnedWorkload, new: LearnedWorkload) -> bool:
-    """Report whether ``new`` differs enough from ``old`` to be written."""
+    """Report whether ``new`` differs enough from ``old`` to be published."""
     if old.revision != new.revision:
         return True
     for name, _ in LEARNED_GETTERS:

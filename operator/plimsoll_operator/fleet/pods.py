@@ -1,8 +1,8 @@
-"""Parse the status of a pod: its containers, and why one cannot start.
+"""Parse the status of a pod: its containers, and why a container cannot start.
 
 The kubelet records how the last run of a container ended. The cause reported for a crash-looping
-container must not change while the container alternates between running and waiting. It therefore
-depends only on counts and times in the pod's status, and the operator keeps no state.
+container must not change while the container alternates between running and waiting. The cause
+therefore depends only on counts and times in the pod's status, and the operator keeps no state.
 
 Texts from the kubelet, a log or a manifest are untrusted: they are sanitized and truncated.
 """
@@ -22,8 +22,8 @@ from plimsoll_operator.kinds import Object
 BACKOFF_RESET_S = 600.0
 """Run time in seconds after which the kubelet resets a container's back-off."""
 MIN_SETTLE_S = 30.0
-"""Minimum run time in seconds for a container to count as recovered. Twice the previous run time
-applies if that is longer."""
+"""Minimum run time in seconds for a container to count as recovered. The container must also run
+twice as long as the previous time."""
 PLANNED_EXIT_CODES = (0, 143)
 """Exit codes of a container that was stopped on request, for example for a planned restart."""
 MIN_CREATING_S = 10.0
@@ -33,7 +33,7 @@ EVENT_VALID_S = 180.0
 EVENT_REASONS = frozenset(
     {"FailedMount", "FailedAttachVolume", "FailedMapVolume", "FailedCreatePodSandBox"}
 )
-"""Reasons of Events that explain why no container is created."""
+"""Reasons of Events that explain why a container is not created."""
 ENDED_POD_PHASES = ("Succeeded", "Failed")
 MAX_CAUSE_CHARS = 400
 MAX_LOG_LINES = 3
@@ -61,9 +61,10 @@ class Cause:
 class Container:
     """Status of a container. An empty string means that the value is absent; times are RFC 3339.
 
-    ``state`` is ``waiting``, ``running`` or ``terminated``. ``reason`` and ``text`` are those of a
-    waiting container. ``terminations`` are the last ones (Kubernetes' ``terminated``), newest
-    first. ``startup_s`` is the time that its startup probe allows, and ``memory`` its memory limit.
+    ``state`` is ``waiting``, ``running`` or ``terminated``. ``reason`` and ``text`` are the
+    kubelet's reason and message for a waiting container. ``terminations`` are the most recent
+    terminations (Kubernetes' ``terminated``), newest first. ``startup_s`` is the time that the
+    startup probe allows, and ``memory`` the memory limit.
     """
 
     name: str
@@ -104,14 +105,14 @@ class Container:
         return self.reason in _CREATING_REASONS and not self.restarts and not self.last_termination
 
     @property
-    def settled_s(self) -> float | None:
+    def required_run_s(self) -> float | None:
         """Seconds that a run must last for the container to count as recovered.
 
         None if the previous run was so long that its end is not part of a crash loop.
         """
         if not (self.last_termination.get("startedAt") and self.last_termination.get("finishedAt")):
             return MIN_SETTLE_S
-        ran = subtract_times(
+        ran = compute_seconds_between(
             self.last_termination["startedAt"], self.last_termination["finishedAt"]
         )
         longest = BACKOFF_RESET_S
@@ -123,37 +124,40 @@ class Container:
     def is_unsettled(self, now: str) -> bool:
         """Report whether the container's last termination still counts.
 
-        It counts if the run before it was short and the current run has not been long enough.
-        ``now`` is RFC 3339; if empty, the time at which the status was written is used.
+        It counts if the previous run was short and the current run has not been long enough.
+        ``now`` is RFC 3339. If it is empty, the time at which the status was written is used.
         """
         if not self.last_termination:
             return False
         if self.state == "waiting":
             return self.is_backing_off
-        if self.settled_s is None:
+        if self.required_run_s is None:
             return False
         running = self.running_since
-        return not (running and now) or subtract_times(running, now) < self.settled_s
+        return not (running and now) or compute_seconds_between(running, now) < self.required_run_s
 
     def is_looping(self, now: str) -> bool:
         """Report whether the container terminated at least twice and has not recovered."""
         ended = self.state == "terminated" or self.is_backing_off
         return self.restarts + ended >= 2 and self.is_unsettled(now)
 
-    def cause(self, now: str) -> Cause:
+    def find_cause(self, now: str) -> Cause:
         """Return why the container is not ready, according to its own status."""
         if self.state == "terminated" or self.is_unsettled(now):
-            return self._termination_cause()
+            return self._describe_termination()
         if self.state == "waiting":
-            reason, text = _known_reason(self.reason or "Waiting"), make_printable_line(self.text)
+            reason, text = (
+                _sanitize_reason(self.reason or "Waiting"),
+                make_printable_line(self.text),
+            )
             if reason in _PULL_REASONS:  # the kubelet alternates between the two reasons
                 reason, text = "ImagePullBackOff", _PULL_PREFIX.sub("", text)
             message = f"{reason} ({text})" if text else reason
             return Cause(reason, message, blocking=reason not in _CREATING_REASONS)
         return Cause("NotReady", "the container is running but not ready", blocking=False)
 
-    def _termination_cause(self) -> Cause:
-        """Return how the last run ended, in the same words after each restart."""
+    def _describe_termination(self) -> Cause:
+        """Return how the last run ended. The words stay the same after each restart."""
         text = join_last_lines(str(self.last_termination.get("message") or ""))
         how = (
             "OOMKilled"
@@ -168,8 +172,9 @@ class Container:
 class PodView:
     """Parsed status of a pod.
 
-    ``placed`` is when the pod was scheduled, ``unscheduled`` why it was not, and ``over`` whether
-    it has ended. ``group`` is its LeaderWorkerSet group; empty for a single-pod replica.
+    ``scheduled_at`` is when the pod was scheduled, and ``unscheduled_cause`` why it was not.
+    ``over`` is whether the pod has ended. ``group`` is its LeaderWorkerSet group; empty for a
+    single-pod replica.
     """
 
     name: str
@@ -178,10 +183,10 @@ class PodView:
     revision: str
     terminating: bool
     over: bool
-    placed: str
-    unscheduled: Cause | None
-    inits: tuple[Container, ...]
-    mains: tuple[Container, ...]
+    scheduled_at: str
+    unscheduled_cause: Cause | None
+    init_containers: tuple[Container, ...]
+    main_containers: tuple[Container, ...]
     group: str = ""
 
     @classmethod
@@ -193,7 +198,7 @@ class PodView:
             if entry["type"] == "PodScheduled":
                 placed = str(entry.get("lastTransitionTime") or "")
                 if entry["status"] == "False":
-                    reason = _known_reason(entry.get("reason") or "Unschedulable")
+                    reason = _sanitize_reason(entry.get("reason") or "Unschedulable")
                     unscheduled = Cause(
                         reason, make_printable_line(str(entry.get("message") or reason))
                     )
@@ -209,10 +214,10 @@ class PodView:
             revision=str(labels.get(REVISION_LABEL, "")),
             terminating=bool(meta.get("deletionTimestamp")),
             over=status.get("phase") in ENDED_POD_PHASES,
-            placed=placed,
-            unscheduled=unscheduled,
-            inits=_parse_containers(status.get("initContainerStatuses"), specs),
-            mains=_parse_containers(status.get("containerStatuses"), specs),
+            scheduled_at=placed,
+            unscheduled_cause=unscheduled,
+            init_containers=_parse_containers(status.get("initContainerStatuses"), specs),
+            main_containers=_parse_containers(status.get("containerStatuses"), specs),
             group=find_lws_group(labels),
         )
 
@@ -224,7 +229,7 @@ class PodView:
     @property
     def containers(self) -> tuple[Container, ...]:
         """All containers, init containers last."""
-        return self.mains + self.inits
+        return self.main_containers + self.init_containers
 
     @property
     def is_ready(self) -> bool:
@@ -240,40 +245,46 @@ class PodView:
 
     def measure_creating_s(self, now: str) -> float | None:
         """Return the seconds since the pod was scheduled; None unless :attr:`is_creating`."""
-        return subtract_times(self.placed or self.created or now, now) if self.is_creating else None
+        return (
+            compute_seconds_between(self.scheduled_at or self.created or now, now)
+            if self.is_creating
+            else None
+        )
 
-    def cause(self, name: str, events: Sequence[Object] = (), now: str = "") -> Cause | None:
+    def find_cause(self, name: str, events: Sequence[Object] = (), now: str = "") -> Cause | None:
         """Return why the pod's container ``name`` is not ready; None if it is ready.
 
-        ``events`` are the pod's Events: only they report a volume that cannot be mounted.
+        ``events`` are the pod's Events, because only Events report a volume that cannot be mounted.
         """
         found = next((one for one in self.containers if one.name == name), None)
         if found is None:
-            return self.unscheduled or Cause(
+            return self.unscheduled_cause or Cause(
                 "NotStarted", "the container has not started", blocking=False
             )
         if found.ready:
             return None
         if self.is_creating:
-            return _unmounted(events) or found.cause(now)
-        if found.reason in _CREATING_REASONS and (before := self._unfinished_init_container(name)):
-            inner = before.cause(now)
+            return _find_mount_failure(events) or found.find_cause(now)
+        if found.reason in _CREATING_REASONS and (
+            before := self._find_unfinished_init_container(name)
+        ):
+            inner = before.find_cause(now)
             return Cause(inner.reason, f"{before.name}: {inner.message}", inner.blocking)
-        return found.cause(now)
+        return found.find_cause(now)
 
     def find_blocking_cause(self, events: Sequence[Object] = (), now: str = "") -> Cause | None:
         """Return why the pod will not become ready by itself; None if no such cause is known."""
-        if self.unscheduled:
-            return self.unscheduled
-        if self.is_creating and (found := _unmounted(events)):
+        if self.unscheduled_cause:
+            return self.unscheduled_cause
+        if self.is_creating and (found := _find_mount_failure(events)):
             return found
-        for one in (*self.inits, *self.mains):
-            if not (one.ready or one.is_completed) and (found := one.cause(now)).blocking:
+        for one in (*self.init_containers, *self.main_containers):
+            if not (one.ready or one.is_completed) and (found := one.find_cause(now)).blocking:
                 return Cause(found.reason, f"{make_printable_line(one.name, 63)}: {found.message}")
         return None
 
-    def _unfinished_init_container(self, name: str) -> Container | None:
-        for one in self.inits:
+    def _find_unfinished_init_container(self, name: str) -> Container | None:
+        for one in self.init_containers:
             if one.name == name:
                 return None
             if not (one.is_completed or one.ready or one.started):
@@ -284,25 +295,31 @@ class PodView:
 def find_not_ready(
     pods: Iterable[PodView], name: str, events: Events, now: str
 ) -> list[tuple[str, Cause]]:
-    """Return the pods whose container ``name`` is not ready, with causes, blocking ones first."""
+    """Return the pods whose container ``name`` is not ready, each with the cause.
+
+    Blocking causes come first.
+    """
     found = [
         (pod.name, cause)
         for pod in sorted(pods, key=lambda one: one.name)
-        if (cause := pod.cause(name, events.get(pod.name, ()), now))
+        if (cause := pod.find_cause(name, events.get(pod.name, ()), now))
     ]
     return sorted(found, key=lambda one: not one[1].blocking)
 
 
 def compute_next_change_s(pods: Iterable[PodView], now: str) -> float | None:
-    """Return the seconds until time alone changes a result of this module; None if it cannot."""
+    """Return the seconds until the passage of time changes a result of this module.
+
+    None if only a new status can change a result.
+    """
     due = []
     for pod in pods:
         creating_s = pod.measure_creating_s(now)
         if creating_s is not None and creating_s < MIN_CREATING_S:
             due.append(MIN_CREATING_S - creating_s)
         for one in pod.containers:
-            if one.running_since and one.settled_s is not None and one.is_unsettled(now):
-                due.append(one.settled_s - subtract_times(one.running_since, now))
+            if one.running_since and one.required_run_s is not None and one.is_unsettled(now):
+                due.append(one.required_run_s - compute_seconds_between(one.running_since, now))
     return max(1.0, min(due)) if due else None
 
 
@@ -321,18 +338,18 @@ def join_last_lines(text: str, limit: int = MAX_CAUSE_CHARS) -> str:
     return whole if len(whole) <= limit else f"...{whole[3 - limit :].lstrip()}"
 
 
-def subtract_times(since: str, until: str) -> float:
-    """Return the seconds from ``since`` to ``until``. Raises ValueError if either is malformed."""
+def compute_seconds_between(since: str, until: str) -> float:
+    """Return the seconds from ``since`` to ``until``. Raises ValueError for a malformed time."""
     return parse_rfc3339(until) - parse_rfc3339(since)
 
 
 def _parse_containers(
     statuses: Sequence[Object] | None, specs: Mapping[str, Object]
 ) -> tuple[Container, ...]:
-    return tuple(_container(one, specs.get(one["name"], {})) for one in statuses or ())
+    return tuple(_parse_container(one, specs.get(one["name"], {})) for one in statuses or ())
 
 
-def _container(status: Object, spec: Object) -> Container:
+def _parse_container(status: Object, spec: Object) -> Container:
     state = status.get("state") or {}
     waiting, probe = state.get("waiting") or {}, spec.get("startupProbe") or {}
     ends = [(one or {}).get("terminated") for one in (state, status.get("lastState"))]
@@ -354,20 +371,20 @@ def _container(status: Object, spec: Object) -> Container:
     )
 
 
-def _unmounted(events: Sequence[Object]) -> Cause | None:
-    """Return why the kubelet cannot create the pod's volumes or sandbox; None if no Event says.
+def _find_mount_failure(events: Sequence[Object]) -> Cause | None:
+    """Return why the kubelet cannot create the pod's volumes or sandbox, according to Events.
 
-    The kubelet words the same failure differently on each attempt. The alphabetically first of the
-    recent messages is returned, so that the status stays the same.
+    None if no Event explains it. The kubelet words the same failure differently on each attempt.
+    The alphabetically first of the recent messages is returned, so that the status stays the same.
     """
     relevant = [one for one in events if one.get("reason") in EVENT_REASONS and one.get("message")]
     if not relevant:
         return None
-    newest = max(_event_time(one) for one in relevant)
+    newest = max(_get_event_time(one) for one in relevant)
     recent = [
         one
         for one in relevant
-        if not newest or subtract_times(_event_time(one), newest) <= EVENT_VALID_S
+        if not newest or compute_seconds_between(_get_event_time(one), newest) <= EVENT_VALID_S
     ]
     reason, text = min(
         (str(one["reason"]), make_printable_line(str(one["message"]))) for one in recent
@@ -375,7 +392,7 @@ def _unmounted(events: Sequence[Object]) -> Cause | None:
     return Cause(reason, f"{reason} ({text})")
 
 
-def _event_time(event: Object) -> str:
+def _get_event_time(event: Object) -> str:
     timestamp = event.get("lastTimestamp") or event.get("eventTime") or event.get("firstTimestamp")
     return str(timestamp or event["metadata"].get("creationTimestamp") or "")
 
@@ -386,6 +403,6 @@ def _remove_control_characters(text: str) -> str:
     return " ".join("".join(kept).split())
 
 
-def _known_reason(reason: object) -> str:
+def _sanitize_reason(reason: object) -> str:
     text = str(reason)
     return text if _WORD.fullmatch(text) else "ContainersNotReady"

@@ -32,13 +32,17 @@ from plimsoll_operator.kinds import Kind, Object
 from plimsoll_operator.render.containers import Images, list_all_containers
 from plimsoll_operator.render.names import compute_digest
 
-REASON = "FailedCreate"
-"""Reason of the Events of Kubernetes' own controllers."""
-RAY_REASONS = {"FailedToCreateHeadPod": RAY_HEAD, "FailedToCreateWorkerPod": RAY_WORKER}
-"""Reasons of the Events of KubeRay since 1.3, with the Ray node type of the pod."""
-EVENT_FIELDS = (f"reason={REASON}", f"involvedObject.kind={RAY_KIND},type=Warning")
-"""Field selectors of the Events to list. An Event must match all terms of one of them."""
-OWNERS = {
+CREATION_FAILED_REASON = "FailedCreate"
+"""Reason of the Events in which Kubernetes' own controllers report a rejected pod."""
+RAY_CREATION_FAILED_REASONS = {
+    "FailedToCreateHeadPod": RAY_HEAD,
+    "FailedToCreateWorkerPod": RAY_WORKER,
+}
+"""The same reasons of KubeRay since 1.3, each with the Ray node type of the pod."""
+EVENT_FIELDS = (f"reason={CREATION_FAILED_REASON}", f"involvedObject.kind={RAY_KIND},type=Warning")
+"""Field selectors of the Events to list, one request each. An Event must match all terms of a
+selector."""
+OWNER_KINDS = {
     ("apps/v1", "ReplicaSet"): Kind("ReplicaSet", "apps", "v1", "replicasets"),
     ("apps/v1", "StatefulSet"): Kind("StatefulSet", "apps", "v1", "statefulsets"),
     ("apps/v1", "DaemonSet"): Kind("DaemonSet", "apps", "v1", "daemonsets"),
@@ -50,25 +54,27 @@ OWNERS = {
 }
 """Kinds of owners that write these Events, by API version and kind."""
 
-_REFUSAL = re.compile(r"\bis (?:forbidden|invalid): |\bdenied the request\b|\bdenied request\b")
-_UNRELATED_REFUSALS = re.compile(
+_REFUSAL_PATTERN = re.compile(
+    r"\bis (?:forbidden|invalid): |\bdenied the request\b|\bdenied request\b"
+)
+_UNRELATED_REFUSAL_PATTERN = re.compile(
     r"error looking up service account|because it is being terminated|failed calling webhook"
     r"|already exists|no PriorityClass"
 )
 """Rejections that no container of a pod can cause."""
-_QUOTA = re.compile(r"exceeded quota: \S+?, requested: (\S+), used: (\S+), limited: (\S+)")
-_CONTAINERS = re.compile(r'\bcontainers? ((?:"[^"]+"(?:, | and )?)+)|\bmust specify (.*)')
+_QUOTA_PATTERN = re.compile(r"exceeded quota: \S+?, requested: (\S+), used: (\S+), limited: (\S+)")
+_CONTAINERS_PATTERN = re.compile(r'\bcontainers? ((?:"[^"]+"(?:, | and )?)+)|\bmust specify (.*)')
 """Pattern for the containers that violate a rule, as Pod Security and quotas list them."""
-_QUOTED = re.compile(r'"([^"]+)"|\bfor: ([^;\s]+)')
-_POD = re.compile(r'\b[pP]ods? "[^"]*" is (?:forbidden|invalid): ')
+_QUOTED_PATTERN = re.compile(r'"([^"]+)"|\bfor: ([^;\s]+)')
+_POD_PATTERN = re.compile(r'\b[pP]ods? "[^"]*" is (?:forbidden|invalid): ')
 
 
 @dataclass(frozen=True, slots=True)
 class RefusedCreation:
     """Rejection of the pods of one ``owner``, last reported at ``at`` (RFC 3339).
 
-    ``reason`` is the API server's message. ``key`` begins with the owner's UID, and is equal for
-    equal messages. ``node`` is the Ray node type of the pod; empty if it is not a Ray node.
+    ``reason`` is the API server's message. ``key`` begins with the owner's UID, and is the same for
+    equal messages. ``node`` is the Ray node type of the pod; empty if the pod is not a Ray node.
     """
 
     owner: str
@@ -81,14 +87,14 @@ class RefusedCreation:
 def read_event(event: Object) -> RefusedCreation | None:
     """Parse the Event of a rejected pod; None for any other failure."""
     reference, text = event.get("involvedObject") or {}, str(event.get("message") or "")
-    node = RAY_REASONS.get(str(event.get("reason")), "")
-    if not (node or event.get("reason") == REASON):
+    node = RAY_CREATION_FAILED_REASONS.get(str(event.get("reason")), "")
+    if not (node or event.get("reason") == CREATION_FAILED_REASON):
         return None
-    if not _REFUSAL.search(text) or _UNRELATED_REFUSALS.search(text):
+    if not _REFUSAL_PATTERN.search(text) or _UNRELATED_REFUSAL_PATTERN.search(text):
         return None
     time = event.get("lastTimestamp") or event.get("eventTime") or ""
     series = (event.get("series") or {}).get("lastObservedTime")
-    prefix = _POD.search(text)
+    prefix = _POD_PATTERN.search(text)
     reason = make_printable_line(text[prefix.end() :] if prefix else text, MAX_STATUS_REASON_CHARS)
     uid = str(reference.get("uid") or "")
     owner = make_printable_line(f"{reference.get('kind')} {reference.get('name')}", 253)
@@ -102,23 +108,23 @@ def read_event(event: Object) -> RefusedCreation | None:
 def find_owner_kind(event: Object) -> Kind | None:
     """Return the kind of the owner that an Event is about; None if the kind is unknown."""
     reference = event.get("involvedObject") or {}
-    return OWNERS.get((str(reference.get("apiVersion")), str(reference.get("kind"))))
+    return OWNER_KINDS.get((str(reference.get("apiVersion")), str(reference.get("kind"))))
 
 
 def find_supervisor_refusal(
-    refused: RefusedCreation, owner: Object, policy: SupervisionPolicy, images: Images
+    creation: RefusedCreation, owner: Object, policy: SupervisionPolicy, images: Images
 ) -> RefusedCreation | None:
-    """Return ``refused`` if the supervisor that ``policy`` adds may be the reason; None otherwise.
+    """Return ``creation`` if the supervisor that ``policy`` adds may be the reason; None otherwise.
 
-    It is not the reason if the API server also names other containers, or if the pod would exceed a
-    quota even without it.
+    The supervisor is not the reason if the API server also names other containers, or if the pod
+    would exceed a quota even without the supervisor.
     """
     pods = [
-        _make_pod_from_template(template, owner, refused.node)
-        for template in _list_templates(owner, refused.node)
+        _make_pod_from_template(template, owner, creation.node)
+        for template in _list_templates(owner, creation.node)
     ]
-    caused = (_may_be_caused_by_supervisor(refused, pod, policy, images) for pod in pods)
-    return refused if any(caused) else None
+    caused = (_may_be_caused_by_supervisor(creation, pod, policy, images) for pod in pods)
+    return creation if any(caused) else None
 
 
 def _list_templates(owner: Object, node: str) -> list[Object]:
@@ -130,7 +136,7 @@ def _list_templates(owner: Object, node: str) -> list[Object]:
 
 
 def _make_pod_from_template(template: Object, owner: Object, node: str) -> Object:
-    """Return the pod that its owner would create, with the fields that an injection depends on."""
+    """Return the pod that its owner would create, as far as the injection reads it."""
     meta, spec = template.get("metadata") or {}, template.get("spec") or {}
     reference = {"apiVersion": owner.get("apiVersion"), "kind": owner.get("kind")}
     reference |= {key: owner["metadata"].get(key) for key in ("name", "uid")}
@@ -143,7 +149,10 @@ def _make_pod_from_template(template: Object, owner: Object, node: str) -> Objec
 
 
 def _add_ray_start(containers: list[Object]) -> list[Object]:
-    """Return the containers, the first with ``ray start`` before its command, as KubeRay does."""
+    """Return the containers, with ``ray start`` before the command of the first one.
+
+    KubeRay changes the command in this way.
+    """
     if not containers:
         return []
     first, *others = containers
@@ -153,7 +162,7 @@ def _add_ray_start(containers: list[Object]) -> list[Object]:
 
 
 def _may_be_caused_by_supervisor(
-    refused: RefusedCreation, pod: Object, policy: SupervisionPolicy, images: Images
+    creation: RefusedCreation, pod: Object, policy: SupervisionPolicy, images: Images
 ) -> bool:
     """Report whether ``policy`` selects ``pod`` and the rejection names only its supervisor."""
     if not policy.spec.selector.matches(pod["metadata"].get("labels") or {}):
@@ -166,21 +175,21 @@ def _may_be_caused_by_supervisor(
         one for one in list_all_containers(admitted.pod["spec"]) if one.get("name") not in before
     ]
     names = {str(one["name"]) for one in added}
-    reason = refused.reason
-    if quota := _QUOTA.search(reason):
-        return _fits_quota_without(quota, added)
+    reason = creation.reason
+    if quota := _QUOTA_PATTERN.search(reason):
+        return _fits_quota_without_added(quota, added)
     named = {
         name
-        for groups in _CONTAINERS.findall(reason)
-        for quoted, listed in _QUOTED.findall(" ".join(groups))
+        for groups in _CONTAINERS_PATTERN.findall(reason)
+        for quoted, listed in _QUOTED_PATTERN.findall(" ".join(groups))
         for name in (quoted or listed).split(",")
     }
     return named <= names
 
 
-def _fits_quota_without(quota: re.Match[str], added: list[Object]) -> bool:
-    requested, used, limits = map(_parse_amounts, quota.groups())
-    counted = [one for one in added if one.get("restartPolicy") == "Always"]
+def _fits_quota_without_added(match: re.Match[str], added_containers: list[Object]) -> bool:
+    requested, used, limits = map(_parse_amounts, match.groups())
+    counted = [one for one in added_containers if one.get("restartPolicy") == "Always"]
     for name, amount in requested.items():
         added_usage = sum((_compute_usage(one, name) for one in counted), Fraction(0))
         if amount - added_usage > limits.get(name, Fraction(0)) - used.get(name, Fraction(0)):
@@ -188,9 +197,9 @@ def _fits_quota_without(quota: re.Match[str], added: list[Object]) -> bool:
     return True
 
 
-def _compute_usage(container: Object, counted: str) -> Fraction:
-    """Return how much of a resource a container uses, by its name in quotas (``limits.cpu``)."""
-    kind, dot, name = counted.partition(".")
+def _compute_usage(container: Object, quota_name: str) -> Fraction:
+    """Return how much of a resource such as ``limits.cpu`` (``quota_name``) a container uses."""
+    kind, dot, name = quota_name.partition(".")
     resources = container.get("resources") or {}
     amounts: Mapping[str, str] = resources.get(kind if dot else "requests") or {}
     return parse_quantity(str(amounts.get(name if dot else kind, "0")))

@@ -1,14 +1,14 @@
 """Decide whether a revision leaks, which revision to run, and which one to roll back to.
 
 If most replicas of a revision have the same leak, the revision is the cause. A pod's label names
-its revision. The revision of a deleted pod is that of the other pods of its ReplicaSet. For a
-deleted pod without a ReplicaSet, it is unknown.
+its revision. A deleted pod is assumed to have the revision of the other pods of its ReplicaSet. For
+a deleted pod without a ReplicaSet, the revision is unknown.
 
 ``status.revisions`` stores the history. ``update`` is the revision of the current spec, ``current``
-the last one that was rolled out completely, and ``good`` lists those to roll back to, newest first.
-A revision becomes good once all replicas have run it. It is removed when most of its replicas leak,
-or when someone rolls back from it. In that case it is removed when the rollback starts, because the
-spec may change before it ends.
+the last revision that was rolled out completely, and ``good`` lists the revisions to roll back to,
+newest first. A revision becomes good once all replicas have run it. It is removed when most of its
+replicas leak, or when someone starts a rollback from it. It is removed before this rollback ends,
+because the spec may change meanwhile.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from plimsoll_operator.fleet.selected_pods import SelectedPod, SupervisionState
 from plimsoll_operator.fleet.workloads import Workload
 from plimsoll_operator.kinds import Object
 
-LEAK_KINDS = frozenset({"HostGrowth", "DeviceGrowth", "CapacityLoss", "OutOfMemoryKill"})
-MIN_LEAKING = 2
+LEAK_INCIDENT_KINDS = frozenset({"HostGrowth", "DeviceGrowth", "CapacityLoss", "OutOfMemoryKill"})
+MIN_LEAKING_REPLICAS = 2
 """Minimum number of leaking replicas. A leak of a single replica is only an incident."""
 
 MAX_CHANGED_PATHS = 16
@@ -55,7 +55,7 @@ class ReplicaPod(NamedTuple):
     """A pod as evidence for or against its revision.
 
     ``replica`` is the name of the pod's replica. ``in_replica_set`` is whether a ReplicaSet created
-    the pod. ``created`` (RFC 3339) distinguishes pods that reuse a name; it is empty for pods whose
+    the pod. ``created`` (RFC 3339) distinguishes pods that reuse a name. It is empty for pods whose
     names are never reused.
     """
 
@@ -77,19 +77,22 @@ def make_replica_pods(pods: Iterable[PodView]) -> list[ReplicaPod]:
 
 
 def find_suspect(
-    revision: str, pods: list[ReplicaPod], incidents: Sequence[Object], least: int = MIN_LEAKING
+    revision: str,
+    pods: list[ReplicaPod],
+    incidents: Sequence[Object],
+    min_leaking: int = MIN_LEAKING_REPLICAS,
 ) -> Suspect | None:
     """Return the earliest leak that most replicas of ``revision`` have; None if there is none.
 
-    ``least`` is the minimum number of leaking replicas.
+    ``min_leaking`` is the minimum number of leaking replicas.
     """
     replicas = {pod.replica for pod in pods if pod.revision == revision}
     first: dict[str, dict[str, str]] = defaultdict(dict)
-    for incident, replica in _leaks_of(revision, pods, incidents):
+    for incident, replica in _iterate_leaks(revision, pods, incidents):
         if _is_confirmed(incident):
             opened_at, opened = first[_get_leak(incident)], incident["spec"]["openedAt"]
             opened_at[replica] = min(opened_at.get(replica, opened), opened)
-    needed = max(least, len(replicas) // 2 + 1)
+    needed = max(min_leaking, len(replicas) // 2 + 1)
     suspects = [
         Suspect(
             revision,
@@ -104,27 +107,29 @@ def find_suspect(
     return min(suspects, key=lambda one: (one.since, one.leak), default=None)
 
 
-def suspected_pods(revision: str, pods: list[ReplicaPod], incidents: Sequence[Object]) -> list[str]:
-    """Return the names of pods of ``revision`` with a confirmed or suspected leak, sorted."""
+def list_suspected_pods(
+    revision: str, pods: list[ReplicaPod], incidents: Sequence[Object]
+) -> list[str]:
+    """Return the names of the pods of ``revision`` with a confirmed or suspected leak, sorted."""
     return sorted(
         {
             str(incident["spec"]["pod"])
-            for incident, _ in _leaks_of(revision, pods, incidents)
+            for incident, _ in _iterate_leaks(revision, pods, incidents)
             if _is_confirmed(incident)
             or (incident.get("status") or {}).get("phase") not in ENDED_PHASES
         }
     )
 
 
-def _leaks_of(
+def _iterate_leaks(
     revision: str, pods: list[ReplicaPod], incidents: Sequence[Object]
 ) -> Iterator[tuple[Object, str]]:
-    """Yield the leak incidents of pods of ``revision``, each with the name of the replica."""
+    """Yield the leak incidents in pods of ``revision``, each with the name of the pod's replica."""
     present = {pod.pod: pod for pod in pods}
     of_sets = {_get_replica_set_name(pod.pod): pod.revision for pod in pods if pod.in_replica_set}
     for incident in incidents:
         spec = incident["spec"]
-        if spec["kind"] not in LEAK_KINDS:
+        if spec["kind"] not in LEAK_INCIDENT_KINDS:
             continue
         pod = present.get(spec["pod"])
         if pod is not None and incident["metadata"].get("creationTimestamp", "") < pod.created:
@@ -133,15 +138,15 @@ def _leaks_of(
             yield incident, pod.replica if pod else spec["pod"]
 
 
-def same_leak(leak: str, leaking: int, replicas: int, revision: str, since: str) -> str:
-    """Return the message that says why a revision is suspect."""
+def describe_same_leak(leak: str, leaking: int, replicas: int, revision: str, since: str) -> str:
+    """Return a message that says why a revision is suspect."""
     return f"{leak} in {leaking} of {replicas} replicas of revision {revision} since {since}"
 
 
 def make_suspect_status(
     suspect: Suspect | None, before: Object, update: str, action: str, changed: list[str]
 ) -> dict[str, Any] | None:
-    """Return ``status.suspectRevision``. A previous suspicion of the same revision is kept."""
+    """Return ``status.suspectRevision``. A previous suspicion of ``update`` is kept."""
     known: dict[str, Any] | None = before.get("suspectRevision")
     if suspect is None:
         return known | {"action": action} if known and known.get("revision") == update else None
@@ -198,8 +203,11 @@ def _get_replica_set_name(pod: str) -> str:
     return pod.rpartition("-")[0]
 
 
-def workload_evidence(workload: Workload) -> list[tuple[str, ReplicaPod]]:
-    """Return the evidence of a workload's non-terminating pods, each with its creation time."""
+def make_workload_evidence(workload: Workload) -> list[tuple[str, ReplicaPod]]:
+    """Return the evidence from a workload's pods, each with the pod's creation time.
+
+    Terminating pods are excluded.
+    """
     active = [pod for pod in workload.pods if pod.state is not SupervisionState.LEAVING]
     return [(pod.created, _make_evidence(pod)) for pod in active]
 
@@ -212,7 +220,7 @@ def find_suspects(
     ``before`` is the last status of each workload, by KIND/NAME. Evidence expires, but a revision
     remains suspect while it has pods. Pods without a controller have no revision.
     """
-    owned = incidents_of_workloads(workloads, incidents)
+    owned = group_incidents_by_workload(workloads, incidents)
     suspects: dict[WorkloadRef, Object] = {}
     for workload in workloads:
         if workload.ref is None:
@@ -220,7 +228,7 @@ def find_suspects(
         known, own = before.get(str(workload.ref)) or {}, owned.get(workload.ref, [])
         if not own and "suspectRevision" not in known:
             continue
-        pods = [one for _, one in workload_evidence(workload)]
+        pods = [one for _, one in make_workload_evidence(workload)]
         revisions = sorted({one.revision for one in pods} - {""})
         suspected = [suspect for name in revisions if (suspect := find_suspect(name, pods, own))]
         first = min(suspected, key=lambda suspect: suspect.since, default=None)
@@ -231,10 +239,10 @@ def find_suspects(
     return suspects
 
 
-def incidents_of_workloads(
+def group_incidents_by_workload(
     workloads: Sequence[Workload], incidents: Sequence[Object]
 ) -> dict[WorkloadRef | None, list[Object]]:
-    """Return the incidents of each workload, also those of deleted pods known to belong to it."""
+    """Return the incidents of each workload, including those of its deleted pods."""
     owners = {pod.name: one.ref for one in workloads for pod in one.pods}
     by_workload: dict[WorkloadRef | None, list[Object]] = defaultdict(list)
     of_deleted: dict[str, list[Object]] = {}
@@ -250,13 +258,15 @@ def incidents_of_workloads(
 
 
 def _find_incidents_of_replica_sets(
-    workload: Workload, of_gone: Mapping[str, list[Object]]
+    workload: Workload, incidents_of_deleted: Mapping[str, list[Object]]
 ) -> list[Object]:
     """Return the incidents of deleted pods that belonged to one of the workload's ReplicaSets."""
-    if not of_gone:
+    if not incidents_of_deleted:
         return []
     sets = tuple({_get_name_prefix(one) for one in workload.pods if _is_named_by_revision(one)})
-    return [one for pod, some in of_gone.items() if pod.startswith(sets) for one in some]
+    return [
+        one for pod, some in incidents_of_deleted.items() if pod.startswith(sets) for one in some
+    ]
 
 
 def _make_evidence(pod: SelectedPod) -> ReplicaPod:
@@ -289,8 +299,8 @@ def _is_named_by_revision(pod: SelectedPod) -> bool:
 class RolloutDecision:
     """Decision about the rollout of a leaking revision.
 
-    ``revision`` is the one to run. ``requested`` is whether a person requested the last good
-    revision, so that the decision does not depend on a leak.
+    ``revision`` is the revision to run. ``requested`` is whether a person requested the last good
+    revision. If so, the decision does not depend on a leak.
     """
 
     revision: str
@@ -300,17 +310,22 @@ class RolloutDecision:
 
 
 MAX_GOOD_REVISIONS = 2
-"""Maximum number of good revisions. One may be the spec's own, which leaves one for a rollback."""
+"""Maximum number of good revisions. The spec's own revision may be one of them; the other is left
+for a rollback."""
 
 
-def make_revisions_status(before: Object, update: str, rolled_out: str, bad: str) -> Object:
+def make_revisions_status(
+    before: Object, update: str, rolled_out: str, bad_revision: str
+) -> Object:
     """Return the new ``status.revisions``.
 
-    ``rolled_out`` is the revision that all replicas run, empty during a rollout. ``bad`` is a
-    revision that leaks or that was rolled back from, empty if there is none.
+    ``rolled_out`` is the revision that all replicas run; empty during a rollout. ``bad_revision``
+    is a revision that leaks, or from which someone rolled back; empty if there is none.
     """
     known = dict.fromkeys([rolled_out, *list_good_revisions(before)])
-    kept = [revision for revision in known if revision not in ("", bad)][:MAX_GOOD_REVISIONS]
+    kept = [revision for revision in known if revision not in ("", bad_revision)][
+        :MAX_GOOD_REVISIONS
+    ]
     current = rolled_out or before.get("current", "")
     previous = next((revision for revision in kept if revision != current), "")
     named = {"update": update, "current": current, "previous": previous}
@@ -337,8 +352,9 @@ def decide_rollout(
 ) -> RolloutDecision:
     """Decide which revision to run.
 
-    ``known`` are the revisions whose template still exists, and ``running`` is the Deployment's. A
-    rollback that has started continues until the spec changes, because its evidence expires.
+    ``known`` are the revisions whose template still exists, and ``running`` is the revision of the
+    Deployment. A rollback that has started continues until the spec changes, because the evidence
+    for it expires.
     """
     target = find_rollback_revision(status.get("revisions") or {}, update, known, running)
     if service.spec.rollout.revision is RunRevision.LAST_GOOD:
@@ -364,15 +380,15 @@ def find_rollback_revision(
 ) -> str:
     """Return the revision to roll back to from ``update``; empty if there is none.
 
-    This is the newest good one, unless another good one is already running because someone rolled
-    back to it.
+    This is the newest good revision. If someone has already rolled back to another good revision,
+    it is the running one.
     """
     usable = [name for name in list_good_revisions(revisions) if name != update and name in known]
     return running if running in usable else next(iter(usable), "")
 
 
 def _pause_rollout(status: Object, update: str) -> RolloutDecision:
-    """Return a decision that pauses a rollout in progress, or only reports a completed one."""
+    """Return a decision that pauses a rollout in progress, or only reports a completed rollout."""
     if (status.get("revisions") or {}).get("current") == update:
         return RolloutDecision(update, action="Reported")
     return RolloutDecision(update, paused=True, action="Held")

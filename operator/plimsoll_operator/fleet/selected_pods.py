@@ -22,8 +22,8 @@ from plimsoll_operator.fleet.pods import (
     ENDED_POD_PHASES,
     Container,
     PodView,
+    compute_seconds_between,
     make_printable_line,
-    subtract_times,
 )
 from plimsoll_operator.injection.policy import (
     ENGINE_ANNOTATION,
@@ -35,13 +35,13 @@ from plimsoll_operator.render.containers import Images, list_all_containers, lis
 from plimsoll_operator.render.names import FIELD_MANAGER, MANAGED_BY, PROBE, SUPERVISOR
 
 STUCK_AFTER_S = 30.0
-"""Age in seconds from which a pod counts as stuck. A shorter failure may be the registry's."""
+"""Age in seconds from which a pod can count as stuck. A registry may fail for a shorter time."""
 MAX_IMAGES_CHARS = 1026
 MAX_FAILED_STARTS = 2
 """Number of failed starts after which a container counts as unable to start."""
 IMMEDIATE_FAILURE_S = 3.0
 """Maximum run time in seconds of an engine that fails because it is not process 1. An engine that
-loads a model needs longer to import its libraries."""
+loads a model takes longer to import its libraries."""
 
 
 class SupervisionState(Enum):
@@ -57,9 +57,9 @@ class SupervisionState(Enum):
 class StartState:
     """Whether a pod has started the containers that the injection added.
 
-    ``images`` are their images as the injection recorded them; empty if nothing was injected.
-    ``stuck`` is why the pod cannot start them; empty if it can. If ``engine`` is True, ``stuck`` is
-    why the engine terminates at each start next to them.
+    ``images`` are the images of these containers as the injection recorded them; empty if nothing
+    was injected. ``stuck`` is why the pod cannot start the containers; empty if it can. If
+    ``engine`` is True, ``stuck`` is instead why the engine terminates at each start.
     """
 
     images: str = ""
@@ -75,13 +75,14 @@ class SelectedPod:
     Attributes:
         others: The other policies that select the pod, oldest first.
         is_oldest_policy: Whether this policy is older than ``others``.
-        may_hold_slot: Whether the supervisor that this policy added may hold a restart slot, even
+        may_hold_slot: Whether this policy's supervisor in the pod may hold a restart slot, even
             while the pod terminates.
-        created: The creation time (RFC 3339). It distinguishes pods, because a StatefulSet reuses
+        created: The creation time (RFC 3339), which distinguishes pods because a StatefulSet reuses
             names.
         view: The status of a supervised pod with a container that is not ready; None otherwise.
         engine: A description of the container that admission identified as the engine.
-        memory_request: The largest memory request of a container in bytes: that of the engine.
+        memory_request: The largest memory request of a container in bytes, which is assumed to be
+            the engine's.
         role: The pod's role in disaggregated or multi-node serving.
 
     """
@@ -113,8 +114,8 @@ def summarize(
 ) -> SelectedPod:
     """Summarize the state of ``pod`` under ``policy``.
 
-    ``selecting`` names all policies that select it, in order of precedence. ``now`` is RFC 3339; if
-    empty, the time at which the status was written is used.
+    ``selecting`` are the names of all policies that select the pod, in order of precedence. ``now``
+    is RFC 3339. If it is empty, the time at which the status was written is used.
     """
     meta, spec = pod["metadata"], pod.get("spec") or {}
     name = policy.metadata.name
@@ -160,12 +161,12 @@ def _find_memory_request(spec: Object) -> int | None:
 
 
 def compute_next_stuck_s(pods: Iterable[SelectedPod], now: str) -> float | None:
-    """Return the seconds until a pod that has not started counts as stuck; None if none will."""
+    """Return the seconds until the next pod counts as stuck unless it starts; None if none will."""
     due = [
         STUCK_AFTER_S - age
         for one in pods
         if one.view and one.view.created and not one.start.ran
-        if (age := subtract_times(one.view.created, now)) < STUCK_AFTER_S
+        if (age := compute_seconds_between(one.view.created, now)) < STUCK_AFTER_S
     ]
     return max(1.0, min(due)) if due else None
 
@@ -176,15 +177,15 @@ def _find_start_state(pod: Object, view: PodView, now: str) -> StartState:
     images = str((pod["metadata"].get("annotations") or {}).get(INJECTED_IMAGES_ANNOTATION, ""))[
         :MAX_IMAGES_CHARS
     ]
-    own_containers = {one.name: one for one in view.inits if one.name in own}
+    own_containers = {one.name: one for one in view.init_containers if one.name in own}
     # If the engine has run, its supervisor had started, whatever its state is now.
-    has_run = any(one.last_termination or one.state == "running" for one in view.mains)
+    has_run = any(one.last_termination or one.state == "running" for one in view.main_containers)
     natives = {one.get("name") for one in list_native_sidecars(pod["spec"])}
-    engines = (*view.mains, *(one for one in view.inits if one.name in natives))
+    engines = (*view.main_containers, *(one for one in view.init_containers if one.name in natives))
     if loop := next((one for one in engines if _has_failed_at_once(one)), None):
         text = (
-            f"container {loop.name} exits at once at each start ({loop.cause(now).message}): if "
-            "it must run as process 1, which is impossible with a supervisor, exclude it from "
+            f"container {loop.name} exits at once at each start ({loop.find_cause(now).message}): "
+            "if it must run as process 1, which is impossible with a supervisor, exclude it from "
             "the selector"
         )
         return StartState(
@@ -192,10 +193,10 @@ def _find_start_state(pod: Object, view: PodView, now: str) -> StartState:
         )
     if has_run or (SUPERVISOR in own_containers and own_containers[SUPERVISOR].started):
         return StartState(images, ran=True)
-    if not (view.created and now) or subtract_times(view.created, now) < STUCK_AFTER_S:
+    if not (view.created and now) or compute_seconds_between(view.created, now) < STUCK_AFTER_S:
         return StartState(images)
     for name, one in own_containers.items():
-        cause = one.cause(now)
+        cause = one.find_cause(now)
         fails = one.state == "waiting" or one.restarts >= MAX_FAILED_STARTS
         if fails and cause.blocking and not one.is_completed:
             text = f"container {name}, image {listed[name]}: {cause.message}"
@@ -203,16 +204,30 @@ def _find_start_state(pod: Object, view: PodView, now: str) -> StartState:
     return StartState(images)
 
 
-def _has_failed_at_once(one: Container) -> bool:
+def _has_failed_at_once(container: Container) -> bool:
     """Report whether a container has failed right after each start and has never been ready."""
-    times = (one.last_termination.get("startedAt"), one.last_termination.get("finishedAt"))
-    if one.ready or one.restarts < MAX_FAILED_STARTS or not all(times) or one.is_completed:
+    times = (
+        container.last_termination.get("startedAt"),
+        container.last_termination.get("finishedAt"),
+    )
+    if (
+        container.ready
+        or container.restarts < MAX_FAILED_STARTS
+        or not all(times)
+        or container.is_completed
+    ):
         return False
-    failed = one.last_termination.get("exitCode") != 0 and not one.was_oom_killed
-    return failed and one.is_backing_off and subtract_times(*map(str, times)) <= IMMEDIATE_FAILURE_S
+    failed = container.last_termination.get("exitCode") != 0 and not container.was_oom_killed
+    return (
+        failed
+        and container.is_backing_off
+        and compute_seconds_between(*map(str, times)) <= IMMEDIATE_FAILURE_S
+    )
 
 
-def _find_supervision_state(pod: Object, policy: str, older: str) -> tuple[SupervisionState, str]:
+def _find_supervision_state(
+    pod: Object, policy: str, older_policy: str
+) -> tuple[SupervisionState, str]:
     meta = pod["metadata"]
     labels, annotations = meta.get("labels") or {}, meta.get("annotations") or {}
     if meta.get("deletionTimestamp") or (pod.get("status") or {}).get("phase") in ENDED_POD_PHASES:
@@ -227,9 +242,9 @@ def _find_supervision_state(pod: Object, policy: str, older: str) -> tuple[Super
             SupervisionState.SUPERVISED,
             "",
         )  # until the pod is recreated, even if another policy is now older
-    if older:
+    if older_policy:
         return SupervisionState.REFUSED, (
-            f"the older SupervisionPolicy {older} also selects this pod: narrow one of the "
+            f"the older SupervisionPolicy {older_policy} also selects this pod: narrow one of the "
             "selectors"
         )
     if has:
@@ -252,7 +267,7 @@ def _has_supervisor(pod: Object) -> bool:
 
 
 def parse_policies(items: Iterable[Object]) -> list[SupervisionPolicy]:
-    """Parse the policies of one namespace, oldest first, and by name within the same second.
+    """Parse the policies of one namespace, and sort them: oldest first, then by name.
 
     A policy that is invalid or is being deleted selects nothing, so it is omitted.
     """

@@ -28,15 +28,15 @@ from plimsoll_operator.kinds import Object, key_of
 
 OPERATOR_HOLDER = "plimsoll-operator"
 LEASE_DURATION_S = 120
-RENEW_S = 40.0
+RENEW_INTERVAL_S = 40.0
 SHARE_DIVISOR = 2
 """Divisor of the limit for the share of one namespace or one service. If several namespaces have
 slots, each may use half of the limit. With a single namespace, the limit is not divided."""
 
-AWAITING_SLOT = "AwaitingSlot"
+AWAITING_SLOT_PHASE = "AwaitingSlot"
 """Phase of an incident whose supervisor tries to acquire a slot."""
 
-ASKING_RANK, IDLE_RANK = 0, 1
+REQUESTED_RANK, IDLE_RANK = 0, 1
 LATEST_TIME = "~"
 """Text that sorts after every RFC 3339 time."""
 
@@ -50,10 +50,11 @@ class SlotSet(NamedTuple):
 
 @dataclass
 class Allocation:
-    """Leases to ``close`` (or renew), to ``reopen``, and to leave open as ``granted``.
+    """Slot Leases to close (or renew), to reopen, and to leave open for a supervisor.
 
-    ``held`` is the number of slots that live supervisors hold, and ``waiting`` the number of free
-    ones that are needed. ``asking`` is the number of slots in ``close`` that a supervisor requests.
+    ``close``, ``reopen`` and ``granted`` are these Leases. ``held`` is the number of slots that
+    live supervisors hold, and ``waiting`` the number of free slots that are needed. ``asking`` is
+    the number of slots in ``close`` that a supervisor requests.
     """
 
     close: list[Object] = field(default_factory=list)
@@ -68,16 +69,17 @@ def allocate_slots(
     leases: list[Object],
     incidents: list[Object],
     limit: int,
-    dead: Collection[str] = (),
-    overlong: Collection[str] = (),
+    dead_uids: Collection[str] = (),
+    overlong_uids: Collection[str] = (),
     last_turn: Mapping[str, float] | None = None,
 ) -> Allocation:
-    """Allocate the slots. ``limit`` applies to held slots and those left open for a service.
+    """Decide which slots to close and which to leave open.
 
-    ``dead`` contains the UIDs of Leases that count as free. ``overlong`` contains the UIDs of
-    Leases that are held but no longer count. ``last_turn`` is the end of each Lease's last turn by
-    UID. Leases whose supervisor requests a slot come first, then those with the longest time since
-    their last turn, then those with the oldest incident by the API server's clock.
+    ``limit`` is the maximum number of slots that are held or left open for a service. ``dead_uids``
+    are the UIDs of Leases that count as free. ``overlong_uids`` are the UIDs of Leases that are
+    held but no longer count. ``last_turn`` is the end of each Lease's last turn, by UID. Leases
+    that a supervisor requests come first, then Leases with the longest time since their last turn,
+    then Leases with the oldest incident by the API server's clock.
     """
     ended = last_turn or {}
     slots = [one for one in leases if _is_slot(one)]
@@ -86,11 +88,11 @@ def allocate_slots(
     result = Allocation()
     candidates = []
     for one in slots:
-        if holder(one) in ("", OPERATOR_HOLDER) or one["metadata"]["uid"] in dead:
+        if get_holder(one) in ("", OPERATOR_HOLDER) or one["metadata"]["uid"] in dead_uids:
             candidates.append(one)
         else:
             result.held += 1
-            if one["metadata"]["uid"] not in overlong:
+            if one["metadata"]["uid"] not in overlong_uids:
                 shares.hold(_make_slot_set(one))
     waiting = [one for one in candidates if _make_slot_set(one) in waits]
     waiting.sort(
@@ -105,12 +107,12 @@ def allocate_slots(
     result.waiting = len(waiting)
     for one in waiting:
         (result.granted if shares.admit(_make_slot_set(one)) else result.close).append(one)
-    result.asking = sum(waits[_make_slot_set(one)][0] == ASKING_RANK for one in result.close)
+    result.asking = sum(waits[_make_slot_set(one)][0] == REQUESTED_RANK for one in result.close)
     closed = {one["metadata"]["uid"] for one in result.close}
     result.reopen = [
         one
         for one in candidates
-        if holder(one) == OPERATOR_HOLDER and one["metadata"]["uid"] not in closed
+        if get_holder(one) == OPERATOR_HOLDER and one["metadata"]["uid"] not in closed
     ]
     return result
 
@@ -129,13 +131,13 @@ class _ShareCounter:
         self._used = 0
 
     def admit(self, key: SlotSet) -> bool:
-        """Count a slot of the service if the limit allows it. Return whether it was counted."""
+        """Count a slot of the service if the limit allows it. Return True if it was counted."""
         return self._used < self._limit and self.hold(key)
 
     def hold(self, key: SlotSet) -> bool:
-        """Count a slot unless its service or namespace already holds its share of the slots.
+        """Count a slot, unless its service or namespace already uses its whole share.
 
-        Return whether the slot was counted.
+        Return True if the slot was counted.
         """
         within = (
             self._services[key] < self._of_service
@@ -152,8 +154,9 @@ def _find_waiting_slot_sets(
 ) -> dict[SlotSet, tuple[int, str]]:
     """Return, for each slot set with an open incident, its rank and the oldest creation time.
 
-    A set with an incident that requests a slot ranks first. The times and the workload that an
-    incident's writer sets are ignored: a policy's slot itself lists the pods that may take it.
+    A set with an incident that requests a slot ranks first. The times and the workload that the
+    incident itself states are ignored, because a supervised pod can write them. The annotation of a
+    policy's slot lists the pods that may take it.
     """
     of_pods: dict[tuple[str, str], SlotSet] | None = None
     waiting: dict[SlotSet, tuple[int, str]] = {}
@@ -172,7 +175,7 @@ def _find_waiting_slot_sets(
         rank, since = waiting.get(slot_set, (IDLE_RANK, LATEST_TIME))
         created = incident["metadata"].get("creationTimestamp") or LATEST_TIME
         waiting[slot_set] = (
-            min(rank, ASKING_RANK if phase == AWAITING_SLOT else IDLE_RANK),
+            min(rank, REQUESTED_RANK if phase == AWAITING_SLOT_PHASE else IDLE_RANK),
             min(since, created),
         )
     return waiting
@@ -187,22 +190,22 @@ def _index_slot_sets_by_pod(slots: list[Object]) -> dict[tuple[str, str], SlotSe
     }
 
 
-def holder(lease: Object) -> str:
+def get_holder(lease: Object) -> str:
     """Return the holder of the Lease; empty if it is free."""
     return str((lease.get("spec") or {}).get("holderIdentity") or "")
 
 
 def _is_slot(lease: Object) -> bool:
-    """Report whether the Lease has the name of a slot: anyone may set Plimsoll's label.
+    """Report whether the Lease has the name of a slot. Anyone may set Plimsoll's label.
 
-    A policy's slot that is free and that no pod may take does not count.
+    A policy's slot does not count if it is free and no pod may take it.
     """
     key, name = key_of(lease), lease["metadata"]["name"]
     if key is None:
         return False
     if key.kind != POLICY_KIND:
         return name in key.slots(MAX_SLOTS)
-    if not holder(lease) and not _get_annotation(lease, SLOT_REPLICAS_ANNOTATION):
+    if not get_holder(lease) and not _get_annotation(lease, SLOT_REPLICAS_ANNOTATION):
         return False
     workload = WorkloadRef.parse(_get_annotation(lease, SLOT_WORKLOAD_ANNOTATION))
     owners = (SlotOwner(workload, role) for role in (None, *KV_ROLES))

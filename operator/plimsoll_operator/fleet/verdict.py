@@ -6,8 +6,8 @@
   against it: the restart of a replica does not reset it to Unknown.
 - **Unknown** otherwise, with the remaining time if more time can decide it.
 
-A canary often has one replica. Its leak is a Yes here, while a rollout is paused only for a leak
-that at least two replicas have.
+A canary often has one replica. If it leaks, the verdict is Yes, although a rollout is paused only
+for a leak that at least two replicas have.
 """
 
 from __future__ import annotations
@@ -19,23 +19,47 @@ from collections.abc import Iterable, Mapping, Sequence
 from plimsoll_api.inferenceservice_status import Leaks
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_operator.fleet.figures import SupervisorFigures
-from plimsoll_operator.fleet.revisions import ReplicaPod, find_suspect, same_leak, suspected_pods
+from plimsoll_operator.fleet.revisions import (
+    ReplicaPod,
+    describe_same_leak,
+    find_suspect,
+    list_suspected_pods,
+)
 from plimsoll_operator.kinds import Object
 
-OBSERVED_S = 1800.0
-"""Minimum observation time of a replica in seconds; a choice. Half of the recorded leaks of real
-engines were confirmed within 130 seconds (``docs/detection.md``)."""
-REQUESTS = 100
-"""Minimum number of requests in that time; a choice. A replica without traffic proves nothing."""
-STEPS_MIN = (5, 10, 15, 20, 30, 45, 60, 90, 120, 180, 240, 360, 720, 1440, 2880, 7200, 43_200)
+MIN_OBSERVED_S = 1800.0
+"""Minimum observation time of a replica in seconds. This is a choice: half of the recorded leaks of
+real engines were confirmed within 130 seconds (``docs/detection.md``)."""
+MIN_OBSERVED_REQUESTS = 100
+"""Minimum number of requests in this time. This is a choice: a replica without traffic proves
+nothing."""
+REMAINING_STEPS_MIN = (
+    5,
+    10,
+    15,
+    20,
+    30,
+    45,
+    60,
+    90,
+    120,
+    180,
+    240,
+    360,
+    720,
+    1440,
+    2880,
+    7200,
+    43_200,
+)
 """Steps of the remaining minutes in a status. A status that followed each scrape would be written
-constantly; for the same reason, no message about the remaining time names a pod."""
+constantly. For the same reason, no message about the remaining time names a pod."""
 MAX_REVISIONS = 4
 """Maximum number of revisions of a service or workload that have a verdict."""
 UNKNOWN_FIGURES = SupervisorFigures()
 
 
-def verdicts(
+def make_verdicts(
     pods: Sequence[tuple[str, ReplicaPod]],
     incidents: Sequence[Object],
     figures: Mapping[str, SupervisorFigures],
@@ -44,8 +68,8 @@ def verdicts(
 ) -> list[Object]:
     """Return ``status.verdicts`` for the revisions that have pods, newest revision first.
 
-    ``pods`` have their creation times. ``before`` is the last status of the service or workload,
-    whose ``suspectRevision`` outlives the incidents.
+    ``pods`` are pairs of a creation time and a pod. ``before`` is the last status of the service or
+    workload, whose ``suspectRevision`` outlives the incidents.
     """
     newest: dict[str, str] = {}
     for created, pod in pods:
@@ -57,49 +81,53 @@ def verdicts(
     for revision in sorted(newest, key=lambda one: (newest[one], one), reverse=True):
         replica_pods = [pod for _, pod in pods]
         verdict = (
-            _leak(revision, replica_pods, incidents, suspect)
-            or _doubt(revision, replica_pods, incidents, figures, memory)
-            or _clean(revision, replica_pods, figures, memory, previous.get(revision) == Leaks.NO)
+            _find_leak(revision, replica_pods, incidents, suspect)
+            or _find_doubt(revision, replica_pods, incidents, figures, memory)
+            or _judge_growth(
+                revision, replica_pods, figures, memory, previous.get(revision) == Leaks.NO
+            )
         )
         results.append({"revision": revision} | verdict)
     return results[:MAX_REVISIONS]
 
 
-def needs_time(found: Iterable[Object]) -> bool:
-    """Report whether time alone may change a verdict."""
-    return any("minutesLeft" in one for one in found)
+def may_change_with_time(verdicts: Iterable[Object]) -> bool:
+    """Report whether the passage of time alone may change one of the verdicts."""
+    return any("minutesLeft" in one for one in verdicts)
 
 
-def _leak(
+def _find_leak(
     revision: str, pods: list[ReplicaPod], incidents: Sequence[Object], suspect: str | None
 ) -> Object | None:
-    if leaking := find_suspect(revision, pods, incidents, least=1):
-        text = same_leak(leaking.leak, leaking.leaking, leaking.replicas, revision, leaking.since)
+    if leaking := find_suspect(revision, pods, incidents, min_leaking=1):
+        text = describe_same_leak(
+            leaking.leak, leaking.leaking, leaking.replicas, revision, leaking.since
+        )
         return {"leaks": Leaks.YES.value, "message": text}
     if revision == suspect:
         return {"leaks": Leaks.YES.value, "message": "the leaking replicas no longer exist"}
     return None
 
 
-def _doubt(
+def _find_doubt(
     revision: str,
     pods: list[ReplicaPod],
     incidents: Sequence[Object],
     figures: Mapping[str, SupervisorFigures],
     memory: MemoryPolicy,
 ) -> Object | None:
-    """Return the verdict Unknown if there is evidence of a leak or no budget; None otherwise."""
-    if not _budgets(memory):
+    """Return the verdict Unknown if there is evidence of a leak, or no budget; None otherwise."""
+    if not _list_budgets(memory):
         text = "no budget limits growth: set memory.host or memory.device"
         return {"leaks": Leaks.UNKNOWN.value, "message": text}
     own = [one.pod for one in pods if one.revision == revision]
     seen = {one: figures.get(one, UNKNOWN_FIGURES) for one in own}
     reasons = {
-        "a leak is suspected or was confirmed in": suspected_pods(revision, pods, incidents),
+        "a leak is suspected or was confirmed in": list_suspected_pods(revision, pods, incidents),
         "the leak budget is spent in": [
             pod
             for pod, one in seen.items()
-            if any((getattr(one, kind) or 0.0) >= 1.0 for kind, _ in _budgets(memory))
+            if any((getattr(one, kind) or 0.0) >= 1.0 for kind, _ in _list_budgets(memory))
         ],
         "memory keeps growing slowly in": [pod for pod, one in seen.items() if one.slow],
     }
@@ -110,19 +138,19 @@ def _doubt(
     return None
 
 
-def _clean(
+def _judge_growth(
     revision: str,
     pods: list[ReplicaPod],
     figures: Mapping[str, SupervisorFigures],
     memory: MemoryPolicy,
     was_clean: bool,
 ) -> Object:
-    """Return the verdict No, or Unknown with what is missing for a No."""
+    """Return the verdict No, or the verdict Unknown with what is missing for a No."""
     replicas: dict[str, list[tuple[float, str]]] = defaultdict(list)
     for one in pods:
         if one.revision == revision:
-            for kind, budget in _budgets(memory):
-                left = _left(kind, budget, figures.get(one.pod, UNKNOWN_FIGURES))
+            for kind, budget in _list_budgets(memory):
+                left = _compute_remaining(kind, budget, figures.get(one.pod, UNKNOWN_FIGURES))
                 replicas[one.replica].append(left)
     remaining = sorted(max(one) for one in replicas.values())
     left_s, reason = remaining[len(replicas) // 2]
@@ -130,30 +158,35 @@ def _clean(
         text = "most replicas stay within their leak budgets at their present pace"
         return {"leaks": Leaks.NO.value, "message": text}
     unknown: Object = {"leaks": Leaks.UNKNOWN.value, "message": reason}
-    steps = [one for one in STEPS_MIN if left_s <= one * 60]
+    steps = [one for one in REMAINING_STEPS_MIN if left_s <= one * 60]
     return unknown | ({"minutesLeft": steps[0]} if steps else {})
 
 
-def _budgets(memory: MemoryPolicy) -> list[tuple[str, MemoryBudget]]:
+def _list_budgets(memory: MemoryPolicy) -> list[tuple[str, MemoryBudget]]:
     both = (("host", memory.host), ("device", memory.device))
     return [(kind, budget) for kind, budget in both if budget is not None]
 
 
-def _left(kind: str, budget: MemoryBudget, figures: SupervisorFigures) -> tuple[float, str]:
-    """Return the seconds until a memory counts as clean at its current rate, and what is missing.
+def _compute_remaining(
+    kind: str, budget: MemoryBudget, figures: SupervisorFigures
+) -> tuple[float, str]:
+    """Return the seconds until the memory counts as clean at its current rate, and the reason.
 
     A replica that used ``share`` of its budget since the warm-up stays within the budget for a
     whole window only if the warm-up was more than ``share * window`` ago.
     """
     share, growth = getattr(figures, kind), getattr(figures, f"{kind}_growth")
     if share is None or growth is None:
-        return OBSERVED_S, f"the growth of {kind} memory is not known in enough replicas"
+        return MIN_OBSERVED_S, f"the growth of {kind} memory is not known in enough replicas"
     if growth.requests == 0:
         return math.inf, "too few replicas have answered requests since their warm-up"
-    requests_s = growth.age_s * REQUESTS / growth.requests
+    requests_s = growth.age_s * MIN_OBSERVED_REQUESTS / growth.requests
     needed = max(
-        (OBSERVED_S, "more replicas must be observed for longer"),
+        (MIN_OBSERVED_S, "more replicas must be observed for longer"),
         (share * budget.window_s, "at their present pace, replicas would spend their leak budgets"),
-        (requests_s if growth.requests < REQUESTS else 0.0, "replicas must answer more requests"),
+        (
+            requests_s if growth.requests < MIN_OBSERVED_REQUESTS else 0.0,
+            "replicas must answer more requests",
+        ),
     )
     return needed[0] - growth.age_s, needed[1]

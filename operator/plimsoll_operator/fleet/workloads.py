@@ -1,4 +1,4 @@
-"""Group a policy's pods by workload, and by the restart slots and budget that they share.
+"""Group a policy's pods by workload, and by the restart slots and restart budget that they share.
 
 Pods without a controller share the slots of the policy itself.
 """
@@ -36,7 +36,7 @@ MAX_ROLES_BYTES = MAX_REPLICAS_BYTES // 2
 
 @dataclass(frozen=True)
 class Workload:
-    """Owner of some of a policy's pods.
+    """Owner of some of a policy's pods, or of the restart slots that they share.
 
     ``ref`` is None for pods without a controller. ``api_group`` is empty if the pods name several
     groups. An owner of slots may also be a graph, or one ``role`` of a workload. ``roles`` lists
@@ -70,16 +70,16 @@ class Workload:
 
     @property
     def ray_cluster(self) -> str:
-        """Name of the RayCluster of its supervised pods; empty if there is none."""
+        """Name of the RayCluster of the supervised pods; empty if they have none."""
         named = (one.member.ray_cluster for one in self.pods if one.may_hold_slot)
         return next(filter(None, named), "")
 
     def slots(self, policy: str, count: int) -> tuple[str, ...]:
-        """Return the names of the workload's ``count`` slot Leases for ``policy``."""
+        """Return the names of the ``count`` slot Leases that ``policy`` has for the workload."""
         return make_slot_names(policy, SlotOwner(self.ref, self.role), count)
 
     def replicas(self) -> str:
-        """Return the pods that may take a slot, by replica, formatted for an annotation.
+        """Return the pods that may take a slot, grouped by replica, as the text of an annotation.
 
         The text is truncated to :data:`MAX_REPLICAS_BYTES`, between replicas.
         """
@@ -144,8 +144,8 @@ def choose_workloads(
 ) -> list[Workload]:
     """Return the ``workloads`` that get slots, at most :data:`MAX_WORKLOADS`.
 
-    A workload that already has slots, by the names in ``leases``, keeps them. Supervised workloads
-    come before those that wait.
+    A workload that already has slots, according to the names in ``leases``, keeps them. Supervised
+    workloads come before workloads that wait for a supervisor.
     """
     wanted = [one for one in workloads if one.needs_slots]
 
@@ -163,7 +163,7 @@ def find_slots_with_restarts(leases: Iterable[Object], window_s: float, now: str
     """Return the names of unused slots whose restarts still count against a restart budget.
 
     A workload that is scaled to zero or recreated must not get its restart budget back. The times
-    are those that the last holders wrote. The newest :data:`MAX_WORKLOADS` are kept.
+    are those that the last holders wrote. The newest :data:`MAX_WORKLOADS` slots are kept.
     """
     dated = []
     for one in leases:
@@ -180,7 +180,7 @@ def find_slots_with_restarts(leases: Iterable[Object], window_s: float, now: str
 
 
 def index_workload_statuses(status: Object) -> dict[str, Object]:
-    """Return the status of each workload, by its :class:`WorkloadRef` as text."""
+    """Return the status of each workload. The key is its :class:`WorkloadRef` as text."""
     listed = status.get("workloads") or ()
     return {
         str(WorkloadRef(item.get("kind", ""), item.get("name", ""), item.get("apiGroup", ""))): item

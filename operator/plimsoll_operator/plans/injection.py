@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_api.supervision_policy_status import MAX_UNRELATED_REFUSALS, Injection, InjectionStop
-from plimsoll_operator.fleet.pods import subtract_times
+from plimsoll_operator.fleet.pods import compute_seconds_between
 from plimsoll_operator.fleet.refused_creations import RefusedCreation
 from plimsoll_operator.fleet.selected_pods import SelectedPod, SupervisionState
 from plimsoll_operator.kinds import Object
@@ -135,7 +135,11 @@ def describe_stop(stopped: InjectionStop) -> str:
 def _is_refused_without_supervisor(stopped: InjectionStop, refused: RefusedCreation) -> bool:
     """Report whether the rejection shows that the owner's pods also fail without a supervisor."""
     same = bool(stopped.refusal) and refused.key.split("/")[0] == stopped.refusal.split("/")[0]
-    return same and bool(refused.at) and subtract_times(stopped.time, refused.at) > PROPAGATION_S
+    return (
+        same
+        and bool(refused.at)
+        and compute_seconds_between(stopped.time, refused.at) > PROPAGATION_S
+    )
 
 
 def _count_stuck(stuck: Sequence[SelectedPod], ours: Sequence[SelectedPod]) -> int:

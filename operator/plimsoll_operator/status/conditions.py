@@ -39,23 +39,23 @@ from plimsoll_operator.fleet.figures import (
     list_pods_near_limit,
 )
 from plimsoll_operator.fleet.pods import Cause, Events, PodView, find_not_ready
-from plimsoll_operator.fleet.revisions import RolloutDecision, Suspect, same_leak
+from plimsoll_operator.fleet.revisions import RolloutDecision, Suspect, describe_same_leak
 from plimsoll_operator.kinds import Object
 from plimsoll_operator.plans.service import Failure
 from plimsoll_operator.render import names
 
-MAX_MESSAGE = 1024
-MAX_SLOW = 8
+MAX_MESSAGE_CHARS = 1024
+MAX_SLOW_LEAKS = 8
 """Maximum number of slow leaks in a message."""
-NOT_READY = "ContainersNotReady"
+NOT_READY_REASON = "ContainersNotReady"
 """Reason of ``EngineReady`` while the engine only needs more time."""
-NO_SUSPECT, SAME_LEAK = "NoSuspect", "SameLeakInMostReplicas"
+NO_SUSPECT_REASON, SAME_LEAK_REASON = "NoSuspect", "SameLeakInMostReplicas"
 """Reasons of ``SuspectRevision``."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Condition without its times. If ``status`` is None, the condition is Unknown."""
+    """Condition without its times. If ``status`` is None, the condition's status is Unknown."""
 
     type: Type | PolicyCondition
     status: bool | None
@@ -63,9 +63,9 @@ class Verdict:
     message: str = ""
 
 
-def failure_conditions(failure: Failure) -> list[Verdict]:
+def make_failure_conditions(failure: Failure) -> list[Verdict]:
     """Return the conditions for a spec that cannot be applied; other conditions do not change."""
-    message = failure.message[:MAX_MESSAGE]
+    message = failure.message[:MAX_MESSAGE_CHARS]
     return [
         Verdict(Type.READY, False, failure.reason, message),
         Verdict(Type.PROGRESSING, not failure.is_lasting, failure.reason, message),
@@ -73,59 +73,64 @@ def failure_conditions(failure: Failure) -> list[Verdict]:
     ]
 
 
-def rollout_conditions(
-    deployment: Object | None, wanted: int, may_miss: int, engines: Verdict | None = None,
+def make_rollout_conditions(
+    deployment: Object | None, desired: int, max_unavailable: int, engines: Verdict | None = None,
     drained: Sequence[str] = (),
 ) -> list[Verdict]:  # fmt: skip
     """Return ``Ready``, ``Progressing`` and ``Stalled`` from the workload's status.
 
-    Like a Deployment's ``Available``, ``Ready`` counts replicas of all revisions, so it stays True
-    during a rollout that keeps enough of them. If False, it names the first cause in ``engines``,
-    the condition ``EngineReady``. ``Progressing`` does the same while a new pod waits, for example
-    for a device of an old one. ``drained`` are the pods that a person keeps out of service.
+    Like a Deployment's ``Available``, ``Ready`` counts replicas of all revisions. It stays True
+    during a rollout that keeps all but ``max_unavailable`` replicas ready. If False, it names the
+    first cause in ``engines``, the condition ``EngineReady``. ``Progressing`` also names this cause
+    while a new pod waits, for example for a device that an old pod holds. ``drained`` are the pods
+    that a person keeps out of service.
     """
     trouble = engines if engines is not None and engines.status is False else None
     status = (deployment or {}).get("status") or {}
     generation = ((deployment or {}).get("metadata") or {}).get("generation", 0)
     current = bool(deployment) and status.get("observedGeneration", 0) >= generation
     ready, updated = status.get("readyReplicas", 0), status.get("updatedReplicas", 0)
-    rolled_out = current and updated == wanted == status.get("replicas", 0)
-    refused = _creation_failure(status)
-    count = f"{ready} of {wanted} replicas are ready"
+    rolled_out = current and updated == desired == status.get("replicas", 0)
+    refused = _find_creation_failure(status)
+    count = f"{ready} of {desired} replicas are ready"
     count += f"; {refused.message}" if refused else ""
     count += f"; drained by a person: {', '.join(drained)}" if drained else ""
-    count = count[:MAX_MESSAGE]
+    count = count[:MAX_MESSAGE_CHARS]
     late = current and any(
         one["type"] == "Progressing" and one.get("reason") == "ProgressDeadlineExceeded"
         for one in status.get("conditions") or ()
     )
     missing = "ReplicasNotReady" if rolled_out else "RollingOut"
-    if wanted == 0 and rolled_out:
+    if desired == 0 and rolled_out:
         verdict = Verdict(Type.READY, True, "ScaledToZero", "the service is scaled to zero")
-    elif ready >= max(1, wanted - may_miss):
+    elif ready >= max(1, desired - max_unavailable):
         verdict = Verdict(Type.READY, True, "ReplicasReady", count)
     else:
-        blocked = trouble.reason if trouble and trouble.reason != NOT_READY else ""
+        blocked = trouble.reason if trouble and trouble.reason != NOT_READY_REASON else ""
         reason = refused.reason if refused else blocked
         text = f"{count}; {trouble.message}" if trouble else count
         reason = reason or ("ReplicasDrained" if drained else missing)
-        verdict = Verdict(Type.READY, False, reason, text[:MAX_MESSAGE])
-    done = rolled_out and ready == wanted
-    cause = f"; {trouble.message}" if trouble and not done and trouble.reason != NOT_READY else ""
+        verdict = Verdict(Type.READY, False, reason, text[:MAX_MESSAGE_CHARS])
+    done = rolled_out and ready == desired
+    cause = (
+        f"; {trouble.message}"
+        if trouble and not done and trouble.reason != NOT_READY_REASON
+        else ""
+    )
     return [
         verdict,
         Verdict(
             Type.PROGRESSING,
             not done and not late,
             "RolloutComplete" if done else "ProgressDeadlineExceeded" if late else missing,
-            f"{count}{cause}"[:MAX_MESSAGE],
+            f"{count}{cause}"[:MAX_MESSAGE_CHARS],
         ),
         Verdict(
             Type.STALLED,
             late and not done,
             "ProgressDeadlineExceeded" if late and not done else "AsExpected",
-            f"{count}; {trouble.message if trouble else 'the events of the pods say why'}"[
-                :MAX_MESSAGE
+            f"{count}; {trouble.message if trouble else 'see the Events of the pods'}"[
+                :MAX_MESSAGE_CHARS
             ]
             if late and not done
             else "",
@@ -133,7 +138,7 @@ def rollout_conditions(
     ]
 
 
-def reconciling(verdicts: Sequence[Verdict]) -> Verdict:
+def make_reconciling(verdicts: Sequence[Verdict]) -> Verdict:
     """Return ``Reconciling``, which kstatus reads, from the last ``Progressing`` condition."""
     progressing = [one for one in verdicts if one.type is Type.PROGRESSING]
     if not (progressing and progressing[-1].status):
@@ -141,8 +146,8 @@ def reconciling(verdicts: Sequence[Verdict]) -> Verdict:
     return Verdict(Type.RECONCILING, True, progressing[-1].reason, progressing[-1].message)
 
 
-def _creation_failure(status: Object) -> Cause | None:
-    """Return why pods cannot be created, such as a quota; None if they can."""
+def _find_creation_failure(status: Object) -> Cause | None:
+    """Return why pods cannot be created, such as a quota; None if nothing prevents it."""
     for one in status.get("conditions") or ():
         if one["type"] == "ReplicaFailure" and one["status"] == "True":
             return Cause(str(one.get("reason") or "FailedCreate"), str(one.get("message", "")))
@@ -153,12 +158,13 @@ PROMETHEUS_HINT = "install the Prometheus operator, or disable it in spec.observ
 GATEWAY_HINT = "install the Gateway API with its Inference Extension, or remove spec.gateway"
 
 
-def completeness(
-    service: InferenceService, missing: Sequence[str], absent: Sequence[str] = ()
+def make_objects_complete(
+    service: InferenceService, missing_kinds: Sequence[str], dropped_fields: Sequence[str] = ()
 ) -> list[Verdict]:
     """Return ``ObjectsComplete``: whether the cluster supports all enabled objects and fields.
 
-    ``missing`` are kinds that it does not serve, ``absent`` objects with fields that it dropped.
+    ``missing_kinds`` are kinds that the cluster does not serve. ``dropped_fields`` are fields that
+    it did not keep.
     """
     wanted = service.spec
     enabled = {
@@ -171,13 +177,15 @@ def completeness(
         "InferencePool": (wanted.gateway is not None, GATEWAY_HINT),
         "HTTPRoute": (wanted.gateway is not None, GATEWAY_HINT),
     }
-    lacking = {kind: enabled[kind][1] for kind in missing if kind in enabled and enabled[kind][0]}
-    if not lacking and absent:
+    lacking = {
+        kind: enabled[kind][1] for kind in missing_kinds if kind in enabled and enabled[kind][0]
+    }
+    if not lacking and dropped_fields:
         text = (
             "the cluster did not keep all that was applied, because it does not have a field, its"
-            f" feature is off, or another webhook removed it: {'; '.join(absent)}"
+            f" feature is off, or another webhook removed it: {'; '.join(dropped_fields)}"
         )
-        return [Verdict(Type.OBJECTS_COMPLETE, False, "FieldsNotKept", text[:MAX_MESSAGE])]
+        return [Verdict(Type.OBJECTS_COMPLETE, False, "FieldsNotKept", text[:MAX_MESSAGE_CHARS])]
     if not lacking:
         return [Verdict(Type.OBJECTS_COMPLETE, True, "AllObjectsCreated")]
     return [
@@ -192,29 +200,32 @@ def completeness(
     ]
 
 
-def container_conditions(pods: Sequence[PodView], events: Events, now: str) -> list[Verdict]:
+def make_container_conditions(pods: Sequence[PodView], events: Events, now: str) -> list[Verdict]:
     """Return ``EngineReady`` and ``SupervisorReady`` from the containers of the pods.
 
     ``events`` are the Events of pods that wait for a volume or a sandbox, by pod name.
     """
     types = ((Type.ENGINE_READY, names.ENGINE), (Type.SUPERVISOR_READY, names.SUPERVISOR))
     return [
-        _container(type_, pods, find_not_ready(pods, name, events, now)) for type_, name in types
+        _make_container_condition(type_, pods, find_not_ready(pods, name, events, now))
+        for type_, name in types
     ]
 
 
-def _container(type_: Type, pods: Sequence[PodView], causes: list[tuple[str, Cause]]) -> Verdict:
+def _make_container_condition(
+    type_: Type, pods: Sequence[PodView], causes: list[tuple[str, Cause]]
+) -> Verdict:
     if not pods:
         return Verdict(type_, None, "NoReplicas", "there are no pods")
     if not causes:
         return Verdict(type_, True, "ContainersReady", "")
     first = causes[0][1]
     text = "; ".join(f"{pod}: {why.message}" for pod, why in causes)
-    reason = first.reason if first.blocking else NOT_READY
-    return Verdict(type_, False, reason, text[:MAX_MESSAGE])
+    reason = first.reason if first.blocking else NOT_READY_REASON
+    return Verdict(type_, False, reason, text[:MAX_MESSAGE_CHARS])
 
 
-def termination_conditions(pods: Sequence[PodView], now: str) -> list[Verdict]:
+def make_termination_conditions(pods: Sequence[PodView], now: str) -> list[Verdict]:
     """Return ``OOMKilled`` and ``CrashLooping`` from the containers' last terminations."""
     killed = sorted(pod.name for pod in pods if any(one.was_oom_killed for one in pod.containers))
     looping = sorted(pod.name for pod in pods if any(one.is_looping(now) for one in pod.containers))
@@ -223,28 +234,30 @@ def termination_conditions(pods: Sequence[PodView], now: str) -> list[Verdict]:
             Type.OOM_KILLED,
             bool(killed),
             "OOMKilled" if killed else "NoOOMKill",
-            _pods("the kernel OOM-killed a container of", killed),
+            _append_pods("the kernel OOM-killed a container of", killed),
         ),
         Verdict(
             Type.CRASH_LOOPING,
             bool(looping),
             "CrashLoopBackOff" if looping else "NoCrashLoop",
-            _pods("containers keep crashing in", looping),
+            _append_pods("containers keep crashing in", looping),
         ),
     ]
 
 
-def suspicion_conditions(suspect: Suspect | None, decision: RolloutDecision) -> list[Verdict]:
+def make_suspicion_conditions(suspect: Suspect | None, decision: RolloutDecision) -> list[Verdict]:
     """Return ``SuspectRevision``, and ``Stalled`` while a rollout is paused or rolled back."""
     acts = decision.action in ("Held", "RolledBack") and not decision.requested
     if suspect is None and not acts:
-        return [Verdict(Type.SUSPECT_REVISION, False, NO_SUSPECT)]
+        return [Verdict(Type.SUSPECT_REVISION, False, NO_SUSPECT_REASON)]
     evidence = (
-        same_leak(suspect.leak, suspect.leaking, suspect.replicas, suspect.revision, suspect.since)
+        describe_same_leak(
+            suspect.leak, suspect.leaking, suspect.replicas, suspect.revision, suspect.since
+        )
         if suspect
         else "the leaking replicas no longer exist"
     )
-    verdicts = [Verdict(Type.SUSPECT_REVISION, True, SAME_LEAK, evidence)]
+    verdicts = [Verdict(Type.SUSPECT_REVISION, True, SAME_LEAK_REASON, evidence)]
     if acts:
         text = (
             f"rolled back to revision {decision.revision}: {evidence}; change the spec to continue"
@@ -257,10 +270,11 @@ def suspicion_conditions(suspect: Suspect | None, decision: RolloutDecision) -> 
     return verdicts
 
 
-def last_good_conditions(decision: RolloutDecision, complete: bool) -> list[Verdict]:
-    """Return ``Progressing``, or ``Stalled`` if there is no good revision, for ``LastGood``.
+def make_last_good_conditions(decision: RolloutDecision, complete: bool) -> list[Verdict]:
+    """Return the conditions for ``spec.rollout.revision: LastGood``; empty if it is not set.
 
-    Neither is a failure. ``complete`` is whether all replicas run the requested revision.
+    They are ``Progressing``, or ``Stalled`` if there is no good revision. ``complete`` is whether
+    all replicas run the requested revision.
     """
     if not decision.requested:
         return []
@@ -274,7 +288,7 @@ def last_good_conditions(decision: RolloutDecision, complete: bool) -> list[Verd
     return [Verdict(Type.STALLED, True, "NoGoodRevision", text)]
 
 
-def budget_conditions(figures: Mapping[str, SupervisorFigures]) -> list[Verdict]:
+def make_budget_conditions(figures: Mapping[str, SupervisorFigures]) -> list[Verdict]:
     """Return ``MemoryWithinBudget`` and ``RestartBudgetExhausted`` from the supervisors' values."""
     spent = sorted(
         pod for pod, one in figures.items() if max(one.host or 0.0, one.device or 0.0) >= 1.0
@@ -287,74 +301,78 @@ def budget_conditions(figures: Mapping[str, SupervisorFigures]) -> list[Verdict]
             Type.MEMORY_WITHIN_BUDGET,
             not spent if known else None,
             ("BudgetExhausted" if spent else "WithinBudget") if known else "NoMetrics",
-            _pods("spent by", spent) if known else "no supervisor reports its leak budgets",
+            _append_pods("a leak budget is exhausted in", spent)
+            if known
+            else "no supervisor reports its leak budgets",
         ),
         Verdict(
             Type.RESTART_BUDGET_EXHAUSTED,
             bool(exhausted) if counted else None,
             ("BudgetExhausted" if exhausted else "WithinBudget") if counted else "NoMetrics",
-            _pods("no restart left for", exhausted) if counted else "",
+            _append_pods("the restart budget is exhausted in", exhausted) if counted else "",
         ),
     ]
 
 
-def slow_leak(type_: Type | PolicyCondition, figures: Mapping[str, SupervisorFigures]) -> Verdict:
-    """Return ``SlowLeak``. Its message lists the replica with the least time left first."""
+def make_slow_leak(
+    type_: Type | PolicyCondition, figures: Mapping[str, SupervisorFigures]
+) -> Verdict:
+    """Return ``SlowLeak``. Its message begins with the replica that has the least time left."""
     evaluated = [pod for pod, one in figures.items() if one.slow is not None]
     if not evaluated:
         text = "no supervisor has watched its engine for long enough, which takes about 9 hours"
         return Verdict(type_, None, "InsufficientData", text)
     leaks = sorted(
         ((pod, slow) for pod, one in figures.items() for slow in one.slow or ()),
-        key=lambda found: (_left_s(found[1]), found[0], found[1].kind),
+        key=lambda found: (_get_remaining_s(found[1]), found[0], found[1].kind),
     )
     if not leaks:
         return Verdict(
-            type_, False, "NoSlowLeak", f"judged in {len(evaluated)} of {len(figures)} pods"
+            type_, False, "NoSlowLeak", f"evaluated in {len(evaluated)} of {len(figures)} pods"
         )
     text = "; ".join(
         f"{pod}: {format_slow_leak(slow.kind, slow.segment, slow.bytes_per_s, slow.limit_s)}"
-        for pod, slow in leaks[:MAX_SLOW]
+        for pod, slow in leaks[:MAX_SLOW_LEAKS]
     )
-    more = len(leaks) - MAX_SLOW
+    more = len(leaks) - MAX_SLOW_LEAKS
     text += f"; and {more} more" if more > 0 else ""
-    return Verdict(type_, True, "MemoryKeepsGrowing", text[:MAX_MESSAGE])
+    return Verdict(type_, True, "MemoryKeepsGrowing", text[:MAX_MESSAGE_CHARS])
 
 
-def near_limit(
-    type_: Type | PolicyCondition, figures: Mapping[str, SupervisorFigures], already: bool
+def make_near_limit(
+    type_: Type | PolicyCondition, figures: Mapping[str, SupervisorFigures], was_near_limit: bool
 ) -> Verdict:
-    """Return ``MemoryNearLimit``. ``already`` is whether it was True before."""
+    """Return ``MemoryNearLimit``. ``was_near_limit`` is whether the condition was True before."""
     if all(one.limit is None for one in figures.values()):
         text = "no supervisor knows its engine's memory limit and how much of it is in use"
         return Verdict(type_, None, "NoMetrics", text)
-    near = list_pods_near_limit(figures, already)
+    near = list_pods_near_limit(figures, was_near_limit)
     text = f"more than {NEAR_LIMIT_RATIO:.0%} of the memory limit is in use and cannot be reclaimed"
     return Verdict(
-        type_, bool(near), "NearLimit" if near else "BelowLimit", _pods(f"{text} in", near)
+        type_, bool(near), "NearLimit" if near else "BelowLimit", _append_pods(f"{text} in", near)
     )
 
 
-def engine_observed(
+def make_engine_observed(
     type_: Type | PolicyCondition, figures: Mapping[str, SupervisorFigures]
 ) -> Verdict:
     """Return ``EngineObserved``, with the reason that the supervisors report."""
     if all(one.missing_signals is None for one in figures.values()):
-        return Verdict(type_, None, "NoMetrics", "no supervisor reports what it sees")
+        return Verdict(type_, None, "NoMetrics", "no supervisor reports its signals")
     lost = find_pods_missing_signals(figures)
     if not lost:
         return Verdict(type_, True, "AllSignals")
     text = "; ".join(f"{pod}: {', '.join(reasons)}" for pod, reasons in lost)
     reason = lost[0][1][0]
-    return Verdict(type_, False, reason, f"{text} (see plimsoll doctor)"[:MAX_MESSAGE])
+    return Verdict(type_, False, reason, f"{text} (see plimsoll doctor)"[:MAX_MESSAGE_CHARS])
 
 
-def figure_conditions(
+def make_figure_conditions(
     figures: Mapping[str, SupervisorFigures],
     before: Object,
     types: type[Type] | type[PolicyCondition],
 ) -> list[Verdict]:
-    """Return the conditions that services and policies share, from the supervisors' values.
+    """Return the conditions that are made from the supervisors' values, for a service or a policy.
 
     ``before`` is the previous status.
     """
@@ -363,14 +381,17 @@ def figure_conditions(
         for one in before.get("conditions") or ()
     )
     return [
-        slow_leak(types.SLOW_LEAK, figures),
-        near_limit(types.MEMORY_NEAR_LIMIT, figures, already),
-        engine_observed(types.ENGINE_OBSERVED, figures),
+        make_slow_leak(types.SLOW_LEAK, figures),
+        make_near_limit(types.MEMORY_NEAR_LIMIT, figures, already),
+        make_engine_observed(types.ENGINE_OBSERVED, figures),
     ]
 
 
-def leak_free(type_: Type | PolicyCondition, newest: Sequence[tuple[str, Object]]) -> Verdict:
-    """Return ``LeakFree`` from ``newest``, the verdicts on the newest revisions by name."""
+def make_leak_free(type_: Type | PolicyCondition, newest: Sequence[tuple[str, Object]]) -> Verdict:
+    """Return ``LeakFree`` from the verdicts on the newest revisions.
+
+    ``newest`` are pairs of a workload's name and a verdict.
+    """
     if not newest:
         return Verdict(type_, None, "NoReplicas", "there are no pods of a known revision")
     leaks = {one["leaks"] for _, one in newest}
@@ -379,17 +400,17 @@ def leak_free(type_: Type | PolicyCondition, newest: Sequence[tuple[str, Object]
         f"{name}{one['revision']}: {one['message']}"
         for name, one in newest
         if one["leaks"] == worst
-    )[:MAX_MESSAGE]
+    )[:MAX_MESSAGE_CHARS]
     if worst is Leaks.YES:
-        return Verdict(type_, False, SAME_LEAK, text)
+        return Verdict(type_, False, SAME_LEAK_REASON, text)
     if worst is Leaks.UNKNOWN:
         return Verdict(type_, None, "ObservationIncomplete", text)
     return Verdict(type_, True, "NoLeak", text)
 
 
-def _left_s(slow: SlowLeak) -> float:
+def _get_remaining_s(slow: SlowLeak) -> float:
     return math.inf if slow.limit_s is None else slow.limit_s
 
 
-def _pods(text: str, pods: list[str]) -> str:
-    return f"{text} {', '.join(pods)}"[:MAX_MESSAGE] if pods else ""
+def _append_pods(text: str, pods: list[str]) -> str:
+    return f"{text} {', '.join(pods)}"[:MAX_MESSAGE_CHARS] if pods else ""

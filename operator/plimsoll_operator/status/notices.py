@@ -18,20 +18,20 @@ from plimsoll_operator.plans.service import Failure
 
 @dataclass(frozen=True)
 class Notice:
-    """Event without its object and times. ``reason`` is a CamelCase word."""
+    """Event without its object and times. ``reason`` is one CamelCase word."""
 
     reason: str
     message: str
     type: Literal["Normal", "Warning"] = "Normal"
 
 
-def rollout_started(
+def make_rollout_notices(
     live: Object | None, desired: Object, decision: RolloutDecision
 ) -> list[Notice]:
-    """Return the notices about a rollout or rollback that applying ``desired`` starts."""
-    before, after = _revision(live), _revision(desired)
+    """Return notices about the rollout or rollback that starts when ``desired`` is applied."""
+    before, after = _get_revision(live), _get_revision(desired)
     notices = []
-    restart_id, had = _restart_id(desired), _restart_id(live)
+    restart_id, had = _get_restart_id(desired), _get_restart_id(live)
     if live is not None and restart_id != had and before != after:
         said = (
             f"spec.restart.id is now {make_printable_line(restart_id)!r}"
@@ -39,9 +39,9 @@ def rollout_started(
             else "spec.restart.id was removed"
         )
         notices.append(Notice("RestartRequested", f"{said}: replacing the pods"))
-    paused, was_paused = _paused(desired), live is not None and _paused(live)
+    paused, was_paused = _is_paused(desired), live is not None and _is_paused(live)
     if decision.action == "RolledBack" and before != after:
-        notices.append(_rollback(before, after, decision))
+        notices.append(_make_rollback_notice(before, after, decision))
     elif live is not None and before != after:  # a new service causes no notice
         notices.append(
             Notice("RolloutStarted", f"rollout from revision {before} to {after} started")
@@ -54,7 +54,7 @@ def rollout_started(
     return notices
 
 
-def _rollback(before: str, after: str, decision: RolloutDecision) -> Notice:
+def _make_rollback_notice(before: str, after: str, decision: RolloutDecision) -> Notice:
     """Return the notice about a rollback; a warning unless a person requested it."""
     if decision.requested:
         text = (
@@ -66,8 +66,8 @@ def _rollback(before: str, after: str, decision: RolloutDecision) -> Notice:
     return Notice("RollbackStarted", text, "Warning")
 
 
-def rollout_finished(before: Object, after: Object) -> list[Notice]:
-    """Return the notice about a rollout or rollback that completed between two statuses."""
+def make_completion_notices(before: Object, after: Object) -> list[Notice]:
+    """Return a notice if a rollout or rollback completed between the two statuses."""
     was, now = before.get("revisions") or {}, after.get("revisions") or {}
     current = now.get("current")
     if not current or current == was.get("current"):
@@ -77,20 +77,20 @@ def rollout_finished(before: Object, after: Object) -> list[Notice]:
     return [Notice("RollbackFinished", f"all replicas run revision {current} again")]
 
 
-def failure_notice(failure: Failure) -> Notice:
+def make_failure_notice(failure: Failure) -> Notice:
     """Return the notice about a failure, with the API server's message or the spec's error."""
     return Notice(failure.reason, failure.message, "Warning")
 
 
-def restart_requested(workload: str) -> Notice:
+def make_restart_notice(workload: str) -> Notice:
     """Return the notice that a policy requested a rolling restart of ``workload``."""
-    text = f"asked {workload} for a rolling restart, because some of its pods have no supervisor"
+    text = f"requested a rolling restart of {workload}, because some of its pods have no supervisor"
     return Notice("RestartRequested", text)
 
 
-def new_suspects(before: Object, after: Object) -> list[Notice]:
-    """Return the notices about workloads whose revision became suspect since ``before``."""
-    known, suspects = _suspects(before), _suspects(after)
+def make_suspect_notices(before: Object, after: Object) -> list[Notice]:
+    """Return a notice for each workload with a revision that became suspect since ``before``."""
+    known, suspects = _index_suspects(before), _index_suspects(after)
     return [
         Notice(
             "SuspectRevision",
@@ -103,9 +103,9 @@ def new_suspects(before: Object, after: Object) -> list[Notice]:
     ]
 
 
-def injection_stopped(before: Object, after: Object) -> list[Notice]:
-    """Return the notice that the injection stopped between two statuses of a policy."""
-    was, now = (_condition(one, PolicyCondition.INJECTION_STOPPED) for one in (before, after))
+def make_injection_notices(before: Object, after: Object) -> list[Notice]:
+    """Return a notice if the injection stopped between two statuses of a policy."""
+    was, now = (_find_condition(one, PolicyCondition.INJECTION_STOPPED) for one in (before, after))
     if now.get("reason") == was.get("reason"):
         return []
     if now.get("status") == "True":
@@ -115,11 +115,11 @@ def injection_stopped(before: Object, after: Object) -> list[Notice]:
     return []
 
 
-def _condition(status: Object, kind: str) -> Object:
+def _find_condition(status: Object, kind: str) -> Object:
     return next((one for one in status.get("conditions") or () if one["type"] == kind), {})
 
 
-def _suspects(status: Object) -> dict[tuple[str, str], tuple[str, int, int]]:
+def _index_suspects(status: Object) -> dict[tuple[str, str], tuple[str, int, int]]:
     return {
         (f"{one['kind']}/{one['name']}", found["revision"]): (
             found["leak"], found["leakingReplicas"], found["replicas"],
@@ -129,20 +129,20 @@ def _suspects(status: Object) -> dict[tuple[str, str], tuple[str, int, int]]:
     }  # fmt: skip
 
 
-def _annotation(item: Object | None, name: str) -> str:
+def _get_annotation(item: Object | None, name: str) -> str:
     meta = (item or {}).get("metadata") or {}
     return str((meta.get("annotations") or {}).get(name, ""))
 
 
-def _revision(item: Object | None) -> str:
-    return _annotation(item, POD_HASH_ANNOTATION)
+def _get_revision(item: Object | None) -> str:
+    return _get_annotation(item, POD_HASH_ANNOTATION)
 
 
-def _restart_id(item: Object | None) -> str:
-    return _annotation(item, RESTART_ID_ANNOTATION)
+def _get_restart_id(item: Object | None) -> str:
+    return _get_annotation(item, RESTART_ID_ANNOTATION)
 
 
-def _paused(item: Object) -> bool:
+def _is_paused(item: Object) -> bool:
     spec = item.get("spec") or {}
     rolling = (spec.get("rolloutStrategy") or {}).get("rollingUpdateConfiguration") or {}
     return bool(spec.get("paused") or rolling.get("partition"))

@@ -24,13 +24,13 @@ from plimsoll_operator.fleet.figures import (
 )
 from plimsoll_operator.fleet.pods import Cause, Events, make_printable_line
 from plimsoll_operator.fleet.revisions import (
+    describe_same_leak,
     find_suspects,
-    incidents_of_workloads,
-    same_leak,
-    workload_evidence,
+    group_incidents_by_workload,
+    make_workload_evidence,
 )
 from plimsoll_operator.fleet.selected_pods import SelectedPod, SupervisionState
-from plimsoll_operator.fleet.verdict import verdicts as revision_verdicts
+from plimsoll_operator.fleet.verdict import make_verdicts as revision_verdicts
 from plimsoll_operator.fleet.workloads import Workload, group_pods, index_workload_statuses
 from plimsoll_operator.kinds import Object
 from plimsoll_operator.plans.injection import RETRY_ANNOTATION, describe_stop
@@ -38,18 +38,18 @@ from plimsoll_operator.plans.policy import format_workload_name, join_names
 from plimsoll_operator.plans.rolling_restart import SUSPECT_REVISION_MESSAGE, explain_manual_restart
 from plimsoll_operator.plans.service import Failure
 from plimsoll_operator.status.conditions import (
-    MAX_MESSAGE,
-    NO_SUSPECT,
-    SAME_LEAK,
+    MAX_MESSAGE_CHARS,
+    NO_SUSPECT_REASON,
+    SAME_LEAK_REASON,
     Verdict,
-    figure_conditions,
-    leak_free,
+    make_figure_conditions,
+    make_leak_free,
 )
-from plimsoll_operator.status.recommendation import recommendation
-from plimsoll_operator.status.service import figure_fields, merge_conditions
+from plimsoll_operator.status.recommendation import make_recommendation
+from plimsoll_operator.status.service import make_figure_fields, merge_conditions
 
 
-def status(
+def make_status(
     item: Object,
     pods: Sequence[SelectedPod] | None,
     incidents: Sequence[Object],
@@ -68,8 +68,8 @@ def status(
     ``figures`` is None until the supervisors have been scraped. ``now`` is RFC 3339.
     ``wait_reasons`` say why pods of a workload still wait to be recreated. ``events`` are the
     Events of pods whose containers have not been created, by pod name. ``injection`` is the new
-    ``status.injection``. ``memory`` contains the policy's budgets, None if the spec is invalid, and
-    ``latest`` the values from the last scrape.
+    ``status.injection``. ``memory`` contains the policy's budgets; it is None if the spec is
+    invalid. ``latest`` are the values from the last scrape.
     """
     before: Object = item.get("status") or {}
     generation = item["metadata"].get("generation", 0)
@@ -87,11 +87,11 @@ def status(
         def recommend(workload: Workload, last: Object | None) -> Object | None:
             if memory is None:
                 return last
-            return _recommendation(last, workload, memory, latest, now)
+            return _make_recommendation(last, workload, memory, latest, now)
 
         open_incidents = _count_open_incidents(pods, incidents)
         after |= _count_pods(pods, blind) | {"openIncidents": open_incidents.total()}
-        after |= _workloads(
+        after |= _make_workloads(
             before,
             pods,
             incidents,
@@ -103,20 +103,25 @@ def status(
             lambda workload, own, last: (
                 last.get("verdicts") or []
                 if memory is None
-                else revision_verdicts(workload_evidence(workload), own, latest, memory, last)
+                else revision_verdicts(make_workload_evidence(workload), own, latest, memory, last)
             ),
         )
-    troubles = _blocked_pods(pods or (), events, now)
+    troubles = _find_blocked_pods(pods or (), events, now)
     if injection is not None and pods is not None:
         after["injection"] = injection
     out = list_drained_pods(figures or {})
-    verdicts = [_ready(after, failure, wait_reasons or {}, troubles, out, blind)]
-    verdicts += _progress(failure)
+    verdicts = [_make_ready_condition(after, failure, wait_reasons or {}, troubles, out, blind)]
+    verdicts += _make_progress_conditions(failure)
     if pods is not None:
-        verdicts += [_conflicting(pods), _suspicion(after["workloads"])]
-        verdicts.append(leak_free(PolicyCondition.LEAK_FREE, _newest(after["workloads"])))
+        verdicts += [
+            _make_conflicting_condition(pods),
+            _make_suspicion_condition(after["workloads"]),
+        ]
+        verdicts.append(
+            make_leak_free(PolicyCondition.LEAK_FREE, _list_newest_verdicts(after["workloads"]))
+        )
         if injection is not None:
-            verdicts.append(_injection(injection, pods))
+            verdicts.append(_make_injection_condition(injection, pods))
     elif not before.get("conditions"):
         text = "an invalid spec selects no pod"
         verdicts += [
@@ -128,13 +133,13 @@ def status(
             )
         ]
     if figures is not None or "conditions" not in before:
-        verdicts += figure_conditions(figures or {}, before, PolicyCondition)
+        verdicts += make_figure_conditions(figures or {}, before, PolicyCondition)
     after["conditions"] = merge_conditions(before, verdicts, generation, now)
-    return after | figure_fields(before, figures)
+    return after | make_figure_fields(before, figures)
 
 
 def _count_pods(pods: Sequence[SelectedPod], blind: Mapping[str, str]) -> Object:
-    """Count pods by state. To count as supervised, a pod's supervisor must observe its engine."""
+    """Count the pods by state. A pod counts as supervised if its supervisor observes the engine."""
     active = [one for one in pods if one.state is not SupervisionState.LEAVING]
     refused = sorted(
         (one for one in active if one.state is SupervisionState.REFUSED), key=lambda one: one.name
@@ -157,7 +162,7 @@ def _count_open_incidents(pods: Sequence[SelectedPod], incidents: Sequence[Objec
     """Count the open incidents by pod.
 
     An incident counts only if the policy supervises its pod, because anyone with the ServiceAccount
-    of such a pod may write incidents in the policy's name.
+    of the pod may write incidents in the policy's name.
     """
     supervised = {one.name for one in pods if one.state is SupervisionState.SUPERVISED}
     return Counter(
@@ -168,7 +173,7 @@ def _count_open_incidents(pods: Sequence[SelectedPod], incidents: Sequence[Objec
     )
 
 
-def _workloads(
+def _make_workloads(
     before: Object,
     pods: Sequence[SelectedPod],
     incidents: Sequence[Object],
@@ -184,10 +189,10 @@ def _workloads(
     known = index_workload_statuses(before)
     workloads = group_pods(active)
     suspected = find_suspects(group_pods(pods), incidents, known)
-    owned = incidents_of_workloads(workloads, incidents)
+    owned = group_incidents_by_workload(workloads, incidents)
     entries = []
     for one in workloads:
-        shown: Object = _workload_fields(one.ref) | {
+        shown: Object = _make_workload_fields(one.ref) | {
             "selected": len(one.pods),
             "supervised": sum(
                 pod.state is SupervisionState.SUPERVISED and pod.name not in blind
@@ -205,7 +210,7 @@ def _workloads(
         roles = sorted({pod.role for pod in one.pods if pod.role is not None})
         shown |= {"roles": [role.value for role in roles]} if roles else {}
         earlier = known.get(str(one.ref or "Pod/")) or {}
-        consumed_percent = _consumed(one, figures, earlier)
+        consumed_percent = _compute_consumed_percent(one, figures, earlier)
         shown |= {} if consumed_percent is None else {"consumedPercent": consumed_percent}
         said = recommend(one, earlier.get("recommendation"))
         shown |= {} if said is None else {"recommendation": said}
@@ -230,7 +235,7 @@ def _workloads(
     return {"workloadCount": len(entries), "workloads": entries[:MAX_SHOWN_WORKLOADS]}
 
 
-def _recommendation(
+def _make_recommendation(
     before: Object | None,
     workload: Workload,
     memory: MemoryPolicy,
@@ -245,11 +250,11 @@ def _recommendation(
     revision = newest.member.revision
     same = [one.name for one in supervised if one.member.revision == revision]
     figures = [latest[name] for name in same if name in latest]
-    return recommendation(before, revision, figures, memory, newest.memory_request, now)
+    return make_recommendation(before, revision, figures, memory, newest.memory_request, now)
 
 
-def _workload_fields(ref: WorkloadRef | None) -> Object:
-    """Return group, kind and name. The creator of a pod may set any text there."""
+def _make_workload_fields(ref: WorkloadRef | None) -> Object:
+    """Return group, kind and name for a status. The creator of a pod may set any text there."""
     if ref is None:
         return {"kind": "Pod"}
     group = {"apiGroup": make_printable_line(ref.api_group, 253)} if ref.api_group else {}
@@ -259,10 +264,10 @@ def _workload_fields(ref: WorkloadRef | None) -> Object:
     }
 
 
-def _consumed(
+def _compute_consumed_percent(
     workload: Workload, figures: Mapping[str, SupervisorFigures] | None, before: Object
 ) -> int | None:
-    """Return the highest consumed budget of the workload's pods in percent; None if unknown."""
+    """Return the largest consumed budget of the workload's pods in percent; None if unknown."""
     if figures is None:
         return before.get("consumedPercent")
     found = [figures[one.name] for one in workload.pods if one.name in figures]
@@ -270,23 +275,23 @@ def _consumed(
     return to_rounded_percent(max(known)) if known else None
 
 
-def _suspicion(workloads: Sequence[Object]) -> Verdict:
+def _make_suspicion_condition(workloads: Sequence[Object]) -> Verdict:
     kind = PolicyCondition.SUSPECT_REVISION
     parts = []
     for one in workloads:
         if found := one.get("suspectRevision"):
-            text = same_leak(
+            text = describe_same_leak(
                 found["leak"], found["leakingReplicas"], found["replicas"], found["revision"],
                 found["since"],
             )  # fmt: skip
             parts.append(f"{one['kind']}/{one['name']}: {text}")
     if not parts:
-        return Verdict(kind, False, NO_SUSPECT)
-    return Verdict(kind, True, SAME_LEAK, "; ".join(parts)[:MAX_MESSAGE])
+        return Verdict(kind, False, NO_SUSPECT_REASON)
+    return Verdict(kind, True, SAME_LEAK_REASON, "; ".join(parts)[:MAX_MESSAGE_CHARS])
 
 
-def _newest(workloads: Sequence[Object]) -> list[tuple[str, Object]]:
-    """Return the name of each workload with the verdict on its newest revision."""
+def _list_newest_verdicts(workloads: Sequence[Object]) -> list[tuple[str, Object]]:
+    """Return pairs of a workload's name and the verdict on its newest revision."""
     return [
         (f"{one['kind']}/{one['name']} ", one["verdicts"][0])
         for one in workloads
@@ -294,22 +299,22 @@ def _newest(workloads: Sequence[Object]) -> list[tuple[str, Object]]:
     ]
 
 
-def _ready(
+def _make_ready_condition(
     counts: Object,
     failure: Failure | None,
     wait_reasons: Mapping[WorkloadRef | None, str],
     troubles: Sequence[tuple[str, Cause]],
-    out: Sequence[str],
+    drained: Sequence[str],
     blind: Mapping[str, str],
 ) -> Verdict:
     kind = PolicyCondition.READY
     if failure is not None:
-        return Verdict(kind, False, failure.reason, failure.message[:MAX_MESSAGE])
+        return Verdict(kind, False, failure.reason, failure.message[:MAX_MESSAGE_CHARS])
     if not counts["selected"]:
         stopped = (counts.get("injection") or {}).get("stopped") or {}
         if stopped.get("refusal"):
             text = f"the API server refused pods of {stopped['pod']}: {stopped['reason']}"
-            return Verdict(kind, False, "PodsRefused", text[:MAX_MESSAGE])
+            return Verdict(kind, False, "PodsRefused", text[:MAX_MESSAGE_CHARS])
         return Verdict(kind, True, "NoPods", "no pod matches the selector")
     text = f"{counts['supervised']} of {counts['selected']} selected pods are supervised"
     if counts["waitingForRestart"]:
@@ -319,17 +324,17 @@ def _ready(
             for ref, why in wait_reasons.items()
             if why == explain_manual_restart(ref)
         ]
-        text += f"; restart them yourself: {join_names(yours)}" if yours else ""
+        text += f"; restart these workloads yourself: {join_names(yours)}" if yours else ""
     if counts["refused"]:
         text += f"; refused: {counts['refused']} (see status.refusals)"
-    text += f"; drained by a person: {join_names(out)}" if out else ""
+    text += f"; drained by a person: {join_names(drained)}" if drained else ""
     if blind:
         pods = join_names(list(blind))
         text += f"; supervisors that do not see their engine: {pods} (see plimsoll doctor)"
     if troubles:
         pod, first = troubles[0]
         more = f" (and {len(troubles) - 1} more)" if len(troubles) > 1 else ""
-        text = f"{text}; {pod}{more}: {first.message}"[:MAX_MESSAGE]
+        text = f"{text}; {pod}{more}: {first.message}"[:MAX_MESSAGE_CHARS]
     unseen = next(iter(blind.values()), "")
     if not counts["supervised"]:
         return Verdict(kind, False, unseen or "NoPodSupervised", text)
@@ -341,15 +346,15 @@ def _ready(
     return Verdict(kind, True, "Supervised" if complete else "PartlySupervised", text)
 
 
-def _progress(failure: Failure | None) -> list[Verdict]:
-    """Return ``Reconciling`` and ``Stalled``: the former if a retry may help, the latter if not."""
+def _make_progress_conditions(failure: Failure | None) -> list[Verdict]:
+    """Return ``Reconciling``, which is True if a retry may help, and ``Stalled``, if it cannot."""
     trying = failure is not None and not failure.is_lasting
     return [
         Verdict(
             kind,
             true,
             failure.reason if failure and true else "AsExpected",
-            failure.message[:MAX_MESSAGE] if failure and true else "",
+            failure.message[:MAX_MESSAGE_CHARS] if failure and true else "",
         )
         for kind, true in (
             (PolicyCondition.RECONCILING, trying),
@@ -358,7 +363,9 @@ def _progress(failure: Failure | None) -> list[Verdict]:
     ]
 
 
-def _blocked_pods(pods: Sequence[SelectedPod], events: Events, now: str) -> list[tuple[str, Cause]]:
+def _find_blocked_pods(
+    pods: Sequence[SelectedPod], events: Events, now: str
+) -> list[tuple[str, Cause]]:
     """Return supervised pods that will not become ready by themselves, each with its cause."""
     return [
         (one.name, why)
@@ -367,7 +374,7 @@ def _blocked_pods(pods: Sequence[SelectedPod], events: Events, now: str) -> list
     ]
 
 
-def _injection(found: Object, pods: Sequence[SelectedPod]) -> Verdict:
+def _make_injection_condition(found: Object, pods: Sequence[SelectedPod]) -> Verdict:
     kind = PolicyCondition.INJECTION_STOPPED
     if stopped := found.get("stopped"):
         stop = InjectionStop.model_validate(stopped)
@@ -376,19 +383,19 @@ def _injection(found: Object, pods: Sequence[SelectedPod]) -> Verdict:
             f" then set the annotation {RETRY_ANNOTATION} to another value"
         )
         reason = "PodsRefused" if stop.refusal else "PodsDoNotStart"
-        return Verdict(kind, True, reason, text[:MAX_MESSAGE])
+        return Verdict(kind, True, reason, text[:MAX_MESSAGE_CHARS])
     stuck = sorted((one.name, one.start.stuck) for one in pods if one.start.stuck)
     if stuck:
         name, reason = stuck[0]
         text = f"pod {name} does not start: {reason}"
-        return Verdict(kind, False, "PodDoesNotStart", text[:MAX_MESSAGE])
+        return Verdict(kind, False, "PodDoesNotStart", text[:MAX_MESSAGE_CHARS])
     if not found["proven"]:
         text = f"no pod has run with {found['images']} yet: few pods at once get a supervisor"
-        return Verdict(kind, False, "Unproven", text[:MAX_MESSAGE])
+        return Verdict(kind, False, "Unproven", text[:MAX_MESSAGE_CHARS])
     return Verdict(kind, False, "PodsStart", "pods have started with their supervisors")
 
 
-def _conflicting(pods: Sequence[SelectedPod]) -> Verdict:
+def _make_conflicting_condition(pods: Sequence[SelectedPod]) -> Verdict:
     kind = PolicyCondition.CONFLICTING
     shared = [one for one in pods if one.others and one.state is not SupervisionState.LEAVING]
     if not shared:
@@ -403,4 +410,4 @@ def _conflicting(pods: Sequence[SelectedPod]) -> Verdict:
         policies = sorted({name for one in some for name in one.others})
         text = f"{join_names(policies)} also selects {join_names([one.name for one in some])}: "
         parts.append(text + (f"{word} them" if mine else "the oldest policy supervises them"))
-    return Verdict(kind, True, "PodsSelectedTwice", "; ".join(parts)[:MAX_MESSAGE])
+    return Verdict(kind, True, "PodsSelectedTwice", "; ".join(parts)[:MAX_MESSAGE_CHARS])

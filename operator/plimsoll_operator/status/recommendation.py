@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from plimsoll_api.memory_contract import MemoryContract, format_quantity, make_contract
 from plimsoll_api.memory_policy import MemoryPolicy
 from plimsoll_operator.fleet.figures import SupervisorFigures
-from plimsoll_operator.fleet.pods import subtract_times
+from plimsoll_operator.fleet.pods import compute_seconds_between
 from plimsoll_operator.kinds import Object
 
-KEPT_S = 3600.0
-"""Minimum seconds between two changes of the recommendation for a revision."""
+MIN_CHANGE_INTERVAL_S = 3600.0
+"""Minimum seconds between two changes of the recommendation for the same revision."""
 
 
-def recommendation(
+def make_recommendation(
     before: Object | None,
     revision: str,
     figures: Sequence[SupervisorFigures],
@@ -28,10 +28,13 @@ def recommendation(
     ``request`` is the current memory request in bytes, and ``now`` is RFC 3339.
     """
     same = before if before is not None and before.get("revision") == revision else None
-    if same is not None and subtract_times(str(same.get("time") or now), now) < KEPT_S:
+    if (
+        same is not None
+        and compute_seconds_between(str(same.get("time") or now), now) < MIN_CHANGE_INTERVAL_S
+    ):
         return same
-    host = _contract("host", figures, memory, request)
-    device = _contract("device", figures, memory, None)
+    host = _make_contract("host", figures, memory, request)
+    device = _make_contract("device", figures, memory, None)
     said = [one.text for one in (host, device) if one is not None]
     if not said:
         return same
@@ -45,7 +48,7 @@ def recommendation(
     return same if unchanged else found | {"time": now}
 
 
-def _contract(
+def _make_contract(
     kind: str, figures: Sequence[SupervisorFigures], memory: MemoryPolicy, request: int | None
 ) -> MemoryContract | None:
     """Return the contract for one kind of memory; None if no replica reports its needs."""

@@ -23,7 +23,7 @@ from plimsoll_operator.fleet.revisions import (
     make_revisions_status,
     make_suspect_status,
 )
-from plimsoll_operator.fleet.verdict import verdicts as revision_verdicts
+from plimsoll_operator.fleet.verdict import make_verdicts as revision_verdicts
 from plimsoll_operator.kinds import Object
 from plimsoll_operator.plans.service import Failure, Plan
 from plimsoll_operator.render.deployment import compute_pod_hash
@@ -31,14 +31,14 @@ from plimsoll_operator.render.names import make_serving_selector
 from plimsoll_operator.render.objects import compute_first_replicas, make_url
 from plimsoll_operator.status import conditions
 from plimsoll_operator.status.conditions import Verdict
-from plimsoll_operator.status.recommendation import recommendation
+from plimsoll_operator.status.recommendation import make_recommendation
 
-RESTART_STEPS = frozenset({"WorkerRestart", "EngineRestart"})
-RETIRED_TYPES = frozenset({"OutOfMemoryKilled"})
+RESTART_STEP_NAMES = frozenset({"WorkerRestart", "EngineRestart"})
+RETIRED_CONDITION_TYPES = frozenset({"OutOfMemoryKilled"})
 """Condition types that earlier operator versions wrote. They are removed."""
 
 
-def status(
+def make_status(
     item: Object,
     service: InferenceService | None,
     workload: Object | None,
@@ -47,51 +47,54 @@ def status(
     figures: Mapping[str, SupervisorFigures] | None,
     failure: Failure | None,
     now: str,
-    missing: Sequence[str] = (),
+    missing_kinds: Sequence[str] = (),
     plan: Plan | None = None,
     events: Events = MappingProxyType({}),
     latest: Mapping[str, SupervisorFigures] = MappingProxyType({}),
 ) -> Object:
     """Return the new status of ``item``.
 
-    ``service`` is None if the spec is invalid. ``workload`` creates the pods. ``figures`` is None
-    until the supervisors have been scraped: the memory values of the last status are then kept.
-    ``now`` is RFC 3339. ``missing`` are kinds that the cluster does not serve. ``plan`` is None if
-    the spec could not be planned. ``events`` are the Events of pods whose containers have not been
-    created, by pod name. ``latest`` are the values from the last scrape.
+    ``service`` is None if the spec is invalid. ``workload`` is the object that creates the pods.
+    ``figures`` is None until the supervisors have been scraped; the memory values of the last
+    status are then kept. ``now`` is RFC 3339. ``missing_kinds`` are kinds that the cluster does not
+    serve. ``plan`` is None if the spec could not be planned. ``events`` are the Events of pods
+    whose containers have not been created, by pod name. ``latest`` are the values from the last
+    scrape.
     """
     before: Object = item.get("status") or {}
     generation = item["metadata"].get("generation", 0)
-    verdicts: list[Verdict] = conditions.container_conditions(
+    verdicts: list[Verdict] = conditions.make_container_conditions(
         pods, events, now
-    ) + conditions.termination_conditions(pods, now)
+    ) + conditions.make_termination_conditions(pods, now)
     if failure is None and service is not None:
-        verdicts += conditions.rollout_conditions(
+        verdicts += conditions.make_rollout_conditions(
             workload,
-            _wanted_replicas(service, workload),
+            _get_desired_replicas(service, workload),
             service.spec.supervision.max_unavailable,
             verdicts[0],
             list_drained_pods(figures or {}),
         )
-        verdicts += conditions.completeness(service, missing, plan.dropped_fields if plan else ())
+        verdicts += conditions.make_objects_complete(
+            service, missing_kinds, plan.dropped_fields if plan else ()
+        )
     if plan is not None:
         complete = any(one.reason == "RolloutComplete" for one in verdicts)
-        verdicts += conditions.suspicion_conditions(plan.suspect, plan.decision)
-        verdicts += conditions.last_good_conditions(plan.decision, complete)
+        verdicts += conditions.make_suspicion_conditions(plan.suspect, plan.decision)
+        verdicts += conditions.make_last_good_conditions(plan.decision, complete)
     if failure is not None:
-        verdicts += conditions.failure_conditions(failure)
+        verdicts += conditions.make_failure_conditions(failure)
     if figures is not None or "conditions" not in before:
         # Set it to Unknown at first: adding the condition later would cost a write.
-        verdicts += conditions.budget_conditions(figures or {})
-        verdicts += conditions.figure_conditions(figures or {}, before, ConditionType)
+        verdicts += conditions.make_budget_conditions(figures or {})
+        verdicts += conditions.make_figure_conditions(figures or {}, before, ConditionType)
     judged = before.get("verdicts") or []
     if service is not None:
         found = [(pod.created, one) for pod, one in zip(pods, make_replica_pods(pods), strict=True)]
         judged = revision_verdicts(found, incidents, latest, service.spec.memory, before)
     verdicts.append(
-        conditions.leak_free(ConditionType.LEAK_FREE, [("", one) for one in judged[:1]])
+        conditions.make_leak_free(ConditionType.LEAK_FREE, [("", one) for one in judged[:1]])
     )
-    verdicts.append(conditions.reconciling(verdicts))
+    verdicts.append(conditions.make_reconciling(verdicts))
     seen = (workload or {}).get("status") or {}
     after: Object = {
         "observedGeneration": generation,
@@ -99,13 +102,13 @@ def status(
         "readyReplicas": seen.get("readyReplicas", 0),
         "desiredReplicas": before.get("desiredReplicas", 0)
         if service is None
-        else _wanted_replicas(service, workload),
-        "selector": _selector(item, service),
+        else _get_desired_replicas(service, workload),
+        "selector": _make_selector(item, service),
         "conditions": merge_conditions(before, verdicts, generation, now),
-        **_incidents(incidents),
+        **_summarize_incidents(incidents),
     }
     after |= {"verdicts": judged} if judged else {}
-    after |= _revisions(before, workload, verdicts, plan, service)
+    after |= _make_revisions(before, workload, verdicts, plan, service)
     if service is not None:
         after["url"] = make_url(service)
     elif "url" in before:
@@ -114,7 +117,7 @@ def status(
     if service is not None and (newest := max(pods, key=lambda one: one.created, default=None)):
         seen_pods = [one.name for one in pods if one.revision == newest.revision]
         request = service.spec.engine.resources.requests.get("memory")
-        said = recommendation(
+        said = make_recommendation(
             said,
             newest.revision,
             [latest[name] for name in seen_pods if name in latest],
@@ -122,10 +125,10 @@ def status(
             parse_bytes(request) if request is not None else None,
             now,
         )
-    return after | figure_fields(before, figures) | ({"recommendation": said} if said else {})
+    return after | make_figure_fields(before, figures) | ({"recommendation": said} if said else {})
 
 
-def _selector(item: Object, service: InferenceService | None) -> str:
+def _make_selector(item: Object, service: InferenceService | None) -> str:
     """Return the label selector of the scale subresource, which selects one pod per replica."""
     labels = (
         {SERVICE_LABEL: item["metadata"]["name"]}
@@ -135,29 +138,32 @@ def _selector(item: Object, service: InferenceService | None) -> str:
     return ",".join(f"{key}={value}" for key, value in labels.items())
 
 
-def figure_fields(before: Object, figures: Mapping[str, SupervisorFigures] | None) -> Object:
-    """Return ``memory`` and ``drained`` from the values; without values, the previous fields."""
+def make_figure_fields(before: Object, figures: Mapping[str, SupervisorFigures] | None) -> Object:
+    """Return ``memory`` and ``drained`` from the supervisors' values.
+
+    If ``figures`` is None, return the previous fields.
+    """
     if figures is None:
         return {key: before[key] for key in ("memory", "drained") if key in before}
     found: Object = {"memory": make_memory_status(figures), "drained": count_drained(figures)}
     return {key: value for key, value in found.items() if value not in (None, {})}
 
 
-def _revisions(
+def _make_revisions(
     before: Object,
     workload: Object | None,
     verdicts: list[Verdict],
     plan: Plan | None,
     service: InferenceService | None,
 ) -> Object:
-    """Return ``revisions`` and ``suspectRevision``; without a plan, the previous values."""
+    """Return ``revisions`` and ``suspectRevision``. Without a plan, return the previous values."""
     if plan is None or service is None:
         kept = ("revisions", "suspectRevision")
         return {key: before[key] for key in kept if key in before}
     update = compute_pod_hash(service)
     annotations = ((workload or {}).get("metadata") or {}).get("annotations") or {}
     # Without a replica, a rollout is complete but proves nothing.
-    proven = _wanted_replicas(service, workload) and any(
+    proven = _get_desired_replicas(service, workload) and any(
         one.reason == "RolloutComplete" for one in verdicts
     )
     done = str(annotations.get(POD_HASH_ANNOTATION, "")) if proven else ""
@@ -169,8 +175,11 @@ def _revisions(
     return found | ({"suspectRevision": suspect} if suspect else {})
 
 
-def _wanted_replicas(service: InferenceService, workload: Object | None) -> int:
-    """Return the desired number of replicas; an autoscaler sets it in the workload."""
+def _get_desired_replicas(service: InferenceService, workload: Object | None) -> int:
+    """Return the desired number of replicas; an autoscaler sets it in the workload.
+
+    Without an autoscaler, it is in the spec.
+    """
     if service.spec.autoscaling is None:
         return service.spec.replicas
     spec = (workload or {}).get("spec") or {}
@@ -180,15 +189,15 @@ def _wanted_replicas(service: InferenceService, workload: Object | None) -> int:
 def merge_conditions(
     before: Object, verdicts: Sequence[Verdict], generation: int, now: str
 ) -> list[dict[str, Any]]:
-    """Merge the verdicts into the conditions, and set ``lastTransitionTime``.
+    """Merge the verdicts into the previous conditions, and set ``lastTransitionTime``.
 
-    A condition without a verdict is not changed. Of two verdicts on one condition, the later one is
-    used.
+    A condition without a verdict is not changed. If there are two verdicts on a condition, the
+    later one is used.
     """
     known: dict[str, Any] = {
         one["type"]: one
         for one in before.get("conditions") or ()
-        if one["type"] not in RETIRED_TYPES
+        if one["type"] not in RETIRED_CONDITION_TYPES
     }
     for verdict in {one.type: one for one in verdicts}.values():
         word = {True: "True", False: "False", None: "Unknown"}[verdict.status]
@@ -205,7 +214,7 @@ def merge_conditions(
     return [known[type_] for type_ in sorted(known)]
 
 
-def _incidents(incidents: list[Object]) -> Object:
+def _summarize_incidents(incidents: list[Object]) -> Object:
     phases = [(one.get("status") or {}).get("phase") for one in incidents]
     steps = [step for one in incidents for step in (one.get("status") or {}).get("timeline") or ()]
     newest = max(
@@ -215,7 +224,7 @@ def _incidents(incidents: list[Object]) -> Object:
     )
     found: Object = {
         "restarts": sum(
-            step.get("step") in RESTART_STEPS and step.get("outcome") == "Succeeded"
+            step.get("step") in RESTART_STEP_NAMES and step.get("outcome") == "Succeeded"
             for step in steps
         ),
         "openIncidents": sum(phase not in ENDED_PHASES for phase in phases),

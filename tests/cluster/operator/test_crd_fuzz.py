@@ -24,7 +24,7 @@ from plimsoll_operator.plans.service import make_plan, parse_service
 from plimsoll_operator.render import Images
 from plimsoll_operator.runtime.client import Api, ApiError
 from plimsoll_operator.runtime.queue import RateLimit
-from plimsoll_operator.status.service import status
+from plimsoll_operator.status.service import make_status
 from tests.lab.definitions import Definitions
 from tests.lab.objects import Refused
 
@@ -220,7 +220,7 @@ def decide(item: dict[str, Any]) -> str:
         return "invalid" if "spec" in str(error) else "invalid, and no field is named"
     json.dumps(plan.desired)
     now = "2026-01-01T00:00:00Z"
-    made = status(item, service, None, [], [], {}, None, now, plan=plan)
+    made = make_status(item, service, None, [], [], {}, None, now, plan=plan)
     assert made["conditions"]
     return "reconciled"
 

@@ -15,7 +15,7 @@ import pytest
 
 from plimsoll_operator.config import DEFAULT_INTERVALS
 from plimsoll_operator.controllers.circuit_breaker import CircuitBreaker
-from plimsoll_operator.fleet.slots import OPERATOR_HOLDER, holder
+from plimsoll_operator.fleet.slots import OPERATOR_HOLDER, get_holder
 from plimsoll_operator.kinds import Kind, Object
 from plimsoll_operator.runtime.cache import Store
 from plimsoll_operator.runtime.client import Api, ApiError, ConflictError
@@ -69,7 +69,7 @@ class Server:
         return {
             name.removesuffix("-restart-0")
             for name, lease in self.leases.items()
-            if holder(lease) == OPERATOR_HOLDER
+            if get_holder(lease) == OPERATOR_HOLDER
         }
 
     async def replace(self, kind: Kind, lease: Object) -> Object:
@@ -132,7 +132,7 @@ def test_a_holder_that_renews_lives_until_it_held_on_for_too_long(server: Server
     server.write(server.lease("busy"), holderIdentity="busy-1")  # another name is not another hold
     server.turn(breaker, 60)
     assert server.shut() == set()
-    assert holder(server.lease("busy")) == "busy-1", "what it has is left to it"
+    assert get_holder(server.lease("busy")) == "busy-1", "what it has is left to it"
 
 
 def test_a_turn_that_nobody_uses_passes_to_the_next(server: Server) -> None:

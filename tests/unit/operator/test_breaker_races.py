@@ -19,7 +19,7 @@ from typing import Any, cast
 import pytest
 
 from plimsoll_operator.controllers.circuit_breaker import CircuitBreaker
-from plimsoll_operator.fleet.slots import OPERATOR_HOLDER, holder
+from plimsoll_operator.fleet.slots import OPERATOR_HOLDER, get_holder
 from plimsoll_operator.kinds import Key, Kind, Object, Ref
 from plimsoll_operator.runtime.cache import Store
 from plimsoll_operator.runtime.client import Api, ConflictError
@@ -45,7 +45,7 @@ class Server:
         self.version += 1
         meta = lease["metadata"] | {"resourceVersion": str(self.version)}
         self.leases[name] = copy.deepcopy(lease | {"metadata": meta})
-        held = sum(holder(one) not in ("", OPERATOR_HOLDER) for one in self.leases.values())
+        held = sum(get_holder(one) not in ("", OPERATOR_HOLDER) for one in self.leases.values())
         self.most = max(self.most, held)
         self._events.put_nowait(copy.deepcopy(self.leases[name]))
         return copy.deepcopy(self.leases[name])
@@ -106,7 +106,7 @@ async def supervisor(server: Server, name: str, taken: Counter[str], clock: Iter
     while True:
         await server.pause(9)
         found = copy.deepcopy(server.leases[f"{name}-restart-0"])
-        if holder(found):
+        if get_holder(found):
             continue
         await server.pause(4)
         try:

@@ -138,7 +138,7 @@ CREATING = waiting("PodInitializing")
     ],
 )
 def test_the_cause_stands_in_the_condition(found: Any, reason: str, said: str) -> None:
-    verdict = conditions.container_conditions([PodView.parse(found)], {}, at(60))[0]
+    verdict = conditions.make_container_conditions([PodView.parse(found)], {}, at(60))[0]
     assert (verdict.type, verdict.status, verdict.reason) == ("EngineReady", False, reason)
     assert said in verdict.message
     assert verdict.message.startswith("qwen-1: ")
@@ -146,7 +146,7 @@ def test_the_cause_stands_in_the_condition(found: Any, reason: str, said: str) -
 
 def test_a_container_that_only_starts_blocks_nothing() -> None:
     running = pod(container(state={"running": {"startedAt": at(0)}}))
-    verdict = conditions.container_conditions([PodView.parse(running)], {}, at(9))[0]
+    verdict = conditions.make_container_conditions([PodView.parse(running)], {}, at(9))[0]
     assert (verdict.reason, verdict.message) == (
         "ContainersNotReady",
         "qwen-1: the container is running but not ready",
@@ -157,7 +157,7 @@ def test_what_blocks_comes_before_what_only_starts() -> None:
     starts = pod(container(state={"running": {"startedAt": at(0)}}))
     blocked = pod(container(state=waiting("CreateContainerConfigError", "no secret")))
     blocked["metadata"] = {"name": "qwen-2"}
-    verdict = conditions.container_conditions(
+    verdict = conditions.make_container_conditions(
         [PodView.parse(starts), PodView.parse(blocked)], {}, at(9)
     )[0]
     assert verdict.reason == "CreateContainerConfigError"
@@ -176,7 +176,7 @@ IMAGE = conditions.Verdict(
 STARTS = conditions.Verdict(
     ConditionType.ENGINE_READY,
     False,
-    conditions.NOT_READY,
+    conditions.NOT_READY_REASON,
     "qwen-1: the container is running but not ready",
 )
 
@@ -203,7 +203,9 @@ def test_ready_carries_the_first_cause(
 ) -> None:
     """It is what ``kubectl get`` shows in the column REASON."""
     wanted = max(1, seen["status"]["replicas"])
-    ready = conditions.rollout_conditions(seen, wanted, 1 if wanted > 1 else 0, trouble, drained)[0]
+    ready = conditions.make_rollout_conditions(
+        seen, wanted, 1 if wanted > 1 else 0, trouble, drained
+    )[0]
     assert ready.reason == said[0]
     assert said[1] in ready.message
 
@@ -222,12 +224,12 @@ def test_a_volume_that_cannot_be_mounted_shows_in_its_events() -> None:
     assert compute_next_change_s([stuck], at(40)) is None
     old = event("FailedMount", "AAA was solved long ago", last=-1000)
     said = [event("FailedMount", TIMED_OUT), event("FailedMount", MOUNT, 90), old]
-    found = stuck.cause("engine", said)
+    found = stuck.find_cause("engine", said)
     assert found is not None
     assert (found.reason, found.message) == ("FailedMount", f"FailedMount ({MOUNT})")
-    assert stuck.cause("engine", said[::-1]) == found, "in whatever order they come"
+    assert stuck.find_cause("engine", said[::-1]) == found, "in whatever order they come"
     foreign = [event("Unhealthy", "x"), event("FailedMount", "")]
-    assert stuck.cause("engine", foreign) == stuck.cause("engine")
+    assert stuck.find_cause("engine", foreign) == stuck.find_cause("engine")
 
 
 def crashing(run_s: float, pause_s: float, times: int) -> list[tuple[float, dict[str, Any]]]:

@@ -22,7 +22,7 @@ from plimsoll_operator.plans.service import make_plan, parse_service
 from plimsoll_operator.render import Images
 from plimsoll_operator.render.deployment import compute_pod_hash
 from plimsoll_operator.status import conditions
-from plimsoll_operator.status.service import status
+from plimsoll_operator.status.service import make_status
 
 IMAGES = Images("engine:1", "supervisor:1")
 NOW = "2026-01-01T01:00:00Z"
@@ -156,7 +156,9 @@ def test_a_roll_back_runs_the_old_template_and_says_what_changed() -> None:
     kept = [one for one in plan.surplus if one["kind"] == "ControllerRevision"]
     assert kept == [], "what is run and what is wanted are both kept"
 
-    new["status"] = status(new, parse_service(new), None, pods, leaks, {}, None, NOW, plan=plan)
+    new["status"] = make_status(
+        new, parse_service(new), None, pods, leaks, {}, None, NOW, plan=plan
+    )
     said = new["status"]["suspectRevision"]
     assert (said["revision"], said["action"], said["leakingReplicas"]) == (
         hashes[1],
@@ -169,7 +171,7 @@ def test_a_roll_back_runs_the_old_template_and_says_what_changed() -> None:
     # With the bad pods gone and their incidents aged it stays, and nothing moves in the status.
     later = make_plan(parse_service(new), owned, [], [], IMAGES, new["status"])
     assert later.decision.revision == hashes[0]
-    again = status(
+    again = make_status(
         new, parse_service(new), None, [], [], {}, None, "2026-01-02T00:00:00Z", plan=later
     )
     times = {one["type"]: one["lastTransitionTime"] for one in again["conditions"]}
@@ -188,23 +190,23 @@ def test_a_person_goes_back_to_the_last_good_revision() -> None:
             "RolledBack",
             True,
         )
-        assert conditions.last_good_conditions(decision, False) == [], (
+        assert conditions.make_last_good_conditions(decision, False) == [], (
             "while pods are replaced it progresses"
         )
-        (done,) = conditions.last_good_conditions(decision, True)
+        (done,) = conditions.make_last_good_conditions(decision, True)
         assert (done.type, done.status, done.reason) == (
             "Progressing",
             False,
             "RolledBackOnRequest",
         )
-        (seen,) = conditions.suspicion_conditions(None, decision)
+        (seen,) = conditions.make_suspicion_conditions(None, decision)
         assert seen.status is False, "no leak is blamed for what a person asked for"
     nowhere = revisions.decide_rollout(asked, {"revisions": {"current": "new"}}, "new", None, known)
     assert (nowhere.revision, nowhere.action) == ("new", "None")
-    (stalled,) = conditions.last_good_conditions(nowhere, True)
+    (stalled,) = conditions.make_last_good_conditions(nowhere, True)
     assert (stalled.type, stalled.reason) == ("Stalled", "NoGoodRevision")
     assert (
-        conditions.last_good_conditions(
+        conditions.make_last_good_conditions(
             revisions.decide_rollout(service(), {}, "new", None, known), True
         )
         == []
@@ -324,9 +326,9 @@ def test_a_dead_holder_counts_for_nobody_and_its_slot_can_be_shut() -> None:
     leases = [lease("dead", "gone-0"), lease("s1", "")]
     incidents = [asking("dead"), asking("s1", at(1))]
     assert shut(allocate_slots(leases, incidents, 1)) == {"s1"}
-    found = allocate_slots(leases, incidents, 1, dead={"dead"})
+    found = allocate_slots(leases, incidents, 1, dead_uids={"dead"})
     assert (shut(found), found.held) == ({"dead"}, 0)
-    held_on = allocate_slots(leases, incidents, 1, overlong={"dead"})
+    held_on = allocate_slots(leases, incidents, 1, overlong_uids={"dead"})
     assert (shut(held_on), held_on.held) == (set(), 1), "it is left to its holder"
 
 

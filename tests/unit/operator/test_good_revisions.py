@@ -22,7 +22,7 @@ from plimsoll_operator.kinds import Object, Ref, ref
 from plimsoll_operator.plans.service import make_plan, parse_service
 from plimsoll_operator.render import Images, names
 from plimsoll_operator.render.deployment import compute_pod_hash
-from plimsoll_operator.status.service import status
+from plimsoll_operator.status.service import make_status
 
 IMAGES = Images("engine:1", "supervisor:1")
 NOW = "2026-01-01T00:00:00Z"
@@ -87,7 +87,7 @@ class Fleet:
         for one in plan.surplus:
             self.owned.pop(ref(one), None)
         if told:
-            self.status = status(
+            self.status = make_status(
                 self.item, service, self._observed(), [], self.incidents(), {}, None, NOW, plan=plan
             )
         return plan.decision.action

@@ -20,7 +20,7 @@ from plimsoll_operator.render import Images, make_supervisor_config, render_obje
 from plimsoll_operator.render.compare import add_current_replicas
 from plimsoll_operator.render.deployment import compute_pod_hash
 from plimsoll_operator.render.pod import make_revision_template
-from plimsoll_operator.status.service import status
+from plimsoll_operator.status.service import make_status
 
 IMAGES = Images("engine:1", "supervisor:1")
 LEADERS = {"plimsoll.dev/service": "big", "leaderworkerset.sigs.k8s.io/worker-index": "0"}
@@ -274,7 +274,7 @@ def test_the_status_counts_ready_groups() -> None:
         "updatedReplicas": 3,
     }
     item = {"metadata": {"name": "big", "generation": 1}}
-    made = status(item, wanted, live, [], [], {}, None, NOW)
+    made = make_status(item, wanted, live, [], [], {}, None, NOW)
     assert (made["replicas"], made["readyReplicas"], made["desiredReplicas"]) == (3, 2, 3)
     assert made["selector"] == ",".join(f"{key}={value}" for key, value in LEADERS.items())
     ready = next(one for one in made["conditions"] if one["type"] == "Ready")

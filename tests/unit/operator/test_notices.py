@@ -21,9 +21,9 @@ from plimsoll_operator.plans.service import Failure
 from plimsoll_operator.runtime.client import ApiError
 from plimsoll_operator.status.notices import (
     Notice,
-    failure_notice,
-    rollout_finished,
-    rollout_started,
+    make_completion_notices,
+    make_failure_notice,
+    make_rollout_notices,
 )
 
 NOW = "2026-01-01T00:00:00Z"
@@ -67,12 +67,12 @@ BACK = RolloutDecision("old", action="RolledBack")
 def test_what_an_applied_deployment_means(
     live: Any, desired: Any, decision: RolloutDecision, reasons: list[str]
 ) -> None:
-    assert [one.reason for one in rollout_started(live, desired, decision)] == reasons
+    assert [one.reason for one in make_rollout_notices(live, desired, decision)] == reasons
 
 
 def test_a_roll_back_for_a_leak_is_a_warning_and_one_on_request_is_not() -> None:
     asked = RolloutDecision("old", action="RolledBack", requested=True)
-    assert [rollout_started(NEW, OLD, one)[0].type for one in (BACK, asked)] == [
+    assert [make_rollout_notices(NEW, OLD, one)[0].type for one in (BACK, asked)] == [
         "Warning",
         "Normal",
     ]
@@ -81,9 +81,9 @@ def test_a_roll_back_for_a_leak_is_a_warning_and_one_on_request_is_not() -> None
 def test_the_end_of_a_roll_out_is_one_event() -> None:
     under_way = {"revisions": {"update": "new", "current": "old"}}
     done = {"revisions": {"update": "new", "current": "new"}}
-    assert [one.reason for one in rollout_finished(under_way, done)] == ["RolloutFinished"]
-    assert rollout_finished(done, done) == rollout_finished({}, {}) == []
-    assert [one.reason for one in rollout_finished(done, under_way)] == ["RollbackFinished"]
+    assert [one.reason for one in make_completion_notices(under_way, done)] == ["RolloutFinished"]
+    assert make_completion_notices(done, done) == make_completion_notices({}, {}) == []
+    assert [one.reason for one in make_completion_notices(done, under_way)] == ["RollbackFinished"]
 
 
 class Server:
@@ -103,7 +103,9 @@ class Server:
 def test_a_refusal_that_repeats_is_counted_and_seldom_written() -> None:
     server, time = Server(), [0]
     recorder = EventRecorder(server, lambda: f"2026-01-01T00:{time[0]:02}:00Z")  # type: ignore[arg-type]
-    notice = failure_notice(Failure("ApplyFailed", "admission webhook denied the request", True))
+    notice = make_failure_notice(
+        Failure("ApplyFailed", "admission webhook denied the request", True)
+    )
 
     async def repeat() -> None:
         for minute in range(30):

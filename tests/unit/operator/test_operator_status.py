@@ -30,13 +30,13 @@ from plimsoll_operator.render import Images
 from plimsoll_operator.runtime.cache import Store
 from plimsoll_operator.scraper import Scraper
 from plimsoll_operator.status.conditions import (
-    NOT_READY,
+    NOT_READY_REASON,
     Verdict,
-    engine_observed,
-    figure_conditions,
-    rollout_conditions,
+    make_engine_observed,
+    make_figure_conditions,
+    make_rollout_conditions,
 )
-from plimsoll_operator.status.service import status
+from plimsoll_operator.status.service import make_status
 
 ARGOCD = Path(__file__).parents[3] / "examples" / "argocd" / "health.yaml"
 IMAGES = Images("engine:1", "supervisor:1")
@@ -85,42 +85,49 @@ REFUSED = {"type": "ReplicaFailure", "status": "True", "message": "violates PodS
     ],
 )
 def test_rollout(found: Any, wanted: int, ready: bool, progressing: bool, stalled: bool) -> None:
-    verdicts = {one.type: one.status for one in rollout_conditions(found, wanted, 1)}
+    verdicts = {one.type: one.status for one in make_rollout_conditions(found, wanted, 1)}
     assert verdicts == {"Ready": ready, "Progressing": progressing, "Stalled": stalled}
 
 
 def test_why_pods_cannot_be_made_is_said() -> None:
     assert (
-        "violates PodSecurity" in rollout_conditions(deployment(0, 0, 0, REFUSED), 1, 1)[0].message
+        "violates PodSecurity"
+        in make_rollout_conditions(deployment(0, 0, 0, REFUSED), 1, 1)[0].message
     )
 
 
 def test_ready_names_the_first_cause() -> None:
     none = deployment(0, 1, 1)
     pulls = Verdict(ConditionType.ENGINE_READY, False, "ImagePullBackOff", "a-0: no such image")
-    ready = rollout_conditions(none, 1, 1, pulls)[0]
+    ready = make_rollout_conditions(none, 1, 1, pulls)[0]
     assert (ready.status, ready.reason) == (False, "ImagePullBackOff")
     assert ready.message == "0 of 1 replicas are ready; a-0: no such image"
     waits = Verdict(
-        ConditionType.ENGINE_READY, False, NOT_READY, "a-0: the container is running but not ready"
+        ConditionType.ENGINE_READY,
+        False,
+        NOT_READY_REASON,
+        "a-0: the container is running but not ready",
     )
-    ready = rollout_conditions(none, 1, 1, waits)[0]
+    ready = make_rollout_conditions(none, 1, 1, waits)[0]
     assert ready.reason == "ReplicasNotReady"
     assert ready.message.endswith("a-0: the container is running but not ready")
-    fine = rollout_conditions(deployment(1, 1, 1), 1, 1, pulls)[0]
+    fine = make_rollout_conditions(deployment(1, 1, 1), 1, 1, pulls)[0]
     assert fine.reason == "ReplicasReady"
 
 
 def test_a_roll_out_names_the_new_pod_that_waits_for_what_an_old_one_holds() -> None:
     holds = Verdict(ConditionType.ENGINE_READY, False, "Unschedulable", "b-1: cannot allocate")
-    ready, progressing, _ = rollout_conditions(deployment(1, 2, 1), 1, 0, holds)
+    ready, progressing, _ = make_rollout_conditions(deployment(1, 2, 1), 1, 0, holds)
     assert ready.status is True
     assert progressing.message == "1 of 1 replicas are ready; b-1: cannot allocate"
     waits = Verdict(
-        ConditionType.ENGINE_READY, False, NOT_READY, "b-1: the container is running but not ready"
+        ConditionType.ENGINE_READY,
+        False,
+        NOT_READY_REASON,
+        "b-1: the container is running but not ready",
     )
     assert (
-        rollout_conditions(deployment(1, 2, 1), 1, 0, waits)[1].message
+        make_rollout_conditions(deployment(1, 2, 1), 1, 0, waits)[1].message
         == "1 of 1 replicas are ready"
     )
 
@@ -128,7 +135,7 @@ def test_a_roll_out_names_the_new_pod_that_waits_for_what_an_old_one_holds() -> 
 def test_a_deployment_that_was_not_looked_at_yet_progresses_and_serves_on() -> None:
     old = deployment(1, 1, 1, LATE)
     old["metadata"]["generation"] = 5
-    found = {one.type: one.status for one in rollout_conditions(old, 1, 1)}
+    found = {one.type: one.status for one in make_rollout_conditions(old, 1, 1)}
     assert found == {"Ready": True, "Progressing": True, "Stalled": False}
 
 
@@ -158,7 +165,7 @@ def test_tools_wait_for_the_end_of_a_roll_out_that_serves(
     found: Any, ready: str, said: str
 ) -> None:
     service = item(replicas=3)
-    after = status(service, parse_service(service), found, [], [], {}, None, NOW)
+    after = make_status(service, parse_service(service), found, [], [], {}, None, NOW)
     conditions = {one["type"]: one for one in after["conditions"]}
     assert conditions["Ready"]["status"] == ready
     assert kstatus(service, after) == said
@@ -198,7 +205,7 @@ def table(value: Any) -> str:
 @pytest.mark.parametrize(("found", "ready", "said"), ROLLOUTS)
 def test_argo_cd_waits_as_kstatus_does(found: Any, ready: str, said: str) -> None:
     service = item(replicas=3)
-    after = status(service, parse_service(service), found, [], [], {}, None, NOW)
+    after = make_status(service, parse_service(service), found, [], [], {}, None, NOW)
     words = {"Current": "Healthy", "InProgress": "Progressing", "Failed": "Degraded"}
     assert argocd(service, after) == words[said]
     service["metadata"]["generation"] += 1
@@ -221,7 +228,7 @@ def test_argo_cd_sees_a_policy(ready: dict[str, str], word: str) -> None:
 
 
 def build(service: dict[str, Any], figures: Any, failure: Any = None, now: str = NOW) -> Any:
-    return status(
+    return make_status(
         service, parse_service(service), deployment(1, 1, 1), [], [], figures, failure, now
     )
 
@@ -270,7 +277,7 @@ def test_an_invalid_spec_is_stalled_and_keeps_what_was_known() -> None:
     service = item()
     service["status"] = build(service, {})
     failure = Failure("InvalidSpec", "spec.model.uri: no", is_lasting=True)
-    found = status(service, None, deployment(1, 1, 1), [], [], None, failure, LATER)
+    found = make_status(service, None, deployment(1, 1, 1), [], [], None, failure, LATER)
     conditions = {one["type"]: one for one in found["conditions"]}
     assert conditions["Ready"]["reason"] == "InvalidSpec"
     assert conditions["Stalled"]["status"] == "True"
@@ -347,7 +354,7 @@ def test_memory_that_stands_flat_near_its_limit_is_said_and_does_not_flap() -> N
     def near(figures: dict[str, SupervisorFigures], status: str = "False") -> Verdict:
         before = {"conditions": [{"type": "MemoryNearLimit", "status": status}]}
         for types in (ConditionType, PolicyCondition):
-            found = {one.type: one for one in figure_conditions(figures, before, types)}
+            found = {one.type: one for one in make_figure_conditions(figures, before, types)}
             verdict = found[types.MEMORY_NEAR_LIMIT]
         return verdict
 
@@ -363,7 +370,7 @@ def test_memory_that_stands_flat_near_its_limit_is_said_and_does_not_flap() -> N
 
 def test_what_supervisors_do_not_see_has_their_own_word() -> None:
     def seen(**unseen: tuple[tuple[str, str], ...] | None) -> Verdict:
-        return engine_observed(
+        return make_engine_observed(
             ConditionType.ENGINE_OBSERVED,
             {pod: SupervisorFigures(missing_signals=one) for pod, one in unseen.items()},
         )

@@ -34,7 +34,7 @@ from plimsoll_operator.fleet.selected_pods import (
 from plimsoll_operator.kinds import InvalidSpecError, Key, key_of, read
 from plimsoll_operator.plans.policy import render_objects
 from plimsoll_operator.plans.service import Failure
-from plimsoll_operator.status.policy import status
+from plimsoll_operator.status.policy import make_status
 
 NOW = "2026-01-01T00:00:00Z"
 LATER = "2026-01-01T01:00:00Z"
@@ -232,7 +232,7 @@ def test_pods_that_ended_count_for_nothing(phase: str) -> None:
     ended = pod(supervisor="engines") | {"status": {"phase": phase}}
     found = summarize(ended, policy(), ["engines"], DEFAULT_IMAGES)
     assert found.state is SupervisionState.LEAVING
-    assert status(item(), [found], [], {}, None, NOW)["selected"] == 0
+    assert make_status(item(), [found], [], {}, None, NOW)["selected"] == 0
 
 
 def seen(count: int, state: SupervisionState, **more: Any) -> list[SelectedPod]:
@@ -255,7 +255,9 @@ def test_the_status_counts_and_names_few() -> None:
         *reversed(seen(40, SupervisionState.REFUSED, reason="hostPID")),
         *seen(1, SupervisionState.LEAVING),
     ]
-    found = status(item(), pods, [], {"supervised-0001": SupervisorFigures(host=0.52)}, None, NOW)
+    found = make_status(
+        item(), pods, [], {"supervised-0001": SupervisorFigures(host=0.52)}, None, NOW
+    )
     counts = [found[key] for key in ("selected", "supervised", "waitingForRestart", "refused")]
     assert counts == [45, 3, 2, 40]
     assert len(found["refusals"]) == MAX_REFUSED_PODS
@@ -271,15 +273,15 @@ def test_the_status_counts_and_names_few() -> None:
     assert condition(found, "Conflicting")["status"] == "False"
     # The same again, later and in another order, is the same status: nothing is written.
     again = item() | {"status": found}
-    assert status(again, pods[::-1], [], None, None, LATER) == found
+    assert make_status(again, pods[::-1], [], None, None, LATER) == found
     SupervisionPolicy.model_validate(again)
 
 
 def test_both_policies_say_that_they_conflict() -> None:
-    older = status(
+    older = make_status(
         item(), seen(6, SupervisionState.SUPERVISED, others=("newer",)), [], {}, None, NOW
     )
-    newer = status(
+    newer = make_status(
         item("newer"),
         seen(1, SupervisionState.REFUSED, others=("engines",), is_oldest_policy=False),
         [],
@@ -308,16 +310,16 @@ def test_an_incident_counts_only_for_a_supervised_pod() -> None:
         incident("waiting-0000", "Confirmed"),
         incident("elsewhere", "Confirmed"),
     ]
-    assert status(item(), pods, incidents, {}, None, NOW)["openIncidents"] == 1
+    assert make_status(item(), pods, incidents, {}, None, NOW)["openIncidents"] == 1
 
 
 def test_an_invalid_policy_keeps_what_is_known_of_its_pods() -> None:
-    known = status(item(), seen(2, SupervisionState.SUPERVISED), [], {}, None, NOW)
+    known = make_status(item(), seen(2, SupervisionState.SUPERVISED), [], {}, None, NOW)
     bad = item(selector={}) | {"status": known}
     with pytest.raises(InvalidSpecError, match=r"spec\.selector: .*must not be empty"):
         read(SupervisionPolicy, bad)
     failure = Failure("InvalidSpec", "spec.selector: must not be empty", is_lasting=True)
-    found = status(bad, None, [], None, failure, LATER)
+    found = make_status(bad, None, [], None, failure, LATER)
     assert (found["selected"], found["supervised"]) == (2, 2)
     ready = condition(found, "Ready")
     assert (ready["status"], ready["reason"]) == ("False", "InvalidSpec")

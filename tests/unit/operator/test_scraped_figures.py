@@ -25,7 +25,7 @@ from plimsoll_operator.fleet.figures import (
 from plimsoll_operator.kinds import Key
 from plimsoll_operator.runtime.cache import Store
 from plimsoll_operator.scraper import MAX_BYTES, Scraper, address_of
-from plimsoll_operator.status.service import figure_fields
+from plimsoll_operator.status.service import make_figure_fields
 
 RATIO = b'plimsoll_memory_budget_consumed_ratio{kind="host"} '
 LEFT = b"plimsoll_restart_budget_remaining "
@@ -85,8 +85,8 @@ def test_drained_replicas_are_counted_among_those_that_are_known() -> None:
     assert count_drained(some) == 1
     assert count_drained({"c": SupervisorFigures()}) is None
     before = {"drained": 2, "memory": {"replica": "a"}}
-    assert figure_fields(before, None) == before
-    assert figure_fields(before, some) == {"drained": 1}
+    assert make_figure_fields(before, None) == before
+    assert make_figure_fields(before, some) == {"drained": 1}
 
 
 @given(PAGES)

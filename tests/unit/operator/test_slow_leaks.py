@@ -19,7 +19,12 @@ from plimsoll_operator.fleet.figures import (
     parse_figures,
 )
 from plimsoll_operator.scraper import _status_parts
-from plimsoll_operator.status.conditions import MAX_MESSAGE, MAX_SLOW, Verdict, slow_leak
+from plimsoll_operator.status.conditions import (
+    MAX_MESSAGE_CHARS,
+    MAX_SLOW_LEAKS,
+    Verdict,
+    make_slow_leak,
+)
 from plimsoll_sidecar.record.metrics import Metrics
 
 MIB_PER_HOUR = (1 << 20) / 3600
@@ -41,7 +46,7 @@ def page(**slow: SlowGrowth) -> bytes:
 
 
 def verdict(**pages: bytes) -> Verdict:
-    return slow_leak(
+    return make_slow_leak(
         ConditionType.SLOW_LEAK, {pod: parse_figures(text) for pod, text in pages.items()}
     )
 
@@ -70,17 +75,17 @@ def test_the_least_time_comes_first_and_the_message_is_bounded() -> None:
         )
         for number in range(20)
     }
-    text = slow_leak(ConditionType.SLOW_LEAK, leaks).message
+    text = make_slow_leak(ConditionType.SLOW_LEAK, leaks).message
     assert text.startswith("pod-001: ")
-    assert text.endswith(f"; and {20 - MAX_SLOW} more")
+    assert text.endswith(f"; and {20 - MAX_SLOW_LEAKS} more")
     long = {"p" * 253 + f"{number}": one for number, one in enumerate(leaks.values())}
-    assert len(slow_leak(ConditionType.SLOW_LEAK, long).message) <= MAX_MESSAGE
+    assert len(make_slow_leak(ConditionType.SLOW_LEAK, long).message) <= MAX_MESSAGE_CHARS
 
 
 def test_no_growth_is_false_and_too_short_a_history_is_unknown() -> None:
     known = verdict(a=page(host=SlowGrowth()), b=page())
     assert (known.status, known.reason) == (False, "NoSlowLeak")
-    assert known.message == "judged in 1 of 2 pods"
+    assert known.message == "evaluated in 1 of 2 pods"
     unknown = verdict(a=page(), b=page())
     assert (unknown.status, unknown.reason) == (None, "InsufficientData")
     assert verdict().status is None
@@ -130,4 +135,4 @@ def test_any_page_gives_a_bounded_verdict(lines: list[tuple[str, str, str]]) -> 
     for one in figures.slow or ():
         assert 0 <= one.bytes_per_s <= MAX_BYTES_PER_S
         assert one.limit_s is None or 0 <= one.limit_s <= MAX_LEFT_S
-    assert len(slow_leak(ConditionType.SLOW_LEAK, {"p": figures}).message) <= MAX_MESSAGE
+    assert len(make_slow_leak(ConditionType.SLOW_LEAK, {"p": figures}).message) <= MAX_MESSAGE_CHARS

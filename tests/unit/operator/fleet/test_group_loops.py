@@ -81,7 +81,7 @@ def test_four_recreations_in_ten_minutes_are_one_incident(definitions: Definitio
     assert (spec["kind"], spec["podGroup"], spec["pod"]) == ("CrashLoop", "4a", "big-0")
     assert spec["workloadRef"]["name"] == "big"
     assert spec["target"] == {"role": "Prefill"}
-    assert "created again 4 times within 10 minutes" in made["status"]["message"]
+    assert "recreated 4 times within 10 minutes" in made["status"]["message"]
     for second in range(100, 700, 20):
         later = plan(starts(history, second), [made], second + 2)
         assert not later.new, "one for the group"

@@ -21,8 +21,8 @@ from plimsoll_operator.fleet.workloads import group_pods, index_workload_statuse
 from plimsoll_operator.kinds import read
 from plimsoll_operator.plans.policy import make_supervisor_config
 from plimsoll_operator.plans.rolling_restart import SUSPECT_REVISION_MESSAGE, explain_manual_restart
-from plimsoll_operator.status.notices import new_suspects
-from plimsoll_operator.status.policy import status
+from plimsoll_operator.status.notices import make_suspect_notices
+from plimsoll_operator.status.policy import make_status
 
 VLLM, LLAMA = WorkloadRef("Deployment", "vllm"), WorkloadRef("StatefulSet", "llama")
 BIG = WorkloadRef("LeaderWorkerSet", "big")
@@ -111,25 +111,25 @@ def test_leaks_in_the_pods_of_one_group_are_one_replicas() -> None:
 def test_a_revision_stays_suspect_while_its_pods_are_there() -> None:
     pods = [pod(f"vllm-64d8-{n}") for n in range(2)]
     leaks = [leak("vllm-64d8-0"), leak("vllm-64d8-1")]
-    first = status(item(), pods, leaks, {}, None, at(5))
+    first = make_status(item(), pods, leaks, {}, None, at(5))
     (condition,) = [one for one in first["conditions"] if one["type"] == "SuspectRevision"]
     assert condition["status"] == "True"
     assert condition["message"] == (
         "Deployment/vllm: HostGrowth in anonymous in 2 of 2 replicas of revision 64d8 since "
         + at(1)
     )
-    (notice,) = new_suspects({}, first)
+    (notice,) = make_suspect_notices({}, first)
     assert (notice.type, notice.reason) == ("Warning", "SuspectRevision")
     assert "Deployment/vllm: 2 of 2 replicas of revision 64d8" in notice.message
-    aged = status(item(status=first), pods, [], {}, None, at(6))
+    aged = make_status(item(status=first), pods, [], {}, None, at(6))
     assert aged["workloads"] == [first["workloads"][0] | {"openIncidents": 0}]
-    assert new_suspects(first, aged) == []
-    held = status(
+    assert make_suspect_notices(first, aged) == []
+    held = make_status(
         item(status=first), pods, leaks, {}, None, at(6), {VLLM: SUSPECT_REVISION_MESSAGE}
     )
     assert held["workloads"][0]["suspectRevision"]["action"] == "Held"
     fresh = [pod("vllm-beef-0", revision="beef")]
-    after = status(item(status=first), fresh, [], {}, None, at(7))
+    after = make_status(item(status=first), fresh, [], {}, None, at(7))
     assert "suspectRevision" not in after["workloads"][0]
 
 
@@ -137,7 +137,9 @@ def test_the_status_shows_the_workloads_that_matter_most() -> None:
     pods = [pod(f"w{n:02}-64d8-0", WorkloadRef("Deployment", f"w{n:02}")) for n in range(40)]
     pods.append(SelectedPod("bare", "default", SupervisionState.WAITING))
     figures = {f"w{n:02}-64d8-0": SupervisorFigures(host=n / 20, device=0.1) for n in range(30)}
-    made = status(item(), pods, [leak("w39-64d8-0")], figures, None, at(5), {None: "recreate them"})
+    made = make_status(
+        item(), pods, [leak("w39-64d8-0")], figures, None, at(5), {None: "recreate them"}
+    )
     assert made["workloadCount"] == 41
     shown = made["workloads"]
     assert len(shown) == MAX_SHOWN_WORKLOADS
@@ -146,7 +148,7 @@ def test_the_status_shows_the_workloads_that_matter_most() -> None:
         "apiGroup": "apps", "kind": "Deployment", "name": "w29", "selected": 1, "supervised": 1,
         "waitingForRestart": 0, "openIncidents": 0, "consumedPercent": 145,
     }  # fmt: skip
-    few = status(
+    few = make_status(
         item(),
         [pods[39], pods[-1]],
         [leak("w39-64d8-0")],
@@ -159,9 +161,9 @@ def test_the_status_shows_the_workloads_that_matter_most() -> None:
     assert few["workloads"][0]["openIncidents"] == 1
     assert few["workloads"][1]["message"] == explain_manual_restart(None)
     (ready,) = [one for one in few["conditions"] if one["type"] == "Ready"]
-    assert ready["message"].endswith("; restart them yourself: pods without an owner")
+    assert ready["message"].endswith("; restart these workloads yourself: pods without an owner")
     # Before the supervisors are asked, what is known of their memory stays.
-    again = status(item(status=made), pods[:30], [], None, None, at(6))
+    again = make_status(item(status=made), pods[:30], [], None, None, at(6))
     assert [one.get("consumedPercent") for one in again["workloads"][:2]] == [145, 140]
     for one in (made, few, again):
         SupervisionPolicy.model_validate(item(status=one))
@@ -170,7 +172,7 @@ def test_the_status_shows_the_workloads_that_matter_most() -> None:
 
 def test_an_owners_name_is_any_text_and_shown_without_its_escapes() -> None:
     forged = WorkloadRef("Job\x1b[2J", "x\n\x1b[31m" + "y" * 250)
-    made = status(
+    made = make_status(
         item(), [pod("p", forged)], [], {}, None, at(5), {forged: explain_manual_restart(forged)}
     )
     SupervisionPolicy.model_validate(item(status=made))
@@ -184,9 +186,9 @@ def test_the_order_of_pods_and_incidents_does_not_matter(order: list[int]) -> No
         pod(f"llama-{n}", LLAMA, "r1") for n in range(4)
     ]
     leaks = [leak(one.name, minute) for minute, one in enumerate(pods)]
-    expected = status(item(), pods, leaks, {}, None, at(9))
+    expected = make_status(item(), pods, leaks, {}, None, at(9))
     shuffled = [pods[n] for n in order], [leaks[n] for n in reversed(order)]
-    assert status(item(), *shuffled, {}, None, at(9)) == expected
+    assert make_status(item(), *shuffled, {}, None, at(9)) == expected
 
 
 @pytest.mark.parametrize("workload", [None, VLLM])
@@ -205,7 +207,7 @@ def test_a_slow_leak_of_a_pod_is_a_condition_of_its_policy() -> None:
     def condition(
         figures: dict[str, SupervisorFigures] | None, before: Any = None
     ) -> dict[str, Any] | None:
-        shown = status(item(status=before or {}), [pod("vllm-0")], [], figures, None, at(9))
+        shown = make_status(item(status=before or {}), [pod("vllm-0")], [], figures, None, at(9))
         found = [one for one in shown["conditions"] if one["type"] == "SlowLeak"]
         return found[0] if found else None
 

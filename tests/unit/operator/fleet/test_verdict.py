@@ -12,7 +12,7 @@ from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.peers import PeerGrowth
 from plimsoll_operator.fleet.figures import SlowLeak, SupervisorFigures
 from plimsoll_operator.fleet.revisions import ReplicaPod
-from plimsoll_operator.fleet.verdict import needs_time, verdicts
+from plimsoll_operator.fleet.verdict import make_verdicts, may_change_with_time
 
 MIB, HOUR = 1 << 20, 3600
 MEMORY = MemoryPolicy(host=MemoryBudget(512 * MIB))
@@ -46,7 +46,7 @@ def only(
     """The verdict on a revision whose replicas have these ``figures``."""
     own = pods(len(figures))
     by_pod = {pod.pod: one for (_, pod), one in zip(own, figures, strict=True)}
-    (found,) = verdicts(own, incidents, by_pod, memory, before or {})
+    (found,) = make_verdicts(own, incidents, by_pod, memory, before or {})
     return found
 
 
@@ -134,11 +134,11 @@ def test_a_no_outlives_a_restart_but_no_leak() -> None:
 def test_each_revision_has_its_verdict_the_newest_first() -> None:
     both = [*pods(2, OLD, 1), *pods(1, NEW, 2), ("", ReplicaPod("x", "", "x"))]
     figures = {pod.pod: seen(90) for _, pod in both}
-    found = verdicts(both, [leak("q-new1-0")], figures, MEMORY, {})
+    found = make_verdicts(both, [leak("q-new1-0")], figures, MEMORY, {})
     assert [(one["revision"], one["leaks"]) for one in found] == [(NEW, "Yes"), (OLD, "No")]
-    assert not needs_time(found)
+    assert not may_change_with_time(found)
     many = [one for n in range(9) for one in pods(1, f"r{n}", n)]
-    assert [one["revision"] for one in verdicts(many, [], {}, MEMORY, {})] == [
+    assert [one["revision"] for one in make_verdicts(many, [], {}, MEMORY, {})] == [
         "r8",
         "r7",
         "r6",

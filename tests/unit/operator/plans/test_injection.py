@@ -32,8 +32,8 @@ from plimsoll_operator.plans.injection import (
     parse_injection,
 )
 from plimsoll_operator.render.containers import Images
-from plimsoll_operator.status.notices import injection_stopped
-from plimsoll_operator.status.policy import status
+from plimsoll_operator.status.notices import make_injection_notices
+from plimsoll_operator.status.policy import make_status
 
 Object = dict[str, Any]
 IMAGES = Images("engine:1", "supervisor:1")
@@ -251,7 +251,7 @@ def test_a_refusal_to_create_a_pod_stops_the_injection_and_the_status_names_the_
         policy(), kept, "supervisor:1", 0, 2
     )
     assert not find_skip_reason(policy(retry="again"), kept, "supervisor:1", 0, 2)
-    after = status(manifest(), [], [], None, None, NOW, injection=found)
+    after = make_status(manifest(), [], [], None, None, NOW, injection=found)
     held = {one["type"]: one for one in after["conditions"]}
     assert (held["InjectionStopped"]["status"], held["Ready"]["status"]) == ("True", "False")
     for kind in ("InjectionStopped", "Ready"):
@@ -456,22 +456,22 @@ def test_the_status_and_an_event_say_what_a_person_can_do() -> None:
     item = manifest()
     pods = [one(name, stuck=WHY) for name in ("a", "b")]
     found = decide_injection(None, policy(), "supervisor:1", pods, 2, NOW)
-    after = status(item, pods, [], None, None, NOW, injection=found)
+    after = make_status(item, pods, [], None, None, NOW, injection=found)
     (condition,) = [c for c in after["conditions"] if c["type"] == "InjectionStopped"]
     assert (condition["status"], condition["reason"]) == ("True", "PodsDoNotStart")
     assert WHY in condition["message"]
     assert f"set the annotation {RETRY_ANNOTATION} to another value" in condition["message"]
-    (notice,) = injection_stopped({}, after)
+    (notice,) = make_injection_notices({}, after)
     assert (notice.reason, notice.type) == ("InjectionStopped", "Warning")
-    assert injection_stopped(after, after) == []
-    invalid = status(item | {"status": after}, None, [], None, None, NOW)
+    assert make_injection_notices(after, after) == []
+    invalid = make_status(item | {"status": after}, None, [], None, None, NOW)
     assert invalid["injection"] == found, "what is known stays while the spec is invalid"
     lone = decide_injection(None, policy(), "supervisor:1", pods[:1], 2, NOW)
-    after = status(item, pods[:1], [], None, None, NOW, injection=lone)
+    after = make_status(item, pods[:1], [], None, None, NOW, injection=lone)
     (condition,) = [c for c in after["conditions"] if c["type"] == "InjectionStopped"]
     assert (condition["status"], condition["reason"]) == ("False", "PodDoesNotStart")
     assert WHY in condition["message"]
-    (notice,) = injection_stopped({}, after)
+    (notice,) = make_injection_notices({}, after)
     assert (notice.reason, notice.type) == ("PodDoesNotStart", "Warning")
 
 

@@ -15,7 +15,7 @@ from plimsoll_operator.fleet.selected_pods import SelectedPod, SupervisionState,
 from plimsoll_operator.kinds import Object, Ref, read, ref
 from plimsoll_operator.plans.policy import MAX_ACCOUNTS, PolicyPlan, make_plan
 from plimsoll_operator.plans.service import Failure
-from plimsoll_operator.status.policy import status
+from plimsoll_operator.status.policy import make_status
 
 NOW = "2026-01-01T12:00:00Z"
 ITEM = {
@@ -149,7 +149,7 @@ def test_the_same_observation_gives_the_same_plan() -> None:
 def test_a_policy_is_ready_only_where_a_supervisor_runs(
     pods: tuple[SelectedPod, ...], said: tuple[str, str]
 ) -> None:
-    found = status(ITEM, pods, [], None, None, NOW)
+    found = make_status(ITEM, pods, [], None, None, NOW)
     (ready,) = [one for one in found["conditions"] if one["type"] == "Ready"]
     assert (ready["status"], ready["reason"]) == said
 
@@ -160,13 +160,13 @@ def test_a_pod_whose_supervisor_does_not_see_its_engine_is_not_supervised() -> N
         "a": SupervisorFigures(missing_signals=(("engine", "EngineSilent"),)),
         "b": SupervisorFigures(missing_signals=()),
     }
-    found = status(ITEM, (pod("a"), pod("b"), pod("c")), [], figures, None, NOW)
+    found = make_status(ITEM, (pod("a"), pod("b"), pod("c")), [], figures, None, NOW)
     (ready,) = [one for one in found["conditions"] if one["type"] == "Ready"]
     assert (found["supervised"], found["selected"]) == (2, 3)
     assert sum(one["supervised"] for one in found["workloads"]) == 2
     assert (ready["status"], ready["reason"]) == ("True", "EngineSilent")
     assert "do not see their engine: a" in ready["message"]
-    alone = status(ITEM, (pod("a"),), [], figures, None, NOW)
+    alone = make_status(ITEM, (pod("a"),), [], figures, None, NOW)
     (ready,) = [one for one in alone["conditions"] if one["type"] == "Ready"]
     assert (ready["status"], ready["reason"]) == ("False", "EngineSilent")
 
@@ -227,7 +227,7 @@ NO_CONFIG = {
 def test_a_policys_ready_carries_the_first_cause_of_its_pods(
     pods: list[SelectedPod], events: dict[str, Any], said: tuple[str, str, str]
 ) -> None:
-    found = status(ITEM, pods, [], None, None, NOW, events=events)
+    found = make_status(ITEM, pods, [], None, None, NOW, events=events)
     (ready,) = [one for one in found["conditions"] if one["type"] == "Ready"]
     assert (ready["status"], ready["reason"]) == said[:2]
     assert said[2] in ready["message"]
@@ -236,13 +236,13 @@ def test_a_policys_ready_carries_the_first_cause_of_its_pods(
 def test_drained_pods_are_counted_and_named() -> None:
     pods = [pod("a"), pod("b")]
     figures = {"a": SupervisorFigures(drained=True), "b": SupervisorFigures(drained=False)}
-    found = status(ITEM, pods, [], figures, None, NOW)
+    found = make_status(ITEM, pods, [], figures, None, NOW)
     assert found["drained"] == 1
     (ready,) = [one for one in found["conditions"] if one["type"] == "Ready"]
     assert "drained by a person: a" in ready["message"]
-    unknown = status(ITEM, pods, [], {"a": SupervisorFigures()}, None, NOW)
+    unknown = make_status(ITEM, pods, [], {"a": SupervisorFigures()}, None, NOW)
     assert "drained" not in unknown, "unknown is not none"
-    kept = status(ITEM | {"status": found}, pods, [], None, None, NOW)
+    kept = make_status(ITEM | {"status": found}, pods, [], None, None, NOW)
     assert kept["drained"] == 1
 
 
@@ -257,6 +257,6 @@ def test_drained_pods_are_counted_and_named() -> None:
 def test_tools_that_know_kstatus_see_whether_waiting_helps(
     failure: Failure | None, said: tuple[str, str]
 ) -> None:
-    found = status(ITEM, [pod("a")], [], None, failure, NOW)
+    found = make_status(ITEM, [pod("a")], [], None, failure, NOW)
     told = {one["type"]: one["status"] for one in found["conditions"]}
     assert (told["Reconciling"], told["Stalled"]) == said

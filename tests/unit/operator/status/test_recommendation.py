@@ -9,7 +9,7 @@ from plimsoll_api.memory_contract import MemoryNeeds
 from plimsoll_api.memory_policy import MemoryPolicy, parse_growth_budget
 from plimsoll_api.peers import PeerGrowth
 from plimsoll_operator.fleet.figures import SupervisorFigures, parse_figures
-from plimsoll_operator.status.recommendation import recommendation
+from plimsoll_operator.status.recommendation import make_recommendation
 from plimsoll_sidecar.record.metrics import Metrics
 
 GIB = 1 << 30
@@ -29,7 +29,7 @@ def said(
     now: str = NOON,
     revision: str = "r1",
 ) -> Any:
-    return recommendation(before, revision, figures or [SEEN], AUTO, 4 * GIB, now)
+    return make_recommendation(before, revision, figures or [SEEN], AUTO, 4 * GIB, now)
 
 
 def test_a_status_has_a_sentence_and_the_resources_to_set() -> None:
@@ -59,7 +59,7 @@ def test_it_changes_at_most_once_an_hour_and_only_if_there_is_something_new() ->
 
 def test_a_fixed_budget_counts_before_a_learned_one() -> None:
     fixed = MemoryPolicy(host=parse_growth_budget("3Gi"))
-    found = recommendation(None, "r1", [SEEN], fixed, None, NOON)
+    found = make_recommendation(None, "r1", [SEEN], fixed, None, NOON)
     assert found is not None
     assert found["resources"]["limits"]["memory"] == "14Gi"
 
