@@ -44,7 +44,7 @@ from plimsoll_engine.kvcache.pool_memory import make_pool_tensors
 from plimsoll_engine.messages.worker_ipc import Sampling, Submit
 from plimsoll_engine.models import loader
 from plimsoll_engine.models.decoder import Decoder
-from plimsoll_engine.models.decoder_parts import SCALE
+from plimsoll_engine.models.decoder_parts import SCALE_SUFFIX
 from plimsoll_engine.process.rules import freeze_counter
 from plimsoll_engine.worker.parts import GC_THRESHOLDS
 
@@ -216,11 +216,11 @@ def exact_tensors(model: Decoder) -> dict[str, torch.Tensor]:
     """The weights in float32, quantized ones as what they mean."""
     tensors = model.get_parameters()
     return {
-        name: dequantize(tensor, tensors[name + SCALE])
-        if name + SCALE in tensors
+        name: dequantize(tensor, tensors[name + SCALE_SUFFIX])
+        if name + SCALE_SUFFIX in tensors
         else tensor.float()
         for name, tensor in tensors.items()
-        if not name.endswith(SCALE)
+        if not name.endswith(SCALE_SUFFIX)
     }
 
 

@@ -72,7 +72,7 @@ def check_adapter_support(requested: WorkerConfig, config: Any) -> None:
     if requested.max_loras and not decoder.supports(config):
         raise SettingsError(
             f"--enable-lora: models of type {config.model_type} do not support adapters. Omit the"
-            f" flag, or use a text model of {', '.join(decoder.FAMILY)}"
+            f" flag, or use a text model of {', '.join(decoder.SUPPORTED_MODEL_TYPES)}"
         )
 
 

@@ -1,4 +1,4 @@
-"""Decoder of Llama, Mistral, Qwen2, Qwen3 and Qwen3-MoE models, on the paged KV pool.
+"""Implement the decoder of Llama, Mistral, Qwen2, Qwen3 and Qwen3-MoE with the paged KV pool.
 
 The architectures differ in biases, query and key norms (Qwen3), rotary embedding and sliding
 windows. Qwen3-MoE has experts instead of an MLP. The query, key and value projections are fused
@@ -20,28 +20,33 @@ from plimsoll_engine.kernels.quantized import Quantized, Weight, slice_rows
 from plimsoll_engine.kernels.step_plan import KVShape, RowAdapters, StepPlan
 from plimsoll_engine.models import lora, mixture, rope
 from plimsoll_engine.models.decoder_layer import Layer
-from plimsoll_engine.models.decoder_parts import SCALE, SUMMED, Spec, make_parts
+from plimsoll_engine.models.decoder_parts import (
+    SCALE_SUFFIX,
+    SUMMED_MATRICES,
+    DecoderSpec,
+    make_parts,
+)
 from plimsoll_engine.models.quantization import Quantization
 
-FAMILY = ("llama", "mistral", "qwen2", "qwen3", *mixture.FAMILY)
+SUPPORTED_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", *mixture.MIXTURE_MODEL_TYPES)
 
 
 def supports(config: Any) -> bool:
     """Report whether :class:`Decoder` implements the model of a transformers ``config``."""
     return (
-        config.model_type in FAMILY
+        config.model_type in SUPPORTED_MODEL_TYPES
         and getattr(config, "hidden_act", "silu") == "silu"
-        and rope.get_rope_type(config) in rope.KNOWN
+        and rope.get_rope_type(config) in rope.SUPPORTED_ROPE_TYPES
         and (getattr(config, "rope_parameters", None) or {}).get("partial_rotary_factor", 1.0) == 1
     )
 
 
 class Decoder:
-    """Decoder-only model. Its tensors are on the meta device until :meth:`bind`.
+    """Decoder-only model, which implements :class:`plimsoll_engine.models.model.Model`.
 
-    It implements :class:`plimsoll_engine.models.model.Model`. With tensor parallelism, each rank
-    has its ``shard`` of the heads, with their keys and values, and of the inner columns. Each layer
-    has two all-reduces, through :attr:`group`.
+    Its tensors are on the meta device until :meth:`bind` is called. With tensor parallelism, each
+    rank has a ``shard`` of the heads, with their keys and values, and of the intermediate columns.
+    Each layer has two all-reduces, through :attr:`group`.
     """
 
     def __init__(
@@ -51,7 +56,7 @@ class Decoder:
         shard: Shard = WHOLE,
         quantization: Quantization | None = None,
     ) -> None:
-        self.spec = spec = Spec.from_config(config).for_shard(shard)
+        self.spec = spec = DecoderSpec.from_config(config).for_shard(shard)
         self.shard = shard
         self.group: Group = ALONE
         self.parts = make_parts(spec, shard, quantization)
@@ -69,12 +74,12 @@ class Decoder:
 
     @property
     def ignored_tensors(self) -> frozenset[str]:
-        """Checkpoint tensors that are not loaded: the output head, if tied to the embedding."""
+        """Names of checkpoint tensors that are not loaded: the output head if it is tied."""
         return frozenset({"lm_head.weight"} if self.spec.tied else ())
 
     @staticmethod
     def normalize_name(name: str) -> str:
-        """Return ``name``, because checkpoints use the names in :attr:`parts`."""
+        """Return ``name`` unchanged, because checkpoints already use the names in :attr:`parts`."""
         return name
 
     @property
@@ -84,7 +89,7 @@ class Decoder:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Dtype of activations, and of weights that are not quantized."""
+        """Dtype of activations, and of all weights that are not quantized."""
         return self._tensors["embed"].dtype
 
     def get_parameters(self) -> dict[str, torch.Tensor]:
@@ -92,13 +97,13 @@ class Decoder:
         return {name: self._tensors[name] for name in self.parts if name in self._tensors}
 
     def bind(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Use ``tensors``, without copying them, as weights.
+        """Use ``tensors`` as weights, without copying them.
 
-        They must have the names, shapes and dtypes of ``parts``, and be on one device. Raises
-        ValueError that names the first tensor that does not fit.
+        The tensors must have the names, shapes and dtypes of ``parts``, and be on one device.
+        Raises ValueError, naming the first tensor that does not fit.
         """
         if odd := sorted(tensors.keys() ^ self.parts.keys()):
-            raise ValueError(f"tensor {odd[0]}: missing, or not part of this model")
+            raise ValueError(f"tensor {odd[0]} is missing, or is not part of this model")
         embed = tensors["embed"]
         for name, tensor in tensors.items():
             if tuple(tensor.shape) != self.parts[name].shape:
@@ -122,11 +127,11 @@ class Decoder:
                 k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)
             }
             if self.shard.rank:
-                for name in SUMMED:
+                for name in SUMMED_MATRICES:
                     layer_tensors.pop(f"{name}_bias", None)
             fields: dict[str, Any] = dict(layer_tensors)
-            for name in [name for name in layer_tensors if name + SCALE in layer_tensors]:
-                fields[name] = Quantized(layer_tensors[name], fields.pop(name + SCALE))
+            for name in [name for name in layer_tensors if name + SCALE_SUFFIX in layer_tensors]:
+                fields[name] = Quantized(layer_tensors[name], fields.pop(name + SCALE_SUFFIX))
             self._layers.append(Layer(**fields))
         self._ops = choose_ops(embed.device)
         if embed.device.type != "meta":
@@ -134,7 +139,7 @@ class Decoder:
 
     @property
     def num_representative_layers(self) -> int:
-        """Number of first layers, at least two, that include every kind of layer."""
+        """Minimum number of first layers that include every kind of layer; at least two."""
         kinds = [
             (window, layer.router is None)
             for window, layer in zip(self.spec.windows, self._layers, strict=True)
@@ -142,7 +147,7 @@ class Decoder:
         return min(len(kinds), max(2, *(1 + kinds.index(kind) for kind in set(kinds))))
 
     def truncate(self, layers: int) -> Decoder:
-        """Return a model of the first ``layers`` layers, which shares the tensors and the group."""
+        """Return a model with only the first ``layers`` layers. It shares tensors and group."""
         model = copy.copy(self)
         model.spec = replace(self.spec, layers=layers, windows=self.spec.windows[:layers])
         model.kv = KVShape(layers, self.kv.heads, self.kv.dim)
@@ -154,13 +159,13 @@ class Decoder:
         return self._ops.gather_rows(self._tensors["embed"], ids)
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the complete logits [rows, vocabulary] of ``hidden`` [rows, hidden]."""
+        """Return the logits [rows, vocabulary] of ``hidden`` [rows, hidden], from all ranks."""
         return self.group.all_gather(self._compute_own_logits(hidden))
 
     def compute_best_tokens(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return each row's most likely token, int64 [rows], and this rank's columns of the logits.
+        """Return the likeliest token of each row, int64 [rows], and this rank's part of the logits.
 
-        Pass the columns to the group's ``all_gather`` to get the complete logits.
+        Pass the part to the group's ``all_gather`` to get the logits of all ranks.
         """
         logits = self._compute_own_logits(hidden)
         return self.group.find_best_columns(self._ops, logits), logits
@@ -182,7 +187,7 @@ class Decoder:
 
         ``positions`` int64 [tokens] are the tokens' positions. If ``embeds`` [tokens, hidden] is
         given, it replaces the embeddings of ``ids``. The result has the model's dtype. If
-        ``plan.needed`` is set, it has only those rows.
+        ``plan.needed`` is not None, only these rows are returned.
         """
         if plan.adapters is None and self._is_few_rows(len(ids), plan):
             return self._forward_few(ids, positions, plan, embeds)
@@ -212,10 +217,10 @@ class Decoder:
         plan: StepPlan,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return the queries of layer ``index``, and store its keys and values in the pool.
+        """Return the queries of layer ``index``, and store its keys and values in the KV pool.
 
         ``x`` is the layer's normalised input. The queries are [tokens, heads, dim], and are written
-        to ``out`` if given.
+        to ``out`` if it is given.
         """
         ops, layer, adapters = self._ops, self._layers[index], plan.adapters
         qkv = lora.apply_linear(x, layer.qkv, layer.qkv_bias, adapters, index, "qkv", ops.linear)
@@ -226,7 +231,7 @@ class Decoder:
     ) -> torch.Tensor:
         """Return the attention output of layer ``index``, in the shape of ``query``.
 
-        It is written to ``out`` if given.
+        The output is written to ``out`` if it is given.
         """
         window = self.spec.windows[index]
         return self._ops.attend(query, plan, index, self.spec.dim**-0.5, window, out)
@@ -236,7 +241,7 @@ class Decoder:
     ) -> torch.Tensor:
         """Add the output projection of ``attended`` and the MLP of layer ``index`` to ``stream``.
 
-        Modifies ``stream`` in place, and returns the normalised input of the next layer. LoRA
+        ``stream`` is modified in place. Return the normalised input of the next layer. LoRA
         adapters are not applied.
         """
         x = self._add_output_projection(stream, attended.flatten(1), index, None)
@@ -247,7 +252,7 @@ class Decoder:
     ) -> torch.Tensor:
         """Run the last layer. Return the final normalised hidden states of the needed rows.
 
-        ``x`` is the layer's normalised input. ``plan.needed`` lists the rows; None means all.
+        ``x`` is the layer's normalised input. If ``plan.needed`` is None, all rows are needed.
         """
         ops, needed, index = self._ops, plan.needed, self.spec.layers - 1
         if needed is None:
@@ -290,7 +295,7 @@ class Decoder:
     def _add_attention(
         self, stream: torch.Tensor, query: torch.Tensor, index: int, plan: StepPlan
     ) -> torch.Tensor:
-        """Add the attention output of ``query`` to ``stream``. Return the normalised sum."""
+        """Add the projected attention output of ``query`` to ``stream``. Return the sum's norm."""
         layer, adapters = self._layers[index], plan.adapters
         if isinstance(layer.out, torch.Tensor) and self._can_add_in_place(
             stream, layer.out_bias, adapters
@@ -312,7 +317,7 @@ class Decoder:
     def _add_mlp(
         self, stream: torch.Tensor, x: torch.Tensor, index: int, adapters: RowAdapters | None
     ) -> torch.Tensor:
-        """Add the MLP of ``x`` to ``stream``. Return the normalised input of the next layer."""
+        """Add the output of the MLP for ``x`` to ``stream``. Return the next layer's input."""
         ops, layer, norm = self._ops, self._layers[index], self._get_norm_after(index)
         if layer.router is not None:
             x = self._compute_experts(x, layer, layer.router)
@@ -338,7 +343,7 @@ class Decoder:
         adapters: RowAdapters | None,
         norm: torch.Tensor,
     ) -> torch.Tensor:
-        """Add ``x @ weight.T + bias`` to ``stream``. Return the sum, normalised with ``norm``."""
+        """Add ``x @ weight.T + bias`` to ``stream``. Return the RMSNorm of the sum."""
         ops, eps = self._ops, self.spec.eps
         if isinstance(weight, torch.Tensor) and self._can_add_in_place(stream, bias, adapters):
             ops.add_product(x, weight, stream)
@@ -349,14 +354,14 @@ class Decoder:
     def _can_add_in_place(
         self, stream: torch.Tensor, bias: torch.Tensor | None, adapters: RowAdapters | None
     ) -> bool:
-        """Report whether one kernel can multiply matrices and add the product to ``stream``."""
+        """Report whether one kernel can compute a product and add it to ``stream``."""
         plain = self.group is ALONE and bias is None and adapters is None
         return plain and stream.shape[0] >= self._ops.min_add_rows
 
     def _is_few_rows(self, rows: int, plan: StepPlan) -> bool:
-        """Report whether to use :meth:`_forward_few` for a step of ``rows`` rows.
+        """Report whether to compute a step of ``rows`` rows by :meth:`_forward_few`.
 
-        For more than one row, it is faster only in a decode step, which runs as a CUDA graph.
+        For more than one row, this is faster only in a decode step, which runs as a CUDA graph.
         Without a graph, launching the fused kernels takes longer.
         """
         if rows == 1:
@@ -375,10 +380,10 @@ class Decoder:
         plan: StepPlan,
         embeds: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Run :meth:`forward` with fused kernels, for one row or a small decode step.
+        """Compute :meth:`forward` with fused kernels, for one row or a small decode step.
 
-        With one rank, the kernel of a product also normalises its input and adds its result to the
-        stream. With several, the all-reduce between two products does both.
+        With one rank, the kernel of a product also normalises its input, and adds its result to the
+        stream. With several ranks, the all-reduce between two products does both.
         """
         ops, eps, scale, group = self._ops, self.spec.eps, self.spec.dim**-0.5, self.group
         alone = group is ALONE
@@ -414,14 +419,14 @@ class Decoder:
         return ops.rms_norm(x, self._tensors["norm"], eps) if alone else x
 
     def _get_norm_after(self, index: int) -> torch.Tensor:
-        """Return the weight of the norm after layer ``index``: the next layer's, or the final."""
+        """Return the weight of the norm that follows layer ``index``."""
         following = index + 1
         if following < len(self._layers):
             return self._layers[following].attention_norm
         return self._tensors["norm"]
 
     def _compute_experts(self, x: torch.Tensor, layer: Layer, router: torch.Tensor) -> torch.Tensor:
-        """Return the experts' output for ``x``. With several ranks, it must be summed over them."""
+        """Return this rank's part of the experts' output for ``x``. The ranks' parts are summed."""
         mixed = self.spec.mixture
         assert mixed is not None
         return self._ops.compute_experts(

@@ -1,4 +1,4 @@
-"""Tensors of one decoder layer."""
+"""Hold the tensors of one decoder layer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from plimsoll_engine.kernels.quantized import Weight
 
 @dataclass(slots=True)
 class Layer:
-    """Tensors of one decoder layer, named as in :func:`make_parts`.
+    """Tensors of one decoder layer, with the names that :func:`make_parts` uses.
 
     In a layer with a ``router``, ``gate_up`` and ``down`` stack the matrices of all experts.
     """

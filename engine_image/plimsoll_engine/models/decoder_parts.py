@@ -1,8 +1,9 @@
-"""Sizes of a decoder, and how its tensors are assembled from those of a checkpoint.
+"""Describe a decoder's sizes, and how its tensors are assembled from those of a checkpoint.
 
-With tensor parallelism, each rank has an equal share of the attention heads, of the inner columns
-and of the vocabulary. A matrix whose output is such a share is split by rows. A matrix whose input
-is such a share is split by columns, and its products are summed over the ranks.
+With tensor parallelism, each rank has an equal share of the attention heads, of the intermediate
+columns and of the vocabulary. If a matrix has such a share as its output, it is split by rows. If
+it has such a share as its input, it is split by columns, and its products are summed over the
+ranks.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from plimsoll_engine.models.quantization import Quantization
 
 
 @dataclass(frozen=True, slots=True)
-class Spec:
+class DecoderSpec:
     """Sizes and options of a decoder."""
 
     layers: int
@@ -39,8 +40,8 @@ class Spec:
     mixture: Mixture | None = None
 
     @classmethod
-    def from_config(cls, config: Any) -> Spec:
-        """Return the spec for a transformers config that :func:`decoder.supports`."""
+    def from_config(cls, config: Any) -> DecoderSpec:
+        """Return the spec for a transformers config, which :func:`decoder.supports` must accept."""
         attention_bias = bool(getattr(config, "attention_bias", False))
         qwen2 = config.model_type == "qwen2"
         return cls(
@@ -62,11 +63,11 @@ class Spec:
             mixture=Mixture.from_config(config),
         )
 
-    def for_shard(self, shard: Shard) -> Spec:
-        """Return the spec of a rank with ``shard``.
+    def for_shard(self, shard: Shard) -> DecoderSpec:
+        """Return the spec of one rank of ``shard.size`` ranks.
 
-        Heads and inner columns are divided by the number of ranks. Raises ValueError that names a
-        field that is not divisible.
+        Heads and intermediate columns are divided by the number of ranks. Raises ValueError, naming
+        the field, if a number is not divisible.
         """
         mixture = self.mixture
         dense = mixture is None or len(mixture.layers) < self.layers
@@ -78,8 +79,8 @@ class Spec:
         ):
             if count % shard.size:
                 raise ValueError(
-                    f"field {field}: {count} is not divisible by {FLAG} {shard.size}; use a size "
-                    "that divides it"
+                    f"field {field}: {count} is not divisible by {FLAG} {shard.size}; use a value "
+                    f"that divides {count}"
                 )
         return replace(
             self,
@@ -91,9 +92,10 @@ class Spec:
 
 
 def _read_windows(config: Any) -> list[int | None]:
-    """Return each layer's sliding window in tokens, or None for full attention.
+    """Return the sliding window of each layer, in tokens; None for a layer with full attention.
 
-    Without ``layer_types`` in the config, only Mistral and Qwen3-MoE use its ``sliding_window``.
+    If the config has no ``layer_types``, its ``sliding_window`` is used only for Mistral and
+    Qwen3-MoE.
     """
     window = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None)
@@ -107,8 +109,9 @@ def _read_windows(config: Any) -> list[int | None]:
 class Part:
     """Tensor of the model: its shape, and the checkpoint tensors that it concatenates.
 
-    ``sources`` lists their names and their numbers of rows in this tensor. ``split`` is the
-    dimension in which each source is split over the ranks, or None if each rank loads all of it.
+    ``sources`` lists the name of each checkpoint tensor, and its number of rows in this tensor.
+    ``split`` is the dimension in which each checkpoint tensor is split over the ranks, or None if
+    each rank loads all of it.
     """
 
     sources: tuple[tuple[str, int], ...]
@@ -119,14 +122,14 @@ class Part:
     """Dtype of the tensor; None means the model's dtype."""
 
     def get_source_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape in the checkpoint of a source of which this rank loads ``shape``."""
+        """Return the whole shape of a checkpoint tensor of which this rank loads ``shape``."""
         return tuple(
             size * self.shard.size if dimension == self.split else size
             for dimension, size in enumerate(shape)
         )
 
     def get_source_slices(self, shape: tuple[int, ...]) -> tuple[slice, ...]:
-        """Return the slices of a source that this rank loads into a tensor of ``shape``."""
+        """Return the slices of a checkpoint tensor that this rank loads as ``shape``."""
         return tuple(
             slice(self.shard.rank * size, (self.shard.rank + 1) * size)
             if dimension == self.split
@@ -135,18 +138,18 @@ class Part:
         )
 
 
-SCALE = "_scale"
-"""Suffix of the names of a quantized matrix's scales."""
-SUMMED = ("out", "down")
+SCALE_SUFFIX = "_scale"
+"""Suffix of the name of a tensor with a quantized matrix's scales."""
+SUMMED_MATRICES = ("out", "down")
 """Matrices that are split by columns, so that their products are summed over the ranks."""
 
 
 def make_parts(
-    spec: Spec, shard: Shard = WHOLE, quantization: Quantization | None = None
+    spec: DecoderSpec, shard: Shard = WHOLE, quantization: Quantization | None = None
 ) -> dict[str, Part]:
-    """Return all tensors of the model by name. ``spec`` must be the spec for ``shard``.
+    """Return all tensors of the model by name. ``spec`` must be that of one rank.
 
-    Raises ValueError if ``quantization`` covers a router, or only a part of a fused matrix.
+    Raises ValueError if a router, or only a part of a fused matrix, is quantized.
     """
 
     def make_part(source: str, *shape: int) -> Part:
@@ -203,19 +206,23 @@ def make_parts(
             )
             # Only one rank adds the bias of a matrix that is split by columns. Each rank has the
             # scales of all rows of its part.
-            summed = name in SUMMED
+            summed = name in SUMMED_MATRICES
             by_row = None if summed else 0
-            matrix = Part(_append_kind(paths, "weight"), (rows, columns), 1 if summed else 0, shard)
+            matrix = Part(
+                _append_suffix(paths, "weight"), (rows, columns), 1 if summed else 0, shard
+            )
             parts[prefix + name] = replace(matrix, dtype=FP8) if scaled else matrix
             if scaled:
-                scales = _append_kind(paths, "weight_scale")
-                parts[prefix + name + SCALE] = Part(scales, (rows, 1), by_row, shard, torch.float32)
+                scales = _append_suffix(paths, "weight_scale")
+                parts[prefix + name + SCALE_SUFFIX] = Part(
+                    scales, (rows, 1), by_row, shard, torch.float32
+                )
             if bias:
                 parts[prefix + name + "_bias"] = Part(
-                    _append_kind(paths, "bias"), (rows,), by_row, shard
+                    _append_suffix(paths, "bias"), (rows,), by_row, shard
                 )
     return parts
 
 
-def _append_kind(paths: tuple[tuple[str, int], ...], kind: str) -> tuple[tuple[str, int], ...]:
+def _append_suffix(paths: tuple[tuple[str, int], ...], kind: str) -> tuple[tuple[str, int], ...]:
     return tuple((f"{path}.{kind}", rows) for path, rows in paths)

@@ -1,4 +1,4 @@
-"""LLaVA: the vision tower and the projector from transformers, with this engine's decoder.
+"""Implement LLaVA with the vision tower and projector of transformers, and this engine's decoder.
 
 The projector's output replaces the embeddings of an image's placeholder tokens.
 """
@@ -23,8 +23,8 @@ from plimsoll_engine.models.module_parts import (
     make_module_parts,
 )
 
-TOWER, PROJECTOR = "vision_tower.", "multi_modal_projector."
-TEXT = "text."
+TOWER_PREFIX, PROJECTOR_PREFIX = "vision_tower.", "multi_modal_projector."
+TEXT_PREFIX = "text."
 
 
 class LlavaModel:
@@ -50,23 +50,23 @@ class LlavaModel:
         self._shape = [config.vision_config.num_channels, side, side]
         self._tokens = (side // config.vision_config.patch_size) ** 2 + (not self._skip_class)
         self.output_bytes = config.text_config.hidden_size * dtype.itemsize
-        self.parts = {TEXT + name: part for name, part in self._text.parts.items()}
-        self.parts |= make_module_parts(self._tower, TOWER)
-        self.parts |= make_module_parts(self._projector, PROJECTOR)
+        self.parts = {TEXT_PREFIX + name: part for name, part in self._text.parts.items()}
+        self.parts |= make_module_parts(self._tower, TOWER_PREFIX)
+        self.parts |= make_module_parts(self._projector, PROJECTOR_PREFIX)
 
     @property
     def ignored_tensors(self) -> frozenset[str]:
-        """Checkpoint tensors that are not loaded, by their names in ``parts``."""
+        """Names, as in ``parts``, of checkpoint tensors that are not loaded."""
         return self._text.ignored_tensors
 
     @staticmethod
     def normalize_name(name: str) -> str:
-        """Return the name in ``parts`` of the checkpoint tensor ``name``.
+        """Return the name that ``parts`` uses for the checkpoint tensor ``name``.
 
-        Names from all versions of transformers are supported.
+        Checkpoints of all versions of transformers are supported.
         """
-        name = name.removeprefix("model.") if name.startswith(_NESTED) else name
-        name = name.replace("vision_tower.vision_model.", TOWER)
+        name = name.removeprefix("model.") if name.startswith(_NESTED_PREFIXES) else name
+        name = name.replace("vision_tower.vision_model.", TOWER_PREFIX)
         if name.startswith("language_model."):
             name = name.removeprefix("language_model.")
             return name if name.startswith(("model.", "lm_head.")) else f"model.{name}"
@@ -83,24 +83,28 @@ class LlavaModel:
         return self._text.dtype
 
     def get_parameters(self) -> dict[str, torch.Tensor]:
-        """Return all tensors of decoder, tower and projector by their names in ``parts``."""
-        tensors = {TEXT + name: tensor for name, tensor in self._text.get_parameters().items()}
-        for prefix, module in ((TOWER, self._tower), (PROJECTOR, self._projector)):
+        """Return all tensors of the decoder, the tower and the projector by name in ``parts``."""
+        tensors = {
+            TEXT_PREFIX + name: tensor for name, tensor in self._text.get_parameters().items()
+        }
+        for prefix, module in ((TOWER_PREFIX, self._tower), (PROJECTOR_PREFIX, self._projector)):
             tensors |= {prefix + name: tensor.data for name, tensor in module.named_parameters()}
         return tensors
 
     def bind(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Use ``tensors``, without copying them, as weights.
+        """Use ``tensors`` as weights, without copying them.
 
-        Raises ValueError that names the first one that does not fit.
+        Raises ValueError, naming the first tensor that does not fit.
         """
         for name, part in self.parts.items():
             if name not in tensors or tuple(tensors[name].shape) != part.shape:
-                raise ValueError(f"tensor {name}: missing, or not of shape {part.shape}")
-        text = {k.removeprefix(TEXT): t for k, t in tensors.items() if k.startswith(TEXT)}
+                raise ValueError(f"tensor {name} is missing, or its shape is not {part.shape}")
+        text = {
+            k.removeprefix(TEXT_PREFIX): t for k, t in tensors.items() if k.startswith(TEXT_PREFIX)
+        }
         self._text.bind(text)
-        bind_module(self._tower, tensors, TOWER)
-        bind_module(self._projector, tensors, PROJECTOR)
+        bind_module(self._tower, tensors, TOWER_PREFIX)
+        bind_module(self._projector, tensors, PROJECTOR_PREFIX)
         init_buffers(self._tower, self.device)
 
     def encode(self, media: Sequence[Media]) -> list[torch.Tensor]:
@@ -117,7 +121,7 @@ class LlavaModel:
         return [rows.clone() for rows in self._projector(torch.cat(chosen, dim=-1))]
 
     def make_dummy_media(self) -> Media:
-        """Return an image of zeros in the processor's size, for the warm-up."""
+        """Return an image of zeros, in the size that the processor produces, for the warm-up."""
         return media_input.make_dummy_media("image", self._shape, self._tokens, self._tokens)
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
@@ -148,4 +152,4 @@ class LlavaModel:
         clear_tensors(self._projector)
 
 
-_NESTED = ("model.language_model.", "model.vision_tower.", "model.multi_modal_projector.")
+_NESTED_PREFIXES = ("model.language_model.", "model.vision_tower.", "model.multi_modal_projector.")

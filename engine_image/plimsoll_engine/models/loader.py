@@ -1,8 +1,8 @@
 """Load a model from a local folder, as a model of this engine or of transformers.
 
-:func:`load_model` does this in one step. The weight server does it in three: :func:`build` returns
-a model on the meta device, :func:`bind` sets its tensors, and :func:`fill` reads the files into
-them.
+:func:`load_model` does this in one step. The weight server needs three steps. :func:`build_model`
+returns a model on the meta device, :func:`bind_tensors` sets its tensors, and :func:`load_tensors`
+reads the files into the tensors.
 """
 
 from __future__ import annotations
@@ -22,66 +22,74 @@ from plimsoll_engine.errors import LoadError
 from plimsoll_engine.kernels.quantized import FP8
 from plimsoll_engine.models import decoder, quantization, rope
 from plimsoll_engine.models.decoder import Decoder
-from plimsoll_engine.models.decoder_parts import SCALE, Part
+from plimsoll_engine.models.decoder_parts import SCALE_SUFFIX, Part
 from plimsoll_engine.models.model import Model
 from plimsoll_engine.models.quantization import Quantization
 from plimsoll_engine.models.safetensors_files import (
-    EIGHT_BITS,
-    FLOATS,
-    INDEX,
+    FLOAT_DTYPES,
+    FP8_DTYPES,
+    INDEX_FILE,
     find_mismatch,
     list_weight_files,
     loses_precision,
     open_safetensors,
-    raise_for_tensors,
+    raise_for_wrong_tensors,
     read_index,
     warn_of_rounding,
 )
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-NOT_READ = (".rotary_emb.inv_freq", ".embeddings.position_ids")
+DTYPES_BY_NAME = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+"""Dtype for each value of ``--dtype`` except ``auto``."""
+IGNORED_TENSOR_SUFFIXES = (".rotary_emb.inv_freq", ".embeddings.position_ids")
 """Suffixes of checkpoint tensors that are not loaded, because the config implies their values."""
-NEEDED = ("num_hidden_layers", "num_attention_heads", "hidden_size", "max_position_embeddings")
-LENGTH_DEPENDENT = ("dynamic", "longrope")
-"""RoPE types whose result depends on the longest sequence of a batch, so keys cannot be cached."""
+REQUIRED_CONFIG_FIELDS = (
+    "num_hidden_layers",
+    "num_attention_heads",
+    "hidden_size",
+    "max_position_embeddings",
+)
+LENGTH_DEPENDENT_ROPE_TYPES = ("dynamic", "longrope")
+"""RoPE types that depend on the longest sequence of the batch, so that keys cannot be cached."""
 
 
 class OwnModel(Model, Protocol):
-    """Model that this engine implements. The caller provides its tensors and fills them.
+    """Model that this engine implements. The caller allocates its tensors and loads the weights.
 
-    ``parts`` maps the name of each tensor to the checkpoint tensors that it concatenates, under the
-    names that :meth:`normalize_name` returns.
+    ``parts`` describes, for each tensor by name, the checkpoint tensors that it concatenates. Their
+    names are those that :meth:`normalize_name` returns.
     """
 
     parts: dict[str, Part]
 
     @property
     def ignored_tensors(self) -> frozenset[str]:
-        """Normalised names of checkpoint tensors that are not loaded."""
+        """Names, as in ``parts``, of checkpoint tensors that are not loaded."""
 
     def normalize_name(self, name: str) -> str:
         """Return the name that ``parts`` uses for the checkpoint tensor ``name``."""
 
     def bind(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Use ``tensors`` as weights. Their names, shapes and dtypes must match ``parts``."""
+        """Use ``tensors`` as weights. Names, shapes and dtypes must be those of ``parts``."""
 
 
-OTHERS = {"llava": "llava", "whisper": "whisper"}
+MULTIMODAL_MODULES = {"llava": "llava", "whisper": "whisper"}
 """Modules of the multimodal models, by model type.
 
-They import transformers' model code, which takes seconds, so each is imported only when needed.
+Each module imports transformers' model code, which takes seconds, so it is imported only if needed.
 """
 
 
 def import_code(folder: Path) -> None:
-    """Import all code that the model in ``folder`` needs, before a process forks.
+    """Import all code that the model in ``folder`` needs, before processes are forked.
 
-    An unreadable config is ignored here, because loading the model reports it.
+    An invalid config is ignored here, because loading the model reports the error.
     """
     with contextlib.suppress(LoadError):
         config = load_config(folder)
-        if config.model_type in OTHERS:
-            importlib.import_module(f"plimsoll_engine.models.{OTHERS[config.model_type]}")
+        if config.model_type in MULTIMODAL_MODULES:
+            importlib.import_module(
+                f"plimsoll_engine.models.{MULTIMODAL_MODULES[config.model_type]}"
+            )
         elif not decoder.supports(get_text_config(config)):
             from plimsoll_engine.models import transformers_loader
 
@@ -89,9 +97,9 @@ def import_code(folder: Path) -> None:
 
 
 def choose_device(name: str, shard: Shard = WHOLE) -> torch.device:
-    """Return the device for the ``--device`` value ``auto``, ``cpu`` or ``cuda``.
+    """Return the device for the value ``name`` of ``--device``: ``auto``, ``cpu`` or ``cuda``.
 
-    With several ranks, rank r gets CUDA device r. Raises LoadError.
+    With several ranks, rank r gets CUDA device r. Raises LoadError if there is no such device.
     """
     if name not in ("auto", "cpu", "cuda"):
         raise LoadError(f"--device {name!r}: expected auto, cpu or cuda")
@@ -107,7 +115,10 @@ def choose_device(name: str, shard: Shard = WHOLE) -> torch.device:
 
 
 def load_config(folder: Path) -> Any:
-    """Return the transformers config in ``folder``. Raises LoadError if it is not supported."""
+    """Return the transformers config in ``folder``.
+
+    Raises LoadError if there is no config, or if the model is not supported.
+    """
     path = folder / "config.json"
     if not folder.is_dir():
         raise LoadError(f"model {folder}: no such folder; pass the folder of a checkpoint")
@@ -126,30 +137,30 @@ def load_config(folder: Path) -> Any:
         ) from None
     if quantized is not None and not decoder.supports(config):
         raise LoadError(
-            f"{path}: field {quantization.FIELD}: quantized weights are not supported for "
-            f"model_type {config.model_type}, only for {', '.join(decoder.FAMILY)}"
+            f"{path}: field {quantization.CONFIG_FIELD}: quantized weights are not supported for "
+            f"model_type {config.model_type}, only for {', '.join(decoder.SUPPORTED_MODEL_TYPES)}"
         )
     if config.model_type == "whisper":
         return config
     text = get_text_config(config)
-    for field in NEEDED:
+    for field in REQUIRED_CONFIG_FIELDS:
         if not isinstance(getattr(text, field, None), int):
             raise LoadError(
                 f"{path}: field {field} is missing; the engine needs the config of a "
                 "decoder-only model"
             )
-    if (kind := rope.get_rope_type(text)) in LENGTH_DEPENDENT:
+    if (kind := rope.get_rope_type(text)) in LENGTH_DEPENDENT_ROPE_TYPES:
         raise LoadError(f"{path}: field rope_parameters.rope_type: {kind} is not supported")
     return config
 
 
 def read_quantization(config: Any) -> Quantization | None:
-    """Return the quantization of a config's weights, or None if they are not quantized.
+    """Return the quantization of the weights, or None if they are not quantized.
 
-    Raises ValueError that names an unsupported field.
+    Raises ValueError, naming the field, if a field is not supported.
     """
-    value = getattr(config, quantization.FIELD, None)
-    return quantization.read(value, bool(getattr(config, "tie_word_embeddings", False)))
+    value = getattr(config, quantization.CONFIG_FIELD, None)
+    return quantization.parse_config(value, bool(getattr(config, "tie_word_embeddings", False)))
 
 
 def get_text_config(config: Any) -> Any:
@@ -158,37 +169,41 @@ def get_text_config(config: Any) -> Any:
 
 
 def get_max_context_length(config: Any) -> int:
-    """Return the maximum number of tokens in the decoder's context."""
+    """Return the maximum context length of the decoder, in tokens."""
     if config.model_type == "whisper":
         return int(config.max_target_positions)
     return int(get_text_config(config).max_position_embeddings)
 
 
 def choose_dtype(name: str, config: Any, device: torch.device) -> torch.dtype:
-    """Return the dtype that the flag ``--dtype`` selects.
+    """Return the dtype for the value ``name`` of ``--dtype``. Raises LoadError if it is unknown.
 
-    ``auto`` means float32 on a CPU. On CUDA it means bfloat16, or float32 if the config says so.
-    Converting a float16 checkpoint to bfloat16 loses precision, which :func:`fill` logs.
+    ``auto`` means float32 on a CPU. On CUDA, it means float32 if this is the config's dtype, and
+    bfloat16 otherwise. Converting a float16 checkpoint to bfloat16 loses precision, which
+    :func:`load_tensors` logs.
     """
-    if name in DTYPES:
-        return DTYPES[name]
+    if name in DTYPES_BY_NAME:
+        return DTYPES_BY_NAME[name]
     if name != "auto":
-        raise LoadError(f"--dtype {name!r}: expected auto, {', '.join(DTYPES)}")
+        raise LoadError(f"--dtype {name!r}: expected auto, {', '.join(DTYPES_BY_NAME)}")
     if device.type == "cpu":
         return torch.float32
     return torch.float32 if config.dtype == torch.float32 else torch.bfloat16
 
 
-def build(folder: Path, config: Any, dtype: torch.dtype, shard: Shard = WHOLE) -> OwnModel | None:
+def build_model(
+    folder: Path, config: Any, dtype: torch.dtype, shard: Shard = WHOLE
+) -> OwnModel | None:
     """Return this engine's model on the meta device; None if only transformers implements it.
 
-    With several ranks, it is the rank's shard. ``folder`` is named in errors. Raises LoadError.
+    With several ranks, the model is the rank's shard. Raises LoadError, naming ``folder``, if the
+    model is not supported.
     """
     try:
         if shard != WHOLE and not decoder.supports(config):
             raise ValueError(
                 f"{FLAG} {shard.size}: field model_type: {config.model_type} supports only one "
-                f"rank; use {FLAG} 1, or a model of {', '.join(decoder.FAMILY)}"
+                f"rank; use {FLAG} 1, or a model of {', '.join(decoder.SUPPORTED_MODEL_TYPES)}"
             )
         if config.model_type == "whisper":
             from plimsoll_engine.models.whisper import WhisperModel
@@ -210,18 +225,19 @@ def build(folder: Path, config: Any, dtype: torch.dtype, shard: Shard = WHOLE) -
         raise LoadError(f"{folder / 'config.json'}: {error}") from None
 
 
-def bind(model: OwnModel, tensors: dict[str, torch.Tensor]) -> None:
-    """Use ``tensors``, without copying them, as the weights of ``model``.
+def bind_tensors(model: OwnModel, tensors: dict[str, torch.Tensor]) -> None:
+    """Use ``tensors`` as the weights of ``model``, without copying them.
 
-    Raises ValueError that names the first tensor that does not fit.
+    Raises ValueError, naming the first tensor that does not fit.
     """
     model.bind(tensors)
 
 
-def fill(model: OwnModel, folder: Path) -> None:
-    """Copy the tensors of the checkpoint in ``folder`` into those of ``model``.
+def load_tensors(model: OwnModel, folder: Path) -> None:
+    """Copy the checkpoint in ``folder`` into the tensors of ``model``.
 
-    Raises LoadError if a tensor is missing, unknown, or has a wrong shape or dtype.
+    Raises LoadError if a tensor of the checkpoint is missing, unknown, or has a wrong shape or
+    dtype.
     """
     targets = {
         source: (target, model.parts[name])
@@ -239,7 +255,9 @@ def fill(model: OwnModel, folder: Path) -> None:
             for name in file.keys():  # noqa: SIM118 - not a dictionary
                 normalized = model.normalize_name(name)
                 if normalized not in targets:
-                    if normalized not in model.ignored_tensors and not name.endswith(NOT_READ):
+                    if normalized not in model.ignored_tensors and not name.endswith(
+                        IGNORED_TENSOR_SUFFIXES
+                    ):
                         unexpected.append(f"{name} in {path.name}")
                     continue
                 missing.discard(normalized)
@@ -248,7 +266,7 @@ def fill(model: OwnModel, folder: Path) -> None:
                 expected = part.get_source_shape(tuple(target.shape))
                 where = f"{name} in {path.name}"
                 if mismatch := find_mismatch(
-                    where, stored, expected, EIGHT_BITS if part.dtype == FP8 else FLOATS
+                    where, stored, expected, FP8_DTYPES if part.dtype == FP8 else FLOAT_DTYPES
                 ):
                     mismatched.append(mismatch)
                     continue
@@ -258,15 +276,15 @@ def fill(model: OwnModel, folder: Path) -> None:
                     target.copy_(file.get_tensor(name))
                 else:
                     target.copy_(stored[part.get_source_slices(tuple(target.shape))])
-                if normalized.endswith(SCALE) and not bool(
+                if normalized.endswith(SCALE_SUFFIX) and not bool(
                     (target.isfinite() & (target >= 0)).all()
                 ):
                     mismatched.append(f"{where} contains a negative or non-finite scale")
     places = {model.normalize_name(name): file for name, file in read_index(folder).items()}
-    raise_for_tensors(
+    raise_for_wrong_tensors(
         folder,
         missing=[
-            f"{n} (which {INDEX} places in {places[n]})" if n in places else n for n in missing
+            f"{n} (which {INDEX_FILE} places in {places[n]})" if n in places else n for n in missing
         ],
         mismatched=mismatched,
         unexpected=unexpected,
@@ -277,16 +295,16 @@ def fill(model: OwnModel, folder: Path) -> None:
 def load_model(
     folder: Path, config: Any, dtype: torch.dtype, device: torch.device, shard: Shard = WHOLE
 ) -> Model:
-    """Return the model in ``folder``, or one rank's shard of it, with its weights on ``device``."""
-    model = build(folder, config, dtype, shard)
+    """Load the model in ``folder``, or a rank's shard of it, to ``device``. Raises LoadError."""
+    model = build_model(folder, config, dtype, shard)
     if model is None:
         from plimsoll_engine.models import transformers_loader
 
         return transformers_loader.load(folder, config, dtype, device)
     tensors = model.get_parameters()
-    bind(model, {name: torch.empty_like(t, device=device) for name, t in tensors.items()})
+    bind_tensors(model, {name: torch.empty_like(t, device=device) for name, t in tensors.items()})
     try:
-        fill(model, folder)
+        load_tensors(model, folder)
     except BaseException:
         model.close()
         raise

@@ -1,4 +1,4 @@
-"""LoRA adapters: read PEFT's files, and add the adapters' results to those of the decoder.
+"""Read LoRA adapters from PEFT's files, and add their results to those of the decoder.
 
 An adapter changes a projection W to W + scale * B @ A. A and B stay separate from W, so each row of
 a step may use a different adapter, or none.
@@ -19,28 +19,28 @@ import torch
 from plimsoll_engine.errors import LoadError
 from plimsoll_engine.kernels.quantized import Weight, product
 from plimsoll_engine.kernels.step_plan import RowAdapters
-from plimsoll_engine.models.decoder_parts import SCALE, Part
+from plimsoll_engine.models.decoder_parts import SCALE_SUFFIX, Part
 from plimsoll_engine.models.safetensors_files import (
     find_mismatch,
     open_safetensors,
-    raise_for_tensors,
+    raise_for_wrong_tensors,
 )
 
-Product = Callable[[torch.Tensor, Weight, torch.Tensor | None], torch.Tensor]
+ProductFunction = Callable[[torch.Tensor, Weight, torch.Tensor | None], torch.Tensor]
 
-CONFIG = "adapter_config.json"
-WEIGHTS = "adapter_model.safetensors"
-PREFIX = "base_model.model."
+CONFIG_FILE = "adapter_config.json"
+WEIGHTS_FILE = "adapter_model.safetensors"
+TENSOR_PREFIX = "base_model.model."
 """Prefix of tensor names in PEFT's files."""
 DIGEST_BYTES = 16
 MAX_CONFIG_BYTES = 1 << 20
 """Maximum size of a config file, hundreds of times the size that PEFT writes."""
 
 
-class Target(NamedTuple):
-    """Projection that an adapter may change: part of a ``matrix`` of ``layer``.
+class LoraTarget(NamedTuple):
+    """Projection that an adapter may change: a part of the matrix ``matrix`` of ``layer``.
 
-    It consists of ``rows`` rows from row ``first`` on, each with ``columns`` columns.
+    The part has ``rows`` rows, beginning at row ``first``, and ``columns`` columns.
     """
 
     layer: int
@@ -50,15 +50,15 @@ class Target(NamedTuple):
     columns: int
 
     def compute_nbytes(self, rank: int, dtype: torch.dtype) -> int:
-        """Return the total size of A and B in bytes, for an adapter of this LoRA ``rank``."""
+        """Return the size of A and B together in bytes, for an adapter with LoRA rank ``rank``."""
         return rank * (self.rows + self.columns) * dtype.itemsize
 
 
-def find_targets(parts: Mapping[str, Part]) -> dict[str, Target]:
+def find_targets(parts: Mapping[str, Part]) -> dict[str, LoraTarget]:
     """Return the projections of a decoder by path, such as ``model.layers.0.self_attn.q_proj``."""
     targets = {}
     for name, part in parts.items():
-        if not name.startswith("layers.") or len(part.shape) != 2 or name.endswith(SCALE):
+        if not name.startswith("layers.") or len(part.shape) != 2 or name.endswith(SCALE_SUFFIX):
             continue
         if ".experts." in part.sources[0][0] or name.endswith(".router"):
             continue  # adapters of experts are not supported: each expert has rows of its own
@@ -66,13 +66,13 @@ def find_targets(parts: Mapping[str, Part]) -> dict[str, Target]:
         first = 0
         for source, rows in part.sources:
             path = source.removesuffix(".weight")
-            targets[path] = Target(int(layer), matrix, first, rows, part.shape[1])
+            targets[path] = LoraTarget(int(layer), matrix, first, rows, part.shape[1])
             first += rows
     return targets
 
 
 class LoraDelta(NamedTuple):
-    """Low-rank matrices whose product is added to a projection's output, from ``first`` on.
+    """Low-rank matrices of one projection. Its output begins at column ``first`` of the matrix's.
 
     ``a`` is [rank, in] and ``b`` is [out, rank], in the model's dtype. ``b`` includes the scale.
     """
@@ -84,9 +84,9 @@ class LoraDelta(NamedTuple):
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
 class Adapter:
-    """Loaded adapter, with its ``deltas`` by layer and matrix.
+    """Loaded adapter. ``deltas`` has its low-rank matrices by (layer, matrix).
 
-    ``number`` is unique, even if an adapter of the same ``name`` is loaded again. ``digest``
+    ``number`` is unique, even if an adapter with the same ``name`` is loaded again. ``digest``
     identifies the contents of the files.
     """
 
@@ -97,12 +97,12 @@ class Adapter:
 
     @property
     def nbytes(self) -> int:
-        """Total size of the matrices on the model's device, in bytes."""
+        """Device memory of all low-rank matrices, in bytes."""
         return sum(d.a.nbytes + d.b.nbytes for deltas in self.deltas.values() for d in deltas)
 
 
 class StepAdapters:
-    """Adapters of one step, each with the indices of the rows that use it, int32 [n]."""
+    """Adapters of one step, each with the indices int32 [n] of the rows that use it."""
 
     def __init__(self, rows: Sequence[tuple[Adapter, torch.Tensor]]) -> None:
         self._rows = rows
@@ -112,7 +112,7 @@ class StepAdapters:
     ) -> None:
         """Add the adapters' results for ``x`` [tokens, in] to ``y`` [tokens, out] in place.
 
-        ``y`` is the product of ``x`` and the rows of ``matrix`` from ``first`` on.
+        ``y`` is the product of ``x`` and the rows of the matrix ``matrix`` from row ``first`` on.
         """
         for adapter, rows in self._rows:
             inputs = None
@@ -132,13 +132,14 @@ def apply_linear(
     adapters: RowAdapters | None,
     layer: int,
     matrix: str,
-    product: Product = product,
+    product: ProductFunction = product,
     first: int = 0,
 ) -> torch.Tensor:
     """Return ``x @ weight.T + bias``, plus the results of the step's adapters, as [tokens, out].
 
-    ``x`` is [tokens, in]. ``weight`` [out, in] contains the rows of the layer's ``matrix`` from
-    ``first`` on. ``product`` computes the result without adapters.
+    ``x`` is [tokens, in]. ``weight`` [out, in] contains the rows of the matrix ``matrix`` of
+    ``layer`` from row ``first`` on. ``product`` is the function that computes the result without
+    adapters.
     """
     y = product(x, weight, bias)
     if adapters is not None:
@@ -172,12 +173,12 @@ class _Config(msgspec.Struct):
         return self.lora_alpha / (math.sqrt(self.r) if self.use_rslora else self.r)
 
 
-UNSUPPORTED = (
+UNSUPPORTED_FIELDS = (
     "use_dora", "modules_to_save", "lora_bias", "fan_in_fan_out", "rank_pattern", "alpha_pattern",
     "layer_replication", "trainable_token_indices",
 )  # fmt: skip
-"""Fields that change the result in ways that are not implemented."""
-CHANGES_BASE = ("pissa", "olora", "corda", "loftq")
+"""Fields that must not be set, because their effect is not implemented."""
+BASE_CHANGING_INIT_PREFIXES = ("pissa", "olora", "corda", "loftq")
 """Prefixes of ``init_lora_weights`` values with which PEFT also changes the base model's weights.
 
 Such an adapter gives wrong results with the original weights (PEFT, ``LoraConfig``).
@@ -185,7 +186,7 @@ Such an adapter gives wrong results with the original weights (PEFT, ``LoraConfi
 
 
 def _read_config(folder: Path, max_rank: int) -> _Config:
-    path = folder / CONFIG
+    path = folder / CONFIG_FILE
     if not path.is_file():
         raise LoadError(f"{path}: no such file; every adapter must contain it")
     try:
@@ -201,13 +202,13 @@ def _read_config(folder: Path, max_rank: int) -> _Config:
         raise LoadError(f"{path}: field peft_type: {config.peft_type} is not supported, only LORA")
     if config.bias != "none":
         raise LoadError(f"{path}: field bias: {config.bias!r} is not supported, only 'none'")
-    for field in UNSUPPORTED:
+    for field in UNSUPPORTED_FIELDS:
         if value := getattr(config, field):
             raise LoadError(
                 f"{path}: field {field}: {value!r} is not supported; train the adapter without it"
             )
     start = config.init_lora_weights
-    if isinstance(start, str) and start.startswith(CHANGES_BASE):
+    if isinstance(start, str) and start.startswith(BASE_CHANGING_INIT_PREFIXES):
         raise LoadError(
             f"{path}: field init_lora_weights: {start!r} also changes the base model; convert "
             "the adapter with PEFT's path_initial_model_for_weight_conversion"
@@ -227,8 +228,11 @@ def _matches_path(path: str, names: Sequence[str]) -> bool:
     return any(path == name or path.endswith(f".{name}") for name in names)
 
 
-def _list_projections(config: _Config, targets: Mapping[str, Target], where: Path) -> set[str]:
-    """Return the paths of the projections that the config lists; empty if not listed by name."""
+def _list_projections(config: _Config, targets: Mapping[str, LoraTarget], where: Path) -> set[str]:
+    """Return the paths of the projections that the config lists by name.
+
+    Return an empty set if it selects them in another way.
+    """
     names = config.target_modules
     if isinstance(names, str):
         return set()
@@ -245,23 +249,24 @@ def _list_projections(config: _Config, targets: Mapping[str, Target], where: Pat
 
 def read_adapter(
     folder: Path,
-    targets: Mapping[str, Target],
+    targets: Mapping[str, LoraTarget],
     max_rank: int,
     dtype: torch.dtype,
     device: torch.device,
 ) -> tuple[dict[tuple[int, str], list[LoraDelta]], bytes]:
-    """Return the adapter's matrices on ``device``, by layer and matrix, and their digest.
+    """Read the adapter in ``folder``. Return its low-rank matrices on ``device``, and their digest.
 
-    Raises LoadError that names the file and the field or tensor, or OSError if a file cannot be
-    read.
+    The matrices are in a mapping by (layer, matrix). Raises LoadError, naming the file and the
+    field or tensor, if the adapter is not supported, and OSError if a file cannot be read.
     """
     if not folder.is_dir():
         raise LoadError(
-            f"{folder}: no such folder; an adapter is a folder with {CONFIG} and {WEIGHTS}"
+            f"{folder}: no such folder; an adapter is a folder with {CONFIG_FILE} and"
+            f" {WEIGHTS_FILE}"
         )
     config = _read_config(folder, max_rank)
-    listed = _list_projections(config, targets, folder / CONFIG)
-    path = folder / WEIGHTS
+    listed = _list_projections(config, targets, folder / CONFIG_FILE)
+    path = folder / WEIGHTS_FILE
     if not path.is_file():
         raise LoadError(f"{path}: no such file; every adapter must contain it")
     halves: dict[str, dict[str, torch.Tensor]] = {}
@@ -269,7 +274,7 @@ def read_adapter(
     digest = blake2b(str(config.scale).encode(), digest_size=DIGEST_BYTES)
     with open_safetensors(path) as file:
         for name in sorted(file.keys()):
-            source, _, half = name.removeprefix(PREFIX).partition(".lora_")
+            source, _, half = name.removeprefix(TENSOR_PREFIX).partition(".lora_")
             target = targets.get(source)
             if target is None or half not in ("A.weight", "B.weight"):
                 unexpected.append(f"{name} in {path.name}")
@@ -290,14 +295,14 @@ def read_adapter(
                 half = half[0]
                 halves.setdefault(source, {})[half] = tensor.to(device, dtype, copy=True)
     missing = [
-        f"{PREFIX}{source}.lora_{half}.weight"
+        f"{TENSOR_PREFIX}{source}.lora_{half}.weight"
         for source in listed | halves.keys()
         for half in "AB"
         if half not in halves.get(source, {})
     ]
-    raise_for_tensors(folder, unexpected=unexpected, mismatched=mismatched, missing=missing)
+    raise_for_wrong_tensors(folder, unexpected=unexpected, mismatched=mismatched, missing=missing)
     if not halves:
-        raise LoadError(f"{path}: contains no tensors")
+        raise LoadError(f"{path}: the file contains no tensors")
     deltas: dict[tuple[int, str], list[LoraDelta]] = {}
     for source, pair in halves.items():
         target = targets[source]

@@ -1,4 +1,4 @@
-"""Convert the media in messages to tensors."""
+"""Convert images and audio in messages to tensors."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from plimsoll_engine.messages.worker_ipc import Media
 def stack_media(
     media: Sequence[Media], shape: Sequence[int], dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
-    """Return ``media`` as a tensor [items, *shape].
+    """Return the data of all ``media`` as one tensor [items, *shape] of ``dtype``.
 
-    Raises ValueError if an item is not float32 or has another shape.
+    Raises ValueError if an item is not float32, or if its shape is not ``shape``.
     """
     tensors = []
     for item in media:
         if list(item.shape) != list(shape) or item.dtype != "float32" or item.data is None:
             raise ValueError(
-                f"the {item.kind} is {item.dtype} {item.shape}; the model expects float32 "
-                f"{list(shape)}"
+                f"the {item.kind} is {item.dtype} with shape {item.shape}, but the model expects"
+                f" float32 with shape {list(shape)}"
             )
         # Copy, because torch warns about read-only memory.
         tensors.append(torch.frombuffer(bytearray(item.data), dtype=torch.float32).view(*shape))
@@ -32,7 +32,10 @@ def stack_media(
 def make_dummy_media(
     kind: Literal["image", "audio"], shape: Sequence[int], placeholders: int, tokens: int
 ) -> Media:
-    """Return a media item whose data are zeros, for the warm-up."""
+    """Return an image or audio clip of zeros, for the warm-up.
+
+    It has ``placeholders`` placeholder tokens in the prompt, and ``tokens`` encoder output tokens.
+    """
     size = 4
     for length in shape:
         size *= length

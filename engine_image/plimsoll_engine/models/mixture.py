@@ -1,8 +1,8 @@
-"""Mixture of experts: its config and its checkpoint tensors.
+"""Describe a mixture of experts: its config and its checkpoint tensors.
 
-Each layer stacks its experts in two matrices: one for the gate and up projections, expert by
-expert, and one for the down projections. With several ranks, each has a share of the inner columns
-of every expert.
+Each layer stacks its experts in two matrices: one has the gate and up projections, expert by
+expert, and the other the down projections. With several ranks, each rank has a share of the
+intermediate columns of every expert.
 """
 
 from __future__ import annotations
@@ -12,24 +12,25 @@ from typing import Any
 
 from plimsoll_engine.distributed.group import FLAG, Shard
 
-FAMILY = ("qwen3_moe",)
+MIXTURE_MODEL_TYPES = ("qwen3_moe",)
 MAX_EXPERTS = 1024
-"""Maximum number of experts, several times that of published models.
+"""Maximum number of experts of a layer, several times that of published models.
 
 A limit is needed because kernels process all experts in one block.
 """
 MAX_EXPERTS_PER_TOKEN = 64
+"""Maximum number of experts that process one token."""
 
 Sources = tuple[tuple[str, int], ...]
-"""Names of checkpoint tensors, relative to the layer, and their numbers of rows."""
+"""Pairs of a checkpoint tensor's name, without the layer's prefix, and its number of rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """Experts of a model: their number, size and routing, and the layers that have them.
+    """Experts of a model: their number, size and routing, and the layers that have experts.
 
-    Each row is sent to its ``top_k`` best experts, whose weights add up to 1 if ``normalised``.
-    ``width`` is the number of inner columns of an expert.
+    Each row is sent to its ``top_k`` best experts. Their weights add up to 1 if ``normalised``.
+    ``width`` is the intermediate size of an expert.
     """
 
     experts: int
@@ -42,9 +43,9 @@ class Mixture:
     def from_config(cls, config: Any) -> Mixture | None:
         """Return the mixture of a transformers config, or None if no layer has experts.
 
-        Raises ValueError that names an invalid field.
+        Raises ValueError, naming the field, if a field is invalid.
         """
-        if config.model_type not in FAMILY:
+        if config.model_type not in MIXTURE_MODEL_TYPES:
             return None
         experts = _read_int(config, "num_experts", 0, MAX_EXPERTS)
         step = _read_int(config, "decoder_sparse_step", 1)
@@ -68,19 +69,19 @@ class Mixture:
         )
 
     def for_shard(self, shard: Shard) -> Mixture:
-        """Return the mixture of a rank with ``shard``.
+        """Return the mixture of one rank of ``shard.size`` ranks.
 
         Raises ValueError if ``width`` is not divisible by the number of ranks.
         """
         if self.width % shard.size:
             raise ValueError(
                 f"field moe_intermediate_size: {self.width} is not divisible by {FLAG} "
-                f"{shard.size}; use a size that divides it"
+                f"{shard.size}; use a value that divides {self.width}"
             )
         return replace(self, width=self.width // shard.size)
 
     def list_gate_up_sources(self) -> Sources:
-        """Return the checkpoint tensors of the stacked gate and up projections."""
+        """Return the checkpoint tensors that form the stacked gate and up projections."""
         return tuple(
             (f"mlp.experts.{expert}.{name}", self.width)
             for expert in range(self.experts)
@@ -88,7 +89,7 @@ class Mixture:
         )
 
     def list_down_sources(self, hidden: int) -> Sources:
-        """Return the checkpoint tensors of the stacked down projections."""
+        """Return the checkpoint tensors that form the stacked down projections."""
         return tuple((f"mlp.experts.{expert}.down_proj", hidden) for expert in range(self.experts))
 
 

@@ -1,4 +1,4 @@
-"""Interfaces of models for the runner."""
+"""Interfaces of models, as the runner uses them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Model(Protocol):
 
         ``positions`` int64 [tokens] are the tokens' positions. If ``embeds`` [tokens, hidden] is
         given, it replaces ``embed(ids)``. The result has the model's dtype. If ``plan.needed`` is
-        set, only those rows are returned, in that order.
+        not None, only these rows are returned, in the same order.
         """
         ...
 
@@ -60,21 +60,21 @@ class Model(Protocol):
 class MediaModel(Model, Protocol):
     """Model with an encoder for images or audio.
 
-    If ``lifelong`` (encoder-decoder), all tokens attend to the encoder's output, so a request keeps
-    it until it ends. Otherwise, the output replaces the embeddings of placeholder tokens.
-    ``output_bytes`` is the size of the output per token.
+    If ``lifelong`` (encoder-decoder), all tokens of a request attend to the encoder's output, so
+    the output is kept until the request ends. Otherwise, the output replaces the embeddings of
+    placeholder tokens. ``output_bytes`` is the size of the output per token, in bytes.
     """
 
     lifelong: bool
     output_bytes: int
 
     def encode(self, media: Sequence[Media]) -> list[torch.Tensor]:
-        """Return the encoder's output for each item: [item.tokens, ...] in the model's dtype.
+        """Return the encoder's output [item.tokens, ...] for each item, in the model's dtype.
 
         Raises ValueError if an item has a wrong shape or dtype.
         """
         ...
 
     def make_dummy_media(self) -> Media:
-        """Return a media item of the maximum size at position 0, for the warm-up."""
+        """Return an image or audio clip of the maximum size, at position 0, for the warm-up."""
         ...

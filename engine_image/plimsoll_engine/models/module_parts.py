@@ -1,4 +1,4 @@
-"""Load the parameters of a transformers module that is used in a model of this engine."""
+"""Load the parameters of a transformers module that is part of a model of this engine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from plimsoll_engine.models.decoder_parts import Part
 
 
 def make_module_parts(module: torch.nn.Module, prefix: str) -> dict[str, Part]:
-    """Return a part for each parameter, by its name in the checkpoint: ``prefix`` and its path."""
+    """Return a part for each parameter by its name in the checkpoint: ``prefix`` + its path."""
     return {
         prefix + name: Part(((prefix + name, parameter.shape[0]),), tuple(parameter.shape))
         for name, parameter in module.named_parameters()
@@ -26,13 +26,13 @@ def bind_module(module: torch.nn.Module, tensors: dict[str, torch.Tensor], prefi
 
 
 def init_buffers(module: torch.nn.Module, device: torch.device) -> None:
-    """Create the buffers that are not in checkpoints: the position IDs of vision towers.
+    """Create the buffers that checkpoints do not contain: the position IDs of vision towers.
 
-    Raises ValueError for any other buffer.
+    Raises ValueError if ``module`` has any other buffer.
     """
     for name, buffer in list(module.named_buffers()):
         if not name.endswith("position_ids"):
-            raise ValueError(f"buffer {name} of the encoder is not supported")
+            raise ValueError(f"the encoder has a buffer {name}, which is not supported")
         owner, _, last = name.rpartition(".")
         numbers = torch.arange(buffer.shape[-1], device=device).expand(buffer.shape)
         module.get_submodule(owner)._buffers[last] = numbers

@@ -1,4 +1,4 @@
-"""Inverse frequencies of a rotary position embedding."""
+"""Compute the inverse frequencies of a rotary position embedding."""
 
 from __future__ import annotations
 
@@ -7,26 +7,28 @@ from typing import Any
 
 import torch
 
-KNOWN = ("default", "linear", "llama3")
+SUPPORTED_ROPE_TYPES = ("default", "linear", "llama3")
 
 
 def get_rope_type(config: Any) -> str:
-    """Return the config's RoPE type, for example ``default`` or ``llama3``."""
+    """Return the RoPE type of a transformers config, for example ``default`` or ``llama3``."""
     parameters = getattr(config, "rope_parameters", None) or {}
     return str(parameters.get("rope_type", "default"))
 
 
 def compute_inverse_frequencies(config: Any, dim: int) -> torch.Tensor:
-    """Return the inverse frequencies, float32 [dim / 2]. The RoPE type must be in :data:`KNOWN`.
+    """Return the inverse frequencies, float32 [dim / 2].
 
-    Raises ValueError that names a missing field.
+    The RoPE type must be one of :data:`SUPPORTED_ROPE_TYPES`. Raises ValueError, naming the field,
+    if a field is missing.
     """
     parameters = config.rope_parameters
     kind = get_rope_type(config)
     needed = {"llama3": ("factor", "low_freq_factor", "high_freq_factor"), "linear": ("factor",)}
     for name in ("rope_theta", *needed.get(kind, ())):
         if not isinstance(parameters.get(name), int | float):
-            raise ValueError(f"field rope_parameters.{name}: missing or not a number")
+            value = parameters.get(name)
+            raise ValueError(f"field rope_parameters.{name} must be a number, not {value!r}")
     exponents = torch.arange(0, dim, 2, dtype=torch.float32) / dim
     inverse: torch.Tensor = 1.0 / float(parameters["rope_theta"]) ** exponents
     if kind == "linear":
@@ -39,10 +41,10 @@ def compute_inverse_frequencies(config: Any, dim: int) -> torch.Tensor:
 def _scale_llama3(
     inverse: torch.Tensor, parameters: dict[str, Any], positions: int
 ) -> torch.Tensor:
-    """Return the frequencies, scaled as in Llama 3.1.
+    """Return the inverse frequencies ``inverse``, scaled as in Llama 3.1.
 
-    Low frequencies are divided by ``factor``, high frequencies are unchanged, and those in between
-    are interpolated.
+    Low frequencies are divided by ``factor``. High frequencies are not changed. Frequencies in
+    between are interpolated.
     """
     factor = float(parameters["factor"])
     low, high = float(parameters["low_freq_factor"]), float(parameters["high_freq_factor"])

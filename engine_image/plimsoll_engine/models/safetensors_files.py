@@ -1,4 +1,4 @@
-"""Safetensors files of a checkpoint: find them, read them through mmap, and check their tensors.
+"""Find the safetensors files of a checkpoint, read them through mmap, and check their tensors.
 
 With mmap, loading needs no second copy in host memory. The mapped pages belong to the page cache.
 """
@@ -21,53 +21,56 @@ from plimsoll_engine.errors import LoadError
 
 log = logging.getLogger(__name__)
 
-SINGLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
-FLOATS = ("F32", "BF16", "F16", "F64")
-"""Safetensors dtypes that can be converted to the model's dtype.
-
-Integers and 8-bit floats would need scales.
-"""
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+FLOAT_DTYPES = ("F32", "BF16", "F16", "F64")
+"""Safetensors dtypes that can be converted to the model's dtype without scales."""
 SIGNIFICANT_BITS = {"BF16": 8, "F16": 11, "F32": 24, "F64": 53}
-"""Significant bits of each dtype, including the implicit one."""
-EIGHT_BITS = ("F8_E4M3",)
+"""Number of significant bits of each safetensors dtype, including the implicit bit."""
+FP8_DTYPES = ("F8_E4M3",)
 """Safetensors dtypes of quantized matrices, whose scales are separate tensors."""
 
 
 def list_weight_files(folder: Path) -> list[Path]:
-    """Return the weight files in ``folder``. Raises LoadError if any is missing.
+    """Return the weight files in ``folder``. Raises LoadError if one of them is missing.
 
-    These are ``model.safetensors`` if it exists, else those in the index, else ``*.safetensors``.
+    If ``model.safetensors`` exists, it is the only one. Otherwise, they are the files in the index,
+    or all ``*.safetensors`` if there is no index.
     """
-    if (folder / SINGLE).is_file():
-        return [folder / SINGLE]
-    if not (folder / INDEX).is_file():
+    if (folder / SINGLE_FILE).is_file():
+        return [folder / SINGLE_FILE]
+    if not (folder / INDEX_FILE).is_file():
         if not (files := sorted(folder.glob("*.safetensors"))):
             raise LoadError(f"{folder}: no *.safetensors file; convert the weights to safetensors")
         return files
     names = sorted(set(read_index(folder).values()))
     if missing := [name for name in names if not (folder / name).is_file()]:
-        raise LoadError(f"{folder / INDEX}: lists {missing[0]}, which does not exist in {folder}")
+        raise LoadError(
+            f"{folder / INDEX_FILE}: lists {missing[0]}, which does not exist in {folder}"
+        )
     return [folder / name for name in names]
 
 
 def read_index(folder: Path) -> dict[str, str]:
-    """Return the file name of each tensor from the index; empty if no index is used."""
-    index = folder / INDEX
-    if (folder / SINGLE).is_file() or not index.is_file():
+    """Return the file name of each tensor from the index; empty if there is no need for an index.
+
+    Raises LoadError if the index is invalid.
+    """
+    index = folder / INDEX_FILE
+    if (folder / SINGLE_FILE).is_file() or not index.is_file():
         return {}
     try:
         weight_map = json.loads(index.read_bytes())["weight_map"]
         if not weight_map or not all(Path(n).name == n for n in weight_map.values()):
-            raise ValueError("not the names of files in this folder")
+            raise ValueError("must map tensors to names of files in the folder of the index")
         return dict(weight_map)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise LoadError(f"{index}: no readable field weight_map: {error!r}") from None
+        raise LoadError(f"{index}: cannot read the field weight_map: {error!r}") from None
 
 
 @contextmanager
 def open_safetensors(path: Path) -> Iterator[Any]:
-    """Open ``path`` and yield the open file. Raises LoadError if it is unreadable."""
+    """Open the file at ``path``, and yield it. Raises LoadError if it cannot be read."""
     try:
         with safe_open(path, framework="pt") as file:
             yield file
@@ -75,10 +78,11 @@ def open_safetensors(path: Path) -> Iterator[Any]:
         raise LoadError(f"{path}: {error}") from None
 
 
-def check_files(folder: Path) -> Counter[str]:
-    """Read the header of each weight file. Return the number of tensors of each dtype.
+def count_tensor_dtypes(folder: Path) -> Counter[str]:
+    """Return the number of tensors of each safetensors dtype in the weight files of ``folder``.
 
-    Raises LoadError that names an unreadable file.
+    Only the headers of the files are read. Raises LoadError, naming the file, if one cannot be
+    read.
     """
     types: Counter[str] = Counter()
     for path in list_weight_files(folder):
@@ -88,14 +92,14 @@ def check_files(folder: Path) -> Counter[str]:
 
 
 def loses_precision(in_file: str, dtype: torch.dtype) -> bool:
-    """Report whether converting the safetensors dtype ``in_file`` to ``dtype`` loses precision."""
+    """Report whether values of the safetensors dtype ``in_file`` are rounded to ``dtype``."""
     if in_file not in SIGNIFICANT_BITS or not dtype.is_floating_point:
         return False
     return SIGNIFICANT_BITS[in_file] > 1 - round(math.log2(torch.finfo(dtype).eps))
 
 
 def warn_of_rounding(folder: Path, rounded: Mapping[str, int]) -> None:
-    """Log a warning for each dtype in ``rounded``, the numbers of rounded tensors by dtype."""
+    """Log a warning for each dtype in ``rounded``, the number of rounded tensors by dtype."""
     for kind, count in sorted(rounded.items()):
         log.warning(
             "weights were rounded: --dtype float32 avoids this, but needs more memory",
@@ -103,8 +107,11 @@ def warn_of_rounding(folder: Path, rounded: Mapping[str, int]) -> None:
         )
 
 
-def raise_for_tensors(folder: Path, **wrong: Collection[str]) -> None:
-    """Raise LoadError that names the tensors of the first kind in ``wrong`` that is not empty."""
+def raise_for_wrong_tensors(folder: Path, **wrong: Collection[str]) -> None:
+    """Raise LoadError, naming the tensors, if an argument in ``wrong`` is not empty.
+
+    The name of each argument says what is wrong with its tensors, for example ``missing``.
+    """
     for kind, tensors in wrong.items():
         if names := sorted(tensors):
             shown = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
@@ -112,19 +119,20 @@ def raise_for_tensors(folder: Path, **wrong: Collection[str]) -> None:
 
 
 def find_mismatch(
-    name: str, tensor: Any, expected: tuple[int, ...], types: Sequence[str] = FLOATS
+    name: str, tensor: Any, expected: tuple[int, ...], types: Sequence[str] = FLOAT_DTYPES
 ) -> str | None:
-    """Return why the safetensors slice ``tensor`` cannot be loaded, or None if it can.
+    """Return an error message if ``tensor`` cannot be loaded, or None if it can.
 
-    It must have the shape ``expected`` and one of the dtypes in ``types``.
+    ``tensor`` is a slice of a safetensors file. It must have the shape ``expected``, and one of the
+    dtypes in ``types``.
     """
     if tuple(tensor.get_shape()) != expected:
         return format_shape_mismatch(name, tensor.get_shape(), expected)
     if tensor.get_dtype() not in types:
-        return f"{name}: dtype {tensor.get_dtype()}, expected {', '.join(types)}"
+        return f"{name}: the dtype is {tensor.get_dtype()}, but must be {' or '.join(types)}"
     return None
 
 
 def format_shape_mismatch(name: str, in_file: Sequence[int], in_model: Sequence[int]) -> str:
-    """Return the error message for a tensor with a wrong shape."""
-    return f"{name}: shape {tuple(in_file)} in the file, but {tuple(in_model)} in the model"
+    """Return the error message for the tensor ``name``, whose shape is wrong."""
+    return f"{name}: the shape is {tuple(in_file)} in the file, but {tuple(in_model)} in the model"

@@ -1,9 +1,9 @@
 """Check that a transformers model gives the same result with and without the paged KV pool.
 
-An architecture may keep state other than keys and values, add terms to its attention scores, or use
-another mask, and its code does not declare that. When a model is loaded, the same tokens are
-therefore run twice: with transformers' own attention, and on the pool in chunks, together with
-another sequence.
+An architecture may keep other state than keys and values, add terms to its attention scores, or use
+another mask, and the engine cannot see this from its code. When a model is loaded, the same tokens
+are therefore run twice: with transformers' own attention, and on the KV pool, in chunks and
+together with another sequence.
 """
 
 from __future__ import annotations
@@ -13,52 +13,53 @@ from itertools import pairwise
 import torch
 
 from plimsoll_engine.kernels.step_plan import StepPlan
-from plimsoll_engine.models.transformers_model import NAME, TransformersModel
+from plimsoll_engine.models.transformers_model import ATTENTION_NAME, TransformersModel
 
-BLOCK = 4
-LENGTH, CUTS = 23, (0, 13, 22, 23)
-"""Boundaries of two prompt chunks, which end inside blocks, and of a decode step."""
-OTHER = (6, 12, 13)
-"""Number of tokens of the second sequence that are computed after each step."""
-TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
-"""Maximum relative difference by dtype.
+BLOCK_SIZE = 4
+SEQUENCE_TOKENS, STEP_BOUNDARIES = 23, (0, 13, 22, 23)
+"""Number of tokens of a sequence, and the boundaries of its steps: two prompt chunks, which end
+inside blocks, and a decode step."""
+OTHER_SEQUENCE_ENDS = (6, 12, 13)
+"""Number of computed tokens of the second sequence after each step."""
+MAX_DIFFERENCES = {torch.float32: 1e-3, torch.bfloat16: 0.1}
+"""Maximum relative difference of a supported architecture, by dtype.
 
-Rounding causes at most a tenth of it. An unsupported architecture differs by about 1.
+Rounding causes at most a tenth of this difference. An unsupported architecture differs by about 1.
 """
 SEED = 3
 
 
 @torch.inference_mode()
 def measure_difference(model: TransformersModel) -> float:
-    """Return the relative difference of the last token's logits with and without the pool.
+    """Return the relative difference of the last token's logits with and without the KV pool.
 
     This is the norm of the difference, divided by the norm of the logits. If the model cannot run
-    on the pool, its exception is raised.
+    on the pool, the model's exception is raised.
     """
     vocabulary = model.module.get_input_embeddings().weight.shape[0]
     generator = torch.Generator().manual_seed(SEED)
-    ids = torch.randint(vocabulary, (2, LENGTH), generator=generator).to(model.device)
+    ids = torch.randint(vocabulary, (2, SEQUENCE_TOKENS), generator=generator).to(model.device)
     logits = model.compute_logits(_run_in_chunks(model, ids)[None])[0].float()
     try:
         model.module.set_attn_implementation("eager")
         expected = model.module(input_ids=ids[:1], use_cache=False).logits[0, -1].float()
     finally:
-        model.module.set_attn_implementation(NAME)
+        model.module.set_attn_implementation(ATTENTION_NAME)
     return float((logits - expected).norm() / expected.norm())
 
 
 def _run_in_chunks(model: TransformersModel, ids: torch.Tensor) -> torch.Tensor:
-    """Run both sequences in chunks. Return the hidden state [hidden] of the first's last token."""
+    """Run both sequences in chunks. Return the hidden state of the first sequence's last token."""
     layers, heads, dim = model.kv
-    blocks = -(-LENGTH // BLOCK)
-    size = (2, layers, 2 * blocks * BLOCK, heads, dim)
+    blocks = -(-SEQUENCE_TOKENS // BLOCK_SIZE)
+    size = (2, layers, 2 * blocks * BLOCK_SIZE, heads, dim)
     pool = torch.zeros(size, dtype=model.dtype, device=model.device)
     # Assign the blocks of both sequences out of order.
     tables = torch.arange(2 * blocks, dtype=torch.int32).flip(0).view(blocks, 2).t().contiguous()
     hidden = torch.empty(0)
-    for step, (first, last) in enumerate(pairwise(CUTS)):
-        before = OTHER[step - 1] if step else 0
-        spans = [(0, first, last), (1, before, OTHER[step])]
+    for step, (first, last) in enumerate(pairwise(STEP_BOUNDARIES)):
+        before = OTHER_SEQUENCE_ENDS[step - 1] if step else 0
+        spans = [(0, first, last), (1, before, OTHER_SEQUENCE_ENDS[step])]
         hidden = _run_step(model, ids, pool, tables, spans)
     return hidden
 
@@ -72,20 +73,20 @@ def _run_step(
 ) -> torch.Tensor:
     """Run one step. Return the hidden state [hidden] of the first sequence's last row.
 
-    ``spans`` are the tokens to run, as (sequence, first token, end).
+    ``spans`` are the tokens of the step: (sequence, first token, end) for each sequence.
     """
     spans = sorted(spans, key=lambda span: (span[2] - span[1] > 1, not span[1], span[2] - span[1]))
     counts = [last - first for _, first, last in spans]
     positions = torch.cat([torch.arange(first, last) for _, first, last in spans])
     rows = torch.cat([torch.full((n,), s) for (s, _, _), n in zip(spans, counts, strict=True)])
-    slots = tables[rows, positions // BLOCK] * BLOCK + positions % BLOCK
+    slots = tables[rows, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
     decodes = sum(count == 1 for count in counts)
     starts = torch.tensor([0, *counts], dtype=torch.int32).cumsum(0).int()
     device = model.device
     plan = StepPlan(
         keys=pool[0],
         values=pool[1],
-        block_size=BLOCK,
+        block_size=BLOCK_SIZE,
         write_slots=slots.long().to(device),
         tables=tables[[sequence for sequence, _, _ in spans]].to(device),
         contexts=torch.tensor([last for _, _, last in spans], dtype=torch.int32).to(device),

@@ -1,6 +1,6 @@
 """Load a model that only transformers implements, and make it use this engine's attention.
 
-Importing this module takes seconds, so it is imported only for such models.
+Importing this module takes seconds, so it is imported only if it is needed.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from transformers import AutoModelForCausalLM
 from plimsoll_engine.errors import LoadError
 from plimsoll_engine.models import self_check, transformers_model
 from plimsoll_engine.models.safetensors_files import (
-    check_files,
+    count_tensor_dtypes,
     format_shape_mismatch,
     loses_precision,
-    raise_for_tensors,
+    raise_for_wrong_tensors,
     warn_of_rounding,
 )
 from plimsoll_engine.models.transformers_model import TransformersModel
 
 
 def import_code(config: Any) -> None:
-    """Import all modules of the model, before a process forks."""
+    """Import all modules of the model in ``config``, before processes are forked."""
     transformers_model.register_attention()
     with contextlib.suppress(KeyError, ValueError):
         AutoModelForCausalLM._model_mapping[type(config)]
 
 
 def load(folder: Path, config: Any, dtype: torch.dtype, device: torch.device) -> TransformersModel:
-    """Load a causal language model of transformers to ``device``, and check its results.
+    """Load the model in ``folder`` to ``device``, and check that it works with the KV pool.
 
     Raises LoadError if the model is not supported.
     """
@@ -45,14 +45,14 @@ def load(folder: Path, config: Any, dtype: torch.dtype, device: torch.device) ->
     transformers_model.register_attention()
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    types = check_files(folder)
+    types = count_tensor_dtypes(folder)
     warn_of_rounding(folder, {t: n for t, n in types.items() if loses_precision(t, dtype)})
     try:
         module, info = AutoModelForCausalLM.from_pretrained(
             folder,
             config=config,
             dtype=dtype,
-            attn_implementation=transformers_model.NAME,
+            attn_implementation=transformers_model.ATTENTION_NAME,
             local_files_only=True,
             use_safetensors=True,
             output_loading_info=True,
@@ -61,7 +61,7 @@ def load(folder: Path, config: Any, dtype: torch.dtype, device: torch.device) ->
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         raise LoadError(f"{folder}: {error}") from None
     # A mismatched key is (name, shape in the file, shape in the model).
-    raise_for_tensors(
+    raise_for_wrong_tensors(
         folder,
         missing=info.get("missing_keys") or (),
         mismatched=[format_shape_mismatch(*key) for key in info.get("mismatched_keys") or ()],
@@ -83,7 +83,7 @@ def _check_results(folder: Path, model: TransformersModel) -> None:
         difference = self_check.measure_difference(model)
     except Exception as error:  # noqa: BLE001 - a model may raise anything
         raise LoadError(f"{model_type} cannot run on the paged KV cache: {error!r}") from None
-    if not difference <= self_check.TOLERANCE[model.dtype]:
+    if not difference <= self_check.MAX_DIFFERENCES[model.dtype]:
         raise LoadError(
             f"{model_type} is not supported: on the paged KV cache its logits differ from "
             f"transformers' own by {difference:.2g}, so it needs more state than keys and values"

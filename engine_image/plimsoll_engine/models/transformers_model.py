@@ -1,4 +1,4 @@
-"""Causal language model of transformers that uses the paged KV pool."""
+"""Run a causal language model of transformers with the paged KV pool."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from transformers import AttentionInterface
 from plimsoll_engine.kernels.choose import choose_ops
 from plimsoll_engine.kernels.step_plan import KVShape, StepPlan
 
-NAME = "plimsoll_paged"
+ATTENTION_NAME = "plimsoll_paged"
 
 
 def get_kv_shape(config: Any) -> KVShape:
-    """Return the shape of the keys and values of a model with this transformers config."""
+    """Return the shape of the keys and values for a transformers config."""
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return KVShape(config.num_hidden_layers, heads, dim)
@@ -30,10 +30,10 @@ def compute_paged_attention(
     plan: StepPlan | None = None,
     **options: object,
 ) -> tuple[torch.Tensor, None]:
-    """Return the attention output of one layer, [1, tokens, heads, dim] in the input's dtype.
+    """Return the attention output of one layer, [1, tokens, heads, dim], and None.
 
-    ``query``, ``key`` and ``value`` are [1, heads, tokens, dim], as transformers passes them.
-    Raises NotImplementedError for an option that is not supported on the KV pool.
+    ``query``, ``key`` and ``value`` are [1, heads, tokens, dim]. transformers determines this
+    interface. Raises NotImplementedError if an option is not supported with the KV pool.
     """
     for name in ("softcap", "s_aux", "position_bias"):
         if options.get(name) is not None:
@@ -53,14 +53,14 @@ def compute_paged_attention(
 
 
 def register_attention() -> None:
-    """Register :func:`compute_paged_attention` with transformers as :data:`NAME`. Idempotent."""
-    AttentionInterface.register(NAME, compute_paged_attention)
+    """Register :func:`compute_paged_attention` with transformers. Idempotent."""
+    AttentionInterface.register(ATTENTION_NAME, compute_paged_attention)
 
 
 class TransformersModel:
     """Implementation of :class:`plimsoll_engine.models.model.Model` with a transformers module.
 
-    It owns the loaded ``module``.
+    It closes ``module``, the loaded model of transformers.
     """
 
     def __init__(self, module: Any) -> None:
@@ -100,7 +100,7 @@ class TransformersModel:
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return the logits [rows, vocabulary] of ``hidden`` [rows, hidden].
 
-        They are scaled and capped as the model's config specifies.
+        The logits are scaled and capped as the model's config specifies.
         """
         scores: torch.Tensor = self.module.get_output_embeddings()(hidden)
         config = self.module.config
@@ -114,11 +114,11 @@ class TransformersModel:
         return scores
 
     def get_parameters(self) -> dict[str, torch.Tensor]:
-        """Return parameters and buffers by their names in the module."""
+        """Return all parameters and buffers by their names in the module."""
         return dict(self.module.named_parameters()) | dict(self.module.named_buffers())
 
     def close(self) -> None:
-        """Remove the tensors from every module, because reference cycles keep modules alive."""
+        """Remove all tensors from all modules, because reference cycles keep the modules alive."""
         for module in self.module.modules():
             module._parameters.clear()
             module._buffers.clear()

@@ -1,4 +1,4 @@
-"""Whisper: the encoder from transformers, with a decoder on the paged KV pool.
+"""Implement Whisper with the encoder of transformers, and a decoder with the paged KV pool.
 
 The decoder's cross-attention keys and values are computed once, when the audio is encoded. Every
 step attends to them, so they are kept until the request ends.
@@ -27,7 +27,7 @@ from plimsoll_engine.models.module_parts import (
     make_module_parts,
 )
 
-ENCODER, DECODER = "model.encoder.", "model.decoder."
+ENCODER_PREFIX, DECODER_PREFIX = "model.encoder.", "model.decoder."
 
 
 def get_kv_shape(config: Any) -> KVShape:
@@ -37,7 +37,7 @@ def get_kv_shape(config: Any) -> KVShape:
 
 
 def make_decoder_parts(config: Any) -> dict[str, Part]:
-    """Return all tensors of the decoder by their names in the checkpoint."""
+    """Return all tensors of the decoder by name in the checkpoint."""
     hidden, inner = config.d_model, config.decoder_ffn_dim
     shapes: dict[str, tuple[int, ...]] = {
         "embed_tokens.weight": (config.vocab_size, hidden),
@@ -56,7 +56,8 @@ def make_decoder_parts(config: Any) -> dict[str, Part]:
         shapes |= {f"{prefix}fc1.weight": (inner, hidden), f"{prefix}fc1.bias": (inner,)}
         shapes |= {f"{prefix}fc2.weight": (hidden, inner), f"{prefix}fc2.bias": (hidden,)}
     return {
-        DECODER + name: Part(((DECODER + name, shape[0]),), shape) for name, shape in shapes.items()
+        DECODER_PREFIX + name: Part(((DECODER_PREFIX + name, shape[0]),), shape)
+        for name, shape in shapes.items()
     }
 
 
@@ -84,7 +85,7 @@ class WhisperModel:
         self._shape = [config.num_mel_bins, 2 * config.max_source_positions]
         self.output_bytes = self.kv.bytes_per_token(dtype)
         decoder_parts = make_decoder_parts(config)
-        self.parts = make_module_parts(self._encoder, ENCODER) | decoder_parts
+        self.parts = make_module_parts(self._encoder, ENCODER_PREFIX) | decoder_parts
         self._tensors = {
             name: torch.empty(part.shape, dtype=dtype, device="meta")
             for name, part in decoder_parts.items()
@@ -92,46 +93,46 @@ class WhisperModel:
 
     @property
     def ignored_tensors(self) -> frozenset[str]:
-        """Checkpoint tensors that are not loaded: the output head, tied to the token embedding."""
+        """Names of checkpoint tensors that are not loaded: the output head, which is tied."""
         return frozenset({"proj_out.weight"})
 
     @staticmethod
     def normalize_name(name: str) -> str:
-        """Return ``name``, because checkpoints use the names in ``parts``."""
+        """Return ``name`` unchanged, because checkpoints already use the names in ``parts``."""
         return name
 
     @property
     def device(self) -> torch.device:
         """Device of the weights."""
-        return self._tensors[f"{DECODER}embed_tokens.weight"].device
+        return self._tensors[f"{DECODER_PREFIX}embed_tokens.weight"].device
 
     @property
     def dtype(self) -> torch.dtype:
         """Dtype of weights and activations."""
-        return self._tensors[f"{DECODER}embed_tokens.weight"].dtype
+        return self._tensors[f"{DECODER_PREFIX}embed_tokens.weight"].dtype
 
     def get_parameters(self) -> dict[str, torch.Tensor]:
-        """Return all tensors of encoder and decoder by their names in the checkpoint."""
-        encoder = {ENCODER + name: t.data for name, t in self._encoder.named_parameters()}
+        """Return all tensors of the encoder and the decoder by name in the checkpoint."""
+        encoder = {ENCODER_PREFIX + name: t.data for name, t in self._encoder.named_parameters()}
         return encoder | self._tensors
 
     def bind(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Use ``tensors``, without copying them, as weights.
+        """Use ``tensors`` as weights, without copying them.
 
-        Raises ValueError that names the first one that does not fit.
+        Raises ValueError, naming the first tensor that does not fit.
         """
         for name, part in self.parts.items():
             if name not in tensors or tuple(tensors[name].shape) != part.shape:
-                raise ValueError(f"tensor {name}: missing, or not of shape {part.shape}")
+                raise ValueError(f"tensor {name} is missing, or its shape is not {part.shape}")
         self._tensors = {name: tensors[name] for name in self._tensors}
-        bind_module(self._encoder, tensors, ENCODER)
+        bind_module(self._encoder, tensors, ENCODER_PREFIX)
         init_buffers(self._encoder, self.device)
 
     def encode(self, media: Sequence[Media]) -> list[torch.Tensor]:
         """Return the decoder's cross-attention keys and values for each audio clip.
 
-        They are [tokens, layers, 2, heads, dim] in the model's dtype. In memory, the order is
-        [layers, 2, heads, tokens, dim], in which attention reads them.
+        Their shape is [tokens, layers, 2, heads, dim], in the model's dtype. In memory, the order
+        of the dimensions is [layers, 2, heads, tokens, dim], as attention reads them.
         """
         mel = media_input.stack_media(media, self._shape, self.dtype, self.device)
         states = self._encoder(mel).last_hidden_state
@@ -145,12 +146,12 @@ class WhisperModel:
         return [output.clone().permute(3, 0, 1, 2, 4) for output in outputs]
 
     def make_dummy_media(self) -> Media:
-        """Return an audio item of zeros in the processor's length, for the warm-up."""
+        """Return an audio clip of zeros, as long as the processor's output, for the warm-up."""
         return media_input.make_dummy_media("audio", self._shape, 0, self._tokens)
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         """Return the token embeddings [tokens, hidden] of ``ids`` [tokens], without positions."""
-        return embedding(ids, self._tensors[f"{DECODER}embed_tokens.weight"]) * self._scale
+        return embedding(ids, self._tensors[f"{DECODER_PREFIX}embed_tokens.weight"]) * self._scale
 
     def forward(
         self,
@@ -161,11 +162,11 @@ class WhisperModel:
     ) -> torch.Tensor:
         """Return the final normalised hidden states [tokens, hidden] of ``ids`` int64 [tokens].
 
-        See :meth:`plimsoll_engine.models.model.Model.forward`. Cross-attention reads the results of
-        :meth:`encode` in ``plan.attended``.
+        See :meth:`plimsoll_engine.models.model.Model.forward`. ``plan.attended`` must contain the
+        results of :meth:`encode` for cross-attention.
         """
         x = self.embed(ids) if embeds is None else embeds
-        x = x + embedding(positions, self._tensors[f"{DECODER}embed_positions.weight"])
+        x = x + embedding(positions, self._tensors[f"{DECODER_PREFIX}embed_positions.weight"])
         for layer in range(self.kv.layers):
             normed = self._normalize(x, f"layers.{layer}.self_attn_layer_norm")
             x = x + self._attend_self(normed, plan, layer)
@@ -179,7 +180,7 @@ class WhisperModel:
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return the logits [rows, vocabulary] of ``hidden`` [rows, hidden]."""
-        return product(hidden, self._tensors[f"{DECODER}embed_tokens.weight"], None)
+        return product(hidden, self._tensors[f"{DECODER_PREFIX}embed_tokens.weight"], None)
 
     def close(self) -> None:
         """Release all tensors."""
@@ -212,9 +213,9 @@ class WhisperModel:
         return self._project(torch.cat(parts), layer, "encoder_attn.out_proj")
 
     def _normalize(self, x: torch.Tensor, name: str) -> torch.Tensor:
-        weight = self._tensors[f"{DECODER}{name}.weight"]
-        return layer_norm(x, weight.shape, weight, self._tensors[f"{DECODER}{name}.bias"])
+        weight = self._tensors[f"{DECODER_PREFIX}{name}.weight"]
+        return layer_norm(x, weight.shape, weight, self._tensors[f"{DECODER_PREFIX}{name}.bias"])
 
     def _project(self, x: torch.Tensor, layer: int, name: str) -> torch.Tensor:
-        path = f"{DECODER}layers.{layer}.{name}"
+        path = f"{DECODER_PREFIX}layers.{layer}.{name}"
         return product(x, self._tensors[f"{path}.weight"], self._tensors.get(f"{path}.bias"))

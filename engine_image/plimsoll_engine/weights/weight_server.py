@@ -72,7 +72,7 @@ class Weights:
         self.identity = _hash_identity(self.manifest, self._sums)
 
     def _load(self) -> tuple[Manifest, HostBuffer | DeviceBuffer]:
-        model = loader.build(self._folder, self._config, self._dtype, self._shard)
+        model = loader.build_model(self._folder, self._config, self._dtype, self._shard)
         if model is None:
             raise LoadError(
                 f"{self._folder}: the weight server cannot load models that only transformers "
@@ -80,16 +80,16 @@ class Weights:
             )
         draft = None
         if self._draft_folder is not None:
-            draft = draft_models.build(self._draft_folder, self._dtype)
+            draft = draft_models.build_draft_model(self._draft_folder, self._dtype)
         manifest = create_manifest(draft_models.merge_tensors(model.get_parameters(), draft))
         buffer = allocate_buffer(self.device, manifest.nbytes, "plimsoll-weights")
         try:
             weights, drafts = draft_models.split_tensors(make_views(buffer.as_tensor(), manifest))
-            loader.bind(model, weights)
-            loader.fill(model, self._folder)
+            loader.bind_tensors(model, weights)
+            loader.load_tensors(model, self._folder)
             if draft is not None and self._draft_folder is not None:
-                loader.bind(draft, drafts)
-                loader.fill(draft, self._draft_folder)
+                loader.bind_tensors(draft, drafts)
+                loader.load_tensors(draft, self._draft_folder)
         except BaseException:
             buffer.close()
             raise

@@ -106,7 +106,7 @@ class Weights:
         if not self._config.weights:
             return
         shard = self._member.shard
-        self._unbound = loader.build(Path(self._config.model), model_config, dtype, shard)
+        self._unbound = loader.build_model(Path(self._config.model), model_config, dtype, shard)
         if self._unbound is not None:
             self._mapping = WeightMapping(self._config.weights, shard.rank)
 
@@ -133,16 +133,16 @@ class Weights:
         draft = None if self._config.draft_model is None else Path(self._config.draft_model)
         if mapped is not None and self._unbound is not None:
             own, drafts = draft_models.split_tensors(mapped)
-            loader.bind(self._unbound, own)
+            loader.bind_tensors(self._unbound, own)
             self.model = self._unbound
             if draft is not None:
-                self.draft = draft_models.build(draft, dtype)
-                loader.bind(self.draft, drafts)
+                self.draft = draft_models.build_draft_model(draft, dtype)
+                loader.bind_tensors(self.draft, drafts)
         else:
             folder = Path(self._config.model)
             self.model = loader.load_model(folder, model_config, dtype, device, self._member.shard)
             if draft is not None:
-                self.draft = draft_models.load(draft, dtype, device)
+                self.draft = draft_models.load_draft_model(draft, dtype, device)
         if isinstance(self.model, Decoder):
             self.model.group = self._member.group
         of_rank = _count_bytes(self.model) if self._mapping is None else self._mapping.nbytes

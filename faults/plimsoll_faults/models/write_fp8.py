@@ -22,8 +22,8 @@ from safetensors.torch import save_file
 from plimsoll_engine.errors import LoadError
 from plimsoll_engine.kernels.quantized import quantize
 from plimsoll_engine.models import decoder, loader, quantization
-from plimsoll_engine.models.decoder_parts import Spec, make_parts
-from plimsoll_engine.models.safetensors_files import INDEX, list_weight_files, open_safetensors
+from plimsoll_engine.models.decoder_parts import DecoderSpec, make_parts
+from plimsoll_engine.models.safetensors_files import INDEX_FILE, list_weight_files, open_safetensors
 
 WEIGHT_SUFFIX = ".weight"
 SCALE_SUFFIX = ".weight_scale"
@@ -38,12 +38,12 @@ def write_fp8(source: Path, target: Path) -> None:
     if not decoder.supports(config) or loader.read_quantization(config) is not None:
         raise LoadError(
             f"{source}: cannot be quantized: only unquantized text models of "
-            f"{', '.join(decoder.FAMILY)} are supported"
+            f"{', '.join(decoder.SUPPORTED_MODEL_TYPES)} are supported"
         )
-    kept = quantization.Quantization(quantization.WHOLE)
+    kept = quantization.Quantization(quantization.NEVER_QUANTIZED)
     matrices = {
         path
-        for name, part in make_parts(Spec.from_config(config)).items()
+        for name, part in make_parts(DecoderSpec.from_config(config)).items()
         if name.startswith("layers.") and len(part.shape) == 2
         for path, _ in part.sources
         if kept.is_quantized([path.removesuffix(WEIGHT_SUFFIX)])
@@ -57,11 +57,11 @@ def write_fp8(source: Path, target: Path) -> None:
         size += sum(tensor.nbytes for tensor in tensors.values())
         weight_map |= dict.fromkeys(tensors, file.name)
         save_file(tensors, target / file.name, metadata={"format": "pt"})
-    if (source / INDEX).is_file():
+    if (source / INDEX_FILE).is_file():
         index = {"metadata": {"total_size": size}, "weight_map": weight_map}
-        (target / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+        (target / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n")
     raw: dict[str, Any] = json.loads((source / "config.json").read_bytes())
-    raw[quantization.FIELD] = quantization.make_config()
+    raw[quantization.CONFIG_FIELD] = quantization.make_config()
     (target / "config.json").write_text(json.dumps(raw, indent=2) + "\n")
     for file in source.iterdir():
         if file.is_file() and file.suffix != ".safetensors" and not (target / file.name).exists():

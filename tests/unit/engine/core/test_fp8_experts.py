@@ -94,12 +94,12 @@ def test_scales_may_have_the_type_of_the_other_tensors(fp8: Path, tmp_path: Path
 
 def test_some_experts_alone_cannot_be_ignored(fp8: Path, tmp_path: Path) -> None:
     config = json.loads((fp8 / "config.json").read_text())
-    config[quantization.FIELD]["ignore"].append(r"re:.*experts\.3\..*")
+    config[quantization.CONFIG_FIELD]["ignore"].append(r"re:.*experts\.3\..*")
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(
         LoadError, match=r"ignore: matches .*experts\.3\.gate_proj but not .*experts\.0\.gate_proj"
     ):
-        loader.build(tmp_path, loader.load_config(tmp_path), torch.float32)
+        loader.build_model(tmp_path, loader.load_config(tmp_path), torch.float32)
 
 
 def test_a_missing_scale_of_one_expert_is_named(fp8: Path, tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def edit(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     """Change the field in ``folder``, a copy."""
     path = folder / "config.json"
     config = json.loads(path.read_text())
-    change(config[quantization.FIELD])
+    change(config[quantization.CONFIG_FIELD])
     path.write_text(json.dumps(config))
 
 
@@ -166,15 +166,15 @@ BROKEN: list[tuple[Callable[[dict[str, torch.Tensor]], Any], str]] = [
     (lambda t: t.pop(f"{GATE}.weight_scale"), rf"1 missing tensors: {GATE}\.weight_scale"),
     (
         lambda t: t.update({f"{GATE}.weight": t[f"{GATE}.weight"].float()}),
-        rf"{GATE}\.weight in .*: dtype F32, expected F8_E4M3",
+        rf"{GATE}\.weight in .*: the dtype is F32, but must be F8_E4M3",
     ),
     (
         lambda t: t.update({f"{GATE}.weight": t[f"{GATE}.weight"].view(torch.uint8).clone()}),
-        rf"{GATE}\.weight in .*: dtype U8, expected F8_E4M3",
+        rf"{GATE}\.weight in .*: the dtype is U8, but must be F8_E4M3",
     ),
     (
         lambda t: t.update({f"{GATE}.weight_scale": torch.ones(1)}),
-        rf"{GATE}\.weight_scale in .*: shape \(1,\) in the file, but \(96, 1\) in the model",
+        rf"{GATE}\.weight_scale in .*: the shape is \(1,\) in the file, but \(96, 1\) in the model",
     ),
     (
         lambda t: t[f"{GATE}.weight_scale"][5].fill_(float("nan")),
@@ -222,7 +222,7 @@ def test_half_a_matrix_cannot_be_ignored(fp8: Path, tmp_path: Path) -> None:
     with pytest.raises(
         LoadError, match=rf"ignore: matches {GATE} but not .*up_proj, which the engine fuses"
     ):
-        loader.build(tmp_path, loader.load_config(tmp_path), torch.float32)
+        loader.build_model(tmp_path, loader.load_config(tmp_path), torch.float32)
 
 
 def test_routers_must_be_ignored(tmp_path: Path) -> None:
@@ -232,7 +232,7 @@ def test_routers_must_be_ignored(tmp_path: Path) -> None:
     with pytest.raises(
         LoadError, match=r"ignore: must match model\.layers\.0\.mlp\.gate; FP8 .* router"
     ):
-        loader.build(tmp_path / "fp8", loader.load_config(tmp_path / "fp8"), torch.float32)
+        loader.build_model(tmp_path / "fp8", loader.load_config(tmp_path / "fp8"), torch.float32)
 
 
 @pytest.mark.parametrize("size", [1, 8])
@@ -318,12 +318,12 @@ def test_an_adapter_changes_a_quantized_model(tmp_path: Path, helpers: Any) -> N
 def test_shared_weights_have_both_types(fp8: Path) -> None:
     """As the weight server lays them out, sums them and maps them."""
     config = loader.load_config(fp8)
-    model = loader.build(fp8, config, torch.float32)
+    model = loader.build_model(fp8, config, torch.float32)
     assert model is not None
     manifest = create_manifest(model.get_parameters())
     flat = torch.zeros(manifest.nbytes, dtype=torch.uint8)
-    loader.bind(model, make_views(flat, manifest))
-    loader.fill(model, fp8)
+    loader.bind_tensors(model, make_views(flat, manifest))
+    loader.load_tensors(model, fp8)
     for name, tensor in load(fp8).get_parameters().items():
         assert torch.equal(
             tensor.view(torch.uint8), model.get_parameters()[name].view(torch.uint8)
@@ -336,7 +336,7 @@ def test_shared_weights_have_both_types(fp8: Path) -> None:
     ]
     assert changed == ["layers.0.down_scale"]
     with pytest.raises(ValueError, match=r"layers\.0\.qkv is torch\.float32"):
-        loader.bind(model, {n: t.float() for n, t in model.get_parameters().items()})
+        loader.bind_tensors(model, {n: t.float() for n, t in model.get_parameters().items()})
 
 
 def test_shards_are_written_as_shards(exact: Path, tmp_path: Path) -> None:
@@ -370,12 +370,12 @@ def test_what_cannot_be_written_is_said(
 
 def test_the_writer_says_what_the_reader_takes() -> None:
     config = quantization.make_config()
-    found = quantization.read(copy.deepcopy(config))
-    assert found == quantization.Quantization(quantization.WHOLE)
+    found = quantization.parse_config(copy.deepcopy(config))
+    assert found == quantization.Quantization(quantization.NEVER_QUANTIZED)
     assert found.is_quantized(["model.layers.0.mlp.gate_proj", "model.layers.0.mlp.up_proj"])
     assert not found.is_quantized(["lm_head"])
-    assert quantization.read(None) is None
+    assert quantization.parse_config(None) is None
     # As compressed-tensors writes it out again: with nulls where it has defaults.
     group(config)["format"] = None
     config |= {"ignore": None, "global_compression_ratio": 1.5, "sparsity_config": {}}
-    assert quantization.read(config, tied=True) == quantization.Quantization()
+    assert quantization.parse_config(config, tied=True) == quantization.Quantization()

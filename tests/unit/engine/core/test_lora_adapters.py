@@ -312,7 +312,7 @@ BROKEN: list[tuple[Callable[[Path], Any], str]] = [
     (lambda f: edit(f, r=9), "field r: 9 exceeds --max-lora-rank 8"),
     (
         lambda f: edit(f, r=5),
-        r"mismatched.*shape \(4, 96\) in the file, but \(5, 96\) in the model",
+        r"mismatched.*shape is \(4, 96\) in the file, but \(5, 96\) in the model",
     ),
     (lambda f: edit(f, bias="all"), "field bias: 'all'"),
     (lambda f: edit(f, use_dora=True), "field use_dora"),
@@ -328,7 +328,7 @@ BROKEN: list[tuple[Callable[[Path], Any], str]] = [
     (lambda f: edit_tensors(f, lambda t: t.update({EMBED_A: torch.ones(4, 5)})), EMBED_A),
     (
         lambda f: edit_tensors(f, lambda t: t.update({Q_A: t[Q_A].to(torch.int8)})),
-        f"{Q_A}: dtype I8, expected F32",
+        f"{Q_A}: the dtype is I8, but must be F32",
     ),
 ]
 

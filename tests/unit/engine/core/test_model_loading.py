@@ -56,7 +56,7 @@ BROKEN: list[tuple[Callable[[Path], Any], str]] = [
     (lambda f: edit_tensors(f, lambda t: t.update({GATE: torch.ones(2, 2)})), GATE),
     (
         lambda f: edit_tensors(f, lambda t: t.update({NORM: t[NORM].to(torch.int8)})),
-        rf"{NORM} in model\.safetensors: dtype I8, expected F32",
+        rf"{NORM} in model\.safetensors: the dtype is I8, but must be F32",
     ),
     (lambda f: edit_config(f, quantization_config={"quant_method": "fp8"}), "quantization_config"),
 ]
@@ -118,13 +118,13 @@ BROKEN_SHARDS: list[tuple[Callable[[Path], Any], str]] = [
     ),
     (
         lambda f: edit_shard(f, SECOND, lambda t: t.update({NORM: torch.ones(3)})),
-        rf"{NORM} in {SECOND}: shape \(3,\) in the file, but \(128,\) in the model",
+        rf"{NORM} in {SECOND}: the shape is \(3,\) in the file, but \(128,\) in the model",
     ),
     (
         lambda f: edit_shard(
             f, SECOND, lambda t: t.update({NORM: t[NORM].to(torch.float8_e4m3fn)})
         ),
-        rf"{NORM} in {SECOND}: dtype F8_E4M3, expected",
+        rf"{NORM} in {SECOND}: the dtype is F8_E4M3, but must be",
     ),
 ]
 

@@ -107,7 +107,7 @@ def test_a_field_that_cannot_be_divided_is_named(field: str, value: int, size: i
     kind = "qwen3_moe" if field.startswith("moe") else "llama"
     config = AutoConfig.for_model(**{**SIZES, field: value}, model_type=kind)
     with pytest.raises(LoadError, match=rf"config\.json: field {field}: {value} .*parallel-size"):
-        loader.build(Path("m"), config, torch.float32, Shard(0, size))
+        loader.build_model(Path("m"), config, torch.float32, Shard(0, size))
 
 
 @pytest.mark.parametrize("kind", ["whisper", "llava", "gpt_neox"])
@@ -116,7 +116,7 @@ def test_models_of_one_rank_are_refused(kind: str) -> None:
     with pytest.raises(
         LoadError, match=rf"--tensor-parallel-size 2: field model_type: {kind} supports"
     ):
-        loader.build(Path("m"), config, torch.float32, Shard(1, 2))
+        loader.build_model(Path("m"), config, torch.float32, Shard(1, 2))
 
 
 def test_more_ranks_than_devices(monkeypatch: pytest.MonkeyPatch) -> None:

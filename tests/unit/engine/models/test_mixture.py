@@ -16,7 +16,7 @@ from transformers import AutoConfig
 from plimsoll_engine.errors import LoadError
 from plimsoll_engine.models import loader, lora
 from plimsoll_engine.models.decoder import Decoder
-from plimsoll_engine.models.decoder_parts import Spec
+from plimsoll_engine.models.decoder_parts import DecoderSpec
 
 SIZES: dict[str, Any] = {
     "model_type": "qwen3_moe", "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48,
@@ -57,7 +57,7 @@ def test_layers_with_experts_are_those_of_transformers(
             if isinstance(Qwen3MoeDecoderLayer(asked, layer).mlp, Qwen3MoeSparseMoeBlock)
         ]
     assert theirs == layers
-    mixture = Spec.from_config(asked).mixture
+    mixture = DecoderSpec.from_config(asked).mixture
     assert (sorted(mixture.layers) if mixture else []) == layers
     parts = Decoder(asked, torch.float32).parts
     assert sorted(int(name.split(".")[1]) for name in parts if name.endswith("router")) == layers
@@ -67,7 +67,7 @@ def test_layers_with_experts_are_those_of_transformers(
 
 
 def test_a_model_without_experts_has_no_mixture() -> None:
-    assert Spec.from_config(config(model_type="qwen3")).mixture is None
+    assert DecoderSpec.from_config(config(model_type="qwen3")).mixture is None
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_a_model_without_experts_has_no_mixture() -> None:
 )
 def test_a_field_that_cannot_be_is_named(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(LoadError, match=rf"m/config\.json: field {message}"):
-        loader.build(Path("m"), config(**fields), torch.float32)
+        loader.build_model(Path("m"), config(**fields), torch.float32)
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ from plimsoll_engine.kernels.reference import ReferenceOps
 from plimsoll_engine.messages.rank_ipc import Inputs
 from plimsoll_engine.messages.worker_ipc import Sampling
 from plimsoll_engine.models.decoder import Decoder
-from plimsoll_engine.models.decoder_parts import SCALE
+from plimsoll_engine.models.decoder_parts import SCALE_SUFFIX
 from plimsoll_engine.models.lora import Adapter, LoraDelta, find_targets
 from plimsoll_engine.models.quantization import Quantization
 
@@ -67,12 +67,12 @@ def parse_document(name: str) -> Decoder:
     generator = torch.Generator().manual_seed(5)
     tensors: dict[str, torch.Tensor] = {}
     for part, meta in model.get_parameters().items():
-        if part.endswith(SCALE):
+        if part.endswith(SCALE_SUFFIX):
             continue
         drawn = torch.randn(meta.shape, generator=generator)
         drawn = drawn / meta.shape[-1] ** 0.5 if drawn.dim() == 2 else 1 + 0.3 * drawn
         if meta.dtype == FP8:
-            drawn, tensors[part + SCALE] = quantized.quantize(drawn)
+            drawn, tensors[part + SCALE_SUFFIX] = quantized.quantize(drawn)
         tensors[part] = drawn
     model.bind(tensors)
     return model

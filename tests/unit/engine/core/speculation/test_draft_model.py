@@ -111,7 +111,7 @@ def test_drafts_of_a_model_change_no_token(
     expected: dict[str, list[int]],
     helpers: Any,
 ) -> None:
-    small = draft_models.load(worse, torch.float32, torch.device("cpu"))
+    small = draft_models.load_draft_model(worse, torch.float32, torch.device("cpu"))
     engine = engines(small, **size)
     for name, kind in KINDS.items():
         assert engine.submit(helpers.submit(name, prompts[name], NEW_TOKENS, **kind)) is None
@@ -322,4 +322,4 @@ def test_a_model_that_cannot_draft_is_named(tiny_checkpoint: Path, tmp_path: Pat
     config = json.loads((folder / "config.json").read_bytes())
     (folder / "config.json").write_text(json.dumps(config | {"model_type": "gpt2"}))
     with pytest.raises(LoadError, match="gpt2 is not supported as a draft model"):
-        draft_models.build(folder, torch.float32)
+        draft_models.build_draft_model(folder, torch.float32)
