@@ -108,7 +108,7 @@ def pool_blocks(model: Decoder, dtype: torch.dtype, free: int) -> int:
     graphs and logits.
     """
     reference = sum(4 * tensor.numel() for tensor in model.get_parameters().values())
-    block_bytes = BLOCK * model.kv.bytes_per_token(dtype)
+    block_bytes = BLOCK * model.kv.compute_bytes_per_token(dtype)
     room = int(0.9 * max(0, free - reference))
     return max(1, min(MAX_SEQS * 2112 // BLOCK, room // block_bytes))
 

@@ -131,7 +131,7 @@ def test_graphs_make_the_same_text_and_all_memory_comes_back(
 ) -> None:
     # Else the attention is cut by the number of rows, which padding changes: other roundings.
     monkeypatch.setattr(decode_attention, "choose_partition", lambda *_: Partition(64, 4))
-    monkeypatch.setattr(Runner, "_is_short", lambda *_: False)
+    monkeypatch.setattr(Runner, "_has_short_prompts", lambda *_: False)
     found = []
     for graphs in (True, False):
         lifecycle = CoreLifecycle(config(checkpoint, pool))

@@ -24,7 +24,7 @@ from plimsoll_engine.weights import weight_server
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig, listen
 model, folder = sys.argv[1:]
 config = WorkerConfig(model, folder, "unused", "bfloat16", "cuda", weights=folder + "/weights.sock")
-sys.exit(weight_server.run(config, listen(config.weights)))
+sys.exit(weight_server.run_weight_server(config, listen(config.weights)))
 """
 
 
@@ -74,9 +74,9 @@ def test_the_pool_outlives_its_workers_and_ends_with_the_weight_server(
     del pool
     assert first.claim_pool()
     assert not second.claim_pool(), "the first may still write"
-    assert first.end()
+    assert first.unmap()
     assert second.claim_pool()
-    assert second.end()
+    assert second.unmap()
     server.terminate()
     assert server.wait(30) == 0
     assert torch.cuda.mem_get_info()[0] - free > 8 * GIB

@@ -31,10 +31,10 @@ class MediaCacheReceiver:
         If the data of media is missing, return a message with their keys instead.
         """
         for key in submit.forget:
-            self._drop(key)
+            self._remove(key)
         for media in submit.media:
             if media.keep and media.data is not None:
-                self._drop(media.key)
+                self._remove(media.key)
                 self._held[media.key] = media.data
                 self.bytes += len(media.data)
         missing = [m.key for m in submit.media if m.data is None and m.key not in self._held]
@@ -65,7 +65,7 @@ class MediaCacheReceiver:
             return [f"the items have {total} bytes in total, but {self.bytes} are recorded"]
         return []
 
-    def _drop(self, key: bytes) -> None:
+    def _remove(self, key: bytes) -> None:
         data = self._held.pop(key, None)
         if data is not None:
             self.bytes -= len(data)

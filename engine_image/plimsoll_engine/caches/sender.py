@@ -34,7 +34,7 @@ class MediaCacheSender:
         match message:
             case Submit(media=media) if media:
                 self.changes += 1
-                return self._pack(message)
+                return self._pack_submission(message)
             case Trim():
                 self.changes += 1
                 self._held.clear()
@@ -54,10 +54,10 @@ class MediaCacheSender:
         """Return a message for each inconsistency in this cache, for the audit."""
         return self._held.find_problems()
 
-    def _pack(self, submit: Submit) -> Submit:
+    def _pack_submission(self, submit: Submit) -> Submit:
         forget: list[bytes] = []
         # Pin the submission's items so that one is not evicted to make room for another.
-        pinned = [media.key for media in submit.media if self._pin(media.key)]
+        pinned = [media.key for media in submit.media if self._pin_if_cached(media.key)]
         media = [self._pack_media(item, forget, pinned) for item in submit.media]
         for key in pinned:
             self._held.unpin(key)
@@ -78,7 +78,7 @@ class MediaCacheSender:
         pinned.append(media.key)
         return replace(media, keep=True)
 
-    def _pin(self, key: bytes) -> bool:
+    def _pin_if_cached(self, key: bytes) -> bool:
         if key not in self._held:
             return False
         self._held.pin(key)

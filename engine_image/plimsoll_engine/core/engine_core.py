@@ -165,18 +165,18 @@ class EngineCore:
         self.pool.reset_prefix_cache()
         return settled
 
-    def submit(self, submit: Submit) -> RequestFailure | MissingMedia | None:
+    def submit(self, message: Submit) -> RequestFailure | MissingMedia | None:
         """Queue a request. If it is refused, return the failure or the keys of missing media."""
-        whole = self.receiver.unpack(submit)
-        if submit.request_id in self.requests:
-            return self._create_refusal(submit, "a request with this ID is already running")
+        whole = self.receiver.unpack(message)
+        if message.request_id in self.requests:
+            return self._create_refusal(message, "a request with this ID is already running")
         if isinstance(whole, MissingMedia):
             return whole
         request = self.make_request(whole)
-        if submit.adapter and (why := self._set_adapter(request, submit.adapter)) is not None:
-            return self._create_refusal(submit, why)
+        if message.adapter and (why := self._set_adapter(request, message.adapter)) is not None:
+            return self._create_refusal(message, why)
         if (why := self.scheduler.find_refusal(request)) is not None:
-            return self._create_refusal(submit, why)
+            return self._create_refusal(message, why)
         self.counters.requests += 1
         self.counters.prompt_tokens += request.num_prompt
         self.requests[request.request_id] = request
@@ -184,21 +184,21 @@ class EngineCore:
         if self.speculation is not None:
             self.speculation.enable_drafts(request, self.scheduler.max_model_len)
         if self.inheritance is not None:
-            self.inheritance.claim(request)
+            self.inheritance.claim_table(request)
         if (grammar := request.sampling.grammar) is None:
-            self._queue(request)
+            self._queue_request(request)
             return None
         if request.block_ids:
-            self.scheduler.keep(request)
+            self.scheduler.keep_inherited_blocks(request)
         self.grammars.start_compilation(
-            request.request_id, grammar, submit.output_ids, request.tenant
+            request.request_id, grammar, message.output_ids, request.tenant
         )
         return None
 
-    def _queue(self, request: Request) -> None:
+    def _queue_request(self, request: Request) -> None:
         """Queue ``request``, or continue it at once if it has blocks from the predecessor."""
         if request.block_ids:
-            self.scheduler.adopt(request)
+            self.scheduler.start_with_inherited_blocks(request)
         else:
             self.scheduler.add(request)
 
@@ -251,7 +251,7 @@ class EngineCore:
         dropped = []
         for request_id, outcome in self.grammars.collect_finished(wait_s):
             request = self.requests[request_id]
-            self._queue(request)
+            self._queue_request(request)
             if isinstance(outcome, GrammarError):
                 self.counters.errors += 1
                 self._end_request(request)
@@ -288,7 +288,7 @@ class EngineCore:
             self._finish_step(output)
         self._append_confirmed_tokens(output, MASK_WAIT_S)
         self._free_outputs()
-        suspect = self._pick_suspect()
+        suspect = self._take_next_suspect()
         chunks = self.scheduler.schedule(suspect)
         if self.speculation is not None and suspect is None:
             self._add_drafts(self.speculation, chunks)
@@ -364,15 +364,15 @@ class EngineCore:
             if token_id == NO_TOKEN:
                 self._end_without_token(request, output)
             elif request.matcher is None:
-                self._append(request, token_id, logprobs, output)
+                self._append_token(request, token_id, logprobs, output)
                 if drafts:
-                    self._append_accepted(request, tokens[1:], drafts, output)
+                    self._append_accepted_drafts(request, tokens[1:], drafts, output)
             else:
                 request.in_flight.unconfirmed = token_id, logprobs
                 self._unconfirmed.append(request)
                 self.grammars.masks.advance(request.matcher, token_id)
 
-    def _append_accepted(
+    def _append_accepted_drafts(
         self, request: Request, tokens: list[NextToken], drafts: int, output: StepOutput
     ) -> None:
         """Append the ``tokens`` that follow accepted drafts, after ``drafts`` were verified."""
@@ -385,7 +385,7 @@ class EngineCore:
                 self._end_without_token(request, output)
                 break
             self.scheduler.record_accepted(request)
-            self._append(request, token_id, logprobs, output)
+            self._append_token(request, token_id, logprobs, output)
 
     def _end_without_token(self, request: Request, output: StepOutput) -> None:
         """Fail ``request``, whose logits are not finite, for example with a damaged adapter."""
@@ -394,7 +394,7 @@ class EngineCore:
         message = "the model's logits for this request are not finite: the request cannot continue"
         output.dropped.append(RequestFailure(request.request_id, request.attempt, "error", message))
 
-    def _append(
+    def _append_token(
         self, request: Request, token_id: int, logprobs: Logprobs | None, output: StepOutput
     ) -> None:
         """Append a token to ``request``. End the request if the token is its last."""
@@ -419,7 +419,7 @@ class EngineCore:
         if not self._unconfirmed:
             return
         masks = self.grammars.masks
-        masks.wait(wait_s, idle)
+        masks.wait_for_masks(wait_s, idle)
         unconfirmed, self._unconfirmed = self._unconfirmed, []
         for request in unconfirmed:
             matcher = request.matcher
@@ -430,13 +430,13 @@ class EngineCore:
                 continue
             wrong = None
             if matcher.busy:
-                wrong = self.grammars.refuse(matcher)
+                wrong = self.grammars.refuse_overdue(matcher)
             else:
                 (token_id, logprobs), request.in_flight.unconfirmed = (
                     request.in_flight.unconfirmed,
                     None,
                 )
-                self._append(request, token_id, logprobs, output)
+                self._append_token(request, token_id, logprobs, output)
                 if matcher.error is not None:
                     wrong = GrammarError(matcher.field, matcher.error)
             if wrong is not None and not request.released:
@@ -464,7 +464,7 @@ class EngineCore:
             self.scheduler.preempt(request)
         self._suspects.extend(request.request_id for request in requests)
 
-    def _pick_suspect(self) -> Request | None:
+    def _take_next_suspect(self) -> Request | None:
         while self._suspects:
             request = self.requests.get(self._suspects.popleft())
             if request is not None and request in self.scheduler.waiting:
@@ -491,11 +491,11 @@ class EngineCore:
     def _free_outputs(self) -> None:
         """Free the encoder outputs that earlier steps released. Call this before each step."""
         if self.scheduler.encoder is not None and self.runner.outputs is not None:
-            self.runner.outputs.free(self.scheduler.encoder.take_freed())
+            self.runner.outputs.free(self.scheduler.encoder.take_freed_keys())
 
-    def _create_refusal(self, submit: Submit, message: str) -> RequestFailure:
+    def _create_refusal(self, message: Submit, reason: str) -> RequestFailure:
         self.counters.errors += 1
-        return RequestFailure(submit.request_id, submit.attempt, "invalid", message)
+        return RequestFailure(message.request_id, message.attempt, "invalid", reason)
 
     def count_request_bytes(self) -> int:
         """Return the host memory of all requests in bytes.

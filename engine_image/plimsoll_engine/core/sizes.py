@@ -43,7 +43,9 @@ class EngineSizes(msgspec.Struct, frozen=True):
 
 def compute_token_bytes(kv: KVShape, dtype: torch.dtype, draft: KVShape | None) -> int:
     """Return the bytes per token in the KV pools of the model and the draft model, if any."""
-    return kv.bytes_per_token(dtype) + (0 if draft is None else draft.bytes_per_token(dtype))
+    return kv.compute_bytes_per_token(dtype) + (
+        0 if draft is None else draft.compute_bytes_per_token(dtype)
+    )
 
 
 def choose_cache_dtype(name: str, dtype: torch.dtype, device: torch.device) -> torch.dtype:

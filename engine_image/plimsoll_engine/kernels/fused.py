@@ -55,13 +55,13 @@ class FusedOps:
             self._counters = torch.zeros(NUM_COUNTERS, dtype=torch.int32, device=device)
         return self._counters
 
-    def max_project_rows(self, weight: Weight) -> int:
-        """Implement :meth:`Ops.max_project_rows`: MAX_FEW_ROWS if ``weight`` allows it, else 1."""
+    def get_max_project_rows(self, weight: Weight) -> int:
+        """Implement :meth:`Ops.get_max_project_rows`. Only some weights allow several rows."""
         several = isinstance(weight, torch.Tensor) and few_rows.supports(weight)
         return MAX_FEW_ROWS if several else 1
 
-    def step_context(self, plan: StepPlan) -> AbstractContextManager[None]:
-        """Implement :meth:`Ops.step_context` by selecting torch's fastest attention for prompts."""
+    def create_step_context(self, plan: StepPlan) -> AbstractContextManager[None]:
+        """Implement :meth:`Ops.create_step_context` with torch's fastest attention for prompts."""
         plan.joined = self._equal.count_step(get_whole_prompts(plan))
         return select_fastest_backend(plan)
 
@@ -100,7 +100,7 @@ class FusedOps:
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Implement :meth:`Ops.rotate_and_store` in one kernel."""
-        keys, values = plan.pages(layer)
+        keys, values = plan.get_pages(layer)
         query, pairs = rotary.rotate_and_store(
             qkv,
             rotary_table,
@@ -124,7 +124,7 @@ class FusedOps:
 
     def store(self, key: torch.Tensor, value: torch.Tensor, plan: StepPlan, layer: int) -> None:
         """Implement :meth:`Ops.store`. Also keep keys and values for the attention of prompts."""
-        for pages, rows in zip(plan.pages(layer), (key, value), strict=True):
+        for pages, rows in zip(plan.get_pages(layer), (key, value), strict=True):
             if pages.scales is None:
                 pages.rows.index_copy_(0, plan.write_slots, rows)
             else:
@@ -150,7 +150,7 @@ class FusedOps:
         end = len(plan.contexts) - len(get_whole_prompts(plan, window))
         if not end:
             return
-        keys, values = plan.pages(layer)
+        keys, values = plan.get_pages(layer)
         if plan.decodes:
             decode_attention(
                 query[: plan.decodes], keys, values, plan.tables, plan.contexts, plan.block_size,
@@ -276,5 +276,5 @@ class FusedOps:
         if isinstance(weight, torch.Tensor) and gated_product.supports(x, weight, bias):
             if gated_product.is_faster(x, weight):
                 return gated_product.gated_product(x, weight)
-            gated_product.load(x, weight)
+            gated_product.load_kernel(x, weight)
         return self.silu_mul(self.linear(x, weight, bias))

@@ -100,7 +100,7 @@ _loaded: set[tuple[object, ...]] = set()
 """Arguments (device, dtype, weight shape) for which this process has loaded the kernel."""
 
 
-def load(x: torch.Tensor, weight: torch.Tensor) -> None:
+def load_kernel(x: torch.Tensor, weight: torch.Tensor) -> None:
     """Load the kernel for this dtype and weight shape, so that no request waits for it later."""
     if (x.device, x.dtype, weight.shape) not in _loaded:
         gated_product(x[:1], weight)

@@ -45,12 +45,12 @@ class ReferenceOps:
 
     min_add_rows = 1024
 
-    def max_project_rows(self, weight: Weight) -> int:
-        """Implement :meth:`Ops.max_project_rows`: 0, because :meth:`project` is never faster."""
+    def get_max_project_rows(self, weight: Weight) -> int:
+        """Return 0, as in :class:`Ops`, because :meth:`project` is never faster."""
         return 0
 
-    def step_context(self, plan: StepPlan) -> AbstractContextManager[None]:
-        """Implement :meth:`Ops.step_context`. No context is needed."""
+    def create_step_context(self, plan: StepPlan) -> AbstractContextManager[None]:
+        """Implement :meth:`Ops.create_step_context`. No context is needed."""
         return nullcontext()
 
     def gather_rows(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
@@ -114,7 +114,7 @@ class ReferenceOps:
 
     def store(self, key: torch.Tensor, value: torch.Tensor, plan: StepPlan, layer: int) -> None:
         """Implement :meth:`Ops.store`."""
-        for pages, rows in zip(plan.pages(layer), (key, value), strict=True):
+        for pages, rows in zip(plan.get_pages(layer), (key, value), strict=True):
             if pages.scales is None:
                 pages.rows.index_copy_(0, plan.write_slots, rows)
             else:
@@ -298,7 +298,7 @@ def _attend_decodes(
 ) -> torch.Tensor:
     rows, heads, dim = query.shape
     slots = plan.derived.decode_slots
-    keys, values = (_read_rows(pages, slots, query.dtype) for pages in plan.pages(layer))
+    keys, values = (_read_rows(pages, slots, query.dtype) for pages in plan.get_pages(layer))
     kv_heads = keys.shape[2]
     mask = _get_mask(plan, -1, plan.contexts[: plan.decodes] - 1, slots.shape[1], window)
     # Pass the query heads that share a kv head as its query rows, so that no key is copied.
@@ -316,7 +316,9 @@ def _attend_prefill(
     query: torch.Tensor, plan: StepPlan, layer: int, number: int, scale: float, window: int | None
 ) -> torch.Tensor:
     prefill: Prefill = plan.derived.prefills[number]
-    keys, values = (_read_rows(pages, prefill.slots, query.dtype) for pages in plan.pages(layer))
+    keys, values = (
+        _read_rows(pages, prefill.slots, query.dtype) for pages in plan.get_pages(layer)
+    )
     groups = query.shape[1] // keys.shape[1]
     length, new = len(prefill.slots), prefill.stop - prefill.start
     newest = torch.arange(length - new, length, device=query.device)

@@ -16,7 +16,7 @@ from plimsoll_engine.kernels.overlap import (
     get_launch_options,
     wait_for_previous_kernel,
 )
-from plimsoll_engine.kernels.scaled_product import scale_for, to_fp8
+from plimsoll_engine.kernels.scaled_product import compute_row_scale, convert_to_fp8
 from plimsoll_engine.kernels.sizes import next_power_of_2
 from plimsoll_engine.kernels.step_plan import Pages
 
@@ -69,9 +69,9 @@ def _store_scaled(
 ):  # fmt: skip
     """Store both halves of COUNT heads as e4m3, and the scale of each head."""
     largest = tl.maximum(tl.max(tl.abs(left), axis=1), tl.max(tl.abs(right), axis=1))
-    scale = scale_for(largest)
-    tl.store(target, to_fp8(left, scale[:, None]), mask=inside)
-    tl.store(target + HALF, to_fp8(right, scale[:, None]), mask=inside)
+    scale = compute_row_scale(largest)
+    tl.store(target, convert_to_fp8(left, scale[:, None]), mask=inside)
+    tl.store(target + HALF, convert_to_fp8(right, scale[:, None]), mask=inside)
     tl.store(scales, scale, mask=head < COUNT)
 
 

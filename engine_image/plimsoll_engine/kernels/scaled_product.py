@@ -27,13 +27,13 @@ SIZE_MULTIPLE = 16
 
 
 @triton.jit
-def scale_for(largest):
+def compute_row_scale(largest):
     """Return the scale of a row whose largest absolute value is ``largest``."""
     return tl.div_rn(tl.maximum(largest, MIN_ROW_MAXIMUM), FP8_MAX)
 
 
 @triton.jit
-def to_fp8(x, scale):
+def convert_to_fp8(x, scale):
     """Return ``x`` float32 divided by ``scale``, rounded to the nearest e4m3 value."""
     return tl.div_rn(x, scale).to(tl.float8e4nv)
 
@@ -48,8 +48,8 @@ def _quantize(
     allow_next_kernel(OVERLAP)
     wait_for_previous_kernel(OVERLAP)
     value = tl.load(x + row * size + column, mask=inside, other=0.0).to(tl.float32)
-    scale = scale_for(tl.max(tl.abs(value), axis=0))
-    tl.store(values + row * size + column, to_fp8(value, scale), mask=inside)
+    scale = compute_row_scale(tl.max(tl.abs(value), axis=0))
+    tl.store(values + row * size + column, convert_to_fp8(value, scale), mask=inside)
     tl.store(scales + row, scale)
 
 

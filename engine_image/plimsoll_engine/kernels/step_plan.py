@@ -26,7 +26,7 @@ class KVShape(NamedTuple):
     heads: int
     dim: int
 
-    def bytes_per_token(self, dtype: torch.dtype) -> int:
+    def compute_bytes_per_token(self, dtype: torch.dtype) -> int:
         """Return the size in bytes of one token's keys and values, with scales if FP8."""
         scale_bytes = SCALE_BYTES if dtype == FP8 else 0
         return 2 * self.layers * self.heads * (self.dim * dtype.itemsize + scale_bytes)
@@ -58,7 +58,7 @@ class RowAdapters(Protocol):
 
 
 @dataclass(slots=True)
-class Needed:
+class NeededPlan:
     """Rows of a step whose hidden states are needed after the step.
 
     ``rows`` int32 [needed] contains the indices of these rows, which are the last rows of each
@@ -115,10 +115,10 @@ class StepPlan:
     adapters: RowAdapters | None = None
     context_limit: int = 0
     scales: torch.Tensor | None = None
-    needed: Needed | None = None
+    needed: NeededPlan | None = None
     joined: frozenset[int] = frozenset()
 
-    def pages(self, layer: int) -> tuple[Pages, Pages]:
+    def get_pages(self, layer: int) -> tuple[Pages, Pages]:
         """Return the keys and the values of ``layer``, as views of the pool."""
         keys, values = self.keys[layer], self.values[layer]
         if self.scales is None:

@@ -82,7 +82,7 @@ class BlockPool:
         if count > self.num_available:
             return None
         if count > len(self._free):
-            self._forget(self.prefix.evict(count - len(self._free)))
+            self._free_evicted(self.prefix.evict(count - len(self._free)))
         blocks = [self._free.pop() for _ in range(count)]
         for block in blocks:
             self._references[block] = 1
@@ -155,7 +155,7 @@ class BlockPool:
     def reset_prefix_cache(self) -> int:
         """Evict all blocks that are not used from the prefix cache. Return their number."""
         evicted = self.prefix.evict(len(self.prefix))
-        self._forget(evicted)
+        self._free_evicted(evicted)
         return len(evicted)
 
     def compute_index_bytes(self) -> int:
@@ -193,7 +193,7 @@ class BlockPool:
             raise AssertionError(f"block {block} is neither used nor cached")
         return key
 
-    def _forget(self, evicted: list[tuple[bytes, int]]) -> None:
+    def _free_evicted(self, evicted: list[tuple[bytes, int]]) -> None:
         for _, block in evicted:
             self._hashes[block] = None
             self._free.append(block)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-CHUNK_BYTES = 64 << 20
+MAX_GATHERED_BYTES = 64 << 20
 """Maximum size of the copy of blocks that is summed at a time."""
 
 
@@ -21,7 +21,7 @@ def compute_block_sums(kv: torch.Tensor, block_size: int, blocks: Sequence[int])
     words = kv.reshape(two * layers, slots // block_size, block_size * heads * dim)
     row_bytes = words.shape[-1] * words.element_size()
     words = words.view(torch.int64 if row_bytes % 8 == 0 else torch.uint8)
-    chunk_blocks = max(1, CHUNK_BYTES // (row_bytes * two * layers))
+    chunk_blocks = max(1, MAX_GATHERED_BYTES // (row_bytes * two * layers))
     weights = torch.arange(1, 2 * two * layers, 2, device=kv.device).view(-1, 1)
     results: list[int] = []
     for start in range(0, len(blocks), chunk_blocks):

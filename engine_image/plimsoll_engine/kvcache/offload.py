@@ -24,13 +24,13 @@ from plimsoll_engine.kvcache.block_copies import BlockCopier, CopyTicket, wait_u
 from plimsoll_engine.kvcache.block_pool import BlockPool
 from plimsoll_engine.kvcache.pool_memory import PoolTensors
 
-OFFLOAD_AHEAD_DIVISOR, MAX_OFFLOAD_AHEAD_BLOCKS = 4, 256
-"""A quarter of the pool's blocks, but at most 256 blocks, are copied ahead of their eviction.
+OFFLOAD_AHEAD_FRACTION, MAX_OFFLOAD_AHEAD_BLOCKS = 1 / 4, 256
+"""Share, and maximum number, of the pool's blocks that are copied ahead of their eviction.
 
 The maximum limits the time to scan these blocks in every step.
 """
-MAX_TRANSFER_DIVISOR = 8
-"""Maximum share of the pool's blocks (1/8) that are in transfer at the same time."""
+MAX_IN_TRANSFER_FRACTION = 1 / 8
+"""Maximum share of the pool's blocks that are in transfer at the same time."""
 STALE_TRANSFER_S = 5.0
 """Age above which a transfer counts as stuck. A healthy transfer takes milliseconds."""
 RECLAIM_TIMEOUT_S = 2.0
@@ -230,12 +230,14 @@ class Offload:
     def _count_transferable_blocks(self) -> int:
         """Return the number of blocks for which transfers may be started now."""
         in_transfer = sum(len(transfer.blocks) for transfer in self.transfers)
-        return max(1, self.pool.num_blocks // MAX_TRANSFER_DIVISOR) - in_transfer
+        return max(1, int(self.pool.num_blocks * MAX_IN_TRANSFER_FRACTION)) - in_transfer
 
     def _start_offloading(self) -> None:
         if (room := self._count_transferable_blocks()) < 1:
             return
-        ahead = max(1, min(self.pool.num_blocks // OFFLOAD_AHEAD_DIVISOR, MAX_OFFLOAD_AHEAD_BLOCKS))
+        ahead = max(
+            1, min(int(self.pool.num_blocks * OFFLOAD_AHEAD_FRACTION), MAX_OFFLOAD_AHEAD_BLOCKS)
+        )
         due = [(k, b) for k, b in self.pool.list_oldest_cached(ahead) if k not in self.stored]
         # A pinned slot is in transfer and cannot be evicted.
         due = due[: min(room, self.slots - self.stored.num_pinned)]

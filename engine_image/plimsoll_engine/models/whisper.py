@@ -83,7 +83,7 @@ class WhisperModel:
         self._scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
         self._tokens = config.max_source_positions
         self._shape = [config.num_mel_bins, 2 * config.max_source_positions]
-        self.output_bytes = self.kv.bytes_per_token(dtype)
+        self.output_bytes = self.kv.compute_bytes_per_token(dtype)
         decoder_parts = make_decoder_parts(config)
         self.parts = make_module_parts(self._encoder, ENCODER_PREFIX) | decoder_parts
         self._tensors = {

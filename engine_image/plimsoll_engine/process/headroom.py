@@ -12,7 +12,7 @@ from pathlib import Path
 from plimsoll_api.control_group import parse_memory_group
 from plimsoll_engine.process.host_memory import read_byte_count
 
-PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
+PROC_FOLDER, CGROUP_FOLDER = Path("/proc"), Path("/sys/fs/cgroup")
 _CGROUP_FILES = {
     2: ("memory.max", "memory.current", ("active_file", "inactive_file")),
     1: (
@@ -25,7 +25,7 @@ _CGROUP_FILES = {
 that add up to the page cache."""
 
 
-def measure_host_headroom(proc: Path = PROC, cgroups: Path = CGROUPS) -> int | None:
+def measure_host_headroom(proc: Path = PROC_FOLDER, cgroups: Path = CGROUP_FOLDER) -> int | None:
     """Return the host memory in bytes that is free or page cache; None if unknown."""
     found = [read_byte_count(str(proc / "meminfo"), "MemAvailable")]
     for folder, version in _list_cgroup_folders(proc, cgroups):

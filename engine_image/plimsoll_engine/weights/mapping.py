@@ -41,12 +41,12 @@ class WeightMapping:
 
     @property
     def nbytes(self) -> int:
-        """Size of the mapped weights in bytes; 0 after :meth:`end`."""
+        """Size of the mapped weights in bytes; 0 after :meth:`unmap`."""
         return 0 if self._buffer is None else self._buffer.nbytes
 
     @property
     def pool_nbytes(self) -> int:
-        """Size of the mapped KV pool in bytes; 0 without a pool and after :meth:`end`."""
+        """Size of the mapped KV pool in bytes; 0 without a pool and after :meth:`unmap`."""
         return 0 if self._pool is None else self._pool.nbytes
 
     def map_weights(self) -> dict[str, torch.Tensor]:
@@ -111,7 +111,7 @@ class WeightMapping:
             raise LoadError(reply.message) if reply.permanent else RuntimeError(reply.message)
         return reply, fd
 
-    def end(self) -> bool:
+    def unmap(self) -> bool:
         """Unmap all buffers, and disconnect. Their tensors become invalid. Idempotent.
 
         Return True if this process certainly cannot write to the KV pool any more.

@@ -315,7 +315,7 @@ def _format_damage(damaged: list[str]) -> str:
     )
 
 
-def run(config: WorkerConfig, listener: socket.socket) -> int:
+def run_weight_server(config: WorkerConfig, listener: socket.socket) -> int:
     """Run a weight server in a newly forked process. Return the exit status."""
     write_stacks_on_sigusr1(config.run_dir, "weight_server")
     torch.set_num_threads(len(os.sched_getaffinity(0)))

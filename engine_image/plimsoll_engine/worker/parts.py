@@ -192,7 +192,7 @@ class Weights:
                 model.close()
         self.model = self.draft = self.pool = self._unbound = None
         if self._mapping is not None:
-            self.fenced = self._mapping.end() and self._member.fenced
+            self.fenced = self._mapping.unmap() and self._member.fenced
             self._mapping = None
 
 

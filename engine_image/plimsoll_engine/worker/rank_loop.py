@@ -75,7 +75,7 @@ class Follower:
                 if isinstance(model, Decoder) and layers < model.kv.layers:
                     model = model.truncate(layers)
                 kv_dtype = self._lifecycle.kv_dtype
-                nbytes = num_blocks * block_size * model.kv.bytes_per_token(kv_dtype)
+                nbytes = num_blocks * block_size * model.kv.compute_bytes_per_token(kv_dtype)
                 memory = self._lifecycle.weights.map_pool(nbytes) if shared else None
                 self._forward = Forward(model, num_blocks, block_size, memory, kv_dtype)
                 return self._lifecycle.weights.claim_pool() if shared else rank_ipc.PoolReply()

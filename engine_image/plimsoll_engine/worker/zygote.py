@@ -166,7 +166,7 @@ class Zygote:
 
         if message.role is Role.WEIGHT_SERVER:
             assert self.weights is not None
-            return weight_server.run(self.config, self.weights)
+            return weight_server.run_weight_server(self.config, self.weights)
         if self.weights is not None:
             self.weights.close()
         if message.rank:

@@ -16,7 +16,7 @@ def taken(shape: str, device_bytes: int) -> tuple[int, int]:
     model = Decoder(SHAPES[shape](), torch.bfloat16)
     weights = sum(2 * tensor.numel() for tensor in model.get_parameters().values())
     blocks = pool_blocks(model, torch.bfloat16, device_bytes - weights)
-    pool = blocks * BLOCK * model.kv.bytes_per_token(torch.bfloat16)
+    pool = blocks * BLOCK * model.kv.compute_bytes_per_token(torch.bfloat16)
     return blocks, 3 * weights + pool
 
 

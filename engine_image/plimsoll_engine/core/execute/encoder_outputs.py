@@ -53,7 +53,7 @@ class EncoderOutputs:
         for key in keys:
             self._tensors.pop(key, None)
 
-    def prepare(
+    def prepare_step(
         self, chunks: Sequence[Chunk], ids: torch.Tensor, step: StepPlan
     ) -> torch.Tensor | None:
         """Encode the media of ``chunks``, and add all outputs that the step needs to its inputs.

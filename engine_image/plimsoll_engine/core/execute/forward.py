@@ -22,7 +22,7 @@ from plimsoll_engine.core.execute.prompt_scores import Scores, compute_scores
 from plimsoll_engine.core.schedule.scheduler import Chunk
 from plimsoll_engine.distributed.group import ALONE, Group
 from plimsoll_engine.kernels.choose import choose_ops
-from plimsoll_engine.kernels.step_plan import Needed, StepPlan
+from plimsoll_engine.kernels.step_plan import NeededPlan, StepPlan
 from plimsoll_engine.kernels.whole_prompts import create_library_plan, list_padded_lengths
 from plimsoll_engine.kvcache.pool_memory import PoolTensors, compute_pool_sums, make_pool_tensors
 from plimsoll_engine.messages.rank_ipc import Inputs
@@ -131,7 +131,7 @@ class Forward:
         if None in self.model.spec.windows:
             self._unplanned = list_padded_lengths(max_prompt_tokens)
         if not deferred:
-            self.graphs.capture_first()
+            self.graphs.capture_first_sizes()
 
     @property
     def has_missing_graphs(self) -> bool:
@@ -228,9 +228,9 @@ class Forward:
         if needed is not None:
             step.needed = self._locate_needed_rows(step, needed, inputs, chunks)
         ids = ids.long()
-        embeds = None if self.outputs is None else self.outputs.prepare(chunks, ids, step)
+        embeds = None if self.outputs is None else self.outputs.prepare_step(chunks, ids, step)
         layers = self.layers if adapters is None and embeds is None else None
-        with self._ops.step_context(step):
+        with self._ops.create_step_context(step):
             if layers is not None and layers.has_graph(len(ids)):
                 hidden = layers.compute(ids, positions, step)
             else:
@@ -246,7 +246,7 @@ class Forward:
 
     def _locate_needed_rows(
         self, step: StepPlan, needed: NeededRows, inputs: Inputs, chunks: Sequence[Chunk]
-    ) -> Needed:
+    ) -> NeededPlan:
         tables = inputs.tables[needed.sequences]
         rows, starts, contexts, blocks = copy_to_device(
             [needed.rows, needed.starts, inputs.contexts[needed.sequences], tables.reshape(-1)],
@@ -259,7 +259,7 @@ class Forward:
             step, tables=blocks.view(tables.shape), contexts=contexts, starts=starts,
             decodes=needed.decodes, longest=needed.longest, fresh=(), adapters=adapters,
         )  # fmt: skip
-        return Needed(rows, own)
+        return NeededPlan(rows, own)
 
     def close(self) -> None:
         """Release the model, adapters, KV pool and graphs. Idempotent."""

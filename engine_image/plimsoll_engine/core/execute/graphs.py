@@ -109,7 +109,7 @@ class DecodeGraphs:
         """Report whether a captured graph can compute a batch of ``rows`` rows."""
         return any(size >= rows for size in self._graphs)
 
-    def capture_first(self) -> None:
+    def capture_first_sizes(self) -> None:
         """Capture a few sizes, including the largest, so that there is a graph for every batch."""
         for _ in range(self._first):
             self.capture_next()

@@ -140,7 +140,7 @@ class LayerGraphs:
         except torch.OutOfMemoryError as error:
             # Steps of this size use the next larger graphs, or none.
             log.warning("cannot capture CUDA graphs for steps of %d rows: %s", size, error)
-            self._reset(self._begun)
+            self._reset_pieces(self._begun)
             self._begun = []
             self._missing.pop(0)
         if len(self._begun) == layers:
@@ -203,14 +203,14 @@ class LayerGraphs:
         return model.run_last_layer(self._x[:rows], self._stream[:rows], self._rotary[:rows], plan)
 
     @staticmethod
-    def _reset(pieces: list[GraphPiece]) -> None:
+    def _reset_pieces(pieces: list[GraphPiece]) -> None:
         for piece in pieces:
             piece.reset()
 
     def close(self) -> None:
         """Free the graphs and their memory. Idempotent."""
         for pieces in (*self._pieces.values(), self._begun):
-            self._reset(pieces)
+            self._reset_pieces(pieces)
         self._pieces, self._begun, self._missing = {}, [], []
         # A reference to this object must keep neither the KV pool nor the model alive.
         self._model = self._kv = self._scales = None

@@ -40,7 +40,7 @@ class LogitEdits:
     def __bool__(self) -> bool:
         return bool(self.bias_rows or self.penalized)
 
-    def collect(
+    def collect_row(
         self,
         row: int,
         sampling: Sampling,
@@ -91,7 +91,7 @@ class LogitEdits:
         for _, _, counts in self.penalized:
             counted += counts.tokens
             outputs += counts.outputs
-        knobs = torch.tensor(
+        parameters = torch.tensor(
             [
                 (s.repetition_penalty, s.frequency_penalty, s.presence_penalty)
                 for _, s, _ in self.penalized
@@ -99,10 +99,10 @@ class LogitEdits:
             dtype=torch.float32,
         ).repeat_interleave(lengths, dim=0)
         count = torch.frombuffer(outputs, dtype=torch.float64).float()
-        taken_off = knobs[:, 1] * count + knobs[:, 2] * (count > 0)
+        taken_off = parameters[:, 1] * count + parameters[:, 2] * (count > 0)
         places = torch.frombuffer(counted, dtype=torch.int64) + starts.repeat_interleave(lengths)
         places = places.to(device, non_blocking=True)
-        packed = torch.stack([knobs[:, 0], taken_off]).to(device, non_blocking=True)
+        packed = torch.stack([parameters[:, 0], taken_off]).to(device, non_blocking=True)
         values = flat[places]
         values = torch.where(values > 0, values / packed[0], values * packed[0]) - packed[1]
         flat[places] = values

@@ -198,7 +198,7 @@ class Runner(Forward):
             ]
         )
         scored = list_scored_rows(chunks)
-        inputs = collect_inputs(chunks, self.block_size, scored, self._is_short(chunks))
+        inputs = collect_inputs(chunks, self.block_size, scored, self._has_short_prompts(chunks))
         inputs.greedy = sampling_plan.is_greedy
         with self._run_on_ranks(rank_ipc.Step(inputs)):
             sampled = self._sample_tokens(inputs, chunks, sampling_plan)
@@ -207,7 +207,7 @@ class Runner(Forward):
                 raise sampled
             finally:
                 del sampled  # its traceback has this frame: a cycle that would keep the requests
-        prompt_scores = self._compute_scores(scored)
+        prompt_scores = self._take_scores(scored)
         if sampled is None:
             return self._copy_to_host([], None, prompt_scores)
         row = 0
@@ -216,7 +216,7 @@ class Runner(Forward):
             row += 1 + len(chunk.drafts)
         return self._copy_to_host(ending, sampled, prompt_scores)
 
-    def _is_short(self, chunks: Sequence[Chunk]) -> bool:
+    def _has_short_prompts(self, chunks: Sequence[Chunk]) -> bool:
         """Report whether the prompts are short enough to be computed as a captured decode step.
 
         Without a graph, the host would launch the kernels more slowly than the device runs them.
@@ -230,7 +230,7 @@ class Runner(Forward):
         read = sum(chunk.count * (chunk.request.computed + chunk.count) for chunk in prompts)
         return 0 < read <= MAX_SHORT_STEP_CONTEXT
 
-    def _compute_scores(self, scored: list[ScoredRows]) -> LaunchedScores | None:
+    def _take_scores(self, scored: list[ScoredRows]) -> LaunchedScores | None:
         scores, self.scores = self.scores, None
         if scores is None:
             return None

@@ -69,7 +69,7 @@ class _Draws:
     """
 
     rows: list[int] = field(default_factory=list)
-    knobs: list[tuple[float, float, float, float]] = field(default_factory=list)
+    parameters: list[tuple[float, float, float, float]] = field(default_factory=list)
     keys: list[tuple[int, int]] = field(default_factory=list)
 
 
@@ -169,7 +169,7 @@ def plan_sampling(rows: Sequence[Row]) -> SamplingPlan:
     """Return a plan that groups ``rows`` by how they are sampled."""
     sampling_plan = SamplingPlan()
     for number, (sampling, position, counts, allowed, banned) in enumerate(rows):
-        sampling_plan.edits.collect(number, sampling, position, counts, banned)
+        sampling_plan.edits.collect_row(number, sampling, position, counts, banned)
         if allowed is not None:
             sampling_plan.masked_rows.append(number)
             sampling_plan.masks.append(allowed)
@@ -184,7 +184,7 @@ def plan_sampling(rows: Sequence[Row]) -> SamplingPlan:
             whole = not sampling.top_k and sampling.top_p >= 1 and not sampling.min_p
             draws = sampling_plan.plain if whole else sampling_plan.filtered
             draws.rows.append(number)
-            draws.knobs.append(
+            draws.parameters.append(
                 (
                     1 / sampling.temperature,
                     sampling.top_k or float("inf"),
@@ -215,10 +215,12 @@ def sample(logits: torch.Tensor, sampling_plan: SamplingPlan) -> SampledTokens:
             rows: list[int] | slice = draws.rows[start : start + at_once]
             if len(draws.rows) == len(logits):  # a slice avoids a copy
                 rows = slice(start, start + at_once)
-            knobs = torch.tensor(draws.knobs[start : start + at_once])
+            parameters = torch.tensor(draws.parameters[start : start + at_once])
             keys = torch.tensor(draws.keys[start : start + at_once], dtype=torch.int32)
-            knobs, keys = (one.to(logits.device, non_blocking=True) for one in (knobs, keys))
-            tokens[rows] = draw(logits[rows], knobs, keys)
+            parameters, keys = (
+                one.to(logits.device, non_blocking=True) for one in (parameters, keys)
+            )
+            tokens[rows] = draw(logits[rows], parameters, keys)
     best = logits.gather(-1, tokens.clamp(min=0).unsqueeze(-1)).squeeze(-1)
     tokens = torch.where(best.isfinite(), tokens, NO_TOKEN)
     sampled = SampledTokens(tokens, sampling_plan.logprob_rows, sampling_plan.logprob_counts)
@@ -268,16 +270,18 @@ def _apply_masks(logits: torch.Tensor, sampling_plan: SamplingPlan) -> None:
     logits[sampling_plan.masked_rows] = rows.masked_fill(~allowed, float("-inf"))
 
 
-def _draw(logits: torch.Tensor, knobs: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    return choose_ops(logits.device).draw(logits, knobs[:, 0].contiguous(), keys)
+def _draw(logits: torch.Tensor, parameters: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    return choose_ops(logits.device).draw(logits, parameters[:, 0].contiguous(), keys)
 
 
-def _draw_filtered(logits: torch.Tensor, knobs: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+def _draw_filtered(
+    logits: torch.Tensor, parameters: torch.Tensor, keys: torch.Tensor
+) -> torch.Tensor:
     """Draw one token per row after filtering with top_k, min_p and top_p.
 
     As in vLLM, top_p applies to the probability that is left after min_p and top_k.
     """
-    scale, top_k, top_p, min_p = knobs.unsqueeze(-1).unbind(dim=1)
+    scale, top_k, top_p, min_p = parameters.unsqueeze(-1).unbind(dim=1)
     ordered, tokens = logits.sort(dim=-1, descending=True, stable=True)
     scores = ordered.float() * scale
     probabilities = torch.softmax(scores.double(), dim=-1)

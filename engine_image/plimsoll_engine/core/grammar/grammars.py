@@ -256,10 +256,10 @@ class GrammarCompiler:
         self._collect_ended()
         return outcomes
 
-    def refuse(self, matcher: Matcher) -> GrammarError:
+    def refuse_overdue(self, matcher: Matcher) -> GrammarError:
         """Return the error for a request whose ``matcher`` took too long to compute a mask.
 
-        If the matcher used up its CPU time, its grammar is refused from now on.
+        If the mask used up its CPU time, the grammar is refused from now on.
         """
         if not self.masks.has_used_cpu_time(matcher):
             why = (

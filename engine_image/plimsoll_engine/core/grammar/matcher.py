@@ -160,9 +160,9 @@ class MaskThreads:
         """
         matcher.busy = True
         self._waiting.append((matcher, token_id, time.monotonic()))
-        self._dispatch()
+        self._assign_waiting()
 
-    def wait(self, timeout_s: float, idle: bool = False) -> None:
+    def wait_for_masks(self, timeout_s: float, idle: bool = False) -> None:
         """Wait up to ``timeout_s`` seconds for all masks that are not slow.
 
         Masks that take longer are marked as slow. If ``idle``, also wait until one slow mask is
@@ -170,7 +170,7 @@ class MaskThreads:
         """
         deadline = time.monotonic() + timeout_s
         while True:
-            busy = self._busy
+            busy = self._busy_threads
             awaited = any(thread.job is not None and not thread.job.slow for thread in busy)
             awaited = awaited or (idle and bool(busy))
             left_s = deadline - time.monotonic() if awaited else 0.0
@@ -180,10 +180,10 @@ class MaskThreads:
                 break
             self._on_finished(thread)
             idle = False
-        for thread in self._busy:
+        for thread in self._busy_threads:
             if thread.job is not None and time.monotonic() - thread.since >= MASK_WAIT_S:
                 thread.job.slow = True
-        self._dispatch()
+        self._assign_waiting()
 
     def give_up_if_overdue(self, matcher: Matcher) -> bool:
         """Give up ``matcher`` if it has used up its time. Return whether it was given up.
@@ -213,7 +213,7 @@ class MaskThreads:
         return thread is not None and thread.read_cpu_s() - thread.cpu_since >= MAX_MASK_CPU_S
 
     def _find_thread(self, matcher: Matcher) -> _MaskThread | None:
-        return next((thread for thread in self._busy if thread.job is matcher), None)
+        return next((thread for thread in self._busy_threads if thread.job is matcher), None)
 
     def close(self) -> None:
         """Stop all threads. A busy thread stops when llguidance returns."""
@@ -222,7 +222,7 @@ class MaskThreads:
         self._threads, self._idle, self._waiting = [], [], []
 
     @property
-    def _busy(self) -> list[_MaskThread]:
+    def _busy_threads(self) -> list[_MaskThread]:
         return [thread for thread in self._threads if thread.job is not None]
 
     def _on_finished(self, thread: _MaskThread) -> None:
@@ -237,9 +237,9 @@ class MaskThreads:
             thread.stop()
         else:
             self._idle.append(thread)
-        self._dispatch()
+        self._assign_waiting()
 
-    def _dispatch(self) -> None:
+    def _assign_waiting(self) -> None:
         left: list[tuple[Matcher, int, float]] = []
         for matcher, token_id, since in self._waiting:
             thread = None if self._has_max_slow_masks(matcher.tenant) else self._get_free_thread()
@@ -250,14 +250,14 @@ class MaskThreads:
         self._waiting = left
 
     def _has_max_slow_masks(self, tenant: str) -> bool:
-        jobs = (thread.job for thread in self._busy)
+        jobs = (thread.job for thread in self._busy_threads)
         slow = sum(job is not None and job.slow and job.tenant == tenant for job in jobs)
         return slow >= MAX_SLOW_MASKS_PER_TENANT
 
     def _get_free_thread(self) -> _MaskThread | None:
         if self._idle:
             return self._idle.pop()
-        slow = sum(thread.job is not None and thread.job.slow for thread in self._busy)
+        slow = sum(thread.job is not None and thread.job.slow for thread in self._busy_threads)
         if (
             len(self._threads) - slow >= MAX_FAST_MASK_THREADS
             or len(self._threads) >= MAX_MASK_THREADS

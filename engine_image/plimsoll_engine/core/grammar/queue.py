@@ -79,7 +79,7 @@ class GrammarQueue:
         one = self._waiting.pop(number, None)
         if one is None:
             return False
-        self._forget(one.tenant)
+        self._forget_if_absent(one.tenant)
         return True
 
     def finish(self, number: int, seconds: float) -> None:
@@ -87,9 +87,9 @@ class GrammarQueue:
         one = self._in_progress.pop(number)
         self._seconds[one.tenant] += seconds
         self._seconds_of[one.tenant, one.large] += seconds
-        self._forget(one.tenant)
+        self._forget_if_absent(one.tenant)
 
-    def _forget(self, tenant: str) -> None:
+    def _forget_if_absent(self, tenant: str) -> None:
         here = (*self._waiting.values(), *self._in_progress.values())
         if all(one.tenant != tenant for one in here):
             del self._seconds[tenant]

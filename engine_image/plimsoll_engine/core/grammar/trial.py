@@ -128,7 +128,7 @@ class Trial:
         """
         with server.connect() as connection:
             try:
-                return self._run(connection, grammar)
+                return self._run_in_process(connection, grammar)
             except TimeoutError:
                 # The process exits after MAX_TRIAL_CPU_S, so the machine had no CPU time for it.
                 raise TrialFailedError(
@@ -138,9 +138,11 @@ class Trial:
             except OSError as error:  # the process ended before it had the whole grammar
                 raise TrialFailedError(f"{TRIAL_ENDED_MESSAGE}: {error}") from None
             finally:
-                self._end()
+                self._kill_and_forget()
 
-    def _run(self, connection: socket.socket, grammar: Grammar) -> TrialPassed | GrammarRefused:
+    def _run_in_process(
+        self, connection: socket.socket, grammar: Grammar
+    ) -> TrialPassed | GrammarRefused:
         connection.settimeout(TRIAL_TIMEOUT_S)
         if not (first := connection.recv(1 << 10)):
             raise TrialFailedError(
@@ -166,7 +168,7 @@ class Trial:
             return GrammarRefused(OVER_LIMITS_MESSAGE)
         raise TrialFailedError(TRIAL_ENDED_MESSAGE)
 
-    def _end(self) -> None:
+    def _kill_and_forget(self) -> None:
         with self._lock:
             self._kill()
             if self._pidfd is not None:

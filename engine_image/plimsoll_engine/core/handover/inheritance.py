@@ -93,7 +93,7 @@ class Inheritance:
         """Return the blocks of unclaimed tables, with one entry per reference."""
         return [block for table in self._tables.values() for block in table.blocks]
 
-    def claim(self, request: Request) -> None:
+    def claim_table(self, request: Request) -> None:
         """Give ``request`` its inherited table, if there is one for the same tokens."""
         table = self._tables.pop(request.request_id, None)
         if table is None:

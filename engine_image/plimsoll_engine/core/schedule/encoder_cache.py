@@ -108,7 +108,7 @@ class EncoderCache:
         for media in request.media:
             self._release(request, media.key)
 
-    def take_freed(self) -> list[bytes]:
+    def take_freed_keys(self) -> list[bytes]:
         """Return the keys of outputs that the runner must free, and forget these keys.
 
         Call this before a step is scheduled, and when the engine becomes idle.

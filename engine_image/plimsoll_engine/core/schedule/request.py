@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from plimsoll_engine.models.lora import Adapter
 
 
-TOKEN_TYPE = "i"
+TOKEN_TYPE_CODE = "i"
 """Type code of the arrays of token IDs: int32. A list would take ten times the memory."""
 
 
@@ -131,7 +131,7 @@ class Request:
             sampling = msgspec.structs.replace(sampling, allowed_token_ids=None)
         return cls(
             request_id=submit.request_id,
-            token_ids=array(TOKEN_TYPE, submit.prompt_ids + submit.output_ids),
+            token_ids=array(TOKEN_TYPE_CODE, submit.prompt_ids + submit.output_ids),
             num_prompt=len(submit.prompt_ids),
             sampling=sampling,
             counts=TokenCounts.create_if_needed(sampling, submit.prompt_ids, submit.output_ids),

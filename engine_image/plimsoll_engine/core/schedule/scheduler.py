@@ -35,11 +35,11 @@ from plimsoll_engine.kvcache.offload import Offload
 from plimsoll_engine.kvcache.prefix_hashes import extend_block_hashes
 from plimsoll_engine.messages.worker_ipc import Media
 
-MIN_FIRST_CHUNK_DIVISOR = 8
-"""The first chunk of a prompt has at least 1/8 of the step's token budget, or the whole prompt.
+MIN_FIRST_CHUNK_FRACTION = 1 / 8
+"""Share of the step's token budget that the first chunk of a prompt has at least.
 
 Smaller chunks cost more than they save: each chunk reads the context again, and attention is faster
-for whole prompts.
+for whole prompts. The first chunk may be smaller if it is the whole prompt.
 """
 
 FAIR_WAIT_S = 1.0
@@ -134,14 +134,14 @@ class Scheduler:
         """Queue a new request."""
         self.waiting.add(request)
 
-    def keep(self, request: Request) -> None:
+    def keep_inherited_blocks(self, request: Request) -> None:
         """Let ``request`` keep a predecessor's blocks while its grammar is compiled.
 
         If blocks run out, the request loses these blocks.
         """
         self._kept.add(request)
 
-    def adopt(self, request: Request) -> None:
+    def start_with_inherited_blocks(self, request: Request) -> None:
         """Start ``request`` with the blocks that a predecessor filled.
 
         If the batch is full, the request loses these blocks and waits like a new request.
@@ -149,10 +149,10 @@ class Scheduler:
         self._kept.discard(request)
         self.waiting.add(request)
         if len(self.running) >= self.max_num_seqs:
-            self._release_all(request)
+            self._release_blocks_and_outputs(request)
             return
         self.waiting.start(request)
-        self._insert(request)
+        self._insert_running(request)
 
     def remove(self, request: Request) -> None:
         """Remove a ``request`` that has ended. Its blocks are released by the caller."""
@@ -160,7 +160,7 @@ class Scheduler:
             self.running.remove(request)
         else:
             self.waiting.remove(request)
-        self.waiting.forget(request)
+        self.waiting.forget_request(request)
         if self.encoder is not None:
             self.encoder.drop(request)
 
@@ -270,7 +270,7 @@ class Scheduler:
         ``replacement`` takes over the place of ``request``, unless it has a place of its own.
         """
         self.running.remove(request)
-        self._release_all(request)
+        self._release_blocks_and_outputs(request)
         if replacement.place is None:
             self.waiting.requeue_for(request, replacement)
         else:
@@ -294,24 +294,23 @@ class Scheduler:
             return Chunk(request, 0)
         self._take_cached_prefix(request)
         if self._is_next_block_in_step(request):
-            self._release_all(request)
+            self._release_blocks_and_outputs(request)
             return Chunk(request, 0)
         count = min(request.num_uncomputed, budget)
-        if (
-            count < request.num_uncomputed
-            and budget < self.max_num_batched_tokens // MIN_FIRST_CHUNK_DIVISOR
+        if count < request.num_uncomputed and budget < int(
+            self.max_num_batched_tokens * MIN_FIRST_CHUNK_FRACTION
         ):
-            self._release_all(request)
+            self._release_blocks_and_outputs(request)
             return Chunk(request, 0)  # so small a first chunk costs more than it saves
         if not self._reserve_blocks(request, count):
-            self._release_all(request)
+            self._release_blocks_and_outputs(request)
             return None
         chunk = self._create_chunk(request, count)
         if not chunk.count:
-            self._release_all(request)
+            self._release_blocks_and_outputs(request)
             return chunk
         self.waiting.start(request)
-        self._insert(request)
+        self._insert_running(request)
         self.prefix_query_tokens_total += len(request.token_ids)
         self.prefix_hit_tokens_total += request.computed
         if request.started_at is None:
@@ -319,7 +318,7 @@ class Scheduler:
             request.cached_tokens = request.computed
         return chunk
 
-    def _insert(self, request: Request) -> None:
+    def _insert_running(self, request: Request) -> None:
         """Add ``request`` to the running requests, and order its tenant's places by priority."""
         insort(self.running, request, key=get_place)
         same = [one for one in self.running if one.tenant == request.tenant]
@@ -352,10 +351,10 @@ class Scheduler:
         encode: list[Media] = []
         if self.encoder is not None:
             count, encode = self.encoder.reserve(request, count)
-        self.waiting.charge(request, count)
+        self.waiting.charge_tokens(request, count)
         return Chunk(request, count, encode)
 
-    def _release_all(self, request: Request) -> None:
+    def _release_blocks_and_outputs(self, request: Request) -> None:
         """Release the blocks and encoder outputs of a request that is not running."""
         request.drop_blocks(self.pool)
         if self.encoder is not None:
@@ -425,13 +424,13 @@ class Scheduler:
 
         The keys and values of the draft are already in the pool.
         """
-        self.waiting.charge(request, 1)
+        self.waiting.charge_tokens(request, 1)
         self._add_computed(request, 1)
 
     def preempt(self, request: Request) -> None:
         """Preempt a running request. It waits again, and keeps its place in the order."""
         self.running.remove(request)
-        self._release_all(request)
+        self._release_blocks_and_outputs(request)
         self.waiting.requeue(request)
         self.preemptions_total += 1
 

@@ -126,11 +126,11 @@ class WaitingQueue:
         if not queue:
             del self._new[request.tenant]
 
-    def charge(self, request: Request, tokens: int) -> None:
+    def charge_tokens(self, request: Request, tokens: int) -> None:
         """Add ``tokens`` to the computed tokens of the request's tenant."""
         self.computed[request.tenant] += tokens
 
-    def forget(self, request: Request) -> None:
+    def forget_request(self, request: Request) -> None:
         """Record that ``request`` has ended. Discard the count of its tenant after the last one."""
         self._present[request.tenant] -= 1
         if not self._present[request.tenant]:

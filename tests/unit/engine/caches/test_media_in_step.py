@@ -138,7 +138,7 @@ def test_a_receiver_that_evicts_for_itself_is_caught() -> None:
         def unpack(self, submit: worker_ipc.Submit) -> worker_ipc.Submit | worker_ipc.MissingMedia:
             whole = super().unpack(submit)
             while len(self) > 2:
-                self._drop(self.list_keys()[0])
+                self._remove(self.list_keys()[0])
             return whole
 
     class SelfishLink(Link):

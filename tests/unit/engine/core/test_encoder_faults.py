@@ -184,13 +184,13 @@ def test_an_output_that_is_dropped_and_wanted_again_in_one_step_stays() -> None:
     first, heir = (Request(n, array("i", [1] * 30), 30, Sampling(9), media=image) for n in "ab")
     cache = EncoderCache(2 * NUM_IMAGE_TOKENS)
     assert cache.reserve(first, 9) == (9, image)
-    assert cache.take_freed() == []
+    assert cache.take_freed_keys() == []
     cache.drop(first)
     assert cache.reserve(heir, 9) == (9, []), "the runner has it still"
-    assert cache.take_freed() == []
+    assert cache.take_freed_keys() == []
     cache.drop(heir)
-    assert cache.take_freed() == [b"x"]
+    assert cache.take_freed_keys() == [b"x"]
     assert cache.reserve(first, 9) == (9, image)
     cache.drop(first)  # before it was encoded
     assert cache.reserve(heir, 9) == (9, image)
-    assert cache.take_freed() == []
+    assert cache.take_freed_keys() == []

@@ -228,13 +228,13 @@ class SlowGrammars:
         matcher.busy = True
         self.busy.append(matcher)
 
-    def wait(self, _timeout_s: float, _idle: bool = False) -> None:
+    def wait_for_masks(self, _timeout_s: float, _idle: bool = False) -> None:
         pass
 
     def give_up_if_overdue(self, matcher: Matcher) -> bool:
         return matcher.late
 
-    def refuse(self, matcher: Matcher) -> GrammarError:
+    def refuse_overdue(self, matcher: Matcher) -> GrammarError:
         return GrammarError(matcher.field, "it takes too long over a token")
 
     def close(self) -> None:

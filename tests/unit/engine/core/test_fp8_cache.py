@@ -114,7 +114,7 @@ def test_a_scale_is_part_of_a_blocks_sum() -> None:
 
 
 def test_memory_that_is_mapped_holds_both() -> None:
-    memory = torch.zeros(SLOTS * KV.bytes_per_token(FP8), dtype=torch.uint8)
+    memory = torch.zeros(SLOTS * KV.compute_bytes_per_token(FP8), dtype=torch.uint8)
     pool, source = make_pool_tensors(KV, SLOTS, FP8, CPU, memory), filled()
     assert pool.scales is not None
     assert source.scales is not None
@@ -231,7 +231,7 @@ def test_a_kept_scale_is_found(make_engine: Any) -> None:
 
 
 def test_a_successor_goes_on_with_keys_values_and_scales(tiny_model: Any, helpers: Any) -> None:
-    memory = torch.zeros(64 * 4 * tiny_model.kv.bytes_per_token(FP8), dtype=torch.uint8)
+    memory = torch.zeros(64 * 4 * tiny_model.kv.compute_bytes_per_token(FP8), dtype=torch.uint8)
     layout = PoolLayout(b"w", b"m", str(FP8), tuple(tiny_model.kv), 4, 64, 1)
 
     def engine_of(tables: Any = ()) -> EngineCore:
@@ -292,7 +292,7 @@ def test_an_engine_starts_serves_and_ends(tiny_checkpoint: Path, tmp_path: Path)
 
 def test_as_much_memory_holds_more_tokens() -> None:
     kv = KVShape(32, 8, 128)
-    assert kv.bytes_per_token(torch.bfloat16) / kv.bytes_per_token(FP8) == 256 / 132
+    assert kv.compute_bytes_per_token(torch.bfloat16) / kv.compute_bytes_per_token(FP8) == 256 / 132
     config = WorkerConfig("m", "/x", "/x", max_num_seqs=256)
     found = {
         dtype: sizes.resolve_sizes(config, kv, 8192, dtype, CPU, None, 10 << 30).num_blocks

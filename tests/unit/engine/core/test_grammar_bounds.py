@@ -277,14 +277,14 @@ def test_a_pause_of_the_machine_makes_no_grammar_slow_for_good() -> None:
     masks = matcher.MaskThreads(1 << 20)
     paused = matcher.Matcher(cast(Any, Pausing(0.2)), "f", 1, "tenant", ("a", "b"))
     masks.advance(paused, 1)
-    masks.wait(0.01)
+    masks.wait_for_masks(0.01)
     assert (paused.busy, paused.slow) == (True, True)
     while paused.busy:
-        masks.wait(0.01)
+        masks.wait_for_masks(0.01)
         time.sleep(0.01)
     assert not paused.slow
     masks.advance(paused, 2)
-    masks.wait(5.0)
+    masks.wait_for_masks(5.0)
     assert not paused.busy, "a step waits for it again"
     masks.close()
 
@@ -298,7 +298,7 @@ def test_a_mask_that_the_machine_is_too_busy_for_says_so_and_is_not_refused_for_
     grammars.masks.advance(slow, 1)
     while not grammars.masks.give_up_if_overdue(slow):
         time.sleep(0.01)
-    error = grammars.refuse(slow)
+    error = grammars.refuse_overdue(slow)
     assert error.unavailable
     assert "busy" in error.why
     assert grammars.bytes == GrammarCompiler(vocabulary).bytes, "it is not remembered"
@@ -318,12 +318,12 @@ def test_a_machine_without_threads_makes_grammars_wait_or_asks_to_send_them_agai
         patch.setattr(threading.Thread, "start", none_left)
         grammars.start_compilation("a", Grammar("regex", "a+"), [])
         grammars.masks.advance(waits, 1)
-        grammars.masks.wait(0.01)
+        grammars.masks.wait_for_masks(0.01)
         assert waits.busy
         assert not grammars.masks.give_up_if_overdue(waits)
         time.sleep(0.06)
         assert grammars.masks.give_up_if_overdue(waits)
-        assert grammars.refuse(waits).unavailable
+        assert grammars.refuse_overdue(waits).unavailable
     error = outcomes(grammars, 1)["a"]
     assert isinstance(error, GrammarError)
     assert error.unavailable
@@ -411,11 +411,11 @@ def test_a_worker_with_nothing_else_to_do_waits_for_slow_masks() -> None:
     masks = matcher.MaskThreads(1 << 20)
     paused = matcher.Matcher(cast(Any, Pausing(0.3)), "f", 1, "tenant", ("a", "b"))
     masks.advance(paused, 1)
-    masks.wait(0.01)
+    masks.wait_for_masks(0.01)
     assert paused.slow
     begun, turns = time.monotonic(), 0
     while paused.busy:
-        masks.wait(0.05, idle=True)
+        masks.wait_for_masks(0.05, idle=True)
         turns += 1
     assert turns <= (time.monotonic() - begun) / 0.05 + 1
     masks.close()

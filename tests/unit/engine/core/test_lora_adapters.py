@@ -163,7 +163,7 @@ def test_keys_and_values_are_handed_over_to_an_adapter_of_the_same_files_alone(
 ) -> None:
     """A worker that takes over loads each adapter again, from a folder that may have changed."""
     folder = write_adapter(tmp_path / "adapter", base, seed=1)
-    nbytes = BLOCKS * BLOCK * model.kv.bytes_per_token(torch.float32)
+    nbytes = BLOCKS * BLOCK * model.kv.compute_bytes_per_token(torch.float32)
     memory = torch.zeros(nbytes, dtype=torch.uint8)
     kv = model.kv
     shape = (kv.layers, kv.heads, kv.dim)

@@ -341,7 +341,7 @@ def test_outputs_freed_in_the_step_that_makes_them_are_found(
     def reserve_and_free(request: Request, count: int) -> tuple[int, list[Media]]:
         found = reserve(request, count)
         cache.drop(request)
-        outputs.free(cache.take_freed())
+        outputs.free(cache.take_freed_keys())
         return found
 
     monkeypatch.setattr(cache, "reserve", reserve_and_free)

@@ -214,7 +214,7 @@ def test_sizes_follow_from_the_model_and_the_pool(tiny_checkpoint: Path) -> None
         config, get_kv_shape(model), loader.get_max_context_length(model), torch.float32, CPU
     )
     assert (found.num_blocks, found.max_model_len) == (10, 80)
-    assert get_kv_shape(model).bytes_per_token(torch.float32) == 2 * 4 * 2 * 16 * 4
+    assert get_kv_shape(model).compute_bytes_per_token(torch.float32) == 2 * 4 * 2 * 16 * 4
 
 
 @pytest.mark.parametrize(

@@ -345,12 +345,12 @@ def test_programs_of_a_product_of_few_rows(columns: int) -> None:
 def test_which_products_have_kernels_for_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(few_rows, "get_launch_options", lambda device: {"OVERLAP": True})
     whole = draw(8, 64, dtype=NARROW)
-    assert FUSED.max_project_rows(whole) == 32
+    assert FUSED.get_max_project_rows(whole) == 32
     for weight in (whole.float(), whole[:, :60].contiguous(), whole.t(), Quantized(whole, whole)):
-        assert FUSED.max_project_rows(weight) == 1
-    assert REFERENCE.max_project_rows(whole) == 0
+        assert FUSED.get_max_project_rows(weight) == 1
+    assert REFERENCE.get_max_project_rows(whole) == 0
     monkeypatch.setattr(few_rows, "get_launch_options", lambda device: {})
-    assert FUSED.max_project_rows(whole) == 1, "without the tensor memory accelerator"
+    assert FUSED.get_max_project_rows(whole) == 1, "without the tensor memory accelerator"
 
 
 @pytest.fixture
@@ -420,7 +420,7 @@ def test_equal_prompts_are_joined_once_they_have_come_often(
     ops = FusedOps()
     found = []
     for _ in range(5):
-        with ops.step_context(plan):
+        with ops.create_step_context(plan):
             ops.store(key, value, plan, 0)
             calls = [x for _, x in whole_prompts.attend_whole(query, plan, 0.3, None)]
             found.append(torch.cat([x.flatten(0, 1) for x in calls]))
@@ -475,7 +475,8 @@ def test_parts_of_a_context_are_joined(cut: tuple[int, ...], window: int | None)
     for _ in range(2):
         found = torch.full_like(query, float("nan"))
         decode_attention.decode_attention(
-            query, *plan.pages(0), plan.tables, plan.contexts, PAGE, 0.3, window, found, arrivals,
+            query, *plan.get_pages(0), plan.tables, plan.contexts, PAGE, 0.3, window, found,
+            arrivals,
             partition=decode_partition.Partition(*cut),
         )  # fmt: skip
         assert error(found[:4], expected[:4]) < 1e-5

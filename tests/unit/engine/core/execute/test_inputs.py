@@ -100,7 +100,7 @@ def test_which_prompts_a_captured_step_computes(
     runner = cast(Any, object.__new__(Runner))
     graphs = SimpleNamespace(has_graph=lambda rows: rows <= captured)
     runner.graphs = graphs if captured else None
-    assert runner._is_short(chunks) is expected
+    assert runner._has_short_prompts(chunks) is expected
     for one in chunks:
         one.request.adapter = cast(Any, object())
-    assert not runner._is_short(chunks)
+    assert not runner._has_short_prompts(chunks)

@@ -142,7 +142,7 @@ def make(tiny_model: Any) -> Iterator[Make]:
 
 
 def memory_of(model: Any) -> torch.Tensor:
-    nbytes = BLOCKS * BLOCK * model.kv.bytes_per_token(torch.float32)
+    nbytes = BLOCKS * BLOCK * model.kv.compute_bytes_per_token(torch.float32)
     return torch.zeros(nbytes, dtype=torch.uint8)
 
 
@@ -631,7 +631,7 @@ def test_the_sum_of_a_block_is_of_each_element(
 def test_sums_of_many_blocks_are_those_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
     kv = torch.randn(2, 3, 8 * 4, 2, 8)
     whole = compute_block_sums(kv, 4, range(8))
-    monkeypatch.setattr("plimsoll_engine.kvcache.block_sums.CHUNK_BYTES", 1)
+    monkeypatch.setattr("plimsoll_engine.kvcache.block_sums.MAX_GATHERED_BYTES", 1)
     assert compute_block_sums(kv, 4, range(8)) == whole
     swapped = kv.clone()
     swapped[0, 0, :4], swapped[1, 2, :4] = kv[1, 2, :4], kv[0, 0, :4]
