@@ -15,8 +15,8 @@ from plimsoll_cli.output import show_spinner
 Confirm = Callable[[str], bool]
 """Function that asks a person a question and returns whether the answer is yes."""
 CallSupervisor = Callable[[list[str], float], tuple[int, str, str]]
-"""Function that runs the supervisor's ``ask`` program in a replica. It takes arguments and a
-timeout in seconds, and returns exit status, standard output and standard error."""
+"""Function that runs the supervisor's ``ask`` program in a replica. It takes the arguments and a
+timeout in seconds, and returns the exit status, the standard output and the standard error."""
 
 ACTION_EFFECTS = {
     "trim": "frees its cached memory; its caches are cold afterwards",
@@ -28,16 +28,16 @@ WORKER_RESTART_EFFECT = "replaces its worker; running requests pause, then conti
 """Effect of ``restart`` if the engine can restart its worker alone."""
 STATUS_TIMEOUT_S = 30.0
 EXEC_MARGIN_S = 30.0
-"""Seconds allowed for starting the program in the pod, in addition to the action's timeout."""
+"""Additional time for starting the program in the pod, beyond the timeout of the action."""
 
 
 def run_action(
     call: CallSupervisor, action: str, pod: str, yes: bool, deadline_s: float, confirm: Confirm,
     whole_service: bool = False,
 ) -> ActionAnswer:  # fmt: skip
-    """Run an action through a replica's supervisor and return the answer.
+    """Run an action through a replica's supervisor, and return the answer.
 
-    Without ``yes``, a person must confirm, and the supervisor refuses the action if the engine's
+    Without ``yes``, a person must confirm. The supervisor then refuses the action if the engine's
     epoch has changed since the question. Raises RunError if the supervisor refuses or does not
     answer, and UsageError if there is no terminal for the question.
     """
@@ -50,7 +50,9 @@ def run_action(
         effect = describe_effect(action, current)
         question = f"{action} {pod} (epoch {epoch}, {current.state}): {effect}. Continue?"
         if not sys.stdin.isatty():
-            raise UsageError(f"{question}\nThere is no terminal to ask on: add --yes")
+            raise UsageError(
+                f"{question}\nThere is no terminal for this question: to confirm, add --yes"
+            )
         if not confirm(question):
             raise RunError(f"{action} {pod}: canceled; nothing has changed")
     arguments = [action, f"--expected-epoch={epoch}", f"--deadline={deadline_s}"]
@@ -65,7 +67,7 @@ def run_action(
 
 
 def describe_effect(action: str, current: ActionAnswer) -> str:
-    """Return what the action does to the replica, as text for a person."""
+    """Return what the action does to the replica, as the end of a sentence about it."""
     restarts_worker = (
         action == "restart" and Capability.RESTART_WORKER.value in current.capabilities
     )
@@ -73,7 +75,7 @@ def describe_effect(action: str, current: ActionAnswer) -> str:
 
 
 def get_status(call: CallSupervisor, pod: str) -> ActionAnswer:
-    """Return the status of a replica's engine from its supervisor. Raises RunError."""
+    """Return the supervisor's answer about the status of a replica. Raises RunError."""
     with show_spinner(f"asking {pod}"):
         return _call_supervisor(call, pod, ["status"], STATUS_TIMEOUT_S)
 

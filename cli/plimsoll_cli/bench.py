@@ -51,11 +51,11 @@ class LoadProfile:
 
 
 async def run_load(
-    load: LoadProfile, done: Callable[[], None]
+    load: LoadProfile, on_done: Callable[[], None]
 ) -> tuple[list[RequestTiming], float]:
-    """Send all requests; return their timings and the total duration in seconds.
+    """Send all requests, and return their timings and the total duration in seconds.
 
-    Calls ``done`` after each request. Raises RunError if every request fails.
+    ``on_done`` is called after each request. Raises RunError if every request fails.
     """
     limit = asyncio.Semaphore(load.concurrency)
     headers = {"Authorization": f"Bearer {load.api_key}"} if load.api_key else {}
@@ -65,13 +65,13 @@ async def run_load(
     ) as client:
         begin = time.perf_counter()
 
-        async def one(number: int) -> RequestTiming:
+        async def send_request(number: int) -> RequestTiming:
             async with limit:
                 timing = await _send(client, load, number)
-            done()
+            on_done()
             return timing
 
-        found = await asyncio.gather(*(one(number) for number in range(load.count)))
+        found = await asyncio.gather(*(send_request(number) for number in range(load.count)))
         total_s = time.perf_counter() - begin
     if all(timing.error for timing in found):
         raise RunError(f"{load.url}: all requests failed; the first error: {found[0].error}")
@@ -108,17 +108,17 @@ def _record_chunk(timing: RequestTiming, chunk: dict[str, Any]) -> None:
 
 
 def summarize_timings(
-    found: list[RequestTiming], duration_s: float
+    timings: list[RequestTiming], duration_s: float
 ) -> dict[str, float | int | None]:
-    """Return the results by name with unit; None if not measured."""
-    good = [timing for timing in found if timing.error is None]
+    """Return the results by name, which ends with the unit; None for an unknown result."""
+    good = [timing for timing in timings if timing.error is None]
     ttft = [timing.ttft_s for timing in good if timing.ttft_s is not None]
     gaps = [gap for timing in good for gap in timing.gaps_s]
     tokens = [timing.tokens for timing in good if timing.tokens is not None]
     whole = [timing.chunks[-1] - timing.sent for timing in good if timing.chunks]
     values: dict[str, float | int | None] = {
-        "request_count": len(found),
-        "failed_count": len(found) - len(good),
+        "request_count": len(timings),
+        "failed_count": len(timings) - len(good),
         "duration_s": duration_s,
         "output_token_count": sum(tokens) if tokens else None,
         "output_tok_s": sum(tokens) / duration_s if tokens else None,

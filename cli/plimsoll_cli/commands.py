@@ -62,15 +62,15 @@ def incidents(
     from plimsoll_cli.incident_view import IncidentView
     from plimsoll_cli.output import show_spinner
 
-    wanted = listing.Filter(target, phase, kind, open_only)
+    wanted = listing.IncidentFilter(target, phase, kind, open_only)
     wanted.check()
     if local or run_dir is not None:
 
         def read() -> list[IncidentView]:
-            return listing.read_local(target, run_dir)
+            return listing.read_local_incidents(target, run_dir)
 
         # A run directory belongs to one service.
-        wanted = listing.Filter(None, phase, kind, open_only)
+        wanted = listing.IncidentFilter(None, phase, kind, open_only)
     else:
         cluster = options.connect(kubeconfig, context, namespace, all_namespaces)
 
@@ -101,7 +101,7 @@ def explain(
     from plimsoll_cli.output import is_ascii_only, make_console, print_value
 
     if local or run_dir is not None:
-        found = [one for one in listing.read_local(None, run_dir) if one.name == incident]
+        found = [one for one in listing.read_local_incidents(None, run_dir) if one.name == incident]
         if not found:
             raise UsageError(
                 f"{incident}: no incident on this machine has this name; see: plimsoll incidents "
@@ -114,7 +114,10 @@ def explain(
         out = make_console()
         explaining.print_story(shown, out, is_ascii_only(out))
     else:
-        print_value(listing.to_object(shown) | {"next": explaining.choose_next_step(shown)}, output)
+        print_value(
+            listing.make_incident_object(shown) | {"next": explaining.choose_next_step(shown)},
+            output,
+        )
 
 
 def doctor(
@@ -237,10 +240,10 @@ ACTIONS = {
 
 
 def _make_command(action: str, options_of_action: tuple[inspect.Parameter, ...]) -> Any:
-    """Return a typer command; its signature defines the options of the action."""
+    """Return a typer command for ``action``, whose signature defines its options."""
 
-    def command(**given: Any) -> None:
-        _run_action(action, **given)
+    def command(**arguments: Any) -> None:
+        _run_action(action, **arguments)
 
     parameters = (*COMMON_PARAMETERS, *options_of_action)
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -274,7 +277,11 @@ def _run_action(
             target, run_action(reach, action, target, yes, deadline, typer.confirm, service)
         )
         return
-    from plimsoll_cli.cluster.actions import act_on_all, check_not_last, make_supervisor_caller
+    from plimsoll_cli.cluster.actions import (
+        act_on_all,
+        check_not_last_ready_pod,
+        make_supervisor_caller,
+    )
     from plimsoll_cli.targets import parse_target
 
     found, cluster = parse_target(target), options.connect(kubeconfig, context, namespace)
@@ -283,7 +290,7 @@ def _run_action(
         return
     pod = found.name
     if action == "drain" and not force:
-        check_not_last(cluster, pod)
+        check_not_last_ready_pod(cluster, pod)
     print_answer(
         pod,
         run_action(

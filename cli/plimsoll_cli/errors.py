@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class UsageError(Exception):
-    """Invalid file, field or option; the exit status is 2.
+    """A file, field or option is invalid; the exit status is 2.
 
     The message names it and says what to do.
     """

@@ -143,7 +143,7 @@ def choose_next_step(incident: IncidentView) -> str:
 
 
 def format_lines(incident: IncidentView, width: int, plain: bool = False) -> Iterator[Text]:
-    """Yield the lines of the story; only sentences may be longer than ``width`` characters."""
+    """Yield the lines of the story. Only sentences may be longer than ``width`` characters."""
     spec, story = incident.spec, incident.story
     yield Text.assemble((incident.name, "bold"), "  ", format_state(story))
     yield Text(f"{story.kind}: {PROBLEMS_BY_KIND.get(spec.kind, 'a problem')}.")
@@ -171,7 +171,7 @@ def format_lines(incident: IncidentView, width: int, plain: bool = False) -> Ite
 
 
 def _format_owner(incident: IncidentView) -> str:
-    """Return the service, or a policy's workload: ``Deployment ml/vllm (SupervisionPolicy x)``."""
+    """Return the service, or the workload of a policy as KIND NAMESPACE/NAME (POLICY)."""
     spec, space = incident.spec, f"{incident.namespace}/" if incident.namespace else ""
     workload = spec.workload_ref
     if spec.policy_ref is None:

@@ -1,7 +1,7 @@
 """Results of a measurement as a JSON object with values, machine and command.
 
-The names of values are in snake_case and end with the unit; the suffixes ``_low`` and ``_high``
-denote the ends of an interval. A value that could not be measured is absent, never zero.
+The names of values are in snake_case and end with the unit. The suffixes ``_low`` and ``_high``
+mark the ends of an interval. A value that could not be measured is absent, never zero.
 """
 
 from __future__ import annotations
@@ -18,9 +18,19 @@ from typing import Any
 
 from plimsoll_api.times import format_rfc3339
 
-HERE = Path(__file__).resolve().parent
-UNITS = ("_s", "_bytes", "_mib", "_ratio", "_tok_s", "_count", "_per_request", "_hours", "_minutes")
-_KEY = re.compile(rf"^[a-z][a-z0-9_]*({'|'.join(UNITS)})(_low|_high)?$")
+PACKAGE_FOLDER = Path(__file__).resolve().parent
+UNIT_SUFFIXES = (
+    "_s",
+    "_bytes",
+    "_mib",
+    "_ratio",
+    "_tok_s",
+    "_count",
+    "_per_request",
+    "_hours",
+    "_minutes",
+)
+_NAME_PATTERN = re.compile(rf"^[a-z][a-z0-9_]*({'|'.join(UNIT_SUFFIXES)})(_low|_high)?$")
 
 
 def make_result(
@@ -29,12 +39,12 @@ def make_result(
     command: Sequence[str],
     samples: Any = None,
 ) -> dict[str, Any]:
-    """Return the JSON object. Raises ValueError for a name without a unit."""
+    """Return the result as a JSON object. Raises ValueError for a name without a unit."""
     for key in figures:
-        if not _KEY.match(key):
+        if not _NAME_PATTERN.match(key):
             raise ValueError(
                 f"figure {key!r}: write the name in snake_case, and end it with a unit: "
-                f"{', '.join(UNITS)}"
+                f"{', '.join(UNIT_SUFFIXES)}"
             )
     return {
         "name": name,
@@ -42,13 +52,13 @@ def make_result(
         "machine": describe_machine(),
         "commit": find_commit(),
         "command": shlex.join(command),
-        "figures": {k: _round(v) for k, v in figures.items() if v is not None},
+        "figures": {k: _round_figure(v) for k, v in figures.items() if v is not None},
         "samples": samples,
     }
 
 
 def find_percentile(values: Sequence[float], share: float) -> float | None:
-    """Return the nearest-rank percentile (p99 is ``share`` .99); None without values."""
+    """Return the nearest-rank percentile: p99 has the ``share`` .99. None without values."""
     if not values:
         return None
     ordered = sorted(values)
@@ -70,16 +80,16 @@ def describe_machine() -> dict[str, Any]:
     return {key: value for key, value in facts.items() if value is not None}
 
 
-def find_commit(here: Path = HERE) -> str | None:
-    """Return the commit of the source tree around ``here``; None if it is not a git repository.
+def find_commit(folder: Path = PACKAGE_FOLDER) -> str | None:
+    """Return the commit of the source tree around ``folder``; None outside a git repository.
 
     The suffix ``-dirty`` marks uncommitted changes. Changes to ``research/bench/results`` do not
     count.
     """
     sources = (":/", ":(top,exclude)research/bench/results")
     try:
-        head = _run_git(here, "rev-parse", "HEAD")
-        changed = _run_git(here, "status", "--porcelain", "--untracked-files=no", "--", *sources)
+        head = _run_git(folder, "rev-parse", "HEAD")
+        changed = _run_git(folder, "status", "--porcelain", "--untracked-files=no", "--", *sources)
     except (OSError, subprocess.SubprocessError):
         return None
     return f"{head}-dirty" if changed else head
@@ -118,5 +128,5 @@ def _list_devices() -> list[str]:
         pynvml.nvmlShutdown()
 
 
-def _round(value: float | int) -> float | int:
+def _round_figure(value: float | int) -> float | int:
     return float(f"{value:.6g}") if isinstance(value, float) else value

@@ -18,7 +18,7 @@ from plimsoll_cli.targets import parse_target
 
 
 class IncidentView(msgspec.Struct, kw_only=True):
-    """Incident with the content of a LeakIncident. Times are in RFC 3339."""
+    """Content of a LeakIncident. Times are in RFC 3339."""
 
     name: str
     namespace: str
@@ -32,10 +32,10 @@ class IncidentView(msgspec.Struct, kw_only=True):
 
 
 class UnreadableError(ValueError):
-    """Error for an object that is not a valid LeakIncident. The message names the object."""
+    """The object is no valid LeakIncident. The message names it."""
 
 
-def from_object(item: dict[str, Any]) -> IncidentView:
+def make_view_from_object(item: dict[str, Any]) -> IncidentView:
     """Return the view of a LeakIncident object. Raises UnreadableError."""
     meta = item.get("metadata") or {}
     name = str(meta.get("name", "?"))
@@ -50,8 +50,8 @@ def from_object(item: dict[str, Any]) -> IncidentView:
         raise UnreadableError(f"LeakIncident {name}: {error}") from None
 
 
-def from_journal(incident: IncidentRecord) -> IncidentView:
-    """Return the view of an incident in a local journal; the replica has the service's name."""
+def make_view_from_journal(incident: IncidentRecord) -> IncidentView:
+    """Return the view of an incident in a local journal, whose replica has the service's name."""
     service = incident.name.rpartition("-")[0]
     return IncidentView(
         name=incident.name,
@@ -62,13 +62,13 @@ def from_journal(incident: IncidentRecord) -> IncidentView:
 
 
 def format_target(incident: IncidentView) -> str:
-    """Return the service's name, or KIND/NAME, in the form that commands accept."""
+    """Return the name of the service, or KIND/NAME, in the form that commands accept."""
     found = incident.spec.workload_ref
     return found.name if found.kind == SERVICE_KIND else f"{found.kind.lower()}/{found.name}"
 
 
 def matches_target(incident: IncidentView, name: str) -> bool:
-    """Report whether ``name`` is the incident's service, workload or policy, or its KIND/NAME."""
+    """Report whether ``name`` is the service, workload or policy of the incident, or KIND/NAME."""
     spec = incident.spec
     policy = spec.policy_ref.name if spec.policy_ref else None
     if "/" not in name:
@@ -81,24 +81,24 @@ def matches_target(incident: IncidentView, name: str) -> bool:
     return (spec.workload_ref.kind, spec.workload_ref.name) == (wanted.kind, wanted.name)
 
 
-SHOWN_STEPS = 8
-STYLES = {
+MAX_SHOWN_STEPS = 8
+STYLE_BY_STATE = {
     "Succeeded": "green", "Failed": "red", "Refused": "red", "Begun": "yellow",
     "Requested": "yellow",
     "Resolved": "bold green", "Unresolved": "bold red", "Suppressed": "bold magenta",
 }  # fmt: skip
-"""Styles of phases and of step results."""
+"""Styles of the phases of incidents and of the outcomes of steps."""
 OPEN_STYLE = "bold yellow"
 
 
 def format_state(story: Story) -> Text:
     """Return the incident's state as coloured text."""
-    text = Text(story.phase, style=STYLES.get(story.phase, OPEN_STYLE))
+    text = Text(story.phase, style=STYLE_BY_STATE.get(story.phase, OPEN_STYLE))
     return text.append(story.state.removeprefix(story.phase), style="default")
 
 
 def truncate(line: Text, width: int, plain: bool) -> Text:
-    """Truncate a line to ``width`` columns; ``plain`` uses an ASCII ellipsis."""
+    """Cut a line to ``width`` columns. ``plain`` marks the cut in ASCII."""
     if line.cell_len > width:
         line.truncate(width - 3 if plain else width, overflow="crop" if plain else "ellipsis")
         line.append("..." if plain else "")
@@ -113,12 +113,12 @@ def format_incident(story: Story, width: int, plain: bool = False) -> list[Text]
     )  # fmt: skip
     steps = (
         format_step(f"{format_clock_time(step.at)} {step.name} ", step)
-        for step in story.steps[-SHOWN_STEPS:]
+        for step in story.steps[-MAX_SHOWN_STEPS:]
     )
     return [truncate(line, width, plain) for line in (head, *steps)]
 
 
 def format_step(start: str, step: StoryStep, width: int = 0) -> Text:
-    """Return a line with ``start``, the step's result padded to ``width``, and its text."""
-    outcome = (f"{step.outcome:<{width}}", STYLES.get(step.outcome, ""))
+    """Return ``start``, the outcome of the step padded to ``width``, and its text, as a line."""
+    outcome = (f"{step.outcome:<{width}}", STYLE_BY_STATE.get(step.outcome, ""))
     return Text.assemble("  ", start, outcome, "  " if step.text else "", step.text)

@@ -21,12 +21,12 @@ from plimsoll_api.units import format_bytes
 from plimsoll_cli.errors import RunError, UsageError
 from plimsoll_cli.incident_view import (
     OPEN_STYLE,
-    STYLES,
+    STYLE_BY_STATE,
     IncidentView,
     UnreadableError,
     format_target,
-    from_journal,
-    from_object,
+    make_view_from_journal,
+    make_view_from_object,
     matches_target,
 )
 from plimsoll_cli.local import run_dir as folders
@@ -40,14 +40,14 @@ STATE_DIR = "state"
 MIN_TERMINAL_WIDTHS = {"OPENED": 90, "TARGET": 110, "OUTCOME": 75, "RETURNED": 110}
 """Minimum terminal width that shows each column."""
 POLL_INTERVAL_S = 2.0
-MAX_LABEL = 63
-PROGRESS_STEP = 500
+MAX_LABEL_CHARS = 63
+INCIDENTS_PER_PROGRESS_REPORT = 500
 """Number of incidents after which progress is reported."""
 
 
 @dataclass(frozen=True)
-class Filter:
-    """Filter of incidents. None matches all; ``target`` is as in :func:`matches_target`."""
+class IncidentFilter:
+    """Filter of incidents; None matches all. ``target`` is as in :func:`matches_target`."""
 
     target: str | None = None
     phase: str | None = None
@@ -91,32 +91,36 @@ def read_journal(journal: Path) -> list[IncidentRecord]:
         raise UsageError(f"{journal}: cannot be read: {error}") from None
 
 
-def read_local(service: str | None, run_dir: Path | None) -> list[IncidentView]:
-    """Return the incidents in a run directory, of a service, or of all services on this machine."""
+def read_local_incidents(service: str | None, run_dir: Path | None) -> list[IncidentView]:
+    """Return the incidents of a run directory, a service, or all services on this machine."""
     if run_dir is not None:
         journals = [run_dir / STATE_DIR / JOURNAL_FILE]
     elif service is not None:
         journals = [folders.get_service_dir(service) / STATE_DIR / JOURNAL_FILE]
     else:
         journals = sorted(folders.get_base_dir().glob(f"*/{STATE_DIR}/{JOURNAL_FILE}"))
-    return [from_journal(incident) for journal in journals for incident in read_journal(journal)]
+    return [
+        make_view_from_journal(incident)
+        for journal in journals
+        for incident in read_journal(journal)
+    ]
 
 
 def list_incidents(
     cluster: Cluster, target: str | None, show_progress: Callable[[str], None]
 ) -> list[IncidentView]:
-    """Return all incidents that may concern ``target``. Raises RunError.
+    """Return all incidents that may belong to ``target``. Raises RunError.
 
-    Label selectors narrow the list at the API server. ``show_progress`` gets a text after some
-    pages.
+    Label selectors narrow the list at the API server. ``show_progress`` is called with the number
+    of incidents from time to time.
     """
     found: dict[tuple[str, str], IncidentView] = {}
     try:
         for query in make_label_queries(target):
             for item in cluster.list_custom_objects(INCIDENT_PLURAL, **query):
-                one = from_object(item)
+                one = make_view_from_object(item)
                 found[one.namespace, one.name] = one
-                if len(found) % PROGRESS_STEP == 0:
+                if len(found) % INCIDENTS_PER_PROGRESS_REPORT == 0:
                     show_progress(f"reading incidents: {len(found)}")
         return list(found.values())
     except UnreadableError as error:
@@ -124,20 +128,20 @@ def list_incidents(
 
 
 def make_label_queries(target: str | None) -> list[dict[str, str]]:
-    """Return list queries that together find all incidents of ``target``."""
+    """Return the queries of lists that together contain all incidents of ``target``."""
     if target is None or ((parsed := parse_target(target)).is_pod and "/" in target):
         return [{}]
     # A name without a kind may be that of a service, a workload or a policy.
     keys = [POLICY_LABEL] if parsed.kind == POLICY_KIND else [SERVICE_LABEL]
     keys += [POLICY_LABEL] if parsed.is_pod else []
-    value = parsed.name[:MAX_LABEL].rstrip("-.")
+    value = parsed.name[:MAX_LABEL_CHARS].rstrip("-.")
     return [{"labelSelector": f"{key}={value}"} for key in keys]
 
 
 def get_incident(cluster: Cluster, name: str) -> IncidentView:
     """Return the incident with this name. Raises UsageError and RunError.
 
-    The supervisor's page and log show a shorter name, which is accepted, too.
+    The shorter name on the supervisor's page and in its log is also accepted.
     """
     item = cluster.get_custom_object(INCIDENT_PLURAL, name) or next(
         (
@@ -153,27 +157,27 @@ def get_incident(cluster: Cluster, name: str) -> IncidentView:
             f"incident {name} does not exist in namespace {space}; see: plimsoll incidents -A"
         )
     try:
-        return from_object(item)
+        return make_view_from_object(item)
     except UnreadableError as error:
         raise RunError(str(error)) from None
 
 
 def select_newest(
-    found: Iterable[IncidentView], wanted: Filter, limit: int | None
+    found: Iterable[IncidentView], incident_filter: IncidentFilter, limit: int | None
 ) -> list[IncidentView]:
-    """Return the newest ``limit`` incidents that pass the filter."""
-    chosen = [incident for incident in found if wanted.matches(incident)]
+    """Return the newest ``limit`` incidents that pass the filter; None means all."""
+    chosen = [incident for incident in found if incident_filter.matches(incident)]
     chosen.sort(key=lambda incident: incident.spec.opened_at, reverse=True)
     return chosen[:limit]
 
 
-def print_list(found: Sequence[IncidentView], output: Output, more: int = 0) -> None:
-    """Print a table or objects, depending on ``output``.
+def print_list(found: Sequence[IncidentView], output: Output, omitted_count: int = 0) -> None:
+    """Print the incidents in the format ``output``.
 
-    ``more`` is the number of omitted incidents.
+    ``omitted_count`` is the number of older incidents that ``found`` lacks.
     """
     if not output.is_table:
-        print_value([to_object(incident) for incident in found], output)
+        print_value([make_incident_object(incident) for incident in found], output)
         return
     out = make_console()
     if not found:
@@ -188,26 +192,26 @@ def print_list(found: Sequence[IncidentView], output: Output, more: int = 0) -> 
     if out.is_terminal and not wide:
         names, rows = fit_columns(names, rows, out.width, MIN_TERMINAL_WIDTHS)
     print_table(names, rows, out)
-    if more:
-        out.print(f"{more} older incidents are not shown: raise --limit")
+    if omitted_count:
+        out.print(f"{omitted_count} older incidents are not shown: raise --limit")
 
 
 def print_changes(
-    read_all: Callable[[], list[IncidentView]], wanted: Filter, output: Output
+    read_all: Callable[[], list[IncidentView]], incident_filter: IncidentFilter, output: Output
 ) -> None:
-    """Print each change until Ctrl-C; read the incidents every two seconds."""
+    """Read the incidents every two seconds, and print each change until Ctrl-C."""
     with contextlib.suppress(KeyboardInterrupt):
-        _print_changes(read_all, wanted, output)
+        _print_changes(read_all, incident_filter, output)
 
 
 def _print_changes(
-    read_all: Callable[[], list[IncidentView]], wanted: Filter, output: Output
+    read_all: Callable[[], list[IncidentView]], incident_filter: IncidentFilter, output: Output
 ) -> None:
     known: dict[str, str] = {}
     out = make_console()
     while True:
         try:
-            fresh = select_newest(read_all(), wanted, None)
+            fresh = select_newest(read_all(), incident_filter, None)
         except RunError as error:
             out.print(f"{time.strftime('%H:%M:%S')}  {error}", style="red", soft_wrap=True)
             fresh = []
@@ -222,29 +226,29 @@ def _print_changes(
                         soft_wrap=True,
                     )
                 else:
-                    print_value(to_object(incident), output)
+                    print_value(make_incident_object(incident), output)
         time.sleep(POLL_INTERVAL_S)
 
 
-def choose_columns(wide: bool, namespaces: bool) -> list[str]:
+def choose_columns(wide: bool, with_namespace: bool) -> list[str]:
     """Return the column names of the table."""
-    names = ["NAMESPACE"] if namespaces else []
+    names = ["NAMESPACE"] if with_namespace else []
     names += ["OPENED", "NAME", "TARGET", "PHASE", "OUTCOME", "RETURNED", "WHAT"]
     return [*names, "POD", "EPOCH", "ENDED"] if wide else names
 
 
-def make_row(incident: IncidentView, wide: bool, namespaces: bool) -> list[Cell]:
-    """Return the cells of an incident in the order of :func:`choose_columns`."""
+def make_row(incident: IncidentView, wide: bool, with_namespace: bool) -> list[Cell]:
+    """Return the cells of an incident, in the order of :func:`choose_columns`."""
     spec, status, story = incident.spec, incident.status, incident.story
     returned = "" if status.returned_bytes is None else format_bytes(status.returned_bytes)
-    phase = Text(story.phase, style=STYLES.get(story.phase, OPEN_STYLE))
-    cells: list[Cell] = [incident.namespace] if namespaces else []
+    phase = Text(story.phase, style=STYLE_BY_STATE.get(story.phase, OPEN_STYLE))
+    cells: list[Cell] = [incident.namespace] if with_namespace else []
     cells += [spec.opened_at, incident.name, format_target(incident), phase, status.outcome or ""]
     cells += [returned, story.headline]
     return [*cells, spec.pod, spec.epoch, status.ended_at or ""] if wide else cells
 
 
-def to_object(incident: IncidentView) -> dict[str, Any]:
+def make_incident_object(incident: IncidentView) -> dict[str, Any]:
     """Return the incident as a LeakIncident object."""
     space = {"namespace": incident.namespace} if incident.namespace else {}
     return {

@@ -1,6 +1,6 @@
 """Commands ``inject`` and ``validate``.
 
-Options of ``inject`` are converted to those of a policy.
+The options of ``inject`` are converted to the settings of a policy.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ POLICY_OPTIONS = (
     "mode", "host_budget", "device_budget", "window", "warmup", "engine", "container", "port",
     "probe",
 )  # fmt: skip
-"""Options of ``inject`` that exclude ``--policy``."""
+"""Options of ``inject`` that cannot be combined with ``--policy``."""
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -254,13 +254,13 @@ def validate(
     raise typer.Exit(found.status)
 
 
-def _merge_settings(policy: SupervisorSettings, **given: Any) -> SupervisorSettings:
-    """Return the policy's supervisor settings; those of the command line take precedence."""
-    return policy.model_copy(update={key: one for key, one in given.items() if one})
+def _merge_settings(policy: SupervisorSettings, **options: Any) -> SupervisorSettings:
+    """Return the policy's settings of the supervisor, overridden by command-line ``options``."""
+    return policy.model_copy(update={key: one for key, one in options.items() if one})
 
 
 def _parse_resources(requests: str | None, limits: str | None) -> Resources | None:
-    """Return the supervisor's resources from text in kubectl's syntax; None for the default."""
+    """Return the supervisor's resources from kubectl's syntax; None for the default."""
     from pydantic import ValidationError
 
     from plimsoll_api.resources import Resources

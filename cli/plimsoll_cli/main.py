@@ -1,6 +1,6 @@
 """The program ``plimsoll`` with its commands and options.
 
-To start quickly, commands import their modules only when they run.
+Each command imports its modules only when it runs, so that the program starts quickly.
 """
 
 from __future__ import annotations
@@ -230,16 +230,16 @@ def main() -> None:
     try:
         app()
     except UsageError as error:
-        _fail(error, 2)
+        _exit_with_error(error, 2)
     except RunError as error:
-        _fail(error, 1)
+        _exit_with_error(error, 1)
     except BrokenPipeError:
         # The reader of a pipe, such as `head`, has exited: prevent an error in the final flush.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
 
 
-def _fail(error: Exception, status: int) -> None:
+def _exit_with_error(error: Exception, status: int) -> None:
     sys.stderr.write(f"plimsoll: {error}\n")
     sys.exit(status)
 

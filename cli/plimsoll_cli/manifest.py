@@ -1,6 +1,6 @@
 """Read manifests with one InferenceService or SupervisionPolicy.
 
-Manifests are validated as by the API server.
+They are validated as by the API server.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ T = TypeVar("T", bound=ResourceModel)
 
 
 def read_text(file: Path) -> str:
-    """Return the text of ``file`` (``-`` is standard input). Raises UsageError."""
+    """Return the text of ``file``, or of standard input for ``-``. Raises UsageError."""
     try:
         if str(file) == "-":
             held = sys.stdin.buffer.read(MAX_FILE_BYTES + 1)
@@ -33,32 +33,33 @@ def read_text(file: Path) -> str:
                 held = opened.read(MAX_FILE_BYTES + 1)
         if len(held) > MAX_FILE_BYTES:
             raise UsageError(
-                f"{file}: larger than {MAX_FILE_BYTES >> 20} MiB: give a smaller manifest"
+                f"{file}: the file is larger than {MAX_FILE_BYTES >> 20} MiB: give a smaller "
+                "manifest"
             )
         return held.decode()
     except OSError as error:
         raise UsageError(f"{file}: cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
-        raise UsageError(f"{file}: not UTF-8 text: {error.reason}") from None
+        raise UsageError(f"{file}: the file is not UTF-8 text: {error.reason}") from None
 
 
 def read_service(path: Path) -> InferenceService:
     """Return the InferenceService in ``path``.
 
-    Raises :class:`UsageError` with one line for each problem: file, field, and what to do.
+    Raises :class:`UsageError` with a line for each problem: the file, the field, and what to do.
     """
-    return _read(path, SERVICE_KIND, InferenceService)
+    return _read_resource(path, SERVICE_KIND, InferenceService)
 
 
 def read_policy(path: Path) -> SupervisionPolicy:
     """Return the SupervisionPolicy in ``path``.
 
-    Raises :class:`UsageError` like :func:`read_service`.
+    Raises :class:`UsageError` as :func:`read_service` does.
     """
-    return _read(path, POLICY_KIND, SupervisionPolicy)
+    return _read_resource(path, POLICY_KIND, SupervisionPolicy)
 
 
-def _read(path: Path, expected_kind: str, model: type[T]) -> T:
+def _read_resource(path: Path, expected_kind: str, model: type[T]) -> T:
     document = _read_document(path, expected_kind)
     kind = document.get("kind")
     if kind != expected_kind:
@@ -69,7 +70,7 @@ def _read(path: Path, expected_kind: str, model: type[T]) -> T:
 
 
 def parse_document(at: str, document: dict[str, Any], model: type[T]) -> T:
-    """Return ``document`` as a model. Raises UsageError; each line begins with ``at``."""
+    """Return ``document`` as a ``model``. Raises UsageError; each line begins with ``at``."""
     if (version := document.get("apiVersion")) != API_VERSION:
         raise UsageError(f"{at}: apiVersion: {version!r} is not supported: write {API_VERSION}")
     try:
@@ -83,8 +84,8 @@ def parse_document(at: str, document: dict[str, Any], model: type[T]) -> T:
 def _read_document(path: Path, expected_kind: str) -> dict[str, Any]:
     text = read_text(path)
     try:
-        roots = [root for one in split_documents(text) if (root := one.root()) is not None]
-        documents = [one for root in roots if (one := root.value(strict=True)) is not None]
+        roots = [root for one in split_documents(text) if (root := one.parse_root()) is not None]
+        documents = [one for root in roots if (one := root.read_value(strict=True)) is not None]
     except YamlError as error:
         raise UsageError(f"{':'.join([str(path), *map(str, error.at or ())])}: {error}") from None
     if len(documents) != 1:
@@ -97,7 +98,7 @@ def _read_document(path: Path, expected_kind: str) -> dict[str, Any]:
 
 
 def format_field_path(location: tuple[int | str, ...]) -> str:
-    """Return a field's path, for example ``spec.engine.env[0].name``."""
+    """Return the path of a field, for example ``spec.engine.env[0].name``."""
     path = ""
     for part in location:
         path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else str(part)

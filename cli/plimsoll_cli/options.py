@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def parse_duration_option(text: str) -> float:
-    """Parse a duration such as ``10m`` to seconds."""
+    """Return the seconds of a duration such as ``10m``."""
     from plimsoll_api.units import parse_duration
 
     try:
@@ -66,8 +66,8 @@ def connect(
 ) -> Cluster:
     """Return a client of the cluster that the options select.
 
-    Raises UsageError; with ``check_namespace``, also for a missing namespace, and RunError if the
-    API server does not answer.
+    Raises UsageError. With ``check_namespace``, this also happens for a missing namespace, and
+    RunError is raised if the API server does not answer.
     """
     if namespace is not None and all_namespaces:
         raise UsageError("use either --namespace or --all-namespaces, not both")

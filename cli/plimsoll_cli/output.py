@@ -18,7 +18,7 @@ from plimsoll_cli import yaml_text
 
 Cell = str | Text
 COLUMN_GAP, MIN_LAST_COLUMN = 2, 6
-"""Columns between two cells, and minimum width of the last cell, in characters."""
+"""Number of spaces between two columns, and minimum width of the last column."""
 
 
 class Output(StrEnum):
@@ -36,13 +36,13 @@ class Output(StrEnum):
 
 
 def make_console() -> Console:
-    """Return a console for tables. Rich respects NO_COLOR and pipes."""
+    """Return a console for tables, which respects NO_COLOR and pipes."""
     return Console(highlight=False)
 
 
 @contextlib.contextmanager
 def show_spinner(text: str) -> Iterator[Callable[[str], None]]:
-    """Show a spinner with ``text`` within the context, if standard error is a terminal.
+    """Show a spinner with ``text`` within the context if standard error is a terminal.
 
     Yields a function that changes the text.
     """
@@ -61,22 +61,22 @@ def is_ascii_only(out: Console) -> bool:
 
 
 def format_value(value: Any, output: Output) -> str:
-    """Return ``value`` as JSON or YAML; it must consist of JSON types."""
+    """Return ``value``, which consists of JSON types, as JSON or YAML."""
     if output is Output.YAML:
         return yaml_text.dump(value)
     return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
 
 
 def print_value(value: Any, output: Output) -> None:
-    """Write ``value`` to standard output, without wrapping or colours."""
+    """Write ``value`` to standard output, without line wrapping or colours."""
     make_console().file.write(format_value(value, output))
 
 
 def make_table(columns: Sequence[str], rows: Sequence[Sequence[Cell]], width: int | None) -> Table:
-    """Return a table like kubectl's, truncated to ``width`` characters; None truncates nothing.
+    """Return a table like kubectl's, cut to ``width`` characters; None cuts nothing.
 
-    The last column is truncated first. If it would become too narrow, the first column is truncated
-    as well: of the width that the other columns leave, the last column gets at most half.
+    The last column is cut first. If it would become too narrow, the first column is cut as well.
+    The last column then gets at most half of the width that the other columns leave.
     """
     made = Table(box=None, padding=(0, COLUMN_GAP, 0, 0), pad_edge=False, width=None)
     needed = [
@@ -107,16 +107,16 @@ def fit_columns(
     width: int,
     min_widths: Mapping[str, int],
 ) -> tuple[list[str], list[list[Cell]]]:
-    """Drop the columns that need a wider terminal.
+    """Return the columns that fit into ``width``, and their cells.
 
-    ``min_widths`` are the terminal widths that columns need.
+    ``min_widths`` maps a column to the terminal width that it needs.
     """
     kept = [at for at, name in enumerate(columns) if width >= min_widths.get(name, 0)]
     return [columns[at] for at in kept], [[row[at] for at in kept] for row in rows]
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[Cell]], out: Console) -> None:
-    """Print a table, truncated to the terminal's width. Output to a pipe is not truncated."""
+    """Print a table, cut to the width of the terminal. In a pipe, it is not cut."""
     if out.is_terminal:
         out.print(make_table(columns, rows, out.width))
     else:
@@ -138,9 +138,9 @@ def draw_sparkline(
     low: float | None = None,
     high: float | None = None,
 ) -> str:
-    """Return the newest ``width`` values as a line of bars; None becomes a space.
+    """Return the newest ``width`` values as a line of bars, with a space for None.
 
-    The scale covers the values, ``low`` and ``high``.
+    The scale includes the values, ``low`` and ``high``.
     """
     shown = list(values)[-width:]
     known = [value for value in shown if value is not None]
@@ -158,7 +158,7 @@ def draw_sparkline(
 
 
 def draw_bar(share: float | None, width: int, plain: bool = False) -> str:
-    """Return a bar that is full at a share of 1; empty for None."""
+    """Return a bar that is full at a ``share`` of 1; empty for None."""
     full, empty = ("#", ".") if plain else ("█", "░")
     filled = round(min(max(share or 0.0, 0.0), 1.0) * width)
     return full * filled + empty * (width - filled)
@@ -167,9 +167,10 @@ def draw_bar(share: float | None, width: int, plain: bool = False) -> str:
 def draw_area_chart(
     points: Sequence[tuple[float, float]], width: int, height: int, plain: bool
 ) -> list[str]:
-    """Return an area chart of the points as ``height`` lines, from top to bottom.
+    """Return an area chart as ``height`` lines, from top to bottom.
 
-    The points have increasing x and are interpolated. Empty if all have the same x.
+    ``points`` have increasing x, and values between them are interpolated. The result is empty if
+    all points have the same x.
     """
     begin, end = points[0][0], points[-1][0]
     if len(points) < 2 or end <= begin:
@@ -190,7 +191,7 @@ def draw_area_chart(
 
 
 def _interpolate(points: Sequence[tuple[float, float]], x: float) -> float:
-    """Return y at ``x``, interpolated; of points with the same x, the last one counts."""
+    """Return the interpolated y at ``x``. Of points with the same x, the last one counts."""
     for (x0, y0), (x1, y1) in zip(reversed(points[:-1]), reversed(points[1:]), strict=True):
         if x >= x0:
             return y1 if x1 <= x0 else y0 + (y1 - y0) * min((x - x0) / (x1 - x0), 1.0)

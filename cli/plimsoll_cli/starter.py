@@ -22,7 +22,7 @@ field's name and its default."""
 
 @dataclass(frozen=True)
 class Answers:
-    """Fields of the new manifest; empty ones are omitted."""
+    """Fields of the new manifest. Empty fields are omitted from it."""
 
     name: str
     model: str
@@ -49,7 +49,7 @@ QUESTIONS = {
 
 
 def ask_all(options: dict[str, Any], ask: Ask) -> Answers:
-    """Ask for all fields that are not in ``options``. Raises UsageError for an invalid number."""
+    """Ask for each field that ``options`` lacks. Raises UsageError for an invalid number."""
     values = dict(options)
     for field in QUESTIONS:
         if values.get(field) is None:
@@ -67,7 +67,7 @@ def ask_all(options: dict[str, Any], ask: Ask) -> Answers:
 
 
 def format_manifest(answers: Answers) -> str:
-    """Return the manifest as YAML. Raises UsageError that names the invalid field."""
+    """Return the manifest as YAML. Raises UsageError, which names the invalid field."""
     limits: dict[str, str | int] = {"memory": answers.memory}
     args = ["--device=cpu", "--dtype=float32"] if answers.gpus == 0 else []
     if answers.gpus:

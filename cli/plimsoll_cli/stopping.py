@@ -12,9 +12,10 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def run_until_signal(main: Coroutine[Any, Any, None]) -> bool:
-    """Run ``main`` until it ends or a signal stops it; return False after a signal.
+    """Run ``main`` until it ends or a signal stops it. Return False after a signal.
 
-    The first signal cancels ``main``, which may clean up. The second one cancels the cleanup.
+    The first signal cancels ``main``, which may then clean up. The second signal cancels the
+    cleanup.
     """
 
     async def guarded() -> bool:
@@ -43,7 +44,7 @@ def run_until_signal(main: Coroutine[Any, Any, None]) -> bool:
 async def run_in_background(*coroutines: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
     """Run coroutines within the context, and cancel them at its end.
 
-    Their errors are raised at the end of a block that raised none.
+    Their errors are raised at the end, unless the block itself has raised an error.
     """
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:

@@ -14,7 +14,7 @@ from plimsoll_api.names import (
 from plimsoll_cli.errors import UsageError
 
 POD = "Pod"
-ALIASES = {
+KIND_ALIASES = {
     "po": POD,
     "deploy": "Deployment",
     "sts": "StatefulSet",
@@ -30,8 +30,10 @@ KINDS = (
     POD, "Deployment", "StatefulSet", "DaemonSet", "ReplicaSet", "Job", "LeaderWorkerSet",
     "RayCluster", SERVICE_KIND, POLICY_KIND,
 )  # fmt: skip
-_BY_WORD = (
-    {kind.lower(): kind for kind in KINDS} | {f"{kind.lower()}s": kind for kind in KINDS} | ALIASES
+_KIND_BY_WORD = (
+    {kind.lower(): kind for kind in KINDS}
+    | {f"{kind.lower()}s": kind for kind in KINDS}
+    | KIND_ALIASES
 )
 
 
@@ -52,14 +54,14 @@ class Target:
 
 
 def parse_target(text: str) -> Target:
-    """Return the target that ``text`` names; a name without a kind is a pod.
+    """Return the target that ``text`` names. A name without a kind is the name of a pod.
 
     Raises UsageError for an unknown kind.
     """
     word, slash, name = text.partition("/")
     if not slash:
         return Target(POD, text)
-    kind = _BY_WORD.get(word.partition(".")[0].lower())
+    kind = _KIND_BY_WORD.get(word.partition(".")[0].lower())
     if kind is None:
         raise UsageError(f"{text}: {word!r} is not a kind with pods: use one of {', '.join(KINDS)}")
     if not name or "/" in name:

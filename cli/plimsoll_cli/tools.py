@@ -44,7 +44,9 @@ def init(
             return default
         if not sys.stdin.isatty():
             missing = "argument NAME" if field == "name" else f"option --{field.replace('_', '-')}"
-            raise UsageError(f"init: the {missing} is missing, and there is no terminal to ask on")
+            raise UsageError(
+                f"init: the {missing} is missing, and there is no terminal to ask for it"
+            )
         return str(typer.prompt(starter.QUESTIONS[field], default=default or None, err=True))
 
     typer.echo(starter.format_manifest(starter.ask_all(given, ask)), nl=False)

@@ -1,8 +1,8 @@
-"""Read YAML scalars as kubectl does, and write YAML that every parser reads the same way.
+"""Read YAML scalars as kubectl does, and write YAML that all parsers read the same way.
 
 kubectl uses sigs.k8s.io/yaml, which differs from both versions of YAML: ``y`` and ``on`` are
-booleans, ``0o17`` is a number and ``22:30`` a string. The writer quotes strings that any version
-would read as another type.
+booleans, ``0o17`` is a number, and ``22:30`` is a string. The writer quotes each string that some
+version of YAML would read as another type.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import yaml
 
 
 class YamlError(ValueError):
-    """Text that kubectl rejects or that exceeds a limit; ``at`` is line and column."""
+    """Text that kubectl rejects, or that exceeds a limit. ``at`` is its line and column."""
 
     def __init__(self, problem: str, at: tuple[int, int] | None = None) -> None:
         super().__init__(problem)
@@ -31,14 +31,14 @@ class YamlError(ValueError):
 _INFINITE = (".inf", ".Inf", ".INF")
 
 
-def _vary_case(*words: str) -> list[str]:
+def _list_spellings(*words: str) -> list[str]:
     return [form for word in words for form in (word, word.capitalize(), word.upper())]
 
 
 YAML_CONSTANTS: dict[str, Any] = {
-    **dict.fromkeys(_vary_case("y", "yes", "true", "on"), True),
-    **dict.fromkeys(_vary_case("n", "no", "false", "off"), False),
-    **dict.fromkeys(["", "~", *_vary_case("null")], None),
+    **dict.fromkeys(_list_spellings("y", "yes", "true", "on"), True),
+    **dict.fromkeys(_list_spellings("n", "no", "false", "off"), False),
+    **dict.fromkeys(["", "~", *_list_spellings("null")], None),
     **dict.fromkeys([".nan", ".NaN", ".NAN"], math.nan),
     **dict.fromkeys([sign + word for sign in ("", "+") for word in _INFINITE], math.inf),
     **dict.fromkeys(["-" + word for word in _INFINITE], -math.inf),
@@ -51,16 +51,17 @@ INTEGER_PATTERN = re.compile(
 INTEGER_BASES = {"hex": 16, "bin": 2, "oct": 8, "dec": 10}
 FLOAT_PATTERN = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 FRACTION_PATTERN = re.compile(r"\.[0-9](_?[0-9])*([eE][-+]?[0-9](_?[0-9])*)?")
-MAX_NUMBER_CHARACTERS = 4096
+MAX_NUMBER_CHARS = 4096
 """Maximum length of a number, because parsing takes quadratic time."""
-MAX_KEY = (1 << 63) - 1
-"""Largest number that sigs.k8s.io/yaml accepts as a key."""
+MAX_INTEGER_KEY = (1 << 63) - 1
+"""Largest integer that sigs.k8s.io/yaml accepts as a key."""
 TAG_PREFIX = "tag:yaml.org,2002:"
 TAG_CHECKS: dict[str, Callable[[Any], bool]] = {
     f"{TAG_PREFIX}bool": lambda value: isinstance(value, bool),
     f"{TAG_PREFIX}int": lambda value: type(value) is int,
     f"{TAG_PREFIX}float": lambda value: (
-        isinstance(value, float) or (type(value) is int and -MAX_KEY <= value + 1 <= MAX_KEY + 1)
+        isinstance(value, float)
+        or (type(value) is int and -MAX_INTEGER_KEY <= value + 1 <= MAX_INTEGER_KEY + 1)
     ),
     f"{TAG_PREFIX}null": lambda value: value is None,
     f"{TAG_PREFIX}timestamp": lambda value: isinstance(value, str),
@@ -76,7 +77,7 @@ def parse_plain(text: str) -> Any:
         return (
             _parse_float(text.replace("_", ""), text) if FRACTION_PATTERN.fullmatch(text) else text
         )
-    if not first or first not in "+-0123456789" or len(text) > MAX_NUMBER_CHARACTERS:
+    if not first or first not in "+-0123456789" or len(text) > MAX_NUMBER_CHARS:
         return text
     digits = text.replace("_", "")
     if (found := INTEGER_PATTERN.fullmatch(digits)) is not None:
@@ -91,13 +92,13 @@ def parse_plain(text: str) -> Any:
 
 
 def _parse_float(digits: str, text: str) -> Any:
-    """Return the number; ``text`` itself if the number is too large."""
+    """Return the number, or ``text`` itself if the number is too large."""
     number = float(digits)
     return text if math.isinf(number) else number
 
 
 def parse_scalar(tag: str | None, text: str, unquoted: bool) -> Any:
-    """Return the value of a scalar. Raises YamlError if kubectl would reject it."""
+    """Return the value of a scalar. Raises YamlError if kubectl rejects it."""
     if tag is None:
         return parse_plain(text) if unquoted else text
     if tag == f"{TAG_PREFIX}binary":
@@ -144,7 +145,7 @@ def format_float_key(number: float) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Dumper that quotes strings which any version of YAML would read as another type."""
+    """Dumper that quotes each string that some version of YAML would read as another type."""
 
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
         """Indent lists in mappings, as most manifests do."""
@@ -152,10 +153,10 @@ class _Dumper(yaml.SafeDumper):
 
 
 OTHER_BREAKS = re.compile("[\r\x85\u2028\u2029\ufeff]")
-"""Line breaks in only one version of YAML; PyYAML would fold them."""
+"""Characters that are line breaks in only one version of YAML; PyYAML would fold them."""
 
 
-def _represent(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+def _represent_string(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     style = None
     if OTHER_BREAKS.search(text):
         style = '"'
@@ -166,17 +167,17 @@ def _represent(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     return dumper.represent_scalar(f"{TAG_PREFIX}str", text, style)
 
 
-_Dumper.add_representer(str, _represent)
+_Dumper.add_representer(str, _represent_string)
 UNLIMITED_WIDTH = 1 << 30
 
 
 def dump(document: Any, **style: Any) -> str:
-    """Return a document as YAML; keys keep their order."""
+    """Return ``document`` as YAML, with its keys in their order."""
     return dump_all([document], **style)
 
 
 def dump_all(documents: Iterable[Any], **style: Any) -> str:
-    """Return several documents as YAML; keys keep their order."""
+    """Return several documents as YAML, with their keys in their order."""
     text: str = yaml.dump_all(
         documents,
         Dumper=_Dumper,
@@ -189,7 +190,7 @@ def dump_all(documents: Iterable[Any], **style: Any) -> str:
 
 
 def dump_flow(value: Any, json_text: bool = False) -> str:
-    """Return ``value`` on one line, for a flow collection."""
+    """Return ``value`` on one line, to be inserted into a flow collection."""
     if json_text:
         return json.dumps(value)
     text: str = yaml.dump(

@@ -1,8 +1,8 @@
-"""Parse manifests like kubectl, and record the position of each value in the text.
+"""Parse manifests as kubectl does, and record the position of each value in the text.
 
-kubectl's scanner is a port of libyaml, so libyaml accepts the same texts. It only provides
-positions; :mod:`plimsoll_cli.yaml_text` interprets scalars. Files are untrusted, so their size,
-depth and expanded aliases are limited.
+kubectl's scanner is a port of libyaml, so libyaml accepts the same texts. It only provides the
+positions; :mod:`plimsoll_cli.yaml_text` interprets the scalars. Files are untrusted, so their size,
+their depth and the number of expanded aliases are limited.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Literal
 import yaml
 
 from plimsoll_cli.yaml_text import (
-    MAX_KEY,
+    MAX_INTEGER_KEY,
     TAG_PREFIX,
     YamlError,
     format_float_key,
@@ -25,22 +25,22 @@ from plimsoll_cli.yaml_text import (
 )
 
 MAX_FILE_BYTES = 16 << 20
-"""Maximum size of a file; enough for 5,000 documents that are larger than most workloads."""
+"""Maximum size of a file. It is enough for 5,000 documents, each larger than most workloads."""
 MAX_DOCUMENT_BYTES = 3 << 20
-"""Maximum size of a document, equal to the API server's limit for requests."""
+"""Maximum size of a document, which is also the API server's limit for requests."""
 MAX_NESTING = 100
 MAX_EXPANDED_VALUES = 100_000
-"""Maximum number of values after aliases are expanded. kubectl rejects more than about 400,000."""
+"""Maximum number of values with expanded aliases. kubectl rejects more than about 400,000."""
 
 
 @dataclass(slots=True)
 class Node:
-    """Value at ``text[start:end]``, including its anchor or tag but no comments.
+    """Value at ``text[start:end]``, with its anchor or tag, but without comments.
 
-    ``children`` are the items of a list, or alternating keys and values of a mapping. ``target`` is
-    the node that an alias refers to. ``size`` is the number of values and ``height`` the number of
-    levels, with expanded aliases. ``keeps_line_ends`` means that the empty lines after the value
-    belong to it.
+    ``children`` are the items of a list, or the alternating keys and values of a mapping.
+    ``target`` is the node to which an alias refers. ``size`` is the number of values and ``height``
+    the number of levels, both with expanded aliases. ``keeps_line_ends`` states that empty lines
+    after the value belong to it.
     """
 
     kind: Literal["scalar", "list", "mapping", "alias"]
@@ -58,58 +58,60 @@ class Node:
 
     @property
     def resolved(self) -> Node:
-        """The node itself, or the target of an alias."""
+        """The node itself, or the target if it is an alias."""
         return self.target if self.target is not None else self
 
-    def entries(self) -> Iterator[tuple[Node, Node]]:
+    def iterate_entries(self) -> Iterator[tuple[Node, Node]]:
         """Yield the keys and values of a mapping."""
         return zip(self.children[::2], self.children[1::2], strict=True)
 
-    def entry(self, name: str) -> Node | None:
-        """Return the value of a key; the last one if the key occurs twice, None if it is absent.
+    def find_entry(self, name: str) -> Node | None:
+        """Return the value of the key ``name``, without merged mappings; None if it is absent.
 
-        Merged mappings are ignored.
+        If the key occurs twice, the last value is returned.
         """
         found = None
-        for key, value in self.resolved.entries() if self.resolved.kind == "mapping" else ():
-            if key.scalar is not MERGE_KEY and key.name() == name:
+        for key, value in (
+            self.resolved.iterate_entries() if self.resolved.kind == "mapping" else ()
+        ):
+            if key.scalar is not MERGE_KEY and key.make_json_key() == name:
                 found = value
         return found
 
-    def value(self, strict: bool = False) -> Any:
-        """Return the value as kubectl reads it; with ``strict``, refuse duplicate keys.
+    def read_value(self, strict: bool = False) -> Any:
+        """Return the value as kubectl reads it. With ``strict``, refuse duplicate keys.
 
-        Raises YamlError if kubectl would reject it.
+        Raises YamlError if kubectl rejects the value.
         """
         node = self.resolved
         if node.kind == "scalar":
             return "<<" if node.scalar is MERGE_KEY else to_json_value(node.scalar)
         if node.kind == "list":
-            return [one.value(strict) for one in node.children]
+            return [one.read_value(strict) for one in node.children]
         made: dict[str, Any] = {}
         own: set[str] = set()
-        for key, value in node.entries():
+        for key, value in node.iterate_entries():
             if key.scalar is MERGE_KEY:
-                for source in value.merged():
-                    made.update(source.value(strict))
+                for source in value.list_merged_mappings():
+                    made.update(source.read_value(strict))
                 continue
-            name = key.name()
+            name = key.make_json_key()
             if strict and name in own:
                 raise YamlError(f"{name} appears twice: remove one of them")
             own.add(name)
-            made[name] = value.value(strict)
+            made[name] = value.read_value(strict)
         return made
 
-    def merged(self) -> list[Node]:
-        """Return the mappings of the merge key ``<<``; later ones override earlier ones."""
+    def list_merged_mappings(self) -> list[Node]:
+        """Return the mappings of the merge key ``<<``. Later ones override earlier ones."""
         listed = self.kind == "list"
         sources = self.children[::-1] if listed else [self]
         if any(one.resolved.kind != "mapping" for one in sources):
-            raise YamlError("<< needs a mapping, or a list of mappings")
+            raise YamlError("the merge key << needs a mapping, or a list of mappings")
         return sources
 
-    def name(self) -> str:
-        """Return a key as sigs.k8s.io/yaml converts it to JSON."""
+    def make_json_key(self) -> str:
+        """Return the key as sigs.k8s.io/yaml converts it to JSON. Raises YamlError."""
         value = self.resolved.scalar
         if self.resolved.kind == "scalar" and value is not None:
             if isinstance(value, str):
@@ -118,7 +120,7 @@ class Node:
                 return str(value).lower()
             if isinstance(value, float):
                 return format_float_key(value)
-            if value <= MAX_KEY:
+            if value <= MAX_INTEGER_KEY:
                 return str(value)
         raise YamlError("a key must be a string or a number")
 
@@ -139,15 +141,15 @@ class _Composer:
         self.aliased = 0
         # Mask characters that the scanner rejects. It only provides positions; JSON reads the
         # strings.
-        shown = _mask(text) if json_text else text
+        shown = _mask_rejected_characters(text) if json_text else text
         self.events: Iterator[Any] = yaml.parse(shown, Loader=yaml.CSafeLoader)
 
-    def document(self) -> Node | None:
+    def compose_document(self) -> Node | None:
         """Return the root of the first document; None if the text is empty."""
         try:
             for event in self.events:
                 if isinstance(event, yaml.DocumentStartEvent):
-                    root = self.node(next(self.events), 1)
+                    root = self.compose_node(next(self.events), 1)
                     next(self.events)  # the end of the document; kubectl, too, ignores the rest
                     return root
         except yaml.MarkedYAMLError as error:
@@ -158,13 +160,13 @@ class _Composer:
             raise YamlError(f"not YAML: {str(error).splitlines()[0]}") from None
         return None
 
-    def node(self, event: Any, depth: int) -> Node:
-        """Return the node that begins with ``event``; ``depth`` is its level."""
+    def compose_node(self, event: Any, depth: int) -> Node:
+        """Return the node that begins with ``event``, at the level ``depth``."""
         start, end = event.start_mark.index, event.end_mark.index
         if isinstance(event, yaml.AliasEvent):
-            return self.alias(event, depth)
+            return self.compose_alias(event, depth)
         if isinstance(event, yaml.ScalarEvent):
-            made = self.scalar(event, start, end)
+            made = self.compose_scalar(event, start, end)
         else:
             listed = isinstance(event, yaml.SequenceStartEvent)
             flow = bool(event.flow_style)
@@ -173,17 +175,17 @@ class _Composer:
             made.anchored = True
             self.anchors[event.anchor] = made
         if made.open:
-            self.fill(made, depth)
+            self.fill_collection(made, depth)
         _check_depth(depth, made, event)
         return made
 
-    def fill(self, node: Node, depth: int) -> None:
+    def fill_collection(self, node: Node, depth: int) -> None:
         """Read the children of a list or mapping."""
         for event in self.events:
             if isinstance(event, yaml.CollectionEndEvent):
                 break
             _check_depth(depth, node, event)
-            child = self.node(event, depth + 1)
+            child = self.compose_node(event, depth + 1)
             node.children.append(child)
             node.size += child.size
             node.height = max(node.height, child.height + 1)
@@ -194,7 +196,7 @@ class _Composer:
             node.end = node.children[-1].end
             node.keeps_line_ends = node.children[-1].keeps_line_ends
 
-    def scalar(self, event: Any, start: int, end: int) -> Node:
+    def compose_scalar(self, event: Any, start: int, end: int) -> Node:
         """Return a scalar node with its value."""
         made = Node("scalar", start, end)
         tag = event.tag
@@ -213,7 +215,7 @@ class _Composer:
         quoted = self.text[start:end] if event.style == '"' and not self.json_text else ""
         if r"\/" in quoted and r"\/" in ESCAPE_PATTERN.findall(quoted):
             raise YamlError(
-                "not YAML for kubectl: write / for \\/, an escape that only JSON has",
+                "kubectl cannot parse the escape \\/, which is valid only in JSON: write / instead",
                 _get_position(event),
             )
         if event.style in ("|", ">"):
@@ -223,11 +225,13 @@ class _Composer:
                 made.end = start + len(body.rstrip(" \t\r\n"))
         return made
 
-    def alias(self, event: Any, depth: int) -> Node:
+    def compose_alias(self, event: Any, depth: int) -> Node:
         """Return an alias node. Raises YamlError if aliases expand to too many values."""
         target = self.anchors.get(event.anchor)
         if target is None:
-            raise YamlError(f"unknown anchor {event.anchor[:40]!r}", _get_position(event))
+            raise YamlError(
+                f"the anchor {event.anchor[:40]!r} of an alias is not defined", _get_position(event)
+            )
         if target.open:
             raise YamlError(
                 f"the alias {event.anchor[:40]!r} refers to itself", _get_position(event)
@@ -245,7 +249,9 @@ class _Composer:
 
 def _check_depth(depth: int, node: Node, event: Any) -> None:
     if depth + node.height > MAX_NESTING:
-        raise YamlError(f"nested in more than {MAX_NESTING} levels", _get_position(event))
+        raise YamlError(
+            f"the value is nested in more than {MAX_NESTING} levels", _get_position(event)
+        )
 
 
 def _get_position(event: Any) -> tuple[int, int]:
@@ -253,13 +259,14 @@ def _get_position(event: Any) -> tuple[int, int]:
 
 
 SURROGATE_PAIR_PATTERN = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}")
-"""Pairs of JSON escapes for one character, such as an emoji; YAML has no such pairs."""
+"""Pattern for a pair of JSON escapes for one character, such as an emoji. YAML has no such
+pairs."""
 CONTROL_PATTERN = re.compile("[\x7f-\x84\x86-\x9f\ufeff\ufffe\uffff]")
-"""Characters that are valid in JSON strings, but not in YAML."""
+"""Pattern for characters that are valid in JSON strings, but not in YAML."""
 ESCAPE_PATTERN = re.compile(r"\\.", re.DOTALL)
 
 
-def _mask(text: str) -> str:
+def _mask_rejected_characters(text: str) -> str:
     return CONTROL_PATTERN.sub("x", SURROGATE_PAIR_PATTERN.sub(r"\\u0041\\u0041", text))
 
 
@@ -267,12 +274,12 @@ def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
-_JSON = json.JSONDecoder(parse_constant=_refuse_constant)
+_JSON_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 def _parse_json(text: str) -> Any:
     try:
-        return _JSON.decode(text)
+        return _JSON_DECODER.decode(text)
     except ValueError as error:
         raise YamlError(f"not JSON: {error}") from None
 
@@ -281,8 +288,8 @@ def _parse_json(text: str) -> Any:
 class Document:
     """Document of a file: its ``text``, and the separator ``before`` it.
 
-    ``line`` is the number of its first line. ``is_json`` means that its values are JSON. ``stream``
-    means that the file consists of JSON objects without separators.
+    ``line`` is the number of its first line. ``is_json`` states that its values are JSON.
+    ``stream`` states that the file consists of JSON objects without separators.
     """
 
     before: str
@@ -291,10 +298,10 @@ class Document:
     is_json: bool = False
     stream: bool = False
 
-    def root(self) -> Node | None:
-        """Return the document's value with positions; None if it is empty.
+    def parse_root(self) -> Node | None:
+        """Return the value of the document with positions; None if the document is empty.
 
-        Raises YamlError, with the position in the file, if kubectl would reject it.
+        Raises YamlError, with the position in the file, if kubectl rejects the document.
         """
         if len(self.text) > MAX_DOCUMENT_BYTES:
             raise YamlError(
@@ -306,16 +313,16 @@ class Document:
         try:
             # kubectl reads line by line, and adds a missing line end.
             ended = self.text if self.text.endswith("\n") or self.is_json else f"{self.text}\n"
-            return _Composer(ended, self.is_json).document()
+            return _Composer(ended, self.is_json).compose_document()
         except YamlError as error:
             line, column = error.at or (1, 1)
             raise YamlError(str(error), (self.line + line - 1, column)) from None
 
 
 def split_documents(text: str) -> list[Document]:
-    """Split a file into documents like kubectl. Raises YamlError.
+    """Split a file into documents as kubectl does. Raises YamlError.
 
-    The concatenation of all ``before`` and ``text`` is the file.
+    The texts ``before`` and ``text`` of all documents, in order, make up the file.
     """
     if len(text) > MAX_FILE_BYTES:
         raise YamlError(f"the file is larger than {MAX_FILE_BYTES >> 20} MiB: split it")
@@ -326,43 +333,44 @@ def split_documents(text: str) -> list[Document]:
     made: list[Document] = []
     held: list[str] = []
     first = 1
-    for number, line in enumerate(_LINE.findall(text), 1):
+    for number, line in enumerate(_LINE_PATTERN.findall(text), 1):
         if not line.startswith("---"):
             held.append(line)
             continue
         behind = line[3:].strip()
         if behind and not behind.startswith("#"):
             raise YamlError(
-                "not YAML for kubectl: move the text after --- to its own line", (number, 4)
+                "kubectl cannot parse this line: move the text after --- to its own line",
+                (number, 4),
             )
         made.append(_make_document(before, "".join(held), first, is_first=not made))
         before, held, first = line, [], number + 1
     return [*made, _make_document(before, "".join(held), first, is_first=not made)]
 
 
-_LINE = re.compile(r"[^\n]*\n|[^\n]+")
+_LINE_PATTERN = re.compile(r"[^\n]*\n|[^\n]+")
 
 
 def _make_document(before: str, text: str, line: int, is_first: bool) -> Document:
-    """Return a document between separators. Only the first may be JSON that is not YAML."""
+    """Return a document. Only the first document of a file may be JSON that is not YAML."""
     if not is_first or not text.lstrip().startswith("{"):
         return Document(before, text, line)
     try:
-        _JSON.decode(text)
+        _JSON_DECODER.decode(text)
     except (ValueError, RecursionError):
         return Document(before, text, line)
     return Document(before, text, line, is_json=True)
 
 
 def _split_json_stream(before: str, text: str) -> list[Document] | None:
-    """Split a file of JSON objects without separators; None for any other file."""
+    """Split a file of JSON objects without separators. Return None for any other file."""
     if not text.lstrip().startswith("{"):
         return None
     made: list[Document] = []
     at = 0
     while (begin := _skip_space(text, at)) < len(text):
         try:
-            _, end = _JSON.raw_decode(text, begin)
+            _, end = _JSON_DECODER.raw_decode(text, begin)
         except (ValueError, RecursionError) as error:
             if len(made) > 1:
                 line = text.count("\n", 0, begin) + 1

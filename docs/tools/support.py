@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from plimsoll_cli.cluster.doctor import MAX_TESTED_MINOR, MIN_MINOR
+from plimsoll_cli.cluster.doctor import MAX_TESTED_KUBERNETES_MINOR, MIN_KUBERNETES_MINOR
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "research" / "bench" / "results"
@@ -29,7 +29,7 @@ def _samples(name: str) -> Any:
 def _kubernetes() -> Iterator[str]:
     """A row for each minor version of doctor's range."""
     ran = _samples("kubernetes")
-    for minor in range(MIN_MINOR, MAX_TESTED_MINOR + 1):
+    for minor in range(MIN_KUBERNETES_MINOR, MAX_TESTED_KUBERNETES_MINOR + 1):
         row = ran.get(f"1.{minor}", {})
         cells = (row.get("version", ""), row.get("date", NOT_RUN), str(row.get("passed", "")))
         yield f"| 1.{minor} | " + " | ".join(cells) + " |"
@@ -57,11 +57,12 @@ _HEAD = (
     "",
     "## Kubernetes",
     "",
-    f"Plimsoll needs Kubernetes 1.{MIN_MINOR} or later. 1.33, whose support"
+    f"Plimsoll needs Kubernetes 1.{MIN_KUBERNETES_MINOR} or later. 1.33, whose support"
     " [ended](https://kubernetes.io/releases/1.33/) on 2026-06-28, refuses the definitions of our"
     " resources: it estimates a higher cost of their rules (tried with 1.33.13). `make test-long`"
     " runs the operator's tests on a control plane of each minor version up"
-    f" to 1.{MAX_TESTED_MINOR}. `plimsoll doctor` tells you if your cluster is older, or newer.",
+    f" to 1.{MAX_TESTED_KUBERNETES_MINOR}. `plimsoll doctor` tells you if your cluster is "
+    "older, or newer.",
     "",
     "| Kubernetes | Tested | On | Tests that passed |",
     "|---|---|---|--:|",

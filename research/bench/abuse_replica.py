@@ -87,7 +87,8 @@ class Replica:
                 if status["state"] == "serving":
                     return Epoch.parse(str(status["epoch"]))
             if time.monotonic() > deadline:
-                raise RuntimeError(f"no engine within {BACK_S:g} s:\n{self.local.engine.tail()}")
+                log = self.local.engine.read_log_tail()
+                raise RuntimeError(f"no engine within {BACK_S:g} s:\n{log}")
             await asyncio.sleep(0.2)
 
     async def cached_bytes(self) -> int:

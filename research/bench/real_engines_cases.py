@@ -23,7 +23,7 @@ from plimsoll_api.engines import EngineType
 from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_sidecar.signals.engine_processes import ENGINE_PROGRAMS
-from plimsoll_sidecar.signals.probe_reports import query_all
+from plimsoll_sidecar.signals.probe_reports import query_probes
 from plimsoll_sidecar.signals.probes import REPORT_REQUEST
 from plimsoll_sidecar.signals.process_table import ProcessId, identify
 from tests.conformance.peers import CHECKPOINT, LARGE, Peer
@@ -103,7 +103,7 @@ def leak_once(replica: Replica, part: str, memory: str) -> bool:
 
 def _report(rig: Rig, process: int) -> dict[str, Any]:
     """What the probe in ``process`` says of its memory, where there is one."""
-    asked = query_all(rig.folder / "probe", [process], REPORT_REQUEST, 1.0) if rig.probe else {}
+    asked = query_probes(rig.folder / "probe", [process], REPORT_REQUEST, 1.0) if rig.probe else {}
     answer = asked.get(process)
     return {k: v for k, v in json.loads(answer).items() if k != "engine"} if answer else {}
 

@@ -15,7 +15,7 @@ import urllib3
 
 from bench.real_engines_replica import Replica
 from plimsoll_api.supervision import Mode
-from plimsoll_sidecar.signals.probe_reports import query_all
+from plimsoll_sidecar.signals.probe_reports import query_probes
 from plimsoll_sidecar.signals.probes import REPORT_REQUEST
 from tests.conformance.rig import Rig
 
@@ -132,7 +132,7 @@ def _work_s(rig: Rig) -> float:
 
 def _note_reports(replica: Replica) -> None:
     for process in list(replica.rig.processes()):
-        asked = query_all(replica.rig.folder / "probe", [process], REPORT_REQUEST, 1.0)
+        asked = query_probes(replica.rig.folder / "probe", [process], REPORT_REQUEST, 1.0)
         if answer := asked.get(process):
             report = json.loads(answer)
             kept = {key: report.get(key) for key in ("engine", "devices", "cost_s", "age_s")}

@@ -66,7 +66,7 @@ async def texts(root: Path, tiny: Path) -> list[str]:
 
 async def measure(given: argparse.Namespace, root: Path, service: Any) -> dict[str, Any]:
     tiny = root / "tiny"
-    await model.make_tiny(tiny)
+    await model.make_tiny_checkpoint(tiny)
     known = await texts(root, tiny)
     made = plans(root, tiny, given.leak, service)
     balancer = Balancer([Target(plan.serving_url, "tiny") for plan in made], known)

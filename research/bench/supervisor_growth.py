@@ -19,7 +19,7 @@ import sys
 import time
 
 from plimsoll_sidecar.main import build_supervisor, create_parser
-from plimsoll_sidecar.signals.resident_memory import read_resident
+from plimsoll_sidecar.signals.resident_memory import read_resident_memory
 
 SCRAPE_EVERY = 15
 SERVE_EVERY = 400
@@ -48,7 +48,7 @@ def main() -> None:
             metrics.render()
         took_s += time.monotonic() - began
         if number % arguments.every == 0:
-            own = read_resident(os.getpid())
+            own = read_resident_memory(os.getpid())
             assert own is not None
             anon.append(own.anon)
     json.dump({"took_s": took_s, "anon_bytes": anon}, sys.stdout)

@@ -165,7 +165,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = create_parser().parse_args(argv)
     logs.configure()
     try:
-        supervisor, metrics = build_supervisor(arguments, KubeClient.in_cluster())
+        supervisor, metrics = build_supervisor(arguments, KubeClient.create_in_cluster())
         server = StateServer(
             arguments.host,
             arguments.metrics_port,

@@ -189,7 +189,9 @@ def _restart_engine(engine: EngineAdapter, config: SupervisorConfig, command: Co
         from plimsoll_sidecar.act import pod_services
         from plimsoll_sidecar.clients.kube import KubeClient
 
-        found = pod_services.create_pod_services(KubeClient.in_cluster(), config.service, pod)
+        found = pod_services.create_pod_services(
+            KubeClient.create_in_cluster(), config.service, pod
+        )
         pod_services.wait_until_left(found)
     finished = engine.finish(command)
     return engine.restart_engine(command) if finished.outcome is Outcome.SUCCEEDED else finished
@@ -234,7 +236,7 @@ def _add_signals(
             SHARED_DEVICE_NOTE if shared or seen else ""
         )
         answer.device_memory += f": {seen}" if seen else ""
-    answer.device_reasons = sampler.device_reasons()
+    answer.device_reasons = sampler.explain_unused_sources()
     if orphaned is not None:
         answer.shared_orphan, answer.shared_memory_error = host.shm_orphan, orphaned.error or ""
     answer.nvml, answer.supervisor = Nvml().describe(), get_version()
@@ -272,7 +274,7 @@ def _resume(
     from plimsoll_sidecar.act import lease_counts
     from plimsoll_sidecar.clients.kube import SERVICE_ACCOUNT_FOLDER, KubeClient, KubeError
 
-    kube, pod = KubeClient.in_cluster(), os.environ.get("POD_NAME", "")
+    kube, pod = KubeClient.create_in_cluster(), os.environ.get("POD_NAME", "")
     try:
         if kube is None:
             raise KubeError(0, "this replica does not run as a pod of a Kubernetes cluster")

@@ -17,7 +17,7 @@ import pytest
 
 from bench import result
 from plimsoll_api.times import format_rfc3339
-from plimsoll_cli.cluster.doctor import MAX_TESTED_MINOR, MIN_MINOR
+from plimsoll_cli.cluster.doctor import MAX_TESTED_KUBERNETES_MINOR, MIN_KUBERNETES_MINOR
 from plimsoll_cli.figures import find_commit
 from tests.lab import binaries
 from tests.lab.errors import MissingError
@@ -37,7 +37,9 @@ def minor(version: str) -> int:
 
 
 def test_each_supported_minor_version_is_tested() -> None:
-    assert sorted(map(minor, binaries.VERSIONS)) == [*range(MIN_MINOR, MAX_TESTED_MINOR + 1)]
+    assert sorted(map(minor, binaries.VERSIONS)) == [
+        *range(MIN_KUBERNETES_MINOR, MAX_TESTED_KUBERNETES_MINOR + 1)
+    ]
 
 
 @pytest.mark.long

@@ -33,11 +33,11 @@ from plimsoll_sidecar.govern.incident import Incident
 from plimsoll_sidecar.record.journal import Journal
 from plimsoll_sidecar.signals.process_table import (
     ProcessId,
-    environment,
     find_descendants,
     identify,
-    parents,
     read_command_line,
+    read_environment_variable,
+    read_parent_pids,
 )
 from tests.conformance.peers import CHECKPOINT, Peer
 
@@ -165,8 +165,10 @@ class Rig:
         vLLM's helpers write their titles over their environment: they are known as descendants,
         for as long as they live.
         """
-        tree = parents()
-        marked = {pid for pid in tree if environment(pid, CONTAINER_ENV) == self.container}
+        tree = read_parent_pids()
+        marked = {
+            pid for pid in tree if read_environment_variable(pid, CONTAINER_ENV) == self.container
+        }
         alive = {p.pid for p in self._known if identify(p.pid) == p}
         found = marked | alive
         found |= find_descendants(found, tree)

@@ -144,7 +144,7 @@ def _exporter(folder: Path) -> Target:
         page.content = data
         dcgm = Dcgm("http://127.0.0.1:1")
         dcgm._server = page
-        found = dcgm.memory(UUID)
+        found = dcgm.read_memory(UUID)
         if found is not None:
             assert found.used.bit_length() <= 63, found
             assert found.total.bit_length() <= 63, found

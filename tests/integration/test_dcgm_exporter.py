@@ -13,14 +13,14 @@ import pytest
 from plimsoll_api.supervisor_config import DCGM_EXPORTER_PORT_ENV, NODE_IP_ENV
 from plimsoll_sidecar.signals.device_memory import (
     NOT_CONFIGURED_MESSAGES,
-    SCRAPE_S,
+    SCRAPE_PERIOD_S,
     AmdExporter,
     Dcgm,
     DeviceBytes,
     Nvml,
     PodContainer,
-    assigned_devices,
-    explain_unused,
+    explain_unused_sources,
+    list_assigned_devices,
     make_node_url,
 )
 from plimsoll_sidecar.signals.device_sharing import SharingDetector
@@ -71,21 +71,23 @@ def exporter(pages: list[tuple[int, str]]) -> Iterator[int]:
 def test_a_device_is_found_by_its_uuid() -> None:
     with exporter([(200, PAGE)]) as port:
         dcgm = Dcgm(f"http://127.0.0.1:{port}")
-        assert dcgm.memory("GPU-a") == DeviceBytes(1000 * MIB, 3600 * MIB)
-        assert dcgm.memory("GPU-b") == DeviceBytes(7 * MIB, 10 * MIB)
-        assert dcgm.memory("GPU-c") is None, "without what is free its size is unknown"
-        assert dcgm.memory("GPU-x") is None
-        assert dcgm.memory("MIG-a") is None
+        assert dcgm.read_memory("GPU-a") == DeviceBytes(1000 * MIB, 3600 * MIB)
+        assert dcgm.read_memory("GPU-b") == DeviceBytes(7 * MIB, 10 * MIB)
+        assert dcgm.read_memory("GPU-c") is None, "without what is free its size is unknown"
+        assert dcgm.read_memory("GPU-x") is None
+        assert dcgm.read_memory("MIG-a") is None
 
 
 def test_a_page_is_read_once_in_a_while_and_a_failed_one_is_unknown() -> None:
-    times = iter((0.0, SCRAPE_S / 2, SCRAPE_S, 2 * SCRAPE_S, 3 * SCRAPE_S))
+    times = iter(
+        (0.0, SCRAPE_PERIOD_S / 2, SCRAPE_PERIOD_S, 2 * SCRAPE_PERIOD_S, 3 * SCRAPE_PERIOD_S)
+    )
     later = PAGE.replace("1000", "1500")
     with exporter([(200, PAGE), (500, ""), (200, later)]) as port:
         dcgm = Dcgm(f"http://127.0.0.1:{port}", clock=lambda: next(times))
-        found = [dcgm.memory("GPU-a") for _ in range(4)]
+        found = [dcgm.read_memory("GPU-a") for _ in range(4)]
     assert [memory and memory.used // MIB for memory in found] == [1000, 1000, None, 1500]
-    assert dcgm.memory("GPU-a") is None, "nobody listens any more"
+    assert dcgm.read_memory("GPU-a") is None, "nobody listens any more"
 
 
 @pytest.mark.parametrize(
@@ -121,9 +123,9 @@ def test_a_slice_is_found_by_its_gpu_instance() -> None:
     )
     with exporter([(200, page)]) as port:
         dcgm = Dcgm(f"http://127.0.0.1:{port}")
-        assert dcgm.memory("MIG-GPU-a/9/0") == DeviceBytes(800 * MIB, 1000 * MIB)
-        assert dcgm.memory("GPU-a") is None, "the slices are not the whole"
-        assert dcgm.memory("MIG-GPU-a/1/0") is None
+        assert dcgm.read_memory("MIG-GPU-a/9/0") == DeviceBytes(800 * MIB, 1000 * MIB)
+        assert dcgm.read_memory("GPU-a") is None, "the slices are not the whole"
+        assert dcgm.read_memory("MIG-GPU-a/1/0") is None
 
 
 def test_the_page_names_everyone_who_has_a_device() -> None:
@@ -148,9 +150,9 @@ def test_the_page_says_which_devices_are_the_pods() -> None:
     )
     with exporter([(200, page)]) as port:
         dcgm = Dcgm(f"http://127.0.0.1:{port}", pod=MINE)
-        assert dcgm.assigned_devices() == ["GPU-a"]
-        assert [device.uuid for device in assigned_devices([Nvml(), dcgm])] == ["GPU-a"]
-        assert Dcgm(f"http://127.0.0.1:{port}").assigned_devices() == []
+        assert dcgm.list_assigned_devices() == ["GPU-a"]
+        assert [device.uuid for device in list_assigned_devices([Nvml(), dcgm])] == ["GPU-a"]
+        assert Dcgm(f"http://127.0.0.1:{port}").list_assigned_devices() == []
 
 
 def test_a_device_that_pods_share_is_counted_once() -> None:
@@ -161,7 +163,7 @@ def test_a_device_that_pods_share_is_counted_once() -> None:
     )
     with exporter([(200, page)]) as port:
         dcgm = Dcgm(f"http://127.0.0.1:{port}", pod=MINE)
-        assert dcgm.memory("GPU-a") == DeviceBytes(600 * MIB, 1000 * MIB)
+        assert dcgm.read_memory("GPU-a") == DeviceBytes(600 * MIB, 1000 * MIB)
 
 
 def amd(name: str, number: int, value: str, pod: str) -> str:
@@ -181,25 +183,26 @@ def test_amds_exporter_tells_used_and_total_of_the_pods_devices(prefix: str) -> 
     )
     with exporter([(200, page)]) as port:
         source = AmdExporter(f"http://127.0.0.1:{port}", pod=MINE)
-        (name,) = source.assigned_devices()
-        assert source.memory(name) == DeviceBytes(4096 * MIB, 196592 * MIB)
-        assert source.memory("AMD-0") is None, "its size is not on the page"
-        assert source.memory("GPU-a") is None
+        (name,) = source.list_assigned_devices()
+        assert source.read_memory(name) == DeviceBytes(4096 * MIB, 196592 * MIB)
+        assert source.read_memory("AMD-0") is None, "its size is not on the page"
+        assert source.read_memory("GPU-a") is None
 
 
 def test_why_a_source_is_not_in_use_is_said() -> None:
     with exporter([(500, "")]) as port:
         dcgm = Dcgm(f"http://127.0.0.1:{port}", pod=MINE)
-        told = explain_unused({"dcgm": dcgm}, None, ["GPU-a"])
+        told = explain_unused_sources({"dcgm": dcgm}, None, ["GPU-a"])
     assert told[0] == "nvml: not tried"
     assert told[1] == "dcgm: GET /metrics: HTTP 500"
     assert told[2] == f"amd: {NOT_CONFIGURED_MESSAGES['amd']}"
-    assert "names a device of the engine" in explain_unused({}, None, [])[0]
+    assert "names a device of the engine" in explain_unused_sources({}, None, [])[0]
     with exporter([(200, PAGE)]) as port:
         dcgm = Dcgm(f"http://127.0.0.1:{port}", pod=MINE)
-        assert "dcgm: the source does not report the memory of GPU-x" in explain_unused(
+        assert "dcgm: the source does not report the memory of GPU-x" in explain_unused_sources(
             {"dcgm": dcgm}, "nvml", ["GPU-x"]
         )
         assert not any(
-            one.startswith("dcgm") for one in explain_unused({"dcgm": dcgm}, "dcgm", ["GPU-a"])
+            one.startswith("dcgm")
+            for one in explain_unused_sources({"dcgm": dcgm}, "dcgm", ["GPU-a"])
         )

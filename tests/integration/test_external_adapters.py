@@ -224,7 +224,7 @@ class Bad(BaseHTTPRequestHandler):
     ("path", "message"),
     [
         ("/huge", "larger than 4 MiB"),
-        ("/drip", "did not end within the timeout"),
+        ("/drip", "was not complete within the timeout"),
         ("/metrics", "GET /metrics"),
     ],
 )

@@ -20,7 +20,7 @@ from plimsoll_sidecar.act.adapters.external_engine import collect_diagnostics
 from plimsoll_sidecar.clients.http import EngineError
 from plimsoll_sidecar.govern.command import Command, Verb
 from plimsoll_sidecar.record.diagnostics import DiagnosticsWriter
-from plimsoll_sidecar.signals.probe_reports import query_all
+from plimsoll_sidecar.signals.probe_reports import query_probes
 from plimsoll_sidecar.signals.probes import REPORT_REQUEST, Probes
 from plimsoll_sidecar.signals.stacks import has_signal_handler
 from tests.integration.test_external_adapters import Rig
@@ -93,7 +93,7 @@ def hang(process: subprocess.Popen[str], sockets: Path, pid: int) -> None:
     process.stdin.flush()
     assert said(process) == "hangs"
     deadline = time.monotonic() + 30
-    while query_all(sockets, [pid], REPORT_REQUEST, 1.0):
+    while query_probes(sockets, [pid], REPORT_REQUEST, 1.0):
         assert time.monotonic() < deadline
 
 

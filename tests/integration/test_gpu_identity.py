@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from plimsoll_sidecar.signals import gpu_identity
-from plimsoll_sidecar.signals.gpu_identity import FIRST_SEARCH_PERIOD_S, GpuIdentity
+from plimsoll_sidecar.signals.gpu_identity import FIRST_SEARCH_PERIOD_S, DeviceFinder
 
 ONE, TWO = "GPU-11111111-1111-1111-1111-111111111111", "GPU-22222222-2222-2222-2222-222222222222"
 CAPS = 235
@@ -102,16 +102,16 @@ def test_a_file_that_is_only_called_so_is_no_gpu(
 
 def test_it_is_looked_for_until_the_engine_has_opened_it(holder: Holder, proc: Path) -> None:
     times = [0.0]
-    identity = GpuIdentity(lambda: times[0], proc)
+    identity = DeviceFinder(lambda: times[0], proc)
     main = holder()
-    assert identity.devices(main, [main]) == []
+    assert identity.find_devices(main, [main]) == []
     worker = holder(("nvidia1", 195, 1))
-    assert identity.devices(main, [main, worker]) == [], "asked for again in a while"
+    assert identity.find_devices(main, [main, worker]) == [], "asked for again in a while"
     times[0] += FIRST_SEARCH_PERIOD_S
-    (device,) = identity.devices(main, [main, worker])
+    (device,) = identity.find_devices(main, [main, worker])
     assert (device.index, device.uuid, device.used) == (0, ONE, None)
     identity.reset()
-    assert identity.devices(main, [main]) == []
+    assert identity.find_devices(main, [main]) == []
 
 
 def test_a_container_without_the_folder_knows_none(holder: Holder, tmp_path: Path) -> None:

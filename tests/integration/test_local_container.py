@@ -49,7 +49,7 @@ def test_a_process_that_ends_is_started_again(tmp_path: Path) -> None:
 
     async def case() -> None:
         one.start()
-        await until(lambda: one.tail().count("hello") >= 2)
+        await until(lambda: one.read_log_tail().count("hello") >= 2)
         await one.stop(5)
 
     run(case)
@@ -107,7 +107,7 @@ def test_a_process_that_ignores_sigterm_is_killed_after_its_grace(tmp_path: Path
 
     async def case() -> None:
         one.start()
-        await until(lambda: "deaf" in one.tail())
+        await until(lambda: "deaf" in one.read_log_tail())
         pid, began = one.pid, time.monotonic()
         await one.stop(1.0)
         assert 1.0 <= time.monotonic() - began < 5.0
@@ -162,7 +162,7 @@ def test_a_command_that_does_not_exist_is_an_exit_with_its_message(tmp_path: Pat
 
     run(case)
 
-    assert "No such file or directory" in one.tail()
+    assert "No such file or directory" in one.read_log_tail()
 
 
 def test_a_log_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def engine() -> Iterator[subprocess.Popen[bytes]]:
 
 def test_a_process_and_its_descendants_are_summed(engine: subprocess.Popen[bytes]) -> None:
     processes = EngineProcessTable()
-    processes.name([ProcessMemory(Role.FRONTEND, engine.pid)])
+    processes.set_processes([ProcessMemory(Role.FRONTEND, engine.pid)])
     host = processes.read()
     assert host.processes == 2
     assert host.rss_anon is not None
@@ -56,16 +56,16 @@ def test_a_process_and_its_descendants_are_summed(engine: subprocess.Popen[bytes
     assert host.by_process is not None
     assert [p.role for p in host.by_process] == ["frontend", "other"]
     assert sum(p.rss_shmem or 0 for p in host.by_process) == host.rss_shmem
-    assert processes.first == identify(engine.pid)
+    assert processes.main_process == identify(engine.pid)
 
 
 def test_a_process_that_ended_is_not_read(engine: subprocess.Popen[bytes]) -> None:
     processes = EngineProcessTable()
-    processes.name([ProcessMemory(Role.WORKER, engine.pid)])
+    processes.set_processes([ProcessMemory(Role.WORKER, engine.pid)])
     engine.kill()
     engine.wait(10)
     assert processes.read().rss_anon is None
-    assert processes.first is None
+    assert processes.main_process is None
 
 
 def test_processor_time_is_unknown_where_one_process_cannot_be_read(
@@ -73,8 +73,8 @@ def test_processor_time_is_unknown_where_one_process_cannot_be_read(
 ) -> None:
     """Counted as none, the engine would seem to rest."""
     processes = EngineProcessTable()
-    processes.name([ProcessMemory(Role.WORKER, engine.pid)])
-    (child,) = set(processes.names()) - {engine.pid}
+    processes.set_processes([ProcessMemory(Role.WORKER, engine.pid)])
+    (child,) = set(processes.get_labels()) - {engine.pid}
     monkeypatch.setattr(resident_memory, "read_cpu_s", lambda pid: 2.0 if pid == child else 3.0)
     assert processes.read_helpers_cpu_s() == 5.0
     monkeypatch.setattr(resident_memory, "read_cpu_s", lambda pid: None if pid == child else 3.0)
@@ -83,18 +83,23 @@ def test_processor_time_is_unknown_where_one_process_cannot_be_read(
 
 def test_our_own_pid_named_by_an_engine_is_of_another_namespace() -> None:
     processes = EngineProcessTable()
-    processes.name([ProcessMemory(Role.FRONTEND, os.getpid()), ProcessMemory(Role.WORKER, 1)])
-    assert processes.first is None
+    processes.set_processes(
+        [ProcessMemory(Role.FRONTEND, os.getpid()), ProcessMemory(Role.WORKER, 1)]
+    )
+    assert processes.main_process is None
 
 
 def test_a_zombie_has_no_memory() -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
     deadline = time.monotonic() + 10
-    while resident_memory.read_resident(process.pid) is not None and time.monotonic() < deadline:
+    while (
+        resident_memory.read_resident_memory(process.pid) is not None
+        and time.monotonic() < deadline
+    ):
         time.sleep(0.01)
-    assert resident_memory.read_resident(process.pid) is None
+    assert resident_memory.read_resident_memory(process.pid) is None
     process.wait(10)
-    assert resident_memory.read_resident(process.pid) is None
+    assert resident_memory.read_resident_memory(process.pid) is None
 
 
 def test_huge_pages_of_a_pool_are_memory_of_the_process() -> None:
@@ -106,14 +111,14 @@ def test_huge_pages_of_a_pool_are_memory_of_the_process() -> None:
     except OSError:
         pytest.skip("huge pages need root")
     try:
-        before = resident_memory.read_resident(os.getpid())
+        before = resident_memory.read_resident_memory(os.getpid())
         # MAP_HUGETLB, which Python does not name.
         with mmap.mmap(
             -1, 8 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x40000
         ) as memory:
             for at in range(0, 8 << 20, 2 << 20):
                 memory[at] = 1
-            after = resident_memory.read_resident(os.getpid())
+            after = resident_memory.read_resident_memory(os.getpid())
         assert resident_memory.has_huge_pages()
     except OSError as error:
         pytest.skip(f"this machine has no room for huge pages: {error}")

@@ -141,7 +141,7 @@ def test_an_answer_that_trickles_is_given_up_in_time(
     monkeypatch.setattr(plimsoll_engine, "TIMEOUT_S", 0.5)
     with server(changed(), pause_s=0.05) as port:
         began = time.monotonic()
-        with pytest.raises(EngineError, match="did not end within the timeout"):
+        with pytest.raises(EngineError, match="was not complete within the timeout"):
             engine_on(port, token).status()
         assert time.monotonic() - began < 5.0
 

@@ -100,7 +100,7 @@ def frontend(pid: int) -> list[ProcessMemory]:
 def test_a_sum_is_whole_or_unknown_while_processes_come_and_go(start: Start) -> None:
     churning, _ = start(CHURN)
     processes = EngineProcessTable()
-    processes.name(frontend(churning.pid))
+    processes.set_processes(frontend(churning.pid))
     known = 0
     for _ in range(READINGS):
         host = processes.read()
@@ -113,14 +113,14 @@ def test_a_sum_is_whole_or_unknown_while_processes_come_and_go(start: Start) -> 
 def test_no_reader_fails_on_a_process_that_vanishes(start: Start) -> None:
     churning, _ = start(CHURN)
     readers: list[Callable[[int], object]] = [
-        resident_memory.read_resident, process_table.children, identify,
+        resident_memory.read_resident_memory, process_table.read_children, identify,
         process_table.find_memory_group, cgroup.Cgroup.of_process,
     ]  # fmt: skip
     met = 0
     deadline = time.monotonic() + 60
     while met < 300:
         assert time.monotonic() < deadline, "processes do not come and go"
-        for pid in process_table.children(churning.pid) or ():
+        for pid in process_table.read_children(churning.pid) or ():
             met += 1
             for read in readers:
                 read(pid)
@@ -130,7 +130,7 @@ def test_a_zombie_that_nobody_reaps_does_not_hide_its_engine(start: Start) -> No
     engine, child = start(ZOMBIE)
     assert identify(int(child)) is None
     processes = EngineProcessTable()
-    processes.name(frontend(engine.pid))
+    processes.set_processes(frontend(engine.pid))
     host = processes.read()
     assert host.rss_anon is not None
     assert host.rss_anon >= HELD_MIB * MIB
@@ -143,7 +143,7 @@ def test_a_name_in_no_encoding_is_no_obstacle(start: Start) -> None:
     known = identify(odd.pid)
     assert known is not None
     processes = EngineProcessTable()
-    processes.name(frontend(odd.pid))
+    processes.set_processes(frontend(odd.pid))
     assert (processes.read().rss_anon or 0) > MIB
     assert process_table.find_memory_group(odd.pid) is not None
 
@@ -154,7 +154,7 @@ def test_more_processes_than_can_be_read_are_unknown(
     engine, _ = start(ZOMBIE)
     monkeypatch.setattr(resident_memory, "MAX_PROCESSES", 1)
     processes = EngineProcessTable()
-    processes.name(frontend(engine.pid))
+    processes.set_processes(frontend(engine.pid))
     host = processes.read()
     assert host.rss_anon is None
     assert host.processes is None
@@ -182,7 +182,7 @@ def test_a_pid_given_anew_is_another_process(start: Start, tmp_path: Path) -> No
     known = identify(engine.pid)
     assert known is not None
     processes = EngineProcessTable()
-    processes.name(frontend(engine.pid))
+    processes.set_processes(frontend(engine.pid))
     assert processes.read().rss_anon
     engine.kill()
     engine.wait(10)
@@ -190,7 +190,7 @@ def test_a_pid_given_anew_is_another_process(start: Start, tmp_path: Path) -> No
     assert identify(stranger.pid) != known
     host = processes.read()
     assert (host.rss_anon, host.processes) == (None, 0)
-    assert processes.first is None
+    assert processes.main_process is None
     stacks = tmp_path / "stacks"
     stacks.mkdir()
     (stacks / f"frontend-{known.pid}.txt").write_text("")

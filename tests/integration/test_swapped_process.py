@@ -46,7 +46,7 @@ def test_a_process_that_is_swapped_out_is_as_large_as_before(swap: None) -> None
         try:
             process.stdout.readline()
             processes = EngineProcessTable()
-            processes.name([ProcessMemory(Role.WORKER, process.pid)])
+            processes.set_processes([ProcessMemory(Role.WORKER, process.pid)])
             before = processes.read()
             process.stdin.write(b"\n")
             process.stdin.flush()

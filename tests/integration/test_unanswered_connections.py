@@ -3,7 +3,7 @@
 import socket
 import time
 
-from plimsoll_sidecar.signals.tcp_sockets import count_unanswered
+from plimsoll_sidecar.signals.tcp_sockets import count_unanswered_connections
 
 LIMIT_S = 10.0
 TICK_S = 0.02
@@ -12,7 +12,7 @@ TICK_S = 0.02
 
 def settles_at(port: int, count: int) -> bool:
     deadline = time.monotonic() + LIMIT_S
-    while count_unanswered(port) != count:
+    while count_unanswered_connections(port) != count:
         if time.monotonic() > deadline:
             return False
         time.sleep(0.05)
@@ -24,7 +24,7 @@ def test_only_a_request_without_an_answer_counts() -> None:
         port = server.getsockname()[1]
         clients = [socket.create_connection(("127.0.0.1", port)) for _ in range(3)]
         served = [server.accept()[0] for _ in clients]
-        assert count_unanswered(port) == 0, "connections that are only open"
+        assert count_unanswered_connections(port) == 0, "connections that are only open"
         clients[0].send(b"GET")
         clients[1].send(b"GET")
         assert settles_at(port, 2)

@@ -49,8 +49,8 @@ class Kubectl:
 def read(text: str) -> list[Any] | None:
     """What we read: the documents of ``text``, None where it is refused."""
     try:
-        roots = [root for one in split_documents(text) if (root := one.root()) is not None]
-        return [value for root in roots if (value := root.value()) is not None]
+        roots = [root for one in split_documents(text) if (root := one.parse_root()) is not None]
+        return [value for root in roots if (value := root.read_value()) is not None]
     except YamlError:
         return None
 

@@ -222,7 +222,9 @@ def test_what_becomes_of_it(tmp_path: Path, name: str) -> None:
     assert case.said in done.stderr
     assert case.kept in done.stdout
     objects = [
-        root.value() for one in split_documents(done.stdout) if (root := one.root()) is not None
+        root.read_value()
+        for one in split_documents(done.stdout)
+        if (root := one.parse_root()) is not None
     ]
     config = json.loads(objects[0]["data"]["supervisor.json"])["engine"]
     assert config["serving_url"] == case.url

@@ -73,7 +73,7 @@ def test_a_person_trims_restarts_drains_and_resumes(
     assert int(after.rpartition(":")[2]) == int(before.rpartition(":")[2]) + 1, "a new worker"
 
     unasked = plimsoll(kube, "drain", pod, "--force")
-    assert "There is no terminal to ask on: add --yes" in str(unasked.exception)
+    assert "There is no terminal for this question: to confirm, add --yes" in str(unasked.exception)
     refused = plimsoll(kube, "drain", pod, "--yes", "--deadline", "5s")
     assert "the last ready pod of Service" in str(refused.exception)
     drained = plimsoll(kube, "drain", pod, "--yes", "--deadline", "5s", "--force")

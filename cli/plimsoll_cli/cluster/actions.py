@@ -21,8 +21,8 @@ from plimsoll_cli.output import show_spinner
 from plimsoll_cli.targets import Target
 
 READY_TIMEOUT_S = 900.0
-"""Seconds until a restarted pod must be ready. Large models take minutes to load."""
-POLL_S = 2.0
+"""Time within which a restarted pod must be ready. Large models take minutes to load."""
+POLL_PERIOD_S = 2.0
 HANDSHAKE_STATUS_PATTERN = re.compile(r"Handshake status (\d{3})\b")
 OnAnswer = Callable[[str, ActionAnswer], None]
 
@@ -37,9 +37,9 @@ def act_on_all(
     whole_service: bool,
     on_answer: OnAnswer,
 ) -> None:
-    """Run ``action`` on each supervised pod of ``target``; call ``on_answer`` with each answer.
+    """Run ``action`` on each supervised pod of ``target``, and call ``on_answer`` with each answer.
 
-    After a restart, a pod must be ready before the next one restarts. The first failure ends the
+    After a restart, a pod must be ready before the next pod restarts. The first failure ends the
     loop with a RunError that names the remaining pods.
     """
     if action == "drain":
@@ -76,28 +76,28 @@ def _wait_until_restarted(cluster: Cluster, pod: str, epoch: str | None) -> None
                     f"{pod}: not ready within {READY_TIMEOUT_S / 60:.0f} min after the restart; "
                     f"see: kubectl describe pod {pod}"
                 )
-            time.sleep(POLL_S)
+            time.sleep(POLL_PERIOD_S)
 
 
 def _is_ready_now(cluster: Cluster, pod: str) -> bool:
     try:
-        return is_ready(cluster.get(_pod_path(cluster, pod)))
+        return is_ready(cluster.get(_make_pod_path(cluster, pod)))
     except NotFoundError:
         raise RunError(f"{pod}: the pod was deleted; its workload creates a new one") from None
 
 
 def _read_epoch(cluster: Cluster, pod: str) -> str | None:
-    """Return the engine's epoch; None if the engine does not answer."""
+    """Return the epoch of the engine; None if the engine does not answer."""
     try:
         return get_status(make_supervisor_caller(cluster, pod), pod).epoch
     except RunError:
         return None
 
 
-def check_not_last(cluster: Cluster, pod: str) -> None:
-    """Raise RunError if ``pod`` is the last ready pod of a Service, or if that is unknown."""
+def check_not_last_ready_pod(cluster: Cluster, pod: str) -> None:
+    """Raise RunError if ``pod`` is the last ready pod of a Service, or if this is unknown."""
     try:
-        last = _find_service_served_only_by(cluster, pod)
+        last = _find_service_with_only_ready_pod(cluster, pod)
     except NotFoundError:
         return  # the action itself reports a missing pod
     except RunError as error:
@@ -112,9 +112,9 @@ def check_not_last(cluster: Cluster, pod: str) -> None:
         )
 
 
-def _find_service_served_only_by(cluster: Cluster, pod: str) -> str | None:
-    """Return the name of a Service that would have no ready pod without ``pod``; None if none."""
-    found, namespace = cluster.get(_pod_path(cluster, pod)), cluster.namespace or "default"
+def _find_service_with_only_ready_pod(cluster: Cluster, pod: str) -> str | None:
+    """Return the name of a Service whose only ready pod is ``pod``; None if there is none."""
+    found, namespace = cluster.get(_make_pod_path(cluster, pod)), cluster.namespace or "default"
     if not is_ready(found):
         return None
     labels = (found["metadata"].get("labels") or {}).items()
@@ -130,13 +130,13 @@ def _find_service_served_only_by(cluster: Cluster, pod: str) -> str | None:
 
 
 def is_ready(pod: Object) -> bool:
-    """Return whether the pod is ready and not being deleted."""
+    """Report whether the pod is ready and not being deleted."""
     conditions = (pod.get("status") or {}).get("conditions") or ()
     ready = any(one.get("type") == "Ready" and one.get("status") == "True" for one in conditions)
     return ready and not pod["metadata"].get("deletionTimestamp")
 
 
-def _pod_path(cluster: Cluster, pod: str) -> str:
+def _make_pod_path(cluster: Cluster, pod: str) -> str:
     return f"{CORE_API_PATH}/namespaces/{cluster.namespace or 'default'}/pods/{pod}"
 
 
@@ -160,9 +160,9 @@ def run_in_container(
     limit_s: float,
     namespace: str | None = None,
 ) -> tuple[int, str, str]:
-    """Run a command in a container; return exit status, standard output and standard error.
+    """Run a command in a container, and return exit status, standard output and standard error.
 
-    Raises RunError if the command cannot run or does not end within ``limit_s`` seconds.
+    Raises RunError if the command cannot run, or does not end within ``limit_s`` seconds.
     """
     namespace = namespace or cluster.namespace or "default"
     path = f"/api/v1/namespaces/{namespace}/pods/{pod}/exec"
@@ -178,7 +178,9 @@ def run_in_container(
         out, error = channel.read_stdout(), channel.read_stderr()
         if channel.is_open():
             channel.close()
-            raise RunError(f"{pod}: container {container} did not answer within {limit_s:.0f} s")
+            raise RunError(
+                f"{pod}: the command in container {container} did not end within {limit_s:.0f} s"
+            )
         status = channel.returncode
     except ApiException as failure:
         raise RunError(format_exec_error(failure, path, pod, container, cluster.host)) from None

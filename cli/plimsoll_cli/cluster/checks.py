@@ -1,6 +1,7 @@
 """Checks of ``plimsoll doctor`` on services, policies and the webhook.
 
-A dry run that creates a pod tests the webhook: the API server calls the webhook and stores nothing.
+The webhook is tested with a dry run that creates a pod: the API server calls the webhook, but
+stores nothing.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from plimsoll_cli.cluster.supervised import (
 from plimsoll_cli.errors import RunError
 from plimsoll_operator.fleet.pods import Cause, PodView
 
-MAX_NAMED = 4
-"""Maximum number of workloads to name in a line."""
+MAX_LISTED_WORKLOADS = 4
+"""Maximum number of workloads, and of pods of one workload, that a line lists."""
 RESTARTABLE_KINDS = ("Deployment", "StatefulSet", "DaemonSet")
 """Kinds that ``kubectl rollout restart`` supports."""
 WEBHOOK_CONFIGURATIONS_PATH = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
@@ -46,8 +47,9 @@ PROBLEM_CONDITIONS = {
     "ObjectsComplete": "False",
 }  # fmt: skip
 """Conditions of an InferenceService, with the status that indicates a problem."""
-MIN_VALIDITY = datetime.timedelta(days=20)
-"""Remaining validity below which a renewal is overdue; operator and cert-manager renew earlier."""
+MIN_REMAINING_VALIDITY = datetime.timedelta(days=20)
+"""Remaining validity below which a renewal is overdue; the operator and cert-manager renew
+earlier."""
 INSTALL_WEBHOOK_HINT = "install the chart with --set webhook.enabled=true"
 
 
@@ -61,7 +63,7 @@ class Check:
 
 
 def get_or_list(cluster: Cluster, plural: str, name: str | None) -> list[Object]:
-    """Return the named object, or all objects. Raises RunError if the named one does not exist."""
+    """Return the object ``name``, or all objects if it is None. Raises RunError."""
     if name is None:
         return list(cluster.list_custom_objects(plural))
     found = cluster.get_custom_object(plural, name)
@@ -74,7 +76,7 @@ def get_or_list(cluster: Cluster, plural: str, name: str | None) -> list[Object]
 
 
 def check_service(service: Object) -> Check:
-    """Check an InferenceService's conditions; the text begins with the first cause."""
+    """Check the conditions of an InferenceService. The text lists all problems."""
     name = f"service {service['metadata']['name']}"
     found, unread = _read_conditions(service)
     if unread:
@@ -91,7 +93,7 @@ def check_service(service: Object) -> Check:
 
 
 def check_memory(name: str, status: Object) -> Iterator[Check]:
-    """Check the memory request and limit of a service or workload, if its status has them."""
+    """Check the memory request and limit, if ``status`` has a recommendation for them."""
     recommendation = status.get("recommendation") or {}
     if not recommendation:
         return
@@ -104,7 +106,7 @@ def check_memory(name: str, status: Object) -> Iterator[Check]:
 
 
 def _read_conditions(item: Object) -> tuple[dict[str, Object], str]:
-    """Return the conditions by type, and a message if the status is not up to date."""
+    """Return the conditions by type, and a message if the status is outdated, else empty."""
     meta, status = item["metadata"], item.get("status") or {}
     found = {str(one["type"]): one for one in status.get("conditions") or ()}
     if "Ready" in found and status.get("observedGeneration") == meta.get("generation"):
@@ -115,7 +117,7 @@ def _read_conditions(item: Object) -> tuple[dict[str, Object], str]:
 def find_first_cause(cluster: Cluster, pod: Object) -> Cause | None:
     """Return the reason why a container of ``pod`` is not ready; None if there is none.
 
-    Reasons that do not resolve by themselves come first.
+    A reason that does not go away by itself takes precedence.
     """
     meta, spec, events = pod["metadata"], pod["spec"], list[Object]()
     view = PodView.parse(pod)
@@ -135,15 +137,15 @@ def find_first_cause(cluster: Cluster, pod: Object) -> Cause | None:
     for one in [*sidecars, *spec["containers"]]:
         why = view.find_cause(one["name"], events, now)
         if why is not None:
-            get_or_list = (
+            prefix = (
                 f"{one['name']}: " if view.containers else ""
             )  # no container: the cause affects the whole pod
-            found.append(Cause(why.reason, f"{get_or_list}{why.message}", why.blocking))
+            found.append(Cause(why.reason, f"{prefix}{why.message}", why.blocking))
     return min(found, key=lambda one: not one.blocking, default=None)
 
 
 def check_policy(cluster: Cluster, policy: Object) -> Iterator[Check]:
-    """Check a policy's status, its pods and the webhook."""
+    """Check a policy's status, and whether its pods wait for a supervisor."""
     name = f"policy {policy['metadata']['name']}"
     yield from check_policy_status(policy)
     try:
@@ -161,7 +163,7 @@ def check_policy(cluster: Cluster, policy: Object) -> Iterator[Check]:
 
 
 def check_policy_status(policy: Object) -> Iterator[Check]:
-    """Check the conditions, counts and refusals in a policy's status."""
+    """Check the conditions, the number of supervised pods and the refusals of a policy."""
     name, status = f"policy {policy['metadata']['name']}", policy.get("status") or {}
     found, unread = _read_conditions(policy)
     if unread:
@@ -188,13 +190,15 @@ def check_policy_status(policy: Object) -> Iterator[Check]:
 
 
 def _format_by_workload(pods: Sequence[Object]) -> str:
-    """Group pods by workload, and add the command that recreates them."""
+    """Return the pods by workload, each with the command that recreates them."""
     held = defaultdict(list)
     for pod in pods:
         held[find_membership(pod["metadata"]).workload].append(str(pod["metadata"]["name"]))
     parts = []
     for workload, names in held.items():
-        shown = ", ".join(sorted(names)[:MAX_NAMED]) + (", ..." if len(names) > MAX_NAMED else "")
+        shown = ", ".join(sorted(names)[:MAX_LISTED_WORKLOADS]) + (
+            ", ..." if len(names) > MAX_LISTED_WORKLOADS else ""
+        )
         if workload is None:
             parts.append(f"{shown} (no workload recreates them: delete and create them yourself)")
         elif workload.kind in RESTARTABLE_KINDS:
@@ -202,8 +206,10 @@ def _format_by_workload(pods: Sequence[Object]) -> str:
             parts.append(f"{shown}: {command}")
         else:
             parts.append(f"{shown} of {workload.kind} {workload.name}")
-    more = len(parts) - MAX_NAMED
-    return "; ".join(parts[:MAX_NAMED]) + (f"; and {more} more workloads" if more > 0 else "")
+    more = len(parts) - MAX_LISTED_WORKLOADS
+    return "; ".join(parts[:MAX_LISTED_WORKLOADS]) + (
+        f"; and {more} more workloads" if more > 0 else ""
+    )
 
 
 def _has_refusal(pod: Object) -> bool:
@@ -249,11 +255,11 @@ def check_certificate(cluster: Cluster, now: datetime.datetime) -> Check:
         text = f"no webhook is configured, so new pods get no supervisor: {INSTALL_WEBHOOK_HINT}"
         return Check(name, False, text)
     bundle = (ours[0].get("clientConfig") or {}).get("caBundle", "")
-    return check_bundle(bundle, now)
+    return check_certificate_bundle(bundle, now)
 
 
-def check_bundle(bundle: str, now: datetime.datetime) -> Check:
-    """Check when the newest certificate in a ``caBundle`` expires."""
+def check_certificate_bundle(bundle: str, now: datetime.datetime) -> Check:
+    """Check the expiry of the newest certificate in ``bundle``, a webhook's ``caBundle``."""
     name = "webhook certificate"
     try:
         read = x509.load_pem_x509_certificates(base64.b64decode(bundle, validate=True))
@@ -267,7 +273,7 @@ def check_bundle(bundle: str, now: datetime.datetime) -> Check:
         return Check(
             name, False, f"{text}: expired, so new pods get no supervisor: read the operator's log"
         )
-    if left < MIN_VALIDITY:
+    if left < MIN_REMAINING_VALIDITY:
         text += f", in {left.days} days: the renewal is overdue; read the operator's log"
         return Check(name, False, text)
     return Check(name, True, text)
@@ -282,7 +288,7 @@ def check_webhook(cluster: Cluster, policy: Object) -> Iterator[Check]:
     pod = make_test_pod(policy)
     if pod is None:
         yield Check(
-            name, None, "unknown: spec.selector does not determine the labels of a test pod"
+            name, None, "unknown: spec.selector does not say which labels a test pod must have"
         )
         return
     path = f"/api/v1/namespaces/{meta['namespace']}/pods"
@@ -295,7 +301,7 @@ def check_webhook(cluster: Cluster, policy: Object) -> Iterator[Check]:
 
 
 def check_admission(name: str, created_pod: Object, policy: str) -> Check:
-    """Check what admission changed in the test pod."""
+    """Check whether admission added the supervisor of ``policy`` to the test pod."""
     meta = created_pod["metadata"]
     owner = (meta.get("labels") or {}).get(POLICY_LABEL)
     refusal = (meta.get("annotations") or {}).get(REFUSED_ANNOTATION)
@@ -317,7 +323,7 @@ def check_admission(name: str, created_pod: Object, policy: str) -> Check:
 def make_test_pod(policy: Object) -> Object | None:
     """Return a pod that ``policy`` selects and can supervise; None if its labels are unknown.
 
-    The pod meets the restricted pod security standard.
+    The pod meets the restricted Pod Security Standard.
     """
     spec = policy.get("spec") or {}
     try:

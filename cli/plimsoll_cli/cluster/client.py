@@ -1,6 +1,6 @@
 """Client of the API server for the command line: paginated lists, single objects, access reviews.
 
-Errors are raised as :class:`RunError`. The message names the cause: no cluster, a missing
+Errors are raised as :class:`RunError`, whose message names the cause: no cluster, a missing
 permission with the RBAC rule that grants it, or a missing CRD version.
 """
 
@@ -26,13 +26,14 @@ from plimsoll_cli.errors import RunError, UsageError
 
 Object = dict[str, Any]
 PAGE_SIZE = 500
-MAX_EXPIRED = 5
-"""Maximum number of restarts of a list. The API server keeps a list's state for five minutes."""
-TIMEOUT_S = 15.0
+MAX_LIST_RESTARTS = 5
+"""Maximum number of restarts of a list. The API server keeps the state of a list for five
+minutes."""
+REQUEST_TIMEOUT_S = 15.0
 
 
 class Cluster:
-    """Client of one cluster; if ``namespace`` is None, lists include all namespaces."""
+    """Client of one cluster. If ``namespace`` is None, lists include all namespaces."""
 
     def __init__(
         self,
@@ -41,7 +42,7 @@ class Cluster:
         namespace: str | None = None,
         all_namespaces: bool = False,
     ) -> None:
-        """Load the configuration like kubectl. Raises UsageError if there is none."""
+        """Load the configuration as kubectl does. Raises UsageError if there is none."""
         configuration = k8s.Configuration()
         file = str(kubeconfig) if kubeconfig else None
         try:
@@ -70,11 +71,11 @@ class Cluster:
         )
 
     def get(self, path: str, **query: Any) -> Object:
-        """Return the API server's answer as JSON. Raises RunError."""
+        """Return the JSON response to a GET request. Raises RunError."""
         return self._call("GET", path, query)
 
     def create(self, path: str, body: Object, **query: Any) -> Object:
-        """Create an object at ``path`` and return it as stored. Raises RunError."""
+        """Create an object in the collection at ``path``, and return it. Raises RunError."""
         return self._call("POST", path, query, body)
 
     def list_custom_objects(self, plural: str, **query: Any) -> Iterator[Object]:
@@ -84,9 +85,10 @@ class Cluster:
     def list_objects(
         self, root: str, plural: str, namespace: str | None = None, **query: Any
     ) -> Iterator[Object]:
-        """Yield the objects of a kind in ``namespace``, or by default in the client's namespace.
+        """Yield the objects of a kind in ``namespace``; None is the client's namespace.
 
-        A list that expires between two pages restarts and yields no object twice. Raises RunError.
+        If a list expires between two pages, it restarts, and yields no object twice. Raises
+        RunError.
         """
         chosen = namespace or self.namespace
         where = f"/namespaces/{chosen}" if chosen else ""
@@ -98,7 +100,7 @@ class Cluster:
                 answer = self._call("GET", path, {"limit": PAGE_SIZE} | page)
             except _ExpiredError:
                 expired += 1
-                if expired > MAX_EXPIRED:
+                if expired > MAX_LIST_RESTARTS:
                     raise RunError(
                         f"GET {path}: the list expired {expired} times before its last page: try "
                         "again, or choose one namespace with -n"
@@ -116,7 +118,7 @@ class Cluster:
                 return
 
     def get_custom_object(self, plural: str, name: str) -> Object | None:
-        """Return an object of a Plimsoll kind in the client's namespace; None if it is absent."""
+        """Return a Plimsoll object in the client's namespace; None if it does not exist."""
         namespace = self.namespace or "default"
         try:
             return self.get(
@@ -129,7 +131,7 @@ class Cluster:
     def check_namespace(self) -> None:
         """Raise UsageError if the client's namespace does not exist.
 
-        If namespaces may not be read, the check passes.
+        The check passes if reading namespaces is forbidden.
         """
         if self.namespace is None:
             return
@@ -150,7 +152,7 @@ class Cluster:
                 method, path, query_params=list(query.items()), header_params=headers, body=body,
                 auth_settings=["BearerToken"],
             )  # fmt: skip
-            response = self._api.call_api(*request, _request_timeout=TIMEOUT_S)
+            response = self._api.call_api(*request, _request_timeout=REQUEST_TIMEOUT_S)
             data = response.read()
         except (urllib3.exceptions.HTTPError, ApiException, OSError) as error:
             reason = getattr(error, "reason", None) or error
@@ -176,7 +178,7 @@ class Cluster:
         raise RunError(f"{method} {path}: HTTP {status}: {reason}") from None
 
     def _check_crd(self, plural: str) -> None:
-        """Raise RunError if the kind's CRD, or the version that this program needs, is missing."""
+        """Raise RunError if the CRD of the kind lacks the version that this program needs."""
         try:
             group = self.get(f"/apis/{API_GROUP}")
         except NotFoundError:
@@ -194,10 +196,10 @@ class Cluster:
 
 
 def _make_ssl_context(configuration: k8s.Configuration) -> ssl.SSLContext:
-    """Return a TLS context that verifies certificates like kubectl.
+    """Return a TLS context that verifies certificates as kubectl does.
 
-    Python 3.13 also requires key identifiers, which the CAs of many clusters lack, such as those of
-    EKS. The connection pool adds the cluster's CA.
+    By default, Python 3.13 also requires key identifiers, which the CAs of many clusters lack, such
+    as those of EKS. The connection pool adds the cluster's CA.
     """
     verify = ssl.CERT_REQUIRED if configuration.verify_ssl else ssl.CERT_NONE
     context = create_urllib3_context(cert_reqs=verify)
@@ -208,15 +210,15 @@ def _make_ssl_context(configuration: k8s.Configuration) -> ssl.SSLContext:
 
 
 class NotFoundError(RunError):
-    """HTTP 404."""
+    """The API server responded with status 404."""
 
 
 class ForbiddenError(RunError):
-    """HTTP 403; the message contains the missing RBAC rule."""
+    """The API server responded with status 403. The message contains the missing RBAC rule."""
 
 
 class _ExpiredError(Exception):
-    """HTTP 410: the continue token of a list has expired."""
+    """The API server responded with status 410: the continue token of a list has expired."""
 
 
 def _is_single_object(path: str) -> bool:

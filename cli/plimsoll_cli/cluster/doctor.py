@@ -1,4 +1,4 @@
-"""``plimsoll doctor``: check whether everything that supervision needs works, one line each."""
+"""``plimsoll doctor``: check everything that supervision needs, with one line per check."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from plimsoll_cli.cluster.supervised import (
 )
 from plimsoll_cli.errors import RunError, UsageError
 
-MIN_MINOR = 34
-"""Oldest tested Kubernetes release. 1.33 refuses the resource definitions, because it estimates a
-higher cost of their rules."""
-MAX_TESTED_MINOR = 37
-"""Newest tested Kubernetes release."""
+MIN_KUBERNETES_MINOR = 34
+"""Minor version of the oldest tested Kubernetes release. 1.33 refuses the resource definitions,
+because it estimates a higher cost of their rules."""
+MAX_TESTED_KUBERNETES_MINOR = 37
+"""Minor version of the newest tested Kubernetes release."""
 REQUIRED_PERMISSIONS = (
     ("list", API_GROUP, SERVICES, ""),
     ("list", API_GROUP, INCIDENTS, ""),
@@ -59,7 +59,7 @@ MAX_WEBHOOK_TESTS = 8
 
 
 def run_checks(cluster: Cluster, service: str | None, policy: str | None) -> Iterator[Check]:
-    """Yield all checks; those that explain later failures come first."""
+    """Yield all checks, starting with those whose failure explains later failures."""
     try:
         yield check_version(cluster.host, cluster.get("/version"))
     except RunError as error:
@@ -84,13 +84,15 @@ def run_checks(cluster: Cluster, service: str | None, policy: str | None) -> Ite
 
 
 def check_version(host: str, found: Object) -> Check:
-    """Check the API server's version."""
+    """Check the version of the API server at ``host``."""
     minor = int("".join(c for c in str(found["minor"]) if c.isdigit()) or 0)
     text = f"{host}, Kubernetes {found['gitVersion']}"
-    if minor < MIN_MINOR:
-        return Check("api server", False, f"{text}: Plimsoll needs at least 1.{MIN_MINOR}")
-    if minor > MAX_TESTED_MINOR:
-        text += f" (the newest tested release is 1.{MAX_TESTED_MINOR})"
+    if minor < MIN_KUBERNETES_MINOR:
+        return Check(
+            "api server", False, f"{text}: Plimsoll needs at least 1.{MIN_KUBERNETES_MINOR}"
+        )
+    if minor > MAX_TESTED_KUBERNETES_MINOR:
+        text += f" (the newest tested release is 1.{MAX_TESTED_KUBERNETES_MINOR})"
     return Check("api server", True, text)
 
 
@@ -138,7 +140,7 @@ def _check_permissions(cluster: Cluster) -> Iterator[Check]:
 
 
 def _check_kserve(cluster: Cluster) -> Iterator[Check]:
-    """Warn if kubectl may resolve ``inferenceservices`` to KServe's kind."""
+    """Warn if the name ``inferenceservices`` may also mean KServe's kind in kubectl."""
     with contextlib.suppress(RunError):
         cluster.get(f"/apis/{KSERVE_API_GROUP}")
         yield Check(
@@ -174,7 +176,7 @@ def _check_operator(cluster: Cluster) -> Iterator[Check]:
 
 
 def _check_services(cluster: Cluster, service: str | None) -> Iterator[Check]:
-    """Check the services by the conditions that the operator sets."""
+    """Check the services by the conditions in their status."""
     try:
         for one in checks.get_or_list(cluster, SERVICES, service):
             yield checks.check_service(one)
@@ -200,7 +202,7 @@ def _check_policies(cluster: Cluster, name: str | None) -> Iterator[Check]:
 
 
 def _check_replicas(cluster: Cluster, service: str | None, policy: str | None) -> Iterator[Check]:
-    """Check each supervisor, and whether all pods are drained."""
+    """Check each supervisor, and whether a person drained all pods."""
     from plimsoll_cli.actions import get_status
     from plimsoll_cli.cluster.actions import make_supervisor_caller
 
@@ -246,7 +248,7 @@ def _check_replicas(cluster: Cluster, service: str | None, policy: str | None) -
 
 
 def format_out_of_service(pod: str, answer: ActionAnswer) -> str:
-    """Return the reasons why the supervisor keeps its pod unready; empty if it does not."""
+    """Return the reasons why the supervisor keeps its pod unready; empty if the pod is ready."""
     if not answer.out_of_service:
         return ""
     reasons = ", ".join(
@@ -260,7 +262,7 @@ def format_out_of_service(pod: str, answer: ActionAnswer) -> str:
 
 
 def _format_observation(answer: ActionAnswer) -> str:
-    """Return what a supervisor observes and what its engine supports, as text."""
+    """Return what a supervisor observes, and what its engine supports."""
     host = (
         f"host memory by {answer.host_memory}"
         if answer.host_memory
@@ -282,7 +284,8 @@ def _format_observation(answer: ActionAnswer) -> str:
 def check_shared_memory(name: str, answer: ActionAnswer) -> Iterator[Check]:
     """Check for memory in ``/dev/shm`` that no process uses.
 
-    Yields nothing if the pod has no volume there, because the supervisor then cannot see it.
+    Yields nothing if the pod has no volume there, because the supervisor cannot see the memory
+    then.
     """
     if answer.shared_memory_error:
         yield Check(f"{name} /dev/shm", None, f"unknown: {answer.shared_memory_error}")

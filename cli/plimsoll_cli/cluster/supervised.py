@@ -31,7 +31,7 @@ def is_supervised(pod: Object) -> bool:
 
 
 def list_labelled_pods(cluster: Cluster) -> Iterator[Object]:
-    """Yield each pod of InferenceServices, SupervisionPolicies and ``plimsoll inject`` once."""
+    """Yield each pod of an InferenceService, SupervisionPolicy or ``plimsoll inject`` once."""
     seen = set()
     for label in (SERVICE_LABEL, POLICY_LABEL):
         for pod in cluster.list_objects(CORE_API_PATH, "pods", labelSelector=label):
@@ -44,7 +44,7 @@ def list_labelled_pods(cluster: Cluster) -> Iterator[Object]:
 def list_policy_pods(cluster: Cluster, policy: Object) -> list[Object]:
     """Return the pods that ``policy`` selects, with or without a supervisor.
 
-    Raises RunError if its selector is invalid.
+    Raises RunError if the selector of the policy is invalid.
     """
     meta = policy["metadata"]
     try:
@@ -63,9 +63,9 @@ def is_supervised_by(pod: Object, policy: str) -> bool:
 
 
 def list_target_pods(cluster: Cluster, target: Target) -> list[str]:
-    """Return the names of the supervised pods of ``target``, which must not be a pod itself.
+    """Return the names of the supervised pods of ``target``, which is not a pod itself.
 
-    Raises RunError if the object does not exist or has no supervised pods.
+    Raises RunError if the object does not exist, or if it has no supervised pods.
     """
     if target.kind == POLICY_KIND:
         policy = _get_existing(cluster, POLICY_PLURAL, target)

@@ -1,4 +1,4 @@
-"""``plimsoll top``: list services and policies, those with the most consumed leak budget first."""
+"""``plimsoll top``: list services and policies, the most consumed leak budget first."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from plimsoll_cli.output import (
 )
 
 NO_ROWS_TEXT = "no InferenceServices and no SupervisionPolicies; see all namespaces with -A"
-PERIOD_S = 2.0
-HISTORY_LENGTH = 60
+REFRESH_PERIOD_S = 2.0
+MAX_HISTORY_VALUES = 60
 BAR_WIDTH = 10
 STATE_STYLES = {
     "Ready": "green", "Supervised": "green", "NoPods": "dim", "Unknown": "dim",
@@ -53,17 +53,19 @@ class History:
     def add(self, rows: Iterable[FleetRow]) -> None:
         """Add the values of a refresh, and drop rows that no longer exist."""
         fresh = {row.key: row for row in rows}
-        self.values = {key: self.values.get(key) or deque(maxlen=HISTORY_LENGTH) for key in fresh}
+        self.values = {
+            key: self.values.get(key) or deque(maxlen=MAX_HISTORY_VALUES) for key in fresh
+        }
         for key, row in fresh.items():
             self.values[key].append(row.spent)
 
 
 def show_rows(cluster: Cluster, output: Output, once: bool) -> None:
-    """Show the rows: continuously in a terminal, once otherwise."""
+    """Show the rows: updated continuously in a terminal, and once otherwise."""
     out = make_console()
     rows = _read_rows(cluster)
     if not output.is_table:
-        print_value([_to_object(row) for row in rows], output)
+        print_value([_make_row_object(row) for row in rows], output)
         return
     history = History()
     history.add(rows)
@@ -89,7 +91,7 @@ def _show_live(
     with Live(console=out, auto_refresh=False, screen=True) as live:
         while True:
             live.update(render_frame(rows, history, wide, out, error_text), refresh=True)
-            time.sleep(PERIOD_S)
+            time.sleep(REFRESH_PERIOD_S)
             try:
                 rows, error_text = _read_rows(cluster), ""
                 history.add(rows)
@@ -117,7 +119,7 @@ def render_frame(
 
 
 def choose_columns(wide: bool, width: int, trend: bool = True) -> list[str]:
-    """Return the names of the columns that fit into ``width``."""
+    """Return the names of the columns that fit into ``width`` characters."""
     names = ["NAME", "KIND", "PODS", "HOST%", "DEVICE%", "RESTARTS", "INCIDENTS", "STATE"]
     if width >= MIN_CHART_WIDTH:
         names[3:3] = ["BUDGET", "TREND"] if trend else ["BUDGET"]
@@ -127,7 +129,7 @@ def choose_columns(wide: bool, width: int, trend: bool = True) -> list[str]:
 def make_cells(
     row: FleetRow, history: History | None, wide: bool, width: int, ascii_only: bool
 ) -> list[Cell]:
-    """Return the cells of a row. Without ``history``, the trend is omitted."""
+    """Return the cells of a row, without the trend if ``history`` is None."""
     style = _choose_style(row.spent)
     made: list[Cell] = [
         row.shown,
@@ -159,7 +161,7 @@ def _read_rows(cluster: Cluster) -> list[FleetRow]:
     return sort_worst_first(rows)
 
 
-def _to_object(row: FleetRow) -> dict[str, Any]:
+def _make_row_object(row: FleetRow) -> dict[str, Any]:
     return {key: getattr(row, key) for key in FleetRow.__dataclass_fields__}
 
 

@@ -13,26 +13,28 @@ from plimsoll_cli.cluster.client import Cluster, NotFoundError
 from plimsoll_cli.errors import RunError
 from plimsoll_cli.output import Cell, Output, make_console, print_table, print_value
 
-PERIOD_S = 5.0
-EXIT_STATUS = {Leaks.NO: 0, Leaks.YES: 1, Leaks.UNKNOWN: 3}
+POLL_PERIOD_S = 5.0
+EXIT_STATUS_BY_VERDICT = {Leaks.NO: 0, Leaks.YES: 1, Leaks.UNKNOWN: 3}
 """Exit status of each verdict; 2 means a usage error."""
-WORST_FIRST = (Leaks.YES, Leaks.UNKNOWN, Leaks.NO)
+VERDICTS_WORST_FIRST = (Leaks.YES, Leaks.UNKNOWN, Leaks.NO)
 COLUMNS = ["NAMESPACE", "OBJECT", "REVISION", "LEAKS", "MINUTES LEFT", "MESSAGE"]
 
 
 def show_verdicts(cluster: Cluster, revision: str, wait_s: float, output: Output) -> int:
-    """Print the verdicts on ``revision``, and return the exit status of the worst one.
+    """Print the verdicts on ``revision``, and return the exit status of the worst verdict.
 
-    If all are Unknown, wait for another verdict, at most ``wait_s`` seconds.
+    If all verdicts are Unknown, wait for another verdict for up to ``wait_s`` seconds.
     """
     deadline = time.monotonic() + wait_s
     while True:
         found = [one for one in _read_verdicts(cluster) if one["revision"] == revision]
-        worst = next((one for one in WORST_FIRST if _has_answer(found, one)), Leaks.UNKNOWN)
+        worst = next(
+            (one for one in VERDICTS_WORST_FIRST if _has_verdict(found, one)), Leaks.UNKNOWN
+        )
         left_s = deadline - time.monotonic()
         if worst is not Leaks.UNKNOWN or left_s <= 0:
             break
-        time.sleep(min(PERIOD_S, left_s))
+        time.sleep(min(POLL_PERIOD_S, left_s))
     if not found:
         raise RunError(
             f"no service or policy has a verdict on revision {revision}: use a revision from "
@@ -43,7 +45,7 @@ def show_verdicts(cluster: Cluster, revision: str, wait_s: float, output: Output
         print_table(COLUMNS, [_make_cells(one) for one in found], make_console())
     else:
         print_value(found, output)
-    return EXIT_STATUS[worst]
+    return EXIT_STATUS_BY_VERDICT[worst]
 
 
 def _read_verdicts(cluster: Cluster) -> Iterator[dict[str, Any]]:
@@ -65,7 +67,7 @@ def _parse_verdicts(
         yield where | one
 
 
-def _has_answer(found: list[dict[str, Any]], answer: Leaks) -> bool:
+def _has_verdict(found: list[dict[str, Any]], answer: Leaks) -> bool:
     return any(one["leaks"] == answer for one in found)
 
 

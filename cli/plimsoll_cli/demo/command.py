@@ -22,24 +22,25 @@ from plimsoll_cli.errors import RunError, UsageError
 from plimsoll_cli.local import model, runner
 from plimsoll_cli.local.plan import Plan
 
-DEADLINE_S = 300.0
-"""Time at which the traffic ends, in seconds since the start of the program."""
+TRAFFIC_DEADLINE_S = 300.0
+"""Latest end of the traffic, in seconds since the start of the program."""
 INJECT_ENV = "PLIMSOLL_INJECT"
-LEAKY_FOLDER = "leaky"
+LEAKY_RUN_FOLDER = "leaky"
 TRACE_FILE = "trace.jsonl.gz"
 
 
-MANIFEST = Path(__file__).with_name("leaky.yaml")
+DEMO_MANIFEST = Path(__file__).with_name("leaky.yaml")
 """Default manifest of the demo."""
 
 
 def run_demo(out: Path, streams: int, file: Path | None, device: str, view: bool) -> None:
     """Run the demo and write its report to ``out``.
 
-    Raises RunError if the demo did not show all it should; the report exists then, too.
+    Raises RunError if the demo did not show everything that it should; the report is written even
+    then.
     """
     model.require_modules("demo", "torch", "plimsoll_faults", "matplotlib")
-    file = file or MANIFEST
+    file = file or DEMO_MANIFEST
     service = set_device(manifest.read_service(file), device)
     check_manifest(file, service)
     try:
@@ -56,18 +57,18 @@ def run_demo(out: Path, streams: int, file: Path | None, device: str, view: bool
         work = Path(name)
 
         async def main() -> None:
-            deadline = asyncio.get_running_loop().time() + DEADLINE_S
+            deadline = asyncio.get_running_loop().time() + TRAFFIC_DEADLINE_S
             folder, absent = model.find_checkpoint(service, work)
             if absent:
                 print_line("generating the tiny checkpoint")
-                await model.make_tiny(folder)
+                await model.make_tiny_checkpoint(folder)
             leaky = set_model(service, folder)
             print_line("running the same prompts without the leak, for reference texts")
             clean = await runner.prepare_plan(remove_fault(leaky), work / "clean", print_line)
             async with runner.run_replica(clean, print_line):
                 texts = await collect_references(clean.serving_url, leaky.served_name)
             print_line(f"running the leaky service with {streams} streams")
-            plan = await runner.prepare_plan(leaky, work / LEAKY_FOLDER, print_line)
+            plan = await runner.prepare_plan(leaky, work / LEAKY_RUN_FOLDER, print_line)
             scene = DemoRun(leaky, plan, texts, streams)
             seen = await scene.run(
                 out / TRACE_FILE, deadline, console if view else None, print_line
@@ -78,7 +79,7 @@ def run_demo(out: Path, streams: int, file: Path | None, device: str, view: bool
             if not stopping.run_until_signal(main()):
                 raise RunError("the demo was stopped before its end")
         finally:
-            for log in (work / LEAKY_FOLDER).glob("*.log"):
+            for log in (work / LEAKY_RUN_FOLDER).glob("*.log"):
                 shutil.copy(log, out)
 
 
@@ -86,14 +87,14 @@ def _write_report(
     out: Path,
     plan: Plan,
     observations: Observations,
-    troubles: list[str],
+    problems: list[str],
     print_line: runner.PrintLine,
 ) -> None:
     """Write the report and print the story. Raises RunError if the demo failed."""
     host = plan.config.memory.host
     budget = host.growth_bytes if host else None
     values = compute_figures(replace(observations, budget_bytes=budget))
-    problems = [*troubles, *find_problems(values)]
+    problems = [*problems, *find_problems(values)]
     command = ["plimsoll", *sys.argv[1:]]
     try:
         text = story.write_report(
@@ -109,12 +110,10 @@ def _write_report(
 
 
 def check_manifest(file: Path, service: InferenceService) -> None:
-    """Raise UsageError if the manifest is unsuitable for the demo."""
+    """Raise UsageError if the service in the manifest is unsuitable for the demo."""
     spec = service.spec
     if not any(variable.name == INJECT_ENV for variable in spec.engine.env):
-        raise UsageError(
-            f"{file}: spec.engine.env: add {INJECT_ENV}, because nothing leaks without it"
-        )
+        raise UsageError(f"{file}: spec.engine.env: add {INJECT_ENV}: without it, nothing leaks")
     if spec.memory.host is None and spec.memory.device is None:
         raise UsageError(f"{file}: spec.memory: set a growthBudget for host or device")
     if spec.supervision.mode is not Mode.RECOVER:
@@ -126,13 +125,13 @@ def check_manifest(file: Path, service: InferenceService) -> None:
 
 
 def set_device(service: InferenceService, device: str) -> InferenceService:
-    """Return the service on ``cpu`` or ``cuda``, in float32 so that its texts are comparable."""
+    """Return the service on ``cpu`` or ``cuda``, in float32, so that its texts are comparable."""
     args = [*service.spec.engine.args, f"--device={device}", "--dtype=float32"]
     return _update_engine(service, {"args": args})
 
 
 def set_model(service: InferenceService, folder: Path) -> InferenceService:
-    """Return the service with the checkpoint in ``folder``."""
+    """Return the service with the checkpoint in ``folder`` as its model."""
     model = service.spec.model.model_copy(update={"uri": f"file://{folder}"})
     return service.model_copy(update={"spec": service.spec.model_copy(update={"model": model})})
 

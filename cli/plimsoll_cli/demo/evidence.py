@@ -1,7 +1,8 @@
 """Compute the results of the demo from incidents, trace and replies. No I/O.
 
 Memory is computed from the trace as in the detector. The baseline is the memory before the first
-request. The memory after the cure is that of the idle new worker after the last request.
+request. The memory after the cure is the memory of the new worker while it is idle, after the last
+request.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from plimsoll_cli.demo.streams import Reply, ReplyState
 from plimsoll_cli.figures import find_percentile
 from plimsoll_cli.local import traces
 
-MAX_REMAINING_SHARE = 0.1
-"""Maximum share of the growth that may remain after the cure."""
-RESTART_STEP = Reason.WORKER_RESTART.value
+MAX_REMAINING_GROWTH_SHARE = 0.1
+"""Maximum share of the growth that may remain after the restart."""
+WORKER_RESTART_STEP = Reason.WORKER_RESTART.value
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class MemorySample:
 
 @dataclass(frozen=True)
 class LeakProbability:
-    """Leak probability of host memory, from the supervisor at the time ``at`` (Unix seconds)."""
+    """Probability of a leak of host memory at the time ``at``, in Unix seconds."""
 
     at: float
     probability: float
@@ -50,7 +51,7 @@ class PhaseTimes:
 
 @dataclass(frozen=True)
 class DeviceBytes:
-    """PyTorch's device memory of the idle engine before and after the demo; None if unknown."""
+    """PyTorch's device memory while the engine is idle, in bytes; None if unknown."""
 
     before: int | None = None
     after: int | None = None
@@ -72,7 +73,7 @@ class Observations:
 
 
 def compute_host_memory(samples: Sequence[Sample], started_at: float) -> list[MemorySample]:
-    """Return the replica's host memory over time, computed like in the detector."""
+    """Return the replica's host memory over time, computed as in the detector."""
     return [MemorySample(started_at + t, size) for t, size in traces.compute_host_memory(samples)]
 
 
@@ -92,14 +93,14 @@ def find_restarts(incidents: Sequence[IncidentRecord]) -> list[tuple[float, floa
         (step.time, step.finished_at)
         for incident in incidents
         for step in incident.timeline
-        if step.step == RESTART_STEP
+        if step.step == WORKER_RESTART_STEP
         and step.outcome is StepOutcome.SUCCEEDED
         and step.finished_at is not None
     ]
 
 
 def find_pauses(replies: Sequence[Reply], windows: Sequence[tuple[float, float]]) -> list[float]:
-    """Return the longest pause of each reply that a restart interrupted, in seconds."""
+    """Return the longest pause of each reply in each window of a restart, in seconds."""
     return [
         max(end - begin for begin, end in met)
         for window in windows
@@ -121,13 +122,13 @@ def find_overlapping_gaps(reply: Reply, window: tuple[float, float]) -> list[tup
 
 
 def compute_idle_bytes(memory: Sequence[MemorySample], begin: float, end: float) -> int | None:
-    """Return the median memory between two times; None without a sample."""
+    """Return the median memory from ``begin`` to ``end`` in bytes; None without a sample."""
     sizes = [point.bytes for point in memory if begin <= point.at <= end]
     return round(median(sizes)) if sizes else None
 
 
 def compute_figures(observed: Observations) -> dict[str, float | int | None]:
-    """Return the results by name; None if not measured."""
+    """Return the results by name, which ends with the unit; None for an unknown result."""
     incident = find_cured_incident(observed.incidents)
     windows = find_restarts(observed.incidents)
     met = find_pauses(observed.replies, windows)
@@ -169,18 +170,18 @@ def compute_figures(observed: Observations) -> dict[str, float | int | None]:
 
 
 def _find_budget_exceeded_at(observed: Observations, incident: IncidentRecord) -> float | None:
-    """Return the time at which memory exceeded the baseline by the leak budget; None if never."""
+    """Return when memory exceeded the baseline by more than the leak budget; None if never."""
     if incident.baseline_bytes is None or observed.budget_bytes is None:
         return None
     line = incident.baseline_bytes + observed.budget_bytes
     return next((point.at for point in observed.memory if point.bytes > line), None)
 
 
-def _compute_growth(incident: IncidentRecord, idle: int | float | None) -> int | None:
+def _compute_growth(incident: IncidentRecord, idle_bytes: int | float | None) -> int | None:
     """Return the growth from the idle baseline to the restart in bytes; None if unknown."""
-    if incident.before_bytes is None or idle is None:
+    if incident.before_bytes is None or idle_bytes is None:
         return None
-    return incident.before_bytes - int(idle)
+    return incident.before_bytes - int(idle_bytes)
 
 
 def find_problems(values: dict[str, float | int | None]) -> list[str]:
@@ -199,10 +200,10 @@ def find_problems(values: dict[str, float | int | None]) -> list[str]:
     after = values["memory_after_bytes"]
     if base is None or after is None:
         lines.append("memory before or after the demo could not be measured")
-    elif growth is not None and after - base > MAX_REMAINING_SHARE * growth:
+    elif growth is not None and after - base > MAX_REMAINING_GROWTH_SHARE * growth:
         lines.append(
             f"memory is {after - base} bytes above the baseline, more than "
-            f"{MAX_REMAINING_SHARE:.0%} of the growth of {growth} bytes"
+            f"{MAX_REMAINING_GROWTH_SHARE:.0%} of the growth of {growth} bytes"
         )
     before, now = values["device_baseline_bytes"], values["device_after_bytes"]
     if before is not None and now is not None and before != now:

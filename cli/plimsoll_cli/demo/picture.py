@@ -19,17 +19,17 @@ from plimsoll_cli.demo.evidence import Observations, find_overlapping_gaps, find
 from plimsoll_cli.demo.streams import Reply
 
 MIB = 1 << 20
-MIN_GAP_S = 0.5
-"""Minimum length of a gap to draw, in seconds; shorter gaps are normal on a slow machine."""
-OVERLAP_S = 1.5
-"""Seconds after a restart during which a sample may include both workers."""
-TEXT, PAUSE, GAP = "#b5cde3", "tab:red", "#f0b56a"
+MIN_DRAWN_GAP_S = 0.5
+"""Minimum length of a gap that is drawn; shorter gaps are normal on a slow machine."""
+WORKER_OVERLAP_S = 1.5
+"""Time after a restart within which a sample may include both workers."""
+TEXT_COLOUR, PAUSE_COLOUR, GAP_COLOUR = "#b5cde3", "tab:red", "#f0b56a"
 LEGEND_POSITION: dict[str, Any] = {"bbox_to_anchor": (1.01, 1), "loc": "upper left"}
 STEP_COLOURS = {"Trim": "tab:olive", "WorkerRestart": "tab:red", "EngineRestart": "tab:red"}
 
 
 def draw_chart(file: Path, title: str, observed: Observations, budget_bytes: int | None) -> None:
-    """Draw the chart and save it to ``file``; its time axis starts at the first request."""
+    """Draw the chart, and save it to ``file``. Its time axis starts at the first request."""
     start = observed.times.traffic_from
     figure, (top, middle, bottom) = pyplot.subplots(
         3, 1, sharex=True, figsize=(13, 8), height_ratios=(3, 1, 1.4), layout="constrained"
@@ -63,7 +63,7 @@ def _draw_memory(
     steady = [
         point.bytes / MIB
         for point in observed.memory
-        if not any(begin <= point.at <= end + OVERLAP_S for begin, end in windows)
+        if not any(begin <= point.at <= end + WORKER_OVERLAP_S for begin, end in windows)
     ]
     # Leave room for the names of the steps above the curve.
     low, high = min(steady, default=0.0), max(steady, default=1.0)
@@ -71,7 +71,7 @@ def _draw_memory(
     top = high + 0.45 * room
     axes.set_ylim(low - 0.12 * room, top)
     if sizes and max(sizes) > top:
-        label = f"to {max(sizes):,.0f} MiB for a second:\nold and new worker"
+        label = f"up to {max(sizes):,.0f} MiB for a second:\nold and new worker"
         axes.plot([], [], color="tab:blue", linewidth=1.8, linestyle=":", label=label)
     for incident in observed.incidents:
         _draw_steps(axes, incident, start)
@@ -121,36 +121,40 @@ def _draw_streams(axes: Axes, observed: Observations, start: float) -> None:
         mine = [reply for reply in observed.replies if reply.stream == number and reply.chunks]
         row = (number - 0.3, 0.6)
         axes.broken_barh(
-            _to_spans([(r.chunks[0], r.chunks[-1]) for r in mine], start), row, color=TEXT
+            _compute_spans([(r.chunks[0], r.chunks[-1]) for r in mine], start),
+            row,
+            color=TEXT_COLOUR,
         )
         axes.broken_barh(
-            _to_spans([gap for r in mine for gap in _find_gaps(r)], start), row, color=GAP
+            _compute_spans([gap for r in mine for gap in _find_gaps(r)], start),
+            row,
+            color=GAP_COLOUR,
         )
         met = [
             gaps for r in mine for window in windows if (gaps := find_overlapping_gaps(r, window))
         ]
         longest = [max(gaps, key=lambda gap: gap[1] - gap[0]) for gaps in met]
-        axes.broken_barh(_to_spans(longest, start), row, color=PAUSE)
+        axes.broken_barh(_compute_spans(longest, start), row, color=PAUSE_COLOUR)
     for begin, end in windows:
-        axes.axvspan(begin - start, end - start, color=PAUSE, alpha=0.12)
+        axes.axvspan(begin - start, end - start, color=PAUSE_COLOUR, alpha=0.12)
     axes.set_ylabel("stream")
     axes.set_yticks(range(observed.streams))
     axes.set_ylim(-0.6, observed.streams - 0.4)
     axes.set_xlabel("seconds since the first request")
     axes.grid(axis="x", alpha=0.3)
     named = (
-        (TEXT, "text streams"),
-        (PAUSE, "pause at the restart"),
-        (GAP, "other gap above 0.5 s"),
+        (TEXT_COLOUR, "text streams"),
+        (PAUSE_COLOUR, "pause at the restart"),
+        (GAP_COLOUR, "other gap above 0.5 s"),
     )
     handles = [Patch(color=colour, label=name) for colour, name in named]
     axes.legend(handles=handles, **LEGEND_POSITION)
 
 
-def _to_spans(times: list[tuple[float, float]], start: float) -> list[tuple[float, float]]:
+def _compute_spans(times: list[tuple[float, float]], start: float) -> list[tuple[float, float]]:
     return [(begin - start, end - begin) for begin, end in times]
 
 
 def _find_gaps(reply: Reply) -> list[tuple[float, float]]:
     pairs = zip(reply.chunks, reply.chunks[1:], strict=False)
-    return [(a, b) for a, b in pairs if b - a >= MIN_GAP_S]
+    return [(a, b) for a, b in pairs if b - a >= MIN_DRAWN_GAP_S]

@@ -30,10 +30,10 @@ from plimsoll_cli.local.plan import Command, Plan
 from plimsoll_cli.local.status import Poller
 from plimsoll_cli.local.view import LiveView, Screen
 
-IDLE_S = 4.0
-"""Seconds of the idle phases before and after the traffic; enough for several samples."""
+IDLE_PHASE_S = 4.0
+"""Duration of the idle phase before the traffic, which is long enough for several samples."""
 EXTRA_STREAMING_S = 8.0
-"""Duration of streaming after the incident was resolved, in seconds."""
+"""Time for which the clients continue after an incident was resolved."""
 POLL_INTERVAL_S = 0.25
 STOP_TIMEOUT_S = 10.0
 
@@ -58,15 +58,15 @@ class DemoRun:
     ) -> Observations:
         """Run the leaky service until :data:`EXTRA_STREAMING_S` after an incident was resolved.
 
-        At ``deadline`` (loop time), the run ends without an error.
+        At ``deadline``, a time of the event loop, the run ends without an error.
         """
 
-        def ended(line: str) -> None:
+        def record_problem(line: str) -> None:
             self.problems.append(line)
             print_line(line)
 
-        recorder = _make_recorder(self._plan, trace, ended)
-        async with runner.run_replica(self._plan, ended):
+        recorder = _make_recorder(self._plan, trace, record_problem)
+        async with runner.run_replica(self._plan, record_problem):
             recorder.start()
             background = [self._poller.run(), self._record_probabilities()]
             if console is not None and console.is_terminal:
@@ -91,7 +91,7 @@ class DemoRun:
     async def _run_phases(self, deadline: float) -> None:
         self._status = "idle: measuring the baseline"
         begin = get_unix_time()
-        await asyncio.sleep(IDLE_S)
+        await asyncio.sleep(IDLE_PHASE_S)
         before = _sum_torch_allocated(self._poller)
         traffic = get_unix_time()
         self._status = "streaming"
@@ -104,9 +104,9 @@ class DemoRun:
             streaming.cancel()
         self._status = "idle again"
         quiet = get_unix_time()
-        await asyncio.sleep(2 * IDLE_S)
+        await asyncio.sleep(2 * IDLE_PHASE_S)
         # In the first half, memory of the last requests is freed and reported.
-        self._times = PhaseTimes(begin, traffic, quiet + IDLE_S, get_unix_time())
+        self._times = PhaseTimes(begin, traffic, quiet + IDLE_PHASE_S, get_unix_time())
         self._device = DeviceBytes(before, _sum_torch_allocated(self._poller))
 
     async def _record_probabilities(self) -> None:
@@ -140,7 +140,7 @@ class DemoRun:
 
 
 def _make_recorder(plan: Plan, file: Path, on_exit: Callable[[str], None]) -> Container:
-    """Return a process that records a trace with the supervisor's recorder."""
+    """Return a container that records a trace with the supervisor's recorder."""
     program = (sys.executable, "-m", "plimsoll_cli.main", "record")
     argv = (*program, str(file.absolute()), f"--run-dir={plan.root}")
     return Container(
@@ -149,7 +149,7 @@ def _make_recorder(plan: Plan, file: Path, on_exit: Callable[[str], None]) -> Co
 
 
 def _sum_torch_allocated(poller: Poller) -> int | None:
-    """Return PyTorch's allocated bytes on all devices; None on a CPU or if unknown."""
+    """Return the bytes that PyTorch allocated on all devices; None on a CPU or if unknown."""
     status = poller.snapshot.status
     sizes = [device.torch_allocated for device in status.devices] if status else []
     known = [size for size in sizes if size is not None]

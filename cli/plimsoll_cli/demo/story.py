@@ -99,7 +99,7 @@ def write_report(
 ) -> str:
     """Write ``report.json``, ``incident.json``, ``memory.png`` and ``story.txt``; return the story.
 
-    The trace must exist already. Raises OSError.
+    The trace must already exist in ``out``. Raises OSError.
     """
     from plimsoll_cli.demo import picture  # importing matplotlib takes a second
 

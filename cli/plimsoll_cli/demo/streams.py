@@ -31,10 +31,10 @@ PROMPTS = tuple(
         ("the mark", "hull"),
     )
 )
-MAX_TOKENS = 128
-"""Tokens per completion: enough for a second or more, so that a restart interrupts most streams."""
-READ_TIMEOUT_S = 60.0
-"""Seconds without a chunk after which a stream counts as broken; longer than any restart."""
+TOKENS_PER_COMPLETION = 128
+"""Enough for a second or more, so that a restart interrupts most streams."""
+CHUNK_TIMEOUT_S = 60.0
+"""Time without a chunk after which a stream counts as broken. It is longer than any restart."""
 PAUSE_AFTER_ERROR_S = 0.5
 
 
@@ -49,7 +49,7 @@ class ReplyState(StrEnum):
 
 @dataclass
 class Reply:
-    """Reply to one request. Times are in Unix seconds; ``chunks`` are the chunks' arrival times."""
+    """Reply to one request. Times, such as the arrivals of ``chunks``, are in Unix seconds."""
 
     stream: int
     prompt: int
@@ -61,12 +61,12 @@ class Reply:
 
     @property
     def ended_at(self) -> float:
-        """Time of the last chunk; if there is none, time at which the request was sent."""
+        """Time of the last chunk, or of the request if no chunk has arrived."""
         return self.chunks[-1] if self.chunks else self.sent_at
 
 
 class StreamingClients:
-    """``count`` concurrent streams, each of which sends one prompt after another."""
+    """``count`` concurrent clients, each of which sends one prompt after another."""
 
     def __init__(self, url: str, model: str, count: int, references: Sequence[str]) -> None:
         self.replies: list[Reply] = []
@@ -81,7 +81,7 @@ class StreamingClients:
                 group.create_task(self._run_stream(client, number))
 
     def finish(self) -> None:
-        """End each stream after its current reply."""
+        """Let each client end after its current reply."""
         self._finishing = True
 
     async def _run_stream(self, client: httpx.AsyncClient, number: int) -> None:
@@ -96,14 +96,14 @@ class StreamingClients:
             turn += 1
 
     def count_different_replies(self) -> int:
-        """Return the number of complete replies that differ from the reference."""
+        """Return the number of complete replies whose text differs from the reference."""
         return sum(
             reply.end is ReplyState.COMPLETE and reply.text != self._references[reply.prompt]
             for reply in self.replies
         )
 
     def get_traffic(self) -> Traffic:
-        """Return the totals for the live view."""
+        """Return the totals that the live view shows."""
         ends = [reply.end for reply in self.replies]
         gaps = [
             gap for reply in self.replies for gap in (find_longest_gap(reply),) if gap is not None
@@ -125,7 +125,7 @@ def find_longest_gap(reply: Reply) -> float | None:
 
 
 async def collect_references(url: str, model: str) -> list[str]:
-    """Return the reference text of each prompt. Raises RunError if a request fails."""
+    """Return the text of each prompt from the service without the leak. Raises RunError."""
     replies = [Reply(0, index, get_unix_time()) for index in range(len(PROMPTS))]
     async with _make_client(url, len(PROMPTS)) as client, asyncio.TaskGroup() as group:
         for reply in replies:
@@ -140,10 +140,10 @@ async def collect_references(url: str, model: str) -> list[str]:
 
 
 async def send_prompt(client: httpx.AsyncClient, model: str, reply: Reply) -> None:
-    """Send the prompt of ``reply``, and record the answer or the error in it."""
+    """Send the prompt of ``reply``, and record the response or the error in ``reply``."""
     began = False
     try:
-        wish = make_body(model, PROMPTS[reply.prompt])
+        wish = make_request_body(model, PROMPTS[reply.prompt])
         async with client.stream("POST", "/v1/completions", json=wish) as answer:
             if answer.status_code != httpx.codes.OK:
                 detail = (await answer.aread()).decode(errors="replace")
@@ -158,7 +158,7 @@ async def send_prompt(client: httpx.AsyncClient, model: str, reply: Reply) -> No
 
 
 async def _read_stream(answer: httpx.Response, reply: Reply) -> str | None:
-    """Read a stream's events; return an error text, or None if the stream is complete.
+    """Read the events of a stream, and return an error; None if the stream is complete.
 
     Raises ValueError for an event that is not JSON.
     """
@@ -168,7 +168,7 @@ async def _read_stream(answer: httpx.Response, reply: Reply) -> str | None:
         if data == line:
             continue
         if data == "[DONE]":
-            return None if finish == "length" else f"finish_reason is {finish}, expected length"
+            return None if finish == "length" else f"finish_reason is {finish}, but must be length"
         event = json.loads(data)
         if "error" in event:
             return json.dumps(event["error"])[:300]
@@ -184,25 +184,25 @@ _EPOCH = time.time() - time.monotonic()
 
 
 def get_unix_time() -> float:
-    """Return Unix time from a monotonic clock."""
+    """Return the Unix time from a monotonic clock."""
     return _EPOCH + time.monotonic()
 
 
 def _make_client(url: str, connections: int) -> httpx.AsyncClient:
     return httpx.AsyncClient(
         base_url=url,
-        timeout=httpx.Timeout(READ_TIMEOUT_S, connect=10.0),
+        timeout=httpx.Timeout(CHUNK_TIMEOUT_S, connect=10.0),
         limits=httpx.Limits(max_connections=connections + 1),
         trust_env=False,
     )
 
 
-def make_body(model: str, prompt: str) -> dict[str, object]:
+def make_request_body(model: str, prompt: str) -> dict[str, object]:
     """Return the body of a streaming request with greedy sampling and a fixed length."""
     return {
         "model": model,
         "prompt": prompt,
-        "max_tokens": MAX_TOKENS,
+        "max_tokens": TOKENS_PER_COMPLETION,
         "temperature": 0,
         "ignore_eos": True,
         "stream": True,

@@ -36,17 +36,17 @@ from plimsoll_operator.render.names import make_supervisor_name
 Object = dict[str, Any]
 
 RECORD_ANNOTATION = "plimsoll.dev/injected"
-"""Annotation of an injected ConfigMap; its value names the changed document and lists the
+"""Annotation of an injected ConfigMap. Its value names the changed document and lists the
 changes."""
 REWRITE_MESSAGE = (
     "inject cannot edit this document without changing its meaning; rewrite it in block style"
 )
-TEMPLATE_PATTERN = re.compile(r"\{\{-?\s*[.$a-zA-Z/]")
+HELM_TEMPLATE_PATTERN = re.compile(r"\{\{-?\s*[.$a-zA-Z/]")
 
 
 @dataclass
 class ManifestObject:
-    """Object in a file: a document, or an item of a List. ``at`` is its position for messages."""
+    """Object in a file: a document, or an item of a List. ``at`` is its position, for messages."""
 
     at: str
     value: Object
@@ -55,10 +55,10 @@ class ManifestObject:
 
 @dataclass
 class ParsedDocument:
-    """Document of a file; ``value`` is None if it is empty.
+    """Document of a file; ``value`` is None if the document is empty.
 
-    ``added`` are objects to insert before it. ``wanted`` maps node ids to the objects that replace
-    them.
+    ``added`` are the objects to insert before the document. ``wanted`` maps the ids of nodes to the
+    objects that replace them.
     """
 
     document: Document
@@ -72,17 +72,17 @@ class ParsedDocument:
 def inject_into_file(
     file: Path, options: InjectionOptions, selection: Selection
 ) -> tuple[str, list[str]]:
-    """Return the changed file and notes for a person.
+    """Return the changed file, and notes for a person.
 
-    Raises UsageError for an unreadable file, for a workload selected by name that cannot be
-    supervised, and if nothing was injected. The message names file, object and field.
+    Raises UsageError if the file cannot be read, if a workload that ``selection`` names cannot be
+    supervised, or if nothing was injected. The message names file, object and field.
     """
     text = _remove_injected(read_text(file), file)
     parsed = read_documents(text, file)
     everything = [place for one in parsed for place in one.objects_in_file]
     options = add_file_context(options, everything)
     demanded = options.unrecognized or bool(selection.names)
-    names = _ConfigMaps(everything)
+    names = _ConfigMapNames(everything)
     notes: list[str] = []
     errors: list[str] = []
     count = 0
@@ -93,7 +93,7 @@ def inject_into_file(
                 continue
             try:
                 injected = inject_document(place.value, options)
-                names.check(injected, place.value)
+                names.reserve_name(injected, place.value)
             except InjectionError as error:
                 # Check for name conflicts here, to report them together with the other problems.
                 taken = names.find_name_conflict(place.value)
@@ -127,9 +127,9 @@ def inject_into_file(
 
 
 def remove_from_file(file: Path) -> str:
-    """Return the file without the additions of :func:`inject_into_file`.
+    """Return the file without the changes of :func:`inject_into_file`.
 
-    Raises UsageError if there are none.
+    Raises UsageError if no changes are recorded.
     """
     text = read_text(file)
     made = _remove_injected(text, file)
@@ -160,8 +160,8 @@ def read_documents(text: str, file: Path) -> list[ParsedDocument]:
     count = 0
     try:
         for document in split_documents(text):
-            root = document.root()
-            value = None if root is None else root.value()
+            root = document.parse_root()
+            value = None if root is None else root.read_value()
             if root is None or value is None:
                 found.append(ParsedDocument(document))
                 continue
@@ -175,7 +175,7 @@ def read_documents(text: str, file: Path) -> list[ParsedDocument]:
         hint = (
             ": this is a template: render it first, for example with helm template CHART | "
             "plimsoll inject -f -"
-            if TEMPLATE_PATTERN.search(text)
+            if HELM_TEMPLATE_PATTERN.search(text)
             else ""
         )
         raise UsageError(f"{place}: {error}{hint}") from None
@@ -183,21 +183,21 @@ def read_documents(text: str, file: Path) -> list[ParsedDocument]:
 
 
 def _iterate_objects(value: Any, node: Node, at: str, file: Path) -> Iterator[ManifestObject]:
-    """Yield the objects in a document, with their positions."""
+    """Yield the objects in a document, with their positions. Raises UsageError."""
     if not isinstance(value, dict):
-        shown = {list: "a list", type(None): "nothing"}.get(type(value), "a text or a number")
+        shown = {list: "a list", type(None): "nothing"}.get(type(value), "a string or a number")
         raise UsageError(f"{file}: {at}: holds {shown}: give a manifest")
     for part in ("apiVersion", "kind"):
         if not isinstance(value.get(part), str):
             raise UsageError(
-                f"{file}: {at}: {part} is missing: give a manifest; for a Helm chart, the output "
-                "of helm template, and for a kustomization, that of kustomize build"
+                f"{file}: {at}: {part} is missing: give a manifest, such as the output of helm "
+                "template for a chart, or of kustomize build for a kustomization"
             )
     items = value.get("items")
     if not (value["kind"].endswith("List") and isinstance(items, list)):
         yield ManifestObject(at, value, node)
         return
-    nodes = node.entry("items")
+    nodes = node.find_entry("items")
     assert nodes is not None, "it has this value"
     for number, (item, child) in enumerate(zip(items, nodes.resolved.children, strict=True), 1):
         if isinstance(item, dict):
@@ -207,7 +207,7 @@ def _iterate_objects(value: Any, node: Node, at: str, file: Path) -> Iterator[Ma
 def add_file_context(
     options: InjectionOptions, objects_in_file: list[ManifestObject]
 ) -> InjectionOptions:
-    """Return ``options`` with the ConfigMaps and KServe runtimes in the file."""
+    """Return ``options`` with the ConfigMaps and KServe runtimes that the file contains."""
     return replace(
         options,
         config_maps=_collect_fields_by_name(objects_in_file, "ConfigMap", "data"),
@@ -220,7 +220,7 @@ def add_file_context(
 def _collect_fields_by_name(
     objects_in_file: list[ManifestObject], kind: str, field: str
 ) -> dict[str, Object]:
-    """Return a field of all objects of a kind, by object name."""
+    """Return a field of all objects of a kind, by the name of the object."""
     return {
         str(metadata.get("name")): parsed
         for place in objects_in_file
@@ -237,7 +237,7 @@ def format_kind(document: Object) -> str:
 
 
 def _render_document(parsed: ParsedDocument) -> str:
-    """Return a document's text with the injected changes. Raises EditError."""
+    """Return the text of a document with the injected changes. Raises EditError."""
     document = parsed.document
     if parsed.root is None or parsed.value is None or not parsed.wanted:
         return document.before + document.text
@@ -245,8 +245,8 @@ def _render_document(parsed: ParsedDocument) -> str:
     made = find_changes(document.text, parsed.root, wanted, document.is_json)
     text = apply_changes(document.text, made)
     try:
-        again = Document("", text, is_json=document.is_json).root()
-        if again is None or not is_json_equal(again.value(), wanted):
+        again = Document("", text, is_json=document.is_json).parse_root()
+        if again is None or not is_json_equal(again.read_value(), wanted):
             raise EditError(REWRITE_MESSAGE)
     except YamlError as error:
         raise EditError(f"{REWRITE_MESSAGE}: {error}") from None
@@ -267,10 +267,10 @@ def _render_document(parsed: ParsedDocument) -> str:
 
 
 def _replace_objects(value: Any, node: Node, wanted: dict[int, Object]) -> Any:
-    """Return a copy of the document's value with the injected objects."""
+    """Return a copy of a document's value in which the ``wanted`` objects replace others."""
     if id(node) in wanted:
         return wanted[id(node)]
-    items = node.entry("items")
+    items = node.find_entry("items")
     if items is None or not isinstance(value["items"], list):
         return value
     listed = zip(value["items"], items.resolved.children, strict=True)
@@ -309,7 +309,7 @@ def _remove_injected(text: str, file: Path) -> str:
 
 
 def _find_record(parsed: ParsedDocument) -> list[str] | None:
-    """Return the lines of an object's record; None without a record."""
+    """Return the lines of the record in an object's annotation; None without a record."""
     metadata = (parsed.value or {}).get("metadata")
     annotations = metadata.get("annotations") if isinstance(metadata, dict) else None
     found = annotations.get(RECORD_ANNOTATION) if isinstance(annotations, dict) else None
@@ -317,7 +317,7 @@ def _find_record(parsed: ParsedDocument) -> list[str] | None:
 
 
 def _format_identity(document: Object | None) -> str:
-    """Return a document's kind, namespace and name on one line."""
+    """Return kind, namespace and name of a document, on one line."""
     if document is None:
         return ""
     metadata = document.get("metadata")
@@ -326,30 +326,30 @@ def _format_identity(document: Object | None) -> str:
     return " ".join("/".join([format_kind(document), *names]).split())
 
 
-class _ConfigMaps:
-    """Names of the ConfigMaps in a file, to detect conflicts with the supervisors' ConfigMaps."""
+class _ConfigMapNames:
+    """Names of the ConfigMaps in a file, to find conflicts with the supervisors' ConfigMaps."""
 
     def __init__(self, objects_in_file: list[ManifestObject]) -> None:
         self.taken = {
-            self.key(place.value): f"the file's own {place.at}"
+            self.make_key(place.value): f"the file's own {place.at}"
             for place in objects_in_file
             if place.value["kind"] == "ConfigMap" and place.value["apiVersion"] == "v1"
         }
 
     @staticmethod
-    def key(config_map: Object) -> tuple[str, str]:
-        """Return namespace and name."""
+    def make_key(config_map: Object) -> tuple[str, str]:
+        """Return namespace and name of a ConfigMap."""
         metadata = config_map.get("metadata")
         meta = metadata if isinstance(metadata, dict) else {}
         return str(meta.get("namespace") or ""), str(meta.get("name"))
 
     def find_name_conflict(self, document: Object, made: Object | None = None) -> str | None:
-        """Return an error if the name of a workload's supervisor ConfigMap is taken, or else None.
+        """Return an error if the name of a workload's supervisor ConfigMap is taken; None if not.
 
-        ``made`` is that ConfigMap, or None if another problem prevented its creation.
+        ``made`` is this ConfigMap; None if another problem prevented its creation.
         """
-        namespace, name = self.key(document)
-        key = (namespace, make_supervisor_name(name)) if made is None else self.key(made)
+        namespace, name = self.make_key(document)
+        key = (namespace, make_supervisor_name(name)) if made is None else self.make_key(made)
         if key not in self.taken:
             return None
         return (
@@ -357,36 +357,38 @@ class _ConfigMaps:
             f" which is taken by {self.taken[key]}: rename that ConfigMap or the workload"
         )
 
-    def check(self, injected: InjectedDocument, document: Object) -> None:
-        """Reserve the supervisor's ConfigMap name. Raises InjectionError if it is taken."""
+    def reserve_name(self, injected: InjectedDocument, document: Object) -> None:
+        """Reserve the name of the supervisor's ConfigMap. Raises InjectionError if it is taken."""
         if injected.config_map is None:
             return
         if (taken := self.find_name_conflict(document, injected.config_map)) is not None:
             raise InjectionError(taken)
-        self.taken[self.key(injected.config_map)] = f"the one of {_format_identity(document)}"
+        self.taken[self.make_key(injected.config_map)] = f"the one of {_format_identity(document)}"
 
 
 Labels = Mapping[str, str]
 Requirement = Callable[[Labels], bool]
 
-_KEY = r"([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?"
-_VALUE = r"([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?"
-_EQUALITY = re.compile(rf"(?P<key>{_KEY})\s*(?P<sign>==|=|!=)\s*(?P<value>{_VALUE})")
-_SET = re.compile(rf"(?P<key>{_KEY})\s+(?P<sign>in|notin)\s*\((?P<values>[^()]*)\)")
-_EXISTS = re.compile(rf"(?P<sign>!?)\s*(?P<key>{_KEY})")
-_COMMA = re.compile(r",(?![^(]*\))")
-"""Comma between requirements, but not inside the parentheses of a set."""
+_LABEL_KEY = r"([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?"
+_LABEL_VALUE = r"([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?"
+_EQUALITY_PATTERN = re.compile(
+    rf"(?P<key>{_LABEL_KEY})\s*(?P<sign>==|=|!=)\s*(?P<value>{_LABEL_VALUE})"
+)
+_SET_PATTERN = re.compile(rf"(?P<key>{_LABEL_KEY})\s+(?P<sign>in|notin)\s*\((?P<values>[^()]*)\)")
+_EXISTS_PATTERN = re.compile(rf"(?P<sign>!?)\s*(?P<key>{_LABEL_KEY})")
+_COMMA_PATTERN = re.compile(r",(?![^(]*\))")
+"""Comma between two requirements, but not in the parentheses of a set."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Selection of documents by name and labels; without ``names``, every name matches."""
+    """Selection of documents by name and labels. Without ``names``, all names match."""
 
     names: frozenset[str] = frozenset()
     requirements: tuple[Requirement, ...] = ()
 
     def matches(self, document: Mapping[str, Any]) -> bool:
-        """Report whether ``document`` is selected."""
+        """Report whether the document is selected."""
         metadata = document.get("metadata")
         if not isinstance(metadata, Mapping):
             metadata = {}
@@ -401,16 +403,16 @@ def parse_selector(selector: str) -> tuple[Requirement, ...]:
 
     The syntax is that of the Kubernetes API. Raises UsageError.
     """
-    return tuple(_parse_requirement(part.strip()) for part in _COMMA.split(selector))
+    return tuple(_parse_requirement(part.strip()) for part in _COMMA_PATTERN.split(selector))
 
 
 def _parse_requirement(text: str) -> Requirement:
-    if (found := _EQUALITY.fullmatch(text)) is not None:
+    if (found := _EQUALITY_PATTERN.fullmatch(text)) is not None:
         return _require_one_of(found["key"], {found["value"]}, negated=found["sign"] == "!=")
-    if (found := _SET.fullmatch(text)) is not None:
+    if (found := _SET_PATTERN.fullmatch(text)) is not None:
         values = {value.strip() for value in found["values"].split(",")}
         return _require_one_of(found["key"], values, negated=found["sign"] == "notin")
-    if (found := _EXISTS.fullmatch(text)) is not None:
+    if (found := _EXISTS_PATTERN.fullmatch(text)) is not None:
         key, absent = found["key"], found["sign"] == "!"
         return lambda labels: (key in labels) is not absent
     raise UsageError(f"--selector: {text!r} is not a label requirement; write for example app=vllm")
@@ -419,6 +421,6 @@ def _parse_requirement(text: str) -> Requirement:
 def _require_one_of(key: str, values: set[str], negated: bool) -> Requirement:
     """Return a requirement that a label has one of ``values``, or none of them if ``negated``.
 
-    As in the Kubernetes API, objects without the label meet a negated requirement.
+    As in the Kubernetes API, an object without the label meets a negated requirement.
     """
     return lambda labels: ((key in labels) and labels[key] in values) is not negated

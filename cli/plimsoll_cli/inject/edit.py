@@ -1,7 +1,7 @@
 """Minimal edits of a YAML or JSON text, and their reversal.
 
-An edit adds entries or items, or replaces a value. :func:`format_record` stores each edit in a
-line, and :func:`find_reversals` restores the original bytes from these lines.
+An edit adds entries or items, or replaces a value. :func:`format_record` writes a line for each
+edit, and :func:`find_reversals` finds the edits that restore the original text from these lines.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from plimsoll_cli.yaml_text import dump, dump_flow
 from plimsoll_cli.yaml_tree import MERGE_KEY, Node
 
 Path = tuple[str, ...]
-"""Keys that lead to a value; list items are ``name=NAME``, or an index without a unique name."""
+"""Keys that lead to a value. For a list item, the key is ``name=NAME``, or its index."""
 
 
 class EditError(ValueError):
-    """The edit is impossible in this form of YAML; a person must rewrite the document."""
+    """The edit is impossible in this form of YAML, so a person must rewrite the document."""
 
 
 @dataclass(frozen=True)
 class TextEdit:
     """Replacement of ``text[start:end]`` by ``new``.
 
-    ``was`` is the old text of a replaced value; None for an addition.
+    ``was`` is the original text of a replaced value; None for an addition.
     """
 
     start: int
@@ -42,11 +42,11 @@ class TextEdit:
 def find_changes(text: str, root: Node, wanted: Any, is_json: bool = False) -> list[TextEdit]:
     """Return the edits that change ``root`` to the value ``wanted``, in the order of the text.
 
-    Raises EditError if that is impossible.
+    Raises EditError if they are impossible.
     """
     editor = _Editor(text, is_json)
-    editor.add_edits(root, root.value(), wanted, ())
-    editor.expand_aliases(root, root.value(), wanted, ())
+    editor.add_edits(root, root.read_value(), wanted, ())
+    editor.expand_aliases(root, root.read_value(), wanted, ())
     return sorted(editor.made, key=lambda one: (one.start, one.end, -one.indent))
 
 
@@ -72,12 +72,12 @@ def format_record(changes: Sequence[TextEdit]) -> list[str]:
 
 
 def find_reversals(text: str, root: Node | None, lines: Sequence[str]) -> list[TextEdit]:
-    """Return the edits that undo the recorded ones. Skip those whose value no longer exists."""
+    """Return the edits that undo the recorded edits. Edits of values that are gone are skipped."""
     spots = []
     for line in lines:
         sign, _, rest = line.partition(" ")
         written, _, was = rest.partition(" ")
-        spot = _find(root, _parse_path(written)) if root is not None else None
+        spot = _find_location(root, _parse_path(written)) if root is not None else None
         if spot is not None and sign in ("+", "="):
             spots.append((spot, None if sign == "+" else str(json.loads(was))))
     added = {id(spot.node) for spot, was in spots if was is None}
@@ -113,7 +113,7 @@ def _parse_path(written: str) -> Path:
 
 
 def get_line_end(text: str) -> str:
-    """Return the line ending of the first line."""
+    """Return the line ending of the first line in ``text``."""
     return "\r\n" if text.partition("\n")[0].endswith("\r") else "\n"
 
 
@@ -138,14 +138,14 @@ class _Editor:
             return
         self.within.append(node)
         if kind is dict:
-            self.mapping(node, old, new, path)
+            self.add_entry_edits(node, old, new, path)
         else:
-            self.items(node, old, new, path)
+            self.add_item_edits(node, old, new, path)
         self.within.pop()
 
-    def mapping(self, node: Node, old: Any, new: Any, path: Path) -> None:
+    def add_entry_edits(self, node: Node, old: Any, new: Any, path: Path) -> None:
         """Add the edits for the entries of a mapping."""
-        own = {name: found for name in old if (found := node.entry(name)) is not None}
+        own = {name: found for name in old if (found := node.find_entry(name)) is not None}
         if any(key not in new for key in old):
             self.within.pop()
             self.replace(node, new, path)
@@ -161,9 +161,9 @@ class _Editor:
             return
         self.mark_anchors_changed()
         for at, (key, value) in enumerate(added.items()):
-            self.add(node, {key: value}, (*path, key), first=not at)
+            self.append(node, {key: value}, (*path, key), first=not at)
 
-    def items(self, node: Node, old: list[Any], new: list[Any], path: Path) -> None:
+    def add_item_edits(self, node: Node, old: list[Any], new: list[Any], path: Path) -> None:
         """Add the edits for the items of a list."""
         names, wanted = make_item_keys(old), dict(zip(make_item_keys(new), new, strict=True))
         kept = [name for name in wanted if name in names]
@@ -185,16 +185,16 @@ class _Editor:
             added = []
         for at, name in enumerate(added):
             self.mark_anchors_changed()
-            self.add(node, [wanted[name]], (*path, name), first=not at)
+            self.append(node, [wanted[name]], (*path, name), first=not at)
 
     def mark_anchors_changed(self) -> None:
         """Mark the anchors around an edit as changed, so that their aliases are expanded."""
         self.touched |= {id(one) for one in self.within if one.anchored}
 
-    def add(self, node: Node, value: Any, path: Path, first: bool) -> None:
-        """Add an entry or item at the end of ``node``."""
+    def append(self, node: Node, value: Any, path: Path, first: bool) -> None:
+        """Add an entry or item at the end of ``node``; ``first`` marks the first addition."""
         if node.flow or not node.children:
-            self.add_in_brackets(node, value, path, first)
+            self.append_in_brackets(node, value, path, first)
             return
         indent = _find_indent(self.text, node)
         block = dump(value)
@@ -205,7 +205,7 @@ class _Editor:
         self.made.append(TextEdit(at, at, new, path, indent=indent))
 
     def insert(self, node: Node, place: int, item: Any, path: Path) -> None:
-        """Insert an item into a list, before position ``place``."""
+        """Insert an item into a list, before the item at index ``place``."""
         if node.flow:
             written = dump_flow([item], self.is_json)[1:-1]
             at = node.children[place - 1].end if place else node.children[0].start
@@ -218,8 +218,8 @@ class _Editor:
         new = self.line_end.join([*lines, ""])
         self.made.append(TextEdit(at, at, new, path, indent=indent))
 
-    def add_in_brackets(self, node: Node, value: Any, path: Path, first: bool) -> None:
-        """Add an entry or item to a flow collection."""
+    def append_in_brackets(self, node: Node, value: Any, path: Path, first: bool) -> None:
+        """Add an entry or item at the end of a flow collection."""
         at = node.children[-1].end if node.children else _find_inner_start(self.text, node)
         comma = ", " if node.children or not first else ""
         new = comma + dump_flow(value, self.is_json)[1:-1]
@@ -240,7 +240,7 @@ class _Editor:
         )
 
     def expand_aliases(self, node: Node, old: Any, new: Any, path: Path) -> None:
-        """Replace aliases of changed anchors by copies if their value must stay the same."""
+        """Replace aliases of changed anchors by copies, so that their values stay the same."""
         if not self.touched or any(one.path == path and one.was is not None for one in self.made):
             return
         if node.kind == "alias":
@@ -249,15 +249,15 @@ class _Editor:
             return
         self.within.append(node)
         if node.kind == "mapping" and isinstance(new, dict):
-            for key, value in node.entries():
+            for key, value in node.iterate_entries():
                 if key.scalar is MERGE_KEY:
-                    if any(id(one.target) in self.touched for one in value.merged()):
+                    if any(id(one.target) in self.touched for one in value.list_merged_mappings()):
                         raise EditError(
                             "cannot edit a mapping that another one merges with <<: write its keys "
                             "in both mappings"
                         )
-                elif key.name() in new:
-                    name = key.name()
+                elif key.make_json_key() in new:
+                    name = key.make_json_key()
                     self.expand_aliases(value, old[name], new[name], (*path, name))
         elif node.kind == "list" and isinstance(new, list):
             wanted = dict(zip(make_item_keys(new), new, strict=True))
@@ -274,7 +274,7 @@ def _iterate_descendants(node: Node) -> Iterator[Node]:
 
 
 def is_json_equal(old: Any, new: Any) -> bool:
-    """Return whether two values are equal in JSON, where ``true`` differs from 1."""
+    """Report whether two values are equal in JSON, where ``true`` differs from 1."""
     if isinstance(old, dict) and isinstance(new, dict):
         return old.keys() == new.keys() and all(is_json_equal(old[key], new[key]) for key in old)
     if isinstance(old, list) and isinstance(new, list):
@@ -283,7 +283,7 @@ def is_json_equal(old: Any, new: Any) -> bool:
 
 
 def make_item_keys(items: Sequence[Any]) -> list[str]:
-    """Return a key for each item: its name, or its index if the name is not unique."""
+    """Return a key for each item: ``name=NAME``, or its index if the name is not unique."""
     names = [one.get("name") if isinstance(one, dict) else None for one in items]
     return [
         f"name={name}" if isinstance(name, str) and names.count(name) == 1 else str(at)
@@ -300,13 +300,13 @@ class _Location:
 
     @property
     def place(self) -> int:
-        """Index of the value, or of its key, among the parent's children."""
+        """Index of the value, or of its key, among the children of its parent."""
         assert self.owner is not None
         at = next(at for at, one in enumerate(self.owner.children) if one is self.node)
         return at - 1 if self.owner.kind == "mapping" else at
 
     def get_range(self, text: str) -> tuple[int, int]:
-        """Return the range of the value in the text. It starts after the colon of its key."""
+        """Return start and end of the value in the text. It starts after the colon of its key."""
         if self.owner is None or self.owner.kind == "list":
             return self.node.start, self.node.end
         key = self.owner.children[self.place]
@@ -316,17 +316,17 @@ class _Location:
         return colon + 1, self.node.end
 
     def get_gap(self, text: str) -> str:
-        """Return the white space that must precede another value at this place."""
+        """Return the white space that must precede another value in this place."""
         start, end = self.get_range(text)
         if start == end and text[start - 1 : start] == "-":
             return " "
         return " " if self.owner is not None and self.owner.kind == "mapping" else ""
 
     def get_removal_range(self, text: str, added: set[int]) -> tuple[int, int]:
-        """Return the range to remove from the text, with its separators.
+        """Return start and end of the text to remove, with its separators.
 
-        In a flow collection, the range includes neighbours that were also ``added`` (ids of their
-        values).
+        In a flow collection, this includes neighbours that were also added. ``added`` are the ids
+        of their values.
         """
         assert self.owner is not None
         siblings, place = self.owner.children, self.place
@@ -346,7 +346,7 @@ class _Location:
         return _find_inner_start(text, self.owner), siblings[end - 1].end
 
 
-def _find(root: Node, path: Path) -> _Location | None:
+def _find_location(root: Node, path: Path) -> _Location | None:
     """Return the location of the value at ``path``; None if there is none."""
     owner: Node | None = None
     found: Node | None = root
@@ -355,10 +355,10 @@ def _find(root: Node, path: Path) -> _Location | None:
         if owner is None:
             return None
         if owner.kind == "list":
-            names = make_item_keys(owner.value())
+            names = make_item_keys(owner.read_value())
             found = owner.children[names.index(part)] if part in names else None
         else:
-            found = owner.entry(part) if owner.kind == "mapping" else None
+            found = owner.find_entry(part) if owner.kind == "mapping" else None
     return _Location(owner, found) if found is not None else None
 
 
@@ -397,7 +397,7 @@ def _find_line_end(text: str, node: Node) -> int:
 
 
 def _find_start_with_comments(text: str, item: Node, indent: int) -> int:
-    """Return the start of the line with the item's dash, or of the comments above it."""
+    """Return the start of the line with the item's dash, or of the comments above this line."""
     lead = " " * indent
     at = text.rfind("\n", 0, item.start) + 1
     while not text.startswith(f"{lead}-", at):
@@ -416,7 +416,7 @@ COMMENT_PATTERN = re.compile(r"(?:[ \t]*\r?\n)*([ ]*)#[^\n]*(?:\n|$)")
 
 
 def _find_insertion_point(text: str, node: Node, indent: int) -> tuple[int, bool]:
-    """Return the position for a new entry of a block, and whether a line end precedes it.
+    """Return the position of a new entry of a block, and whether a line end precedes it.
 
     The position is after the comments that follow the last entry and belong to the block.
     """

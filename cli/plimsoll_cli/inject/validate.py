@@ -19,7 +19,7 @@ from plimsoll_operator.kinds import InvalidSpecError
 from plimsoll_operator.plans.service import make_plan, parse_service
 from plimsoll_operator.render.containers import Images
 
-IMAGES = Images("engine", "supervisor")
+PLACEHOLDER_IMAGES = Images("engine", "supervisor")
 
 
 @dataclass
@@ -32,7 +32,7 @@ class Findings:
 
     @property
     def status(self) -> int:
-        """Exit status: 2 for invalid documents, 1 for workloads without a supervisor, or else 0."""
+        """Exit status: 2 if a document is invalid, 1 if a workload gets no supervisor, or 0."""
         return 2 if self.invalid else 1 if self.refused else 0
 
 
@@ -73,7 +73,7 @@ def _check_document(at: str, document: Object, options: InjectionOptions, found:
 
 
 def check_object(at: str, document: Object) -> None:
-    """Check an object of Plimsoll like the API server and the operator.
+    """Check an object of Plimsoll as the API server and the operator do.
 
     Raises UsageError; each line of the message begins with ``at``.
     """
@@ -84,7 +84,7 @@ def check_object(at: str, document: Object) -> None:
         service = parse_document(at, document, InferenceService)
         try:
             parse_service(document)
-            make_plan(service, {}, (), [], IMAGES)
+            make_plan(service, {}, (), [], PLACEHOLDER_IMAGES)
         except InvalidSpecError as error:
             raise UsageError(f"{at}: {error}") from None
     else:

@@ -12,9 +12,10 @@ from plimsoll_cli import manifest, stopping
 from plimsoll_cli.local import model, plan, runner
 from plimsoll_cli.local import run_dir as folders
 from plimsoll_cli.local.status import Poller
-from plimsoll_cli.local.view import Growth, LiveView, Screen
+from plimsoll_cli.local.view import LiveView, Screen, SegmentGrowth
 
 UNLIMITED_S = 10 * 365 * 86_400.0
+"""Duration of a run without a limit: ten years."""
 
 
 def run_locally(file: Path, run_dir: Path | None, duration_s: float | None, view: bool) -> None:
@@ -56,8 +57,8 @@ def run_locally(file: Path, run_dir: Path | None, duration_s: float | None, view
 
 
 def make_screen_factory(replica_plan: plan.SupervisorPlan, poller: Poller) -> Callable[[], Screen]:
-    """Return a function that returns the current screen of the live view."""
-    growth = Growth()
+    """Return a function that returns the present screen of the live view."""
+    growth = SegmentGrowth()
 
     def screen() -> Screen:
         snapshot = poller.snapshot

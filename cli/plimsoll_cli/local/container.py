@@ -1,7 +1,7 @@
 """Container of the local replica: a process that is restarted when it ends.
 
-Each container is a session whose process group is killed after the first process ends, like in a
-PID namespace.
+Each container is a session. When its first process ends, its process group is killed, as in a PID
+namespace.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from collections.abc import Callable
 
 from plimsoll_cli.local.plan import Command
 
-BACK_OFF_S = 1.0
-BACK_OFF_MAX_S = 10.0
-RESET_BACKOFF_S = 60.0
+FIRST_BACK_OFF_S = 1.0
+MAX_BACK_OFF_S = 10.0
+BACK_OFF_RESET_S = 60.0
 """The kubelet's back-off (10 s, doubled up to 5 min, reset after 10 min), shortened for interactive
 use."""
-TAIL_LINES = 20
-TAIL_BYTES = 64 << 10
+MAX_TAIL_LINES = 20
+MAX_TAIL_BYTES = 64 << 10
 
 
 class Container:
-    """Container with one process; ``on_exit`` gets the text of each unexpected exit."""
+    """Container with one process. ``on_exit`` is called with a message at each unexpected exit."""
 
     def __init__(self, command: Command, on_exit: Callable[[str], None]) -> None:
         self.command = command
@@ -43,7 +43,7 @@ class Container:
         self._run_task = asyncio.create_task(self._run_forever(), name=self.command.name)
 
     def check(self) -> None:
-        """Raise the error that prevents the process from starting, if there is one."""
+        """Raise the error that prevented the process from starting, if there is one."""
         if self._run_task is not None and self._run_task.done() and not self._run_task.cancelled():
             self._run_task.result()
 
@@ -60,11 +60,15 @@ class Container:
             if self._stopping.is_set():
                 return
             self.last_exit = describe_exit(status)
-            steady = time.monotonic() - began > RESET_BACKOFF_S
+            steady = time.monotonic() - began > BACK_OFF_RESET_S
             self._on_exit(f"{self.command.name} {self.last_exit}, restarting")
             # Like the kubelet, restart without a delay after the first exit.
             await self._pause(0.0 if steady else back_off)
-            back_off = BACK_OFF_S if steady else min(max(BACK_OFF_S, 2 * back_off), BACK_OFF_MAX_S)
+            back_off = (
+                FIRST_BACK_OFF_S
+                if steady
+                else min(max(FIRST_BACK_OFF_S, 2 * back_off), MAX_BACK_OFF_S)
+            )
 
     async def _pause(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):
@@ -92,7 +96,7 @@ class Container:
             os.killpg(group, signal.SIGKILL)
 
     async def stop(self, grace_s: float) -> None:
-        """Send SIGTERM, and SIGKILL after ``grace_s`` seconds; wait until all processes end."""
+        """Send SIGTERM, and SIGKILL after ``grace_s`` seconds. Wait until all processes ended."""
         self._stopping.set()
         if self._run_task is None:
             return
@@ -112,19 +116,19 @@ class Container:
         if process is not None and process.returncode is None:
             self._kill_group(process.pid)
 
-    def tail(self) -> str:
-        """Return the last lines of the log."""
+    def read_log_tail(self) -> str:
+        """Return the last lines of the log; empty if it cannot be read."""
         try:
             with self.command.log.open("rb") as log:
-                log.seek(max(0, log.seek(0, os.SEEK_END) - TAIL_BYTES))
+                log.seek(max(0, log.seek(0, os.SEEK_END) - MAX_TAIL_BYTES))
                 lines = log.read().decode(errors="replace").splitlines()
         except OSError:
             return ""
-        return "\n".join(lines[-TAIL_LINES:])
+        return "\n".join(lines[-MAX_TAIL_LINES:])
 
 
 def describe_exit(status: int) -> str:
-    """Return an exit status as text: ``ended with status 2`` or ``was killed by SIGKILL``."""
+    """Return an exit status in words: ``ended with status 2``, or ``was killed by SIGKILL``."""
     if status >= 0:
         return f"ended with status {status}"
     try:

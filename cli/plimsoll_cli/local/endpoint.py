@@ -33,58 +33,58 @@ from plimsoll_sidecar.signals.engine_processes import (
     find_default_port,
     find_port_option,
     has_helper_title,
-    is_engine,
+    is_engine_command,
 )
 from plimsoll_sidecar.signals.process_table import (
     ProcessId,
     find_descendants,
     identify,
     iterate_ancestors,
-    parents,
     read_command_line,
     read_command_name,
+    read_parent_pids,
 )
 from plimsoll_sidecar.signals.tcp_sockets import find_listening_ports
 
-RUNTIMES = ("docker", "podman", "nerdctl")
+CONTAINER_RUNTIMES = ("docker", "podman", "nerdctl")
 """Container runtimes whose ``inspect`` has Docker's format."""
 PORT_PROXIES = frozenset({"docker-proxy", "rootlessport", "rootlesskit", "slirp4netns", "pasta"})
-"""Programs that listen on published ports of containers."""
+"""Programs that listen on the published ports of containers."""
 COMMAND_TIMEOUT_S = 10.0
 ANSWER_TIMEOUT_S = 3.0
-MAX_CONCURRENT = 16
-"""Number of ports to try at the same time."""
-MAX_ANSWER_BYTES = 4 << 20
-KNOWN_TYPES = (EngineType.VLLM, EngineType.SGLANG)
+MAX_CONCURRENT_PORTS = 16
+"""Maximum number of ports that are tried at the same time."""
+MAX_OUTPUT_BYTES = 4 << 20
+KNOWN_ENGINE_TYPES = (EngineType.VLLM, EngineType.SGLANG)
 
 
 @dataclass(frozen=True)
 class FoundEngine:
-    """Running engine, and the name for its supervision."""
+    """Running engine, and the name under which it is supervised."""
 
     name: str
     endpoint: EngineEndpoint
 
 
 def find_engine(target: str, port: int | None = None) -> FoundEngine:
-    """Return the running engine ``target``. Raises UsageError and RunError.
+    """Return the running engine that ``target`` names. Raises UsageError and RunError.
 
     If the engine listens on several ports, ``port`` selects one.
     """
     if "://" in target or re.fullmatch(r"[\w.-]+:\d+", target):
-        return _find_by_url(target if "://" in target else f"http://{target}")
+        return _find_engine_by_url(target if "://" in target else f"http://{target}")
     if target.isdigit():
-        return _find_by_pid(int(target), port)
+        return _find_engine_by_pid(int(target), port)
     if target.endswith(".service"):
-        found = _find_by_pid(_read_main_pid(target), port)
-        return FoundEngine(_to_safe_name(target.removesuffix(".service")), found.endpoint)
-    return _find_by_container(target, port)
+        found = _find_engine_by_pid(_read_main_pid(target), port)
+        return FoundEngine(_make_safe_name(target.removesuffix(".service")), found.endpoint)
+    return _find_engine_by_container(target, port)
 
 
 def find_engine_of_command(words: Sequence[str], port: int | None) -> FoundEngine:
-    """Return the engine that a command starts. Raises UsageError if the program does not exist.
+    """Return the engine that a command starts. Raises UsageError.
 
-    ``port`` is the default if the command does not set one.
+    Without ``port``, the port is taken from the command, or is the default of the engine type.
     """
     program = shutil.which(words[0])
     if program is None:
@@ -94,11 +94,11 @@ def find_engine_of_command(words: Sequence[str], port: int | None) -> FoundEngin
     if number is None:
         raise UsageError("watch: the port of the engine is unknown: add --port before the command")
     url = f"http://{LOOPBACK}:{number}"
-    name = _to_safe_name(f"{kind.value}-{number}")
+    name = _make_safe_name(f"{kind.value}-{number}")
     return FoundEngine(name, EngineEndpoint(kind, url, url, container=f"plimsoll-watch-{name}"))
 
 
-def _find_by_url(target: str) -> FoundEngine:
+def _find_engine_by_url(target: str) -> FoundEngine:
     try:
         parts = urlsplit(target)
         default = {"http": 80, "https": 443}[parts.scheme]
@@ -124,18 +124,22 @@ def _find_by_url(target: str) -> FoundEngine:
         main = None
     if main is None:
         raise UsageError(
-            f"{target}: cannot find the process that listens: run plimsoll as the engine's user "
+            f"{target}: cannot find the process that listens on the port: run plimsoll as the "
+            "engine's user "
             "or as root, or name its container"
         )
     if read_command_name(main.pid) in PORT_PROXIES:
         raise UsageError(f"{target}: the port belongs to a container: name the container instead")
-    return FoundEngine(_to_safe_name(f"{kind.value}-{port}"), EngineEndpoint(kind, url, url))
+    return FoundEngine(_make_safe_name(f"{kind.value}-{port}"), EngineEndpoint(kind, url, url))
 
 
-def _find_by_pid(pid: int, port: int | None, addresses: Sequence[str] = ()) -> FoundEngine:
-    """Return the engine of process ``pid``; ``addresses`` are base URLs in order of preference."""
+def _find_engine_by_pid(pid: int, port: int | None, addresses: Sequence[str] = ()) -> FoundEngine:
+    """Return the engine with the process ``pid``.
+
+    ``addresses`` are base URLs in order of preference; if empty, the engine's own ports are tried.
+    """
     main = _find_main_process(pid)
-    tree = parents()
+    tree = read_parent_pids()
     everyone = [main.pid, *sorted(find_descendants({main.pid}, tree))]
     if not os.access(f"/proc/{main.pid}/fd", os.R_OK):
         raise UsageError(
@@ -158,17 +162,21 @@ def _find_by_pid(pid: int, port: int | None, addresses: Sequence[str] = ()) -> F
     endpoint = EngineEndpoint(
         kind, url, url, serves=bool(url), process=MainProcess(main.pid, main.started)
     )
-    return FoundEngine(_to_safe_name(f"{read_command_name(main.pid)}-{main.pid}"), endpoint)
+    return FoundEngine(_make_safe_name(f"{read_command_name(main.pid)}-{main.pid}"), endpoint)
 
 
 def _find_main_process(pid: int) -> ProcessId:
-    """Return the main process of the engine that contains ``pid`` or that ``pid`` started."""
-    tree = parents()
+    """Return the main process of the engine to which ``pid`` belongs, or that ``pid`` started."""
+    tree = read_parent_pids()
     line = read_command_line(pid)
-    if any(has_helper_title(line, kind) for kind in KNOWN_TYPES):
+    if any(has_helper_title(line, kind) for kind in KNOWN_ENGINE_TYPES):
         above = list(iterate_ancestors(pid, tree))[1:]
         pid = next(
-            (one for one in above if _detect_command_type(read_command_line(one)) in KNOWN_TYPES),
+            (
+                one
+                for one in above
+                if _detect_command_type(read_command_line(one)) in KNOWN_ENGINE_TYPES
+            ),
             pid,
         )
     while read_command_name(pid) in WRAPPER_PROGRAMS:
@@ -187,25 +195,25 @@ def _find_main_process(pid: int) -> ProcessId:
 def _find_serving_url(
     urls: Sequence[str], kind: EngineType, expected: int | None
 ) -> tuple[str, EngineType]:
-    """Return the first URL that answers, and the engine's type.
+    """Return the first URL that answers, and the type of the engine there.
 
-    The ``expected`` port is tried first, and then all others at the same time: a port of another
-    protocol, such as PyTorch's for its ranks, accepts a request and never answers. URLs of a known
-    engine type take precedence. The URL is empty if none answers.
+    The ``expected`` port is tried first, and then all others at the same time. A port of another
+    protocol, such as PyTorch's for its ranks, may accept a request and never answer. URLs of a
+    known engine type take precedence. If no URL answers, the URL is empty.
     """
     first = [url for url in urls if urlsplit(url).port == expected]
     found: list[tuple[str, EngineType]] = []
     for group in (first, [url for url in urls if url not in first]):
-        with ThreadPoolExecutor(MAX_CONCURRENT) as pool:
+        with ThreadPoolExecutor(MAX_CONCURRENT_PORTS) as pool:
             types = zip(group, pool.map(_detect_server_type, group), strict=True)
             found += [(url, seen) for url, seen in types if seen is not None]
-        if known := [one for one in found if one[1] in KNOWN_TYPES]:
+        if known := [one for one in found if one[1] in KNOWN_ENGINE_TYPES]:
             return known[0]
     return (found[0][0], kind) if found else ("", kind)
 
 
 def _detect_server_type(url: str) -> EngineType | None:
-    """Return the type of the server at ``url``: CUSTOM if unknown, None if it does not answer."""
+    """Return the type of the server: CUSTOM if unknown, None if it does not answer."""
     server = HttpClient(url)
     kind = identify_engine_type(server)
     if kind is not None:
@@ -215,7 +223,9 @@ def _detect_server_type(url: str) -> EngineType | None:
 
 
 def _detect_command_type(line: Sequence[str]) -> EngineType:
-    return next((kind for kind in KNOWN_TYPES if is_engine(line, kind)), EngineType.CUSTOM)
+    return next(
+        (kind for kind in KNOWN_ENGINE_TYPES if is_engine_command(line, kind)), EngineType.CUSTOM
+    )
 
 
 def _parse_command_port(line: Sequence[str], kind: EngineType) -> int | None:
@@ -223,7 +233,7 @@ def _parse_command_port(line: Sequence[str], kind: EngineType) -> int | None:
 
 
 def _is_local_address(host: str) -> bool:
-    """Report whether ``host`` is an address of this machine, by binding it."""
+    """Report whether ``host`` is an address of this machine, by trying to bind to it."""
     try:
         infos = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
@@ -239,7 +249,7 @@ def _is_local_address(host: str) -> bool:
 
 
 def _read_main_pid(unit: str) -> int:
-    """Return the main PID of a systemd unit of the system or the user. Raises RunError."""
+    """Return the main PID of a systemd unit, of the system or of the user. Raises RunError."""
     for scope in ([], ["--user"]):
         output = _read_output(["systemctl", *scope, "show", "--property=MainPID", "--value", unit])
         pid = parse_whole_number((output or b"").decode(errors="replace").strip())
@@ -275,8 +285,8 @@ class _Inspection(msgspec.Struct, frozen=True, rename="pascal"):
     name: str = ""
     network_settings: _NetworkSettings = _NetworkSettings()
 
-    def addresses(self) -> list[str]:
-        """Return base URLs: first the published ports, then the container's own addresses."""
+    def list_addresses(self) -> list[str]:
+        """Return base URLs: the published ports, and then the container's own addresses."""
         published = [
             f"http://{LOOPBACK}:{one.host_port}"
             for key, many in sorted((self.network_settings.ports or {}).items())
@@ -288,8 +298,8 @@ class _Inspection(msgspec.Struct, frozen=True, rename="pascal"):
         return list(dict.fromkeys(published)) + [f"http://{n.ip}" for n in networks if n.ip]
 
 
-def _find_by_container(target: str, port: int | None) -> FoundEngine:
-    tried = [runtime for runtime in RUNTIMES if shutil.which(runtime)]
+def _find_engine_by_container(target: str, port: int | None) -> FoundEngine:
+    tried = [runtime for runtime in CONTAINER_RUNTIMES if shutil.which(runtime)]
     for runtime in tried:
         output = _read_output([runtime, "inspect", target])
         try:
@@ -306,8 +316,8 @@ def _find_by_container(target: str, port: int | None) -> FoundEngine:
     if found[0].state.pid <= 0:
         raise RunError(f"{target}: the container is not running: start it")
     pid = found[0].state.pid
-    addresses = () if _is_in_same_network(pid) else found[0].addresses()
-    return FoundEngine(_to_safe_name(target), _find_by_pid(pid, port, addresses).endpoint)
+    addresses = () if _is_in_same_network(pid) else found[0].list_addresses()
+    return FoundEngine(_make_safe_name(target), _find_engine_by_pid(pid, port, addresses).endpoint)
 
 
 def _is_in_same_network(pid: int) -> bool:
@@ -325,9 +335,9 @@ def _read_output(command: list[str]) -> bytes | None:
         done = subprocess.run(command, capture_output=True, timeout=COMMAND_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout[:MAX_ANSWER_BYTES] if done.returncode == 0 else None
+    return done.stdout[:MAX_OUTPUT_BYTES] if done.returncode == 0 else None
 
 
-def _to_safe_name(text: str) -> str:
-    """Convert ``text`` to a valid name for folders and pods."""
+def _make_safe_name(text: str) -> str:
+    """Return ``text`` as a valid name for folders and pods."""
     return re.sub(r"[^a-z0-9.-]+", "-", text.lower()).strip("-.")[:63] or "engine"

@@ -18,9 +18,9 @@ HUB_SCHEME = "hf://"
 BUCKET_SCHEME = "s3://"
 DEFAULT_REVISION = "main"
 COMPLETE_MARKER = ".plimsoll-complete"
-"""Name of the file that the engine's download writes into a complete directory."""
-MAKE_TIMEOUT_S = 120.0
-"""Maximum duration in seconds. Generating takes 5 s, most of it to import torch."""
+"""Name of the file that the engine's download writes into a directory that is complete."""
+GENERATE_TIMEOUT_S = 120.0
+"""Timeout for generating a checkpoint. It takes 5 s, most of it to import torch."""
 
 
 def require_modules(command: str, *modules: str) -> None:
@@ -34,9 +34,10 @@ def require_modules(command: str, *modules: str) -> None:
 
 
 def find_checkpoint(service: InferenceService, root: Path) -> tuple[Path, bool]:
-    """Return the checkpoint's directory, and whether it must be generated or downloaded.
+    """Return the checkpoint's directory, and whether the checkpoint must still be provided.
 
-    Raises :class:`UsageError` that names the field.
+    Then, it must be generated or downloaded. Raises :class:`UsageError` that names the invalid
+    field of the manifest.
     """
     uri = service.spec.model.uri
     if uri.startswith(HUB_SCHEME):
@@ -75,18 +76,18 @@ async def provide_checkpoint(
     """Download or generate a missing checkpoint. Raises :class:`RunError`."""
     if service.spec.model.uri.startswith((HUB_SCHEME, BUCKET_SCHEME)):
         print_line(f"downloading {service.spec.model.uri} into {folder}")
-        await download(service, folder, print_line)
+        await download_checkpoint(service, folder, print_line)
     else:
         print_line(f"generating the tiny checkpoint in {folder}")
-        await make_tiny(folder)
+        await make_tiny_checkpoint(folder)
 
 
-async def download(
+async def download_checkpoint(
     service: InferenceService, folder: Path, print_line: Callable[[str], None]
 ) -> None:
-    """Download the checkpoint like the init container in a cluster. Raises :class:`RunError`.
+    """Download the checkpoint as the init container does in a cluster. Raises :class:`RunError`.
 
-    A private repository needs HF_TOKEN, a private bucket AWS_ACCESS_KEY_ID and
+    A private repository needs HF_TOKEN. A private bucket needs AWS_ACCESS_KEY_ID and
     AWS_SECRET_ACCESS_KEY. Each request has a timeout, but the download as a whole has none.
     """
     model = service.spec.model
@@ -115,8 +116,8 @@ async def download(
             await process.wait()
 
 
-async def make_tiny(folder: Path) -> None:
-    """Generate the tiny checkpoint atomically. Raises :class:`RunError`."""
+async def make_tiny_checkpoint(folder: Path) -> None:
+    """Generate the tiny checkpoint atomically. Raises RunError and UsageError."""
     partial = folder.with_name(f"{folder.name}.{os.getpid()}")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -129,7 +130,7 @@ async def make_tiny(folder: Path) -> None:
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
     )  # fmt: skip
     try:
-        async with asyncio.timeout(MAKE_TIMEOUT_S):
+        async with asyncio.timeout(GENERATE_TIMEOUT_S):
             output, _ = await process.communicate()
         if process.returncode != 0:
             last = output.decode(errors="replace").strip().splitlines()[-1:]
@@ -138,7 +139,7 @@ async def make_tiny(folder: Path) -> None:
         partial.rename(folder)
     except TimeoutError:
         raise RunError(
-            f"{folder}: generating the tiny checkpoint took longer than {MAKE_TIMEOUT_S:g} s: "
+            f"{folder}: generating the tiny checkpoint took longer than {GENERATE_TIMEOUT_S:g} s: "
             "try again on an idle machine"
         ) from None
     finally:

@@ -1,6 +1,6 @@
 """Plan what local mode runs. No I/O.
 
-The plan is either that of a manifest, rendered as for a cluster, or a supervisor for a running
+A plan is either rendered from a manifest as for a cluster, or it is a supervisor for a running
 engine.
 """
 
@@ -27,15 +27,15 @@ from plimsoll_operator.render import (
 
 LOOPBACK = "127.0.0.1"
 STOP_MARGIN_S = 10.0
-"""Seconds after the drain until the engine is killed; it frees its memory during this time."""
+"""Time after the drain until the engine is killed. It frees its memory in this time."""
 REMOVED_VARIABLES = ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT", "PLIMSOLL_INJECT")
-"""Environment variables that are removed: local mode uses no cluster, and only the manifest injects
-faults."""
+"""Environment variables that are removed: local mode uses no cluster, and only the manifest may
+inject faults."""
 
 
 @dataclass(frozen=True)
 class Command:
-    """Process of a container; its output goes to ``log``."""
+    """Process of a container, which writes its output to ``log``."""
 
     name: str
     argv: tuple[str, ...]
@@ -47,7 +47,7 @@ class Command:
 class SupervisorPlan:
     """Plan of a supervisor, and of the engine if local mode starts it. Times are in seconds.
 
-    Without a startup timeout, local mode does not wait for the engine.
+    Without ``startup_timeout_s``, local mode does not wait for the engine.
     """
 
     root: Path
@@ -102,7 +102,7 @@ class Plan(SupervisorPlan):
 def list_requested_ports(service: InferenceService) -> list[int | None]:
     """Return the ports for serving, admin, metrics and probe; None means any free port.
 
-    Only clients use a port from the manifest; fixed ports for the rest would conflict between runs.
+    Only clients need a port from the manifest. Other fixed ports would conflict between runs.
     """
     return [service.spec.engine.port, None, None, None]
 
@@ -167,8 +167,8 @@ def plan_supervisor(
 ) -> SupervisorPlan:
     """Return the plan of a supervisor for an engine without a manifest.
 
-    ``ports`` are those of metrics and probe; ``root`` is an absolute path. ``command`` starts the
-    engine; if it is empty, the engine is already running.
+    ``ports`` are the ports for metrics and probe. ``root`` is an absolute path. ``command`` starts
+    the engine; it is empty if the engine is already running.
     """
     metrics_port, probe_port = ports
     places = SupervisorPlaces(

@@ -1,4 +1,4 @@
-"""Directories of local replicas, and calls of their supervisors (like ``kubectl exec``)."""
+"""Directories of local replicas, and calls to their supervisors as by ``kubectl exec``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def get_service_dir(service: str) -> Path:
 def make_supervisor_caller(folder: Path) -> Callable[[list[str], float], tuple[int, str, str]]:
     """Return a function that calls the supervisor of the run in ``folder``.
 
-    The function runs the ``ask`` program, returns exit status, output and error, and raises
+    The function runs the ``ask`` program, and returns its exit status, output and error. It raises
     RunError after a timeout. Raises UsageError if no service ran in ``folder``.
     """
     config = folder / "etc" / CONFIG_FILE

@@ -1,7 +1,7 @@
 """Run one replica on this machine, in the order of a pod.
 
-Like a native sidecar, the supervisor starts before the engine, which waits for its admin token, and
-stops after the engine.
+As a native sidecar, the supervisor starts before the engine, which waits for its admin token, and
+stops after it.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from plimsoll_cli.local.container import Container
 from plimsoll_cli.local.plan import LOOPBACK, Plan, SupervisorPlan
 
 LIVE_TIMEOUT_S = 60.0
-SUPERVISOR_STOP_S = 10.0
-"""Maximum duration of a stop in seconds, longer than the launcher's grace period for its child."""
+SUPERVISOR_STOP_TIMEOUT_S = 10.0
+"""It is longer than the launcher's grace period for its child."""
 READY_MARGIN_S = 30.0
-"""Seconds that are added to the engine's startup timeout, so that the engine fails first, with a
-message (as in the rendered startup probe)."""
+"""Time that is added to the engine's startup timeout, as in the rendered startup probe. The engine
+then fails first, with a message."""
 PROBE_PERIOD_S = 0.2
 PROBE_TIMEOUT_S = 2.0
 
@@ -47,7 +47,7 @@ async def prepare_plan(
 ) -> Plan:
     """Return the plan of ``service`` below ``root``, an absolute path.
 
-    Chooses free ports and provides the checkpoint. Raises UsageError and RunError.
+    Free ports are chosen, and the checkpoint is provided. Raises UsageError and RunError.
     """
     folder, missing = model.find_checkpoint(service, root)
     if missing:
@@ -59,7 +59,7 @@ async def prepare_plan(
 
 
 class LocalReplica:
-    """Engine and supervisor of a plan; only the supervisor if the engine is already running."""
+    """Engine and supervisor of a plan, or only the supervisor if the engine already runs."""
 
     def __init__(self, plan: SupervisorPlan, print_line: PrintLine) -> None:
         self.plan = plan
@@ -73,7 +73,7 @@ class LocalReplica:
         return self._engine
 
     async def start(self) -> None:
-        """Start the replica; wait until its engine is ready if the plan has a startup timeout.
+        """Start the replica, and wait for its engine if the plan has a startup timeout.
 
         Raises :class:`RunError` with the last log lines of the container that failed.
         """
@@ -90,10 +90,10 @@ class LocalReplica:
             )
 
     async def stop(self) -> None:
-        """Stop the engine after the grace period of its requests, then the supervisor."""
+        """Stop the engine, which first ends its requests, and then the supervisor."""
         if self._engine is not None:
             await self._engine.stop(self.plan.engine_stop_s)
-        await self.supervisor.stop(SUPERVISOR_STOP_S)
+        await self.supervisor.stop(SUPERVISOR_STOP_TIMEOUT_S)
 
     def kill(self) -> None:
         """Kill all processes of both containers."""
@@ -114,18 +114,18 @@ class LocalReplica:
                 await asyncio.sleep(PROBE_PERIOD_S)
         raise self._make_error(container, f"was not ready within {timeout_s:g} s")
 
-    def _make_error(self, container: Container, what: str) -> RunError:
+    def _make_error(self, container: Container, problem: str) -> RunError:
         return RunError(
-            f"the {container.command.name} {what}; last lines of "
-            f"{container.command.log}:\n{container.tail() or '(it is empty)'}"
+            f"the {container.command.name} {problem}; last lines of "
+            f"{container.command.log}:\n{container.read_log_tail() or '(it is empty)'}"
         )
 
 
 @contextlib.asynccontextmanager
 async def run_replica(plan: SupervisorPlan, print_line: PrintLine) -> AsyncIterator[LocalReplica]:
-    """Run a replica within the context: ready when the context starts, stopped when it ends.
+    """Run a replica within the context: it is ready at the start, and stopped at the end.
 
-    If stopping is cancelled, the processes are killed.
+    If the stop is cancelled, the processes are killed.
     """
     replica = LocalReplica(plan, print_line)
     with _lock_run_dir(plan.root):
@@ -144,7 +144,7 @@ async def run_replica(plan: SupervisorPlan, print_line: PrintLine) -> AsyncItera
 
 
 def _lock_run_dir(root: Path) -> IO[str]:
-    """Create and lock the run directory; closing the returned file unlocks it."""
+    """Create and lock the run directory. Closing the returned file unlocks it."""
     try:
         root.mkdir(parents=True, exist_ok=True)
         lock = (root / "lock").open("w")
@@ -160,7 +160,7 @@ def _lock_run_dir(root: Path) -> IO[str]:
 
 
 def _write_files(plan: SupervisorPlan) -> None:
-    """Write the files of a new pod, but keep the journal of earlier runs."""
+    """Write the files of a new pod, and keep the journal of earlier runs."""
     config = Path(plan.places.config_file)
     try:
         for folder in (plan.run_dir, plan.state_dir, config.parent):
@@ -183,23 +183,24 @@ def _make_unusable_error(root: Path, error: OSError) -> UsageError:
 
 
 PORT_RANGE = range(20_000, 32_000)
-"""Ports below Linux's default ephemeral range (32768 to 60999, ip(7)), so that no outgoing
-connection takes a port before it is used."""
-PORT_TRIES = 200
+"""Ports below Linux's default ephemeral range (32768 to 60999, ip(7)). No outgoing connection can
+take a port from it before the port is used."""
+MAX_PORT_TRIES = 200
 
 
-def choose_free_ports(wanted: Sequence[int | None]) -> list[int]:
-    """Return free ports on the loopback address: the requested one, or any for None.
+def choose_free_ports(requested_ports: Sequence[int | None]) -> list[int]:
+    """Return different free ports on the loopback address, one for each requested port.
 
-    All results differ. Raises OSError if a requested port is taken or none is free.
+    A requested port that is None or taken is replaced by another one. Raises OSError if no port is
+    free.
     """
     with contextlib.ExitStack() as held:
-        return [_bind_port(port, held) for port in wanted]
+        return [_bind_port(port, held) for port in requested_ports]
 
 
-def _bind_port(wanted: int | None, held: contextlib.ExitStack) -> int:
-    others = random.sample(PORT_RANGE, PORT_TRIES)
-    for port in others if wanted is None else [wanted, *others]:
+def _bind_port(requested_port: int | None, held: contextlib.ExitStack) -> int:
+    others = random.sample(PORT_RANGE, MAX_PORT_TRIES)
+    for port in others if requested_port is None else [requested_port, *others]:
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         # Like the servers, ignore connections in TIME_WAIT.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -212,5 +213,6 @@ def _bind_port(wanted: int | None, held: contextlib.ExitStack) -> int:
         held.enter_context(contextlib.closing(listener))
         return port
     raise OSError(
-        f"no TCP port of {LOOPBACK} is free for {wanted or 'a replica'}: tried {PORT_TRIES} ports"
+        f"no TCP port of {LOOPBACK} is free for {requested_port or 'a replica'}: tried "
+        f"{MAX_PORT_TRIES} ports"
     )

@@ -16,14 +16,14 @@ from plimsoll_api.names import TOKEN_FILE
 from plimsoll_api.state import View
 from plimsoll_cli.local.plan import SupervisorPlan
 
-PERIOD_S = 0.5
-TIMEOUT_S = 2.0
+POLL_PERIOD_S = 0.5
+POLL_TIMEOUT_S = 2.0
 RATE_WINDOW_S = 5.0
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Newest status; a field is None if the last poll failed."""
+    """Newest status. A field is None if its last poll failed."""
 
     view: View | None = None
     status: admin.Status | None = None
@@ -43,13 +43,13 @@ class Poller:
 
     async def run(self) -> None:
         """Poll until cancelled."""
-        async with httpx.AsyncClient(timeout=TIMEOUT_S, trust_env=False) as client:
+        async with httpx.AsyncClient(timeout=POLL_TIMEOUT_S, trust_env=False) as client:
             while True:
                 view, status = await asyncio.gather(
                     self._poll_supervisor(client), self._poll_engine(client)
                 )
                 self.snapshot = Snapshot(view, status, self._compute_rate(status))
-                await asyncio.sleep(PERIOD_S)
+                await asyncio.sleep(POLL_PERIOD_S)
 
     async def _poll_supervisor(self, client: httpx.AsyncClient) -> View | None:
         try:
@@ -75,7 +75,7 @@ class Poller:
             return None
 
     def _compute_rate(self, status: admin.Status | None) -> float | None:
-        """Return the tokens per second over the last seconds of this epoch; None if unknown."""
+        """Return the tokens per second in the last seconds of this epoch; None if unknown."""
         total = status.load.generation_tokens_total if status else None
         if status is None or total is None:
             self._tokens.clear()

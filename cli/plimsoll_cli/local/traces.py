@@ -32,7 +32,7 @@ from plimsoll_sidecar.tune import Tuning as Tuning
 def record_trace(
     out: Path, service: str | None, run_dir: Path | None, duration_s: float | None
 ) -> int:
-    """Record until ``duration_s`` has passed or a signal arrives; return the number of samples."""
+    """Record until ``duration_s`` has passed or a signal arrives. Return the number of samples."""
     if not out.name.endswith(trace.TRACE_SUFFIXES):
         raise UsageError(
             f"{out}: use a name that ends with one of {', '.join(trace.TRACE_SUFFIXES)}"
@@ -52,7 +52,7 @@ def record_trace(
 
 
 def replay_trace(file: Path, mode: Mode, budget: str | None) -> int:
-    """Replay a trace and print the supervisor's output; return the exit status."""
+    """Replay a trace, print the supervisor's output, and return the exit status."""
     try:
         given = replaying.parse_budget(budget) if budget is not None else None
     except ValueError as error:
@@ -61,7 +61,7 @@ def replay_trace(file: Path, mode: Mode, budget: str | None) -> int:
 
 
 def read_tunings(source: str, run_dir: Path | None, limit: int | None) -> list[Tuning]:
-    """Return tuning data from a service, a journal, a trace or a series. Raises UsageError."""
+    """Return the tuning data of a service, a journal, a trace or a series. Raises UsageError."""
     file = Path(source)
     try:
         if source.endswith(trace.TRACE_SUFFIXES):
@@ -82,7 +82,7 @@ def read_tunings(source: str, run_dir: Path | None, limit: int | None) -> list[T
 
 
 def read_trace(file: Path) -> tuple[float, list[Sample]]:
-    """Return the start (Unix seconds) and the samples of a trace. Raises RunError."""
+    """Return the start in Unix seconds, and the samples of a trace. Raises RunError."""
     try:
         header, samples = trace.read(file)
         return parse_rfc3339(header.started_at), list(samples)
@@ -91,14 +91,14 @@ def read_trace(file: Path) -> tuple[float, list[Sample]]:
 
 
 def compute_host_memory(samples: Iterable[Sample]) -> list[tuple[float, int]]:
-    """Return (seconds since the start, bytes) of host memory, computed like in the detector."""
+    """Return host memory as in the detector: seconds since the start, and bytes."""
     found = list(samples)
     source = next(
         (s for s in (HostMemoryFields.choose(sample.host) for sample in found) if s), None
     )
     if source is None:
         return []
-    sizes = ((sample.t, source.total(sample.host)) for sample in found)
+    sizes = ((sample.t, source.sum_bytes(sample.host)) for sample in found)
     return [(t, size) for t, size in sizes if size is not None]
 
 

@@ -51,7 +51,7 @@ def show_tuning(source: str, run_dir: Path | None, limit: str | None, output: Ou
 
 
 def format_summary(tuning: Tuning) -> list[str]:
-    """Return lines on the observed growth and the recommendation."""
+    """Return lines about the observed growth and the recommendation."""
     limit = "unknown" if tuning.limit is None else format_bytes(tuning.limit)
     lines = [
         f"{tuning.memory} memory: observed for {format_span(tuning.observed_s)}, limit {limit}"
@@ -83,7 +83,7 @@ def _format_proposal(tuning: Tuning) -> Iterator[str]:
 
 
 def describe_effect(day: DayGrowth) -> str:
-    """Return the effect that the recommended budget would have had on a day."""
+    """Return the effect that the recommended budget would have had on a past day."""
     if day.incident:
         return "an incident was open: no data for learning"
     if day.spends:
@@ -92,7 +92,7 @@ def describe_effect(day: DayGrowth) -> str:
 
 
 def make_manifest(found: list[Tuning]) -> dict[str, object]:
-    """Return the recommendations as a part of a manifest's ``spec``, rounded up to MiB."""
+    """Return the recommendations as a part of a manifest's ``spec``, in whole MiB."""
     budgets = {
         tuning.memory: {
             "growthBudget": f"{-(-tuning.proposal // MIB)}Mi",

@@ -26,10 +26,10 @@ from plimsoll_api.units import format_bytes, format_span
 from plimsoll_cli.incident_view import format_incident
 from plimsoll_cli.local.status import Snapshot
 
-PERIOD_S = 0.4
+REDRAW_PERIOD_S = 0.4
 MEDIUM_WIDTH, WIDE_WIDTH = 72, 90
 """Minimum terminal widths that show more columns, and all columns."""
-SHOWN_INCIDENTS = 3
+MAX_SHOWN_INCIDENTS = 3
 NAME_WIDTH = max(len(segment.value) for segment in Segment)
 
 
@@ -49,8 +49,8 @@ class Traffic:
 class Screen:
     """Content of a frame.
 
-    ``memory`` is the manifest's policy. ``grown`` is the growth of each segment since the epoch's
-    warm-up in bytes, and empty before its end.
+    ``memory`` is the memory policy of the manifest. ``grown`` is the growth of each segment since
+    the warm-up of the epoch in bytes; it is empty during the warm-up.
     """
 
     service: str
@@ -80,7 +80,7 @@ def render_screen(screen: Screen, width: int, plain: bool = False) -> Renderable
         parts.append(_render_traffic(screen.traffic))
     if view is not None:
         parts.extend(_render_messages(view.journal_error, view.config_error))
-        for incident in [*view.open, *(i for i in view.recent if i.ended)][:SHOWN_INCIDENTS]:
+        for incident in [*view.open, *(i for i in view.recent if i.ended)][:MAX_SHOWN_INCIDENTS]:
             parts.append(Text())
             parts.extend(format_incident(make_record_story(incident), width, plain))
         if not view.open and not view.recent:
@@ -187,7 +187,7 @@ def _render_segments(screen: Screen, assessment: Assessment, width: int, plain: 
 
 
 def _render_load(screen: Screen, view: View) -> list[Text]:
-    """Return a line on the engine's load; empty for an engine without a status."""
+    """Return a line on the engine's load, or no line for an engine without a status."""
     status, rate = screen.snapshot.status, screen.snapshot.tokens_per_s
     if status is None:
         if view.engine_state is not None:
@@ -244,7 +244,7 @@ def _format_time(seconds: float | None) -> str:
     return "-" if seconds is None else f"in {format_span(seconds)}"
 
 
-class Growth:
+class SegmentGrowth:
     """Growth of each segment since the end of the epoch's warm-up."""
 
     def __init__(self) -> None:
@@ -252,7 +252,7 @@ class Growth:
         self._first: dict[Segment, int] = {}
 
     def update(self, assessment: Assessment) -> dict[Segment, int]:
-        """Return the growth of each segment in bytes; empty during warm-up."""
+        """Add an assessment, and return the growth of each segment in bytes; empty in warm-up."""
         if not assessment.warm:
             return {}
         if assessment.epoch != self._epoch:
@@ -275,7 +275,7 @@ class LiveView:
         with Live(console=self._console, auto_refresh=False, transient=False) as live:
             while True:
                 live.update(self._render_frame(), refresh=True)
-                await asyncio.sleep(PERIOD_S)
+                await asyncio.sleep(REDRAW_PERIOD_S)
 
     def _render_frame(self) -> RenderableType:
         plain = not self._console.encoding.lower().startswith("utf")

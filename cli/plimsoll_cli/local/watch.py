@@ -29,16 +29,16 @@ from plimsoll_cli.local import run_dir as folders
 from plimsoll_cli.local.command import UNLIMITED_S, make_screen_factory
 from plimsoll_cli.local.endpoint import FoundEngine
 from plimsoll_cli.local.runner import PrintLine
-from plimsoll_cli.local.status import PERIOD_S, Poller
+from plimsoll_cli.local.status import POLL_PERIOD_S, Poller
 from plimsoll_cli.local.view import LiveView
 from plimsoll_cli.starter import Answers
 
 T = TypeVar("T")
 
-HOST_BUDGET, DEVICE_BUDGET = "2Gi", "1Gi"
+DEFAULT_HOST_BUDGET, DEFAULT_DEVICE_BUDGET = "2Gi", "1Gi"
 """Default budgets. The budget Auto would have no effect on the first day."""
-PROCESS_POLL_S = 2.0
-"""Seconds between checks for a new process of a container or unit."""
+PROCESS_POLL_PERIOD_S = 2.0
+"""Time between two checks for a new process of a container or unit."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,9 @@ class WatchOptions:
 def make_memory_policy(
     host: str | None, device: str | None, window: str | None, warmup: str
 ) -> MemoryPolicy:
-    """Return the memory policy for the options; None means the default. Raises UsageError."""
-    sizes = {"host-budget": host or HOST_BUDGET}
-    sizes["device-budget"] = device or DEVICE_BUDGET
+    """Return the memory policy of the options; None means the default. Raises UsageError."""
+    sizes = {"host-budget": host or DEFAULT_HOST_BUDGET}
+    sizes["device-budget"] = device or DEFAULT_DEVICE_BUDGET
     window_s = _parse_option("window", POSITIVE_DURATION_FORM.read, window or Answers.window)
     made = {
         option: _parse_option(option, lambda given: parse_growth_budget(given, window_s), text)
@@ -98,7 +98,9 @@ def run(options: WatchOptions) -> None:
         supervision=Supervision(mode=Mode.RECOVER if options.command else Mode.OBSERVE),
     )
     ports = runner.choose_free_ports([None, None])
-    watch_plan = plan.plan_supervisor(config, root, ports, os.environ, _to_argv(options.command))
+    watch_plan = plan.plan_supervisor(
+        config, root, ports, os.environ, _resolve_command(options.command)
+    )
 
     async def main() -> None:
         print_line(f"{_describe_engine(found)}; logs and journal are in {root}")
@@ -132,7 +134,7 @@ def _find_engine(options: WatchOptions) -> FoundEngine:
     return endpoint.find_engine(options.target, options.port)
 
 
-def _to_argv(command: Sequence[str]) -> list[str]:
+def _resolve_command(command: Sequence[str]) -> list[str]:
     return [shutil.which(command[0]) or command[0], *command[1:]] if command else []
 
 
@@ -147,12 +149,12 @@ def _describe_engine(found: FoundEngine) -> str:
 async def _wait_until_end(
     options: WatchOptions, watch_plan: plan.SupervisorPlan, poller: Poller, print_line: PrintLine
 ) -> None:
-    """Wait until supervision ends; follow a container or unit to its next process."""
+    """Wait until supervision ends. Follow a container or unit to its next process."""
     loop, pid = asyncio.get_running_loop(), watch_plan.config.engine.pid
     deadline = loop.time() + (UNLIMITED_S if options.duration_s is None else options.duration_s)
     told = False
     while (left := deadline - loop.time()) > 0:
-        await asyncio.sleep(min(PROCESS_POLL_S, left))
+        await asyncio.sleep(min(PROCESS_POLL_PERIOD_S, left))
         if pid is None or not _is_lost(poller.snapshot.view):
             told = False
             continue
@@ -174,7 +176,7 @@ async def _wait_until_end(
 
 
 def _write_config(watch_plan: plan.SupervisorPlan, config: SupervisorConfig) -> None:
-    """Replace the configuration file atomically; the supervisor then reloads it."""
+    """Replace the configuration file atomically, which the supervisor then reloads."""
     replace_file(Path(watch_plan.places.config_file), supervisor_config.encode(config))
 
 
@@ -184,7 +186,7 @@ def _is_lost(view: View | None) -> bool:
 
 
 class EventPrinter:
-    """Printer of changes for output that is not a terminal."""
+    """Printer of events for output that is not a terminal."""
 
     def __init__(self, poller: Poller, print_line: PrintLine) -> None:
         self._poller, self._print_line = poller, print_line
@@ -196,7 +198,7 @@ class EventPrinter:
         while True:
             if (view := self._poller.snapshot.view) is not None:
                 self._print_changes(view)
-            await asyncio.sleep(PERIOD_S)
+            await asyncio.sleep(POLL_PERIOD_S)
 
     def _print_changes(self, view: View) -> None:
         seen = view.assessment

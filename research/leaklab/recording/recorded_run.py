@@ -156,7 +156,7 @@ async def _ready(engine: Container, launched: Launch) -> None:
                 if (await client.get(launched.url + launched.ready)).status_code == 200:
                     return
             await asyncio.sleep(0.5)
-    raise RuntimeError(f"the engine does not serve: {engine.last_exit}\n{engine.tail()}")
+    raise RuntimeError(f"the engine does not serve: {engine.last_exit}\n{engine.read_log_tail()}")
 
 
 async def _spawn(command: Command) -> asyncio.subprocess.Process:

@@ -1,8 +1,8 @@
 """Send HTTP requests with a limit on the total time, and on the size of the head and body.
 
-The timeout of urllib3 applies to one read of the socket, so a server that sends a byte from time to
-time can block its caller forever. Here, the limits include each read: status line, headers, chunks
-and body. All clients in the supervisor use :func:`request`.
+urllib3 applies its timeout to each read of the socket. A server that sends one byte from time to
+time could therefore block its caller forever. The limits of this module cover the whole response:
+status line, headers, chunks and body. All clients in the supervisor use :func:`request`.
 """
 
 from __future__ import annotations
@@ -25,33 +25,32 @@ from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
 
 MAX_BODY_BYTES = 4 << 20
-"""Default maximum size of a body; pages of known engines have less than 1 MiB."""
+"""Default maximum size of a body; the pages of known engines are smaller than 1 MiB."""
 MAX_HEAD_BYTES = 64 << 10
 """Maximum size of status line and headers, and of the framing of a body."""
 CHUNK_BYTES = 1 << 16
 MAX_MESSAGE_CHARS = 500
-"""Maximum number of characters of an error, which can quote a line that is not HTTP."""
+"""Maximum length of an error message, which may quote a malformed line of the response."""
 LOOPBACK = "127.0.0.1"
-"""Host in a URL for which all addresses of this pod are tried, on any of which the engine may
-listen."""
+"""Host in a URL that stands for all addresses of this pod: the engine may listen on any of them."""
 
 
 class RequestError(Exception):
-    """A request got no complete answer: none at all, or one that was too large or too slow."""
+    """A request got no complete response: the server did not answer, or too much, or too slowly."""
 
 
 class TooLongError(RequestError):
-    """The body of an answer is larger than the limit."""
+    """The body of a response is larger than the limit."""
 
 
 class EngineError(Exception):
-    """A call to the engine failed, or its answer could not be used; the message says why."""
+    """A call to the engine failed, or its response could not be used; the message says why."""
 
 
 class Answer(NamedTuple):
-    """The answer of a server.
+    """Response of a server.
 
-    ``headers`` ignores case; ``body`` is empty if only the head was read.
+    ``headers`` ignores case. ``body`` is empty if only the head was read.
     """
 
     status: int
@@ -63,21 +62,21 @@ def iterate_pod_addresses() -> Iterator[str]:
     """Yield the addresses on which an engine of this pod may listen, loopback first.
 
     An engine may listen only on its pod's address, or only on one address family. Connecting a UDP
-    socket sends nothing; it only shows which local address the kernel would use.
+    socket sends no packet. It only shows which local address the kernel would use.
     """
     yield from (LOOPBACK, "::1")
-    for family, anywhere in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
+    for family, remote in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
         with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as route:
-            route.connect((anywhere, 9))
+            route.connect((remote, 9))
             yield route.getsockname()[0]
 
 
 class _BoundedStream(io.RawIOBase):
-    """Bytes of one answer, limited in size and by a deadline."""
+    """Stream of one response, limited in size and by a deadline."""
 
     def __init__(self, raw: io.RawIOBase, sock: socket.socket, deadline: float) -> None:
         self._raw, self._sock, self._deadline = raw, sock, deadline
-        self.left = MAX_HEAD_BYTES
+        self.remaining_bytes = MAX_HEAD_BYTES
 
     def readable(self) -> bool:
         return True
@@ -85,12 +84,14 @@ class _BoundedStream(io.RawIOBase):
     def readinto(self, buffer: Any) -> int | None:
         seconds = self._deadline - time.monotonic()
         if seconds <= 0:
-            raise TimeoutError("the answer did not end within the timeout")
-        if self.left <= 0:
-            raise http.client.HTTPException("the head or the framing of the answer is too long")
+            raise TimeoutError("the response was not complete within the timeout")
+        if self.remaining_bytes <= 0:
+            raise http.client.HTTPException(
+                "the headers or the chunk headers of the response are too long"
+            )
         self._sock.settimeout(seconds)
         count = self._raw.readinto(buffer)
-        self.left -= count or 0
+        self.remaining_bytes -= count or 0
         return count
 
     def close(self) -> None:
@@ -109,11 +110,11 @@ class _Response(http.client.HTTPResponse):
     def begin(self) -> None:
         super().begin()
         # _read_body() has a limit and a message of its own for the body.
-        self._wire.left = 2 * MAX_BODY_BYTES
+        self._wire.remaining_bytes = 2 * MAX_BODY_BYTES
 
 
 class _BoundedConnection:
-    """Connection whose response counts against the timeout of the whole request."""
+    """Connection whose request and response together may take as long as the timeout."""
 
     host: str
     timeout: float | None
@@ -121,19 +122,19 @@ class _BoundedConnection:
 
     def _new_conn(self) -> socket.socket:
         """Connect to the host. For the loopback host, try all addresses of this pod in turn."""
-        asked, failed = self.host, None
-        addresses = iterate_pod_addresses() if asked == LOOPBACK else iter((asked,))
+        original_host, first_error = self.host, None
+        addresses = iterate_pod_addresses() if original_host == LOOPBACK else iter((original_host,))
         try:
             for address in addresses:
                 self.host = address
                 try:
                     return super()._new_conn()  # type: ignore[misc, no-any-return]
                 except urllib3.exceptions.NewConnectionError as error:
-                    failed = failed or error
+                    first_error = first_error or error
         finally:
-            self.host = asked
-        assert failed is not None
-        raise failed
+            self.host = original_host
+        assert first_error is not None
+        raise first_error
 
     def getresponse(self) -> Any:
         deadline = time.monotonic() + (self.timeout or 0.0)
@@ -158,10 +159,10 @@ class _TlsPool(HTTPSConnectionPool):
 
 
 def create_pool(**options: Any) -> urllib3.PoolManager:
-    """Return a pool of bounded connections with urllib3's ``options``."""
-    found = urllib3.PoolManager(retries=False, **options)
-    found.pool_classes_by_scheme = {"http": _Pool, "https": _TlsPool}
-    return found
+    """Return a pool manager that uses the connections above, with urllib3's ``options``."""
+    pool = urllib3.PoolManager(retries=False, **options)
+    pool.pool_classes_by_scheme = {"http": _Pool, "https": _TlsPool}
+    return pool
 
 
 def request(
@@ -174,9 +175,10 @@ def request(
     max_bytes: int = MAX_BODY_BYTES,
     head_only: bool = False,
 ) -> Answer:
-    """Send a request and return the whole answer, or only its head. Raises :class:`RequestError`.
+    """Send a request, and return the response, with an empty body if ``head_only``.
 
     Redirects are not followed. A compressed body, which was not requested, is not decompressed.
+    Raises :class:`RequestError`.
     """
     try:
         answer = connections.request(
@@ -194,20 +196,22 @@ def request(
         data = b"" if head_only else _read_body(answer, max_bytes)
         return Answer(answer.status, answer.headers, data)
     except urllib3.exceptions.ReadTimeoutError as error:
-        raise RequestError("the answer did not end within the timeout") from error
+        raise RequestError("the response was not complete within the timeout") from error
     except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
         # ValueError: http.client rejects a header, such as a token with line breaks.
         raise RequestError(str(error)[:MAX_MESSAGE_CHARS]) from error
 
 
 def _read_body(answer: urllib3.BaseHTTPResponse, limit: int) -> bytes:
-    """Return the whole body. The connection returns to the pool after the last byte."""
+    """Return the whole body. After its last byte, the connection returns to the pool."""
     pieces, size = [], 0
     try:
         while piece := answer.read1(CHUNK_BYTES):
             size += len(piece)
             if size > limit:
-                raise TooLongError(f"the answer is larger than {limit / (1 << 20):g} MiB")
+                raise TooLongError(
+                    f"the body of the response is larger than {limit / (1 << 20):g} MiB"
+                )
             pieces.append(piece)
     except BaseException:
         answer.close()
@@ -217,14 +221,15 @@ def _read_body(answer: urllib3.BaseHTTPResponse, limit: int) -> bytes:
 
 
 class HttpClient:
-    """Client of an engine's server; ``url`` has no path. Thread-safe.
+    """Thread-safe client of an engine's server. ``url`` is the base URL, without a path.
 
-    Each request uses a new connection. A connection that stays open would count as a client's
-    during a drain, and would appear as a failure if the server closed it between two requests.
+    Each request uses a new connection. During a drain, the engine would count an open connection as
+    a client. If the server closed the connection between two requests, the next one would seem to
+    fail.
 
-    Certificates of ``https`` URLs are not verified: the server is on the pod's own loopback
-    interface, or gets a request without content. Its certificate names the Service, and no secret
-    is sent.
+    Certificates of ``https`` URLs are not verified, because the engine's certificate names the
+    Service. No secret is sent, and the server is on the pod's own loopback interface, or gets a
+    request without content.
     """
 
     def __init__(self, url: str) -> None:
@@ -244,20 +249,20 @@ class HttpClient:
         body: bytes | None = None,
         max_bytes: int = MAX_BODY_BYTES,
     ) -> tuple[int, bytes]:
-        """Send a request; return status and body. Raises EngineError."""
+        """Send a request, and return the status and body of the response. Raises EngineError."""
         headers = {"Connection": "close"}
         if body is not None:
             headers["Content-Type"] = "application/json"
         url = self._url + path
         try:
             with self._create_pool() as connections:
-                found = request(connections, method, url, timeout_s, body, headers, max_bytes)
+                answer = request(connections, method, url, timeout_s, body, headers, max_bytes)
         except RequestError as error:
             raise EngineError(f"{method} {path}: {error}") from error
-        return found.status, found.body
+        return answer.status, answer.body
 
     def has_answer(self, path: str, timeout_s: float) -> bool:
-        """Report whether a GET of ``path`` gets any answer, even an error."""
+        """Report whether a GET request to ``path`` gets a response, whatever its status."""
         try:
             with self._create_pool() as connections:
                 request(connections, "GET", self._url + path, timeout_s, head_only=True)

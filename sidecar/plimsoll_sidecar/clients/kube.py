@@ -1,8 +1,6 @@
 """Access the Kubernetes API from the supervisor, with limits on time and size.
 
-The client reads single objects, and EndpointSlices page by page.
-
-It reads the projected token for each request, because the kubelet renews the token.
+The client reads the projected token for each request, because the kubelet renews the token.
 """
 
 from __future__ import annotations
@@ -24,28 +22,27 @@ from plimsoll_api.units import MAX_DIGITS, parse_whole_number
 from plimsoll_sidecar.clients.http import Answer, RequestError, TooLongError, create_pool, request
 
 SERVICE_ACCOUNT_FOLDER = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-"""Folder of the pod's service account."""
-TIMEOUT_S = 10.0
-"""Timeout in seconds of one request."""
+"""Folder with the token and the CA certificate of the pod's service account."""
+REQUEST_TIMEOUT_S = 10.0
 FIELD_MANAGER = "plimsoll-supervisor"
-PAGE_OBJECTS = 64
-"""Number of objects in one page; halved until a page fits into one answer."""
+MAX_PAGE_OBJECTS = 64
+"""Maximum number of objects in a page. It is divided by 4 until a page fits into one response."""
 MAX_PAGES = 1000
 LIST_TIMEOUT_S = 60.0
-"""Timeout in seconds for all pages of a collection."""
+"""Timeout for all pages of a collection together, in seconds."""
 MAX_RETRY_AFTER_S = 600.0
-"""Longest pause in seconds that a server may request."""
+"""Maximum pause before the next request, in seconds, whatever the server asks for."""
 MAX_MESSAGE_CHARS = 500
-"""Maximum number of characters of the server's message, which may come from a webhook."""
+"""Maximum length of the server's error message, which may come from a webhook."""
 
 Object = dict[str, Any]
 T = TypeVar("T")
 
 
 class KubeError(Exception):
-    """A request to the API server failed. ``status`` is 0 if there was no usable answer.
+    """A request to the API server failed. ``status`` is 0 if there was no usable response.
 
-    ``retry_after_s`` is the pause in seconds that the server requests (429 and 503).
+    ``retry_after_s`` is the pause in seconds that the server asks for (status 429 or 503).
     """
 
     def __init__(self, status: int, message: str, retry_after_s: float | None = None) -> None:
@@ -64,7 +61,7 @@ class ForbiddenError(KubeError):
 
 
 class NotFoundError(KubeError):
-    """There is no such object, or its kind is not installed."""
+    """The object does not exist, or the server does not know its kind."""
 
 
 class ConflictError(KubeError):
@@ -72,15 +69,15 @@ class ConflictError(KubeError):
 
 
 class TooManyRequestsError(KubeError):
-    """The server asks clients to wait."""
+    """The server asks its clients to send fewer requests."""
 
 
 class TooLargeError(KubeError):
-    """The answer is larger than the limit."""
+    """The response is larger than the limit."""
 
 
 class UnexpectedAnswerError(KubeError):
-    """The server reported success without an object: a proxy may have answered for it."""
+    """A successful response lacks the expected object; it may come from a proxy."""
 
 
 _ERROR_BY_STATUS = {
@@ -101,7 +98,7 @@ class _Page(msgspec.Struct, Generic[T]):
 
 
 class KubeClient:
-    """Client of one API server. Thread-safe.
+    """Thread-safe client of one API server.
 
     Outside a cluster, it can use a client certificate.
     """
@@ -116,19 +113,19 @@ class KubeClient:
     ) -> None:
         self._server = server.rstrip("/")
         self._token_file = token_file
-        self._answered: tuple[float, float] | None = None
-        """The server's time in its newest answer, and the monotonic time of that answer."""
+        self._server_time: tuple[float, float] | None = None
+        """Unix time in the newest response, and the monotonic time when the response arrived."""
         self._http = create_pool(
             maxsize=4,
-            ssl_context=_create_tls_context(own_ca=ca_file is not None),
+            ssl_context=_create_tls_context(has_own_ca=ca_file is not None),
             ca_certs=str(ca_file) if ca_file else None,
             cert_file=str(cert_file) if cert_file else None,
             key_file=str(key_file) if key_file else None,
         )
 
     @classmethod
-    def in_cluster(cls) -> KubeClient | None:
-        """Return a client with this pod's service account; None outside a cluster."""
+    def create_in_cluster(cls) -> KubeClient | None:
+        """Return a client that uses this pod's service account; None outside a cluster."""
         host = os.environ.get("KUBERNETES_SERVICE_HOST")
         if not host:
             return None
@@ -141,67 +138,79 @@ class KubeClient:
         )
 
     def estimate_server_time(self) -> float:
-        """Return the server's time in Unix seconds, or this node's time before the first answer.
+        """Return the server's time in Unix seconds, or this node's time before the first response.
 
-        Pods on different nodes compare such times, which must therefore come from one clock.
+        Pods on different nodes compare these times, so all of them must come from the server's
+        clock.
         """
-        if self._answered is None:
+        if self._server_time is None:
             return time.time()
-        then, at = self._answered
-        return then + time.monotonic() - at
+        server_time, read_at = self._server_time
+        return server_time + time.monotonic() - read_at
 
     def get(self, path: str) -> Object:
         """Return the object at ``path``. Raises KubeError."""
         return _decode_object("GET", path, self._call("GET", path))
 
     def list_items(self, path: str, kind: type[T], **query: str) -> Iterator[T]:
-        """Yield the objects of the collection at ``path`` as ``kind``, page by page.
+        """Yield the objects of the collection at ``path``, decoded as ``kind``.
 
-        Raises KubeError, for example after :data:`MAX_PAGES` pages or :data:`LIST_TIMEOUT_S`.
+        The collection is read page by page. Raises KubeError, for example if it has more than
+        :data:`MAX_PAGES` pages or takes longer than :data:`LIST_TIMEOUT_S`.
         """
-        limit, following, deadline = PAGE_OBJECTS, "", time.monotonic() + LIST_TIMEOUT_S
+        limit, continue_token, deadline = MAX_PAGE_OBJECTS, "", time.monotonic() + LIST_TIMEOUT_S
         for _ in range(MAX_PAGES):
             if time.monotonic() > deadline:
                 raise KubeError(
-                    0, f"GET {path}: not all pages were read within {LIST_TIMEOUT_S:.0f} s"
+                    0, f"GET {path}: reading all pages took longer than {LIST_TIMEOUT_S:.0f} s"
                 )
-            asked = query | {"limit": str(limit)} | ({"continue": following} if following else {})
+            page_query = (
+                query
+                | {"limit": str(limit)}
+                | ({"continue": continue_token} if continue_token else {})
+            )
             try:
-                answer = self._call("GET", path, query=asked)
-                found: _Page[T] = decode(answer.body, _Page[kind])  # type: ignore[valid-type]
+                answer = self._call("GET", path, query=page_query)
+                page: _Page[T] = decode(answer.body, _Page[kind])  # type: ignore[valid-type]
             except MalformedError as error:
                 raise UnexpectedAnswerError(
-                    0, f"GET {path}: the answer is not a list: {error}"
+                    0, f"GET {path}: the response is not a list of Kubernetes objects: {error}"
                 ) from error
             except TooLargeError:
                 if limit == 1:
                     raise
                 limit //= 4
                 continue
-            yield from found.items or ()
-            following = found.metadata.next or ""
-            if not following:
+            yield from page.items or ()
+            continue_token = page.metadata.next or ""
+            if not continue_token:
                 return
         raise KubeError(
             0, f"GET {path}: the list has more than {MAX_PAGES} pages of {limit} objects"
         )
 
     def put(self, path: str, body: Object) -> Object:
-        """Replace an object. Raises ConflictError if its ``resourceVersion`` is not the newest."""
+        """Replace the object at ``path``, and return the stored object.
+
+        Raises ConflictError if ``resourceVersion`` in ``body`` is outdated, and KubeError.
+        """
         return _decode_object("PUT", path, self._call("PUT", path, body))
 
     def create(self, path: str, body: Object) -> Object:
-        """Create ``body`` in the collection ``path``; return the stored object.
+        """Create the object ``body`` in the collection at ``path``, and return the stored object.
 
         Raises KubeError.
         """
         return _decode_object("POST", path, self._call("POST", path, body))
 
     def apply(self, path: str, body: Object) -> Object:
-        """Apply ``body`` server-side, with the supervisor's field manager. Raises KubeError."""
+        """Apply ``body`` server-side with the supervisor's field manager; return the stored object.
+
+        Raises KubeError.
+        """
         query = {"fieldManager": FIELD_MANAGER, "force": "true"}
-        content = "application/apply-patch+yaml"
-        return _decode_object("PATCH", path, self._call("PATCH", path, body, query, content))
+        content_type = "application/apply-patch+yaml"
+        return _decode_object("PATCH", path, self._call("PATCH", path, body, query, content_type))
 
     def _call(
         self,
@@ -209,9 +218,9 @@ class KubeClient:
         path: str,
         body: Object | None = None,
         query: dict[str, str] | None = None,
-        content: str = "application/json",
+        content_type: str = "application/json",
     ) -> Answer:
-        """Send a request and return the answer. Raises KubeError unless it succeeded."""
+        """Send a request, and return the response. Raises KubeError for a status from 300 on."""
         headers = {"Accept": "application/json", "User-Agent": FIELD_MANAGER}
         if self._token_file is not None:
             try:
@@ -221,32 +230,32 @@ class KubeClient:
                 raise KubeError(0, message) from error
         data = None
         if body is not None:
-            data, headers["Content-Type"] = msgspec.json.encode(body), content
+            data, headers["Content-Type"] = msgspec.json.encode(body), content_type
         url = f"{self._server}{path}" + (f"?{urlencode(query)}" if query else "")
         try:
-            answer = request(self._http, method, url, TIMEOUT_S, data, headers)
+            answer = request(self._http, method, url, REQUEST_TIMEOUT_S, data, headers)
         except RequestError as error:
-            failed = TooLargeError if isinstance(error, TooLongError) else KubeError
-            raise failed(0, f"{method} {path}: {error}") from error
+            error_class = TooLargeError if isinstance(error, TooLongError) else KubeError
+            raise error_class(0, f"{method} {path}: {error}") from error
         date = _read_answer_time(answer)
         if date is not None:
-            self._answered = date, time.monotonic()
+            self._server_time = date, time.monotonic()
         if answer.status < 300:
             return answer
         message = f"{method} {path}: {_read_error_message(answer)}"
-        kind = _ERROR_BY_STATUS.get(answer.status, KubeError)
-        raise kind(answer.status, message, _read_retry_after_s(answer))
+        error_class_of_status = _ERROR_BY_STATUS.get(answer.status, KubeError)
+        raise error_class_of_status(answer.status, message, _read_retry_after_s(answer))
 
 
-def _create_tls_context(own_ca: bool) -> ssl.SSLContext:
+def _create_tls_context(has_own_ca: bool) -> ssl.SSLContext:
     """Return a TLS context that verifies certificates as kubectl does.
 
-    Python 3.13 also requires key identifiers, which the CAs of many clusters lack, for example EKS.
-    The pool adds the CA of the cluster.
+    By default, Python 3.13 also requires key identifiers, which the CAs of many clusters lack, such
+    as those of EKS. The system's CAs are loaded unless the pool will add the cluster's own CA.
     """
     context = create_urllib3_context(cert_reqs=ssl.CERT_REQUIRED)
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
-    if not own_ca:
+    if not has_own_ca:
         context.load_default_certs()
     return context
 
@@ -256,11 +265,11 @@ def _decode_object(method: str, path: str, answer: Answer) -> Object:
         found = decode(answer.body, Object)
     except MalformedError as error:
         raise UnexpectedAnswerError(
-            0, f"{method} {path}: the answer is not an object: {error}"
+            0, f"{method} {path}: the response is not a Kubernetes object: {error}"
         ) from error
     if not isinstance(found.get("metadata"), dict):
         raise UnexpectedAnswerError(
-            0, f"{method} {path}: the answer is not an object: it has no metadata"
+            0, f"{method} {path}: the response is not a Kubernetes object: it has no metadata"
         )
     return found
 
@@ -278,7 +287,7 @@ def _read_error_message(answer: Answer) -> str:
 
 
 def _read_answer_time(answer: Answer) -> float | None:
-    """Return the time of the answer in Unix seconds; None if the answer has no date."""
+    """Return the time in the response's Date header, in Unix seconds; None without a valid date."""
     try:
         return parsedate_to_datetime(answer.headers.get("Date", "")).timestamp()
     except (ValueError, TypeError, OverflowError):
@@ -286,14 +295,14 @@ def _read_answer_time(answer: Answer) -> float | None:
 
 
 def _read_retry_after_s(answer: Answer) -> float | None:
-    """Return the seconds of the Retry-After header; None if it is missing or a date."""
+    """Return the value of the Retry-After header; None if it is not a number of seconds."""
     seconds = parse_whole_number(answer.headers.get("Retry-After", "")[:MAX_DIGITS])
     return None if seconds is None else min(float(seconds), MAX_RETRY_AFTER_S)
 
 
 SERVICE_NAME_LABEL = "kubernetes.io/service-name"
 MAX_ENDPOINTS = 10_000
-"""Maximum number of endpoints of all Services; each takes about 200 bytes of memory."""
+"""Maximum number of endpoints of all Services together; each takes about 200 bytes of memory."""
 
 
 class _Conditions(msgspec.Struct):
@@ -334,42 +343,48 @@ class Endpoint(msgspec.Struct, frozen=True):
 
 
 class EndpointSlices:
-    """EndpointSlices of one namespace. All methods raise KubeError."""
+    """Reader of the EndpointSlices of one namespace. All methods raise KubeError."""
 
     def __init__(self, kube: KubeClient, namespace: str) -> None:
         self._kube = kube
         self._path = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
 
     def iterate_endpoints(self, services: Iterable[str]) -> Iterator[Endpoint]:
-        """Yield the endpoints of the Services with these names."""
+        """Yield all endpoints of the named ``services``."""
         names = ",".join(sorted(services))
         count = 0
         if not names:
             return
-        for piece in self._iterate_slices(labelSelector=f"{SERVICE_NAME_LABEL} in ({names})"):
-            for one in piece.endpoints or ():
+        for endpoint_slice in self._iterate_slices(
+            labelSelector=f"{SERVICE_NAME_LABEL} in ({names})"
+        ):
+            for endpoint in endpoint_slice.endpoints or ():
                 count += 1
                 if count > MAX_ENDPOINTS:
-                    raise KubeError(0, f"Services {names} have more than {MAX_ENDPOINTS} endpoints")
-                yield _make_endpoint(piece.service, one)
+                    raise KubeError(
+                        0, f"the Services {names} have more than {MAX_ENDPOINTS} endpoints"
+                    )
+                yield _make_endpoint(endpoint_slice.service, endpoint)
 
     def find_services(self, pod: str) -> set[str]:
-        """Return the names of the Services that route to ``pod``, from the whole namespace."""
+        """Return the names of all Services of the namespace that route to ``pod``."""
         return {
-            piece.service
-            for piece in self._iterate_slices()
+            endpoint_slice.service
+            for endpoint_slice in self._iterate_slices()
             if any(
-                one.target is not None and one.target.name == pod for one in piece.endpoints or ()
+                endpoint.target is not None and endpoint.target.name == pod
+                for endpoint in endpoint_slice.endpoints or ()
             )
         } - {""}
 
     def find_ready_addresses(self, pods: Collection[str]) -> dict[str, str]:
-        """Return the address of each of ``pods`` that is ready in some Service, by name."""
+        """Return the address by pod name, for the ``pods`` that some Service reports as ready."""
         return {
-            found.pod: found.address
-            for piece in self._iterate_slices()
-            for one in piece.endpoints or ()
-            if (found := _make_endpoint(piece.service, one)).pod in pods and found.ready
+            converted.pod: converted.address
+            for endpoint_slice in self._iterate_slices()
+            for endpoint in endpoint_slice.endpoints or ()
+            if (converted := _make_endpoint(endpoint_slice.service, endpoint)).pod in pods
+            and converted.ready
         }
 
     def _iterate_slices(self, **query: str) -> Iterator[_Slice]:
@@ -379,8 +394,8 @@ class EndpointSlices:
 def _make_endpoint(service: str, endpoint: _Endpoint) -> Endpoint:
     """Convert an endpoint of an EndpointSlice. An absent condition counts as true, as in the API.
 
-    A Service with ``publishNotReadyAddresses`` reports all pods as ready; the condition ``serving``
-    then shows whether the pod itself is ready.
+    A Service with ``publishNotReadyAddresses`` reports all its pods as ready. The condition
+    ``serving`` then shows whether the pod itself is ready.
     """
     conditions = endpoint.conditions or _Conditions()
     return Endpoint(

@@ -1,13 +1,14 @@
-"""Explain growth by the engine's ledger, or by a counter of the engine that it follows.
+"""Explain growth by the memory that the engine declares, or by one of the engine's counters.
 
-Growth within declared bounds is explained. The rest follows one of the engine's counters, or time.
+Growth within the bounds that the ledger declares is explained. The remaining growth follows one of
+the engine's counters, or time.
 
 The model of memory over a window is ``size = base + each x counter + held x requests in flight``,
 fitted for each counter by non-negative least squares. The hypothesis is the counter with the
-smallest residuals. Its confidence is its likelihood among all counters, for normal residuals with
-autocorrelation. If counters moved together, the confidence is low, because the growth may follow
-any of them. A joint fit of all counters spread noise over the others, and named the right counter
-less often.
+smallest residuals. Its confidence is its share of the likelihoods of all counters, for normal
+residuals with autocorrelation. If several counters moved together, the confidence is low, because
+the growth may follow any of them. The counters are fitted one by one: a joint fit found the right
+counter less often, because it assigned noise to the others.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ from plimsoll_api.trace import LedgerLine, RoleRss, SampleLoad
 from plimsoll_api.units import format_bytes
 
 MAX_OWNERS = 64
-"""Maximum number of owners of one kind. Engines have about ten; further ones explain nothing."""
+"""Maximum number of owners of one kind that can explain growth. Engines have about ten."""
 
 
 class Owner(msgspec.Struct, frozen=True, omit_defaults=True):
     """One owner of declared memory, as the checkpoint stores it, in bytes.
 
-    ``bound`` is the largest bound that it declared. ``earlier`` is the memory that it already held
-    when it was first seen, which explains no growth.
+    ``bound`` is the largest bound that the owner declared. ``earlier`` is the memory that it held
+    when it was first seen, and that therefore explains no growth.
     """
 
     bound: int
@@ -40,14 +41,15 @@ class Owner(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class LedgerAccount:
-    """Compute the bytes of growth that the ledger's owners of one kind of memory explain.
+    """Compute how much growth the owners of one kind of memory explain, in bytes.
 
-    An owner may appear late. vLLM's probe sees the key-value cache only once the engine's loop
-    runs, and a busy process may report nothing for a while, although its memory exists. A new owner
-    therefore explains at most the growth that is still unexplained. The same holds for memory that
-    it adds while it is absent, or when its bound rises. While an owner is absent, or declares less
-    than its largest bound because one of several ranks does not report, the smallest size that it
-    ever had counts.
+    An owner may appear late. vLLM's probe sees the KV cache only after the engine's loop has
+    started, and a busy process may report nothing for a while, although it holds the memory. A new
+    owner therefore explains at most the growth that is still unexplained. The same limit applies to
+    memory that an owner adds while it is absent, or when its bound rises.
+
+    An owner is incomplete if it is absent, or if it declares less than its largest bound because
+    one of several ranks does not report. It then counts with the smallest size that it ever had.
     """
 
     def __init__(self, kind: str) -> None:
@@ -60,18 +62,19 @@ class LedgerAccount:
     def resume(self, owners: Mapping[str, Owner] | None) -> None:
         """Continue from the :attr:`owners` of an earlier detector in this epoch.
 
-        None comes from a release that stored no owners, and counted all declared memory.
+        ``owners`` is None if an older release wrote the checkpoint: it stored no owners, and
+        counted all declared memory.
         """
         if owners is None:
             owners = {name: Owner(owner.bound) for name, owner in self.owners.items()}
         self.owners = {**self.owners, **owners}
 
-    def explain(self, ledger: Sequence[LedgerLine], growth: Callable[[int], int]) -> int:
-        """Return the bytes that the owners explain now. The results for one epoch are comparable.
+    def explain(self, ledger: Sequence[LedgerLine], compute_growth: Callable[[int], int]) -> int:
+        """Return the bytes that the owners explain, to be compared within the same epoch.
 
-        ``growth`` returns the unexplained growth for a number of explained bytes.
+        ``compute_growth`` returns the unexplained growth for a given number of explained bytes.
         """
-        sizes = list_bounded_owners(ledger, self.kind)
+        sizes = get_bounded_owners(ledger, self.kind)
         complete = self._find_complete_owners(sizes)
         for name in complete:
             size = sizes[name][0]
@@ -85,12 +88,12 @@ class LedgerAccount:
         for name in self.owners:
             size = sizes.get(name, (0, 0))[0]
             if name in new:
-                total += self._find_earlier_bytes(name, size)
+                total += self._get_largest_size(name, size)
             else:
                 total += size if name in complete else max(size, self._least.get(name, 0))
-        left = max(0, growth(total)) if new else 0
+        left = max(0, compute_growth(total)) if new else 0
         for name, (size, bound) in sorted(new.items()):
-            rise = size - self._find_earlier_bytes(name, size)
+            rise = size - self._get_largest_size(name, size)
             explained = max(0, min(rise, left))
             left, total = left - explained, total + min(rise, explained)
             earlier = self.owners[name].earlier if name in self.owners else 0
@@ -102,7 +105,10 @@ class LedgerAccount:
         return total
 
     def _find_complete_owners(self, sizes: Mapping[str, tuple[int, int]]) -> set[str]:
-        """Return the owners whose bound did not shrink, and new ones up to :data:`MAX_OWNERS`."""
+        """Return the owners that declare at least their largest bound, and new owners.
+
+        There are at most :data:`MAX_OWNERS` in all.
+        """
         new = [name for name in sizes if name not in self.owners]
         complete = {
             name
@@ -111,19 +117,19 @@ class LedgerAccount:
         }
         return complete | set(new[: max(0, MAX_OWNERS - len(self.owners))])
 
-    def _find_earlier_bytes(self, name: str, size: int) -> int:
-        """Return the bytes that a new owner held before this ledger, which explain no growth.
+    def _get_largest_size(self, name: str, current_size: int) -> int:
+        """Return the largest size of an owner so far, in bytes; 0 if the owner is new.
 
-        An owner that only an earlier detector saw is assumed to have held as much as it does now.
+        If only an earlier detector saw the owner, its current size is returned.
         """
-        return self._most.get(name, size) if name in self.owners else 0
+        return self._most.get(name, current_size) if name in self.owners else 0
 
 
-def list_bounded_owners(ledger: Sequence[LedgerLine], kind: str) -> dict[str, tuple[int, int]]:
-    """Return the size and the bound of each owner of ``kind``, in bytes, by name.
+def get_bounded_owners(ledger: Sequence[LedgerLine], kind: str) -> dict[str, tuple[int, int]]:
+    """Return the size and the bound of each owner of ``kind`` that has a bound, in bytes, by name.
 
-    The size is limited to the bound. An owner without a bound explains nothing, because it cannot
-    be distinguished from a leak.
+    A size is limited to its bound. An owner without a bound explains nothing, because it cannot be
+    distinguished from a leak.
     """
     return {
         line.owner: (max(0, min(line.bytes, line.bound)), line.bound)
@@ -153,7 +159,7 @@ COUNTER_FIELDS = {
     "distinct_prompts": "distinct_prompts_total",
     "adapters": "adapters_total",
 }
-"""Possible triggers of growth, and the counter of :class:`SampleLoad` for each."""
+"""Possible triggers of growth, each with its counter in :class:`SampleLoad`."""
 COUNTER_UNITS = {
     "requests": "request",
     "aborts": "aborted request",
@@ -166,21 +172,24 @@ COUNTER_UNITS = {
     "adapters": "adapter load",
     TIME_TRIGGER: "hour, independent of load",
 }
-"""One event of each trigger, in words."""
+"""Name of one event of each trigger."""
 COUNTERS = (*COUNTER_FIELDS, TIME_TRIGGER)
 ROWS_PER_E_FOLD = 48
-UNMERGED_ROWS = 64
-"""Rows that are collected before the older ones are merged."""
-ROW_VALUES = 5 + len(COUNTERS)
-YEAR_ROWS = 768
-"""Rows for a year, which needs about 710. Each e-fold of the time adds :data:`ROWS_PER_E_FOLD`."""
-MIN_POINTS = 16
-"""Minimum number of averages: fewer say too little about ten counters."""
-REFRESH_SHARE = 1 / 16
-MAX_CORRELATION = 0.95
+"""Number of rows for each factor of e by which the age of samples grows."""
+MAX_UNMERGED_ROWS = 64
+"""Number of new rows after which older rows are merged."""
+VALUES_PER_ROW = 5 + len(COUNTERS)
+INITIAL_ROWS = 768
+"""Number of rows that are allocated at first. A year needs about 710."""
+MIN_TRIGGER_POINTS = 16
+"""Minimum number of points for a fit: fewer say too little about ten counters."""
+REFRESH_WINDOW_SHARE = 1 / 16
+"""Share by which the window must grow before its trigger is computed again."""
+MAX_AUTOCORRELATION = 0.95
 MIN_STATED_CONFIDENCE = 0.5
-"""A hypothesis that is more likely wrong than right is not stated."""
-MAX_PROCESSES = 16
+"""Minimum confidence of a hypothesis in the evidence: below it, the hypothesis is probably
+wrong."""
+MAX_ROLES = 16
 """Maximum number of roles with a trigger finder, which takes 92 KiB. Engines have a few roles."""
 _HOUR_S = 3600.0
 Column = list[float]
@@ -190,8 +199,8 @@ Column = list[float]
 class MeanSample:
     """Mean of ``weight`` samples around the time ``t``.
 
-    ``size`` is the memory without declared memory, in bytes. ``counters`` are those of
-    :data:`COUNTERS`, NaN if unknown. An unknown ``load`` is None.
+    ``size`` is the memory in bytes, without declared memory. ``load`` is the number of requests in
+    flight; None if unknown. ``counters`` are the values of :data:`COUNTERS`; NaN if unknown.
     """
 
     t: float
@@ -202,58 +211,59 @@ class MeanSample:
 
 
 class SampleHistory:
-    """History of one kind of memory within one epoch, as means over growing periods.
+    """History of one kind of memory within one epoch.
 
-    The number of rows grows with the logarithm of the time. One array holds the rows of a year and
-    is allocated with the first sample: many small allocations would fragment the heap over time.
+    Each row is the mean of several samples, and older rows cover longer periods, so the number of
+    rows grows with the logarithm of the time. One array for the rows of a year is allocated with
+    the first sample, because many small allocations would fragment the heap over time.
     """
 
     def __init__(self) -> None:
         # Each row: start, weight, t, size, load, counters.
         self._rows = array("d")
-        self._count, self._limit = 0, UNMERGED_ROWS
+        self._count, self._limit = 0, MAX_UNMERGED_ROWS
 
     def add(self, t: float, size: int, in_flight: int | None, load: SampleLoad) -> None:
-        """Add a sample: ``size`` in bytes, and the engine's load at the same time."""
+        """Add a sample: memory of ``size`` bytes, and the engine's load at the same time."""
         values = [getattr(load, field) for field in COUNTER_FIELDS.values()]
         counters = [math.nan if value is None else float(value) for value in values]
         requests = math.nan if in_flight is None else in_flight
         if not self._rows:
-            self._rows = array("d", bytes(8 * ROW_VALUES * YEAR_ROWS))
+            self._rows = array("d", bytes(8 * VALUES_PER_ROW * INITIAL_ROWS))
         # The array grows if this is beyond its end.
         self._set_row(self._count, array("d", (t, 1.0, t, size, requests, *counters, t / _HOUR_S)))
         self._count += 1
         if self._count >= self._limit:
             self._merge(t)
-            self._limit = self._count + UNMERGED_ROWS
+            self._limit = self._count + MAX_UNMERGED_ROWS
 
     def list_since(self, t: float) -> list[MeanSample]:
-        """Return the means that start at ``t`` or later, oldest first."""
+        """Return the rows that start at ``t`` or later, oldest first."""
         return [
             MeanSample(row[2], row[1], row[3], None if math.isnan(row[4]) else row[4], row[5:])
             for row in map(self._get_row, range(self._count))
             if row[0] >= t
         ]
 
-    def _get_row(self, number: int) -> array[float]:
-        return self._rows[number * ROW_VALUES : (number + 1) * ROW_VALUES]
+    def _get_row(self, index: int) -> array[float]:
+        return self._rows[index * VALUES_PER_ROW : (index + 1) * VALUES_PER_ROW]
 
-    def _set_row(self, number: int, row: array[float]) -> None:
-        self._rows[number * ROW_VALUES : (number + 1) * ROW_VALUES] = row
+    def _set_row(self, index: int, row: array[float]) -> None:
+        self._rows[index * VALUES_PER_ROW : (index + 1) * VALUES_PER_ROW] = row
 
     def _merge(self, now: float) -> None:
         count = 0
         for row in map(self._get_row, range(self._count)):
             last = self._get_row(count - 1) if count else None
             if last is not None and row[2] - last[0] <= (now - row[2]) / ROWS_PER_E_FOLD:
-                self._set_row(count - 1, _average(last, row))
+                self._set_row(count - 1, _average_rows(last, row))
             else:
                 self._set_row(count, row)
                 count += 1
         self._count = count
 
 
-def _average(earlier: array[float], later: array[float]) -> array[float]:
+def _average_rows(earlier: array[float], later: array[float]) -> array[float]:
     weight = earlier[1] + later[1]
     share = later[1] / weight
     mean = [a + (b - a) * share for a, b in zip(earlier[2:], later[2:], strict=True)]
@@ -263,8 +273,8 @@ def _average(earlier: array[float], later: array[float]) -> array[float]:
 class TriggerFinder:
     """Find the counter that a suspected growth follows, and cache the result.
 
-    The result is computed again when the window has become longer by :data:`REFRESH_SHARE`, or
-    starts at another time.
+    The result is computed again if the window starts at another time, or has become longer by
+    :data:`REFRESH_WINDOW_SHARE`.
     """
 
     def __init__(self) -> None:
@@ -273,13 +283,13 @@ class TriggerFinder:
         self._trigger: Trigger | None = None
 
     def add(self, t: float, size: int, in_flight: int | None, load: SampleLoad) -> None:
-        """Add a sample: memory without declared memory in bytes, and the load at the same time."""
+        """Add a sample: memory of ``size`` bytes without declared memory, and the load."""
         self._footprints.add(t, size, in_flight, load)
 
     def find_trigger(self, since: float, now: float) -> Trigger | None:
-        """Return the counter that the growth from ``since`` to ``now`` follows; None if unknown."""
+        """Return the counter that growth from ``since`` to ``now`` follows; None if unknown."""
         window_s = self._computed_at - self._since
-        if since != self._since or now - self._computed_at >= REFRESH_SHARE * window_s:
+        if since != self._since or now - self._computed_at >= REFRESH_WINDOW_SHARE * window_s:
             self._since, self._computed_at = since, now
             self._trigger = find_trigger(self._footprints.list_since(since))
         return self._trigger
@@ -288,9 +298,9 @@ class TriggerFinder:
 class ProcessTriggers:
     """Find the triggers of the engine's processes, by role.
 
-    The size of a process is the memory in use in its allocators: memory that they keep unused is no
-    growth, and a trim frees it. If the process does not report that, the size is its anonymous
-    memory.
+    The size of a process is the memory in use in its allocators. Memory that an allocator keeps
+    unused is no growth, and a trim frees it. If a process does not report its memory in use, its
+    size is its anonymous memory.
     """
 
     def __init__(self) -> None:
@@ -299,7 +309,7 @@ class ProcessTriggers:
     def add(
         self, t: float, processes: Iterable[RoleRss], in_flight: int | None, load: SampleLoad
     ) -> None:
-        """Add a sample. A role with an unreadable process is left out."""
+        """Add a sample, without the roles that have a process of unknown size."""
         roles: dict[str, list[RoleRss]] = {}
         for one in processes:
             roles.setdefault(one.role, []).append(one)
@@ -308,19 +318,19 @@ class ProcessTriggers:
             accounted = len(used) == len(members)
             sizes = used if accounted else [one.anonymous or 0 for one in members]
             key, is_known = (role, accounted), accounted or all(one.rss_anon for one in members)
-            if is_known and (key in self._watches or len(self._watches) < MAX_PROCESSES):
+            if is_known and (key in self._watches or len(self._watches) < MAX_ROLES):
                 watch = self._watches.setdefault(key, TriggerFinder())
                 watch.add(t, sum(sizes), in_flight, load)
 
     def find(self, role: str | None) -> TriggerFinder | None:
-        """Return the finder for ``role``; None if the role is unknown."""
+        """Return the trigger finder for ``role``; None if there is none."""
         if role is None:
             return None
         return self._watches.get((role, True)) or self._watches.get((role, False))
 
 
 def describe_trigger(hypothesis: Trigger) -> str | None:
-    """Describe the hypothesis in a few words; None if its confidence is too low."""
+    """Return the hypothesis in a few words; None if its confidence is too low."""
     if hypothesis.confidence < MIN_STATED_CONFIDENCE:
         return None
     size, unit = format_bytes(hypothesis.bytes_each), COUNTER_UNITS[hypothesis.counter]
@@ -328,11 +338,11 @@ def describe_trigger(hypothesis: Trigger) -> str | None:
 
 
 def find_trigger(points: Sequence[MeanSample]) -> Trigger | None:
-    """Return the counter that the growth over ``points`` follows; None if none explains it.
+    """Return the counter that the growth over ``points`` follows best; None if there is none.
 
-    A counter that did not increase, or that is unknown for a point, is not considered.
+    A counter is ignored if it did not increase, or is unknown at any point.
     """
-    if len(points) < MIN_POINTS:
+    if len(points) < MIN_TRIGGER_POINTS:
         return None
     window = _Window(points)
     fits = {
@@ -340,23 +350,24 @@ def find_trigger(points: Sequence[MeanSample]) -> Trigger | None:
         for number, name in enumerate(COUNTERS)
         if _has_increased(points, number)
     }
-    growing = {name: fit for name, fit in fits.items() if fit.each > 0.0}
+    growing = {name: fit for name, fit in fits.items() if fit.bytes_per_count > 0.0}
     if not growing:
         return None
     best = min(growing, key=lambda name: growing[name].squares)
     independent_points = growing[best].count_independent_points()
     odds = sum(
-        _likelihood_ratio(growing[best], other, independent_points) for other in growing.values()
+        _compute_likelihood_ratio(growing[best], other, independent_points)
+        for other in growing.values()
     )
-    return Trigger(best, growing[best].each, round(1.0 / odds, 3))
+    return Trigger(best, growing[best].bytes_per_count, round(1.0 / odds, 3))
 
 
-def _has_increased(points: Sequence[MeanSample], number: int) -> bool:
-    values = [p.counters[number] for p in points]
+def _has_increased(points: Sequence[MeanSample], counter_index: int) -> bool:
+    values = [p.counters[counter_index] for p in points]
     return not any(map(math.isnan, values)) and values[-1] > values[0]
 
 
-def _likelihood_ratio(best: _Fit, other: _Fit, independent_points: float) -> float:
+def _compute_likelihood_ratio(best: _Fit, other: _Fit, independent_points: float) -> float:
     """Return the ratio of the maximum likelihoods of ``other`` and ``best``."""
     if other.squares <= best.squares:
         return 1.0
@@ -365,23 +376,23 @@ def _likelihood_ratio(best: _Fit, other: _Fit, independent_points: float) -> flo
 
 @dataclass(frozen=True, slots=True)
 class _Fit:
-    """A fit: the bytes for each count, the residuals, and the sum of their squares."""
+    """Result of a fit: the bytes for each count, the residuals, and the sum of their squares."""
 
-    each: float
+    bytes_per_count: float
     residuals: Column
     squares: float
 
     def count_independent_points(self) -> float:
-        """Return the number of independent residuals, n (1 - r) / (1 + r)."""
+        """Return the effective number of independent residuals, n (1 - r) / (1 + r)."""
         if self.squares <= 0.0:
             return float(len(self.residuals))
         r = sum(a * b for a, b in pairwise(self.residuals)) / self.squares
-        r = min(MAX_CORRELATION, max(0.0, r))
+        r = min(MAX_AUTOCORRELATION, max(0.0, r))
         return len(self.residuals) * (1.0 - r) / (1.0 + r)
 
 
 class _Window:
-    """The points of one window as centred columns, multiplied by the root of their weights."""
+    """Points of one window as centred columns, multiplied by the square root of their weights."""
 
     def __init__(self, points: Sequence[MeanSample]) -> None:
         self._points = points
@@ -390,10 +401,10 @@ class _Window:
         loads = [p.load for p in points if p.load is not None]
         self._load = self._center(loads if len(loads) == len(points) else [0.0] * len(points))
 
-    def fit(self, number: int) -> _Fit:
-        """Return the best non-negative factors of a counter and of the requests in flight."""
+    def fit(self, counter_index: int) -> _Fit:
+        """Fit the sizes to a counter and the requests in flight, with non-negative factors."""
         x, load, y = (
-            self._center([p.counters[number] for p in self._points]),
+            self._center([p.counters[counter_index] for p in self._points]),
             self._load,
             self._sizes,
         )

@@ -1,54 +1,56 @@
 """Measure the memory of a warm engine, and its growth beyond that at comparable load.
 
-An engine under load needs more memory than an idle one. Each *class* of load (0, 1, 2–3, 4–7, …
-requests) therefore has a base of its own. The base of a class that first appears later is its first
-floor, less the growth known by then.
+An engine under load needs more memory than an idle engine. Each *class* of load (0, 1, 2–3, 4–7, …
+requests) therefore has its own base. If a class first appears later, its base is its first floor
+minus the growth that is known by then.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from plimsoll_sidecar.detect.growth import Point, is_load_comparable, measure_unexplained
+from plimsoll_sidecar.detect.growth import Point, is_load_comparable, measure_unexplained_growth
 
-SETTLED_FLOORS = 8
-SETTLED_BYTES = 4 << 20
-"""Memory has settled if the later half of the floors is above the earlier half by less than this:
+MIN_SETTLING_FLOORS = 8
+"""Number of floors that show whether memory has settled."""
+MAX_SETTLED_RISE_BYTES = 4 << 20
+"""Memory has settled if the later half of the floors is above the earlier half by at most this.
 pymalloc and glibc take memory in steps of 1 MiB."""
-LATEST_WARMUPS = 2.0
-"""A warm-up ends after this multiple of its length at the latest. Most real leaks begin with the
-first request, and would never be seen if the warm-up waited for memory to settle."""
-SLOWING_SHARE, FLAT_SHARE = 0.8, 0.1
-"""A climb slows if its later half rises by less than the first share of its earlier half. It has
-settled below the second share."""
-MIN_WATCHED_S = 60.0
-"""A climb is judged over at least this time: a slow machine needs more than the configured time."""
-LEAK_SHARE = 0.33
-"""A steady rise of this share of the budget after the minimum warm-up is growth."""
-MAX_WARMUP_BUDGETS = 8
-"""A warm-up takes what the engine declares and this multiple of the budget: a leak of eight
-windows. A steady climb beyond that is a leak that is faster than the warm-up."""
-PACE_SHARES = (0.1, 0.55, 1.0)
-"""Shares of :data:`MAX_WARMUP_BUDGETS` at which the pace of a climb is measured."""
+MAX_WARMUP_FACTOR = 2.0
+"""Maximum length of a warm-up as a multiple of its configured length. Most real leaks begin with
+the first request, and would never be seen if the warm-up waited for memory to settle."""
+MAX_SLOWING_RATIO, MAX_FLAT_RATIO = 0.8, 0.1
+"""A climb slows down if its later half rises by less than the first ratio of its earlier half. It
+has settled if the later half rises by at most the second ratio."""
+MIN_CLIMB_S = 60.0
+"""Minimum time after which a climb is judged: a slow machine needs more than the configured
+time."""
+LEAK_BUDGET_SHARE = 0.33
+"""A steady rise by this share of the budget after the minimum warm-up counts as growth."""
+MAX_WARMUP_BUDGET_FACTOR = 8
+"""A warm-up may take what the engine declares and this multiple of the budget, which a leak takes
+in eight windows. A steady climb beyond that is a leak that is faster than the warm-up."""
+PACE_MARKS = (0.1, 0.55, 1.0)
+"""Shares of :data:`MAX_WARMUP_BUDGET_FACTOR` between which the pace of a climb is measured."""
 MIN_PACE_SAMPLES = 4
-"""Minimum number of samples between two such measurements."""
+"""Minimum number of samples between two of :data:`PACE_MARKS`."""
 CLASS_SETTLE_S = 45.0
-"""Requests that arrived together need this long to reach their full size."""
-CLASS_SLACK = 1.25
-"""A load that exceeds a class by less than this factor still belongs to it, so that 7 and 8 do not
-alternate."""
-WAIT_FOR_LOAD_S = 900.0
-"""Latest start of the warm-up of an engine that reports neither load nor readiness. An engine that
-reports that it is not ready has no such limit."""
+"""Time in seconds that requests which arrived together need to reach their full size."""
+CLASS_SLACK_FACTOR = 1.25
+"""A load still belongs to a class if it exceeds the class by less than this factor. Otherwise,
+loads of 7 and 8 requests would alternate between two classes."""
+MAX_WAIT_FOR_LOAD_S = 900.0
+"""Maximum time before the warm-up of an engine that reports neither load nor readiness starts. An
+engine that reports that it is not ready has no such limit."""
 
 
 class Warmup:
     """Warm-up of one epoch: the time from a ready engine to a base of its memory.
 
-    It ends once the minimum time has passed and memory has settled, or after twice that time. If
-    memory climbed steadily until then, the climb is growth. The warm-up also ends as soon as memory
-    has climbed steadily beyond what a warm-up takes. ``served`` states whether any request was
-    completed: without one, the base is provisional.
+    The warm-up ends once the minimum time ``min_s`` has passed and memory has settled, or after
+    twice that time. If memory climbed steadily until then, the climb counts as growth. The warm-up
+    also ends as soon as memory has climbed steadily beyond what a warm-up takes. ``served`` states
+    whether any request was completed: if not, the base is provisional.
     """
 
     def __init__(self, min_s: float, budget: int | None, interval_s: float) -> None:
@@ -69,7 +71,7 @@ class Warmup:
     def add(self, point: Point, ready: bool | None) -> bool:
         """Add a sample, and return whether the engine is warm.
 
-        Once it is, :attr:`floor` is the base, and :attr:`climbing` is set if memory never settled.
+        If it is, :attr:`floor` is the base, and :attr:`climbing` is set if memory never settled.
         ``ready`` is None if the engine does not report whether it is ready.
         """
         if ready is False:
@@ -79,38 +81,38 @@ class Warmup:
         if self._first_seen is None:
             self._first_seen = point.t
         if self._started_at is None:
-            waited, longest = point.t - self._first_seen, min(WAIT_FOR_LOAD_S, 10 * self.min_s)
+            waited, longest = point.t - self._first_seen, min(MAX_WAIT_FOR_LOAD_S, 10 * self.min_s)
             if ready is None and point.load is None and waited < longest:
                 return False
             self._started_at = point.t
         self._append(point)
         if self._exceeds_warmup(point):
             # Its load may belong to no floor, and a base of another load is not comparable.
-            self.floor, self.climbing = replace(self._find_first(point), load=point.load), True
+            self.floor, self.climbing = replace(self._get_first_floor(point), load=point.load), True
             return True
         elapsed = point.t - self._started_at
         if elapsed < self.min_s:
             return False
-        latest = self._climb[-SETTLED_FLOORS:]
+        latest = self._climb[-MIN_SETTLING_FLOORS:]
         if self.floor is None:
             self.floor = latest[-1] if latest else point
         if self.min_s <= 0 or self._has_settled():
             later = latest[len(latest) // 2 :]
             self.floor = min((*later, point), key=lambda p: p.bytes)
             return True
-        late = elapsed >= max(LATEST_WARMUPS * self.min_s, MIN_WATCHED_S)
+        late = elapsed >= max(MAX_WARMUP_FACTOR * self.min_s, MIN_CLIMB_S)
         if self._is_slowing():
             if late:
                 self.floor = latest[-1]
             return late
-        rise = measure_unexplained(self.floor, point)
-        leaking = self.budget is not None and rise >= LEAK_SHARE * self.budget
+        rise = measure_unexplained_growth(self.floor, point)
+        leaking = self.budget is not None and rise >= LEAK_BUDGET_SHARE * self.budget
         self.climbing = leaking or late
         return self.climbing
 
     def measure_growth(self, point: Point) -> int:
         """Return the growth since the first floor of the warm-up, in bytes."""
-        return max(0, measure_unexplained(self._find_first(point), point))
+        return max(0, measure_unexplained_growth(self._get_first_floor(point), point))
 
     @property
     def has_started(self) -> bool:
@@ -118,19 +120,19 @@ class Warmup:
         return self._started_at is not None
 
     def _exceeds_warmup(self, point: Point) -> bool:
-        if self.budget is None or len(self._marks) == len(PACE_SHARES):
+        if self.budget is None or len(self._marks) == len(PACE_MARKS):
             return False
-        share = self.measure_growth(point) / (MAX_WARMUP_BUDGETS * self.budget)
-        while len(self._marks) < len(PACE_SHARES) and share >= PACE_SHARES[len(self._marks)]:
+        share = self.measure_growth(point) / (MAX_WARMUP_BUDGET_FACTOR * self.budget)
+        while len(self._marks) < len(PACE_MARKS) and share >= PACE_MARKS[len(self._marks)]:
             self._marks.append(point)
-        if len(self._marks) < len(PACE_SHARES):
+        if len(self._marks) < len(PACE_MARKS):
             return False
         first, half, last = self._marks
         earlier_s, later_s = half.t - first.t, last.t - half.t
-        steady = SLOWING_SHARE * later_s <= earlier_s and later_s >= self._mark_s
+        steady = MAX_SLOWING_RATIO * later_s <= earlier_s and later_s >= self._mark_s
         return steady and is_load_comparable(last.load, first.load)
 
-    def _find_first(self, point: Point) -> Point:
+    def _get_first_floor(self, point: Point) -> Point:
         return self._climb[0] if self._climb else self._slice or point
 
     def _reset(self) -> None:
@@ -148,20 +150,20 @@ class Warmup:
             self._slice = point
 
     def _is_slowing(self) -> bool:
-        """Report whether the climb slows down, as it does in a warm-up but not in a leak."""
+        """Report whether the climb slows down, which a warm-up does, but not a leak."""
         earlier, later = _measure_rise_of_each_half(self._climb)
-        return len(self._climb) < SETTLED_FLOORS or later < SLOWING_SHARE * earlier
+        return len(self._climb) < MIN_SETTLING_FLOORS or later < MAX_SLOWING_RATIO * earlier
 
     def _has_settled(self) -> bool:
-        if len(self._climb) < SETTLED_FLOORS:
+        if len(self._climb) < MIN_SETTLING_FLOORS:
             return False
         earlier_rise, later_rise = _measure_rise_of_each_half(self._climb)
-        if earlier_rise > SETTLED_BYTES and later_rise <= FLAT_SHARE * earlier_rise:
+        if earlier_rise > MAX_SETTLED_RISE_BYTES and later_rise <= MAX_FLAT_RATIO * earlier_rise:
             return True
-        half, floors = SETTLED_FLOORS // 2, self._climb[-SETTLED_FLOORS:]
+        half, floors = MIN_SETTLING_FLOORS // 2, self._climb[-MIN_SETTLING_FLOORS:]
         return (
-            measure_unexplained(_find_lowest(floors[:half]), _find_lowest(floors[half:]))
-            <= SETTLED_BYTES
+            measure_unexplained_growth(_find_lowest(floors[:half]), _find_lowest(floors[half:]))
+            <= MAX_SETTLED_RISE_BYTES
         )
 
 
@@ -173,7 +175,7 @@ def _measure_rise_of_each_half(climb: list[Point]) -> tuple[int, int]:
     first, half, last = (
         _find_lowest(climb[begin : begin + width]) for begin in (0, middle, len(climb) - width)
     )
-    return measure_unexplained(first, half), measure_unexplained(half, last)
+    return measure_unexplained_growth(first, half), measure_unexplained_growth(half, last)
 
 
 def _find_lowest(points: list[Point]) -> Point:
@@ -183,7 +185,7 @@ def _find_lowest(points: list[Point]) -> Point:
 class Baseline:
     """Base of each class of load, and the growth above it in bytes.
 
-    ``measured`` states whether growth has been measured.
+    ``measured`` is True once the growth has been measured.
     """
 
     def __init__(self, floor: Point) -> None:
@@ -197,36 +199,36 @@ class Baseline:
 
     @property
     def bases(self) -> list[Point]:
-        """The base of each class of load."""
+        """Bases of all classes of load."""
         return list(self._bases.values())
 
     @classmethod
     def restore(cls, bases: list[Point]) -> Baseline:
-        """Return a baseline with ``bases``, at least one, as :attr:`bases` returned them."""
+        """Return a baseline with the ``bases`` of an earlier baseline, which are not empty."""
         baseline = cls(bases[0])
         baseline._bases = {_find_load_class(base.load): base for base in bases}
         return baseline
 
     def update(self, floor: Point) -> None:
-        """Measure the growth at ``floor``, the lowest memory of the last seconds."""
+        """Measure the growth at ``floor``, the point with the lowest memory of the last seconds."""
         base = self._find_base(floor.load)
         if base is None:
             busier = self._find_busier_base(floor.load)
             if busier is not None:
-                self.growth = max(self.growth, measure_unexplained(busier, floor))
+                self.growth = max(self.growth, measure_unexplained_growth(busier, floor))
             base = self._enter_class(_find_load_class(floor.load), floor)
             if base is None:
                 return
         self._entering = None
         self.measured = True
         self.base = base.bytes
-        self.growth = measure_unexplained(base, floor)
+        self.growth = measure_unexplained_growth(base, floor)
         self.explained = max(0, floor.declared - base.declared)
 
-    def replace_bases(self, known: int, *floors: Point) -> None:
-        """Replace all bases with ``floors``, less the ``known`` bytes of growth."""
+    def replace_bases(self, growth: int, *floors: Point) -> None:
+        """Replace all bases by ``floors`` minus ``growth``, the known growth in bytes."""
         self._bases = {
-            _find_load_class(floor.load): replace(floor, bytes=floor.bytes - known)
+            _find_load_class(floor.load): replace(floor, bytes=floor.bytes - growth)
             for floor in floors
         }
         self._entering = None
@@ -234,48 +236,51 @@ class Baseline:
     def measure_growth(self, point: Point) -> int:
         """Return the growth at ``point`` in bytes; ``point`` need not be a floor.
 
-        If there is no base for the load at ``point``, return the last measured growth.
+        If no base applies to the load at ``point``, return the growth that was measured last.
         """
         base = self._find_base(point.load)
-        return max(0, self.growth, measure_unexplained(base, point) if base is not None else 0)
+        return max(
+            0, self.growth, measure_unexplained_growth(base, point) if base is not None else 0
+        )
 
     def is_settling(self) -> bool:
-        """Report whether the load exceeds all loads with a base, so that growth is unknown."""
+        """Report whether the load is above every class with a base: the growth is unknown."""
         return self._entering is not None and self._entering[0] > max(self._bases)
 
     def _find_base(self, load: int | None) -> Point | None:
         base = self._bases.get(_find_load_class(load))
         if base is None and load is not None:
-            base = self._bases.get(_find_load_class(int(load / CLASS_SLACK)))
+            base = self._bases.get(_find_load_class(int(load / CLASS_SLACK_FACTOR)))
         return base
 
     def _find_busier_base(self, load: int | None) -> Point | None:
-        """Return the base of the next busier class, which a lighter load does not exceed."""
+        """Return the base of the next busier class; a lighter load does not need more memory."""
         number = _find_load_class(load)
         busier = [other for other in self._bases if other > number >= 0]
         return self._bases[min(busier)] if busier else None
 
-    def _enter_class(self, number: int, floor: Point) -> Point | None:
-        """Return the base of a new class; None until memory at this load has settled."""
+    def _enter_class(self, class_number: int, floor: Point) -> Point | None:
+        """Return the base of a new class of load; None until memory at this load has settled."""
         since, highest = floor.t, floor
         if self._entering is not None:
             # The time counts from the first new class. A load between two would never settle.
             entered, since, before = self._entering
-            if entered == number and before.bytes > floor.bytes:
+            if entered == class_number and before.bytes > floor.bytes:
                 highest = before
-        self._entering = (number, since, highest)
+        self._entering = (class_number, since, highest)
         if floor.t - since < CLASS_SETTLE_S:
             return None
         base = replace(highest, bytes=highest.bytes - max(0, self.growth))
-        self._bases[number] = base
+        self._bases[class_number] = base
         return base
 
 
 class NewDemand:
     """Growth of memory while the demand is higher than ever before.
 
-    Earlier growth continues at ``pace_bytes_per_s``. The new demand explains the rest of the
-    growth, up to the highest size: what an allocator keeps is not proportional to the demand.
+    The new demand explains the growth up to the highest size, because what an allocator keeps is
+    not proportional to the demand. Growth that began earlier, and continues at
+    ``pace_bytes_per_s``, is not explained.
     """
 
     def __init__(self, floor: Point, pace_bytes_per_s: float) -> None:
@@ -283,17 +288,20 @@ class NewDemand:
         self._pace_bytes_per_s = pace_bytes_per_s
 
     def add(self, floor: Point) -> None:
-        """Add the floor of the last seconds."""
+        """Add ``floor``, the point with the lowest memory of the last seconds."""
         highest = self._highest
         busiest = max((highest, floor), key=lambda p: -1 if p.load is None else p.load)
         larger = floor if floor.bytes > highest.bytes else highest
         self._highest = replace(larger, load=busiest.load)
 
     def end(self, baseline: Baseline, floor: Point) -> int:
-        """Return the bytes that the new demand explains, and raise the bases by them."""
-        rose = max(0, measure_unexplained(self._first, floor))
+        """Raise the bases by the memory that the new demand explains, and return it in bytes."""
+        rose = max(0, measure_unexplained_growth(self._first, floor))
         leaked = min(rose, int(self._pace_bytes_per_s * (floor.t - self._first.t)))
-        if max(rose, measure_unexplained(self._first, self._highest)) - leaked <= SETTLED_BYTES:
+        if (
+            max(rose, measure_unexplained_growth(self._first, self._highest)) - leaked
+            <= MAX_SETTLED_RISE_BYTES
+        ):
             return 0
         baseline.replace_bases(max(0, baseline.growth) + leaked, self._highest, floor)
         return rose - leaked

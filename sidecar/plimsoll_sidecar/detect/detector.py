@@ -28,29 +28,29 @@ from plimsoll_sidecar.detect.slow_leak import SlowState
 from plimsoll_sidecar.detect.stall import StallWatch
 
 OPEN_FILES_RATIO = 0.8
-"""Open files are evidence from this share of their limit on: at the limit, a process accepts no
-more connections. The alert PlimsollEngineOpenFilesHigh has the same threshold."""
+"""Share of their limit from which open files are evidence: at the limit, a process accepts no more
+connections. The alert PlimsollEngineOpenFilesHigh has the same threshold."""
 UNOWNED_SEGMENTS = (
     Segment.SHARED_ORPHAN, Segment.HUGETLB, Segment.KERNEL, Segment.SOCKETS, Segment.CHARGED_OTHER,
 )  # fmt: skip
-"""Segments that no process's own figures include."""
+"""Segments that are not part of the memory of any single process."""
 OWN_ENGINE_ROLES = ("worker", "frontend")
-"""Names of processes in Plimsoll's own engine."""
-MAX_SHARED_REASON = 200
-SOURCE_PATIENCE_SAMPLES = 30
-"""Number of samples without the chosen source of host memory, after which another source is chosen
-and a new baseline begins."""
+"""Roles of the processes in Plimsoll's own engine."""
+MAX_SHARED_REASON_CHARS = 200
+MAX_MISSING_SAMPLES = 30
+"""Number of samples without the chosen source of memory, after which another source is chosen and a
+new baseline begins."""
 
 
 class Checkpoint(msgspec.Struct, frozen=True, omit_defaults=True):
     """State of one epoch that the detector of a restarted supervisor needs.
 
     Without it, a new detector would take leaked memory for its baseline. ``host``, ``device`` and
-    ``in_use`` have a base for each class of load; ``in_use`` is device memory without what the
-    allocator keeps unused. The owners are those of the ledger; null comes from a release that
-    stored no owners. ``roles`` and ``shared_roles`` are the bytes of anonymous and shared memory by
-    role. If ``shared_device`` is not empty, the bases of the device cover only the engine's own
-    memory.
+    ``in_use`` have a base for each class of load. ``in_use`` is device memory without the memory
+    that the allocator keeps unused. The owners are those of the ledger; they are null in a
+    checkpoint of an older release, which stored no owners. ``roles`` and ``shared_roles`` are the
+    bytes of anonymous and shared memory by process role. If ``shared_device`` is not empty, the
+    bases of the device cover only the engine's own memory.
     """
 
     host: list[Point] = []
@@ -83,13 +83,13 @@ class Detector:
         self._open_files: OpenFiles | None = None
 
     def update(self, sample: Sample) -> Assessment:
-        """Return the assessment after ``sample``. A sample that is not newer is ignored."""
+        """Add a sample, and return the assessment. An older sample changes nothing."""
         advances = math.isfinite(sample.t) and sample.t > self._last_t
         if self._epoch is None or (advances and self._epoch.number != sample.epoch):
             self._epoch = _Epoch(sample.epoch, self)
         if advances:
             self._last_t = sample.t
-            self._share_device(next((d.shared for d in sample.device if d.shared), None))
+            self._mark_device_as_shared(next((d.shared for d in sample.device if d.shared), None))
             self._epoch.update(sample)
             watches = (*self._watches, self._orphans) if self._orphans else self._watches
             losses = [watch.update(sample) for watch in watches]
@@ -103,18 +103,18 @@ class Detector:
 
     @property
     def watches(self) -> list[MemoryWatch]:
-        """Watches of the epoch: host memory, device memory, and device memory in use."""
+        """Watches of this epoch: host memory, device memory, and device memory in use."""
         epoch = self._epoch
         return [] if epoch is None else [epoch.host, epoch.device, epoch.in_use]
 
     def checkpoint(self) -> Checkpoint:
-        """Return the state for a later detector; empty until the warm-up has ended."""
+        """Return the state that a later detector needs; empty until the warm-up has ended."""
         checkpoint = self._epoch.checkpoint() if self._epoch else Checkpoint()
         return msgspec.structs.replace(checkpoint, shared_device=self._shared)
 
     def resume(self, checkpoint: Checkpoint) -> None:
-        """Load the state of an earlier detector into the epoch of the newest sample."""
-        self._share_device(checkpoint.shared_device)
+        """Continue from the state of an earlier detector, in the epoch of the newest sample."""
+        self._mark_device_as_shared(checkpoint.shared_device)
         if self.memory.shared_device and not (self._configured_shared or checkpoint.shared_device):
             # The stored bases are of the whole device.
             none: dict[str, Any] = {"device": [], "in_use": [], "in_use_slow": SlowState()}
@@ -122,15 +122,16 @@ class Detector:
         if self._epoch is not None:
             self._epoch.resume(checkpoint, self._last_t)
 
-    def _share_device(self, reason: str | None) -> None:
+    def _mark_device_as_shared(self, reason: str | None) -> None:
         """Evaluate only the engine's own device memory from now on: other pods use the device.
 
-        This does not change back: another pod may take memory that one pod frees. On a shared
-        device, memory that no process owns cannot be attributed.
+        ``reason`` says how this is known; without it, nothing changes. The decision is final: when
+        one pod frees memory, another pod may take it. On a shared device, memory that belongs to no
+        known process cannot be attributed.
         """
         if not reason or self._shared:
             return
-        self._shared = reason[:MAX_SHARED_REASON]
+        self._shared = reason[:MAX_SHARED_REASON_CHARS]
         if self.memory.shared_device:
             return
         self.memory, self._orphans = msgspec.structs.replace(self.memory, shared_device=True), None
@@ -151,9 +152,9 @@ class _Epoch:
     def __init__(self, number: int, detector: Detector) -> None:
         self.number = number
         self.memory, self.interval_s = detector.memory, detector.interval_s
-        self.host = self._watch(IncidentKind.HOST_GROWTH)
-        self.device = self._watch(IncidentKind.DEVICE_GROWTH)
-        self.in_use = self._watch(IncidentKind.DEVICE_GROWTH)
+        self.host = self._create_watch(IncidentKind.HOST_GROWTH)
+        self.device = self._create_watch(IncidentKind.DEVICE_GROWTH)
+        self.in_use = self._create_watch(IncidentKind.DEVICE_GROWTH)
         self.stall = StallWatch(detector.stall_timeout_s, detector.interval_s)
         self.capacity = CapacityWatch()
         self.events: list[Suspicion] = []
@@ -183,10 +184,10 @@ class _Epoch:
         self._update_device(sample)
 
     def share_device(self, memory: MemoryPolicy) -> None:
-        """Restart the watches of the device, because earlier sizes include other pods."""
+        """Start new watches of the device, because the earlier sizes include other pods."""
         self.memory = memory
-        self.device = self._watch(IncidentKind.DEVICE_GROWTH)
-        self.in_use = self._watch(IncidentKind.DEVICE_GROWTH)
+        self.device = self._create_watch(IncidentKind.DEVICE_GROWTH)
+        self.in_use = self._create_watch(IncidentKind.DEVICE_GROWTH)
         self._device_seen, self._in_use_missing = False, None
         self.sizes.pop(Segment.NON_TORCH, None)
 
@@ -238,16 +239,16 @@ class _Epoch:
         self._roles.resume(stored.roles)
         self._shared_roles.resume(stored.shared_roles)
 
-    def _watch(self, kind: IncidentKind) -> MemoryWatch:
+    def _create_watch(self, kind: IncidentKind) -> MemoryWatch:
         return MemoryWatch(kind, self.memory, self.interval_s)
 
     def _update_host(self, sample: Sample) -> None:
-        if self._source is None or self._missing >= SOURCE_PATIENCE_SAMPLES:
+        if self._source is None or self._missing >= MAX_MISSING_SAMPLES:
             source = segments.HostMemoryFields.choose(sample.host)
             if source is not None and source != self._source and self._source is not None:
-                self.host = self._watch(IncidentKind.HOST_GROWTH)
+                self.host = self._create_watch(IncidentKind.HOST_GROWTH)
             self._source = source or self._source
-        total = self._source.total(sample.host) if self._source else None
+        total = self._source.sum_bytes(sample.host) if self._source else None
         if total is None or self._source is None:
             self._missing += 1
             return
@@ -284,9 +285,9 @@ class _Epoch:
         self._update_in_use(sample, total, sizes)
 
     def _drop_unused_devices(self, sample: Sample) -> Sample:
-        """Leave out the devices on which the engine's allocator never held memory.
+        """Return ``sample`` without the devices on which the engine's allocator never held memory.
 
-        Other pods use them. The engine has no memory there that could be missing from a sum.
+        Other pods use these devices, and no memory of the engine is there.
         """
         self._own_devices |= {one.index for one in sample.device if one.torch is not None}
         own = [one for one in sample.device if one.index in self._own_devices]
@@ -302,14 +303,14 @@ class _Epoch:
             self.in_use.update(sample, total - unused, used, self.scrape)
         elif self._in_use_missing is not None:
             self._in_use_missing += 1
-            if self._in_use_missing > SOURCE_PATIENCE_SAMPLES:
-                self.in_use = self._watch(IncidentKind.DEVICE_GROWTH)
+            if self._in_use_missing > MAX_MISSING_SAMPLES:
+                self.in_use = self._create_watch(IncidentKind.DEVICE_GROWTH)
                 self._in_use_missing = None
 
     def _collect_slow_growth(self, watches: Iterable[MemoryWatch]) -> dict[str, SlowGrowth]:
-        """Return the slow growth of ``host`` and ``device``.
+        """Return the slow growth of ``host`` and ``device`` memory, by this name.
 
-        For the device, growth of memory in use takes precedence.
+        For the device, a slow leak of memory in use takes precedence.
         """
         result: dict[str, SlowGrowth] = {}
         for watch in watches:
@@ -333,11 +334,15 @@ class _Epoch:
         if found is None:
             return None
         role = self._find_grown_role(found.segment)
-        used, kept = self._used_roles.growth(role), self._retained_roles.growth(role)
+        used, kept = (
+            self._used_roles.compute_growth(role),
+            self._retained_roles.compute_growth(role),
+        )
         if used is not None and kept is not None:
             returnable = ", which a trim can return" if kept > 0 else ""
             found.evidence.append(
-                f"the allocators of {role} have {format_change(used)} in use than at its base,"
+                f"the allocators of {role} have {format_change(used)} in use than at "
+                "its base,"
                 f" and keep {format_change(kept)}{returnable}"
             )
         return replace(found, process=role)
@@ -345,7 +350,8 @@ class _Epoch:
     def _find_process_name(self, suspicion: Suspicion) -> str | None:
         """Return the engine's own name of the suspected process; None if it is unknown.
 
-        External engines have no worker: name the process that runs the steps or the model.
+        An external engine has no worker. Its process that runs the steps or the model is named
+        instead.
         """
         parts = self.parts
         if parts is None or suspicion.process not in OWN_ENGINE_ROLES:

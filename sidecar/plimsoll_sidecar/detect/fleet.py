@@ -1,34 +1,36 @@
 """Compare growth with that of other replicas, and assess a multi-node group as a whole. No I/O.
 
-The other replicas are the control group of a suspicion. Replicas under one load show the same
-growth if they share its cause, and one grows alone if the cause is its own. A cause has one of
-three scopes: this replica, its revision, or all revisions. The model assumes a probability for each
-scope, which differs between a leak and other growth:
+The other replicas are the control group of a suspicion. Under the same load, all replicas that
+share the cause of a growth show it. A replica grows alone if only this replica has the cause. A
+cause has one of three scopes: this replica, its revision, or all revisions. The model assumes a
+probability for each scope, which differs between a leak and other growth:
 
 - A leak often affects one replica, which met a rare request or error (1/2). It may also affect the
-  revision, whose code every request passes (2/5). Older leaks would have been found (1/10).
-- Most causes of other growth affect all replicas: warm-up, caches that fill, load (7/10). Some come
-  with a new revision (1/5). Few affect one replica: a task that only it was given (1/10).
+  revision, because every request passes its code (2/5). Older leaks would have been found (1/10).
+- Most other causes affect all replicas: warm-up, caches that fill, load (7/10). Some come with a
+  new revision (1/5). Few affect one replica, such as a task that no other replica got (1/10).
 
-The growth of a replica that shares the cause is taken as normal around that of this one, otherwise
-around zero. The standard deviation is half of this one's growth in both cases, which allows for
-loads and ages that differ by up to two times. If ``x`` is the other's growth as a share of this
-one's, from 0 to 1, its log-likelihood ratio is ``(x - 1/2) / (1/2)**2``, from -2 to 2. The sum over
-the replicas gives the likelihood of each scope, and
+The growth of another replica is modelled as normally distributed: around the growth of this replica
+if both share the cause, and around zero if not. The standard deviation is half of this replica's
+growth in both cases, which allows for loads and ages that differ by a factor of up to two. Let
+``x`` be the growth of the other replica as a share of this replica's growth, from 0 to 1. The
+log-likelihood ratio of the other replica is then ``(x - 1/2) / (1/2)**2``, from -2 to 2. The sum
+over the replicas gives the likelihood of each scope, and
 
     log odds = log(sum of P(scope | leak) * likelihood) - log(the same for no leak).
 
-It is 0 without replicas to compare with. The probabilities above bound it for any number of
-replicas: at most log 5 for a leak, and log 7 against one. It is added to the log-odds of the growth
-itself (``odds.py``), as independent evidence.
+The log odds are 0 if there is no replica to compare with. Because of the probabilities above, they
+are at most log 5 for a leak and log 7 against a leak, for any number of replicas. They are added to
+the log odds of the growth itself (``odds.py``), as independent evidence.
 
-RESIN (Lou et al., OSDI 2022) finds leaks of a fleet by comparing the memory of many hosts, in
-buckets of usage. A service has few replicas, so each weighs as much as its growth shows.
+RESIN (Lou et al., OSDI 2022) also finds leaks by comparing the memory of many hosts, which it sorts
+into buckets of usage. A service has few replicas, so each replica contributes its own likelihood
+ratio instead.
 
-:func:`join_group` combines the assessments of the pods of a multi-node group. A group has one
-incident of a kind, at its leader. A leak of a worker is the leader's suspicion. While that incident
-is open, the worker's budget replaces the leader's, to measure the effect of a restart in the pod
-that leaked.
+:func:`join_group` combines the assessments of the pods of a multi-node group. A group has at most
+one incident of each kind, which belongs to its leader. If a worker leaks, the leader reports the
+suspicion. While the incident is open, the budget of this worker replaces the leader's budget, so
+that the effect of a restart is measured in the pod that leaked.
 """
 
 from __future__ import annotations
@@ -44,37 +46,39 @@ from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.peers import Peer, PeerGrowth
 from plimsoll_api.units import format_bytes
 
-SCOPES_IF_LEAK = (0.5, 0.4, 0.1)
-SCOPES_IF_NO_LEAK = (0.1, 0.2, 0.7)
+SCOPE_PROBABILITIES_IF_LEAK = (0.5, 0.4, 0.1)
+SCOPE_PROBABILITIES_IF_NO_LEAK = (0.1, 0.2, 0.7)
 """Probabilities that the scope of the cause is this replica, its revision, or all revisions."""
-DEVIATION_SHARE = 0.5
+GROWTH_DEVIATION_SHARE = 0.5
+"""Standard deviation of another replica's growth, as a share of this replica's growth."""
 MIN_COMPARABLE_SHARE = 0.5
-"""A replica is comparable if its time since the warm-up and its requests a second are at least this
-share of those of the replica that grows."""
+"""A replica is comparable if its time since the warm-up and its requests per second are at least
+this share of those of the growing replica."""
 MAX_SAME_GROWTH_FACTOR = 2.0
-"""Factor by which the growth that the operator published may differ from the present one. The
-publication lags behind, and beyond this factor it is about another growth."""
+"""Maximum factor between the growth that the operator published and the present growth. The
+publication is late by some time. If the factor is larger, it describes another growth."""
 MIN_PROBABILITY = 0.0005
-"""Half of the unit of a suspicion's probability, which is stated in tenths of a percent."""
+"""Half of the unit in which probabilities are rounded, which is a tenth of a percent."""
 LEAK_KINDS = (IncidentKind.HOST_GROWTH, IncidentKind.DEVICE_GROWTH)
 """Kinds of incidents that the leader reports for its group. Workers report other kinds."""
 LEADER = ""
-"""Placeholder for the name of the leader's pod."""
+"""Stands for the name of the leader's pod."""
 UNKNOWN_BUDGET = BudgetState()
 
 
 @dataclass(frozen=True, slots=True)
 class PeerEvidence:
-    """Log-odds (natural) of a leak from the other replicas alone, and a sentence about them."""
+    """Natural log-odds of a leak from the other replicas alone, and a sentence that explains it."""
 
     log_odds: float
     sentence: str
 
 
 def weigh_peers(assessment: Assessment, pod: str, peers: Sequence[Peer]) -> Assessment:
-    """Return ``assessment`` of ``pod`` with the evidence of ``peers``, which may include the pod.
+    """Return ``assessment`` of ``pod``, with the evidence from its ``peers``.
 
-    Only the probability and the evidence of each suspected growth change: peers confirm no leak.
+    ``peers`` may include the pod itself. Only the probability and the evidence of each suspected
+    growth change: peers never confirm a leak.
     """
     mine = next((peer for peer in peers if peer.pod == pod), None)
     if mine is None:
@@ -86,18 +90,25 @@ def weigh_peers(assessment: Assessment, pod: str, peers: Sequence[Peer]) -> Asse
 def compare_growth(
     own: PeerGrowth, same_revision: Iterable[PeerGrowth], other_revisions: Iterable[PeerGrowth]
 ) -> PeerEvidence | None:
-    """Compare ``own`` growth with that of the other replicas; None if none is comparable.
+    """Return the evidence from the growth of other replicas; None if no replica is comparable.
 
-    Replicas of the same revision and of other revisions are given separately.
+    ``own`` is the growth of this replica. ``same_revision`` and ``other_revisions`` are the growths
+    of the replicas of the same revision and of other revisions.
     """
-    siblings = [_growth_share(own, peer) for peer in same_revision if _is_comparable(own, peer)]
-    strangers = [_growth_share(own, peer) for peer in other_revisions if _is_comparable(own, peer)]
+    siblings = [
+        _compute_growth_share(own, peer) for peer in same_revision if _is_comparable(own, peer)
+    ]
+    strangers = [
+        _compute_growth_share(own, peer) for peer in other_revisions if _is_comparable(own, peer)
+    ]
     if not siblings and not strangers:
         return None
-    revision = math.fsum(_log_likelihood_ratio(share) for share in siblings)
-    service = revision + math.fsum(_log_likelihood_ratio(share) for share in strangers)
+    revision = math.fsum(_compute_log_likelihood_ratio(share) for share in siblings)
+    service = revision + math.fsum(_compute_log_likelihood_ratio(share) for share in strangers)
     scopes = (0.0, revision, service)
-    log_odds = _log_mean(SCOPES_IF_LEAK, scopes) - _log_mean(SCOPES_IF_NO_LEAK, scopes)
+    log_odds = _compute_log_mean(SCOPE_PROBABILITIES_IF_LEAK, scopes) - _compute_log_mean(
+        SCOPE_PROBABILITIES_IF_NO_LEAK, scopes
+    )
     counts = [
         f"{sum(share >= 0.5 for share in shares)} of {len(shares)} {name}"
         for shares, name in ((siblings, "of its revision"), (strangers, "of other revisions"))
@@ -109,23 +120,23 @@ def compare_growth(
     )
 
 
-def _weigh_suspicion(suspicion: Suspicion, mine: Peer, peers: Sequence[Peer]) -> Suspicion:
-    own = _find_growth(mine, suspicion.kind)
+def _weigh_suspicion(suspicion: Suspicion, own_peer: Peer, peers: Sequence[Peer]) -> Suspicion:
+    own = _find_growth(own_peer, suspicion.kind)
     if own is None or not _is_same_growth(own.bytes, suspicion.bytes):
         return suspicion
     same: list[PeerGrowth] = []
     others: list[PeerGrowth] = []
     for peer in peers:
         growth = _find_growth(peer, suspicion.kind)
-        if growth is not None and peer.pod != mine.pod and peer.workload == mine.workload:
-            (same if peer.revision == mine.revision else others).append(growth)
+        if growth is not None and peer.pod != own_peer.pod and peer.workload == own_peer.workload:
+            (same if peer.revision == own_peer.revision else others).append(growth)
     evidence = compare_growth(own, same, others)
     if evidence is None:
         return suspicion
     before = min(1 - MIN_PROBABILITY, max(MIN_PROBABILITY, suspicion.confidence))
     log_odds = math.log(before / (1 - before)) + evidence.log_odds
     probability = 1 / (1 + math.exp(-log_odds))
-    text = f"{evidence.sentence}: with them, the probability of a leak is {probability:.1%}"
+    text = f"{evidence.sentence}; with this evidence, a leak has a probability of {probability:.1%}"
     return replace(
         suspicion, confidence=round(probability, 3), evidence=[*suspicion.evidence, text]
     )
@@ -148,15 +159,15 @@ def _is_comparable(own: PeerGrowth, other: PeerGrowth) -> bool:
     return other.requests * own.age_s >= MIN_COMPARABLE_SHARE * own.requests * other.age_s
 
 
-def _growth_share(own: PeerGrowth, other: PeerGrowth) -> float:
+def _compute_growth_share(own: PeerGrowth, other: PeerGrowth) -> float:
     return min(1.0, other.bytes / own.bytes) if own.bytes else 1.0
 
 
-def _log_likelihood_ratio(share: float) -> float:
-    return (share - 0.5) / DEVIATION_SHARE**2
+def _compute_log_likelihood_ratio(share: float) -> float:
+    return (share - 0.5) / GROWTH_DEVIATION_SHARE**2
 
 
-def _log_mean(weights: Sequence[float], logs: Sequence[float]) -> float:
+def _compute_log_mean(weights: Sequence[float], logs: Sequence[float]) -> float:
     """Return the logarithm of the weighted mean of the exponentials of ``logs``."""
     most = max(logs)
     parts = (weight * math.exp(log - most) for weight, log in zip(weights, logs, strict=True))
@@ -168,39 +179,40 @@ def join_group(
 ) -> Assessment:
     """Return the leader's assessment of its multi-node group.
 
-    ``members`` are the assessments of the other pods, None for a pod that reports nothing now.
-    ``origins`` maps the kinds of open incidents to the pod that leaked, or to :data:`LEADER`. Until
-    its end, an incident follows the memory of that pod.
+    ``own`` is the leader's assessment of its own pod. ``members`` are the assessments of the other
+    pods by pod name; None for a pod that reports nothing now. ``origins`` maps the kind of each
+    open incident to the pod that leaked, or to :data:`LEADER`. An incident follows the memory of
+    this pod until it ends.
     """
     result, warm = own, own.warm
     for kind in LEAK_KINDS:
         pod = origins.get(kind)
         if pod is None:
             pod = _find_worst_pod(kind, own, members)
-        theirs = own if pod == LEADER else members.get(pod)
-        suspicion = _find_suspicion(theirs, kind)
+        reported = own if pod == LEADER else members.get(pod)
+        suspicion = _find_suspicion(reported, kind)
         if suspicion is not None:
             others = _describe_other_leaks(kind, pod, own, members)
             suspicion = replace(suspicion, pod=pod or None, evidence=[*suspicion.evidence, *others])
         kept = [other for other in result.suspicions if other.kind is not kind]
         result = replace(result, suspicions=[*kept, *([suspicion] if suspicion else [])])
         if pod != LEADER:
-            result = _replace_budget(result, kind, theirs)
-            warm = warm and theirs is not None and theirs.warm
+            result = _replace_budget(result, kind, reported)
+            warm = warm and reported is not None and reported.warm
     return replace(result, warm=warm)
 
 
-def _replace_budget(own: Assessment, kind: IncidentKind, theirs: Assessment | None) -> Assessment:
-    """Return ``own`` with the budget that another pod reports in its assessment ``theirs``.
+def _replace_budget(own: Assessment, kind: IncidentKind, reported: Assessment | None) -> Assessment:
+    """Return ``own`` with the budget from ``reported``, the assessment of another pod.
 
-    The budget is unknown if ``theirs`` is None.
+    The budget is unknown if ``reported`` is None.
     """
     if kind is IncidentKind.HOST_GROWTH:
-        return replace(own, host=(theirs.host if theirs else None) or UNKNOWN_BUDGET)
+        return replace(own, host=(reported.host if reported else None) or UNKNOWN_BUDGET)
     return replace(
         own,
-        device=(theirs.device if theirs else None) or UNKNOWN_BUDGET,
-        reserved=theirs.reserved if theirs else None,
+        device=(reported.device if reported else None) or UNKNOWN_BUDGET,
+        reserved=reported.reserved if reported else None,
     )
 
 
@@ -219,12 +231,12 @@ def _find_worst_pod(
 def _describe_other_leaks(
     kind: IncidentKind, pod: str, own: Assessment, members: Mapping[str, Assessment | None]
 ) -> list[str]:
-    """Return a sentence for each other pod that also leaks."""
+    """Return a sentence for each pod other than ``pod`` that also leaks."""
     others = {"the leader": own if pod != LEADER else None} | {
         f"pod {name}": members[name] for name in sorted(members) if name != pod
     }
     return [
-        f"the memory of {name} grows, too: {format_bytes(suspicion.bytes)}"
+        f"the memory of {name} also grows: by {format_bytes(suspicion.bytes)}"
         for name, assessment in others.items()
         if (suspicion := _find_suspicion(assessment, kind)) is not None
     ]

@@ -1,14 +1,14 @@
-"""Find trends in a series of memory sizes over several horizons at once.
+"""Find trends in a series of memory sizes, over several horizons at once.
 
 A trend states whether memory rises over time at comparable load, and how fast. It is Theil–Sen's
 slope with Kendall's tau as its confidence, restricted to *conclusive* pairs of points. Memory
-follows load: a rise is conclusive only if the load did not rise with it, and a fall only if the
-load did not fall. A step is no trend: all thirds of a trend must rise. ``odds.py`` weighs whether a
-trend is a leak.
+follows the load: a rise is conclusive only if the load did not rise with it, and a fall only if the
+load did not fall. A step is no trend: all thirds of a trend must rise. ``odds.py`` decides how
+likely a trend is a leak.
 
-Each horizon keeps the lowest size (floor) of a few time buckets. A leak of 400 MB a minute needs
-buckets of seconds, and one of 90 bytes a request needs buckets of hours. The detector's own memory
-stays bounded, however long the run is.
+Each horizon keeps the lowest sizes (floors) of the last time buckets of one width. A leak of 400 MB
+per minute needs buckets of seconds, and a leak of 90 bytes per request needs buckets of hours. The
+memory of the detector itself stays bounded, however long the run is.
 
 A rise counts only beyond the *swing*: the largest recent fall at comparable load, in this horizon
 or a longer one. Garbage collection causes such rises and falls all the time.
@@ -27,58 +27,66 @@ from statistics import median
 from plimsoll_api.assessment import Segment
 from plimsoll_sidecar.detect.thresholds import THRESHOLDS
 
-MIN_POINTS = 8
-MIN_SHARE, MAX_SHARE = 0.05, 20.0
-"""Bounds of the rise of the later half, divided by that of the earlier half. Beyond them, the rise
-is a step."""
-THIRD_SHARE = 0.2
-"""Minimum share of the rise that the middle and the last third of a trend each contribute."""
-MIN_DIFFERING_SHARE = 0.5
-"""Share of all pairs in which the load must differ before its own trend counts fully."""
-LOAD_SLACK = 1.1
-WIDTHS_S = (1.0, 5.0, 30.0, 180.0, 450.0, 900.0, 5400.0, 32400.0)
-"""Bucket widths. Horizons overlap, so that no trend is lost between two of them: eight buckets span
-less than two buckets of the next width but one."""
+MIN_TREND_POINTS = 8
+MIN_HALVES_RATIO, MAX_HALVES_RATIO = 0.05, 20.0
+"""Bounds of the rise of the later half divided by the rise of the earlier half, from which
+:attr:`Trend.fading` is computed."""
+MIN_THIRD_SHARE = 0.2
+"""Minimum share of the rise that the middle third and the last third of a trend each contribute."""
+MIN_DIFFERING_PAIRS_SHARE = 0.5
+"""Share of all pairs of points with different loads from which the trend of the load counts
+fully."""
+LOAD_SLACK_FACTOR = 1.1
+"""Maximum factor between two comparable loads, which may also differ by one more request."""
+BUCKET_WIDTHS_S = (1.0, 5.0, 30.0, 180.0, 450.0, 900.0, 5400.0, 32400.0)
+"""Widths of the buckets. The horizons overlap, so that no trend is lost between two of them: eight
+buckets are shorter than two buckets of the next width but one."""
 BUCKETS_PER_HORIZON = 20
 SWING_FACTOR = 1.5
-SWING_DECAY = 0.995
-"""Decay of a swing per bucket: it halves within 140 buckets, seven spans of its horizon."""
-MAX_SPANS = 1.5
-"""Floors older than this multiple of a horizon's span do not count."""
-SILENT_BUCKETS = 3
-LATEST_S, LATEST_SAMPLES, MAX_LATEST = 20.0, 4, 64
-LATEST_SHARE = 0.3
-"""Growth below this share of its trend's pace has stopped. Both this and the time were chosen on
-production containers: restarting for memory that no longer grows gains nothing."""
+"""A rise counts only beyond this multiple of the swing."""
+SWING_DECAY_PER_BUCKET = 0.995
+"""Decay of a swing: it halves within 140 buckets, which are seven spans of its horizon."""
+MAX_FLOOR_AGE_SPANS = 1.5
+"""Maximum age of a floor that counts, as a multiple of the span of its horizon."""
+MAX_SILENT_BUCKETS = 3
+"""Number of buckets without a sample after which a trend is dropped."""
+LATEST_WINDOW_S, MIN_LATEST_SAMPLES, MAX_LATEST_POINTS = 20.0, 4, 64
+MIN_LATEST_PACE_SHARE = 0.3
+"""Growth that is slower than this share of its trend's pace has stopped. This share and the window
+were chosen on production containers: a restart for memory that no longer grows gains nothing."""
 GROWTH_BEGIN_SHARE, MIN_HALF_SHARE, MAX_STEP_SHARE = 0.1, 0.5, 0.4
-"""Growth begins at this share of what it is now. Its later half must bring at least half of what
-the earlier one did, and the last seconds half of the mean pace. No step may bring more than the
-last share, because the newest step of a table that doubles is half of all."""
-FLOOR_S = 5.0
-"""Growth is measured at the lowest size of this many seconds, which delays it by as much."""
-CONFIRM_S = 120.0
-"""A steady leak that spends its budget in ten minutes is to be confirmed within this time."""
-MIN_GROWTH_S = (1 - GROWTH_BEGIN_SHARE) * (CONFIRM_S - FLOOR_S)
-"""Growth must last for this long before it is confirmed: as long as :data:`CONFIRM_S` allows,
-because longer growth excludes more of the caches that fill evenly. Each third of a minute less
-confirms two or three more of those in the recordings."""
-HASTY_BUDGET_SHARE, MIN_HASTY_S, STEADY_SHARE = 0.8, 30.0, 0.9
-"""Growth that would spend this share of its budget within :data:`MIN_GROWTH_S` is judged after
-:data:`MIN_HASTY_S`, the time of a restart. Its later half must then bring ``STEADY_SHARE`` of the
-earlier one, which excludes caches that fill with a time constant below 140 s."""
-URGENT_BUDGETS = 2.0
-"""Growth by this multiple of the budget is judged even before :data:`MIN_HASTY_S`."""
-UNTHINNED_POINTS, POINTS_PER_E_FOLD = 64, 24
-"""Points that are collected before older ones are dropped, and points for each e-fold of age."""
-WINDOW_SLOTS = 48
+"""Growth begins when it has this share of its present size. Its later half must bring at least the
+second share of what the earlier half brought, and the last seconds the same share of the mean pace.
+No step may bring more than the last share, because the newest step of a table that doubles brings
+half of the growth."""
+FLOOR_WINDOW_S = 5.0
+"""Growth is measured at the lowest size within this time, which delays it by as much."""
+MAX_CONFIRMATION_S = 120.0
+"""Time within which a steady leak that spends its budget in ten minutes is to be confirmed."""
+MIN_GROWTH_DURATION_S = (1 - GROWTH_BEGIN_SHARE) * (MAX_CONFIRMATION_S - FLOOR_WINDOW_S)
+"""Minimum duration of growth before it is confirmed. It is as long as :data:`MAX_CONFIRMATION_S`
+allows, because it excludes caches that fill evenly. A minimum that is shorter by a third of a
+minute confirms two or three more of these caches in the recordings."""
+FAST_BUDGET_SHARE, MIN_FAST_DURATION_S, MIN_FAST_HALF_SHARE = 0.8, 30.0, 0.9
+"""Growth that would spend this share of its budget within :data:`MIN_GROWTH_DURATION_S` is judged
+after :data:`MIN_FAST_DURATION_S`, the time of a restart. Its later half must then bring
+``MIN_FAST_HALF_SHARE`` of what the earlier half brought. This excludes caches that fill with a time
+constant below 140 s."""
+URGENT_BUDGET_FACTOR = 2.0
+"""Growth by this multiple of the budget is judged even before :data:`MIN_FAST_DURATION_S`."""
+MAX_UNTHINNED_POINTS, POINTS_PER_E_FOLD = 64, 24
+"""Number of points that are collected before older points are dropped, and number of points for
+each factor of e by which their age grows."""
+SLOTS_PER_WINDOW = 48
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A memory size at time ``t``, in bytes and seconds.
+    """A memory size in bytes at time ``t`` in seconds.
 
-    ``declared`` is what the engine's ledger accounted for. ``load`` is the number of requests in
-    flight, ``requests`` the number completed in this epoch; both are None if unknown.
+    ``declared`` is the part for which the engine's ledger accounts. ``load`` is the number of
+    requests in flight, and ``requests`` the number of requests completed in this epoch; both are
+    None if unknown.
     """
 
     t: float
@@ -93,8 +101,8 @@ class Trend:
     """A rise of ``rise`` bytes within ``span_s`` that is neither a step nor noise.
 
     ``noise`` is the median absolute deviation from the fitted line, in bytes. ``fading`` is the
-    logarithm of the later half's rise as a share of the earlier half's. ``climb`` is Kendall's tau
-    of the load over the same time, from -1 to 1.
+    logarithm of the later half's rise divided by the earlier half's rise. ``climb`` is Kendall's
+    tau of the load over the same time, from -1 to 1.
     """
 
     bytes_per_s: float
@@ -107,25 +115,28 @@ class Trend:
 
 
 def is_load_comparable(later: int | None, earlier: int | None) -> bool:
-    """Report whether the load rose by at most a tenth and one request.
+    """Report whether the load rose by at most a tenth plus one request.
 
-    Unknown loads are comparable.
+    An unknown load is comparable with any load.
     """
-    return later is None or earlier is None or later <= earlier * LOAD_SLACK + 1
+    return later is None or earlier is None or later <= earlier * LOAD_SLACK_FACTOR + 1
 
 
-def measure_unexplained(earlier: Point, later: Point) -> int:
-    """Return the growth between two points that the ledger does not explain, in bytes.
+def measure_unexplained_growth(earlier: Point, later: Point) -> int:
+    """Return the growth from ``earlier`` to ``later`` that the ledger does not explain, in bytes.
 
-    A ledger that shrank explains nothing, because the allocator may have kept its memory.
+    Less declared memory explains nothing, because the allocator may have kept the memory.
     """
     return later.bytes - earlier.bytes - max(0, later.declared - earlier.declared)
 
 
 def fit_trend(points: Sequence[Point], min_rise: float) -> Trend | None:
-    """Return the trend of points in order of time; None if none rises by ``min_rise`` bytes."""
+    """Return the trend of ``points``, which are in order of time; None if there is none.
+
+    A trend rises by at least ``min_rise`` bytes.
+    """
     sizes = [point.bytes for point in points]
-    if len(points) < MIN_POINTS or max(sizes) - min(sizes) < min_rise:
+    if len(points) < MIN_TREND_POINTS or max(sizes) - min(sizes) < min_rise:
         return None
     slopes, score, pairs, busier, differ = [], 0, 0, 0, 0.0
     for j, later in enumerate(points):
@@ -134,27 +145,27 @@ def fit_trend(points: Sequence[Point], min_rise: float) -> Trend | None:
             if earlier.load is not None and later.load is not None:
                 busier += (later.load > earlier.load) - (later.load < earlier.load)
                 differ += later.load != earlier.load
-            difference = measure_unexplained(earlier, later)
+            difference = measure_unexplained_growth(earlier, later)
             if difference > 0 and not is_load_comparable(later.load, earlier.load):
                 continue
             if difference < 0 and not is_load_comparable(earlier.load, later.load):
                 continue
             score += (difference > 0) - (difference < 0)
             slopes.append(difference / (later.t - earlier.t))
-    if len(slopes) < 2 * MIN_POINTS:
+    if len(slopes) < 2 * MIN_TREND_POINTS:
         return None
     first, last = points[0], points[-1]
     tau, slope, span = score / len(slopes), median(slopes), last.t - first.t
     rise = slope * span
     if tau < THRESHOLDS.tau or rise < min_rise:
         return None
-    levels = [measure_unexplained(first, p) for p in points]
+    levels = [measure_unexplained_growth(first, p) for p in points]
     third = len(levels) // 3
     begin, middle, end = (
         median(part) for part in (levels[:third], levels[third:-third], levels[-third:])
     )
     first_half, second_half = middle - begin, end - middle
-    if min(first_half, second_half) < THIRD_SHARE * rise:
+    if min(first_half, second_half) < MIN_THIRD_SHARE * rise:
         return None
     share = second_half / max(1.0, first_half)
     served = (last.requests or 0) - (first.requests or 0) if first.requests is not None else 0
@@ -162,22 +173,22 @@ def fit_trend(points: Sequence[Point], min_rise: float) -> Trend | None:
         bytes_per_s=slope,
         rise=rise,
         span_s=span,
-        noise=_median_deviation(
+        noise=_compute_median_deviation(
             [level - slope * (p.t - first.t) for p, level in zip(points, levels, strict=True)]
         ),
         bytes_per_request=rise / served if served > 0 else None,
-        fading=math.log(min(MAX_SHARE, max(MIN_SHARE, share))),
-        climb=busier / max(differ, MIN_DIFFERING_SHARE * pairs),
+        fading=math.log(min(MAX_HALVES_RATIO, max(MIN_HALVES_RATIO, share))),
+        climb=busier / max(differ, MIN_DIFFERING_PAIRS_SHARE * pairs),
     )
 
 
-def _median_deviation(residuals: Sequence[float]) -> float:
+def _compute_median_deviation(residuals: Sequence[float]) -> float:
     middle = median(residuals)
     return median(abs(residual - middle) for residual in residuals)
 
 
 class Bucket:
-    """Current time bucket of one width. Its floor is the smallest size in it."""
+    """Current time bucket of one width. Its floor is the point with the smallest size."""
 
     def __init__(self, width_s: float) -> None:
         self.width_s = width_s
@@ -185,7 +196,7 @@ class Bucket:
         self._number: int | None = None
 
     def add(self, point: Point) -> Point | None:
-        """Add a sample. Return the floor of the previous bucket if the sample starts a new one."""
+        """Add a sample. If it starts a new bucket, return the floor of the previous bucket."""
         number = int(point.t // self.width_s)
         is_new = number != self._number
         done = self._floor if is_new else None
@@ -196,12 +207,14 @@ class Bucket:
 
 
 def create_buckets(interval_s: float) -> list[Bucket]:
-    """Return a bucket of each width for samples ``interval_s`` apart, the narrowest first."""
-    return [Bucket(width) for width in sorted({max(width, interval_s) for width in WIDTHS_S})]
+    """Return a bucket of each width, narrowest first, for samples every ``interval_s`` seconds."""
+    return [
+        Bucket(width) for width in sorted({max(width, interval_s) for width in BUCKET_WIDTHS_S})
+    ]
 
 
 class Horizon:
-    """The floors of the last :data:`BUCKETS_PER_HORIZON` buckets of one width, and their trend."""
+    """Floors of the last :data:`BUCKETS_PER_HORIZON` buckets of one width, and their trend."""
 
     def __init__(self, bucket: Bucket) -> None:
         self.width_s = bucket.width_s
@@ -211,43 +224,43 @@ class Horizon:
         self.trend: Trend | None = None
 
     def append(self, floor: Point) -> None:
-        """Append the floor of a complete bucket, and update the swing."""
+        """Append the floor of a completed bucket, and update the swing."""
         falls = (
-            -measure_unexplained(p, floor)
+            -measure_unexplained_growth(p, floor)
             for p in self.floors
             if is_load_comparable(p.load, floor.load)
         )
-        self.swing = max(self.swing * SWING_DECAY, max(falls, default=0))
+        self.swing = max(self.swing * SWING_DECAY_PER_BUCKET, max(falls, default=0))
         self.floors.append(floor)
 
     def fit(self, min_rise: float) -> None:
-        """Compute the trend of the floors that are not too old."""
-        oldest = self.floors[-1].t - MAX_SPANS * self.width_s * BUCKETS_PER_HORIZON
+        """Fit the trend to the floors that are not too old."""
+        oldest = self.floors[-1].t - MAX_FLOOR_AGE_SPANS * self.width_s * BUCKETS_PER_HORIZON
         self.trend = fit_trend([p for p in self.floors if p.t >= oldest], min_rise)
 
     def expire(self, point: Point) -> None:
-        """Drop the trend if half of its rise has come back, or if samples have stopped.
+        """Drop the trend if half of its rise is gone at ``point``, or if samples have stopped.
 
-        A fall of memory that comes with a fall of load does not count.
+        A fall of memory does not count if the load fell with it.
         """
         if self.trend is None:
             return
         newest = self.floors[-1]
         fell = newest.bytes - point.bytes > self.trend.rise / 2
-        silent = point.t - newest.t > SILENT_BUCKETS * self.width_s
+        silent = point.t - newest.t > MAX_SILENT_BUCKETS * self.width_s
         if silent or (fell and is_load_comparable(newest.load, point.load)):
             self.trend = None
 
 
 class Trends:
-    """All horizons of one series. ``min_rise`` is the smallest rise in bytes that matters."""
+    """All horizons of one series. ``min_rise`` is the smallest rise that matters, in bytes."""
 
     def __init__(self, interval_s: float, min_rise: float) -> None:
         self.horizons = [Horizon(bucket) for bucket in create_buckets(interval_s)]
         self.min_rise = min_rise
 
     def add(self, point: Point) -> None:
-        """Add a sample. Fit each horizon in which it completes a bucket."""
+        """Add a sample, and fit each horizon in which it completes a bucket."""
         swing = 0.0
         for horizon in reversed(self.horizons):
             floor = horizon.bucket.add(point)
@@ -272,77 +285,82 @@ class Trends:
 
 
 class LatestGrowth:
-    """Growth of the last :data:`LATEST_S` seconds.
+    """Growth of the last :data:`LATEST_WINDOW_S` seconds.
 
-    It shows whether memory still grows: a trend outlasts the growth that it was fitted to.
+    It shows whether memory is still growing, because a trend lasts longer than the growth from
+    which it was fitted.
     """
 
     def __init__(self, interval_s: float) -> None:
-        self._span_s = max(LATEST_S, LATEST_SAMPLES * interval_s)
-        self._points: deque[Point] = deque(maxlen=MAX_LATEST)
+        self._span_s = max(LATEST_WINDOW_S, MIN_LATEST_SAMPLES * interval_s)
+        self._points: deque[Point] = deque(maxlen=MAX_LATEST_POINTS)
 
     def add(self, point: Point) -> None:
-        """Add a sample, and drop those that are too old."""
+        """Add a sample, and drop the samples that are too old."""
         self._points.append(point)
         while point.t - self._points[0].t > self._span_s:
             self._points.popleft()
 
     def clear(self) -> None:
-        """Drop all samples, because growth under a new load proves nothing yet."""
+        """Drop all samples: growth under a new load proves nothing yet."""
         self._points.clear()
 
     def is_continuing(self, trend: Trend) -> bool:
-        """Report whether memory grows at least at :data:`LATEST_SHARE` of the trend's pace."""
+        """Report whether memory still grows, compared with the pace of ``trend``.
+
+        It must grow at :data:`MIN_LATEST_PACE_SHARE` of this pace or faster.
+        """
         if len(self._points) < 2:
             return False
         first, last = self._points[0], self._points[-1]
-        return measure_unexplained(first, last) >= LATEST_SHARE * trend.bytes_per_s * (
-            last.t - first.t
-        )
+        return measure_unexplained_growth(
+            first, last
+        ) >= MIN_LATEST_PACE_SHARE * trend.bytes_per_s * (last.t - first.t)
 
 
 class GrowthHistory:
     """Growth since the warm-up, to distinguish sustained growth from growth that ends.
 
-    It keeps points ``(t, growth, requests)`` whose distance is at most a share of their age. One
-    array holds them, because many small allocations would fragment the heap over time.
+    It keeps points ``(t, growth, requests)``. The distance between two points is at most a share of
+    their age. One array holds all points, because many small allocations would fragment the heap
+    over time.
     """
 
     def __init__(self, interval_s: float) -> None:
-        self._now_s = max(LATEST_S, LATEST_SAMPLES * interval_s)
+        self._now_s = max(LATEST_WINDOW_S, MIN_LATEST_SAMPLES * interval_s)
         self._rows = array("d")
-        self._limit = UNTHINNED_POINTS
+        self._limit = MAX_UNTHINNED_POINTS
 
     def __len__(self) -> int:
         return len(self._rows) // 3
 
     def add(self, t: float, growth: int, requests: int | None) -> None:
-        """Add ``growth`` bytes at ``t`` seconds, with the requests completed until then."""
+        """Add the ``growth`` in bytes at ``t``, and the number of requests completed until then."""
         self._rows.extend((t, growth, math.nan if requests is None else requests))
         if len(self) >= self._limit:
             self._thin(t)
-            self._limit = len(self) + UNTHINNED_POINTS
+            self._limit = len(self) + MAX_UNTHINNED_POINTS
 
     def rebase(self, growth: int) -> None:
-        """Subtract ``growth`` bytes from all points, after the base was raised by that amount."""
+        """Subtract ``growth`` bytes from all points, because the base has risen by as much."""
         for number in range(1, len(self._rows), 3):
             self._rows[number] -= growth
 
     def is_sustained(self, budget: int) -> bool:
         """Report whether the growth has lasted, continues, and neither fades nor is a step.
 
-        Growth begins where it last was a tenth of what it is now. Caches that fill, tables that
+        Growth begins when it last had a tenth of its present size. Caches that fill, tables that
         double and nightly jobs resemble a leak until they end. Growth that fades is sustained only
-        if it would still exceed the ``budget``, in bytes, when each further half brings less by the
+        if it will exceed ``budget``, in bytes, even though each further half brings less by the
         same ratio. Growth that would spend most of the budget before it has lasted long enough is
         judged earlier, but must not have slowed down.
         """
         points = self._list_points_since(GROWTH_BEGIN_SHARE)
         (begin, low, served), (now, high, served_now) = points[0], points[-1]
         lasted_s, rise = now - begin, high - low
-        hasty = lasted_s < MIN_GROWTH_S
-        too_slow = rise * MIN_GROWTH_S < HASTY_BUDGET_SHARE * budget * lasted_s
-        too_young = lasted_s < MIN_HASTY_S and rise < URGENT_BUDGETS * budget
+        hasty = lasted_s < MIN_GROWTH_DURATION_S
+        too_slow = rise * MIN_GROWTH_DURATION_S < FAST_BUDGET_SHARE * budget * lasted_s
+        too_young = lasted_s < MIN_FAST_DURATION_S and rise < URGENT_BUDGET_FACTOR * budget
         if rise <= 0 or too_young or (hasty and too_slow):
             return False
         latest = next((p for p in reversed(points) if now - p[0] >= self._now_s), points[0])
@@ -352,11 +370,11 @@ class GrowthHistory:
         if max(steps) > MAX_STEP_SHARE * rise:
             return False
         middles = [[p[1] for p in points if p[0] <= (begin + now) / 2][-1]]
-        if served_now - served >= MIN_POINTS:
+        if served_now - served >= MIN_TREND_POINTS:
             middles.append([p[1] for p in points if not p[2] > (served + served_now) / 2][-1])
         halves = [(middle - low, high - middle) for middle in middles]
         if hasty:
-            return any(later >= STEADY_SHARE * earlier for earlier, later in halves)
+            return any(later >= MIN_FAST_HALF_SHARE * earlier for earlier, later in halves)
         return any(
             later >= earlier
             or (
@@ -375,7 +393,7 @@ class GrowthHistory:
         return points[::-1]
 
     def _thin(self, now: float) -> None:
-        """Drop points that are too close to the previous one for their age."""
+        """Drop each point that is too close to the previous point for its age."""
         kept = self._rows[:3]
         for number in range(3, len(self._rows), 3):
             t = self._rows[number]
@@ -385,12 +403,12 @@ class GrowthHistory:
 
 
 def _sum_remaining_terms(earlier: float, later: float) -> float:
-    """Return the sum of the terms that follow these two in a geometric series."""
+    """Return the sum of a geometric series after its terms ``earlier`` and ``later``."""
     return later * later / (earlier - later)
 
 
 class SegmentGrowth:
-    """The growth of each segment since the first sample, or since :meth:`clear`."""
+    """Growth of each segment since the first sample, or since :meth:`clear`."""
 
     def __init__(self) -> None:
         self._bases: dict[Segment, int] = {}
@@ -402,16 +420,17 @@ class SegmentGrowth:
         self._bases, self._newest, self._declared = {}, {}, None
 
     def add(self, sizes: Mapping[Segment, int], declared: int) -> None:
-        """Add the sizes of a sample, and the bytes of all declared caches."""
+        """Add the sizes of a sample, and the total bytes of all declared caches."""
         self._bases = {**sizes, **self._bases}
         self._newest |= sizes
         self._declared = (self._declared[0] if self._declared else declared, declared)
 
     def find_largest(self) -> Segment | None:
-        """Return the segment that grew most beyond declared caches, or None without segments.
+        """Return the segment that grew most beyond declared caches; None without segments.
 
-        A ledger does not state in which segment a cache lies. Try each segment as its place, and
-        keep the place that leaves the smallest growth in all segments but the largest.
+        The ledger does not state the segment of a cache. Each segment is therefore tried as the
+        place of the caches. The right place leaves the least growth outside the segment that grew
+        most.
         """
         if self._declared is None:
             return None
@@ -429,23 +448,23 @@ class SegmentGrowth:
 
 
 class SlidingMinimum:
-    """Smallest growth within a sliding window, in :data:`WINDOW_SLOTS` slots.
+    """Smallest growth within a sliding window of :data:`SLOTS_PER_WINDOW` slots.
 
-    Each slot keeps its mean, because the minimum of single readings is noise. The current slot does
-    not count, so that growth is not compared with itself.
+    Each slot keeps the mean of its readings, because the minimum of single readings is noise. The
+    current slot does not count, so that growth is not compared with itself.
     """
 
     def __init__(self, window_s: float) -> None:
         self._window_s = window_s
-        self._slot_s = window_s / WINDOW_SLOTS
-        self._slots: deque[tuple[float, float, int]] = deque(maxlen=WINDOW_SLOTS + 2)
+        self._slot_s = window_s / SLOTS_PER_WINDOW
+        self._slots: deque[tuple[float, float, int]] = deque(maxlen=SLOTS_PER_WINDOW + 2)
 
     def start(self, t: float) -> None:
-        """Add the baseline as the first slot, without growth."""
+        """Add the baseline, with a growth of 0, as the first slot."""
         self._slots.append((t - self._slot_s, 0.0, 1))
 
     def add(self, t: float, growth: int) -> None:
-        """Add ``growth`` bytes at ``t`` seconds, and drop slots older than the window."""
+        """Add the ``growth`` in bytes at ``t``, and drop slots older than the window."""
         since, mean, count = self._slots[-1]
         if t >= since + self._slot_s:
             self._slots.append((t, float(growth), 1))
@@ -455,6 +474,6 @@ class SlidingMinimum:
             self._slots.popleft()
 
     def find_minimum(self) -> int:
-        """Return the smallest mean of the complete slots, in bytes."""
+        """Return the smallest mean of all completed slots, in bytes."""
         means = [mean for _, mean, _ in self._slots]
         return int(min(means[:-1] or means))

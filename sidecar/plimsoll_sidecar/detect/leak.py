@@ -1,7 +1,7 @@
 """Measure how much of a leak budget is consumed and how fast, and suspect leaks.
 
-A budget allows growth within a window, so growth is measured above its minimum in that window.
-Against the memory limit, growth is measured above the baseline. The worse of the two counts.
+A budget allows growth within a window, so growth is measured above its minimum in this window. For
+the memory limit, growth is measured above the baseline. The larger consumed share counts.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from plimsoll_sidecar.detect.attribution import (
 )
 from plimsoll_sidecar.detect.baseline import Baseline, NewDemand, Warmup
 from plimsoll_sidecar.detect.growth import (
-    FLOOR_S,
+    FLOOR_WINDOW_S,
     GrowthHistory,
     LatestGrowth,
     Point,
@@ -45,21 +45,24 @@ from plimsoll_sidecar.detect.slow_leak import (
 from plimsoll_sidecar.detect.thresholds import THRESHOLDS
 
 MIN_RISE_BYTES = 2 << 20
-MAX_RECENT = 64
-RESUMED_S = 60.0
-"""A resumed detector is warm after this time: until then, a trend could not have shown again."""
+MAX_RECENT_POINTS = 64
+RESUMED_WARMUP_S = 60.0
+"""Time after which a resumed detector is warm: before, a trend could not have shown again."""
 NEW_DEMAND_MESSAGE = (
-    "may be what more requests or longer prompts than ever before need, unless the growth continues"
+    "more requests or longer prompts than ever before may need this memory, unless its growth "
+    "continues"
 )
 NO_LEDGER_MESSAGE = (
-    "the engine declares no caches, so a cache that still fills may be included: "
-    "install the probe for an earlier decision"
+    "the engine declares no caches, so the growth may include a cache that still fills: "
+    "install Plimsoll's probe for an earlier decision"
 )
-SHARED_DEVICE_MESSAGE = "other pods use the device, so only the engine's own allocator counts"
+SHARED_DEVICE_MESSAGE = (
+    "other pods use the device, so only the memory of the engine's own allocator counts"
+)
 
 
-EXPLAINED_SHARE = 0.1
-"""Share of the growth from which the part that the ledger explains matters for the trigger."""
+MIN_EXPLAINED_SHARE = 0.1
+"""Share of the growth above which the part that the ledger explains matters for the trigger."""
 
 
 class MemoryWatch:
@@ -82,7 +85,7 @@ class MemoryWatch:
         self._warmup = self._create_warmup()
         self._trends = self._create_trends()
         self._segments = SegmentGrowth()
-        self._recent: deque[Point] = deque(maxlen=MAX_RECENT)
+        self._recent: deque[Point] = deque(maxlen=MAX_RECENT_POINTS)
         self._latest = LatestGrowth(interval_s)
         self._course = GrowthHistory(interval_s)
         self._window = SlidingMinimum(self.budget.window_s if self.budget else 0.0)
@@ -99,7 +102,7 @@ class MemoryWatch:
 
     @property
     def bases(self) -> list[Point]:
-        """Base of each class of load; empty until the warm-up has ended."""
+        """Bases of all classes of load; empty until the warm-up has ended."""
         return self.baseline.bases if self.baseline else []
 
     @property
@@ -117,8 +120,8 @@ class MemoryWatch:
     ) -> None:
         """Continue from the state of an earlier detector in the same epoch.
 
-        The watch counts as warm only after the time in which a trend would show again: until then,
-        the absence of a suspicion proves nothing.
+        The watch counts as warm only after a time in which a trend would show again. Before, the
+        absence of a suspicion proves nothing.
         """
         if not bases or self.baseline is not None:
             return
@@ -128,14 +131,14 @@ class MemoryWatch:
         self.baseline = Baseline.restore(bases)
         self._warmup.served = True
         self._window.start(t)
-        self._t, self._conclusive_at = t, t + RESUMED_S
+        self._t, self._conclusive_at = t, t + RESUMED_WARMUP_S
 
     # ---- one sample
 
     def update(
         self, sample: Sample, total: int, sizes: dict[Segment, int], scrape: LastScrape
     ) -> None:
-        """Add a sample of ``total`` bytes, with the sizes of its segments."""
+        """Add a sample of ``total`` bytes, and the sizes of its segments."""
         point = Point(sample.t, total, 0, scrape.load, scrape.requests)
         declared = self._account.explain(
             scrape.ledger, lambda known: self._measure_growth(replace(point, declared=known))
@@ -146,7 +149,7 @@ class MemoryWatch:
         if self.baseline is None:
             self.state = BudgetState(current=total)
             if self._warm_up(point, sizes, scrape.ready):
-                self._become_warm(point)
+                self._end_warmup(point)
         else:
             self._judge(point, sizes, self.baseline, scrape.demand_is_new)
         self._add_report(sample, point)
@@ -165,14 +168,14 @@ class MemoryWatch:
         return Trends(self._interval_s, max(MIN_RISE_BYTES, early / 2))
 
     def _restart_warmup(self, point: Point) -> None:
-        """Restart the warm-up at the first request, because it fills caches and arenas."""
+        """Restart the warm-up at the first request, which fills caches and arenas."""
         first = self.baseline is not None and not self._warmup.served and bool(point.requests)
         if first and self._suspected is None:
             self.baseline, self._explained = None, 0
             self._warmup = self._create_warmup()
 
     def _warm_up(self, point: Point, sizes: dict[Segment, int], ready: bool | None) -> bool:
-        """Add a sample to the warm-up, and return whether it ended the warm-up."""
+        """Add a sample to the warm-up, and return whether the warm-up has ended."""
         warmup = self._warmup
         in_least_time = warmup.floor is None
         ended = warmup.add(point, ready)
@@ -187,7 +190,7 @@ class MemoryWatch:
             self._course.add(point.t, warmup.measure_growth(point), point.requests)
         return ended
 
-    def _become_warm(self, point: Point) -> None:
+    def _end_warmup(self, point: Point) -> None:
         warmup = self._warmup
         floor = warmup.floor or point
         self.baseline, self._new_demand = Baseline(floor), None
@@ -204,7 +207,7 @@ class MemoryWatch:
         self, point: Point, sizes: dict[Segment, int], baseline: Baseline, demand_is_new: bool
     ) -> None:
         self._recent.append(point)
-        while point.t - self._recent[0].t > FLOOR_S:
+        while point.t - self._recent[0].t > FLOOR_WINDOW_S:
             self._recent.popleft()
         floor = min(self._recent, key=lambda p: p.bytes)
         if (
@@ -228,7 +231,7 @@ class MemoryWatch:
         self._update_state(point, floor, baseline)
 
     def _defer_judgment(self, point: Point, floor: Point) -> None:
-        """Suspect no growth while the demand is new, because it may need the memory."""
+        """Suspect no growth while the demand is new, because the demand may need the memory."""
         if self._new_demand is None:
             trend = self._trends.find_steepest()
             self._new_demand = NewDemand(floor, trend.bytes_per_s if trend is not None else 0.0)
@@ -276,7 +279,7 @@ class MemoryWatch:
             self._suspected = SuspectedGrowth(trend, point, growth)
 
     def _add_report(self, sample: Sample, point: Point) -> None:
-        """Add the fields that do not depend on the budget: age, requests, limit and slow growth."""
+        """Update the fields that do not depend on the budget: age, requests, limit, slow growth."""
         if self.bases:
             base = self.bases[0]
             self.state.age_s = max(0.0, point.t - base.t)
@@ -305,18 +308,18 @@ class MemoryWatch:
     # ---- the verdict
 
     def is_warm(self, t: float) -> bool:
-        """Report whether the watch is warm, so that the absence of a suspicion is conclusive."""
+        """Report whether the watch is warm: then, the absence of a suspicion is conclusive."""
         suspected = self._suspected is not None
         return self.baseline is not None and (suspected or t >= self._conclusive_at)
 
     @property
     def has_new_demand(self) -> bool:
-        """Whether growth is not judged, because the demand is new."""
+        """Whether growth is not judged now, because the demand is new."""
         return self._new_demand is not None
 
     @property
     def suspected_since(self) -> float | None:
-        """Start of the suspected growth in seconds; None if no growth is suspected."""
+        """Time at which the suspected growth started; None if no growth is suspected."""
         return self._suspected.since if self._suspected is not None else None
 
     def make_evidence(self) -> Evidence | None:
@@ -338,13 +341,13 @@ class MemoryWatch:
         self,
         t: float,
         declared: list[LedgerLine],
-        triggers_of: Callable[[Segment | None], TriggerFinder | None] = lambda _: None,
+        get_trigger_finder: Callable[[Segment | None], TriggerFinder | None] = lambda _: None,
     ) -> Suspicion | None:
         """Return the suspicion at ``t`` with all evidence; None if no growth is suspected.
 
-        ``triggers_of`` returns the trigger finder for the process in which a segment grew. It is
-        not used if the ledger explains a part of the growth, because a ledger does not name
-        processes.
+        ``get_trigger_finder`` returns the trigger finder of the process in which the given segment
+        grew. It is not used if the ledger explains a part of the growth, because a ledger does not
+        name processes.
         """
         evidence = self.make_evidence()
         if evidence is None or self._suspected is None or self.budget is None:
@@ -363,8 +366,8 @@ class MemoryWatch:
             unconfirmed = f"may be {explanation}, unless the growth continues"
             if evidence.share >= 1.0:
                 unconfirmed = f"the budget is spent, but the growth {unconfirmed}"
-        explains = (self.state.explained or 0) > EXPLAINED_SHARE * growth
-        own = None if explains else triggers_of(evidence.segment)
+        explains = (self.state.explained or 0) > MIN_EXPLAINED_SHARE * growth
+        own = None if explains else get_trigger_finder(evidence.segment)
         trigger = (own or self._triggers).find_trigger(self._suspected.since, t)
         hypothesis = describe_trigger(trigger) if trigger is not None else None
         return Suspicion(

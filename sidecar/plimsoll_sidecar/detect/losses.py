@@ -1,24 +1,24 @@
 """Detect lost KV cache, memory that earlier engines left behind, and kills by the kernel.
 
 :class:`CapacityWatch` reports KV cache that is in use and that nothing will release. An engine that
-accounts for the owners of its cache reports the loss itself, at any load. For other engines the
-loss shows only at idle, when memory is held without requests. A prefill engine holds the blocks of
-ended requests until a decode engine has read them. They count as lost after the connector's
-timeout.
+accounts for the owners of its cache reports the loss itself, at any load. For other engines, the
+loss shows only when the engine is idle: the cache is in use without requests. A prefill engine
+holds the blocks of ended requests until a decode engine has read them. These blocks count as lost
+after the connector's timeout.
 
 :class:`LeftBehindWatch` reports shared memory that earlier containers of the engine left in the
-pod. Within an epoch, such memory is part of the host's growth. Memory that an earlier epoch left is
-part of the next baseline. A service that leaves a little at each restart would never exceed its
-budget, and one day could not start. So this class measures from the first epoch on.
+pod. Memory that an earlier epoch left is part of the baseline of the next epoch. A service that
+leaves a little memory at each restart would therefore never exceed its budget, and one day could
+not start. This class measures from the first epoch on.
 
-:class:`OomKillWatch` reports kills that the kernel counts in the engine's control group. If the
-kernel kills the whole container, its group ends too, and the operator reports the kill from the
-container's status. This watch sees the death of one process of several.
+:class:`OomKillWatch` reports kills that the kernel counts in the engine's control group. It sees
+the death of one process of several. If the kernel kills the whole container, the control group ends
+too, and the operator reports the kill from the container's status.
 
 :class:`OrphanWatch` reports device memory that stays in use after the engine's processes have
 ended. Memory of the next engine does not count as orphaned, although that engine holds it long
-before it answers. Only the whole device is visible, so the memory of other pods that share the
-device counts as well. Orphaned memory is therefore reported only, and causes no action.
+before it answers. Only the sum of the whole device is visible, so the memory of other pods on the
+device counts as well. Orphaned memory is therefore only reported, and causes no action.
 """
 
 from __future__ import annotations
@@ -32,18 +32,19 @@ from plimsoll_api.trace import Sample, SampleLoad
 from plimsoll_api.units import format_bytes
 from plimsoll_sidecar.detect.segments import compute_device_segments, sum_device_bytes
 
-IDLE_S = 10.0
-"""Transfers of an offload may briefly hold blocks after the last request."""
-MIN_RATIO = 0.02
-SPENT_RATIO = 0.10
-"""Share of the pool whose loss is worth a restart."""
+MIN_IDLE_S = 10.0
+"""Time without requests after which blocks in use are lost. Until then, transfers may hold them."""
+MIN_LOST_RATIO = 0.02
+"""Share of the KV cache below which a loss is not reported."""
+RESTART_LOST_RATIO = 0.10
+"""Share of the KV cache whose loss is worth a restart."""
 CAPACITY_CONFIDENCE = 0.95
 
 
 class CapacityWatch:
     """Watch the KV cache capacity of one epoch.
 
-    A loss is reported until the engine reports another value, or is idle again.
+    A loss is reported until the engine reports another value, or is idle without a loss.
     """
 
     def __init__(self) -> None:
@@ -52,11 +53,11 @@ class CapacityWatch:
         self._work: tuple[int | None, ...] = ()
 
     def update(self, sample: Sample) -> Suspicion | None:
-        """Add a sample, and return the current loss; None if there is none."""
+        """Add a sample, and return the present loss; None if there is none."""
         reported = _find_reported_loss(sample.load)
         if reported is not None:
             ratio, words = reported
-            self._standing = _make_loss_suspicion(ratio, words) if ratio >= MIN_RATIO else None
+            self._standing = _make_loss_suspicion(ratio, words) if ratio >= MIN_LOST_RATIO else None
             return self._standing
         return self._find_loss_at_idle(sample)
 
@@ -69,7 +70,7 @@ class CapacityWatch:
             self._held_since = None
             return self._standing
         assert usage is not None
-        if usage < MIN_RATIO:
+        if usage < MIN_LOST_RATIO:
             self._held_since = self._standing = None
             return None
         # A short prefill may start and end between two samples. Its blocks are held since then.
@@ -77,7 +78,7 @@ class CapacityWatch:
         if load.kv_lease_s is not None and self._work != before:
             self._held_since = None
         self._held_since = sample.t if self._held_since is None else self._held_since
-        if sample.t - self._held_since >= IDLE_S + (load.kv_lease_s or 0.0):
+        if sample.t - self._held_since >= MIN_IDLE_S + (load.kv_lease_s or 0.0):
             self._standing = _make_loss_suspicion(
                 usage, "of the KV cache is in use although the engine has no request"
             )
@@ -85,7 +86,7 @@ class CapacityWatch:
 
 
 def _find_reported_loss(load: SampleLoad) -> tuple[float, str] | None:
-    """Return the largest lost share that the engine reports, with its description, or None."""
+    """Return the largest lost share that the engine reports, and a description; None if unknown."""
     shares = (
         (load.kv_lost_ratio, "of the KV cache belongs to no request that a client waits for"),
         (load.offload_lost_ratio, "of the host's KV blocks is pinned without a transfer"),
@@ -95,20 +96,20 @@ def _find_reported_loss(load: SampleLoad) -> tuple[float, str] | None:
     return max(known, default=None)
 
 
-def _make_loss_suspicion(ratio: float, words: str) -> Suspicion:
+def _make_loss_suspicion(ratio: float, description: str) -> Suspicion:
     return Suspicion(
         kind=IncidentKind.CAPACITY_LOSS,
         segment=None,
         confidence=CAPACITY_CONFIDENCE,
         consumed_ratio=round(ratio, 4),
-        over_budget=ratio >= SPENT_RATIO,
+        over_budget=ratio >= RESTART_LOST_RATIO,
         process="worker",
-        evidence=[f"{ratio:.1%} {words}"],
+        evidence=[f"{ratio:.1%} {description}"],
     )
 
 
-SUSPECT_RATIO = 0.25
-"""Share of the host's budget, as for growth within an epoch."""
+MIN_LEFT_BEHIND_RATIO = 0.25
+"""Share of the host's budget from which memory left behind is suspected, as for other growth."""
 LEFT_BEHIND_CONFIDENCE = 0.9
 
 
@@ -125,7 +126,10 @@ class LeftBehindWatch:
         self._standing: Suspicion | None = None
 
     def update(self, sample: Sample) -> Suspicion | None:
-        """Add a sample, and return the memory left behind since the first one, if known."""
+        """Add a sample, and return the suspicion; None if too little was left behind.
+
+        If the sample lacks the memory left behind, the previous result is returned.
+        """
         earlier = sample.host.shm_orphan_earlier
         if self._budget is None or earlier is None:
             return self._standing
@@ -133,7 +137,7 @@ class LeftBehindWatch:
         left = earlier - self._base
         ratio = left / self._budget.growth_bytes
         self._standing = None
-        if ratio >= SUSPECT_RATIO:
+        if ratio >= MIN_LEFT_BEHIND_RATIO:
             self._standing = Suspicion(
                 kind=IncidentKind.HOST_GROWTH,
                 segment=Segment.SHARED_ORPHAN,
@@ -149,8 +153,8 @@ class LeftBehindWatch:
         return self._standing
 
 
-REPORT_S = 60.0
-"""Seconds for which a kill is reported. Another kill within them belongs to the same incident."""
+KILL_REPORT_S = 60.0
+"""Time for which a kill is reported. Another kill within it belongs to the same incident."""
 
 
 class OomKillWatch:
@@ -163,14 +167,14 @@ class OomKillWatch:
         self._suspicion: Suspicion | None = None
 
     def update(self, sample: Sample) -> Suspicion | None:
-        """Add a sample, and return a recent kill; None if there is none.
+        """Add a sample, and return the suspicion of a recent kill; None if there is none.
 
         A counter that has decreased belongs to a new control group.
         """
         host = sample.host
         if host.oom_kills is not None:
             if self._kills is not None and host.oom_kills > self._kills:
-                self._until = sample.t + REPORT_S
+                self._until = sample.t + KILL_REPORT_S
                 self._suspicion = self._make_oom_suspicion(host.oom_kills - self._kills)
             self._kills = host.oom_kills
         held = host.cgroup_current if host.cgroup_current is not None else host.rss_anon
@@ -188,19 +192,21 @@ class OomKillWatch:
         )
 
 
-SETTLE_S = 30.0
-"""Time for the driver to free the memory of processes that ended."""
-MIN_DEAD_BYTES = 2 << 30
-"""NVML counts memory that the driver reserves as used: about 600 MiB on large devices."""
-MIN_MORE_BYTES = 1 << 30
+DRIVER_SETTLE_S = 30.0
+"""Time that the driver may take to free the memory of ended processes."""
+MIN_ORPHANED_BYTES = 2 << 30
+"""Minimum size without an engine. NVML also counts memory that the driver reserves: about 600 MiB
+on large devices."""
+MIN_ADDED_BYTES = 1 << 30
+"""Minimum size beyond what was in use outside the engine before its restart."""
 ORPHAN_CONFIDENCE = 0.7
-WHOLE_DEVICE_NOTE = "the figure covers the whole device, including other pods that share it"
+WHOLE_DEVICE_NOTE = "this size covers the whole device, including other pods that share it"
 
 
 class OrphanWatch:
     """Watch device memory that no living engine holds, across epochs.
 
-    It shows after an engine has ended, or when the next engine finds that others use more memory
+    Such memory shows after an engine has ended, or if more memory is in use outside the next engine
     than before.
     """
 
@@ -213,7 +219,10 @@ class OrphanWatch:
         self._dead = False
 
     def update(self, sample: Sample) -> Suspicion | None:
-        """Add a sample, and return the orphaned memory. Skip unknown sizes."""
+        """Add a sample, and return the suspicion of orphaned memory; None if there is none.
+
+        If the sizes are unknown, the previous result is returned.
+        """
         if sample.epoch != self._epoch:
             self._epoch, self._since = sample.epoch, None
             self._before = self._before if self._floor is None else self._floor
@@ -226,7 +235,7 @@ class OrphanWatch:
             self._since = self._standing = None
             return None
         self._since = sample.t if self._since is None else self._since
-        if sample.t - self._since >= SETTLE_S:
+        if sample.t - self._since >= DRIVER_SETTLE_S:
             self._standing = Suspicion(
                 kind=IncidentKind.ORPHAN_DEVICE_MEMORY,
                 segment=Segment.ORPHAN,
@@ -238,7 +247,7 @@ class OrphanWatch:
         return self._standing
 
     def _measure_held_memory(self, sample: Sample) -> tuple[int, int, str] | None:
-        """Return the bytes, the minimum that counts, and a description; None if unknown."""
+        """Return the bytes, the minimum to report and a description; None if unknown."""
         if self._dead and sample.host.processes:
             # The next engine may hold the memory, although it has not answered yet.
             self._dead, self._standing, self._since = False, None, None
@@ -249,7 +258,7 @@ class OrphanWatch:
             self._dead = True
             return (
                 used,
-                MIN_DEAD_BYTES,
+                MIN_ORPHANED_BYTES,
                 "of device memory is in use, but no engine process is running",
             )
         beside = compute_device_segments(sample).get(Segment.NON_TORCH)
@@ -259,4 +268,4 @@ class OrphanWatch:
         if self._before is None:
             return None
         more = max(0, self._floor - self._before)
-        return more, MIN_MORE_BYTES, "more than before the restart is in use outside the engine"
+        return more, MIN_ADDED_BYTES, "more than before the restart is in use outside the engine"

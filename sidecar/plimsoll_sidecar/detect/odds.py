@@ -1,15 +1,15 @@
-"""The odds that a growth is a leak, against everything else that it may be.
+"""Compute the odds that growth is a leak, compared with its other possible explanations.
 
 A leak competes with four explanations. Each has weights of evidence for and against the leak, in
 natural log-odds, as in a naive Bayes classifier: a prior, and what each observation adds.
 
 Two observations count against all explanations. The first is the consumed share of the budget,
-because bounded growth ends somewhere. If it ends at any share with equal probability, the part
-``1 - s`` of it exceeds the share ``s``, and the odds of a leak grow by ``-log(1 - s)``. The second
-is speed: healthy engines hardly ever consume a window's budget within a small part of the window.
-The other observations are specific. Memory that fills up grows slower and slower, temporary work
-starts after the engine does, and so on. The probability of a leak follows from the sum over the
-explanations.
+because growth that is no leak ends at some share. If it ends at any share with equal probability,
+the part ``1 - s`` of it exceeds the share ``s``, so the odds of a leak grow by ``-log(1 - s)``. The
+second is speed: healthy engines hardly ever consume a window's budget within a small part of the
+window. Each other observation concerns one explanation. For example, memory that fills up grows
+slower and slower, and temporary work starts later than the engine. The probability of a leak
+follows from the sum over the explanations.
 
 ``python -m bench.odds_fit`` fits the weights by maximum likelihood to the labelled runs of the leak
 lab. Each suspicion counts once, so these are the odds of a suspicion
@@ -28,15 +28,16 @@ from plimsoll_sidecar.detect.growth import Point, Trend
 from plimsoll_sidecar.detect.thresholds import THRESHOLDS
 
 REUSABLE_SEGMENTS = frozenset({Segment.MALLOC_RETAINED, Segment.TORCH_RESERVED_UNUSED})
-"""Memory that an allocator holds unused, and eventually returns or uses again."""
+"""Memory that an allocator keeps unused, and will return or use again."""
 MIN_LEFT_S = 30.0
-"""Shortest time to exhaustion, in seconds, that adds evidence. A restart takes as long."""
+"""Minimum time to exhaustion that counts as evidence of speed. A restart takes as long."""
 MAX_SHARE = 0.98
+"""Maximum consumed share of the budget that counts as evidence."""
 MAX_YOUNGER = 2.0
-"""Bound of the evidence from :attr:`Evidence.younger`, in logarithms: a factor of 7."""
+"""Bound of the evidence from :attr:`Evidence.younger`: the logarithm of a factor of 7."""
 MAX_LOG_ODDS = 50.0
 CLEAR_SPANS = 3.0
-"""Multiple of its trend's span for which a suspicion lasts without a new trend."""
+"""Time for which a suspicion lasts without a new trend, as a multiple of its trend's span."""
 
 
 class Explanation(StrEnum):
@@ -50,12 +51,11 @@ class Explanation(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Weights of evidence in natural log-odds. ``size`` and ``speed`` count for each explanation.
+    """Weights of evidence in natural log-odds. ``size`` and ``speed`` apply to all explanations.
 
     Attributes:
         size: For each factor of e by which the remaining budget shrinks.
-        speed: For each factor of e by which the budget would be exhausted sooner than within its
-            window.
+        speed: For each factor of e by which the budget is exhausted sooner than its window ends.
         filling, later_work, load, retained: Priors of the explanations.
         fading: For each factor of e by which the later half of the growth brought less than the
             earlier half.
@@ -89,14 +89,14 @@ healthy growth ends at any share with equal probability."""
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Observations of a growth, from which its odds are computed.
+    """Observations of growth, from which the odds of a leak are computed.
 
     Attributes:
-        share: The consumed share of the budget for ``window_s`` seconds.
+        share: The consumed share of the budget, which applies to ``window_s`` seconds.
         left_s: The seconds until the budget is exhausted; None while nothing grows.
         life: The growth as a multiple of what its current rate would have added since the engine
             started: 1 for a steady leak, less for growth that started later.
-        fading, climb: Values of the trend (:class:`~plimsoll_sidecar.detect.growth.Trend`).
+        fading, climb: The values of the trend (:class:`~plimsoll_sidecar.detect.growth.Trend`).
         segment: The segment that grew most.
 
     """
@@ -111,29 +111,29 @@ class Evidence:
 
     @property
     def size(self) -> float:
-        """Evidence from the consumed share of the budget, to be multiplied by its weight."""
+        """Evidence from the consumed share of the budget, without its weight."""
         return -math.log1p(-min(MAX_SHARE, max(0.0, self.share)))
 
     @property
     def speed(self) -> float:
-        """Evidence from the time left; 0 if the budget lasts for its window or longer."""
+        """Evidence from the time to exhaustion; 0 if the budget lasts for its whole window."""
         left = self.window_s if self.left_s is None else self.left_s
         return max(0.0, math.log(self.window_s / max(MIN_LEFT_S, left)))
 
     @property
     def slowing(self) -> float:
-        """Evidence from growth that slows down; 0 if it does not, otherwise negative."""
+        """Evidence from growth that slows down: negative, or 0 if it does not slow down."""
         return min(0.0, self.fading)
 
     @property
     def younger(self) -> float:
-        """Evidence from growth that started later than the engine: 0 or negative."""
+        """Evidence from growth that started later than the engine: negative or 0."""
         return max(-MAX_YOUNGER, min(0.0, math.log(max(1e-9, self.life))))
 
 
 @dataclass(frozen=True, slots=True)
 class Odds:
-    """The natural log-odds of a leak, in total and against each explanation alone."""
+    """Natural log-odds of a leak, against all explanations together and against each one alone."""
 
     log_odds: float
     against: dict[Explanation, float]
@@ -151,7 +151,7 @@ class Odds:
 
 
 def compute_odds(evidence: Evidence, weights: Weights = WEIGHTS) -> Odds:
-    """Return the odds that a growth with this evidence is a leak."""
+    """Return the odds that growth with this ``evidence`` is a leak."""
     w = weights
     common = w.size * evidence.size + w.speed * evidence.speed
     against = {
@@ -169,24 +169,24 @@ def compute_odds(evidence: Evidence, weights: Weights = WEIGHTS) -> Odds:
     return Odds(-math.log(sum(math.exp(-value) for value in against.values())), against)
 
 
-def compute_required_log_odds(left_s: float, window_s: float) -> float:
-    """Return the log-odds that confirm a leak ``left_s`` before its budget is exhausted.
+def compute_required_log_odds(remaining_s: float, window_s: float) -> float:
+    """Return the log-odds that confirm a leak ``remaining_s`` before its budget is exhausted.
 
-    Waiting costs little while the budget lasts, and provides evidence: most growth without a leak
-    ends before that. The threshold therefore rises with the time left. In a sequential test (Wald
-    1945), it likewise rises with the ratio of the costs of a false alarm and of waiting. It is
-    never below even odds.
+    Waiting costs little while the budget lasts, and provides evidence, because most growth that is
+    no leak ends in the meantime. The required odds therefore rise with the remaining time. In a
+    sequential test (Wald 1945), they likewise rise with the cost of a false alarm, compared with
+    the cost of waiting. A leak must always be at least as likely as not.
     """
     at = THRESHOLDS
     reference_s = at.odds_left_s * (DAY_S / window_s) ** at.haste
-    left_s = min(max(1.0, left_s), window_s)
-    return max(0.0, math.log(at.odds) + at.patience * math.log(left_s / reference_s))
+    remaining_s = min(max(1.0, remaining_s), window_s)
+    return max(0.0, math.log(at.odds) + at.patience * math.log(remaining_s / reference_s))
 
 
 def is_confirmed(evidence: Evidence, posterior: Odds) -> bool:
-    """Return whether the growth is confirmed as a leak.
+    """Report whether the evidence suffices to confirm a leak.
 
-    A spent budget is no proof of one: a leak must still be as likely as not.
+    A spent budget does not suffice: a leak must still be at least as likely as not.
     """
     left = evidence.left_s
     if left is None:
@@ -195,9 +195,10 @@ def is_confirmed(evidence: Evidence, posterior: Odds) -> bool:
 
 
 class SuspectedGrowth:
-    """A suspicion of growth, from its first trend to its end.
+    """Suspected growth, from its first trend to its end.
 
-    ``trend`` is the newest trend, and ``since`` the start of the first one. ``growth`` is in bytes.
+    ``trend`` is the newest trend, and ``since`` the time at which the first trend started.
+    ``growth`` is in bytes.
     """
 
     def __init__(self, trend: Trend, point: Point, growth: float) -> None:
@@ -207,7 +208,7 @@ class SuspectedGrowth:
         self._trend_at = self._updated_at = point.t
 
     def update(self, point: Point, trend: Trend | None, growth: float) -> bool:
-        """Add a sample, and return whether the suspicion is still active."""
+        """Add a sample, and return whether the growth is still suspected."""
         if trend is not None:
             self.trend, self._trend_at = trend, point.t
             self._peak = max(self._peak, growth)
@@ -216,6 +217,6 @@ class SuspectedGrowth:
         return recent and growth >= self._peak / 2
 
     def skip(self, point: Point) -> None:
-        """Exclude the time since the last sample, which proves nothing about growth."""
+        """Ignore the time since the last sample, which proves nothing about the growth."""
         self._trend_at += point.t - self._updated_at
         self._updated_at = point.t

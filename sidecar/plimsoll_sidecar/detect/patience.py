@@ -1,23 +1,24 @@
-"""Find the longest pause of a busy engine that is not yet a stall.
+"""Find how long a busy engine may pause before the pause is a stall.
 
-The limit never exceeds the configured timeout. A shorter pause is a stall if nothing else explains
-it. A pause that resembles earlier pauses is explained up to a length that they would not exceed. A
-pause of a new kind is a stall only with evidence. First, the engine uses hardly any processor time.
-Second, it took so many steps without such a pause that chance is ruled out. An engine that computes
-may be compiling. If its processor time is unknown, only the timeout decides.
+The limit never exceeds the configured timeout. A shorter pause is a stall only if nothing else
+explains it. A pause that resembles earlier pauses is explained up to a length that they would not
+exceed. A pause of a new kind is a stall only with two pieces of evidence. First, the engine uses
+hardly any processor time. Second, it took so many steps without such a pause that the pause is not
+chance. An engine that uses the processor may be compiling. If its processor time is unknown, only
+the timeout decides.
 
 The history (:class:`PauseHistory`) contains the pauses between two signs of progress while requests
-were running. It covers only the demand that it contains. With more requests or more new prompt
+were running. It applies only to demand that it contains. With more requests or more new prompt
 tokens than ever before, a longer pause may be a long prefill or a compilation.
 
 :class:`UsualPauses` bounds the next pause by the lengths of all earlier pauses. Lengths vary by a
-factor rather than by seconds, so their logarithms are taken as normal, with unknown mean and
-variance. The next logarithm then has Student's t distribution (the prediction interval of Hahn and
-Meeker, *Statistical Intervals*). If all pauses are alike, the bound is little more than the
-longest. If a few pauses differ, it is many times as much.
+factor rather than by seconds, so their logarithms are modelled as normally distributed, with
+unknown mean and variance. The next logarithm then has Student's t distribution (the prediction
+interval of Hahn and Meeker, *Statistical Intervals*). If all pauses are alike, the bound is little
+longer than the longest pause. If a few pauses differ, the bound is many times as long.
 
-Each pause is compared with the bound from the earlier pauses. After ``n`` pauses it exceeds the
-bound by chance with probability ``MAX_ERROR_CHANCE / (n (n + 1))``. These probabilities add up to
+Each pause is compared with the bound from the earlier pauses. After ``n`` pauses, a usual pause
+exceeds the bound with probability ``MAX_ERROR_CHANCE / (n (n + 1))``. These probabilities add up to
 ``MAX_ERROR_CHANCE`` over the whole life of an engine, however many pauses it makes.
 """
 
@@ -27,13 +28,13 @@ import math
 from dataclasses import dataclass
 
 MAX_ERROR_CHANCE = 0.05
-"""Probability that any usual pause in an engine's life exceeds its bound."""
+"""Maximum probability that any usual pause in the life of an engine exceeds its bound."""
 MIN_PAUSES = 2
-"""A single pause does not show how much pauses differ."""
+"""Minimum number of pauses for a bound: a single pause does not show how much pauses differ."""
 MAX_DEGREES_OF_FREEDOM = 100
 """Maximum degrees of freedom. More would change the quantile by less than a hundredth."""
 _SAMPLING_DEVIATION = 1 / math.sqrt(6)
-"""Standard deviation of a length that starts and ends between two samples, in intervals."""
+"""Standard deviation of a length that is measured between two samples, in sample intervals."""
 
 
 class UsualPauses:
@@ -43,7 +44,7 @@ class UsualPauses:
         self._count = 0
         self._mean = self._squares = self._resolution_s = 0.0
         self.bound_s = math.inf
-        """Length in seconds that no usual pause exceeds; infinite with too few pauses."""
+        """Length in seconds that no usual pause exceeds; infinite if there are too few pauses."""
 
     @property
     def is_known(self) -> bool:
@@ -51,7 +52,7 @@ class UsualPauses:
         return self._count >= MIN_PAUSES
 
     def add(self, seconds: float, resolution_s: float) -> None:
-        """Add a pause whose start and end are each known to within ``resolution_s``."""
+        """Add a pause of ``seconds``, whose start and end are known to within ``resolution_s``."""
         self._count += 1
         off = math.log(seconds) - self._mean
         self._mean += off / self._count
@@ -62,7 +63,7 @@ class UsualPauses:
 
     def _compute_bound(self) -> float:
         count, degrees_of_freedom = self._count, self._count - 1
-        quantile = student_t_quantile(
+        quantile = compute_student_t_quantile(
             MAX_ERROR_CHANCE / (count * (count + 1)),
             min(degrees_of_freedom, MAX_DEGREES_OF_FREEDOM),
         )
@@ -72,11 +73,11 @@ class UsualPauses:
         return math.exp(min(self._mean + quantile * deviation * math.sqrt(1 + 1 / count), 700.0))
 
 
-def student_t_tail(t: float, degrees_of_freedom: int) -> float:
+def compute_student_t_tail(t: float, degrees_of_freedom: int) -> float:
     """Return the probability that Student's t exceeds ``t``.
 
-    The number of degrees of freedom is whole, so it is a finite sum (Abramowitz and Stegun 26.7.3
-    and 26.7.4).
+    The degrees of freedom are a whole number, so the probability is a finite sum (Abramowitz and
+    Stegun 26.7.3 and 26.7.4).
     """
     angle = math.atan2(t, math.sqrt(degrees_of_freedom))
     cosine, odd = math.cos(angle), degrees_of_freedom % 2
@@ -91,34 +92,36 @@ def student_t_tail(t: float, degrees_of_freedom: int) -> float:
     return (1 - inside) / 2
 
 
-def student_t_quantile(chance: float, degrees_of_freedom: int) -> float:
-    """Return the value that Student's t exceeds with probability ``chance``, at most 1/2."""
+def compute_student_t_quantile(probability: float, degrees_of_freedom: int) -> float:
+    """Return the value that Student's t exceeds with ``probability``, which is at most 1/2."""
     low, high = 0.0, 1.0
-    while student_t_tail(high, degrees_of_freedom) > chance:
+    while compute_student_t_tail(high, degrees_of_freedom) > probability:
         low, high = high, 2 * high
     for _ in range(60):
         middle = (low + high) / 2
         low, high = (
-            (middle, high) if student_t_tail(middle, degrees_of_freedom) > chance else (low, middle)
+            (middle, high)
+            if compute_student_t_tail(middle, degrees_of_freedom) > probability
+            else (low, middle)
         )
     return high
 
 
 LONG_PAUSE_S = 3.0
-"""Steps take milliseconds, or a second with a large prompt. A longer step compiles, moves much
-memory, waits for another process, or hangs."""
+"""Minimum length of a long pause. Steps take milliseconds, or a second with a large prompt. A
+longer step compiles, moves much memory, waits for another process, or hangs."""
 
 
 @dataclass(frozen=True, slots=True)
 class PauseDemand:
-    """Demand on the engine during a pause; 0 if the engine does not report it."""
+    """Demand on the engine during a pause; 0 for a value that the engine does not report."""
 
     inflight: int = 0
     prompt_tokens: int = 0
 
 
 class PauseHistory:
-    """Record the longest pause, the distribution of long pauses, and the rate of steps."""
+    """Longest pause, distribution of long pauses, and rate of steps."""
 
     def __init__(self) -> None:
         self._longest = 0.0
@@ -137,9 +140,9 @@ class PauseHistory:
     ) -> None:
         """Add a pause after which the engine made progress.
 
-        The pause was the longest of ``steps`` steps. It lasted at least ``silent_s``, and ended
-        within ``interval_s`` after that. A pause in which the engine ``computed``, for example in a
-        compilation, counts only for the rate of steps and for the demand.
+        The pause was the longest one of ``steps`` steps. It lasted at least ``silent_s``, and ended
+        within the next ``interval_s``. If the engine ``computed`` in the pause, for example
+        compiled, the pause counts only for the rate of steps and for the demand.
         """
         seconds = silent_s + interval_s
         self.steps += max(1, steps)
@@ -154,7 +157,7 @@ class PauseHistory:
         )
 
     def add_service(self, seconds: float, steps: int) -> None:
-        """Add ``steps`` within ``seconds`` whose single pauses are not known."""
+        """Add ``steps`` within ``seconds``, without knowing the pauses between the steps."""
         self.steps += max(0, steps)
         self.served_s += seconds
 
@@ -163,53 +166,53 @@ class PauseHistory:
         """The longest pause in seconds."""
         return self._longest
 
-    def compute_chance(self, seconds: float, least_s: float = 0.0) -> float:
-        """Return the probability that a pause lasts ``seconds`` or more at the observed step rate.
+    def compute_pause_probability(self, seconds: float, min_service_s: float = 0.0) -> float:
+        """Return the probability of a pause of ``seconds`` or more at the observed rate of steps.
 
         This is the tail of the Lomax distribution, the predictive distribution of an exponential
-        model. If less than ``least_s`` seconds of service were observed, the steps count as if they
+        model. If less than ``min_service_s`` of service was observed, the steps count as if they
         had taken that long.
         """
         if self.served_s <= 0.0:
             return 1.0
-        return math.exp(-self.steps * math.log1p(seconds / max(self.served_s, least_s)))
+        return math.exp(-self.steps * math.log1p(seconds / max(self.served_s, min_service_s)))
 
     def has_seen(self, demand: PauseDemand) -> bool:
-        """Report whether the history contains pauses under at least this demand."""
+        """Report whether the history contains pauses under at least this much demand."""
         return (
             demand.inflight <= self._most.inflight
             and demand.prompt_tokens <= self._most.prompt_tokens
         )
 
 
-MARGIN_S = 4.0
-"""Margin above the longest pause in seconds. With sampling and confirmation, a stall is then
-confirmed within 10 s."""
-SERVED_S, SERVED_PATIENCE_S = 240.0, 8.0
-"""Seconds of service (five minutes with idle moments) after which a pause of the second length, in
-seconds, is unusual. The pause must also exceed the longest one and its margin. With the page's
-period and a round, a stall is then confirmed within 20 s."""
-FIRST_SERVED_S, FIRST_PATIENCE_S = 60.0, 21.0
-"""The same for an engine after its first minute, and for a new demand: a stall is confirmed within
-30 s. It also holds in the first minute while the engine uses no processor time, because new work
-that takes long is computed."""
-MAX_CHANCE = 1e-6
-"""Probability, by the rate of the steps, below which a pause is not chance. This rate is needed
+PAUSE_MARGIN_S = 4.0
+"""Margin above the longest pause. With sampling and confirmation, a stall is then confirmed within
+10 s."""
+LONG_SERVICE_S, LONG_SERVICE_LIMIT_S = 240.0, 8.0
+"""Time of service after which a pause is unusual at the second length: five minutes with idle
+moments. The pause must also exceed the longest pause by the margin. With the page's period and a
+round, a stall is then confirmed within 20 s."""
+SHORT_SERVICE_S, SHORT_SERVICE_LIMIT_S = 60.0, 21.0
+"""The same for an engine after its first minute, and for new demand: a stall is confirmed within 30
+s. It also applies in the first minute if the engine uses no processor time, because new work that
+takes long is computed."""
+MAX_CHANCE_PROBABILITY = 1e-6
+"""Probability, at the observed rate of steps, below which a pause is not chance. The rate is needed
 because pages show no single pauses. 36 steps suffice in the first minute, in however few seconds,
-and 421 in four minutes."""
-COMPUTING_EXTRA_S, MIN_COMPUTING_SHARE = 50.0, 0.25
-"""Extra time for a process that uses this share of one core: it may compile for a new kind of
-request, or spin forever. Measured on vLLM 0.32 on a slow CPU: the first request with log
+and 421 steps in four minutes."""
+COMPUTING_EXTRA_S, MIN_COMPUTING_CPU_SHARE = 50.0, 0.25
+"""Extra time for a process that uses at least this share of one core. It may compile for a new kind
+of request, or spin forever. Measured on vLLM 0.32 on a slow CPU: the first request with log
 probabilities takes 30 s, and 45 s beside other work."""
 
-MAX_IDLE_SHARE = 0.1
+MAX_IDLE_CPU_SHARE = 0.1
 """Share of one core below which an engine is idle. It is above 0, because an idle engine polls, and
 because the last two seconds before a hang may count."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """The current pause. ``cpu_s`` is the processor time used in it, None if unknown."""
+    """The present pause. ``cpu_s`` is the processor time that was used in it; None if unknown."""
 
     seconds: float
     demand: PauseDemand
@@ -217,23 +220,26 @@ class Pause:
 
     @property
     def is_computing(self) -> bool:
-        """Whether the processor time shows that the engine computed."""
-        return self.cpu_s is not None and self._share >= MIN_COMPUTING_SHARE
+        """Whether the engine is known to have used the processor."""
+        return self.cpu_s is not None and self._cpu_share >= MIN_COMPUTING_CPU_SHARE
 
     @property
     def is_idle(self) -> bool:
-        """Whether hardly any processor time was used; False if it is unknown."""
-        return self.cpu_s is not None and self._share < MAX_IDLE_SHARE
+        """Whether the engine is known to have used hardly any processor time."""
+        return self.cpu_s is not None and self._cpu_share < MAX_IDLE_CPU_SHARE
 
     @property
-    def _share(self) -> float:
+    def _cpu_share(self) -> float:
         if self.cpu_s is None or self.seconds <= 0:
             return 0.0
         return self.cpu_s / self.seconds
 
 
 def find_pause_limit(pause: Pause, history: PauseHistory, timeout_s: float) -> tuple[float, str]:
-    """Return the longest allowed pause in seconds, and why it is below the timeout, if it is."""
+    """Return the longest allowed pause in seconds, and the reason if it is below the timeout.
+
+    The reason continues a sentence, and is empty for the timeout.
+    """
     if pause.cpu_s is None:
         limit_s, reason = _find_limit_from_history(pause, history)
     else:
@@ -241,7 +247,8 @@ def find_pause_limit(pause: Pause, history: PauseHistory, timeout_s: float) -> t
         if pause.is_computing and limit_s < timeout_s:
             limit_s += COMPUTING_EXTRA_S
             reason += (
-                f"; it used the CPU throughout, so the limit was {COMPUTING_EXTRA_S:.0f} s longer"
+                f"; the engine used the CPU throughout, so the limit was {COMPUTING_EXTRA_S:.0f} "
+                "s longer"
             )
     return (limit_s, reason) if limit_s < timeout_s else (timeout_s, "")
 
@@ -249,22 +256,25 @@ def find_pause_limit(pause: Pause, history: PauseHistory, timeout_s: float) -> t
 def _find_limit_from_history(pause: Pause, history: PauseHistory) -> tuple[float, str]:
     if not history.has_seen(pause.demand):
         return math.inf, ""
-    return max(history.usual.bound_s, history.longest + MARGIN_S), _describe_longest(history)
+    return max(history.usual.bound_s, history.longest + PAUSE_MARGIN_S), _describe_longest(history)
 
 
 def _find_limit_from_cpu_time(pause: Pause, history: PauseHistory) -> tuple[float, str]:
-    longest = history.longest + MARGIN_S
+    longest = history.longest + PAUSE_MARGIN_S
     if history.usual.is_known:
         # A usual pause may last longer, but not much longer than a pause of a new kind.
-        longest = max(longest, min(history.usual.bound_s, FIRST_PATIENCE_S))
-    served_s = max(SERVED_PATIENCE_S, longest)
-    served = history.has_seen(pause.demand) and history.served_s >= SERVED_S
-    if served and history.compute_chance(served_s) <= MAX_CHANCE:
+        longest = max(longest, min(history.usual.bound_s, SHORT_SERVICE_LIMIT_S))
+    served_s = max(LONG_SERVICE_LIMIT_S, longest)
+    served = history.has_seen(pause.demand) and history.served_s >= LONG_SERVICE_S
+    if served and history.compute_pause_probability(served_s) <= MAX_CHANCE_PROBABILITY:
         return served_s, _describe_longest(history)
-    begun_s = max(FIRST_PATIENCE_S, longest)
-    begun = history.served_s >= FIRST_SERVED_S or pause.is_idle
-    if begun and history.compute_chance(begun_s, FIRST_SERVED_S) <= MAX_CHANCE:
-        return begun_s, "; at its rate of steps so far, such a pause is not chance"
+    begun_s = max(SHORT_SERVICE_LIMIT_S, longest)
+    begun = history.served_s >= SHORT_SERVICE_S or pause.is_idle
+    if (
+        begun
+        and history.compute_pause_probability(begun_s, SHORT_SERVICE_S) <= MAX_CHANCE_PROBABILITY
+    ):
+        return begun_s, "; at the rate of steps so far, such a pause is not chance"
     return math.inf, ""
 
 

@@ -1,13 +1,14 @@
-"""Find growth that stays within its budget and does not stop, and when it reaches the limit.
+"""Find growth that stays within its budget but does not stop, and when it reaches the limit.
 
-The input is growth at comparable load that no ledger explains. An hour is one *level*: the mean of
-the lowest sizes of its twelve five-minute cells, which garbage and bursts do not raise. Two levels
-of an hour make one of two hours, and so on up to 64 hours: weeks need a few hundred numbers.
+The input is growth at comparable load that no ledger explains. A *level* is the mean growth of one
+hour: the mean of the lowest sizes of its twelve five-minute cells, which garbage and bursts do not
+raise. The mean of two levels of an hour is one level of two hours, and so on up to 64 hours, so
+weeks need only a few hundred numbers.
 
-Memory is closer to a random walk than to independent noise, which makes a fitted line look far too
-certain. The test uses the steps from one level to the next instead. Those of a random walk are
-independent. Those of noise around a constant are negatively correlated, which makes the test
-conservative. Student's t over few large blocks is valid for both, also with unequal variances
+Memory is closer to a random walk than to independent noise, so a fitted line would look far too
+certain. The test uses the steps from one level to the next instead. The steps of a random walk are
+independent. The steps of noise around a constant are negatively correlated, which makes the test
+conservative. Student's t over few large blocks is valid for both, even with unequal variances
 (Ibragimov and Müller, "t-Statistic Based Correlation and Heterogeneity Robust Inference", Journal
 of Business & Economic Statistics 28, 2010).
 """
@@ -29,35 +30,37 @@ from plimsoll_api.trace import Sample
 from plimsoll_api.units import DAY_S
 
 HOUR_S = 3600.0
-CELL_S = 300.0
-"""Width of a cell: longer than a burst of requests, and than most garbage collections."""
+CELL_WIDTH_S = 300.0
+"""Width of a cell. It is longer than a burst of requests, and than most garbage collections."""
 CELLS_PER_LEVEL = 12
-"""Number of cells in a level."""
-SCALES = 7
-"""Levels of 1, 2, 4 … 64 hours: the widest window is six weeks, longer than pods live."""
+NUM_SCALES = 7
+"""Levels have 1, 2, 4 … 64 hours. The widest window is six weeks, longer than pods live."""
 MIN_STEPS, MAX_STEPS = 8, 16
-"""Steps that are tested. The maximum is twice the minimum, so that some scale covers each span."""
-RAISE_T = 5.408
-"""Quantile of Student's t for 7 degrees of freedom and a probability of 1 in 2,000. About two tests
-come an hour. By the union bound, at most 1 in 1,000 hours raises a random walk without drift."""
-CLEAR_T = 1.895
-"""Quantile for a probability of 1 in 20. It decides when a leak clears, and how wide a forecast is.
-"""
-RANDOM_WALK_FACTOR = 1.28
+"""Number of steps that a test uses. The maximum is twice the minimum, so that some scale fits each
+span."""
+RAISE_QUANTILE = 5.408
+"""Quantile of Student's t for 7 degrees of freedom and a probability of 1 in 2,000. There are about
+two tests per hour. By the union bound, a random walk without drift is raised in at most 1 of 1,000
+hours."""
+CLEAR_QUANTILE = 1.895
+"""Quantile for a probability of 1 in 20. It decides when a leak is cleared, and the forecast's
+width."""
+RANDOM_WALK_ERROR_FACTOR = 1.28
 """Steps between *averages* of a random walk correlate by a quarter (Working, "Note on the
 Correlation of First Differences of Averages in a Random Chain", Econometrica 28, 1960). For 8
-steps, the quantile above needs this factor (2·10⁵ simulated walks)."""
+steps, the quantile needs this factor (2·10⁵ simulated walks)."""
 MIN_RISE_BYTES = 8 << 20
-"""Minimum rise: twice the settled size, because allocators take memory in steps of 1 MiB."""
-STEADY_SHARE = 0.7
-"""Minimum rise of the later half as a share of the rise of the earlier half. A cache that fills
-with a time constant of 1.4 windows reaches it."""
-KEPT_SHARE = 0.5
-"""Minimum rise of the later half for a leak that was raised before, and for the last steps."""
+"""Minimum rise of a leak: twice the rise of settled memory, as allocators take steps of 1 MiB."""
+MIN_STEADY_RATIO = 0.7
+"""Minimum rise of the later half, divided by the rise of the earlier half. A cache that fills with
+a time constant of 1.4 windows reaches it."""
+MIN_KEPT_RATIO = 0.5
+"""The same minimum for a leak that was raised before, and for the last steps."""
 MAX_FORECAST_FACTOR = 4.0
-"""Maximum length of a forecast as a multiple of the time that growth was watched."""
-UNLIMITED_FORECAST_S = DAY_S
-"""Watching time from which a forecast has no maximum length; less may be the day's rhythm."""
+"""Maximum length of a forecast, as a multiple of the time for which growth was watched."""
+MIN_UNLIMITED_WATCH_S = DAY_S
+"""Time of watching from which a forecast has no maximum length. Less time may show only the rhythm
+of a day."""
 
 
 class Level(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -70,9 +73,9 @@ class Level(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class SlowState(msgspec.Struct, frozen=True, omit_defaults=True):
     """State that a later watch of the same epoch needs.
 
-    ``levels`` are the levels of each scale, oldest first. ``halves`` is the newest level of each
-    scale if it waits to be averaged with the next one. ``peaks`` are the highest floors of the last
-    hours in bytes. The current hour is not stored, so the state changes once an hour.
+    ``levels`` are the levels of each scale, oldest first. ``halves`` holds the newest level of each
+    scale while it waits to be averaged with the next level. ``peaks`` are the highest floors of the
+    last hours in bytes. The present hour is not stored, so the state changes once per hour.
     """
 
     levels: list[list[Level]] = []
@@ -86,7 +89,7 @@ class Drift:
     """Mean pace of a series of steps, with its standard error.
 
     ``rise`` is the sum of the steps in bytes. ``fading`` is the rise of the later half divided by
-    that of the earlier half, infinite if the earlier half did not rise.
+    the rise of the earlier half; infinite if the earlier half did not rise.
     """
 
     bytes_per_s: float
@@ -95,22 +98,22 @@ class Drift:
     span_s: float
     fading: float
 
-    def lower_bound(self, t: float) -> float:
-        """Return the lower confidence bound for the quantile ``t``, in bytes a second."""
+    def compute_lower_bound(self, t: float) -> float:
+        """Return the lower confidence bound for the quantile ``t``, in bytes per second."""
         return self.bytes_per_s - t * self.error
 
-    def upper_bound(self, t: float) -> float:
-        """Return the upper confidence bound for the quantile ``t``, in bytes a second."""
+    def compute_upper_bound(self, t: float) -> float:
+        """Return the upper confidence bound for the quantile ``t``, in bytes per second."""
         return self.bytes_per_s + t * self.error
 
     @property
     def certainty(self) -> float:
-        """Student's t of the pace against a pace of zero."""
+        """Student's t of the pace, tested against a pace of zero."""
         return self.bytes_per_s / self.error if self.error else math.inf
 
 
 def estimate_drift(levels: Sequence[Level]) -> Drift | None:
-    """Return the drift of levels in order of time; None if there are too few."""
+    """Return the drift of ``levels``, which are in order of time; None for too few levels."""
     count = len(levels) - 1
     span = levels[-1].t - levels[0].t if count >= MIN_STEPS else 0.0
     if span <= 0:
@@ -121,7 +124,7 @@ def estimate_drift(levels: Sequence[Level]) -> Drift | None:
     per_s = count / span
     return Drift(
         bytes_per_s=fmean(steps) * per_s,
-        error=RANDOM_WALK_FACTOR * stdev(steps) / math.sqrt(count) * per_s,
+        error=RANDOM_WALK_ERROR_FACTOR * stdev(steps) / math.sqrt(count) * per_s,
         rise=sum(steps),
         span_s=span,
         fading=later / earlier if earlier > 0 else math.inf,
@@ -129,18 +132,18 @@ def estimate_drift(levels: Sequence[Level]) -> Drift | None:
 
 
 class SlowLeakWatch:
-    """Search one kind of memory for slow growth, from the end of the warm-up on.
+    """Search for slow growth of one kind of memory, from the end of the warm-up on.
 
-    ``drift`` is the growth that does not stop, None if there is none. ``peak`` is the highest floor
-    of the last day in bytes. Both change once an hour.
+    ``drift`` is the growth that does not stop; None without such growth. ``peak`` is the highest
+    floor of the last day in bytes. Both change once per hour.
     """
 
     def __init__(self) -> None:
         self.drift: Drift | None = None
         self.peak: int | None = None
         self.state = SlowState()
-        self._levels: list[deque[Level]] = [deque(maxlen=MAX_STEPS + 1) for _ in range(SCALES)]
-        self._halves: list[Level | None] = [None] * SCALES
+        self._levels: list[deque[Level]] = [deque(maxlen=MAX_STEPS + 1) for _ in range(NUM_SCALES)]
+        self._halves: list[Level | None] = [None] * NUM_SCALES
         self._lows: list[Level] = []
         self._peaks: deque[int] = deque(maxlen=int(DAY_S / HOUR_S))
         self._highest = 0
@@ -149,21 +152,21 @@ class SlowLeakWatch:
 
     @property
     def is_known(self) -> bool:
-        """Whether the memory has been watched for long enough to be judged."""
+        """Whether the memory has been watched for long enough for a result."""
         return len(self._levels[0]) > MIN_STEPS
 
     @property
     def has_started(self) -> bool:
-        """Whether the watch has a sample, or continues from an earlier one."""
+        """Whether the watch has a sample, or continues from an earlier watch."""
         return self._cell is not None or self.peak is not None
 
     def add(self, t: float, growth: int, floor: int, limit: int | None) -> bool:
-        """Add a sample, and return whether it completed an hour, which updates the result.
+        """Add a sample, and return whether it completed an hour and so updated the result.
 
-        ``growth`` and ``floor``, the lowest size of all memory, are in bytes. ``limit`` is the
-        memory limit, None if unknown.
+        ``growth`` is in bytes. ``floor`` is the lowest size of all memory in the last seconds, in
+        bytes. ``limit`` is the memory limit in bytes; None if unknown.
         """
-        cell = int(t // CELL_S)
+        cell = int(t // CELL_WIDTH_S)
         self._highest = max(self._highest, floor)
         if cell == self._cell:
             if growth < self._low.bytes:
@@ -176,7 +179,7 @@ class SlowLeakWatch:
             return False
         self._peaks.append(self._highest)
         self._highest = floor
-        self._add_level(0, _mean(self._lows))
+        self._add_level(0, _average_levels(self._lows))
         self._lows.clear()
         self._update(limit)
         return True
@@ -184,8 +187,8 @@ class SlowLeakWatch:
     def resume(self, state: SlowState, t: float, limit: int | None) -> None:
         """Continue at ``t`` from the state of an earlier watch in the same epoch.
 
-        The clocks of the two watches differ. The newest hour is moved to the one before ``t``, and
-        the others with it.
+        The two watches have different clocks. All levels are moved by the same time, so that the
+        newest hour ends at ``t``.
         """
         if not state.levels or not state.levels[0] or not state.peaks:
             return
@@ -196,19 +199,19 @@ class SlowLeakWatch:
 
         for mine, theirs in zip(self._levels, state.levels, strict=False):
             mine.extend(map(shift, theirs))
-        for index, half in enumerate(state.halves[:SCALES]):
+        for index, half in enumerate(state.halves[:NUM_SCALES]):
             self._halves[index] = None if half is None else shift(half)
         self._peaks.extend(state.peaks)
         self._update(limit, state.raised)
 
     def _add_level(self, scale: int, level: Level) -> None:
         self._levels[scale].append(level)
-        if scale + 1 == SCALES:
+        if scale + 1 == NUM_SCALES:
             return
         half, self._halves[scale] = self._halves[scale], level
         if half is not None:
             self._halves[scale] = None
-            self._add_level(scale + 1, _mean((half, level)))
+            self._add_level(scale + 1, _average_levels((half, level)))
 
     def _update(self, limit: int | None, raised: bool = False) -> None:
         self.peak = max(self._peaks)
@@ -224,18 +227,24 @@ class SlowLeakWatch:
     def _find_best_drift(self, headroom: int | None, raised: bool) -> Drift | None:
         """Return the most certain drift of all scales that neither fades nor has stopped.
 
-        A drift has stopped if the last steps of a shorter scale are less than half as fast.
+        A drift has stopped if the last steps of the same or a shorter scale are less than half as
+        fast.
         """
         scales = [list(levels) for levels in self._levels]
         drifts = [each for levels in scales if (each := estimate_drift(levels))]
         latest = [each for levels in scales if (each := estimate_drift(levels[-MIN_STEPS - 1 :]))]
-        fades = any(each.lower_bound(CLEAR_T) > 0 and each.fading < KEPT_SHARE for each in drifts)
+        fades = any(
+            each.compute_lower_bound(CLEAR_QUANTILE) > 0 and each.fading < MIN_KEPT_RATIO
+            for each in drifts
+        )
         best: Drift | None = None
         for number, each in enumerate(drifts):
-            slow = each.bytes_per_s * KEPT_SHARE
-            if any(last.upper_bound(CLEAR_T) < slow for last in latest[: number + 1]):
+            slow = each.bytes_per_s * MIN_KEPT_RATIO
+            if any(
+                last.compute_upper_bound(CLEAR_QUANTILE) < slow for last in latest[: number + 1]
+            ):
                 continue
-            grows = _still_grows(each) if raised else not fades and _is_leak(each, headroom)
+            grows = _is_still_growing(each) if raised else not fades and _is_leak(each, headroom)
             if grows and (best is None or each.certainty > best.certainty):
                 best = each
         return best
@@ -244,26 +253,26 @@ class SlowLeakWatch:
 def _is_leak(drift: Drift, headroom: int | None) -> bool:
     if (
         drift.rise < MIN_RISE_BYTES
-        or drift.lower_bound(RAISE_T) <= 0
-        or drift.fading < STEADY_SHARE
+        or drift.compute_lower_bound(RAISE_QUANTILE) <= 0
+        or drift.fading < MIN_STEADY_RATIO
     ):
         return False
-    if drift.span_s >= UNLIMITED_FORECAST_S:
+    if drift.span_s >= MIN_UNLIMITED_WATCH_S:
         return True
     return (
         headroom is not None and MAX_FORECAST_FACTOR * drift.span_s >= headroom / drift.bytes_per_s
     )
 
 
-def _still_grows(drift: Drift) -> bool:
+def _is_still_growing(drift: Drift) -> bool:
     return (
         drift.rise >= MIN_RISE_BYTES
-        and drift.lower_bound(CLEAR_T) > 0
-        and drift.fading >= KEPT_SHARE
+        and drift.compute_lower_bound(CLEAR_QUANTILE) > 0
+        and drift.fading >= MIN_KEPT_RATIO
     )
 
 
-def _mean(levels: Sequence[Level]) -> Level:
+def _average_levels(levels: Sequence[Level]) -> Level:
     return Level(
         round(fmean(level.t for level in levels), 1),
         round(fmean(level.bytes for level in levels), 1),
@@ -275,7 +284,7 @@ def find_memory_limit(
 ) -> int | None:
     """Return the limit of ``memory`` ("host" or "device") in bytes; None if it is unknown.
 
-    The limit of a device is its size, unless it is ``shared`` with other pods.
+    The limit of a device is its size, unless the device is ``shared`` with other pods.
     """
     configured = None if budget is None else budget.limit_bytes
     if memory == "host":
@@ -292,9 +301,9 @@ def find_memory_limit(
 
 
 def explain_missing_limit(memory: str, shared: bool) -> str:
-    """Return why ``memory`` has no known limit."""
+    """Return the reason why the limit of ``memory`` is unknown."""
     if shared:
-        return "other pods use the device, so its free memory is not only the engine's"
+        return "other pods use the device, so its free memory is not only for the engine"
     if memory == "device":
         return "the size of the device is unknown"
     return "no memory limit is known: set spec.memory.host.limit or the engine's limit"
@@ -307,14 +316,17 @@ def make_slow_growth(
     segment: Segment | None,
     no_limit_reason: str,
 ) -> SlowGrowth:
-    """Return the report on a drift; None if there is no drift.
+    """Return the report on ``drift``; an empty report if ``drift`` is None.
 
-    ``peak`` is the highest floor of the last day in bytes. ``no_limit_reason`` is why ``limit`` is
-    unknown, if it is.
+    ``peak`` is the highest floor of the last day in bytes. ``no_limit_reason`` is used if ``limit``
+    is unknown.
     """
     if drift is None:
         return SlowGrowth()
-    slowest, fastest = max(0.0, drift.lower_bound(CLEAR_T)), drift.upper_bound(CLEAR_T)
+    slowest, fastest = (
+        max(0.0, drift.compute_lower_bound(CLEAR_QUANTILE)),
+        drift.compute_upper_bound(CLEAR_QUANTILE),
+    )
     headroom = max(0, limit - peak) if limit is not None and peak is not None else None
 
     def compute_time_left(pace: float) -> float | None:

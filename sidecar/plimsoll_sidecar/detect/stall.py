@@ -1,16 +1,16 @@
 """Detect stalls: requests wait, and the engine makes no progress.
 
-A pause is a stall if it exceeds, by a margin, all earlier pauses of the service under at least the
-present demand. After the configured timeout, it is always a stall. An idle engine does not stall,
-nor does a request that waits only for the compilation of its grammar. Unknown progress (a failed
-scrape, a worker that starts) and a deliberate pause of the engine stop the clock.
+A pause is a stall if it exceeds all earlier pauses under at least the same demand by a margin.
+After the configured timeout, a pause is always a stall. An idle engine does not stall, nor does a
+request that waits only for the compilation of its grammar. Time does not count if progress is
+unknown (a failed scrape, a worker that starts) or if the engine was paused on purpose.
 
 A frontend with living processes has stalled if neither its status nor its serving port answers. One
-of them must also have been silent for much longer than ever before, or for twice the timeout. Each
-port has its own history. If only the serving port is silent, that is a stall, too, once it has
-answered for a minute. If only the status is silent, the supervisor cannot see the engine, but
-clients may be served. A frontend that ended and left its other processes running serves no
-requests.
+of the two must also have been silent for much longer than ever before, or for twice the timeout.
+Each port has its own history. If only the serving port is silent, this is also a stall, once the
+port has answered for a minute. If only the status is silent, the supervisor cannot see the engine,
+but the engine may serve clients. A frontend that ended and left its other processes running serves
+no requests.
 """
 
 from __future__ import annotations
@@ -20,36 +20,34 @@ from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.trace import Sample, SampleLoad
 from plimsoll_sidecar.detect.patience import (
     LONG_PAUSE_S,
-    MARGIN_S,
+    PAUSE_MARGIN_S,
     Pause,
     PauseDemand,
     PauseHistory,
     find_pause_limit,
 )
 
-FRONTEND_FACTOR = 2.0
-ANSWERED_S, SILENT_S = 60.0, 16.0
-"""After a minute of answers, a silence of this length at both ports is a stall. At one port at
-least, it must exceed all earlier silences by a margin. A request to each port is given up after
-3 s, so that five in a row went unanswered. With the wait for the last of them and a round
-to confirm, it takes less than 30 s from the hang."""
-HEADLESS_S = 10.0
-"""Time without a main process after which the engine counts as headless.
-
-An engine takes less to end, though its main process may end first: vLLM takes 0.8 to 4 s.
-"""
-MAX_STEP_INTERVALS = 5.0
-"""Longest gap between two samples that counts as observed, in intervals."""
-UNANSWERED_S = 8.0
-"""Longest gap in seconds between two observed samples of an engine that does not answer.
-
-It holds for any interval: a sample waits for both the status and the serving port.
-"""
-SAME_PAGE_S = 0.01
+FRONTEND_TIMEOUT_FACTOR = 2.0
+"""Multiple of the timeout after which a frontend that does not answer has always stalled."""
+MIN_ANSWERED_S, MIN_SILENCE_S = 60.0, 16.0
+"""After a minute of answers, a silence of the second length at both ports is a stall. At one of the
+ports at least, it must exceed all earlier silences by a margin. A request to a port is given up
+after 3 s, so five requests in a row got no answer. With the wait for the last request and a round
+to confirm, the stall is found less than 30 s after the hang."""
+MIN_HEADLESS_S = 10.0
+"""Time without a main process after which the other processes count as left behind. The main
+process may end first, but the others then end within less time: vLLM takes 0.8 to 4 s."""
+MAX_GAP_INTERVALS = 5.0
+"""Longest gap between two samples that counts as observed, in sample intervals."""
+MAX_UNANSWERED_GAP_S = 8.0
+"""Longest gap between two samples of an engine that does not answer, whatever the interval. A
+sample waits for both the status and the serving port."""
+MAX_SAME_PAGE_DIFFERENCE_S = 0.01
+"""Two page times that differ by less than this belong to the same page."""
 
 
 class _Port:
-    """History of one port's silences, and the length of the current one."""
+    """Earlier silences of one port, and the length of the present silence."""
 
     def __init__(self) -> None:
         self.silent_s = 0.0
@@ -57,41 +55,42 @@ class _Port:
 
     @property
     def is_known(self) -> bool:
-        """Whether the port has answered for long enough to know its usual silences."""
-        return self._before.served_s >= ANSWERED_S
+        """Whether the port has answered for long enough to show its usual silences."""
+        return self._before.served_s >= MIN_ANSWERED_S
 
     def end_silence(self, elapsed_s: float) -> None:
-        """Record an answer after ``elapsed_s`` seconds, and the silence before it."""
+        """Record the silence that ends with an answer, ``elapsed_s`` after the previous sample."""
         if self.silent_s > 0.0:
             self._before.add(self.silent_s, PauseDemand(), interval_s=elapsed_s)
         else:
             self._before.add_service(elapsed_s, 1)
         self.silent_s = 0.0
 
-    def find_limit(self, latest_s: float) -> tuple[float, str]:
+    def find_limit(self, max_s: float) -> tuple[float, str]:
         """Return the longest usual silence in seconds, and a description of it.
 
-        ``latest_s`` is the maximum, and the result if the usual silence is unknown.
+        The result is at most ``max_s``; it is ``max_s`` if the usual silence is unknown.
         """
         if not self.is_known:
-            return latest_s, ""
+            return max_s, ""
         longest = self._before.longest
-        usual = max(SILENT_S, longest + MARGIN_S)
+        usual = max(MIN_SILENCE_S, longest + PAUSE_MARGIN_S)
         if self._before.usual.is_known:
             usual = max(usual, self._before.usual.bound_s)
         words = "none before" if not longest else f"the longest was {longest:.0f} s"
-        return (usual, f"; {words}") if usual < latest_s else (latest_s, "")
+        return (usual, f"; {words}") if usual < max_s else (max_s, "")
 
 
 class StallWatch:
     """Watch the progress of one epoch.
 
-    If the load comes from a metrics page that is read at intervals, the times of the pages count.
+    If the load comes from a metrics page that is read from time to time, the times of the pages
+    count.
     """
 
     def __init__(self, timeout_s: float, interval_s: float) -> None:
         self.timeout_s = timeout_s
-        self._longest_elapsed_s = max(MAX_STEP_INTERVALS * interval_s, UNANSWERED_S)
+        self._longest_elapsed_s = max(MAX_GAP_INTERVALS * interval_s, MAX_UNANSWERED_GAP_S)
         self._last_t: float | None = None
         self._page_t: float | None = None
         self._progress: tuple[int, ...] | None = None
@@ -109,7 +108,7 @@ class StallWatch:
         self._cpu_spent: float | None = None
 
     def update(self, sample: Sample) -> Suspicion | None:
-        """Add a sample, and return the stall; None if there is none."""
+        """Add a sample, and return the suspicion of a stall; None if there is none."""
         elapsed_s = 0.0 if self._last_t is None else max(0.0, sample.t - self._last_t)
         elapsed_s = min(elapsed_s, self._longest_elapsed_s)
         self._last_t = sample.t
@@ -127,7 +126,7 @@ class StallWatch:
         self._read = self._read or sample.load_age_s is not None
         if sample.load_age_s is not None:
             page_t, before = sample.t - sample.load_age_s, self._page_t
-            if before is not None and page_t - before < SAME_PAGE_S:
+            if before is not None and page_t - before < MAX_SAME_PAGE_DIFFERENCE_S:
                 return self._find_stall()
             elapsed_s = 0.0 if before is None else min(page_t - before, self._longest_elapsed_s)
             self._page_t = page_t
@@ -143,7 +142,7 @@ class StallWatch:
 
     @property
     def is_in_long_step(self) -> bool:
-        """Whether the current step takes unusually long; False if steps are not reported."""
+        """Whether the present step takes unusually long; False if steps are not reported."""
         return self._frozen_s >= LONG_PAUSE_S
 
     # ---- one sample
@@ -151,8 +150,8 @@ class StallWatch:
     def _add_serving(self, sample: Sample, elapsed_s: float) -> None:
         """Record whether the serving port answered.
 
-        If the serving port is asked only while the status is silent, an answer of the status counts
-        as one of the serving port.
+        If the supervisor asks the serving port only while the status is silent, an answer of the
+        status counts as an answer of the serving port.
         """
         port = self._serving
         self._unasked_s += elapsed_s
@@ -171,11 +170,11 @@ class StallWatch:
 
     @property
     def _silent_s(self) -> float:
-        """Seconds for which both ports have been silent."""
+        """Time in seconds for which both ports have been silent."""
         return min(self._status.silent_s, self._serving.silent_s)
 
     def _add_throttling(self, sample: Sample) -> None:
-        """Count how often the kernel throttled the engine since its last progress and answer."""
+        """Count how often the kernel throttled the engine since its last progress or answer."""
         now, before = sample.host.cgroup_throttled, self._throttled
         if self._frozen_s <= 0.0 and self._silent_s <= 0.0:
             self._throttled_since = 0
@@ -187,7 +186,7 @@ class StallWatch:
     def _update_pauses(
         self, sample: Sample, elapsed_s: float, progress: tuple[int, ...], inflight: int
     ) -> None:
-        taken_in, asked = sample.load.prompt_tokens_total, inflight
+        accepted_tokens, asked = sample.load.prompt_tokens_total, inflight
         if self._read:
             # Requests that the engine has not accepted are in no step.
             asked = (sample.load.running or 0) + (sample.load.waiting or 0)
@@ -196,17 +195,17 @@ class StallWatch:
             if self._read and self._progress is not None and progress != self._progress:
                 # SGLang's gauge is from its last log line, and may be 0 while requests run.
                 self._gaps.add_service(elapsed_s, progress[0] - self._progress[0])
-            if progress != self._progress or not self._was_given_up():
+            if progress != self._progress or not self._have_clients_given_up():
                 self._start_pause(0, sample)
         elif progress == self._progress:
             if self._frozen_s < LONG_PAUSE_S:
                 # Later requests wait for the current step, and are no part of it.
-                self._raise_demand(asked, taken_in)
+                self._raise_demand(asked, accepted_tokens)
             # Requests after an idle page may have arrived at any time since.
             self._frozen_s += 0.0 if self._read and self._idle else elapsed_s
             self._update_cpu_time(sample)
         else:
-            self._raise_demand(asked, taken_in)
+            self._raise_demand(asked, accepted_tokens)
             if self._progress is not None:
                 steps = progress[0] - self._progress[0]
                 self._update_cpu_time(sample)
@@ -215,11 +214,11 @@ class StallWatch:
             self._start_pause(asked, sample)
         self._progress, self._idle = progress, inflight == 0
 
-    def _was_given_up(self) -> bool:
-        """Report whether clients gave up during a long pause, and have not been away for as long.
+    def _have_clients_given_up(self) -> bool:
+        """Report whether clients gave up during a long pause, and have been away for less time.
 
         Clients and proxies often time out sooner than the engine, and try again. The pause then
-        goes on, without the time in which no request is in flight.
+        continues, without the time in which no request is in flight.
         """
         return self._frozen_s >= LONG_PAUSE_S and self._unused_s < self._frozen_s
 
@@ -228,17 +227,17 @@ class StallWatch:
         self._prompt_tokens = sample.load.prompt_tokens_total
         self._cpu_s, self._cpu_spent = sample.host.cpu_s, None
 
-    def _raise_demand(self, inflight: int, taken_in: int | None) -> None:
-        """Raise the demand of the current pause."""
+    def _raise_demand(self, inflight: int, accepted_tokens: int | None) -> None:
+        """Raise the demand of the present pause."""
         tokens = 0
-        if taken_in is not None and self._prompt_tokens is not None:
-            tokens = max(0, taken_in - self._prompt_tokens)
+        if accepted_tokens is not None and self._prompt_tokens is not None:
+            tokens = max(0, accepted_tokens - self._prompt_tokens)
         self._demand = PauseDemand(max(self._demand.inflight, inflight), tokens)
 
     def _update_cpu_time(self, sample: Sample) -> None:
         """Update the processor time of the pause.
 
-        It is unknown if a sample lacks it, or if a process ended, whose time is then missing.
+        It is unknown if a sample lacks it, or if a process ended and its processor time is missing.
         """
         now, since = sample.host.cpu_s, self._cpu_s
         if now is None or since is None or now < since:
@@ -256,18 +255,18 @@ class StallWatch:
                 f"requests are in flight, but no step completed for {self._frozen_s:.0f} s{why}"
             )
             return self._make_suspicion(self._frozen_s / limit_s, reason, "worker")
-        if self._headless_s >= HEADLESS_S:
+        if self._headless_s >= MIN_HEADLESS_S:
             reason = (
                 "the engine's main process ended, but its other processes still run and hold"
                 f" memory for {self._headless_s:.0f} s"
             )
-            return self._make_suspicion(self._headless_s / HEADLESS_S, reason, "frontend")
+            return self._make_suspicion(self._headless_s / MIN_HEADLESS_S, reason, "frontend")
         return self._find_frontend_stall()
 
     def _find_frontend_stall(self) -> Suspicion | None:
-        """Return the stall of a frontend whose ports do not answer; None if there is none."""
-        latest = self.timeout_s * FRONTEND_FACTOR
-        least, port = min(SILENT_S, latest), self._serving
+        """Return the suspicion of a frontend that does not answer; None if there is none."""
+        latest = self.timeout_s * FRONTEND_TIMEOUT_FACTOR
+        least, port = min(MIN_SILENCE_S, latest), self._serving
         if self._is_alone and port.is_known and self._status.silent_s <= 0.0:
             limit_s, why = port.find_limit(latest)
             if port.silent_s >= limit_s:
@@ -305,7 +304,10 @@ class StallWatch:
 
 
 def count_inflight(load: SampleLoad) -> int | None:
-    """Return the requests in flight: the larger of the frontend's and the engine's count."""
+    """Return the number of requests in flight: the larger count of the frontend and the engine.
+
+    None if both are unknown.
+    """
     gauges = [value for value in (load.running, load.waiting) if value is not None]
     counts = [sum(gauges)] if gauges else []
     if load.inflight is not None:
@@ -314,10 +316,11 @@ def count_inflight(load: SampleLoad) -> int | None:
 
 
 def _count_due(load: SampleLoad) -> int | None:
-    """Return the requests in flight that need a step of the engine.
+    """Return the number of requests in flight that need a step of the engine; None if unknown.
 
-    A request that waits for its grammar does not count, because compilations have limits of their
-    own. Nor does a request that waits for something else, such as another engine's KV blocks.
+    A request that waits for its grammar does not count, because compilations have their own limits.
+    A request that waits for something else, such as another engine's KV blocks, does not count
+    either.
     """
     inflight = count_inflight(load)
     if inflight is None:
@@ -326,7 +329,7 @@ def _count_due(load: SampleLoad) -> int | None:
 
 
 def _read_progress(load: SampleLoad) -> tuple[int, ...] | None:
-    """Return the counters of completed work. Accepted requests are not progress."""
+    """Return the counters of completed work; None if unknown. Accepted requests are no progress."""
     if load.steps_total is not None:
         return (load.steps_total,)
     tokens = (load.generation_tokens_total, load.prompt_tokens_total)

@@ -6,7 +6,7 @@ from plimsoll_api.incident_record import Reason, StepOutcome, StepRecord
 from plimsoll_api.incidents import IncidentKind, IncidentPhase, WaitReason
 from plimsoll_api.supervision import Action
 from plimsoll_api.units import format_bytes, format_duration
-from plimsoll_sidecar.detect.losses import SPENT_RATIO
+from plimsoll_sidecar.detect.losses import RESTART_LOST_RATIO
 from plimsoll_sidecar.govern import restart_budget
 from plimsoll_sidecar.govern.command import Command, EventType, Outcome, Result, Verb
 from plimsoll_sidecar.govern.context import EXHAUSTED_MESSAGE, TurnContext
@@ -203,7 +203,7 @@ def defer_restart(context: TurnContext, incident: Incident) -> None:
         hours = context.memory.auto.limit_within_s
         message = f"{LIMIT_FAR_MESSAGE} {format_duration(hours)} (spec.memory.auto.limitWithin)"
     if incident.kind is IncidentKind.CAPACITY_LOSS:
-        message = f"deferred: no restart until {SPENT_RATIO:.0%} of the capacity is lost"
+        message = f"deferred: no restart until {RESTART_LOST_RATIO:.0%} of the capacity is lost"
     set_wait_reason(context, incident, None, message)
 
 

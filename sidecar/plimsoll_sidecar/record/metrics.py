@@ -44,7 +44,7 @@ from plimsoll_sidecar.record.collectors import (
     compute_dead_band_bytes,
 )
 from plimsoll_sidecar.signals.cgroup import CgroupMemory
-from plimsoll_sidecar.signals.resident_memory import read_resident
+from plimsoll_sidecar.signals.resident_memory import read_resident_memory
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 REMEDIATION_STEPS = frozenset(action.value for action in Action)
@@ -442,7 +442,7 @@ class Metrics:
 
     def _observe_own_cost(self) -> None:
         for process, pid in (("supervisor", os.getpid()), ("launcher", os.getppid())):
-            size = read_resident(pid)
+            size = read_resident_memory(pid)
             self._set_or_remove(
                 "supervisor_resident_memory_bytes",
                 process,

@@ -1,10 +1,11 @@
 """Read the memory of the engine's cgroup, version 1 or 2.
 
-In a pod, the engine runs in another container. The engine sees its cgroup at ``/sys/fs/cgroup``,
-which the supervisor reaches through ``/proc/PID/root`` (this needs the same UID). Outside
-containers, the path is in ``/proc/PID/cgroup``. A cgroup that the engine shares with the supervisor
-says nothing about the engine, so it counts as unknown. The same is true of a cgroup with other
-processes, such as the session of a terminal. Missing files and missing values are unknown, too.
+In a pod, the engine runs in another container, and sees its cgroup at ``/sys/fs/cgroup``. The
+supervisor reads this folder through ``/proc/PID/root``, which needs the same UID. Outside
+containers, the path of the cgroup is in ``/proc/PID/cgroup``.
+
+The memory is unknown if the supervisor is in the same cgroup, or if the cgroup has processes of
+other programs, as in the session of a terminal. Missing files and values are also unknown.
 """
 
 from __future__ import annotations
@@ -22,21 +23,21 @@ from plimsoll_sidecar.signals.process_table import (
     find_descendants,
     find_memory_group,
     iterate_ancestors,
-    parents,
     read_command_name,
+    read_parent_pids,
 )
 
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 MAX_FILE_BYTES = 1 << 16
-"""Maximum number of bytes that are read from one file; memory.stat has about 2 KiB."""
+"""Maximum number of bytes that are read from a file; memory.stat has about 2 KiB."""
 UNLIMITED_BYTES = 1 << 60
-"""Size in bytes from which a version 1 limit means "no limit": the kernel writes almost 2**63."""
+"""Smallest limit in version 1 that means "no limit", in bytes: the kernel writes almost 2**63."""
 
 
 class CgroupMemory(msgspec.Struct, frozen=True):
     """Memory of a cgroup in bytes; None if unknown.
 
-    Version 1 has neither ``ooms`` and ``throttled`` nor ``stalled_some_s`` and ``stalled_full_s``.
+    Version 1 reports no ``ooms``, ``throttled``, ``stalled_some_s`` and ``stalled_full_s``.
 
     Attributes:
         file: Page cache, without shared memory.
@@ -45,8 +46,8 @@ class CgroupMemory(msgspec.Struct, frozen=True):
         other: Memory that is charged to the group but appears in none of the kernel's counters,
             such as the unmapped parts of transparent huge pages.
         reclaimable: Memory that the kernel frees before it kills a process.
-        swap: Pages that are in swap and not in memory. The kernel does not report their kind;
-            nearly all of them are anonymous.
+        swap: Pages that are only in swap. The kernel does not report their kind; nearly all are
+            anonymous.
         limit: The lowest limit of the group and of its visible ancestors.
         oom_kills: The number of processes of the group that the kernel killed.
         ``ooms``: How often the group ran out of memory.
@@ -75,7 +76,7 @@ class CgroupMemory(msgspec.Struct, frozen=True):
 
     @property
     def limit_ratio(self) -> float | None:
-        """Share of the limit that is in use and not reclaimable; None if it is unknown."""
+        """Share of the limit that is in use and cannot be reclaimed; None if unknown."""
         if self.current is None or self.reclaimable is None or not self.limit:
             return None
         return max(0, self.current - self.reclaimable) / self.limit
@@ -85,20 +86,22 @@ class Cgroup:
     """Memory files of the cgroup of one process."""
 
     def __init__(self, folder: Path, version: int, root: Path | None = None) -> None:
-        """Initialize with the group's folder; ``root`` is its highest visible ancestor.
+        """Initialize with the folder of the cgroup; ``root`` is its highest visible ancestor.
 
-        Without ``root``, only the group's own limit is read.
+        Without ``root``, only the limit of the cgroup itself is read.
         """
         self.folder = folder
         self.version = version
-        above = folder.parents if root is not None and folder.is_relative_to(root) else ()
-        self._above = [one for one in above if root is not None and one.is_relative_to(root)]
+        ancestors = folder.parents if root is not None and folder.is_relative_to(root) else ()
+        self._ancestors = [
+            one for one in ancestors if root is not None and one.is_relative_to(root)
+        ]
 
     @classmethod
     def of_process(cls, pid: int) -> Cgroup | None:
-        """Return the cgroup of ``pid``.
+        """Return the cgroup of the process ``pid``; None if its memory is unknown.
 
-        None if it is not visible, or if it also contains processes of other programs.
+        It is unknown if the cgroup is not visible, or also has processes of other programs.
         """
         theirs, ours = find_memory_group(pid), find_memory_group(os.getpid())
         if theirs is None:
@@ -117,21 +120,21 @@ class Cgroup:
         return group if group.read().current is not None else None
 
     def read(self) -> CgroupMemory:
-        """Read the files of the cgroup now. Values that cannot be read are None."""
+        """Return the present memory of the cgroup. Values that cannot be read are None."""
         if self.version == 1:
             return _read_v1(self.folder)  # memory.stat has the lowest limit of all ancestors
         found = _read_v2(self.folder)
-        limits = [found.limit, *(_read_number(one / "memory.max") for one in self._above)]
+        limits = [found.limit, *(_read_number(one / "memory.max") for one in self._ancestors)]
         return msgspec.structs.replace(found, limit=_min_known(limits))
 
 
 def _has_other_processes(folder: Path, pid: int) -> bool:
-    """Report whether the cgroup has processes that are not part of ``pid``'s process tree.
+    """Report whether the cgroup has processes that do not belong to the process tree of ``pid``.
 
-    Shells that started the tree are ignored. True if the list cannot be read.
+    Shells that started the tree are ignored. Also return True if the processes cannot be listed.
     """
     members = {int(one) for one in _read_text(folder / "cgroup.procs").split() if one.isdigit()}
-    tree = parents()
+    tree = read_parent_pids()
     others = members - {pid} - find_descendants({pid}, tree)
     shells = {
         one for one in iterate_ancestors(pid, tree) if read_command_name(one) in WRAPPER_PROGRAMS
@@ -140,7 +143,7 @@ def _has_other_processes(folder: Path, pid: int) -> bool:
 
 
 def _has_other_root(pid: int) -> bool | None:
-    """Report whether the process has another root file system; None if this cannot be read."""
+    """Report whether the process has another root file system; None if it cannot be read."""
     try:
         theirs, ours = os.stat(f"/proc/{pid}/root/"), os.stat("/")
     except OSError:
@@ -165,14 +168,16 @@ def _read_v2(folder: Path) -> CgroupMemory:
         current=current,
         anon=stat.get("anon"),
         shmem=shmem,
-        file=_subtract(cache, shmem),
+        file=_compute_difference(cache, shmem),
         slab=stat.get("slab"),
-        kernel=_subtract(kernel, freed),
+        kernel=_compute_difference(kernel, freed),
         sock=stat.get("sock"),
-        other=_subtract(current, known),
+        other=_compute_difference(current, known),
         reclaimable=_sum_known((stat.get("active_file"), stat.get("inactive_file"), freed)),
         # A page that was read back keeps its swap slot, so it counts in both.
-        swap=_subtract(_read_number(folder / "memory.swap.current"), stat.get("swapcached", 0)),
+        swap=_compute_difference(
+            _read_number(folder / "memory.swap.current"), stat.get("swapcached", 0)
+        ),
         limit=_read_number(folder / "memory.max"),
         oom_kills=events.get("oom_kill"),
         ooms=events.get("oom"),
@@ -183,9 +188,9 @@ def _read_v2(folder: Path) -> CgroupMemory:
 
 
 def _read_v1(folder: Path) -> CgroupMemory:
-    """Read a version 1 cgroup.
+    """Read the memory of a version 1 cgroup.
 
-    ``total_*`` includes child groups, ``cache`` includes shared memory.
+    Values named ``total_*`` include child groups. ``cache`` includes shared memory.
     """
     stat = _read_table(folder / "memory.stat")
     cache, shmem = stat.get("total_cache"), stat.get("total_shmem")
@@ -197,23 +202,23 @@ def _read_v1(folder: Path) -> CgroupMemory:
         current=current,
         anon=stat.get("total_rss"),
         shmem=shmem,
-        file=_subtract(cache, shmem),
+        file=_compute_difference(cache, shmem),
         sock=_read_number(
             folder / "memory.kmem.tcp.usage_in_bytes"
         ),  # ``current`` does not include this
-        other=_subtract(current, _sum_known((stat.get("total_rss"), cache, kernel))),
+        other=_compute_difference(current, _sum_known((stat.get("total_rss"), cache, kernel))),
         reclaimable=_sum_known((stat.get("total_active_file"), stat.get("total_inactive_file"))),
-        swap=_subtract(_read_number(folder / "memory.memsw.usage_in_bytes"), current),
+        swap=_compute_difference(_read_number(folder / "memory.memsw.usage_in_bytes"), current),
         limit=limit if limit is not None and limit < UNLIMITED_BYTES else None,
         oom_kills=_read_table(folder / "memory.oom_control").get("oom_kill"),
     )
 
 
 def _read_text(path: Path) -> str:
-    """Return the text of the file; empty if it cannot be read.
+    """Return the text of a file; empty if it cannot be read.
 
-    The folder is in the engine's mount namespace: the engine can put a pipe there, which would
-    block the reader, or a file of any size.
+    The folder is in the engine's mount namespace. The engine could put a file of any size there, or
+    a pipe, which would block the reader.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -230,7 +235,7 @@ def _read_number(path: Path) -> int | None:
 
 
 def _sum_known(parts: Iterable[int | None]) -> int | None:
-    """Return the sum; None if any part is unknown."""
+    """Return the sum of ``parts``; None if any part is unknown."""
     known = list(parts)
     return None if None in known else sum(one for one in known if one is not None)
 
@@ -239,8 +244,8 @@ def _min_known(limits: Iterable[int | None]) -> int | None:
     return min((one for one in limits if one is not None), default=None)
 
 
-def _subtract(whole: int | None, part: int | None) -> int | None:
-    """Return the difference, at least 0 because the two files are not read at the same instant."""
+def _compute_difference(whole: int | None, part: int | None) -> int | None:
+    """Return ``whole`` minus ``part``, at least 0, because their files are not read together."""
     return None if whole is None or part is None else max(0, whole - part)
 
 
@@ -254,7 +259,7 @@ def _read_table(path: Path) -> dict[str, int]:
 
 
 def _read_pressure(path: Path) -> dict[str, float]:
-    """Return ``total`` of each line in seconds; empty if the kernel has no PSI."""
+    """Return the ``total`` of each line in seconds, by its first word; empty without PSI."""
     found: dict[str, float] = {}
     for line in _read_text(path).splitlines():
         share, _, values = line.partition(" ")

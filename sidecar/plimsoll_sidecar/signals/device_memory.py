@@ -1,10 +1,10 @@
 """Measure device memory from outside the engine: through NVML or a metrics exporter.
 
 NVML lists only the processes of its caller's PID namespace (driver 580, H100). Earlier drivers
-listed all processes, by their PIDs on the host. NVML therefore provides totals for each device, and
-hints about its other users. Devices are matched by UUID, because NVML and CUDA order them
-differently. Missing data is unknown, never an error. An exporter's page has one sample per device,
-with labels that name the pod to which the device is assigned.
+listed all processes, by their PIDs on the host. NVML is therefore used for the totals of a device,
+and for hints about its other users. Devices are matched by UUID, because NVML and CUDA order them
+differently. Missing data is unknown, never an error. The page of an exporter has one sample per
+device, with labels that name the pod to which the device is assigned.
 """
 
 from __future__ import annotations
@@ -32,20 +32,18 @@ from plimsoll_sidecar.signals.metrics_page import MAX_VALUE, make_sample_reader
 
 log = logging.getLogger(__name__)
 
-SCRAPE_S = 10.0
-"""Seconds between two scrapes. The exporters themselves collect every 30 s by default."""
-TIMEOUT_S = 2.0
-MAX_ROWS = 4096
+SCRAPE_PERIOD_S = 10.0
+"""Time between two scrapes. By default, the exporters collect only every 30 s."""
+SCRAPE_TIMEOUT_S = 2.0
+MAX_SAMPLES = 4096
 MIB = 1 << 20
-NVML_RETRY_S, NVML_MAX_RETRY_S = 5.0, 300.0
-"""Seconds until NVML is initialized again after a failure: first and longest pause."""
+NVML_FIRST_RETRY_S, NVML_MAX_RETRY_S = 5.0, 300.0
+"""First and longest pause after a failure, before NVML is initialized again."""
 NVML_MEMORY_CALL = "nvmlDeviceGetMemoryInfo"
 """Name of the NVML function that returns the memory of a device."""
 NVML_DEVICE_ERRORS = (2, 3, 4, 6)
-"""NVML errors that concern one device and not the driver.
-
-They are: invalid argument, not supported, no permission, not found (nvml.h).
-"""
+"""NVML errors that concern one device and not the driver (nvml.h): invalid argument, not supported,
+no permission, not found."""
 LABEL_PATTERN = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)\s*=\s*"((?:[^"\\\n]|\\.)*+)"')
 
 
@@ -59,9 +57,9 @@ class DeviceBytes(msgspec.Struct, frozen=True):
 class DeviceUsers(msgspec.Struct, frozen=True):
     """Users of a device that the driver reports in this PID namespace.
 
-    ``processes`` maps PIDs to bytes, None if unknown. ``other_bytes`` is the rest of the used
-    memory, which belongs to the driver or to processes in other PID namespaces. ``mps_clients`` is
-    the number of MPS clients.
+    ``processes`` maps PIDs to bytes; None if unknown. ``other_bytes`` is the remaining memory in
+    use, which belongs to the driver or to processes in other PID namespaces. ``mps_clients`` is the
+    number of MPS clients.
     """
 
     processes: dict[int, int | None]
@@ -72,50 +70,50 @@ class DeviceUsers(msgspec.Struct, frozen=True):
 class DeviceSource(Protocol):
     """Source of device memory: NVML or an exporter."""
 
-    def memory(self, uuid: str) -> DeviceBytes | None:
+    def read_memory(self, uuid: str) -> DeviceBytes | None:
         """Return the memory of the device ``uuid`` (``GPU-…`` or ``MIG-…``); None if unknown."""
 
     @property
     def error(self) -> str | None:
-        """Reason for missing values; None if the source has values or was not queried."""
+        """Reason why values are missing; None if the source has values or was not queried."""
 
 
 @runtime_checkable
 class AssignmentSource(Protocol):
-    """Source that also knows which devices are assigned to the pod."""
+    """Source that also knows which devices are assigned to this pod."""
 
-    def assigned_devices(self) -> list[str]:
-        """Return the devices assigned to this pod, by the names that ``memory`` accepts."""
+    def list_assigned_devices(self) -> list[str]:
+        """Return the names of this pod's devices, in the form that ``read_memory`` takes."""
 
 
 NOT_CONFIGURED_MESSAGES = {
     "dcgm": "no port is configured (set dcgmExporterPort, or plimsoll inject --dcgm-exporter-port)",
     "amd": "no port is configured (set amdExporterPort, or plimsoll inject --amd-exporter-port)",
 }
-"""Text for each exporter that is not in use: how to configure it."""
+"""Message for each exporter that is not in use; it says how to configure the exporter."""
 
 
 def select_available_sources(
     nvml: DeviceSource, dcgm: DeviceSource | None, amd: DeviceSource | None
 ) -> dict[str, DeviceSource]:
-    """Return the existing sources by name, the preferred one first."""
+    """Return the sources that exist, by name, in order of preference."""
     found = {"nvml": nvml, "dcgm": dcgm, "amd": amd}
     return {name: source for name, source in found.items() if source is not None}
 
 
-def assigned_devices(sources: Iterable[DeviceSource]) -> list[DeviceMemory]:
-    """Return this pod's devices from the first exporter that names any."""
+def list_assigned_devices(sources: Iterable[DeviceSource]) -> list[DeviceMemory]:
+    """Return this pod's devices from the first exporter that names any; empty if none does."""
     for source in sources:
-        names = source.assigned_devices() if isinstance(source, AssignmentSource) else []
+        names = source.list_assigned_devices() if isinstance(source, AssignmentSource) else []
         if names:
             return [DeviceMemory(index=index, uuid=name) for index, name in enumerate(names)]
     return []
 
 
-def explain_unused(
+def explain_unused_sources(
     sources: Mapping[str, DeviceSource], in_use: str | None, devices: list[str]
 ) -> list[str]:
-    """Return why each source other than ``in_use`` provides no data.
+    """Return a reason for each source other than ``in_use`` why it provides no data.
 
     ``devices`` are the known devices of the engine.
     """
@@ -129,7 +127,7 @@ def explain_unused(
         if source is None:
             found.append(f"{name}: {NOT_CONFIGURED_MESSAGES.get(name, 'not tried')}")
             continue
-        unknown = [device for device in devices if source.memory(device) is None]
+        unknown = [device for device in devices if source.read_memory(device) is None]
         if source.error is not None:
             found.append(f"{name}: {source.error}")
         elif unknown:
@@ -140,11 +138,11 @@ def explain_unused(
 
 
 class Nvml:
-    """NVML, loaded on first use.
+    """NVML, which is loaded on first use.
 
-    The driver can start after the supervisor, and it can be reloaded while the supervisor runs.
+    The driver may start later than the supervisor, and may be reloaded while the supervisor runs.
     NVML is therefore initialized again after each failure, first after seconds and later every few
-    minutes. ``error`` is the reason of the current failure. Each change is logged once.
+    minutes. ``error`` is the reason of the present failure. Each change is logged once.
     """
 
     def __init__(self, clock: Callable[[], float] | None = None) -> None:
@@ -153,19 +151,19 @@ class Nvml:
         self._library: Any = None
         self._handles: dict[str, Any] = {}
         self._next = -math.inf
-        self._back_off = NVML_RETRY_S
+        self._back_off = NVML_FIRST_RETRY_S
 
-    def memory(self, uuid: str) -> DeviceBytes | None:
-        """Return used and total bytes of the whole device ``uuid`` (``GPU-…`` or ``MIG-…``)."""
+    def read_memory(self, uuid: str) -> DeviceBytes | None:
+        """Return used and total bytes of the device ``uuid``; None if they are unknown."""
         info = self._query(uuid, NVML_MEMORY_CALL)
         return None if info is None else DeviceBytes(used=int(info.used), total=int(info.total))
 
     def read_users(self, uuid: str) -> DeviceUsers | None:
         """Return the users of the device; None if the driver does not report them."""
-        before = self.memory(uuid)
+        before = self.read_memory(uuid)
         found = self._query(uuid, "nvmlDeviceGetComputeRunningProcesses")
         clients = self._query(uuid, "nvmlDeviceGetMPSComputeRunningProcesses") or ()
-        after = self.memory(uuid)
+        after = self.read_memory(uuid)
         if before is None or found is None or after is None:
             return None
         sizes = {int(one.pid): one.usedGpuMemory for one in found}
@@ -185,7 +183,7 @@ class Nvml:
             return f"NVML: {error}"
         return f"NVML: driver {driver}, {count} devices"
 
-    def _query(self, uuid: str, question: str) -> Any:
+    def _query(self, uuid: str, function_name: str) -> Any:
         if not self._initialize():
             return None
         library = self._library
@@ -193,18 +191,18 @@ class Nvml:
             handle = self._handles.get(uuid)
             if handle is None:
                 handle = self._handles[uuid] = library.nvmlDeviceGetHandleByUUID(uuid)
-            answer = getattr(library, question)(handle)
+            answer = getattr(library, function_name)(handle)
         except library.NVMLError as error:
             self._handles.pop(uuid, None)
             if getattr(error, "value", None) in NVML_DEVICE_ERRORS:
-                self.error = str(error) if question == NVML_MEMORY_CALL else self.error
+                self.error = str(error) if function_name == NVML_MEMORY_CALL else self.error
             else:
                 with contextlib.suppress(library.NVMLError):
                     library.nvmlShutdown()
                 self._record_failure(f"NVML: {error}")
             return None
-        self.error = None if question == NVML_MEMORY_CALL else self.error
-        self._back_off = NVML_RETRY_S
+        self.error = None if function_name == NVML_MEMORY_CALL else self.error
+        self._back_off = NVML_FIRST_RETRY_S
         return answer
 
     def _initialize(self) -> bool:
@@ -223,13 +221,13 @@ class Nvml:
             self._record_failure(f"NVML: {error}")
             return False
         if self.error is not None:
-            log.info("NVML has recovered; the last error was: %s", self.error)
+            log.info("NVML is available again; the last error was: %s", self.error)
         self._library, self.error = pynvml, None
         return True
 
     def _record_failure(self, error: str) -> None:
         if error != self.error:
-            log.info("%s: retrying every few minutes", error)
+            log.info("%s; NVML is initialized again later", error)
         self.error = error
         self._library, self._handles = None, {}
         self._next = self._clock() + self._back_off
@@ -237,7 +235,7 @@ class Nvml:
 
 
 class PodContainer(NamedTuple):
-    """A pod and optionally one of its containers. If ``container`` is empty, all are meant."""
+    """A pod and one of its containers, or all of them if ``container`` is empty."""
 
     namespace: str
     name: str
@@ -251,22 +249,22 @@ class PodContainer(NamedTuple):
 
     @classmethod
     def from_labels(cls, labels: dict[str, str]) -> PodContainer:
-        """Return the pod and container that a sample's labels name."""
+        """Return the pod and the container in the labels of a sample."""
         return cls(labels.get("namespace", ""), labels.get("pod", ""), labels.get("container", ""))
 
     def is_same(self, other: PodContainer) -> bool:
         """Report whether ``other`` is the same container of the same pod.
 
-        If one of them names no container, only the pods are compared.
+        If one of the two has no container, only the pods are compared.
         """
         if not self.name or (self.namespace, self.name) != (other.namespace, other.name):
             return False
         return not (self.container and other.container) or self.container == other.container
 
     def __str__(self) -> str:
-        """Return namespace, pod and container, each cut to 63 characters.
+        """Return namespace, pod and container, separated by slashes.
 
-        A page can hold any text.
+        Each is cut to 63 characters, because a page may contain any text.
         """
         return "/".join(part[:63] for part in self if part)
 
@@ -290,12 +288,12 @@ def make_node_url(port: str | None) -> str | None:
 class Exporter(ABC):
     """A metrics exporter at ``url``, which has no path.
 
-    If its page cannot be read, all devices are unknown, and ``error`` gives the reason. ``pod`` is
-    the pod whose devices are searched for; None accepts any owner.
+    If its page cannot be read, all devices are unknown, and ``error`` is the reason. ``pod`` is the
+    pod and container whose devices are wanted; None accepts every owner.
     """
 
-    PORT: ClassVar[str]
-    """Environment variable that holds the port of the exporter."""
+    PORT_ENV: ClassVar[str]
+    """Name of the environment variable with the port of the exporter."""
     METRICS: ClassVar[tuple[str, ...]]
 
     def __init__(
@@ -309,18 +307,18 @@ class Exporter(ABC):
 
     @classmethod
     def from_environment(cls, pod: PodContainer | None = None) -> Self | None:
-        """Return the exporter on this node; None if the environment names no port for it."""
-        url = make_node_url(os.environ.get(cls.PORT))
+        """Return the exporter on this node; None if the environment has no port for it."""
+        url = make_node_url(os.environ.get(cls.PORT_ENV))
         return cls(url, pod=pod) if url is not None else None
 
     def read_samples(self) -> list[ExporterSample]:
-        """Return the newest samples, scraped at most once every :data:`SCRAPE_S`."""
+        """Return the newest samples. The page is read at most every :data:`SCRAPE_PERIOD_S`."""
         now = self._clock()
         if now >= self._next:
-            self._next = now + SCRAPE_S
+            self._next = now + SCRAPE_PERIOD_S
             self._rows, self.error = [], None
             try:
-                status, page = self._server.call("GET", "/metrics", TIMEOUT_S)
+                status, page = self._server.call("GET", "/metrics", SCRAPE_TIMEOUT_S)
             except EngineError as error:
                 self.error = str(error)
                 return self._rows
@@ -329,12 +327,12 @@ class Exporter(ABC):
                 return self._rows
             self._rows = list(self._parse(page))
             if not self._rows:
-                self.error = "the page has no device memory"
+                self.error = "the metrics page has no samples of device memory"
         return self._rows
 
     def _parse(self, page: bytes) -> Iterator[ExporterSample]:
         for number, (metric, labels, value) in enumerate(self._samples(page)):
-            if number >= MAX_ROWS:
+            if number >= MAX_SAMPLES:
                 return
             if labels is not None and math.isfinite(value) and 0 <= value < MAX_VALUE:
                 yield ExporterSample(
@@ -342,10 +340,9 @@ class Exporter(ABC):
                 )
 
     def find_values(self, uuid: str) -> dict[str, float]:
-        """Return the metrics of the device by metric name.
+        """Return the largest value of each metric of the device, by metric name.
 
-        A device that several pods share has one sample for each pod, all with the values of the
-        whole device.
+        If several pods share the device, each pod has a sample with the values of the whole device.
         """
         found: dict[str, float] = {}
         for row in self.read_samples():
@@ -353,8 +350,11 @@ class Exporter(ABC):
                 found[row.metric] = max(row.value, found.get(row.metric, 0.0))
         return found
 
-    def assigned_devices(self) -> list[str]:
-        """Return the devices assigned to the pod; empty if the metrics page names no pods."""
+    def list_assigned_devices(self) -> list[str]:
+        """Return the names of the devices that are assigned to the pod.
+
+        Empty if the samples have no pod labels.
+        """
         if self._pod is None:
             return []
         rows = [row.labels for row in self.read_samples()]
@@ -362,9 +362,10 @@ class Exporter(ABC):
         return sorted({name for labels in mine if (name := self.get_device_name(labels))})
 
     def find_owners(self, uuid: str) -> set[PodContainer]:
-        """Return the containers to which the device is assigned; empty if the page names none.
+        """Return the containers to which the device is assigned.
 
-        Some exporters name only one of several containers that share a device.
+        Empty if the samples have no pod labels. If several containers share a device, some
+        exporters name only one of them.
         """
         labels = [
             row.labels for row in self.read_samples() if self.get_device_name(row.labels) == uuid
@@ -372,28 +373,28 @@ class Exporter(ABC):
         return {PodContainer.from_labels(one) for one in labels if one.get("pod")}
 
     def is_own_container(self, owner: PodContainer) -> bool:
-        """Report whether ``owner`` is the container whose devices are searched for."""
+        """Report whether ``owner`` is the container whose devices are wanted."""
         return self._pod is None or self._pod.is_same(owner)
 
     @staticmethod
     @abstractmethod
     def get_device_name(labels: dict[str, str]) -> str:
-        """Return the name of the device in the labels, in the form that ``memory`` takes."""
+        """Return the name of the device in ``labels``, in the form that ``read_memory`` takes."""
 
 
 class Dcgm(Exporter):
     """The DCGM exporter, which reports MiB by UUID.
 
-    The samples of a MIG slice have the UUID of the whole device and the ID of the GPU instance.
-    With the exporter's Kubernetes mapping, the labels also name the pod of each device.
+    The samples of a MIG slice have the UUID of the whole device and the ID of the GPU instance. If
+    the exporter maps devices to pods, the labels also name the pod of each device.
     """
 
-    PORT = DCGM_EXPORTER_PORT_ENV
+    PORT_ENV = DCGM_EXPORTER_PORT_ENV
     METRICS = USED, FREE, RESERVED = tuple(
         f"DCGM_FI_DEV_FB_{name}" for name in ("USED", "FREE", "RESERVED")
     )
 
-    def memory(self, uuid: str) -> DeviceBytes | None:
+    def read_memory(self, uuid: str) -> DeviceBytes | None:
         """Return used and total bytes; None unless the page has both for the device."""
         # Memory belongs to the GPU instance, not to the compute instance.
         found = self.find_values("/".join(uuid.split("/")[:2]))
@@ -411,18 +412,18 @@ class Dcgm(Exporter):
 
 
 class AmdExporter(Exporter):
-    """AMD's device-metrics-exporter, which reports MiB by a device's number on its node.
+    """AMD's device-metrics-exporter, which reports MiB by the number of a device on its node.
 
-    Its metric names can be configured to have a prefix. The labels ``pod``, ``namespace`` and
-    ``container`` are always present, so they always show which devices are assigned to the pod.
+    Its configuration may add a prefix to the metric names. The labels ``pod``, ``namespace`` and
+    ``container`` are always present, and show which devices are assigned to the pod.
     """
 
-    PORT = AMD_EXPORTER_PORT_ENV
+    PORT_ENV = AMD_EXPORTER_PORT_ENV
     METRIC_PREFIX = "amd_"
     USED, TOTAL = "gpu_used_vram", "gpu_total_vram"
     METRICS = USED, TOTAL, METRIC_PREFIX + USED, METRIC_PREFIX + TOTAL
 
-    def memory(self, uuid: str) -> DeviceBytes | None:
+    def read_memory(self, uuid: str) -> DeviceBytes | None:
         """Return used and total bytes; None unless the page has both for the device."""
         found = {
             n.removeprefix(self.METRIC_PREFIX): value for n, value in self.find_values(uuid).items()
@@ -434,6 +435,6 @@ class AmdExporter(Exporter):
 
     @staticmethod
     def get_device_name(labels: dict[str, str]) -> str:
-        """Return ``AMD-`` and the number of the device; empty if the labels have none."""
+        """Return ``AMD-`` and the number of the device; empty if it has no number."""
         number = labels.get("gpu_id", "")
         return f"AMD-{number}" if number else ""

@@ -1,8 +1,8 @@
-"""Detect devices that other pods also use, because their growth may not be the engine's.
+"""Detect devices that other pods also use, because memory there may not be the engine's.
 
-The resource name in the pod does not show this, because a device plugin can assign one GPU to
-several pods (time-slicing). There are three other signs: an exporter names another owner, the
-driver reports other users, or the container has a variable that device sharing sets.
+The resource name in the pod does not show this: a device plugin can assign one GPU to several pods
+(time-slicing). A device is shared if an exporter names another owner, if the driver reports other
+users, or if the container has an environment variable that device sharing sets.
 """
 
 from __future__ import annotations
@@ -13,22 +13,17 @@ from collections.abc import Callable, Iterable, Mapping
 
 from plimsoll_api.units import format_bytes
 from plimsoll_sidecar.signals.device_memory import DeviceSource, Exporter, Nvml
-from plimsoll_sidecar.signals.process_table import environment
+from plimsoll_sidecar.signals.process_table import read_environment_variable
 
 log = logging.getLogger(__name__)
 
-CHECK_S = 10.0
-"""Seconds between two checks."""
-OWNER_CONFIRM_S = 45.0
-"""Seconds for which another owner must be reported.
-
-An exporter collects every 30 s, so until then its page may still name the device's previous pod.
-"""
+CHECK_PERIOD_S = 10.0
+MIN_OTHER_OWNER_S = 45.0
+"""Time for which another owner must be reported. An exporter collects every 30 s, and until then
+its page may name the previous pod of the device."""
 MIN_GROWTH_BYTES = 512 << 20
-"""Growth of other processes' memory, in bytes, that shows a shared device.
-
-The driver's own part is about 500 MiB on a large device, and is there from the start.
-"""
+"""Growth of the memory of other processes that shows a shared device. The driver's own memory,
+about 500 MiB on a large device, is in use from the start."""
 SHARING_VARIABLES = (
     "CUDA_MPS_PIPE_DIRECTORY",
     "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
@@ -36,14 +31,12 @@ SHARING_VARIABLES = (
     "CUDA_DEVICE_MEMORY_LIMIT_0",
     "CUDA_DEVICE_SM_LIMIT",
 )
-"""Environment variables of CUDA MPS clients and of HAMi's device slices.
-
-An empty variable counts as not set.
-"""
+"""Environment variables of CUDA MPS clients and of HAMi's device slices. An empty variable counts
+as not set."""
 
 
 class SharingDetector:
-    """Detect shared devices. A device that was detected stays shared until :meth:`reset`."""
+    """Detect shared devices. A device that was found to be shared stays so until :meth:`reset`."""
 
     def __init__(
         self,
@@ -61,17 +54,19 @@ class SharingDetector:
         self._least_other_bytes: dict[str, int] = {}
         self._growing: set[str] = set()
 
-    def find_reasons(self, uuids: Iterable[str], pids: Callable[[], list[int]]) -> dict[str, str]:
+    def find_reasons(
+        self, uuids: Iterable[str], list_pids: Callable[[], list[int]]
+    ) -> dict[str, str]:
         """Return the reason why each shared device counts as shared, by UUID.
 
-        Checks at most every :data:`CHECK_S`. ``pids`` returns the engine's processes, the main one
-        first.
+        The devices are checked at most every :data:`CHECK_PERIOD_S`. ``list_pids`` returns the PIDs
+        of the engine's processes, with the main process first.
         """
         now = self._clock()
         if now >= self._next:
-            self._next = now + CHECK_S
+            self._next = now + CHECK_PERIOD_S
             unknown = [uuid for uuid in uuids if uuid not in self._found]
-            processes = pids() if unknown else []
+            processes = list_pids() if unknown else []
             for uuid in unknown:
                 reason = self._find_reason_in_environment(
                     processes
@@ -88,7 +83,12 @@ class SharingDetector:
 
     @staticmethod
     def _find_reason_in_environment(pids: list[int]) -> str | None:
-        names = (name for pid in pids[:1] for name in SHARING_VARIABLES if environment(pid, name))
+        names = (
+            name
+            for pid in pids[:1]
+            for name in SHARING_VARIABLES
+            if read_environment_variable(pid, name)
+        )
         name = next(names, None)
         return f"{name} is set in the engine's container" if name else None
 
@@ -101,7 +101,7 @@ class SharingDetector:
             if not others:
                 continue
             since = self._other_owner_since.setdefault(uuid, now)
-            if len(owners) > 1 or now - since >= OWNER_CONFIRM_S:
+            if len(owners) > 1 or now - since >= MIN_OTHER_OWNER_S:
                 return f"{name} reports that the device is also assigned to {others[0]}"
             return None
         self._other_owner_since.pop(uuid, None)
@@ -121,21 +121,24 @@ class SharingDetector:
             return f"process {min(others)} uses the device and is not part of the engine"
         return self._find_reason_in_growth(uuid, users.other_bytes)
 
-    def _find_reason_in_growth(self, uuid: str, elsewhere: int | None) -> str | None:
-        """Return the reason if the memory of other processes on the device grows, or else None.
+    def _find_reason_in_growth(self, uuid: str, other_bytes: int | None) -> str | None:
+        """Return a reason if the memory of other processes on the device grows; None if not.
 
-        Memory that an earlier engine left on the device does not grow, and the memory of the driver
-        itself hardly does.
+        Memory that an earlier engine left on the device does not grow, and the driver's own memory
+        hardly grows.
         """
-        if elsewhere is None:
+        if other_bytes is None:
             return None
         least = self._least_other_bytes[uuid] = min(
-            elsewhere, self._least_other_bytes.get(uuid, elsewhere)
+            other_bytes, self._least_other_bytes.get(uuid, other_bytes)
         )
-        if elsewhere - least < MIN_GROWTH_BYTES:
+        if other_bytes - least < MIN_GROWTH_BYTES:
             self._growing.discard(uuid)
         elif uuid in self._growing:
-            return f"processes of other pods use {format_bytes(elsewhere - least)} more than before"
+            return (
+                f"processes of other pods use {format_bytes(other_bytes - least)} more memory "
+                "than before"
+            )
         else:
             self._growing.add(uuid)
         return None

@@ -1,11 +1,11 @@
-"""Find the processes of the engine: those of its own container and no others.
+"""Find the processes of the engine: all processes of its own container, and no others.
 
-The environment variable :data:`~plimsoll_api.supervisor_config.CONTAINER_ENV` of each container
-holds the container's own name, which selects the container. Pods of earlier releases do not have
-this variable. There, the engine's container is that of the process that listens on the serving
-port, or else of the only program of this engine type. Outside containers, the engine is a process
-tree: the outermost process that one of these three rules selects, and its descendants. If the
-configuration names the main process, no rule is needed.
+The environment variable :data:`~plimsoll_api.supervisor_config.CONTAINER_ENV` of each container has
+the name of the container, which selects the engine's container. Pods of earlier releases lack this
+variable. In these pods, the process that listens on the serving port shows the engine's container.
+If no process does, the only program of this engine type shows it. Outside containers, the engine is
+a process tree: the outermost process that one of these three rules selects, and its descendants. If
+the configuration names the main process, no rule is needed.
 
 The containers of a pod share the supervisor's PID namespace. A process in a nested PID namespace,
 such as a pod seen from its node, can only be selected by its port.
@@ -13,7 +13,7 @@ such as a pod seen from its node, can only be selected by its port.
 The supervisor and its ancestors are never processes of the engine.
 
 Known engines set process titles in their helper processes. A word in an argument proves nothing: a
-build, an editor or a proxy can name an engine in its arguments. An engine can set any title, so a
+build, an editor or a proxy may name an engine in its arguments. An engine can set any title, so a
 title counts only if it begins with one of the names that are defined here.
 """
 
@@ -33,25 +33,24 @@ from plimsoll_api.units import parse_whole_number
 from plimsoll_sidecar.signals.process_table import (
     Container,
     ProcessId,
-    environment,
     find_container,
     find_descendants,
     identify,
     is_nested,
     is_running,
     iterate_ancestors,
-    parents,
     read_command_line,
     read_command_name,
+    read_environment_variable,
+    read_parent_pids,
 )
 from plimsoll_sidecar.signals.tcp_sockets import TCP_LISTEN, find_socket_inodes, find_socket_owners
 
 WRAPPER_PROGRAMS = frozenset(
     {"sh", "bash", "dash", "ash", "busybox", "tini", "dumb-init", "catatonit"}
 )
-"""Programs that start an engine and do not forward its signals, or that end with it."""
+"""Programs that start an engine, and that do not forward its signals or that end with it."""
 MAX_REMEMBERED_PROCESSES = 256
-"""Maximum number of processes that the finder remembers."""
 
 ListeningSockets = Callable[[], set[str]]
 """Function that returns the inodes of the sockets that listen on the serving port."""
@@ -59,7 +58,7 @@ ListeningSockets = Callable[[], set[str]]
 
 @dataclass(frozen=True)
 class EngineProgram:
-    """Patterns by which the processes of one engine type are recognized.
+    """Patterns that identify the processes of one engine type.
 
     Attributes:
         scripts: Names of the executables.
@@ -67,7 +66,7 @@ class EngineProgram:
         title_prefixes: Prefixes of the titles of helper processes.
         port: Default serving port.
         main: Name of the main process, which has no title.
-        names: Process names, without ranks, by the part of a title after ``PREFIX::``.
+        names: Process names, without ranks, by the start of a title after ``PREFIX::``.
         steps: Name of the process that runs the scheduler's steps.
         runs: Names of the processes that may run the model; the first one that exists runs it.
 
@@ -123,8 +122,8 @@ ENGINE_PROGRAMS = {
 }
 
 
-def is_engine(line: Sequence[str], kind: EngineType) -> bool:
-    """Report whether this is the command line of an engine's main process."""
+def is_engine_command(line: Sequence[str], kind: EngineType) -> bool:
+    """Report whether ``line`` is the command line of an engine's main process."""
     program = ENGINE_PROGRAMS.get(kind)
     if program is None or not line:
         return False
@@ -142,8 +141,8 @@ def is_engine(line: Sequence[str], kind: EngineType) -> bool:
     return False
 
 
-def is_helper(line: Sequence[str], kind: EngineType) -> bool:
-    """Report whether this is the command line of a helper process of this engine type.
+def is_helper_command(line: Sequence[str], kind: EngineType) -> bool:
+    """Report whether ``line`` is the command line of a helper process of this engine type.
 
     Python's resource tracker is a helper process of every engine.
     """
@@ -153,13 +152,13 @@ def is_helper(line: Sequence[str], kind: EngineType) -> bool:
 
 
 def has_helper_title(line: Sequence[str], kind: EngineType) -> bool:
-    """Report whether the process has a title that only helper processes of this type have."""
+    """Report whether the process title is one that only helper processes of this type have."""
     program = ENGINE_PROGRAMS.get(kind)
     return program is not None and bool(line) and line[0].startswith(program.title_prefixes)
 
 
 def find_helper_name(line: Sequence[str], kind: EngineType) -> str | None:
-    """Return the engine's name for the helper with this command line; None if it has none."""
+    """Return the engine's name for the helper with this command line; None without a name."""
     program = ENGINE_PROGRAMS.get(kind)
     _, separator, title = (line[0] if line else "").partition("::")
     if program is None or not separator:
@@ -168,20 +167,23 @@ def find_helper_name(line: Sequence[str], kind: EngineType) -> str | None:
 
 
 def assign_roles(
-    lines: Iterable[tuple[int, Sequence[str]]], main: int | None, kind: EngineType
+    command_lines: Iterable[tuple[int, Sequence[str]]], main_pid: int | None, kind: EngineType
 ) -> list[ProcessMemory]:
-    """Return the processes of an engine with roles and names, from PIDs and command lines."""
+    """Return the processes of an engine, with their roles and names.
+
+    ``command_lines`` has the PID and the command line of each process.
+    """
     program = ENGINE_PROGRAMS.get(kind)
-    names = {pid: find_helper_name(line, kind) for pid, line in lines}
-    # If another process has the main process's name, the main process only starts and watches it.
-    if main in names and program is not None and program.main not in names.values():
-        names[main] = program.main or None
+    names = {pid: find_helper_name(line, kind) for pid, line in command_lines}
+    # If another process has the name of the main process, the main process only starts it.
+    if main_pid in names and program is not None and program.main not in names.values():
+        names[main_pid] = program.main or None
     runs = program.runs if program is not None else ()
     runner = next((name for name in runs if name in names.values()), None)
     found = []
     for pid, name in names.items():
         role = Role.WORKER if runner is not None and name == runner else Role.OTHER
-        found.append(ProcessMemory(Role.FRONTEND if pid == main else role, pid, name=name))
+        found.append(ProcessMemory(Role.FRONTEND if pid == main_pid else role, pid, name=name))
     return found
 
 
@@ -201,8 +203,8 @@ def find_process_names(processes: Iterable[ProcessMemory], kind: EngineType) -> 
 def may_listen_on(line: Sequence[str], port: int, default_port: int | None) -> bool:
     """Report whether a process with this command line may listen on ``port``.
 
-    ``default_port`` is the process's port if the command line names none. A port that is not a
-    number, such as a variable's name, may be any port.
+    ``default_port`` is the port of the process if the command line names none. A port that is not a
+    number, such as the name of a variable, may be any port.
     """
     value = find_port_option(line)
     if value is None:
@@ -212,7 +214,7 @@ def may_listen_on(line: Sequence[str], port: int, default_port: int | None) -> b
 
 
 def find_port_option(line: Sequence[str]) -> str | None:
-    """Return the port in the command line, as written; None if it names none."""
+    """Return the port in the command line as it is written; None if there is none."""
     for at, word in enumerate(line):
         if word == "--port" and at + 1 < len(line):
             return line[at + 1]
@@ -228,15 +230,15 @@ def find_default_port(kind: EngineType) -> int | None:
 
 
 class EngineNotFoundError(Exception):
-    """The engine's process was not found. The message says why and what to do."""
+    """The engine's process was not found. The message says why, and what to do."""
 
 
 class EngineProcesses(msgspec.Struct, frozen=True):
     """Processes of one engine.
 
-    ``main`` is the process whose end ends the others; None if it has ended and other processes
-    still run. ``processes`` are all processes, and ``helpers`` the descendants of ``main``.
-    ``container`` is None outside containers.
+    ``main`` is the main process, whose end also ends the other processes. It is None if it has
+    ended and other processes still run. ``processes`` are all processes, and ``helpers`` the
+    descendants of ``main``. ``container`` is None outside containers.
     """
 
     main: ProcessId | None
@@ -248,22 +250,22 @@ class EngineProcesses(msgspec.Struct, frozen=True):
 class EngineFinder:
     """Find the engine's processes.
 
-    The finder remembers the processes that it found. Processes that outlive their engine are
-    therefore not taken for those of the next engine.
+    The finder remembers the processes that it found. If processes outlive their engine, they are
+    not mistaken for processes of the next engine.
     """
 
     def __init__(
-        self, port: int, kind: EngineType, container: str = "", given: ProcessId | None = None
+        self, port: int, kind: EngineType, container: str = "", main: ProcessId | None = None
     ) -> None:
-        """Search by port, type and container, unless the main process is ``given``."""
+        """Search by port, engine type and container, unless ``main`` is the main process."""
         self._port, self._kind, self._name = port, kind, container
-        self._given = given
+        self._configured_main = main
         self._known: dict[ProcessId, bool] = {}
         self._has_marked = False
 
     def find(self) -> EngineProcesses:
         """Return the running processes of the engine. Raises :class:`EngineNotFoundError`."""
-        tree = parents()
+        tree = read_parent_pids()
         mine = find_container(os.getpid()) or Container("", None)
         candidates = set(tree) - {1, *iterate_ancestors(os.getpid(), tree)}
         # Read at most once, and only if needed: the kernel walks its whole table for each read.
@@ -289,36 +291,42 @@ class EngineFinder:
 
     def _collect_members(
         self,
-        members: set[int],
-        identifying: set[int],
-        tree: dict[int, int],
+        member_pids: set[int],
+        identifying_pids: set[int],
+        parent_pids: dict[int, int],
         container: Container | None,
         listening: ListeningSockets,
     ) -> EngineProcesses:
-        """Return the processes with the PIDs ``members``, and remember them.
+        """Return the processes with the PIDs ``member_pids``, and remember them.
 
-        ``identifying`` are the PIDs that identify the engine, and ``tree`` are the parent PIDs.
+        ``identifying_pids`` are the processes that identify the engine.
         """
-        identities = {pid: found for pid in sorted(members) if (found := identify(pid))}
-        main = self._find_main_process(identities, identifying, tree, container, listening)
+        identities = {pid: found for pid in sorted(member_pids) if (found := identify(pid))}
+        main = self._find_main_process(
+            identities, identifying_pids, parent_pids, container, listening
+        )
         self._known = {p: p == main for p in list(identities.values())[:MAX_REMEMBERED_PROCESSES]}
         if not identities:
             raise EngineNotFoundError(self._explain_absence(listening))
-        started = find_descendants({main.pid}, tree) if main is not None else set()
+        started = find_descendants({main.pid}, parent_pids) if main is not None else set()
         helpers = tuple(process for process in self._known if process.pid in started)
         return EngineProcesses(main, tuple(self._known), container, helpers)
 
     def _find_identifying_processes(
-        self, candidates: set[int], mine: Container, listening: ListeningSockets
+        self, candidates: set[int], own_container: Container, listening: ListeningSockets
     ) -> set[int]:
-        """Return the processes that identify the engine, by the most reliable rule that applies."""
-        if self._given is not None:
-            return {self._given.pid} & candidates if is_running(self._given) else set()
+        """Return the PIDs that identify the engine, by the most reliable rule that applies."""
+        if self._configured_main is not None:
+            return (
+                {self._configured_main.pid} & candidates
+                if is_running(self._configured_main)
+                else set()
+            )
         if self._name:
             marked = {
                 p
                 for p in candidates
-                if environment(p, CONTAINER_ENV) == self._name and not is_nested(p)
+                if read_environment_variable(p, CONTAINER_ENV) == self._name and not is_nested(p)
             }
             self._has_marked = self._has_marked or bool(marked)
             if self._has_marked:
@@ -329,13 +337,13 @@ class EngineFinder:
         found: set[int] = set()
         for pid in candidates:
             line = read_command_line(pid)
-            if not (is_engine(line, self._kind) or has_helper_title(line, self._kind)):
+            if not (is_engine_command(line, self._kind) or has_helper_title(line, self._kind)):
                 continue
             container = find_container(pid)
             if container is None or is_nested(pid):
                 continue
             # Within one container, only the port distinguishes two engines.
-            apart = container.is_different_from(mine)
+            apart = container.is_different_from(own_container)
             if may_listen_on(
                 line, self._port, self._port if apart else find_default_port(self._kind)
             ):
@@ -346,15 +354,16 @@ class EngineFinder:
         if len(containers) > 1:
             raise EngineNotFoundError(
                 f"{len(containers)} containers of this pod may run the engine on port "
-                f"{self._port}: set {CONTAINER_ENV} in the environment of the engine's container"
+                f"{self._port}: set {CONTAINER_ENV} in the environment of the "
+                "engine's container"
             )
         return containers.pop()
 
     def _find_main_process(
         self,
         identities: dict[int, ProcessId],
-        identifying: set[int],
-        tree: dict[int, int],
+        identifying_pids: set[int],
+        parent_pids: dict[int, int],
         container: Container | None,
         listening: ListeningSockets,
     ) -> ProcessId | None:
@@ -366,33 +375,33 @@ class EngineFinder:
         fresh = {
             pid
             for pid, found in identities.items()
-            if found not in left and not is_helper(read_command_line(pid), self._kind)
+            if found not in left and not is_helper_command(read_command_line(pid), self._kind)
         }
         for chosen in (
             find_socket_owners(listening(), fresh),
-            identifying & fresh,
+            identifying_pids & fresh,
             fresh if container else set(),
         ):
-            tops = {self._find_outermost(pid, fresh, tree) for pid in chosen}
+            tops = {self._find_outermost(pid, fresh, parent_pids) for pid in chosen}
             tops = {pid for pid in tops if read_command_name(pid) not in WRAPPER_PROGRAMS}
             if tops:
                 return min((identities[pid] for pid in tops), key=lambda p: (p.started, p.pid))
         return None
 
     @staticmethod
-    def _find_outermost(pid: int, within: set[int], tree: dict[int, int]) -> int:
-        """Return the outermost ancestor that belongs to the engine and is not a wrapper."""
-        for ancestor in list(iterate_ancestors(pid, tree))[1:]:
-            if ancestor not in within or read_command_name(ancestor) in WRAPPER_PROGRAMS:
+    def _find_outermost(pid: int, member_pids: set[int], parent_pids: dict[int, int]) -> int:
+        """Return the outermost ancestor in ``member_pids`` that is not below a wrapper program."""
+        for ancestor in list(iterate_ancestors(pid, parent_pids))[1:]:
+            if ancestor not in member_pids or read_command_name(ancestor) in WRAPPER_PROGRAMS:
                 break
             pid = ancestor
         return pid
 
     def _explain_absence(self, listening: ListeningSockets) -> str:
-        if self._given is not None:
-            return f"process {self._given.pid} has ended"
+        if self._configured_main is not None:
+            return f"process {self._configured_main.pid} has ended"
         if self._has_marked:
-            return f"container {self._name} has no running process"
+            return f"the container {self._name} has no running process"
         if listening():
             return (
                 f"port {self._port} is in use, but no readable process of this pod listens on "
@@ -403,6 +412,6 @@ class EngineFinder:
 
 
 def is_in_container(pid: int, container: Container) -> bool:
-    """Report whether the process is now in ``container``. Call this before every signal."""
+    """Report whether the process is in ``container`` now. Call this before every signal."""
     found = find_container(pid)
     return found is not None and container.is_same_as(found)

@@ -1,11 +1,13 @@
 """Find the devices that an external engine uses.
 
-The environment variable of the device plugin names them, if it is set. With CDI, the engine has
-``NVIDIA_VISIBLE_DEVICES=void``, and with DRA it has no variable. Then the open files of its
-processes show them: ``/proc/PID/fd`` leads to the device files, and ``/proc/driver/nvidia``, which
-is the same in every container, maps their minor numbers to UUIDs. A process that uses a MIG slice
-also has the capability files of the slice open. Processes open these files some time after their
-start, so the search is repeated. The search shows which devices are in use, but not their memory.
+If the device plugin sets its environment variable, the variable names the devices. With CDI, the
+variable is ``NVIDIA_VISIBLE_DEVICES=void``, and with DRA there is no variable. The open files of
+the engine's processes then show the devices. ``/proc/PID/fd`` leads to the device files, and
+``/proc/driver/nvidia``, which is the same in every container, maps their minor numbers to UUIDs. A
+process that uses a MIG slice also has the capability files of the slice open.
+
+Processes open these files some time after their start, so the search is repeated. It finds which
+devices are in use, but not how much memory.
 """
 
 from __future__ import annotations
@@ -19,75 +21,78 @@ from pathlib import Path
 from plimsoll_api.admin import DeviceMemory
 from plimsoll_sidecar.signals.process_table import (
     MAX_DESCRIPTORS,
-    environment,
     list_names,
+    read_environment_variable,
 )
 
 PROC = Path("/proc")
 MAX_GPUS = 64
 CONTROL_MINORS = (254, 255)
 """Minor numbers of nvidia-modeset and nvidiactl."""
-DEVICE_DRIVERS, CAPABILITY_DRIVER = frozenset({"nvidia", "nvidia-frontend"}), "nvidia-caps"
-DEVICE_MAJOR = 195
-"""Major number of NVIDIA's device files on all machines.
-
-It is needed in containers that do not show it in ``/proc/devices``.
-"""
+DEVICE_DRIVER_NAMES, CAPABILITY_DRIVER_NAME = (
+    frozenset({"nvidia", "nvidia-frontend"}),
+    "nvidia-caps",
+)
+NVIDIA_MAJOR = 195
+"""Major number of NVIDIA's device files on all machines, for containers whose ``/proc/devices``
+does not show it."""
 FIRST_SEARCH_PERIOD_S, LATER_SEARCH_PERIOD_S = 5.0, 60.0
-"""Seconds between two searches: until a device is found, and afterwards.
-
-A process may open another device later.
-"""
+"""Time between two searches, until a device is found and afterwards. A process may open another
+device later."""
 VISIBLE_DEVICES_ENV = "NVIDIA_VISIBLE_DEVICES"
 MAX_GPU_NAME_CHARS = 96
-"""Maximum number of characters of a device's name; ``MIG-GPU-<UUID>/GI/CI`` has fewer than 60."""
+"""Maximum length of a device's name; ``MIG-GPU-<UUID>/GI/CI`` has fewer than 60 characters."""
 
 
-class GpuIdentity:
-    """The GPUs of one engine. Call :meth:`reset` when another engine has started."""
+class DeviceFinder:
+    """Find the GPUs of one engine. Call :meth:`reset` when another engine has started."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, proc: Path = PROC) -> None:
         self._clock, self._proc = clock, proc
         self.reset()
 
     def reset(self) -> None:
-        """Discard the devices, so that the next call searches again."""
+        """Forget the devices, so that the next call searches again."""
         self._next = 0.0
         self._found: list[str] = []
 
-    def devices(self, main: int, pids: Iterable[int]) -> list[DeviceMemory]:
-        """Return the devices by UUID, without their memory; empty if no device is known yet.
+    def find_devices(self, main_pid: int, pids: Iterable[int]) -> list[DeviceMemory]:
+        """Return the devices by UUID, without their memory; empty if none is known yet.
 
-        ``main`` is the process with the environment of the container. ``pids`` are all processes of
-        the engine.
+        ``main_pid`` is the process whose environment names the devices. ``pids`` are all processes
+        of the engine.
         """
         now = self._clock()
         if now >= self._next:
-            names = _read_visible_devices(main) or find_open_devices(pids, self._proc)
+            names = _read_visible_devices(main_pid) or find_open_devices(pids, self._proc)
             self._found += [name for name in names if name not in self._found]
             del self._found[MAX_GPUS:]
             self._next = now + (LATER_SEARCH_PERIOD_S if self._found else FIRST_SEARCH_PERIOD_S)
         return [DeviceMemory(index=index, uuid=name) for index, name in enumerate(self._found)]
 
 
-def _read_visible_devices(main: int) -> list[str]:
-    """Return the devices in the plugin's variable; empty if it names none or all of them."""
-    names = (environment(main, VISIBLE_DEVICES_ENV) or "").split(",", MAX_GPUS)[:MAX_GPUS]
+def _read_visible_devices(main_pid: int) -> list[str]:
+    """Return the devices that the plugin's variable names.
+
+    Empty if the variable names none, or all devices of the node.
+    """
+    names = (read_environment_variable(main_pid, VISIBLE_DEVICES_ENV) or "").split(",", MAX_GPUS)[
+        :MAX_GPUS
+    ]
     known = [n for n in names if n.startswith(("GPU-", "MIG-")) and len(n) <= MAX_GPU_NAME_CHARS]
     return known if len(known) == len(names) else []
 
 
 def find_open_devices(pids: Iterable[int], proc: Path = PROC) -> list[str]:
-    """Return the devices that these processes have open; empty if none is visible.
+    """Return the names of the devices that these processes have open; empty if none is known.
 
-    The names are ``GPU-…``, and ``MIG-GPU-…/GI/CI`` (GPU instance, compute instance) for a MIG
-    slice.
+    A name is ``GPU-…``, or ``MIG-GPU-…/GI/CI`` (GPU instance, compute instance) for a MIG slice.
     """
     majors = _read_driver_names(proc)
-    frontends = {major for major, name in majors.items() if name in DEVICE_DRIVERS} or {
-        DEVICE_MAJOR
+    frontends = {major for major, name in majors.items() if name in DEVICE_DRIVER_NAMES} or {
+        NVIDIA_MAJOR
     }
-    caps = {major for major, name in majors.items() if name == CAPABILITY_DRIVER}
+    caps = {major for major, name in majors.items() if name == CAPABILITY_DRIVER_NAME}
     opened = {device for pid in pids for device in _find_open_device_numbers(f"{proc}/{pid}/fd")}
     minors = {
         minor for major, minor in opened if major in frontends and minor not in CONTROL_MINORS
@@ -103,7 +108,7 @@ def find_open_devices(pids: Iterable[int], proc: Path = PROC) -> list[str]:
 
 
 def _find_open_device_numbers(folder: str) -> set[tuple[int, int]]:
-    """Return the major and minor numbers of NVIDIA's device files that a process has open."""
+    """Return major and minor numbers of the NVIDIA device files that a process has open."""
     found: set[tuple[int, int]] = set()
     try:
         names = list_names(folder, MAX_DESCRIPTORS)
@@ -144,7 +149,7 @@ def _read_gpu_uuids(proc: Path) -> dict[int, str]:
 
 
 def _find_open_slices(proc: Path, opened: set[int]) -> dict[int, list[str]]:
-    """Return ``GI/CI`` of the MIG slices with open capability files, by the GPU's minor number."""
+    """Return ``GI/CI`` of each MIG slice that is open, by the minor number of its GPU."""
     found: dict[int, list[str]] = {}
     folder = proc / "driver/nvidia/capabilities"
     for gpu in _list_folder(folder)[:MAX_GPUS] if opened else []:

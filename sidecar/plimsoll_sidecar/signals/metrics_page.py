@@ -1,11 +1,11 @@
 """Read selected metrics from the Prometheus text page of another program.
 
-Lines are selected by name before they are parsed. An engine's page has a thousand lines and only a
-dozen matter; parsing all of them would cost more than the rest of a sample.
+Lines are selected by name before they are parsed. The page of an engine has a thousand lines, of
+which only a dozen matter. Parsing all lines would cost more than the rest of a sample.
 
-A page has a line for each engine, rank, mode and outcome, and which of them add up differs between
-metrics. :class:`Series` describes how the lines of one metric combine, and :func:`make_page_reader`
-applies it.
+A page may have a line for each engine, rank, mode and outcome. It depends on the metric which of
+these lines add up. :class:`Series` describes how the lines of one metric are combined, and
+:func:`make_page_reader` applies this.
 """
 
 from __future__ import annotations
@@ -17,17 +17,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 MAX_VALUE = 2.0**53
-"""Largest accepted value.
-
-Integers are exact below it, and as MiB they still fit into 64 bits of bytes.
-"""
+"""Largest accepted value. Integers are exact below it, and its MiB still fit into 64 bits of
+bytes."""
 MAX_LINE_BYTES = 16 << 10
-"""Maximum number of bytes of one sample.
-
-Known engines and exporters write less than 1 KiB. The memory for matching grows with the labels.
-"""
+"""Maximum length of a line. Known engines and exporters write less than 1 KiB. The memory for
+matching grows with the labels."""
 MAX_LINES = 4096
-"""Maximum number of lines of one metric. An engine with 64 ranks has fewer than 1,000."""
+"""Maximum number of lines of a metric. An engine with 64 ranks has fewer than 1,000."""
 _LABELS = rb'((?:[^"}\n]|"(?:[^"\\\n]|\\.)*+")*+)'
 """Pattern for labels up to the closing brace. Quoted values may contain any character."""
 _NAME_PATTERN = re.compile(
@@ -40,21 +36,21 @@ _RANK_LABEL_PATTERN = re.compile(
     r"(?:(?:attn|moe)_)?(?:tp|pp|cp|ep|sp|dcp|pcp)_rank"
     r"|(?:tensor|pipeline|context|expert|sequence)_parallel_rank"
 )
-"""Labels of ranks that work on the same requests, so that each rank reports all requests."""
+"""Pattern for labels of ranks that work on the same requests: each rank reports all requests."""
 _REPLICA_LABEL_PATTERN = re.compile(
     r"engine|(?:(?:attn|moe)_)?dp_rank|data_parallel_rank|engine_type|ReplicaId|WorkerId|pid"
 )
-"""Labels of parts of an engine that have their own requests and their own KV cache."""
+"""Pattern for labels of parts of an engine with their own requests and their own KV cache."""
 
-Samples = Callable[[bytes], Iterator[tuple[str, bytes | None, float]]]
+SampleReader = Callable[[bytes], Iterator[tuple[str, bytes | None, float]]]
 
 
-def make_sample_reader(names: Iterable[str]) -> Samples:
-    """Return a function that yields name, labels as written and value of each sample on a page.
+def make_sample_reader(names: Iterable[str]) -> SampleReader:
+    """Return a function that reads the samples of ``names`` from a page.
 
-    It yields only samples of ``names``. The name may precede the braces, or be their first, quoted
-    element. A value that is not a number is NaN. A malformed line, or one that is too long, has the
-    labels None and the value NaN.
+    It yields the name, the labels as they are written, and the value of each sample. The name may
+    be in front of the braces, or be their first, quoted element. A value that is not a number is
+    NaN. A line that is malformed or too long has the labels None and the value NaN.
     """
     wanted = {name.encode(): name for name in names}
 
@@ -79,17 +75,17 @@ def make_sample_reader(names: Iterable[str]) -> Samples:
 
 
 class Kind(StrEnum):
-    """Kind of a metric, which determines how several lines are combined."""
+    """Kind of a metric, which determines how its lines are combined."""
 
     GAUGE = "gauge"
-    """A current value. Values of parts with their own requests add up."""
+    """A present value. The values of parts with their own requests add up."""
     COUNTER = "counter"
     """A count since a start.
 
-    Values add up as for a gauge. The last values of parts that are absent from the page are kept.
+    The values add up as for a gauge. If a part is absent from the page, its last values are kept.
     """
     RATIO = "ratio"
-    """A share of a pool, from 0 to 1. The result is the mean, weighted by pool size."""
+    """A share of a pool, from 0 to 1. The shares of several pools are averaged by pool size."""
 
 
 @dataclass(frozen=True)
@@ -101,9 +97,9 @@ class Series:
             a histogram's ``…_count``.
         older_names: The sample names in earlier versions.
         only_label: A label and its value. Only lines with this label count; None accepts all lines.
-        total: A label whose empty value marks the line that sums up the others.
-        pool: The gauge with the size of a ratio's pool.
-        pool_label: The label of that gauge that contains the size; empty if the size is its value.
+        total: A label. The line in which it is empty is the sum of the other lines.
+        pool: For a ratio, the name of the gauge with the size of its pool.
+        pool_label: The label of the gauge ``pool`` with the size; empty if its value is the size.
 
     """
 
@@ -115,17 +111,17 @@ class Series:
     pool: str = ""
     pool_label: str = ""
 
-    def names(self) -> Iterator[str]:
-        """Yield the names that the metric may have on a page, the most likely one first."""
+    def iterate_names(self) -> Iterator[str]:
+        """Yield the names that the metric may have on a page, most likely one first."""
         for name in (self.name, *self.older_names):
             yield from iterate_spellings(name)
 
 
 def iterate_spellings(name: str) -> Iterator[str]:
-    """Yield ``name`` in the spellings of different programs.
+    """Yield the spellings of ``name`` in different programs.
 
-    Ray and routers replace the colon with an underscore, and Ray adds a prefix. Older exporters
-    keep the colon. Programs without OpenMetrics omit ``_total``.
+    Ray and routers replace the colon by an underscore, and Ray adds a prefix. Older exporters keep
+    the colon. Programs without OpenMetrics omit ``_total``.
     """
     for ended in dict.fromkeys((name, name.removesuffix("_total"))):
         for prefix in ("", "ray_"):
@@ -141,14 +137,14 @@ def make_created_name(name: str) -> str:
 class PoolRatio(float):
     """A ratio over all pools.
 
-    If the pools have unknown sizes and different ratios, the value is the largest ratio and
-    ``least`` the smallest one. The mean is somewhere between them.
+    If the pools have unknown sizes and different ratios, the value is the largest ratio, and
+    ``least`` is the smallest ratio. The mean is between the two.
     """
 
     least: float
 
     def __new__(cls, value: float, least: float | None = None) -> PoolRatio:
-        """Create a ratio. Without ``least``, the value is exact."""
+        """Create a ratio, which is exact without ``least``."""
         found = super().__new__(cls, value)
         found.least = value if least is None else least
         return found
@@ -158,9 +154,9 @@ Labels = frozenset[tuple[str, str]]
 Lines = dict[Labels, float]
 """Values by labels; NaN if a value is unknown."""
 MALFORMED_LABELS: Labels = frozenset({("", "")})
-"""Placeholder for labels that cannot be parsed. Such a line may be any line of the metric."""
+"""Stands for labels that cannot be parsed. Such a line may be any line of its metric."""
 PROCESS_START_METRIC = "process_start_time_seconds"
-"""Metric with the start time of a process, in Unix seconds."""
+"""Name of the metric with the start time of a process, in Unix seconds."""
 
 
 class Page:
@@ -169,11 +165,11 @@ class Page:
     def __init__(self, lines: dict[str, Lines]) -> None:
         self.lines = lines
 
-    def value(self, series: Series) -> float | None:
-        """Return the metric's value; None if the page does not have the metric.
+    def compute_value(self, series: Series) -> float | None:
+        """Return the value of the metric; None if the page does not have it.
 
-        Also return None if one of the metric's lines has an impossible value for a count, ratio or
-        size, because the sum of the other lines would be wrong.
+        Also return None if a line has an impossible value: the sum of the other lines would be
+        wrong.
         """
         found = self._find_lines(series)
         if series.only_label is not None:
@@ -197,26 +193,29 @@ class Page:
         return self._compute_weighted_ratio(parts, series)
 
     def has_series(self, series: Series) -> bool:
-        """Report whether the page has a line with this name, with any value."""
+        """Report whether the page has a line of this metric, with any value."""
         return bool(self._find_lines(series))
 
-    def counters(self, series_list: Iterable[Series]) -> dict[tuple[str, Labels], float]:
-        """Return each line of the counters in ``series_list``.
+    def read_counters(self, series_list: Iterable[Series]) -> dict[tuple[str, Labels], float]:
+        """Return the value of each line of the counters in ``series_list``, by name and labels.
 
-        A value that no counter can have is NaN.
+        A value that is impossible for a counter is NaN.
         """
         return {
             (name, labels): value if 0.0 <= value < MAX_VALUE else math.nan
             for series in series_list
-            if series.kind is Kind.COUNTER and (name := self._name(series)) is not None
+            if series.kind is Kind.COUNTER and (name := self._find_name(series)) is not None
             for labels, value in self.lines[name].items()
         }
 
     def read_start_times(self, series_list: Iterable[Series]) -> dict[tuple[str, Labels], float]:
-        """Return the start times of the process and of each counter, in Unix seconds."""
+        """Return the start times of the process and of the counters, in Unix seconds.
+
+        The keys are the names and labels of the lines.
+        """
         names = [
             PROCESS_START_METRIC,
-            *(make_created_name(name) for one in series_list for name in one.names()),
+            *(make_created_name(name) for one in series_list for name in one.iterate_names()),
         ]
         return {
             (name, labels): value
@@ -226,16 +225,16 @@ class Page:
         }
 
     def add_absent_counters(self, counters: Mapping[tuple[str, Labels], float]) -> None:
-        """Add the last values of counters that are absent from the page."""
+        """Add ``counters``, the last values of lines that may be absent from the page."""
         for (name, labels), value in counters.items():
             if name in self.lines and len(self.lines[name]) < MAX_LINES:
                 self.lines[name].setdefault(labels, value)
 
-    def _name(self, series: Series) -> str | None:
-        return next((name for name in series.names() if name in self.lines), None)
+    def _find_name(self, series: Series) -> str | None:
+        return next((name for name in series.iterate_names() if name in self.lines), None)
 
     def _find_lines(self, series: Series) -> Lines:
-        name = self._name(series)
+        name = self._find_name(series)
         return self.lines[name] if name is not None else {}
 
     def _compute_weighted_ratio(self, parts: Lines, series: Series) -> PoolRatio:
@@ -251,7 +250,7 @@ class Page:
         return PoolRatio(held / math.fsum(weights))
 
     def _read_pool_sizes(self, series: Series) -> Mapping[Labels, float]:
-        """Return the size of each pool. Pools with more than one size are omitted."""
+        """Return the size of each pool, without pools for which several sizes are given."""
         if not series.pool:
             return {}
         lines = self._find_lines(Series(series.pool))
@@ -265,9 +264,9 @@ class Page:
 
 
 def make_page_reader(series_list: Iterable[Series]) -> Callable[[bytes], Page]:
-    """Return a function that reads the lines of the metrics ``series_list`` from a page."""
+    """Return a function that reads the lines of all metrics in ``series_list`` from a page."""
     wanted = tuple(series_list)
-    names = {name for series in wanted for name in series.names()}
+    names = {name for series in wanted for name in series.iterate_names()}
     names |= {name for series in wanted if series.pool for name in iterate_spellings(series.pool)}
     names |= {PROCESS_START_METRIC, *(make_created_name(name) for name in names)}
     read_samples = make_sample_reader(names)
@@ -287,10 +286,10 @@ def make_page_reader(series_list: Iterable[Series]) -> Callable[[bytes], Page]:
 
 
 def _merge_ranks(lines: Lines, total: str) -> Lines:
-    """Return one value for each part that has its own requests.
+    """Return one value for each part of the engine that has its own requests.
 
-    The ranks of a part report the same requests, at slightly different times. The largest value is
-    used.
+    All ranks of a part report the same requests, at slightly different times, so the largest value
+    is used. ``total`` is :attr:`Series.total`.
     """
     if total:
         sums = {labels - {(total, "")} for labels in lines if (total, "") in labels}

@@ -1,10 +1,9 @@
 """Read the state of other pods: the members of a multi-node group, and the other replicas.
 
-The state of a group's pods comes from the ``/state`` pages of their supervisors.
-
-The leader's supervisor reads the newest assessment of each worker. The processes of a worker do not
-show when it has loaded its part of the model, which can take many minutes. The warm-up of a worker
-therefore starts when the leader's page reports that the leader's engine is ready.
+The state of a group's pods comes from the ``/state`` pages of their supervisors. The leader's
+supervisor reads the newest assessment of each worker. The processes of a worker do not show whether
+it has loaded its part of the model, which can take many minutes. The warm-up of a worker therefore
+starts when the page of the leader reports that the leader's engine is ready.
 
 The headless Service of the group lists its pods. Any program in these pods can serve such a page,
 so reads are bounded. A forged page can make the leader restart its own group, but nothing else.
@@ -40,51 +39,41 @@ from plimsoll_sidecar.signals.sampler import WORKING_STATES
 log = logging.getLogger(__name__)
 Page = TypeVar("Page", bound=msgspec.Struct)
 
-POLL_S = 5.0
-"""Seconds between two rounds of requests."""
-TIMEOUT_S = 2.0
+POLL_PERIOD_S = 5.0
+"""Pause between two rounds of requests."""
+PAGE_TIMEOUT_S = 2.0
 MAX_PODS = 64
-MAX_CONCURRENT = 16
-"""Maximum number of concurrent requests.
-
-A round ends within ``MAX_PODS / MAX_CONCURRENT * TIMEOUT_S`` seconds even if no pod answers.
-"""
-STALE_S = 20.0
-"""Seconds for which an answer is valid.
-
-Healthy pods answer again sooner: within the longest round and :data:`POLL_S`.
-"""
+MAX_CONCURRENT_REQUESTS = 16
+"""Maximum number of concurrent requests. A round takes at most ``MAX_PODS / MAX_CONCURRENT_REQUESTS
+* PAGE_TIMEOUT_S`` seconds, even if no pod answers."""
+MAX_PAGE_AGE_S = 20.0
+"""Time for which a page is valid. Healthy pods answer again sooner: within the longest round and
+:data:`POLL_PERIOD_S`."""
 MAX_STATE_BYTES = 1 << 20
 MAX_TEXT_CHARS = 200
-"""Maximum number of characters of one text from another pod."""
+"""Maximum length of a text from another pod."""
 MAX_EVIDENCE_LINES = 8
 """Maximum number of suspicions of one pod, and of evidence lines of one suspicion."""
 MAX_MEMORY_BYTES = 1 << 60
 """Largest accepted size: more memory than any pod has."""
 IDLE_TIMEOUT_S = 10.0
-"""Seconds without a call of :meth:`GroupLeader.is_serving` after which polling stops."""
+"""Time without a call of :meth:`GroupLeader.is_serving` after which polling stops."""
 MIN_READY_S = 10.0
-"""Seconds for which the leader must have been ready, because it may not have noticed yet that its
-group restarts.
-"""
-PEERS_VALID_S = 300.0
-"""Seconds for which the peers file is valid after a change.
-
-The operator writes the data every minute, and the kubelet takes up to 90 s to update the file.
-"""
-_HEAD_POD = re.compile(r".*-head(-.*)?")
-"""Pattern for names of KubeRay's head pods.
-
-In the Service of a RayCluster, only the name distinguishes them.
-"""
+"""Time for which the leader must have been ready. Before that, it may not have noticed that its
+group restarts."""
+MAX_PEERS_AGE_S = 300.0
+"""Time for which the peers file is valid after a change. The operator writes the data every minute,
+and the kubelet takes up to 90 s to update the file."""
+_HEAD_POD_PATTERN = re.compile(r".*-head(-.*)?")
+"""Pattern for the names of KubeRay's head pods: in the Service, only the name shows them."""
 
 
 def make_worker_matcher(kind: str, leader: str) -> Callable[[str], bool]:
-    """Return a function that reports whether a pod name is that of a worker of ``leader``.
+    """Return a function that reports whether a pod is a worker of the pod ``leader``, by its name.
 
     ``kind`` is the kind of the workload. The headless Service of a LeaderWorkerSet lists the pods
-    of all its groups, and their names show the group. The Service of a RayCluster lists only its
-    own pods.
+    of all its groups, and the name of a pod shows its group. The Service of a RayCluster lists only
+    its own pods.
     """
     if kind == RAY_KIND:
         return lambda name: name not in ("", leader)
@@ -93,33 +82,36 @@ def make_worker_matcher(kind: str, leader: str) -> Callable[[str], bool]:
 
 
 def make_leader_matcher(kind: str, worker: str) -> Callable[[str], bool]:
-    """Return a function that reports whether a pod name is that of the leader of ``worker``.
+    """Return a function that reports whether a pod is the leader of ``worker``, by its name.
 
-    ``kind`` is the workload's kind.
+    ``kind`` is the kind of the workload.
     """
     if kind == RAY_KIND:
-        return lambda name: _HEAD_POD.fullmatch(name) is not None
+        return lambda name: _HEAD_POD_PATTERN.fullmatch(name) is not None
     leader, _, _ = worker.rpartition("-")
     return lambda name: name == leader
 
 
 class GroupPages:
-    """Read the ``/state`` pages of the selected pods of a group."""
+    """Read the ``/state`` pages of the pods of a group.
+
+    ``subdomain`` is the name of the group's headless Service. ``is_wanted`` selects pods by name.
+    """
 
     def __init__(
         self,
         slices: EndpointSlices,
         subdomain: str,
-        wanted: Callable[[str], bool],
+        is_wanted: Callable[[str], bool],
         port: int = METRICS_PORT,
     ) -> None:
-        self._slices, self._subdomain, self._is_wanted = slices, subdomain, wanted
+        self._slices, self._subdomain, self._is_wanted = slices, subdomain, is_wanted
         self._port = port
-        self._trouble: dict[str, str] = {}
+        self._errors: dict[str, str] = {}
         self._queried: set[str] = set()
 
     def list_pods(self) -> dict[str, str] | None:
-        """Return the address of each pod by name, at most :data:`MAX_PODS`.
+        """Return the address of each wanted pod by pod name, at most :data:`MAX_PODS`.
 
         None if the API server does not answer, which is logged.
         """
@@ -129,22 +121,22 @@ class GroupPages:
                 if len(found) < MAX_PODS and self._is_wanted(one.pod) and _is_address(one.address):
                     found.setdefault(one.pod, one.address)
         except KubeError as error:
-            self.log_trouble_once("endpoints", str(error))
+            self.log_error_once("endpoints", str(error))
             return None
-        self.log_trouble_once("endpoints", "")
+        self.log_error_once("endpoints", "")
         return found
 
     def read_pages(self, pods: Mapping[str, str], kind: type[Page]) -> dict[str, Page]:
-        """Return the pages of the pods that answer, and log why the others failed."""
-        self._trouble = {
-            what: one
-            for what, one in self._trouble.items()
-            if what not in self._queried or what in pods
+        """Return the page of each pod that answers, by pod name, and log other results."""
+        self._errors = {
+            source: error
+            for source, error in self._errors.items()
+            if source not in self._queried or source in pods
         }
         self._queried = set(pods)
         if not pods:
             return {}
-        with ThreadPoolExecutor(min(MAX_CONCURRENT, len(pods)), "group-page") as asking:
+        with ThreadPoolExecutor(min(MAX_CONCURRENT_REQUESTS, len(pods)), "group-page") as asking:
             found = asking.map(lambda pod: self._read_page(pod, pods[pod], kind), pods)
             return {pod: page for pod, page in zip(pods, found, strict=True) if page is not None}
 
@@ -152,24 +144,24 @@ class GroupPages:
         host = f"[{address}]" if ":" in address else address
         server = HttpClient(f"http://{host}:{self._port}")
         try:
-            status, body = server.call("GET", "/state", TIMEOUT_S, max_bytes=MAX_STATE_BYTES)
+            status, body = server.call("GET", "/state", PAGE_TIMEOUT_S, max_bytes=MAX_STATE_BYTES)
             if status != 200:
                 raise EngineError(f"GET /state: HTTP {status}")
             found = decode(body, kind)
         except (EngineError, MalformedError) as error:
-            self.log_trouble_once(pod, str(error))
+            self.log_error_once(pod, str(error))
             return None
-        self.log_trouble_once(pod, "")
+        self.log_error_once(pod, "")
         return found
 
-    def log_trouble_once(self, what: str, trouble: str) -> None:
-        """Log ``trouble`` once when it starts, and once when it is empty again."""
-        before = self._trouble.get(what, "")
-        self._trouble[what] = trouble
-        if trouble and not before:
-            log.warning("group: cannot read %s: %s", what, trouble[:MAX_TEXT_CHARS])
-        elif before and not trouble:
-            log.info("group: %s is readable again", what)
+    def log_error_once(self, source: str, error: str) -> None:
+        """Log ``error`` when it first occurs, and its end when it becomes empty."""
+        before = self._errors.get(source, "")
+        self._errors[source] = error
+        if error and not before:
+            log.warning("group: cannot read %s: %s", source, error[:MAX_TEXT_CHARS])
+        elif before and not error:
+            log.info("group: %s is readable again", source)
 
 
 def _is_address(text: str) -> bool:
@@ -211,20 +203,20 @@ class GroupMembers:
         self._part.stop()
 
     def read_assessments(self) -> dict[str, Assessment | None]:
-        """Return the newest assessment of each known pod; None if it is too old."""
+        """Return the newest assessment by pod name; None for an assessment that is too old."""
         now = self._clock()
         with self._lock:
             return {
-                pod: found if now - at < STALE_S else None
+                pod: found if now - at < MAX_PAGE_AGE_S else None
                 for pod, (at, found) in self._newest.items()
             }
 
     def _poll_and_wait(self) -> float:
         self.poll()
-        return POLL_S
+        return POLL_PERIOD_S
 
     def poll(self) -> None:
-        """Poll all pods once, and log errors of the API server and of pods."""
+        """Poll all pods once, and log the errors of the API server and of the pods."""
         members = self._pages.list_pods()
         if members is None:
             return
@@ -239,10 +231,10 @@ class GroupMembers:
                 del self._newest[min(self._newest, key=lambda pod: self._newest[pod][0])]
 
 
-def truncate_assessment(theirs: Assessment) -> Assessment:
-    """Return another pod's assessment, limited to the maximum size of this pod's own."""
-    kept = [_truncate_suspicion(one) for one in theirs.suspicions[:MAX_EVIDENCE_LINES]]
-    return msgspec.structs.replace(theirs, suspicions=kept, segments={})
+def truncate_assessment(assessment: Assessment) -> Assessment:
+    """Return another pod's assessment, cut to the maximum size of an assessment of this pod."""
+    kept = [_truncate_suspicion(one) for one in assessment.suspicions[:MAX_EVIDENCE_LINES]]
+    return msgspec.structs.replace(assessment, suspicions=kept, segments={})
 
 
 def _truncate_suspicion(suspicion: Suspicion) -> Suspicion:
@@ -270,7 +262,7 @@ class _LeaderState(msgspec.Struct):
 
 
 class GroupLeader:
-    """Poll the leader of a worker's group while :meth:`is_serving` is called."""
+    """Poll the leader of a worker's group, for as long as :meth:`is_serving` is called."""
 
     def __init__(self, pages: GroupPages, clock: Callable[[], float] = time.monotonic) -> None:
         self._pages, self._clock = pages, clock
@@ -279,7 +271,7 @@ class GroupLeader:
         self._part: BackgroundThread | None = None
 
     def is_serving(self) -> bool:
-        """Report whether the leader has been ready for :data:`MIN_READY_S`, without blocking."""
+        """Report, without blocking, whether the leader has been ready for :data:`MIN_READY_S`."""
         idle, self._last_call = self._is_idle, self._clock()
         if self._part is None:
             self._part = BackgroundThread("group-leader", self._poll_and_wait)
@@ -289,7 +281,7 @@ class GroupLeader:
         return self.measure_ready_s() >= MIN_READY_S
 
     def measure_ready_s(self) -> float:
-        """Return the seconds since the leader became ready; negative infinity if it is not."""
+        """Return the seconds since the leader became ready; negative infinity if not ready."""
         since = self._ready_since
         return float("-inf") if since is None else self._clock() - since
 
@@ -302,14 +294,14 @@ class GroupLeader:
             self._ready_since = None
             return None
         self.poll()
-        return POLL_S
+        return POLL_PERIOD_S
 
     def poll(self) -> None:
-        """Poll the leader once. A leader that does not answer counts as not ready."""
+        """Poll the leader once. If it does not answer, it counts as not ready."""
         leaders = self._pages.list_pods()
         if leaders is not None:
-            self._pages.log_trouble_once(
-                "leader", "" if leaders else "the Service has no endpoint for the leader"
+            self._pages.log_error_once(
+                "leader", "" if leaders else "the group's Service has no endpoint for the leader"
             )
         pages = self._pages.read_pages(leaders or {}, _LeaderState)
         if not any(page.engine_state in WORKING_STATES for page in pages.values()):
@@ -321,10 +313,10 @@ class GroupLeader:
 class PeersFile:
     """File in which the operator publishes the memory of the other replicas.
 
-    The kubelet updates the file some time after the operator wrote it, and the file stays unchanged
-    while the operator is down. Clocks of different machines are never compared: the file is valid
-    for :data:`PEERS_VALID_S` after each change. The age of a file that exists at the start is
-    unknown, so it is valid only after its first change.
+    The kubelet updates the file some time after the operator wrote it, and the file does not change
+    while the operator is down. The clocks of different machines are never compared. Instead, the
+    file is valid for :data:`MAX_PEERS_AGE_S` after each change. The age of a file that exists at
+    the start is unknown, so the file becomes valid with its first change.
     """
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
@@ -334,10 +326,10 @@ class PeersFile:
         self._peers: tuple[Peer, ...] = ()
 
     def read_peers(self) -> tuple[Peer, ...]:
-        """Read the file and return the peers; empty if no valid data is known. Never raises."""
+        """Return the peers in the file; empty if there is no valid data. Never raises."""
         now, data = self._clock(), self._read()
         if data != self._data:
-            self._data, self._until = data, now + PEERS_VALID_S
+            self._data, self._until = data, now + MAX_PEERS_AGE_S
             try:
                 self._peers = peers.decode(data)
             except MalformedError:

@@ -1,8 +1,8 @@
 """Query the probes in an engine's processes, and merge their reports.
 
-Each probe listens on ``PID.sock`` in a shared folder. Any process that can write there can replace
-it, so a probe is queried only if the kernel confirms that its socket belongs to that process.
-Reports come from the engine and are not trusted: a report of any other form is rejected.
+Each probe listens on ``PID.sock`` in a shared folder. Any process that can write to the folder can
+replace the socket, so a probe is queried only if the kernel confirms that the socket belongs to the
+process. Reports come from the engine and are not trusted: a malformed report is rejected.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from plimsoll_api.admin import (
 READ_CHUNK_BYTES = 1 << 16
 MAX_REPORT_BYTES = 64 << 10
 MAX_TEXT_BYTES = 4 << 20
-"""Maximum size of a text answer. A text of 1 MiB may grow fourfold as JSON."""
-MAX_LINES = 32
+"""Maximum size of an answer with text. A text of 1 MiB may grow fourfold as JSON."""
+MAX_OWNERS = 32
 MAX_DEVICES = 64
 PINNED_OWNER = "pinned_host"
 """Ledger owner of pinned host memory."""
@@ -41,59 +41,64 @@ Ratio = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Owner = Annotated[str, msgspec.Meta(pattern=r"^[a-z][a-z0-9_]{0,31}$")]
 Uuid = Annotated[str, msgspec.Meta(pattern=r"^(GPU|MIG)-[0-9A-Za-z/-]{1,90}$")]
 WORKER_ROLES = frozenset({"Worker", "Scheduler"})
-"""Roles of the processes that run the model."""
+"""Roles, in a report, of the processes that run the model."""
 PROCESS_NAMES = {
     "EngineCore": "EngineCore",
     "Worker": "Worker",
     "Scheduler": "scheduler",
     "Detokenizer": "detokenizer",
 }
-"""The engine's own name of each process that a probe recognizes, by the role in the report."""
+"""The engine's own name of each process, by the role in the probe's report."""
 
 
 class ProbeRequests:
     """Pending requests to probes, each on its own connection.
 
-    A process that is busy, or that gets little CPU time, answers later than a sample may wait. Its
-    answer is collected in a later round.
+    A process that is busy, or that gets little CPU time, may answer later than a sample can wait.
+    Its answer is then collected in a later round.
     """
 
     def __init__(self, limit: int = MAX_REPORT_BYTES) -> None:
         self._limit = limit
-        self._peers: dict[int, socket.socket] = {}
+        self._connections: dict[int, socket.socket] = {}
         self._data: dict[int, bytearray] = {}
 
     @property
     def is_waiting(self) -> bool:
         """Whether any answer is pending."""
-        return bool(self._peers)
+        return bool(self._connections)
 
     def send(self, folder: Path, pid: int, request: bytes) -> bool:
-        """Send a request to ``pid``, and drop its pending one. Return False if it has no probe."""
+        """Send a request to the probe of ``pid``, instead of its pending request.
+
+        Return False if the process has no probe.
+        """
         self.drop(pid)
         connection = _connect_to_probe(folder / f"{pid}.sock", pid)
         if connection is None or not _send_request(connection, request):
             return False
-        self._peers[pid], self._data[pid] = connection, bytearray()
+        self._connections[pid], self._data[pid] = connection, bytearray()
         return True
 
-    def collect(self, waited: Iterable[int], timeout_s: float) -> dict[int, bytes]:
+    def collect(self, awaited_pids: Iterable[int], timeout_s: float) -> dict[int, bytes]:
         """Return the complete answers by PID; empty bytes for a request that failed.
 
-        Wait up to ``timeout_s`` for the answers of the PIDs in ``waited``. Other answers are
-        returned if they have already arrived.
+        Wait up to ``timeout_s`` for the answers from ``awaited_pids``. Other answers are returned
+        only if they have already arrived.
         """
         deadline = time.monotonic() + timeout_s
         found: dict[int, bytes] = {}
         with selectors.DefaultSelector() as selector:
-            for pid, connection in self._peers.items():
+            for pid, connection in self._connections.items():
                 selector.register(connection, selectors.EVENT_READ, pid)
-            left = {pid for pid in waited if pid in self._peers}
-            while self._peers:
+            left = {pid for pid in awaited_pids if pid in self._connections}
+            while self._connections:
                 wait_s = max(0.0, deadline - time.monotonic()) if left else 0.0
                 ready = selector.select(wait_s)
                 for key, _ in ready:
-                    ended = _read_once(self._peers[key.data], self._data[key.data], self._limit)
+                    ended = _read_once(
+                        self._connections[key.data], self._data[key.data], self._limit
+                    )
                     if ended is None:
                         continue
                     found[key.data] = bytes(self._data[key.data]) if ended else b""
@@ -105,28 +110,28 @@ class ProbeRequests:
         return found
 
     def drop(self, pid: int) -> None:
-        """Drop the pending request of ``pid``, if there is one."""
-        connection = self._peers.pop(pid, None)
+        """Drop the pending request to ``pid``, if there is one."""
+        connection = self._connections.pop(pid, None)
         if connection is not None:
             del self._data[pid]
             connection.close()
 
     def close(self) -> None:
         """Drop all pending requests."""
-        for pid in list(self._peers):
+        for pid in list(self._connections):
             self.drop(pid)
 
 
-def query_all(
+def query_probes(
     folder: Path,
     pids: Iterable[int],
     request: bytes,
     timeout_s: float,
     limit: int = MAX_REPORT_BYTES,
 ) -> dict[int, bytes]:
-    """Return the complete answers that arrive in time, by PID. Processes that fail are absent.
+    """Return the answers that arrive completely and in time, by PID.
 
-    Takes at most ``timeout_s`` seconds in total, and never raises for an answer.
+    This takes at most ``timeout_s`` seconds in all. An invalid answer raises no error.
     """
     exchange = ProbeRequests(limit)
     asked = [pid for pid in pids if exchange.send(folder, pid, request)]
@@ -137,7 +142,7 @@ def query_all(
 
 
 def _connect_to_probe(path: Path, pid: int) -> socket.socket | None:
-    """Return a connection to the probe of ``pid``; None if the process has no socket of its own."""
+    """Return a connection to the probe of ``pid``; None if the process has no own socket."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         # Not blocking: a full queue raises EAGAIN at once.
@@ -156,7 +161,10 @@ def _connect_to_probe(path: Path, pid: int) -> socket.socket | None:
 
 
 def _send_request(connection: socket.socket, request: bytes) -> bool:
-    """Send a request of a few bytes. Return False if the socket does not accept it at once."""
+    """Send a short request, and return whether the socket accepted it at once.
+
+    Close the connection if it did not.
+    """
     try:
         if connection.send(request) == len(request):
             return True
@@ -167,9 +175,9 @@ def _send_request(connection: socket.socket, request: bytes) -> bool:
 
 
 def _read_once(connection: socket.socket, data: bytearray, limit: int) -> bool | None:
-    """Read from the socket once.
+    """Read once from the connection.
 
-    Return True when the answer is complete, False if it failed, None if more follows.
+    Return True if the answer is complete, False if it failed, and None if more data follows.
     """
     try:
         piece = connection.recv(READ_CHUNK_BYTES)
@@ -184,7 +192,7 @@ def _read_once(connection: socket.socket, data: bytearray, limit: int) -> bool |
 
 
 class ReportedOwner(msgspec.Struct):
-    """One entry of the engine's ledger: an owner, its bytes and its maximum."""
+    """One entry of the engine's ledger: an owner, its bytes and its bound."""
 
     owner: Owner
     kind: MemoryKind
@@ -202,7 +210,7 @@ class TorchDevice(msgspec.Struct):
 
 
 class ProbeMemory(msgspec.Struct):
-    """Memory of a running diagnosis, in bytes: the current use and the maximum."""
+    """Memory of a running diagnosis in bytes: the present use, and the maximum."""
 
     bytes: Number
     bound: Number
@@ -215,7 +223,7 @@ class EngineReport(msgspec.Struct):
     kv_usage_ratio: Ratio | None = None
     prefix_cache_ratio: Ratio | None = None
     steps_total: Number | None = None
-    ledger: Annotated[list[ReportedOwner], msgspec.Meta(max_length=MAX_LINES)] = []
+    ledger: Annotated[list[ReportedOwner], msgspec.Meta(max_length=MAX_OWNERS)] = []
 
 
 class Report(msgspec.Struct):
@@ -238,7 +246,7 @@ class Report(msgspec.Struct):
 def merge_process(process: ProcessMemory, report: Report) -> ProcessMemory:
     """Return ``process`` with its reported memory.
 
-    A process that runs the model becomes the worker.
+    A process that runs the model gets the role of a worker.
     """
     runs = report.engine.role in WORKER_ROLES or any(
         line.owner == "weights" for line in report.engine.ledger
@@ -256,7 +264,7 @@ def merge_process(process: ProcessMemory, report: Report) -> ProcessMemory:
 
 
 def merge_ledgers(accounts: Iterable[tuple[Role, Report]]) -> list[LedgerEntry]:
-    """Return one ledger entry for each owner and kind, summed over the ranks.
+    """Return one ledger entry for each owner and kind of memory, summed over the ranks.
 
     Pinned memory has no bound.
     """
@@ -277,14 +285,14 @@ def merge_ledgers(accounts: Iterable[tuple[Role, Report]]) -> list[LedgerEntry]:
                 before.bytes + line.bytes,
                 None
                 if None in (before.bound, line.bound)
-                else _add_known(before.bound, line.bound),
+                else _add_sizes(before.bound, line.bound),
                 before.process,
             )
-    return list(entries.values())[:MAX_LINES]
+    return list(entries.values())[:MAX_OWNERS]
 
 
 def merge_devices(known: list[DeviceMemory], reports: Iterable[Report]) -> list[DeviceMemory]:
-    """Return ``known`` with torch's values, summed over the processes that use each device.
+    """Return the devices ``known`` with torch's memory, summed over the processes on each device.
 
     If ``known`` is empty, return the devices that the reports name.
     """
@@ -319,5 +327,5 @@ def _add_torch_memory(known: DeviceMemory, found: TorchDevice | None) -> DeviceM
     )
 
 
-def _add_known(first: int | None, second: int | None) -> int:
+def _add_sizes(first: int | None, second: int | None) -> int:
     return (first or 0) + (second or 0)

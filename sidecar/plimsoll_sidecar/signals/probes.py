@@ -19,41 +19,41 @@ from plimsoll_api.admin import Capability, Diagnostic, Number, ProcessMemory, Ro
 from plimsoll_api.decoding import MalformedError, decode
 from plimsoll_api.supervisor_config import PROBE_DIR_ENV
 from plimsoll_sidecar.signals import probe_reports
-from plimsoll_sidecar.signals.probe_reports import MAX_TEXT_BYTES, ProbeRequests, Report, query_all
-from plimsoll_sidecar.signals.process_table import ProcessId, children, identify, is_running
+from plimsoll_sidecar.signals.probe_reports import (
+    MAX_TEXT_BYTES,
+    ProbeRequests,
+    Report,
+    query_probes,
+)
+from plimsoll_sidecar.signals.process_table import ProcessId, identify, is_running, read_children
 from plimsoll_sidecar.signals.resident_memory import MAX_PROCESSES
 
 REPORT_TIMEOUT_S = 0.3
-"""Seconds that a sample waits for all reports. A report takes about a millisecond."""
-LATE_ANSWER_S = 10.0
-"""Seconds until a pending report is abandoned.
-
-Later samples collect it without waiting, because the process may hang. A process that computes
-without a pause on a busy machine needs longer than :data:`REPORT_TIMEOUT_S`.
-"""
-RETRY_S = 5.0
-"""Seconds until a process that did not answer is queried again."""
-REPORT_VALID_S = 30.0
-"""Seconds for which a report is valid."""
+"""Time for which a sample waits for all reports. A report takes about a millisecond."""
+MAX_LATE_ANSWER_S = 10.0
+"""Time after which a pending report is given up. Until then, later samples collect it without
+waiting, because the process may hang. A process that computes all the time on a busy machine may
+need longer than :data:`REPORT_TIMEOUT_S`."""
+RETRY_PAUSE_S = 5.0
+"""Time after which a process that did not answer is queried again."""
+MAX_REPORT_AGE_S = 30.0
+"""Time for which a report is valid."""
 TEXT_TIMEOUT_S = 10.0
 STACKS_TIMEOUT_S = 3.0
-"""Timeout in seconds for stacks.
-
-A process answers within milliseconds, or never if it hangs while holding the GIL.
-"""
+"""Timeout for stacks. A process answers within milliseconds, or never if a hang holds the GIL."""
 TRACE_DURATION_S = 5.0
-"""Seconds for which allocations are traced."""
+"""Time for which allocations are traced."""
 TRIM_TIMEOUT_S = 5.0
 REPORT_REQUEST = b'{"do":"report"}\n'
 
 
 @dataclass
 class _ProcessState:
-    """State of one process; times are monotonic, in seconds.
+    """State of one process. Times are monotonic, in seconds.
 
-    ``report`` is its last report, made at ``reported_at``. The process is not queried before
-    ``next_at``. ``asked_at`` is the time of the pending request; None if there is none.
-    ``is_prompt`` is whether the last answer came within :data:`REPORT_TIMEOUT_S`.
+    ``report`` is the last report of the process, made at ``reported_at``. The process is not
+    queried before ``next_at``. ``asked_at`` is the time of the pending request; None without a
+    pending request. ``is_prompt`` is True if the last answer came within :data:`REPORT_TIMEOUT_S`.
     """
 
     report: Report | None = None
@@ -84,9 +84,9 @@ class TrimResult(msgspec.Struct, frozen=True):
 
 
 class Probes:
-    """Client of the probes with sockets in ``folder``; without a folder, there are none.
+    """Client of the probes whose sockets are in ``folder``; None means that there are no probes.
 
-    :meth:`complete` must not run concurrently with itself; the other methods may run in other
+    :meth:`add_reports` must not run concurrently with itself. Other methods may run in other
     threads.
     """
 
@@ -98,14 +98,14 @@ class Probes:
 
     @classmethod
     def from_environment(cls) -> Probes:
-        """Return the probes in the pod's shared directory; none if its variable is not set."""
+        """Return the probes in the pod's shared folder; no probes if its variable is not set."""
         folder = os.environ.get(PROBE_DIR_ENV)
         return cls(Path(folder) if folder else None)
 
     def add_reports(self, status: Status) -> Status:
-        """Return ``status`` with the reports of its processes and their descendants.
+        """Return ``status`` with the reports from its processes and their descendants.
 
-        Returns ``status`` itself if no probe answers.
+        If no probe answers, return ``status`` itself.
         """
         if self._folder is None:
             return status
@@ -164,19 +164,19 @@ class Probes:
         return {
             process: known.report
             for process, known in self._known.items()
-            if known.report is not None and now - known.reported_at <= REPORT_VALID_S
+            if known.report is not None and now - known.reported_at <= MAX_REPORT_AGE_S
         }
 
     def _request_report(self, folder: Path, process: ProcessId, known: _ProcessState) -> bool:
-        """Query a process that is due. Return whether to wait for its answer in this sample."""
+        """Query a process if it is due. Return whether this sample waits for its answer."""
         now = self._clock()
         if known.asked_at is not None or now < known.next_at:
             return False
         if not os.path.lexists(folder / f"{process.pid}.sock"):
-            known.next_at = now + RETRY_S
+            known.next_at = now + RETRY_PAUSE_S
             return False
         if not self._requests.send(folder, process.pid, REPORT_REQUEST):
-            known.next_at = now + RETRY_S
+            known.next_at = now + RETRY_PAUSE_S
             return False
         known.asked_at = now
         return known.is_prompt
@@ -184,13 +184,13 @@ class Probes:
     def _store_answer(
         self, process: ProcessId, known: _ProcessState, answer: bytes | None, now: float
     ) -> None:
-        """Store the answer to the pending request; None if it has not arrived yet."""
+        """Store the ``answer`` to the pending request; None if it has not arrived yet."""
         assert known.asked_at is not None
         if answer is None:
             known.is_prompt = False
-            if now - known.asked_at > LATE_ANSWER_S:
+            if now - known.asked_at > MAX_LATE_ANSWER_S:
                 self._requests.drop(process.pid)
-                known.asked_at, known.next_at = None, now + RETRY_S
+                known.asked_at, known.next_at = None, now + RETRY_PAUSE_S
             return
         try:
             report = decode(answer, Report)
@@ -200,7 +200,7 @@ class Probes:
             known.report, known.reported_at, known.next_at = report, now - report.age_s, 0.0
             known.is_prompt = now - known.asked_at <= REPORT_TIMEOUT_S
         else:
-            known.next_at = now + RETRY_S
+            known.next_at = now + RETRY_PAUSE_S
         known.asked_at = None
 
     # ---- on request
@@ -211,7 +211,7 @@ class Probes:
         return self._folder
 
     def read_texts(self, kind: Diagnostic) -> dict[int, bytes]:
-        """Return the text of this diagnostic from each process that answers, by PID."""
+        """Return the text of the diagnostic ``kind`` from each process that answers, by PID."""
         if kind is Diagnostic.TRACEMALLOC:
             return self._trace_allocations()
         return self._query_texts(
@@ -219,7 +219,7 @@ class Probes:
         )
 
     def _trace_allocations(self) -> dict[int, bytes]:
-        """Return the allocations by source line during :data:`TRACE_DURATION_S`, by PID.
+        """Return the allocations by source line in :data:`TRACE_DURATION_S`, by PID.
 
         If the supervisor can no longer end the trace, the probe ends it.
         """
@@ -244,7 +244,10 @@ class Probes:
         return found
 
     def trim(self, idle: bool) -> TrimResult | None:
-        """Trim the memory of all processes; None if no probe answers."""
+        """Trim the memory of all processes, and return the result; None if no probe answers.
+
+        ``idle`` states that the engine has no requests.
+        """
         done, device = 0, None
         for answer in self._query({"do": "trim", "idle": idle}, TRIM_TIMEOUT_S).values():
             try:
@@ -263,11 +266,11 @@ class Probes:
         if self._folder is None or not alive:
             return {}
         line = json.dumps(request).encode() + b"\n"
-        return query_all(self._folder, alive, line, timeout_s, limit)
+        return query_probes(self._folder, alive, line, timeout_s, limit)
 
 
 def _add_descendants(processes: Iterable[ProcessMemory]) -> dict[ProcessId, ProcessMemory]:
-    """Return the ``processes`` that still run, and their descendants with role ``Other``."""
+    """Return those ``processes`` that still run, and their descendants with the role ``Other``."""
     found: dict[ProcessId, ProcessMemory] = {}
     waiting = list(processes)
     seen = {process.pid for process in waiting}
@@ -277,7 +280,7 @@ def _add_descendants(processes: Iterable[ProcessMemory]) -> dict[ProcessId, Proc
         if identity is None:
             continue
         found[identity] = process
-        for child in children(process.pid) or []:
+        for child in read_children(process.pid) or []:
             if child not in seen:
                 seen.add(child)
                 waiting.append(ProcessMemory(role=Role.OTHER, pid=child))

@@ -1,7 +1,7 @@
 """Read the processes of this PID namespace, with psutil or from /proc where psutil lacks a value.
 
-All results may be outdated immediately. A signal is therefore sent only to a process with the known
-start time (:class:`ProcessId`). A process can write its own arguments and environment, so only a
+Every result may be outdated at once. A signal is therefore sent only to a process with the known
+start time (:class:`ProcessId`). A process can change its own arguments and environment, so only a
 bounded part of them is read. psutil would read and split all of them
 (docs/decisions/0002-libraries.md).
 """
@@ -24,56 +24,46 @@ from plimsoll_api.control_group import MemoryGroup, parse_memory_group
 from plimsoll_api.trace import OpenFiles
 
 MAX_ANCESTORS = 64
-"""Maximum number of ancestors that are followed."""
-MAX_WORDS = 64
-MAX_LINE_BYTES = 64 << 10
-"""Maximum number of words and bytes of a command line. A malicious one may have megabytes."""
+MAX_COMMAND_WORDS = 64
+MAX_COMMAND_BYTES = 64 << 10
+"""Maximum number of words and bytes of a command line that are read: it may have megabytes."""
 MAX_DESCRIPTORS = 65_536
-"""Maximum number of open files that are read from one process.
-
-A container's limit may be a million.
-"""
+"""Maximum number of open files of one process that are read. A container may allow a million."""
 MAX_ENVIRONMENT_BYTES = 1 << 20
-"""Maximum number of bytes of an environment; Linux allows 2 MiB by default."""
+"""Maximum number of bytes of an environment that are read; Linux allows 2 MiB by default."""
 MAX_THREADS = 8192
-"""Maximum number of threads of one process whose children are read in each sample.
-
-Engines have a tenth as many.
-"""
-MAX_ATTEMPTS = 3
-"""Maximum number of attempts to read the children of a process whose threads start and end
-meanwhile.
-"""
+"""Maximum number of threads of one process whose children are read in each sample. Engines have a
+tenth as many."""
+MAX_CHILDREN_ATTEMPTS = 3
+"""Maximum number of attempts to read the children of a process while its threads start and end."""
 OPEN_FILES_PERIOD_S = 15.0
-"""Seconds between two counts of open files."""
+"""Time between two counts of open files."""
 MAX_COUNTED_FILES = 65_536
-"""Maximum number of open files that are counted one by one, on kernels before 6.2.
-
-Beyond it, the number is unknown.
-"""
+"""Maximum number of open files that are counted one by one, on kernels before 6.2. If there are
+more, their number is unknown."""
 ENDED_STATES = frozenset({psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD})
-"""States of processes that have ended."""
+"""States of a process that has ended."""
 
 
-def read(pid: int, name: str, limit: int = -1) -> bytes:
-    """Return up to ``limit`` bytes of ``/proc/PID/NAME``. Raises OSError if it cannot be read.
+def read_proc_file(pid: int, name: str, limit: int = -1) -> bytes:
+    """Return up to ``limit`` bytes of ``/proc/PID/NAME``, or all. Raises OSError on failure.
 
-    The path is a string because pathlib interns each part of a path, here the numbers of processes
+    The path is a string, because pathlib interns each part of a path, here the numbers of processes
     and threads. The interpreter would then rebuild its table of interned strings every few hundred
     samples, which temporarily takes a megabyte that the heap may keep.
     """
     with open(f"/proc/{pid}/{name}", "rb", buffering=0) as file:
         if limit < 0:
             return file.read()
-        pieces, left = [], limit
-        while left > 0 and (piece := file.read(left)):  # a page at a time
+        pieces, remaining = [], limit
+        while remaining > 0 and (piece := file.read(remaining)):  # a page at a time
             pieces.append(piece)
-            left -= len(piece)
+            remaining -= len(piece)
         return b"".join(pieces)
 
 
 def list_names(folder: str | Path, limit: int) -> list[str]:
-    """Return at most ``limit`` names in a folder that other processes fill. Raises OSError."""
+    """Return at most ``limit`` names of entries in a folder. Raises OSError on failure."""
     with os.scandir(folder) as entries:
         return [entry.name for entry in itertools.islice(entries, limit)]
 
@@ -81,8 +71,8 @@ def list_names(folder: str | Path, limit: int) -> list[str]:
 class ProcessId(msgspec.Struct, frozen=True):
     """Identity of one process: PID and start time, because PIDs are reused.
 
-    ``started`` is in clock ticks since boot (field 22 of /proc/PID/stat). Changes of the system
-    time do not affect it.
+    ``started`` is in clock ticks since boot (field 22 of /proc/PID/stat), which changes of the
+    system time do not affect.
     """
 
     pid: int
@@ -90,9 +80,9 @@ class ProcessId(msgspec.Struct, frozen=True):
 
 
 def identify(pid: int) -> ProcessId | None:
-    """Return the process that has this PID now; None if there is none or it is a zombie."""
+    """Return the process that has this PID now; None if it does not exist or is a zombie."""
     try:
-        stat = read(pid, "stat")  # the name may have any encoding
+        stat = read_proc_file(pid, "stat")  # the name may have any encoding
     except OSError:
         return None
     fields = stat.rpartition(b")")[2].split()
@@ -102,7 +92,7 @@ def identify(pid: int) -> ProcessId | None:
 
 
 def is_running(process: ProcessId) -> bool:
-    """Report whether this process is still running."""
+    """Report whether this process still runs."""
     return identify(process.pid) == process
 
 
@@ -115,54 +105,54 @@ def compute_age_s(process: ProcessId) -> float:
 def send_signal(
     process: ProcessId,
     number: int,
-    allowed: Callable[[ProcessId], bool] = lambda process: True,
+    is_allowed: Callable[[ProcessId], bool] = lambda process: True,
 ) -> None:
-    """Send a signal to this process and to no other.
+    """Send a signal to this process, and to no process that reuses its PID.
 
-    A pidfd refers to the same process even if its PID is reused. Raises ``ProcessLookupError`` if
-    the process has ended.
+    The signal is not sent if ``is_allowed`` returns False. A pidfd always refers to the same
+    process. Raises ``ProcessLookupError`` if the process has ended.
     """
     descriptor = os.pidfd_open(process.pid)
     try:
-        if is_running(process) and allowed(process):
+        if is_running(process) and is_allowed(process):
             signal.pidfd_send_signal(descriptor, number)
     finally:
         os.close(descriptor)
 
 
 class Container(NamedTuple):
-    """A container, identified by what its processes share: cgroup and mount namespace.
+    """A container, identified by what its processes share: the cgroup and the mount namespace.
 
-    ``mounts`` is the inode of the mount namespace; None if it is not readable, because the process
-    has more capabilities than the supervisor.
+    ``mounts`` is the inode of the mount namespace. It is None if it cannot be read, because the
+    process has more capabilities than the supervisor.
     """
 
     cgroup: str
     mounts: int | None
 
-    def is_different_from(self, mine: Container) -> bool:
-        """Report whether this is another container than ``mine``.
+    def is_different_from(self, other: Container) -> bool:
+        """Report whether ``other`` is another container.
 
-        Login sessions of one machine also have separate cgroups, but the same mounts.
+        Login sessions of one machine also have different cgroups, but the same mounts.
         """
-        return self.cgroup != mine.cgroup and (self.mounts is None or self.mounts != mine.mounts)
+        return self.cgroup != other.cgroup and (self.mounts is None or self.mounts != other.mounts)
 
     def is_same_as(self, other: Container) -> bool:
-        """Report whether ``other`` is this container. Unknown mounts are not compared."""
+        """Report whether ``other`` is this container. Mounts are ignored if one is unknown."""
         known = self.mounts is not None and other.mounts is not None
         return self.cgroup == other.cgroup and (not known or self.mounts == other.mounts)
 
 
 def find_memory_group(pid: int) -> MemoryGroup | None:
-    """Return the memory cgroup of the process; None if it is not readable."""
+    """Return the memory cgroup of the process; None if it cannot be read."""
     try:
-        return parse_memory_group(os.fsdecode(read(pid, "cgroup")))
+        return parse_memory_group(os.fsdecode(read_proc_file(pid, "cgroup")))
     except OSError:
         return None
 
 
 def find_container(pid: int) -> Container | None:
-    """Return the container of the process; None if there is no such process."""
+    """Return the container of the process; None if the process does not exist."""
     group = find_memory_group(pid)
     if group is None:
         return None
@@ -174,16 +164,16 @@ def find_container(pid: int) -> Container | None:
 
 
 def is_nested(pid: int) -> bool:
-    """Report whether the process is in a nested PID namespace or has ended."""
+    """Report whether the process has ended, or is in a nested PID namespace."""
     try:
-        status = read(pid, "status")
+        status = read_proc_file(pid, "status")
     except OSError:
         return True
     # One PID for each namespace from this one down; kernels before 4.1 have no such line.
     return len(status.partition(b"\nNSpid:")[2].partition(b"\n")[0].split()) > 1
 
 
-def parents() -> dict[int, int]:
+def read_parent_pids() -> dict[int, int]:
     """Return the parent PID of each visible process that has not ended, by PID."""
     found: dict[int, int] = {}
     for pid in psutil.pids():
@@ -195,19 +185,19 @@ def parents() -> dict[int, int]:
     return found
 
 
-def iterate_ancestors(pid: int, parents: Mapping[int, int]) -> Iterator[int]:
+def iterate_ancestors(pid: int, parent_pids: Mapping[int, int]) -> Iterator[int]:
     """Yield ``pid``, its parent, and each further ancestor."""
     for _ in range(MAX_ANCESTORS):
         if pid <= 0:
             return
         yield pid
-        pid = parents.get(pid, 0)
+        pid = parent_pids.get(pid, 0)
 
 
-def find_descendants(pids: set[int], parents: Mapping[int, int]) -> set[int]:
-    """Return the descendants of ``pids``, without ``pids``."""
+def find_descendants(pids: set[int], parent_pids: Mapping[int, int]) -> set[int]:
+    """Return all descendants of ``pids``, without ``pids`` themselves."""
     children: dict[int, list[int]] = {}
-    for child, parent in parents.items():
+    for child, parent in parent_pids.items():
         children.setdefault(parent, []).append(child)
     found: set[int] = set()
     waiting = list(pids)
@@ -219,14 +209,15 @@ def find_descendants(pids: set[int], parents: Mapping[int, int]) -> set[int]:
     return found
 
 
-def children(pid: int) -> list[int] | None:
-    """Return the children of all threads of the process.
+def read_children(pid: int) -> list[int] | None:
+    """Return the child PIDs of all threads of the process.
 
-    Empty if the process has ended or the kernel does not list children. None if its threads changed
-    during the read, or if it has more than :data:`MAX_THREADS`. psutil would scan all of /proc.
+    Empty if the process has ended, or if the kernel does not list children. None if its threads
+    changed meanwhile, or if it has more than :data:`MAX_THREADS` threads. psutil would scan all of
+    /proc.
     """
     folder = f"/proc/{pid}/task"
-    for _ in range(MAX_ATTEMPTS):
+    for _ in range(MAX_CHILDREN_ATTEMPTS):
         found: list[int] = []
         try:
             tasks = list_names(folder, MAX_THREADS + 1)
@@ -236,7 +227,7 @@ def children(pid: int) -> list[int] | None:
             return None
         for task in tasks:
             try:
-                found += map(int, read(pid, f"task/{task}/children").split())
+                found += map(int, read_proc_file(pid, f"task/{task}/children").split())
             except (OSError, ValueError):
                 if os.path.exists(f"{folder}/{task}"):
                     return found
@@ -247,7 +238,7 @@ def children(pid: int) -> list[int] | None:
 
 
 def read_cpu_s(pid: int) -> float | None:
-    """Return the CPU seconds of the process and its ended children; None if it has ended."""
+    """Return the CPU seconds of the process and of its ended children; None if it has ended."""
     try:
         times = psutil.Process(pid).cpu_times()
     except psutil.Error:
@@ -256,21 +247,27 @@ def read_cpu_s(pid: int) -> float | None:
 
 
 def read_command_line(pid: int) -> list[str]:
-    """Return the words of the command line. The process itself may have changed them.
+    """Return the first words of the command line, which the process may have changed.
 
-    Empty if unknown; at most :data:`MAX_WORDS` words.
+    Empty if unknown; at most :data:`MAX_COMMAND_WORDS` words.
     """
     try:
-        line = read(pid, "cmdline", MAX_LINE_BYTES)
+        line = read_proc_file(pid, "cmdline", MAX_COMMAND_BYTES)
     except OSError:
         return []
-    return [word.decode(errors="replace") for word in line.split(b"\0", MAX_WORDS)[:MAX_WORDS]]
+    return [
+        word.decode(errors="replace")
+        for word in line.split(b"\0", MAX_COMMAND_WORDS)[:MAX_COMMAND_WORDS]
+    ]
 
 
-def environment(pid: int, name: str) -> str | None:
-    """Return an environment variable at the process's start; None if it is unset or unreadable."""
+def read_environment_variable(pid: int, name: str) -> str | None:
+    """Return an environment variable as it was when the process started.
+
+    None if it is not set or cannot be read.
+    """
     try:
-        entries = b"\0" + read(pid, "environ", MAX_ENVIRONMENT_BYTES)
+        entries = b"\0" + read_proc_file(pid, "environ", MAX_ENVIRONMENT_BYTES)
     except OSError:
         return None
     _, begin, rest = entries.partition(b"\0" + name.encode() + b"=")
@@ -278,37 +275,37 @@ def environment(pid: int, name: str) -> str | None:
 
 
 def read_command_name(pid: int) -> str:
-    """Return the kernel's name of the process, at most 15 characters; empty if it has ended."""
+    """Return the kernel's name of the process, up to 15 characters; empty if it has ended."""
     try:
-        return read(pid, "comm").decode(errors="replace").strip()
+        return read_proc_file(pid, "comm").decode(errors="replace").strip()
     except OSError:
         return ""
 
 
 class OpenFilesReader:
-    """Count open files, at most once every :data:`OPEN_FILES_PERIOD_S`."""
+    """Count open files, at most every :data:`OPEN_FILES_PERIOD_S`."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._next = 0.0
         self._newest: OpenFiles | None = None
 
-    def read(self, processes: Callable[[], Mapping[int, str]]) -> OpenFiles | None:
-        """Return the count of the process that is nearest to its limit; None if none is readable.
+    def read(self, get_names: Callable[[], Mapping[int, str]]) -> OpenFiles | None:
+        """Return the count of the process that is nearest to its limit; None if none is known.
 
-        ``processes`` returns the names of the engine's processes by PID.
+        ``get_names`` returns the names of the engine's processes by PID.
         """
         now = self._clock()
         if now >= self._next:
             self._next = now + OPEN_FILES_PERIOD_S
-            self._newest = find_nearest_to_limit(processes())
+            self._newest = find_nearest_to_limit(get_names())
         return self._newest
 
 
-def find_nearest_to_limit(processes: Mapping[int, str]) -> OpenFiles | None:
-    """Return the count of the process that is nearest to its limit; None if none is readable."""
+def find_nearest_to_limit(names: Mapping[int, str]) -> OpenFiles | None:
+    """Return the count of the process that is nearest to its limit; None if none is known."""
     found = []
-    for pid, name in processes.items():
+    for pid, name in names.items():
         count, limit = _count_open_files(f"/proc/{pid}/fd"), _read_open_files_limit(pid)
         if count is not None and limit is not None:
             found.append(OpenFiles(process=name, open=count, limit=limit))
@@ -328,7 +325,7 @@ def _count_open_files(folder: str) -> int | None:
 
 
 def _read_open_files_limit(pid: int) -> int | None:
-    """Return the soft limit of open files; None if it is unlimited or not readable."""
+    """Return the soft limit of open files; None if there is no limit or it cannot be read."""
     try:
         soft, _ = psutil.Process(pid).rlimit(psutil.RLIMIT_NOFILE)
     except (psutil.Error, OSError):

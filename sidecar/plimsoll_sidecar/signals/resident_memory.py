@@ -1,8 +1,8 @@
 """Read the resident memory of the engine's processes from ``/proc/PID/status``.
 
-The file is readable across UIDs, and takes tens of microseconds per process. If a process ends
+The file is readable for all users, and takes tens of microseconds per process. If a process ends
 while it is read, or its PID is reused, the result of this sample is unknown, never smaller. Files
-are read as bytes, because a process can set its name in any encoding.
+are read as bytes, because the name of a process may have any encoding.
 """
 
 from __future__ import annotations
@@ -17,17 +17,15 @@ from plimsoll_api.admin import STANDBY_PROCESS_NAME, ProcessMemory, Role
 from plimsoll_api.trace import Host, RoleRss
 from plimsoll_sidecar.signals.process_table import (
     ProcessId,
-    children,
     identify,
     is_running,
+    read_children,
     read_cpu_s,
 )
 
 MAX_PROCESSES = 256
-"""Maximum number of processes, beyond which the sum is unknown.
-
-An engine has a few; a fork bomb in its container must not stop the sampler.
-"""
+"""Maximum number of processes; with more, the memory is unknown. An engine has a few. A fork bomb
+in its container must not stop the sampler."""
 
 
 class ResidentMemory(msgspec.Struct, frozen=True):
@@ -48,19 +46,20 @@ class ResidentMemory(msgspec.Struct, frozen=True):
 
 
 class EngineProcessTable:
-    """Processes of one engine: those that it reports, and their descendants.
+    """Processes of one engine: the processes that it reports, and their descendants.
 
-    The processes reported last are stored with their start times. They can therefore be read while
-    the engine does not answer, and a process that reuses a PID is not taken for one of them.
+    The processes that were reported last are stored with their start times. They can therefore be
+    read while the engine does not answer, and another process that reuses a PID is not taken for
+    them.
     """
 
     def __init__(self) -> None:
-        self._named: dict[ProcessId, ProcessMemory] = {}
-        self._pool = has_huge_pages()
+        self._reported: dict[ProcessId, ProcessMemory] = {}
+        self._has_huge_pages = has_huge_pages()
         own = psutil.Process()
         self._own = {own.pid, *(ancestor.pid for ancestor in own.parents())}
 
-    def name(self, processes: Iterable[ProcessMemory]) -> None:
+    def set_processes(self, processes: Iterable[ProcessMemory]) -> None:
         """Store the processes that the engine reports.
 
         PIDs of the supervisor and its ancestors are ignored: they come from another PID namespace.
@@ -70,31 +69,31 @@ class EngineProcessTable:
             identity = identify(process.pid) if process.pid not in self._own else None
             if identity is not None:
                 named[identity] = process
-        self._named = named
+        self._reported = named
 
     @property
-    def first(self) -> ProcessId | None:
-        """A running process of the engine, preferably the frontend; None if no process runs."""
-        alive = [p for p in self._named if is_running(p)]
-        alive.sort(key=lambda p: self._named[p].role is not Role.FRONTEND)
+    def main_process(self) -> ProcessId | None:
+        """Running frontend, or else another running process; None if no process runs."""
+        alive = [p for p in self._reported if is_running(p)]
+        alive.sort(key=lambda p: self._reported[p].role is not Role.FRONTEND)
         return alive[0] if alive else None
 
     @property
     def frontend_lives(self) -> bool | None:
         """Whether the frontend is running; None if no frontend was reported."""
-        frontends = [p for p, one in self._named.items() if one.role is Role.FRONTEND]
+        frontends = [p for p, one in self._reported.items() if one.role is Role.FRONTEND]
         return any(is_running(p) for p in frontends) if frontends else None
 
     def read(self) -> Host:
-        """Return the sums over all processes; all unknown if one process could not be read."""
+        """Return the sums over all processes; unknown if any process could not be read."""
         living = self._find_running()
         if living is None:
             return Host()
         if not living:
-            return Host(processes=0 if self._named else None)
-        read = {pid: identify(pid) for pid in living} | {p.pid: p for p in self._named}
+            return Host(processes=0 if self._reported else None)
+        read = {pid: identify(pid) for pid in living} | {p.pid: p for p in self._reported}
         sizes = {
-            pid: _limit_to_private(read_resident(pid), process.private)
+            pid: _limit_to_private(read_resident_memory(pid), process.private)
             for pid, process in living.items()
         }
         changed = any(identify(pid) != read[pid] for pid in living)
@@ -106,7 +105,9 @@ class EngineProcessTable:
             rss_file=sum(size.file for size in known.values()),
             rss_shmem=sum(size.shmem for size in known.values()),
             swap=sum_known(size.swap for size in known.values()),
-            hugetlb=sum_known(size.hugetlb for size in known.values()) if self._pool else None,
+            hugetlb=sum_known(size.hugetlb for size in known.values())
+            if self._has_huge_pages
+            else None,
             processes=len(known),
             by_process=[  # the ledger includes the memory of a standby
                 RoleRss(
@@ -122,15 +123,15 @@ class EngineProcessTable:
             ],
         )
 
-    def names(self) -> dict[int, str]:
+    def get_labels(self) -> dict[int, str]:
         """Return the labels of the running processes by PID; empty if not all are known."""
         return {pid: process.label for pid, process in (self._find_running() or {}).items()}
 
     def read_helpers_cpu_s(self) -> float | None:
-        """Return the CPU seconds of all processes but the frontend, including ended children.
+        """Return the CPU seconds of all processes except the frontend, with their ended children.
 
-        If the frontend is the only process, return its CPU seconds. None if a process is not
-        readable.
+        If the frontend is the only process, return its CPU seconds. None if a process cannot be
+        read.
         """
         living = self._find_running()
         if living is None:
@@ -141,13 +142,13 @@ class EngineProcessTable:
         return sum(known) if len(known) == len(spent) and any(known) else None
 
     def _find_running(self) -> dict[int, ProcessMemory] | None:
-        """Return the running processes by PID; None if they are not all known."""
-        named = {p.pid: one for p, one in self._named.items() if is_running(p)}
+        """Return the running processes by PID; None if not all of them are known."""
+        named = {p.pid: one for p, one in self._reported.items() if is_running(p)}
         found = dict(named)
         waiting = list(named)
         while waiting:
             parent = waiting.pop()
-            started = children(parent)
+            started = read_children(parent)
             if started is None or len(found) + len(started) > MAX_PROCESSES:
                 return None
             for child in started:
@@ -166,14 +167,14 @@ class EngineProcessTable:
 
 
 def _limit_to_private(size: ResidentMemory | None, private: int | None) -> ResidentMemory | None:
-    """Return ``size`` without shared pages if ``private`` is known, otherwise ``size``."""
+    """Return ``size`` with at most ``private`` anonymous bytes, if both are known."""
     if size is None or private is None:
         return size
     return msgspec.structs.replace(size, anon=min(size.anon, private))
 
 
-def read_resident(pid: int) -> ResidentMemory | None:
-    """Return the memory of the process now; None if there is none or it is a zombie."""
+def read_resident_memory(pid: int) -> ResidentMemory | None:
+    """Return the memory of the process; None if the process does not exist or is a zombie."""
     values: dict[bytes, int] = {}
     try:
         with open(f"/proc/{pid}/status", "rb") as status:
@@ -195,10 +196,10 @@ def read_resident(pid: int) -> ResidentMemory | None:
         return None
 
 
-def has_huge_pages(memory: str = "/proc/meminfo") -> bool:
+def has_huge_pages(meminfo_path: str = "/proc/meminfo") -> bool:
     """Report whether this node has a pool of huge pages; most nodes have none."""
     try:
-        with open(memory, "rb") as file:
+        with open(meminfo_path, "rb") as file:
             found = re.search(rb"^Hugetlb: +(\d+)", file.read(1 << 16), re.M)
     except OSError:
         return False
@@ -206,7 +207,7 @@ def has_huge_pages(memory: str = "/proc/meminfo") -> bool:
 
 
 def sum_known(sizes: Iterable[int | None]) -> int | None:
-    """Return the sum; None if any part is unknown."""
+    """Return the sum of ``sizes``; None if any of them is unknown."""
     result = 0
     for size in sizes:
         if size is None:

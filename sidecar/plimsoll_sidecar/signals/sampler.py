@@ -1,6 +1,6 @@
 """Read one :class:`~plimsoll_api.trace.Sample` from a running engine.
 
-If a source fails, its part of the sample is unknown. Nothing here raises.
+If a source fails, its part of the sample is unknown. Nothing in this module raises.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from plimsoll_sidecar.signals.device_memory import (
     DeviceSource,
     DeviceUsers,
     Nvml,
-    assigned_devices,
-    explain_unused,
+    explain_unused_sources,
+    list_assigned_devices,
     select_available_sources,
 )
 from plimsoll_sidecar.signals.device_sharing import SharingDetector
@@ -52,19 +52,14 @@ log = logging.getLogger(__name__)
 
 MAX_MESSAGE_CHARS = 400
 WORKING_STATES = frozenset({EngineState.SERVING, EngineState.DRAINING, EngineState.DRAINED})
-"""States in which a worker should execute steps. In all others, its load is unknown."""
-LOG_AFTER_S = 20.0
-"""Seconds until a missing signal is logged.
-
-Before that, the engine may be starting or slow to answer.
-"""
+"""States in which a worker should execute steps. In other states, its load is unknown."""
+MIN_MISSING_LOG_S = 20.0
+"""Time after which a missing signal is logged: the engine may be starting or slow to answer."""
 SERVING_CHECK_PERIOD_S = 5.0
-"""Seconds between two requests to the serving port while both the port and the status answer."""
-PROBE_GONE_S = 60.0
-"""Seconds after which a process whose probe does not answer counts as one without a probe.
-
-By then, the process must have become another program.
-"""
+"""Time between two requests to the serving port while it and the status both answer."""
+MAX_PROBE_SILENCE_S = 60.0
+"""Time after which a process whose probe does not answer counts as a process without a probe. It
+must have become another program."""
 
 
 class StatusSource(Protocol):
@@ -84,11 +79,11 @@ class StatusSource(Protocol):
         """Return the engine's running processes, as ``/proc`` shows them."""
 
     def has_ended(self) -> bool:
-        """Report whether the main process ended while the engine's other processes still run."""
+        """Report whether the main process has ended and other processes of the engine still run."""
 
 
 class _ServingCheck:
-    """Request to the serving port. It starts on creation and runs in its own thread."""
+    """Request to the serving port. It starts on creation, in its own thread."""
 
     def __init__(self, engine: StatusSource) -> None:
         self._engine, self._serving = engine, False
@@ -104,7 +99,7 @@ class _ServingCheck:
         return not self._thread.is_alive()
 
     def wait(self) -> bool:
-        """Wait until the request ends or times out, and return whether the port answered."""
+        """Wait for the end of the request, and return whether the port answered."""
         self._thread.join()
         return self._serving
 
@@ -112,13 +107,13 @@ class _ServingCheck:
 class Sampler:
     """Sample one engine.
 
-    ``status`` is the engine's answer in the newest sample; None if it did not answer. ``signals``
-    shows which signals the newest sample has. ``page`` returns whether the engine's metrics page is
-    usable; None for an engine without one.
+    ``status`` is the engine's status in the newest sample; None if the engine did not answer.
+    ``signals`` states which signals the newest sample has. ``page`` returns the signal of the
+    engine's metrics page; None for an engine without such a page.
 
     ``device_source`` is the source of device memory: ``engine`` (cudaMemGetInfo), ``nvml``,
-    ``dcgm`` or ``amd`` (exporters on the node), or None. The source is chosen once for each epoch,
-    because the values of the sources differ by a constant.
+    ``dcgm`` or ``amd`` (exporters on the node), or None. It is chosen once for each epoch, because
+    the values of the sources differ by a constant.
     """
 
     def __init__(
@@ -148,23 +143,23 @@ class Sampler:
         self._epoch = 0
         self._uuids: dict[int, str] = {}
         self._parts: ProcessNames | None = None
-        self._accounted: set[int] = set()
+        self._probed_pids: set[int] = set()
         self._silent_since: float | None = None
-        self._asked: _ServingCheck | None = None
-        self._ask_at = 0.0
+        self._serving_check: _ServingCheck | None = None
+        self._next_serving_check = 0.0
 
     def sample(self) -> Sample:
-        """Return one sample, within the adapter's own timeout."""
+        """Return one sample. This takes no longer than the timeouts of the adapter."""
         begin = self._clock()
         # Both ports of a silent engine are queried at the same time, because each wait takes
         # seconds.
         was_silent = bool(self.signals) and self.status is None
-        if self._asked is None and (was_silent or self._is_serving_due(begin)):
-            self._asked = _ServingCheck(self._engine)
+        if self._serving_check is None and (was_silent or self._is_serving_due(begin)):
+            self._serving_check = _ServingCheck(self._engine)
         status = self.status = self._query_engine()
         if status is not None:
             self._apply_epoch(status)
-            self._processes.name(status.processes)
+            self._processes.set_processes(status.processes)
             self._parts = status.parts
         host = self._read_host(status)
         serving = self._check_serving(status, host, begin)
@@ -189,22 +184,27 @@ class Sampler:
 
     def _is_serving_due(self, now: float) -> bool:
         """Report whether to query the serving port although the status answers."""
-        return self._engine.has_status_port and self.status is not None and now >= self._ask_at
+        return (
+            self._engine.has_status_port
+            and self.status is not None
+            and now >= self._next_serving_check
+        )
 
     def _check_serving(self, status: Status | None, host: Host, now: float) -> bool | None:
-        """Return whether the serving port answered; None if it was not queried or is still silent.
+        """Return whether the serving port answered; None if unknown.
 
-        Wait for the answer only if the status is silent.
+        It is unknown if the port was not queried, or has not answered yet. Only if the status does
+        not answer, wait for the port.
         """
-        asked = self._asked
+        asked = self._serving_check
         if status is None:
             if not host.processes:
                 return None
             asked = asked or _ServingCheck(self._engine)
         elif asked is None or not asked.is_done:
             return None
-        serving, self._asked = asked.wait(), None
-        self._ask_at = now + SERVING_CHECK_PERIOD_S if serving else now
+        serving, self._serving_check = asked.wait(), None
+        self._next_serving_check = now + SERVING_CHECK_PERIOD_S if serving else now
         return serving
 
     def _find_signals(self, sample: Sample) -> dict[str, Signal]:
@@ -227,50 +227,50 @@ class Sampler:
             return None
 
     def _apply_epoch(self, status: Status) -> None:
-        """Count a new epoch and forget the previous engine if the epoch's text has changed."""
+        """If the epoch in ``status`` is new, count it and forget the previous engine."""
         if status.epoch != self._epoch_text:
             self._epoch_text = status.epoch
             self._epoch += 1
             self.device_source, self._uuids = None, {}
             self._sharing.reset()
-            self._accounted, self._silent_since = set(), None
+            self._probed_pids, self._silent_since = set(), None
 
     def _read_malloc(self, status: Status) -> Malloc | None:
-        """Return the worker's allocator values, summed over its ranks.
+        """Return the worker's allocator memory, summed over its ranks.
 
-        Unknown if one of the ranks does not report.
+        None if a rank does not report.
         """
         if not status.probed:
-            return _sum_malloc(status)
+            return _sum_allocator_memory(status)
         now, listed = self._clock(), {p.pid for p in status.processes}
         accounted = {p.pid for p in status.processes if p.python_objects is not None}
-        self._accounted = (self._accounted & listed) | accounted
-        if self._accounted == accounted:
+        self._probed_pids = (self._probed_pids & listed) | accounted
+        if self._probed_pids == accounted:
             self._silent_since = None
-            return _sum_malloc(status)
+            return _sum_allocator_memory(status)
         self._silent_since = now if self._silent_since is None else self._silent_since
-        if now - self._silent_since > PROBE_GONE_S:
-            self._accounted, self._silent_since = accounted, None
+        if now - self._silent_since > MAX_PROBE_SILENCE_S:
+            self._probed_pids, self._silent_since = accounted, None
         return None
 
     def _read_host(self, status: Status | None) -> Host:
         """Return the memory of the engine's processes.
 
         If all reported processes have ended and the engine does not answer, the next engine may be
-        starting. Its processes are then found without its answer.
+        starting. Its processes are then found without its status.
         """
         host = self._processes.read()
         if status is None and not host.processes:
             found = self._engine.processes()
             if found:
-                self._processes.name(found)
+                self._processes.set_processes(found)
                 host = self._processes.read()
         host.frontend_lives = self._processes.frontend_lives
         if host.frontend_lives is None and status is None and host.processes:
             host.frontend_lives = False if self._engine.has_ended() else None
         if status is not None:
             host.cpu_s = self._processes.read_helpers_cpu_s()
-        first = self._processes.first
+        first = self._processes.main_process
         pid = first.pid if first is not None else None
         if first != self._group_of:
             self._group_of = first
@@ -283,19 +283,19 @@ class Sampler:
         host.cgroup_other, host.cgroup_limit = self.cgroup.other, self.cgroup.limit
         host.cgroup_reclaimable = self.cgroup.reclaimable
         host.cgroup_throttled = self.cgroup.throttled
-        host.open_files = self._open_files.read(self._processes.names)
+        host.open_files = self._open_files.read(self._processes.get_labels)
         if self._orphaned is not None:
             left = self._orphaned.read(pid)
             host.shm_orphan, host.shm_orphan_earlier = left.bytes, left.earlier
         return host
 
-    def _read_devices(self, status: Status | None, ended: bool) -> list[Device]:
+    def _read_devices(self, status: Status | None, has_ended: bool) -> list[Device]:
         """Return the memory of the devices.
 
-        ``ended`` is whether no process of the engine is running. Then only NVML or an exporter can
-        report what is still in use.
+        ``has_ended`` states that no process of the engine runs. Then, only NVML or an exporter can
+        report the memory that is still in use.
         """
-        listed = (status.devices or assigned_devices(self._sources.values())) if status else []
+        listed = (status.devices or list_assigned_devices(self._sources.values())) if status else []
         reported = {device.index: device for device in listed}
         for device in reported.values():
             if device.uuid is not None:
@@ -304,7 +304,7 @@ class Sampler:
         if self.device_source is None and reported:
             known = all(device.used is not None for device in reported.values())
             self.device_source = "engine" if known else self._choose_source()
-        if self.device_source == "engine" and not (ended and status is None):
+        if self.device_source == "engine" and not (has_ended and status is None):
             return [
                 Device(d.index, d.used, d.total, _make_torch(d), shared.get(d.uuid or ""))
                 for d in reported.values()
@@ -316,33 +316,33 @@ class Sampler:
         ]
 
     def _list_pids(self) -> list[int]:
-        first = self._processes.first
-        others = list(self._processes.names())
+        first = self._processes.main_process
+        others = list(self._processes.get_labels())
         return others if first is None else [first.pid, *(p for p in others if p != first.pid)]
 
     def read_device_use(self) -> list[tuple[str, DeviceBytes, DeviceUsers | None]] | None:
-        """Return the memory and the users of each known device of the engine, by NVML.
+        """Return UUID, memory and users of each known device of the engine, from NVML.
 
-        None if no device is known, or one cannot be read.
+        None if no device is known, or if the memory of a device is unknown.
         """
         nvml = self._sources["nvml"]
         found = []
         for uuid in self._uuids.values():
-            memory = nvml.memory(uuid)
+            memory = nvml.read_memory(uuid)
             if memory is None:
                 return None
             users = nvml.read_users(uuid) if isinstance(nvml, Nvml) else None
             found.append((uuid, memory, users))
         return found or None
 
-    def device_reasons(self) -> list[str]:
-        """Return why each device memory source that is not in use provides no data."""
-        return explain_unused(self._sources, self.device_source, list(self._uuids.values()))
+    def explain_unused_sources(self) -> list[str]:
+        """Return a reason for each unused source of device memory why it provides no data."""
+        return explain_unused_sources(self._sources, self.device_source, list(self._uuids.values()))
 
     def _choose_source(self) -> str | None:
-        """Return the first source that knows all devices; None if no source does."""
+        """Return the first source with the memory of all devices; None if there is none."""
         for name, source in self._sources.items():
-            if self._uuids and all(source.memory(uuid) for uuid in self._uuids.values()):
+            if self._uuids and all(source.read_memory(uuid) for uuid in self._uuids.values()):
                 return name
         return None
 
@@ -354,7 +354,7 @@ class Sampler:
         reported: EngineDevice | None,
         shared: str | None,
     ) -> Device:
-        memory = self._sources[name].memory(uuid) if name is not None else None
+        memory = self._sources[name].read_memory(uuid) if name is not None else None
         return Device(
             index=index,
             used=memory.used if memory else None,
@@ -365,16 +365,16 @@ class Sampler:
 
 
 def make_load(status: Status) -> SampleLoad:
-    """Return the engine's load; unknown unless a worker of this epoch is running."""
+    """Return the engine's load; unknown values unless a worker of this epoch is running."""
     if status.report_age_s is None or status.state not in WORKING_STATES:
         return SampleLoad()
     return copy.copy(status.load)
 
 
-def _sum_malloc(status: Status) -> Malloc | None:
-    """Return the worker's allocator values, summed over its ranks; unknown if one is missing.
+def _sum_allocator_memory(status: Status) -> Malloc | None:
+    """Return the worker's allocator memory, summed over its ranks; None if it is unknown.
 
-    With probes, the sum is over all processes with a probe.
+    With probes, the sum covers all processes with a probe.
     """
     processes = status.processes
     # A standby is idle: all of its memory is in the ledger.
@@ -395,7 +395,7 @@ def _sum_malloc(status: Status) -> Malloc | None:
 
 
 def _sum_known(values: Iterable[int | None]) -> int | None:
-    """Return the sum; None if a value is unknown or there are no values."""
+    """Return the sum of ``values``; None if a value is unknown, or if there are none."""
     every = list(values)
     known = [value for value in every if value is not None]
     return sum(known) if known and len(known) == len(every) else None
@@ -408,10 +408,10 @@ def _make_torch(device: EngineDevice) -> Torch | None:
 
 
 def find_signals(sample: Sample, shared_memory: bool = False) -> dict[str, Signal]:
-    """Return whether the sample has each signal, by name.
+    """Return the signals of the sample by name, each with the reason if it is missing.
 
-    ``engine`` and ``host`` are always included. ``device`` is included if the sample has devices,
-    and ``shared_memory`` if the pod's ``/dev/shm`` is monitored.
+    ``engine`` and ``host`` are always included, ``device`` if the sample has devices, and
+    ``shared_memory`` if the pod's ``/dev/shm`` is monitored.
     """
     host = sample.host
     found = {
@@ -443,7 +443,7 @@ def _make_signal(ok: bool, reason: SignalReason, message: str) -> Signal:
 
 
 class SignalLog:
-    """Log signals that have been missing for :data:`LOG_AFTER_S`, and when they return."""
+    """Log each signal that has been missing for :data:`MIN_MISSING_LOG_S`, and its return."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -451,7 +451,7 @@ class SignalLog:
         self._logged: dict[str, str] = {}
 
     def update(self, signals: Mapping[str, Signal]) -> None:
-        """Update the log from the signals of one sample."""
+        """Add the signals of one sample."""
         now = self._clock()
         for name, one in signals.items():
             reason, since = self._since.get(name, ("", now))
@@ -459,9 +459,9 @@ class SignalLog:
                 self._since[name] = one.reason, now
                 since = now
             told = self._logged.get(name, "")
-            if told != one.reason and (one.ok or now - since >= LOG_AFTER_S):
+            if told != one.reason and (one.ok or now - since >= MIN_MISSING_LOG_S):
                 self._logged[name] = one.reason
                 if one.ok:
                     log.info("signal %s is available again", name)
                 else:
-                    log.warning("signal %s: %s: %s", name, one.reason, one.message)
+                    log.warning("signal %s is missing: %s: %s", name, one.reason, one.message)

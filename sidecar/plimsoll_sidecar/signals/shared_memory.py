@@ -1,10 +1,10 @@
 """Measure orphaned shared memory: files in ``/dev/shm`` that no process of the pod uses.
 
-A file in ``/dev/shm`` outlives the process that created it. It also outlives the container if the
-tmpfs belongs to the pod. Then it belongs to no process and is never freed. The devices and inodes
-in ``/proc/PID/maps`` and ``/proc/PID/fd`` show which processes use a file. Reading them is bounded,
-and cheap enough to be done once a minute. If they are too large or not readable, the size is
-unknown, and :class:`UnknownUsersError` gives the reason.
+A file in ``/dev/shm`` outlives the process that created it. If the tmpfs belongs to the pod, the
+file also outlives the container. It then belongs to no process, and is never freed. The devices and
+inodes in ``/proc/PID/maps`` and ``/proc/PID/fd`` show which processes use a file. These are read up
+to a limit, and fast enough to be read every minute. If they are too large or cannot be read, the
+size is unknown, and :class:`UnknownUsersError` gives the reason.
 
 A scan runs every minute, and when the engine's main process has changed. If a scan fails, the last
 result stays valid for a few minutes; after that, the size is unknown. The reason is logged, and
@@ -34,29 +34,29 @@ from plimsoll_sidecar.signals.process_table import (
 
 PROC = Path("/proc")
 MAX_FILES = 4096
-"""Maximum number of files, and of SysV segments."""
+"""Maximum number of files, and maximum number of SysV segments."""
 MAX_FOLDER_DEPTH = 8
 MAX_PROCESSES = 512
 MAX_MAPS_BYTES = 16 << 20
-"""Maximum number of bytes of one process's maps. A large engine has a tenth as many."""
-BLOCK_BYTES = 512
-HOST_IPC_INODE = 0xEFFFFFFF
-"""Inode of the node's IPC namespace (PROC_IPC_INIT_INO), whose segments belong to no pod."""
+"""Maximum size of the maps of one process. A large engine needs a tenth of it."""
+STAT_BLOCK_BYTES = 512
+NODE_IPC_INODE = 0xEFFFFFFF
+"""Inode of the node's IPC namespace (PROC_IPC_INIT_INO). Its segments belong to no pod."""
 OTHER_USERS_MODE = 0o077
-"""Permission bits of other users. A private file has none of them."""
+"""Permission bits of group and others. A private file has none of them."""
 
 FileId = tuple[int, int]
 """Device and inode of a file."""
 
 
 class UnknownUsersError(Exception):
-    """The users of shared memory cannot be determined. The message gives the reason."""
+    """It is unknown which processes use shared memory. The message gives the reason."""
 
 
 class SharedFile(msgspec.Struct, frozen=True):
     """One file of a tmpfs.
 
-    ``bytes`` includes blocks in swap. ``written_at`` is in Unix seconds. ``private`` is whether
+    ``bytes`` includes blocks in swap. ``written_at`` is in Unix seconds. ``private`` states that
     other users cannot open the file.
     """
 
@@ -71,7 +71,7 @@ class SharedFile(msgspec.Struct, frozen=True):
 class FilesInUse(msgspec.Struct, frozen=True):
     """Files that running processes use.
 
-    ``has_unreadable`` is whether processes of other users are not readable. They could use any file
+    ``has_unreadable`` states that processes of other users cannot be read. They may use any file
     that is not private.
     """
 
@@ -79,14 +79,14 @@ class FilesInUse(msgspec.Struct, frozen=True):
     has_unreadable: bool
 
     def may_include(self, file: SharedFile) -> bool:
-        """Report whether a process uses the file or might use it."""
+        """Report whether a process uses the file, or might use it."""
         return file.id in self.files or (self.has_unreadable and not file.private)
 
 
 def list_files(root: Path) -> list[SharedFile]:
-    """Return all files below ``root`` on its file system.
+    """Return all files below ``root`` that are on the same file system.
 
-    Raises :class:`UnknownUsersError` if there are too many or they cannot be listed.
+    Raises :class:`UnknownUsersError` if there are too many files, or if they cannot be listed.
     """
     try:
         device = os.lstat(root).st_dev
@@ -102,7 +102,7 @@ def list_files(root: Path) -> list[SharedFile]:
 
 
 def read_file(path: str) -> SharedFile | None:
-    """Return the regular file at this path; None if it does not exist."""
+    """Return the regular file at ``path``; None if there is none."""
     try:
         found = os.lstat(path)
     except OSError:
@@ -110,16 +110,16 @@ def read_file(path: str) -> SharedFile | None:
     return _make_shared_file(path, found) if stat.S_ISREG(found.st_mode) else None
 
 
-def find_files_in_use(listed: Iterable[SharedFile], proc: Path = PROC) -> FilesInUse:
-    """Return which of these files running processes use.
+def find_files_in_use(files: Iterable[SharedFile], proc: Path = PROC) -> FilesInUse:
+    """Return those of ``files`` that running processes use.
 
-    Raises :class:`UnknownUsersError` if an unreadable process may use any of them.
+    Raises :class:`UnknownUsersError` if a process that cannot be read may use any file.
     """
-    wanted = {file.id for file in listed}
+    wanted = {file.id for file in files}
     if not wanted:
         return FilesInUse(frozenset(), False)
     held: set[FileId] = set()
-    strangers = False
+    has_unreadable = False
     try:
         pids = [name for name in os.listdir(proc) if name.isdigit()]
     except OSError as error:
@@ -133,26 +133,28 @@ def find_files_in_use(listed: Iterable[SharedFile], proc: Path = PROC) -> FilesI
         except PermissionError:
             owner = _find_unreadable_owner(folder)
             if owner == 0:  # root may open any file
-                raise UnknownUsersError(f"cannot read process {pid}, which runs as root") from None
-            strangers = strangers or owner is not None
+                raise UnknownUsersError(
+                    f"cannot read the files of process {pid}, which runs as root"
+                ) from None
+            has_unreadable = has_unreadable or owner is not None
         except (FileNotFoundError, ProcessLookupError):
             continue  # the process has ended
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
             raise UnknownUsersError(f"cannot list the files of process {pid}: {reason}") from None
-    return FilesInUse(frozenset(held), strangers)
+    return FilesInUse(frozenset(held), has_unreadable)
 
 
-def sum_unattached_segment_bytes(least_age_s: float, now: float, proc: Path = PROC) -> int:
-    """Return the bytes of SysV segments that have been unattached for ``least_age_s``.
+def sum_unattached_segment_bytes(min_age_s: float, now: float, proc: Path = PROC) -> int:
+    """Return the bytes of SysV segments that have been unattached for at least ``min_age_s``.
 
-    ``now`` is in Unix seconds. Raises :class:`UnknownUsersError` if there are too many segments,
-    they are not this pod's own, or they cannot be listed. Returns 0 if the kernel has no SysV
-    segments.
+    ``now`` is in Unix seconds. The result is 0 if the kernel has no SysV segments. Raises
+    :class:`UnknownUsersError` if there are too many segments, if the pod shares them with its node,
+    or if they cannot be listed.
     """
     table = proc / "sysvipc/shm"
     try:
-        if os.stat(proc / "self/ns/ipc").st_ino == HOST_IPC_INODE:
+        if os.stat(proc / "self/ns/ipc").st_ino == NODE_IPC_INODE:
             raise UnknownUsersError("the pod shares the IPC namespace of its node")
         with table.open() as lines:
             rows = list(itertools.islice(lines, MAX_FILES + 2))
@@ -163,7 +165,7 @@ def sum_unattached_segment_bytes(least_age_s: float, now: float, proc: Path = PR
         for line in rows[1:]:
             row = dict(zip(names, map(int, line.split()), strict=False))
             changed = max(row["dtime"], row["ctime"])
-            if row["nattch"] == 0 and now - changed >= least_age_s:
+            if row["nattch"] == 0 and now - changed >= min_age_s:
                 total += row["rss"] + row["swap"]
     except FileNotFoundError:
         return 0
@@ -194,7 +196,7 @@ def _make_shared_file(path: str, found: os.stat_result) -> SharedFile:
     return SharedFile(
         path=path,
         id=(found.st_dev, found.st_ino),
-        bytes=found.st_blocks * BLOCK_BYTES,
+        bytes=found.st_blocks * STAT_BLOCK_BYTES,
         written_at=found.st_ctime,  # any process can set st_mtime to any time
         uid=found.st_uid,
         private=not found.st_mode & OTHER_USERS_MODE,
@@ -227,7 +229,7 @@ def _find_open_files(folder: Path, wanted: set[FileId]) -> set[FileId]:
             # Check the inode first: stat of a file on a network file system may hang.
             if _read_inode(folder, name) not in {None, *inodes}:
                 continue
-            # By strings: see process_table.read.
+            # A string instead of a Path: see process_table.read_proc_file.
             status = os.stat(f"{folder}/fd/{name}")
         except (FileNotFoundError, ProcessLookupError):
             continue  # the file was closed meanwhile
@@ -246,9 +248,9 @@ def _read_inode(folder: Path, name: str) -> int | None:
 
 
 def _find_unreadable_owner(folder: Path) -> int | None:
-    """Return the UID of a process that is not readable.
+    """Return the UID of a process that cannot be read.
 
-    None for the pod's sandbox, which opens no files, and for a process that has ended.
+    None if the process has ended, or is the pod's sandbox, which opens no files.
     """
     try:
         if folder.name == "1" and (folder / "comm").read_text().strip() == "pause":
@@ -262,23 +264,21 @@ log = logging.getLogger(__name__)
 
 SHM = Path("/dev/shm")
 SCAN_PERIOD_S = 60.0
-"""Seconds between two scans."""
-RESULT_VALID_S = 300.0
-"""Seconds for which the last result stays valid if scans fail."""
+"""Time between two scans."""
+MAX_RESULT_AGE_S = 300.0
+"""Time for which the last result stays valid if scans fail."""
 MIN_FILE_AGE_S = 60.0
-"""Seconds until a new file is checked, because its creator needs a moment to map it."""
+"""Age from which a new file is checked: its creator needs a moment to map it."""
 MIN_EARLIER_FILE_AGE_S = 2.0
-"""Seconds until a file that is older than the engine is checked.
-
-The file belongs to the previous engine, which may have written to it until its end.
-"""
+"""Age from which a file is checked that is older than the engine. The previous engine may have
+written to it until its end."""
 
 
 class OrphanedBytes(msgspec.Struct, frozen=True):
     """Orphaned shared memory in bytes; None if unknown.
 
     ``earlier`` is the part that was written before the engine's main process started. The kernel
-    charges it to a container that has ended, not to the engine's cgroup.
+    charges this part to a container that has ended, and not to the engine's cgroup.
     """
 
     bytes: int | None = None
@@ -321,7 +321,7 @@ class OrphanedMemory:
         """Return the orphaned memory, after a new scan if one is due.
 
         ``pid`` is the engine's main process; None if no engine is running. The result is unknown
-        until the first engine was found: its processes may not be visible.
+        until the first engine was found, because its processes may not be visible.
         """
         now = self._clock()
         engine = identify(pid) if pid is not None else None
@@ -336,7 +336,7 @@ class OrphanedMemory:
     def _scan_and_store(self, engine: ProcessId | None, now: float) -> None:
         before = self.error
         try:
-            self._newest, self._known_until = self._scan(engine), now + RESULT_VALID_S
+            self._newest, self._known_until = self._scan(engine), now + MAX_RESULT_AGE_S
             self.error = None
         except UnknownUsersError as error:
             self.error = str(error)
@@ -363,7 +363,8 @@ class OrphanedMemory:
         left = [file for file in aged if file.id not in held.files]
         if any(held.may_include(file) for file in left):
             raise UnknownUsersError(
-                "processes of other users, which cannot be read, may use some of the files"
+                "processes of other users may use some of the files, but their open files "
+                "cannot be read"
             )
         unattached = sum_unattached_segment_bytes(MIN_FILE_AGE_S, now, self._proc)
         return OrphanedBytes(
@@ -373,11 +374,11 @@ class OrphanedMemory:
 
 
 def has_private_shm() -> bool:
-    """Report whether ``/dev/shm`` is a tmpfs of this pod alone."""
+    """Report whether ``/dev/shm`` is a tmpfs that belongs only to this pod."""
     if not os.environ.get("POD_NAME"):
         return False
     try:
-        if os.stat("/proc/self/ns/ipc").st_ino == HOST_IPC_INODE:
+        if os.stat("/proc/self/ns/ipc").st_ino == NODE_IPC_INODE:
             return False  # hostIPC: /dev/shm may be the node's
         mounts = Path("/proc/self/mountinfo").read_text().splitlines()
     except OSError:
@@ -389,7 +390,7 @@ def has_private_shm() -> bool:
 def _has_same_shm(root: Path, pid: int) -> bool:
     """Report whether the process has the same tmpfs at ``/dev/shm``.
 
-    Return False if that cannot be read: the files that the process uses are then not readable
+    Also return False if this cannot be read, because the files of the process cannot be read
     either.
     """
     try:

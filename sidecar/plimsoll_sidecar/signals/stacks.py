@@ -1,6 +1,6 @@
-"""Read the stacks of processes that do not answer: by a signal to the probe, or with py-spy.
+"""Read the stacks of processes that do not answer: through a signal to the probe, or with py-spy.
 
-py-spy is used if it is on the supervisor's PATH and the kernel lets it read the process. That needs
+py-spy is used if it is on the supervisor's PATH and the kernel lets it read the process. This needs
 the same user and ``kernel.yama.ptrace_scope`` 0, or the capability SYS_PTRACE. py-spy does not stop
 the process that it reads.
 """
@@ -18,20 +18,23 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from plimsoll_api.files import open_regular
-from plimsoll_sidecar.signals.process_table import ProcessId, is_running, send_signal
-from plimsoll_sidecar.signals.process_table import read as read_file
+from plimsoll_sidecar.signals.process_table import (
+    ProcessId,
+    is_running,
+    read_proc_file,
+    send_signal,
+)
 
 log = logging.getLogger(__name__)
 
 STACKS_SIGNAL = 43
-"""Number of the signal that makes the probe write stacks with faulthandler
-(plimsoll_probe.hung)."""
-STACKS_WAIT_S = 0.5
-"""Seconds to wait for the stacks. faulthandler needs milliseconds, wherever the process hangs."""
+"""Signal that makes the probe write the stacks with faulthandler (plimsoll_probe.hung)."""
+SIGNAL_WAIT_S = 0.5
+"""Time to wait for the stacks. faulthandler needs milliseconds, wherever the process hangs."""
 MAX_OUTPUT_BYTES = 1 << 20
 PY_SPY = "py-spy"
 PY_SPY_TIMEOUT_S = 10.0
-"""Timeout in seconds of py-spy for all processes together. Each takes about one second."""
+"""Timeout for all processes together. Each process takes about one second."""
 
 
 def read_stacks_by_signal(folder: Path, processes: Iterable[ProcessId]) -> dict[int, bytes]:
@@ -46,33 +49,33 @@ def read_stacks_by_signal(folder: Path, processes: Iterable[ProcessId]) -> dict[
             sent[process.pid] = size
     if not sent:
         return {}
-    time.sleep(STACKS_WAIT_S)
+    time.sleep(SIGNAL_WAIT_S)
     texts = {pid: _read_from(folder / f"{pid}.stacks", size) for pid, size in sent.items()}
     return {pid: text for pid, text in texts.items() if text}
 
 
 def read_stacks_by_py_spy(processes: Iterable[ProcessId]) -> dict[int, bytes]:
-    """Return the stacks that py-spy reads, by PID; empty if py-spy is missing or not permitted."""
+    """Return the stacks that py-spy reads, by PID; empty without py-spy or permission."""
     program = shutil.which(PY_SPY)
     found: dict[int, bytes] = {}
     deadline = time.monotonic() + PY_SPY_TIMEOUT_S
     for process in processes if program is not None else ():
-        left = deadline - time.monotonic()
-        if left <= 0 or not is_running(process):
+        remaining_s = deadline - time.monotonic()
+        if remaining_s <= 0 or not is_running(process):
             continue
         text, status = _run_program(
-            [str(program), "dump", "--nonblocking", "--pid", str(process.pid)], left
+            [str(program), "dump", "--nonblocking", "--pid", str(process.pid)], remaining_s
         )
         if status == 0 and text:
             found[process.pid] = text
         else:
-            answer = text[-500:].decode(errors="replace").strip() or "it printed nothing"
+            answer = text[-500:].decode(errors="replace").strip() or "no output"
             log.info("py-spy cannot read process %d: %s", process.pid, answer)
     return found
 
 
 def _run_program(command: list[str], timeout_s: float) -> tuple[bytes, int]:
-    """Return the output of a program, at most 1 MiB, and its exit status.
+    """Run a program, and return its output, at most 1 MiB, and its exit status.
 
     If the program cannot be started, return the error and -1.
     """
@@ -95,9 +98,9 @@ def _run_program(command: list[str], timeout_s: float) -> tuple[bytes, int]:
 
 
 def has_signal_handler(pid: int, number: int = STACKS_SIGNAL) -> bool:
-    """Report whether the process has a handler for the signal, which would otherwise end it."""
+    """Report whether the process handles the signal, which would end it otherwise."""
     try:
-        for line in read_file(pid, "status").splitlines():
+        for line in read_proc_file(pid, "status").splitlines():
             if line.startswith(b"SigCgt:"):
                 return bool(int(line.split()[1], 16) >> (number - 1) & 1)
     except (OSError, ValueError, IndexError):
@@ -114,7 +117,7 @@ def _read_file_size(path: Path) -> int | None:
 
 
 def _read_from(path: Path, begin: int) -> bytes:
-    """Return what was appended to the file after the offset ``begin``.
+    """Return the part of the file after the offset ``begin``.
 
     The engine can write to the folder, so the path may have become a link or a pipe.
     """

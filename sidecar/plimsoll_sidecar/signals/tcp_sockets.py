@@ -1,11 +1,11 @@
-"""List TCP sockets of this network namespace: listeners, and connections awaiting an answer.
+"""List TCP sockets of this network namespace: listeners, and connections that wait for an answer.
 
 The kernel lists the sockets in given states without any permission (sock_diag(7)). Reading
-``/proc/net/tcp`` instead would walk the table of all connections, even for listeners alone. That
+``/proc/net/tcp`` instead would walk the table of all connections, even for listeners alone. This
 takes milliseconds if the table is large.
 
-The containers of a pod share the network, and with ``shareProcessNamespace`` the processes. The
-file descriptors of a process are readable only for its own user, and only if it has no more
+The containers of a pod share the network and, with ``shareProcessNamespace``, the processes. Only
+the same user can read the file descriptors of a process, and only if the process has no more
 capabilities than the reader.
 """
 
@@ -24,42 +24,43 @@ TCP_LISTEN, TCP_ESTABLISHED = 10, 1
 """TCP states (include/net/tcp_states.h)."""
 NETLINK_SOCK_DIAG = 4
 SOCK_DIAG_BY_FAMILY, NLMSG_ERROR, NLMSG_DONE = 20, 2, 3
-REQUEST_DUMP = 0x301
+NETLINK_LIST_FLAGS = 0x301
 """Flags of a netlink request for a list (NLM_F_REQUEST and NLM_F_DUMP)."""
-READ_TIMEOUT_S = 0.5
-"""Timeout in seconds of one read."""
+NETLINK_TIMEOUT_S = 0.5
 MAX_LIST_BYTES = 4 << 20
-"""Maximum number of bytes of one list."""
-HEADER_BYTES, MESSAGE_BYTES = 16, 72
+NETLINK_HEADER_BYTES, SOCKET_MESSAGE_BYTES = 16, 72
 """Sizes of ``struct nlmsghdr`` and ``struct inet_diag_msg`` (include/uapi/linux)."""
 PORT_OFFSET, INODE_OFFSET = 4, 68
 """Offsets in ``struct inet_diag_msg``: the local port in network byte order, and the inode."""
 INET_DIAG_INFO = 2
 """Number of the attribute that holds ``struct tcp_info``."""
-LAST_SENT, LAST_RECEIVED, RECEIVED, SEGMENTS_SENT = 44, 52, 128, 156
+LAST_SENT_OFFSET, LAST_RECEIVED_OFFSET, BYTES_RECEIVED_OFFSET, SEGMENTS_SENT_OFFSET = (
+    44,
+    52,
+    128,
+    156,
+)
 """Offsets in ``struct tcp_info`` (include/uapi/linux/tcp.h), which only grows at its end."""
-MIN_INFO_BYTES = 160
-"""Bytes of ``struct tcp_info`` up to the last offset that is read."""
-MIN_WAIT_MS = 500
-"""Milliseconds after which a request counts as waiting.
-
-Most requests are answered sooner, and the engine counts those anyway.
-"""
+MIN_TCP_INFO_BYTES = 160
+"""Size of ``struct tcp_info`` up to the last field that is read."""
+MIN_WAITING_MS = 500
+"""Time in milliseconds after which a request counts as waiting. Most requests are answered sooner,
+and the engine itself counts them."""
 
 
 @dataclass(frozen=True, slots=True)
 class TcpSocket:
-    """A TCP socket. ``attributes`` are the raw netlink attributes by number."""
+    """A TCP socket. ``attributes`` maps the numbers of netlink attributes to their raw values."""
 
     inode: int
     attributes: dict[int, bytes]
 
 
 def query_tcp_sockets(port: int, state: int, attribute: int = 0) -> Iterator[TcpSocket]:
-    """Yield the sockets on the local ``port`` in ``state``, optionally with one attribute.
+    """Yield the sockets on the local ``port`` in ``state``, with one ``attribute`` if it is not 0.
 
     States are numbered as in include/net/tcp_states.h. Raises OSError or struct.error if the kernel
-    does not list them completely.
+    does not list the sockets completely.
     """
     for family in (socket.AF_INET, socket.AF_INET6):
         extensions = 1 << (attribute - 1) if attribute else 0
@@ -72,9 +73,11 @@ def query_tcp_sockets(port: int, state: int, attribute: int = 0) -> Iterator[Tcp
 def _query_kernel(request: bytes, port: int) -> Iterator[TcpSocket]:
     link = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_SOCK_DIAG)
     with contextlib.closing(link):
-        link.settimeout(READ_TIMEOUT_S)
-        size = HEADER_BYTES + len(request)
-        link.send(struct.pack("=IHHII", size, SOCK_DIAG_BY_FAMILY, REQUEST_DUMP, 1, 0) + request)
+        link.settimeout(NETLINK_TIMEOUT_S)
+        size = NETLINK_HEADER_BYTES + len(request)
+        link.send(
+            struct.pack("=IHHII", size, SOCK_DIAG_BY_FAMILY, NETLINK_LIST_FLAGS, 1, 0) + request
+        )
         total = 0
         while total < MAX_LIST_BYTES:
             data = link.recv(1 << 16)
@@ -83,19 +86,19 @@ def _query_kernel(request: bytes, port: int) -> Iterator[TcpSocket]:
             yield from found
             if ended:
                 return
-    raise OSError(f"the kernel listed more than {MAX_LIST_BYTES >> 20} MiB of sockets")
+    raise OSError(f"the kernel's list of sockets is larger than {MAX_LIST_BYTES >> 20} MiB")
 
 
 def parse_messages(data: bytes, port: int) -> tuple[bool, list[TcpSocket]]:
-    """Return whether this datagram ends the list, and its sockets on the local ``port``.
+    """Return whether ``data`` ends the list, and the sockets in it on the local ``port``.
 
-    Raises OSError or struct.error if the kernel reports an error.
+    ``data`` is one datagram. Raises OSError or struct.error if the kernel reports an error.
     """
     found: list[TcpSocket] = []
     at = 0
-    while at + HEADER_BYTES <= len(data):
+    while at + NETLINK_HEADER_BYTES <= len(data):
         size, kind = struct.unpack_from("=IH", data, at)
-        body = data[at + HEADER_BYTES : at + size]
+        body = data[at + NETLINK_HEADER_BYTES : at + size]
         if kind in (NLMSG_ERROR, NLMSG_DONE):
             # An error also ends a list, for example if the kernel does not support it.
             if (error := struct.unpack_from("=i", body)[0]) < 0:
@@ -103,8 +106,8 @@ def parse_messages(data: bytes, port: int) -> tuple[bool, list[TcpSocket]]:
             return True, found
         if struct.unpack_from("!H", body, PORT_OFFSET)[0] == port:
             (inode,) = struct.unpack_from("=I", body, INODE_OFFSET)
-            found.append(TcpSocket(inode, _parse_attributes(body[MESSAGE_BYTES:])))
-        at += max(HEADER_BYTES, (size + 3) & ~3)
+            found.append(TcpSocket(inode, _parse_attributes(body[SOCKET_MESSAGE_BYTES:])))
+        at += max(NETLINK_HEADER_BYTES, (size + 3) & ~3)
     return False, found
 
 
@@ -127,18 +130,21 @@ def find_socket_inodes(port: int, state: int) -> set[str]:
 
 
 def find_socket_inodes_from_proc(port: int, state: int) -> set[str]:
-    """Return inodes like :func:`find_socket_inodes`, from /proc for kernels without sock_diag."""
+    """Return the same as :func:`find_socket_inodes`, from /proc.
+
+    This works on kernels without sock_diag.
+    """
     return {inode for local, inode in _read_table("/proc/net", state) if local == port}
 
 
 def find_listening_ports(pids: Sequence[int]) -> list[int]:
-    """Return the ports on which any of ``pids`` listens, in the network of the first of them."""
+    """Return the ports on which any of ``pids`` listens, in the network of the first one."""
     rows = list(_read_table(f"/proc/{pids[0]}/net", TCP_LISTEN))
     return sorted({port for port, inode in rows if find_socket_owners([inode], pids)})
 
 
 def _read_table(folder: str, state: int) -> Iterator[tuple[int, str]]:
-    """Yield port and inode of the sockets in ``state`` from the tables of one network."""
+    """Yield port and inode of each socket in ``state``, from the tables of one network."""
     for table in (f"{folder}/tcp", f"{folder}/tcp6"):
         with contextlib.suppress(OSError), open(table, encoding="ascii") as lines:
             next(lines, None)
@@ -149,7 +155,7 @@ def _read_table(folder: str, state: int) -> Iterator[tuple[int, str]]:
 
 
 def find_socket_owners(inodes: Iterable[str], pids: Iterable[int]) -> set[int]:
-    """Return the ``pids`` that have one of the sockets open and are readable."""
+    """Return those of ``pids`` that have one of the sockets open and can be read."""
     links = {f"socket:[{inode}]" for inode in inodes}
     return {pid for pid in pids if _has_any_open(pid, links)} if links else set()
 
@@ -168,14 +174,13 @@ def _has_any_open(pid: int, links: set[str]) -> bool:
     return False
 
 
-def count_unanswered(port: int) -> int | None:
+def count_unanswered_connections(port: int) -> int | None:
     """Return how many connections on the local ``port`` wait for the first byte of an answer.
 
-    They have waited at least :data:`MIN_WAIT_MS` since the client last sent data. Idle connections
-    do not count, because load balancers keep them open. The kernel knows when each socket last
-    received and sent data (``tcp_info``), to its tick of 1 to 10 ms. A request that follows an
-    answer within one tick appears answered and is not counted. None if the kernel does not report
-    it.
+    None if the kernel does not report it. A connection counts :data:`MIN_WAITING_MS` after the
+    client last sent data. Idle connections, which load balancers keep open, do not count. The
+    kernel knows when each socket last received and sent data (``tcp_info``), to its tick of 1 to 10
+    ms. A request that follows an answer within one tick seems to be answered, and does not count.
     """
     try:
         return sum(
@@ -187,13 +192,13 @@ def count_unanswered(port: int) -> int | None:
 
 
 def _is_waiting(info: bytes) -> bool:
-    if len(info) < MIN_INFO_BYTES:
+    if len(info) < MIN_TCP_INFO_BYTES:
         return False
-    sent_ms, received_ms = (_read_u32(info, at) for at in (LAST_SENT, LAST_RECEIVED))
-    (received,) = struct.unpack_from("=Q", info, RECEIVED)
-    if not received or received_ms < MIN_WAIT_MS:
+    sent_ms, received_ms = (_read_u32(info, at) for at in (LAST_SENT_OFFSET, LAST_RECEIVED_OFFSET))
+    (received,) = struct.unpack_from("=Q", info, BYTES_RECEIVED_OFFSET)
+    if not received or received_ms < MIN_WAITING_MS:
         return False
-    return _read_u32(info, SEGMENTS_SENT) == 0 or received_ms < sent_ms
+    return _read_u32(info, SEGMENTS_SENT_OFFSET) == 0 or received_ms < sent_ms
 
 
 def _read_u32(data: bytes, at: int) -> int:

@@ -27,7 +27,7 @@ from plimsoll_api.state import View
 from plimsoll_api.supervision import Action, Mode
 from plimsoll_api.supervisor_config import PodEngine, SupervisorConfig
 from plimsoll_cli.explain import choose_next_step
-from plimsoll_cli.incident_view import from_object
+from plimsoll_cli.incident_view import make_view_from_object
 from plimsoll_sidecar.govern.incident import Incident
 from plimsoll_sidecar.record.storage import DamagedRowError, decode_row
 
@@ -186,7 +186,7 @@ def test_the_object_of_a_later_supervisor_is_shown_with_its_own_words() -> None:
         "kind": "FileGrowth", "later": 1,
     }  # fmt: skip
     status = {"phase": "Cooling", "outcome": "Migrated", "waitingReason": "PowerBudget"}
-    view = from_object({"metadata": {"name": "i"}, "spec": spec, "status": status})
+    view = make_view_from_object({"metadata": {"name": "i"}, "spec": spec, "status": status})
     assert (view.spec.kind, view.story.phase, view.story.ended) == ("FileGrowth", "Cooling", False)
     assert choose_next_step(view)
 

@@ -18,7 +18,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from plimsoll_cli.cluster.doctor import MIN_MINOR
+from plimsoll_cli.cluster.doctor import MIN_KUBERNETES_MINOR
 from plimsoll_cli.main import app
 from plimsoll_operator import config
 from tests.lab import binaries
@@ -418,7 +418,7 @@ def test_the_examples_on_artifact_hub_are_valid(tmp_path: Path) -> None:
 
 def test_chart_doctor_and_pages_name_the_same_oldest_kubernetes() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
-    assert chart["kubeVersion"] == f">=1.{MIN_MINOR}.0-0"
+    assert chart["kubeVersion"] == f">=1.{MIN_KUBERNETES_MINOR}.0-0"
     for page in ("README.md", "docs/quickstart.md", "docs/adopt.md"):
         told = set(re.findall(r"Kubernetes 1\.(\d+) or later", (ROOT / page).read_text()))
-        assert told == {str(MIN_MINOR)}, page
+        assert told == {str(MIN_KUBERNETES_MINOR)}, page

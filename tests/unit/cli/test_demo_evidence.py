@@ -212,7 +212,7 @@ def test_the_report_is_written_also_when_nothing_was_found(tmp_path: Path) -> No
 
 
 def leaky() -> InferenceService:
-    return manifest.read_service(command.MANIFEST)
+    return manifest.read_service(command.DEMO_MANIFEST)
 
 
 def test_the_clean_service_differs_by_the_fault_alone() -> None:

@@ -18,7 +18,7 @@ from plimsoll_cli import explain, incidents
 from plimsoll_cli.cluster.client import format_denied_message, get_required_rule
 from plimsoll_cli.cluster.top import History, choose_columns, make_cells, render_frame
 from plimsoll_cli.errors import UsageError
-from plimsoll_cli.incident_view import IncidentView, UnreadableError, from_object
+from plimsoll_cli.incident_view import IncidentView, UnreadableError, make_view_from_object
 from plimsoll_cli.incidents import make_label_queries
 from plimsoll_cli.output import (
     BAR_CHARACTERS,
@@ -62,7 +62,7 @@ def text(incident: IncidentView, width: int = 100, plain: bool = False) -> str:
 
 
 def test_the_story_says_what_grew_what_was_tried_and_what_came_back() -> None:
-    story = text(from_object(INCIDENT))
+    story = text(make_view_from_object(INCIDENT))
     for part in (
         "Resolved (WorkerRestart)", "host memory grew", "default/leaky", "after 28 s",
         "66.0 MiB in python_objects of the worker", "2.0 MiB a request", "104 %",
@@ -77,7 +77,7 @@ def test_the_story_says_what_grew_what_was_tried_and_what_came_back() -> None:
 
 
 def test_a_narrow_or_plain_terminal_gets_shorter_lines_and_ascii() -> None:
-    story = text(from_object(INCIDENT), width=40, plain=True)
+    story = text(make_view_from_object(INCIDENT), width=40, plain=True)
     steps = [line for line in story.splitlines() if line.startswith("  +")]
     assert len(steps) == 2
     assert all(len(line) <= 40 and line.endswith("...") for line in steps)
@@ -85,14 +85,14 @@ def test_a_narrow_or_plain_terminal_gets_shorter_lines_and_ascii() -> None:
 
 
 def test_an_incident_without_status_is_shown_as_open() -> None:
-    incident = from_object({key: INCIDENT[key] for key in ("metadata", "spec")})
+    incident = make_view_from_object({key: INCIDENT[key] for key in ("metadata", "spec")})
     assert "No action has been tried yet" in text(incident)
     assert "What next: wait" in text(incident)
 
 
 def test_an_object_of_another_shape_is_named() -> None:
     with pytest.raises(UnreadableError, match="LeakIncident x"):
-        from_object({"metadata": {"name": "x"}, "spec": {"pod": 3}})
+        make_view_from_object({"metadata": {"name": "x"}, "spec": {"pod": 3}})
 
 
 def test_every_ending_wait_and_kind_says_what_to_do() -> None:
@@ -106,7 +106,9 @@ def test_every_ending_wait_and_kind_says_what_to_do() -> None:
 def test_an_incident_of_this_machine_needs_no_cluster(reason: Reason) -> None:
     """Restart slots alone, and so the end of a wait for one, are a cluster's."""
     item = INCIDENT | {"metadata": {"name": "vllm-8000-1a2b3c4d"}}
-    incident = from_object(item | {"status": {"phase": "Resolved", "outcome": reason.value}})
+    incident = make_view_from_object(
+        item | {"status": {"phase": "Resolved", "outcome": reason.value}}
+    )
     told = explain.choose_next_step(incident)
     assert "kubectl" not in told
     assert not re.search(r"plimsoll (resume|restart) (?!\S+ --local)", told)
@@ -118,7 +120,7 @@ def test_a_wait_names_its_reason_and_not_another_replica() -> None:
         "waitingReason": "ServiceRestartBudgetExhausted",
         "message": "the service had 3 restarts within 3600 s; the limit is 3",
     }
-    story = text(from_object(INCIDENT | {"status": status}))
+    story = text(make_view_from_object(INCIDENT | {"status": status}))
     assert "Now: the service had 3 restarts within 3600 s; the limit is 3" in story
     assert "plimsoll resume leaky-0 --service" in story
     assert "another replica" not in story
@@ -126,33 +128,33 @@ def test_a_wait_names_its_reason_and_not_another_replica() -> None:
 
 @pytest.mark.parametrize("kind", list(IncidentKind))
 def test_every_kind_that_exists_can_be_listed(kind: IncidentKind) -> None:
-    wanted = incidents.Filter(kind=kind.value)
+    wanted = incidents.IncidentFilter(kind=kind.value)
     wanted.check()
-    incident = from_object(INCIDENT | {"spec": {**INCIDENT["spec"], "kind": kind.value}})
+    incident = make_view_from_object(INCIDENT | {"spec": {**INCIDENT["spec"], "kind": kind.value}})
     assert incidents.select_newest([incident], wanted, None) == [incident]
     assert explain.choose_next_step(incident)
 
 
 def test_a_kind_that_does_not_exist_is_answered_with_those_that_do() -> None:
     with pytest.raises(UsageError) as caught:
-        incidents.Filter(kind="Crash").check()
+        incidents.IncidentFilter(kind="Crash").check()
     for kind in IncidentKind:
         assert kind.value in str(caught.value)
 
 
 def test_objects_round_trip_as_json_and_yaml() -> None:
-    value = incidents.to_object(from_object(INCIDENT))
+    value = incidents.make_incident_object(make_view_from_object(INCIDENT))
     assert isinstance(value["status"], dict)
     assert value["status"]["timeline"] == INCIDENT["status"]["timeline"]
     assert json.loads(format_value(value, Output.JSON)) == yaml.safe_load(
         format_value(value, Output.YAML)
     )
-    assert from_object(value) == from_object(INCIDENT)
+    assert make_view_from_object(value) == make_view_from_object(INCIDENT)
 
 
 def test_a_pipe_gets_whole_cells_without_colour() -> None:
     out = Console(file=io.StringIO(), width=20)
-    incident = from_object(INCIDENT)
+    incident = make_view_from_object(INCIDENT)
     print_table(
         incidents.choose_columns(True, True), [incidents.make_row(incident, True, True)], out
     )
@@ -163,23 +165,28 @@ def test_a_pipe_gets_whole_cells_without_colour() -> None:
 
 
 def test_filters_and_order() -> None:
-    first = from_object(INCIDENT)
-    later = from_object(
+    first = make_view_from_object(INCIDENT)
+    later = make_view_from_object(
         INCIDENT
         | {"metadata": {"name": "b"}, "status": {"phase": "Confirmed"}}
         | {"spec": {**INCIDENT["spec"], "openedAt": "2026-02-01T00:00:00Z"}}
     )
     everything = [first, later]
     names = [
-        incident.name for incident in incidents.select_newest(everything, incidents.Filter(), None)
+        incident.name
+        for incident in incidents.select_newest(everything, incidents.IncidentFilter(), None)
     ]
     assert names == ["b", "leaky-0-1a2b3c4d"]
-    assert incidents.select_newest(everything, incidents.Filter(), 1) == [later]
-    assert incidents.select_newest(everything, incidents.Filter(open_only=True), None) == [later]
-    assert incidents.select_newest(everything, incidents.Filter(phase="Resolved"), None) == [first]
-    assert incidents.select_newest(everything, incidents.Filter(target="x"), None) == []
+    assert incidents.select_newest(everything, incidents.IncidentFilter(), 1) == [later]
+    assert incidents.select_newest(everything, incidents.IncidentFilter(open_only=True), None) == [
+        later
+    ]
+    assert incidents.select_newest(
+        everything, incidents.IncidentFilter(phase="Resolved"), None
+    ) == [first]
+    assert incidents.select_newest(everything, incidents.IncidentFilter(target="x"), None) == []
     with pytest.raises(Exception, match="--phase 'x': use one of Open"):
-        incidents.Filter(phase="x").check()
+        incidents.IncidentFilter(phase="x").check()
 
 
 OF_POLICY: dict[str, Any] = {
@@ -194,12 +201,12 @@ OF_POLICY: dict[str, Any] = {
 
 
 def test_an_incident_of_a_policy_names_workload_and_policy() -> None:
-    incident = from_object(OF_POLICY)
+    incident = make_view_from_object(OF_POLICY)
     story = text(incident)
     assert "Deployment ml/vllm (SupervisionPolicy engines), pod vllm-0" in story
     assert "kubectl get leases -l plimsoll.dev/policy=engines" in story
     failed = {**OF_POLICY, "status": {"phase": "Unresolved", "outcome": "Failed"}}
-    assert "kubectl logs vllm-0 -c server" in text(from_object(failed))
+    assert "kubectl logs vllm-0 -c server" in text(make_view_from_object(failed))
     assert "deployment/vllm" in [str(cell) for cell in incidents.make_row(incident, False, False)]
 
 
@@ -211,7 +218,7 @@ def test_an_incident_of_a_group_names_the_group_and_the_pod_that_leaks() -> None
         "target": {"role": "Decode"},
     }  # fmt: skip
     status = {**OF_POLICY["status"], "attribution": leak}
-    incident = from_object({**OF_POLICY, "spec": spec, "status": status})
+    incident = make_view_from_object({**OF_POLICY, "spec": spec, "status": status})
     story = text(incident)
     assert "LeaderWorkerSet ml/llama, group 0 (SupervisionPolicy engines)" in story
     assert ", pod llama-0 (Decode), epoch" in story
@@ -228,7 +235,9 @@ def test_an_incident_of_a_group_names_the_group_and_the_pod_that_leaks() -> None
     ],
 )  # fmt: skip
 def test_incidents_are_found_by_workload_policy_or_pod(name: str, expected: bool) -> None:
-    found = incidents.select_newest([from_object(OF_POLICY)], incidents.Filter(name), None)
+    found = incidents.select_newest(
+        [make_view_from_object(OF_POLICY)], incidents.IncidentFilter(name), None
+    )
     assert bool(found) is expected
     assert all("labelSelector" in one for one in make_label_queries(name)) is (name != "pod/vllm-0")
 
@@ -236,7 +245,9 @@ def test_incidents_are_found_by_workload_policy_or_pod(name: str, expected: bool
 @pytest.mark.parametrize("name", ["svc/x", "deployment/", "deployment/a/b"])
 def test_a_target_of_another_form_is_an_error(name: str) -> None:
     with pytest.raises(UsageError, match=f"{name}: "):
-        incidents.select_newest([from_object(OF_POLICY)], incidents.Filter(name), None)
+        incidents.select_newest(
+            [make_view_from_object(OF_POLICY)], incidents.IncidentFilter(name), None
+        )
 
 
 def test_small_pictures() -> None:

@@ -24,7 +24,7 @@ Object = dict[str, Any]
 
 def root_of(text: str) -> Node:
     document = split_documents(text)[0]
-    root = document.root()
+    root = document.parse_root()
     assert root is not None
     return root
 
@@ -34,7 +34,7 @@ def edited(text: str, wanted: Object) -> str:
     document = split_documents(text)[0]
     made = find_changes(text, root_of(text), wanted, document.is_json)
     changed = apply_changes(text, made)
-    assert is_json_equal(root_of(changed).value(), wanted), changed
+    assert is_json_equal(root_of(changed).read_value(), wanted), changed
     assert (
         apply_changes(changed, find_reversals(changed, root_of(changed), format_record(made)))
         == text
@@ -88,7 +88,7 @@ def test_a_form_that_cannot_be_extended_is_an_error_or_right(text: str, wanted: 
         changed = apply_changes(text, find_changes(text, root_of(text), wanted))
     except EditError:
         return
-    assert root_of(changed).value() == {str(key): value for key, value in wanted.items()}
+    assert root_of(changed).read_value() == {str(key): value for key, value in wanted.items()}
 
 
 def test_what_is_gone_is_not_taken_back() -> None:

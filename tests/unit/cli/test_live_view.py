@@ -18,7 +18,7 @@ from plimsoll_api.incidents import IncidentKind, IncidentPhase
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.state import View
 from plimsoll_cli.local.status import Snapshot
-from plimsoll_cli.local.view import Growth, Screen, Traffic, render_screen
+from plimsoll_cli.local.view import Screen, SegmentGrowth, Traffic, render_screen
 from plimsoll_sidecar.govern.incident import Incident
 
 MIB = 1 << 20
@@ -158,7 +158,7 @@ def test_troubles_of_the_supervisor_are_shown() -> None:
 
 
 def test_growth_counts_from_the_end_of_each_epochs_warm_up() -> None:
-    growth = Growth()
+    growth = SegmentGrowth()
     cold = msgspec.structs.replace(ASSESSMENT, warm=False)
     grown = msgspec.structs.replace(
         ASSESSMENT, segments={Segment.PYTHON_OBJECTS: 95 * MIB, Segment.SHARED: MIB}

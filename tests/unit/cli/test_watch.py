@@ -134,7 +134,7 @@ def test_a_runtime_tells_published_ports_and_addresses() -> None:
     )
     (found,) = decode(text.encode(), list[endpoint._Inspection])
     assert found.state.pid == 4711
-    assert found.addresses() == ["http://127.0.0.1:18000", "http://172.17.0.2"]
+    assert found.list_addresses() == ["http://127.0.0.1:18000", "http://172.17.0.2"]
 
 
 def test_a_command_says_which_engine_it_starts_and_where(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def dripping(first: bytes, byte: bytes = b"a", pause_s: float = 0.1) -> Send:
 def test_a_byte_now_and_then_does_not_hold_the_caller(send: Send) -> None:
     with serve(send) as url:
         begin = time.monotonic()
-        with pytest.raises(EngineError, match="did not end within the timeout"):
+        with pytest.raises(EngineError, match="was not complete within the timeout"):
             HttpClient(url).call("GET", "/health", TIMEOUT_S)
         assert time.monotonic() - begin < TIMEOUT_S + MARGIN_S
 

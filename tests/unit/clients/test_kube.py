@@ -53,7 +53,7 @@ def test_a_success_that_is_no_object_is_an_error(api: ApiServer, body: bytes) ->
     """A proxy between the API server and us answers so; it is no empty object."""
     api.answer = 200, {}, body
     for call in (api.kube.get, lambda path: api.kube.put(path, {"metadata": {}})):
-        with pytest.raises(UnexpectedAnswerError, match="not an object") as caught:
+        with pytest.raises(UnexpectedAnswerError, match="not a Kubernetes object") as caught:
             call(PATH)
         assert caught.value.is_transient
     with pytest.raises(UnexpectedAnswerError, match="not a list"):
@@ -114,16 +114,16 @@ def test_a_server_that_never_comes_to_the_last_page_is_left(
 def test_pages_that_come_slowly_are_left(api: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kube, "LIST_TIMEOUT_S", 0.0)
     api.answer = 200, {}, b'{"metadata": {"continue": "on"}, "items": [{"metadata": {}}]}'
-    with pytest.raises(KubeError, match="not all pages were read within") as caught:
+    with pytest.raises(KubeError, match="reading all pages took longer than") as caught:
         list(api.kube.list_items(PATH, Named))
     assert caught.value.is_transient
 
 
 def test_a_server_that_sends_a_byte_now_and_then_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kube, "TIMEOUT_S", 0.5)
+    monkeypatch.setattr(kube, "REQUEST_TIMEOUT_S", 0.5)
     with serve(dripping(HEAD + b"X: ")) as url:
         begin = time.monotonic()
-        with pytest.raises(KubeError, match="did not end within the timeout") as caught:
+        with pytest.raises(KubeError, match="was not complete within the timeout") as caught:
             KubeClient(url).get(PATH)
         assert time.monotonic() - begin < 4.0
     assert (caught.value.status, caught.value.is_transient) == (0, True)

@@ -13,7 +13,7 @@ import pytest
 from leaklab.series import MIB, Series, high_water, saturating, sawtooth, steady
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.supervision import Mode, Supervision
-from plimsoll_sidecar.detect.growth import MIN_GROWTH_S, GrowthHistory
+from plimsoll_sidecar.detect.growth import MIN_GROWTH_DURATION_S, GrowthHistory
 from plimsoll_sidecar.replay import ReplayLine, replay_samples
 
 HOUR = 3600.0
@@ -178,7 +178,7 @@ def test_growth_is_sustained_that_lasts_and_neither_fades_nor_is_a_step(
         if course.is_sustained(BUDGET):
             found.append(t - 60)
     assert bool(found) is expected
-    assert min(found, default=130.0) >= MIN_GROWTH_S
+    assert min(found, default=130.0) >= MIN_GROWTH_DURATION_S
 
 
 def test_growth_that_follows_requests_is_sustained_though_the_load_falls() -> None:

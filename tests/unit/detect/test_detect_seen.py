@@ -17,7 +17,7 @@ from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.memory_policy import MemoryPolicy
 from plimsoll_api.trace import Device, Host, Sample, SampleLoad, Torch
 from plimsoll_sidecar.detect.detector import Detector
-from plimsoll_sidecar.detect.losses import IDLE_S, REPORT_S, SETTLE_S
+from plimsoll_sidecar.detect.losses import DRIVER_SETTLE_S, KILL_REPORT_S, MIN_IDLE_S
 
 GIB = 1 << 30
 
@@ -45,7 +45,7 @@ def test_a_kill_is_reported_for_a_minute_across_the_restart() -> None:
     found = suspected(
         kills(0, 0, 2, *[2] * 80, epochs=(1, 1, *[2] * 81)), IncidentKind.OUT_OF_MEMORY_KILL
     )
-    assert [t for t, _ in found] == [2.0 + second for second in range(int(REPORT_S))]
+    assert [t for t, _ in found] == [2.0 + second for second in range(int(KILL_REPORT_S))]
     assert found[0][1].evidence == [
         "the kernel OOM-killed 2 of the engine's processes; they held 6.0 GiB just before"
     ]
@@ -88,7 +88,7 @@ def life(used: int | None, begin: float, seconds: int = 60, **changes: Any) -> l
 def test_memory_that_outlives_every_process_is_an_orphan_after_its_grace() -> None:
     series = [*life(120 * GIB, 0), *life(90 * GIB, 60, processes=0)]
     found = suspected(series, IncidentKind.ORPHAN_DEVICE_MEMORY)
-    assert found[0][0] == 60.0 + SETTLE_S
+    assert found[0][0] == 60.0 + DRIVER_SETTLE_S
     suspicion = found[0][1]
     assert (suspicion.segment, suspicion.bytes) == (Segment.ORPHAN, 90 * GIB)
     assert "other pods" in suspicion.evidence[1]
@@ -96,12 +96,12 @@ def test_memory_that_outlives_every_process_is_an_orphan_after_its_grace() -> No
 
 def test_what_the_next_engine_holds_before_it_answers_is_its_own() -> None:
     """An engine that reports no allocator, as vLLM: it holds its weights long before it listens."""
-    dead = life(90 * GIB, 60, 2 * int(SETTLE_S), processes=0)
-    starting = life(90 * GIB, 60 + 2 * SETTLE_S, 200, epoch=2)
+    dead = life(90 * GIB, 60, 2 * int(DRIVER_SETTLE_S), processes=0)
+    starting = life(90 * GIB, 60 + 2 * DRIVER_SETTLE_S, 200, epoch=2)
     for sample in starting:
         sample.scrape_ok = False
     found = suspected([*life(120 * GIB, 0), *dead, *starting], IncidentKind.ORPHAN_DEVICE_MEMORY)
-    assert [found[0][0], found[-1][0]] == [60 + SETTLE_S, 59 + 2 * SETTLE_S]
+    assert [found[0][0], found[-1][0]] == [60 + DRIVER_SETTLE_S, 59 + 2 * DRIVER_SETTLE_S]
     quick = life(90 * GIB, 60, 5, processes=0)
     found = suspected([*life(120 * GIB, 0), *quick, *starting], IncidentKind.ORPHAN_DEVICE_MEMORY)
     assert found == []
@@ -130,7 +130,7 @@ def test_a_successor_that_finds_more_beside_its_own_memory() -> None:
         *life(62 * GIB, 140, epoch=2, reserved=60 * GIB),  # it went away in the end
     ]
     found = suspected(series, IncidentKind.ORPHAN_DEVICE_MEMORY)
-    assert found[0][0] == 80.0 + SETTLE_S
+    assert found[0][0] == 80.0 + DRIVER_SETTLE_S
     assert found[0][1].bytes == 13 * GIB
     assert found[-1][0] == 139.0
 
@@ -156,7 +156,7 @@ def test_blocks_that_nobody_holds_at_idle_are_lost_capacity() -> None:
     idle = [loaded(20.0 + t, 0.25) for t in range(20)]
     again = [loaded(40.0 + t, 0.9, running=4) for t in range(20)]
     found = suspected([*busy, *idle, *again], IncidentKind.CAPACITY_LOSS)
-    assert found[0][0] == 20.0 + IDLE_S
+    assert found[0][0] == 20.0 + MIN_IDLE_S
     assert found[-1][0] == 59.0, "what was seen at idle stands while requests hide it"
     assert (found[0][1].over_budget, found[0][1].consumed_ratio) == (True, 0.25)
 

@@ -16,7 +16,7 @@ from plimsoll_api.assessment import Assessment, Segment
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.supervision import Mode, Supervision
 from plimsoll_api.trace import Sample, Torch
-from plimsoll_sidecar.detect.detector import SOURCE_PATIENCE_SAMPLES, Detector
+from plimsoll_sidecar.detect.detector import MAX_MISSING_SAMPLES, Detector
 from plimsoll_sidecar.replay import ReplayLine, replay_samples
 
 BUDGET = 256 * MIB
@@ -103,7 +103,7 @@ def test_an_account_that_ends_leaves_the_judgement_to_the_whole_device() -> None
         if number > START:
             sample.device[0].torch = Torch()
         last = detector.update(sample)
-        if number == START + SOURCE_PATIENCE_SAMPLES:
+        if number == START + MAX_MISSING_SAMPLES:
             assert last.reserved is not None
     assert last.reserved is None
     assert last.device is not None

@@ -49,8 +49,8 @@ def test_the_same_leak_in_another_pod_joins_it() -> None:
     assert (suspicion.pod, suspicion.bytes) == ("g-2", 30 * MIB)
     assert suspicion.evidence == [
         "grows",
-        "the memory of the leader grows, too: 10.0 MiB",
-        "the memory of pod g-1 grows, too: 20.0 MiB",
+        "the memory of the leader also grows: by 10.0 MiB",
+        "the memory of pod g-1 also grows: by 20.0 MiB",
     ]
 
 

@@ -11,12 +11,17 @@ from leaklab.series import MIB
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.supervision import Mode, Supervision
 from plimsoll_api.trace import Host, Sample, SampleLoad
-from plimsoll_sidecar.detect.baseline import CLASS_SETTLE_S, SETTLED_BYTES, Baseline, NewDemand
+from plimsoll_sidecar.detect.baseline import (
+    CLASS_SETTLE_S,
+    MAX_SETTLED_RISE_BYTES,
+    Baseline,
+    NewDemand,
+)
 from plimsoll_sidecar.detect.growth import Point
 from plimsoll_sidecar.detect.segments import (
-    DEMAND_MEAN_S,
+    DEMAND_MEAN_WINDOW_S,
     MAX_NEW_DEMAND_S,
-    NEW_DEMAND_S,
+    NEW_DEMAND_SETTLE_S,
     DemandWatch,
     LastScrape,
 )
@@ -41,9 +46,9 @@ def new_times(pages: Iterator[SampleLoad]) -> list[int]:
 def test_a_new_maximum_is_new_for_its_time_and_the_same_again_is_not() -> None:
     high = (30 <= t < 60 or 200 <= t < 230 for t in range(300))
     times = new_times(page(20.0 if busy else 4.0) for busy in high)
-    assert 30 < times[0] <= 30 + DEMAND_MEAN_S
+    assert 30 < times[0] <= 30 + DEMAND_MEAN_WINDOW_S
     assert times == list(range(times[0], times[-1] + 1)), "once"
-    assert 60 <= times[-1] <= 60 + NEW_DEMAND_S
+    assert 60 <= times[-1] <= 60 + NEW_DEMAND_SETTLE_S
 
 
 def test_one_more_request_and_a_peak_of_one_sample_are_not_new() -> None:
@@ -54,7 +59,7 @@ def test_one_more_request_and_a_peak_of_one_sample_are_not_new() -> None:
 def test_longer_prompts_are_new() -> None:
     times = new_times(page(prompt=400.0 if t > 60 else 100.0, t=float(t)) for t in range(200))
     assert times
-    assert 60 < times[0] <= 60 + DEMAND_MEAN_S
+    assert 60 < times[0] <= 60 + DEMAND_MEAN_WINDOW_S
 
 
 def test_a_load_that_rises_for_hours_is_new_for_minutes_of_each() -> None:
@@ -95,7 +100,7 @@ def test_demand_that_needs_nothing_leaves_the_bases_as_they_are() -> None:
     baseline = Baseline(Point(0.0, 1000 * MIB, load=4))
     baseline.update(Point(90.0, 1000 * MIB, load=4))
     demand = NewDemand(Point(90.0, 1000 * MIB, load=4), pace_bytes_per_s=0.0)
-    demand.add(Point(100.0, 1000 * MIB + SETTLED_BYTES, load=40))
+    demand.add(Point(100.0, 1000 * MIB + MAX_SETTLED_RISE_BYTES, load=40))
     assert demand.end(baseline, Point(135.0, 1000 * MIB, load=4)) == 0
     assert [base.load for base in baseline.bases] == [4]
 

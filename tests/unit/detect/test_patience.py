@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll_sidecar.detect.patience import (
-    FIRST_PATIENCE_S,
     LONG_PAUSE_S,
-    MARGIN_S,
-    SERVED_PATIENCE_S,
+    LONG_SERVICE_LIMIT_S,
+    PAUSE_MARGIN_S,
+    SHORT_SERVICE_LIMIT_S,
     Pause,
     PauseDemand,
     PauseHistory,
@@ -44,7 +44,7 @@ def test_it_is_never_longer_than_the_timeout_nor_shorter_than_a_pause_before(
 ) -> None:
     found = limit(pauses, cpu_s, seconds=seconds)
     assert found <= TIMEOUT_S
-    assert found >= min(TIMEOUT_S, max([*pauses, 0.0]) + MARGIN_S)
+    assert found >= min(TIMEOUT_S, max([*pauses, 0.0]) + PAUSE_MARGIN_S)
 
 
 @given(st.lists(st.floats(LONG_PAUSE_S, 30.0), max_size=1))
@@ -67,10 +67,10 @@ def test_an_engine_that_computes_is_given_more_time_than_one_that_rests(
 
 
 def test_an_engine_that_rests_stalls_by_its_steps_and_by_how_its_pauses_differ() -> None:
-    assert limit([], 0.0) == SERVED_PATIENCE_S
-    assert limit([5.0], 0.0) == 5 + 1 + MARGIN_S
-    assert limit([5.0, 12.0], 0.0) == FIRST_PATIENCE_S
-    assert limit([5.0] * 9, 0.0) == 5 + 1 + MARGIN_S
+    assert limit([], 0.0) == LONG_SERVICE_LIMIT_S
+    assert limit([5.0], 0.0) == 5 + 1 + PAUSE_MARGIN_S
+    assert limit([5.0, 12.0], 0.0) == SHORT_SERVICE_LIMIT_S
+    assert limit([5.0] * 9, 0.0) == 5 + 1 + PAUSE_MARGIN_S
 
 
 def test_pauses_in_which_the_engine_computed_are_of_another_kind() -> None:
@@ -78,7 +78,7 @@ def test_pauses_in_which_the_engine_computed_are_of_another_kind() -> None:
     for silent_s in (30.0, 40.0, 35.0):
         gaps.add(silent_s, KNOWN, 1, computed=True, interval_s=1.0)
     assert not gaps.usual.is_known
-    assert find_pause_limit(Pause(9.0, KNOWN, 0.0), gaps, TIMEOUT_S)[0] == SERVED_PATIENCE_S
+    assert find_pause_limit(Pause(9.0, KNOWN, 0.0), gaps, TIMEOUT_S)[0] == LONG_SERVICE_LIMIT_S
 
 
 def test_the_reason_names_the_longest_pause_and_the_witness() -> None:

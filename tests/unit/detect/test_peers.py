@@ -179,8 +179,8 @@ def test_the_sentence_says_what_the_others_do() -> None:
     (found,) = weigh_peers(seen(suspicion(0.9)), "qwen-0", peers).suspicions
     assert found.evidence[1] == (
         "of the replicas with comparable age and load, 1 of 3 of its revision, "
-        "0 of 1 of other revisions show the same growth: "
-        "with them, the probability of a leak is 97.3%"
+        "0 of 1 of other revisions show the same growth; "
+        "with this evidence, a leak has a probability of 97.3%"
     )
     assert found.confidence == 0.973
     (certain,) = weigh_peers(seen(suspicion(1.0)), "qwen-0", peers).suspicions

@@ -32,7 +32,7 @@ def test_a_group_counts_what_its_own_container_left_and_not_what_an_earlier_one_
     )
     source = HostMemoryFields.choose(host)
     assert source is not None
-    assert source.total(host) == 1000 + 300 + 50
+    assert source.sum_bytes(host) == 1000 + 300 + 50
     sizes = compute_host_segments(sample(host), source)
     assert sizes[Segment.SHARED] == 100
     assert sizes[Segment.SHARED_ORPHAN] == 250
@@ -42,7 +42,7 @@ def test_resident_sums_hold_no_orphan() -> None:
     host = Host(rss_anon=900, rss_shmem=100, shm_orphan=250, shm_orphan_earlier=50)
     source = HostMemoryFields.choose(host)
     assert source is not None
-    assert source.total(host) == 900 + 100 + 250
+    assert source.sum_bytes(host) == 900 + 100 + 250
     assert compute_host_segments(sample(host), source)[Segment.SHARED] == 100
 
 
@@ -50,7 +50,7 @@ def test_unknown_is_no_part_of_the_total() -> None:
     host = Host(rss_anon=900, rss_shmem=100)
     source = HostMemoryFields.choose(host)
     assert source is not None
-    assert source.total(host) == 1000
+    assert source.sum_bytes(host) == 1000
     assert Segment.SHARED_ORPHAN not in compute_host_segments(sample(host), source)
 
 

@@ -21,7 +21,7 @@ from plimsoll_api.trace import Device, Host, Sample
 from plimsoll_sidecar.detect.slow_leak import (
     MAX_STEPS,
     MIN_STEPS,
-    SCALES,
+    NUM_SCALES,
     Drift,
     Level,
     SlowLeakWatch,
@@ -90,7 +90,7 @@ def test_the_test_of_steps_holds_its_level_for_a_random_walk() -> None:
             levels.append(Level(hour * HOUR, sum(lows) / 12))
         seen = estimate_drift(levels)
         assert seen is not None
-        hits += seen.lower_bound(1.895) > 0
+        hits += seen.compute_lower_bound(1.895) > 0
     assert hits <= 0.06 * tried
 
 
@@ -148,8 +148,8 @@ def test_a_leak_is_found(rate: int, noise: int, within_h: int) -> None:
     assert raised[0] <= within_h
     assert watch.drift is not None
     rate_s = rate * MIB / HOUR
-    assert watch.drift.lower_bound(1.895) <= 1.1 * rate_s
-    assert watch.drift.upper_bound(1.895) >= 0.9 * rate_s
+    assert watch.drift.compute_lower_bound(1.895) <= 1.1 * rate_s
+    assert watch.drift.compute_upper_bound(1.895) >= 0.9 * rate_s
     assert watch.drift.bytes_per_s == pytest.approx(rate_s, rel=0.25)
 
 
@@ -184,7 +184,7 @@ def test_too_short_a_time_is_unknown() -> None:
 def test_memory_is_bounded() -> None:
     watch, _ = watched(noisy(lambda t: t * 100, 1, MIB), 1500)
     state = watch.state
-    assert sum(map(len, state.levels)) <= SCALES * (MAX_STEPS + 1)
+    assert sum(map(len, state.levels)) <= NUM_SCALES * (MAX_STEPS + 1)
     assert len(state.peaks) == 24
     assert len(msgspec.json.encode(state)) < 4096
 

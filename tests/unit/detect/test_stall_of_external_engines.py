@@ -14,7 +14,7 @@ import pytest
 
 from plimsoll_api.assessment import Suspicion
 from plimsoll_api.trace import Host, Sample, SampleLoad
-from plimsoll_sidecar.detect.stall import HEADLESS_S, StallWatch
+from plimsoll_sidecar.detect.stall import MIN_HEADLESS_S, StallWatch
 
 PAGE_S = 2.0
 ROUND_S = 5.0
@@ -243,7 +243,7 @@ def test_a_frontend_that_ended_and_left_its_processes_is_a_stall() -> None:
     for second in range(60):
         host = Host(processes=2, frontend_lives=False)
         suspicion = watch.update(Sample(t=second, epoch=1, host=host, scrape_ok=False))
-        assert (suspicion is not None) == (second >= HEADLESS_S)
+        assert (suspicion is not None) == (second >= MIN_HEADLESS_S)
     assert suspicion is not None
     assert suspicion.process == "frontend"
     ended = Sample(t=60, epoch=1, host=Host(processes=0, frontend_lives=False), scrape_ok=False)

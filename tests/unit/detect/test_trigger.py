@@ -17,7 +17,7 @@ from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.trace import Host, RoleRss, Sample, SampleLoad
 from plimsoll_sidecar.detect.attribution import (
     COUNTER_FIELDS,
-    MAX_PROCESSES,
+    MAX_ROLES,
     TIME_TRIGGER,
     ProcessTriggers,
     SampleHistory,
@@ -213,7 +213,7 @@ def test_memory_that_an_allocator_keeps_is_no_growth_of_its_process() -> None:
 
 def test_processes_without_end_are_not_all_kept() -> None:
     triggers = ProcessTriggers()
-    for number in range(10 * MAX_PROCESSES):
+    for number in range(10 * MAX_ROLES):
         triggers.add(float(number), [RoleRss(f"job-{number}", 1)], 0, SampleLoad())
     assert triggers.find("job-0") is not None
-    assert triggers.find(f"job-{MAX_PROCESSES}") is None
+    assert triggers.find(f"job-{MAX_ROLES}") is None

@@ -17,8 +17,8 @@ from scipy.stats import t as student
 from plimsoll_sidecar.detect.patience import (
     MAX_ERROR_CHANCE,
     UsualPauses,
-    student_t_quantile,
-    student_t_tail,
+    compute_student_t_quantile,
+    compute_student_t_tail,
 )
 
 lengths = st.lists(st.floats(3.0, 600.0), min_size=2, max_size=30)
@@ -34,10 +34,14 @@ def bound(pauses: list[float], resolution_s: float = 1.0) -> float:
 @pytest.mark.parametrize("freedom", [1, 2, 3, 4, 5, 8, 19, 52, 99, 100])
 def test_the_distribution_is_students(freedom: int) -> None:
     for t in (0.0, 0.3, 1.0, 2.5, 6.0, 40.0):
-        assert student_t_tail(t, freedom) == pytest.approx(student.sf(t, freedom), abs=1e-14)
+        assert compute_student_t_tail(t, freedom) == pytest.approx(
+            student.sf(t, freedom), abs=1e-14
+        )
     for chance in (0.5, 0.1, 1e-3, 1e-6, 1e-9):
         exact = student.isf(chance, freedom)
-        assert student_t_quantile(chance, freedom) == pytest.approx(exact, rel=1e-4, abs=1e-9)
+        assert compute_student_t_quantile(chance, freedom) == pytest.approx(
+            exact, rel=1e-4, abs=1e-9
+        )
 
 
 def test_nothing_is_said_after_a_single_pause() -> None:

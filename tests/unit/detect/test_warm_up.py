@@ -12,7 +12,7 @@ import pytest
 
 from leaklab.series import MIB, Series, saturating, steady
 from plimsoll_api.incidents import IncidentKind
-from plimsoll_sidecar.detect.baseline import MAX_WARMUP_BUDGETS, Warmup
+from plimsoll_sidecar.detect.baseline import MAX_WARMUP_BUDGET_FACTOR, Warmup
 from plimsoll_sidecar.detect.growth import Point
 
 Judge = Callable[..., Any]
@@ -94,7 +94,7 @@ def test_a_leak_that_is_faster_than_the_warm_up_does_not_wait_for_its_end(judge:
     assert suspicion.over_budget
     assert suspicion.unconfirmed is None
     spent = 8 * (t - 10) / 64
-    assert spent < MAX_WARMUP_BUDGETS + 1.5
+    assert spent < MAX_WARMUP_BUDGET_FACTOR + 1.5
     assert suspicion.consumed_ratio == pytest.approx(spent, rel=0.2), "counted from the begin"
 
 

@@ -14,7 +14,7 @@ import yaml
 
 from docs import check
 from docs.tools import blocks, commands, executed, links, manifests
-from plimsoll_cli.cluster.doctor import MIN_MINOR
+from plimsoll_cli.cluster.doctor import MIN_KUBERNETES_MINOR
 
 PROJECT = tomllib.loads((blocks.ROOT / "pyproject.toml").read_text())["project"]
 
@@ -64,7 +64,7 @@ def test_commands_are_parsed(line: str, problem: str | None) -> None:
 
 
 def test_all_pages_name_the_version_of_kubernetes_that_doctor_asks_for() -> None:
-    least = f"1.{MIN_MINOR}"
+    least = f"1.{MIN_KUBERNETES_MINOR}"
     chart = yaml.safe_load((blocks.ROOT / "charts" / "plimsoll" / "Chart.yaml").read_text())
     assert chart["kubeVersion"] == f">={least}.0-0"
     found = {

@@ -249,7 +249,7 @@ def test_a_scrape_at_any_moment_sees_the_segments(monkeypatch: pytest.MonkeyPatc
 
 def test_the_whole_page(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything that one supervisor shows after a sample and an incident."""
-    monkeypatch.setattr(record_metrics, "read_resident", lambda pid: ResidentMemory(6, 2, 0))
+    monkeypatch.setattr(record_metrics, "read_resident_memory", lambda pid: ResidentMemory(6, 2, 0))
     monkeypatch.setattr(time, "process_time", lambda: 1.5)
     monkeypatch.setattr(time, "monotonic", lambda: 100.0)
     monkeypatch.setattr(

@@ -17,7 +17,11 @@ from plimsoll_sidecar.signals.device_memory import (
     Nvml,
     PodContainer,
 )
-from plimsoll_sidecar.signals.device_sharing import CHECK_S, OWNER_CONFIRM_S, SharingDetector
+from plimsoll_sidecar.signals.device_sharing import (
+    CHECK_PERIOD_S,
+    MIN_OTHER_OWNER_S,
+    SharingDetector,
+)
 
 MINE = PodContainer("team-a", "qwen-0", "engine")
 OTHER = PodContainer("team-b", "neighbour", "vllm")
@@ -55,7 +59,7 @@ def seen_after(waited_s: float, page: Page) -> str | None:
     found: dict[str, str] = {}
     while now[0] <= waited_s:
         found = sharing.find_reasons(["GPU-1"], list)
-        now[0] += CHECK_S
+        now[0] += CHECK_PERIOD_S
     return found.get("GPU-1")
 
 
@@ -76,8 +80,8 @@ def test_a_device_of_ours_alone_is_not_shared(owners: tuple[PodContainer, ...]) 
 
 def test_a_page_that_names_the_pod_before_us_is_only_old() -> None:
     """With time-slicing an exporter names one pod of several: then it stays another."""
-    assert seen_after(OWNER_CONFIRM_S - CHECK_S, Page(OTHER)) is None
-    assert seen_after(OWNER_CONFIRM_S + CHECK_S, Page(OTHER)) is not None
+    assert seen_after(MIN_OTHER_OWNER_S - CHECK_PERIOD_S, Page(OTHER)) is None
+    assert seen_after(MIN_OTHER_OWNER_S + CHECK_PERIOD_S, Page(OTHER)) is not None
 
 
 def test_once_seen_it_stands_until_another_engine_starts() -> None:
@@ -105,7 +109,7 @@ def driven(*found: DeviceUsers | None) -> str | None:
     reasons: dict[str, str] = {}
     for driver.found in found:
         reasons = sharing.find_reasons(["GPU-1"], lambda: OWN)
-        now[0] += CHECK_S
+        now[0] += CHECK_PERIOD_S
     return reasons.get("GPU-1")
 
 
@@ -130,7 +134,7 @@ def test_clients_of_an_mps_server_share_it() -> None:
 def test_what_grows_and_is_no_listed_processs_is_another_pods() -> None:
     """Seen on an H100: processes of another PID namespace are not listed, only what they use."""
     assert driven(users(), users(3 * GIB), users(4 * GIB)) == (
-        "processes of other pods use 3.5 GiB more than before"
+        "processes of other pods use 3.5 GiB more memory than before"
     )
     assert driven(users(), users(3 * GIB), users()) is None, "a single reading is no sign"
     assert driven(users(3 * GIB), users(3 * GIB), users(3 * GIB)) is None, "it may be left behind"

@@ -92,7 +92,7 @@ def test_sglang_s_requests_count_once_while_it_serves() -> None:
 
 def figures(page: bytes, *series: Series) -> list[float | None]:
     found = make_page_reader(series)(page)
-    return [found.value(one) for one in series]
+    return [found.compute_value(one) for one in series]
 
 
 A, B = Series("a_total"), Series("b_total")

@@ -83,7 +83,7 @@ def test_without_endpoints_nobody_knows(api: ApiServer) -> None:
 def test_the_leader_is_asked_only_while_somebody_waits(
     api: ApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("plimsoll_sidecar.signals.other_pods.POLL_S", 0.01)
+    monkeypatch.setattr("plimsoll_sidecar.signals.other_pods.POLL_PERIOD_S", 0.01)
     group = Group(api)
     with serving(LEADER, group.port, page(EngineState.SERVING)):
         assert not group.leader.is_serving(), "it never waits"

@@ -18,9 +18,9 @@ from plimsoll_api.incidents import IncidentKind
 from plimsoll_sidecar.signals import other_pods
 from plimsoll_sidecar.signals.other_pods import (
     MAX_EVIDENCE_LINES,
+    MAX_PAGE_AGE_S,
     MAX_PODS,
-    STALE_S,
-    TIMEOUT_S,
+    PAGE_TIMEOUT_S,
     GroupMembers,
     GroupPages,
     make_worker_matcher,
@@ -102,7 +102,7 @@ def test_an_old_answer_and_a_pod_that_is_gone_say_nothing(api: ApiServer, port: 
         group.poll()
     assert group.read_assessments()["llm-0-1"] is None
     assert group.read_assessments()["llm-0-2"] is not None
-    clock.now += STALE_S
+    clock.now += MAX_PAGE_AGE_S
     api.answer = 503, {}, b"{}"
     group.poll()
     assert set(group.read_assessments().values()) == {None}
@@ -164,7 +164,7 @@ def test_silent_pods_do_not_make_the_answers_of_others_old(
     api: ApiServer, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Asked one after another, seven silent pods take longer than an answer stands for."""
-    monkeypatch.setattr(other_pods, "TIMEOUT_S", 0.5)
+    monkeypatch.setattr(other_pods, "PAGE_TIMEOUT_S", 0.5)
     silent = [endpoint(f"llm-0-{number}", OTHER) for number in range(2, MAX_PODS + 1)]
     api.add("llm", [*silent, endpoint("llm-0-1", WORKER)])
     found = members(api, port, time.monotonic)
@@ -177,4 +177,7 @@ def test_silent_pods_do_not_make_the_answers_of_others_old(
 
 
 def test_the_longest_round_is_shorter_than_an_answer_stands_for() -> None:
-    assert MAX_PODS / other_pods.MAX_CONCURRENT * TIMEOUT_S + other_pods.POLL_S < STALE_S
+    assert (
+        MAX_PODS / other_pods.MAX_CONCURRENT_REQUESTS * PAGE_TIMEOUT_S + other_pods.POLL_PERIOD_S
+        < MAX_PAGE_AGE_S
+    )

@@ -19,7 +19,7 @@ from plimsoll_api.trace import Sample
 from plimsoll_sidecar.act.adapters.external_load import ExternalLoad, read_load
 from plimsoll_sidecar.act.adapters.external_profile import SGLANG, VLLM, EngineProfile
 from plimsoll_sidecar.clients.http import EngineError
-from plimsoll_sidecar.detect.losses import IDLE_S, CapacityWatch
+from plimsoll_sidecar.detect.losses import MIN_IDLE_S, CapacityWatch
 from plimsoll_sidecar.detect.stall import StallWatch
 from plimsoll_sidecar.signals.metrics_page import make_page_reader
 
@@ -90,7 +90,7 @@ def idle_ranks(share: str, count: int = 8) -> bytes:
 
 def lost(load: Load) -> float | None:
     watch, found = CapacityWatch(), None
-    for t in range(int(IDLE_S) + 2):
+    for t in range(int(MIN_IDLE_S) + 2):
         found = watch.update(Sample(t=float(t), epoch=1, load=load))
     return found.consumed_ratio if found is not None else None
 
@@ -101,7 +101,7 @@ def test_blocks_held_for_a_decode_engine_are_lost_after_the_timeout_alone() -> N
     load.kv_lease_s = 480.0
     watch = CapacityWatch()
     seen = [watch.update(Sample(t=float(t), epoch=1, load=load)) for t in range(600)]
-    assert [one is not None for one in seen].index(True) == pytest.approx(480 + IDLE_S, abs=1)
+    assert [one is not None for one in seen].index(True) == pytest.approx(480 + MIN_IDLE_S, abs=1)
 
 
 def test_short_prefills_between_two_samples_hold_blocks_of_their_own() -> None:

@@ -77,7 +77,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
 def asked(nvml: Nvml, now: list[float], seconds: int) -> list[DeviceBytes | None]:
     found = []
     for _ in range(seconds):
-        found.append(nvml.memory("GPU-1"))
+        found.append(nvml.read_memory("GPU-1"))
         now[0] += 1.0
     return found
 
@@ -113,9 +113,9 @@ def test_a_driver_that_is_loaded_anew_is_started_again(driver: Driver) -> None:
 def test_a_device_of_another_container_is_no_failure_of_the_driver(driver: Driver) -> None:
     now = [0.0]
     nvml = Nvml(clock=lambda: now[0])
-    assert nvml.memory("GPU-2") is None
+    assert nvml.read_memory("GPU-2") is None
     assert nvml.error == "error 6"
-    assert nvml.memory("GPU-1") == WHOLE
+    assert nvml.read_memory("GPU-1") == WHOLE
     assert driver.starts == 1
 
 

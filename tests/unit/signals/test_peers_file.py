@@ -15,7 +15,7 @@ from plimsoll_api import learned, peers
 from plimsoll_api.learned import LearnedMemory, LearnedWorkload
 from plimsoll_api.peers import MAX_AGE_S, MAX_PEERS, MAX_PEERS_BYTES, Peer, PeerGrowth
 from plimsoll_api.workloads import WorkloadRef
-from plimsoll_sidecar.signals.other_pods import PEERS_VALID_S, LearnedFile, PeersFile
+from plimsoll_sidecar.signals.other_pods import MAX_PEERS_AGE_S, LearnedFile, PeersFile
 
 ONE = Peer("qwen-0", "64d8", host=PeerGrowth(1 << 20, 60, 7))
 TWO = Peer("qwen-1", "64d8", "Deployment/qwen", device=PeerGrowth(0, 61, 0))
@@ -36,7 +36,7 @@ def test_a_file_counts_while_it_changes(tmp_path: Path) -> None:
     assert file.read_peers() == ()
     path.write_bytes(peers.encode([ONE, TWO]))
     assert file.read_peers() == (ONE, TWO)
-    clock.now += PEERS_VALID_S - 1
+    clock.now += MAX_PEERS_AGE_S - 1
     assert file.read_peers() == (ONE, TWO)
     clock.now += 1
     assert file.read_peers() == (), "the operator is away"

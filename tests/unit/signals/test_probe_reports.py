@@ -35,13 +35,13 @@ from plimsoll_sidecar.signals.probe_reports import (
     Report,
     ReportedOwner,
     TorchDevice,
-    query_all,
+    query_probes,
 )
 from plimsoll_sidecar.signals.probes import (
-    LATE_ANSWER_S,
+    MAX_LATE_ANSWER_S,
+    MAX_REPORT_AGE_S,
     REPORT_TIMEOUT_S,
-    REPORT_VALID_S,
-    RETRY_S,
+    RETRY_PAUSE_S,
     Probes,
 )
 
@@ -80,7 +80,7 @@ def says(data: bytes) -> Answer:
 
 
 def ask(folder: Path, timeout_s: float = 5.0, limit: int = 1000) -> dict[int, bytes]:
-    return query_all(folder, [ME], b"{}\n", timeout_s, limit)
+    return query_probes(folder, [ME], b"{}\n", timeout_s, limit)
 
 
 def test_a_whole_answer(tmp_path: Path) -> None:
@@ -112,17 +112,17 @@ def test_the_socket_must_belong_to_the_process(tmp_path: Path) -> None:
     """A folder that the engine writes to may hold another process's socket, or a link to one."""
     other = os.getppid()
     with listening(tmp_path, says(b"{}"), pid=other):
-        assert query_all(tmp_path, [other], b"{}\n", 5.0) == {}
+        assert query_probes(tmp_path, [other], b"{}\n", 5.0) == {}
         linked = 2 if other == 1 else 1  # the parent of a test in a container may be process 1
         (tmp_path / f"{linked}.sock").symlink_to(tmp_path / f"{other}.sock")
-        assert query_all(tmp_path, [linked], b"{}\n", 5.0) == {}
+        assert query_probes(tmp_path, [linked], b"{}\n", 5.0) == {}
 
 
 def test_no_socket_a_file_and_a_socket_of_nobody(tmp_path: Path) -> None:
     (tmp_path / "1.sock").write_text("")
     with socket.socket(socket.AF_UNIX) as closed:
         closed.bind(str(tmp_path / "2.sock"))
-    assert query_all(tmp_path, [1, 2, 3], b"{}\n", 5.0) == {}
+    assert query_probes(tmp_path, [1, 2, 3], b"{}\n", 5.0) == {}
 
 
 @pytest.mark.parametrize(
@@ -249,10 +249,10 @@ def test_a_report_lasts_a_while_and_a_hung_probe_is_polled_less_often(tmp_path: 
             now[0] = float(second)
             assert probes.add_reports(seen()).probed, "its newest report"
         assert asked[0] == 2, "once, and not again for a while"
-        now[0] = REPORT_VALID_S + RETRY_S
+        now[0] = MAX_REPORT_AGE_S + RETRY_PAUSE_S
         assert not probes.add_reports(seen()).probed, "unknown, not what it was"
         answers[0] = report()
-        now[0] += RETRY_S
+        now[0] += RETRY_PAUSE_S
         assert probes.add_reports(seen()).probed
 
 
@@ -293,10 +293,10 @@ def test_a_late_answer_is_not_waited_for_for_ever(tmp_path: Path) -> None:
             now[0] = float(second)
             assert not probes.add_reports(seen()).probed
         assert asked[0] == 1
-        now[0] = LATE_ANSWER_S + 1.0
+        now[0] = MAX_LATE_ANSWER_S + 1.0
         probes.add_reports(seen())
         assert not probes._requests.is_waiting
-        now[0] += RETRY_S
+        now[0] += RETRY_PAUSE_S
         probes.add_reports(seen())
         assert probes._requests.is_waiting, "asked again after a while"
         released.set()
@@ -304,7 +304,7 @@ def test_a_late_answer_is_not_waited_for_for_ever(tmp_path: Path) -> None:
 
 def test_an_old_report_is_unknown_however_new_the_answer(tmp_path: Path) -> None:
     """A leak since then would be called another segment's."""
-    for age_s, known in ((REPORT_VALID_S - 1, True), (REPORT_VALID_S + 1, False)):
+    for age_s, known in ((MAX_REPORT_AGE_S - 1, True), (MAX_REPORT_AGE_S + 1, False)):
         folder = tmp_path / str(known)
         folder.mkdir()
         with listening(folder, says(report(age_s=age_s))):

@@ -17,22 +17,22 @@ import pytest
 
 from plimsoll_sidecar.signals import process_table
 from plimsoll_sidecar.signals.process_table import (
-    MAX_WORDS,
+    MAX_COMMAND_WORDS,
     ProcessId,
-    children,
     compute_age_s,
-    environment,
     find_nearest_to_limit,
     identify,
     is_running,
     list_names,
-    parents,
-    read,
+    read_children,
     read_command_line,
     read_command_name,
     read_cpu_s,
+    read_environment_variable,
+    read_parent_pids,
+    read_proc_file,
 )
-from plimsoll_sidecar.signals.resident_memory import read_resident
+from plimsoll_sidecar.signals.resident_memory import read_resident_memory
 
 WORDS = 300_000
 
@@ -59,11 +59,14 @@ def test_arguments_and_environment_of_any_size_take_little_memory(talkative: int
     try:
         line = read_command_line(talkative)
         _, peak = tracemalloc.get_traced_memory()
-        found = environment(talkative, "WANTED"), environment(talkative, "WANT")
+        found = (
+            read_environment_variable(talkative, "WANTED"),
+            read_environment_variable(talkative, "WANT"),
+        )
     finally:
         tracemalloc.stop()
     assert line[:2] == [sys.executable, "-c"]
-    assert len(line) == MAX_WORDS
+    assert len(line) == MAX_COMMAND_WORDS
     assert peak < 1 << 20
     assert found == ("yes", None)
 
@@ -73,7 +76,7 @@ def test_parents_ages_and_time_are_those_of_the_process() -> None:
     assert own is not None
     assert is_running(own)
     assert not is_running(ProcessId(own.pid, own.started + 1))
-    assert parents()[own.pid] == os.getppid()
+    assert read_parent_pids()[own.pid] == os.getppid()
     assert 0 < compute_age_s(own) < 86_400
     times = os.times()
     spent = read_cpu_s(own.pid)
@@ -85,15 +88,15 @@ def test_parents_ages_and_time_are_those_of_the_process() -> None:
 def test_an_ended_process_that_nobody_waited_for_has_no_parent() -> None:
     with subprocess.Popen(["true"]) as ended:
         os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
-        assert ended.pid not in parents()
+        assert ended.pid not in read_parent_pids()
         assert identify(ended.pid) is None
 
 
 def test_a_file_is_read_whole_and_one_that_is_not_there_is_an_error() -> None:
-    assert read(os.getpid(), "comm").strip().decode() == read_command_name(os.getpid())
-    assert len(read(os.getpid(), "maps")) > 4096
+    assert read_proc_file(os.getpid(), "comm").strip().decode() == read_command_name(os.getpid())
+    assert len(read_proc_file(os.getpid(), "maps")) > 4096
     with pytest.raises(OSError, match="No such file"):
-        read(os.getpid(), "nothing")
+        read_proc_file(os.getpid(), "nothing")
 
 
 def test_what_is_read_with_each_sample_interns_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,13 +117,15 @@ def test_what_is_read_with_each_sample_interns_no_number(monkeypatch: pytest.Mon
     pid = os.getpid()
     monkeypatch.setattr(sys.modules[pathlib.PurePath.__module__], "sys", Noting())
     str(pathlib.Path("/proc/12345"))
-    assert "12345" in interned, "pathlib interns no more: process_table.read has lost its reason"
+    assert "12345" in interned, (
+        "pathlib interns no more: process_table.read_proc_file has lost its reason"
+    )
     interned.clear()
     assert identify(pid) is not None
-    assert parents()[pid] == os.getppid()
-    assert children(pid) is not None
+    assert read_parent_pids()[pid] == os.getppid()
+    assert read_children(pid) is not None
     assert read_cpu_s(pid) is not None
-    assert read_resident(pid) is not None
+    assert read_resident_memory(pid) is not None
     assert find_nearest_to_limit({pid: "this"}) is not None
     assert not any(text.isdigit() for text in interned), interned
 
@@ -142,7 +147,7 @@ def test_a_process_of_very_many_threads_makes_its_children_unknown(
     for one in threads:
         one.start()
     try:
-        assert children(os.getpid()) is None
+        assert read_children(os.getpid()) is None
     finally:
         end.set()
         for one in threads:

@@ -9,8 +9,8 @@ from plimsoll_api.engines import EngineType
 from plimsoll_sidecar.signals.engine_processes import (
     find_default_port,
     has_helper_title,
-    is_engine,
-    is_helper,
+    is_engine_command,
+    is_helper_command,
     may_listen_on,
 )
 from plimsoll_sidecar.signals.process_table import Container
@@ -28,8 +28,8 @@ VLLM, SGLANG = EngineType.VLLM, EngineType.SGLANG
     ],
 )
 def test_engines(line: str, kind: EngineType) -> None:
-    assert is_engine(line.split(), kind)
-    assert not is_engine(line.split(), VLLM if kind is SGLANG else SGLANG)
+    assert is_engine_command(line.split(), kind)
+    assert not is_engine_command(line.split(), VLLM if kind is SGLANG else SGLANG)
 
 
 @pytest.mark.parametrize(
@@ -47,17 +47,17 @@ def test_engines(line: str, kind: EngineType) -> None:
 )
 def test_what_only_names_one(line: str) -> None:
     words = line.split()
-    assert not is_helper(words, VLLM)
-    assert not is_engine(words, VLLM)
+    assert not is_helper_command(words, VLLM)
+    assert not is_engine_command(words, VLLM)
 
 
 def test_helpers_are_parts_of_an_engine_and_never_one() -> None:
     for title in ("VLLM::EngineCore", "VLLM::Worker_TP0"):
-        assert is_helper([title], VLLM)
-        assert not is_engine([title], VLLM)
-    assert is_helper(["sglang::scheduler"], SGLANG)
+        assert is_helper_command([title], VLLM)
+        assert not is_engine_command([title], VLLM)
+    assert is_helper_command(["sglang::scheduler"], SGLANG)
     tracker = ["python", "-B", "-c", "from multiprocessing.resource_tracker import main;main(5)"]
-    assert is_helper(tracker, VLLM)
+    assert is_helper_command(tracker, VLLM)
     assert not has_helper_title(tracker, VLLM), "any program's"
 
 

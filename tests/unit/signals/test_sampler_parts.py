@@ -34,7 +34,7 @@ from plimsoll_sidecar.detect.segments import (
     sum_device_bytes,
 )
 from plimsoll_sidecar.signals.device_memory import DeviceBytes, Nvml
-from plimsoll_sidecar.signals.sampler import PROBE_GONE_S, Sampler, SignalLog, make_load
+from plimsoll_sidecar.signals.sampler import MAX_PROBE_SILENCE_S, Sampler, SignalLog, make_load
 
 
 def status(epoch: str = "aa:1", **changes: object) -> Status:
@@ -190,7 +190,7 @@ class Exporter:
     def __init__(self) -> None:
         self.asked = 0
 
-    def memory(self, uuid: str) -> DeviceBytes | None:
+    def read_memory(self, uuid: str) -> DeviceBytes | None:
         self.asked += 1
         return DeviceBytes(70, 100) if uuid == "GPU-1" and self.asked > 1 else None
 
@@ -205,7 +205,7 @@ def test_the_exporter_is_used_and_kept_where_neither_engine_nor_nvml_knows() -> 
 
 def test_nvml_without_such_a_device_is_unknown_and_says_why() -> None:
     nvml = Nvml()
-    assert nvml.memory("GPU-00000000-0000-0000-0000-000000000000") is None
+    assert nvml.read_memory("GPU-00000000-0000-0000-0000-000000000000") is None
     assert nvml.error
 
 
@@ -234,7 +234,7 @@ class Driver(Nvml):
         super().__init__()
         self.used = used
 
-    def memory(self, uuid: str) -> DeviceBytes | None:
+    def read_memory(self, uuid: str) -> DeviceBytes | None:
         assert uuid == "GPU-1"
         return None if self.used is None else DeviceBytes(self.used, 100)
 
@@ -358,7 +358,13 @@ def test_the_account_of_all_is_unknown_while_one_process_is_silent() -> None:
     now = [0.0]
     silent = Sampler(Engine(probed(5, 7), *[probed(5, None)] * 4), clock=lambda: now[0])
     seen = []
-    for now[0] in (0.0, 1.0, 1.0 + PROBE_GONE_S, 2.0 + PROBE_GONE_S, 3.0 + PROBE_GONE_S):
+    for now[0] in (
+        0.0,
+        1.0,
+        1.0 + MAX_PROBE_SILENCE_S,
+        2.0 + MAX_PROBE_SILENCE_S,
+        3.0 + MAX_PROBE_SILENCE_S,
+    ):
         malloc = silent.sample().malloc
         seen.append(malloc.in_use if malloc else None)
     assert seen == [12, None, None, None, 5], "one that became another program has none to come"
@@ -388,6 +394,6 @@ def test_a_signal_that_stays_away_is_logged_once_with_its_reason(
         told.update(gone)
     told.update({"metrics": Signal()})
     assert caplog.messages == [
-        "signal metrics: MetricsMissing: no route",
+        "signal metrics is missing: MetricsMissing: no route",
         "signal metrics is available again",
     ]

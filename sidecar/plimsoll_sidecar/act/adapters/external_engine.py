@@ -46,13 +46,13 @@ from plimsoll_sidecar.signals.engine_processes import (
     EngineProcesses,
     find_process_names,
 )
-from plimsoll_sidecar.signals.gpu_identity import GpuIdentity
+from plimsoll_sidecar.signals.gpu_identity import DeviceFinder
 from plimsoll_sidecar.signals.probes import Probes
 from plimsoll_sidecar.signals.process_table import ProcessId, compute_age_s, identify
 from plimsoll_sidecar.signals.tcp_sockets import (
     TCP_ESTABLISHED,
     TCP_LISTEN,
-    count_unanswered,
+    count_unanswered_connections,
     find_socket_inodes,
 )
 
@@ -90,7 +90,7 @@ class ExternalEngine(OwnedEngine):
         self._load = ExternalLoad(
             self._server,
             self._profile,
-            count_waiting=lambda: count_unanswered(self._port),
+            count_waiting=lambda: count_unanswered_connections(self._port),
             are_helpers_replaced=self._has_replaced_helpers,
         )
         super().__init__(endpoint)
@@ -100,7 +100,7 @@ class ExternalEngine(OwnedEngine):
         self._current_helpers: frozenset[ProcessId] = frozenset()
         self._served = self._drained = self._group_served = False
         self._info = ServerInfo(endpoint, self._server, self._owned)
-        self._gpus = GpuIdentity()
+        self._gpus = DeviceFinder()
         self._newest: Status | None = None
 
     # ---- status
@@ -133,7 +133,7 @@ class ExternalEngine(OwnedEngine):
                 report_age_s=newest[1] if newest else None,
                 load_age_s=newest[1] if newest else None,
                 processes=self._owned.list_all(members),
-                devices=self._gpus.devices(found.pid, [p.pid for p in members.processes]),
+                devices=self._gpus.find_devices(found.pid, [p.pid for p in members.processes]),
                 capabilities=self._info.capabilities,
             )
             seen = self._probes.add_reports(seen)

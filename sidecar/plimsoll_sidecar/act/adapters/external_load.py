@@ -166,9 +166,9 @@ class ExternalLoad:
         """Return the frontend's own count of unanswered requests; None if it is unknown."""
         profile = self._profile
         if profile.inflight is not None:
-            entered = page.value(profile.inflight)
+            entered = page.compute_value(profile.inflight)
             excluded = (
-                page.value(profile.inflight_excluded)
+                page.compute_value(profile.inflight_excluded)
                 if profile.inflight_excluded is not None
                 else None
             )
@@ -201,7 +201,7 @@ class RegistryCheck:
 
         A rank that is absent from the page does not count as a decrease.
         """
-        counters, begun = page.counters(self._every), page.read_start_times(self._every)
+        counters, begun = page.read_counters(self._every), page.read_start_times(self._every)
         fell = any(value < self._counters.get(key, value) for key, value in counters.items())
         other = any(value != self._begun.get(key, value) for key, value in begun.items())
         if max(len(self._counters), len(self._begun)) > MAX_LINES or fell or other:
@@ -248,7 +248,7 @@ def read_load(page: Page, profile: EngineProfile) -> Load | None:
     known = {
         figure: value
         for figure, series in profile.metrics.items()
-        if (value := page.value(series)) is not None
+        if (value := page.compute_value(series)) is not None
     }
     if "running" not in known:
         return None
@@ -259,7 +259,9 @@ def read_load(page: Page, profile: EngineProfile) -> Load | None:
         load.kv_usage_ratio = float(usage)
         load.kv_usage_least_ratio = usage.least if usage.least < usage else None
     deferred = (
-        page.value(profile.deferred_requests) if profile.deferred_requests is not None else None
+        page.compute_value(profile.deferred_requests)
+        if profile.deferred_requests is not None
+        else None
     )
     load.deferred = None if deferred is None else int(deferred)
     load.steps_total = next(
@@ -271,7 +273,7 @@ def read_load(page: Page, profile: EngineProfile) -> Load | None:
 
 
 def _sum_series(page: Page, series: Iterable[Series]) -> int | None:
-    values = [page.value(one) for one in series]
+    values = [page.compute_value(one) for one in series]
     known = [value for value in values if value is not None]
     return int(sum(known)) if len(known) == len(values) else None
 
@@ -302,7 +304,7 @@ def _make_page_signal(page: Page, profile: EngineProfile) -> Signal:
     if absent:
         why = f"the metrics page lacks {', '.join(absent)}"
         return Signal(False, SignalReason.METRICS_INCOMPLETE, why)
-    unknown = [one.name for one in gauges if page.value(one) is None]
+    unknown = [one.name for one in gauges if page.compute_value(one) is None]
     if unknown:
         why = f"the metrics page has invalid values for {', '.join(unknown)}"
         return Signal(False, SignalReason.METRICS_INCOMPLETE, why)
@@ -326,9 +328,13 @@ class AbortCounter:
             and page.has_series(profile.aborts_since)
         ):
             counted = 0
-        begun = page.value(profile.first_tokens) if profile.first_tokens is not None else None
+        begun = (
+            page.compute_value(profile.first_tokens) if profile.first_tokens is not None else None
+        )
         finished = (
-            page.value(profile.finished_requests) if profile.finished_requests is not None else None
+            page.compute_value(profile.finished_requests)
+            if profile.finished_requests is not None
+            else None
         )
         if begun is None or finished is None or load.running is None:
             return counted

@@ -22,8 +22,8 @@ from plimsoll_sidecar.act.adapters.external_profile import ENGINE_PROFILES, Engi
 from plimsoll_sidecar.act.adapters.kv_transfer import read_connector, read_lease_s
 from plimsoll_sidecar.act.adapters.processes import OwnedProcesses
 from plimsoll_sidecar.clients.http import EngineError, HttpClient
-from plimsoll_sidecar.signals.engine_processes import is_engine
-from plimsoll_sidecar.signals.process_table import environment, read_command_line
+from plimsoll_sidecar.signals.engine_processes import is_engine_command
+from plimsoll_sidecar.signals.process_table import read_command_line, read_environment_variable
 
 log = logging.getLogger(__name__)
 
@@ -102,7 +102,7 @@ class ServerInfo:
             return False
         if members.container is not None:
             return True
-        return members.main is not None and is_engine(
+        return members.main is not None and is_engine_command(
             read_command_line(members.main.pid), self._endpoint.type
         )
 
@@ -126,7 +126,9 @@ class ServerInfo:
         pid, kind = members.main.pid, self._endpoint.type
         words = read_command_line(pid)
         self.connector = read_connector(kind, words)
-        self.kv_lease_s = read_lease_s(kind, words, lambda name: environment(pid, name))
+        self.kv_lease_s = read_lease_s(
+            kind, words, lambda name: read_environment_variable(pid, name)
+        )
 
     def _discover_routes(self) -> frozenset[str]:
         paths = [*self._profile.trim_paths, self._profile.pause_path, self._profile.resume_path]

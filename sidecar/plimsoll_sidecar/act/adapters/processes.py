@@ -38,11 +38,11 @@ from plimsoll_sidecar.signals.process_table import (
     find_descendants,
     identify,
     is_running,
-    parents,
     read_command_line,
+    read_parent_pids,
     send_signal,
 )
-from plimsoll_sidecar.signals.resident_memory import read_resident, sum_known
+from plimsoll_sidecar.signals.resident_memory import read_resident_memory, sum_known
 
 log = logging.getLogger(__name__)
 
@@ -160,7 +160,7 @@ class Terminator:
     def _find_running(self) -> set[ProcessId]:
         """Return the running processes, including new children."""
         alive = {process for process in self._processes if is_running(process)}
-        children = find_descendants({process.pid for process in alive}, parents())
+        children = find_descendants({process.pid for process in alive}, read_parent_pids())
         alive |= {found for pid in children if (found := identify(pid)) is not None}
         alive = {process for process in alive if self._allowed(process)}
         self._processes |= alive
@@ -445,7 +445,7 @@ def measure_trim_effect(
 
 def measure_trimmable_bytes(pids: Iterable[int]) -> int | None:
     """Return the host memory of these processes that a trim can free; None if it is unknown."""
-    sizes = [read_resident(pid) for pid in pids]
+    sizes = [read_resident_memory(pid) for pid in pids]
     known = [size.anon + size.shmem + (size.swap or 0) for size in sizes if size is not None]
     return sum_known(known) if known and len(known) == len(sizes) else None
 

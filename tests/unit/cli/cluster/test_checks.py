@@ -15,8 +15,8 @@ from plimsoll_api.action_answer import ActionAnswer
 from plimsoll_cli.cluster import checks
 from plimsoll_cli.cluster.checks import Check, check_policy_status
 from plimsoll_cli.cluster.doctor import (
-    MAX_TESTED_MINOR,
-    MIN_MINOR,
+    MAX_TESTED_KUBERNETES_MINOR,
+    MIN_KUBERNETES_MINOR,
     check_shared_memory,
     check_version,
     format_out_of_service,
@@ -30,16 +30,16 @@ DAY = datetime.timedelta(days=1)
 @pytest.mark.parametrize(
     ("minor", "ok", "told"),
     [
-        (MIN_MINOR - 1, False, "Plimsoll needs at least 1."),
-        (MIN_MINOR, True, "Kubernetes v1."),
-        (MAX_TESTED_MINOR, True, "Kubernetes v1."),
-        (MAX_TESTED_MINOR + 1, True, "the newest tested release is"),
+        (MIN_KUBERNETES_MINOR - 1, False, "Plimsoll needs at least 1."),
+        (MIN_KUBERNETES_MINOR, True, "Kubernetes v1."),
+        (MAX_TESTED_KUBERNETES_MINOR, True, "Kubernetes v1."),
+        (MAX_TESTED_KUBERNETES_MINOR + 1, True, "the newest tested release is"),
     ],
 )
 def test_a_cluster_outside_of_the_tested_range_is_named(minor: int, ok: bool, told: str) -> None:
     found = check_version("host", {"minor": f"{minor}+", "gitVersion": f"v1.{minor}.0"})
     assert (found.ok, told in found.text) == (ok, True)
-    assert ("newest" in found.text) == (minor > MAX_TESTED_MINOR)
+    assert ("newest" in found.text) == (minor > MAX_TESTED_KUBERNETES_MINOR)
 
 
 def test_unreadable_shared_memory_is_unknown_with_its_reason() -> None:
@@ -80,10 +80,10 @@ def test_a_certificate_that_was_not_renewed_is_an_error(
 ) -> None:
     older, newer = create_authority(NOW - 60 * DAY, 90 * DAY), create_authority(NOW, 90 * DAY)
     bundle = base64.b64encode(older.certificate + newer.certificate).decode()
-    check = checks.check_bundle(bundle, NOW + later)
+    check = checks.check_certificate_bundle(bundle, NOW + later)
     assert check.ok is ok
     assert text in check.text
-    assert checks.check_bundle("bm9uZQ==", NOW).ok is False
+    assert checks.check_certificate_bundle("bm9uZQ==", NOW).ok is False
 
 
 def policy(selector: dict[str, Any], **status: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 import yaml
 
-from plimsoll_cli.cluster.client import MAX_EXPIRED, Cluster
+from plimsoll_cli.cluster.client import MAX_LIST_RESTARTS, Cluster
 from plimsoll_cli.errors import RunError, UsageError
 
 Body = tuple[int, dict[str, object]]
@@ -85,7 +85,7 @@ def test_a_list_that_always_expires_is_an_error(serve: Callable[[Answer], Cluste
 
     with pytest.raises(RunError, match=r"expired .* times before its last page"):
         list(serve(answer).list_custom_objects("leakincidents"))
-    assert asked == [None, "1"] * (MAX_EXPIRED + 1)
+    assert asked == [None, "1"] * (MAX_LIST_RESTARTS + 1)
 
 
 def test_a_namespace_that_does_not_exist_is_an_error(serve: Callable[[Answer], Cluster]) -> None:
