@@ -59,9 +59,10 @@ class LruCache(Generic[K, V]):
             self._order.move_to_end(key)
 
     def put(self, key: K, value: V, size: int = 1) -> list[tuple[K, V]]:
-        """Store ``value`` under ``key``, the most recently used key. Return the evicted items.
+        """Store ``value`` under ``key``. Return the items that were evicted to make room.
 
-        Raises MemoryError, without any change, if pinned items leave too little space.
+        ``key`` becomes the most recently used key. Raises MemoryError, without any change, if
+        pinned items leave too little space.
         """
         if size < 0:
             raise ValueError(f"size {size} must not be negative")

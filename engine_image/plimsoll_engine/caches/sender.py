@@ -28,8 +28,8 @@ class MediaCacheSender:
     def pack(self, message: ToWorker) -> ToWorker:
         """Return the message to send instead of ``message``. The caller must send it next.
 
-        It omits the data of media that the worker already has, and lists the items that the worker
-        must remove.
+        This message omits the data of media that the worker already has, and lists the items that
+        the worker must remove.
         """
         match message:
             case Submit(media=media) if media:

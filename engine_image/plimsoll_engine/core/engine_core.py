@@ -341,7 +341,7 @@ class EngineCore:
         return draft is not None and draft.forward.capture_more()
 
     def _record_computed(self, chunks: list[Chunk]) -> None:
-        """Count the tokens of launched ``chunks`` as computed, because the device runs in order."""
+        """Count the tokens of launched ``chunks`` as computed. The device runs steps in order."""
         for chunk in chunks:
             ends = chunk.has_newest_token
             self.scheduler.record_computed(chunk)
@@ -375,7 +375,7 @@ class EngineCore:
     def _append_accepted_drafts(
         self, request: Request, tokens: list[NextToken], drafts: int, output: StepOutput
     ) -> None:
-        """Append the ``tokens`` that follow accepted drafts, after ``drafts`` were verified."""
+        """Append the ``tokens`` of accepted drafts, after verifying ``drafts`` drafts."""
         assert self.speculation is not None
         self.speculation.count_verified(request, drafts, len(tokens))
         for token_id, logprobs in tokens:

@@ -16,7 +16,7 @@ from plimsoll_engine.models import decoder
 DEFAULT_BLOCK_SIZE = 16
 """Default number of tokens in a KV block."""
 CUDA_KV_FRACTION = 0.8
-"""Fraction of the device memory that is left after loading. The rest is for activations."""
+"""Fraction of the device memory free after loading that the KV pool takes."""
 DEFAULT_CPU_KV_BYTES = 64 << 20
 """Default size of the KV pool on a CPU."""
 CACHE_DTYPES = {"fp8": FP8, "fp8_e4m3": FP8}
@@ -57,7 +57,9 @@ def choose_cache_dtype(name: str, dtype: torch.dtype, device: torch.device) -> t
     if name == "auto":
         return dtype
     if name not in CACHE_DTYPES:
-        raise SettingsError(f"--kv-cache-dtype {name}: use auto, {', '.join(CACHE_DTYPES)}")
+        raise SettingsError(
+            f"--kv-cache-dtype {name} is unknown: use auto, {', '.join(CACHE_DTYPES)}"
+        )
     if (
         device.type == "cuda"
         and torch.cuda.get_device_capability(device) < MIN_FP8_COMPUTE_CAPABILITY

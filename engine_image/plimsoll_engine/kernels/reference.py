@@ -46,7 +46,7 @@ class ReferenceOps:
     min_add_rows = 1024
 
     def get_max_project_rows(self, weight: Weight) -> int:
-        """Return 0, as in :class:`Ops`, because :meth:`project` is never faster."""
+        """Return 0, because :meth:`project` is never faster."""
         return 0
 
     def create_step_context(self, plan: StepPlan) -> AbstractContextManager[None]:

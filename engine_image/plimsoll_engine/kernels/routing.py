@@ -124,7 +124,7 @@ def _sort_pairs(
 def compute_max_blocks(pairs: int, experts: int, rows: int) -> int:
     """Return the maximum number of blocks of ``rows`` pairs, for any distribution over experts.
 
-    This is the case in which the last block of each expert has only one pair.
+    The maximum is reached if the last block of each expert has only one pair.
     """
     return (pairs + min(experts, pairs) * (rows - 1)) // rows
 

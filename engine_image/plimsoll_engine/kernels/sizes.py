@@ -26,8 +26,8 @@ def next_power_of_2(number: int) -> int:
 def choose_rows_per_program(rows: int, block: int) -> int:
     """Return how many rows, each padded to ``block`` elements, a program of a norm processes.
 
-    This is about 4096 elements. If there are few rows, a program processes fewer, so that there are
-    more programs.
+    A program processes about 4096 elements. If there are few rows, it processes fewer, so that
+    there are more programs.
     """
     return next_power_of_2(max(1, min(4096 // block, cdiv(rows, 528))))
 

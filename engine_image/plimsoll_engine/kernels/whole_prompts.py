@@ -1,7 +1,7 @@
 """Compute the attention of whole prompts by torch's ``scaled_dot_product_attention``.
 
-In this module, this function is called "the library". It does not read the KV pool, but the keys
-and values that the step itself has computed, and that :class:`FreshRows` keeps.
+In this module, this function is called "the library". The library does not read the KV pool. It
+reads the keys and values that the step has computed, which :class:`FreshRows` keeps.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class FreshRows(NamedTuple):
 
 
 def count_tail_rows(plan: StepPlan) -> int | None:
-    """Return the number of padding rows after the last prompt, or None if no prompt is whole."""
+    """Return the number of padding rows after the last prompt; None if no prompt is whole."""
     whole = get_whole_prompts(plan)
     return _pad_length(whole[-1]) - whole[-1] if whole else None
 

@@ -81,7 +81,7 @@ def hash_root(cache_salt: str, adapter: AdapterIdentity | None = None) -> bytes:
 
 
 def extend_block_hashes(request: HashableRequest, block_size: int) -> None:
-    """Append the hashes of blocks that have become full since the last call to ``block_hashes``."""
+    """Append the hashes of newly filled blocks to ``request.block_hashes``."""
     hashes = request.block_hashes
     for start in range(len(hashes) * block_size, len(request.token_ids), block_size):
         tokens = request.token_ids[start : start + block_size]

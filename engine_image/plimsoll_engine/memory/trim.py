@@ -21,9 +21,9 @@ def trim(
 ) -> list[OperationStep]:
     """Flush caches, collect garbage, and return free memory to the device and the kernel.
 
-    Return a report of each step. It has the sizes, before and after, of the memory that ``detail``
-    names, summed over all ranks of ``leader``. The first steps free memory inside the process, and
-    the last ones return it to the device and the kernel.
+    Return a report for each step, with the size, before and after, of the memory that its
+    ``detail`` names. Sizes are summed over all ranks of ``leader``. The first steps free memory
+    inside the process, and the last steps return it to the device and the kernel.
     """
     steps = [
         _run_step(f"{owner.name}_flush", flush.content, flush.nbytes, flush.free)

@@ -295,7 +295,7 @@ class Decoder:
     def _add_attention(
         self, stream: torch.Tensor, query: torch.Tensor, index: int, plan: StepPlan
     ) -> torch.Tensor:
-        """Add the projected attention output of ``query`` to ``stream``. Return the sum's norm."""
+        """Add the projected attention of ``query`` to ``stream``. Return the RMSNorm of the sum."""
         layer, adapters = self._layers[index], plan.adapters
         if isinstance(layer.out, torch.Tensor) and self._can_add_in_place(
             stream, layer.out_bias, adapters
@@ -426,7 +426,7 @@ class Decoder:
         return self._tensors["norm"]
 
     def _compute_experts(self, x: torch.Tensor, layer: Layer, router: torch.Tensor) -> torch.Tensor:
-        """Return this rank's part of the experts' output for ``x``. The ranks' parts are summed."""
+        """Return the experts' output for ``x``. The caller must sum the outputs of all ranks."""
         mixed = self.spec.mixture
         assert mixed is not None
         return self._ops.compute_experts(

@@ -1,9 +1,8 @@
 """Describe a decoder's sizes, and how its tensors are assembled from those of a checkpoint.
 
 With tensor parallelism, each rank has an equal share of the attention heads, of the intermediate
-columns and of the vocabulary. If a matrix has such a share as its output, it is split by rows. If
-it has such a share as its input, it is split by columns, and its products are summed over the
-ranks.
+columns and of the vocabulary. A matrix that computes such a share is split by rows. A matrix that
+reads such a share is split by columns, and its products are summed over the ranks.
 """
 
 from __future__ import annotations
@@ -129,7 +128,7 @@ class Part:
         )
 
     def get_source_slices(self, shape: tuple[int, ...]) -> tuple[slice, ...]:
-        """Return the slices of a checkpoint tensor that this rank loads as ``shape``."""
+        """Return which slices of a checkpoint tensor this rank loads into a tensor of ``shape``."""
         return tuple(
             slice(self.shard.rank * size, (self.shard.rank + 1) * size)
             if dimension == self.split
@@ -147,7 +146,7 @@ SUMMED_MATRICES = ("out", "down")
 def make_parts(
     spec: DecoderSpec, shard: Shard = WHOLE, quantization: Quantization | None = None
 ) -> dict[str, Part]:
-    """Return all tensors of the model by name. ``spec`` must be that of one rank.
+    """Return all tensors of the model by name. ``spec`` must be the spec of one rank.
 
     Raises ValueError if a router, or only a part of a fused matrix, is quantized.
     """

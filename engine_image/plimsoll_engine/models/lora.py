@@ -192,8 +192,8 @@ def _read_config(folder: Path, max_rank: int) -> _Config:
     try:
         if path.stat().st_size > MAX_CONFIG_BYTES:
             raise LoadError(
-                f"{path}: larger than {MAX_CONFIG_BYTES} bytes, the maximum size of an adapter's "
-                "config"
+                f"{path}: the file is larger than {MAX_CONFIG_BYTES} bytes, the maximum size of an"
+                " adapter's config"
             )
         config = msgspec.json.decode(path.read_bytes(), type=_Config)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

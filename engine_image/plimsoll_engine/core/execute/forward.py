@@ -156,7 +156,10 @@ class Forward:
 
     @torch.inference_mode()
     def compute_as_follower(self, inputs: Inputs) -> None:
-        """Compute a step on a rank other than 0. Receive its tokens unless it is greedy."""
+        """Compute a step on a rank other than 0.
+
+        If the step is not greedy, receive the sampled tokens from rank 0.
+        """
         tokens, logits = self.compute(inputs)
         if tokens is not None and inputs.greedy:
             self.newest = tokens

@@ -23,7 +23,7 @@ more small kernels.
 
 @dataclass(slots=True)
 class NeededRows:
-    """NeededPlan rows on the host, as in :class:`plimsoll_engine.kernels.step_plan.NeededPlan`.
+    """Needed rows on the host, as in :class:`plimsoll_engine.kernels.step_plan.NeededPlan`.
 
     ``rows`` int32 [needed] are the indices of the needed rows in the step. ``sequences`` int32 are
     the sequences with needed rows; sequences with one needed row come first. ``starts`` are the

@@ -83,7 +83,7 @@ class GrammarQueue:
         return True
 
     def finish(self, number: int, seconds: float) -> None:
-        """Remove a compilation that has ended, and add its ``seconds`` to its tenant's time."""
+        """Remove a compilation that has ended, and add ``seconds`` to the time of its tenant."""
         one = self._in_progress.pop(number)
         self._seconds[one.tenant] += seconds
         self._seconds_of[one.tenant, one.large] += seconds

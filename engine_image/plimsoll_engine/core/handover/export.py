@@ -49,7 +49,7 @@ def export_tables(engine: EngineCore, layout: PoolLayout) -> bytes:
 
 
 def _can_export(request: Request, engine: EngineCore) -> bool:
-    """Report whether the host knows all tokens of ``request``, and its client is connected."""
+    """Report whether the host knows all tokens of ``request``, and a client waits for them."""
     known = request.in_flight.is_empty
     return known and request.computed > 0 and request.request_id not in engine.abandoned
 

@@ -75,7 +75,7 @@ class WaitingQueue:
         insort(self._stopped, request, key=get_place)
 
     def requeue_for(self, request: Request, replacement: Request) -> None:
-        """Add a request whose place ``replacement`` takes over, and queue ``replacement`` there."""
+        """Add a preempted ``request``, and give its place to ``replacement``, which also waits."""
         self.remove(replacement)
         replacement.place, request.place = request.place, None
         self.requeue(replacement)
@@ -131,7 +131,10 @@ class WaitingQueue:
         self.computed[request.tenant] += tokens
 
     def forget_request(self, request: Request) -> None:
-        """Record that ``request`` has ended. Discard the count of its tenant after the last one."""
+        """Record that ``request`` has ended.
+
+        If its tenant has no other requests, discard the tenant's count.
+        """
         self._present[request.tenant] -= 1
         if not self._present[request.tenant]:
             del self._present[request.tenant]

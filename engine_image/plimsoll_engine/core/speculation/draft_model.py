@@ -194,7 +194,7 @@ class DraftModel:
     ) -> _DrawnDrafts | None:
         """Compute a step, and draw draft number ``count`` of each request.
 
-        ``last`` has the row of each request after which the draft is drawn.
+        ``last`` has one row for each request. The draft follows this row.
         """
         np.minimum(inputs.ids, self._draft_vocabulary - 1, out=inputs.ids)
         tokens, logits = self.forward.compute(inputs)

@@ -1,9 +1,9 @@
 """Prompt lookup: if the newest tokens occur earlier in the text, propose what followed them there.
 
-The index is that of LZ77. A table has the newest position of each hash of ``shortest`` tokens, and
-an array has the previous position with the same hash for each position. A lookup compares a limited
+The index is that of LZ77. A table has the newest position of each hash of ``shortest`` tokens. An
+array has, for each position, the previous position with the same hash. A lookup compares a limited
 number of positions, and a step indexes a limited number of tokens. The index takes 4 bytes per
-token, and the size of the table.
+token in addition to the table.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ class NgramIndex:
     def propose(self, tokens: Sequence[int], longest: int, count: int) -> list[int]:
         """Return ``count`` tokens that may follow ``tokens``, or an empty list if nothing matches.
 
-        The end of the text is searched earlier in the text. The proposal is what follows the
-        longest match there. If several matches have the same length, the newest is used. A match
-        has at most ``longest`` tokens. If fewer than ``count`` tokens follow the match, the
-        proposal continues from its own start, so that a repetition goes on.
+        Earlier places in the text are compared with its end. The proposal is what follows the
+        longest match, or the newest of several longest matches. A match has at most ``longest``
+        tokens. If fewer than ``count`` tokens follow the match, the proposal continues from its own
+        start, so that a repetition goes on.
         """
         size, total = self._shortest, len(tokens)
         if total <= size or count < 1:

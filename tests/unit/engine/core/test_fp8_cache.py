@@ -305,7 +305,8 @@ def test_the_names_of_the_type(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sizes.choose_cache_dtype("auto", torch.bfloat16, CPU) == torch.bfloat16
     assert sizes.choose_cache_dtype("fp8", torch.bfloat16, CPU) == FP8
     assert sizes.choose_cache_dtype("fp8_e4m3", torch.float32, CPU) == FP8
-    with pytest.raises(SettingsError, match="--kv-cache-dtype int8: use auto, fp8, fp8_e4m3"):
+    message = "--kv-cache-dtype int8 is unknown: use auto, fp8, fp8_e4m3"
+    with pytest.raises(SettingsError, match=message):
         sizes.choose_cache_dtype("int8", torch.bfloat16, CPU)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
     with pytest.raises(SettingsError, match=r"--kv-cache-dtype fp8 needs a GPU .* 8\.9 or higher"):
