@@ -70,7 +70,9 @@ def _get_response_format(body: CompletionRequest | ChatRequest) -> Grammar | Non
         case {"type": "json_object", "schema": dict() as schema}:  # llama.cpp's form
             return Grammar("json_schema", _format_canonically(schema), "response_format.schema")
         case {"type": "json_object", "schema": wrong} if wrong is not None:
-            raise make_invalid_error("the schema is not a JSON object", "response_format.schema")
+            raise make_invalid_error(
+                "the schema is not a JSON object: send an object", "response_format.schema"
+            )
         case {"type": "json_object"}:
             return Grammar("json_object", field="response_format")
         case {"type": "json_schema", "json_schema": {"schema": dict() as schema}}:
@@ -110,7 +112,7 @@ def _get_structured_outputs(structured_outputs: StructuredOutputs | None) -> Gra
             except (ValueError, RecursionError) as error:
                 raise make_invalid_error(f"the schema is not JSON: {error}", field) from None
             if not isinstance(schema, dict):
-                raise make_invalid_error("the schema is not a JSON object", field)
+                raise make_invalid_error("the schema is not a JSON object: send an object", field)
         return Grammar("json_schema", _format_canonically(schema), field)
     if structured_outputs.regex is not None:
         return Grammar("regex", structured_outputs.regex, field)

@@ -98,7 +98,11 @@ def run_job(preparation: RequestPreparer, job: Job, raw: bytearray) -> Outcome:
         return PreparationRefused(error.status, str(error), error.param, error.code, error.retry)
     except MemoryError:
         return PreparationRefused(
-            413, "preparing the body takes too much memory", None, "body_too_complex", False
+            413,
+            "preparing the body takes too much memory: send less in one request",
+            None,
+            "body_too_complex",
+            False,
         )
 
 

@@ -60,7 +60,9 @@ def convert_to_messages(
         if isinstance(text_or_items, list) and found:
             _add_origin(origins, item.get("type"), f"messages[{len(found) - 1}]", found[-1], field)
     if not found:
-        raise make_invalid_error("input has no message, tool call or tool output", "input")
+        raise make_invalid_error(
+            "input has no message, tool call or tool output: send at least one", "input"
+        )
     return found
 
 

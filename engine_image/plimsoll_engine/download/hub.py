@@ -51,10 +51,10 @@ MAX_BUFFERS_BYTES = 2_000_000_000
 
 
 def limit_buffers(environ: MutableMapping[str, str], headroom_bytes: int | None) -> None:
-    """Limit hf-xet's buffers to a quarter of the free memory, with variables in ``environ``.
+    """Limit hf-xet's buffers to a quarter of the free memory, by setting variables in ``environ``.
 
     By default, hf-xet sizes its buffers by the machine's memory, which may be a hundred times a
-    container's limit. It reads the variables at its first download. Values that are already set
+    container's limit. It reads the variables at its first download. Variables that are already set
     are kept.
     """
     if headroom_bytes is None:

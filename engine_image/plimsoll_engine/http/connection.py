@@ -115,8 +115,8 @@ class Connection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Remove the connection, and release the resources of its request.
 
-        The references of a cycle are dropped. With thousands of such cycles, a garbage collection
-        would block the event loop for a tenth of a second.
+        References are dropped, so that no reference cycle remains. With thousands of connections, a
+        garbage collection of their cycles would block the event loop for a tenth of a second.
         """
         self._registry.discard(self)
         super().connection_lost(exc)

@@ -26,7 +26,9 @@ async def read_body(reader: asyncio.StreamReader) -> bytes | None:
     try:
         (length,) = LENGTH_PREFIX.unpack(await reader.readexactly(LENGTH_PREFIX.size))
         if length > MAX_MESSAGE_BYTES:
-            raise ValueError(f"a message of {length} bytes exceeds {MAX_MESSAGE_BYTES} bytes")
+            raise ValueError(
+                f"a message of {length} bytes exceeds the maximum of {MAX_MESSAGE_BYTES} bytes"
+            )
         return await reader.readexactly(length)
     except (asyncio.IncompleteReadError, ConnectionError):
         return None
@@ -47,7 +49,9 @@ class FrameReader:
         while len(self._buffer) >= LENGTH_PREFIX.size:
             (length,) = LENGTH_PREFIX.unpack_from(self._buffer)
             if length > MAX_MESSAGE_BYTES:
-                raise ValueError(f"a message of {length} bytes exceeds {MAX_MESSAGE_BYTES} bytes")
+                raise ValueError(
+                    f"a message of {length} bytes exceeds the maximum of {MAX_MESSAGE_BYTES} bytes"
+                )
             end = LENGTH_PREFIX.size + length
             if len(self._buffer) < end:
                 return

@@ -161,7 +161,7 @@ def _receive_frame(connection: socket.socket) -> tuple[bytes, list[int]]:
             wanted = LENGTH_PREFIX.size + LENGTH_PREFIX.unpack_from(data)[0]
             if wanted > MAX_MESSAGE_BYTES:
                 raise MappingLostError(
-                    f"cannot map the weights: a message of {wanted} bytes exceeds "
+                    f"cannot map the weights: a message of {wanted} bytes exceeds the maximum of "
                     f"{MAX_MESSAGE_BYTES} bytes"
                 )
     return bytes(data[LENGTH_PREFIX.size :]), fds

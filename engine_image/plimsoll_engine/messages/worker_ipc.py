@@ -318,7 +318,7 @@ class Token(msgspec.Struct, array_like=True):
     """One generated token.
 
     ``finish_reason`` is ``stop`` or ``length`` on the last token, otherwise null. ``started`` is
-    set on the first token from this worker. ``attempt`` repeats that of the submission, because
+    set on the first token from this worker. ``attempt`` is the attempt of the submission, because
     tokens of an earlier attempt may still arrive after a resubmission.
     """
 
@@ -386,8 +386,8 @@ class Report(msgspec.Struct, tag="report"):
 
     ``running`` has the IDs of requests that hold KV blocks. A block or token is lost if it is in
     use but no request or cache holds it. Host blocks are null without KV offload, and encoder
-    tokens are null without an encoder. ``memory`` is that of rank 0, ``others`` that of the other
-    ranks, and the other fields describe the whole worker.
+    tokens are null without an encoder. ``memory`` is the memory of rank 0, and ``others`` has the
+    memory of each other rank. The other fields describe the whole worker.
     """
 
     load: Load

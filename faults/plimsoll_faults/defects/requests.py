@@ -21,7 +21,7 @@ class CyclicRequest(Request):
     """
 
     def bind(self, block_size: int, payload_bytes: int) -> None:
-        """Add a resident payload, and a function that refers to the request."""
+        """Add a resident payload, and a stored function that refers to the request."""
         # Multiplied, not zero-filled: the pages are written, so they are resident.
         self.payload = bytearray(b"\x01") * payload_bytes
         self.block_hasher = partial(extend_block_hashes, self, block_size)

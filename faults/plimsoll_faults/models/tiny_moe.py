@@ -5,8 +5,8 @@
 
     GROUP_SHIFTS[group_i(t[-1])]
 
-A group has two experts. One adds the angles and rotates the result by the group's shift; the other
-one subtracts the old state. The router scores both equally, by the angle of one of the token's
+A group has two experts. The first adds the angles and rotates the result by the group's shift; the
+second subtracts the old state. The router scores both equally, by the angle of one of the token's
 codes. Each therefore has half of the weight, and computes twice its part. A wrong expert, a wrong
 weight or a missing expert changes the text.
 

@@ -20,7 +20,7 @@ async def trim(engine: AsyncEngine, recorder: Recorder) -> None:
     """
     with recorder.measure_step("processor_cache_flush") as step:
         step.before_bytes = engine.media.cache.nbytes
-        step.detail = f"{engine.media.cache.clear()} processed images and sounds"
+        step.detail = f"{engine.media.cache.clear()} processed images and audio clips discarded"
         step.after_bytes = engine.media.cache.nbytes
     with recorder.measure_step("frontend_gc_collect") as step:
         step.before_bytes = host_memory.read_rss_anon_bytes()

@@ -39,8 +39,8 @@ class StopOutcome:
     """Result of stopping a worker.
 
     ``stopped`` is the final message of the worker, or None if it sent none. ``signals`` are the
-    names of the signals that were sent to it, and ``stacks`` is the file with the stack traces of a
-    hung worker.
+    names of the signals that the worker was sent. ``stacks`` is the file with the stack traces of a
+    hung worker, or None.
     """
 
     stopped: worker_ipc.StopResult | None
