@@ -103,7 +103,7 @@ def parse_port(text: str) -> int:
     return int(text)
 
 
-def _parse_positive(text: str) -> int:
+def _parse_positive_int(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive integer: use 1 or more")
     return int(text)
@@ -122,7 +122,7 @@ def _parse_priority_range(text: str) -> tuple[int, int]:
     return lowest, highest
 
 
-def _parse_size(text: str) -> int:
+def _parse_byte_size(text: str) -> int:
     try:
         return parse_bytes(text)
     except ValueError:
@@ -186,40 +186,47 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="device of the model; default: a GPU if one is available")  # fmt: skip
     add(
         "--max-num-seqs",
-        type=_parse_positive,
+        type=_parse_positive_int,
         metavar="N",
         help="maximum number of requests in a batch",
     )
     add(
         "--max-model-len",
-        type=_parse_positive,
+        type=_parse_positive_int,
         metavar="N",
         help="maximum number of prompt and output tokens together",
     )
     add(
         "--max-num-batched-tokens",
-        type=_parse_positive,
+        type=_parse_positive_int,
         metavar="N",
         help="maximum number of tokens in one step",
     )
-    add("--block-size", type=_parse_positive, metavar="N", help="number of tokens in a KV block")
-    add("--num-blocks", type=_parse_positive, metavar="N", help="number of blocks in the KV pool")
-    add("--kv-offload-bytes", default=0, type=_parse_size, metavar="SIZE",
+    add(
+        "--block-size", type=_parse_positive_int, metavar="N", help="number of tokens in a KV block"
+    )
+    add(
+        "--num-blocks",
+        type=_parse_positive_int,
+        metavar="N",
+        help="number of blocks in the KV pool",
+    )
+    add("--kv-offload-bytes", default=0, type=_parse_byte_size, metavar="SIZE",
         help="host memory for evicted KV blocks, such as 8Gi; default: none")  # fmt: skip
     add(
         "--encoder-cache-tokens",
-        type=_parse_positive,
+        type=_parse_positive_int,
         metavar="N",
         help="size of the encoder cache in tokens of encoder output; default: chosen at startup",
     )
     add(
-        "--media-cache-mib", default=DEFAULT_MEDIA_CACHE_BYTES >> 20, type=_parse_positive,
+        "--media-cache-mib", default=DEFAULT_MEDIA_CACHE_BYTES >> 20, type=_parse_positive_int,
         metavar="MIB",
         help=
             "size of each cache for processed images and audio: one in the frontend, one in the "
             "worker",
     )  # fmt: skip
-    add("--tensor-parallel-size", default=1, type=_parse_positive, metavar="N",
+    add("--tensor-parallel-size", default=1, type=_parse_positive_int, metavar="N",
         help="number of GPUs on this host that share the model")  # fmt: skip
     add("--reasoning-parser", choices=REASONING_PARSERS,
         help="parser that separates reasoning from the answer in chats; default: none")  # fmt: skip
@@ -232,14 +239,14 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add(
         "--max-loras",
         default=4,
-        type=_parse_positive,
+        type=_parse_positive_int,
         metavar="N",
         help="maximum number of loaded adapters",
     )
     add(
         "--max-lora-rank",
         default=64,
-        type=_parse_positive,
+        type=_parse_positive_int,
         metavar="R",
         help="maximum rank of an adapter",
     )
@@ -254,7 +261,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add(
         "--max-queued",
         default=1024,
-        type=_parse_positive,
+        type=_parse_positive_int,
         metavar="N",
         help="maximum number of unanswered requests; further requests get status 429",
     )
@@ -265,7 +272,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add(
         "--priority-keys",
         nargs="+",
-        type=_parse_positive,
+        type=_parse_positive_int,
         metavar="N",
         help="line numbers of the keys in --api-key-file that may set priorities; default: all",
     )
@@ -275,7 +282,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="file of API keys for /v1, one per line; default: no authentication",
     )
-    http_settings.add_flags(parser, _parse_positive, _parse_size, parse_positive_seconds)
+    http_settings.add_flags(parser, _parse_positive_int, _parse_byte_size, parse_positive_seconds)
     add("--startup-timeout", default=600.0, type=parse_positive_seconds, metavar="S",
         help="time in seconds for a worker to start; default: 600")  # fmt: skip
     add("--shutdown-timeout", default=30.0, type=parse_positive_seconds, metavar="S",

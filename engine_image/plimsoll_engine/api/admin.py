@@ -67,10 +67,10 @@ def create_app(engine: AsyncEngine, token: str, bodies: BodyReader) -> ASGIApp:
     api = FastAPI(title="Plimsoll admin", docs_url=None, redoc_url=None, openapi_url=None)
     statuses = StatusReader(engine)
 
-    async def decode(request: Request, kind: type[_Body]) -> _Body:
+    async def read_request(request: Request, body_type: type[_Body]) -> _Body:
         try:
             async with bodies.read(request, MAX_BODY_BYTES) as body:
-                return msgspec.json.decode(body.raw, type=kind)
+                return msgspec.json.decode(body.raw, type=body_type)
         except BodyRefusedError as error:
             raise AdminError(error.status, _convert_to_camel_case(error.code), str(error)) from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -110,19 +110,19 @@ def create_app(engine: AsyncEngine, token: str, bodies: BodyReader) -> ASGIApp:
 
     @api.post(ADMIN_PREFIX + "/trim")
     async def post_trim(request: Request) -> Response:
-        body = await decode(request, admin.TrimRequest)
+        body = await read_request(request, admin.TrimRequest)
         return _start_operation(engine, "trim", body, None, lambda r: engine_trim.trim(engine, r))
 
     @api.post(ADMIN_PREFIX + "/drain")
     async def post_drain(request: Request) -> Response:
-        body = await decode(request, admin.DrainRequest)
+        body = await read_request(request, admin.DrainRequest)
         return _start_operation(
             engine, "drain", body, EngineState.DRAINING, lambda r: drain.drain(engine, r, body)
         )
 
     @api.post(ADMIN_PREFIX + "/resume")
     async def post_resume(request: Request) -> Response:
-        body = await decode(request, admin.ResumeRequest)
+        body = await read_request(request, admin.ResumeRequest)
         _check_epoch(engine, body.expected_epoch)
         if engine.lifecycle.state not in (EngineState.DRAINING, EngineState.DRAINED):
             if engine.lifecycle.state is not EngineState.SERVING:
@@ -142,7 +142,7 @@ def create_app(engine: AsyncEngine, token: str, bodies: BodyReader) -> ASGIApp:
 
     @api.post(ADMIN_PREFIX + "/standby")
     async def post_standby(request: Request) -> Response:
-        body = await decode(request, admin.StandbyRequest)
+        body = await read_request(request, admin.StandbyRequest)
         _check_epoch(engine, body.expected_epoch)
         if engine.settings.standby_worker is not StandbyPolicy.ON_SUSPICION:
             raise AdminError(
@@ -158,7 +158,7 @@ def create_app(engine: AsyncEngine, token: str, bodies: BodyReader) -> ASGIApp:
 
     @api.post(ADMIN_PREFIX + "/restart")
     async def post_restart(request: Request) -> Response:
-        body = await decode(request, admin.RestartRequest)
+        body = await read_request(request, admin.RestartRequest)
         if body.scope is admin.Scope.ENGINE:
             return _start_shutdown(engine, "restart_engine", body)
         return _start_operation(
@@ -171,7 +171,9 @@ def create_app(engine: AsyncEngine, token: str, bodies: BodyReader) -> ASGIApp:
 
     @api.post(ADMIN_PREFIX + "/shutdown")
     async def post_shutdown(request: Request) -> Response:
-        return _start_shutdown(engine, "shutdown", await decode(request, admin.ShutdownRequest))
+        return _start_shutdown(
+            engine, "shutdown", await read_request(request, admin.ShutdownRequest)
+        )
 
     _add_error_handlers(api, engine)
     return _TokenMiddleware(api, token)
@@ -232,9 +234,9 @@ def _check_epoch(engine: AsyncEngine, expected_epoch: str) -> None:
         raise AdminError(400, "BadRequest", f"expected_epoch: {error}") from None
 
 
-def _make_not_possible_error(engine: AsyncEngine, kind: str) -> AdminError:
+def _make_not_possible_error(engine: AsyncEngine, operation: str) -> AdminError:
     return AdminError(
-        409, "NotPossible", f"the engine cannot {kind} in state {engine.lifecycle.state}"
+        409, "NotPossible", f"the engine cannot {operation} in state {engine.lifecycle.state}"
     )
 
 

@@ -180,28 +180,31 @@ OBJECTS_WITH_IGNORED_FIELDS = ("stream_options", "text", "reasoning")
 
 
 def _remove_unknown_fields(
-    given: dict[str, msgspec.Raw], struct_type: type[Any], inner: str = ""
+    raw_fields: dict[str, msgspec.Raw], struct_type: type[Any], name_prefix: str = ""
 ) -> list[str]:
-    """Remove null and unknown fields from ``given``, and return the names of the unknown fields."""
+    """Remove null and unknown fields from ``raw_fields``. Return the names of the unknown ones.
+
+    ``name_prefix`` precedes these names.
+    """
     fields = _list_fields(struct_type)  # type: ignore[arg-type]
     unknown = []
-    for name, value in list(given.items()):
+    for name, value in list(raw_fields.items()):
         if bytes(memoryview(value)[:8]).strip() == b"null":
-            del given[name]
+            del raw_fields[name]
         elif name not in fields:
             if name == "modalities" and b"audio" in bytes(value):
-                raise _make_unsupported_error(inner + name, "omit it")
+                raise _make_unsupported_error(name_prefix + name, "omit it")
             instead = REFUSED_FIELDS.get(name)
             if instead is None and "stream" in fields:
                 instead = FIELDS_OF_OTHER_PATHS.get(name)
-            if instead is not None and not inner:
+            if instead is not None and not name_prefix:
                 if bytes(memoryview(value)[:8]).strip() not in _VALUES_WITHOUT_EFFECT.get(
                     name, _OFF_JSON_VALUES
                 ):
                     raise _make_unsupported_error(name, instead)
             elif name not in IGNORED_FIELDS and name != "modalities":
-                unknown.append(inner + name)
-            del given[name]
+                unknown.append(name_prefix + name)
+            del raw_fields[name]
         elif (
             name in OBJECTS_WITH_IGNORED_FIELDS
             and (struct := _find_struct_type(fields[name].type)) is not None
@@ -211,7 +214,7 @@ def _remove_unknown_fields(
             except msgspec.ValidationError:
                 continue  # not an object: decoding the request reports it
             unknown += _remove_unknown_fields(parts, struct, f"{name}.")
-            given[name] = msgspec.Raw(msgspec.json.encode(parts))
+            raw_fields[name] = msgspec.Raw(msgspec.json.encode(parts))
     return unknown
 
 
@@ -235,16 +238,18 @@ def _find_struct_type(annotation: Any) -> type[Any] | None:
     return next((one for one in kinds if isinstance(one, type(msgspec.Struct))), None)
 
 
-def _keep_extra_fields(found: Any, given: Any) -> None:
-    """Add all fields in ``given`` to ``found``, the decoded messages or tools, for templates."""
-    if isinstance(found, list):
-        for one, fields in zip(found, given, strict=True):
+def _keep_extra_fields(decoded: Any, sent_fields: Any) -> None:
+    """Add all fields in ``sent_fields`` to the messages or tools in ``decoded``, for templates."""
+    if isinstance(decoded, list):
+        for one, fields in zip(decoded, sent_fields, strict=True):
             _keep_extra_fields(one, fields)
-    elif isinstance(found, Message | Tool | Function):
-        known = found.__struct_encode_fields__
-        found.extra = {name: None if name in known else value for name, value in given.items()}
-        if isinstance(found, Tool):
-            _keep_extra_fields(found.function, given["function"])
+    elif isinstance(decoded, Message | Tool | Function):
+        known = decoded.__struct_encode_fields__
+        decoded.extra = {
+            name: None if name in known else value for name, value in sent_fields.items()
+        }
+        if isinstance(decoded, Tool):
+            _keep_extra_fields(decoded.function, sent_fields["function"])
 
 
 # Fields, and the values with which they have no effect.

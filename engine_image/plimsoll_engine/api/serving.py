@@ -246,11 +246,11 @@ def _create_tool_call_parser(
 def _add_tokenization_routes(
     api: FastAPI, engine: AsyncEngine, bodies: BodyReader, sizes: BodySizes, preparer: Preparer
 ) -> None:
-    def respond(text: TextResult) -> Response:
-        if text.model is not None:
-            batch.check_model(engine, text.model)
-        answer = Response(text.answer, media_type="application/json")
-        for warning in text.warnings:
+    def make_text_response(result: TextResult) -> Response:
+        if result.model is not None:
+            batch.check_model(engine, result.model)
+        answer = Response(result.answer, media_type="application/json")
+        for warning in result.warnings:
             answer.headers.append("x-plimsoll-warning", warning)
         return answer
 
@@ -259,7 +259,7 @@ def _add_tokenization_routes(
         async with _read_body(
             bodies, request, sizes.compute_chat_limit(engine.max_model_len)
         ) as body:
-            return respond(await preparer.tokenize(body))
+            return make_text_response(await preparer.tokenize(body))
 
     if engine.settings.api.tokenizer_info:
         info = tokenizer_info.read_tokenizer_info(
@@ -275,7 +275,7 @@ def _add_tokenization_routes(
         async with _read_body(
             bodies, request, sizes.compute_text_limit(engine.max_model_len)
         ) as body:
-            return respond(await preparer.detokenize(body))
+            return make_text_response(await preparer.detokenize(body))
 
 
 def _add_model_routes(api: FastAPI, engine: AsyncEngine) -> None:
@@ -313,18 +313,18 @@ def _add_model_routes(api: FastAPI, engine: AsyncEngine) -> None:
 
 
 def _add_adapter_routes(api: FastAPI, engine: AsyncEngine, bodies: BodyReader) -> None:
-    async def decode(request: Request, kind: type[_Body]) -> _Body:
+    async def read_request(request: Request, body_type: type[_Body]) -> _Body:
         async with _read_body(bodies, request, MAX_SMALL_REQUEST_BYTES) as body:
-            return decoding.decode_body(body.raw, kind)
+            return decoding.decode_body(body.raw, body_type)
 
     @api.post("/v1/load_lora_adapter")
     async def load_adapter(request: Request) -> Response:
-        body = await decode(request, protocol.LoadAdapterRequest)
+        body = await read_request(request, protocol.LoadAdapterRequest)
         return PlainTextResponse(await adapter_routes.load_adapter(engine, body))
 
     @api.post("/v1/unload_lora_adapter")
     async def unload_adapter(request: Request) -> Response:
-        body = await decode(request, protocol.UnloadAdapterRequest)
+        body = await read_request(request, protocol.UnloadAdapterRequest)
         return PlainTextResponse(adapter_routes.unload_adapter(engine, body))
 
 

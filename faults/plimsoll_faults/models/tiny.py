@@ -145,17 +145,17 @@ def make_mlp_weights() -> dict[str, torch.Tensor]:
     return {"mlp.gate_proj.weight": gate, "mlp.up_proj.weight": up, "mlp.down_proj.weight": down}
 
 
-def build_tensors(text_tokens: list[int], vocabulary: int) -> dict[str, torch.Tensor]:
+def build_tensors(text_tokens: list[int], vocabulary_size: int) -> dict[str, torch.Tensor]:
     """Return all tensors by their names in a Qwen3 checkpoint."""
     rng = random.Random(SEED)
     modulus = len(text_tokens)
     frequencies = choose_frequencies(rng, modulus)
-    embedding = torch.zeros(vocabulary, HIDDEN_SIZE)
+    embedding = torch.zeros(vocabulary_size, HIDDEN_SIZE)
     embedding[:, ONE_INDEX] = 1.0
     for index in range(len(LAGS) + 1):
-        residues = torch.tensor([rng.randrange(modulus) for _ in range(vocabulary)])
+        residues = torch.tensor([rng.randrange(modulus) for _ in range(vocabulary_size)])
         embedding[:, get_code_slice(index)] = compute_phases(residues, frequencies, modulus)
-    head = torch.zeros(vocabulary, HIDDEN_SIZE)
+    head = torch.zeros(vocabulary_size, HIDDEN_SIZE)
     head[text_tokens, STATE_SLICE] = OUTPUT_HEAD_GAIN * compute_phases(
         torch.arange(modulus), frequencies, modulus
     )

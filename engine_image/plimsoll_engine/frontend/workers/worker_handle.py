@@ -121,7 +121,7 @@ class WorkerHandle:
             return StopOutcome(None)
         self._stopping = True
         self.link.send(worker_ipc.Stop(hand_over, time.monotonic()))
-        if await wait_with_timeout(wait_for_either(self.stopped, self.exited), grace_s):
+        if await wait_with_timeout(wait_for_future_or_event(self.stopped, self.exited), grace_s):
             return StopOutcome(self.stopped.result() if self.stopped.done() else None)
         stacks = await self.dump_stacks()
         signals = await self.kill()
@@ -177,7 +177,7 @@ class WorkerHandle:
                 return path
         return None
 
-    def kill_now(self, reason: str) -> None:
+    def kill_without_grace(self, reason: str) -> None:
         """Kill the worker without a grace period. ``reason`` is why the frontend kills it."""
         self.mark_lost(reason)
         self._send_signal(signal.SIGKILL)
@@ -188,7 +188,7 @@ class WorkerHandle:
         if len(self._reaped) == self._ranks:
             self.on_exit(describe_exit(message))
         elif not self.stopped.done():
-            self.kill_now(describe_exit(message))
+            self.kill_without_grace(describe_exit(message))
 
     def on_exit(self, reason: str) -> None:
         """Record that all processes of the worker have exited."""
@@ -259,7 +259,7 @@ def send_signal(pid: int, signal_number: signal.Signals) -> bool:
     return True
 
 
-async def wait_for_either(future: asyncio.Future[Any], event: asyncio.Event) -> None:
+async def wait_for_future_or_event(future: asyncio.Future[Any], event: asyncio.Event) -> None:
     """Wait for ``future`` or ``event``, without cancelling ``future``."""
     waiting = asyncio.ensure_future(event.wait())
     both: set[asyncio.Future[Any]] = {future, waiting}

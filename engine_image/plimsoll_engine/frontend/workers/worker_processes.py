@@ -409,7 +409,7 @@ class WorkerProcesses:
             reason = f"the weights are lost: {describe_exit(message)}"
             log.error("the weight server exited unexpectedly", extra={"reason": reason})
             for worker in list(self._living.values()):
-                worker.kill_now(reason)
+                worker.kill_without_grace(reason)
 
     def _on_zygote_lost(self, zygote: ZygoteClient, reason: str) -> None:
         """Start another zygote. The processes that the lost zygote forked continue."""
