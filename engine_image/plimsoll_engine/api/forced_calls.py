@@ -199,7 +199,10 @@ class _Argument(NamedTuple):
 def _build_native_rules(
     family: str, template: str, rule: str, name: str, schema: dict[str, Any], tag: Tag
 ) -> list[str]:
-    """Return the rules of a call in the family's own format; empty if the call must be JSON."""
+    """Return the rules of a call in the family's own format; empty if the call must be JSON.
+
+    ``rule`` is the name of the first rule, and ``name`` the name of the tool.
+    """
     if family not in _FAMILIES_WITHOUT_JSON:
         return []
     python = family == "pythonic"

@@ -1,6 +1,8 @@
 """Parser of the reasoning that Qwen3 and DeepSeek-R1 models write before their answer.
 
-<think>Hull is a port in the north.</think>The tide is at nine.
+An output is, for example:
+
+    <think>Hull is a port in the north.</think>The tide is at nine.
 
 Many templates end the prompt with the opening tag, so the output may begin within the reasoning.
 Without a closing tag, the whole output is reasoning.

@@ -87,7 +87,7 @@ def choose_frequencies(rng: random.Random, modulus: int) -> list[int]:
 def make_attention_weights(layer: int) -> dict[str, torch.Tensor]:
     """Return the weights of a head that looks back by its lag and copies a code.
 
-    The code is that of the token at this distance.
+    It copies the code of the token at this distance.
     """
     head, lag = layer % NUM_HEADS, LAGS[layer]
     kv_head = head // (NUM_HEADS // NUM_KV_HEADS)
