@@ -52,8 +52,8 @@ class DiskCache(FileCacheManager):  # type: ignore[misc]
     def put(self, data: bytes | str, filename: str, binary: bool = True) -> str:
         """Store a file of a compiled kernel, and return its path.
 
-        If the cache is not writable, store the file in the fallback folder. Raises OSError if both
-        are not writable.
+        If the cache is not writable, store the file in the fallback folder. Raises OSError if
+        neither is writable.
         """
         try:
             return str(super().put(data, filename, binary))

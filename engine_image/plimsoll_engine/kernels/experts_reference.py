@@ -24,7 +24,7 @@ def route(
 
 
 def get_expert_matrix(weight: Weight, expert: int, count: int) -> Weight:
-    """Return the matrix of one expert from ``weight``, which stacks those of ``count`` experts."""
+    """Return the matrix of one expert from ``weight``, which stacks ``count`` such matrices."""
     if isinstance(weight, Quantized):
         return Quantized(*(_slice_part(tensor, expert, count) for tensor in weight))
     return _slice_part(weight, expert, count)

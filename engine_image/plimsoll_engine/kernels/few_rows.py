@@ -152,7 +152,8 @@ def multiply_few_rows(
     silu(first half) * second half of the product's columns, [rows, size / 2]. If ``into`` is given,
     the result is added to it in place. Sums are computed in float32. ``arrivals`` must be int32
     zeros, at least one for each tile that programs share, and is zeroed again afterwards. Products
-    that share ``arrivals`` must not run at the same time. Memory-bound by ``weight``.
+    that share ``arrivals`` must not run at the same time. Memory-bound: most of the time is for
+    reading ``weight``.
     """
     rows, columns = x.shape
     size = weight.shape[0] // 2 if silu else weight.shape[0]

@@ -115,9 +115,9 @@ class Ops(Protocol):
     ) -> torch.Tensor:
         """Return the causal attention of ``query`` [tokens, heads, dim] over each row's context.
 
-        A row attends to itself and to all tokens before it, or only to the last ``window`` tokens,
-        with itself, if ``window`` is not None. The result has the shape and dtype of ``query``, and
-        is written to ``out`` if it is given.
+        A row attends to itself and to all tokens before it. If ``window`` is not None, it attends
+        only to the last ``window`` tokens, which include itself. The result has the shape and dtype
+        of ``query``, and is written to ``out`` if it is given.
         """
         ...
 
@@ -200,7 +200,7 @@ class Ops(Protocol):
         ...
 
     def draw(self, logits: torch.Tensor, scales: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-        """Sample one column of each row from the row's softmax. Return them as int64 [rows].
+        """Sample one column per row from the row's softmax. Return the columns as int64 [rows].
 
         ``logits`` is [rows, columns]. ``scales`` float32 [rows] contains the inverse temperatures,
         and ``keys`` int32 [rows, 2] the keys of the rows' noise. The noise for a key is the same on

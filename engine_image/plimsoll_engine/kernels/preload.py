@@ -31,7 +31,7 @@ def may_run_cuda(device: str) -> bool:
 
 
 def preload() -> None:
-    """Import modules and compute hashes. Skip what the installed Triton does not have."""
+    """Import modules and compute hashes, except those that the installed Triton does not have."""
     for name in PRELOADED_MODULES:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)

@@ -114,8 +114,8 @@ def project(
 
     ``x`` is [1, columns], and ``weight`` [rows, columns]. If ``norm`` [columns] is given, ``x`` is
     first normalised by RMSNorm. With ``silu``, the result is silu(first half) * second half of the
-    product, [1, rows / 2]. If ``into`` is given, the result is added to it in place. Memory-bound
-    by ``weight``.
+    product, [1, rows / 2]. If ``into`` is given, the result is added to it in place. Memory-bound:
+    most of the time is for reading ``weight``.
     """
     columns = x.shape[1]
     scaled = isinstance(weight, Quantized)

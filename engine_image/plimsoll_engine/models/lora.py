@@ -72,7 +72,7 @@ def find_targets(parts: Mapping[str, Part]) -> dict[str, LoraTarget]:
 
 
 class LoraDelta(NamedTuple):
-    """Low-rank matrices of one projection. Its output begins at column ``first`` of the matrix's.
+    """Low-rank matrices of one projection, which begins at row ``first`` of its matrix.
 
     ``a`` is [rank, in] and ``b`` is [out, rank], in the model's dtype. ``b`` includes the scale.
     """
@@ -231,7 +231,7 @@ def _matches_path(path: str, names: Sequence[str]) -> bool:
 def _list_projections(config: _Config, targets: Mapping[str, LoraTarget], where: Path) -> set[str]:
     """Return the paths of the projections that the config lists by name.
 
-    Return an empty set if it selects them in another way.
+    Return an empty set if the config selects projections in another way.
     """
     names = config.target_modules
     if isinstance(names, str):

@@ -34,8 +34,8 @@ FP8_DTYPES = ("F8_E4M3",)
 def list_weight_files(folder: Path) -> list[Path]:
     """Return the weight files in ``folder``. Raises LoadError if one of them is missing.
 
-    If ``model.safetensors`` exists, it is the only one. Otherwise, they are the files in the index,
-    or all ``*.safetensors`` if there is no index.
+    If ``model.safetensors`` exists, it is the only weight file. Otherwise, the weight files are
+    those in the index, or all ``*.safetensors`` if there is no index.
     """
     if (folder / SINGLE_FILE).is_file():
         return [folder / SINGLE_FILE]
@@ -52,7 +52,7 @@ def list_weight_files(folder: Path) -> list[Path]:
 
 
 def read_index(folder: Path) -> dict[str, str]:
-    """Return the file name of each tensor from the index; empty if there is no need for an index.
+    """Return the weight file of each tensor, as listed in the index; empty if no index is used.
 
     Raises LoadError if the index is invalid.
     """

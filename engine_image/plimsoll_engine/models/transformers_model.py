@@ -60,7 +60,7 @@ def register_attention() -> None:
 class TransformersModel:
     """Implementation of :class:`plimsoll_engine.models.model.Model` with a transformers module.
 
-    It closes ``module``, the loaded model of transformers.
+    ``module`` is the loaded model of transformers. :meth:`close` releases its tensors.
     """
 
     def __init__(self, module: Any) -> None:
