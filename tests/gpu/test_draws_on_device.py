@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from plimsoll_engine.core.execute.sampling import Row, plan_sampling, sample
+from plimsoll_engine.core.execute.sampling import SamplingRow, plan_sampling, sample
 from plimsoll_engine.messages.worker_ipc import Sampling
 
 pytestmark = pytest.mark.skipif(
@@ -21,7 +21,7 @@ ROWS, VOCABULARY = 512, 151_936
 def test_a_draw_is_the_same_on_cpu_and_device(knobs: dict[str, Any], temperature: float) -> None:
     logits = torch.randn(ROWS, VOCABULARY, generator=torch.Generator().manual_seed(1)) * 3
     rows = plan_sampling(
-        [Row(Sampling(1, temperature=temperature, **knobs), i) for i in range(ROWS)]
+        [SamplingRow(Sampling(1, temperature=temperature, **knobs), i) for i in range(ROWS)]
     )
     there = sample(logits.cuda(), rows).tokens.cpu()
     here = sample(logits.clone(), rows).tokens
@@ -31,7 +31,11 @@ def test_a_draw_is_the_same_on_cpu_and_device(knobs: dict[str, Any], temperature
 
 def test_rows_of_no_numbers_have_no_token_on_a_device() -> None:
     logits = torch.full((3, 9_000), float("nan"), device="cuda")
-    drawn = Row(Sampling(1, temperature=1.0, logprobs=2), 0)
-    rows = [Row(Sampling(1), 0), drawn, Row(Sampling(1, temperature=1.0, top_p=0.5), 0)]
+    drawn = SamplingRow(Sampling(1, temperature=1.0, logprobs=2), 0)
+    rows = [
+        SamplingRow(Sampling(1), 0),
+        drawn,
+        SamplingRow(Sampling(1, temperature=1.0, top_p=0.5), 0),
+    ]
     assert sample(logits, plan_sampling(rows)).tokens.tolist() == [-1, -1, -1]
     torch.cuda.synchronize()

@@ -59,7 +59,7 @@ def load_kernels(
 def load_sampling(vocabulary: int, dtype: torch.dtype, device: torch.device) -> None:
     """Load the kernels for sampling by sampling a few rows. Any thread may call this."""
     rows = sampling.plan_sampling(
-        [sampling.Row(Sampling(1, temperature=1.0), 0)] * SMALL_DECODE_ROWS
+        [sampling.SamplingRow(Sampling(1, temperature=1.0), 0)] * SMALL_DECODE_ROWS
     )
     with torch.inference_mode():
         sampling.sample(

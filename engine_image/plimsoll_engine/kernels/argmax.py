@@ -118,17 +118,17 @@ def draw(x: torch.Tensor, scales: torch.Tensor, keys: torch.Tensor) -> torch.Ten
     return _reduce_rows(x, 0, keys=False, noise=(scales, keys))
 
 
-def find_best_keys(x: torch.Tensor, first: int) -> torch.Tensor:
+def find_best_keys(x: torch.Tensor, first_column: int) -> torch.Tensor:
     """Return a key for the maximum of each row of ``x`` [rows, columns], as int64 [rows].
 
     See :meth:`plimsoll_engine.kernels.ops.Ops.find_best_keys`.
     """
-    return _reduce_rows(x, first, keys=True)
+    return _reduce_rows(x, first_column, keys=True)
 
 
 def _reduce_rows(
     x: torch.Tensor,
-    first: int,
+    first_column: int,
     keys: bool,
     noise: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> torch.Tensor:
@@ -147,7 +147,7 @@ def _reduce_rows(
             x, *noise, best, where, columns, BLOCK=COLUMNS_PER_PART, num_warps=4, **launch
         )
     _find_best_of_parts[(rows,)](
-        best, where, out, parts, first, KEYS=keys, PARTS_PAD=next_power_of_2(parts),
+        best, where, out, parts, first_column, KEYS=keys, PARTS_PAD=next_power_of_2(parts),
         num_warps=1, **launch,
     )  # fmt: skip
     return out

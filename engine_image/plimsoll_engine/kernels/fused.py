@@ -261,9 +261,9 @@ class FusedOps:
         """Implement :meth:`Ops.draw` in two kernels."""
         return argmax.draw(logits.contiguous(), scales, keys)
 
-    def find_best_keys(self, x: torch.Tensor, first: int) -> torch.Tensor:
+    def find_best_keys(self, x: torch.Tensor, first_column: int) -> torch.Tensor:
         """Implement :meth:`Ops.find_best_keys` in two kernels."""
-        return argmax.find_best_keys(x, first)
+        return argmax.find_best_keys(x, first_column)
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """Implement :meth:`Ops.silu_mul` in one kernel."""

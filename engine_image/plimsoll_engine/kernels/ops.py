@@ -208,12 +208,12 @@ class Ops(Protocol):
         """
         ...
 
-    def find_best_keys(self, x: torch.Tensor, first: int) -> torch.Tensor:
+    def find_best_keys(self, x: torch.Tensor, first_column: int) -> torch.Tensor:
         """Return a key for the maximum of each row of ``x`` [rows, columns], as int64 [rows].
 
-        Each row of ``x`` is a part of a wider row: its columns from ``first`` on. The largest key
-        of all parts encodes the column of the wider row's maximum, which :func:`decode_columns`
-        decodes. If several columns have the maximum, it is the first.
+        Each row of ``x`` is a part of a wider row: its columns from ``first_column`` on. The
+        largest key of all parts encodes the column of the wider row's maximum, which
+        :func:`decode_columns` decodes. If several columns have the maximum, it is the first.
         """
         ...
 

@@ -200,14 +200,14 @@ class ReferenceOps:
         """Implement :meth:`Ops.draw`."""
         return by_noise.draw(logits, scales, keys)
 
-    def find_best_keys(self, x: torch.Tensor, first: int) -> torch.Tensor:
+    def find_best_keys(self, x: torch.Tensor, first_column: int) -> torch.Tensor:
         """Implement :meth:`Ops.find_best_keys`."""
         value = torch.nan_to_num(x.float(), nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
         highest, column = value.max(dim=-1)
         # Map the float to an integer of the same order. Adding 0.0 makes -0.0 equal to 0.0.
         bits = (highest + 0.0).view(torch.int32)
         ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-        return (ordered.long() << 32) | (KEY_LOWER_MASK - (first + column))
+        return (ordered.long() << 32) | (KEY_LOWER_MASK - (first_column + column))
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """Implement :meth:`Ops.silu_mul`."""

@@ -46,13 +46,13 @@ class Pages(NamedTuple):
 class RowAdapters(Protocol):
     """LoRA adapters of the rows of a step."""
 
-    def add(
-        self, x: torch.Tensor, y: torch.Tensor, layer: int, matrix: str, first: int = 0
+    def add_deltas(
+        self, x: torch.Tensor, y: torch.Tensor, layer: int, matrix: str, first_row: int = 0
     ) -> None:
         """Add the adapters' contributions for the matrix ``matrix`` of ``layer`` to ``y`` in place.
 
         ``y`` [tokens, out] is the product of ``x`` [tokens, in] and the rows of the matrix from row
-        ``first`` on. Both have the model's dtype.
+        ``first_row`` on. Both have the model's dtype.
         """
         ...
 

@@ -79,7 +79,7 @@ Each module imports transformers' model code, which takes seconds, so it is impo
 """
 
 
-def import_code(folder: Path) -> None:
+def import_model_code(folder: Path) -> None:
     """Import all code that the model in ``folder`` needs, before processes are forked.
 
     An invalid config is ignored here, because loading the model reports the error.
@@ -93,7 +93,7 @@ def import_code(folder: Path) -> None:
         elif not decoder.supports(get_text_config(config)):
             from plimsoll_engine.models import transformers_loader
 
-            transformers_loader.import_code(config)
+            transformers_loader.import_model_code(config)
 
 
 def choose_device(name: str, shard: Shard = WHOLE) -> torch.device:
@@ -300,7 +300,7 @@ def load_model(
     if model is None:
         from plimsoll_engine.models import transformers_loader
 
-        return transformers_loader.load(folder, config, dtype, device)
+        return transformers_loader.load_transformers_model(folder, config, dtype, device)
     tensors = model.get_parameters()
     bind_tensors(model, {name: torch.empty_like(t, device=device) for name, t in tensors.items()})
     try:

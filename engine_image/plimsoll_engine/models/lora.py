@@ -107,22 +107,23 @@ class StepAdapters:
     def __init__(self, rows: Sequence[tuple[Adapter, torch.Tensor]]) -> None:
         self._rows = rows
 
-    def add(
-        self, x: torch.Tensor, y: torch.Tensor, layer: int, matrix: str, first: int = 0
+    def add_deltas(
+        self, x: torch.Tensor, y: torch.Tensor, layer: int, matrix: str, first_row: int = 0
     ) -> None:
         """Add the adapters' results for ``x`` [tokens, in] to ``y`` [tokens, out] in place.
 
-        ``y`` is the product of ``x`` and the rows of the matrix ``matrix`` from row ``first`` on.
+        ``y`` is the product of ``x`` and the rows of the matrix ``matrix`` from row ``first_row``
+        on.
         """
         for adapter, rows in self._rows:
             inputs = None
             for begin, a, b in adapter.deltas.get((layer, matrix), ()):
-                if not first <= begin < first + y.shape[1]:
+                if not first_row <= begin < first_row + y.shape[1]:
                     continue
                 if inputs is None:
                     inputs = x.index_select(0, rows)
                 delta = product(product(inputs, a, None), b, None)
-                y.narrow(1, begin - first, len(b)).index_add_(0, rows, delta)
+                y.narrow(1, begin - first_row, len(b)).index_add_(0, rows, delta)
 
 
 def apply_linear(
@@ -133,17 +134,17 @@ def apply_linear(
     layer: int,
     matrix: str,
     product: ProductFunction = product,
-    first: int = 0,
+    first_row: int = 0,
 ) -> torch.Tensor:
     """Return ``x @ weight.T + bias``, plus the results of the step's adapters, as [tokens, out].
 
     ``x`` is [tokens, in]. ``weight`` [out, in] contains the rows of the matrix ``matrix`` of
-    ``layer`` from row ``first`` on. ``product`` is the function that computes the result without
-    adapters.
+    ``layer`` from row ``first_row`` on. ``product`` is the function that computes the result
+    without adapters.
     """
     y = product(x, weight, bias)
     if adapters is not None:
-        adapters.add(x, y, layer, matrix, first)
+        adapters.add_deltas(x, y, layer, matrix, first_row)
     return y
 
 

@@ -25,14 +25,16 @@ from plimsoll_engine.models.safetensors_files import (
 from plimsoll_engine.models.transformers_model import TransformersModel
 
 
-def import_code(config: Any) -> None:
+def import_model_code(config: Any) -> None:
     """Import all modules of the model in ``config``, before processes are forked."""
     transformers_model.register_attention()
     with contextlib.suppress(KeyError, ValueError):
         AutoModelForCausalLM._model_mapping[type(config)]
 
 
-def load(folder: Path, config: Any, dtype: torch.dtype, device: torch.device) -> TransformersModel:
+def load_transformers_model(
+    folder: Path, config: Any, dtype: torch.dtype, device: torch.device
+) -> TransformersModel:
     """Load the model in ``folder`` to ``device``, and check that it works with the KV pool.
 
     Raises LoadError if the model is not supported.

@@ -104,7 +104,7 @@ class Weights:
         with use_device(self.device), torch.inference_mode():
             return compute_checksums(self.buffer.as_tensor(), self.manifest)
 
-    def share(self) -> tuple[SharedWeights, int | None]:
+    def create_reply(self) -> tuple[SharedWeights, int | None]:
         """Return the reply that shares the weights, and the file descriptor to send with it.
 
         On CUDA, the reply contains an IPC handle, and the file descriptor is None.
@@ -134,7 +134,7 @@ class KVPool:
         with use_device(device):
             self.buffer = allocate_buffer(device, nbytes, "plimsoll-kv-pool")
 
-    def share(self) -> tuple[SharedPool, int | None]:
+    def create_reply(self) -> tuple[SharedPool, int | None]:
         """Return the reply that shares the pool, and the file descriptor to send with it.
 
         On CUDA, the reply contains an IPC handle, and the file descriptor is None.
@@ -217,7 +217,7 @@ class WeightServer:
 
     def _share_weights(self, rank: int) -> tuple[weight_ipc.Reply, int | None]:
         try:
-            return self._get_intact_weights(rank).share()
+            return self._get_intact_weights(rank).create_reply()
         except LoadError as error:
             refusal = MappingRefusal(str(error), permanent=True)
         except (OSError, RuntimeError) as error:
@@ -281,7 +281,7 @@ class WeightServer:
                 self._pools[rank] = KVPool(self._weights[rank].device, nbytes)
             if rank not in self._pools:
                 return SharedPool(0), None
-            return self._pools[rank].share()
+            return self._pools[rank].create_reply()
         except (OSError, RuntimeError) as error:
             return MappingRefusal(
                 f"cannot allocate the KV pool of {nbytes} bytes: {error}", permanent=False

@@ -210,7 +210,7 @@ def import_everything(model: Path, device: str) -> None:
     from plimsoll_engine.models import loader
 
     os.environ.setdefault("TRITON_CACHE_MANAGER", preload.CACHE_MANAGER)
-    loader.import_code(model)
+    loader.import_model_code(model)
     if preload.may_run_cuda(device):
         preload.preload()
 

@@ -32,7 +32,7 @@ MIN_SAMPLING_TEMPERATURE = 1e-5
 """Temperature below which sampling is greedy, as in vLLM. Dividing by less would overflow."""
 
 
-class Row(NamedTuple):
+class SamplingRow(NamedTuple):
     """Sampling parameters and state of one row.
 
     ``position`` is the number of output tokens so far. ``counts`` has the token counts if a penalty
@@ -48,7 +48,7 @@ class Row(NamedTuple):
     banned: tuple[int, ...] = ()
 
 
-def create_row(request: Request, drafts: Sequence[int] = ()) -> Row:
+def create_row(request: Request, drafts: Sequence[int] = ()) -> SamplingRow:
     """Return the row that samples the next token of ``request``, after ``drafts``.
 
     The drafts count as output tokens of the request.
@@ -58,7 +58,7 @@ def create_row(request: Request, drafts: Sequence[int] = ()) -> Row:
     if counts is not None and drafts:
         counts = counts.copy_with_outputs(drafts)
     position = request.num_outputs + request.in_flight.tokens + len(drafts)
-    return Row(request.sampling, position, counts, allowed, request.find_banned(drafts))
+    return SamplingRow(request.sampling, position, counts, allowed, request.find_banned(drafts))
 
 
 @dataclass(slots=True)
@@ -165,7 +165,7 @@ def create_noise_key(seed: int, position: int) -> tuple[int, int]:
     return first, second
 
 
-def plan_sampling(rows: Sequence[Row]) -> SamplingPlan:
+def plan_sampling(rows: Sequence[SamplingRow]) -> SamplingPlan:
     """Return a plan that groups ``rows`` by how they are sampled."""
     sampling_plan = SamplingPlan()
     for number, (sampling, position, counts, allowed, banned) in enumerate(rows):

@@ -22,7 +22,7 @@ import torch
 
 from plimsoll_engine.core.execute.forward import Forward
 from plimsoll_engine.core.execute.inputs import collect_inputs, get_row_order
-from plimsoll_engine.core.execute.sampling import Row, plan_sampling, sample
+from plimsoll_engine.core.execute.sampling import SamplingRow, plan_sampling, sample
 from plimsoll_engine.core.schedule.request import DraftingState, InFlight, Request
 from plimsoll_engine.kvcache.block_pool import BlockPool
 from plimsoll_engine.messages.rank_ipc import Inputs
@@ -201,7 +201,10 @@ class DraftModel:
         if logits is None:
             return None
         sampling_plan = plan_sampling(
-            [Row(_remove_logprobs(request), request.num_outputs + count) for _, request in requests]
+            [
+                SamplingRow(_remove_logprobs(request), request.num_outputs + count)
+                for _, request in requests
+            ]
         )
         whole = len(last) == len(logits)
         if (

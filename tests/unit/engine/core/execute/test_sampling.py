@@ -17,7 +17,7 @@ from plimsoll_engine.core.execute import sampling as module
 from plimsoll_engine.core.execute.logit_edits import BANNED_BIAS
 from plimsoll_engine.core.execute.sampling import (
     NO_TOKEN,
-    Row,
+    SamplingRow,
     create_noise_key,
     plan_sampling,
     sample,
@@ -33,11 +33,11 @@ REFERENCE = ReferenceOps()
 def draws(logits: list[float], count: int = 4_000, **knobs: Any) -> Counter[int]:
     row = torch.tensor([logits])
     sampling = Sampling(max_tokens=1, seed=7, temperature=knobs.pop("temperature", 1.0), **knobs)
-    rows = plan_sampling([Row(sampling, position) for position in range(count)])
+    rows = plan_sampling([SamplingRow(sampling, position) for position in range(count)])
     return Counter(sample(row.expand(count, -1), rows).tokens.tolist())
 
 
-def one(logits: torch.Tensor, row: Row) -> int:
+def one(logits: torch.Tensor, row: SamplingRow) -> int:
     return int(sample(logits.clone().unsqueeze(0), plan_sampling([row])).tokens[0])
 
 
@@ -114,7 +114,9 @@ def test_a_draw_is_as_sensitive_as_the_distribution(knobs: dict[str, Any]) -> No
     logits = torch.randn(1, 4_096, generator=chance) * 0.5
     rounded = logits + torch.randn(1, 4_096, generator=chance) * 6e-5
     count = 1_500 if knobs else 3_000
-    rows = plan_sampling([Row(Sampling(1, temperature=1.0, **knobs), i) for i in range(count)])
+    rows = plan_sampling(
+        [SamplingRow(Sampling(1, temperature=1.0, **knobs), i) for i in range(count)]
+    )
     one, other = (sample(x.expand(count, -1).clone(), rows).tokens for x in (logits, rounded))
     assert int((one != other).sum()) <= 2
 
@@ -124,12 +126,18 @@ def test_a_row_of_no_numbers_has_no_token() -> None:
     logits[0] = logits[1] = float("nan")
     logits[2, 4] = float("inf")
     wanted = Sampling(1, temperature=1.0, logprobs=2)
-    rows = [Row(Sampling(1), 0), Row(wanted, 0), Row(Sampling(1, temperature=1.0, top_p=0.5), 0)]
-    rows.append(Row(Sampling(1), 0, allowed=b""))
+    rows = [
+        SamplingRow(Sampling(1), 0),
+        SamplingRow(wanted, 0),
+        SamplingRow(Sampling(1, temperature=1.0, top_p=0.5), 0),
+    ]
+    rows.append(SamplingRow(Sampling(1), 0, allowed=b""))
     assert sample(logits, plan_sampling(rows)).tokens.tolist() == [NO_TOKEN] * 4
 
 
-def reference(logits: list[float], row: Row, prompt: list[int], output: list[int]) -> list[float]:
+def reference(
+    logits: list[float], row: SamplingRow, prompt: list[int], output: list[int]
+) -> list[float]:
     """The edited logits, written down from the definitions of OpenAI and vLLM."""
     sampling, found = row.sampling, []
     for token, logit in enumerate(logits):
@@ -177,10 +185,10 @@ requests = st.tuples(
 )
 
 
-def create_row(request: Any) -> Row:
+def create_row(request: Any) -> SamplingRow:
     _, sampling, prompt, output, mask = request
     counts = TokenCounts.create_if_needed(sampling, prompt, output)
-    return Row(sampling, len(output), counts, mask)
+    return SamplingRow(sampling, len(output), counts, mask)
 
 
 @settings(max_examples=150, deadline=None)
@@ -233,11 +241,11 @@ def test_padding_of_the_vocabulary_is_never_allowed_by_a_grammar() -> None:
     logits = torch.zeros(40)
     logits[39] = 9.0
     mask = (0b100).to_bytes(4, "little")
-    assert one(logits, Row(Sampling(max_tokens=1), 0, None, mask)) == 2
+    assert one(logits, SamplingRow(Sampling(max_tokens=1), 0, None, mask)) == 2
 
 
 def test_a_token_that_the_model_lacks_is_nobody_elses() -> None:
-    bias = Row(Sampling(max_tokens=1, logit_bias={VOCABULARY + 3: 50.0, 5: 1.0}), 0)
+    bias = SamplingRow(Sampling(max_tokens=1, logit_bias={VOCABULARY + 3: 50.0, 5: 1.0}), 0)
     logits = torch.zeros(2, VOCABULARY)
     assert sample(logits, plan_sampling([bias, bias])).tokens.tolist() == [5, 5]
 
@@ -245,7 +253,7 @@ def test_a_token_that_the_model_lacks_is_nobody_elses() -> None:
 def test_a_ban_of_all_that_may_follow_bans_nothing() -> None:
     mask = (0b110).to_bytes(4, "little")
     sampling = Sampling(max_tokens=9, min_tokens=9, stop_token_ids=[1, 2], temperature=1.0, seed=3)
-    assert one(torch.zeros(12), Row(sampling, 0, None, mask)) in (1, 2)
+    assert one(torch.zeros(12), SamplingRow(sampling, 0, None, mask)) in (1, 2)
 
 
 def test_a_greedy_row_is_not_sorted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,9 +265,9 @@ def test_a_greedy_row_is_not_sorted(monkeypatch: pytest.MonkeyPatch) -> None:
         return real(tensor, *args, **knobs)
 
     monkeypatch.setattr(torch.Tensor, "sort", counting)
-    greedy = [Row(Sampling(max_tokens=1), 0)] * 3
-    drawn = [Row(Sampling(max_tokens=1, temperature=1.0), 0)] * 2
-    filtered = [Row(Sampling(max_tokens=1, temperature=1.0, top_p=0.5), 0)]
+    greedy = [SamplingRow(Sampling(max_tokens=1), 0)] * 3
+    drawn = [SamplingRow(Sampling(max_tokens=1, temperature=1.0), 0)] * 2
+    filtered = [SamplingRow(Sampling(max_tokens=1, temperature=1.0, top_p=0.5), 0)]
     sample(torch.randn(5, 9), plan_sampling(greedy + drawn))
     assert sorted_rows == []
     sample(torch.randn(6, 9), plan_sampling(greedy + drawn + filtered))

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll_engine.core.engine_core import EngineCore
-from plimsoll_engine.core.execute.sampling import Row, plan_sampling, sample
+from plimsoll_engine.core.execute.sampling import SamplingRow, plan_sampling, sample
 from plimsoll_engine.core.schedule.token_rules import (
     count_bad_word_lookback,
     find_banned_tokens,
@@ -34,9 +34,9 @@ def test_masks_of_different_lengths_go_into_one_step() -> None:
     logits = torch.zeros(3, 70)
     logits[:, 69], logits[:, 3] = 9.0, 1.0
     rows = [
-        Row(Sampling(max_tokens=1), 0, None, make_mask([3, 5])),
-        Row(Sampling(max_tokens=1), 0, None, make_mask([3, 69])),
-        Row(Sampling(max_tokens=1), 0),
+        SamplingRow(Sampling(max_tokens=1), 0, None, make_mask([3, 5])),
+        SamplingRow(Sampling(max_tokens=1), 0, None, make_mask([3, 69])),
+        SamplingRow(Sampling(max_tokens=1), 0),
     ]
     assert sample(logits, plan_sampling(rows)).tokens.tolist() == [3, 69, 69]
 
@@ -62,7 +62,10 @@ def test_a_token_is_banned_where_it_completes_a_word(
 def test_a_step_takes_no_banned_token() -> None:
     logits = torch.tensor([[1.0, 3.0, 2.0]])
     assert (
-        sample(logits, plan_sampling([Row(Sampling(max_tokens=1), 0, banned=(1,))])).tokens[0] == 2
+        sample(logits, plan_sampling([SamplingRow(Sampling(max_tokens=1), 0, banned=(1,))])).tokens[
+            0
+        ]
+        == 2
     )
 
 
@@ -72,10 +75,10 @@ def test_named_tokens_replace_the_likeliest_ones() -> None:
     best = logits.argmax(dim=-1).tolist()
     other = [token for token in range(30) if token not in best][:3]
     rows = [
-        Row(Sampling(max_tokens=1, logprobs=2), 0),
-        Row(Sampling(max_tokens=1, logprobs=5, logprob_token_ids=other), 0),
-        Row(Sampling(max_tokens=1), 0),
-        Row(Sampling(max_tokens=1, logprobs=0, logprob_token_ids=[best[3]]), 0),
+        SamplingRow(Sampling(max_tokens=1, logprobs=2), 0),
+        SamplingRow(Sampling(max_tokens=1, logprobs=5, logprob_token_ids=other), 0),
+        SamplingRow(Sampling(max_tokens=1), 0),
+        SamplingRow(Sampling(max_tokens=1, logprobs=0, logprob_token_ids=[best[3]]), 0),
     ]
     found = sample(logits.clone(), plan_sampling(rows)).to_host().get_logprobs()
     assert found.keys() == {0, 1, 3}

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from plimsoll_engine.core.engine_core import EngineCore
 from plimsoll_engine.core.execute.runner import Runner, count_valid_tokens
-from plimsoll_engine.core.execute.sampling import Row, plan_sampling, sample
+from plimsoll_engine.core.execute.sampling import SamplingRow, plan_sampling, sample
 from plimsoll_engine.core.schedule.request import Request
 from plimsoll_engine.core.schedule.scheduler import Scheduler
 from plimsoll_engine.core.speculation import drafting as core
@@ -335,7 +335,7 @@ def test_the_distribution_is_the_one_without_drafts(draft: int) -> None:
     torch.manual_seed(7)
     first, then = torch.randn(VOCABULARY) * 1.5, torch.randn(VOCABULARY, VOCABULARY) * 1.5
     samplings = [Sampling(8, temperature=0.8, seed=seed) for seed in range(TRIALS)]
-    rows = [Row(sampling, place) for sampling in samplings for place in (0, 1)]
+    rows = [SamplingRow(sampling, place) for sampling in samplings for place in (0, 1)]
     logits = torch.stack([first, then[draft]]).repeat(TRIALS, 1)
     verified = sample(logits, plan_sampling(rows)).tokens.view(TRIALS, 2).tolist()
     pairs, accepted, unfinished = [], 0, []
@@ -347,7 +347,9 @@ def test_the_distribution_is_the_one_without_drafts(draft: int) -> None:
         else:
             unfinished.append((sampling, own[0]))
     logits = torch.stack([then[token] for _, token in unfinished])
-    seconds = sample(logits, plan_sampling([Row(sampling, 1) for sampling, _ in unfinished])).tokens
+    seconds = sample(
+        logits, plan_sampling([SamplingRow(sampling, 1) for sampling, _ in unfinished])
+    ).tokens
     pairs += [(one, second) for (_, one), second in zip(unfinished, seconds.tolist(), strict=True)]
     p = torch.softmax(first.double() / 0.8, dim=-1)
     q = torch.softmax(then.double() / 0.8, dim=-1)
