@@ -72,7 +72,7 @@ NEXT_STEPS = {
     "Refused": "find out why the engine refused: kubectl logs {pod} -c {container}",
     "EffectUnknown": "compare the engine's epoch with the incident's: plimsoll doctor",
 }
-WAITING_STEPS = {
+NEXT_STEPS_WHILE_WAITING = {
     "ServiceRestartBudgetExhausted": "find the cause. Restarts are possible again when the "
     "window has passed, or after: plimsoll resume {replica} "
     "--service",
@@ -102,17 +102,17 @@ NEXT_STEPS_BY_KIND = {
     "another replica is ready.",
 }
 """Next steps for kinds that no action of the supervisor fixes, in any phase."""
-LOCAL_LOG = "read the engine's output."
+LOCAL_LOG_HINT = "read the engine's output."
 LOCAL_NEXT_STEPS = {
     "Observed": "let the supervisor act: plimsoll watch --recover -- COMMAND, or "
     "spec.supervision.mode: Recover in the service's manifest.",
     "LadderExhausted": "restart the engine yourself, or allow more actions in "
     "spec.supervision.ladder of its manifest.",
-    "ContainerRestarted": LOCAL_LOG,
-    "WorkerRestarted": LOCAL_LOG,
-    "Recovered": "nothing now: the engine is ready again. " + LOCAL_LOG,
-    "Failed": "read the message above. " + LOCAL_LOG,
-    "Refused": LOCAL_LOG,
+    "ContainerRestarted": LOCAL_LOG_HINT,
+    "WorkerRestarted": LOCAL_LOG_HINT,
+    "Recovered": "nothing now: the engine is ready again. " + LOCAL_LOG_HINT,
+    "Failed": "read the message above. " + LOCAL_LOG_HINT,
+    "Refused": LOCAL_LOG_HINT,
 }
 """Next steps for an engine on this machine. They replace those in :data:`NEXT_STEPS`."""
 
@@ -127,7 +127,7 @@ def choose_next_step(incident: IncidentView) -> str:
     if spec.kind in NEXT_STEPS_BY_KIND and status.outcome not in ("Recovered", "PodGone"):
         known = NEXT_STEPS_BY_KIND[spec.kind]
     elif status.waiting_reason is not None:
-        known = WAITING_STEPS.get(status.waiting_reason, known)
+        known = NEXT_STEPS_WHILE_WAITING.get(status.waiting_reason, known)
     slots = (
         (POLICY_LABEL, spec.policy_ref.name)
         if spec.policy_ref

@@ -251,7 +251,7 @@ def validate(
         typer.echo(line)
     for line in (*found.invalid, *found.refused):
         typer.echo(line, err=True)
-    raise typer.Exit(found.status)
+    raise typer.Exit(found.exit_status)
 
 
 def _merge_settings(policy: SupervisorSettings, **options: Any) -> SupervisorSettings:

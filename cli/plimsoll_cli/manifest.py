@@ -89,11 +89,13 @@ def _read_document(path: Path, expected_kind: str) -> dict[str, Any]:
     except YamlError as error:
         raise UsageError(f"{':'.join([str(path), *map(str, error.at or ())])}: {error}") from None
     if len(documents) != 1:
-        count = f"{len(documents)} documents" if documents else "nothing"
-        raise UsageError(f"{path}: holds {count}: give a file with one {expected_kind}")
+        count = f"{len(documents)} documents" if documents else "no document"
+        raise UsageError(f"{path}: the file contains {count}: give a file with one {expected_kind}")
     document = documents[0]
     if not isinstance(document, dict):
-        raise UsageError(f"{path}: holds no object: give a file with one {expected_kind}")
+        raise UsageError(
+            f"{path}: the file contains no object: give a file with one {expected_kind}"
+        )
     return document
 
 

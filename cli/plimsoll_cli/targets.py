@@ -13,9 +13,9 @@ from plimsoll_api.names import (
 )
 from plimsoll_cli.errors import UsageError
 
-POD = "Pod"
+POD_KIND = "Pod"
 KIND_ALIASES = {
-    "po": POD,
+    "po": POD_KIND,
     "deploy": "Deployment",
     "sts": "StatefulSet",
     "ds": "DaemonSet",
@@ -26,13 +26,13 @@ KIND_ALIASES = {
     POLICY_PLURAL: POLICY_KIND,
 }
 """Short names and irregular plurals of kinds."""
-KINDS = (
-    POD, "Deployment", "StatefulSet", "DaemonSet", "ReplicaSet", "Job", "LeaderWorkerSet",
+TARGET_KINDS = (
+    POD_KIND, "Deployment", "StatefulSet", "DaemonSet", "ReplicaSet", "Job", "LeaderWorkerSet",
     "RayCluster", SERVICE_KIND, POLICY_KIND,
 )  # fmt: skip
 _KIND_BY_WORD = (
-    {kind.lower(): kind for kind in KINDS}
-    | {f"{kind.lower()}s": kind for kind in KINDS}
+    {kind.lower(): kind for kind in TARGET_KINDS}
+    | {f"{kind.lower()}s": kind for kind in TARGET_KINDS}
     | KIND_ALIASES
 )
 
@@ -47,7 +47,7 @@ class Target:
     @property
     def is_pod(self) -> bool:
         """Whether the target is a single pod."""
-        return self.kind == POD
+        return self.kind == POD_KIND
 
     def __str__(self) -> str:
         return self.name if self.is_pod else f"{self.kind.lower()}/{self.name}"
@@ -60,10 +60,12 @@ def parse_target(text: str) -> Target:
     """
     word, slash, name = text.partition("/")
     if not slash:
-        return Target(POD, text)
+        return Target(POD_KIND, text)
     kind = _KIND_BY_WORD.get(word.partition(".")[0].lower())
     if kind is None:
-        raise UsageError(f"{text}: {word!r} is not a kind with pods: use one of {', '.join(KINDS)}")
+        raise UsageError(
+            f"{text}: {word!r} is not a kind with pods: use one of {', '.join(TARGET_KINDS)}"
+        )
     if not name or "/" in name:
         raise UsageError(f"{text}: write KIND/NAME, for example deployment/vllm")
     return Target(kind, name)

@@ -28,7 +28,7 @@ class YamlError(ValueError):
         self.at = at
 
 
-_INFINITE = (".inf", ".Inf", ".INF")
+_INFINITY_SPELLINGS = (".inf", ".Inf", ".INF")
 
 
 def _list_spellings(*words: str) -> list[str]:
@@ -40,8 +40,8 @@ YAML_CONSTANTS: dict[str, Any] = {
     **dict.fromkeys(_list_spellings("n", "no", "false", "off"), False),
     **dict.fromkeys(["", "~", *_list_spellings("null")], None),
     **dict.fromkeys([".nan", ".NaN", ".NAN"], math.nan),
-    **dict.fromkeys([sign + word for sign in ("", "+") for word in _INFINITE], math.inf),
-    **dict.fromkeys(["-" + word for word in _INFINITE], -math.inf),
+    **dict.fromkeys([sign + word for sign in ("", "+") for word in _INFINITY_SPELLINGS], math.inf),
+    **dict.fromkeys(["-" + word for word in _INFINITY_SPELLINGS], -math.inf),
 }
 """Unquoted constants of go.yaml.in/yaml/v2, which sigs.k8s.io/yaml uses."""
 INTEGER_PATTERN = re.compile(
@@ -105,7 +105,7 @@ def parse_scalar(tag: str | None, text: str, unquoted: bool) -> Any:
         try:
             return base64.b64decode(text, validate=False).decode("utf-8", "replace")
         except binascii.Error:
-            raise YamlError("!!binary value contains invalid base64 data") from None
+            raise YamlError("the value of !!binary is not valid base64") from None
     if tag not in TAG_CHECKS:
         return text
     value = parse_plain(text)
@@ -152,13 +152,13 @@ class _Dumper(yaml.SafeDumper):
         super().increase_indent(flow, False)
 
 
-OTHER_BREAKS = re.compile("[\r\x85\u2028\u2029\ufeff]")
+OTHER_LINE_BREAKS_PATTERN = re.compile("[\r\x85\u2028\u2029\ufeff]")
 """Characters that are line breaks in only one version of YAML; PyYAML would fold them."""
 
 
 def _represent_string(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     style = None
-    if OTHER_BREAKS.search(text):
+    if OTHER_LINE_BREAKS_PATTERN.search(text):
         style = '"'
     elif "\n" in text:
         style = "|"
@@ -172,12 +172,12 @@ UNLIMITED_WIDTH = 1 << 30
 
 
 def dump(document: Any, **style: Any) -> str:
-    """Return ``document`` as YAML, with its keys in their order."""
+    """Return ``document`` as YAML, and keep the order of its keys."""
     return dump_all([document], **style)
 
 
 def dump_all(documents: Iterable[Any], **style: Any) -> str:
-    """Return several documents as YAML, with their keys in their order."""
+    """Return several documents as YAML, and keep the order of their keys."""
     text: str = yaml.dump_all(
         documents,
         Dumper=_Dumper,

@@ -28,7 +28,7 @@ MAX_FILE_BYTES = 16 << 20
 """Maximum size of a file. It is enough for 5,000 documents, each larger than most workloads."""
 MAX_DOCUMENT_BYTES = 3 << 20
 """Maximum size of a document, which is also the API server's limit for requests."""
-MAX_NESTING = 100
+MAX_NESTING_LEVELS = 100
 MAX_EXPANDED_VALUES = 100_000
 """Maximum number of values with expanded aliases. kubectl rejects more than about 400,000."""
 
@@ -97,7 +97,7 @@ class Node:
                 continue
             name = key.make_json_key()
             if strict and name in own:
-                raise YamlError(f"{name} appears twice: remove one of them")
+                raise YamlError(f"the key {name} appears twice: remove one of them")
             own.add(name)
             made[name] = value.read_value(strict)
         return made
@@ -248,9 +248,9 @@ class _Composer:
 
 
 def _check_depth(depth: int, node: Node, event: Any) -> None:
-    if depth + node.height > MAX_NESTING:
+    if depth + node.height > MAX_NESTING_LEVELS:
         raise YamlError(
-            f"the value is nested in more than {MAX_NESTING} levels", _get_position(event)
+            f"the value is nested in more than {MAX_NESTING_LEVELS} levels", _get_position(event)
         )
 
 

@@ -66,10 +66,10 @@ def seen(evidence: Evidence) -> tuple[float, ...]:
     """The numbers that the odds depend on."""
     reusable = float(evidence.segment in REUSABLE_SEGMENTS)
     return (
-        evidence.size,
-        evidence.speed,
-        evidence.slowing,
-        evidence.younger,
+        evidence.size_evidence,
+        evidence.speed_evidence,
+        evidence.slowing_evidence,
+        evidence.age_evidence,
         max(0.0, evidence.climb),
         reusable,
     )

@@ -131,7 +131,7 @@ def replay_samples(
             found = learned.find_changed_budgets(sample.t, memory, governor.budgets)
             if found is not None and not governor.state.incidents:
                 governor.apply_budgets(found)
-                checkpoint = detector.checkpoint()
+                checkpoint = detector.make_checkpoint()
                 detector = Detector(found.memory, supervision.stall.timeout_s, interval_s)
                 detector.update(sample)
                 detector.resume(checkpoint)

@@ -362,7 +362,7 @@ class Supervisor:
             return False
         before = self._journal.engine
         self._journal.engine = msgspec.structs.replace(
-            before, epoch=status.epoch, checkpoint=self._detector.checkpoint()
+            before, epoch=status.epoch, checkpoint=self._detector.make_checkpoint()
         )
         return self._journal.engine.checkpoint != before.checkpoint
 

@@ -75,7 +75,7 @@ def test_what_is_recognised(project: str, file: Path, status: int, said: list[st
     lines = "\n".join([*found.notes, *found.refused, *found.invalid])
     for one in said:
         assert one in lines
-    assert found.status == status
+    assert found.exit_status == status
     assert f"| {project} |" in (ROOT / "docs/adopt.md").read_text()
 
 
@@ -167,5 +167,5 @@ def test_what_the_operator_refuses_is_said(tmp_path: Path) -> None:
         "spec:\n  model: {uri: 'pvc://models/m'}\n  podTemplate:\n    spec: {hostPID: true}\n"
     )
     found = validate.check_files([file], OPTIONS)
-    assert found.status == 2
+    assert found.exit_status == 2
     assert "hostPID" in found.invalid[0]

@@ -133,7 +133,7 @@ def test_the_command_takes_it_out_or_says_that_nothing_is_there(tmp_path: Path) 
     file.write_text(DEPLOYMENT)
     run = CliRunner().invoke
     done = run(app, ["inject", str(file), "--remove"])
-    assert "no change by inject is recorded" in str(done.exception)
+    assert "the file records no change by inject" in str(done.exception)
     done = run(app, ["inject", str(file), "--remove", "--supervisor-image", "s"])
     assert "either --remove or --supervisor-image, not both" in str(done.exception)
     done = run(app, ["inject", str(file), "--supervisor-image", "s"])

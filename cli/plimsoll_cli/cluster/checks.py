@@ -38,9 +38,9 @@ MAX_LISTED_WORKLOADS = 4
 RESTARTABLE_KINDS = ("Deployment", "StatefulSet", "DaemonSet")
 """Kinds that ``kubectl rollout restart`` supports."""
 WEBHOOK_CONFIGURATIONS_PATH = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
-WEBHOOK_SUFFIX = ".pods.plimsoll.dev"
+WEBHOOK_NAME_SUFFIX = ".pods.plimsoll.dev"
 """Suffix of the names of Plimsoll's webhooks."""
-SECRET_KEYS = "tls.crt", "tls.key", "ca.crt"
+CERTIFICATE_SECRET_KEYS = "tls.crt", "tls.key", "ca.crt"
 PROBLEM_CONDITIONS = {
     "Ready": "False", "EngineReady": "False", "SupervisorReady": "False", "Stalled": "True",
     "CrashLooping": "True", "RestartBudgetExhausted": "True", "SuspectRevision": "True",
@@ -231,8 +231,10 @@ def check_secret(cluster: Cluster, deployments: Sequence[Object]) -> Iterator[Ch
         except RunError as error:
             yield Check("webhook secret", None, f"{where}: {str(error).splitlines()[0]}")
         else:
-            missing = [key for key in SECRET_KEYS if not (found.get("data") or {}).get(key)]
-            text = f"{where} has {', '.join(SECRET_KEYS)}"
+            missing = [
+                key for key in CERTIFICATE_SECRET_KEYS if not (found.get("data") or {}).get(key)
+            ]
+            text = f"{where} has {', '.join(CERTIFICATE_SECRET_KEYS)}"
             if missing:
                 text = (
                     f"{where} has no {', '.join(missing)}, so new pods get no supervisor: with "
@@ -250,7 +252,7 @@ def check_certificate(cluster: Cluster, now: datetime.datetime) -> Check:
     except RunError as error:
         return Check(name, None, str(error).splitlines()[0])
     webhooks = [hook for one in found for hook in one.get("webhooks") or ()]
-    ours = [hook for hook in webhooks if str(hook.get("name", "")).endswith(WEBHOOK_SUFFIX)]
+    ours = [hook for hook in webhooks if str(hook.get("name", "")).endswith(WEBHOOK_NAME_SUFFIX)]
     if not ours:
         text = f"no webhook is configured, so new pods get no supervisor: {INSTALL_WEBHOOK_HINT}"
         return Check(name, False, text)

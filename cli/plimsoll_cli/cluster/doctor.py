@@ -84,7 +84,7 @@ def run_checks(cluster: Cluster, service: str | None, policy: str | None) -> Ite
 
 
 def check_version(host: str, found: Object) -> Check:
-    """Check the version of the API server at ``host``."""
+    """Check that Plimsoll supports the version of the API server ``host``."""
     minor = int("".join(c for c in str(found["minor"]) if c.isdigit()) or 0)
     text = f"{host}, Kubernetes {found['gitVersion']}"
     if minor < MIN_KUBERNETES_MINOR:

@@ -125,19 +125,19 @@ def check_manifest(file: Path, service: InferenceService) -> None:
 
 
 def set_device(service: InferenceService, device: str) -> InferenceService:
-    """Return the service on ``cpu`` or ``cuda``, in float32, so that its texts are comparable."""
+    """Return a copy of ``service`` on ``cpu`` or ``cuda``, in float32 for comparable texts."""
     args = [*service.spec.engine.args, f"--device={device}", "--dtype=float32"]
     return _update_engine(service, {"args": args})
 
 
 def set_model(service: InferenceService, folder: Path) -> InferenceService:
-    """Return the service with the checkpoint in ``folder`` as its model."""
+    """Return a copy of ``service`` that uses the checkpoint in ``folder``."""
     model = service.spec.model.model_copy(update={"uri": f"file://{folder}"})
     return service.model_copy(update={"spec": service.spec.model_copy(update={"model": model})})
 
 
 def remove_fault(service: InferenceService) -> InferenceService:
-    """Return the service without the injected fault."""
+    """Return a copy of ``service`` without the injected fault."""
     env = [variable for variable in service.spec.engine.env if variable.name != INJECT_ENV]
     return _update_engine(service, {"env": env})
 

@@ -58,7 +58,7 @@ class DemoRun:
     ) -> Observations:
         """Run the leaky service until :data:`EXTRA_STREAMING_S` after an incident was resolved.
 
-        At ``deadline``, a time of the event loop, the run ends without an error.
+        The run ends without an error at ``deadline``, which is a time of the event loop.
         """
 
         def record_problem(line: str) -> None:

@@ -180,12 +180,12 @@ async def _read_stream(answer: httpx.Response, reply: Reply) -> str | None:
     return "the stream ended without [DONE]"
 
 
-_EPOCH = time.time() - time.monotonic()
+_CLOCK_OFFSET_S = time.time() - time.monotonic()
 
 
 def get_unix_time() -> float:
     """Return the Unix time from a monotonic clock."""
-    return _EPOCH + time.monotonic()
+    return _CLOCK_OFFSET_S + time.monotonic()
 
 
 def _make_client(url: str, connections: int) -> httpx.AsyncClient:

@@ -135,7 +135,7 @@ def remove_from_file(file: Path) -> str:
     made = _remove_injected(text, file)
     if made == text:
         raise UsageError(
-            f"{file}: no change by inject is recorded: the file must contain the supervisor's "
+            f"{file}: the file records no change by inject: it must contain the supervisor's "
             f"ConfigMap with the annotation {RECORD_ANNOTATION}"
         )
     return made
@@ -151,7 +151,7 @@ def _explain_nothing_injected(
     kinds = (
         ", ".join(dict.fromkeys(format_kind(place.value) for place in objects_in_file)) or "nothing"
     )
-    return f"the file holds {kinds}, but inject accepts only {SUPPORTED_KINDS}"
+    return f"the file contains {kinds}, but inject accepts only {SUPPORTED_KINDS}"
 
 
 def read_documents(text: str, file: Path) -> list[ParsedDocument]:
@@ -186,7 +186,7 @@ def _iterate_objects(value: Any, node: Node, at: str, file: Path) -> Iterator[Ma
     """Yield the objects in a document, with their positions. Raises UsageError."""
     if not isinstance(value, dict):
         shown = {list: "a list", type(None): "nothing"}.get(type(value), "a string or a number")
-        raise UsageError(f"{file}: {at}: holds {shown}: give a manifest")
+        raise UsageError(f"{file}: {at}: is {shown}, and not an object: give a manifest")
     for part in ("apiVersion", "kind"):
         if not isinstance(value.get(part), str):
             raise UsageError(

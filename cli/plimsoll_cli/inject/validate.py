@@ -31,7 +31,7 @@ class Findings:
     notes: list[str] = field(default_factory=list)
 
     @property
-    def status(self) -> int:
+    def exit_status(self) -> int:
         """Exit status: 2 if a document is invalid, 1 if a workload gets no supervisor, or 0."""
         return 2 if self.invalid else 1 if self.refused else 0
 

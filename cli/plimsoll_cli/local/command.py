@@ -14,7 +14,7 @@ from plimsoll_cli.local import run_dir as folders
 from plimsoll_cli.local.status import Poller
 from plimsoll_cli.local.view import LiveView, Screen, SegmentGrowth
 
-UNLIMITED_S = 10 * 365 * 86_400.0
+UNLIMITED_DURATION_S = 10 * 365 * 86_400.0
 """Duration of a run without a limit: ten years."""
 
 
@@ -49,7 +49,7 @@ def run_locally(file: Path, run_dir: Path | None, duration_s: float | None, view
                 )
             try:
                 async with stopping.run_in_background(*coroutines):
-                    await asyncio.sleep(UNLIMITED_S if duration_s is None else duration_s)
+                    await asyncio.sleep(UNLIMITED_DURATION_S if duration_s is None else duration_s)
             finally:
                 print_line("stopping; press Ctrl-C again to kill all processes")
 

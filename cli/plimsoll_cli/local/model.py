@@ -17,7 +17,7 @@ from plimsoll_cli.errors import RunError, UsageError
 HUB_SCHEME = "hf://"
 BUCKET_SCHEME = "s3://"
 DEFAULT_REVISION = "main"
-COMPLETE_MARKER = ".plimsoll-complete"
+COMPLETE_MARKER_FILE = ".plimsoll-complete"
 """Name of the file that the engine's download writes into a directory that is complete."""
 GENERATE_TIMEOUT_S = 120.0
 """Timeout for generating a checkpoint. It takes 5 s, most of it to import torch."""
@@ -34,16 +34,15 @@ def require_modules(command: str, *modules: str) -> None:
 
 
 def find_checkpoint(service: InferenceService, root: Path) -> tuple[Path, bool]:
-    """Return the checkpoint's directory, and whether the checkpoint must still be provided.
+    """Return the checkpoint's directory, and True if it must first be generated or downloaded.
 
-    Then, it must be generated or downloaded. Raises :class:`UsageError` that names the invalid
-    field of the manifest.
+    Raises :class:`UsageError`, which names the invalid field of the manifest.
     """
     uri = service.spec.model.uri
     if uri.startswith(HUB_SCHEME):
         revision = service.spec.model.revision or DEFAULT_REVISION
         folder = root / "models" / uri.removeprefix(HUB_SCHEME) / revision.replace("/", "--")
-        return folder, not (folder / COMPLETE_MARKER).is_file()
+        return folder, not (folder / COMPLETE_MARKER_FILE).is_file()
     if uri.startswith(BUCKET_SCHEME):
         # Always run the download: it checks for changes, and is fast if there are none.
         return root / "models" / "s3" / uri.removeprefix(BUCKET_SCHEME), True

@@ -27,7 +27,7 @@ from plimsoll_cli.local import model, plan
 from plimsoll_cli.local.container import Container
 from plimsoll_cli.local.plan import LOOPBACK, Plan, SupervisorPlan
 
-LIVE_TIMEOUT_S = 60.0
+SUPERVISOR_START_TIMEOUT_S = 60.0
 SUPERVISOR_STOP_TIMEOUT_S = 10.0
 """It is longer than the launcher's grace period for its child."""
 READY_MARGIN_S = 30.0
@@ -78,7 +78,9 @@ class LocalReplica:
         Raises :class:`RunError` with the last log lines of the container that failed.
         """
         self.supervisor.start()
-        await self._wait_ready(self.supervisor, f"{self.plan.probe_url}/live", LIVE_TIMEOUT_S)
+        await self._wait_ready(
+            self.supervisor, f"{self.plan.probe_url}/live", SUPERVISOR_START_TIMEOUT_S
+        )
         if self._engine is None:
             return
         self._engine.start()

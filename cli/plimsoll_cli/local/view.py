@@ -30,7 +30,7 @@ REDRAW_PERIOD_S = 0.4
 MEDIUM_WIDTH, WIDE_WIDTH = 72, 90
 """Minimum terminal widths that show more columns, and all columns."""
 MAX_SHOWN_INCIDENTS = 3
-NAME_WIDTH = max(len(segment.value) for segment in Segment)
+SEGMENT_NAME_WIDTH = max(len(segment.value) for segment in Segment)
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def _render_header(screen: Screen, plain: bool) -> Text:
 def _render_budgets(memory: MemoryPolicy, assessment: Assessment, width: int, plain: bool) -> Table:
     table = Table(box=None, padding=(0, 1), pad_edge=False, expand=False)
     table.add_column(
-        "leak budget", no_wrap=True, min_width=NAME_WIDTH if width >= WIDE_WIDTH else None
+        "leak budget", no_wrap=True, min_width=SEGMENT_NAME_WIDTH if width >= WIDE_WIDTH else None
     )
     table.add_column("", no_wrap=True)
     table.add_column("used", justify="right", no_wrap=True)
@@ -166,7 +166,9 @@ def _render_slow_leaks(assessment: Assessment) -> list[Text]:
 
 def _render_segments(screen: Screen, assessment: Assessment, width: int, plain: bool) -> Table:
     table = Table(box=None, padding=(0, 1), pad_edge=False, expand=False)
-    table.add_column("segment", no_wrap=True, min_width=NAME_WIDTH if width >= WIDE_WIDTH else None)
+    table.add_column(
+        "segment", no_wrap=True, min_width=SEGMENT_NAME_WIDTH if width >= WIDE_WIDTH else None
+    )
     table.add_column("of the budget", no_wrap=True)
     table.add_column("grown", justify="right", no_wrap=True)
     table.add_column("size", justify="right", no_wrap=True)

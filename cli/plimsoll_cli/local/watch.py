@@ -26,7 +26,7 @@ from plimsoll_cli import stopping
 from plimsoll_cli.errors import RunError, UsageError
 from plimsoll_cli.local import endpoint, plan, runner
 from plimsoll_cli.local import run_dir as folders
-from plimsoll_cli.local.command import UNLIMITED_S, make_screen_factory
+from plimsoll_cli.local.command import UNLIMITED_DURATION_S, make_screen_factory
 from plimsoll_cli.local.endpoint import FoundEngine
 from plimsoll_cli.local.runner import PrintLine
 from plimsoll_cli.local.status import POLL_PERIOD_S, Poller
@@ -151,7 +151,9 @@ async def _wait_until_end(
 ) -> None:
     """Wait until supervision ends. Follow a container or unit to its next process."""
     loop, pid = asyncio.get_running_loop(), watch_plan.config.engine.pid
-    deadline = loop.time() + (UNLIMITED_S if options.duration_s is None else options.duration_s)
+    deadline = loop.time() + (
+        UNLIMITED_DURATION_S if options.duration_s is None else options.duration_s
+    )
     told = False
     while (left := deadline - loop.time()) > 0:
         await asyncio.sleep(min(PROCESS_POLL_PERIOD_S, left))

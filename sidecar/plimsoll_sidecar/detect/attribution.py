@@ -408,7 +408,13 @@ class _Window:
             self._load,
             self._sizes,
         )
-        xx, ll, xl, xy, ly = _dot(x, x), _dot(load, load), _dot(x, load), _dot(x, y), _dot(load, y)
+        xx, ll, xl, xy, ly = (
+            _compute_dot_product(x, x),
+            _compute_dot_product(load, load),
+            _compute_dot_product(x, load),
+            _compute_dot_product(x, y),
+            _compute_dot_product(load, y),
+        )
         determinant = xx * ll - xl * xl
         each, held = max(0.0, xy / xx) if xx > 0.0 else 0.0, 0.0
         if determinant > 1e-9 * xx * ll:
@@ -418,12 +424,12 @@ class _Window:
             elif both[0] < 0.0:
                 each, held = 0.0, max(0.0, ly / ll)
         residuals = [c - each * a - held * b for a, b, c in zip(x, load, y, strict=True)]
-        return _Fit(each, residuals, _dot(residuals, residuals))
+        return _Fit(each, residuals, _compute_dot_product(residuals, residuals))
 
     def _center(self, values: Sequence[float]) -> Column:
-        mean = _dot(values, self._weights) / sum(self._weights)
+        mean = _compute_dot_product(values, self._weights) / sum(self._weights)
         return [(v - mean) * math.sqrt(w) for v, w in zip(values, self._weights, strict=True)]
 
 
-def _dot(a: Sequence[float], b: Sequence[float]) -> float:
+def _compute_dot_product(a: Sequence[float], b: Sequence[float]) -> float:
     return sum(p * q for p, q in zip(a, b, strict=True))

@@ -30,10 +30,10 @@ LEAK_BUDGET_SHARE = 0.33
 MAX_WARMUP_BUDGET_FACTOR = 8
 """A warm-up may take what the engine declares and this multiple of the budget, which a leak takes
 in eight windows. A steady climb beyond that is a leak that is faster than the warm-up."""
-PACE_MARKS = (0.1, 0.55, 1.0)
+PACE_MARK_SHARES = (0.1, 0.55, 1.0)
 """Shares of :data:`MAX_WARMUP_BUDGET_FACTOR` between which the pace of a climb is measured."""
 MIN_PACE_SAMPLES = 4
-"""Minimum number of samples between two of :data:`PACE_MARKS`."""
+"""Minimum number of samples between two of :data:`PACE_MARK_SHARES`."""
 CLASS_SETTLE_S = 45.0
 """Time in seconds that requests which arrived together need to reach their full size."""
 CLASS_SLACK_FACTOR = 1.25
@@ -120,12 +120,14 @@ class Warmup:
         return self._started_at is not None
 
     def _exceeds_warmup(self, point: Point) -> bool:
-        if self.budget is None or len(self._marks) == len(PACE_MARKS):
+        if self.budget is None or len(self._marks) == len(PACE_MARK_SHARES):
             return False
         share = self.measure_growth(point) / (MAX_WARMUP_BUDGET_FACTOR * self.budget)
-        while len(self._marks) < len(PACE_MARKS) and share >= PACE_MARKS[len(self._marks)]:
+        while (
+            len(self._marks) < len(PACE_MARK_SHARES) and share >= PACE_MARK_SHARES[len(self._marks)]
+        ):
             self._marks.append(point)
-        if len(self._marks) < len(PACE_MARKS):
+        if len(self._marks) < len(PACE_MARK_SHARES):
             return False
         first, half, last = self._marks
         earlier_s, later_s = half.t - first.t, last.t - half.t
@@ -295,7 +297,7 @@ class NewDemand:
         self._highest = replace(larger, load=busiest.load)
 
     def end(self, baseline: Baseline, floor: Point) -> int:
-        """Raise the bases by the memory that the new demand explains, and return it in bytes."""
+        """Raise the bases by the memory that the new demand explains, and return its bytes."""
         rose = max(0, measure_unexplained_growth(self._first, floor))
         leaked = min(rose, int(self._pace_bytes_per_s * (floor.t - self._first.t)))
         if (

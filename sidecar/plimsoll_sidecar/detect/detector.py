@@ -27,7 +27,7 @@ from plimsoll_sidecar.detect.segments import LastScrape, RoleSizes
 from plimsoll_sidecar.detect.slow_leak import SlowState
 from plimsoll_sidecar.detect.stall import StallWatch
 
-OPEN_FILES_RATIO = 0.8
+MIN_OPEN_FILES_RATIO = 0.8
 """Share of their limit from which open files are evidence: at the limit, a process accepts no more
 connections. The alert PlimsollEngineOpenFilesHigh has the same threshold."""
 UNOWNED_SEGMENTS = (
@@ -107,9 +107,9 @@ class Detector:
         epoch = self._epoch
         return [] if epoch is None else [epoch.host, epoch.device, epoch.in_use]
 
-    def checkpoint(self) -> Checkpoint:
+    def make_checkpoint(self) -> Checkpoint:
         """Return the state that a later detector needs; empty until the warm-up has ended."""
-        checkpoint = self._epoch.checkpoint() if self._epoch else Checkpoint()
+        checkpoint = self._epoch.make_checkpoint() if self._epoch else Checkpoint()
         return msgspec.structs.replace(checkpoint, shared_device=self._shared)
 
     def resume(self, checkpoint: Checkpoint) -> None:
@@ -140,7 +140,7 @@ class Detector:
 
 
 def _add_open_files(suspicions: Iterable[Suspicion], files: OpenFiles | None) -> list[Suspicion]:
-    if files is None or files.ratio < OPEN_FILES_RATIO:
+    if files is None or files.ratio < MIN_OPEN_FILES_RATIO:
         return list(suspicions)
     text = f"{files.process} has {files.open:,} files open, and its limit is {files.limit:,}"
     return [msgspec.structs.replace(each, evidence=[*each.evidence, text]) for each in suspicions]
@@ -215,7 +215,7 @@ class _Epoch:
             in_long_step=self.stall.is_in_long_step,
         )
 
-    def checkpoint(self) -> Checkpoint:
+    def make_checkpoint(self) -> Checkpoint:
         warm = self.host.baseline is not None
         return Checkpoint(
             host=self.host.bases,

@@ -125,7 +125,7 @@ def is_load_comparable(later: int | None, earlier: int | None) -> bool:
 def measure_unexplained_growth(earlier: Point, later: Point) -> int:
     """Return the growth from ``earlier`` to ``later`` that the ledger does not explain, in bytes.
 
-    Less declared memory explains nothing, because the allocator may have kept the memory.
+    A decrease of declared memory explains nothing, because the allocator may have kept the memory.
     """
     return later.bytes - earlier.bytes - max(0, later.declared - earlier.declared)
 

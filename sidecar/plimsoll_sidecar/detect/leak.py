@@ -308,7 +308,7 @@ class MemoryWatch:
     # ---- the verdict
 
     def is_warm(self, t: float) -> bool:
-        """Report whether the watch is warm: then, the absence of a suspicion is conclusive."""
+        """Report whether memory was watched for so long that no suspicion means no leak."""
         suspected = self._suspected is not None
         return self.baseline is not None and (suspected or t >= self._conclusive_at)
 
@@ -353,7 +353,7 @@ class MemoryWatch:
         if evidence is None or self._suspected is None or self.budget is None:
             return None
         trend, posterior = self._suspected.trend, compute_odds(evidence)
-        explanation, probability = posterior.alternative
+        explanation, probability = posterior.likeliest_alternative
         growth = self.state.unexplained or 0
         certain = 1 - THRESHOLDS.noise * trend.noise / max(1, growth)
         unconfirmed = None

@@ -206,8 +206,8 @@ WHOLE_DEVICE_NOTE = "this size covers the whole device, including other pods tha
 class OrphanWatch:
     """Watch device memory that no living engine holds, across epochs.
 
-    Such memory shows after an engine has ended, or if more memory is in use outside the next engine
-    than before.
+    Such memory is found after an engine has ended. It is also found if more memory is in use
+    outside the next engine than before.
     """
 
     def __init__(self) -> None:

@@ -34,7 +34,7 @@ MIN_LEFT_S = 30.0
 MAX_SHARE = 0.98
 """Maximum consumed share of the budget that counts as evidence."""
 MAX_YOUNGER = 2.0
-"""Bound of the evidence from :attr:`Evidence.younger`: the logarithm of a factor of 7."""
+"""Bound of the evidence from :attr:`Evidence.age_evidence`: the logarithm of a factor of 7."""
 MAX_LOG_ODDS = 50.0
 CLEAR_SPANS = 3.0
 """Time for which a suspicion lasts without a new trend, as a multiple of its trend's span."""
@@ -110,23 +110,23 @@ class Evidence:
     segment: Segment | None
 
     @property
-    def size(self) -> float:
-        """Evidence from the consumed share of the budget, without its weight."""
+    def size_evidence(self) -> float:
+        """Evidence from the consumed share of the budget, before its weight is applied."""
         return -math.log1p(-min(MAX_SHARE, max(0.0, self.share)))
 
     @property
-    def speed(self) -> float:
+    def speed_evidence(self) -> float:
         """Evidence from the time to exhaustion; 0 if the budget lasts for its whole window."""
         left = self.window_s if self.left_s is None else self.left_s
         return max(0.0, math.log(self.window_s / max(MIN_LEFT_S, left)))
 
     @property
-    def slowing(self) -> float:
+    def slowing_evidence(self) -> float:
         """Evidence from growth that slows down: negative, or 0 if it does not slow down."""
         return min(0.0, self.fading)
 
     @property
-    def younger(self) -> float:
+    def age_evidence(self) -> float:
         """Evidence from growth that started later than the engine: negative or 0."""
         return max(-MAX_YOUNGER, min(0.0, math.log(max(1e-9, self.life))))
 
@@ -144,7 +144,7 @@ class Odds:
         return 1.0 / (1.0 + math.exp(-self.log_odds))
 
     @property
-    def alternative(self) -> tuple[Explanation, float]:
+    def likeliest_alternative(self) -> tuple[Explanation, float]:
         """The most likely explanation other than a leak, and its probability."""
         likeliest = min(self.against, key=lambda explanation: self.against[explanation])
         return likeliest, self.probability * math.exp(-self.against[likeliest])
@@ -153,10 +153,10 @@ class Odds:
 def compute_odds(evidence: Evidence, weights: Weights = WEIGHTS) -> Odds:
     """Return the odds that growth with this ``evidence`` is a leak."""
     w = weights
-    common = w.size * evidence.size + w.speed * evidence.speed
+    common = w.size * evidence.size_evidence + w.speed * evidence.speed_evidence
     against = {
-        Explanation.FILLING: w.filling + w.fading * evidence.slowing,
-        Explanation.LATER_WORK: w.later_work + w.younger * evidence.younger,
+        Explanation.FILLING: w.filling + w.fading * evidence.slowing_evidence,
+        Explanation.LATER_WORK: w.later_work + w.younger * evidence.age_evidence,
         Explanation.LOAD: w.load - w.climb * max(0.0, evidence.climb),
     }
     if evidence.segment in REUSABLE_SEGMENTS:

@@ -162,7 +162,7 @@ class PauseHistory:
         self.served_s += seconds
 
     @property
-    def longest(self) -> float:
+    def longest_s(self) -> float:
         """The longest pause in seconds."""
         return self._longest
 
@@ -236,9 +236,9 @@ class Pause:
 
 
 def find_pause_limit(pause: Pause, history: PauseHistory, timeout_s: float) -> tuple[float, str]:
-    """Return the longest allowed pause in seconds, and the reason if it is below the timeout.
+    """Return the longest allowed pause in seconds, and the reason for it.
 
-    The reason continues a sentence, and is empty for the timeout.
+    The reason is text to append to a sentence; it is empty if the limit is the timeout.
     """
     if pause.cpu_s is None:
         limit_s, reason = _find_limit_from_history(pause, history)
@@ -256,11 +256,13 @@ def find_pause_limit(pause: Pause, history: PauseHistory, timeout_s: float) -> t
 def _find_limit_from_history(pause: Pause, history: PauseHistory) -> tuple[float, str]:
     if not history.has_seen(pause.demand):
         return math.inf, ""
-    return max(history.usual.bound_s, history.longest + PAUSE_MARGIN_S), _describe_longest(history)
+    return max(history.usual.bound_s, history.longest_s + PAUSE_MARGIN_S), _describe_longest(
+        history
+    )
 
 
 def _find_limit_from_cpu_time(pause: Pause, history: PauseHistory) -> tuple[float, str]:
-    longest = history.longest + PAUSE_MARGIN_S
+    longest = history.longest_s + PAUSE_MARGIN_S
     if history.usual.is_known:
         # A usual pause may last longer, but not much longer than a pause of a new kind.
         longest = max(longest, min(history.usual.bound_s, SHORT_SERVICE_LIMIT_S))
@@ -279,5 +281,5 @@ def _find_limit_from_cpu_time(pause: Pause, history: PauseHistory) -> tuple[floa
 
 
 def _describe_longest(history: PauseHistory) -> str:
-    seconds = "less than 1 s" if history.longest < 1 else f"{history.longest:.0f} s"
+    seconds = "less than 1 s" if history.longest_s < 1 else f"{history.longest_s:.0f} s"
     return f"; the longest pause at comparable load was {seconds}"

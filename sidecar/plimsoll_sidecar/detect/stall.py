@@ -73,7 +73,7 @@ class _Port:
         """
         if not self.is_known:
             return max_s, ""
-        longest = self._before.longest
+        longest = self._before.longest_s
         usual = max(MIN_SILENCE_S, longest + PAUSE_MARGIN_S)
         if self._before.usual.is_known:
             usual = max(usual, self._before.usual.bound_s)
@@ -218,7 +218,7 @@ class StallWatch:
         """Report whether clients gave up during a long pause, and have been away for less time.
 
         Clients and proxies often time out sooner than the engine, and try again. The pause then
-        continues, without the time in which no request is in flight.
+        continues. The time in which no request is in flight does not count.
         """
         return self._frozen_s >= LONG_PAUSE_S and self._unused_s < self._frozen_s
 

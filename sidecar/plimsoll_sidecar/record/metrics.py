@@ -446,7 +446,7 @@ class Metrics:
             self._set_or_remove(
                 "supervisor_resident_memory_bytes",
                 process,
-                size.total if size is not None else None,
+                size.total_bytes if size is not None else None,
             )
         spent = time.process_time()
         self._counters["supervisor_cpu_seconds"].inc(max(0.0, spent - self._cpu_seen))

@@ -98,7 +98,7 @@ class Cgroup:
         ]
 
     @classmethod
-    def of_process(cls, pid: int) -> Cgroup | None:
+    def find_of_process(cls, pid: int) -> Cgroup | None:
         """Return the cgroup of the process ``pid``; None if its memory is unknown.
 
         It is unknown if the cgroup is not visible, or also has processes of other programs.

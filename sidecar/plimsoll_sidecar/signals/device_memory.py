@@ -28,7 +28,7 @@ from plimsoll_api.supervisor_config import (
     NODE_IP_ENV,
 )
 from plimsoll_sidecar.clients.http import EngineError, HttpClient
-from plimsoll_sidecar.signals.metrics_page import MAX_VALUE, make_sample_reader
+from plimsoll_sidecar.signals.metrics_page import MAX_METRIC_VALUE, make_sample_reader
 
 log = logging.getLogger(__name__)
 
@@ -334,7 +334,7 @@ class Exporter(ABC):
         for number, (metric, labels, value) in enumerate(self._samples(page)):
             if number >= MAX_SAMPLES:
                 return
-            if labels is not None and math.isfinite(value) and 0 <= value < MAX_VALUE:
+            if labels is not None and math.isfinite(value) and 0 <= value < MAX_METRIC_VALUE:
                 yield ExporterSample(
                     metric, dict(LABEL_PATTERN.findall(labels.decode(errors="replace"))), value
                 )

@@ -16,21 +16,21 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-MAX_VALUE = 2.0**53
+MAX_METRIC_VALUE = 2.0**53
 """Largest accepted value. Integers are exact below it, and its MiB still fit into 64 bits of
 bytes."""
 MAX_LINE_BYTES = 16 << 10
 """Maximum length of a line. Known engines and exporters write less than 1 KiB. The memory for
 matching grows with the labels."""
-MAX_LINES = 4096
+MAX_METRIC_LINES = 4096
 """Maximum number of lines of a metric. An engine with 64 ranks has fewer than 1,000."""
-_LABELS = rb'((?:[^"}\n]|"(?:[^"\\\n]|\\.)*+")*+)'
+_LABELS_PATTERN = rb'((?:[^"}\n]|"(?:[^"\\\n]|\\.)*+")*+)'
 """Pattern for labels up to the closing brace. Quoted values may contain any character."""
 _NAME_PATTERN = re.compile(
     rb'^(?:\{"([a-zA-Z_:][a-zA-Z0-9_:]{0,255}+)"|([a-zA-Z_:][a-zA-Z0-9_:]{0,255}+)(?=[{ \t]))', re.M
 )
-_AFTER_NAME_PATTERN = re.compile(rb"(?:\{" + _LABELS + rb"\})?[ \t]+(\S+)")
-_AFTER_QUOTED_PATTERN = re.compile(rb",?" + _LABELS + rb"\}[ \t]+(\S+)")
+_AFTER_NAME_PATTERN = re.compile(rb"(?:\{" + _LABELS_PATTERN + rb"\})?[ \t]+(\S+)")
+_AFTER_QUOTED_PATTERN = re.compile(rb",?" + _LABELS_PATTERN + rb"\}[ \t]+(\S+)")
 _LABEL_PATTERN = re.compile(rb'([a-zA-Z_][a-zA-Z0-9_]*)[ \t]*=[ \t]*"((?:[^"\\\n]|\\.)*+)"')
 _RANK_LABEL_PATTERN = re.compile(
     r"(?:(?:attn|moe)_)?(?:tp|pp|cp|ep|sp|dcp|pcp)_rank"
@@ -182,9 +182,9 @@ class Page:
             if series.kind is Kind.COUNTER and len(found) == line_count:
                 # With Ray, vLLM 0.11 counts every request under its last known outcome.
                 return None
-        if not found or len(found) > MAX_LINES:
+        if not found or len(found) > MAX_METRIC_LINES:
             return None
-        most = 1.0 if series.kind is Kind.RATIO else MAX_VALUE
+        most = 1.0 if series.kind is Kind.RATIO else MAX_METRIC_VALUE
         if not all(0.0 <= value <= most for value in found.values()):
             return None
         parts = _merge_ranks(found, series.total)
@@ -202,7 +202,7 @@ class Page:
         A value that is impossible for a counter is NaN.
         """
         return {
-            (name, labels): value if 0.0 <= value < MAX_VALUE else math.nan
+            (name, labels): value if 0.0 <= value < MAX_METRIC_VALUE else math.nan
             for series in series_list
             if series.kind is Kind.COUNTER and (name := self._find_name(series)) is not None
             for labels, value in self.lines[name].items()
@@ -221,13 +221,13 @@ class Page:
             (name, labels): value
             for name in names
             for labels, value in self.lines.get(name, {}).items()
-            if 0.0 <= value < MAX_VALUE
+            if 0.0 <= value < MAX_METRIC_VALUE
         }
 
     def add_absent_counters(self, counters: Mapping[tuple[str, Labels], float]) -> None:
-        """Add ``counters``, the last values of lines that may be absent from the page."""
+        """Add each line of ``counters`` that the page lacks, with its last value."""
         for (name, labels), value in counters.items():
-            if name in self.lines and len(self.lines[name]) < MAX_LINES:
+            if name in self.lines and len(self.lines[name]) < MAX_METRIC_LINES:
                 self.lines[name].setdefault(labels, value)
 
     def _find_name(self, series: Series) -> str | None:
@@ -260,7 +260,7 @@ class Page:
         for labels, size in _merge_ranks(lines, "").items():
             place = _select_replica_labels(labels)
             sizes[place] = math.nan if place in sizes else size
-        return {place: size for place, size in sizes.items() if 0.0 < size < MAX_VALUE}
+        return {place: size for place, size in sizes.items() if 0.0 < size < MAX_METRIC_VALUE}
 
 
 def make_page_reader(series_list: Iterable[Series]) -> Callable[[bytes], Page]:
@@ -275,7 +275,7 @@ def make_page_reader(series_list: Iterable[Series]) -> Callable[[bytes], Page]:
         lines: dict[str, Lines] = {}
         for name, written, value in read_samples(page):
             known = lines.setdefault(name, {})
-            if len(known) > MAX_LINES:
+            if len(known) > MAX_METRIC_LINES:
                 continue
             labels = _parse_labels(written) if written is not None else MALFORMED_LABELS
             # If a line occurs twice, it is unknown which one is right.

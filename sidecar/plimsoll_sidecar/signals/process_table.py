@@ -174,7 +174,7 @@ def is_nested(pid: int) -> bool:
 
 
 def read_parent_pids() -> dict[int, int]:
-    """Return the parent PID of each visible process that has not ended, by PID."""
+    """Return the parent PIDs of all visible processes that have not ended, by PID."""
     found: dict[int, int] = {}
     for pid in psutil.pids():
         with contextlib.suppress(psutil.Error):
@@ -291,7 +291,7 @@ class OpenFilesReader:
         self._newest: OpenFiles | None = None
 
     def read(self, get_names: Callable[[], Mapping[int, str]]) -> OpenFiles | None:
-        """Return the count of the process that is nearest to its limit; None if none is known.
+        """Return the open files of the process that is nearest to its limit; None if unknown.
 
         ``get_names`` returns the names of the engine's processes by PID.
         """
@@ -303,7 +303,7 @@ class OpenFilesReader:
 
 
 def find_nearest_to_limit(names: Mapping[int, str]) -> OpenFiles | None:
-    """Return the count of the process that is nearest to its limit; None if none is known."""
+    """Return the open files of the process that is nearest to its limit; None if unknown."""
     found = []
     for pid, name in names.items():
         count, limit = _count_open_files(f"/proc/{pid}/fd"), _read_open_files_limit(pid)

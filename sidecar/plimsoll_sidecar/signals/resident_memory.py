@@ -40,7 +40,7 @@ class ResidentMemory(msgspec.Struct, frozen=True):
     """Huge pages from a pool (hugetlb), which the other values exclude."""
 
     @property
-    def total(self) -> int:
+    def total_bytes(self) -> int:
         """Sum of all kinds of resident pages."""
         return self.anon + self.file + self.shmem
 
@@ -73,7 +73,7 @@ class EngineProcessTable:
 
     @property
     def main_process(self) -> ProcessId | None:
-        """Running frontend, or else another running process; None if no process runs."""
+        """The running frontend, or else another running process; None if no process runs."""
         alive = [p for p in self._reported if is_running(p)]
         alive.sort(key=lambda p: self._reported[p].role is not Role.FRONTEND)
         return alive[0] if alive else None

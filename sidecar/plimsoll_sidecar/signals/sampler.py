@@ -193,8 +193,8 @@ class Sampler:
     def _check_serving(self, status: Status | None, host: Host, now: float) -> bool | None:
         """Return whether the serving port answered; None if unknown.
 
-        It is unknown if the port was not queried, or has not answered yet. Only if the status does
-        not answer, wait for the port.
+        It is unknown if the port was not queried, or has not answered yet. This waits for the port
+        only if the status does not answer.
         """
         asked = self._serving_check
         if status is None:
@@ -274,7 +274,7 @@ class Sampler:
         pid = first.pid if first is not None else None
         if first != self._group_of:
             self._group_of = first
-            self._group = Cgroup.of_process(pid) if pid is not None else None
+            self._group = Cgroup.find_of_process(pid) if pid is not None else None
         self.cgroup = self._group.read() if self._group is not None else CgroupMemory()
         host.cgroup_current, host.cgroup_anon = self.cgroup.current, self.cgroup.anon
         host.cgroup_shmem, host.cgroup_file = self.cgroup.shmem, self.cgroup.file

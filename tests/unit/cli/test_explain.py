@@ -98,7 +98,7 @@ def test_an_object_of_another_shape_is_named() -> None:
 def test_every_ending_wait_and_kind_says_what_to_do() -> None:
     told_by_operator = {"ContainerRestarted", "Recovered", "PodReplaced", "PodGone"}
     assert {reason.value for reason in Reason} | told_by_operator <= set(explain.NEXT_STEPS)
-    assert {reason.value for reason in WaitReason} == set(explain.WAITING_STEPS)
+    assert {reason.value for reason in WaitReason} == set(explain.NEXT_STEPS_WHILE_WAITING)
     assert {kind.value for kind in IncidentKind} == set(explain.PROBLEMS_BY_KIND)
 
 

@@ -256,10 +256,10 @@ def test_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        ("apiVersion: v1\nkind: Service\n", "holds Service, but inject accepts only a Deployment"),
-        ("", "holds nothing"),
+        ("apiVersion: v1\nkind: Service\n", "contains Service, but inject accepts only"),
+        ("", "contains nothing"),
         ("a: [", "not YAML"),
-        ("- 1\n", "document 1: holds a list"),
+        ("- 1\n", "document 1: is a list"),
         ("apiVersion: v1\n", "document 1: kind is missing"),
         ("kind: &a {b: *a}\n", "x.yaml:1:14: the alias 'a' refers to itself"),
         (

@@ -147,7 +147,7 @@ def test_a_model_of_the_hub_is_downloaded_only_once(tmp_path: Path) -> None:
     folder, absent = model.find_checkpoint(one, tmp_path)
     assert (folder, absent) == (tmp_path / "models" / "org" / "tiny" / "refs--pr--1", True)
     folder.mkdir(parents=True)
-    (folder / model.COMPLETE_MARKER).touch()
+    (folder / model.COMPLETE_MARKER_FILE).touch()
     assert model.find_checkpoint(one, tmp_path) == (folder, False)
 
 

@@ -104,9 +104,9 @@ def test_each_problem_has_a_line_of_its_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        ("", "holds nothing"),
-        (GOOD + "---\n" + GOOD, "holds 2 documents"),
-        ("- a\n- b\n", "holds no object"),
+        ("", "contains no document"),
+        (GOOD + "---\n" + GOOD, "contains 2 documents"),
+        ("- a\n- b\n", "contains no object"),
         (b"\xff\xfe\x00", "not UTF-8"),
         ("a: &a [*a]\nb: !!python/object/apply:os.system [id]\n", "refers to itself"),
         ("a: b: c", "not YAML"),

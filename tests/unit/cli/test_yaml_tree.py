@@ -11,7 +11,7 @@ from plimsoll_cli.yaml_tree import (
     MAX_DOCUMENT_BYTES,
     MAX_EXPANDED_VALUES,
     MAX_FILE_BYTES,
-    MAX_NESTING,
+    MAX_NESTING_LEVELS,
     split_documents,
 )
 
@@ -53,7 +53,7 @@ def test_the_documents_are_the_file(text: str) -> None:
             "".join(f"a{n}: &a{n} [*a{n - 1}]\n" for n in range(1, 200)).replace("*a0", "1"),
             "nested",
         ),
-        ("[" * (MAX_NESTING + 1) + "]" * (MAX_NESTING + 1), "nested in more than"),
+        ("[" * (MAX_NESTING_LEVELS + 1) + "]" * (MAX_NESTING_LEVELS + 1), "nested in more than"),
         ("[" * 1_000_000, "nested in more than|not YAML"),
         ("- " * 1_000_000, "nested in more than|not YAML"),
         ("a: &a {b: *a}", "the alias 'a' refers to itself"),

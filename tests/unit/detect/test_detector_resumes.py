@@ -27,7 +27,7 @@ def over_a_restart(series: Series) -> tuple[Assessment, list[Assessment]]:
             continue
         after.append(second.update(sample))
         if len(after) == 1:
-            second.resume(first.checkpoint())
+            second.resume(first.make_checkpoint())
     assert before is not None
     return before, after
 
@@ -56,7 +56,7 @@ def test_nothing_is_remembered_before_the_warm_up_has_ended() -> None:
     detector = Detector(POLICY, 60.0, 1.0)
     for sample in Series(duration=10).samples():
         detector.update(sample)
-    assert detector.checkpoint().host == []
+    assert detector.make_checkpoint().host == []
 
 
 def test_slow_growth_is_looked_for_from_the_first_requests_on() -> None:
@@ -96,7 +96,7 @@ def test_a_slow_leak_stands_from_the_first_sample_on_and_ends_with_the_engine() 
         sample.t -= 30 * HOUR  # its clock begins anew
         assessment = second.update(sample)
         if len(seen) == 0:
-            second.resume(first.checkpoint())
+            second.resume(first.make_checkpoint())
             assessment = second.update(sample)
         slow = assessment.slow.get("host")
         seen.append(None if slow is None else slow.slow_leak)

@@ -133,7 +133,7 @@ def test_what_was_there_before_is_remembered_over_a_restart_of_the_supervisor() 
         last = second.update(sample)
         is_believed = is_believed or any(one.unconfirmed is None for one in last.suspicions)
         if not resumed:
-            second.resume(first.checkpoint())
+            second.resume(first.make_checkpoint())
             resumed = True
     assert last.host is not None
     assert last.host.unexplained is not None

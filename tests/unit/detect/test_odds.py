@@ -64,7 +64,9 @@ def test_each_explanation_has_its_evidence(explanation: Explanation, evidence: E
 
 
 def test_memory_that_fills_something_up_is_most_likely_that() -> None:
-    likeliest, chance = compute_odds(replace(LEAK, share=0.1, left_s=None, fading=-3.0)).alternative
+    likeliest, chance = compute_odds(
+        replace(LEAK, share=0.1, left_s=None, fading=-3.0)
+    ).likeliest_alternative
     assert likeliest is Explanation.FILLING
     assert chance > 0.9
 
@@ -74,7 +76,7 @@ def test_the_chances_of_everything_together_are_one(evidence: Evidence) -> None:
     found = compute_odds(evidence)
     others = [found.probability * math.exp(-value) for value in found.against.values()]
     assert math.isclose(found.probability + sum(others), 1.0, rel_tol=1e-9)
-    assert found.alternative[1] == max(others)
+    assert found.likeliest_alternative[1] == max(others)
 
 
 @given(EVIDENCE, st.floats(0.0, 5.0))
@@ -100,18 +102,20 @@ def test_the_weights_are_fitted_to_the_same_model(observations: list[Evidence]) 
 
 
 def test_growth_that_ends_anywhere_in_its_budget_loses_as_the_rest_shrinks() -> None:
-    assert replace(LEAK, share=0.5).size == pytest.approx(math.log(2))
-    assert replace(LEAK, share=0.9).size == pytest.approx(math.log(10))
-    assert replace(LEAK, share=7.0).size == replace(LEAK, share=1.0).size, "it is bounded"
+    assert replace(LEAK, share=0.5).size_evidence == pytest.approx(math.log(2))
+    assert replace(LEAK, share=0.9).size_evidence == pytest.approx(math.log(10))
+    assert replace(LEAK, share=7.0).size_evidence == replace(LEAK, share=1.0).size_evidence, (
+        "it is bounded"
+    )
 
 
 @pytest.mark.parametrize("window_s", [600.0, HOUR, 24 * HOUR, 168 * HOUR])
 def test_the_speed_is_what_the_window_has_of_the_time_left(window_s: float) -> None:
     within = replace(LEAK, window_s=window_s)
-    assert replace(within, left_s=None).speed == 0.0, "nothing grows"
-    assert replace(within, left_s=1.1 * window_s).speed == 0.0, "it lasts for the window"
-    assert replace(within, left_s=window_s / math.e).speed == pytest.approx(1.0)
-    assert replace(within, left_s=0.0).speed == replace(within, left_s=30.0).speed
+    assert replace(within, left_s=None).speed_evidence == 0.0, "nothing grows"
+    assert replace(within, left_s=1.1 * window_s).speed_evidence == 0.0, "it lasts for the window"
+    assert replace(within, left_s=window_s / math.e).speed_evidence == pytest.approx(1.0)
+    assert replace(within, left_s=0.0).speed_evidence == replace(within, left_s=30.0).speed_evidence
 
 
 def test_the_odds_that_suffice_rise_with_the_time_that_is_left() -> None:

@@ -102,7 +102,7 @@ def test_after_a_restart_of_the_supervisor_it_goes_on_from_the_engines_own() -> 
             before.update(sample(t, first_shared))
         after, found = Detector(MemoryPolicy(device=BUDGET), 60.0, 1.0), []
         after.update(sample(200, then_shared))
-        after.resume(before.checkpoint())
+        after.resume(before.make_checkpoint())
         for t in range(201, 320):
             found += after.update(sample(t, then_shared)).suspicions
         return found

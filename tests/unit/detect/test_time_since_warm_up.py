@@ -32,7 +32,7 @@ def test_requests_and_time_count_from_the_base_on() -> None:
 
     later = Detector(POLICY, 30.0, 1.0)
     later.update(sample(200.0, 700))
-    later.resume(detector.checkpoint())
+    later.resume(detector.make_checkpoint())
     resumed = later.update(sample(201.0, 703)).host
     assert resumed is not None
     assert resumed.age_s == state.age_s + 2

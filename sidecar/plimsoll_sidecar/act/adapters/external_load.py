@@ -25,7 +25,7 @@ from plimsoll_sidecar.act.adapters.external_profile import EngineProfile
 from plimsoll_sidecar.clients.http import EngineError, HttpClient
 from plimsoll_sidecar.signals.metrics_page import (
     MALFORMED_LABELS,
-    MAX_LINES,
+    MAX_METRIC_LINES,
     Kind,
     Labels,
     Page,
@@ -204,7 +204,7 @@ class RegistryCheck:
         counters, begun = page.read_counters(self._every), page.read_start_times(self._every)
         fell = any(value < self._counters.get(key, value) for key, value in counters.items())
         other = any(value != self._begun.get(key, value) for key, value in begun.items())
-        if max(len(self._counters), len(self._begun)) > MAX_LINES or fell or other:
+        if max(len(self._counters), len(self._begun)) > MAX_METRIC_LINES or fell or other:
             self._counters, self._begun = {}, {}
         # If a rank is absent, the value of an unreadable line stays unknown.
         broken = {name for name, labels in counters if labels == MALFORMED_LABELS}
