@@ -12,19 +12,19 @@ from typing import Any
 
 import pytest
 
-from plimsoll_operator.kinds import BY_KIND, EVENT, POD, SERVICE, Object
+from plimsoll_operator.kinds import EVENT, KINDS_BY_NAME, POD, SERVICE, Object
 from plimsoll_operator.render.names import FIELD_MANAGER, MANAGED_BY
 from plimsoll_operator.runtime.client import Api, ApiError, ConflictError
 
 MAP, ACCOUNT, WORKLOAD = (
-    BY_KIND[kind] for kind in ("ConfigMap", "ServiceAccount", "Deployment")
+    KINDS_BY_NAME[kind] for kind in ("ConfigMap", "ServiceAccount", "Deployment")
 )  # fmt: skip
 GONE_S = 30.0
 """The real server's garbage collector takes its time."""
 
 
 def made(kind: str, namespace: str, name: str = "one", **fields: Any) -> Object:
-    found = BY_KIND[kind]
+    found = KINDS_BY_NAME[kind]
     return {
         "apiVersion": f"{found.group}/{found.version}".lstrip("/"),
         "kind": kind,
@@ -220,13 +220,13 @@ async def warnings_are_found_by_what_they_are_about(api: Api, namespace: str) ->
                 "metadata": {"name": name, "namespace": namespace}, "involvedObject": about,
             },
         )  # fmt: skip
-    assert [one["message"] for one in await api.events_of(namespace, "u-1")] == ["a"]
+    assert [one["message"] for one in await api.list_events_of(namespace, "u-1")] == ["a"]
 
 
 async def an_api_is_there_or_is_not(api: Api, namespace: str) -> None:
     assert await api.serves(MAP)
     assert await api.serves(POD)
-    assert not await api.serves(BY_KIND["PodMonitor"])
+    assert not await api.serves(KINDS_BY_NAME["PodMonitor"])
 
 
 CASES: list[Callable[[Api, str], Awaitable[None]]] = [

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
-from plimsoll_operator.kinds import CLAIM, DEFINED, EVENT, OWNED_KINDS, POD, Kind, Object
-from plimsoll_operator.runtime.client import MATCHES_NOTHING, Api
+from plimsoll_operator.kinds import CLAIM, DEFINED_KINDS, EVENT, OWNED_KINDS, POD, Kind, Object
+from plimsoll_operator.runtime.client import IMPOSSIBLE_VERSION, Api
 from plimsoll_operator.runtime.queue import RateLimit
 from tests.lab.definitions import Definitions
 from tests.lab.objects import Refused
 
-KINDS = {kind.plural: kind for kind in (*DEFINED, *OWNED_KINDS, POD, EVENT, CLAIM)}
+KINDS = {kind.plural: kind for kind in (*DEFINED_KINDS, *OWNED_KINDS, POD, EVENT, CLAIM)}
 LIST_KEYS = ("name", "type", "uid", "port")
 """Fields that identify the entries of a list for server-side apply, if all entries have them."""
 MADE_AT = "2026-01-01T00:00:00Z"
@@ -53,7 +53,7 @@ class FakeApi(Api):
         super().__init__(None, 1.0, RateLimit(1e6, 1_000_000), tries)
         self._definitions = definitions
         self._objects: dict[tuple[str, str, str], _Kept] = {}
-        self._version = int(MATCHES_NOTHING)
+        self._version = int(IMPOSSIBLE_VERSION)
         self._pages: dict[str, tuple[list[Object], str]] = {}
         self.lacking: set[str] = set()
         """Kinds whose API the cluster does not have."""
@@ -192,7 +192,7 @@ class FakeApi(Api):
     def _replace(self, at: tuple[str, str, str], body: Object) -> Object:
         before = self._one(at).item
         self._current(before, body["metadata"].get("resourceVersion"))
-        if self._definitions and KINDS[at[0]] in DEFINED and "status" in before:
+        if self._definitions and KINDS[at[0]] in DEFINED_KINDS and "status" in before:
             body["status"] = before["status"]
         return self.put(self._judged(body, before, False))
 
@@ -221,7 +221,7 @@ class FakeApi(Api):
 
     def _judged(self, item: Object, before: Object | None, of_status: bool) -> Object:
         """As admitted: refused, or with defaults, where it is of one of our kinds."""
-        if self._definitions is None or item["kind"] not in {kind.kind for kind in DEFINED}:
+        if self._definitions is None or item["kind"] not in {kind.kind for kind in DEFINED_KINDS}:
             return item
         try:
             if before is None:

@@ -15,7 +15,7 @@ from typing import Annotated
 import msgspec
 
 from plimsoll_api import decoding
-from plimsoll_api.peers import MAX_GROWTH_BYTES
+from plimsoll_api.peers import MAX_PEER_GROWTH_BYTES
 
 LEARNED_FILE = "learned.json"
 MAX_LEARNED_WORKLOADS = 100
@@ -32,7 +32,7 @@ MAX_DAILY_RISE_FACTOR, MAX_DAILY_FALL_FACTOR = 1.25, 0.9
 """Maximum daily rise and fall of a learned budget, as factors. A budget falls slowly, so that a
 busy week after a quiet one causes no alarm."""
 
-Size = Annotated[int, msgspec.Meta(ge=0, le=MAX_GROWTH_BYTES)]
+Size = Annotated[int, msgspec.Meta(ge=0, le=MAX_PEER_GROWTH_BYTES)]
 
 
 class LearnedMemory(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -46,7 +46,7 @@ class LearnedMemory(msgspec.Struct, frozen=True, omit_defaults=True):
     seen_s: Annotated[int, msgspec.Meta(ge=0, le=MAX_OBSERVED_S)] = 0
     gains: tuple[Size, Size, Size] = (0, 0, 0)
     start: Size = 0
-    budget: Annotated[int, msgspec.Meta(ge=1, le=MAX_GROWTH_BYTES)] | None = None
+    budget: Annotated[int, msgspec.Meta(ge=1, le=MAX_PEER_GROWTH_BYTES)] | None = None
 
 
 class LearnedWorkload(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -18,7 +18,7 @@ MAX_PEERS = 64
 """Maximum number of replicas in a file; more would add little evidence."""
 MAX_PEERS_BYTES = 64 << 10
 """Maximum size of a file. A replica takes 200 bytes, or 900 with the longest possible names."""
-MAX_GROWTH_BYTES = 1 << 50
+MAX_PEER_GROWTH_BYTES = 1 << 50
 MAX_AGE_S = 1 << 32
 MAX_REQUESTS = 1 << 53
 """Maximum growth (1 PiB), age (a century) and number of requests (the largest exact double)."""
@@ -32,7 +32,7 @@ class PeerGrowth(msgspec.Struct, frozen=True):
     the warm-up.
     """
 
-    bytes: Annotated[int, msgspec.Meta(ge=0, le=MAX_GROWTH_BYTES)]
+    bytes: Annotated[int, msgspec.Meta(ge=0, le=MAX_PEER_GROWTH_BYTES)]
     age_s: Annotated[int, msgspec.Meta(ge=0, le=MAX_AGE_S)]
     requests: Annotated[int, msgspec.Meta(ge=0, le=MAX_REQUESTS)]
 

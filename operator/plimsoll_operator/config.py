@@ -30,8 +30,8 @@ class WebhookSettings:
     """Settings of the admission webhook.
 
     ``namespace`` and ``name`` identify the Service and the Secret with the certificate. The
-    MutatingWebhookConfiguration has the same name. If ``url`` is set, it replaces the Service.
-    ``provided`` is True if another program manages the Secret.
+    MutatingWebhookConfiguration has the same name. If ``url`` is set, the API server uses it in
+    place of the Service. ``provided`` is True if another program manages the Secret.
     """
 
     namespace: str
@@ -105,8 +105,8 @@ class Intervals:
     retry: float = 2.0
     """Interval between attempts to acquire or renew the Lease (client-go's ``RetryPeriod``)."""
 
-    def problem(self) -> str | None:
-        """Return why these values are invalid; None if they are valid."""
+    def find_problem(self) -> str | None:
+        """Return which intervals are invalid, and why; None if all are valid."""
         for one in fields(self):
             value = getattr(self, one.name)
             if not (math.isfinite(value) and value > 0):
@@ -366,7 +366,7 @@ def _parse_clocks(parser: argparse.ArgumentParser, texts: Sequence[str]) -> Inte
         except ValueError:
             parser.error(f"--clock: {text!r} is not NAME=SECONDS")
     clocks = Intervals(**seconds)
-    if problem := clocks.problem():
+    if problem := clocks.find_problem():
         parser.error(f"--clock: {problem}")
     return clocks
 

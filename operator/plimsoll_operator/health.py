@@ -1,14 +1,14 @@
 """Serve the operator's ``/healthz``, ``/readyz`` and ``/metrics``, and its page if enabled.
 
-The operator is healthy if the event loop responds and no watch is stale: these are the faults that
-a restart fixes. A restart does not fix an unresponsive API server: a canary lists one
-InferenceService through the same client, and its age is a metric. The age of the last event is a
-metric, too, because a quiet cluster sends no events. A watch is stale after two consecutive full
-lists showed changes that it had not reported.
+The operator is healthy if the event loop responds and no watch is stale, because a restart fixes
+only these faults. A restart does not fix an unresponsive API server: a canary lists one
+InferenceService through the same client, and the time since its last success is a metric. The time
+since the last event is only a metric, too, because a quiet cluster sends no events. A watch is
+stale after two consecutive full lists showed changes that the watch had not reported.
 
-The operator is ready if all objects have been listed once, or if it is a standby. The webhook, if
-there is one, must be able to respond. Without the CustomResourceDefinitions, the operator waits for
-them and is not ready.
+The operator is ready if all objects have been listed once, or if it is a standby. If there is a
+webhook, it must also be able to respond. Without the CustomResourceDefinitions, the operator waits
+for them and is not ready.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from collections.abc import Callable
 from aiohttp import web
 
 from plimsoll_operator.config import Config
-from plimsoll_operator.kinds import DEFINED, SERVICE
+from plimsoll_operator.kinds import DEFINED_KINDS, SERVICE
 from plimsoll_operator.metrics import Metrics
-from plimsoll_operator.page import HEADERS, FleetPage, refusal
+from plimsoll_operator.page import HEADERS, FleetPage, explain_refused_host
 from plimsoll_operator.runtime.client import Api, ApiError
 from plimsoll_operator.runtime.watches import Watches
 
@@ -54,13 +54,15 @@ class HealthServer:
         """Return the seconds since the API server last responded to the canary."""
         return self._clock() - self._well
 
-    async def definitions(self) -> None:
-        """Wait until the cluster serves Plimsoll's kinds, and log once which are missing.
+    async def wait_for_definitions(self) -> None:
+        """Wait until the cluster serves Plimsoll's kinds, and log once which kinds are missing.
 
         Raises :class:`ApiError`, OSError or TimeoutError if the API server does not respond.
         """
         logged = ""
-        while missing := [kind.crd for kind in DEFINED if not await self._api.serves(kind)]:
+        while missing := [
+            kind.crd_name for kind in DEFINED_KINDS if not await self._api.serves(kind)
+        ]:
             self._well = self._clock()
             if logged != (logged := ", ".join(missing)):
                 log.warning(
@@ -70,8 +72,8 @@ class HealthServer:
         if logged:
             log.info("the CRDs are installed")
 
-    async def canary(self) -> None:
-        """Read from the API server in a loop until cancelled. It never writes."""
+    async def run_canary(self) -> None:
+        """Read from the API server in a loop until cancelled. The canary never writes."""
         while True:
             try:
                 for namespace in self._config.namespaces or (None,):
@@ -82,12 +84,12 @@ class HealthServer:
             await asyncio.sleep(self._config.clocks.canary)
 
     def find_liveness_fault(self) -> str | None:
-        """Return the fault that a restart would fix; None if there is none."""
-        stale = self._watches.stale_kinds(MIN_STALE_LISTS)
+        """Return a description of the fault that a restart would fix; None if there is none."""
+        stale = self._watches.list_stale_kinds(MIN_STALE_LISTS)
         kinds = ", ".join(stale)
         return f"stale watches: {kinds} changed without an event" if stale else None
 
-    def unready(self) -> str | None:
+    def find_unready_reason(self) -> str | None:
         """Return why the operator is not ready; None if it is."""
         if not self.ready:
             return "objects have not been listed yet"
@@ -105,17 +107,17 @@ class HealthServer:
             return web.Response(text=f"{text}\n", status=503 if wrong else 200)
 
         async def readyz(_: web.Request) -> web.Response:
-            wrong = self.unready()
+            wrong = self.find_unready_reason()
             return web.Response(text=f"{wrong or 'ready'}\n", status=503 if wrong else 200)
 
         async def metrics(_: web.Request) -> web.Response:
             return web.Response(
-                body=self._metrics.page(),
+                body=self._metrics.render_page(),
                 headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"},
             )
 
         async def fleet(request: web.Request) -> web.Response:
-            if wrong := refusal(request.headers.get("Host")):
+            if wrong := explain_refused_host(request.headers.get("Host")):
                 return web.Response(text=f"{wrong}\n", status=403)
             assert page is not None
             return web.Response(

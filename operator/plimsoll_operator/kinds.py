@@ -1,4 +1,4 @@
-"""Kinds that the operator reads and writes, with their API paths."""
+"""Kinds of objects that the operator reads and writes, with their API paths."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Key(NamedTuple):
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}" + (" (policy)" if self.kind == POLICY_KIND else "")
 
-    def slots(self, count: int) -> tuple[str, ...]:
+    def make_slot_names(self, count: int) -> tuple[str, ...]:
         """Return the names of the service's restart-slot Leases."""
         return make_slot_names(self.name, count)
 
@@ -53,9 +53,9 @@ class Kind:
     """Kind of object that the operator reads or writes.
 
     ``selector`` (labels) and ``fields`` restrict lists and watches to the operator's objects. A
-    kind that is not ``watched`` belongs to an API that a cluster may lack; each resync lists it if
-    it is installed. Lists have pages of ``page`` objects. An object of this kind is created only if
-    the kinds in ``also`` are installed.
+    kind that is not ``watched`` belongs to an API that a cluster may lack; if the API is installed,
+    each resync lists the kind. Lists have pages of ``page`` objects. An object of this kind is
+    created only if the kinds in ``also`` are installed.
     """
 
     kind: str
@@ -79,12 +79,15 @@ class Kind:
         return f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
 
     @property
-    def crd(self) -> str:
+    def crd_name(self) -> str:
         """Name of the kind's CustomResourceDefinition."""
         return f"{self.plural}.{self.group}"
 
     def path(self, namespace: str | None = None, name: str = "", subresource: str = "") -> str:
-        """Return the URL path of an object, or of a list in one namespace or in all namespaces."""
+        """Return the URL path of an object; without ``name``, of a list.
+
+        Without ``namespace``, the list covers all namespaces.
+        """
         parts = [self.group_path]
         if namespace:
             parts += ["namespaces", namespace]
@@ -94,10 +97,10 @@ class Kind:
 
 SERVICE = Kind(SERVICE_KIND, API_GROUP, CRD_VERSION, SERVICE_PLURAL, "")
 INCIDENT = Kind(INCIDENT_KIND, API_GROUP, CRD_VERSION, INCIDENT_PLURAL, "", page=20)
-"""Any supervised pod may write incidents; at the maximum size of each, a page of 20 is below 1
-MiB."""
+"""Kind LeakIncident. Any supervised pod may write incidents. At the maximum size of an incident, a
+page of 20 is below 1 MiB."""
 POLICY = Kind(POLICY_KIND, API_GROUP, CRD_VERSION, POLICY_PLURAL, "")
-DEFINED = (SERVICE, INCIDENT, POLICY)
+DEFINED_KINDS = (SERVICE, INCIDENT, POLICY)
 """Kinds of Plimsoll's own CustomResourceDefinitions."""
 
 POD = Kind("Pod", "", "v1", "pods")
@@ -143,15 +146,15 @@ ones."""  # fmt: skip
 LWS = next(kind for kind in OWNED_KINDS if kind.kind == LWS_KIND)
 OPTIONAL_KINDS = tuple(kind for kind in OWNED_KINDS if not kind.watched)
 WATCHED_KINDS = (SERVICE, POLICY, INCIDENT, POD, *(kind for kind in OWNED_KINDS if kind.watched))
-BY_KIND = {kind.kind: kind for kind in (*WATCHED_KINDS, *OPTIONAL_KINDS)}
+KINDS_BY_NAME = {kind.kind: kind for kind in (*WATCHED_KINDS, *OPTIONAL_KINDS)}
 
 
-def ref(item: Object) -> Ref:
+def make_ref(item: Object) -> Ref:
     """Return the kind and name of ``item``."""
     return Ref(item["kind"], item["metadata"]["name"])
 
 
-def owner_uid(item: Object) -> str | None:
+def get_owner_uid(item: Object) -> str | None:
     """Return the UID of the object's controller; None if it has none."""
     for owner in item["metadata"].get("ownerReferences") or ():
         if owner.get("controller"):
@@ -159,8 +162,8 @@ def owner_uid(item: Object) -> str | None:
     return None
 
 
-def key_of(item: Object) -> Key | None:
-    """Return the service or policy that ``item`` belongs to; None if there is none."""
+def find_key(item: Object) -> Key | None:
+    """Return the key of the service or policy that ``item`` belongs to; None if there is none."""
     meta = item["metadata"]
     namespace = meta.get("namespace") or ""
     if item["kind"] in (SERVICE.kind, POLICY.kind):
@@ -182,21 +185,21 @@ def key_of(item: Object) -> Key | None:
 
 
 class InvalidSpecError(ValueError):
-    """Raised for a spec that cannot be rendered. The message names each field.
+    """Raised for a spec that cannot be rendered. The message names each invalid field.
 
-    ``reason`` is the reason of the conditions, in CamelCase.
+    ``reason`` is the reason in the conditions, in CamelCase.
     """
 
     reason = "InvalidSpec"
 
 
 class MissingApiError(InvalidSpecError):
-    """Raised for a spec that needs a kind which the cluster does not serve."""
+    """Raised for a spec that needs a kind that the cluster does not serve."""
 
     reason = "APINotInstalled"
 
 
-def read(model: type[_Model], item: Object) -> _Model:
+def parse_object(model: type[_Model], item: Object) -> _Model:
     """Parse an object, without its status, as ``model``.
 
     Raises InvalidSpecError, which names each invalid field.

@@ -36,8 +36,8 @@ from plimsoll_operator.runtime.watches import (
     Watches,
     login_in_pod,
     login_with_kubeconfig,
+    make_settings,
     registry,
-    settings,
 )
 from plimsoll_operator.scraper import Scraper
 
@@ -50,9 +50,9 @@ RECURSION_LIMIT = 12_000
 """Python's recursion limit. The API server accepts JSON with 10,000 levels in an open schema such
 as ``podTemplate``, and an object that cannot be decoded would crash the operator. At this depth, a
 decoder needs less than 2 MiB of the main thread's 8 MiB stack."""
-EXIT_S = 5.0
-"""Seconds within which a process that has lost its Lease exits, even if a part hangs. It writes
-nothing during this time."""
+EXIT_TIMEOUT_S = 5.0
+"""Seconds within which a process that has lost its Lease exits, even if a part hangs. The process
+writes nothing during this time."""
 MISSING_ADMISSION_POLICIES_MESSAGE = (
     "the cluster has no admission policies of Plimsoll: a supervised pod writes LeakIncidents and "
     "restart slots of every pod of its namespace without bounds; install them with the chart's "
@@ -73,7 +73,7 @@ async def run(config: Config, stop: asyncio.Event) -> None:
     api = await Api.connect(config.kubeconfig, config.request_timeout_s, limit)
     metrics = Metrics()
     store = Store()
-    queue: WorkQueue[Key] = WorkQueue(config.workers, metrics.reconciled)
+    queue: WorkQueue[Key] = WorkQueue(config.workers, metrics.record_reconcile)
     scraper = Scraper(store, queue.add, publish_s=config.clocks.publish)
     watches = Watches(store, queue)
     policy_watch = PolicyWatch(api, store, watches, config.namespaces)
@@ -98,7 +98,7 @@ async def run(config: Config, stop: asyncio.Event) -> None:
         timeout_s = config.clocks.renew / 2
         voting = await Api.connect(config.kubeconfig, timeout_s, RateLimit(5.0, 10), tries=1)
         election = Election(voting, *config.lease, config.identity, clocks=config.clocks)
-        api.left_s = election.left_s
+        api.get_remaining_s = election.get_remaining_s
     breaker = CircuitBreaker(api, store, config.max_disruptions, clocks=config.clocks)
     background = Background()
     age, suspects = (
@@ -122,10 +122,10 @@ async def run(config: Config, stop: asyncio.Event) -> None:
     )
     server = await health.serve(config.http_port, page if config.fleet_page else None)
     keep = background.keep
-    canary = partial(keep, "canary", health.canary)
+    canary = partial(keep, "canary", health.run_canary)
     watching: asyncio.Task[None] | None = None
     try:
-        if not await _completes_before(stop, health.definitions()):
+        if not await _completes_before(stop, health.wait_for_definitions()):
             return
         watching = asyncio.create_task(keep("policies", policy_watch.run, needed=False))
         if config.webhook:
@@ -135,7 +135,7 @@ async def run(config: Config, stop: asyncio.Event) -> None:
             admission = AdmissionWebhook(
                 api, config, config.webhook, leading.is_set, metrics, policy_watch
             )
-            health.webhook = admission.unready
+            health.webhook = admission.find_unready_reason
             _freeze_heap()
             admission.start(background)
         if election:
@@ -186,13 +186,13 @@ def _freeze_heap() -> None:
 
 
 async def _completes_before(
-    stop: asyncio.Event, wanted: Coroutine[Any, Any, None], *beside: Any
+    stop: asyncio.Event, main: Coroutine[Any, Any, None], *background: Any
 ) -> bool:
-    """Report whether ``wanted`` completed before ``stop`` was set.
+    """Report whether ``main`` completed before ``stop`` was set.
 
-    ``beside`` runs at the same time. If it fails, its exception is raised.
+    ``background`` runs at the same time. If it fails, its exception is raised.
     """
-    tasks = [asyncio.create_task(part) for part in (stop.wait(), wanted, *beside)]
+    tasks = [asyncio.create_task(part) for part in (stop.wait(), main, *background)]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in tasks[1:]:
@@ -206,19 +206,19 @@ async def _completes_before(
 
 
 async def _keep_lease(election: Election) -> None:
-    """Renew the leader's Lease. Exit the process soon after it is lost."""
+    """Renew the leader's Lease. If the Lease is lost, exit the process soon afterwards."""
     try:
         await election.keep()
     except LeadershipLostError as error:
         log.error(
             "leadership lost, exiting because another operator may have taken over: %s", error
         )
-        asyncio.get_running_loop().call_later(EXIT_S, os._exit, 1)
+        asyncio.get_running_loop().call_later(EXIT_TIMEOUT_S, os._exit, 1)
         raise
 
 
 async def _run_kopf(watches: Watches, config: Config, stop: asyncio.Event) -> None:
-    """Run kopf, which handles signals. When it ends after one, set ``stop``.
+    """Run kopf, which handles signals. When kopf ends after a signal, set ``stop``.
 
     On exit, kopf waits 5 s for tasks that started after it, so start it last.
     """
@@ -226,7 +226,7 @@ async def _run_kopf(watches: Watches, config: Config, stop: asyncio.Event) -> No
     kopf.on.login(registry=registry)(login_with_kubeconfig if config.kubeconfig else login_in_pod)
     await kopf.operator(
         registry=registry,
-        settings=settings(),
+        settings=make_settings(),
         memo=watches,
         namespaces=config.namespaces,
         clusterwide=not config.namespaces,
@@ -236,7 +236,7 @@ async def _run_kopf(watches: Watches, config: Config, stop: asyncio.Event) -> No
 
 
 async def _run_until(stop: asyncio.Event, *parts: Coroutine[Any, Any, None]) -> None:
-    """Run ``parts`` until ``stop`` is set; if one ends earlier, cancel all and raise an error."""
+    """Run ``parts`` until ``stop`` is set. If one ends earlier, cancel all and raise an error."""
     async with asyncio.TaskGroup() as group:
         stopped = asyncio.create_task(stop.wait())
         tasks = [group.create_task(part) for part in parts]

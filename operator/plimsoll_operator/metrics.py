@@ -77,35 +77,35 @@ class Metrics:
             registry=self.registry,
         )
 
-    def webhook(self, secret: str, problem: Callable[[], str | None]) -> None:
+    def add_webhook_health(self, secret: str, problem: Callable[[], str | None]) -> None:
         """Add the metric of the webhook's health; ``problem`` returns None while it is healthy."""
         self._ready.labels(secret).set_function(lambda: float(problem() is None))
 
-    def admitted(self, result: str, count: int = 1) -> None:
-        """Count admission reviews by result.
+    def count_admitted(self, result: str, count: int = 1) -> None:
+        """Count ``count`` admission reviews with this result.
 
-        With ``count`` 0, create the series, so that the first review counts as an increase.
+        If ``count`` is 0, only create the series, so that the first review counts as an increase.
         """
         self._admissions.labels(result).inc(count)
 
-    def certificate(self, secret: str, expires_s: float) -> None:
+    def set_certificate_expiry(self, secret: str, expires_s: float) -> None:
         """Set the expiry time of the webhook's certificate, in Unix seconds."""
         self._certificate.labels(secret).set(expires_s)
 
-    def reconciled(self, waited_s: float, took_s: float, error: Exception | None) -> None:
+    def record_reconcile(self, waited_s: float, took_s: float, error: Exception | None) -> None:
         """Record a reconcile: its wait and duration in seconds, and its error if it failed."""
         self.waiting.observe(waited_s)
         self.latency.observe(took_s)
         if error is not None:
-            self.errors.labels(reason_of(error)).inc()
+            self.errors.labels(get_error_reason(error)).inc()
 
-    def page(self) -> bytes:
+    def render_page(self) -> bytes:
         """Return the metrics in the Prometheus text format."""
         return generate_latest(self.registry)
 
 
-def reason_of(error: Exception) -> str:
-    """Return the API server's reason for an error, or its class; both have few values."""
+def get_error_reason(error: Exception) -> str:
+    """Return the API server's reason for an error, or the error's class. Both have few values."""
     return error.reason if isinstance(error, ApiError) else type(error).__name__
 
 
@@ -139,13 +139,15 @@ class OperatorCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Yield all metrics with their current values."""
-        yield _gauge("watch_age_seconds", "Time since the last watch event.", self._watches.age_s)
+        yield _make_gauge(
+            "watch_age_seconds", "Time since the last watch event.", self._watches.age_s
+        )
         ages = GaugeMetricFamily(
             f"{METRIC_PREFIX}watch_kind_age_seconds",
             "Time since the last event of a watch, by kind.",
             labels=("kind",),
         )
-        for kind, age in sorted(self._watches.ages().items()):
+        for kind, age in sorted(self._watches.compute_ages_s().items()):
             ages.add_metric((kind,), age)
         yield ages
         missed = CounterMetricFamily(
@@ -156,16 +158,16 @@ class OperatorCollector(Collector):
         for kind, count in sorted(self._watches.missed.items()):
             missed.add_metric((kind,), count)
         yield missed
-        yield _gauge(
+        yield _make_gauge(
             "canary_age_seconds", "Time since the canary read last succeeded.", self._canary_age_s()
         )
-        yield _gauge("queue_length", "Services that wait for a worker.", len(self._queue))
-        known = len(self._store.services())
-        yield _gauge("services", "InferenceServices that the operator knows.", known)
+        yield _make_gauge("queue_length", "Services that wait for a worker.", len(self._queue))
+        known = len(self._store.list_services())
+        yield _make_gauge("services", "InferenceServices that the operator knows.", known)
         slots = self._breaker.last
-        yield _gauge("slots_held", "Restart slots that supervisors hold.", slots.held)
+        yield _make_gauge("slots_held", "Restart slots that supervisors hold.", slots.held)
         text = "Restart slots that the circuit breaker keeps closed."
-        yield _gauge("slots_closed", text, len(slots.close))
+        yield _make_gauge("slots_closed", text, len(slots.close))
         suspect_revisions = GaugeMetricFamily(
             f"{METRIC_PREFIX}suspect_revisions",
             "InferenceServices whose current revision leaks in most replicas, and workloads of"
@@ -178,7 +180,7 @@ class OperatorCollector(Collector):
             for workload in sorted(workloads):
                 suspect_revisions.add_metric(("", f"{key.namespace}/{key.name}", workload), 1.0)
         yield suspect_revisions
-        yield from self._revisions()
+        yield from self._collect_verdicts()
         selected = GaugeMetricFamily(
             f"{METRIC_PREFIX}policy_pods",
             "Pods that a SupervisionPolicy selects, by state: `Supervised`, `Waiting` until they"
@@ -195,7 +197,7 @@ class OperatorCollector(Collector):
             " InferenceService and SupervisionPolicy whose supervisors were asked.",
             labels=("inferenceservice", "supervisionpolicy"),
         )
-        for key, count in sorted(self._scraper.drained().items()):
+        for key, count in sorted(self._scraper.count_drained_pods().items()):
             name, policy = f"{key.namespace}/{key.name}", key.kind == POLICY.kind
             drained.add_metric(("", name) if policy else (name, ""), count)
         yield drained
@@ -208,21 +210,21 @@ class OperatorCollector(Collector):
         for key, is_stopped in sorted(self._stopped.items()):
             stopped.add_metric((f"{key.namespace}/{key.name}",), float(is_stopped))
         yield stopped
-        yield _counter("reconciles", "Reconciles, including failed ones.", self._queue.handled)
-        yield _counter("reconcile_failures", "Reconciles that failed.", self._queue.failed)
-        yield _counter("watch_events", "Events from all watches.", self._watches.events)
-        yield _counter("scrape_failures", "Scrapes without an answer.", self._scraper.failures)
+        yield _make_counter("reconciles", "Reconciles, including failed ones.", self._queue.handled)
+        yield _make_counter("reconcile_failures", "Reconciles that failed.", self._queue.failed)
+        yield _make_counter("watch_events", "Events from all watches.", self._watches.events)
+        yield _make_counter("scrape_failures", "Scrapes without an answer.", self._scraper.failures)
         text = "Requests to the API server, except those of watches and of the election."
-        yield _counter("requests", text, self._api.requests)
+        yield _make_counter("requests", text, self._api.requests)
         lease_requests = self._voting.requests if self._voting else 0
-        yield _counter("lease_requests", "Requests for the leader's lease.", lease_requests)
-        yield _counter(
+        yield _make_counter("lease_requests", "Requests for the leader's lease.", lease_requests)
+        yield _make_counter(
             "throttled_requests",
             "Requests that the API server refused for now (429).",
             self._api.refusals,
         )
         waited = self._api.limit.waited_s
-        yield _counter(
+        yield _make_counter(
             "throttled_seconds",
             "Time that requests waited for the operator's own rate limit.",
             waited,
@@ -242,8 +244,8 @@ class OperatorCollector(Collector):
             writes.add_metric((verb, kind), count)
         yield writes
 
-    def _revisions(self) -> Iterable[Metric]:
-        """Yield the verdicts on revisions, and the time until a verdict if known."""
+    def _collect_verdicts(self) -> Iterable[Metric]:
+        """Yield the metrics of verdicts on revisions, and of the known times until a verdict."""
         labels = ("inferenceservice", "supervisionpolicy", "workload", "revision")
         verdict = GaugeMetricFamily(
             f"{METRIC_PREFIX}revision_verdict",
@@ -270,9 +272,9 @@ class OperatorCollector(Collector):
         yield wait
 
 
-def _gauge(name: str, text: str, value: float) -> Metric:
+def _make_gauge(name: str, text: str, value: float) -> Metric:
     return GaugeMetricFamily(f"{METRIC_PREFIX}{name}", text, value=value)
 
 
-def _counter(name: str, text: str, value: float) -> Metric:
+def _make_counter(name: str, text: str, value: float) -> Metric:
     return CounterMetricFamily(f"{METRIC_PREFIX}{name}", text, value=value)

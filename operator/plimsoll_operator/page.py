@@ -25,11 +25,11 @@ from plimsoll_operator.runtime.cache import Store
 
 MAX_ROWS = 200
 MAX_INCIDENTS = 100
-MAX_CELL = 200
+MAX_CELL_CHARS = 200
 """Maximum number of characters in a cell."""
 CACHE_S = 5.0
-AT_ONCE = 100
-"""Number of objects to decompress before yielding to other tasks of the event loop."""
+OBJECTS_PER_BATCH = 100
+"""Number of objects to decompress before other tasks of the event loop may run."""
 HEADERS = {
     "Content-Security-Policy": CONTENT_SECURITY_POLICY,
     "X-Content-Type-Options": "nosniff",
@@ -38,7 +38,7 @@ HEADERS = {
 }
 ALARM_STATES = frozenset({"RestartBudgetExhausted", "MemoryNearLimit", "Conflicting", "SlowLeak"})
 HEALTHY_STATES = frozenset({"Ready", "Supervised", "NoPods", "Unknown"})
-PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8">
+PAGE_TEMPLATE = """<!doctype html><html lang="en"><head><meta charset="utf-8">
 <meta name="viewport" content="width=device-width,initial-scale=1"><title>Fleet - Plimsoll</title>
 <style>
 :root{{color-scheme:light dark;--bg:#fff;--fg:#1b1f24;--dim:#57606a;--line:#d0d7de;--bad:#b42318;
@@ -80,7 +80,7 @@ class SlotUsage:
 
 @dataclass
 class Fleet:
-    """Content of the page. ``budgets`` are the host and device budgets by row key."""
+    """Content of the page. ``budgets`` are the texts for the host and device budget, by row key."""
 
     breaker: SlotUsage
     rows: list[FleetRow] = field(default_factory=list)
@@ -122,19 +122,19 @@ class FleetPage:
     async def _make(self, now: float) -> bytes:
         if not self._leading():
             body = "<p>This operator is on standby. The leader's page shows the fleet.</p>"
-            return render(body, self._scope, now)
+            return render_page(body, self._scope, now)
         slots = self._slots()
-        waiting = sorted({_slot_owner(lease) for lease in slots.close})
-        fleet = await read(self._store, SlotUsage(slots.held, self._limit, tuple(waiting)))
-        return render(fleet_html(fleet), self._scope, now)
+        waiting = sorted({_get_slot_owner(lease) for lease in slots.close})
+        fleet = await read_fleet(self._store, SlotUsage(slots.held, self._limit, tuple(waiting)))
+        return render_page(render_fleet(fleet), self._scope, now)
 
 
-async def read(store: Store, breaker: SlotUsage) -> Fleet:
-    """Read the fleet from the cache in batches, so that other tasks can run in between."""
+async def read_fleet(store: Store, breaker: SlotUsage) -> Fleet:
+    """Read the content of the page from the cache in batches. Other tasks can run in between."""
     fleet = Fleet(breaker)
     kept: list[FleetRow] = []
-    for count, key in enumerate(store.known_keys()):
-        if count % AT_ONCE == AT_ONCE - 1:
+    for count, key in enumerate(store.list_known_keys()):
+        if count % OBJECTS_PER_BATCH == OBJECTS_PER_BATCH - 1:
             await asyncio.sleep(0)
         item = store.get(key, Ref(key.kind, key.name))
         if item is None:
@@ -143,8 +143,8 @@ async def read(store: Store, breaker: SlotUsage) -> Fleet:
         fleet.services_count += key.kind == SERVICE.kind
         fleet.policies_count += key.kind == POLICY.kind
         fleet.open_count += row.incidents
-        fleet.budgets[row.key] = _budgets(item)
-        fleet.suspects += _suspects(row, item)
+        fleet.budgets[row.key] = _get_budgets(item)
+        fleet.suspects += _iterate_suspects(row, item)
         kept.append(row)
     fleet.rows = sort_worst_first(kept)[:MAX_ROWS]
     fleet.budgets = {row.key: fleet.budgets[row.key] for row in fleet.rows}
@@ -152,30 +152,32 @@ async def read(store: Store, breaker: SlotUsage) -> Fleet:
     found: list[Object] = []
     for row in fleet.rows:
         await asyncio.sleep(0)
-        found = heapq.nlargest(MAX_INCIDENTS, [*found, *_incidents(store, row)], key=_opened)
+        found = heapq.nlargest(
+            MAX_INCIDENTS, [*found, *_iterate_incidents(store, row)], key=_get_opened_at
+        )
     fleet.incidents = found
     return fleet
 
 
-def _incidents(store: Store, row: FleetRow) -> Iterator[Object]:
-    """Yield the open incidents of a row."""
+def _iterate_incidents(store: Store, row: FleetRow) -> Iterator[Object]:
+    """Yield the open incidents of a row's service or policy."""
     key = Key(row.namespace, row.name, row.kind)
-    for incident in store.children(key, (INCIDENT.kind,)) if row.incidents else ():
+    for incident in store.list_children(key, (INCIDENT.kind,)) if row.incidents else ():
         if (incident.get("status") or {}).get("phase") not in ENDED_PHASES:
             yield incident
 
 
-def _opened(incident: Object) -> str:
+def _get_opened_at(incident: Object) -> str:
     return str(incident["spec"].get("openedAt", ""))
 
 
-def _budgets(item: Object) -> tuple[str, str]:
+def _get_budgets(item: Object) -> tuple[str, str]:
     memory = (item.get("spec") or {}).get("memory") or {}
     host, device = memory.get("host") or {}, memory.get("device") or {}
     return str(host.get("growthBudget", "")), str(device.get("growthBudget", ""))
 
 
-def _suspects(row: FleetRow, item: Object) -> Iterator[Object]:
+def _iterate_suspects(row: FleetRow, item: Object) -> Iterator[Object]:
     status = item.get("status") or {}
     if found := status.get("suspectRevision"):
         yield {"of": row.shown, **found}
@@ -184,16 +186,16 @@ def _suspects(row: FleetRow, item: Object) -> Iterator[Object]:
             yield {"of": f"{row.shown}: {workload.get('name', '')}", **found}
 
 
-def _slot_owner(lease: Object) -> str:
+def _get_slot_owner(lease: Object) -> str:
     return f"{lease['metadata'].get('namespace', '')}/{lease['metadata']['name']}"
 
 
-def render(body: str, scope: str, now: float) -> bytes:
+def render_page(body: str, scope: str, now: float) -> bytes:
     """Return the page with the HTML ``body``. ``now`` is in Unix seconds."""
-    return PAGE.format(scope=_text(scope), at=format_rfc3339(now), body=body).encode()
+    return PAGE_TEMPLATE.format(scope=_escape(scope), at=format_rfc3339(now), body=body).encode()
 
 
-def fleet_html(fleet: Fleet) -> str:
+def render_fleet(fleet: Fleet) -> str:
     """Return the page's tables as HTML."""
     breaker = fleet.breaker
     counts = (
@@ -208,44 +210,59 @@ def fleet_html(fleet: Fleet) -> str:
     all_rows = fleet.services_count + fleet.policies_count
     return f"<dl>{listed}</dl>" + "".join(
         (
-            _section("Services and policies", _ROWS, map(_row(fleet.budgets), fleet.rows),
-                     "No services and no policies.", all_rows - len(fleet.rows)),
-            _section("Open incidents", _INCIDENTS, map(_incident, fleet.incidents),
-                     "No incident is open.", fleet.open_count - len(fleet.incidents)),
-            _section("Suspect revisions", _SUSPECTS, map(_suspect, fleet.suspects),
-                     "No revision leaks in most of its replicas.", 0),
-            _section("Circuit breaker", _WAITING, map(_waiting, breaker.waiting[:MAX_ROWS]),
-                     "No restart slot is kept closed.", len(breaker.waiting) - MAX_ROWS),
+            _render_section(
+                "Services and policies", _ROW_COLUMNS,
+                map(_make_row_renderer(fleet.budgets), fleet.rows),
+                "No services and no policies.", all_rows - len(fleet.rows),
+            ),
+            _render_section(
+                "Open incidents", _INCIDENT_COLUMNS, map(_render_incident, fleet.incidents),
+                "No incident is open.", fleet.open_count - len(fleet.incidents),
+            ),
+            _render_section(
+                "Suspect revisions", _SUSPECT_COLUMNS, map(_render_suspect, fleet.suspects),
+                "No revision leaks in most of its replicas.", 0,
+            ),
+            _render_section(
+                "Circuit breaker", _CLOSED_SLOT_COLUMNS,
+                map(_render_closed_slot, breaker.waiting[:MAX_ROWS]),
+                "No restart slot is kept closed.", len(breaker.waiting) - MAX_ROWS,
+            ),
         )
     )  # fmt: skip
 
 
-_Heads = tuple[tuple[str, str], ...]
-"""Title and CSS classes of each column: ``n`` for numbers, ``w`` for columns that are hidden in
+_Columns = tuple[tuple[str, str], ...]
+"""Title and CSS classes of each column: ``n`` for numbers, and ``w`` for columns that are hidden in
 narrow windows."""
-_ROWS: _Heads = (
+_ROW_COLUMNS: _Columns = (
     ("name", ""), ("mode", "w"), ("state", ""), ("pods", "n"), ("host budget", ""),
     ("device budget", ""), ("incidents", "n"), ("restarts", "n w"),
 )  # fmt: skip
-_INCIDENTS: _Heads = (
+_INCIDENT_COLUMNS: _Columns = (
     ("incident", ""), ("kind", ""), ("phase", ""), ("pod", "w"), ("segment", ""), ("since", ""),
     ("what happens", ""),
 )  # fmt: skip
-_SUSPECTS: _Heads = (
+_SUSPECT_COLUMNS: _Columns = (
     ("service or workload", ""), ("revision", ""), ("leak", ""), ("replicas", "n"),
     ("action", ""), ("since", "w"),
 )  # fmt: skip
-_WAITING: _Heads = (("restart slot that is kept closed while others are in use", ""),)
+_CLOSED_SLOT_COLUMNS: _Columns = (("restart slot that is kept closed while others are in use", ""),)
 
 
-def _section(title: str, head: _Heads, rows: Iterable[str], none: str, more: int) -> str:
-    """Return a section with a scrollable table. ``more`` is the number of omitted rows."""
+def _render_section(
+    title: str, columns: _Columns, rows: Iterable[str], empty_text: str, omitted_count: int
+) -> str:
+    """Return a section with a scrollable table, or with ``empty_text`` if there are no rows.
+
+    ``omitted_count`` is the number of omitted rows.
+    """
     listed = list(rows)
     name = title.lower().replace(" ", "-")
     if not listed:
-        return f"<section><h2>{title}</h2><p class=dim>{none}</p></section>"
-    titles = "".join(f'<th scope=col class="{classes}">{text}</th>' for text, classes in head)
-    omitted = f"<p class=dim>{more} more are left out.</p>" if more > 0 else ""
+        return f"<section><h2>{title}</h2><p class=dim>{empty_text}</p></section>"
+    titles = "".join(f'<th scope=col class="{classes}">{text}</th>' for text, classes in columns)
+    omitted = f"<p class=dim>{omitted_count} more are left out.</p>" if omitted_count > 0 else ""
     return (
         f"<section><h2 id={name}>{title}</h2><div class=t tabindex=0 role=region"
         f" aria-labelledby={name}><table><thead><tr>{''.join(titles)}</tr></thead>"
@@ -253,7 +270,7 @@ def _section(title: str, head: _Heads, rows: Iterable[str], none: str, more: int
     )
 
 
-def _row(budgets: dict[str, tuple[str, str]]) -> Callable[[FleetRow], str]:
+def _make_row_renderer(budgets: dict[str, tuple[str, str]]) -> Callable[[FleetRow], str]:
     def html(row: FleetRow) -> str:
         host, device = budgets.get(row.key, ("", ""))
         state = (
@@ -265,73 +282,75 @@ def _row(budgets: dict[str, tuple[str, str]]) -> Callable[[FleetRow], str]:
         )
         kind = "policy" if row.kind == POLICY.kind else "service"
         return (
-            f"<tr><th scope=row>{_text(row.shown)} <small>{kind}</small></th>"
-            f"<td class=w>{_text(row.mode)}</td><td class={state}>{_text(row.state)}</td>"
-            f"<td class=n>{_count(row.ready)}/{_count(row.replicas)}</td>"
-            f"<td>{_meter('host', row, row.host, host)}</td>"
-            f"<td>{_meter('device', row, row.device, device)}</td>"
+            f"<tr><th scope=row>{_escape(row.shown)} <small>{kind}</small></th>"
+            f"<td class=w>{_escape(row.mode)}</td><td class={state}>{_escape(row.state)}</td>"
+            f"<td class=n>{_format_count(row.ready)}/{_format_count(row.replicas)}</td>"
+            f"<td>{_render_meter('host', row, row.host, host)}</td>"
+            f"<td>{_render_meter('device', row, row.device, device)}</td>"
             f"<td class=n>{row.incidents}</td>"
-            f'<td class="n w">{_count(row.restarts)}</td></tr>'
+            f'<td class="n w">{_format_count(row.restarts)}</td></tr>'
         )
 
     return html
 
 
-def _meter(side: str, row: FleetRow, percent: int | None, budget: str) -> str:
-    """Return a meter of a consumed budget, or text if its value or the budget is not known."""
+def _render_meter(side: str, row: FleetRow, percent: int | None, budget: str) -> str:
+    """Return a meter of the used part of the budget; a text if ``percent`` is unknown."""
     if not budget and percent is None:
         return "<small>none</small>"
     if percent is None:
-        return f"<small>unknown of {_text(budget)}</small>"
-    label = _text(f"{side} budget of {row.shown}")
+        return f"<small>unknown of {_escape(budget)}</small>"
+    label = _escape(f"{side} budget of {row.shown}")
     return (
         f'<meter min=0 max=100 low=50 high=99 optimum=0 value="{min(max(percent, 0), 100)}"'
-        f' aria-label="{label}"></meter> {percent}% <small>of {_text(budget)}</small>'
+        f' aria-label="{label}"></meter> {percent}% <small>of {_escape(budget)}</small>'
     )
 
 
-def _incident(item: Object) -> str:
+def _render_incident(item: Object) -> str:
     spec, status = item["spec"], item.get("status") or {}
     meta, growth = item["metadata"], status.get("attribution") or {}
     role = (spec.get("target") or {}).get("role")
     place = " ".join(str(growth[one]) for one in ("segment", "process") if growth.get(one))
     return (
-        f"<tr><th scope=row>{_text(meta.get('namespace', ''))}/{_text(meta['name'])}</th>"
-        f"<td>{_text(spec.get('kind'))}</td>"
-        f"<td class=warn>{_text(status.get('phase', 'Unknown'))}</td>"
-        f"<td class=w>{_text(spec.get('pod'))} <small>{_text(role)}</small></td>"
-        f"<td>{_text(place or 'unknown')}</td>"
-        f"<td class=d>{_text(spec.get('openedAt'))}</td>"
-        f"<td class=m>{_text(status.get('message'))}</td></tr>"
+        f"<tr><th scope=row>{_escape(meta.get('namespace', ''))}/{_escape(meta['name'])}</th>"
+        f"<td>{_escape(spec.get('kind'))}</td>"
+        f"<td class=warn>{_escape(status.get('phase', 'Unknown'))}</td>"
+        f"<td class=w>{_escape(spec.get('pod'))} <small>{_escape(role)}</small></td>"
+        f"<td>{_escape(place or 'unknown')}</td>"
+        f"<td class=d>{_escape(spec.get('openedAt'))}</td>"
+        f"<td class=m>{_escape(status.get('message'))}</td></tr>"
     )
 
 
-def _suspect(found: Object) -> str:
-    counts = f"{_count(found.get('leakingReplicas'))} of {_count(found.get('replicas'))}"
+def _render_suspect(found: Object) -> str:
+    counts = (
+        f"{_format_count(found.get('leakingReplicas'))} of {_format_count(found.get('replicas'))}"
+    )
     return (
-        f"<tr><th scope=row>{_text(found['of'])}</th><td>{_text(found.get('revision'))}</td>"
-        f"<td>{_text(found.get('leak'))}</td><td class=n>{counts}</td>"
-        f"<td>{_text(found.get('action'))}</td>"
-        f'<td class="d w">{_text(found.get("since"))}</td></tr>'
+        f"<tr><th scope=row>{_escape(found['of'])}</th><td>{_escape(found.get('revision'))}</td>"
+        f"<td>{_escape(found.get('leak'))}</td><td class=n>{counts}</td>"
+        f"<td>{_escape(found.get('action'))}</td>"
+        f'<td class="d w">{_escape(found.get("since"))}</td></tr>'
     )
 
 
-def _waiting(name: str) -> str:
-    return f"<tr><th scope=row>{_text(name)}</th></tr>"
+def _render_closed_slot(name: str) -> str:
+    return f"<tr><th scope=row>{_escape(name)}</th></tr>"
 
 
-def _text(value: Any) -> str:
-    """Return a value as escaped text of at most :data:`MAX_CELL` characters; empty for None."""
+def _escape(value: Any) -> str:
+    """Escape a value as text of at most :data:`MAX_CELL_CHARS` characters; empty for None."""
     text = "" if value is None else str(value)
-    return escape(text if len(text) <= MAX_CELL else f"{text[: MAX_CELL - 1]}…")
+    return escape(text if len(text) <= MAX_CELL_CHARS else f"{text[: MAX_CELL_CHARS - 1]}…")
 
 
-def _count(value: Any) -> str:
+def _format_count(value: Any) -> str:
     return str(value) if isinstance(value, int) else "?"
 
 
-def refusal(host: str | None) -> str | None:
-    """Return why a request with this Host header is rejected; None to accept it.
+def explain_refused_host(host: str | None) -> str | None:
+    """Return why a request with this Host header is rejected; None if it is accepted.
 
     A public web site cannot have an IP address or a cluster-internal name as its host name
     (:mod:`plimsoll_api.page_security`).
@@ -340,5 +359,5 @@ def refusal(host: str | None) -> str | None:
     in_cluster = "." not in name or name.endswith((".svc", ".svc.cluster.local"))
     if in_cluster or is_ip_address(name):
         return None
-    shown = name[:MAX_CELL]
-    return f"host {shown!r} is not answered: open the page by port-forward, as localhost"
+    shown = name[:MAX_CELL_CHARS]
+    return f"host {shown!r} is refused: open the page through a port-forward, as localhost"

@@ -39,16 +39,16 @@ from plimsoll_operator.status.conditions import make_slow_leak
 log = logging.getLogger(__name__)
 
 TIMEOUT_S = 3.0
-MAX_CONCURRENT = 64
-MAX_PER_NAMESPACE = 8
-MAX_BYTES = 1 << 18
+MAX_CONCURRENT_SCRAPES = 64
+MAX_CONCURRENT_PER_NAMESPACE = 8
+MAX_PAGE_BYTES = 1 << 18
 """Maximum size of a page. A supervisor's page has about 30 KiB."""
 
 CHUNK_BYTES = 1 << 14
 HEADERS = {"Accept": "text/plain", "Accept-Encoding": "identity"}
 
 
-HAS_PORT = re.compile(r":\d+$")
+PORT_PATTERN = re.compile(r":\d+$")
 """Pattern for the port at the end of an address. An IPv6 address without a port ends with a
 bracket."""
 
@@ -60,8 +60,8 @@ class BadPageError(Exception):
 class Scraper:
     """Scraper of the supervisors. Calls ``changed`` when published values have changed.
 
-    The values in a status change at most every ``publish_s`` seconds; the first ones are published
-    immediately. Values are kept by service or policy.
+    The values in a status change at most every ``publish_s`` seconds. The first values are
+    published immediately. Values are kept by service or policy.
     """
 
     def __init__(
@@ -79,25 +79,25 @@ class Scraper:
         self._latest: dict[Key, dict[str, SupervisorFigures]] = {}
         self._rounds: dict[str, asyncio.Task[None]] = {}
         self._followed: dict[Key, dict[str, str]] = {}
-        self._limit = asyncio.Semaphore(MAX_CONCURRENT)
+        self._limit = asyncio.Semaphore(MAX_CONCURRENT_SCRAPES)
         self.failures = 0
 
-    def published(self, key: Key) -> dict[str, SupervisorFigures] | None:
+    def get_published(self, key: Key) -> dict[str, SupervisorFigures] | None:
         """Return the published values by pod name; None until the first scrape."""
         published = self._published.get(key)
         return published[1] if published else None
 
-    def drained(self) -> dict[Key, int]:
-        """Return the number of pods that a person keeps out of service, by service, if known."""
+    def count_drained_pods(self) -> dict[Key, int]:
+        """Return how many pods a person keeps out of service, by service or policy, if known."""
         counts = {key: count_drained(found) for key, (_, found) in self._published.items()}
         return {key: count for key, count in counts.items() if count is not None}
 
-    def latest(self, key: Key) -> dict[str, SupervisorFigures]:
-        """Return the values from the last scrape by pod name, without pods that did not respond."""
+    def get_latest(self, key: Key) -> dict[str, SupervisorFigures]:
+        """Return the values from the last scrape, by the names of the pods that responded."""
         return self._latest.get(key, {})
 
     def follow(self, key: Key, addresses: dict[str, str]) -> None:
-        """Scrape the pods of a policy, which are not stored. ``addresses`` are by pod name."""
+        """Scrape the pods of a policy, which the store lacks. ``addresses`` are by pod name."""
         self._followed[key] = addresses
 
     def forget(self, key: Key) -> None:
@@ -110,7 +110,7 @@ class Scraper:
         now = self._clock()
         self._latest[key] = fresh
         known = self._published.get(key)
-        if known and _status_parts(known[1]) == _status_parts(fresh):
+        if known and _list_status_parts(known[1]) == _list_status_parts(fresh):
             return
         early = known and make_memory_status(known[1]) and now - known[0] < self._publish_s
         if known and early and _has_same_drained(known[1], fresh):
@@ -120,7 +120,7 @@ class Scraper:
 
     async def run(self, every_s: float) -> None:
         """Scrape until cancelled. Skip a namespace while its previous round is still running."""
-        async with self.session() as session:
+        async with self.make_session() as session:
             try:
                 while True:
                     await asyncio.sleep(every_s)
@@ -131,11 +131,11 @@ class Scraper:
                 await asyncio.gather(*self._rounds.values(), return_exceptions=True)
                 self._rounds.clear()
 
-    def session(self) -> aiohttp.ClientSession:
-        """Return an HTTP client that uses no proxies, cookies or decompression."""
+    def make_session(self) -> aiohttp.ClientSession:
+        """Return an HTTP client that uses no proxies and no cookies, and decompresses nothing."""
         return aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(total=TIMEOUT_S),
-            connector=aiohttp.TCPConnector(limit=MAX_CONCURRENT),
+            connector=aiohttp.TCPConnector(limit=MAX_CONCURRENT_SCRAPES),
             headers=HEADERS,
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
@@ -144,7 +144,7 @@ class Scraper:
 
     def _begin_rounds(self, session: aiohttp.ClientSession) -> None:
         by_namespace: dict[str, list[Key]] = defaultdict(list)
-        for key in (*self._store.services(), *self._followed):
+        for key in (*self._store.list_services(), *self._followed):
             by_namespace[key.namespace].append(key)
         for namespace, task in list(self._rounds.items()):
             if task.done():
@@ -152,21 +152,21 @@ class Scraper:
                 task.result()  # raises if the task failed, which is a bug and restarts the part
         for namespace, keys in by_namespace.items():
             if namespace not in self._rounds:
-                self._rounds[namespace] = asyncio.create_task(self._round(session, keys))
+                self._rounds[namespace] = asyncio.create_task(self._run_round(session, keys))
 
-    async def _round(self, session: aiohttp.ClientSession, keys: list[Key]) -> None:
-        share = asyncio.Semaphore(MAX_PER_NAMESPACE)
-        await asyncio.gather(*(self._service(session, share, key) for key in keys))
+    async def _run_round(self, session: aiohttp.ClientSession, keys: list[Key]) -> None:
+        share = asyncio.Semaphore(MAX_CONCURRENT_PER_NAMESPACE)
+        await asyncio.gather(*(self._scrape_service(session, share, key) for key in keys))
 
-    async def _service(
+    async def _scrape_service(
         self, session: aiohttp.ClientSession, share: asyncio.Semaphore, key: Key
     ) -> None:
         addresses = self._followed.get(key)
         if addresses is None:
             addresses = {
                 pod["metadata"]["name"]: address
-                for pod in self._store.children(key, {"Pod"})
-                if (address := address_of(pod))
+                for pod in self._store.list_children(key, {"Pod"})
+                if (address := find_address(pod))
             }
         results = await asyncio.gather(
             *(self._scrape_one(session, share, address) for address in addresses.values())
@@ -178,21 +178,21 @@ class Scraper:
         self, session: aiohttp.ClientSession, share: asyncio.Semaphore, address: str
     ) -> SupervisorFigures | None:
         async with share, self._limit:
-            return await self.figures(session, address)
+            return await self.fetch_figures(session, address)
 
-    async def figures(
+    async def fetch_figures(
         self, session: aiohttp.ClientSession, address: str
     ) -> SupervisorFigures | None:
-        """Return the values of the pod at ``address``; None without a valid metrics page."""
+        """Return the values of the pod at ``address``; None if it has no valid metrics page."""
         try:
-            return parse_figures(await self._page(session, address))
+            return parse_figures(await self._fetch_page(session, address))
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError, BadPageError) as error:
             self.failures += 1
-            log.debug("metrics of %s: %r", address, error)
+            log.debug("cannot read the metrics of %s: %r", address, error)
             return None
 
-    async def _page(self, session: aiohttp.ClientSession, address: str) -> bytes:
-        host = address if HAS_PORT.search(address) else f"{address}:{self._port}"
+    async def _fetch_page(self, session: aiohttp.ClientSession, address: str) -> bytes:
+        host = address if PORT_PATTERN.search(address) else f"{address}:{self._port}"
         url = f"http://{host}/metrics"
         async with session.get(url, allow_redirects=False) as response:
             if response.status != 200:
@@ -202,12 +202,12 @@ class Scraper:
             read = bytearray()
             async for chunk in response.content.iter_chunked(CHUNK_BYTES):
                 read += chunk
-                if len(read) > MAX_BYTES:
-                    raise BadPageError(f"the page is longer than {MAX_BYTES} bytes")
+                if len(read) > MAX_PAGE_BYTES:
+                    raise BadPageError(f"the page is longer than {MAX_PAGE_BYTES} bytes")
             return bytes(read)
 
 
-def _status_parts(figures: dict[str, SupervisorFigures]) -> tuple[object, ...]:
+def _list_status_parts(figures: dict[str, SupervisorFigures]) -> tuple[object, ...]:
     spent = {pod for pod, one in figures.items() if one.restarts_left == 0}
     known = any(one.restarts_left is not None for one in figures.values())
     slow = make_slow_leak(ConditionType.SLOW_LEAK, figures)
@@ -227,17 +227,17 @@ def _status_parts(figures: dict[str, SupervisorFigures]) -> tuple[object, ...]:
 def _has_same_drained(
     known: dict[str, SupervisorFigures], fresh: dict[str, SupervisorFigures]
 ) -> bool:
-    """Report whether the same pods are drained, among those that responded."""
+    """Report whether the same pods are drained. Pods that did not respond are ignored."""
     return all(
         one.drained is None or one.drained == bool(pod in known and known[pod].drained)
         for pod, one in fresh.items()
     )
 
 
-def address_of(pod: Object) -> str | None:
-    """Return the address of a running pod for a URL; None if it has none.
+def find_address(pod: Object) -> str | None:
+    """Return the address of a running pod, for use in a URL; None if it has none.
 
-    It includes a port if the pod uses host networking and its supervisor has its own port.
+    The address includes a port if the pod uses host networking and its supervisor has its own port.
     Loopback, link-local (cloud metadata services) and multicast addresses are rejected.
     """
     status = pod.get("status") or {}
@@ -249,11 +249,15 @@ def address_of(pod: Object) -> str | None:
         return None
     if isinstance(address, ipaddress.IPv6Address):
         inner = address.ipv4_mapped or address
-        return None if address.scope_id or _is_unusable(inner) else f"[{address}]{_host_port(pod)}"
-    return None if _is_unusable(address) else f"{address}{_host_port(pod)}"
+        return (
+            None
+            if address.scope_id or _is_unusable(inner)
+            else f"[{address}]{_find_host_port(pod)}"
+        )
+    return None if _is_unusable(address) else f"{address}{_find_host_port(pod)}"
 
 
-def _host_port(pod: Object) -> str:
+def _find_host_port(pod: Object) -> str:
     """Return ``:PORT``; empty for the supervisors' default port."""
     spec = pod.get("spec") or {}
     for one in (spec.get("initContainers") or ()) if spec.get("hostNetwork") else ():

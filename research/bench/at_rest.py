@@ -23,7 +23,7 @@ from typing import Any
 from bench.control_plane import NAMESPACE, Admin, all_made, create, service, settled, until
 from bench.result import add
 from bench.take_over import audited, writes_of
-from plimsoll_operator.kinds import BY_KIND, SERVICE
+from plimsoll_operator.kinds import KINDS_BY_NAME, SERVICE
 from tests.lab.kube import Kube
 from tests.lab.lab import Lab
 from tests.lab.operator import Operator, operator_kubeconfig
@@ -51,7 +51,7 @@ async def measure(lab: Lab, log: Path, folder: Path, seconds: float) -> dict[str
                 "POST", SERVICE.path(NAMESPACE), service(names[0], autoscaling=SCALING)
             )
             await until(lambda: all_made(admin, SERVICES), "all services are made", LIMIT_S)
-            made = await admin.call("GET", BY_KIND["Deployment"].path(NAMESPACE, names[1]))
+            made = await admin.call("GET", KINDS_BY_NAME["Deployment"].path(NAMESPACE, names[1]))
             (engine,) = made["spec"]["template"]["spec"]["containers"]
             assert engine["image"].startswith(REGISTRY), "the webhook rewrites"
             await settled(operator, SETTLE_S)

@@ -30,7 +30,7 @@ from plimsoll_api.incidents import IncidentKind, IncidentPhase
 from plimsoll_api.names import SERVICE_LABEL
 from plimsoll_api.supervision import RestartBudget
 from plimsoll_api.supervisor_config import ServiceRef
-from plimsoll_operator.kinds import BY_KIND, INCIDENT, LEASE, POD, SERVICE
+from plimsoll_operator.kinds import INCIDENT, KINDS_BY_NAME, LEASE, POD, SERVICE
 from plimsoll_sidecar.act.slots import LeaseSlots
 from plimsoll_sidecar.clients.kube import KubeClient, KubeError
 from plimsoll_sidecar.govern.incident import Incident
@@ -192,7 +192,7 @@ async def observed(
     named: dict[str, float] = {}
     looked = 0.0
     while (now := time.monotonic()) - began < given.seconds:
-        await admin.call("GET", BY_KIND["Deployment"].path(NAMESPACE, "s00000"))
+        await admin.call("GET", KINDS_BY_NAME["Deployment"].path(NAMESPACE, "s00000"))
         answers.append(time.monotonic() - now)
         if now - looked > 5.0 and len(named) < given.services:
             looked = now

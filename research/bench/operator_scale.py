@@ -41,7 +41,7 @@ from bench.control_plane import (
 from bench.result import RESULTS, publish
 from plimsoll_api.names import API_VERSION
 from plimsoll_operator.config import Config
-from plimsoll_operator.kinds import BY_KIND, SERVICE
+from plimsoll_operator.kinds import KINDS_BY_NAME, SERVICE
 from plimsoll_operator.plans.service import parse_service
 from plimsoll_operator.render import Images, render_objects
 from plimsoll_operator.runtime.client import Api
@@ -65,7 +65,7 @@ OF_LARGER = (
 )
 FLAGS = ("--qps", "1000", "--burst", "2000", "--scrape", "15")
 IMAGES = Images("engine:1", "supervisor:1")
-CONFIG_MAPS = BY_KIND["ConfigMap"]
+CONFIG_MAPS = KINDS_BY_NAME["ConfigMap"]
 
 
 Row = dict[str, float | int]
@@ -127,7 +127,7 @@ async def bare(admin: Admin, account: Path, services: int) -> float:
         async with limit:
             item = await admin.call("GET", SERVICE.path(NAMESPACE, wanted))
             for child in render_objects(parse_service(item), IMAGES):
-                await api.apply_new(BY_KIND[child["kind"]], child)
+                await api.apply_new(KINDS_BY_NAME[child["kind"]], child)
             about = {"name": wanted, "namespace": NAMESPACE}
             made = {"apiVersion": API_VERSION, "kind": SERVICE.kind, "metadata": about}
             await api.apply(SERVICE, made | {"status": kept}, "status")

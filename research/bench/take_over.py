@@ -30,7 +30,7 @@ import yaml
 from bench.control_plane import NAMESPACE, Admin, all_made, create, end_by_signals, until
 from bench.result import add
 from plimsoll_operator.config import DEFAULT_INTERVALS
-from plimsoll_operator.kinds import BY_KIND, SERVICE
+from plimsoll_operator.kinds import KINDS_BY_NAME, SERVICE
 from tests.lab.kube import Kube
 from tests.lab.lab import Lab, new_lab
 from tests.lab.operator import Operator, operator_kubeconfig
@@ -275,7 +275,7 @@ async def flood(lab: Lab) -> None:
              f"--serviceaccount={NAMESPACE}:flood")  # fmt: skip
     token = lab.kube("create", "token", "flood", "-n", NAMESPACE).strip()
     async with Admin.connect(lab, token) as client:
-        path = BY_KIND["ConfigMap"].path(NAMESPACE)
+        path = KINDS_BY_NAME["ConfigMap"].path(NAMESPACE)
 
         async def ask() -> None:
             while True:

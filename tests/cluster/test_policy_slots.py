@@ -16,7 +16,7 @@ from plimsoll_api.supervisor_config import POD_ENGINE_ENV, EngineEndpoint, PodEn
 from plimsoll_api.workloads import Membership, SlotOwner, WorkloadRef, make_slot_names
 from plimsoll_operator.fleet.selected_pods import SelectedPod, SupervisionState
 from plimsoll_operator.fleet.workloads import group_pods
-from plimsoll_operator.kinds import read
+from plimsoll_operator.kinds import parse_object
 from plimsoll_operator.plans.policy import render_objects
 from plimsoll_sidecar.govern.command import Command, Outcome, Result, Verb
 from plimsoll_sidecar.main import build_supervisor, create_parser
@@ -55,7 +55,9 @@ class Policy:
             "RoleBinding": "/apis/rbac.authorization.k8s.io/v1",
             "Service": "/api/v1",
         }
-        for one in render_objects(read(SupervisionPolicy, made), [account], group_pods(pods)):
+        for one in render_objects(
+            parse_object(SupervisionPolicy, made), [account], group_pods(pods)
+        ):
             kind, name = one["kind"], one["metadata"]["name"]
             where = f"{groups[kind]}/namespaces/{rig.namespace}/{kind.lower()}s/{name}"
             rig.admin.apply(where, one)

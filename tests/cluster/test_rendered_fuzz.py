@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from plimsoll_operator.kinds import BY_KIND, OPTIONAL_KINDS, InvalidSpecError
+from plimsoll_operator.kinds import KINDS_BY_NAME, OPTIONAL_KINDS, InvalidSpecError
 from plimsoll_operator.plans.service import make_plan, parse_service
 from plimsoll_operator.render.names import compute_digest
 from plimsoll_operator.runtime.client import Api, ApiError
@@ -158,7 +158,7 @@ async def dry_run(
     async def create(item: dict[str, Any]) -> None:
         async with limit:
             try:
-                path = BY_KIND[item["kind"]].path(kube.namespace)
+                path = KINDS_BY_NAME[item["kind"]].path(kube.namespace)
                 await api._call("POST", path, query, item)
             except ApiError as error:
                 refused.append((f"{item['kind']} {item['metadata']['name']}", error.message))

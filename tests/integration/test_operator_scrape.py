@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from plimsoll_operator.fleet.figures import SupervisorFigures
 from plimsoll_operator.runtime.cache import Store
-from plimsoll_operator.scraper import MAX_BYTES, TIMEOUT_S, Scraper
+from plimsoll_operator.scraper import MAX_PAGE_BYTES, TIMEOUT_S, Scraper
 
 PAGE = (
     b'plimsoll_memory_budget_consumed_ratio{kind="host"} 0.25\n'
@@ -46,8 +46,8 @@ def scrape(answer: Answer, times: int = 1) -> tuple[list[SupervisorFigures | Non
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
         scraper = Scraper(Store(), lambda _: None, port=port)
-        async with server, scraper.session() as session:
-            found = [await scraper.figures(session, "127.0.0.1") for _ in range(times)]
+        async with server, scraper.make_session() as session:
+            found = [await scraper.fetch_figures(session, "127.0.0.1") for _ in range(times)]
         return found, scraper.failures, connections
 
     return asyncio.run(asyncio.wait_for(run(), 60))
@@ -70,7 +70,7 @@ def whole(body: bytes, more: bytes = b"") -> bytes:
 def test_a_page_of_many_chunks_is_read_as_a_whole() -> None:
     filler = b"# padding of a supervisor with much to tell\n" * 3000
     body = filler + PAGE
-    assert len(body) < MAX_BYTES
+    assert len(body) < MAX_PAGE_BYTES
     pieces = [body[at : at + 8192] for at in range(0, len(body), 8192)]
     length = OK + b"Content-Length: %d\r\n\r\n" % len(body)
     assert scrape(sends(length, *pieces, pause_s=0.005))[0] == [KNOWN]
@@ -99,7 +99,7 @@ def test_no_redirect_is_followed(status: bytes) -> None:
 @pytest.mark.parametrize(
     "answer",
     [
-        sends(whole(PAGE + b"#" * MAX_BYTES)),
+        sends(whole(PAGE + b"#" * MAX_PAGE_BYTES)),
         sends(CHUNKED, *[b"4000\r\n" + b"#" * 0x4000 + b"\r\n"] * 40),
         sends(whole(gzip.compress(PAGE), b"Content-Encoding: gzip\r\n")),
         sends(OK + b"Content-Length: 99999\r\n\r\n" + PAGE),
@@ -167,7 +167,9 @@ def test_slow_pods_of_one_namespace_keep_no_other_waiting() -> None:
         pod(store, "quiet", 0, "198.51.100.2")
 
         class Scrape(Scraper):
-            async def figures(self, session: object, address: str) -> SupervisorFigures | None:
+            async def fetch_figures(
+                self, session: object, address: str
+            ) -> SupervisorFigures | None:
                 if address == "198.51.100.2":
                     served.set()
                     return KNOWN

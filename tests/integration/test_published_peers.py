@@ -44,8 +44,8 @@ def mount(folder: Path, text: str) -> None:
 def scraped(port: int) -> SupervisorFigures | None:
     async def run() -> SupervisorFigures | None:
         scraper = Scraper(Store(), lambda _: None, port=port)
-        async with scraper.session() as session:
-            return await scraper.figures(session, "127.0.0.1")
+        async with scraper.make_session() as session:
+            return await scraper.fetch_figures(session, "127.0.0.1")
 
     return asyncio.run(run())
 
@@ -66,7 +66,7 @@ def published(figures: SupervisorFigures, own: PeerGrowth) -> str:
         "external-2": SupervisorFigures(0.1),
     }
     pods = list_service_peers(map(PodView.parse, PODS))
-    return PeersFileCache(time.monotonic).text(
+    return PeersFileCache(time.monotonic).make_text(
         Key("ml", "external"), pods, INCIDENTS, {"external-0": figures} | others
     )
 

@@ -96,7 +96,7 @@ class Hook:
 
     def __init__(self, folder: Path) -> None:
         policies = PolicyCache()
-        policies.update(POLICY, gone=False)
+        policies.update(POLICY, deleted=False)
         self.results: Counter[str] = Counter()
         reviewer = Reviewer(policies, Images("e", "s"), lambda one: self.results.update([one]))
         self.server = AdmissionServer(

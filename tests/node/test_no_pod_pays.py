@@ -18,7 +18,7 @@ from plimsoll_api.supervision import Mode, Supervision
 from plimsoll_api.supervision_policy import SelectedEngine, SelectedType
 from plimsoll_operator.injection.documents import inject_document
 from plimsoll_operator.injection.options import InjectionOptions
-from plimsoll_operator.scraper import address_of
+from plimsoll_operator.scraper import find_address
 from tests.lab.kube import Kube, eventually
 from tests.lab.lab import Lab
 from tests.lab.node import IPV6
@@ -320,7 +320,7 @@ def test_a_pod_with_an_ipv6_address_alone_is_supervised(
     found = kube.get("pod", "six") or {}
     assert supervised(found)
     (only,) = found["status"]["podIPs"]
-    address = address_of(found)
+    address = find_address(found)
     assert address == f"[{only['ip']}]"
 
     def sees() -> bool:
@@ -356,7 +356,7 @@ def test_two_engines_on_the_nodes_network_run_with_their_supervisors(
         kube("wait", f"pod/{name}", "--for=condition=Ready", f"--timeout={START_S}s")
         found = kube.get("pod", name) or {}
         assert supervised(found)
-        address = address_of(found)
+        address = find_address(found)
         assert address is not None
 
         def sees(page: str = f"http://{address}/state") -> bool:

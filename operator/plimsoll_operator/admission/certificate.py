@@ -1,7 +1,7 @@
 """Issue the webhook's certificates: one long-lived CA, and a short-lived leaf for each replica.
 
 A Secret stores the CA. Each replica signs its own leaf, whose private key never leaves the replica.
-The API server trusts the CA through ``caBundle``, so a new leaf needs no change there.
+The API server trusts the CA through ``caBundle``, so a new leaf requires no change of ``caBundle``.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-AUTHORITY_LIFETIME = datetime.timedelta(days=3 * 365)
+CA_LIFETIME = datetime.timedelta(days=3 * 365)
 LEAF_LIFETIME = datetime.timedelta(days=30)
-"""Lifetime of a leaf. A certificate is renewed when a third of its lifetime is left."""
+"""Lifetime of a leaf. A CA or a leaf is renewed when a third of its lifetime is left."""
 CLOCK_SKEW = datetime.timedelta(minutes=5)
-"""Offset of ``notBefore`` into the past, for clients whose clocks are behind."""
+"""Time by which ``notBefore`` is set into the past, for clients whose clocks are behind."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Certificate:
     bundle: bytes
 
     @property
-    def expires(self) -> datetime.datetime:
+    def expires_at(self) -> datetime.datetime:
         """End of the certificate's validity. Raises ValueError if its PEM text is malformed."""
         return x509.load_pem_x509_certificate(self.certificate).not_valid_after_utc
 
@@ -49,24 +49,24 @@ class Certificate:
 
 
 def needs_renewal(
-    current: Certificate | None, now: datetime.datetime, valid: datetime.timedelta
+    current: Certificate | None, now: datetime.datetime, lifetime: datetime.timedelta
 ) -> bool:
-    """Report whether ``current``, with the lifetime ``valid``, must be renewed. True for None."""
+    """Report whether ``current`` is missing or must be renewed. It was issued for ``lifetime``."""
     try:
-        return current is None or now >= current.expires - valid / 3
+        return current is None or now >= current.expires_at - lifetime / 3
     except ValueError:
         return True
 
 
 def create_authority(
-    now: datetime.datetime, valid: datetime.timedelta = AUTHORITY_LIFETIME
+    now: datetime.datetime, lifetime: datetime.timedelta = CA_LIFETIME
 ) -> Certificate:
-    """Create a self-signed CA, whose bundle is its own certificate."""
+    """Create a self-signed CA. Its bundle is its own certificate."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = _make_name(f"plimsoll-webhook-ca-{now:%Y%m%d%H%M%S}")
     ends = x509.BasicConstraints(ca=True, path_length=0)
     cert = (
-        _make_builder(name, name, key.public_key(), key.public_key(), now, now + valid)
+        _make_builder(name, name, key.public_key(), key.public_key(), now, now + lifetime)
         .add_extension(ends, critical=True)
         .sign(key, hashes.SHA256())
     )
@@ -78,7 +78,7 @@ def create_leaf(
     host: str,
     signer: Certificate,
     now: datetime.datetime,
-    valid: datetime.timedelta = LEAF_LIFETIME,
+    lifetime: datetime.timedelta = LEAF_LIFETIME,
 ) -> Certificate:
     """Create a certificate for ``host``, which expires no later than the signer's certificate.
 
@@ -89,7 +89,7 @@ def create_leaf(
     if not isinstance(signing, ec.EllipticCurvePrivateKey):
         raise ValueError("the CA's key is not an elliptic-curve key")
     key = ec.generate_private_key(ec.SECP256R1())
-    ends = min(now + valid, issuer.not_valid_after_utc)
+    ends = min(now + lifetime, issuer.not_valid_after_utc)
     purpose = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
     cert = (
         _make_builder(
@@ -106,11 +106,11 @@ def create_leaf(
     )
 
 
-def is_authority(found: Certificate) -> bool:
-    """Report whether ``found`` is a CA certificate with the matching private key."""
+def is_authority(certificate: Certificate) -> bool:
+    """Report whether ``certificate`` is a CA certificate with the matching private key."""
     try:
-        cert = x509.load_pem_x509_certificate(found.certificate)
-        key = serialization.load_pem_private_key(found.key, None)
+        cert = x509.load_pem_x509_certificate(certificate.certificate)
+        key = serialization.load_pem_private_key(certificate.key, None)
         ends = cert.extensions.get_extension_for_class(x509.BasicConstraints).value
     except (ValueError, TypeError, x509.ExtensionNotFound):
         return False
@@ -119,7 +119,7 @@ def is_authority(found: Certificate) -> bool:
 
 
 def split_bundle(bundle: bytes) -> list[bytes]:
-    """Return the certificates in a bundle, each as PEM; empty if the bundle is malformed."""
+    """Return the certificates in a bundle as PEM; empty if the bundle is malformed."""
     try:
         certs = x509.load_pem_x509_certificates(bundle)
     except ValueError:

@@ -1,8 +1,8 @@
 """Build the MutatingWebhookConfiguration, which selects the pods that are sent to the webhook.
 
 Each policy has its own webhook with its selector, so the creation of other pods is not delayed. The
-number of webhooks is limited and divided fairly between namespaces. The policies beyond the limit
-share a few webhooks, each of which selects whole namespaces.
+number of webhooks is limited and divided fairly between namespaces. Policies beyond the limit share
+a few webhooks, each of which selects whole namespaces.
 """
 
 from __future__ import annotations
@@ -100,22 +100,24 @@ def interleave_namespaces(policies: Sequence[SupervisionPolicy]) -> list[Supervi
     return [policy for _, policy in sorted(ranked, key=lambda pair: pair[0])]
 
 
-def has_equal_webhooks(wanted: Object, found: Object) -> bool:
-    """Report whether the live configuration ``found`` has the webhooks of ``wanted``."""
-    return _index_by_name(wanted.get("webhooks")) == _index_by_name(found.get("webhooks"))
+def has_equal_webhooks(desired: Object, live: Object) -> bool:
+    """Report whether the configuration ``live`` has the same webhooks as ``desired``."""
+    return _index_by_name(desired.get("webhooks")) == _index_by_name(live.get("webhooks"))
 
 
 def _index_by_name(webhooks: Iterable[Any] | None) -> dict[str, Any]:
     return {webhook["name"]: webhook for webhook in webhooks or ()}
 
 
-def _make_webhook(name: str, client: Object, namespaces: list[str], selector: Object) -> Object:
+def _make_webhook(
+    name: str, client_config: Object, namespaces: list[str], selector: Object
+) -> Object:
     within = {"key": NAMESPACE_LABEL, "operator": "In", "values": namespaces}
     # Set every field: a default that the server fills in would appear as a change.
     return {
         "name": name,
         "admissionReviewVersions": ["v1"],
-        "clientConfig": client,
+        "clientConfig": client_config,
         "failurePolicy": "Ignore",
         "matchPolicy": "Equivalent",
         "namespaceSelector": {"matchExpressions": [within]},
@@ -138,5 +140,5 @@ def _make_webhook(name: str, client: Object, namespaces: list[str], selector: Ob
 
 
 def _make_webhook_name(namespace: str, name: str) -> str:
-    """Return a digest: the namespace and name together may exceed the length limit."""
+    """Return a name with a digest: the policy's namespace and name may be too long together."""
     return hashlib.sha256(f"{namespace}/{name}".encode()).hexdigest()[:16]

@@ -28,7 +28,8 @@ from plimsoll_operator.render.names import FIELD_MANAGER, MANAGED_BY
 class _CachedPolicy(NamedTuple):
     """A policy as the watch delivered it.
 
-    ``parsed`` is empty if the policy selects nothing. ``age`` is the sort key: oldest first.
+    ``parsed`` contains the policy, or nothing if the policy selects no pods. ``age`` is the sort
+    key: oldest first.
     """
 
     user_fields: tuple[object, ...]
@@ -44,8 +45,8 @@ class PolicyCache:
         self._known: dict[str, dict[str, _CachedPolicy]] = {}
         self._ordered: dict[str, list[SupervisionPolicy]] = {}
 
-    def update(self, item: Object, gone: bool) -> None:
-        """Store a policy, or remove it if ``gone``. A change of its status alone is not parsed."""
+    def update(self, item: Object, deleted: bool) -> None:
+        """Store a policy, or remove it if ``deleted``. A change of the status is not parsed."""
         meta = item["metadata"]
         namespace, name = meta["namespace"], meta["name"]
         cached = self._known.setdefault(namespace, {})
@@ -53,8 +54,8 @@ class PolicyCache:
         # Users write these parts; only the operator writes the status.
         parts = ("uid", "generation", "deletionTimestamp", "annotations", "creationTimestamp")
         user_fields = tuple(meta.get(part) for part in parts)
-        unchanged = before is not None and before.user_fields == user_fields and not gone
-        if not gone:
+        unchanged = before is not None and before.user_fields == user_fields and not deleted
+        if not deleted:
             age = (str(meta.get("creationTimestamp") or "~"), name)
             parsed = before.parsed if unchanged and before else parse_policies([item])
             cached[name] = _CachedPolicy(user_fields, age, parsed, item.get("status") or {})
@@ -62,12 +63,12 @@ class PolicyCache:
             ages = sorted(cached.values(), key=lambda entry: entry.age)
             self._ordered[namespace] = [policy for entry in ages for policy in entry.parsed]
 
-    def all(self) -> list[SupervisionPolicy]:
+    def list_all(self) -> list[SupervisionPolicy]:
         """Return all valid policies by namespace, oldest first."""
         return [policy for _, policies in sorted(self._ordered.items()) for policy in policies]
 
     def find(self, namespace: str, labels: Mapping[str, str]) -> SupervisionPolicy | None:
-        """Return the oldest policy that selects a pod with ``labels``; None if no policy does."""
+        """Return the oldest policy that selects a pod with ``labels``; None if there is none."""
         matching = find_matching_policies(self._ordered.get(namespace, ()), labels)
         return matching[0] if matching else None
 
@@ -80,16 +81,17 @@ class PolicyCache:
 log = logging.getLogger(__name__)
 
 REVIEW_RESULTS = ("injected", "held", "refused", "unselected", "failed")
-STARTUP_TRIAL_S = 30.0
-"""Seconds after which the policy's status counts an injected pod that has not started."""
+PENDING_START_S = 30.0
+"""Seconds after which an injected pod that has not started is counted in the policy's status."""
 MAX_WARNING_CHARS = 240
-"""Maximum length of a warning, in characters: the API server truncates longer ones."""
+"""Maximum length of a warning in characters. The API server truncates longer warnings."""
 
 
 class Reviewer:
     """Builder of admission responses from the cached policies. It passes each result to ``count``.
 
-    Until a pod has run with the current images, at most ``limit`` replicas of a policy get them.
+    Until a pod has run with the current images, at most ``limit`` replicas of a policy get a
+    supervisor.
     """
 
     def __init__(
@@ -144,7 +146,7 @@ class Reviewer:
         name = f"SupervisionPolicy {policy.metadata.name}"
         fresh = admitted.refusal is None and find_supervisor(pod["spec"]) is None
         with self._lock:
-            why = self._reason_to_skip(request, policy) if fresh else ""
+            why = self._find_skip_reason(request, policy) if fresh else ""
         if why:
             response["warnings"] = [
                 f"{name}: the pod gets no supervisor: {why}"[:MAX_WARNING_CHARS]
@@ -162,16 +164,16 @@ class Reviewer:
         ]
         return "refused"
 
-    def _reason_to_skip(self, request: Object, policy: SupervisionPolicy) -> str:
+    def _find_skip_reason(self, request: Object, policy: SupervisionPolicy) -> str:
         """Return why the pod gets no supervisor for now; empty if it gets one.
 
-        A pod that gets one counts towards ``limit``. The pods of a multi-node group count as one
+        If it gets one, it counts towards ``limit``. The pods of a multi-node group count as one
         replica.
         """
         images, now = format_images(policy, self._images), self._clock()
         key = (policy.metadata.uid, images)
         tried = {
-            name: at for name, at in self._tries.pop(key, {}).items() if now - at < STARTUP_TRIAL_S
+            name: at for name, at in self._tries.pop(key, {}).items() if now - at < PENDING_START_S
         }
         if tried:
             self._tries[key] = tried
@@ -186,7 +188,10 @@ class Reviewer:
 
 
 def make_json_patch(before: Object, after: Object) -> list[Object]:
-    """Return the JSON patch from ``before`` to ``after``, by field of a pod's metadata and spec."""
+    """Return the JSON patch from ``before`` to ``after``.
+
+    It has at most one operation for each field of the pod's metadata and spec.
+    """
     operations: list[Object] = []
     for part in ("metadata", "spec"):
         old, new = before[part], after[part]

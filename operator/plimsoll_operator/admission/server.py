@@ -2,8 +2,8 @@
 
 Any client that can reach the port may send anything, and the same event loop renews the leader's
 Lease. Connections, their age, request bodies and queued reviews are therefore limited, and a small
-thread pool processes the reviews. A review beyond these limits is rejected at once: the API server
-then creates the pod without a supervisor.
+thread pool processes the reviews. A review beyond these limits gets an error response at once, and
+the API server then creates the pod without a supervisor.
 """
 
 from __future__ import annotations
@@ -33,45 +33,46 @@ from plimsoll_operator.runtime.watches import PolicyWatch
 
 log = logging.getLogger(__name__)
 
-PATH = "/pods"
-ANSWER_TIMEOUT_S = WEBHOOK_TIMEOUT_S * 0.75
+WEBHOOK_PATH = "/pods"
+RESPONSE_TIMEOUT_S = WEBHOOK_TIMEOUT_S * 0.75
 """Timeout of a response in seconds. The API server waits for :data:`WEBHOOK_TIMEOUT_S`."""
 MAX_REVIEW_BYTES = 1 << 20
 """Maximum size of a review in bytes. A larger pod is created without a supervisor."""
 REVIEW_THREADS = 2
 SWITCH_INTERVAL_S = 0.0005
-"""Interpreter switch interval in seconds. The event loop releases the GIL at each system call, and
-another thread may then hold it for this long."""
+"""Python's thread switch interval in seconds. The event loop releases the GIL at each system call,
+and another thread may then hold the GIL for this long."""
 MAX_WAITING_REVIEWS = 64
 """Maximum number of reviews that are processed or queued. Each takes about 3 ms."""
 MAX_CONNECTIONS = 512
-MAX_BODIES = 32
+MAX_CONCURRENT_BODIES = 32
 """Maximum number of request bodies read at the same time, which limits their memory."""
 HANDSHAKE_TIMEOUT_S, HEAD_TIMEOUT_S, IDLE_TIMEOUT_S = 2.0, 5.0, 100.0
 """Timeouts of a connection in seconds: TLS handshake, request head, idle time. An API server reuses
 a connection for later pods, and closes it after 90 s."""
 LOG_INTERVAL_S = 10.0
-"""Minimum seconds between log lines about rejected reviews. The metric counts all of them."""
+"""Minimum seconds between log lines about reviews with an error response. The metric counts all of
+them."""
 
 
 class AdmissionServer:
     """HTTPS server that passes each request body to ``review`` in a thread and sends the result."""
 
-    def __init__(self, review: Callable[[bytes], bytes], failed: Callable[[], None]) -> None:
-        """Prepare the server. It calls ``failed`` for each review that it rejects."""
-        self._review, self._failed = review, failed
+    def __init__(self, review: Callable[[bytes], bytes], on_rejected: Callable[[], None]) -> None:
+        """Prepare the server. ``on_rejected`` is called for each review that gets an error."""
+        self._review, self._failed = review, on_rejected
         self._pool = ThreadPoolExecutor(REVIEW_THREADS, thread_name_prefix="review")
         self._waiting = 0
         self._open: dict[RequestHandler, float] = {}
         """Idle deadline of each connection, most recently active last."""
-        self._bodies = asyncio.Semaphore(MAX_BODIES)
+        self._bodies = asyncio.Semaphore(MAX_CONCURRENT_BODIES)
         self._last_log = float("-inf")
         self.listening = asyncio.Event()
 
     async def run(self, port: int, context: Any) -> None:
         """Serve on all interfaces until cancelled. Raises OSError if the port is in use."""
         app = web.Application(client_max_size=MAX_REVIEW_BYTES)
-        app.add_routes([web.post(PATH, self._answer)])
+        app.add_routes([web.post(WEBHOOK_PATH, self._respond)])
         runner = web.AppRunner(app, access_log=None, handle_signals=False)
         await runner.setup()
         assert runner.server is not None
@@ -80,7 +81,8 @@ class AdmissionServer:
         try:
             server = await loop.create_server(
                 partial(self._accept, runner.server.__call__), None, port, ssl=context,
-                ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S, reuse_address=True, reuse_port=_REUSE,
+                ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S, reuse_address=True,
+                reuse_port=_CAN_REUSE_PORT,
             )  # fmt: skip
             log.info("the admission webhook listens on port %d", port)
             async with server:
@@ -93,7 +95,7 @@ class AdmissionServer:
     def _accept(self, make: Callable[[], RequestHandler]) -> RequestHandler:
         """Create the protocol of a connection.
 
-        If there are too many, close the longest idle one.
+        If there are too many connections, close the one that has been idle for the longest time.
         """
         if len(self._open) >= MAX_CONNECTIONS:
             self._close(next(iter(self._open)))
@@ -119,15 +121,15 @@ class AdmissionServer:
         if handler.transport is not None:
             handler.transport.abort()
 
-    async def _answer(self, request: web.Request) -> web.Response:
-        """Respond to a review, or reject it after :data:`ANSWER_TIMEOUT_S`."""
+    async def _respond(self, request: web.Request) -> web.Response:
+        """Respond to a review. After :data:`RESPONSE_TIMEOUT_S`, respond with an error."""
         self._on_activity(request.protocol, IDLE_TIMEOUT_S)
         try:
-            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+            async with asyncio.timeout(RESPONSE_TIMEOUT_S):
                 async with self._bodies:
                     body = await request.read()
                 if self._waiting >= MAX_WAITING_REVIEWS:
-                    return self._refuse("too many reviews are waiting", 429)
+                    return self._reject("too many reviews are waiting", 429)
                 loop = asyncio.get_running_loop()
                 work = loop.run_in_executor(self._pool, self._review, body)
                 # A running thread cannot be cancelled, so count its review until it finishes.
@@ -135,11 +137,11 @@ class AdmissionServer:
                 work.add_done_callback(self._on_finished)
                 text = await asyncio.shield(work)
         except TimeoutError:
-            return self._refuse(f"the review took more than {ANSWER_TIMEOUT_S:g} s", 504)
+            return self._reject(f"the review took more than {RESPONSE_TIMEOUT_S:g} s", 504)
         except web.HTTPRequestEntityTooLarge:
-            return self._refuse(f"the review is larger than {MAX_REVIEW_BYTES} bytes", 413)
+            return self._reject(f"the review is larger than {MAX_REVIEW_BYTES} bytes", 413)
         except ValueError as error:
-            return self._refuse(f"the request is not an AdmissionReview: {error}", 400)
+            return self._reject(f"the request is not an AdmissionReview: {error}", 400)
         return web.Response(body=text, content_type="application/json")
 
     def _on_finished(self, work: asyncio.Future[bytes]) -> None:
@@ -147,7 +149,7 @@ class AdmissionServer:
         if not work.cancelled():
             work.exception()  # mark the exception as retrieved
 
-    def _refuse(self, reason: str, status: int) -> web.Response:
+    def _reject(self, reason: str, status: int) -> web.Response:
         self._failed()
         now = asyncio.get_running_loop().time()
         if now - self._last_log >= LOG_INTERVAL_S:
@@ -160,7 +162,7 @@ class AdmissionServer:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-_REUSE = hasattr(socket, "SO_REUSEPORT")
+_CAN_REUSE_PORT = hasattr(socket, "SO_REUSEPORT")
 
 
 class AdmissionWebhook:
@@ -178,27 +180,27 @@ class AdmissionWebhook:
         policies = PolicyCache()
         watch.on_change = policies.update
         for result in REVIEW_RESULTS:
-            tally.admitted(result, 0)
+            tally.count_admitted(result, 0)
         self._folder = Path(tempfile.mkdtemp(prefix="plimsoll-webhook-"))
         self._port = webhook.port
-        review = Reviewer(policies, config.images, tally.admitted, config.max_waiting_pods)
-        self._server = AdmissionServer(review.answer_bytes, partial(tally.admitted, "failed"))
+        review = Reviewer(policies, config.images, tally.count_admitted, config.max_waiting_pods)
+        self._server = AdmissionServer(review.answer_bytes, partial(tally.count_admitted, "failed"))
         self._upkeep = WebhookUpkeep(
             api, policies, webhook, config, leading, self._folder, tally, watch.is_current
         )
-        tally.webhook(f"{webhook.namespace}/{webhook.name}", self.problem)
+        tally.add_webhook_health(f"{webhook.namespace}/{webhook.name}", self.find_problem)
         self._tasks: list[asyncio.Task[None]] = []
 
     def is_current(self) -> bool:
-        """Report whether pods created now get a supervisor under the current policies.
+        """Report whether pods that are created now get a supervisor under the current policies.
 
-        This covers only what this replica can observe.
+        The result covers only what this replica can observe.
         """
         return self._upkeep.is_current()
 
-    def problem(self) -> str | None:
-        """Return why this replica cannot serve the API server; None if it can."""
-        if problem := self._upkeep.problem():
+    def find_problem(self) -> str | None:
+        """Return why this replica cannot respond to the API server; None if it can."""
+        if problem := self._upkeep.find_problem():
             return problem
         return (
             None
@@ -206,12 +208,12 @@ class AdmissionWebhook:
             else (f"the webhook does not listen on port {self._port}")
         )
 
-    def unready(self) -> str | None:
-        """Return :meth:`problem`, but None for a standby that waits for the leader."""
-        return None if self._upkeep.is_waiting_for_leader() else self.problem()
+    def find_unready_reason(self) -> str | None:
+        """Return the problem, or None. A standby that waits for the leader counts as ready."""
+        return None if self._upkeep.is_waiting_for_leader() else self.find_problem()
 
     def start(self, background: Background) -> None:
-        """Start serving. A failure never stops the operator; pods then get no supervisor."""
+        """Start serving. A failure never stops the operator, but then pods get no supervisor."""
         parts: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {
             "admission": self._serve,
             "admission-upkeep": self._upkeep.run,

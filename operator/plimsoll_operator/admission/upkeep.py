@@ -5,8 +5,8 @@ MutatingWebhookConfiguration, and only after it has listed all policies.
 
 The Secret contains a CA, with which each replica signs its own certificate. If another program
 manages the Secret, the Secret contains the server certificate instead. A replica serves a new
-certificate only after the configuration has trusted it for one check interval, because other API
-servers of the cluster may see the change later.
+certificate only after the configuration has contained its CA for one check interval, because other
+API servers of the cluster may see the change later.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Protocol
 
 from plimsoll_operator.admission.certificate import (
-    AUTHORITY_LIFETIME,
+    CA_LIFETIME,
     LEAF_LIFETIME,
     Certificate,
     create_authority,
@@ -60,18 +60,18 @@ SECRET_KEYS = ("tls.crt", "tls.key", "ca.crt")
 class WebhookMetrics(Protocol):
     """Metrics of the webhook."""
 
-    def admitted(self, result: str, count: int = 1) -> None:
+    def count_admitted(self, result: str, count: int = 1) -> None:
         """Increase the number of reviews with ``result`` by ``count``."""
 
-    def certificate(self, secret: str, expires_s: float) -> None:
+    def set_certificate_expiry(self, secret: str, expires_s: float) -> None:
         """Set the expiry time of the certificate in ``secret``, in Unix seconds."""
 
-    def webhook(self, secret: str, problem: Callable[[], str | None]) -> None:
-        """Report the webhook as healthy while ``problem`` returns None."""
+    def add_webhook_health(self, secret: str, problem: Callable[[], str | None]) -> None:
+        """Add the metric of the webhook's health. ``problem`` returns None while it is healthy."""
 
 
 class WebhookUpkeep:
-    """Maintenance loop for the webhook's objects. ``run`` it in every replica.
+    """Maintenance loop for the webhook's Secret and configuration. Call ``run`` in every replica.
 
     ``leading`` returns whether this replica may write.
     """
@@ -85,17 +85,17 @@ class WebhookUpkeep:
         leading: Callable[[], bool],
         folder: Path,
         tally: WebhookMetrics,
-        known: Callable[[], bool],
+        policies_known: Callable[[], bool],
         now: Callable[[], datetime.datetime] = lambda: datetime.datetime.now(datetime.UTC),
     ) -> None:
-        """Prepare the upkeep. ``folder`` stores the files of the served certificate.
+        """Prepare the upkeep. The files of the served certificate are written to ``folder``.
 
-        ``known`` returns whether ``policies`` is complete.
+        ``policies_known`` returns whether ``policies`` is complete.
         """
         self._api, self._policies, self._webhook = api, policies, webhook
         self._address = WebhookAddress(webhook.namespace, webhook.name, webhook.url)
         self._secret = f"{webhook.namespace}/{webhook.name}"
-        self._clocks, self._leading, self._known = config.clocks, leading, known
+        self._clocks, self._leading, self._known = config.clocks, leading, policies_known
         self._tally, self._now = tally, now
         self.certfile, self.keyfile = folder / "tls.crt", folder / "tls.key"
         self._source: Certificate | None = None
@@ -119,12 +119,12 @@ class WebhookUpkeep:
         written = self._written is not None and self._known()
         return recent and self.serving.is_set() and written
 
-    def problem(self) -> str | None:
-        """Return why this replica cannot serve the API server; None if it can."""
+    def find_problem(self) -> str | None:
+        """Return why this replica cannot respond to the API server; None if it can."""
         current = self._current
         if current is None:
             return self._trouble or "there is no certificate yet"
-        if current.expires <= self._now():
+        if current.expires_at <= self._now():
             return f"the certificate has expired: {self._trouble}".strip()
         if self._trusted is None:
             return (
@@ -136,8 +136,8 @@ class WebhookUpkeep:
     def is_waiting_for_leader(self) -> bool:
         """Report whether this is a standby that waits for the leader's writes.
 
-        During an upgrade, the leader may be a pod of the previous release, without the webhook. It
-        is replaced only once this pod is ready.
+        During an upgrade, the leader may be a pod of the previous release, without the webhook. The
+        leader is replaced only once this pod is ready.
         """
         missing = self._trusted is None or (self._current is None and not self._webhook.provided)
         return missing and not self._leading()
@@ -153,9 +153,9 @@ class WebhookUpkeep:
             await asyncio.sleep(self._clocks.webhook_policies)
 
     async def check(self) -> None:
-        """Compare the certificate and the configuration with the cluster once, and repair them."""
+        """Compare the certificate and the configuration with the cluster, and repair them."""
         overdue = time.monotonic() - self._checked >= self._clocks.webhook_check
-        full = overdue or self.problem() is not None
+        full = overdue or self.find_problem() is not None
         if full:
             self._use_source(await self._read_source())
         if self._source is not None:
@@ -171,7 +171,7 @@ class WebhookUpkeep:
         found, trouble = _read_certificate(secret, self._secret)
         if found is not None and not self._webhook.provided and not is_authority(found):
             found, trouble = None, f"Secret {self._secret} has no CA: the leader creates it"
-        if not self._webhook.provided and needs_renewal(found, self._now(), AUTHORITY_LIFETIME):
+        if not self._webhook.provided and needs_renewal(found, self._now(), CA_LIFETIME):
             if self._leading():
                 found, trouble = await self._create_authority(), ""
             elif not trouble:
@@ -195,20 +195,23 @@ class WebhookUpkeep:
         except ApiError as error:
             self._trouble = f"cannot write Secret {self._secret}: {error}"
             raise
-        log.info("the webhook has a new CA, which expires at %s", ca.expires.isoformat())
+        log.info("the webhook has a new CA, which expires at %s", ca.expires_at.isoformat())
         return ca
 
-    def _use_source(self, found: Certificate | None) -> None:
-        """Use the current content of the Secret; without one, keep the previous content."""
-        if found is None:
+    def _use_source(self, source: Certificate | None) -> None:
+        """Use the current content of the Secret. If it is None, keep the previous content."""
+        if source is None:
             return
-        if self._source is not None and self._source.bundle != found.bundle:
+        if self._source is not None and self._source.bundle != source.bundle:
             self._before = (self._source.bundle, self._now() + BUNDLE_OVERLAP)
-        self._source = found
+        self._source = source
 
     async def _configure(self, source: Certificate, check: bool) -> None:
-        """Determine which bundle the webhook configuration trusts. The leader updates it first."""
-        policies, bundle = self._policies.all(), source.bundle
+        """Update the configuration if this is the leader, and read which bundle it trusts.
+
+        With ``check``, the live configuration is read even if nothing changed.
+        """
+        policies, bundle = self._policies.list_all(), source.bundle
         if self._before is not None and self._now() < self._before[1]:
             bundle += self._before[0]
         wanted = build_configuration(self._webhook.name, policies, self._address, bundle)
@@ -229,7 +232,7 @@ class WebhookUpkeep:
     def _serve(self, source: Certificate) -> None:
         """Load a new certificate from ``source`` if one is due and the API server trusts it."""
         current, now = self._current, self._now()
-        if current is not None and current.expires > now:
+        if current is not None and current.expires_at > now:
             since = self._trusted[1] if self._trusted is not None else float("inf")
             settled = time.monotonic() - since >= self._clocks.webhook_check
             if current.bundle != source.bundle and not settled:
@@ -240,29 +243,32 @@ class WebhookUpkeep:
         elif (
             current is None
             or current.bundle != source.bundle
-            or needs_renewal(current, now, min(LEAF_LIFETIME, source.expires - now))
+            or needs_renewal(current, now, min(LEAF_LIFETIME, source.expires_at - now))
             or not current.is_valid_for(self._address.host)
         ):
             self._load_certificate(create_leaf(self._address.host, source, now))
 
-    def _load_certificate(self, found: Certificate) -> None:
-        """Use this certificate for new connections. Open connections keep theirs."""
-        self.certfile.write_bytes(found.certificate)
+    def _load_certificate(self, certificate: Certificate) -> None:
+        """Use this certificate for new connections. Open connections keep the previous one."""
+        self.certfile.write_bytes(certificate.certificate)
         self.keyfile.touch(mode=0o600)
-        self.keyfile.write_bytes(found.key)
+        self.keyfile.write_bytes(certificate.key)
         try:
             self.context.load_cert_chain(self.certfile, self.keyfile)
         except ssl.SSLError as error:
             self._trouble = f"Secret {self._secret}: tls.crt and tls.key do not match: {error}"
             log.error("webhook: %s", self._trouble)
             return
-        self._current = found
-        self._tally.certificate(self._secret, found.expires.timestamp())
+        self._current = certificate
+        self._tally.set_certificate_expiry(self._secret, certificate.expires_at.timestamp())
         self.serving.set()
 
 
 def _read_certificate(secret: Object | None, name: str) -> tuple[Certificate | None, str]:
-    """Return the Secret's certificate, or None and a message that says how to fix the Secret."""
+    """Return the Secret's certificate and an empty text.
+
+    If there is no valid certificate, return None and a message that says how to fix the Secret.
+    """
     if secret is None:
         return None, (
             f"Secret {name} does not exist: create it, or restart the program that writes it"
@@ -276,7 +282,7 @@ def _read_certificate(secret: Object | None, name: str) -> tuple[Certificate | N
         )
     try:
         certificate = Certificate(*(base64.b64decode(data[key]) for key in SECRET_KEYS))
-        _ = certificate.expires
+        _ = certificate.expires_at
     except (ValueError, binascii.Error) as error:
         return None, f"Secret {name}: tls.crt is not a certificate: {error}"
     if not split_bundle(certificate.bundle):

@@ -89,9 +89,9 @@ class CircuitBreaker:
         versions = (changes[LEASE.kind], changes[INCIDENT.kind])
         if versions == self._changes and not self.last.close and now < self._next:
             return
-        leases = self._store.of_kind(LEASE.kind)
+        leases = self._store.list_kind(LEASE.kind)
         dead, overlong = self._observe(leases, now)
-        incidents = self._store.of_kind(INCIDENT.kind)
+        incidents = self._store.list_kind(INCIDENT.kind)
         self.last = allocate_slots(leases, incidents, self._limit, dead, overlong, self._last_turn)
         self._expire_grants(now)
         due = [lease for lease in self.last.close if self._needs_renewal(lease, now)]

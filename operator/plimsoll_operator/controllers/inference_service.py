@@ -17,14 +17,14 @@ from plimsoll_operator.fleet.learned import HOUR_S
 from plimsoll_operator.fleet.pods import PodView
 from plimsoll_operator.fleet.verdict import may_change_with_time
 from plimsoll_operator.kinds import (
-    BY_KIND,
+    KINDS_BY_NAME,
     OPTIONAL_KINDS,
     SERVICE,
     Key,
     MissingApiError,
     Object,
     Ref,
-    ref,
+    make_ref,
 )
 from plimsoll_operator.plans.service import Failure, Plan, list_claims, make_plan, parse_service
 from plimsoll_operator.render.compare import WORKLOAD_KINDS, list_missing_fields
@@ -91,7 +91,7 @@ class InferenceServiceController(Reconciler[_Observation]):
         self, key: Key, item: Object, observed: _Observation, requeue_s: list[float | None]
     ) -> None:
         """Apply and delete the service's objects, then reconcile its pods."""
-        all_pods = [PodView.parse(pod) for pod in self._store.children(key, {"Pod"})]
+        all_pods = [PodView.parse(pod) for pod in self._store.list_children(key, {"Pod"})]
         observed.pods = [pod for pod in all_pods if not (pod.terminating or pod.over)]
         observed.service = parse_service(item)
         observed.plan = await self._apply(key, item, observed.service, observed.pods)
@@ -129,16 +129,16 @@ class InferenceServiceController(Reconciler[_Observation]):
         for desired in plan.desired:
             if not self._is_available(desired["kind"]):
                 continue
-            live = self._store.get(key, ref(desired))
+            live = self._store.get(key, make_ref(desired))
             written = await self._owned.apply(key, uid, desired, replicas)
-            if written and ref(desired) == workload:
+            if written and make_ref(desired) == workload:
                 await self._recorder.write(item, make_rollout_notices(live, desired, plan.decision))
         await self._owned.remove(key, plan.surplus)
         lacking = []
         for desired in plan.desired:
-            live = self._store.get(key, ref(desired))
+            live = self._store.get(key, make_ref(desired))
             fields = list_missing_fields(live, desired) if live is not None else []
-            lacking += [f"{' '.join(ref(desired))}: {', '.join(fields)}"] if fields else []
+            lacking += [f"{' '.join(make_ref(desired))}: {', '.join(fields)}"] if fields else []
         return replace(plan, dropped_fields=tuple(lacking))
 
     def _find_workload(self, key: Key, service: InferenceService | None) -> Object | None:
@@ -148,14 +148,14 @@ class InferenceServiceController(Reconciler[_Observation]):
         """
         if service is not None:
             return self._store.get(key, Ref(*get_workload_name(service)))
-        workloads = self._store.children(key, set(WORKLOAD_KINDS))
+        workloads = self._store.list_children(key, set(WORKLOAD_KINDS))
         return workloads[0] if workloads else None
 
     def _is_available(self, kind: str) -> bool:
-        also = BY_KIND[kind].also
-        return BY_KIND[kind].watched or all(one in self._served for one in (kind, *also))
+        also = KINDS_BY_NAME[kind].also
+        return KINDS_BY_NAME[kind].watched or all(one in self._served for one in (kind, *also))
 
-    async def status(
+    async def make_status(
         self, key: Key, item: Object, observed: _Observation, failure: Failure | None
     ) -> tuple[Object, float | None]:
         """Return the status, and the seconds until it may change without an event, or None."""
@@ -167,13 +167,13 @@ class InferenceServiceController(Reconciler[_Observation]):
             self._find_workload(key, observed.service),
             observed.pods,
             self._list_incidents(key),
-            self._scraper.published(key),
+            self._scraper.get_published(key),
             failure,
             now,
             [kind.kind for kind in OPTIONAL_KINDS if kind.kind not in self._served],
             observed.plan,
             events,
-            self._scraper.latest(key),
+            self._scraper.get_latest(key),
         )
         (self.suspects.add if "suspectRevision" in wanted else self.suspects.discard)(key)
         verdicts = wanted.get("verdicts") or []
@@ -182,6 +182,6 @@ class InferenceServiceController(Reconciler[_Observation]):
             next_s, clocks.publish if may_change_with_time(verdicts) else None
         )
 
-    def notices(self, before: Object, wanted: Object) -> Iterable[Notice]:
+    def list_notices(self, before: Object, wanted: Object) -> Iterable[Notice]:
         """Return the Events for a completed rollout or a new revision."""
         return make_completion_notices(before, wanted)

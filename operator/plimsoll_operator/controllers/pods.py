@@ -165,7 +165,7 @@ async def read_pod_events(
             continue
         requeue_s.append(clocks.creating_again)
         try:
-            events[pod.name] = await api.events_of(namespace, pod.uid)
+            events[pod.name] = await api.list_events_of(namespace, pod.uid)
         except ApiError as error:
             if not error.is_lasting:
                 raise

@@ -30,7 +30,7 @@ from plimsoll_operator.kinds import (
     Kind,
     Object,
     Ref,
-    ref,
+    make_ref,
 )
 from plimsoll_operator.plans.service import Failure
 from plimsoll_operator.runtime.cache import Store
@@ -104,10 +104,10 @@ class Reconciler(ABC, Generic[Observation]):
         if failure is not None:
             await self._recorder.write(item, [make_failure_notice(failure)])
         item = self._find_item(key) or item
-        wanted, next_s = await self.status(key, item, observed, failure)
+        wanted, next_s = await self.make_status(key, item, observed, failure)
         before = item.get("status")
         if wanted != before and await write_status(self._api, self._store, self.KIND, item, wanted):
-            await self._recorder.write(item, self.notices(before or {}, wanted))
+            await self._recorder.write(item, self.list_notices(before or {}, wanted))
         if (due_s := find_earliest_s(*requeue_s, next_s)) is not None:
             self._later(key, due_s)
         if error:
@@ -124,13 +124,13 @@ class Reconciler(ABC, Generic[Observation]):
         """
 
     @abstractmethod
-    async def status(
+    async def make_status(
         self, key: Key, item: Object, observed: Observation, failure: Failure | None
     ) -> tuple[Object, float | None]:
         """Return the status, and the seconds until it may change without an event, or None."""
 
     @abstractmethod
-    def notices(self, before: Object, wanted: Object) -> Iterable[Notice]:
+    def list_notices(self, before: Object, wanted: Object) -> Iterable[Notice]:
         """Return the Events for a change of the status."""
 
     @abstractmethod
@@ -144,8 +144,8 @@ class Reconciler(ABC, Generic[Observation]):
 
         ``replicas`` are the pods, oldest first. ``published`` is the current ConfigMap.
         """
-        incidents, figures = self._list_incidents(key), self._scraper.latest(key)
-        files = {PEERS_FILE: self._peers.text(key, replicas, incidents, figures)}
+        incidents, figures = self._list_incidents(key), self._scraper.get_latest(key)
+        files = {PEERS_FILE: self._peers.make_text(key, replicas, incidents, figures)}
         if memory.learns:
             before = str(((published or {}).get("data") or {}).get(LEARNED_FILE) or "")
             now = parse_rfc3339(self._clock())
@@ -156,7 +156,7 @@ class Reconciler(ABC, Generic[Observation]):
         return self._store.get(key, Ref(self.KIND.kind, key.name))
 
     def _list_incidents(self, key: Key) -> list[Object]:
-        return self._store.children(key, {INCIDENT.kind})
+        return self._store.list_children(key, {INCIDENT.kind})
 
     def _find_live_objects(self, key: Key) -> dict[Ref, Object]:
-        return {ref(one): one for one in self._store.children(key, _OWNED_KINDS)}
+        return {make_ref(one): one for one in self._store.list_children(key, _OWNED_KINDS)}

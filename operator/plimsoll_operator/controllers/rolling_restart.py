@@ -100,7 +100,7 @@ class RollingRestarts:
             self.forget(key)
             return {}, []
         waiting, at = list_waiting_workloads(workloads), self._clock()
-        many = sum(one.count(SupervisionState.WAITING) for one in waiting) > limit
+        many = sum(one.count_pods(SupervisionState.WAITING) for one in waiting) > limit
         trial = injection is not None and not injection.proven and many
         generation = policy.metadata.uid, policy.metadata.generation, trial
         seen = self._seen.get(key)

@@ -27,7 +27,7 @@ from plimsoll_operator.render.containers import Images
 from plimsoll_operator.runtime.cache import Store
 from plimsoll_operator.runtime.client import Api
 from plimsoll_operator.runtime.reflector import Reflector
-from plimsoll_operator.scraper import address_of
+from plimsoll_operator.scraper import find_address
 
 MAX_SINGLE_READS = 8
 """Maximum number of changed pods that are read one by one. If more pods changed, all are listed."""
@@ -92,7 +92,7 @@ class PolicyPods:
         """
         namespace = key.namespace
         items = [
-            one for one in self._store.of_kind(POLICY.kind)
+            one for one in self._store.list_kind(POLICY.kind)
             if one["metadata"].get("namespace") == namespace
         ]  # fmt: skip
         generations = tuple(sorted(map(_get_generation, items)))
@@ -162,7 +162,9 @@ class PolicyPods:
         names = _selecting_policies(known.policies, pod)
         if policy.metadata.name in names:
             summary = summarize(pod, policy, names, self._images, now := self._clock())
-            read[meta["name"]] = _CachedPod(meta["resourceVersion"], summary, address_of(pod), now)
+            read[meta["name"]] = _CachedPod(
+                meta["resourceVersion"], summary, find_address(pod), now
+            )
 
     def _start_watch(self, namespace: str, known: _NamespacePods) -> None:
         def listed(items: list[Object]) -> None:

@@ -29,7 +29,7 @@ from plimsoll_operator.fleet.selected_pods import (
 from plimsoll_operator.fleet.verdict import may_change_with_time
 from plimsoll_operator.fleet.workloads import index_workload_statuses
 from plimsoll_operator.injection.policy import format_images
-from plimsoll_operator.kinds import POLICY, Key, Object, Ref, read
+from plimsoll_operator.kinds import POLICY, Key, Object, Ref, parse_object
 from plimsoll_operator.plans.injection import decide_injection, parse_injection
 from plimsoll_operator.plans.policy import PolicyPlan, make_plan
 from plimsoll_operator.plans.service import Failure
@@ -118,7 +118,7 @@ class PolicyController(Reconciler[_Observation]):
         self, key: Key, item: Object, observed: _Observation, requeue_s: list[float | None]
     ) -> Failure | None:
         """Read the pods, apply and delete objects, reconcile the pods, and request restarts."""
-        policy = read(SupervisionPolicy, item)
+        policy = parse_object(SupervisionPolicy, item)
         observed.pods, addresses = pods, _ = await self._selected.read(key, policy)
         self._scraper.follow(key, addresses)
         if self._config.webhook is not None:
@@ -173,11 +173,11 @@ class PolicyController(Reconciler[_Observation]):
         await self._recorder.write(item, [make_restart_notice(str(ref)) for ref in requested])
         return wait_reasons
 
-    async def status(
+    async def make_status(
         self, key: Key, item: Object, observed: _Observation, failure: Failure | None
     ) -> tuple[Object, float | None]:
         """Return the status, and the seconds until it may change without an event, or None."""
-        figures, now = self._scraper.published(key), self._clock()
+        figures, now = self._scraper.get_published(key), self._clock()
         views = [one.view for one in observed.pods or () if one.view]
         clocks, incidents = self._config.clocks, self._list_incidents(key)
         events, next_s = await read_pod_events(self._api, key.namespace, views, now, clocks)
@@ -192,8 +192,10 @@ class PolicyController(Reconciler[_Observation]):
             observed.wait_reasons,
             events,
             injection,
-            read(SupervisionPolicy, item).spec.memory if observed.pods is not None else None,
-            self._scraper.latest(key),
+            parse_object(SupervisionPolicy, item).spec.memory
+            if observed.pods is not None
+            else None,
+            self._scraper.get_latest(key),
         )
         self.stopped[key] = "stopped" in (wanted.get("injection") or {})
         shown = index_workload_statuses(wanted)
@@ -204,7 +206,7 @@ class PolicyController(Reconciler[_Observation]):
         again_s = clocks.publish if may_change_with_time(one for _, one in verdicts) else None
         return wanted, find_earliest_s(next_s, again_s)
 
-    def notices(self, before: Object, wanted: Object) -> Iterable[Notice]:
+    def list_notices(self, before: Object, wanted: Object) -> Iterable[Notice]:
         """Return the Events for suspect revisions and for a stopped injection."""
         return [*make_suspect_notices(before, wanted), *make_injection_notices(before, wanted)]
 
@@ -212,7 +214,7 @@ class PolicyController(Reconciler[_Observation]):
         """Return the new ``status.injection``; None if the pods have not been read."""
         if observed.pods is None:
             return None
-        policy, config = read(SupervisionPolicy, item), self._config
+        policy, config = parse_object(SupervisionPolicy, item), self._config
         images, before = format_images(policy, config.images), parse_injection(item.get("status"))
         limit, now = config.max_waiting_pods, self._clock()
         return decide_injection(before, policy, images, observed.pods, limit, now, observed.refused)

@@ -13,16 +13,16 @@ from dataclasses import dataclass
 
 from plimsoll_operator.fleet.pods import compute_seconds_between, make_printable_line
 from plimsoll_operator.kinds import (
-    BY_KIND,
     CLAIM,
     EVENT,
+    KINDS_BY_NAME,
     InvalidSpecError,
     Key,
     Kind,
     Object,
     Ref,
-    owner_uid,
-    ref,
+    get_owner_uid,
+    make_ref,
 )
 from plimsoll_operator.plans.service import Failure
 from plimsoll_operator.render.compare import (
@@ -84,14 +84,14 @@ class OwnedObjectWriter:
         watch shows it. The first write therefore raises :class:`NameConflictError` if any object
         has the name.
         """
-        kind, live = BY_KIND[desired["kind"]], self._store.get(key, ref(desired))
-        if live is not None and owner_uid(live) != uid:
+        kind, live = KINDS_BY_NAME[desired["kind"]], self._store.get(key, make_ref(desired))
+        if live is not None and get_owner_uid(live) != uid:
             raise NameConflictError(desired)
-        known, where = self._fields.setdefault(key, {}), ref(desired)
+        known, where = self._fields.setdefault(key, {}), make_ref(desired)
         if live is not None and not needs_apply(desired, live, known.get(where)):
             _store_fields(known, where, get_owned_fields_hash(live, desired))
             return False
-        log.info("%s: applying %s", key, " ".join(ref(desired)))
+        log.info("%s: applying %s", key, " ".join(make_ref(desired)))
         full = add_current_replicas(desired, live, first_replicas)
         try:
             send = self._api.apply if live is not None else self._api.apply_new
@@ -100,7 +100,7 @@ class OwnedObjectWriter:
             _store_fields(known, where, get_owned_fields_hash(created, desired))
         except ConflictError:
             existing = await self._api.get(kind, key.namespace, desired["metadata"]["name"])
-            if existing is not None and owner_uid(existing) != uid:
+            if existing is not None and get_owner_uid(existing) != uid:
                 raise NameConflictError(desired) from None
             if existing is not None:
                 self._store.put(existing)
@@ -113,10 +113,10 @@ class OwnedObjectWriter:
         A Lease, for example, may have been acquired.
         """
         for item in surplus:
-            log.info("%s: deleting %s", key, " ".join(ref(item)))
-            if await self._api.delete(BY_KIND[item["kind"]], item):
+            log.info("%s: deleting %s", key, " ".join(make_ref(item)))
+            if await self._api.delete(KINDS_BY_NAME[item["kind"]], item):
                 self._store.remove(item)
-                self._fields.get(key, {}).pop(ref(item), None)
+                self._fields.get(key, {}).pop(make_ref(item), None)
 
 
 def _store_fields(known: dict[Ref, str], where: Ref, fields: str | None) -> None:

@@ -26,7 +26,7 @@ from plimsoll_api.memory_policy import NEAR_LIMIT_RATIO
 from plimsoll_api.names import UNREADY_MANUAL
 from plimsoll_api.peers import (
     MAX_AGE_S,
-    MAX_GROWTH_BYTES,
+    MAX_PEER_GROWTH_BYTES,
     MAX_PEERS,
     MAX_REQUESTS,
     Peer,
@@ -148,7 +148,7 @@ _SLOW_LEAK_METRICS = {
 """Metrics of slow leaks, each with its maximum value."""
 
 _GROWTH_METRICS = {
-    b"plimsoll_memory_unexplained_bytes": MAX_GROWTH_BYTES,
+    b"plimsoll_memory_unexplained_bytes": MAX_PEER_GROWTH_BYTES,
     b"plimsoll_memory_baseline_age_seconds": MAX_AGE_S,
     b"plimsoll_memory_baseline_requests": MAX_REQUESTS,
 }
@@ -157,17 +157,17 @@ value."""
 
 _LEARNED_METRICS = {
     b"plimsoll_memory_learned_seconds": MAX_OBSERVED_S,
-    b"plimsoll_memory_learned_growth_bytes": MAX_GROWTH_BYTES,
-    b"plimsoll_memory_learned_start_bytes": MAX_GROWTH_BYTES,
-    b"plimsoll_memory_learned_budget_bytes": MAX_GROWTH_BYTES,
+    b"plimsoll_memory_learned_growth_bytes": MAX_PEER_GROWTH_BYTES,
+    b"plimsoll_memory_learned_start_bytes": MAX_PEER_GROWTH_BYTES,
+    b"plimsoll_memory_learned_budget_bytes": MAX_PEER_GROWTH_BYTES,
 }
 """Metrics of the values that a replica has learned, each with its maximum value."""
 
 _NEEDS_METRICS = {
-    b"plimsoll_memory_needed_bytes": MAX_GROWTH_BYTES,
-    b"plimsoll_memory_declared_bytes": MAX_GROWTH_BYTES,
-    b"plimsoll_memory_declared_unfilled_bytes": MAX_GROWTH_BYTES,
-    b"plimsoll_memory_limit_bytes": MAX_GROWTH_BYTES,
+    b"plimsoll_memory_needed_bytes": MAX_PEER_GROWTH_BYTES,
+    b"plimsoll_memory_declared_bytes": MAX_PEER_GROWTH_BYTES,
+    b"plimsoll_memory_declared_unfilled_bytes": MAX_PEER_GROWTH_BYTES,
+    b"plimsoll_memory_limit_bytes": MAX_PEER_GROWTH_BYTES,
 }
 """Metrics of the memory needs, each with its maximum value, in the order of the fields of
 :class:`MemoryNeeds`."""
@@ -458,7 +458,7 @@ class PeersFileCache:
         self._clock, self._publish_s = clock, publish_s
         self._last: dict[Key, tuple[float, str]] = {}
 
-    def text(
+    def make_text(
         self,
         key: Key,
         replicas: Iterable[Peer],

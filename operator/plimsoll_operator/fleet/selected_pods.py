@@ -30,7 +30,7 @@ from plimsoll_operator.injection.policy import (
     INJECTED_IMAGES_ANNOTATION,
     inject_pod,
 )
-from plimsoll_operator.kinds import InvalidSpecError, Object, read
+from plimsoll_operator.kinds import InvalidSpecError, Object, parse_object
 from plimsoll_operator.render.containers import Images, list_all_containers, list_native_sidecars
 from plimsoll_operator.render.names import FIELD_MANAGER, MANAGED_BY, PROBE, SUPERVISOR
 
@@ -277,7 +277,7 @@ def parse_policies(items: Iterable[Object]) -> list[SupervisionPolicy]:
         if meta.get("deletionTimestamp"):
             continue
         try:
-            policy = read(SupervisionPolicy, item)
+            policy = parse_object(SupervisionPolicy, item)
         except InvalidSpecError:
             continue
         dated.append((str(meta.get("creationTimestamp") or "~"), policy.metadata.name, policy))

@@ -24,7 +24,7 @@ from plimsoll_api.incidents import ENDED_PHASES
 from plimsoll_api.names import POLICY_KIND, SLOT_REPLICAS_ANNOTATION, SLOT_WORKLOAD_ANNOTATION
 from plimsoll_api.supervision import MAX_SLOTS
 from plimsoll_api.workloads import KV_ROLES, SlotOwner, WorkloadRef, make_slot_names, parse_replicas
-from plimsoll_operator.kinds import Object, key_of
+from plimsoll_operator.kinds import Object, find_key
 
 OPERATOR_HOLDER = "plimsoll-operator"
 LEASE_DURATION_S = 120
@@ -161,7 +161,7 @@ def _find_waiting_slot_sets(
     of_pods: dict[tuple[str, str], SlotSet] | None = None
     waiting: dict[SlotSet, tuple[int, str]] = {}
     for incident in incidents:
-        key = key_of(incident)
+        key = find_key(incident)
         phase = (incident.get("status") or {}).get("phase")
         if key is None or phase in ENDED_PHASES:
             continue
@@ -200,11 +200,11 @@ def _is_slot(lease: Object) -> bool:
 
     A policy's slot does not count if it is free and no pod may take it.
     """
-    key, name = key_of(lease), lease["metadata"]["name"]
+    key, name = find_key(lease), lease["metadata"]["name"]
     if key is None:
         return False
     if key.kind != POLICY_KIND:
-        return name in key.slots(MAX_SLOTS)
+        return name in key.make_slot_names(MAX_SLOTS)
     if not get_holder(lease) and not _get_annotation(lease, SLOT_REPLICAS_ANNOTATION):
         return False
     workload = WorkloadRef.parse(_get_annotation(lease, SLOT_WORKLOAD_ANNOTATION))

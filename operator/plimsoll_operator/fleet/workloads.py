@@ -49,7 +49,7 @@ class Workload:
     role: PodRole | None = None
     roles: str = ""
 
-    def count(self, state: SupervisionState) -> int:
+    def count_pods(self, state: SupervisionState) -> int:
         """Return the number of the workload's pods that are in ``state``."""
         return sum(one.state is state for one in self.pods)
 
@@ -74,11 +74,11 @@ class Workload:
         named = (one.member.ray_cluster for one in self.pods if one.may_hold_slot)
         return next(filter(None, named), "")
 
-    def slots(self, policy: str, count: int) -> tuple[str, ...]:
+    def make_slot_names(self, policy: str, count: int) -> tuple[str, ...]:
         """Return the names of the ``count`` slot Leases that ``policy`` has for the workload."""
         return make_slot_names(policy, SlotOwner(self.ref, self.role), count)
 
-    def replicas(self) -> str:
+    def format_replicas(self) -> str:
         """Return the pods that may take a slot, grouped by replica, as the text of an annotation.
 
         The text is truncated to :data:`MAX_REPLICAS_BYTES`, between replicas.
@@ -150,7 +150,7 @@ def choose_workloads(
     wanted = [one for one in workloads if one.needs_slots]
 
     def rank(one: Workload) -> tuple[bool, bool]:
-        has = one.slots(policy, 1)[0] in leases
+        has = one.make_slot_names(policy, 1)[0] in leases
         return not has, not any(pod.may_hold_slot for pod in one.pods)
 
     chosen = sorted(wanted, key=rank)[

@@ -1,4 +1,4 @@
-"""kopf's handlers, one module per kind. Each stores an event and queues its service or policy.
+"""kopf's handlers, one module per kind. Each handler stores an object and queues its owner.
 
 Every replica watches policies without kopf: ``runtime/watches.py``. The reconcilers are in
 ``controllers``.

@@ -11,6 +11,6 @@ from plimsoll_operator.runtime.watches import Watches, registry
 
 
 @kopf.on.event(POD.group, POD.version, POD.plural, registry=registry)
-async def pod(event: kopf.RawEvent, memo: Watches, **_: Any) -> None:
+async def handle_pod(event: kopf.RawEvent, memo: Watches, **_: Any) -> None:
     """Queue the pod's service."""
     memo.handle_event(POD, event["type"], dict(event["object"]))

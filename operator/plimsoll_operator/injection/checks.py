@@ -1,6 +1,6 @@
 """Check that a supervisor can run in a pod. Each check raises InjectionError with the field.
 
-``at`` is the path of the pod spec. Messages begin with it.
+``path`` is the path of the pod spec in the document. Messages begin with it.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ Object = dict[str, Any]
 
 VOLUME_PREFIX = "plimsoll-"
 """Name prefix of the supervisor's volumes in a pod of another workload."""
-SUPERVISOR_VOLUMES: dict[str, Object] = {
+SUPERVISOR_VOLUME_SOURCES: dict[str, Object] = {
     "run": {"emptyDir": {"medium": "Memory", "sizeLimit": "64Mi"}},
     "state": {"emptyDir": {"sizeLimit": "256Mi"}},
     "tmp": {"emptyDir": {"sizeLimit": "64Mi"}},
 }
 CONFIG_VOLUME, TOKEN_VOLUME = f"{VOLUME_PREFIX}config", f"{VOLUME_PREFIX}token"
-OWN_VOLUMES = frozenset(
-    {VOLUME_PREFIX + name for name in SUPERVISOR_VOLUMES}
+SUPERVISOR_VOLUME_NAMES = frozenset(
+    {VOLUME_PREFIX + name for name in SUPERVISOR_VOLUME_SOURCES}
     | {CONFIG_VOLUME, TOKEN_VOLUME, PROBE, SOCKET_VOLUME}
 )
-OWN_CONTAINERS = frozenset({names.SUPERVISOR, PROBE})
+SUPERVISOR_CONTAINER_NAMES = frozenset({names.SUPERVISOR, PROBE})
 
 
 def find_supervisor(pod: Object) -> Object | None:
     """Return the supervisor container that an earlier injection added to the pod spec, or None.
 
-    It is identified by its name and by the volume with its configuration, because another container
-    may have the same name.
+    The name of the container does not suffice, because another container may have the same name.
+    The pod must also have the volume with the supervisor's configuration.
     """
     for container in pod.get("initContainers") or ():
         mounted = {mount.get("name") for mount in container.get("volumeMounts") or ()}
@@ -50,54 +50,57 @@ def find_supervisor(pod: Object) -> Object | None:
     return None
 
 
-def check_shape(pod: Object, at: str, fields: OptionNames) -> None:
-    """Raise InjectionError for a pod in which no supervisor can run, whatever its engine is."""
+def check_shape(pod: Object, path: str, fields: OptionNames) -> None:
+    """Reject a pod in which no supervisor can run, whatever its engine is.
+
+    Raises InjectionError.
+    """
     if pod.get("hostPID"):
         raise InjectionError(
-            f"{at}.hostPID: true: the supervisor could see and signal every process of the node: "
+            f"{path}.hostPID: true: the supervisor could see and signal every process of the node: "
             f"set it to false, or exclude the workload with {fields.exclude}"
         )
     if (pod.get("os") or {}).get("name") == "windows":
-        raise InjectionError(f"{at}.os.name: windows: the supervisor runs on Linux only")
+        raise InjectionError(f"{path}.os.name: windows: the supervisor runs on Linux only")
     if pod.get("resources"):
         raise InjectionError(
-            f"{at}.resources limits all containers together, but the supervisor has limits of "
+            f"{path}.resources limits all containers together, but the supervisor has limits of "
             "its own: set the limits of each container instead"
         )
 
 
-def check_names(pod: Object, at: str) -> None:
+def check_names(pod: Object, path: str) -> None:
     """Reject containers and volumes whose names the supervisor needs. Raises InjectionError.
 
-    Do not call this for a pod that already has Plimsoll's supervisor.
+    Do not call this function for a pod that already has Plimsoll's supervisor.
     """
     for field in ("initContainers", "containers"):
         for one in pod.get(field) or ():
-            if one.get("name") in OWN_CONTAINERS:
+            if one.get("name") in SUPERVISOR_CONTAINER_NAMES:
                 raise InjectionError(
-                    f"{at}.{field}[{one['name']}]: the pod already has a container of this name, "
+                    f"{path}.{field}[{one['name']}]: the pod already has a container of this name, "
                     "which Plimsoll did not add: remove the container from the workload, or give "
                     "it another name"
                 )
     for one in pod.get("volumes") or ():
-        if one.get("name") in OWN_VOLUMES:
+        if one.get("name") in SUPERVISOR_VOLUME_NAMES:
             raise InjectionError(
-                f"{at}.volumes[{one['name']}]: a volume of the supervisor has this name: use "
+                f"{path}.volumes[{one['name']}]: a volume of the supervisor has this name: use "
                 "another name"
             )
 
 
 def find_supervisor_places(pod: Object, engine: EngineContainer) -> SupervisorPlaces:
-    """Return the supervisor's paths and ports in the pod of a single-pod replica."""
+    """Return the paths and ports of a supervisor in the pod of a single-pod replica."""
     return make_host_network_places(engine.port) if pod.get("hostNetwork") else POD_PLACES
 
 
 def check_ports(
-    containers: list[Object], engine: EngineContainer, at: str, places: SupervisorPlaces
+    containers: list[Object], engine: EngineContainer, path: str, places: SupervisorPlaces
 ) -> None:
     """Reject a container that uses one of the supervisor's ports. Raises InjectionError.
 
-    A pod's containers share their ports.
+    All containers of a pod share its ports.
     """
     own = (places.metrics_port, places.probe_port)
     if engine.port in own:
@@ -109,7 +112,7 @@ def check_ports(
         for index, port in enumerate(container.get("ports") or []):
             if isinstance(port, dict) and port.get("containerPort") in own:
                 raise InjectionError(
-                    f"{at}.containers[{container.get('name')}].ports[{index}].containerPort: the "
+                    f"{path}.containers[{container.get('name')}].ports[{index}].containerPort: the "
                     f"supervisor needs ports {own[0]} and {own[1]}: use another port"
                 )
 
@@ -119,7 +122,7 @@ def check_user(
 ) -> None:
     """Reject an engine whose user is unknown, unless the supervisor may run as root.
 
-    The supervisor needs the engine's user ID, and must not be root if the pod forbids it. Raises
+    The supervisor needs the engine's user ID. It must not be root if the pod forbids root. Raises
     InjectionError.
     """
     context, pod_context = container.get("securityContext") or {}, pod.get("securityContext") or {}
@@ -135,7 +138,7 @@ def check_user(
 
 
 def check_mounts(container: Object, engine: EngineContainer, fields: OptionNames) -> None:
-    """Reject a mount at one of the probe's paths: a path can have only one mount.
+    """Reject a mount at a path of the probe, because a path can have only one mount.
 
     Raises InjectionError.
     """
@@ -151,9 +154,9 @@ def check_mounts(container: Object, engine: EngineContainer, fields: OptionNames
 
 
 def check_budget(budget: MemoryBudget | None, engine: EngineContainer, fields: OptionNames) -> None:
-    """Reject a host budget that exceeds the engine's memory limit.
+    """Reject a host budget that exceeds the engine's memory limit. Raises InjectionError.
 
-    Memory would reach the limit before the budget was spent. Raises InjectionError.
+    The engine would reach the limit before it spent the budget.
     """
     limit = parse_memory_limit(engine)
     if budget is None or budget.auto or limit is None:
@@ -179,30 +182,30 @@ def check_engine(
     pod: Object,
     containers: list[Object],
     engine: EngineContainer,
-    at: str,
+    path: str,
     options: InjectionOptions,
     places: SupervisorPlaces,
 ) -> None:
     """Run the checks that depend on the engine, which is one of ``containers`` or a sidecar."""
-    check_first_process(pod | {"containers": containers}, at, options.fields)
+    check_first_process(pod | {"containers": containers}, path, options.fields)
     running = [*containers, *list_native_sidecars(pod)]
-    check_ports(running, engine, at, places)
+    check_ports(running, engine, path, places)
     container = next(one for one in running if one.get("name") == engine.container)
     check_user(pod, container, engine, options)
     if options.probe:
         check_mounts(container, engine, options.fields)
     check_budget(options.memory.host, engine, options.fields)
-    check_restarts(engine, at, options)
+    check_restarts(engine, path, options)
 
 
-def check_restarts(engine: EngineContainer, at: str, options: InjectionOptions) -> None:
+def check_restarts(engine: EngineContainer, path: str, options: InjectionOptions) -> None:
     """Reject mode Recover without the operator if the kubelet does not restart the engine.
 
-    With the operator, the supervisor of such a pod skips the actions that end the engine. Raises
+    With the operator, the supervisor of such a pod takes no action that ends the engine. Raises
     InjectionError.
     """
     if options.may_act and not options.token and engine.no_restart_reason:
         raise InjectionError(
-            f"{at}: {engine.no_restart_reason}: after a restart by the supervisor, the engine "
+            f"{path}: {engine.no_restart_reason}: after a restart by the supervisor, the engine "
             f"would not start again and its pod would end: use {options.fields.mode}"
         )

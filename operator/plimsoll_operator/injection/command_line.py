@@ -1,4 +1,4 @@
-"""Parse the simple commands of a container's command line, including those in a shell script.
+"""Parse the simple commands of a container's command line, including commands in a shell script.
 
 The script is untrusted: it is parsed in one pass, up to a maximum length. Conditions are not
 evaluated: every command that may run is included.
@@ -52,9 +52,9 @@ PROGRAM_PATTERN = re.compile(r"(vllm|sglang|ray|python[0-9.]*|(ba|da|a|z|k)?sh)"
 
 @dataclass
 class CommandLine:
-    """Commands that may run, in order, and the variables that a script sets for them.
+    """Commands that may run, in order, and the variables that the script sets for them.
 
-    ``is_script`` is whether a shell runs them.
+    ``is_script`` is whether a shell runs the commands.
     """
 
     commands: list[list[str]] = field(default_factory=list)
@@ -70,7 +70,8 @@ def count_command_chars(container: Object) -> int:
 def parse_container(container: Object, scripts: Mapping[str, str] | None = None) -> CommandLine:
     """Parse a container's command and arguments, up to :data:`MAX_COMMAND_CHARS` characters.
 
-    ``scripts`` contains files that the container may run, by path. A longer file is not parsed.
+    ``scripts`` is the text of files that the container may run, by path. A script beyond this
+    length is not parsed.
     """
     words: list[str] = []
     remaining_chars = MAX_COMMAND_CHARS
@@ -100,15 +101,15 @@ def _split_argument(text: str) -> list[str]:
 
 
 def _add_command(
-    words: Sequence[str], line: CommandLine, scripts: dict[str, str], nested: int
+    words: Sequence[str], line: CommandLine, scripts: dict[str, str], depth: int
 ) -> None:
-    """Add a command to ``line``; for a shell with a script, add the script's commands instead."""
+    """Add a command to ``line``. If it is a shell with a script, add the script's commands."""
     run = _strip_setup(words, line)
     if not run:
         return
     script = (
         (_find_inline_script(run) or _pop_mounted_script(run, scripts))
-        if nested < MAX_SHELL_DEPTH
+        if depth < MAX_SHELL_DEPTH
         else None
     )
     if script is None:
@@ -119,11 +120,14 @@ def _add_command(
         if "$@" in command:
             at = command.index("$@")
             command[at : at + 1] = script[2:]
-        _add_command(command, line, scripts, nested + 1)
+        _add_command(command, line, scripts, depth + 1)
 
 
 def _strip_setup(words: Sequence[str], line: CommandLine) -> list[str]:
-    """Return a command without keywords, wrappers and assignments, which are added to ``line``."""
+    """Return a command without keywords, wrappers and assignments.
+
+    The assignments are added to the variables of ``line``.
+    """
     rest = list(words)
     while rest:
         if rest[0] in KEYWORDS:
@@ -156,7 +160,7 @@ def get_program_name(word: str) -> str:
 
 
 def _find_inline_script(words: Sequence[str]) -> list[str] | None:
-    """Return the script that a shell gets with ``-c``, followed by its name and arguments.
+    """Return the script that follows ``-c`` in a shell command, and its name and arguments.
 
     Return None for any other command.
     """
@@ -179,10 +183,11 @@ SHEBANG_PATTERN = re.compile(r"#![^\n]*\b(ba|da|a|z|k)?sh\b")
 
 
 def _pop_mounted_script(words: Sequence[str], scripts: dict[str, str]) -> list[str] | None:
-    """Return the script file that a command runs, directly or in a shell, with name and arguments.
+    """Return the text of the script that a command runs, and the script's name and arguments.
 
-    Return None if the file is unknown or not a shell script. A returned script is removed from
-    ``scripts``, because a script that runs itself would be parsed forever.
+    The command may run the script directly or in a shell. Return None if the file is unknown or not
+    a shell script. A returned script is removed from ``scripts``, because a script that runs itself
+    would be parsed forever.
     """
     at = 0
     if get_program_name(words[0]) in SHELLS:
@@ -198,7 +203,7 @@ def _pop_mounted_script(words: Sequence[str], scripts: dict[str, str]) -> list[s
 
 
 def split_commands(script: str) -> Iterator[list[str]]:
-    """Yield the simple commands of a script, in one pass.
+    """Yield the simple commands of a script, each as its words, in one pass.
 
     A script with an unterminated quote is yielded as one command, split at its spaces.
     """
@@ -261,20 +266,23 @@ def split_commands(script: str) -> Iterator[list[str]]:
     yield from commands
 
 
-def _find_substitution_end(script: str, at: int, opening: str) -> int | None:
-    """Return the end of a command substitution that begins before ``at``; None if unterminated."""
+def _find_substitution_end(script: str, start: int, opening: str) -> int | None:
+    """Return where the command substitution ends that begins before ``start``.
+
+    Return None if it is unterminated.
+    """
     if opening == "`":
-        found = script.find("`", at)
+        found = script.find("`", start)
         return found + 1 if found >= 0 else None
     depth = 1
-    for bracket in re.compile(r"[()]").finditer(script, at):
+    for bracket in re.compile(r"[()]").finditer(script, start):
         depth += 1 if bracket[0] == "(" else -1
         if not depth:
             return bracket.end()
     return None
 
 
-VARIABLE_REFERENCE = re.compile(
+VARIABLE_REFERENCE_PATTERN = re.compile(
     r"\$\((?P<field>[A-Za-z_][A-Za-z0-9_]*)\)|\$\{(?P<braced>[A-Za-z_][A-Za-z0-9_]*)"
     r"(?::?-(?P<default>[^{}]*))?\}|\$(?P<bare>[A-Za-z_][A-Za-z0-9_]*)"
 )
@@ -287,7 +295,7 @@ def expand_variables(word: str, variables: Mapping[str, str | None]) -> str:
     Kubernetes expands ``$(NAME)``, and a shell expands ``$NAME`` and ``${NAME:-default}``.
     """
     for _ in range(MAX_SHELL_DEPTH):
-        expanded = VARIABLE_REFERENCE.sub(lambda found: _get_value(found, variables), word)
+        expanded = VARIABLE_REFERENCE_PATTERN.sub(lambda found: _get_value(found, variables), word)
         if expanded == word or len(expanded) > MAX_EXPANDED_CHARS:
             break
         word = expanded

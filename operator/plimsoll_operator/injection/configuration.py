@@ -30,8 +30,8 @@ Object = dict[str, Any]
 class InjectedDocument:
     """The document with its supervisor, the supervisor's ConfigMap, and notes for a person.
 
-    ``others`` are further objects to which the document refers. If ``config_map`` is None, nothing
-    was changed, and ``notes`` say why.
+    ``others`` are further objects to which the document refers. If ``config_map`` is None, the
+    document is unchanged, and ``notes`` say why.
     """
 
     document: Object
@@ -40,16 +40,16 @@ class InjectedDocument:
     others: tuple[Object, ...] = ()
 
 
-def config_map(
+def make_config_map(
     name: str,
     namespace: object,
     engine: EngineContainer,
     options: InjectionOptions,
     role: PodRole | None = None,
 ) -> Object:
-    """Build the ConfigMap of the workload ``name``; ``namespace`` is None if not set.
+    """Build the ConfigMap of the workload ``name``; ``namespace`` is None if it is not set.
 
-    ``role`` is the role of its pods.
+    ``role`` is the role of the workload's pods.
     """
     config = _make_config(name, str(namespace or "default"), engine, options, role)
     return {
@@ -62,15 +62,15 @@ def config_map(
 
 
 def make_metadata(name: str, namespace: object) -> Object:
-    """Return the metadata of an object that is created next to the workload."""
+    """Return the metadata of an object that belongs to the workload."""
     return {"name": name} | ({} if namespace is None else {"namespace": namespace})
 
 
 def make_endpoint(engine: EngineContainer, name: str = "", serves: bool = True) -> EngineEndpoint:
     """Return the endpoint of ``engine``.
 
-    ``name`` is the model's name if the engine's arguments do not set it. The worker of a multi-node
-    engine serves no requests.
+    ``name`` is the model's name, used if the engine's arguments do not set one. ``serves`` is False
+    for the worker of a multi-node engine.
     """
     url = f"{engine.scheme}://127.0.0.1:{engine.port}"
     return EngineEndpoint(
@@ -83,9 +83,9 @@ def make_endpoint(engine: EngineContainer, name: str = "", serves: bool = True) 
     )
 
 
-def make_pod_engine_variable(found: PodEngine) -> Object:
+def make_pod_engine_variable(engine: PodEngine) -> Object:
     """Return the environment variable that describes a pod's engine to its supervisor."""
-    text = msgspec.json.encode(found, order="sorted").decode()
+    text = msgspec.json.encode(engine, order="sorted").decode()
     # Kubernetes expands $(NAME) in values; $$ is a literal dollar sign.
     return {"name": POD_ENGINE_ENV, "value": text.replace("$", "$$")}
 

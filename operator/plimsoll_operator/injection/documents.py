@@ -17,7 +17,7 @@ from plimsoll_operator.injection.checks import (
     find_supervisor,
     find_supervisor_places,
 )
-from plimsoll_operator.injection.configuration import InjectedDocument, config_map
+from plimsoll_operator.injection.configuration import InjectedDocument, make_config_map
 from plimsoll_operator.injection.engine import (
     EngineContainer,
     classify_container,
@@ -31,14 +31,14 @@ from plimsoll_operator.injection.pods import (
     WORKERS_MESSAGE,
     PodSpec,
     list_containers,
-    pods_of,
+    list_pod_specs,
 )
 from plimsoll_operator.injection.shape import check_types
 from plimsoll_operator.injection.sidecar import add_supervisor
 from plimsoll_operator.injection.unchanged import (
-    group_restart_reason,
-    selector_mismatch,
-    unchanged_note,
+    explain_group_restart,
+    explain_selector_mismatch,
+    format_unchanged_note,
 )
 from plimsoll_operator.render import names
 from plimsoll_operator.render.containers import list_all_containers
@@ -48,9 +48,9 @@ MAX_LABEL_CHARS = 63
 
 
 def inject_document(document: Object, options: InjectionOptions) -> InjectedDocument:
-    """Return ``document`` with a supervisor in each pod that runs an engine.
+    """Return a copy of ``document`` with a supervisor in each pod that runs an engine.
 
-    The argument is not changed. A new injection replaces an earlier one. Raises InjectionError.
+    A new injection replaces an earlier one. Raises InjectionError.
     """
     changed = _copy_without_aliases(document)
     metadata = changed.get("metadata")
@@ -60,20 +60,20 @@ def inject_document(document: Object, options: InjectionOptions) -> InjectedDocu
     namespace = meta.get("namespace")
     if options.namespace is not None and namespace not in (None, options.namespace):
         text = f"the document is in namespace {namespace}, but the policy is in {options.namespace}"
-        return InjectedDocument(document, None, (f"{where}: {unchanged_note(text)}",))
+        return InjectedDocument(document, None, (f"{where}: {format_unchanged_note(text)}",))
     _check_knative(changed, where)
     if kserve_llm.is_llm_service(changed):
         return kserve_llm.inject_llm_service(document, changed, options)
     injected: Object | None = None
     notes: list[str] = []
-    pods = pods_of(changed, where)
+    pods = list_pod_specs(changed, where)
     if not pods and (reason := _explain_other_kind(changed, options)) is not None:
-        return InjectedDocument(document, None, (f"{where}: {unchanged_note(reason)}",))
+        return InjectedDocument(document, None, (f"{where}: {format_unchanged_note(reason)}",))
     for pod in pods:
         at = f"{where}: {pod.path}"
         engine = _find_engine(pod, at, options)
         if isinstance(engine, str):
-            notes.append(f"{at}: {unchanged_note(engine)}")
+            notes.append(f"{at}: {format_unchanged_note(engine)}")
             continue
         # At most one pod spec per document is not a worker's.
         add_supervisor(
@@ -81,11 +81,11 @@ def inject_document(document: Object, options: InjectionOptions) -> InjectedDocu
             engine,
             options,
             names.make_supervisor_name(name),
-            at=find_supervisor_places(pod.spec, engine),
+            places=find_supervisor_places(pod.spec, engine),
         )
         pod.labels[SERVICE_LABEL] = name[:MAX_LABEL_CHARS].rstrip("-.")
         role = find_role({**pod.inherited, **pod.labels}, engine.words)
-        injected = config_map(name, namespace, engine, options, role)
+        injected = make_config_map(name, namespace, engine, options, role)
         notes += notes_of(at, pod.spec, engine, options)
     if injected is None:
         return InjectedDocument(document, None, tuple(notes))
@@ -97,9 +97,9 @@ DEPLOYMENT_MODE_ANNOTATION = "serving.kserve.io/deploymentMode"
 
 
 def _check_knative(document: Object, where: str) -> None:
-    """Reject pods of Knative, which allows neither a shared process namespace nor init containers.
+    """Reject pods of Knative. Raises InjectionError.
 
-    Raises InjectionError.
+    Knative allows neither a shared process namespace nor init containers.
     """
     group = str(document.get("apiVersion", "")).rpartition("/")[0]
     metadata = document.get("metadata")
@@ -115,7 +115,7 @@ def _check_knative(document: Object, where: str) -> None:
 
 
 def _explain_other_kind(document: Object, options: InjectionOptions) -> str | None:
-    """Return why an unsupported kind that describes an engine is left unchanged; None otherwise."""
+    """Return why an unsupported kind with an engine is left unchanged; None for other kinds."""
     group = str(document.get("apiVersion", "")).rpartition("/")[0]
     if document.get("kind") in ("ConfigMap", "Secret") or not any(
         map(_is_engine, _iterate_pod_specs(document))
@@ -153,7 +153,7 @@ def _find_placeholder(pod: PodSpec) -> str | None:
 
 
 def _comes_from_patch(pod: PodSpec) -> bool:
-    """Report whether the pod spec comes from a kustomize patch: a container has no image."""
+    """Report whether a container has no image. The pod spec then comes from a kustomize patch."""
     listed = pod.spec.get("containers")
     containers = listed if isinstance(listed, list) else []
     without_image = [one for one in containers if isinstance(one, dict) and not one.get("image")]
@@ -167,16 +167,18 @@ def _copy_without_aliases(value: Any) -> Any:
     return [_copy_without_aliases(held) for held in value] if isinstance(value, list) else value
 
 
-def _find_engine(pod: PodSpec, at: str, options: InjectionOptions) -> EngineContainer | str:
-    """Return the engine in ``pod``, or the reason why the pod is left unchanged.
+def _find_engine(pod: PodSpec, path: str, options: InjectionOptions) -> EngineContainer | str:
+    """Return the engine in ``pod``, or a text that says why the pod is left unchanged.
 
     Raises InjectionError.
     """
     if pod.worker:
         return WORKERS_MESSAGE
-    if (mismatch := selector_mismatch({**pod.inherited, **pod.labels}, options)) is not None:
+    if (
+        mismatch := explain_selector_mismatch({**pod.inherited, **pod.labels}, options)
+    ) is not None:
         return mismatch
-    check_types(pod.spec, at)
+    check_types(pod.spec, path)
     if _comes_from_patch(pod):
         return "a container has no image, as in a patch: inject the output of kustomize build"
     if (image := _find_placeholder(pod)) is not None:
@@ -187,7 +189,7 @@ def _find_engine(pod: PodSpec, at: str, options: InjectionOptions) -> EngineCont
         check_types(runtime, f"ServingRuntime {name}: spec")
     spec, containers = pod.spec, list_containers(pod.spec, options.runtimes)
     composed = {**spec, "containers": containers}
-    engine = find_engine(composed, at, options, ray=pod.ray, annotations=pod.annotations)
+    engine = find_engine(composed, path, options, ray=pod.ray, annotations=pod.annotations)
     if engine is None:
         if pod.ray:
             return (
@@ -200,11 +202,11 @@ def _find_engine(pod: PodSpec, at: str, options: InjectionOptions) -> EngineCont
             f"no container runs vLLM or SGLang (containers: {listed}); use"
             f" {options.fields.unrecognized} to supervise it as a custom engine"
         )
-    check_shape(spec, at, options.fields)
+    check_shape(spec, path, options.fields)
     if pod.restarts_group and not options.group_restarts:
-        raise InjectionError(f"{at}: {group_restart_reason(options, pod.restarts_group)}")
+        raise InjectionError(f"{path}: {explain_group_restart(options, pod.restarts_group)}")
     if find_supervisor(spec) is None:
-        check_names(spec, at)
+        check_names(spec, path)
     engine = replace(engine, no_restart_reason=engine.no_restart_reason or pod.no_restart_reason)
-    check_engine(spec, containers, engine, at, options, find_supervisor_places(spec, engine))
+    check_engine(spec, containers, engine, path, options, find_supervisor_places(spec, engine))
     return engine

@@ -1,7 +1,7 @@
 """Find the container of a pod that runs the engine, and the evidence for it.
 
-The evidence, strongest first: the server's command, also in a script; the image's own name; options
-that only an engine has. The webhook and ``plimsoll inject`` both use :func:`find_engine`.
+The evidence is, strongest first: a server's command, also in a script; the name of the image;
+options that only an engine has. The webhook and ``plimsoll inject`` both use :func:`find_engine`.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ class EngineContainer:
         uid: The container's user ID; None if the manifest does not set it.
         is_hidden: Whether only a process with capabilities can inspect the engine.
         ``shm``: The mount at /dev/shm; None if the container uses the pod's default.
-        shares_device: Whether others may use the engine's devices.
+        shares_device: Whether other containers may use the engine's devices.
         no_restart_reason: Why the kubelet does not restart the container; empty if it does.
         evidence: How the engine and its port were found.
-        notes: What the supervisor cannot observe.
+        notes: Texts for a person about what the supervisor cannot observe.
         words: All words of the commands that the container runs.
 
     """
@@ -87,7 +87,7 @@ class EngineContainer:
 
     @property
     def limit(self) -> str | None:
-        """Memory limit as written in the manifest; None if it has none."""
+        """Memory limit as written in the manifest; None if there is none."""
         memory = self.limits.get("memory")
         return None if memory is None else str(memory)
 
@@ -96,7 +96,7 @@ class EngineContainer:
 class ContainerClassification:
     """A container, and the engine that it appears to run.
 
-    ``kind`` is None if it does not run an engine; ``reason`` may then say why.
+    ``kind`` is None if it appears to run no engine; ``reason`` may then say why.
     """
 
     container: Object
@@ -114,7 +114,7 @@ def classify_container(
 ) -> ContainerClassification:
     """Classify a container by its command, its image and its options.
 
-    ``scripts`` are the files that are mounted into it, by path.
+    ``scripts`` is the text of files that are mounted into the container, by path.
     """
     line = command_line.parse_container(container, scripts)
     programs = [classify_command(words) for words in line.commands]
@@ -194,10 +194,10 @@ def find_engine(
 ) -> EngineContainer | None:
     """Return the engine in a pod spec; None if no container runs vLLM or SGLang.
 
-    ``options`` may set its container, type and port, and whether another program counts as a custom
-    engine. ``where`` is the document and the path of the pod spec; the message of an InjectionError
-    begins with it. A ``worker`` of a group needs no port. ``ray`` is whether KubeRay starts Ray in
-    the pod. ``annotations`` are the pod's.
+    ``options`` may set the engine's container, type and port, and whether another program counts as
+    a custom engine. ``where`` is the name of the document and the path of the pod spec; the message
+    of an InjectionError begins with it. A ``worker`` of a group needs no port. ``ray`` is whether
+    KubeRay starts Ray in the pod. ``annotations`` are the pod's annotations.
     """
     kind, port = options.engine_type, options.engine.port
     chosen = _choose_container(pod, where, options)
@@ -263,7 +263,7 @@ def find_engine(
 
 
 def describe_containers(pod: Object, options: InjectionOptions) -> str:
-    """Return a list of the pod's containers and what they run, for a message."""
+    """Return a list of the pod's containers and the programs that they run, for a message."""
     listed = [
         (
             str(one.get("name")),
@@ -342,7 +342,7 @@ def _is_hidden(pod: Object, container: Object) -> bool:
     """Report whether a process without capabilities cannot read the engine's sockets and variables.
 
     According to ptrace_may_access(), the reader needs every capability that the engine has. A root
-    process has the runtime's default set unless the container drops it.
+    process has the runtime's default capabilities unless the container drops them.
     """
     context = container.get("securityContext") or {}
     capabilities = context.get("capabilities") or {}

@@ -1,4 +1,4 @@
-"""Find containers that depend on process 1: they must run as it, signal it or read it.
+"""Find containers that depend on process 1: they must run as process 1, signal it or read it.
 
 The containers of a supervised pod share a process namespace, whose process 1 is the pod's sandbox.
 A ``kill 1`` stops all containers at once, and an init system does not start. Only the pod spec is
@@ -16,13 +16,13 @@ from plimsoll_operator.injection.options import OptionNames
 
 Object = dict[str, Any]
 
-_PARTS = re.compile(r"[;&|\n(){}`]")
+_COMMAND_SEPARATOR_PATTERN = re.compile(r"[;&|\n(){}`]")
 """Pattern for the separators of commands in a shell script."""
-_QUOTES = str.maketrans("", "", "\"'")
-_OWN_PID = r"(?:getpid\s*\(\s*\)|\b[pP]rocess\.pid|\${2,4}|\$\{?BASHPID\}?)[\"'\]]*"
+_QUOTE_REMOVAL_TABLE = str.maketrans("", "", "\"'")
+_OWN_PID_PATTERN = r"(?:getpid\s*\(\s*\)|\b[pP]rocess\.pid|\${2,4}|\$\{?BASHPID\}?)[\"'\]]*"
 """Pattern for the caller's own process ID in Python, JavaScript, Ruby and shells."""
-_EQUALS = r"\s*(?:!==?|===?|=|<>|>|-(?:eq|ne|gt)|\bis(?:\s+not)?\b)\s*"
-_NAMES = (
+_COMPARISON_PATTERN = r"\s*(?:!==?|===?|=|<>|>|-(?:eq|ne|gt)|\bis(?:\s+not)?\b)\s*"
+_REFERENCE_PATTERNS = (
     r"/proc/1(?![0-9])",
     # os.kill(1, 15), process.kill(1), Process.kill("TERM", 1), kill TERM => 1
     r"\b[kK]ill(?:pg)?\s*\(\s*-?1\s*[,)]",
@@ -34,47 +34,49 @@ _NAMES = (
     r"\b(?:gcore|jcmd|jmap|jstack|pmap)\s+(?:-\S+\s+)*1(?![\w.])",
     r"\bkillall5\b",
 )
-_CHECKS = (
-    _OWN_PID + _EQUALS + r"[\"']?1\b",
-    r"\b1[\"']?" + _EQUALS + r"[\"']?(?:os\.)?" + _OWN_PID,
+_CHECK_PATTERNS = (
+    _OWN_PID_PATTERN + _COMPARISON_PATTERN + r"[\"']?1\b",
+    r"\b1[\"']?" + _COMPARISON_PATTERN + r"[\"']?(?:os\.)?" + _OWN_PID_PATTERN,
 )
-FIRST_PROCESS_REFERENCES = re.compile("|".join(_NAMES))
-FIRST_PROCESS_CHECKS = re.compile("|".join(_CHECKS))
+FIRST_PROCESS_REFERENCE_PATTERN = re.compile("|".join(_REFERENCE_PATTERNS))
+FIRST_PROCESS_CHECK_PATTERN = re.compile("|".join(_CHECK_PATTERNS))
 INIT_PROGRAMS = frozenset(
     {
         *("/init", "/sbin/init", "/usr/sbin/init", "/bin/init", "/sbin/openrc-init"),
         *("catatonit", "runit-init", "s6-linux-init", "s6-overlay-suexec", "systemd"),
     }
 )
-"""Programs that exit or do not work unless they are process 1. They are listed by path, or by name
-if no other program has that name."""
-INIT_IMAGES = re.compile(r"(^|/)linuxserver/|(^|/)ubi\d+(-minimal)?[-/](ubi-)?init(:|@|$)|systemd")
-"""Pattern for images that start such a program by default: s6-overlay and systemd."""
-S6_PREFIX = "S6_"
+"""Programs that exit or do not work unless they are process 1. A program is listed by its path, or
+by its name if no other program has this name."""
+INIT_SYSTEM_IMAGE_PATTERN = re.compile(
+    r"(^|/)linuxserver/|(^|/)ubi\d+(-minimal)?[-/](ubi-)?init(:|@|$)|systemd"
+)
+"""Pattern for images that start an init system by default: s6-overlay or systemd."""
+S6_VARIABLE_PREFIX = "S6_"
 """Prefix of the environment variables of s6-overlay."""
 
 PROBE_FIELDS = ("startupProbe", "readinessProbe", "livenessProbe")
 HOOK_FIELDS = ("postStart", "preStop")
 
 
-def check_first_process(pod: Object, at: str, fields: OptionNames) -> None:
+def check_first_process(pod: Object, path: str, fields: OptionNames) -> None:
     """Reject a pod with a long-running container that depends on process 1.
 
     Raises InjectionError, which names the field. A pod whose containers already share their process
-    namespace is accepted, because the supervisor does not change that.
+    namespace is accepted, because the supervisor does not change this.
     """
     if pod.get("shareProcessNamespace") is True:
         return
-    if (found := find_dependency(pod)) is not None:
+    if (found := find_first_process_dependency(pod)) is not None:
         raise InjectionError(
-            f"{at}.{found}, but with a supervisor, the containers share their process IDs, and "
+            f"{path}.{found}, but with a supervisor, the containers share their process IDs, and "
             "process 1 is another process: signal the engine by name, start it without an init "
             f"system, or exclude the workload with {fields.exclude}"
         )
 
 
-def find_dependency(pod: Object) -> str | None:
-    """Return the field of a pod spec that depends on process 1, and how; None if there is none."""
+def find_first_process_dependency(pod: Object) -> str | None:
+    """Return which field of a pod spec depends on process 1, and how; None if there is none."""
     listed = [("containers", one) for one in _as_list(pod.get("containers"))]
     listed += [
         ("initContainers", one)
@@ -88,21 +90,23 @@ def find_dependency(pod: Object) -> str | None:
 
 
 def _iterate_dependencies(container: Object) -> Iterator[tuple[str, str]]:
-    """Yield each field of a container that depends on process 1, and how it depends on it."""
+    """Yield each field of a container that depends on process 1, and a text that says how."""
     for field, command in _iterate_commands(container):
         text = " ".join(command)
-        if FIRST_PROCESS_REFERENCES.search(text) or any(
-            map(_signals_first_process, _PARTS.split(text))
+        if FIRST_PROCESS_REFERENCE_PATTERN.search(text) or any(
+            map(_signals_first_process, _COMMAND_SEPARATOR_PATTERN.split(text))
         ):
             yield field, "names"
-        elif FIRST_PROCESS_CHECKS.search(text) or any(_starts_init(word) for word in command):
+        elif FIRST_PROCESS_CHECK_PATTERN.search(text) or any(
+            _starts_init(word) for word in command
+        ):
             yield field, "must be"
     if container.get("command"):
         return
-    if INIT_IMAGES.search(str(container.get("image"))):
+    if INIT_SYSTEM_IMAGE_PATTERN.search(str(container.get("image"))):
         yield "image", "must be"
     for one in _as_list(container.get("env")):
-        if str(_as_object(one).get("name")).startswith(S6_PREFIX):
+        if str(_as_object(one).get("name")).startswith(S6_VARIABLE_PREFIX):
             yield f"env[{one['name']}] belongs to s6-overlay, which", "must be"
 
 
@@ -120,15 +124,15 @@ def _iterate_commands(container: Object) -> Iterator[tuple[str, list[str]]]:
 
 def _signals_first_process(part: str) -> bool:
     """Report whether a shell command signals process 1, or all processes (``-1``)."""
-    words = part.translate(_QUOTES).split()
+    words = part.translate(_QUOTE_REMOVAL_TABLE).split()
     at = next((n for n, one in enumerate(words) if one.rpartition("/")[2] == "kill"), None)
     # The first argument may be a signal, where -1 means SIGHUP.
     return at is not None and ("1" in words[at + 1 :] or "-1" in words[at + 2 :])
 
 
 def _starts_init(word: str) -> bool:
-    for part in _PARTS.split(word):
-        program = part.translate(_QUOTES).strip().removeprefix("exec ").split()
+    for part in _COMMAND_SEPARATOR_PATTERN.split(word):
+        program = part.translate(_QUOTE_REMOVAL_TABLE).strip().removeprefix("exec ").split()
         if program and (
             program[0] in INIT_PROGRAMS or program[0].rpartition("/")[2] in INIT_PROGRAMS
         ):

@@ -3,8 +3,8 @@
 KServe merges a service's pods from presets, from the LLMInferenceServiceConfigs in ``baseRefs``,
 and from the service. It merges lists of containers and volumes by name. The supervisor is therefore
 added by a separate configuration, and only the service's ``baseRefs`` change. The document contains
-neither the presets nor other configurations, so the engine is assumed to be the preset's unless the
-service sets a command.
+neither the presets nor other configurations. The engine is therefore assumed to be the preset's
+engine, unless the service sets a command.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from plimsoll_operator.injection.checks import (
 )
 from plimsoll_operator.injection.configuration import (
     InjectedDocument,
-    config_map,
+    make_config_map,
     make_endpoint,
     make_metadata,
     make_pod_engine_variable,
@@ -45,27 +45,27 @@ from plimsoll_operator.injection.options import InjectionOptions
 from plimsoll_operator.injection.pods import WORKERS_MESSAGE
 from plimsoll_operator.injection.shape import check_types
 from plimsoll_operator.injection.sidecar import add_supervisor
-from plimsoll_operator.injection.unchanged import selector_mismatch, unchanged_note
+from plimsoll_operator.injection.unchanged import explain_selector_mismatch, format_unchanged_note
 from plimsoll_operator.render import names
 from plimsoll_operator.render.probe import PYTHONPATH_ENV
 
 Object = dict[str, Any]
 
-CONFIG_KIND, VERSION = "LLMInferenceServiceConfig", "v1alpha2"
+CONFIG_KIND, SUPPORTED_VERSION = "LLMInferenceServiceConfig", "v1alpha2"
 MAIN_CONTAINER = "main"
 """Name of the engine's container in KServe's presets."""
 PRESET_PORT, PRESET_DECODE_PORT = 8000, 8001
 """Ports of the engine in the presets. In a decode pod, a proxy listens on the first one."""
 TLS_TEMPLATE = ".GlobalConfig.EnableTLS"
 SCHEME_TEMPLATE = f"{{{{ if {TLS_TEMPLATE} }}}}https{{{{ else }}}}http{{{{ end }}}}"
-"""Template for the URL scheme. KServe renders its configurations as Go templates, and its presets
-use this field to enable TLS."""
+"""Go template for the URL scheme. KServe renders its configurations as Go templates, and its
+presets use this field to enable TLS."""
 MAX_LABEL_CHARS = 63
 
 
 @dataclass(frozen=True)
 class _Workload:
-    """The part of a service's spec that describes pods of one kind; ``at`` is its path."""
+    """The part of a service's spec that describes one kind of pods; ``at`` is its path."""
 
     spec: Object
     at: str
@@ -84,17 +84,17 @@ def inject_llm_service(
 ) -> InjectedDocument:
     """Make ``changed``, a copy of ``document``, refer to a configuration that adds the supervisor.
 
-    Return the original ``document`` if nothing in it can be supervised. Raises InjectionError.
+    Return the original ``document`` if none of its pods can be supervised. Raises InjectionError.
     """
     meta = changed.get("metadata")
     name = meta.get("name") if isinstance(meta, dict) else None
     where = f"{changed['apiVersion']} {KSERVE_LLM_KIND} {name}"
     if not isinstance(meta, dict) or not isinstance(name, str):
         raise InjectionError(f"{KSERVE_LLM_KIND}: metadata.name is required")
-    if changed["apiVersion"] != f"{KSERVE_API}/{VERSION}":
+    if changed["apiVersion"] != f"{KSERVE_API}/{SUPPORTED_VERSION}":
         raise InjectionError(
             f"{where}: apiVersion: {changed['apiVersion']} is not supported: use"
-            f" {KSERVE_API}/{VERSION}"
+            f" {KSERVE_API}/{SUPPORTED_VERSION}"
         )
     spec = _get_object(changed, "spec", where)
     changed["spec"] = spec
@@ -105,7 +105,7 @@ def inject_llm_service(
     for workload in _list_workloads(spec, where):
         result = _add_supervisor(workload, name, model, options)
         if isinstance(result, str):
-            notes.append(f"{workload.at}: {unchanged_note(result)}")
+            notes.append(f"{workload.at}: {format_unchanged_note(result)}")
             continue
         engine, part = result
         engines.append(engine)
@@ -115,7 +115,7 @@ def inject_llm_service(
             merged["prefill"] = part
         notes += notes_of(workload.at, _make_pod(workload), engine, options)
         if workload.spec.get("worker") is not None:
-            notes.append(f"{workload.at}.worker: {unchanged_note(WORKERS_MESSAGE)}")
+            notes.append(f"{workload.at}.worker: {format_unchanged_note(WORKERS_MESSAGE)}")
     if not engines:
         return InjectedDocument(document, None, tuple(notes))
     config_name = names.make_supervisor_name(name)
@@ -135,12 +135,15 @@ def inject_llm_service(
     ]
     first = replace(engines[0], scheme="http", model=model)
     return InjectedDocument(
-        changed, config_map(name, meta.get("namespace"), first, options), tuple(notes), (config,)
+        changed,
+        make_config_map(name, meta.get("namespace"), first, options),
+        tuple(notes),
+        (config,),
     )
 
 
 def _list_workloads(spec: Object, where: str) -> list[_Workload]:
-    """Return the parts of the service that have their own pods: two if it has ``prefill``."""
+    """Return the parts of the service that have their own pods: two if it sets ``prefill``."""
     at = f"{where}: spec"
     if spec.get("prefill") is None:
         return [_Workload(spec, at, PRESET_PORT, PodRole.BOTH)]
@@ -154,10 +157,13 @@ def _list_workloads(spec: Object, where: str) -> list[_Workload]:
 def _add_supervisor(
     workload: _Workload, name: str, model: str, options: InjectionOptions
 ) -> tuple[EngineContainer, Object] | str:
-    """Return the engine and its part of the configuration, or why the pods are left unchanged."""
+    """Return the engine, and the part of the configuration that adds its supervisor.
+
+    Return a text instead if the pods are left unchanged.
+    """
     labels = _get_object(workload.spec, "labels", workload.at) if "labels" in workload.spec else {}
     generated = {KSERVE_LLM_NAME_LABEL: name, PART_OF_LABEL: PART_OF_KSERVE_LLM}
-    if (reason := selector_mismatch({**generated, **labels}, options)) is not None:
+    if (reason := explain_selector_mismatch({**generated, **labels}, options)) is not None:
         return reason
     if workload.spec.get("worker") is not None and not options.group_restarts:
         raise InjectionError(
@@ -209,7 +215,7 @@ def _add_supervisor(
 
 
 def _make_pod(workload: _Workload) -> Object:
-    """Return the known part of the pod: the service's fields, with the preset's user and port."""
+    """Return the known part of the pod: the service's fields and the preset's user and port."""
     template = workload.spec.get("template")
     found: Object = template if isinstance(template, dict) else {}
     listed = list(found.get("containers") or [])
@@ -224,7 +230,7 @@ def _make_pod(workload: _Workload) -> Object:
 
 
 def _apply_preset(container: Object, port: int) -> Object:
-    """Add the fields that all presets set, unless the container sets them."""
+    """Add the fields that all presets set to the container, unless the container sets them."""
     security = {"runAsNonRoot": True, "capabilities": {"drop": ["ALL"]}}
     return {
         **container,
@@ -234,7 +240,7 @@ def _apply_preset(container: Object, port: int) -> Object:
 
 
 def _find_engine(
-    pod: Object, at: str, model: str, options: InjectionOptions, annotations: Object
+    pod: Object, path: str, model: str, options: InjectionOptions, annotations: Object
 ) -> EngineContainer | None:
     named = options.engine.container or MAIN_CONTAINER
     container: Object = next((one for one in pod["containers"] if one.get("name") == named), {})
@@ -245,7 +251,7 @@ def _find_engine(
         preset["type"] = SelectedType.VLLM
     engine = find_engine(
         pod,
-        at,
+        path,
         replace(
             options,
             engine=options.engine.model_copy(update=preset),

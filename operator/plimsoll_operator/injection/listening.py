@@ -1,4 +1,4 @@
-"""Find the address at which an engine listens, and what the supervisor cannot observe of it."""
+"""Find the address at which an engine listens, and what the supervisor cannot observe there."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from plimsoll_api import engines
 from plimsoll_api.engines import EngineType
 from plimsoll_api.units import MAX_DIGITS, parse_whole_number
-from plimsoll_operator.injection.command_line import VARIABLE_REFERENCE, expand_variables
+from plimsoll_operator.injection.command_line import VARIABLE_REFERENCE_PATTERN, expand_variables
 from plimsoll_operator.injection.errors import InjectionError
 from plimsoll_operator.injection.programs import (
     ProgramClassification,
@@ -34,22 +34,26 @@ MODEL_FLAGS = ("--served-model-name", "--model-name", "--model", "--model-path",
 PROBE_FIELDS = ("readinessProbe", "startupProbe", "livenessProbe")
 POD_IP_PLACEHOLDER = "\0"
 """Placeholder for the pod's own IP address, which is unknown until the pod runs."""
-OTHER_PORT_NAMES = re.compile(
+OTHER_PORT_NAME_PATTERN = re.compile(
     r"(^|[-_])(prom|prometheus|metrics?|monitoring|exporter|nccl|gcs|dist|distributed|dashboard|ray"
     r"|client|grpc|rpc|redis|nixl|kv|zmq|zeromq|debug|debugpy|pprof|ssh|master|rdzv|torch|bootstrap"
     r"|gloo|side|sidecar|proxy|p2p|worker|admin|serve|events?|transfer|lmcache|mooncake)([-_]|\d*$)"
 )
 """Pattern for names of ports that use another protocol or belong to another server."""
-HTTP_PORT_NAMES = re.compile(r"http|api|openai|web|server|vllm|sglang|llm|inference|main|engine")
-LOCAL_URL = re.compile(r"(https?)://(?:localhost|127\.0\.0\.1|0\.0\.0\.0|\[::1?\]):([0-9]{1,5})")
-ANY_ADDRESS = frozenset({"0.0.0.0", "::", "[::]", "127.0.0.1", "localhost", "::1", "", "*"})
+HTTP_PORT_NAME_PATTERN = re.compile(
+    r"http|api|openai|web|server|vllm|sglang|llm|inference|main|engine"
+)
+LOCAL_URL_PATTERN = re.compile(
+    r"(https?)://(?:localhost|127\.0\.0\.1|0\.0\.0\.0|\[::1?\]):([0-9]{1,5})"
+)
+LOCAL_ADDRESSES = frozenset({"0.0.0.0", "::", "[::]", "127.0.0.1", "localhost", "::1", "", "*"})
 
 
 @dataclass(frozen=True)
 class EngineAddress:
     """An engine's address, the evidence for it, and notes for a person.
 
-    ``port`` is None if unknown.
+    ``port`` is None if it is unknown.
     """
 
     port: int | None
@@ -60,7 +64,7 @@ class EngineAddress:
 
 
 def resolve_variables(container: Object, config_maps: ConfigMaps) -> dict[str, str | None]:
-    """Return a container's environment; the value is None if only the cluster knows it."""
+    """Return a container's environment variables. A value is None if only the cluster knows it."""
     found: dict[str, str | None] = {}
     for source in container.get("envFrom") or ():
         name = (source.get("configMapRef") or {}).get("name")
@@ -83,7 +87,7 @@ def resolve_variables(container: Object, config_maps: ConfigMaps) -> dict[str, s
 
 
 def find_scripts(pod: Object, container: Object, config_maps: ConfigMaps) -> dict[str, str]:
-    """Return the files that known ConfigMaps mount into a container, by path."""
+    """Return the text of the files that known ConfigMaps mount into a container, by path."""
     files: dict[str, str] = {}
     volumes = {one.get("name"): one for one in pod.get("volumes") or ()}
     for mount in container.get("volumeMounts") or () if config_maps else ():
@@ -110,8 +114,8 @@ def find_address(
 ) -> EngineAddress:
     """Return the address at which the engine in ``container`` listens.
 
-    ``server`` is its command; ``variables`` are those of its container and its script. Raises
-    InjectionError if the port is invalid.
+    ``server`` is the engine's command. ``variables`` are the environment variables of the container
+    and of its script. Raises InjectionError if the port is invalid.
     """
     words = [expand_variables(word, variables) for word in server.words]
     port, by = _find_port(container, words, server, kind, variables, path)
@@ -179,7 +183,7 @@ def _find_port_in_probes(container: Object, path: str) -> tuple[int, str] | None
         if port is not None:
             return _check_port(port, f"{path}.{name}.httpGet.port"), f"by its {name}"
         command = " ".join(map(str, (probe.get("exec") or {}).get("command") or ()))
-        if (url := LOCAL_URL.search(command)) is not None:
+        if (url := LOCAL_URL_PATTERN.search(command)) is not None:
             return _check_port(int(url[2]), f"{path}.{name}"), f"by its {name}"
     return None
 
@@ -187,7 +191,10 @@ def _find_port_in_probes(container: Object, path: str) -> tuple[int, str] | None
 def _choose_declared_port(
     container: Object, default: int | None, path: str
 ) -> tuple[int, str] | None:
-    """Return a declared port, or None: one with an HTTP name, the default, or the only one."""
+    """Return a declared port and the evidence for it; None if no port stands out.
+
+    A port stands out if it has an HTTP name, is the default, or is the only one.
+    """
     listed = [
         (
             str(one.get("name") or ""),
@@ -195,8 +202,10 @@ def _choose_declared_port(
         )
         for at, one in enumerate(container.get("ports") or ())
     ]
-    usable = [(name, port) for name, port in listed if not OTHER_PORT_NAMES.search(name.lower())]
-    named = [(name, port) for name, port in usable if HTTP_PORT_NAMES.search(name.lower())]
+    usable = [
+        (name, port) for name, port in listed if not OTHER_PORT_NAME_PATTERN.search(name.lower())
+    ]
+    named = [(name, port) for name, port in usable if HTTP_PORT_NAME_PATTERN.search(name.lower())]
     for name, port in named:
         return port, f"by its port {name}"
     if default is not None and default in [port for _, port in usable]:
@@ -213,7 +222,7 @@ def _check_port(port: object, where: str) -> int:
 
 
 def _find_model(words: Sequence[str]) -> str:
-    """Return the model's name if the manifest shows it; otherwise empty."""
+    """Return the model's name if the arguments show it; empty otherwise."""
     named = [find_option_value(words, flag) for flag in MODEL_FLAGS]
     named += [
         words[at + 1]
@@ -222,7 +231,7 @@ def _find_model(words: Sequence[str]) -> str:
     ]
     name = next(filter(None, named), "")
     # Omit a variable that only the cluster can resolve, and KServe's template for the name.
-    return "" if VARIABLE_REFERENCE.search(name) or "{{" in name else name
+    return "" if VARIABLE_REFERENCE_PATTERN.search(name) or "{{" in name else name
 
 
 def _make_notes(
@@ -235,7 +244,7 @@ def _make_notes(
     """Return notes about what the supervisor cannot observe of the engine, and how to fix it."""
     notes: list[str] = []
     host = find_option_value(words, "--host")
-    if host is not None and host.strip() not in ANY_ADDRESS:
+    if host is not None and host.strip() not in LOCAL_ADDRESSES:
         shown = "the pod's own address" if POD_IP_PLACEHOLDER in host else host[:80]
         notes.append(
             f"the engine listens only on {shown} (--host), but the supervisor queries 127.0.0.1: "

@@ -66,11 +66,13 @@ def make_notes(
 
 
 def describe_engine(engine: EngineContainer) -> str:
-    """Return a text that names the detected engine and the evidence for it."""
+    """Return a text that names the detected engine, its container and the evidence."""
     return f"{engine.type.value} in container {engine.container}, {engine.evidence}"
 
 
-def _make_user_notes(engine: EngineContainer, options: InjectionOptions, known: bool) -> list[str]:
+def _make_user_notes(
+    engine: EngineContainer, options: InjectionOptions, is_known: bool
+) -> list[str]:
     notes = []
     if options.assigned_user and engine.uid is None:
         notes.append(
@@ -88,7 +90,7 @@ def _make_user_notes(engine: EngineContainer, options: InjectionOptions, known: 
             f"the engine runs as user {engine.uid} but the supervisor as {options.run_as_user}, "
             f"so the supervisor cannot see or signal it: omit {options.fields.run_as_user}"
         )
-    elif engine.is_hidden and not known:
+    elif engine.is_hidden and not is_known:
         notes.append(
             "the engine runs as root with capabilities, so the supervisor cannot see its sockets "
             "and will not find it: set runAsUser, or drop all capabilities"

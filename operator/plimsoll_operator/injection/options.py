@@ -42,12 +42,13 @@ class InjectionOptions:
     """Settings of an injection, in the types of a SupervisionPolicy.
 
     Attributes:
-        selector: The labels of the pods to inject; None selects all.
-        namespace: The namespace of the workloads to inject; None allows all.
+        selector: The labels of the pods to inject; None selects all pods.
+        namespace: The namespace of the workloads to inject; None allows all namespaces.
         resources, pull_secrets: Defaults for a ``supervisor`` that sets none.
         unrecognized: Whether to supervise engines of unknown types.
         named_is_custom: Whether a container that ``engine`` names may be a custom engine.
-        group_restarts: Whether to accept workloads whose groups restart with any container.
+        group_restarts: Whether to accept workloads that restart a whole group if any container
+            restarts.
         assigned_user: Whether the platform chooses the supervisor's user.
         config_maps: The data of the ConfigMaps next to the workload, by name.
         runtimes: The specs of KServe's runtimes, by name.

@@ -15,7 +15,7 @@ from plimsoll_operator.render.containers import list_native_sidecars
 
 Object = dict[str, Any]
 
-KSERVE_SERVICE = "serving.kserve.io/inferenceservice"
+KSERVE_SERVICE_LABEL = "serving.kserve.io/inferenceservice"
 TEMPLATE_PATH = ("spec", "template")
 TEMPLATE_PATHS: dict[tuple[str, str], tuple[str, ...]] = {
     ("", "ReplicationController"): TEMPLATE_PATH,
@@ -29,8 +29,8 @@ TEMPLATE_PATHS: dict[tuple[str, str], tuple[str, ...]] = {
 """Path of the pod template, by API group and kind."""
 
 GROUP_RESTART_POLICIES = frozenset({"RecreateGroupOnPodRestart", "RecreateGroupAfterStart"})
-"""Restart policies with which a LeaderWorkerSet recreates the whole group. Others restart only one
-container."""
+"""Restart policies with which a LeaderWorkerSet recreates the whole group. Other policies restart
+only one container."""
 AIBRIX_API = "orchestration.aibrix.ai"
 RAY_CLUSTER_PATHS: dict[tuple[str, str], tuple[str, ...]] = {
     (RAY_API, "RayCluster"): ("spec",),
@@ -58,7 +58,7 @@ class PodSpec:
 
     Attributes:
         path: The path of the pod spec in the document.
-        worker: Whether the pods are those of a multi-node engine that serve no port.
+        worker: Whether the pods belong to a multi-node engine but serve no port.
         restarts_group: The restart policy with which the restart of one container recreates the
             whole group; empty if there is none.
         inherited: Labels that the pods get from elsewhere in the document, or from their
@@ -83,10 +83,10 @@ class PodSpec:
     annotations: Object = field(default_factory=dict)
 
 
-def pods_of(document: Object, where: str) -> list[PodSpec]:
+def list_pod_specs(document: Object, where: str) -> list[PodSpec]:
     """Return the pod specs of ``document``; empty for a kind without pods.
 
-    Raises InjectionError, which begins with ``where``, if a field has the wrong type.
+    Raises InjectionError, whose message begins with ``where``, if a field has the wrong type.
     """
     kind = str(document.get("kind", ""))
     group = str(document.get("apiVersion", "")).rpartition("/")[0]
@@ -100,16 +100,16 @@ def pods_of(document: Object, where: str) -> list[PodSpec]:
     if (path := TEMPLATE_PATHS.get((group, kind))) is not None:
         return [_make_pod_spec(document, path, where)]
     if group == LWS_API and kind == LWS_KIND:
-        return _with_inherited_labels(document, _iterate_leader_worker_set(document, where))
+        return _add_inherited_labels(document, _iterate_leader_worker_set(document, where))
     if (path := RAY_CLUSTER_PATHS.get((group, kind))) is not None:
         return list(_iterate_ray_cluster(document, path, where))
     if group == KSERVE_API and kind == SERVICE_KIND:
-        return _with_inherited_labels(document, _iterate_predictor(document, where))
+        return _add_inherited_labels(document, _iterate_predictor(document, where))
     return []
 
 
-def _with_inherited_labels(document: Object, pods: Iterable[PodSpec]) -> list[PodSpec]:
-    """Return the pods with the labels and annotations that their controller adds."""
+def _add_inherited_labels(document: Object, pods: Iterable[PodSpec]) -> list[PodSpec]:
+    """Return the pods with the labels and annotations that their controllers add."""
     held = document.get("metadata")
     metadata = held if isinstance(held, dict) else {}
     name, own = str(metadata.get("name", "")), metadata.get("labels")
@@ -117,7 +117,7 @@ def _with_inherited_labels(document: Object, pods: Iterable[PodSpec]) -> list[Po
     annotations: Object = {}
     if document["kind"] == SERVICE_KIND:
         # KServe copies the service's own labels and annotations to the pods.
-        labels = {**(own if isinstance(own, dict) else {}), KSERVE_SERVICE: name}
+        labels = {**(own if isinstance(own, dict) else {}), KSERVE_SERVICE_LABEL: name}
         annotations = _get_annotations(metadata)
     return [
         replace(one, inherited=labels, annotations=annotations | one.annotations) for one in pods
@@ -127,8 +127,9 @@ def _with_inherited_labels(document: Object, pods: Iterable[PodSpec]) -> list[Po
 def list_containers(pod: Object, runtimes: Mapping[str, Object]) -> list[Object]:
     """Return the pod's containers.
 
-    A KServe predictor with a model also has its runtime's containers, if ``runtimes`` contains it.
-    An unknown runtime counts as one container, which KServe merges with the predictor's fields.
+    For a KServe predictor with a model, they include the containers of its runtime, if ``runtimes``
+    contains this runtime. An unknown runtime counts as one container, which KServe merges with the
+    predictor's fields.
     """
     listed: list[Object] = pod.get("containers") or []
     model = pod.get("model")
@@ -155,7 +156,7 @@ def list_containers(pod: Object, runtimes: Mapping[str, Object]) -> list[Object]
 
 
 def _find_runtime(model: Object, runtimes: Mapping[str, Object]) -> Object | None:
-    """Return the runtime that a model names, or the only one that KServe may select for it."""
+    """Return the runtime that a model names, or the only runtime that KServe may select for it."""
     if (name := model.get("runtime")) is not None:
         return runtimes.get(str(name))
     model_format = (model.get("modelFormat") or {}).get("name")
@@ -173,7 +174,7 @@ def _find_runtime(model: Object, runtimes: Mapping[str, Object]) -> Object | Non
 def list_engine_objects(pod: Object) -> list[Object]:
     """Return the objects that become containers of the pod, to be changed in place.
 
-    These are the listed containers, native sidecars, and the model from which KServe creates a
+    These are the containers, the native sidecars, and the model from which KServe creates a
     container.
     """
     model = pod.get("model")
@@ -182,16 +183,16 @@ def list_engine_objects(pod: Object) -> list[Object]:
 
 
 def find_engine_object(pod: Object, container: str) -> Object | None:
-    """Return the container, or the model from which KServe creates it; None if there is neither."""
+    """Return the container with this name, or the model from which KServe creates it; or None."""
     model = pod.get("model")
     default = model if isinstance(model, dict) else None
     return next((one for one in list_engine_objects(pod) if one.get("name") == container), default)
 
 
 def set_container_name_variable(pod: Object, container: str) -> None:
-    """Set the environment variable with the container's name.
+    """Set the environment variable with the container's name in the container.
 
-    The supervisor uses it to identify the engine's processes. KServe copies the variable from a
+    The supervisor identifies the engine's processes by it. KServe copies the variable from a
     predictor's model.
     """
     engine = find_engine_object(pod, container)
@@ -201,7 +202,7 @@ def set_container_name_variable(pod: Object, container: str) -> None:
 
 
 def _iterate_leader_worker_set(document: Object, where: str) -> Iterator[PodSpec]:
-    """Yield the pods of a LeaderWorkerSet. The workers' template is the default for leaders."""
+    """Yield the pods of a LeaderWorkerSet. Leaders without a template use the workers' template."""
     path = ("spec", "leaderWorkerTemplate")
     group = _get_or_create_object(document, path, where)
     # The default of the LeaderWorkerSet API.
@@ -238,7 +239,10 @@ def _iterate_ray_cluster(document: Object, path: tuple[str, ...], where: str) ->
 
 
 def _find_ray_restart_obstacle(document: Object, path: tuple[str, ...], where: str) -> str:
-    """Return why KubeRay keeps the kubelet from restarting a head; empty if it does not."""
+    """Return why the kubelet will not restart the containers of a Ray head; empty if it will.
+
+    KubeRay sets the restart policy of the head in some cases.
+    """
     cluster = _get_or_create_object(document, path, where)
     options = cluster.get("autoscalerOptions")
     version = options.get("version") if isinstance(options, dict) else None
@@ -250,7 +254,7 @@ def _find_ray_restart_obstacle(document: Object, path: tuple[str, ...], where: s
 
 
 def _iterate_predictor(document: Object, where: str) -> Iterator[PodSpec]:
-    """Yield the pod specs of a KServe predictor, which has the fields of a pod spec itself."""
+    """Yield the pod specs of a KServe predictor, which itself has the fields of a pod spec."""
     path = ("spec", "predictor")
     predictor = _get_or_create_object(document, path, where)
     yield PodSpec(
@@ -281,7 +285,7 @@ def _make_pod_spec(
 
 
 def _get_or_create_object(document: Object, path: tuple[str, ...], where: str) -> Object:
-    """Return the object at ``path``; create it if it is missing."""
+    """Return the object at ``path``. If it is missing, create it."""
     found = document
     for at, key in enumerate(path):
         if found.get(key) is None:

@@ -1,8 +1,8 @@
 """Inject a pod that a SupervisionPolicy selects, or record why it gets no supervisor.
 
-The pod gets what ``plimsoll inject`` adds, from the same function. All pods of a policy share its
-ConfigMap, so the description of the engine, which differs between pods, is in the supervisor's
-environment.
+The pod gets the same additions as with ``plimsoll inject``, from the same function. All pods of a
+policy share a ConfigMap, so the description of the engine, which differs between pods, is in the
+supervisor's environment.
 """
 
 from __future__ import annotations
@@ -58,15 +58,15 @@ from plimsoll_operator.render.paths import POD_PLACES
 Object = dict[str, Any]
 
 INJECTED_IMAGES_ANNOTATION = "plimsoll.dev/injected-images"
-"""Annotation of a pod: the injected images, as :func:`format_images` returns them."""
+"""Annotation of a pod: the injected images, in the form of :func:`format_images`."""
 ENGINE_ANNOTATION = "plimsoll.dev/engine"
 """Annotation of a pod: the detected engine and the evidence."""
 POD_PATH = "spec"
-"""Path of the pod spec at the start of messages."""
-ALLOW_GROUP_RESTARTS = "plimsoll.dev/allow-group-restarts"
+"""Path of the pod spec, with which messages begin."""
+ALLOW_GROUP_RESTARTS_ANNOTATION = "plimsoll.dev/allow-group-restarts"
 """Annotation of a LeaderWorkerSet's pods. ``true`` accepts that a restart of the supervisor
 restarts the whole group."""
-ALLOW_HOST_PORTS = "plimsoll.dev/allow-host-ports"
+ALLOW_HOST_PORTS_ANNOTATION = "plimsoll.dev/allow-host-ports"
 """Annotation of pods that use the host network. ``true`` accepts that only one of them can run on a
 node."""
 LWS_LEADER_ANNOTATION = "leaderworkerset.sigs.k8s.io/leader-name"
@@ -82,7 +82,7 @@ POLICY_OPTION_NAMES = OptionNames(
     mode="spec.supervision.mode: Observe",
     unrecognized="the policy's spec.engine.type: custom",
     exclude="the policy's spec.selector",
-    group_restarts=f"the annotation {ALLOW_GROUP_RESTARTS}",
+    group_restarts=f"the annotation {ALLOW_GROUP_RESTARTS_ANNOTATION}",
     host_budget="the policy's spec.memory.host.growthBudget",
     run_as_user="runAsUser",
     probe="the policy's spec.probe",
@@ -92,7 +92,7 @@ POLICY_OPTION_NAMES = OptionNames(
 
 @dataclass(frozen=True)
 class AdmittedPod:
-    """The pod to create. ``refusal`` is why it gets no supervisor; None if it gets one."""
+    """The pod to create. ``refusal`` says why it gets no supervisor; None if it gets one."""
 
     pod: Object
     refusal: str | None = None
@@ -105,9 +105,9 @@ def format_images(policy: SupervisionPolicy, images: Images) -> str:
 
 
 def inject_pod(pod: Object, policy: SupervisionPolicy, images: Images) -> AdmittedPod:
-    """Return ``pod`` with a supervisor, or with an annotation that says why it has none.
+    """Return a copy of ``pod`` with a supervisor, or with an annotation that says why it has none.
 
-    The argument is not changed. The injection is idempotent.
+    The injection is idempotent.
     """
     changed = copy.deepcopy(pod)
     try:
@@ -152,19 +152,27 @@ def _set_metadata(metadata: Object, field: str, key: str, value: str) -> None:
 
 
 def _check_pod(pod: Object) -> None:
-    """Raise InjectionError for a pod in which no supervisor can run, whatever its engine is."""
+    """Reject a pod in which no supervisor can run, whatever its engine is.
+
+    Raises InjectionError.
+    """
     meta, spec = pod["metadata"], pod["spec"]
     check_types(spec, POD_PATH)
     check_shape(spec, POD_PATH, POLICY_OPTION_NAMES)
     annotations = meta.get("annotations") or {}
     grouped = bool(find_membership(meta).ray_cluster) or _is_in_group(meta.get("labels") or {})
-    if spec.get("hostNetwork") and grouped and annotations.get(ALLOW_HOST_PORTS) != "true":
+    if (
+        spec.get("hostNetwork")
+        and grouped
+        and annotations.get(ALLOW_HOST_PORTS_ANNOTATION) != "true"
+    ):
         # All supervisors of a group use the same port to reach each other.
         raise InjectionError(
             f"{POD_PATH}.hostNetwork: true: in a multi-node group, the supervisor's ports "
             f"{METRICS_PORT} and {PROBE_PORT} would be the node's, so a second supervised pod on "
-            f"the node could not start: set the annotation {ALLOW_HOST_PORTS} to true in the pod "
-            "template if each node runs one such pod"
+            "the node could not start: set the annotation "
+            f"{ALLOW_HOST_PORTS_ANNOTATION} to true in the pod template if each node runs one such"
+            " pod"
         )
     _check_group(meta)
     if not _has_our_supervisor(pod):
@@ -174,26 +182,28 @@ def _check_pod(pod: Object) -> None:
 def _check_group(metadata: Object) -> None:
     """Reject groups that a supervisor would harm, and workers without a leader.
 
-    A pod does not show the restart policy of its LeaderWorkerSet, whose default recreates the
-    group. A Ray worker without a RayCluster has no head with a supervisor. Raises InjectionError.
+    A pod does not show the restart policy of its LeaderWorkerSet. By default, a LeaderWorkerSet
+    recreates the group. A Ray worker without a RayCluster has no head with a supervisor. Raises
+    InjectionError.
     """
     labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
     if labels.get(RAY_NODE_TYPE_LABEL) == RAY_WORKER and not find_membership(metadata).ray_cluster:
         raise InjectionError(WORKERS_MESSAGE)
-    if not _is_in_group(labels) or annotations.get(ALLOW_GROUP_RESTARTS) == "true":
+    if not _is_in_group(labels) or annotations.get(ALLOW_GROUP_RESTARTS_ANNOTATION) == "true":
         return
     if labels.get(PART_OF_LABEL) == PART_OF_KSERVE_LLM:
         raise InjectionError(
             "KServe sets restartPolicy RecreateGroupOnPodRestart in its LeaderWorkerSets, which"
             " recreates the whole group whenever a container restarts, the supervisor's included:"
-            f" set the annotation {ALLOW_GROUP_RESTARTS} to true in the LLMInferenceService's"
-            " spec.annotations, and in spec.prefill.annotations, if you want that"
+            f" set the annotation {ALLOW_GROUP_RESTARTS_ANNOTATION} to true in the"
+            " LLMInferenceService's spec.annotations, and in spec.prefill.annotations, if you want"
+            " that"
         )
     raise InjectionError(
         "a LeaderWorkerSet with restartPolicy RecreateGroupOnPodRestart, the default, recreates "
         "the whole group whenever a container restarts, even the supervisor's: set the "
-        f"annotation {ALLOW_GROUP_RESTARTS} to true in its pod templates if you accept that, or "
-        "if its restartPolicy is None"
+        f"annotation {ALLOW_GROUP_RESTARTS_ANNOTATION} to true in its pod templates if you accept "
+        "that, or if its restartPolicy is None"
     )
 
 
@@ -204,7 +214,8 @@ def _is_in_group(labels: Object) -> bool:
 def find_group(metadata: Object) -> str:
     """Return the name of a new pod's multi-node group; empty for a single-pod replica.
 
-    The webhook of LeaderWorkerSet may add the group's index later, so workers name their leader.
+    The webhook of LeaderWorkerSet may add the group's index later. For a worker, the group is
+    therefore named after its leader.
     """
     labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
     if cluster := find_membership(metadata).ray_cluster:
@@ -235,7 +246,7 @@ def _find_group_member(pod: Object, policy: str) -> GroupMember | None:
 
 
 def _has_our_supervisor(pod: Object) -> bool:
-    """Report whether :func:`inject_pod` gave the pod its supervisor."""
+    """Report whether the pod got its supervisor from :func:`inject_pod`."""
     return any(
         one.get("name") == names.SUPERVISOR
         and any(variable.get("name") == POD_ENGINE_ENV for variable in one.get("env") or ())
@@ -285,7 +296,7 @@ def _inject(pod: Object, policy: SupervisionPolicy, images: Images) -> EngineCon
 def _find_engine(
     pod: Object, group: GroupMember | None, options: InjectionOptions
 ) -> EngineContainer | None:
-    """Return the pod's engine, or None. A Ray worker has no server command that shows its type."""
+    """Return the pod's engine, or None. A Ray worker runs no server command that shows its type."""
     is_worker = group is not None and group.worker
     if is_worker and find_membership(pod["metadata"]).ray_cluster:
         named = find_worker_container(pod["spec"], POD_PATH, options)

@@ -1,4 +1,4 @@
-"""Classify known programs and images: engines, and programs that are related to engines."""
+"""Classify known programs and images: engines, and programs that are used with engines."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from plimsoll_operator.injection.command_line import get_program_name, split_wor
 class ProgramClassification(NamedTuple):
     """Classification of a command.
 
-    ``kind`` is the engine if the command starts an engine's server, and ``not_engine_reason`` says
-    why it does not; both are empty if unknown. ``words`` are the server's arguments.
-    ``no_port_reason`` is why a server has no HTTP port.
+    ``kind`` is the engine if the command starts an engine's server. ``not_engine_reason`` says why
+    the command starts none. If both are empty, the program is unknown. ``words`` are the server's
+    arguments. ``no_port_reason`` says why a server has no HTTP port.
     """
 
     kind: EngineType | None = None
@@ -40,14 +40,16 @@ SERVE_COMMANDS = {
     "vllm.entrypoints.cli.main": EngineType.VLLM,
     "sglang.cli.main": EngineType.SGLANG,
 }
-"""Programs and modules of which only the subcommand ``serve`` serves HTTP."""
-WORKER_MODULES = re.compile(r"dynamo\.(vllm|sglang|trtllm)(\..*)?")
-GRPC_MODULES = re.compile(r"vllm\.entrypoints\.grpc_server|sglang\.srt\.entrypoints\.grpc_server")
-SERVING_FILES = re.compile(r"(.*/)?(vllm/entrypoints/.*api_server|sglang/launch_server)\.py")
-OTHER_MODULES = re.compile(
+"""Programs and modules that serve HTTP only with the subcommand ``serve``."""
+WORKER_MODULE_PATTERN = re.compile(r"dynamo\.(vllm|sglang|trtllm)(\..*)?")
+GRPC_MODULE_PATTERN = re.compile(
+    r"vllm\.entrypoints\.grpc_server|sglang\.srt\.entrypoints\.grpc_server"
+)
+SERVING_FILE_PATTERN = re.compile(r"(.*/)?(vllm/entrypoints/.*api_server|sglang/launch_server)\.py")
+OTHER_MODULE_PATTERN = re.compile(
     r"(vllm|sglang|vllm_router|sglang_router|dynamo|pip|http\.server|venv|torch)(\..*)?|.*bench.*"
 )
-OTHER_FILES = re.compile(
+OTHER_FILE_PATTERN = re.compile(
     r".*(bench|client|download|convert|quantize|eval|test|router|proxy|export|upload|warm).*"
 )
 HELPER_PROGRAMS = split_words(
@@ -69,8 +71,8 @@ NOT_SERVING_COMMANDS = frozenset(
 )
 """Subcommands of vLLM that serve no requests."""
 
-WORD_SEPARATORS = re.compile(r"[^a-z0-9]+")
-OTHER_IMAGES = split_words(
+WORD_SEPARATOR_PATTERN = re.compile(r"[^a-z0-9]+")
+OTHER_IMAGE_WORDS = split_words(
     "router|frontend|gateway|epp|picker|console|ui|webui|web|dashboard|exporter|bench|"
     "benchmark|benchmarks|client|clients|proxy|controller|operator|scheduler|autoscaler|"
     "manager|plugin|sim|simulator|mock|test|tests|docs|doc|demo|downloader|download|init|loader|"
@@ -80,11 +82,11 @@ OTHER_IMAGES = split_words(
     "store|cleaner|cleanup|puller|prefetch|watcher|reporter|notifier|loadgen|load|gradio|"
     "streamlit|extproc|lint|helm|chart|charts"
 )
-"""Words in the names of images that are related to an engine but do not contain one."""
+"""Words in the names of images that are used with an engine but do not contain one."""
 
 
 def classify_command(words: Sequence[str]) -> ProgramClassification:
-    """Classify a simple command, given as its words."""
+    """Classify a simple command, which is given as its words."""
     name = get_program_name(words[0])
     if PYTHON_PATTERN.fullmatch(name):
         return _classify_python(words)
@@ -119,7 +121,7 @@ def _classify_python(words: Sequence[str]) -> ProgramClassification:
         return ProgramClassification(not_engine_reason="runs a line of Python code")
     if words[at] != "-m":
         file = words[at]
-        if SERVING_FILES.fullmatch(file):
+        if SERVING_FILE_PATTERN.fullmatch(file):
             kind = EngineType.SGLANG if "sglang" in file else EngineType.VLLM
             return ProgramClassification(
                 kind,
@@ -127,7 +129,7 @@ def _classify_python(words: Sequence[str]) -> ProgramClassification:
                 get_program_name(file),
                 no_port_reason=_explain_missing_port(words[at + 1 :]),
             )
-        other = OTHER_FILES.fullmatch(get_program_name(file).lower())
+        other = OTHER_FILE_PATTERN.fullmatch(get_program_name(file).lower())
         return (
             ProgramClassification(not_engine_reason=f"runs {get_program_name(file)}")
             if other
@@ -141,16 +143,16 @@ def _classify_python(words: Sequence[str]) -> ProgramClassification:
         return _classify_huggingface(server) if module == "huggingfaceserver" else server
     if module in SERVE_COMMANDS:
         return _classify_subcommand(module, rest)
-    if (worker := WORKER_MODULES.fullmatch(module)) is not None:
+    if (worker := WORKER_MODULE_PATTERN.fullmatch(module)) is not None:
         kind = EngineType.SGLANG if worker[1] == "sglang" else EngineType.VLLM
         why = "a worker of NVIDIA Dynamo has no OpenAI server of its own; its frontend has"
         return ProgramClassification(kind, rest, module, no_port_reason=why)
-    if GRPC_MODULES.fullmatch(module):
+    if GRPC_MODULE_PATTERN.fullmatch(module):
         kind = EngineType.SGLANG if module.startswith("sglang") else EngineType.VLLM
         return ProgramClassification(
             kind, rest, module, no_port_reason="it serves gRPC, but the supervisor queries HTTP"
         )
-    if OTHER_MODULES.fullmatch(module):
+    if OTHER_MODULE_PATTERN.fullmatch(module):
         return ProgramClassification(not_engine_reason=f"runs {module}")
     return UNKNOWN_PROGRAM
 
@@ -183,13 +185,13 @@ def _explain_missing_port(words: Sequence[str]) -> str:
 
 
 def classify_image(image: str) -> tuple[EngineType | None, str]:
-    """Return the engine that an image's own name suggests (None if unknown), and that name.
+    """Return the engine that the image's own name suggests, and this name.
 
-    Registry and project names are ignored.
+    The engine is None if it is unknown. Registry and project names are ignored.
     """
     name = image.partition("@")[0].rpartition("/")[2].partition(":")[0].lower()
-    words = set(WORD_SEPARATORS.split(name))
-    if words & OTHER_IMAGES:
+    words = set(WORD_SEPARATOR_PATTERN.split(name))
+    if words & OTHER_IMAGE_WORDS:
         return None, name
     for word in words:
         if word.startswith("sglang"):
@@ -200,9 +202,9 @@ def classify_image(image: str) -> tuple[EngineType | None, str]:
 
 
 def find_option_value(words: Sequence[str], name: str) -> str | None:
-    """Return the last value of an option of vLLM or SGLang; None if it is absent.
+    """Return the last value of an option of vLLM or SGLang; None if the option is absent.
 
-    Both accept underscores instead of dashes.
+    Both engines accept underscores instead of dashes.
     """
     last = None
     for at, word in enumerate(words):

@@ -14,13 +14,13 @@ from plimsoll_operator.injection.options import InjectionOptions
 Object = dict[str, Any]
 
 
-def find_worker_container(pod: Object, at: str, options: InjectionOptions) -> str:
+def find_worker_container(pod: Object, path: str, options: InjectionOptions) -> str:
     """Return the name of the container of a Ray worker that runs the engine.
 
     This is the container that ``options`` name, the only container, or the only one that runs ``ray
-    start``. A RayCluster may name the containers of its head and its workers differently, so a name
-    that the worker lacks is ignored. Raises InjectionError, which begins with ``at``, if no
-    container matches.
+    start``. The containers of a RayCluster's head and workers may have different names, so a name
+    in ``options`` that the worker lacks is ignored. Raises InjectionError, whose message begins
+    with ``path``, if no container matches.
     """
     named = options.engine.container
     containers: list[Object] = pod.get("containers") or []
@@ -31,7 +31,7 @@ def find_worker_container(pod: Object, at: str, options: InjectionOptions) -> st
     )
     if len(starting) != 1:
         raise InjectionError(
-            f"{at}.containers: {len(starting) or 'none'} of the containers of this Ray worker "
+            f"{path}.containers: {len(starting) or 'none'} of the containers of this Ray worker "
             f"run `ray start`: use {options.fields.container} with one of "
             f"{describe_containers(pod, options)}"
         )

@@ -1,4 +1,4 @@
-"""Check the types of a pod spec's fields before they are read: a file may contain anything."""
+"""Check the types of a pod spec's fields before use, because a file may contain anything."""
 
 from __future__ import annotations
 
@@ -57,30 +57,30 @@ REQUIRED_FIELDS = {
     "volumeMounts": ("name", "mountPath"),
 }
 """Fields that each item of a list must have."""
-TYPE_NAMES: dict[Any, str] = {str: "a text", dict: "an object", list: "a list"}
+TYPE_NAMES: dict[Any, str] = {str: "a string", dict: "an object", list: "a list"}
 
 
-def check_types(pod: Object, at: str) -> None:
+def check_types(pod: Object, path: str) -> None:
     """Reject a pod spec with a field of the wrong type.
 
-    Raises InjectionError, which begins with ``at`` and names the field.
+    Raises InjectionError, whose message begins with ``path`` and names the field.
     """
-    _check_value(pod, POD_SHAPE, at, "")
+    _check_value(pod, POD_SHAPE, path, "")
 
 
-def _check_value(value: Any, shape: TypeShape, at: str, field: str) -> None:
+def _check_value(value: Any, shape: TypeShape, path: str, field: str) -> None:
     kind: type = shape if isinstance(shape, type) else type(shape)
     if value is None:
         return
     if not isinstance(value, kind):
-        raise InjectionError(f"{at} must be {TYPE_NAMES[kind]}, not {_describe_value(value)}")
+        raise InjectionError(f"{path} must be {TYPE_NAMES[kind]}, not {_describe_value(value)}")
     if isinstance(value, dict):
         for key in sorted(shape.keys() & value.keys()):
-            _check_value(value[key], shape[key], f"{at}.{key}", key)
+            _check_value(value[key], shape[key], f"{path}.{key}", key)
     elif isinstance(value, list):
         for index, item in enumerate(value):
             name = item.get("name") if isinstance(item, dict) else None
-            item_path = f"{at}[{name if isinstance(name, str) else index}]"
+            item_path = f"{path}[{name if isinstance(name, str) else index}]"
             if item is None:
                 raise InjectionError(f"{item_path} is empty")
             _check_value(item, shape[0], item_path, field)

@@ -1,4 +1,4 @@
-"""Add the supervisor to a pod spec: its container, volumes and probe, and the engine's name."""
+"""Add the supervisor to a pod spec: its container, its volumes, the probe and the engine's name."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from plimsoll_operator.injection.checks import (
     CONFIG_VOLUME,
-    SUPERVISOR_VOLUMES,
+    SUPERVISOR_VOLUME_SOURCES,
     TOKEN_VOLUME,
     VOLUME_PREFIX,
 )
@@ -38,14 +38,15 @@ def add_supervisor(
     options: InjectionOptions,
     config_map: str,
     env: tuple[Object, ...] = (),
-    at: SupervisorPlaces = POD_PLACES,
+    places: SupervisorPlaces = POD_PLACES,
 ) -> None:
     """Add the supervisor of ``engine`` to the pod spec ``pod``, in place. Raises InjectionError.
 
-    It replaces an earlier injection. ``config_map`` is the ConfigMap with its configuration,
-    ``env`` is added to its environment, and ``at`` contains its paths and ports.
+    An earlier injection is replaced. ``config_map`` is the name of the ConfigMap with the
+    supervisor's configuration, ``env`` is added to the supervisor's environment, and ``places`` are
+    the supervisor's paths and ports.
     """
-    supervisor = _make_container(pod, engine, options, at)
+    supervisor = _make_container(pod, engine, options, places)
     supervisor["env"] = [*supervisor["env"], *env]
     remove_probe(pod, list_engine_objects(pod))
     _add_to_pod(pod, supervisor, engine.container, config_map, options)
@@ -64,12 +65,12 @@ def _add_probe(pod: Object, supervisor: Object, engine: EngineContainer, image: 
 
 
 def _make_container(
-    pod: Object, engine: EngineContainer, options: InjectionOptions, at: SupervisorPlaces
+    pod: Object, engine: EngineContainer, options: InjectionOptions, places: SupervisorPlaces
 ) -> Object:
     containers = list_containers(pod, options.runtimes)
     others = list_other_containers(pod | {"containers": containers})
     base = make_supervisor_container(
-        options.supervisor, options.image, options.resources, others, at
+        options.supervisor, options.image, options.resources, others, places
     )
     # Without a policy, the supervisor writes no objects and needs no service account token.
     unwanted = ("shm",) if options.token else ("token", "shm")
@@ -111,7 +112,7 @@ def _add_to_pod(
     # The supervisor starts before the engine and stops after it, but after any model download.
     at = next((n for n, one in enumerate(others) if one.get("name") == engine), len(others))
     pod["initContainers"] = [*others[:at], container, *others[at:]]
-    volumes = {VOLUME_PREFIX + name: source for name, source in SUPERVISOR_VOLUMES.items()}
+    volumes = {VOLUME_PREFIX + name: source for name, source in SUPERVISOR_VOLUME_SOURCES.items()}
     # The ConfigMap may not exist when a pod is created, and is deleted with its policy. The pod
     # must start without it: the supervisor then only observes.
     volumes[CONFIG_VOLUME] = {"configMap": {"name": config_map, "optional": True}}

@@ -1,4 +1,4 @@
-"""Messages about pods that are left unchanged. They follow the pod's path."""
+"""Messages about pods that are left unchanged. Each message follows the pod's path."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 from plimsoll_operator.injection.options import InjectionOptions
 
 
-def unchanged_note(why: str) -> str:
+def format_unchanged_note(why: str) -> str:
     """Return the note about a pod that is left unchanged."""
     return f"left unchanged: {why}"
 
 
-def selector_mismatch(labels: Mapping[str, Any], options: InjectionOptions) -> str | None:
+def explain_selector_mismatch(labels: Mapping[str, Any], options: InjectionOptions) -> str | None:
     """Return why the selector does not match ``labels``; None if it does."""
     text_labels = {str(key): str(value) for key, value in labels.items()}
     if options.selector is None or options.selector.matches(text_labels):
@@ -22,10 +22,10 @@ def selector_mismatch(labels: Mapping[str, Any], options: InjectionOptions) -> s
     return f"{options.fields.selector} does not select its labels ({shown})"
 
 
-def group_restart_reason(
+def explain_group_restart(
     options: InjectionOptions, policy: str = "RecreateGroupOnPodRestart"
 ) -> str:
-    """Return the message that a group with this restart ``policy`` needs the user's consent."""
+    """Return a message that a group with the restart policy ``policy`` needs the user's consent."""
     return (
         f"restartPolicy {policy} recreates the whole group whenever a container"
         f" restarts, the supervisor's included; use {options.fields.group_restarts} if you want"

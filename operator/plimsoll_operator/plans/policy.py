@@ -51,7 +51,7 @@ from plimsoll_operator.fleet.workloads import (
     group_pods,
     index_workload_statuses,
 )
-from plimsoll_operator.kinds import LEASE, Key, Object, Ref, owner_uid, ref
+from plimsoll_operator.kinds import LEASE, Key, Object, Ref, get_owner_uid, make_ref
 from plimsoll_operator.plans.service import Failure, list_held_slots
 from plimsoll_operator.render.names import FIELD_MANAGER, MANAGED_BY, add_owner
 from plimsoll_operator.render.objects import (
@@ -98,7 +98,7 @@ def make_plan(
     of the supervisors' ConfigMap (content by name).
     """
     uid, name = policy.metadata.uid, policy.metadata.name
-    own = {where: item for where, item in owned.items() if owner_uid(item) == uid}
+    own = {where: item for where, item in owned.items() if get_owner_uid(item) == uid}
     leases = {where.name: item for where, item in own.items() if where.kind == LEASE.kind}
     held = list_held_slots(leases.values(), {one.name for one in pods})
     workloads = group_pods(pods)
@@ -113,7 +113,7 @@ def make_plan(
         }
     )
     desired = render_objects(policy, accounts[:MAX_ACCOUNTS], chosen, held, extra_files)
-    wanted = {ref(one) for one in desired}
+    wanted = {make_ref(one) for one in desired}
     idle = [item for slot, item in leases.items() if Ref(LEASE.kind, slot) not in wanted]
     kept = {
         *held,
@@ -265,7 +265,7 @@ def _make_leases(policy: SupervisionPolicy, workload: Workload) -> list[Object]:
     annotation :data:`SLOT_REPLICAS_ANNOTATION` may take the slot.
     """
     name = policy.metadata.name
-    annotations = {SLOT_REPLICAS_ANNOTATION: workload.replicas()}
+    annotations = {SLOT_REPLICAS_ANNOTATION: workload.format_replicas()}
     if workload.ref is not None:
         annotations[SLOT_WORKLOAD_ANNOTATION] = str(workload.ref)
     if workload.roles:
@@ -280,7 +280,7 @@ def _make_leases(policy: SupervisionPolicy, workload: Workload) -> list[Object]:
                 "annotations": annotations,
             },
         }
-        for slot in workload.slots(name, policy.spec.supervision.max_unavailable)
+        for slot in workload.make_slot_names(name, policy.spec.supervision.max_unavailable)
     ]
 
 

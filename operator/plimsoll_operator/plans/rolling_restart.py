@@ -41,7 +41,7 @@ RESTARTABLE_KINDS = {kind.kind: kind for kind in (DEPLOYMENT, STATEFUL_SET, DAEM
 
 def list_waiting_workloads(workloads: Sequence[Workload]) -> list[Workload]:
     """Return the workloads with pods that get a supervisor when they are recreated."""
-    return [one for one in workloads if one.count(SupervisionState.WAITING)]
+    return [one for one in workloads if one.count_pods(SupervisionState.WAITING)]
 
 
 def find_restartable_kind(workload: Workload) -> Kind | None:

@@ -24,8 +24,15 @@ from plimsoll_operator.fleet.revisions import (
     find_suspect,
     make_replica_pods,
 )
-from plimsoll_operator.injection.first_process import find_dependency
-from plimsoll_operator.kinds import InvalidSpecError, Object, Ref, owner_uid, read, ref
+from plimsoll_operator.injection.first_process import find_first_process_dependency
+from plimsoll_operator.kinds import (
+    InvalidSpecError,
+    Object,
+    Ref,
+    get_owner_uid,
+    make_ref,
+    parse_object,
+)
 from plimsoll_operator.render import Images, model, names, render_objects
 from plimsoll_operator.render.deployment import compute_pod_hash
 from plimsoll_operator.render.groups import get_workload_name
@@ -69,7 +76,7 @@ def parse_service(item: Object) -> InferenceService:
     """
     if _is_nested_deeper((item.get("spec") or {}).get("podTemplate"), MAX_DEPTH):
         raise InvalidSpecError(f"spec.podTemplate: nested more than {MAX_DEPTH} levels deep")
-    return read(InferenceService, item)
+    return parse_object(InferenceService, item)
 
 
 def _is_nested_deeper(value: Any, limit: int) -> bool:
@@ -119,7 +126,7 @@ def make_plan(
                 template = make_pod_template(service, images, worker)
                 check_pod_template(service, template, make_base_template(service, images, worker))
         if pinned is None and (
-            found := find_dependency(make_pod_template(service, images)["spec"])
+            found := find_first_process_dependency(make_pod_template(service, images)["spec"])
         ):
             # a revision that is already running may continue
             raise InvalidSpecError(
@@ -154,7 +161,7 @@ def make_plan(
             " kubectl explain deployment.spec.template"
         ) from error
     known_revisions = before.get("revisions") or {}
-    wanted = {ref(item) for item in desired}
+    wanted = {make_ref(item) for item in desired}
     wanted |= {
         Ref("ControllerRevision", names.make_revision_name(service.metadata.name, revision))
         for revision in {update, running, *revisions.list_good_revisions(known_revisions)}
@@ -163,7 +170,7 @@ def make_plan(
         item
         for where, item in owned.items()
         if where not in wanted
-        and owner_uid(item) == service.metadata.uid
+        and get_owner_uid(item) == service.metadata.uid
         and where.name not in held
     ]
     good = templates.get(
@@ -206,7 +213,7 @@ def _find_pinned_templates(
         where.name.removeprefix(prefix): item["data"]
         for where, item in owned.items()
         if where.kind == "ControllerRevision"
-        and owner_uid(item) == service.metadata.uid
+        and get_owner_uid(item) == service.metadata.uid
         and ("leaderTemplate" in item["data"]) == (service.spec.nodes > 1)
     }
 

@@ -31,12 +31,12 @@ log = logging.getLogger(__name__)
 MAX_FAILURES = 8
 """Number of consecutive failures that stop the operator, after about two minutes of back-off."""
 FIRST_DELAY_S, MAX_DELAY_S = 1.0, 60.0
-RECOVERED_S = 300.0
-"""Seconds of uninterrupted running after which a part's failure count is reset."""
+RECOVERY_RUN_S = 300.0
+"""Seconds for which a part must run without a failure for its failure count to be reset."""
 
 
 class Background:
-    """Runner of the operator's background parts, which counts the failures of each."""
+    """Runner of the operator's background parts. It counts the failures of each part."""
 
     def __init__(
         self,
@@ -49,10 +49,10 @@ class Background:
     async def keep(
         self, name: str, part: Callable[[], Awaitable[None]], needed: bool = True
     ) -> None:
-        """Run ``part`` repeatedly, with an increasing delay after failures.
+        """Run ``part`` again and again, with an increasing delay after failures.
 
-        If it is ``needed`` and has failed :data:`MAX_FAILURES` times in a row, raise its last
-        exception. Otherwise it is retried without a limit.
+        If the part is ``needed`` and has failed :data:`MAX_FAILURES` times in a row, its last
+        exception is raised. Otherwise it is retried without a limit.
         """
         consecutive = 0
         while True:
@@ -61,7 +61,7 @@ class Background:
                 await part()
                 raise RuntimeError(f"{name} ended unexpectedly")
             except Exception as error:
-                consecutive = 1 if self._clock() - started >= RECOVERED_S else consecutive + 1
+                consecutive = 1 if self._clock() - started >= RECOVERY_RUN_S else consecutive + 1
                 self.failures[name] += 1
                 if needed and consecutive >= MAX_FAILURES:
                     log.critical("%s failed %d times in a row: %r", name, consecutive, error)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from plimsoll_operator.kinds import INCIDENT, POLICY, SERVICE, Key, Object, Ref, key_of, ref
+from plimsoll_operator.kinds import INCIDENT, POLICY, SERVICE, Key, Object, Ref, find_key, make_ref
 
 
 class _CompressedObject(NamedTuple):
@@ -37,15 +37,15 @@ class _CompressedObject(NamedTuple):
         """Report whether the object has the UID and resource version in ``meta``."""
         return self.uid == meta.get("uid", "") and self.version == str(meta.get("resourceVersion"))
 
-    def is_older(self, than: _CompressedObject) -> bool:
-        """Report whether this is an older version of the same object (UID).
+    def is_older(self, other: _CompressedObject) -> bool:
+        """Report whether this is an older version of the same object (with the same UID).
 
-        Resource versions are comparable: officially since 1.35, and before that in practice, as
-        etcd revisions.
+        Resource versions are comparable: officially since Kubernetes 1.35, and before that in
+        practice, as etcd revisions.
         """
-        if self.uid != than.uid or not (self.version.isdigit() and than.version.isdigit()):
+        if self.uid != other.uid or not (self.version.isdigit() and other.version.isdigit()):
             return False
-        return int(self.version) < int(than.version)
+        return int(self.version) < int(other.version)
 
     def is_after(self, version: str) -> bool:
         """Report whether the object was written after the resource version ``version``."""
@@ -61,12 +61,12 @@ class ListedObject(NamedTuple):
     kept: _CompressedObject
 
 
-OWNERS = (SERVICE.kind, POLICY.kind)
+OWNER_KINDS = (SERVICE.kind, POLICY.kind)
 MAX_OWNED_BYTES = 16 << 20
-"""Maximum compressed size of the objects of a service or policy; enough for several thousand
+"""Maximum compressed size of the objects of a service or policy. It suffices for several thousand
 pods."""
 
-MAX_PASSED_OVER = 10_000
+MAX_PASSED_OVER_KEYS = 10_000
 
 
 class Store:
@@ -90,33 +90,33 @@ class Store:
 
         An owner is known if it is in the cache or in ``owners``.
         """
-        key = key_of(item)
-        if key is None or item["kind"] in OWNERS or item["kind"] == INCIDENT.kind:
+        key = find_key(item)
+        if key is None or item["kind"] in OWNER_KINDS or item["kind"] == INCIDENT.kind:
             return key is not None
         known = self._objects.get(key, {})
         owned = Ref(key.kind, key.name) in known or key in owners
-        return ref(item) in known or (owned and self._bytes[key] < MAX_OWNED_BYTES)
+        return make_ref(item) in known or (owned and self._bytes[key] < MAX_OWNED_BYTES)
 
     def pass_over(self, item: Object) -> None:
         """Record that ``item`` is not stored, so that a later list does not count it as missed.
 
         Otherwise, objects created before their owner would make a working watch appear stale.
         """
-        key = key_of(item)
-        if key is not None and len(self._passed_over[1]) < MAX_PASSED_OVER:
+        key = find_key(item)
+        if key is not None and len(self._passed_over[1]) < MAX_PASSED_OVER_KEYS:
             self._passed_over[1].add(key)
 
     def has_version(self, item: Object) -> bool:
         """Report whether this version of ``item`` is stored."""
-        key = key_of(item)
-        kept = self._objects.get(key, {}).get(ref(item)) if key is not None else None
+        key = find_key(item)
+        kept = self._objects.get(key, {}).get(make_ref(item)) if key is not None else None
         return kept is not None and kept.has_version(item["metadata"])
 
     def put(self, item: Object) -> Key | None:
-        """Store ``item`` unless a newer version is stored. Return its service or policy."""
-        key = key_of(item)
+        """Store ``item`` unless a newer version is stored. Return the key of its owner."""
+        key = find_key(item)
         if key is not None:
-            self._put(key, ref(item), _CompressedObject.compress(item))
+            self._put(key, make_ref(item), _CompressedObject.compress(item))
         return key
 
     def _put(self, key: Key, where: Ref, fresh: _CompressedObject) -> None:
@@ -129,9 +129,9 @@ class Store:
 
     def remove(self, item: Object) -> Key | None:
         """Remove ``item`` unless its name now belongs to another object. Return its owner's key."""
-        key = key_of(item)
+        key = find_key(item)
         if key is not None:
-            self._remove(key, ref(item), item["metadata"].get("uid", ""))
+            self._remove(key, make_ref(item), item["metadata"].get("uid", ""))
         return key
 
     def _remove(self, key: Key, where: Ref, uid: str) -> None:
@@ -147,20 +147,22 @@ class Store:
             self._bytes.pop(key, None)
 
     def begin_listing(self) -> None:
-        """Start a list. :meth:`replace` does not restore objects that are deleted from now on."""
+        """Start a list. From now on, :meth:`replace` does not restore deleted objects."""
         self._gone = set()
         self._passed_over = (self._passed_over[1], set())
 
-    def listed(self, items: Iterable[Object], owners: Container[Key] = ()) -> list[ListedObject]:
-        """Compress listed objects for :meth:`replace`, reusing those already stored.
+    def compress_listed(
+        self, items: Iterable[Object], owners: Container[Key] = ()
+    ) -> list[ListedObject]:
+        """Compress listed objects for :meth:`replace`. Objects that are already stored are reused.
 
         ``owners`` are the keys of owners that were listed before. Unexpected objects are omitted.
         """
         compressed = []
         for item in items:
-            key = key_of(item)
+            key = find_key(item)
             if key is not None and self.is_expected(item, owners):
-                where = ref(item)
+                where = make_ref(item)
                 stored = self._objects.get(key, {}).get(where)
                 if stored is None or not stored.has_version(item["metadata"]):
                     stored = _CompressedObject.compress(item)
@@ -174,7 +176,7 @@ class Store:
 
         Return the number of objects that the store lacked, had in an older version, or should have
         deleted. Stored objects that are newer than the list are kept, because watches continue
-        while the list is read.
+        while the list is being read.
         """
         listed: set[tuple[Key, Ref]] = set()
         present: set[str] = set()
@@ -190,7 +192,7 @@ class Store:
             else:
                 missed += stored.is_older(fresh)
             self._put(key, where, fresh)
-        for key in self.known_keys():
+        for key in self.list_known_keys():
             for where, kept in list(self._objects[key].items()):
                 stale = where.kind == kind and (key, where) not in listed
                 if stale and not kept.is_after(version):
@@ -205,12 +207,12 @@ class Store:
         kept = self._objects.get(key, {}).get(wanted)
         return kept.item if kept else None
 
-    def children(self, key: Key, kinds: Container[str]) -> list[Object]:
+    def list_children(self, key: Key, kinds: Container[str]) -> list[Object]:
         """Return the objects of the given kinds that belong to a service or policy."""
         known = self._objects.get(key, {}).items()
         return [kept.item for where, kept in known if where.kind in kinds]
 
-    def of_kind(self, kind: str) -> list[Object]:
+    def list_kind(self, kind: str) -> list[Object]:
         """Return all stored objects of a kind."""
         return [
             kept.item
@@ -224,10 +226,10 @@ class Store:
         some = (known for key, known in self._objects.items() if key.namespace == namespace)
         return sum(where.kind == kind for known in some for where in known)
 
-    def known_keys(self) -> list[Key]:
-        """Return the keys of all services and policies, also those with only children stored."""
+    def list_known_keys(self) -> list[Key]:
+        """Return the keys of all services and policies, including those that own stored objects."""
         return list(self._objects)
 
-    def services(self) -> list[Key]:
+    def list_services(self) -> list[Key]:
         """Return the keys of the stored InferenceServices."""
         return [key for key, known in self._objects.items() if Ref(SERVICE.kind, key.name) in known]

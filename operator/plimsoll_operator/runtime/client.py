@@ -1,4 +1,4 @@
-"""Client of the API server: list, get, server-side apply, delete.
+"""Client of the API server: list, watch, get, server-side apply, delete.
 
 Objects are plain dictionaries. The client never reads an object, changes it and writes it back.
 """
@@ -27,26 +27,27 @@ log = logging.getLogger(__name__)
 
 OBJECT_MEDIA_TYPE = "application/json"
 METADATA_MEDIA_TYPE = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
-METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
-WATCH_S = 300
-SILENT_S = 120.0
+METADATA_LIST_MEDIA_TYPE = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+WATCH_TIMEOUT_S = 300
+MAX_SILENCE_S = 120.0
 """Seconds without an event after which a watch counts as broken. The API server sends a bookmark
 each minute."""
 MAX_EVENT_BYTES = 4 << 20
 """Maximum size of a watch event: the metadata of an object, with annotations of up to 256 KiB."""
-METADATA_PAGE = 50
-"""Number of objects in a page of metadata: at most 75 MiB, if each has labels of 1.5 MiB."""
-KEPT_METADATA = ("name", "labels", "resourceVersion")
-MAX_ANSWER_BYTES = 32 << 20
+METADATA_PAGE_OBJECTS = 50
+"""Number of objects in a page of metadata. A page has at most 75 MiB, if each object has labels of
+1.5 MiB."""
+KEPT_METADATA_FIELDS = ("name", "labels", "resourceVersion")
+MAX_RESPONSE_BYTES = 32 << 20
 """Maximum size of a response as JSON. Anyone may create objects of 1.5 MiB with Plimsoll's labels,
 and a parsed object takes about five times as much memory."""
-MAX_EVENTS = 50
-MATCHES_NOTHING = "1"
-"""Resource version of no object: etcd's first revision belongs to the cluster itself."""
+MAX_EVENTS_PER_OBJECT = 50
+IMPOSSIBLE_VERSION = "1"
+"""Resource version that no object has: etcd's first revision belongs to the cluster itself."""
 
 MAX_TRIES = 5
-MAX_WAIT_S = 10.0
-"""Maximum ``Retry-After`` in seconds that is respected after a throttled request (429)."""
+MAX_RETRY_AFTER_S = 10.0
+"""Longest ``Retry-After`` in seconds that is respected after a throttled request (429)."""
 
 
 class ApiError(Exception):
@@ -71,7 +72,7 @@ class TooLargeError(OSError):
 
 
 class ConflictError(ApiError):
-    """Raised for a request that names a version of the object which is not the current one."""
+    """Raised for a request that names an outdated version of an object."""
 
 
 class Api:
@@ -79,8 +80,9 @@ class Api:
 
     Every call raises :class:`ApiError`, or OSError or TimeoutError if the server does not respond
     within ``timeout_s``. ``writes`` counts writes for services by verb and kind, ``requests`` all
-    requests, and ``refusals`` throttled ones. A request is sent at most ``tries`` times. Writes
-    must complete within ``left_s``; if it is 0, none is sent.
+    requests, and ``refusals`` throttled requests. A request is sent at most ``tries`` times. Writes
+    must complete within the seconds that ``get_remaining_s`` returns; if it returns 0, no write is
+    sent.
     """
 
     def __init__(
@@ -88,7 +90,7 @@ class Api:
     ) -> None:
         self._client, self._timeout_s, self.limit = connection, timeout_s, limit
         self._tries = tries
-        self.left_s: Callable[[], float] = lambda: math.inf
+        self.get_remaining_s: Callable[[], float] = lambda: math.inf
         self.writes: Counter[tuple[str, str]] = Counter()
         self.requests = 0
         self.refusals = 0
@@ -97,9 +99,10 @@ class Api:
     async def connect(
         cls, kubeconfig: str | None, timeout_s: float, limit: RateLimit, tries: int = MAX_TRIES
     ) -> Api:
-        """Connect with ``kubeconfig``, or else the pod's account, or else the default kubeconfig.
+        """Connect with ``kubeconfig``, the pod's ServiceAccount, or the default kubeconfig.
 
-        Raises OSError if the file is missing or defines no cluster.
+        The first one that exists is used. Raises OSError if the kubeconfig is missing or defines no
+        cluster.
         """
         settings = client.Configuration()
         # As in kubectl: Python 3.13 also requires key identifiers, which many clusters' CAs lack.
@@ -118,9 +121,9 @@ class Api:
                 raise OSError(f"kubeconfig {kubeconfig or '(default)'}: {error}") from None
         api = cls(client.ApiClient(settings), timeout_s, limit, tries)
         trace = aiohttp.TraceConfig()
-        trace.on_request_start.append(api._begins)
-        trace.on_connection_create_end.append(api._connected)
-        trace.on_connection_reuseconn.append(api._connected)
+        trace.on_request_start.append(api._on_request_start)
+        trace.on_connection_create_end.append(api._on_connected)
+        trace.on_connection_reuseconn.append(api._on_connected)
         settings.trace_configs = [trace]
         return api
 
@@ -133,16 +136,17 @@ class Api:
     ) -> AsyncIterator[tuple[list[Object], str]]:
         """Yield all objects of a kind that concern the operator, page by page.
 
-        Each page comes with the resource version of the whole list. With ``name``, only that object
-        is listed, for accounts that may list but not get. If objects are large, pages are smaller.
+        Each page comes with the resource version of the whole list. With ``name``, only the object
+        with this name is listed, for accounts that may list but not get. If objects are large,
+        pages have fewer of them.
         """
         query = {"labelSelector": kind.selector} if kind.selector else {}
-        query |= {"fieldSelector": f"metadata.name={name}"} if name else _fields(kind)
+        query |= {"fieldSelector": f"metadata.name={name}"} if name else _make_field_query(kind)
         limit = kind.page
         while True:
             try:
                 wanted = query | {"limit": str(limit)}
-                items, version, following = await self._page(kind.path(namespace), wanted)
+                items, version, following = await self._read_page(kind.path(namespace), wanted)
             except TooLargeError:
                 if limit == 1:
                     raise
@@ -157,56 +161,62 @@ class Api:
             query["continue"] = following
 
     async def metadata(self, kind: Kind, namespace: str) -> tuple[list[Object], str]:
-        """Return names, labels and versions of a namespace's objects, and the list's version.
+        """Return names, labels and versions of a namespace's objects, and the version of the list.
 
-        The list is paged, because anyone may create objects with megabytes of metadata.
+        The list is read in pages, because anyone may create objects with megabytes of metadata.
         """
-        query, first = {"limit": str(METADATA_PAGE)} | _fields(kind), ""
+        query, first = {"limit": str(METADATA_PAGE_OBJECTS)} | _make_field_query(kind), ""
         items: list[Object] = []
         while True:
-            page, version, following = await self._page(kind.path(namespace), query, METADATA_LIST)
+            page, version, following = await self._read_page(
+                kind.path(namespace), query, METADATA_LIST_MEDIA_TYPE
+            )
             first = first or version
             for meta in (one["metadata"] for one in page):
-                items.append({"metadata": {key: meta[key] for key in KEPT_METADATA if key in meta}})
+                items.append(
+                    {"metadata": {key: meta[key] for key in KEPT_METADATA_FIELDS if key in meta}}
+                )
             if not following:
                 return items, first
             query["continue"] = following
 
-    async def _page(
+    async def _read_page(
         self, path: str, query: dict[str, str], accept: str = OBJECT_MEDIA_TYPE
     ) -> tuple[list[Object], str, str]:
-        """Return a page of a list: its objects, the list's version, and the continue token.
+        """Return a page of a list: its objects, the version of the list, and the continue token.
 
-        Raises OSError if the response is not a list, for example from a proxy, so that watches
-        retry.
+        Raises OSError if the response is not a list, for example from a proxy. Watches then retry.
         """
         page = await self._call("GET", path, query, accept=accept)
         try:
             meta = page["metadata"]
             items = [
-                _with_owned_fields(one) for one in page["items"] or ()
+                _replace_managed_fields_of(one) for one in page["items"] or ()
             ]  # null if there are none
             return items, meta["resourceVersion"], meta.get("continue") or ""
         except (KeyError, TypeError, AttributeError) as error:
-            raise OSError(f"GET {path}: the answer is not a list: {error!r}") from error
+            raise OSError(f"GET {path}: the response is not a list: {error!r}") from error
 
     async def watch(
         self, kind: Kind, namespace: str | None, version: str, accept: str = METADATA_MEDIA_TYPE
     ) -> AsyncIterator[tuple[str, Object]]:
-        """Watch objects, or only their metadata, until the API server ends the watch after minutes.
+        """Watch objects, or only their metadata, until the API server ends the watch.
 
-        Yields the type of each event, including ``BOOKMARK``, with its object.
+        Yields the type of each event, including ``BOOKMARK``, and the object of the event. The API
+        server ends a watch after some minutes.
         """
         query = {"watch": "true", "resourceVersion": version, "allowWatchBookmarks": "true"}
-        query |= {"timeoutSeconds": str(WATCH_S)} | _fields(kind)
+        query |= {"timeoutSeconds": str(WATCH_TIMEOUT_S)} | _make_field_query(kind)
         await self.limit.acquire()
-        limits = aiohttp.ClientTimeout(total=WATCH_S + SILENT_S, sock_read=SILENT_S)
+        limits = aiohttp.ClientTimeout(
+            total=WATCH_TIMEOUT_S + MAX_SILENCE_S, sock_read=MAX_SILENCE_S
+        )
         subject = f"watch of {kind.plural}"
         path = kind.path(namespace)
         response = await self._open("GET", path, query, accept=accept, limits=limits)
         try:
             if response.status >= 400:
-                raise _error(response.status, await response.read())
+                raise _parse_error(response.status, await response.read())
             rest = b""
             async for chunk in response.response.content.iter_any():
                 *lines, rest = (rest + chunk).split(b"\n")
@@ -216,7 +226,7 @@ class Api:
                     event = json.loads(line)
                     item = event["object"]
                     if event["type"] == "ERROR":
-                        raise _error(item.get("code", 500), json.dumps(item).encode())
+                        raise _parse_error(item.get("code", 500), json.dumps(item).encode())
                     if not item["metadata"]["resourceVersion"]:
                         raise KeyError("resourceVersion")
                     yield event["type"], item
@@ -237,11 +247,11 @@ class Api:
             raise
         return any(resource["name"] == kind.plural for resource in resources.get("resources") or ())
 
-    async def events_of(self, namespace: str, uid: str) -> list[Object]:
+    async def list_events_of(self, namespace: str, uid: str) -> list[Object]:
         """Return the Warning Events about the object with ``uid``, at most :data:`MAX_EVENTS`."""
         of = f"involvedObject.uid={uid},type=Warning"
-        query = {"limit": str(MAX_EVENTS), "fieldSelector": of}
-        return (await self._page(EVENT.path(namespace), query))[0]
+        query = {"limit": str(MAX_EVENTS_PER_OBJECT), "fieldSelector": of}
+        return (await self._read_page(EVENT.path(namespace), query))[0]
 
     async def probe(self, kind: Kind, namespace: str | None) -> None:
         """Read at most one object, to check whether the API server responds."""
@@ -261,18 +271,18 @@ class Api:
         return await self._call("POST", kind.path(item["metadata"]["namespace"]), body=item)
 
     async def replace(self, kind: Kind, item: Object) -> Object:
-        """Replace the version that ``item`` names.
+        """Replace an object, whose current version must be the one that ``item`` names.
 
         Raises :class:`ConflictError` if the object has changed.
         """
         meta = item["metadata"]
         path = kind.path(meta["namespace"], meta["name"])
-        return await self._call("PUT", path, body=_for_server(item))
+        return await self._call("PUT", path, body=_make_server_object(item))
 
     async def evict(self, namespace: str, pod: str, uid: str) -> bool:
-        """Evict the pod. Return False if it must be retried.
+        """Evict the pod. Return False if the eviction must be retried.
 
-        A disruption budget may prevent the eviction, and the pod may have changed meanwhile. The
+        A PodDisruptionBudget may prevent the eviction, and the pod may have changed meanwhile. The
         UID prevents the eviction of a later pod of the same name, for example in a StatefulSet.
         """
         self.writes["evict", "Pod"] += 1
@@ -297,13 +307,13 @@ class Api:
 
         Raises :class:`ConflictError` if an object with this name exists.
         """
-        meta = item["metadata"] | {"resourceVersion": MATCHES_NOTHING}
+        meta = item["metadata"] | {"resourceVersion": IMPOSSIBLE_VERSION}
         return await self.apply(kind, item | {"metadata": meta})
 
     async def apply(
         self, kind: Kind, item: Object, subresource: str = "", manager: str = FIELD_MANAGER
     ) -> Object:
-        """Apply server-side: the operator owns the fields in ``item``; others are not changed.
+        """Apply server-side: the operator owns the fields in ``item``. Other fields stay unchanged.
 
         Raises :class:`ConflictError` if the resource version of ``item`` is not the current one.
         """
@@ -313,13 +323,13 @@ class Api:
             "PATCH",
             kind.path(meta["namespace"], meta["name"], subresource),
             {"fieldManager": manager, "force": "true", "fieldValidation": "Strict"},
-            yaml_of(_for_server(item)),
+            encode_yaml(_make_server_object(item)),
             # A parameter in the content type keeps the client from encoding the body.
             "application/apply-patch+yaml; charset=utf-8",
         )
 
     async def delete(self, kind: Kind, item: Object) -> bool:
-        """Delete exactly the version that was read. Return False if it has changed."""
+        """Delete exactly the version ``item`` of an object. Return False if it has changed."""
         meta = item["metadata"]
         preconditions = {key: meta[key] for key in ("uid", "resourceVersion")}
         self.writes["delete", kind.kind] += 1
@@ -348,7 +358,7 @@ class Api:
         for remaining in reversed(range(self._tries if patient else 1)):
             await self.limit.acquire()
             if method != "GET":
-                query = (query or {}) | self._timeout_parameter(method, path)
+                query = (query or {}) | self._make_timeout_parameter(method, path)
             self.requests += 1
             status, data, wait = await self._send(method, path, query, body, content_type, accept)
             if status != 429:
@@ -358,32 +368,38 @@ class Api:
             if remaining:
                 await asyncio.sleep(wait)
         if status >= 400:
-            raise _error(status, data)
+            raise _parse_error(status, data)
         try:
             decoded: Object = json.loads(data)
         except ValueError as error:  # for example a response of a proxy
-            raise OSError(f"{method} {path}: the answer is not JSON: {error}") from error
+            raise OSError(f"{method} {path}: the response is not JSON: {error}") from error
         if not isinstance(decoded, dict):
-            raise OSError(f"{method} {path}: the answer is not an object")
-        return _with_owned_fields(decoded) if isinstance(decoded.get("metadata"), dict) else decoded
+            raise OSError(f"{method} {path}: the response is not an object")
+        return (
+            _replace_managed_fields_of(decoded)
+            if isinstance(decoded.get("metadata"), dict)
+            else decoded
+        )
 
-    def _timeout_parameter(self, method: str, path: str) -> dict[str, str]:
+    def _make_timeout_parameter(self, method: str, path: str) -> dict[str, str]:
         """Return the query parameter that limits how long the API server delays a write."""
-        left_s = self.left_s()
+        left_s = self.get_remaining_s()
         if left_s <= 0.0:
             raise OSError(f"{method} {path}: not sent, because another operator may lead now")
         return {"timeout": f"{math.ceil(min(left_s, self._timeout_s))}s"}
 
-    async def _begins(self, _: Any, context: Any, params: aiohttp.TraceRequestStartParams) -> None:
+    async def _on_request_start(
+        self, _: Any, context: Any, params: aiohttp.TraceRequestStartParams
+    ) -> None:
         context.method, context.path = params.method, params.url.path
 
-    async def _connected(self, _: Any, context: Any, __: Any) -> None:
-        """Raise OSError if a write waited too long for its connection.
+    async def _on_connected(self, _: Any, context: Any, __: Any) -> None:
+        """Raise OSError if a write has waited too long for its connection.
 
-        The process may also have been suspended meanwhile.
+        Meanwhile, the process may have been suspended.
         """
         if context.method != "GET":
-            self._timeout_parameter(context.method, context.path)
+            self._make_timeout_parameter(context.method, context.path)
 
     async def _send(
         self, method: str, path: str, query: dict[str, str] | None, body: Any, content_type: str,
@@ -395,16 +411,16 @@ class Api:
         try:
             async for chunk in response.response.content.iter_any():
                 data += chunk
-                if len(data) > MAX_ANSWER_BYTES:
+                if len(data) > MAX_RESPONSE_BYTES:
                     response.response.close()
-                    text = f"an answer of more than {MAX_ANSWER_BYTES >> 20} MiB"
+                    text = f"the response is larger than {MAX_RESPONSE_BYTES >> 20} MiB"
                     raise TooLargeError(f"{method} {path}: {text}")
         except aiohttp.ClientError as error:
             raise OSError(f"{method} {path}: {str(error) or repr(error)}") from error
         retry_after = str((response.headers or {}).get("Retry-After") or "1")
         seconds = parse_whole_number(retry_after[:MAX_DIGITS])
         wait = 1.0 if seconds is None else float(seconds)
-        return response.status, bytes(data), min(wait, MAX_WAIT_S)
+        return response.status, bytes(data), min(wait, MAX_RETRY_AFTER_S)
 
     async def _open(
         self, method: str, path: str, query: dict[str, str] | None, body: Any = None,
@@ -422,13 +438,14 @@ class Api:
                 method, url, headers, body, _request_timeout=limits or self._timeout_s
             )
         except aiohttp.ClientError as error:
-            raise OSError(f"{method} {path}: {error or repr(error)}") from error
+            raise OSError(f"{method} {path}: {str(error) or repr(error)}") from error
 
 
-def with_owned_fields(metadata: Object) -> Object:
-    """Replace ``managedFields``, which can exceed the rest in size, by a hash of Plimsoll's fields.
+def replace_managed_fields(metadata: Object) -> Object:
+    """Return ``metadata`` with a hash of Plimsoll's fields in place of ``managedFields``.
 
-    The replicas of a Deployment are marked separately, because an autoscaler may own them.
+    ``managedFields`` can be larger than the rest of the object. The replicas of a workload are
+    marked separately, because an autoscaler may own them.
     """
     reduced = {name: value for name, value in metadata.items() if name != "managedFields"}
     for entry in metadata.get("managedFields") or ():
@@ -441,35 +458,35 @@ def with_owned_fields(metadata: Object) -> Object:
     return reduced
 
 
-def _with_owned_fields(item: Object) -> Object:
-    item["metadata"] = with_owned_fields(item["metadata"])
+def _replace_managed_fields_of(item: Object) -> Object:
+    item["metadata"] = replace_managed_fields(item["metadata"])
     return item
 
 
-def _for_server(item: Object) -> Object:
-    """Return ``item`` without the operator's additions, as the API server expects it."""
+def _make_server_object(item: Object) -> Object:
+    """Return ``item`` as the API server expects it, without the operator's additions."""
     meta = {name: value for name, value in item["metadata"].items() if name != OWNED_FIELDS}
     return item | {"metadata": meta}
 
 
-def _fields(kind: Kind) -> dict[str, str]:
+def _make_field_query(kind: Kind) -> dict[str, str]:
     return {"fieldSelector": kind.fields} if kind.fields else {}
 
 
-def yaml_of(item: Object) -> bytes:
-    """Return JSON that is also valid YAML, because server-side apply parses it as YAML.
+def encode_yaml(item: Object) -> bytes:
+    """Return JSON that is also valid YAML. The API server parses a server-side apply as YAML.
 
-    YAML has no surrogate pairs, so most characters are not escaped. Only those that YAML calls not
-    printable (1.2.2, section 5.1) or treats as line breaks are.
+    YAML has no surrogate pairs, so most characters are not escaped. Only characters that YAML calls
+    not printable (1.2.2, section 5.1) or treats as line breaks are escaped.
     """
     text = json.dumps(item, ensure_ascii=False)
-    return _NOT_PRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", text).encode()
+    return _NOT_PRINTABLE_PATTERN.sub(lambda found: f"\\u{ord(found[0]):04x}", text).encode()
 
 
-_NOT_PRINTABLE = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
+_NOT_PRINTABLE_PATTERN = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 
 
-def _error(status: int, data: bytes) -> ApiError:
+def _parse_error(status: int, data: bytes) -> ApiError:
     kind = ConflictError if status == 409 else ApiError
     try:
         body = json.loads(data)

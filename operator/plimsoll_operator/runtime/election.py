@@ -1,11 +1,11 @@
 """Leader election with a Lease, so that only one of several operators leads.
 
 As in client-go, a holder counts as dead if its Lease has not changed for the Lease's duration on
-the observer's own clock; clocks of different machines are never compared. A leader that cannot
+the observer's own clock. Clocks of different machines are never compared. A leader that cannot
 renew in time exits. A renewal counts from before its request, and each attempt ends within the
-remaining time. :meth:`Election.left_s` limits each write: a process that was suspended writes
-nothing when it continues, even before it exits, and the API server drops writes that were delayed
-too long. So two operators never write at the same time.
+remaining time. :meth:`Election.get_remaining_s` limits each write: a process that was suspended
+writes nothing when it continues, even before it exits, and the API server drops writes that were
+delayed too long. So two operators never write at the same time.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from plimsoll_operator.runtime.client import Api, ApiError, ConflictError
 
 log = logging.getLogger(__name__)
 
-MAX_DURATION_S = 120
-"""Maximum lease duration that is respected. Otherwise a wrong duration could exclude other
-operators forever."""
+MAX_LEASE_DURATION_S = 120
+"""Maximum lease duration in seconds that is respected. Otherwise, a wrong duration could exclude
+other operators forever."""
 
 
 class LeadershipLostError(Exception):
@@ -46,7 +46,7 @@ class Election:
         clock: Callable[[], float] = time.monotonic,
         clocks: Intervals = DEFAULT_INTERVALS,
     ) -> None:
-        """Create the election. Its ``api`` must not wait when the server throttles."""
+        """Create the election. ``api`` must not wait when the server throttles its requests."""
         self._api, self._namespace, self._name = api, namespace, name
         self._identity, self._clock, self._clocks = identity, clock, clocks
         self._seen: tuple[Object, float] = ({}, -math.inf)
@@ -55,13 +55,13 @@ class Election:
 
     def is_leader(self) -> bool:
         """Report whether this process leads and no other process can have taken over yet."""
-        return self.left_s() > 0
+        return self.get_remaining_s() > 0
 
-    def left_s(self) -> float:
+    def get_remaining_s(self) -> float:
         """Return the seconds for which no other process can take over; 0 for a standby.
 
-        They end before the Lease expires: a write that is sent within them has the difference
-        between ``lease`` and ``renew`` to take effect.
+        This time ends before the Lease expires. A write that is sent within it still has the
+        difference between ``lease`` and ``renew`` to take effect.
         """
         if not self.leading:
             return 0.0
@@ -86,14 +86,15 @@ class Election:
     async def keep(self) -> None:
         """Renew until cancelled. Raises :class:`LeadershipLostError` if renewals fail for too long.
 
-        It can be called again after a cancellation, because the time of the last renewal is kept.
+        After a cancellation, this method can be called again, because the time of the last renewal
+        is kept.
         """
         while self.is_leader():
-            await asyncio.sleep(min(self._clocks.retry, self.left_s()))
+            await asyncio.sleep(min(self._clocks.retry, self.get_remaining_s()))
             if not self.is_leader():
                 break
             try:
-                holder = await self._try_acquire(self.left_s())
+                holder = await self._try_acquire(self.get_remaining_s())
             except (ApiError, OSError, TimeoutError) as error:
                 log.warning("cannot renew the leader's Lease: %s", str(error) or repr(error))
             else:
@@ -112,7 +113,7 @@ class Election:
         try:
             async with asyncio.timeout(self._clocks.renew):
                 lease = await self._api.get(LEASE, self._namespace, self._name)
-                if lease and _holder(lease) == self._identity:
+                if lease and _get_holder(lease) == self._identity:
                     lease["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1}
                     await self._api.replace(LEASE, lease)
         except (ApiError, OSError, TimeoutError) as error:
@@ -126,26 +127,26 @@ class Election:
         async with asyncio.timeout(min(within_s, self._clocks.renew / 2)):
             lease = await self._api.get(LEASE, self._namespace, self._name)
             if lease is None:
-                return await self._write(self._new_lease())
-            holder = _holder(lease)
+                return await self._write(self._make_lease())
+            holder = _get_holder(lease)
             if holder not in ("", self._identity) and not self._is_expired(lease):
                 self.leading = False
                 return holder
-            return await self._write(lease | {"spec": self._acquired_spec(lease)})
+            return await self._write(lease | {"spec": self._make_acquired_spec(lease)})
 
-    def _acquired_spec(self, lease: Object) -> Object:
+    def _make_acquired_spec(self, lease: Object) -> Object:
         spec = dict(lease.get("spec") or {})
-        if _holder(lease) != self._identity:
-            spec["acquireTime"] = _now()
+        if _get_holder(lease) != self._identity:
+            spec["acquireTime"] = _format_now()
             spec["leaseTransitions"] = (spec.get("leaseTransitions") or 0) + 1
         return spec | {
             "holderIdentity": self._identity,
-            "renewTime": _now(),
+            "renewTime": _format_now(),
             "leaseDurationSeconds": self._duration_s,
         }
 
     async def _write(self, lease: Object) -> str:
-        """Write the Lease for this process. Return its holder; empty if another one was faster."""
+        """Write the Lease for this process. Return its holder; empty if another was faster."""
         started = self._clock()
         try:
             if "resourceVersion" in lease["metadata"]:
@@ -172,10 +173,10 @@ class Election:
         if self._seen[0] != spec:
             self._seen = (spec, now)
         declared_s = spec.get("leaseDurationSeconds") or 0
-        duration_s = max(self._clocks.lease, min(declared_s, MAX_DURATION_S))
+        duration_s = max(self._clocks.lease, min(declared_s, MAX_LEASE_DURATION_S))
         return now - self._seen[1] > duration_s
 
-    def _new_lease(self) -> Object:
+    def _make_lease(self) -> Object:
         return {
             "apiVersion": "coordination.k8s.io/v1",
             "kind": "Lease",
@@ -187,17 +188,17 @@ class Election:
             },
             "spec": {
                 "holderIdentity": self._identity,
-                "acquireTime": _now(),
-                "renewTime": _now(),
+                "acquireTime": _format_now(),
+                "renewTime": _format_now(),
                 "leaseDurationSeconds": self._duration_s,
                 "leaseTransitions": 0,
             },
         }
 
 
-def _holder(lease: Object) -> str:
+def _get_holder(lease: Object) -> str:
     return str((lease.get("spec") or {}).get("holderIdentity") or "")
 
 
-def _now() -> str:
+def _format_now() -> str:
     return format_rfc3339_micro(time.time())

@@ -13,16 +13,16 @@ from typing import Generic, TypeVar
 log = logging.getLogger(__name__)
 K = TypeVar("K", bound=Hashable)
 
-BACKOFF_FIRST_S = 0.5
-BACKOFF_MAX_S = 120.0
+FIRST_BACKOFF_S = 0.5
+MAX_BACKOFF_S = 120.0
 
 
-def backoff(failures: int, jitter: float) -> float:
-    """Return the seconds until the next attempt after ``failures`` in a row: 0.5 to 120.
+def compute_backoff_s(failures: int, jitter: float) -> float:
+    """Return the seconds until the next attempt after this number of consecutive failures.
 
-    ``jitter`` in [0, 1) shortens the delay by up to half.
+    The result is from 0.5 to 120. ``jitter`` in [0, 1) shortens the delay by up to half.
     """
-    full = min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2.0 ** min(failures - 1, 30))
+    full = min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** min(failures - 1, 30))
     return full * (0.5 + 0.5 * jitter)
 
 
@@ -32,13 +32,14 @@ class WorkQueue(Generic[K]):
     def __init__(
         self,
         workers: int,
-        done: Callable[[float, float, Exception | None], None] = lambda *_: None,
+        on_done: Callable[[float, float, Exception | None], None] = lambda *_: None,
     ) -> None:
         """Create the queue.
 
-        ``done`` is called after each key with the seconds waited, the seconds taken, and the error.
+        ``on_done`` is called after each key with the seconds waited, the seconds taken, and the
+        error or None.
         """
-        self._workers, self._done = workers, done
+        self._workers, self._done = workers, on_done
         self._ready: asyncio.Queue[K] = asyncio.Queue()
         self._waiting: dict[K, float] = {}
         self._running: set[K] = set()
@@ -67,9 +68,9 @@ class WorkQueue(Generic[K]):
         timer = self._timers.pop(key, None)
         if timer:
             timer.cancel()
-        self._timers[key] = asyncio.get_running_loop().call_later(delay_s, self._due, key)
+        self._timers[key] = asyncio.get_running_loop().call_later(delay_s, self._add_due, key)
 
-    def _due(self, key: K) -> None:
+    def _add_due(self, key: K) -> None:
         self._timers.pop(key, None)
         self.add(key)
 
@@ -80,8 +81,8 @@ class WorkQueue(Generic[K]):
     async def run(self, handle: Callable[[K], Awaitable[None]]) -> None:
         """Handle keys until cancelled, which also cancels the running handlers.
 
-        ``handle`` may raise any exception; the key is then retried later. ``run`` may be called
-        again after it ended, and starts with the keys that were running or scheduled.
+        ``handle`` may raise any exception; the key is then retried later. After ``run`` has ended,
+        it may be called again. It then starts with the keys that were running or scheduled.
         """
         for key in list(self._timers):
             self.add(key)
@@ -109,7 +110,7 @@ class WorkQueue(Generic[K]):
                 failure = error
                 self.failed += 1
                 self._failures[key] += 1
-                delay = backoff(self._failures[key], random.random())
+                delay = compute_backoff_s(self._failures[key], random.random())
                 log.warning(
                     "%s: reconcile failed: %s; retrying in %.1f s",
                     key,

@@ -1,8 +1,8 @@
-"""List and then watch one kind, in one namespace or in all, without a gap in between.
+"""List and then watch one kind, in one namespace or in all, without missing changes in between.
 
-kopf's watches cover what the leader reconciles. Reflectors have two other uses: every replica
-watches the policies for its webhook, and the leader watches the metadata of all pods in namespaces
-with policies.
+kopf's watches cover the objects that the leader reconciles. Reflectors have two other uses: every
+replica watches the policies for its webhook, and the leader watches the metadata of all pods in
+namespaces with policies.
 """
 
 from __future__ import annotations
@@ -14,21 +14,20 @@ from collections.abc import Callable
 
 from plimsoll_operator.kinds import Kind, Object
 from plimsoll_operator.runtime.client import METADATA_MEDIA_TYPE, OBJECT_MEDIA_TYPE, Api, ApiError
-from plimsoll_operator.runtime.queue import backoff
+from plimsoll_operator.runtime.queue import compute_backoff_s
 
 log = logging.getLogger(__name__)
 
-GONE = 410
+GONE_STATUS = 410
 """HTTP status for a resource version that is too old. The objects are then listed again, the first
-time without delay. An API server with an outdated cache may repeatedly return versions that are too
-old."""
+time without delay. An API server with an outdated cache may repeatedly return such versions."""
 
 
 class Reflector:
     """Reflector that lists and watches one kind.
 
-    It calls ``on_list`` with each full list, and ``on_event`` with each changed object and whether
-    the object was deleted.
+    It calls ``on_list`` with each full list. It calls ``on_event`` with each changed object and
+    whether the object was deleted.
     """
 
     def __init__(
@@ -60,13 +59,17 @@ class Reflector:
                     self._failures = 0
             except (ApiError, OSError, TimeoutError) as error:
                 self._failures += 1
-                if isinstance(error, ApiError) and error.status == GONE and self._failures == 1:
+                if (
+                    isinstance(error, ApiError)
+                    and error.status == GONE_STATUS
+                    and self._failures == 1
+                ):
                     continue
                 self.error = error
                 self.tried.set()
                 where = self._namespace or "all namespaces"
                 log.warning("cannot watch %s in %s: %r", self._kind.plural, where, error)
-                await asyncio.sleep(backoff(self._failures, random.random()))
+                await asyncio.sleep(compute_backoff_s(self._failures, random.random()))
 
     async def _list(self) -> str:
         if self._namespace is not None and not self._whole:

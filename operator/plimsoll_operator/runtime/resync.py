@@ -1,4 +1,4 @@
-"""Full lists in addition to the watches. They repair and count what a watch missed.
+"""Lists of all objects in addition to the watches. They count what a watch missed, and repair it.
 
 kopf does not report an object that is missing from the list with which it starts a watch. The
 operator therefore lists the objects itself soon after a watch starts. See
@@ -13,22 +13,22 @@ from collections.abc import Callable, Container, Sequence
 
 from plimsoll_operator.config import DEFAULT_INTERVALS, Intervals
 from plimsoll_operator.kinds import LWS, OPTIONAL_KINDS, WATCHED_KINDS, Key, Kind
-from plimsoll_operator.runtime.cache import OWNERS, ListedObject, Store
+from plimsoll_operator.runtime.cache import OWNER_KINDS, ListedObject, Store
 from plimsoll_operator.runtime.client import Api, ApiError
 from plimsoll_operator.runtime.watches import Watches
 
 log = logging.getLogger(__name__)
 
-MAX_WAITS = 20
-"""Maximum number of times that a list is delayed, so that a watch that keeps restarting does not
-delay it forever."""
+MAX_DELAYED_LISTS = 20
+"""Maximum number of times that a list is delayed. Without a limit, a watch that keeps restarting
+would delay it forever."""
 
 
 class Resync:
     """Loop that lists every kind, updates the cache, and queues all services and policies.
 
     ``served`` contains the optional kinds that the cluster served at the last list. ``groups`` is
-    set once LeaderWorkerSet has been among them.
+    set once LeaderWorkerSet has been one of them.
     """
 
     def __init__(
@@ -48,10 +48,12 @@ class Resync:
         self.groups = asyncio.Event()
 
     async def run(self, every_s: float) -> None:
-        """List the objects every ``every_s`` seconds, sooner if a watch restarts or is stale."""
+        """List the objects every ``every_s`` seconds, or sooner if a watch restarts or is stale."""
         while True:
             period = (
-                min(every_s, self._clocks.suspicious) if self._watches.stale_kinds(1) else every_s
+                min(every_s, self._clocks.suspicious)
+                if self._watches.list_stale_kinds(1)
+                else every_s
             )
             interrupted = await _is_set_within(period, self._watches.listing)
             if interrupted:
@@ -66,8 +68,8 @@ class Resync:
     async def list_all(self, count_missed: bool = True) -> None:
         """List all kinds and queue all services and policies. Also detect the optional kinds.
 
-        With ``count_missed``, changes without an event count against their watch; events have
-        ``clocks.event`` seconds to arrive. The first list is not compared.
+        With ``count_missed``, each change without an event counts as missed by the watch. Events
+        have ``clocks.event`` seconds to arrive. The first list is not compared.
         """
         self._store.begin_listing()
         optional = [kind for kind in OPTIONAL_KINDS if await self._api.serves(kind)]
@@ -79,7 +81,7 @@ class Resync:
         lists = []
         for kind in (*WATCHED_KINDS, *optional):  # services and policies come first
             items, version = await self._list(kind, owners)
-            if kind.kind in OWNERS:
+            if kind.kind in OWNER_KINDS:
                 owners.update(one.key for one in items)
             lists.append((kind, items, version))
         if not self._first:
@@ -89,7 +91,7 @@ class Resync:
             if kind.watched and count_missed and not self._first:
                 self._watches.count_missed(kind.kind, missed)
         self._first = False
-        for key in self._store.known_keys():
+        for key in self._store.list_known_keys():
             self._add(key)
 
     async def _list(self, kind: Kind, owners: Container[Key]) -> tuple[list[ListedObject], str]:
@@ -102,14 +104,14 @@ class Resync:
         for namespace in self._namespaces or (None,):
             async for page, version in self._api.pages(kind, namespace):
                 # Compress page by page: the uncompressed list would be ten times as large.
-                items += self._store.listed(page, owners)
+                items += self._store.compress_listed(page, owners)
                 versions.append(version)
         return items, min(versions, key=lambda text: int(text) if text.isdigit() else 0)
 
 
 async def wait_until_quiet(listing: asyncio.Event, for_s: float) -> None:
     """Clear ``listing``. Return once it has not been set for ``for_s`` seconds."""
-    for _ in range(MAX_WAITS):
+    for _ in range(MAX_DELAYED_LISTS):
         listing.clear()
         await asyncio.sleep(for_s)
         if not listing.is_set():

@@ -1,7 +1,7 @@
 """Watches that fill the store and the queue. No handler writes to the API server.
 
-kopf runs most watches, with the handlers in ``handlers``; policies and LeaderWorkerSets have
-reflectors. kopf logs in with the pod's service account or a kubeconfig.
+kopf runs most watches, with the handlers in ``handlers``. Policies and LeaderWorkerSets are watched
+by reflectors. kopf logs in with the pod's service account or a kubeconfig.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from typing import Any
 
 import kopf
 
-from plimsoll_operator.kinds import LWS, POLICY, WATCHED_KINDS, Key, Kind, Object, Ref, key_of
+from plimsoll_operator.kinds import LWS, POLICY, WATCHED_KINDS, Key, Kind, Object, Ref, find_key
 from plimsoll_operator.render.names import FIELD_MANAGER
 from plimsoll_operator.runtime.cache import Store
-from plimsoll_operator.runtime.client import Api, with_owned_fields
+from plimsoll_operator.runtime.client import Api, replace_managed_fields
 from plimsoll_operator.runtime.queue import WorkQueue
 from plimsoll_operator.runtime.reflector import Reflector
 
 SERVER_TIMEOUT_S = 300
 CLIENT_TIMEOUT_S = 330
 CHUNK_OBJECTS = 100
-IDLE_S = 0.02
+KOPF_IDLE_S = 0.02
 
 registry = kopf.OperatorRegistry()
 """Registry of the handlers. kopf's default registry would import client libraries for logins."""
 
 
-def settings() -> kopf.OperatorSettings:
+def make_settings() -> kopf.OperatorSettings:
     """Return kopf's settings: no Events, annotations, finalizers or namespace discovery."""
     made = kopf.OperatorSettings()
     made.posting.enabled = False
@@ -46,7 +46,7 @@ def settings() -> kopf.OperatorSettings:
     # kopf keeps each object's event in a task until the task has been idle. With small chunks,
     # whose tasks end immediately, a whole list is never in memory.
     made.watching.chunk_size = CHUNK_OBJECTS
-    made.queueing.idle_timeout = IDLE_S
+    made.queueing.idle_timeout = KOPF_IDLE_S
     # Handlers take microseconds, so kopf does not have to wait for them on exit.
     made.queueing.exit_timeout = 0.5
     made.persistence.finalizer = f"plimsoll.dev/{FIELD_MANAGER}"
@@ -59,7 +59,7 @@ def settings() -> kopf.OperatorSettings:
 
 
 class _NoDiffs(kopf.DiffBaseStorage):
-    """Storage that stores no last-handled configurations, because no handler needs a diff.
+    """Storage that stores nothing. No handler needs a diff with the last handled configuration.
 
     Copying each object would take a third of the CPU time.
     """
@@ -71,11 +71,11 @@ class _NoDiffs(kopf.DiffBaseStorage):
         return None
 
     def store(self, *, body: kopf.Body, patch: kopf.Patch, essence: kopf.BodyEssence) -> None:
-        """Do nothing."""
+        """Store nothing, because the watched objects must not be annotated."""
 
 
 class Watches:
-    """Memo that kopf passes to each handler. It stores objects and the times of events."""
+    """Memo that kopf passes to each handler. It stores objects and records the times of events."""
 
     def __init__(self, store: Store, queue: WorkQueue[Key]) -> None:
         self._store, self._queue = store, queue
@@ -91,9 +91,9 @@ class Watches:
     @property
     def age_s(self) -> float:
         """Seconds since the last event of any kind."""
-        return min(self.ages().values())
+        return min(self.compute_ages_s().values())
 
-    def ages(self) -> dict[str, float]:
+    def compute_ages_s(self) -> dict[str, float]:
         """Return the seconds since the last event, by kind."""
         now = time.monotonic()
         return {kind: now - last for kind, last in self._last.items()}
@@ -103,9 +103,9 @@ class Watches:
         self.missed[kind] += missed
         self._misses[kind] = self._misses[kind] + 1 if missed else 0
 
-    def stale_kinds(self, lists: int) -> list[str]:
-        """Return the kinds whose last ``lists`` full lists all showed changes without an event."""
-        return sorted(kind for kind, count in self._misses.items() if count >= lists)
+    def list_stale_kinds(self, list_count: int) -> list[str]:
+        """Return the kinds for which each of the last ``list_count`` lists showed missed events."""
+        return sorted(kind for kind, count in self._misses.items() if count >= list_count)
 
     def __copy__(self) -> Watches:
         """Return this object itself, because kopf copies the memo for each object."""
@@ -129,22 +129,22 @@ class Watches:
         if not gone and not self._store.is_expected(item):
             self._store.pass_over(item)
             return
-        item["metadata"] = with_owned_fields(item["metadata"])
+        item["metadata"] = replace_managed_fields(item["metadata"])
         key = self._store.remove(item) if gone else self._store.put(item)
         if key is not None:
             self._queue.add(key)
 
 
-async def _run_all(reflectors: Sequence[Reflector]) -> None:
+async def _run_reflectors(reflectors: Sequence[Reflector]) -> None:
     async with asyncio.TaskGroup() as group:
         for one in reflectors:
             group.create_task(one.run())
 
 
 class PolicyWatch:
-    """Watch of the policies, in every replica: a standby has a webhook but does not run kopf.
+    """Watch of the policies in every replica. A standby has a webhook but does not run kopf.
 
-    It calls ``on_change`` with each policy and whether it was deleted.
+    It calls ``on_change`` with each policy and whether the policy was deleted.
     """
 
     def __init__(self, api: Api, store: Store, watches: Watches, namespaces: Sequence[str]) -> None:
@@ -161,11 +161,11 @@ class PolicyWatch:
 
     async def run(self) -> None:
         """Watch until cancelled."""
-        await _run_all(self._reflectors)
+        await _run_reflectors(self._reflectors)
 
     def _on_list(self, namespace: str | None, items: list[Object]) -> None:
-        present = {key_of(item) for item in items}
-        for key in self._store.known_keys():
+        present = {find_key(item) for item in items}
+        for key in self._store.list_known_keys():
             if key.kind == POLICY.kind and namespace in (None, key.namespace):
                 known = self._store.get(key, Ref(POLICY.kind, key.name))
                 if known is not None and key not in present:
@@ -179,9 +179,10 @@ class PolicyWatch:
 
 
 class GroupWatch:
-    """Watch the services' LeaderWorkerSets, once the cluster serves their kind.
+    """Watch of the services' LeaderWorkerSets, once the cluster serves this kind.
 
-    The resync that finds the kind sets ``served``. It also detects deletions before the watch.
+    The resync that finds the kind sets ``served``. This resync also detects objects that are
+    deleted before the watch starts.
     """
 
     def __init__(
@@ -196,7 +197,7 @@ class GroupWatch:
     async def run(self) -> None:
         """Watch until cancelled."""
         await self._served.wait()
-        await _run_all(self._reflectors)
+        await _run_reflectors(self._reflectors)
 
     def _on_list(self, items: list[Object]) -> None:
         for item in items:
@@ -220,10 +221,13 @@ class Login(kopf.ConnectionInfo):
         return context
 
     @classmethod
-    def from_connection(cls, found: kopf.ConnectionInfo) -> Login:
-        """Convert kopf's login ``found`` to a :class:`Login`."""
+    def from_connection(cls, connection: kopf.ConnectionInfo) -> Login:
+        """Convert kopf's login ``connection`` to a :class:`Login`."""
         return cls(
-            **{field.name: getattr(found, field.name) for field in dataclasses.fields(found)}
+            **{
+                field.name: getattr(connection, field.name)
+                for field in dataclasses.fields(connection)
+            }
         )
 
 
@@ -231,19 +235,17 @@ def login_in_pod(**given: Any) -> Login | None:
     """Log in with the pod's service account, or else with the user's default kubeconfig."""
     account = kopf.login_with_service_account(**given)
     return (
-        Login.from_connection(with_ip_address(account, os.environ))
+        Login.from_connection(use_ip_address(account, os.environ))
         if account
         else login_with_kubeconfig(**given)
     )
 
 
-def with_ip_address(
-    account: kopf.ConnectionInfo, environ: Mapping[str, str]
-) -> kopf.ConnectionInfo:
-    """Return the account with the API server's IP address instead of its name.
+def use_ip_address(account: kopf.ConnectionInfo, environ: Mapping[str, str]) -> kopf.ConnectionInfo:
+    """Return ``account`` with the API server's IP address instead of its host name.
 
-    The kubelet sets the address in each container. kopf would use the name, and without the
-    cluster's DNS no watch would start.
+    The kubelet sets the address in each container. kopf would use the name, and then no watch would
+    start without the cluster's DNS.
     """
     host = environ.get("KUBERNETES_SERVICE_HOST")
     if not host:
@@ -254,6 +256,6 @@ def with_ip_address(
 
 
 def login_with_kubeconfig(**given: Any) -> Login | None:
-    """Log in with the kubeconfig that KUBECONFIG names. Return None if there is none."""
+    """Log in with the kubeconfig in the variable KUBECONFIG. Return None if there is none."""
     connection = kopf.login_with_kubeconfig(**given)
     return Login.from_connection(connection) if connection else None

@@ -198,7 +198,7 @@ def _make_workloads(
                 pod.state is SupervisionState.SUPERVISED and pod.name not in blind
                 for pod in one.pods
             ),
-            "waitingForRestart": one.count(SupervisionState.WAITING),
+            "waitingForRestart": one.count_pods(SupervisionState.WAITING),
             "openIncidents": sum(open_incidents[pod.name] for pod in one.pods),
         }
         engines = [

@@ -191,7 +191,7 @@ def test_an_expired_certificate_costs_no_pod_and_the_leader_replaces_it(
     operator = start(*flags, "--webhook-certificate-provided", ready=False)
     eventually(lambda: webhooks(kubectl), 60)
     assert not supervised(created(kubectl, pod())), "the API server does not trust it"
-    assert operator.metric(EXPIRY) == expired.expires.timestamp()
+    assert operator.metric(EXPIRY) == expired.expires_at.timestamp()
     assert not operator.ready()
     assert operator.healthy(), "a restart would mend nothing"
     assert operator.stop() == 0
@@ -200,7 +200,7 @@ def test_an_expired_certificate_costs_no_pod_and_the_leader_replaces_it(
     eventually(lambda: injects(kubectl), 60)
     renewed = served(kubectl)
     now = datetime.datetime.now(datetime.UTC)
-    assert now.timestamp() < operator.metric(EXPIRY) < renewed.expires.timestamp()
+    assert now.timestamp() < operator.metric(EXPIRY) < renewed.expires_at.timestamp()
 
     # As the runbook of PlimsollWebhookCertificateExpiring says.
     empty = json.dumps({"data": None})

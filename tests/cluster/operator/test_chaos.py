@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from plimsoll_operator.kinds import ref
+from plimsoll_operator.kinds import make_ref
 from plimsoll_operator.plans.service import parse_service
 from plimsoll_operator.render import Images, render_objects
 from plimsoll_operator.render.compare import needs_apply
@@ -114,7 +114,7 @@ def wrong(kubectl: Any) -> list[str]:
     found = []
     services = {one["metadata"]["name"]: one for one in kubectl.list("plinf")}
     for name in SERVICES:
-        live = {ref(item): item for item in kubectl.owned(name)}
+        live = {make_ref(item): item for item in kubectl.owned(name)}
         if name not in services:
             # The garbage collector has its own pace; what it will remove is not ours any more.
             continue
@@ -122,13 +122,15 @@ def wrong(kubectl: Any) -> list[str]:
         pinned = [item for where, item in live.items() if where.kind == "ControllerRevision"]
         wanted = render_objects(service, IMAGES)
         revision = next(item for item in wanted if item["kind"] == "ControllerRevision")
-        same = [item for item in pinned if ref(item) == ref(revision)]
+        same = [item for item in pinned if make_ref(item) == make_ref(revision)]
         wanted = render_objects(service, IMAGES, same[0]["data"] if same else None)
         found += [
-            f"{name}: {ref(item)}" for item in wanted if needs_apply(item, live.get(ref(item)))
+            f"{name}: {make_ref(item)}"
+            for item in wanted
+            if needs_apply(item, live.get(make_ref(item)))
         ]
         extra = {where for where in live if where.kind not in ("ControllerRevision", "Pod")}
-        extra -= {ref(item) for item in wanted}
+        extra -= {make_ref(item) for item in wanted}
         found += [f"{name}: {where} is left over" for where in extra]
         status = services[name].get("status") or {}
         if status.get("observedGeneration") != services[name]["metadata"]["generation"]:

@@ -13,7 +13,7 @@ from plimsoll_api.memory_contract import (
     make_contract,
     make_memory_needs,
 )
-from plimsoll_api.peers import MAX_GROWTH_BYTES, PeerGrowth
+from plimsoll_api.peers import MAX_PEER_GROWTH_BYTES, PeerGrowth
 from plimsoll_api.units import parse_bytes
 
 GIB = 1 << 30
@@ -77,7 +77,7 @@ def test_pools_are_those_with_a_bound_in_the_same_memory() -> None:
     assert make_memory_needs("device", GIB, None, ledger) == MemoryNeeds(GIB, 60 * GIB, 20 * GIB)
 
 
-SIZES = st.integers(0, MAX_GROWTH_BYTES)
+SIZES = st.integers(0, MAX_PEER_GROWTH_BYTES)
 NEEDS = st.builds(MemoryNeeds, SIZES, SIZES, SIZES, st.none() | SIZES)
 GROWN = st.builds(PeerGrowth, SIZES, st.integers(0, 1 << 32), st.integers(0, 1 << 53))
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from plimsoll_operator.admission.certificate import (
-    AUTHORITY_LIFETIME,
+    CA_LIFETIME,
     LEAF_LIFETIME,
     Certificate,
     create_authority,
@@ -62,7 +62,7 @@ def policy(name: str = "p", namespace: str = "ns", **meta: Any) -> Object:
 def known(*items: Object) -> PolicyCache:
     made = PolicyCache()
     for item in items:
-        made.update(item, gone=False)
+        made.update(item, deleted=False)
     return made
 
 
@@ -184,11 +184,11 @@ def test_of_two_policies_the_older_one_has_the_pod() -> None:
     found = policies.find("ns", SELECTED)
     assert found is not None
     assert found.metadata.name == "z"
-    policies.update(older | {"status": {"selected": 1}}, gone=False)
+    policies.update(older | {"status": {"selected": 1}}, deleted=False)
     again = policies.find("ns", SELECTED)
     assert again is found, "a change of the status alone is not parsed"
     assert policies.status(found) == {"selected": 1}
-    policies.update(older, gone=True)
+    policies.update(older, deleted=True)
     found = policies.find("ns", SELECTED)
     assert found is not None
     assert found.metadata.name == "a"
@@ -229,7 +229,7 @@ def test_the_number_of_webhooks_is_bounded() -> None:
 def test_no_namespace_takes_the_webhooks_of_the_others() -> None:
     crowd = [policy(f"p{number:03}", "aaa") for number in range(MAX_WEBHOOKS + 5)]
     late = [policy("p", namespace) for namespace in ("zzy", "zzz")]
-    made = build_configuration("w", known(*crowd, *late).all(), ADDRESS, b"B")
+    made = build_configuration("w", known(*crowd, *late).list_all(), ADDRESS, b"B")
     own = [one for one in made["webhooks"] if not one["name"].startswith("shared")]
     where = Counter(one["namespaceSelector"]["matchExpressions"][0]["values"][0] for one in own)
     assert where == {"aaa": MAX_WEBHOOKS - 2, "zzy": 1, "zzz": 1}
@@ -260,14 +260,16 @@ def test_the_certificate_is_for_the_address(url: str | None, host: str, tmp_path
 
 def test_a_certificate_is_replaced_when_a_third_of_it_is_left() -> None:
     first = create_authority(NOW)
-    left = AUTHORITY_LIFETIME / 3
-    assert not needs_renewal(first, NOW + AUTHORITY_LIFETIME - left - SECOND, AUTHORITY_LIFETIME)
-    assert needs_renewal(first, NOW + AUTHORITY_LIFETIME - left, AUTHORITY_LIFETIME)
+    left = CA_LIFETIME / 3
+    assert not needs_renewal(first, NOW + CA_LIFETIME - left - SECOND, CA_LIFETIME)
+    assert needs_renewal(first, NOW + CA_LIFETIME - left, CA_LIFETIME)
     assert needs_renewal(None, NOW, LEAF_LIFETIME)
     assert needs_renewal(Certificate(b"?", b"?", b"?"), NOW, LEAF_LIFETIME)
-    late = NOW + AUTHORITY_LIFETIME - SECOND
-    assert create_leaf("h", first, late).expires == first.expires, "a leaf ends with its authority"
-    assert create_leaf("h", first, NOW).expires == NOW + LEAF_LIFETIME
+    late = NOW + CA_LIFETIME - SECOND
+    assert create_leaf("h", first, late).expires_at == first.expires_at, (
+        "a leaf ends with its authority"
+    )
+    assert create_leaf("h", first, NOW).expires_at == NOW + LEAF_LIFETIME
 
 
 def test_only_an_authority_with_its_own_key_signs() -> None:

@@ -13,7 +13,12 @@ import pytest
 
 from plimsoll_operator import main
 from plimsoll_operator.kinds import SERVICE
-from plimsoll_operator.runtime.background import MAX_DELAY_S, MAX_FAILURES, RECOVERED_S, Background
+from plimsoll_operator.runtime.background import (
+    MAX_DELAY_S,
+    MAX_FAILURES,
+    RECOVERY_RUN_S,
+    Background,
+)
 from plimsoll_operator.runtime.client import Api
 from plimsoll_operator.runtime.election import Election, LeadershipLostError
 from plimsoll_operator.runtime.queue import RateLimit
@@ -69,7 +74,7 @@ def test_a_part_that_had_recovered_is_counted_from_zero() -> None:
     async def part() -> None:
         nonlocal runs
         runs += 1
-        clock.now += RECOVERED_S
+        clock.now += RECOVERY_RUN_S
         if runs > 3 * MAX_FAILURES:
             raise asyncio.CancelledError
         raise ValueError
@@ -127,7 +132,7 @@ def test_a_process_that_lost_its_lease_ends_although_something_hangs(
     async def play() -> None:
         with pytest.raises(LeadershipLostError):
             await main._keep_lease(cast(Election, Lost()))
-        await asyncio.sleep(main.EXIT_S - 0.1)
+        await asyncio.sleep(main.EXIT_TIMEOUT_S - 0.1)
         assert ended == []
         await asyncio.sleep(0.2)
         assert ended == [1]

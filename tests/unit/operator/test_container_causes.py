@@ -316,7 +316,7 @@ def test_events_that_cannot_be_read_are_not_taken_for_none(status: int, lasting:
     """The condition would lose its reason for one reconcile; without the right it never has one."""
 
     class Refusing:
-        async def events_of(self, namespace: str, uid: str) -> list[dict[str, Any]]:
+        async def list_events_of(self, namespace: str, uid: str) -> list[dict[str, Any]]:
             raise ApiError(status, "Refused", "events is refused")
 
     stuck = PodView.parse(pod(container(state=CREATING), container("supervisor", state=CREATING)))

@@ -17,7 +17,7 @@ from plimsoll_operator.fleet.incidents import plan_incidents as found_in
 from plimsoll_operator.fleet.pods import PodView
 from plimsoll_operator.fleet.revisions import diff_templates, find_suspect, make_replica_pods
 from plimsoll_operator.fleet.slots import OPERATOR_HOLDER, allocate_slots
-from plimsoll_operator.kinds import ref
+from plimsoll_operator.kinds import make_ref
 from plimsoll_operator.plans.service import make_plan, parse_service
 from plimsoll_operator.render import Images
 from plimsoll_operator.render.deployment import compute_pod_hash
@@ -141,7 +141,7 @@ def test_a_roll_back_runs_the_old_template_and_says_what_changed() -> None:
     old, new = item(), item(engine={"args": ["--x"]}, rollout={"onLeak": "Rollback"})
     hashes = [compute_pod_hash(parse_service(one)) for one in (old, new)]
     owned = {
-        ref(one): one
+        make_ref(one): one
         for spec in (old, new)
         for one in make_plan(parse_service(spec), {}, [], [], IMAGES).desired
     }

@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from plimsoll_api.names import POD_HASH_ANNOTATION, REVISION_LABEL
 from plimsoll_operator.fleet import revisions
 from plimsoll_operator.fleet.pods import PodView
-from plimsoll_operator.kinds import Object, Ref, ref
+from plimsoll_operator.kinds import Object, Ref, make_ref
 from plimsoll_operator.plans.service import make_plan, parse_service
 from plimsoll_operator.render import Images, names
 from plimsoll_operator.render.deployment import compute_pod_hash
@@ -83,9 +83,9 @@ class Fleet:
         pods = [PodView.parse(one) for one in self.pods()] if self.owned else []
         plan = make_plan(service, self.owned, pods, self.incidents(), IMAGES, self.status)
         for one in plan.desired:
-            self.owned[ref(one)] = one
+            self.owned[make_ref(one)] = one
         for one in plan.surplus:
-            self.owned.pop(ref(one), None)
+            self.owned.pop(make_ref(one), None)
         if told:
             self.status = make_status(
                 self.item, service, self._observed(), [], self.incidents(), {}, None, NOW, plan=plan

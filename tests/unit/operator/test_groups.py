@@ -14,7 +14,7 @@ from plimsoll_api.supervision import Mode
 from plimsoll_api.supervisor_config import GROUP_ENV, GroupMember, make_member_config
 from plimsoll_operator.fleet.pods import PodView
 from plimsoll_operator.fleet.revisions import find_suspect, make_replica_pods
-from plimsoll_operator.kinds import Ref, ref
+from plimsoll_operator.kinds import Ref, make_ref
 from plimsoll_operator.plans.service import make_plan, parse_service
 from plimsoll_operator.render import Images, make_supervisor_config, render_objects
 from plimsoll_operator.render.compare import add_current_replicas
@@ -219,7 +219,7 @@ def test_a_revision_of_a_deployment_is_none_to_roll_back_to() -> None:
     before = {
         "revisions": {"good": [compute_pod_hash(single)], "current": compute_pod_hash(single)}
     }
-    owned = {ref(one): one for one in (revision(single), revision(bad))}
+    owned = {make_ref(one): one for one in (revision(single), revision(bad))}
     plan = make_plan(bad, owned, [], [], IMAGES, before)
     assert plan.decision.revision == compute_pod_hash(bad)
     workload = next(one for one in plan.desired if one["kind"] == "LeaderWorkerSet")
@@ -232,9 +232,9 @@ def test_the_workload_of_the_other_number_of_nodes_is_removed() -> None:
         for one in render_objects(service(parallelism={"tensor": 8}), IMAGES)
         if one["kind"] == "Deployment"
     )
-    plan = make_plan(service(), {ref(old): old}, [], [], IMAGES)
+    plan = make_plan(service(), {make_ref(old): old}, [], [], IMAGES)
     assert plan.surplus == [old]
-    assert Ref("LeaderWorkerSet", "big-lws") in {ref(one) for one in plan.desired}
+    assert Ref("LeaderWorkerSet", "big-lws") in {make_ref(one) for one in plan.desired}
 
 
 def pod(index: int, worker: int = 0) -> PodView:

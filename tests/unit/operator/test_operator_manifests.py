@@ -17,7 +17,7 @@ from plimsoll_operator.config import parse_config
 from plimsoll_operator.kinds import OWNED_KINDS, WATCHED_KINDS
 from plimsoll_operator.plans.service import parse_service as parse_service
 from plimsoll_operator.render.objects import make_role
-from plimsoll_operator.runtime.watches import settings
+from plimsoll_operator.runtime.watches import make_settings
 
 ROOT = Path(__file__).parents[3]
 
@@ -78,9 +78,9 @@ def test_the_deployment_runs_the_command_line_that_exists() -> None:
 
 
 def test_the_watches_are_narrowed_by_the_server() -> None:
-    selectors = settings().watching.label_selectors
+    selectors = make_settings().watching.label_selectors
     assert len(selectors) == len([kind for kind in WATCHED_KINDS if kind.selector])
-    assert settings().posting.enabled is False
+    assert make_settings().posting.enabled is False
 
 
 def test_namespaces_come_from_flags_or_the_environment() -> None:

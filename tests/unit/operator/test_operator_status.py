@@ -24,7 +24,7 @@ from plimsoll_operator.fleet.figures import (
 )
 from plimsoll_operator.fleet.figures import parse_figures as parse_figures
 from plimsoll_operator.fleet.pods import PodView
-from plimsoll_operator.kinds import InvalidSpecError, Key, ref
+from plimsoll_operator.kinds import InvalidSpecError, Key, make_ref
 from plimsoll_operator.plans.service import Failure, make_plan, parse_service
 from plimsoll_operator.render import Images
 from plimsoll_operator.runtime.cache import Store
@@ -294,12 +294,12 @@ def test_a_pod_template_that_is_none_is_an_invalid_spec(template: Any) -> None:
 
 def test_what_is_not_wanted_goes_unless_it_is_somebody_elses_or_held() -> None:
     service = parse_service(item(supervision={"maxUnavailable": 3}))
-    owned = {ref(one): one for one in make_plan(service, {}, [], [], IMAGES).desired}
+    owned = {make_ref(one): one for one in make_plan(service, {}, [], [], IMAGES).desired}
     names = {where.name: where for where in owned}
     owned[names["qwen-restart-2"]]["spec"] = {"holderIdentity": "pod-1"}
     owned[names["qwen-restart-1"]]["spec"] = {"holderIdentity": "gone"}
     foreign = {"kind": "Lease", "metadata": {"name": "other", "ownerReferences": []}}
-    owned[ref(foreign)] = foreign
+    owned[make_ref(foreign)] = foreign
     pods = [PodView.parse({"metadata": {"name": "pod-1"}})]
     fewer = parse_service(item(supervision={"maxUnavailable": 1}))
     surplus = make_plan(fewer, owned, pods, [], IMAGES).surplus

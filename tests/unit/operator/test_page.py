@@ -15,7 +15,7 @@ import pytest
 from plimsoll_api.names import INCIDENT_KIND, POLICY_KIND, SERVICE_KIND
 from plimsoll_operator import page
 from plimsoll_operator.fleet.slots import Allocation
-from plimsoll_operator.page import FleetPage, refusal
+from plimsoll_operator.page import FleetPage, explain_refused_host
 from plimsoll_operator.runtime.cache import Store
 
 EVIL = "<script>alert(1)</script>\"'&"
@@ -125,7 +125,7 @@ def test_text_of_pods_is_escaped_and_cut() -> None:
     assert "script" not in seen.elements
     assert EVIL not in text
     longest = max(len(cell) for row in seen.rows for cell in row)
-    assert longest == page.MAX_CELL
+    assert longest == page.MAX_CELL_CHARS
 
 
 def test_nothing_is_loaded_from_elsewhere() -> None:
@@ -174,9 +174,9 @@ def test_a_page_serves_all_readers_of_some_seconds() -> None:
      "plimsoll-operator.plimsoll-system.svc:8080", "operator.ns.svc.cluster.local"],
 )  # fmt: skip
 def test_names_of_the_cluster_and_addresses_are_answered(host: str | None) -> None:
-    assert refusal(host) is None
+    assert explain_refused_host(host) is None
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:8080", "127.0.0.1.evil.example"])
 def test_a_web_site_s_name_is_not_answered(host: str) -> None:
-    assert "port-forward" in (refusal(host) or "")
+    assert "port-forward" in (explain_refused_host(host) or "")

@@ -64,7 +64,7 @@ def test_growth_is_compared_while_its_incident_is_open(phase: str, kind: str, co
     assert list_pods_with_growth([incident("qwen-0", phase, kind)]) == (
         {"qwen-0"} if counts else set()
     )
-    text = PeersFileCache(time.monotonic).text(
+    text = PeersFileCache(time.monotonic).make_text(
         KEY, PODS, [incident("qwen-0", phase, kind)], FIGURES
     )
     assert bool(text) is counts
@@ -80,7 +80,7 @@ def test_a_summary_has_each_replica_that_says_what_it_grew_by() -> None:
         "gone": SupervisorFigures(host_growth=GROWN),
     }
     found = decode(
-        PeersFileCache(time.monotonic).text(KEY, PODS, [incident("qwen-0")], figures).encode()
+        PeersFileCache(time.monotonic).make_text(KEY, PODS, [incident("qwen-0")], figures).encode()
     )
     assert found == (
         Peer("qwen-0", "64d8", host=GROWN),
@@ -132,7 +132,7 @@ def test_a_policy_compares_the_supervised_replicas_of_one_workload() -> None:
     assert [one.pod for one in peers] == ["a-0", "a-1", "b-0", "b-1"]
     figures = {one.pod: SupervisorFigures(device_growth=GROWN) for one in peers}
     found = decode(
-        PeersFileCache(time.monotonic).text(KEY, peers, [incident("a-1")], figures).encode()
+        PeersFileCache(time.monotonic).make_text(KEY, peers, [incident("a-1")], figures).encode()
     )
     assert found == (
         Peer("a-0", "1", "Deployment/a", device=GROWN),
@@ -144,18 +144,18 @@ def test_a_text_is_kept_for_a_minute_and_a_quiet_service_has_none() -> None:
     now = 0.0
     summaries = PeersFileCache(lambda: now)
     opened = [incident("qwen-0")]
-    assert summaries.text(KEY, PODS, opened, {}) == "", "nobody was asked yet"
+    assert summaries.make_text(KEY, PODS, opened, {}) == "", "nobody was asked yet"
     assert summaries.compute_next_s(KEY) is None
-    first = summaries.text(KEY, PODS, opened, FIGURES)
+    first = summaries.make_text(KEY, PODS, opened, FIGURES)
     grown = {name: SupervisorFigures(host_growth=PeerGrowth(2 << 20, 120, 9)) for name in NAMES}
     now = DEFAULT_INTERVALS.publish - 1
-    assert summaries.text(KEY, PODS, opened, grown) == first
+    assert summaries.make_text(KEY, PODS, opened, grown) == first
     assert summaries.compute_next_s(KEY) == 1
     now = DEFAULT_INTERVALS.publish
-    assert decode(summaries.text(KEY, PODS, opened, grown).encode())[0].host == PeerGrowth(
+    assert decode(summaries.make_text(KEY, PODS, opened, grown).encode())[0].host == PeerGrowth(
         2 << 20, 120, 9
     )
-    assert summaries.text(KEY, PODS, [incident("qwen-0", "Resolved")], grown) == ""
+    assert summaries.make_text(KEY, PODS, [incident("qwen-0", "Resolved")], grown) == ""
     assert summaries.compute_next_s(KEY) is None
 
 
@@ -187,11 +187,11 @@ def test_supervisors_find_it_beside_their_configuration() -> None:
 def test_growth_is_as_new_as_the_last_round_and_changes_no_status() -> None:
     changed: list[Key] = []
     scraper = Scraper(Store(), changed.append)
-    assert scraper.latest(KEY) == {}
+    assert scraper.get_latest(KEY) == {}
     scraper.publish(KEY, {"qwen-0": SupervisorFigures(host=0.1)})
     newer = {"qwen-0": SupervisorFigures(host=0.1, host_growth=GROWN)}
     scraper.publish(KEY, newer)
-    assert scraper.latest(KEY) == newer
+    assert scraper.get_latest(KEY) == newer
     assert changed == [KEY], "once, for the share of the budget"
     scraper.forget(KEY)
-    assert scraper.latest(KEY) == {}
+    assert scraper.get_latest(KEY) == {}

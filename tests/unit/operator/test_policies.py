@@ -31,7 +31,7 @@ from plimsoll_operator.fleet.selected_pods import (
     parse_policies,
     summarize,
 )
-from plimsoll_operator.kinds import InvalidSpecError, Key, key_of, read
+from plimsoll_operator.kinds import InvalidSpecError, Key, find_key, parse_object
 from plimsoll_operator.plans.policy import render_objects
 from plimsoll_operator.plans.service import Failure
 from plimsoll_operator.status.policy import make_status
@@ -56,7 +56,7 @@ def item(name: str = "engines", created: str = NOW, **spec: Any) -> dict[str, An
 
 
 def policy(**spec: Any) -> SupervisionPolicy:
-    return read(SupervisionPolicy, item(**spec))
+    return parse_object(SupervisionPolicy, item(**spec))
 
 
 ENGINE = {"name": "server", "args": ["vllm", "serve", "m"]}
@@ -98,7 +98,7 @@ def test_the_objects_of_a_policy() -> None:
     ]
     assert made == render_objects(policy(supervision={"maxUnavailable": 2}), ["default", "vllm"])
     for one in made:
-        assert key_of(one) == Key("ml", "engines", "SupervisionPolicy")
+        assert find_key(one) == Key("ml", "engines", "SupervisionPolicy")
         (owner,) = one["metadata"]["ownerReferences"]
         assert (owner["uid"], owner["controller"]) == ("uid-engines", True)
     subjects = made[-2]["subjects"]
@@ -317,7 +317,7 @@ def test_an_invalid_policy_keeps_what_is_known_of_its_pods() -> None:
     known = make_status(item(), seen(2, SupervisionState.SUPERVISED), [], {}, None, NOW)
     bad = item(selector={}) | {"status": known}
     with pytest.raises(InvalidSpecError, match=r"spec\.selector: .*must not be empty"):
-        read(SupervisionPolicy, bad)
+        parse_object(SupervisionPolicy, bad)
     failure = Failure("InvalidSpec", "spec.selector: must not be empty", is_lasting=True)
     found = make_status(bad, None, [], None, failure, LATER)
     assert (found["selected"], found["supervised"]) == (2, 2)

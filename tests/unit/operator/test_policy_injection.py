@@ -26,15 +26,15 @@ from plimsoll_api.supervisor_config import POD_ENGINE_ENV
 from plimsoll_api.workloads import LWS_NAME_LABEL, make_ray_service_name
 from plimsoll_operator.fleet import selected_pods
 from plimsoll_operator.injection.policy import (
-    ALLOW_GROUP_RESTARTS,
-    ALLOW_HOST_PORTS,
+    ALLOW_GROUP_RESTARTS_ANNOTATION,
+    ALLOW_HOST_PORTS_ANNOTATION,
     ENGINE_ANNOTATION,
     AdmittedPod,
     inject_pod,
 )
 from plimsoll_operator.render.containers import Images
 from plimsoll_operator.render.paths import HOST_PORTS
-from plimsoll_operator.scraper import address_of
+from plimsoll_operator.scraper import find_address
 from tests.pod_specs import SELECTED, pods, policies, policy, without_supervisor
 
 IMAGES = Images("engine:1", "supervisor:1")
@@ -134,19 +134,22 @@ def test_two_engines_on_one_nodes_network_have_supervisors_at_different_ports() 
             assert one[probe]["httpGet"]["port"] == ports[1]
         assert ports[0] in HOST_PORTS
         pages = made.pod | {"status": {"phase": "Running", "podIP": "10.0.0.7"}}
-        assert address_of(pages) == f"10.0.0.7:{ports[0]}"
+        assert find_address(pages) == f"10.0.0.7:{ports[0]}"
 
 
 def test_a_group_on_the_nodes_network_is_supervised_with_consent() -> None:
     """Its pods ask each other at one port, so the scheduler finds no node for a second one."""
     given = pod(hostNetwork=True)
     given["metadata"]["labels"] = given["metadata"]["labels"] | {LWS_NAME_LABEL: "llm"}
-    given["metadata"]["annotations"] = {ALLOW_HOST_PORTS: "true", ALLOW_GROUP_RESTARTS: "true"}
+    given["metadata"]["annotations"] = {
+        ALLOW_HOST_PORTS_ANNOTATION: "true",
+        ALLOW_GROUP_RESTARTS_ANNOTATION: "true",
+    }
     ports = [
         one["containerPort"] for one in supervisor(inject_pod(given, policy(), IMAGES))["ports"]
     ]
     assert ports == [METRICS_PORT, PROBE_PORT]
-    del given["metadata"]["annotations"][ALLOW_HOST_PORTS]
+    del given["metadata"]["annotations"][ALLOW_HOST_PORTS_ANNOTATION]
     refused = inject_pod(given, policy(), IMAGES).refusal
     assert "set the annotation plimsoll.dev/allow-host-ports to true" in (refused or "")
 
@@ -274,7 +277,7 @@ def test_what_cannot_be_supervised_safely_is_left_alone_and_says_why(
 
 def test_a_group_that_consents_is_supervised() -> None:
     leader = pod(labels={"leaderworkerset.sigs.k8s.io/name": "g"})
-    leader["metadata"]["annotations"] = {ALLOW_GROUP_RESTARTS: "true"}
+    leader["metadata"]["annotations"] = {ALLOW_GROUP_RESTARTS_ANNOTATION: "true"}
     assert inject_pod(leader, policy(), IMAGES).refusal is None
 
 
@@ -293,7 +296,7 @@ def test_a_pod_of_a_group_knows_its_place(
     prefix = "leaderworkerset.sigs.k8s.io"
     group = {f"{prefix}/name": "g", f"{prefix}/group-index": "1", f"{prefix}/group-key": "4a"}
     given = pod(labels=group | labels)
-    given["metadata"]["annotations"] = {ALLOW_GROUP_RESTARTS: "true"} | annotations
+    given["metadata"]["annotations"] = {ALLOW_GROUP_RESTARTS_ANNOTATION: "true"} | annotations
     given["spec"]["subdomain"] = "g"
     found = engine_of(inject_pod(given, policy(), IMAGES))
     place = {"index": "4a", "subdomain": "g"}

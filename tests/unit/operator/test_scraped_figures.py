@@ -24,7 +24,7 @@ from plimsoll_operator.fleet.figures import (
 )
 from plimsoll_operator.kinds import Key
 from plimsoll_operator.runtime.cache import Store
-from plimsoll_operator.scraper import MAX_BYTES, Scraper, address_of
+from plimsoll_operator.scraper import MAX_PAGE_BYTES, Scraper, find_address
 from plimsoll_operator.status.service import make_figure_fields
 
 RATIO = b'plimsoll_memory_budget_consumed_ratio{kind="host"} '
@@ -124,11 +124,11 @@ def test_a_drain_is_published_at_once() -> None:
         SupervisorFigures(0.4),
     ):
         scraper.publish(key, {"qwen-0": figures})
-    assert (len(changed), scraper.drained()) == (2, {key: 1})
+    assert (len(changed), scraper.count_drained_pods()) == (2, {key: 1})
     scraper.publish(key, {})
-    assert (len(changed), scraper.drained()) == (2, {key: 1}), "no answer is no resume"
+    assert (len(changed), scraper.count_drained_pods()) == (2, {key: 1}), "no answer is no resume"
     scraper.publish(key, {"qwen-0": SupervisorFigures(0.5, drained=False)})
-    assert (len(changed), scraper.drained()) == (3, {key: 0})
+    assert (len(changed), scraper.count_drained_pods()) == (3, {key: 0})
 
 
 AGE, MISSING = "plimsoll_signal_age_seconds", "plimsoll_supervisor_signal_missing"
@@ -207,7 +207,7 @@ def test_growth_is_known_as_a_whole_or_not_at_all() -> None:
     ],
 )
 def test_the_longest_page_takes_milliseconds(unit: bytes) -> None:
-    page = (unit * (MAX_BYTES // len(unit) + 1))[:MAX_BYTES]
+    page = (unit * (MAX_PAGE_BYTES // len(unit) + 1))[:MAX_PAGE_BYTES]
     began = time.process_time()
     parse_figures(page)
     assert time.process_time() - began < 0.25  # quadratic time would take minutes
@@ -233,6 +233,6 @@ def test_the_longest_page_takes_milliseconds(unit: bytes) -> None:
     ],
 )
 def test_only_a_pods_own_address_is_scraped(address: Any, asked: str | None) -> None:
-    assert address_of({"status": {"phase": "Running", "podIP": address}}) == asked
-    assert address_of({"status": {"phase": "Pending", "podIP": address}}) is None
-    assert address_of({}) is None
+    assert find_address({"status": {"phase": "Running", "podIP": address}}) == asked
+    assert find_address({"status": {"phase": "Pending", "podIP": address}}) is None
+    assert find_address({}) is None

@@ -18,7 +18,7 @@ from plimsoll_operator.fleet.figures import (
     SupervisorFigures,
     parse_figures,
 )
-from plimsoll_operator.scraper import _status_parts
+from plimsoll_operator.scraper import _list_status_parts
 from plimsoll_operator.status.conditions import (
     MAX_MESSAGE_CHARS,
     MAX_SLOW_LEAKS,
@@ -93,7 +93,7 @@ def test_no_growth_is_false_and_too_short_a_history_is_unknown() -> None:
 
 def test_a_little_more_of_the_same_writes_no_status() -> None:
     def shown(rate: float, left_s: float) -> object:
-        return _status_parts(
+        return _list_status_parts(
             {
                 "a": SupervisorFigures(
                     slow=(SlowLeak("host", "shared", rate * MIB_PER_HOUR, left_s),)

@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll_operator.kinds import BY_KIND, SERVICE, Key, Ref, key_of
+from plimsoll_operator.kinds import KINDS_BY_NAME, SERVICE, Key, Ref, find_key
 from plimsoll_operator.plans.service import parse_service
 from plimsoll_operator.render import Images, render_objects
 from plimsoll_operator.runtime.cache import MAX_OWNED_BYTES, Store
-from plimsoll_operator.runtime.queue import BACKOFF_MAX_S, WorkQueue, backoff
+from plimsoll_operator.runtime.queue import MAX_BACKOFF_S, WorkQueue, compute_backoff_s
 from plimsoll_operator.runtime.watches import Watches
 
 KEY = Key("ml", "qwen")
@@ -53,20 +53,20 @@ def test_a_late_deletion_does_not_forget_the_successor() -> None:
     store.put(pod(5, "old"))
     store.put(pod(3, "new"))  # another object: its version says nothing
     store.remove(pod(6, "old"))
-    assert store.children(KEY, {"Pod"}) == [pod(3, "new")]
+    assert store.list_children(KEY, {"Pod"}) == [pod(3, "new")]
     store.remove(pod(9, "new"))
-    assert store.known_keys() == []
+    assert store.list_known_keys() == []
 
 
 def test_what_is_given_out_is_not_what_is_kept() -> None:
     store = Store()
     store.put(pod(1))
     for _ in range(2):
-        (found,) = store.children(KEY, {"Pod"})
+        (found,) = store.list_children(KEY, {"Pod"})
         assert found == pod(1)
         found["metadata"]["labels"].clear()
-    assert store.children(KEY, {"Role"}) == []
-    assert (store.known_keys(), store.services()) == ([KEY], [])
+    assert store.list_children(KEY, {"Role"}) == []
+    assert (store.list_known_keys(), store.list_services()) == ([KEY], [])
     store.put(pod(0))
     assert store.changes["Pod"] == 1, "an older version changes nothing"
 
@@ -89,24 +89,26 @@ def test_a_service_and_its_children_fit_in_17_kib() -> None:
     kept, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert kept < 17 << 10, kept
-    assert len(store.children(Key("ml", "s00001"), {item["kind"] for item in items})) == len(items)
+    assert len(store.list_children(Key("ml", "s00001"), {item["kind"] for item in items})) == len(
+        items
+    )
 
 
 def test_objects_find_their_service() -> None:
     meta = {"name": "x", "namespace": "ml"}
     owner = {"kind": "InferenceService", "name": "qwen"}
-    assert key_of({"kind": "InferenceService", "metadata": meta | {"name": "qwen"}}) == KEY
-    assert key_of({"kind": "Role", "metadata": meta | {"ownerReferences": [owner]}}) == KEY
+    assert find_key({"kind": "InferenceService", "metadata": meta | {"name": "qwen"}}) == KEY
+    assert find_key({"kind": "Role", "metadata": meta | {"ownerReferences": [owner]}}) == KEY
     spec = {"workloadRef": {"kind": "InferenceService", "name": "qwen"}}
-    assert key_of({"kind": "LeakIncident", "metadata": meta, "spec": spec}) == KEY
-    assert key_of({"kind": "Role", "metadata": meta}) is None
+    assert find_key({"kind": "LeakIncident", "metadata": meta, "spec": spec}) == KEY
+    assert find_key({"kind": "Role", "metadata": meta}) is None
 
 
 def test_backoff_grows_to_a_bound_and_spreads() -> None:
-    delays = [backoff(failures, 0.0) for failures in range(1, 40)]
+    delays = [compute_backoff_s(failures, 0.0) for failures in range(1, 40)]
     assert delays == sorted(delays)
-    assert backoff(39, 0.999) <= BACKOFF_MAX_S
-    assert backoff(3, 0.0) < backoff(3, 0.5)
+    assert compute_backoff_s(39, 0.999) <= MAX_BACKOFF_S
+    assert compute_backoff_s(3, 0.0) < compute_backoff_s(3, 0.5)
 
 
 async def _drive(queue: WorkQueue[str], handle: Any, until: Any) -> None:
@@ -197,7 +199,7 @@ def test_a_list_does_not_undo_what_came_while_it_was_read() -> None:
     store.put(pod(2, "old", "changed"))
     store.put(pod(2, "stale", "stale"))
     store.begin_listing()
-    listed = store.listed(
+    listed = store.compress_listed(
         [pod(2, "old", "changed"), pod(3, "deleted", "deleted"), pod(3, "told", "told")], {KEY}
     )
     store.put(pod(9, "old", "changed"))
@@ -207,12 +209,15 @@ def test_a_list_does_not_undo_what_came_while_it_was_read() -> None:
     behind = store.replace("Pod", listed, version="6")
     found = {
         item["metadata"]["name"]: item["metadata"]["resourceVersion"]
-        for item in store.children(KEY, {"Pod"})
+        for item in store.list_children(KEY, {"Pod"})
     }
     assert found == {"changed": "9", "new": "8", "told": "3"}
     assert behind == 2, "one was not known, one is gone"
     store.begin_listing()
-    assert store.replace("Pod", store.listed(store.children(KEY, {"Pod"})), version="9") == 0
+    assert (
+        store.replace("Pod", store.compress_listed(store.list_children(KEY, {"Pod"})), version="9")
+        == 0
+    )
 
 
 def test_a_list_of_what_is_known_takes_no_more_memory() -> None:
@@ -220,11 +225,11 @@ def test_a_list_of_what_is_known_takes_no_more_memory() -> None:
     store = Store()
     for number in range(50):
         store.put(pod(2, f"uid-{number}", f"pod-{number}"))
-    listed = store.listed(store.children(KEY, {"Pod"}))
-    known = store.listed(store.children(KEY, {"Pod"}))
+    listed = store.compress_listed(store.list_children(KEY, {"Pod"}))
+    known = store.compress_listed(store.list_children(KEY, {"Pod"}))
     assert len(listed) == 50
     assert all(one.kept is other.kept for one, other in zip(listed, known, strict=True))
-    (changed,) = store.listed([pod(3, "uid-7", "pod-7")])
+    (changed,) = store.compress_listed([pod(3, "uid-7", "pod-7")])
     assert changed.kept is not next(one for one in listed if one.where == changed.where).kept
 
 
@@ -234,7 +239,7 @@ def test_an_event_of_what_is_known_asks_for_no_reconcile() -> None:
 
     def asked(event: str | None, version: int) -> bool:
         queue = WorkQueue[Key](1)
-        Watches(store, queue).handle_event(BY_KIND["Pod"], event, pod(version))
+        Watches(store, queue).handle_event(KINDS_BY_NAME["Pod"], event, pod(version))
         return len(queue) == 1
 
     store.put(pod(2))
@@ -242,7 +247,7 @@ def test_an_event_of_what_is_known_asks_for_no_reconcile() -> None:
     assert not asked(None, 2)
     assert asked("MODIFIED", 3)
     assert asked("DELETED", 3)
-    assert store.known_keys() == []
+    assert store.list_known_keys() == []
 
 
 def test_a_queue_that_begins_again_forgets_nothing() -> None:
@@ -291,11 +296,11 @@ def labelled(number: int, service: str = "qwen", kind: str = "ConfigMap") -> dic
 def test_objects_with_our_labels_and_an_unknown_owner_take_no_room() -> None:
     store, queue = Store(), WorkQueue[Key](1)
     watches = Watches(store, queue)
-    kind = BY_KIND["ConfigMap"]
+    kind = KINDS_BY_NAME["ConfigMap"]
     for number in range(1000):
         watches.handle_event(kind, "ADDED", labelled(number, service=f"nobody-{number}"))
-        assert not store.listed([labelled(number, service=f"nobody-{number}")])
-    assert store.known_keys() == []
+        assert not store.compress_listed([labelled(number, service=f"nobody-{number}")])
+    assert store.list_known_keys() == []
     assert len(queue) == 0
 
 
@@ -304,24 +309,24 @@ def test_what_a_known_owner_has_is_kept_and_bounded() -> None:
     watches = Watches(store, WorkQueue[Key](1))
 
     async def play() -> None:
-        watches.handle_event(BY_KIND["InferenceService"], "ADDED", service())
+        watches.handle_event(KINDS_BY_NAME["InferenceService"], "ADDED", service())
         noise = random.Random(1)
         for number in range(300):
             item = labelled(number)
             item["data"] = {"a": noise.randbytes(1 << 16).hex()}
-            watches.handle_event(BY_KIND["ConfigMap"], "ADDED", item)
-        kept = len(store.children(KEY, {"ConfigMap"}))
+            watches.handle_event(KINDS_BY_NAME["ConfigMap"], "ADDED", item)
+        kept = len(store.list_children(KEY, {"ConfigMap"}))
         assert MAX_OWNED_BYTES / (1 << 17) < kept < 300
         changed = labelled(0) | {"data": {}}
         changed["metadata"]["resourceVersion"] = "99"
-        watches.handle_event(BY_KIND["ConfigMap"], "MODIFIED", changed)
+        watches.handle_event(KINDS_BY_NAME["ConfigMap"], "MODIFIED", changed)
         found = store.get(KEY, Ref("ConfigMap", "x0"))
         assert found is not None
         assert found["data"] == {}, "what is known follows"
         for number in range(300):
-            watches.handle_event(BY_KIND["ConfigMap"], "DELETED", labelled(number))
-        watches.handle_event(BY_KIND["ConfigMap"], "ADDED", labelled(301))
-        assert len(store.children(KEY, {"ConfigMap"})) == 1, "there is room again"
+            watches.handle_event(KINDS_BY_NAME["ConfigMap"], "DELETED", labelled(number))
+        watches.handle_event(KINDS_BY_NAME["ConfigMap"], "ADDED", labelled(301))
+        assert len(store.list_children(KEY, {"ConfigMap"})) == 1, "there is room again"
 
     asyncio.run(play())
 
@@ -333,13 +338,15 @@ def test_what_came_before_its_owner_does_not_make_a_watch_stale() -> None:
         store = Store()
         watches = Watches(store, WorkQueue(1))
         store.begin_listing()
-        watches.handle_event(BY_KIND["ConfigMap"], "ADDED", labelled(1))
+        watches.handle_event(KINDS_BY_NAME["ConfigMap"], "ADDED", labelled(1))
         watches.handle_event(SERVICE, "ADDED", service())
         store.begin_listing()
-        assert store.replace("ConfigMap", store.listed([labelled(1)]), "9") == 0
+        assert store.replace("ConfigMap", store.compress_listed([labelled(1)]), "9") == 0
         store.begin_listing()
         both = [labelled(1), labelled(2)]
-        assert store.replace("ConfigMap", store.listed(both), "9") == 1, "no event told of this one"
+        assert store.replace("ConfigMap", store.compress_listed(both), "9") == 1, (
+            "no event told of this one"
+        )
 
     asyncio.run(play())
 
@@ -348,11 +355,11 @@ def test_what_a_list_had_before_its_owner_was_not_missed_either() -> None:
     store = Store()
     for _ in range(3):
         store.begin_listing()
-        assert store.replace("ConfigMap", store.listed([labelled(1)]), "9") == 0
+        assert store.replace("ConfigMap", store.compress_listed([labelled(1)]), "9") == 0
     store.put(service())
     store.begin_listing()
-    assert store.replace("ConfigMap", store.listed([labelled(1)]), "9") == 0
-    assert store.children(KEY, {"ConfigMap"})
+    assert store.replace("ConfigMap", store.compress_listed([labelled(1)]), "9") == 0
+    assert store.list_children(KEY, {"ConfigMap"})
 
 
 def test_what_has_another_owner_by_now_was_not_missed() -> None:
@@ -363,24 +370,26 @@ def test_what_has_another_owner_by_now_was_not_missed() -> None:
         moved = labelled(1, service="other")
         moved["metadata"]["resourceVersion"] = "2"
         for kind, item in (
-            (SERVICE, service()), (SERVICE, other), (BY_KIND["ConfigMap"], labelled(1)),
-            (BY_KIND["ConfigMap"], moved),
+            (SERVICE, service()), (SERVICE, other), (KINDS_BY_NAME["ConfigMap"], labelled(1)),
+            (KINDS_BY_NAME["ConfigMap"], moved),
         ):  # fmt: skip
             watches.handle_event(kind, "MODIFIED", dict(item))
         store.begin_listing()
-        assert store.replace("ConfigMap", store.listed([moved]), "9") == 0
-        assert not store.children(KEY, {"ConfigMap"})
-        assert store.children(Key("ml", "other"), {"ConfigMap"})
+        assert store.replace("ConfigMap", store.compress_listed([moved]), "9") == 0
+        assert not store.list_children(KEY, {"ConfigMap"})
+        assert store.list_children(Key("ml", "other"), {"ConfigMap"})
         store.begin_listing()
-        assert store.replace("ConfigMap", store.listed([]), "9") == 1, "no event told of its end"
+        assert store.replace("ConfigMap", store.compress_listed([]), "9") == 1, (
+            "no event told of its end"
+        )
 
     asyncio.run(play())
 
 
 def test_a_list_knows_the_owners_that_it_listed_before() -> None:
     store = Store()
-    assert not store.listed([labelled(1)])
-    assert len(store.listed([labelled(1)], {KEY})) == 1
+    assert not store.compress_listed([labelled(1)])
+    assert len(store.compress_listed([labelled(1)], {KEY})) == 1
     incident = {"kind": "LeakIncident", "metadata": {"name": "i", "namespace": "ml"}}
     incident["spec"] = {"workloadRef": {"kind": "InferenceService", "name": "gone"}}
-    assert len(store.listed([incident])) == 1, "an incident outlives its service"
+    assert len(store.compress_listed([incident])) == 1, "an incident outlives its service"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import kopf
 import pytest
 
-from plimsoll_operator.runtime.watches import with_ip_address
+from plimsoll_operator.runtime.watches import use_ip_address
 
 ACCOUNT = kopf.ConnectionInfo(server="https://kubernetes.default.svc", token="t", ca_path="/ca")
 
@@ -25,6 +25,6 @@ ACCOUNT = kopf.ConnectionInfo(server="https://kubernetes.default.svc", token="t"
     ],
 )
 def test_a_pod_needs_no_dns_for_its_watches(environ: dict[str, str], server: str) -> None:
-    found = with_ip_address(ACCOUNT, environ)
+    found = use_ip_address(ACCOUNT, environ)
     assert found.server == server
     assert (found.token, found.ca_path) == ("t", "/ca")

@@ -19,7 +19,7 @@ from plimsoll_sidecar.signals.other_pods import MAX_PEERS_AGE_S, LearnedFile, Pe
 
 ONE = Peer("qwen-0", "64d8", host=PeerGrowth(1 << 20, 60, 7))
 TWO = Peer("qwen-1", "64d8", "Deployment/qwen", device=PeerGrowth(0, 61, 0))
-LARGEST = PeerGrowth(peers.MAX_GROWTH_BYTES, MAX_AGE_S, peers.MAX_REQUESTS)
+LARGEST = PeerGrowth(peers.MAX_PEER_GROWTH_BYTES, MAX_AGE_S, peers.MAX_REQUESTS)
 
 
 class Clock:

@@ -46,7 +46,7 @@ DAMAGE: list[tuple[Callable[[EngineCore], Any], set[str]]] = [
     (lambda e: e.pool.allocate(1), {"kv_references_match", "idle_holds_no_block"}),
     (lambda e: e.pool.prefix._order.update({b"ghost": None}), {"prefix_cache_keys_equal"}),
     (lambda e: e.scheduler.add(e.make_request(SUBMIT)), {"queues_match_requests"}),
-    (lambda e: e.scheduler.waiting.computed.update(gone=3), {"queues_match_requests"}),
+    (lambda e: e.scheduler.waiting.computed.update(deleted=3), {"queues_match_requests"}),
 ]
 SUBMIT: Any = None
 

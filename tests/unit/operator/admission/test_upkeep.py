@@ -17,7 +17,7 @@ from typing import cast
 import pytest
 
 from plimsoll_operator.admission.certificate import (
-    AUTHORITY_LIFETIME,
+    CA_LIFETIME,
     LEAF_LIFETIME,
     Certificate,
     create_authority,
@@ -85,14 +85,14 @@ class Tally:
     def __init__(self) -> None:
         self.expiries: list[float] = []
 
-    def admitted(self, result: str, count: int = 1) -> None:
+    def count_admitted(self, result: str, count: int = 1) -> None:
         raise AssertionError
 
-    def certificate(self, secret: str, expires_s: float) -> None:
+    def set_certificate_expiry(self, secret: str, expires_s: float) -> None:
         assert secret == "sys/hook"
         self.expiries.append(expires_s)
 
-    def webhook(self, secret: str, problem: Callable[[], str | None]) -> None:
+    def add_webhook_health(self, secret: str, problem: Callable[[], str | None]) -> None:
         raise AssertionError
 
 
@@ -107,7 +107,7 @@ class Replica:
         folder.mkdir(exist_ok=True)
         if policies is None:
             policies = PolicyCache()
-            policies.update(POLICY, gone=False)
+            policies.update(POLICY, deleted=False)
         self.known = True
         self.upkeep = WebhookUpkeep(
             cast(Api, server),
@@ -149,14 +149,14 @@ def test_the_leader_makes_the_secret_and_each_replica_signs_its_own(
     leader = Replica(server, tmp_path / "a", True)
     standby = Replica(server, tmp_path / "b", False)
     standby.turn()
-    assert "does not exist" in str(standby.upkeep.problem())
+    assert "does not exist" in str(standby.upkeep.find_problem())
     assert standby.upkeep.is_waiting_for_leader(), "so it must be ready, or an old leader stays"
     assert not leader.upkeep.is_waiting_for_leader()
     leader.turn()
     standby.turn()
     assert not standby.upkeep.is_waiting_for_leader()
-    assert leader.upkeep.problem() is None
-    assert standby.upkeep.problem() is None
+    assert leader.upkeep.find_problem() is None
+    assert standby.upkeep.find_problem() is None
     held = server.held()
     assert server.trusts(held)
     assert leader.serves == standby.serves == held.certificate
@@ -194,7 +194,7 @@ def test_a_secret_that_is_gone_is_made_again(
     leader.turn()
     assert server.held().certificate != before.certificate
     assert server.trusts(server.held())
-    assert leader.upkeep.problem() is None
+    assert leader.upkeep.find_problem() is None
     assert leader.serves == (server.held().bundle if restarted else before.bundle)
 
 
@@ -205,7 +205,7 @@ def test_what_cannot_be_written_is_said_and_keeps_it_from_being_ready(
     server.refuses = True
     with pytest.raises(ApiError):
         leader.turn()
-    found = str(leader.upkeep.problem())
+    found = str(leader.upkeep.find_problem())
     assert "cannot write Secret sys/hook" in found
     assert "no right to create secrets" in found
 
@@ -220,13 +220,13 @@ def test_a_provided_secret_that_lacks_a_key_is_named(
     with caplog.at_level(logging.ERROR):
         leader.turn()
         leader.turn()
-    assert f"Secret sys/hook lacks {lacks}" in str(leader.upkeep.problem())
+    assert f"Secret sys/hook lacks {lacks}" in str(leader.upkeep.find_problem())
     assert len(caplog.records) == 1, "once, and not every two seconds"
     assert not leader.upkeep.serving.is_set()
 
     server.put(create_leaf("hook.sys.svc", signer, server.now))
     leader.turn()
-    assert leader.upkeep.problem() is None
+    assert leader.upkeep.find_problem() is None
 
 
 def test_a_new_leaf_changes_nothing_that_the_api_server_trusts(
@@ -253,7 +253,7 @@ def test_a_new_authority_is_trusted_before_anybody_serves_with_it(
     leader.turn()
     standby.turn()
     first = server.held()
-    pass_(server, AUTHORITY_LIFETIME * 0.7)
+    pass_(server, CA_LIFETIME * 0.7)
     standby.turn()
     assert standby.serves == first.bundle
     leader.turn()
@@ -286,7 +286,7 @@ def test_a_standby_waits_for_the_leader_to_configure_what_the_secret_holds(
         pass_(server, datetime.timedelta(seconds=31))
         standby.turn()
     assert standby.serves == first
-    assert "does not trust the certificate yet" in str(standby.upkeep.problem())
+    assert "does not trust the certificate yet" in str(standby.upkeep.find_problem())
 
 
 @pytest.mark.parametrize("wrong", [b"?", None])
@@ -297,7 +297,7 @@ def test_a_secret_that_holds_no_authority_is_replaced(
     server.put(replace(signer, key=wrong) if wrong else create_leaf("h", signer, server.now))
     leader = Replica(server, tmp_path / "a", True)
     leader.turn()
-    assert leader.upkeep.problem() is None
+    assert leader.upkeep.find_problem() is None
     assert server.held().certificate != signer.certificate
 
 
@@ -308,8 +308,8 @@ def test_a_certificate_that_expired_is_not_ready_and_one_without_policies_is(
     server.put(create_leaf("hook.sys.svc", create_authority(past), past, DAY))
     leader = Replica(server, tmp_path / "a", True, provided=True)
     leader.turn()
-    assert "the certificate has expired" in str(leader.upkeep.problem())
+    assert "the certificate has expired" in str(leader.upkeep.find_problem())
 
     empty = Replica(server, tmp_path / "b", True, policies=PolicyCache())
     empty.turn()
-    assert empty.upkeep.problem() is None
+    assert empty.upkeep.find_problem() is None

@@ -14,9 +14,9 @@ import pytest
 from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_operator.config import DEFAULT_IMAGES
 from plimsoll_operator.controllers.selected_pods import MAX_SINGLE_READS, PolicyPods
-from plimsoll_operator.kinds import POD, Key, Kind, Object, read
+from plimsoll_operator.kinds import POD, Key, Kind, Object, parse_object
 from plimsoll_operator.runtime.cache import Store
-from plimsoll_operator.runtime.client import METADATA_PAGE, Api, ApiError
+from plimsoll_operator.runtime.client import METADATA_PAGE_OBJECTS, Api, ApiError
 from tests.fake_api import FakeApi
 
 NOW = "2026-01-01T00:00:00Z"
@@ -96,7 +96,7 @@ def run(server: Server, check: Callable[[PolicyPods, Store, list[Key]], Awaitabl
 
 
 async def names(pods: PolicyPods, item: Object | None = None) -> list[str]:
-    found, _ = await pods.read(KEY, read(SupervisionPolicy, item or policy()))
+    found, _ = await pods.read(KEY, parse_object(SupervisionPolicy, item or policy()))
     return [one.name for one in found]
 
 
@@ -158,7 +158,7 @@ def test_versions_that_are_always_too_old_are_not_listed_as_fast_as_it_goes() ->
 
 
 def test_a_list_of_anybodys_pods_is_read_in_pages_and_little_of_it_is_kept() -> None:
-    api, count = FakeApi(), 2 * METADATA_PAGE + 1
+    api, count = FakeApi(), 2 * METADATA_PAGE_OBJECTS + 1
     for number in range(count):
         meta = {"name": f"p-{number}", "namespace": "ml", "annotations": {"large": "x" * 1000}}
         api.put({"apiVersion": "v1", "kind": "Pod", "metadata": meta | {"labels": {"app": "vllm"}}})

@@ -20,7 +20,7 @@ from plimsoll_api.learned import (
     decode,
     encode,
 )
-from plimsoll_api.peers import MAX_GROWTH_BYTES, Peer
+from plimsoll_api.peers import MAX_PEER_GROWTH_BYTES, Peer
 from plimsoll_operator.fleet.figures import SupervisorFigures, parse_figures
 from plimsoll_operator.fleet.learned import make_learned_file
 from plimsoll_sidecar.record.metrics import Metrics
@@ -134,7 +134,7 @@ def test_each_workload_of_a_policy_learns_for_itself() -> None:
 
 def test_a_policy_keeps_so_many_workloads_within_the_size() -> None:
     most = LearnedMemory(
-        MAX_OBSERVED_S, (MAX_GROWTH_BYTES,) * 3, MAX_GROWTH_BYTES, MAX_GROWTH_BYTES
+        MAX_OBSERVED_S, (MAX_PEER_GROWTH_BYTES,) * 3, MAX_PEER_GROWTH_BYTES, MAX_PEER_GROWTH_BYTES
     )
     figure = SupervisorFigures(host_learned=most, device_learned=most)
     replicas = [Peer(f"pod-{n}", "r" * 63, f"{n:04}".rjust(317, "w")) for n in range(200)]
@@ -170,13 +170,13 @@ def test_the_operator_reads_what_a_supervisor_exports() -> None:
     assert parse_figures(metrics.render()).host_learned is None
 
 
-SIZES = st.integers(0, MAX_GROWTH_BYTES)
+SIZES = st.integers(0, MAX_PEER_GROWTH_BYTES)
 LESSONS = st.builds(
     LearnedMemory,
     st.integers(0, MAX_OBSERVED_S),
     st.tuples(SIZES, SIZES, SIZES),
     SIZES,
-    st.none() | st.integers(1, MAX_GROWTH_BYTES),
+    st.none() | st.integers(1, MAX_PEER_GROWTH_BYTES),
 )
 
 

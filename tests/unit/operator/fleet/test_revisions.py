@@ -18,7 +18,7 @@ from plimsoll_operator.fleet.figures import SlowLeak, SupervisorFigures
 from plimsoll_operator.fleet.revisions import find_suspects
 from plimsoll_operator.fleet.selected_pods import SelectedPod, SupervisionState
 from plimsoll_operator.fleet.workloads import group_pods, index_workload_statuses
-from plimsoll_operator.kinds import read
+from plimsoll_operator.kinds import parse_object
 from plimsoll_operator.plans.policy import make_supervisor_config
 from plimsoll_operator.plans.rolling_restart import SUSPECT_REVISION_MESSAGE, explain_manual_restart
 from plimsoll_operator.status.notices import make_suspect_notices
@@ -195,7 +195,7 @@ def test_the_order_of_pods_and_incidents_does_not_matter(order: list[int]) -> No
 def test_a_pod_that_nothing_would_create_anew_is_not_replaced(workload: WorkloadRef | None) -> None:
     manifest = item()
     manifest["spec"] |= {"supervision": {"ladder": ["Trim", "PodReplace"]}}
-    common = make_supervisor_config(read(SupervisionPolicy, manifest))
+    common = make_supervisor_config(parse_object(SupervisionPolicy, manifest))
     url = "http://127.0.0.1:8000"
     own = PodEngine(EngineEndpoint(EngineType.VLLM, url, url), workload)
     ladder = make_pod_config(common, own).supervision.ladder

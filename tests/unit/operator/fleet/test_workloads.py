@@ -44,7 +44,7 @@ from plimsoll_operator.fleet.workloads import (
     group_by_slots,
     group_pods,
 )
-from plimsoll_operator.kinds import read
+from plimsoll_operator.kinds import parse_object
 from plimsoll_operator.plans.policy import find_slot_failure, make_supervisor_config, render_objects
 
 NOW = "2026-01-01T00:00:00Z"
@@ -58,7 +58,7 @@ def policy(**supervision: Any) -> SupervisionPolicy:
         "metadata": {"name": "engines", "namespace": "ml", "uid": "u", "generation": 1},
         "spec": {"selector": {"matchLabels": {"app": "vllm"}}, "supervision": supervision},
     }
-    return read(SupervisionPolicy, manifest)
+    return parse_object(SupervisionPolicy, manifest)
 
 
 def pods(ref: WorkloadRef | None, *names: str, holds: bool = True, group: str = "") -> Any:
@@ -214,7 +214,7 @@ def test_the_policys_own_slots_are_there_from_the_beginning() -> None:
 def test_pods_that_wait_have_slots_but_may_not_take_them() -> None:
     (found,) = group_pods(pods(VLLM, "vllm-a", holds=False))
     assert choose_workloads("engines", [found], ()) == [found]
-    assert found.replicas() == ""
+    assert found.format_replicas() == ""
 
 
 def test_a_pod_that_ends_keeps_its_slot_until_it_is_gone() -> None:
@@ -233,7 +233,7 @@ def test_the_pods_of_a_group_are_one_replica() -> None:
     big = WorkloadRef("LeaderWorkerSet", "big")
     members = [*pods(big, "big-0", "big-0-1", group="0"), *pods(big, "big-1", group="1")]
     (found,) = group_pods(members)
-    assert parse_replicas(found.replicas()) == [("big-0", "big-0-1"), ("big-1",)]
+    assert parse_replicas(found.format_replicas()) == [("big-0", "big-0-1"), ("big-1",)]
 
 
 names = st.text("abc-.0", min_size=1, max_size=8)
@@ -264,7 +264,7 @@ def test_workloads_beyond_the_bound_have_no_slots_and_the_policy_says_so() -> No
 def test_the_names_on_a_slot_are_bounded() -> None:
     (found,) = group_pods(pods(VLLM, *(f"vllm-{'x' * 200}-{at:03}" for at in range(400))))
     assert found.is_truncated
-    text = found.replicas()
+    text = found.format_replicas()
     assert len(text) <= MAX_REPLICAS_BYTES
     assert all(len(name) == 209 for (name,) in parse_replicas(text)), (
         "none is cut off in its middle"
@@ -274,7 +274,7 @@ def test_the_names_on_a_slot_are_bounded() -> None:
     assert failure.message.startswith("Deployment/vllm: too many pods")
     (group,) = group_pods(ray(*(f"llm-{'x' * 200}-{at:03}" for at in range(400))))
     assert group.is_truncated
-    assert group.replicas() == "", "a group is one replica, which is not cut"
+    assert group.format_replicas() == "", "a group is one replica, which is not cut"
 
 
 @pytest.mark.parametrize(
@@ -296,7 +296,7 @@ def test_a_workload_that_comes_back_does_not_get_its_budget_back(
 
 def breaker_lease(workload: Workload, holder: str = "") -> dict[str, Any]:
     """A workload's slot as the API server has it."""
-    found = leases(workload)[workload.slots("engines", 1)[0]]
+    found = leases(workload)[workload.make_slot_names("engines", 1)[0]]
     found["metadata"]["uid"] = str(workload.ref)
     return found | {"spec": {"holderIdentity": holder} if holder else {}}
 

@@ -16,7 +16,7 @@ from plimsoll_api.names import POLICY_LABEL
 from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_api.supervision_policy_status import Injection, InjectionStop
 from plimsoll_api.workloads import Membership, WorkloadRef
-from plimsoll_operator.admission.review import STARTUP_TRIAL_S, PolicyCache, Reviewer
+from plimsoll_operator.admission.review import PENDING_START_S, PolicyCache, Reviewer
 from plimsoll_operator.fleet.refused_creations import RefusedCreation
 from plimsoll_operator.fleet.selected_pods import (
     SelectedPod,
@@ -489,7 +489,7 @@ class Webhook:
     def show(self, version: str = "1", **found: Any) -> None:
         item = manifest()
         item["metadata"]["resourceVersion"] = version
-        self.policies.update(item | {"status": found}, gone=False)
+        self.policies.update(item | {"status": found}, deleted=False)
 
     def create(self, wanted: Object | None = None, **request: Any) -> Object:
         self.count += 1
@@ -524,7 +524,7 @@ def test_the_webhook_gives_a_supervisor_to_few_pods_until_one_ran() -> None:
     }}  # fmt: skip
     webhook.create(again)
     assert webhook.results[-1] == "injected"
-    webhook.now = STARTUP_TRIAL_S
+    webhook.now = PENDING_START_S
     webhook.create()
     assert webhook.results[-1] == "injected", "the status says that none waits"
     webhook.show("2", injection={"images": "supervisor:1", "waiting": 2})

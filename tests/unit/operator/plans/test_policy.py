@@ -12,7 +12,7 @@ from plimsoll_api.workloads import Membership, WorkloadRef
 from plimsoll_operator.config import DEFAULT_IMAGES
 from plimsoll_operator.fleet.figures import SupervisorFigures
 from plimsoll_operator.fleet.selected_pods import SelectedPod, SupervisionState, summarize
-from plimsoll_operator.kinds import Object, Ref, read, ref
+from plimsoll_operator.kinds import Object, Ref, make_ref, parse_object
 from plimsoll_operator.plans.policy import MAX_ACCOUNTS, PolicyPlan, make_plan
 from plimsoll_operator.plans.service import Failure
 from plimsoll_operator.status.policy import make_status
@@ -24,7 +24,7 @@ ITEM = {
     "metadata": {"name": "engines", "namespace": "ml", "uid": "u", "generation": 1},
     "spec": {"selector": {"matchLabels": {"app": "vllm"}}},
 }
-POLICY = read(SupervisionPolicy, ITEM)
+POLICY = parse_object(SupervisionPolicy, ITEM)
 VLLM = Membership(workload=WorkloadRef("Deployment", "vllm"), api_group="apps", revision="a")
 
 
@@ -39,7 +39,7 @@ def pod(
 
 
 def plan(*pods: SelectedPod, owned: list[Object] | None = None, **more: Any) -> Any:
-    known = {ref(one): one for one in owned or []}
+    known = {make_ref(one): one for one in owned or []}
     return make_plan(POLICY, known, pods, more.pop("incidents", []), NOW, **more)
 
 
@@ -130,7 +130,7 @@ def test_the_same_observation_gives_the_same_plan() -> None:
     again = plan(*reversed(pods), owned=owned)
     assert again.desired == first.desired
     assert again.surplus == []
-    assert Ref("ConfigMap", "engines.policy") in {ref(one) for one in again.desired}
+    assert Ref("ConfigMap", "engines.policy") in {make_ref(one) for one in again.desired}
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from plimsoll_operator.config import DEFAULT_INTERVALS
 from plimsoll_operator.controllers.rolling_restart import RollingRestarts
 from plimsoll_operator.fleet.selected_pods import SelectedPod, SupervisionState
 from plimsoll_operator.fleet.workloads import Workload, group_pods
-from plimsoll_operator.kinds import Key, Kind, Object, read
+from plimsoll_operator.kinds import Key, Kind, Object, parse_object
 from plimsoll_operator.plans import rolling_restart as rollout
 from plimsoll_operator.runtime.client import Api, ApiError
 
@@ -39,7 +39,7 @@ def policy(generation: int = 1, rollout: str = "Restart") -> SupervisionPolicy:
         },
         "spec": {"selector": {"matchLabels": {"app": "vllm"}}, "rollout": rollout},
     }
-    return read(SupervisionPolicy, manifest)
+    return parse_object(SupervisionPolicy, manifest)
 
 
 def owned(

@@ -56,7 +56,7 @@ class Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    monkeypatch.setattr(client, "MAX_ANSWER_BYTES", LIMIT)
+    monkeypatch.setattr(client, "MAX_RESPONSE_BYTES", LIMIT)
     http = Server(("127.0.0.1", 0), Handler)
     http.pages = []
     thread = threading.Thread(target=http.serve_forever, daemon=True)
@@ -118,7 +118,7 @@ def test_one_object_that_is_too_large_ends_the_list_with_its_reason(
     server: Server, tmp_path: Path
 ) -> None:
     server.sizes = (10, LIMIT, 10)
-    with pytest.raises(TooLargeError, match="an answer of more than"):
+    with pytest.raises(TooLargeError, match="the response is larger than"):
         sizes(server, tmp_path)
 
 
@@ -143,10 +143,10 @@ def test_a_success_that_is_no_list_is_a_server_that_does_not_answer(
     server.answer = answer.encode()
     for call in (
         lambda api: api.metadata(POD, "n"),
-        lambda api: api.events_of("n", "uid"),
+        lambda api: api.list_events_of("n", "uid"),
         lambda api: anext(api.pages(SERVICE, None)),
     ):
-        with pytest.raises(OSError, match="the answer is not"):
+        with pytest.raises(OSError, match="the response is not"):
             asked(server, tmp_path, call)
 
 
@@ -171,7 +171,7 @@ def test_a_write_that_has_its_connection_too_late_is_not_sent(
 
     async def write(api: Api) -> None:
         left = iter((9.0, 0.0))
-        api.left_s = lambda: next(left)
+        api.get_remaining_s = lambda: next(left)
         await api.replace(POD, {"metadata": {"name": "a", "namespace": "n"}})
 
     with pytest.raises(OSError, match="not sent, because another operator may lead now"):

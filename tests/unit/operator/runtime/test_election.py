@@ -20,7 +20,7 @@ import pytest
 from plimsoll_operator.config import DEFAULT_INTERVALS, Intervals
 from plimsoll_operator.kinds import LEASE, Object
 from plimsoll_operator.runtime.client import Api, ApiError
-from plimsoll_operator.runtime.election import MAX_DURATION_S, Election, LeadershipLostError
+from plimsoll_operator.runtime.election import MAX_LEASE_DURATION_S, Election, LeadershipLostError
 from plimsoll_operator.runtime.queue import RateLimit
 from tests.virtual_time import clock, run
 
@@ -172,7 +172,7 @@ def test_a_wrong_duration_keeps_nobody_out_for_ever() -> None:
         await Server(OTHER | {"leaseDurationSeconds": 2**31 - 1}).election().acquire()
         return clock()()
 
-    assert MAX_DURATION_S < run(play()) < MAX_DURATION_S + 2 * DEFAULT_INTERVALS.retry
+    assert MAX_LEASE_DURATION_S < run(play()) < MAX_LEASE_DURATION_S + 2 * DEFAULT_INTERVALS.retry
 
 
 def test_of_two_that_create_or_take_it_at_once_one_leads() -> None:
@@ -276,7 +276,7 @@ def test_what_is_given_back_at_the_end(case: str) -> None:
 def test_times_that_could_make_two_leaders_are_refused(
     values: dict[str, float], wrong: bool
 ) -> None:
-    assert (Intervals(**values).problem() is not None) is wrong
+    assert (Intervals(**values).find_problem() is not None) is wrong
 
 
 TROUBLE = {
@@ -361,7 +361,7 @@ def test_a_process_that_was_stopped_writes_nothing_when_it_goes_on() -> None:
         election = Election(server.api(), "ns", "l", "me", lambda: now)
         await election.acquire()
         work = server.api()
-        work.left_s = election.left_s
+        work.get_remaining_s = election.get_remaining_s
         lease = await work.get(LEASE, "ns", "l")
         assert lease is not None
         now = 9.1

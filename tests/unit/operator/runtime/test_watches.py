@@ -68,7 +68,7 @@ def test_a_replica_knows_the_policies_from_one_watch(namespaces: tuple[str, ...]
         assert watch.is_current()
         assert server.lists == [*(namespaces or (None,))]
         assert sorted(told) == [("a", False), ("b", False), ("c", False)]
-        assert len(store.of_kind(POLICY.kind)) == len(queue) == 3
+        assert len(store.list_kind(POLICY.kind)) == len(queue) == 3
 
         server.events.put_nowait(("DELETED", policy("a", 8)))
         await settled()
@@ -92,7 +92,7 @@ def test_a_replica_knows_the_policies_from_one_watch(namespaces: tuple[str, ...]
 
 
 def names(store: Store) -> set[str]:
-    return {one["metadata"]["name"] for one in store.of_kind(POLICY.kind)}
+    return {one["metadata"]["name"] for one in store.list_kind(POLICY.kind)}
 
 
 async def settled() -> None:
