@@ -388,7 +388,7 @@ class EngineCore:
             self._append_token(request, token_id, logprobs, output)
 
     def _end_without_token(self, request: Request, output: StepOutput) -> None:
-        """Fail ``request``, whose logits are not finite, for example with a damaged adapter."""
+        """End ``request`` with an error: its logits are not finite."""
         self.counters.errors += 1
         self._end_request(request)
         message = "the model's logits for this request are not finite: the request cannot continue"

@@ -134,7 +134,7 @@ def _combine_parts(
     sums, lse, place, row, head_mask, q_mask, parts, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
     GROUP_PAD: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Combine the results of the ``parts`` parts of a context, and store the sum at ``place``."""
+    """Store the attention of a whole context at ``place``, combined from its ``parts`` parts."""
     dims = tl.arange(0, DIM_PAD)
     best = tl.full([GROUP_PAD], EMPTY_LOG_SUM, tl.float32)
     total = tl.zeros([GROUP_PAD], tl.float32)

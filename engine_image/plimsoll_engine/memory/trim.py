@@ -72,7 +72,7 @@ def trim_process(device: torch.device, python: PythonMemoryEstimator) -> list[Op
 def _combine_steps(ranks: list[list[OperationStep]]) -> list[OperationStep]:
     """Combine the ranks' reports of each step into one report.
 
-    It has the longest duration, and the sums of bytes; None if a rank's bytes are unknown.
+    It has the longest duration and the sum of the bytes, which is None if a rank's are unknown.
     """
 
     def add_known(values: list[int | None]) -> int | None:

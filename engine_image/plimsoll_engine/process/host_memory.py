@@ -1,4 +1,4 @@
-"""Measure and trim the host memory of the current process.
+"""Measure the host memory of the current process, and return free memory to the system.
 
 A value that cannot be read is None, never 0.
 """

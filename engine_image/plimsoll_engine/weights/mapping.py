@@ -1,4 +1,4 @@
-"""Map the weights and the KV pool, which the weight server owns, into a worker."""
+"""Map the weights and the KV pool, which the weight server owns, into a worker's address space."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class LayerGraphs:
     """Captured pieces of one model with one KV pool. Each piece ends at the attention of a layer.
 
     The last piece ends before the last layer, which computes only the needed rows. All pieces use
-    the same few tensors, which have no state between steps.
+    the same few tensors, whose values are not used after the step.
     """
 
     def __init__(
