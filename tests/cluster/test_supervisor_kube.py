@@ -188,7 +188,7 @@ def test_a_dead_holder_expires_by_the_clock_of_the_one_who_waits(rig: Rig) -> No
     now = 0.0
     assert rig.slots("dead").acquire("incident-1", POLICY) is None
     waiting = rig.slots("alive", lambda: now)
-    held = Refusal(WaitReason.SLOT_HELD, f"dead holds {rig.slot}")
+    held = Refusal(WaitReason.SLOT_HELD, f"dead holds the slot {rig.slot}")
     assert waiting.acquire("incident-2", POLICY) == held
     now = LEASE_DURATION_S - 1.0
     assert waiting.acquire("incident-2", POLICY) == held
@@ -383,7 +383,7 @@ def test_a_forged_count_costs_its_service_until_it_is_cleared(rig: Rig) -> None:
 def test_the_holder_of_the_slot_is_named_for_what_it_is(rig: Rig) -> None:
     assert rig.slots("qwen-1").acquire("incident-1", POLICY) is None
     refusal = rig.slots("qwen-0").acquire("incident-2", POLICY)
-    assert refusal == Refusal(WaitReason.SLOT_HELD, f"qwen-1 holds {rig.slot}")
+    assert refusal == Refusal(WaitReason.SLOT_HELD, f"qwen-1 holds the slot {rig.slot}")
     rig.slots("qwen-1").release()
     assert rig.slots(OPERATOR_NAME).acquire("incident-3", POLICY) is None
     refusal = rig.slots("qwen-0").acquire("incident-2", WIDE)
@@ -574,10 +574,10 @@ def test_a_replica_of_another_workload_does_not_stand_in_for_the_last_one(rig: R
     slots = rig.slots("vllm-0")
     assert slots.list_replicas() == [("vllm-0", "vllm-0-1"), ("vllm-1",)]
     slices = EndpointSlices(rig.kube, rig.namespace)
-    leaving = PodServices(slices, "vllm-0", replicas=slots.list_replicas)
+    leaving = PodServices(slices, "vllm-0", list_replicas=slots.list_replicas)
     assert leaving.is_last_ready(), "its own group's other pod leaves with it"
     assert not PodServices(slices, "vllm-0").is_last_ready()
-    assert not PodServices(slices, "llama-0", replicas=slots.list_replicas).is_last_ready()
+    assert not PodServices(slices, "llama-0", list_replicas=slots.list_replicas).is_last_ready()
     created["endpoints"][2]["conditions"]["ready"] = True
     rig.admin.put(f"{path}/router", created)
     assert not leaving.is_last_ready()

@@ -37,7 +37,7 @@ HELD = 0.75 * REQUESTS * TOKENS * 2048 / (1 << 30)
 """Of the pool of 1 GiB; a token of the checkpoint has 2 KiB."""
 HOLD_S = 20.0
 """Twice the time after which blocks of an idle engine count as lost, and less than the lease."""
-LEASE_S = 90.0
+LEASE_DURATION_S = 90.0
 """Longer than all prefills and :data:`HOLD_S` take on a busy machine."""
 HEALTHY_S = float(os.environ.get("PLIMSOLL_PAIR_S", "120"))
 """Time under load in which nothing may be suspected."""
@@ -76,7 +76,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Rig, Rig]]:
 def started(folder: Path, role: str) -> Rig:
     config = {
         "kv_connector": "NixlConnector", "kv_role": role, "kv_buffer_device": "cpu",
-        "kv_connector_extra_config": {"kv_lease_duration": LEASE_S},
+        "kv_connector_extra_config": {"kv_lease_duration": LEASE_DURATION_S},
     }  # fmt: skip
     transports = {
         "UCX_TLS": "tcp,self,sysv,posix",
@@ -131,7 +131,7 @@ def test_a_drain_waits_for_blocks_that_the_decode_engine_has_yet_to_read(
     begin = time.monotonic()
     command = Command(
         verb=Verb.DRAIN, operation_id="drain", incident="person",
-        epoch=source.status().epoch, deadline_s=2 * LEASE_S,
+        epoch=source.status().epoch, deadline_s=2 * LEASE_DURATION_S,
     )  # fmt: skip
     result = source.adapter.drain(command)
     seconds = time.monotonic() - begin
@@ -299,8 +299,8 @@ def test_a_restarted_engine_serves_together_with_its_partner(
     """What the table of versions says of this one: the other engine connects to the new one."""
     rig, other = pair if role is PodRole.PREFILL else pair[::-1]
     partner = Partners(rig.endpoint, role, lambda: {"other": other.url})
-    assert partner.meet().outcome is Outcome.SUCCEEDED
-    assert (rig.adapter.can_meet_partner, rig.adapter.restart_blocker) == (True, None)
+    assert partner.send_test_requests().outcome is Outcome.SUCCEEDED
+    assert (rig.adapter.can_test_partners, rig.adapter.restart_blocker) == (True, None)
     kept, before = other.part("core"), rig.status().epoch
     command = Command(
         verb=Verb.RESTART_ENGINE, operation_id="restart", incident="person", epoch=before
@@ -309,7 +309,7 @@ def test_a_restarted_engine_serves_together_with_its_partner(
     begin = time.monotonic()
     until(lambda: rig.serving() and rig.status().epoch != before, START_S, "a new engine")
     started_s = time.monotonic() - begin
-    met = partner.meet()
+    met = partner.send_test_requests()
     assert met.outcome is Outcome.SUCCEEDED, met.message + other.log("engine")
     assert other.part("core") == kept, "the other engine runs on"
     assert complete(pair[1], 0, 4, prefill(pair[0], 0))["usage"]["completion_tokens"] == 4

@@ -1,8 +1,9 @@
-"""Execute the governor's commands, one at a time, in a thread of its own.
+"""Execute the governor's commands, one at a time, in a separate thread.
 
-The supervisor continues to take samples meanwhile. A trim runs in a further thread, because it can
-hang together with the engine. Each command returns a result within a bounded time. After a restart
-of the supervisor, a command may safely be sent again (see the adapter).
+The supervisor continues to take samples meanwhile. Each trim runs in a thread of its own, because
+it hangs if the engine hangs. Each command returns a result within a bounded time. After a restart
+of the supervisor, the same command may safely be sent again (see
+:class:`~plimsoll_sidecar.act.adapters.engine_adapter.EngineAdapter`).
 """
 
 from __future__ import annotations
@@ -22,31 +23,32 @@ from plimsoll_sidecar.act.adapters.engine_adapter import EngineAdapter
 from plimsoll_sidecar.act.lease_counts import UnreadableCountError
 from plimsoll_sidecar.act.partner import Partners, PartnerTestResult
 from plimsoll_sidecar.act.pod_services import LEAVE_TIMEOUT_S, ServiceExit, wait_until_left
-from plimsoll_sidecar.act.slots import RENEW_S, SlotLostError, Slots
+from plimsoll_sidecar.act.slots import RENEW_INTERVAL_S, SlotLostError, Slots
 from plimsoll_sidecar.act.standby import StandbyLease
 from plimsoll_sidecar.background import BackgroundThread, run_in_thread
 from plimsoll_sidecar.clients.http import EngineError
 from plimsoll_sidecar.clients.kube import KubeError
 from plimsoll_sidecar.govern.command import Command, Outcome, Refusal, Result, SlotRequest, Verb
 from plimsoll_sidecar.govern.restart_budget import ReplicaRestarts
-from plimsoll_sidecar.govern.state import PARTNER_TEST_S
+from plimsoll_sidecar.govern.state import PARTNER_TEST_DURATION_S
 from plimsoll_sidecar.signals.process_table import ProcessId
 
 log = logging.getLogger(__name__)
 
 SLOT_LEASE_ERRORS = (KubeError, UnreadableCountError, SlotLostError)
-"""Errors that make a slot Lease unusable."""
-EVICTION_S = 120.0
-"""Seconds within which the operator evicts a pod that has left its Services."""
+"""Errors after which reading or writing the slot Leases is tried again."""
+EVICTION_WAIT_S = 120.0
+"""Seconds for which a pod that has left its Services waits for the operator to evict it."""
 
-RESUME_RETRY_S = 5.0
+RESUME_RETRY_INTERVAL_S = 5.0
 """Seconds between two attempts to resume an engine after a drain."""
 NO_SLOT_REQUEST = SlotRequest(None)
-Diagnose = Callable[[Command], tuple[str, ...]]
+SaveDiagnostics = Callable[[Command], tuple[str, ...]]
+"""Function that saves diagnostics for a command, and returns the names of the saved files."""
 
 
 class _ResumeRequest(NamedTuple):
-    """Queued request to resume the engine after a drain that ended without a restart."""
+    """Queued request to resume the engine in ``epoch``, after a drain without a restart."""
 
     epoch: str
 
@@ -54,48 +56,59 @@ class _ResumeRequest(NamedTuple):
 class Actuator:
     """Execute commands, and hold the restart slot.
 
-    ``frontend`` returns the last known main process, which is ended if the engine does not answer.
-    ``may_end_leftovers`` allows the actuator to end processes that an earlier engine left behind;
-    the owner of the configuration sets it. ``partner`` represents the engines with which this
-    engine exchanges KV blocks.
+    The owner of the configuration may change two attributes at any time. ``restart_budget`` limits
+    the restarts. ``may_end_leftovers`` states whether the actuator may end processes that an
+    earlier engine left behind.
+
+    Args:
+        engine: The adapter of the engine.
+        slots: The restart slots of the replica's service.
+        service_exit: The removal of the pod from its Services; None for a pod without Services.
+        save_diagnostics: A function that saves diagnostics and returns the names of the files.
+        state_dir: The directory for the reasons why the pod is not ready.
+        restart_budget: The initial restart budget.
+        get_main_process: A function that returns the last known main process of the engine. The
+            actuator ends this process if the engine does not answer.
+        partners: The engines with which this engine exchanges KV blocks; None without any.
+
     """
 
     def __init__(
         self,
         engine: EngineAdapter,
         slots: Slots,
-        endpoints: ServiceExit | None,
-        diagnose: Diagnose,
+        service_exit: ServiceExit | None,
+        save_diagnostics: SaveDiagnostics,
         state_dir: Path,
-        policy: RestartBudget,
-        frontend: Callable[[], ProcessId | None],
-        partner: Partners | None = None,
+        restart_budget: RestartBudget,
+        get_main_process: Callable[[], ProcessId | None],
+        partners: Partners | None = None,
     ) -> None:
-        self._partner = partner
-        self._engine, self._slots, self._endpoints = engine, slots, endpoints
-        self._diagnose, self._folder, self._frontend = diagnose, str(state_dir), frontend
+        self._engine, self._slots, self._service_exit = engine, slots, service_exit
+        self._save_diagnostics, self._state_dir = save_diagnostics, str(state_dir)
+        self._get_main_process, self._partners = get_main_process, partners
         self.standby = StandbyLease(engine)
-        self.policy = policy
+        self.restart_budget = restart_budget
         self.may_end_leftovers = False
         self._commands: queue.Queue[Command | _ResumeRequest | None] = queue.Queue()
         self._resuming, self._resume_at = False, 0.0
         self._results: queue.SimpleQueue[Result] = queue.SimpleQueue()
         self._command_loop = BackgroundThread("actuator", self._run_next_command)
-        # A longer pause would lose the slot, even if the API server asks for one.
+        # After a longer pause, the slot would be lost. The API server can ask for a longer one.
         self._slot_loop = BackgroundThread(
-            "slot", self._maintain_slot, SLOT_LEASE_ERRORS, RENEW_S / 2, RENEW_S
+            "slot", self._maintain_slot, SLOT_LEASE_ERRORS, RENEW_INTERVAL_S / 2, RENEW_INTERVAL_S
         )
-        self._stored: queue.SimpleQueue[ReplicaRestarts] = queue.SimpleQueue()
-        self._has_loaded = self._is_merged = False
+        self._stored_restarts: queue.SimpleQueue[ReplicaRestarts] = queue.SimpleQueue()
+        self._has_loaded_restarts = self._has_merged_restarts = False
 
     @property
-    def meets_partner(self) -> bool:
+    def can_test_partners(self) -> bool:
         """Whether a restarted engine can be tested together with its partners."""
-        return self._partner is not None and self._engine.can_meet_partner
+        return self._partners is not None and self._engine.can_test_partners
 
     @property
     def restart_blocker(self) -> str | None:
-        """Reason not to restart this engine without its partners; None if there is none."""
+        """Reason why this engine must not restart without its partners; None if it may."""
         return self._engine.restart_blocker
 
     def start(self) -> None:
@@ -104,7 +117,10 @@ class Actuator:
         self._slot_loop.start()
 
     def stop(self) -> None:
-        """Stop after the current command. The journal keeps a command that is not finished."""
+        """Stop the threads after the current command.
+
+        A command that has no result stays in the journal, and the next supervisor sends it again.
+        """
         self._command_loop.stop()
         self._commands.put(None)
         self._slot_loop.stop()
@@ -125,9 +141,10 @@ class Actuator:
         return found
 
     def set_slot_request(self, request: SlotRequest) -> None:
-        """Set which incident needs a slot, according to the journal.
+        """Set which incident needs a restart slot, according to the journal.
 
-        Call this before sending the command that takes the slot.
+        If no incident needs one, a drain for an earlier incident ends. Call this before queueing
+        the command that takes the slot.
         """
         if request == self._slots.slot_request:
             return
@@ -135,33 +152,35 @@ class Actuator:
         if request == NO_SLOT_REQUEST:
             # If the file cannot be written, the drain ends at its deadline.
             with contextlib.suppress(OSError):
-                readiness.end_drain(self._folder, readiness.DRAIN)
+                readiness.end_drain(self._state_dir, readiness.DRAIN)
         self._slot_loop.wake()
 
     def end_drains(self, epoch: str) -> None:
-        """Resume the engine in ``epoch`` if a drain has ended, without blocking.
+        """Queue a request to resume the engine in ``epoch`` if a drain has ended.
 
         Call this only while no command is running, because a drain can be part of a command.
         """
         if self._resuming or time.monotonic() < self._resume_at:
             return
-        if readiness.list_ended_drains(self._folder) and readiness.is_ready(self._folder):
+        if readiness.list_ended_drains(self._state_dir) and readiness.is_ready(self._state_dir):
             self._resuming = True
             self._commands.put(_ResumeRequest(epoch))
 
     def take_stored_restarts(self) -> ReplicaRestarts | None:
         """Return the restarts of this replica that are stored outside its journal.
 
-        The restarts are returned once, after they were read; None before and afterwards.
+        They are returned only once. The result is None before they have been read, and after they
+        have been returned.
         """
-        return None if self._stored.empty() else self._stored.get_nowait()
+        return None if self._stored_restarts.empty() else self._stored_restarts.get_nowait()
 
     def store_restarts(self, restarts: ReplicaRestarts) -> None:
-        """Start to store the journal's restart counts outside the journal as well.
+        """Request that the journal's ``restarts`` are also stored outside the journal.
 
-        Does not block.
+        This does not block. Call it once the journal contains the restarts that
+        :meth:`take_stored_restarts` returned.
         """
-        self._is_merged = True
+        self._has_merged_restarts = True
         if restarts != self._slots.known_restarts:
             self._slots.known_restarts = restarts
             self._slot_loop.wake()
@@ -176,7 +195,7 @@ class Actuator:
             # If the engine hangs, the governor gives up on the trim and sends a restart.
             try:
                 run_in_thread("trim", lambda: self._execute_and_report(command))
-            except RuntimeError as error:  # no thread could be started
+            except RuntimeError as error:  # the thread could not be started
                 self._results.put(command.make_result(Outcome.FAILED, str(error)))
         else:
             self._execute_and_report(command)
@@ -188,19 +207,22 @@ class Actuator:
     def _resume(self, epoch: str) -> None:
         """Resume the engine after a drain, unless another reason keeps the pod unready."""
         try:
-            if readiness.is_ready(self._folder):
+            if readiness.is_ready(self._state_dir):
                 self._engine.resume(epoch)
-                readiness.clear_reasons(self._folder, *readiness.list_ended_drains(self._folder))
+                readiness.clear_reasons(
+                    self._state_dir, *readiness.list_ended_drains(self._state_dir)
+                )
                 log.info("resumed the engine after a drain")
         except (EngineError, OSError) as error:
             log.warning("cannot resume the engine after a drain: %s", error)
         finally:
-            self._resume_at, self._resuming = time.monotonic() + RESUME_RETRY_S, False
+            self._resume_at, self._resuming = time.monotonic() + RESUME_RETRY_INTERVAL_S, False
 
     def _maintain_slot(self) -> float:
-        """Renew the slot, and store the restart count.
+        """Renew the slot, store the restarts, and end leftover processes.
 
-        If a step fails, the others still run; the first error is raised afterwards.
+        Return the seconds until the next call. If a step fails, the remaining steps still run. The
+        first error is raised afterwards.
         """
         failed: Exception | None = None
         for step in (
@@ -215,29 +237,29 @@ class Actuator:
                 failed = failed or error
         if failed is not None:
             raise failed
-        return RENEW_S / 2
+        return RENEW_INTERVAL_S / 2
 
     def _load_stored_restarts(self) -> None:
-        if not self._has_loaded:
-            self._stored.put(self._slots.read_stored_restarts())
-            self._has_loaded = True
+        if not self._has_loaded_restarts:
+            self._stored_restarts.put(self._slots.read_stored_restarts())
+            self._has_loaded_restarts = True
 
     def _store_restarts(self) -> None:
-        """Store the restart count after the journal has been merged with the stored count."""
-        if self._is_merged:
-            self._slots.store_restarts(self.policy)
+        """Store the restarts, but only after the stored ones were merged into the journal."""
+        if self._has_merged_restarts:
+            self._slots.store_restarts(self.restart_budget)
 
     def _renew_slot(self) -> None:
-        self._slots.reconcile(self.policy)
+        self._slots.reconcile(self.restart_budget)
 
     def _end_leftover_processes(self) -> None:
-        """End processes of an earlier engine that are still running next to the current one."""
+        """End processes of an earlier engine that still run beside the current engine."""
         if self.may_end_leftovers and (summary := self._engine.sweep()):
             log.warning("ended processes of an earlier engine: %s", summary)
 
     def execute(self, command: Command) -> Result:
-        """Execute one command; never raises."""
-        log.info("%s started (%s, epoch %s)", command.verb, command.operation_id, command.epoch)
+        """Execute one command, and return its result. An error becomes the result ``Failed``."""
+        log.info("%s: started as %s, epoch %s", command.verb, command.operation_id, command.epoch)
         try:
             result = self._dispatch(command)
         except (EngineError, KubeError, UnreadableCountError, OSError) as error:
@@ -254,7 +276,7 @@ class Actuator:
                 return Result(
                     operation_id=command.operation_id,
                     outcome=Outcome.SUCCEEDED,
-                    diagnostics=self._diagnose(command),
+                    diagnostics=self._save_diagnostics(command),
                 )
             case Verb.TRIM:
                 return self._engine.trim(command)
@@ -277,24 +299,25 @@ class Actuator:
             case Verb.RESTART_ENGINE:
                 return self._run_with_slot(command, self._restart_engine)
             case Verb.MEET_PARTNER:
-                return self._meet_partner(command)
+                return self._test_partners(command)
 
     def _acquire_slot(self, command: Command) -> Refusal | None:
-        """Acquire a restart slot. Return None, or the reason why no slot was acquired."""
+        """Acquire a restart slot. Return None if it is held now, or else the refusal."""
 
         def acquire() -> Refusal | None:
-            endpoints = self._endpoints
-            if command.leaves and endpoints and endpoints.is_last_ready(command.planned):
+            service_exit = self._service_exit
+            if command.leaves and service_exit and service_exit.is_last_ready(command.planned):
                 return Refusal(
                     WaitReason.LAST_READY_REPLICA, "this is the last ready replica of the service"
                 )
-            return self._slots.acquire(command.incident, self.policy, command.at)
+            return self._slots.acquire(command.incident, self.restart_budget, command.at)
 
         return _catch_slot_errors(command, acquire)
 
     def _run_with_slot(self, command: Command, action: Callable[[Command], Result]) -> Result:
+        """Return the result of ``action``, or the result ``Refused`` if the slot is not held."""
         refusal = _catch_slot_errors(
-            command, lambda: self._slots.ensure_held(command.incident, self.policy)
+            command, lambda: self._slots.ensure_held(command.incident, self.restart_budget)
         )
         if refusal is not None:
             message = f"the restart slot was lost: {refusal.message}"
@@ -302,70 +325,72 @@ class Actuator:
         return action(command)
 
     def _leave_services(self, command: Command) -> Result:
-        """Remove the pod from the endpoints before its eviction, and finish the running requests.
+        """Remove the pod from its Services before its eviction, and wait for running requests.
 
-        A pod that is not evicted becomes ready again after :data:`EVICTION_S`.
+        If the pod is not evicted within :data:`EVICTION_WAIT_S`, it becomes ready again.
         """
-        readiness.set_unready(
-            self._folder, readiness.DRAIN, command.deadline_s + LEAVE_TIMEOUT_S + EVICTION_S
-        )
-        if self._endpoints is not None:
-            wait_until_left(self._endpoints)
+        longest_s = command.deadline_s + LEAVE_TIMEOUT_S + EVICTION_WAIT_S
+        readiness.set_unready(self._state_dir, readiness.DRAIN, longest_s)
+        if self._service_exit is not None:
+            wait_until_left(self._service_exit)
         return self._engine.finish(command)
 
     def _drain(self, command: Command) -> Result:
-        """Remove the pod from the endpoints, then drain the engine."""
+        """Remove the pod from its Services, and then drain the engine."""
         longest_s = command.deadline_s + LEAVE_TIMEOUT_S + readiness.MAX_RESTART_S
-        readiness.set_unready(self._folder, readiness.DRAIN, longest_s)
-        if self._endpoints is not None:
-            wait_until_left(self._endpoints)
+        readiness.set_unready(self._state_dir, readiness.DRAIN, longest_s)
+        if self._service_exit is not None:
+            wait_until_left(self._service_exit)
         result = self._engine.drain(command)
         if result.outcome is Outcome.REFUSED:
-            readiness.clear_reasons(self._folder, readiness.DRAIN)
+            readiness.clear_reasons(self._state_dir, readiness.DRAIN)
         return result
 
     def _restart_engine(self, command: Command) -> Result:
-        kept_s = readiness.KUBELET_LAG_S
+        unready_after_s = readiness.KUBELET_LAG_S
         if command.meets_partner:
-            kept_s = readiness.MAX_RESTART_S + PARTNER_TEST_S
+            unready_after_s = readiness.MAX_RESTART_S + PARTNER_TEST_DURATION_S
         return readiness.end_engine_while_unready(
-            self._folder, lambda: self._terminate_engine(command), kept_s
+            self._state_dir, lambda: self._terminate_engine(command), unready_after_s
         )
 
-    def _meet_partner(self, command: Command) -> Result:
-        """Return the pod to its Services once a request passed the engine and its partners."""
+    def _test_partners(self, command: Command) -> Result:
+        """Test the engine with its partners, and return the pod to its Services on success.
+
+        If ``command.gives_up``, the pod returns to its Services in any case.
+        """
         found = PartnerTestResult(
-            Outcome.UNKNOWN, "the configuration names no partner for this engine any more"
+            Outcome.UNKNOWN, "this engine no longer has partners in the configuration"
         )
         try:
-            if self._partner is not None:
-                found = self._partner.meet()
+            if self._partners is not None:
+                found = self._partners.send_test_requests()
         finally:
             if found.outcome is Outcome.SUCCEEDED or command.gives_up:
-                readiness.clear_reasons(self._folder, readiness.RESTART)
-            else:  # a supervisor that died during the restart did not keep the pod out
-                readiness.set_unready(self._folder, readiness.RESTART, PARTNER_TEST_S)
+                readiness.clear_reasons(self._state_dir, readiness.RESTART)
+            else:  # a supervisor that died during the restart left the pod ready
+                readiness.set_unready(self._state_dir, readiness.RESTART, PARTNER_TEST_DURATION_S)
         return command.make_result(*found)
 
     def _terminate_engine(self, command: Command) -> Result:
         try:
             self._engine.status()
         except EngineError as silence:
-            frontend = self._frontend()
-            if frontend is None and not self._engine.processes():
+            main = self._get_main_process()
+            if main is None and not self._engine.processes():
                 return command.make_result(
                     Outcome.FAILED,
                     "the engine does not answer, and the PID of its main process is unknown: "
                     f"{silence}",
                 )
-            ending = self._engine.end(frontend)
+            ending = self._engine.end(main)
             if ending.error is not None:
                 return command.make_result(Outcome.FAILED, ending.error)
-            message = f"the engine did not answer, so it was stopped with signals: {ending.summary}"
+            message = f"the engine did not answer, so it was ended with signals: {ending.summary}"
             result = command.make_result(Outcome.SUCCEEDED, f"{message} ({silence})")
         else:
             result = self._engine.restart_engine(command)
-        drained = readiness.MANUAL in readiness.read_active_reasons(self._folder)
+        drained = readiness.MANUAL in readiness.read_active_reasons(self._state_dir)
         if result.outcome is Outcome.REFUSED and not command.stalled and not drained:
             with contextlib.suppress(EngineError):  # retried later: the drain has ended
                 self._engine.resume(command.epoch)
@@ -373,7 +398,10 @@ class Actuator:
 
 
 def _catch_slot_errors(command: Command, acquire: Callable[[], Refusal | None]) -> Refusal | None:
-    """Return the result of ``acquire``, or a refusal if the Leases cannot be used now."""
+    """Return the result of ``acquire``, or a refusal if the Leases cannot be read or written.
+
+    A KubeError that is not transient is raised.
+    """
     try:
         return acquire()
     except UnreadableCountError as error:

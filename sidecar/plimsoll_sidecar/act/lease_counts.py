@@ -1,13 +1,14 @@
 """Read and write the restart counts in the annotations of slot Leases.
 
-``plimsoll.dev/restarts`` counts the restarts of all replicas of the service.
-``plimsoll.dev/replica-restarts`` stores the restart count of each replica's journal by pod UID, or
-by multi-node group. This count outlives the journal and ends with the pod or the group. Any client
-that may update the Lease can write both annotations. Their size is therefore limited, and an
+``plimsoll.dev/restarts`` lists the restarts of all replicas of the service.
+``plimsoll.dev/replica-restarts`` stores the restarts in each replica's journal, by the UID of the
+pod or by the multi-node group. They outlive the journal, and end with the pod or the group. Any
+client that may update the Lease can write both annotations. Their size is therefore limited, and an
 unreadable count is treated as an exhausted budget, never as zero.
 
 ``now`` is always the API server's time (``estimate_server_time``), as are the times of the
-service's restarts. The restarts of a replica carry the time of its node, which may be wrong.
+service's restarts. The times of a replica's restarts come from the clock of its node, which may be
+wrong.
 """
 
 from __future__ import annotations
@@ -27,24 +28,27 @@ from plimsoll_sidecar.clients.kube import ConflictError, KubeClient, Object
 from plimsoll_sidecar.govern.restart_budget import NO_RESTARTS, ReplicaRestarts
 
 MAX_RESTARTS = 1000
-"""Maximum number of stored restarts of the service; ``restartBudget.count`` cannot be larger."""
+"""Maximum number of stored restarts of the service, and maximum of ``restartBudget.count``."""
 MAX_RESTARTS_PER_REPLICA = 64
-"""Maximum number of stored restarts of one replica; older ones are dropped."""
+"""Maximum number of stored restarts of one replica: the newest ones."""
 MAX_REPLICAS = 64
-"""Maximum number of replicas on one Lease; those that restarted last are kept.
+"""Maximum number of replicas on one Lease: the replicas that restarted last.
 
-Together they need less than 96 KiB of the 256 KiB that annotations may have.
+Together they need less than 96 KiB. Kubernetes limits the annotations of an object to 256 KiB.
 """
 MAX_ANNOTATION_BYTES = 1 << 17
 MAX_CLOCK_SKEW_S = 86_400.0
 """Maximum error of a node's clock, in seconds.
 
-The counts of a replica are kept this long beyond the window.
+The restarts of a replica are stored for this time after they have left the window.
 """
 
 
 class ServiceRestart(msgspec.Struct):
-    """One restart of a replica of the service: its time in Unix seconds, and its incident."""
+    """One restart of a replica of the service.
+
+    ``at`` is the time in Unix seconds. ``incident`` is the name of the incident.
+    """
 
     at: float
     incident: str
@@ -55,62 +59,80 @@ _Replicas = Annotated[dict[str, ReplicaRestarts], msgspec.Meta(max_length=4 * MA
 
 
 class UnreadableCountError(ValueError):
-    """Error for an annotation that is not a valid count.
+    """Error for an annotation that does not contain valid restarts.
 
-    The message names the Lease and says what to do.
+    The message names the Lease and the command that clears the annotation.
     """
 
 
 def read_service_restarts(lease: Object, window_s: float, now: float) -> list[ServiceRestart]:
-    """Return the service's restarts within the window. Raises UnreadableCountError."""
+    """Return the service's restarts within ``window_s`` before ``now``.
+
+    Raises UnreadableCountError.
+    """
     found = _read_annotation(lease, SERVICE_RESTARTS_ANNOTATION, _Restarts, b"[]")
     return [restart for restart in found if now - restart.at < window_s]
 
 
 def add_service_restart(lease: Object, incident: str, window_s: float, now: float) -> None:
-    """Add a restart of the service, once per incident. Raises UnreadableCountError."""
+    """Add a restart of the service at ``now``, unless ``incident`` already has one.
+
+    Raises UnreadableCountError.
+    """
     restarts = read_service_restarts(lease, window_s, now)
     if all(restart.incident != incident for restart in restarts):
         restarts.append(ServiceRestart(now, incident))
     _write_annotation(lease, SERVICE_RESTARTS_ANNOTATION, restarts[-MAX_RESTARTS:])
 
 
-def read_replica_restarts(lease: Object, uid: str) -> ReplicaRestarts:
-    """Return the stored restarts of the replica. Raises UnreadableCountError."""
-    known: dict[str, ReplicaRestarts] = _read_annotation(
-        lease, REPLICA_RESTARTS_ANNOTATION, _Replicas, b"{}"
-    )
-    return known.get(uid, NO_RESTARTS)
-
-
-def store_replica_restarts(
-    lease: Object, uid: str, restarts: ReplicaRestarts, window_s: float, now: float
-) -> None:
-    """Store the restarts of one replica, and remove replicas whose restarts no longer count.
+def read_replica_restarts(lease: Object, replica_key: str) -> ReplicaRestarts:
+    """Return the restarts of the replica that are stored on ``lease``.
 
     Raises UnreadableCountError.
     """
+    known: dict[str, ReplicaRestarts] = _read_annotation(
+        lease, REPLICA_RESTARTS_ANNOTATION, _Replicas, b"{}"
+    )
+    return known.get(replica_key, NO_RESTARTS)
+
+
+def store_replica_restarts(
+    lease: Object, replica_key: str, restarts: ReplicaRestarts, window_s: float, now: float
+) -> None:
+    """Store the restarts of one replica on ``lease``.
+
+    Replicas whose restarts are all older than the window are removed. Raises UnreadableCountError.
+    """
     known = _read_annotation(lease, REPLICA_RESTARTS_ANNOTATION, _Replicas, b"{}")
-    known[uid] = ReplicaRestarts(restarts.at[-MAX_RESTARTS_PER_REPLICA:], restarts.exhausted)
+    known[replica_key] = ReplicaRestarts(
+        restarts.at[-MAX_RESTARTS_PER_REPLICA:], restarts.exhausted
+    )
     living = {
         name: one
         for name, one in known.items()
-        if one.exhausted or one.within(window_s + MAX_CLOCK_SKEW_S, now)
+        if one.exhausted or one.list_within_window(window_s + MAX_CLOCK_SKEW_S, now)
     }
-    newest = sorted(living, key=lambda name: (name == uid, max(living[name].at, default=0.0)))
+    newest = sorted(
+        living, key=lambda name: (name == replica_key, max(living[name].at, default=0.0))
+    )
     _write_annotation(
         lease, REPLICA_RESTARTS_ANNOTATION, {name: living[name] for name in newest[-MAX_REPLICAS:]}
     )
 
 
-def clear_replica_restarts(lease: Object, uid: str, pod: str) -> int:
-    """Remove the restarts of a replica, and return how many of them counted for the service.
+def clear_replica_restarts(lease: Object, replica_key: str, pod: str) -> int:
+    """Remove the restarts of a replica from both annotations of ``lease``.
 
-    An unreadable annotation is removed completely, because a person requested the reset.
+    The pod's name ``pod`` identifies them among the restarts of the service. An unreadable
+    annotation is removed, because a person requested the reset.
+
+    Returns:
+        The number of restarts that were removed from the restarts of the service.
+
     """
     try:
         known = _read_annotation(lease, REPLICA_RESTARTS_ANNOTATION, _Replicas, b"{}")
-        known.pop(uid, None)
+        known.pop(replica_key, None)
     except UnreadableCountError:
         known = {}
     _write_annotation(lease, REPLICA_RESTARTS_ANNOTATION, known)
@@ -124,7 +146,10 @@ def clear_replica_restarts(lease: Object, uid: str, pod: str) -> int:
 
 
 def clear_service_restarts(lease: Object) -> int:
-    """Remove all restarts of the service, and return their number; 0 if it is unreadable."""
+    """Remove all restarts of the service from ``lease``, and return their number.
+
+    The number is 0 if the annotation cannot be read.
+    """
     try:
         count = len(_read_annotation(lease, SERVICE_RESTARTS_ANNOTATION, _Restarts, b"[]"))
     except UnreadableCountError:
@@ -147,7 +172,7 @@ def _read_annotation(lease: Object, name: str, kind: Any, empty: bytes) -> Any:
     except MalformedError as error:
         raise UnreadableCountError(
             f"cannot read the annotation {name} of Lease {lease['metadata']['name']} ({error}): "
-            "clear it with plimsoll resume POD --service"
+            "to clear it, run plimsoll resume POD --service"
         ) from error
 
 
@@ -161,22 +186,23 @@ def _write_annotation(lease: Object, name: str, value: object) -> None:
 
 
 MAX_ATTEMPTS = 5
-"""Maximum number of attempts to update a Lease that others update at the same time."""
+"""Maximum number of attempts to update a Lease that other clients may update concurrently."""
 RETRY_PAUSE_S = 0.1
 
 
 def make_replica_key(group: GroupMember | None, uid: str) -> str:
-    """Return the name under which a replica's restarts are stored: its pod's UID, or its group.
+    """Return the key under which a replica's restarts are stored: the pod's UID, or the group.
 
-    A restart of a group may replace its pods, and must not give the group its budget back.
+    The key of a group does not depend on its pods: a restart of the group may replace them, which
+    must not reset the restart budget.
     """
     return uid if group is None or not group.key else f"group {group.key}"
 
 
 def read_pod_uid(token_file: Path) -> str:
-    """Return this pod's UID from its service account token; empty if it cannot be read.
+    """Return this pod's UID from its service account token; empty if the token cannot be read.
 
-    The token is not verified, because it is the pod's own.
+    The signature is not verified, because the token file belongs to this pod.
     """
     try:
         payload = token_file.read_text().split(".")[1]
@@ -189,18 +215,21 @@ def read_pod_uid(token_file: Path) -> str:
 
 
 def reset_counts(
-    kube: KubeClient, config: SupervisorConfig, pod: str, uid: str, whole_service: bool
+    kube: KubeClient, config: SupervisorConfig, pod: str, replica_key: str, whole_service: bool
 ) -> str:
-    """Clear restart counts on the Leases. Return a text about the cleared and remaining counts.
+    """Clear the restarts of this replica on the slot Leases.
 
-    The counts of this replica are cleared, or with ``whole_service`` those of all replicas. Raises
-    KubeError.
+    With ``whole_service``, clear the restarts of all replicas. Raises KubeError.
+
+    Returns:
+        A sentence with the numbers of cleared and remaining restarts.
+
     """
     cleared, left = 0, 0
     for name in config.slots:
         path = f"/apis/coordination.k8s.io/v1/namespaces/{config.service.namespace}/leases/{name}"
         cleared += _update_lease(
-            kube, path, lambda lease: _clear_restarts(lease, uid or pod, pod, whole_service)
+            kube, path, lambda lease: _clear_restarts(lease, replica_key or pod, pod, whole_service)
         )
         window_s = config.supervision.restart_budget.window_s
         left += len(read_service_restarts(kube.get(path), window_s, kube.estimate_server_time()))
@@ -210,12 +239,12 @@ def reset_counts(
     if left:
         text += f"; {left} of {limit} restarts of other replicas still count"
     if left >= limit:
-        text += ", so no replica may restart: clear them as well with plimsoll resume --service"
+        text += ", so no replica may restart: to clear them, run plimsoll resume --service"
     return text
 
 
-def _clear_restarts(lease: Object, uid: str, pod: str, whole_service: bool) -> int:
-    count = clear_replica_restarts(lease, uid, pod)
+def _clear_restarts(lease: Object, replica_key: str, pod: str, whole_service: bool) -> int:
+    count = clear_replica_restarts(lease, replica_key, pod)
     return count + (clear_service_restarts(lease) if whole_service else 0)
 
 

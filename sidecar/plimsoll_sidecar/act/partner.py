@@ -1,7 +1,8 @@
-"""Test a restarted engine with a request through it and through each of its partners.
+"""Test a restarted engine together with the engines with which it exchanges KV blocks.
 
-A prefill engine answers with one token and with the location of its KV blocks. The decode engine
-reads the blocks from there, and continues. The first request after a restart makes both engines
+These engines are its partners. A test request goes through a prefill engine and a decode engine.
+The prefill engine answers with one token and with the location of its KV blocks. The decode engine
+reads the blocks and continues the request. The first request after a restart makes both engines
 connect again. The supervisor sends this request, so that no client's request fails if the engines
 cannot connect.
 """
@@ -33,18 +34,18 @@ log = logging.getLogger(__name__)
 MAX_PARTNERS = 4
 """Maximum number of partners with which a restarted engine is tested."""
 REQUEST_TIMEOUT_S = 20.0
-"""Seconds for one request. The first one after a restart connects the two engines."""
+"""Timeout of one request, in seconds. The first request also makes the engines connect."""
 PARTNER_TEST_TIMEOUT_S = 60.0
-"""Seconds after which no further partner is tested."""
+"""Seconds after which no test with a further partner begins."""
 PROMPT_TOKENS = 128
-"""Length of the prompt: several KV blocks, because only whole blocks are transferred."""
-MAX_TOKEN_ID = 250
-"""Largest token ID in a prompt. Every tokenizer has the IDs up to it."""
-COMPLETIONS, MODELS = "/v1/completions", "/v1/models"
+"""Number of tokens of the prompt. They fill several KV blocks: only full blocks are transferred."""
+TOKEN_ID_LIMIT = 250
+"""Token IDs in a prompt are smaller. Every tokenizer has these IDs."""
+COMPLETIONS_PATH, MODELS_PATH = "/v1/completions", "/v1/models"
 
 
 class PartnerTestResult(NamedTuple):
-    """Result of a test with partners. ``Unknown`` means that the engines were not tested."""
+    """Result of a test with partners. The outcome ``Unknown`` means that no test was possible."""
 
     outcome: Outcome
     message: str
@@ -68,10 +69,10 @@ class _Models(msgspec.Struct):
 
 
 class Partners:
-    """The engines with which this one exchanges KV blocks.
+    """The engines with which this engine exchanges KV blocks.
 
-    ``role`` is the role of this engine. ``find_partners`` returns the URLs of the ready partners by
-    pod; it may raise KubeError.
+    ``role`` is the role of this engine. ``find_partners`` returns the URL of each ready partner by
+    the name of its pod. It may raise KubeError.
     """
 
     def __init__(
@@ -82,96 +83,115 @@ class Partners:
     ) -> None:
         self._endpoint, self._role, self._find_partners = endpoint, role, find_partners
 
-    def meet(self) -> PartnerTestResult:
-        """Send a request through this engine and each of its ready partners."""
+    def send_test_requests(self) -> PartnerTestResult:
+        """Send a request through this engine and each partner, for at most ``MAX_PARTNERS``.
+
+        The partners are a random choice of the ready ones. The first test that does not succeed
+        ends the method and is its result.
+        """
         try:
             partners = sorted(self._find_partners().items())
         except KubeError as error:
             return PartnerTestResult(Outcome.UNKNOWN, f"cannot find the partners: {error}")
         wanted = PARTNER_ROLES[self._role].lower()
         if not partners:
-            return PartnerTestResult(Outcome.UNKNOWN, f"no {wanted} pod is ready")
+            return PartnerTestResult(
+                Outcome.UNKNOWN, f"no {wanted} pod is ready, so the engine was not tested"
+            )
         chosen = random.sample(partners, min(MAX_PARTNERS, len(partners)))
-        deadline, met = time.monotonic() + PARTNER_TEST_TIMEOUT_S, 0
+        deadline, tested = time.monotonic() + PARTNER_TEST_TIMEOUT_S, 0
         for pod, url in chosen:
-            if met and time.monotonic() > deadline:
+            if tested and time.monotonic() > deadline:
                 break
-            found = self._meet_one(pod, url)
-            if found.outcome is not Outcome.SUCCEEDED:
-                return found
-            met += 1
-        many = f"{met} {wanted} pod{'s' if met > 1 else ''}"
+            result = self._send_test_request(pod, url)
+            if result.outcome is not Outcome.SUCCEEDED:
+                return result
+            tested += 1
+        pods = f"{tested} {wanted} pods" if tested > 1 else f"one {wanted} pod"
         return PartnerTestResult(
-            Outcome.SUCCEEDED, f"a request went through this engine and {many}"
+            Outcome.SUCCEEDED, f"test requests through this engine and {pods} succeeded"
         )
 
-    def _meet_one(self, pod: str, url: str) -> PartnerTestResult:
+    def _send_test_request(self, pod: str, url: str) -> PartnerTestResult:
         own, other = HttpClient(self._endpoint.serving_url), HttpClient(url)
         prefills = self._role is PodRole.PREFILL
         source, sink = (own, other) if prefills else (other, own)
         names = ("this engine", f"pod {pod}")
         source_name, sink_name = names if prefills else names[::-1]
         # Blocks that the decode engine already has would not be transferred.
-        prompt = [random.randrange(MAX_TOKEN_ID) for _ in range(PROMPT_TOKENS)]
-        first, trouble = self._complete(source, source_name, prompt, {"do_remote_decode": True})
+        prompt = [random.randrange(TOKEN_ID_LIMIT) for _ in range(PROMPT_TOKENS)]
+        first, failure = self._send_completion(
+            source, source_name, prompt, {"do_remote_decode": True}
+        )
         if first is None:
-            return trouble
+            return failure
         if first.kv_transfer_params is None:
             return PartnerTestResult(
                 Outcome.UNKNOWN,
                 f"{source_name} answered without kv_transfer_params, so no KV blocks were sent",
             )
-        second, trouble = self._complete(sink, sink_name, prompt, first.kv_transfer_params)
-        return trouble if second is None else PartnerTestResult(Outcome.SUCCEEDED, "")
+        second, failure = self._send_completion(sink, sink_name, prompt, first.kv_transfer_params)
+        return failure if second is None else PartnerTestResult(Outcome.SUCCEEDED, "")
 
-    def _complete(
-        self, server: HttpClient, name: str, prompt: Sequence[int], params: object
+    def _send_completion(
+        self, server: HttpClient, server_name: str, prompt: Sequence[int], transfer_params: object
     ) -> tuple[_Completion | None, PartnerTestResult]:
-        """Send a completion request. Return its answer, or None and the result of the test.
+        """Send a completion request to ``server``, and return its response and the result.
 
-        If the server cannot be reached, or refuses the request itself, the result is ``Unknown``.
+        The response is None if the request did not succeed. If the server cannot be reached, or
+        rejects the request as invalid, the outcome is ``Unknown``.
         """
         body = {
             "prompt": prompt,
             "max_tokens": 1,
             "temperature": 0,
-            "kv_transfer_params": params,
+            "kv_transfer_params": transfer_params,
         }
         try:
             model = self._endpoint.model or _read_model(server)
             data = json.dumps(body | {"model": model}).encode()
         except (EngineError, MalformedError) as error:
-            return None, PartnerTestResult(Outcome.UNKNOWN, f"{name} does not answer: {error}")
+            return None, PartnerTestResult(
+                Outcome.UNKNOWN, f"{server_name} does not answer: {error}"
+            )
         try:
-            status, answer = server.call("POST", COMPLETIONS, REQUEST_TIMEOUT_S, data)
+            status, answer = server.call("POST", COMPLETIONS_PATH, REQUEST_TIMEOUT_S, data)
             found = decode(answer, _Completion) if status == 200 else None
         except (EngineError, MalformedError) as error:
-            return None, PartnerTestResult(Outcome.FAILED, f"the request to {name} failed: {error}")
+            return None, PartnerTestResult(
+                Outcome.FAILED, f"the test request to {server_name} failed: {error}"
+            )
         if found is None:
             outcome = Outcome.FAILED if status >= 500 else Outcome.UNKNOWN
-            return None, PartnerTestResult(outcome, f"the request to {name} failed: HTTP {status}")
+            return None, PartnerTestResult(
+                outcome, f"the test request to {server_name} failed: HTTP {status}"
+            )
         if any(one.finish_reason == "error" for one in found.choices):
             return None, PartnerTestResult(
-                Outcome.FAILED, f"the request to {name} ended with an error"
+                Outcome.FAILED, f"the test request to {server_name} ended with an error"
             )
         return found, PartnerTestResult(Outcome.SUCCEEDED, "")
 
 
 def _read_model(server: HttpClient) -> str:
-    """Return the first model that the server lists. Raises EngineError and MalformedError."""
-    status, body = server.call("GET", MODELS, REQUEST_TIMEOUT_S)
+    """Return the ID of the first model that the server lists.
+
+    Raises EngineError or MalformedError if the list cannot be read.
+    """
+    status, body = server.call("GET", MODELS_PATH, REQUEST_TIMEOUT_S)
     models = decode(body, _Models).data if status == 200 else []
     if not models:
-        raise EngineError(f"GET {MODELS}: HTTP {status}: the answer lists no model")
+        raise EngineError(f"GET {MODELS_PATH}: HTTP {status}: the response lists no model")
     return models[0].id
 
 
 def create_partners(
     config: SupervisorConfig, leases: LeaseSlots, slices: EndpointSlices
 ) -> Partners | None:
-    """Return the partners of this pod of a policy; None if its role has no partners.
+    """Return the partners of this pod's engine; None if it cannot have any.
 
-    All engines of a graph listen on the same port.
+    Only a pod of a SupervisionPolicy has partners, if it serves and its role exchanges KV blocks
+    with another role. All engines of the workload listen on the same port.
     """
     role = config.service.role
     if config.service.kind != POLICY_KIND or role not in PARTNER_ROLES or config.service.is_worker:

@@ -13,42 +13,51 @@ from plimsoll_sidecar.clients.kube import EndpointSlices, KubeClient, KubeError
 
 log = logging.getLogger(__name__)
 
-ENDPOINTS_POLL_S = 0.5
+ENDPOINTS_POLL_INTERVAL_S = 0.5
 LEAVE_TIMEOUT_S = 30.0
-"""Seconds within which endpoints follow an unready pod: the probe's period plus kube-proxy's sync.
+"""Seconds until an unready pod has left its endpoints.
+
+This covers the period of the readiness probe and the update of the rules by kube-proxy.
 """
 UNKNOWN_ENDPOINTS_WAIT_S = 10.0
-"""Seconds to wait if the endpoints are unknown. Endpoints are usually updated in less."""
+"""Seconds to wait if the endpoints are unknown. An update of endpoints usually takes less time."""
 
 
 class ServiceExit:
-    """Removal of a pod from its Services if their EndpointSlices cannot be read.
+    """Removal of a pod from its Services, without access to their EndpointSlices.
 
-    It is then unknown which other replicas are ready, and the removal takes a fixed time.
+    It is unknown which other replicas are ready. The wait for the removal takes a fixed time.
     """
 
     def is_last_ready(self, planned: bool = False) -> bool:
-        """Report whether no other replica is ready, so that a drain would stop the service.
+        """Report whether a drain would stop the service, because no other replica is ready.
 
-        If this is unknown, return ``planned``: a planned restart can wait, but another one must
-        remain possible.
+        The readiness of other replicas is unknown here, so return ``planned``. A planned restart
+        can wait, but an unplanned restart must remain possible.
         """
         return planned
 
     def wait_until_left(self, timeout_s: float = LEAVE_TIMEOUT_S) -> bool:
-        """Wait until no Service routes to this pod; return False after ``timeout_s``."""
+        """Wait for a fixed time, at most ``timeout_s``, and return True."""
         time.sleep(min(timeout_s, UNKNOWN_ENDPOINTS_WAIT_S))
         return True
 
 
 class PodServices(ServiceExit):
-    """Removal of a pod from the Services that route to it, as its EndpointSlices show.
+    """Removal of a pod from the Services that route to it, observed in their EndpointSlices.
 
-    ``service`` is the name of the pod's Service, or None for a pod of a SupervisionPolicy, whose
-    Services are looked up. ``replicas`` returns the pods of the workload, grouped by replica.
-    ``unused`` names Services that route no requests. ``members`` names the one of them that lists
-    all pods of the policy; empty if there is none. The methods raise
-    :class:`~plimsoll_sidecar.clients.kube.KubeError`.
+    The methods raise :class:`~plimsoll_sidecar.clients.kube.KubeError`.
+
+    Args:
+        slices: The EndpointSlices of the pod's namespace.
+        pod: The name of the pod.
+        service: The name of the pod's Service. None for a pod of a SupervisionPolicy, whose
+            Services are looked up.
+        list_replicas: A function that returns the pods of the workload, grouped by replica.
+        unused_services: Names of Services that route no requests to the pod.
+        members_service: The name of the Service that lists all pods of the policy and routes no
+            requests. Empty if there is none.
+
     """
 
     def __init__(
@@ -56,43 +65,47 @@ class PodServices(ServiceExit):
         slices: EndpointSlices,
         pod: str,
         service: str | None = None,
-        replicas: Callable[[], Sequence[Sequence[str]]] = tuple,
-        unused: Collection[str] = (),
-        members: str = "",
+        list_replicas: Callable[[], Sequence[Sequence[str]]] = tuple,
+        unused_services: Collection[str] = (),
+        members_service: str = "",
     ) -> None:
         self._slices, self._pod, self._service = slices, pod, service
-        self._replicas, self._members = replicas, members
-        self._unused = {*unused, members}
+        self._list_replicas, self._members_service = list_replicas, members_service
+        self._unused_services = {*unused_services, members_service}
 
     def read_readiness_by_service(self) -> list[dict[str, bool]]:
-        """Return the readiness of each pod by name, for each Service that routes to this pod."""
+        """Return one mapping for each Service that routes to this pod.
+
+        The mapping states for the name of each pod of the Service whether the pod is ready.
+        """
         return self._read_readiness(self._find_service_names())
 
     def _find_service_names(self) -> set[str]:
         if self._service is not None:
             return {self._service}
-        return self._slices.find_services(self._pod) - self._unused
+        return self._slices.find_services(self._pod) - self._unused_services
 
-    def _read_readiness(self, names: set[str]) -> list[dict[str, bool]]:
-        found: dict[str, dict[str, bool]] = {name: {} for name in names}
-        for one in self._slices.iterate_endpoints(names):
+    def _read_readiness(self, service_names: set[str]) -> list[dict[str, bool]]:
+        found: dict[str, dict[str, bool]] = {name: {} for name in service_names}
+        for one in self._slices.iterate_endpoints(service_names):
             pods = found.setdefault(one.service, {})
             pods[one.pod] = pods.get(one.pod, False) or one.ready
         return list(found.values())
 
     def is_last_ready(self, planned: bool = False) -> bool:
-        """Report whether other replicas exist and none is ready, in any Service of the pod.
+        """Report whether a Service of the pod has other replicas, but none of them is ready.
 
-        The pod's workload within a Service is also checked on its own, because other workloads may
-        serve another model. Without a Service, for example in an InferencePool, the workload is
-        checked alone. The pods of one replica restart together, so they do not replace each
-        other. The only replica of a service may restart, because no other could ever take over. A
-        ``planned`` restart needs a Service, and another ready replica in each.
+        The pods of the workload within a Service are also checked separately, because other
+        workloads may serve another model. Without a Service, for example in an InferencePool, only
+        the pods of the workload are checked. The pods of one replica restart together, so they do
+        not replace each other. The only replica of a service may restart, because no other replica
+        could take over. A ``planned`` restart requires at least one Service, and another ready
+        replica in each Service.
         """
-        replicas = self._replicas()
+        replicas = self._list_replicas()
         own = next((set(pods) for pods in replicas if self._pod in pods), {self._pod})
         siblings = {name for pods in replicas for name in pods}
-        services = self.read_readiness_by_service() or self._read_members(siblings)
+        services = self.read_readiness_by_service() or self._read_sibling_readiness(siblings)
         for pods in services:
             of_workload = {name: ok for name, ok in pods.items() if name in siblings}
             if _lacks_other_ready_pod(pods, own, planned) or _lacks_other_ready_pod(
@@ -101,21 +114,22 @@ class PodServices(ServiceExit):
                 return True
         return planned and not services
 
-    def _read_members(self, siblings: set[str]) -> list[dict[str, bool]]:
+    def _read_sibling_readiness(self, siblings: set[str]) -> list[dict[str, bool]]:
         """Return the readiness of ``siblings`` in the policy's own Service, as a list of one item.
 
-        The list is empty if it is unknown.
+        The list is empty if their readiness is unknown.
         """
-        if not self._members:
+        if not self._members_service:
             return []
-        (found,) = self._read_readiness({self._members})
+        (found,) = self._read_readiness({self._members_service})
         own = {name: ok for name, ok in found.items() if name in siblings}
         return [own] if own else []
 
     def wait_until_left(self, timeout_s: float = LEAVE_TIMEOUT_S) -> bool:
         """Wait until the pod is not ready in any Service; return False on timeout.
 
-        If no Service routes to the pod, clients have its address from elsewhere: wait a fixed time.
+        If no Service routes to the pod, clients get its address elsewhere. The wait then takes a
+        fixed time, and the result is True.
         """
         names = self._find_service_names()
         if not names:
@@ -124,43 +138,47 @@ class PodServices(ServiceExit):
         while any(pods.get(self._pod, False) for pods in self._read_readiness(names)):
             if time.monotonic() >= deadline:
                 return False
-            time.sleep(ENDPOINTS_POLL_S)
+            time.sleep(ENDPOINTS_POLL_INTERVAL_S)
         return True
 
 
-def wait_until_left(found: ServiceExit) -> None:
-    """Wait until the pod has left its endpoints, or a fixed time if its endpoints are unknown.
+def wait_until_left(service_exit: ServiceExit) -> None:
+    """Wait until the pod has left its endpoints, or for a fixed time if they cannot be read.
 
-    While the API server does not answer, its endpoints do not change and clients still reach the
-    pod. The server is therefore asked again for :data:`LEAVE_TIMEOUT_S`.
+    While the API server does not answer, the endpoints do not change, and clients still reach the
+    pod. Reading the endpoints is therefore repeated for :data:`LEAVE_TIMEOUT_S`.
     """
     left_s, message = LEAVE_TIMEOUT_S, ""
     deadline = time.monotonic() + left_s
     while left_s > 0:
         try:
-            found.wait_until_left(left_s)
+            service_exit.wait_until_left(left_s)
             return
         except KubeError as error:
             if not error.is_transient:
-                log.warning("cannot read the pod's endpoints, waiting a fixed time: %s", error)
+                log.warning("cannot read the pod's endpoints, waiting for a fixed time: %s", error)
                 ServiceExit().wait_until_left()
                 return
             message = str(error)
-            time.sleep(ENDPOINTS_POLL_S)
+            time.sleep(ENDPOINTS_POLL_INTERVAL_S)
             left_s = deadline - time.monotonic()
-    log.warning("cannot read the pod's endpoints within %.0f s: %s", LEAVE_TIMEOUT_S, message)
+    log.warning(
+        "continuing without the pod's endpoints, which could not be read for %.0f s: %s",
+        LEAVE_TIMEOUT_S,
+        message,
+    )
 
 
 def create_pod_services(
     kube: KubeClient | None,
     service: ServiceRef,
     pod: str,
-    replicas: Callable[[], Sequence[Sequence[str]]] = tuple,
+    list_replicas: Callable[[], Sequence[Sequence[str]]] = tuple,
 ) -> ServiceExit:
-    """Return the object that removes ``pod`` from the Services that route to it.
+    """Return the object that waits until no Service routes to ``pod``.
 
-    ``service`` is the pod's service or policy. ``replicas`` returns the pods of the workload,
-    grouped by replica.
+    ``service`` is the pod's InferenceService or SupervisionPolicy. ``list_replicas`` returns the
+    pods of the workload, grouped by replica. Without ``kube``, the EndpointSlices are not read.
     """
     if kube is None or not service.uid:
         return ServiceExit()
@@ -171,14 +189,22 @@ def create_pod_services(
     # No client uses the Service that the operator created for a RayCluster.
     of_ray = workload is not None and workload.kind == RAY_KIND
     unused = (member.subdomain,) if member is not None and of_ray else ()
-    members = make_members_service_name(service.name)
-    return PodServices(slices, pod, replicas=replicas, unused=unused, members=members)
+    return PodServices(
+        slices,
+        pod,
+        list_replicas=list_replicas,
+        unused_services=unused,
+        members_service=make_members_service_name(service.name),
+    )
 
 
-def _lacks_other_ready_pod(pods: dict[str, bool], own: set[str], planned: bool = False) -> bool:
-    """Report whether there are pods other than ``own`` and none of them is ready.
+def _lacks_other_ready_pod(
+    readiness: dict[str, bool], own_pods: set[str], planned: bool = False
+) -> bool:
+    """Report whether there are pods other than ``own_pods``, but none of them is ready.
 
-    If ``planned``, also return True if there are no other pods.
+    ``readiness`` states for each pod whether it is ready. If ``planned``, the result is also True
+    if there are no other pods.
     """
-    others = [ok for name, ok in pods.items() if name not in own]
+    others = [ready for name, ready in readiness.items() if name not in own_pods]
     return (planned or bool(others)) and not any(others)

@@ -1,10 +1,11 @@
-"""Keep the reasons why the pod is not ready. Each reason ends independently.
+"""Store the reasons why the pod is not ready. Each reason ends independently.
 
 The pod is not ready while any reason is active. Each reason has one owner and one file, so that the
-end of one reason never ends another. For example, a manual drain outlasts the restart for an
-incident. A file holds the time at which its reason ends, in seconds of CLOCK_BOOTTIME, and the boot
-ID. The pod therefore becomes ready again if the supervisor dies, and changes of the wall clock have
-no effect. After a reboot of the node, only a manual drain stays active.
+end of one reason never ends another reason. For example, a manual drain continues after the restart
+for an incident has ended. A file contains the time at which its reason ends, in seconds of
+CLOCK_BOOTTIME, and the boot ID. The pod therefore becomes ready again if the supervisor dies, and
+changes of the wall clock have no effect. After a reboot of the node, only a manual drain stays
+active.
 
 During a drain, the engine does not accept requests either. The file of an ended drain therefore
 remains until the supervisor has resumed the engine.
@@ -26,17 +27,20 @@ if TYPE_CHECKING:
 
 MANUAL, DRAIN, RESTART = REASONS = UNREADY_REASONS
 DRAIN_REASONS = (MANUAL, DRAIN)
-"""Reasons during which the engine is also drained."""
+"""Reasons that also drain the engine."""
 REASONS_FOLDER = "unready"
 """Folder in the state directory with one file for each active reason."""
 MAX_REASON_S = 30 * 86_400.0
-"""Maximum number of seconds for which a reason is active, except for a manual drain."""
+"""Maximum number of seconds for which a reason is active.
+
+A manual drain that a reboot interrupted starts this time again.
+"""
 MAX_RESTART_S = 900.0
 """Seconds until the pod becomes ready again if the supervisor dies during an engine restart."""
 KUBELET_LAG_S = 10.0
-"""Seconds within which the kubelet notices that the engine has ended.
+"""Maximum number of seconds until the kubelet notices that the engine has ended.
 
-Until then, its container counts as ready, because its last probe succeeded.
+Until then, the engine's container counts as ready, because its last probe succeeded.
 """
 
 
@@ -62,19 +66,19 @@ def _write_reason(state_dir: str, reason: str, until: float) -> None:
 
 
 def clear_reasons(state_dir: str, *reasons: str) -> None:
-    """End these reasons; the pod is ready when no reason is active. Raises OSError."""
+    """End ``reasons``. The pod is ready once no reason is active. Raises OSError."""
     for reason in reasons:
         _remove_file(os.path.join(state_dir, REASONS_FOLDER, reason))
 
 
 def end_drain(state_dir: str, drain: str) -> None:
-    """End a drain if it is active. The engine must still be resumed. Raises OSError."""
+    """End the reason ``drain`` if it exists, without resuming the engine. Raises OSError."""
     if os.path.exists(os.path.join(state_dir, REASONS_FOLDER, drain)):
         _write_reason(state_dir, drain, 0.0)
 
 
 def list_ended_drains(state_dir: str) -> list[str]:
-    """Return the ended drains whose engine has not been resumed yet."""
+    """Return the reasons whose drain has ended, but after which the engine was not resumed."""
     held = read_active_reasons(state_dir)
     files = (
         (one, os.path.join(state_dir, REASONS_FOLDER, one))
@@ -85,9 +89,9 @@ def list_ended_drains(state_dir: str) -> list[str]:
 
 
 def read_active_reasons(state_dir: str) -> dict[str, float]:
-    """Return the remaining seconds of each active reason.
+    """Return the remaining seconds of each active reason, by reason.
 
-    An unreadable file counts as not active.
+    A reason whose file cannot be read is not active.
     """
     found = {}
     for reason in REASONS:
@@ -106,18 +110,19 @@ def read_active_reasons(state_dir: str) -> dict[str, float]:
 
 
 def is_ready(state_dir: str) -> bool:
-    """Report whether no reason is active."""
+    """Report whether the pod is ready, because no reason is active."""
     return not read_active_reasons(state_dir)
 
 
 def end_engine_while_unready(
-    state_dir: str, end_engine: Callable[[], Result], kept_s: float = KUBELET_LAG_S
+    state_dir: str, end_engine: Callable[[], Result], unready_after_s: float = KUBELET_LAG_S
 ) -> Result:
     """Make the pod unready, call ``end_engine``, and return its result.
 
-    Thus no request arrives at a port without a listener. If the engine ends, the pod stays unready
-    for another ``kept_s`` seconds; afterwards, the probe of the next engine decides. If the engine
-    does not end, neither the restart nor a preceding drain keeps the pod unready.
+    No request then arrives at a port on which no process listens. After the engine has ended, the
+    pod stays unready for ``unready_after_s`` seconds. From then on, the readiness probe of the next
+    engine decides. If the engine does not end, the reasons for the restart and for a preceding
+    drain end.
     """
     from plimsoll_sidecar.govern.command import Outcome  # the launcher does not need it
 
@@ -128,7 +133,7 @@ def end_engine_while_unready(
         ended = result.outcome is Outcome.SUCCEEDED
     finally:
         if ended:
-            set_unready(state_dir, RESTART, kept_s)
+            set_unready(state_dir, RESTART, unready_after_s)
             clear_reasons(state_dir, DRAIN)
         else:
             clear_reasons(state_dir, RESTART)

@@ -1,14 +1,15 @@
 """Hold restart slots: Leases that limit how many replicas of a service restart at the same time.
 
-The operator creates the Leases. A supervisor takes, renews and releases them by PUT with the
-resource version that it read, so only one of two concurrent writers succeeds. A holder has expired
-if the spec of its Lease did not change for its duration, measured by this node's clock: clocks of
-different nodes are never compared. Counts use the API server's time.
+The operator creates the Leases. A supervisor takes, renews and releases a Lease with a PUT request
+that contains the resource version it has read. Of two concurrent writers, only one succeeds. A slot
+has expired if the spec of its Lease has not changed for the duration of the Lease. Only the clock
+of this node measures that time: clocks of different nodes are never compared. Restart counts use
+the API server's time.
 
-Only the journal stores the desired state of the Leases, as a :class:`SlotRequest`: the incident
-that needs a slot, or none. :meth:`Slots.reconcile` applies it every few seconds.
+Which incident needs a slot, if any, is stored only in the journal, as a :class:`SlotRequest`.
+:meth:`Slots.reconcile` applies the request to the Leases every few seconds.
 
-The PUT that takes a slot also updates the restart counts in the annotations (see
+The PUT request that takes a slot also updates the restart counts in the annotations (see
 :mod:`plimsoll_sidecar.act.lease_counts`), so every restart is counted.
 """
 
@@ -37,11 +38,11 @@ from plimsoll_sidecar.govern.command import Refusal, SlotRequest
 from plimsoll_sidecar.govern.restart_budget import NO_RESTARTS, ReplicaRestarts
 
 LEASE_DURATION_S = 60
-"""Seconds without a renewal after which a holder has expired.
+"""Seconds without a renewal after which a slot has expired.
 
 A container restarts within seconds.
 """
-RENEW_S = 15.0
+RENEW_INTERVAL_S = 15.0
 NOT_CREATED_ERRORS = (ForbiddenError, NotFoundError)
 """Errors that occur until the operator has created the slot and granted this pod access to it."""
 
@@ -53,8 +54,8 @@ class SlotLostError(Exception):
 class Slots:
     """Restart slots without a cluster: the only replica may always restart.
 
-    The owner of this replica's journal sets two attributes. ``known_restarts`` are the replica's
-    restarts. ``slot_request`` names the incident that needs a slot; None until the journal has been
+    The owner of the journal sets two attributes. ``known_restarts`` contains the restarts of this
+    replica. ``slot_request`` names the incident that needs a slot; None until the journal has been
     read.
     """
 
@@ -62,76 +63,85 @@ class Slots:
     slot_request: SlotRequest | None = None
 
     def acquire(
-        self, incident: str, policy: RestartBudget, at: float | None = None
+        self, incident: str, budget: RestartBudget, counted_at: float | None = None
     ) -> Refusal | None:
-        """Acquire a slot. Return None if this replica now holds one, or else why it was refused.
+        """Acquire a slot for ``incident``.
 
-        ``at`` is the time in Unix seconds under which the restart is counted, if the budget allows
-        the restart. With None, a lost slot is acquired again without counting a restart.
+        The restart is counted at the time ``counted_at``, in Unix seconds, if ``budget`` allows it.
+        With None, a lost slot is acquired again without counting a restart.
+
+        Returns:
+            None if this replica now holds a slot, or else the refusal with its reason.
+
         """
         return None
 
-    def ensure_held(self, incident: str, policy: RestartBudget) -> Refusal | None:
-        """Renew the slot or acquire it again. Return None if it is held, or else the reason."""
+    def ensure_held(self, incident: str, budget: RestartBudget) -> Refusal | None:
+        """Renew the slot or acquire it again.
+
+        Return None if this replica holds the slot, or else the refusal with its reason.
+        """
         return None
 
-    def reconcile(self, policy: RestartBudget) -> None:
-        """Renew the slot if ``slot_request`` requests it, or else release it."""
+    def reconcile(self, budget: RestartBudget) -> None:
+        """Renew the slot if ``slot_request`` names an incident, or else release the slot."""
 
     def read_stored_restarts(self) -> ReplicaRestarts:
         """Return the restarts of this replica that are stored outside its journal."""
         return NO_RESTARTS
 
-    def store_restarts(self, policy: RestartBudget) -> None:
+    def store_restarts(self, budget: RestartBudget) -> None:
         """Store ``known_restarts`` outside the journal if they have changed."""
 
 
 class LeaseSlots(Slots):
     """Restart slots as Leases of the API server. Thread-safe.
 
-    ``uid`` is the pod's UID: the count of a replica ends with its pod. The methods raise KubeError
-    if the API server does not answer, and UnreadableCountError for an invalid count.
+    ``lease_names`` are the names of the Leases in ``namespace``. ``holder`` is the name of this
+    replica's pod. ``replica_key`` is the name under which the restarts of this replica are stored
+    (see :func:`~plimsoll_sidecar.act.lease_counts.make_replica_key`). The methods raise KubeError
+    if the API server does not answer, and UnreadableCountError if a restart count is invalid.
     """
 
     def __init__(
         self,
         kube: KubeClient,
         namespace: str,
-        names: tuple[str, ...],
+        lease_names: tuple[str, ...],
         holder: str,
         clock: Callable[[], float] = time.monotonic,
-        uid: str = "",
+        replica_key: str = "",
     ) -> None:
-        self._kube, self._names, self._holder, self._clock = kube, names, holder, clock
-        self._uid = uid or holder
+        self._kube, self._holder, self._clock = kube, holder, clock
+        self._lease_names, self._replica_key = lease_names, replica_key or holder
         self._path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
         self._seen_specs: dict[str, tuple[Object, float]] = {}
         self._held_name: str | None = None
-        self._renewed = 0.0
-        self._holds_none = False
-        """True once all slots were released, including those that an earlier process acquired."""
+        self._renewed_at = 0.0
+        self._has_released_all = False
+        """True once all slots were released, including slots that an earlier process acquired."""
         self._last_stored: ReplicaRestarts | None = None
         self._lock = threading.RLock()
 
     def acquire(
-        self, incident: str, policy: RestartBudget, at: float | None = None
+        self, incident: str, budget: RestartBudget, counted_at: float | None = None
     ) -> Refusal | None:
-        """Acquire the slot that this replica already holds, or one that is free or expired.
+        """Acquire the slot that this replica already holds, or else a free or expired slot.
 
-        Return None if this replica now holds the slot, or else the reason for the refusal.
+        Return None if this replica now holds a slot, or else the refusal with its reason.
         """
         with self._lock:
             try:
-                return self._acquire_any(incident, policy, at)
+                return self._acquire_any(incident, budget, counted_at)
             except NOT_CREATED_ERRORS as error:
                 text = f"the operator has not created a restart slot for this pod yet: {error}"
                 return Refusal(WaitReason.NO_SLOT, text)
 
     def list_replicas(self) -> list[tuple[str, ...]]:
-        """Return the pods that can replace each other, grouped by replica. Raises KubeError.
+        """Return the pods of the replicas that can replace each other, grouped by replica.
 
-        Only pods with this pod's role can replace it. The list is empty if the Lease names no pods
-        or does not exist yet.
+        This includes the pods of this replica. A pod can be replaced only by pods of the same role.
+        The list is empty if the Lease names no pods or does not exist yet. Raises KubeError.
         """
         annotations = self._read_annotations()
         replicas = parse_replicas(annotations.get(SLOT_REPLICAS_ANNOTATION, ""))
@@ -148,25 +158,25 @@ class LeaseSlots(Slots):
 
     def _read_annotations(self) -> dict[str, str]:
         try:
-            lease = self._kube.get(f"{self._path}/{self._names[0]}")
+            lease = self._kube.get(f"{self._path}/{self._lease_names[0]}")
         except NOT_CREATED_ERRORS:
             return {}
         return lease["metadata"].get("annotations") or {}
 
     def _acquire_any(
-        self, incident: str, policy: RestartBudget, at: float | None
+        self, incident: str, budget: RestartBudget, counted_at: float | None
     ) -> Refusal | None:
         leases = self._read_leases()
         for lease in leases:
             if _get_holder(lease) == self._holder:
-                return self._acquire_lease(lease, leases, incident, policy, at)
-        spent = self._check_budgets(leases, policy, at)
+                return self._acquire_lease(lease, leases, incident, budget, counted_at)
+        spent = self._check_budgets(leases, budget, counted_at)
         if spent is not None:
             return spent
         refusals = []
         for lease in leases:
-            refusal = self._explain_occupied(lease)
-            refusal = refusal or self._acquire_lease(lease, leases, incident, policy, at)
+            refusal = self._refuse_if_occupied(lease)
+            refusal = refusal or self._acquire_lease(lease, leases, incident, budget, counted_at)
             if refusal is None:
                 return None
             refusals.append(refusal)
@@ -174,16 +184,16 @@ class LeaseSlots(Slots):
             return Refusal(WaitReason.NO_SLOT, "the service has no restart slot")
         return Refusal(refusals[0].reason, "; ".join(one.message for one in refusals))
 
-    def ensure_held(self, incident: str, policy: RestartBudget) -> Refusal | None:
-        """Renew the slot if that is due, or acquire it again.
+    def ensure_held(self, incident: str, budget: RestartBudget) -> Refusal | None:
+        """Renew the slot if a renewal is due. If the slot was lost, acquire it again.
 
-        Return None if it is held, or else the reason.
+        Return None if this replica holds the slot, or else the refusal with its reason.
         """
         with self._lock:
-            return None if self._renew_if_due() else self.acquire(incident, policy)
+            return None if self._renew_if_due() else self.acquire(incident, budget)
 
-    def reconcile(self, policy: RestartBudget) -> None:
-        """Renew the slot while ``slot_request`` requests it, and release it afterwards.
+    def reconcile(self, budget: RestartBudget) -> None:
+        """Renew the slot while ``slot_request`` names an incident, and release it afterwards.
 
         Raises SlotLostError if another replica has taken the slot.
         """
@@ -194,22 +204,22 @@ class LeaseSlots(Slots):
                 return
             if wanted.incident is None:
                 self.release()
-            elif (refusal := self.ensure_held(wanted.incident, policy)) is not None:
+            elif (refusal := self.ensure_held(wanted.incident, budget)) is not None:
                 raise SlotLostError(f"the restart slot was lost: {refusal.message}")
 
     def _renew_if_due(self) -> bool:
-        """Renew the slot if that is due, and report whether this replica still holds it."""
+        """Renew the slot if a renewal is due, and report whether this replica still holds it."""
         if self._held_name is None:
             return False
-        age = self._clock() - self._renewed
-        if age < RENEW_S:
+        age = self._clock() - self._renewed_at
+        if age < RENEW_INTERVAL_S:
             return True
         try:
             lease = self._kube.get(f"{self._path}/{self._held_name}")
             if _get_holder(lease) == self._holder:
                 lease["spec"]["renewTime"] = self._format_server_time()
                 self._kube.put(f"{self._path}/{self._held_name}", lease)
-                self._renewed = self._clock()
+                self._renewed_at = self._clock()
                 return True
         except KubeError as error:
             if error.is_transient or isinstance(error, ConflictError):
@@ -218,9 +228,9 @@ class LeaseSlots(Slots):
         return False
 
     def release(self) -> None:
-        """Release all slots of this replica, including those that an earlier process acquired."""
+        """Release all slots of this replica, including slots that an earlier process acquired."""
         with self._lock:
-            if self._holds_none:
+            if self._has_released_all:
                 return
             for lease in self._read_leases():
                 if _get_holder(lease) == self._holder:
@@ -231,37 +241,40 @@ class LeaseSlots(Slots):
                         leaseDurationSeconds=1,
                     )
                     self._kube.put(self._make_path(lease), lease)
-            self._held_name, self._holds_none = None, True
+            self._held_name, self._has_released_all = None, True
 
     def read_stored_restarts(self) -> ReplicaRestarts:
-        """Return the restarts of this replica that the Leases store."""
+        """Return the restarts of this replica that are stored in the Leases."""
         with self._lock:
             found = self._merge_stored_restarts(self._read_leases())
             self._last_stored = found
             return found
 
-    def store_restarts(self, policy: RestartBudget) -> None:
-        """Store a count that changed without a slot, for example after a crash or a reset."""
+    def store_restarts(self, budget: RestartBudget) -> None:
+        """Store ``known_restarts`` in the Leases if they changed while no slot was taken.
+
+        They change, for example, after a crash of the engine or a reset of the count.
+        """
         with self._lock:
             known = self.known_restarts
             if known == self._last_stored:
                 return
             for number, lease in enumerate(self._read_leases()):
                 kept = known if number == 0 else NO_RESTARTS
-                if lease_counts.read_replica_restarts(lease, self._uid) != kept:
+                if lease_counts.read_replica_restarts(lease, self._replica_key) != kept:
                     now = self._kube.estimate_server_time()
                     lease_counts.store_replica_restarts(
-                        lease, self._uid, kept, policy.window_s, now
+                        lease, self._replica_key, kept, budget.window_s, now
                     )
                     self._kube.put(self._make_path(lease), lease)
             self._last_stored = known
 
     def _format_server_time(self) -> str:
-        """Return the API server's time as a MicroTime."""
+        """Return the API server's time in the format of Kubernetes' MicroTime."""
         return format_rfc3339_micro(self._kube.estimate_server_time())
 
     def _read_leases(self) -> list[Object]:
-        return [self._kube.get(f"{self._path}/{name}") for name in self._names]
+        return [self._kube.get(f"{self._path}/{name}") for name in self._lease_names]
 
     def _make_path(self, lease: Object) -> str:
         return f"{self._path}/{lease['metadata']['name']}"
@@ -269,35 +282,39 @@ class LeaseSlots(Slots):
     def _merge_stored_restarts(self, leases: list[Object]) -> ReplicaRestarts:
         found = NO_RESTARTS
         for lease in leases:
-            found = found.merge(lease_counts.read_replica_restarts(lease, self._uid))
+            found = found.merge(lease_counts.read_replica_restarts(lease, self._replica_key))
         return found
 
     def _check_budgets(
-        self, leases: list[Object], policy: RestartBudget, at: float | None
+        self, leases: list[Object], budget: RestartBudget, counted_at: float | None
     ) -> Refusal | None:
         """Return a refusal if the restart budget of the service or of this replica is exhausted."""
-        now, within = self._kube.estimate_server_time(), f"within {policy.window_s:.0f} s"
+        now, within = self._kube.estimate_server_time(), f"within {budget.window_s:.0f} s"
         counts = [
-            len(lease_counts.read_service_restarts(one, policy.window_s, now)) for one in leases
+            len(lease_counts.read_service_restarts(one, budget.window_s, now)) for one in leases
         ]
-        limit = policy.count * len(leases)
+        limit = budget.count * len(leases)
         if sum(counts) >= limit:
             return Refusal(
                 WaitReason.SERVICE_RESTART_BUDGET,
                 f"the service had {sum(counts)} restarts {within}; the limit is {limit}",
             )
         mine = self._merge_stored_restarts(leases).merge(self.known_restarts)
-        # The clock of this replica's journal counted them.
-        count = 0 if at is None else len(mine.within(policy.window_s, at))
-        if at is None or at in mine.at or not (mine.exhausted or count >= policy.count):
+        # These times come from the clock of this replica's journal, as does ``counted_at``.
+        count = (
+            0 if counted_at is None else len(mine.list_within_window(budget.window_s, counted_at))
+        )
+        if counted_at is None or counted_at in mine.at:
+            return None
+        if not mine.exhausted and count < budget.count:
             return None
         return Refusal(
             WaitReason.REPLICA_RESTART_BUDGET,
-            f"this replica had {count} restarts {within}; the limit is {policy.count}",
+            f"this replica had {count} restarts {within}; the limit is {budget.count}",
         )
 
-    def _explain_occupied(self, lease: Object) -> Refusal | None:
-        """Return None if this slot is free, or else the reason."""
+    def _refuse_if_occupied(self, lease: Object) -> Refusal | None:
+        """Return None if the slot is free or expired, or else a refusal that names its holder."""
         name, spec, now = lease["metadata"]["name"], lease.get("spec") or {}, self._clock()
         known, since = self._seen_specs.get(name, ({}, now))
         if known != spec:
@@ -311,14 +328,14 @@ class LeaseSlots(Slots):
         if holder == OPERATOR_NAME:
             return Refusal(
                 WaitReason.CIRCUIT_BREAKER,
-                f"the circuit breaker holds {name}, because as many replicas are restarting as "
-                "the operator allows",
+                f"the circuit breaker holds the slot {name}, because as many replicas are "
+                "restarting as the operator allows",
             )
-        return Refusal(WaitReason.SLOT_HELD, f"{holder} holds {name}")
+        return Refusal(WaitReason.SLOT_HELD, f"{holder} holds the slot {name}")
 
     def _acquire_lease(
-        self, lease: Object, leases: list[Object], incident: str, policy: RestartBudget,
-        at: float | None,
+        self, lease: Object, leases: list[Object], incident: str, budget: RestartBudget,
+        counted_at: float | None,
     ) -> Refusal | None:  # fmt: skip
         metadata, spec, now = (
             lease["metadata"],
@@ -334,20 +351,20 @@ class LeaseSlots(Slots):
             leaseDurationSeconds=LEASE_DURATION_S,
         )
         lease["spec"] = spec
-        lease_counts.add_service_restart(lease, incident, policy.window_s, now)
+        lease_counts.add_service_restart(lease, incident, budget.window_s, now)
         mine = self._merge_stored_restarts(leases).merge(self.known_restarts)
-        if at is not None:
-            mine = mine.merge(ReplicaRestarts((at,)))
-        lease_counts.store_replica_restarts(lease, self._uid, mine, policy.window_s, now)
-        self._holds_none = False  # a request without a response may have succeeded
+        if counted_at is not None:
+            mine = mine.merge(ReplicaRestarts((counted_at,)))
+        lease_counts.store_replica_restarts(lease, self._replica_key, mine, budget.window_s, now)
+        self._has_released_all = False  # a request without a response may have succeeded
         try:
             self._kube.put(self._make_path(lease), lease)
         except ConflictError:
             return Refusal(
                 WaitReason.SLOT_CONFLICT,
-                f"another replica took {metadata['name']} at the same time",
+                f"another replica took the slot {metadata['name']} at the same time",
             )
-        self._held_name, self._renewed, self._last_stored = metadata["name"], self._clock(), None
+        self._held_name, self._renewed_at, self._last_stored = metadata["name"], self._clock(), None
         return None
 
 

@@ -1,7 +1,7 @@
-"""Lease the engine's standby worker while it is needed, in a thread of its own.
+"""Lease the engine's standby worker while it is needed, in a separate thread.
 
-If the supervisor disappears, the lease ends and the engine stops the standby. Nothing depends on
-the lease: without it, the next restart is slower.
+If the supervisor disappears, the lease expires and the engine stops the standby worker. Without the
+lease, the next restart of the worker is slower, but nothing else changes.
 """
 
 from __future__ import annotations
@@ -17,61 +17,65 @@ from plimsoll_sidecar.clients.http import EngineError
 
 log = logging.getLogger(__name__)
 
-LEASE_S = 60.0
-"""Seconds that a lease lasts after its last renewal."""
-RENEW_PERIOD_S = 15.0
+LEASE_DURATION_S = 60.0
+"""Seconds from the last renewal of a lease until it expires."""
+RENEW_INTERVAL_S = 15.0
 MAX_ERROR_CHARS = 500
 """Maximum number of characters of the engine's error in the log."""
 
 
 class StandbyLease:
-    """Lease on the engine's standby worker, renewed while the worker is wanted."""
+    """Lease on the engine's standby worker. It is renewed while a standby worker is wanted."""
 
     def __init__(self, engine: EngineAdapter, clock: Callable[[], float] = time.monotonic) -> None:
         self._engine, self._clock = engine, clock
         self._wanted = ("", False)
-        """Current epoch, and whether a standby is wanted in it."""
-        self._part: BackgroundThread | None = None
+        """Current epoch of the engine, and whether a standby worker is wanted in that epoch."""
+        self._thread: BackgroundThread | None = None
         self._leased_epoch: str | None = None
-        """Epoch of the lease; None if it was released or has ended."""
-        self._ends_at = 0.0
+        """Epoch in which the lease was granted; None if there is no lease."""
+        self._expires_at = 0.0
         self._logged = ""
 
     def set_wanted(self, epoch: str, wanted: bool) -> None:
-        """Set whether a standby is wanted in the current ``epoch``. Does not block."""
+        """Set whether a standby worker is wanted in ``epoch``, the engine's current epoch.
+
+        This does not block: a thread renews or releases the lease.
+        """
         if (epoch, wanted) == self._wanted:
             return
         self._wanted = epoch, wanted
-        if self._part is not None:
-            self._part.wake()
+        if self._thread is not None:
+            self._thread.wake()
         elif wanted:
-            self._part = BackgroundThread("standby", self._renew_in_turn)
-            self._part.start()
+            self._thread = BackgroundThread("standby", self._run_once)
+            self._thread.start()
 
     def stop(self) -> None:
         """Stop renewing the lease, but keep it, so that the next supervisor can renew it."""
-        if self._part is not None:
-            self._part.stop()
+        if self._thread is not None:
+            self._thread.stop()
 
-    def _renew_in_turn(self) -> float | None:
+    def _run_once(self) -> float | None:
+        """Renew or release the lease. Return the seconds to wait, or None to wait for a wake-up."""
         self.renew_or_release()
         _, wanted = self._wanted
         idle = not wanted and self._leased_epoch is None
-        return None if idle else RENEW_PERIOD_S
+        return None if idle else RENEW_INTERVAL_S
 
     def renew_or_release(self) -> None:
-        """Renew the lease if a standby is wanted, or else release it."""
+        """Renew the lease if a standby worker is wanted, or else release the lease."""
         epoch, wanted = self._wanted
         if not wanted:
             if self._leased_epoch not in (None, epoch):
                 self._leased_epoch = None
                 self._log_change("the lease ended together with its epoch")
-            elif self._clock() >= self._ends_at:
+            elif self._clock() >= self._expires_at:
                 self._leased_epoch = None  # the lease has expired
             if self._leased_epoch is None:
                 return
         try:
-            standby = self._engine.standby(epoch, LEASE_S if wanted else 0.0)
+            standby = self._engine.standby(epoch, LEASE_DURATION_S if wanted else 0.0)
         except EngineError as error:
             self._log_change(
                 f"cannot lease the standby worker: {error}"
@@ -80,11 +84,12 @@ class StandbyLease:
             )
             return
         if wanted:
-            self._leased_epoch, self._ends_at = epoch, self._clock() + LEASE_S
-            self._log_change(_describe(standby))
+            self._leased_epoch = epoch
+            self._expires_at = self._clock() + LEASE_DURATION_S
+            self._log_change(_format_status(standby))
         else:
             self._leased_epoch = None
-            self._log_change("released")
+            self._log_change("the lease was released")
 
     def _log_change(self, text: str) -> None:
         if text != self._logged:
@@ -92,7 +97,7 @@ class StandbyLease:
         self._logged = text
 
 
-def _describe(standby: StandbyStatus | None) -> str:
+def _format_status(standby: StandbyStatus | None) -> str:
     if standby is None:
-        return "unknown"
+        return "the engine reports no state"
     return standby.state.value + (f": {standby.error[:MAX_ERROR_CHARS]}" if standby.error else "")

@@ -1,4 +1,7 @@
-"""Hold the start of an engine until memory that an earlier engine left on its devices is free."""
+"""Hold the start of an engine until the memory in use on its devices has been freed.
+
+An earlier engine may have left this memory behind.
+"""
 
 from __future__ import annotations
 
@@ -29,17 +32,22 @@ from plimsoll_sidecar.signals.process_table import read_command_line
 
 log = logging.getLogger(__name__)
 
-FREE_BYTES, FREE_SHARE = 1 << 30, 0.02
-"""A device is free if less is in use than the larger of this size, in bytes, and this share of its
-memory. The driver takes 600 MB of an H100."""
-MAX_HOLDERS = 4
+MAX_IDLE_BYTES, MAX_IDLE_SHARE = 1 << 30, 0.02
+"""Largest use of a free device: this size in bytes, or this share of its memory if that is more.
+
+The driver uses 600 MB of an H100.
+"""
+MAX_NAMED_HOLDERS = 4
 POD_REPLACE_WAIT_S = 600.0
-"""Seconds for which a start is also held while the operator is to replace the pod. The engine then
-starts, because the operator may be down, or the disruption budget may forbid the eviction."""
+"""Additional seconds for which a start is held if the operator should replace the pod.
+
+After that, the engine starts: the operator may be down, or the disruption budget may forbid the
+eviction.
+"""
 
 
 class DeviceUse(NamedTuple):
-    """Memory in use on a device, in bytes, and its holders as far as the driver names them."""
+    """Memory in use on a device, in bytes, and a text about the processes that hold it."""
 
     name: str
     used: int
@@ -48,70 +56,95 @@ class DeviceUse(NamedTuple):
 
     @property
     def is_free(self) -> bool:
-        """Whether the device has the memory that an engine expects."""
-        return self.used <= max(FREE_BYTES, FREE_SHARE * self.total)
+        """Whether so little memory is in use that an engine can start."""
+        return self.used <= max(MAX_IDLE_BYTES, MAX_IDLE_SHARE * self.total)
 
 
 class GateOutcome(StrEnum):
-    """Reason why a held start was permitted, as the metric names it."""
+    """Reason why a held start was permitted. The values are label values of a metric."""
 
     FREE = "free"
     TIMEOUT = "timeout"
     UNKNOWN = "unknown"
 
 
+GATE_REASONS = {
+    GateOutcome.FREE: "its devices are free",
+    GateOutcome.TIMEOUT: "its devices are still in use after the timeout",
+    GateOutcome.UNKNOWN: "the use of its devices is unknown",
+}
+"""Text in the log for each outcome."""
+
+
 class EngineStartGate:
     """Hold the start of one engine while its devices are in use.
 
-    ``devices`` returns the use of the engine's devices; None if it is unknown. The engine then
-    starts.
+    The engine asks in a file in ``run_dir`` whether it may start, and reads the answer from another
+    file. ``read_devices`` returns the use of the engine's devices, or None if it is unknown. The
+    engine may start if the use is unknown.
     """
 
-    def __init__(self, run_dir: Path, devices: Callable[[], Sequence[DeviceUse] | None]) -> None:
-        self._answer_file, self._devices = run_dir / ANSWER_FILE, devices
+    def __init__(
+        self, run_dir: Path, read_devices: Callable[[], Sequence[DeviceUse] | None]
+    ) -> None:
+        self._answer_file, self._read_devices = run_dir / ANSWER_FILE, read_devices
         self._question_file = run_dir / QUESTION_FILE
-        self._answered: str | None = None
-        self._asked, self._since = "", 0.0
-        self._late: Suspicion | None = None
+        self._permitted_question: str | None = None
+        self._held_question, self._held_since = "", 0.0
+        self._late_suspicion: Suspicion | None = None
         self.permitted_starts: list[tuple[GateOutcome, float]] = []
-        """Starts permitted since the list was cleared, with the seconds that each was held."""
+        """Outcome of each permitted start, and the seconds for which the start was held.
 
-    def update(self, policy: StartGate | None, answers: bool, now: float) -> Suspicion | None:
-        """Answer an engine that asks to start. Return a suspicion if it has been held too long.
+        The owner clears the list.
+        """
 
-        ``answers`` states whether the engine serves its admin API. ``now`` is in Unix seconds.
+    def update(
+        self, policy: StartGate | None, engine_answers: bool, now: float
+    ) -> Suspicion | None:
+        """Answer an engine that asks to start.
+
+        Args:
+            policy: The configuration of the start gate; None if no engine is to be held.
+            engine_answers: Whether the engine answers a request for its status.
+            now: The time in Unix seconds.
+
+        Returns:
+            A suspicion if the start has been held for longer than the policy allows, or else None.
+
         """
         if policy is None:
             with contextlib.suppress(OSError):
                 self._answer_file.unlink(missing_ok=True)
-            self._answered = self._late = None
+            self._permitted_question = self._late_suspicion = None
             return None
-        asked = self._read_question()
-        if self._answered is None:
-            # An engine that runs was let through before the supervisor was started again.
-            self._permit_start(asked if answers else "", now)
-        if not asked or asked == self._answered:
-            self._late = None if answers else self._late
-            return self._late
-        if asked != self._asked:
-            self._asked, self._since, self._late = asked, now, None
-        held_s, uses = now - self._since, self._devices()
-        if answers or uses is None or all(use.is_free for use in uses):
+        question = self._read_question()
+        if self._permitted_question is None:
+            # An engine that answers was permitted to start before the supervisor restarted.
+            self._permit_start(question if engine_answers else "", now)
+        if not question or question == self._permitted_question:
+            self._late_suspicion = None if engine_answers else self._late_suspicion
+            return self._late_suspicion
+        if question != self._held_question:
+            self._held_question, self._held_since = question, now
+            self._late_suspicion = None
+        held_s, uses = now - self._held_since, self._read_devices()
+        if engine_answers or uses is None or all(use.is_free for use in uses):
             known = uses is not None
             self._finish_hold(
-                asked, GateOutcome.FREE if known else GateOutcome.UNKNOWN, held_s, now
+                question, GateOutcome.FREE if known else GateOutcome.UNKNOWN, held_s, now
             )
-            self._late = None
+            self._late_suspicion = None
             return None
         reason = "; ".join(_format_use(use) for use in uses if not use.is_free)
         replaces = policy.then is Action.POD_REPLACE
         if held_s >= policy.within_s:
-            self._late = _make_suspicion(uses, reason)
+            self._late_suspicion = _make_suspicion(uses, reason)
         if held_s >= policy.within_s + (POD_REPLACE_WAIT_S if replaces else 0.0):
-            self._finish_hold(asked, GateOutcome.TIMEOUT, held_s, now)
-            return self._late
-        self._write(GateAnswer(now, self._answered or "", reason[:MAX_GATE_REASON]))
-        return self._late
+            self._finish_hold(question, GateOutcome.TIMEOUT, held_s, now)
+            return self._late_suspicion
+        permitted = self._permitted_question or ""
+        self._write_answer(GateAnswer(now, permitted, reason[:MAX_GATE_REASON]))
+        return self._late_suspicion
 
     def _read_question(self) -> str:
         data = read_gate_file(self._question_file)
@@ -120,44 +153,49 @@ class EngineStartGate:
         except (UnicodeDecodeError, msgspec.ValidationError):
             return ""
 
-    def _finish_hold(self, asked: str, outcome: GateOutcome, held_s: float, now: float) -> None:
+    def _finish_hold(self, question: str, outcome: GateOutcome, held_s: float, now: float) -> None:
         log.info(
-            "permitted the engine to start after holding it for %.1f s; outcome: %s",
-            held_s,
-            outcome,
+            "permitted the engine to start after %.1f s; reason: %s", held_s, GATE_REASONS[outcome]
         )
         self.permitted_starts.append((outcome, held_s))
-        self._permit_start(asked, now)
+        self._permit_start(question, now)
 
-    def _permit_start(self, asked: str, now: float) -> None:
-        if self._write(GateAnswer(now, asked)):
-            self._answered = asked
+    def _permit_start(self, question: str, now: float) -> None:
+        if self._write_answer(GateAnswer(now, question)):
+            self._permitted_question = question
 
-    def _write(self, answer: GateAnswer) -> bool:
+    def _write_answer(self, answer: GateAnswer) -> bool:
+        """Write the engine's answer file, and return whether it could be written."""
         try:
             replace_file(self._answer_file, msgspec.json.encode(answer))
         except OSError as error:
             log.warning(
-                "cannot permit the engine to start, because the answer cannot be written: %s", error
+                "cannot answer the engine's request to start: writing the answer file failed: %s",
+                error,
             )
             return False
         return True
 
 
 def make_device_use(name: str, memory: DeviceBytes, users: DeviceUsers | None) -> DeviceUse:
-    """Return the use of a device. NVML names only the holders in this pod."""
+    """Return the use of the device ``name``.
+
+    ``users`` are the processes that hold its memory, or None if they are unknown. The driver names
+    only processes in this pod.
+    """
     held = (
         [f"process {pid} ({_read_program_name(pid)})" for pid in users.processes] if users else []
     )
     if users is not None and users.mps_clients:
         held.append(f"{users.mps_clients} clients of MPS")
     unlisted = "another pod, or a process that has mapped the memory"
-    return DeviceUse(name, memory.used, memory.total, ", ".join(held[:MAX_HOLDERS]) or unlisted)
+    holders = ", ".join(held[:MAX_NAMED_HOLDERS]) or unlisted
+    return DeviceUse(name, memory.used, memory.total, holders)
 
 
 def _read_program_name(pid: int) -> str:
     words = read_command_line(pid)
-    return words[0].rsplit("/", 1)[-1][:63] if words else "ended"
+    return words[0].rsplit("/", 1)[-1][:63] if words else "it has ended"
 
 
 def _format_use(use: DeviceUse) -> str:

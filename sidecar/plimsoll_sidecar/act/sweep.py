@@ -1,8 +1,9 @@
 """Remove files that an engine left behind in ``/dev/shm``, if the configuration allows it.
 
-A file is removed only if it belongs to this user and no running process has it mapped or open. It
-must also have been written while engines of this pod were running, before the last one ended. If a
-process nevertheless uses the file, its memory stays mapped and only the name disappears.
+A file is removed only if it belongs to this user, and no running process has mapped or opened it.
+The file must also have been written between the start of this pod's first engine and the end of the
+newest one that has ended. If a process nevertheless uses the file, its memory stays mapped and only
+the name disappears.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ from plimsoll_sidecar.signals.shared_memory import (
 log = logging.getLogger(__name__)
 
 HELPER_EXIT_S = 15.0
-"""Seconds for which helper processes may outlive the main process and use its files."""
+"""Seconds after the end of the main process for which helper processes may still use its files."""
 
 
 class SharedMemorySweep:
-    """Remove leftover files from ``root``, the tmpfs of the pod.
+    """Remove files that an ended engine left behind in ``root``, the pod's ``/dev/shm``.
 
-    ``proc`` shows the pod's processes.
+    ``proc`` is the directory that shows the pod's processes.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class SharedMemorySweep:
         self._root, self._now, self._proc = root, now, proc
         self._main: ProcessId | None = None
         self._first_started_at: float | None = None
-        self._alive_at = self._until = 0.0
+        self._last_alive_at = self._sweep_until = 0.0
         self._ended_at: float | None = None
 
     @classmethod
@@ -54,21 +55,22 @@ class SharedMemorySweep:
         return cls() if has_private_shm() else None
 
     def update(self, main: ProcessId | None, enabled: bool) -> int:
-        """Record the engine's last known main process, and return the number of removed bytes.
+        """Remove leftover files if the main process has ended, and return the removed bytes.
 
-        If ``enabled``, files are removed for :data:`HELPER_EXIT_S` after that process has ended.
+        ``main`` is the engine's last known main process, or None. Files are removed only if
+        ``enabled``, and repeatedly for :data:`HELPER_EXIT_S` after the main process has ended.
         """
         now = self._now()
         alive = main is not None and is_running(main)
         if self._main is not None and (not alive or main != self._main):
             # Files written after the last update may belong to the next engine.
-            self._ended_at, self._until = self._alive_at, now + HELPER_EXIT_S
+            self._ended_at, self._sweep_until = self._last_alive_at, now + HELPER_EXIT_S
             self._main = None
         if main is not None and alive:
             if self._first_started_at is None:
                 self._first_started_at = now - compute_age_s(main)
-            self._main, self._alive_at = main, now
-        if not enabled or self._ended_at is None or now >= self._until:
+            self._main, self._last_alive_at = main, now
+        if not enabled or self._ended_at is None or now >= self._sweep_until:
             return 0
         return self._remove_leftover_files(self._ended_at)
 
@@ -78,7 +80,7 @@ class SharedMemorySweep:
             left = [file for file in listed if self._was_left_by_engine(file, ended_at)]
             holders = shared_memory.find_files_in_use(left, self._proc)
         except UnknownUsersError as error:
-            log.warning("cannot clean up the shared memory in %s: %s", self._root, error)
+            log.warning("cannot remove leftover files from %s: %s", self._root, error)
             return 0
         removed = 0
         for file in left:
@@ -89,7 +91,7 @@ class SharedMemorySweep:
                 removed += file.bytes
         if removed:
             log.warning(
-                "removed %s of files that an earlier engine had left in %s",
+                "removed %s of files that an earlier engine had left behind in %s",
                 format_bytes(removed),
                 self._root,
             )

@@ -92,7 +92,7 @@ def test_a_request_goes_through_the_prefill_engine_to_the_decode_engine(role: Po
     prefills = role is PodRole.PREFILL
     own, other = (prefill, decode) if prefills else (decode, prefill)
     with pair(role, own, other) as (partner, asked):
-        assert partner.meet().outcome is Outcome.SUCCEEDED
+        assert partner.send_test_requests().outcome is Outcome.SUCCEEDED
     first, second = asked
     assert first["kv_transfer_params"] == {"do_remote_decode": True}
     assert second["kv_transfer_params"] == PARAMS | {"do_remote_prefill": True}
@@ -103,8 +103,8 @@ def test_a_request_goes_through_the_prefill_engine_to_the_decode_engine(role: Po
 
 def test_no_two_tries_send_the_same_prompt() -> None:
     with pair(PodRole.DECODE, decode, prefill) as (partner, asked):
-        partner.meet()
-        partner.meet()
+        partner.send_test_requests()
+        partner.send_test_requests()
     prompts = [tuple(one["prompt"]) for one in asked]
     assert len(set(prompts)) == 2, "a block in a prefix cache would not be transferred"
 
@@ -122,7 +122,7 @@ def test_only_an_engine_that_fails_counts_against_the_restart(
     own: Reply, outcome: Outcome, told: str
 ) -> None:
     with pair(PodRole.DECODE, own, prefill) as (partner, _):
-        found = partner.meet()
+        found = partner.send_test_requests()
     assert found.outcome is outcome
     assert told in found.message
 
@@ -135,7 +135,7 @@ def test_one_partner_of_several_that_fails_is_named() -> None:
         return decode(body) if len(seen) == 1 else (500, {})
 
     with pair(PodRole.PREFILL, prefill, sometimes, partners=3) as (partner, asked):
-        found = partner.meet()
+        found = partner.send_test_requests()
     assert found.outcome is Outcome.FAILED
     assert "pod other-" in found.message
     assert len(asked) == 4, "it stops at the first failure"
@@ -143,18 +143,24 @@ def test_one_partner_of_several_that_fails_is_named() -> None:
 
 def test_what_cannot_be_asked_says_nothing() -> None:
     with pair(PodRole.PREFILL, decode, decode) as (partner, _):
-        assert partner.meet().outcome is Outcome.UNKNOWN, "no kv_transfer_params in the answer"
+        assert partner.send_test_requests().outcome is Outcome.UNKNOWN, (
+            "no kv_transfer_params in the answer"
+        )
     with pair(PodRole.DECODE, decode, None) as (partner, _):
-        assert partner.meet().outcome is Outcome.UNKNOWN, "nothing listens at its port"
+        assert partner.send_test_requests().outcome is Outcome.UNKNOWN, (
+            "nothing listens at its port"
+        )
     with pair(PodRole.DECODE, decode, prefill, partners=0) as (partner, _):
-        assert partner.meet() == PartnerTestResult(Outcome.UNKNOWN, "no prefill pod is ready")
+        assert partner.send_test_requests() == PartnerTestResult(
+            Outcome.UNKNOWN, "no prefill pod is ready, so the engine was not tested"
+        )
 
     def unreadable() -> dict[str, str]:
         raise KubeError(500, "etcd is slow")
 
     url = "http://127.0.0.1:1"
     broken = Partners(EngineEndpoint(EngineType.VLLM, url, url), PodRole.DECODE, unreadable)
-    assert broken.meet().outcome is Outcome.UNKNOWN
+    assert broken.send_test_requests().outcome is Outcome.UNKNOWN
 
 
 class Fixed(Partners):
@@ -163,7 +169,7 @@ class Fixed(Partners):
     def __init__(self, found: PartnerTestResult) -> None:
         self.found = found
 
-    def meet(self) -> PartnerTestResult:
+    def send_test_requests(self) -> PartnerTestResult:
         return self.found
 
 

@@ -20,7 +20,7 @@ def test_a_service_without_clients_says_nothing_of_who_is_left(api: ApiServer) -
     api.add("front", [endpoint(HEAD)])
     api.add("group", [endpoint(HEAD), endpoint("stranger", serving=False)])
     assert PodServices(api.endpoint_slices, HEAD).is_last_ready()
-    apart = PodServices(api.endpoint_slices, HEAD, unused=["group"])
+    apart = PodServices(api.endpoint_slices, HEAD, unused_services=["group"])
     assert apart.read_readiness_by_service() == [{HEAD: True}]
     assert not apart.is_last_ready()
 
@@ -56,7 +56,9 @@ def test_a_wait_reads_the_namespace_once_and_then_the_pods_services_alone(api: A
 def test_the_pods_of_an_inference_pool_need_no_service(api: ApiServer) -> None:
     """Nothing but the policy's own Service shows them, and no request comes through that one."""
     replicas = [(HEAD, "llm-worker"), ("other",)]
-    mine = PodServices(api.endpoint_slices, HEAD, replicas=lambda: replicas, members="members")
+    mine = PodServices(
+        api.endpoint_slices, HEAD, list_replicas=lambda: replicas, members_service="members"
+    )
     assert mine.is_last_ready(planned=True), "the Service is not there yet"
     assert not mine.is_last_ready()
     api.add("members", [endpoint(HEAD), endpoint("other", serving=False), endpoint("decode")])

@@ -279,7 +279,7 @@ def waited(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_requests_end_before_a_restart_while_endpoints_cannot_be_read(
     actuator: Actuator, engine: Engine, waited: list[float]
 ) -> None:
-    actuator._endpoints = cast(ServiceExit, Away(403))
+    actuator._service_exit = cast(ServiceExit, Away(403))
     assert actuator.execute(command(Verb.DRAIN)).outcome is Outcome.SUCCEEDED
     assert waited == [LEAVE_TIMEOUT_S], "a fixed time"
     assert len(engine.drained_for) == 1
@@ -289,9 +289,9 @@ def test_requests_end_before_a_restart_while_the_api_server_is_away(
     actuator: Actuator, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pod_services, "LEAVE_TIMEOUT_S", 1.0)
-    monkeypatch.setattr(pod_services, "ENDPOINTS_POLL_S", 0.1)
+    monkeypatch.setattr(pod_services, "ENDPOINTS_POLL_INTERVAL_S", 0.1)
     away = Away()
-    actuator._endpoints = cast(ServiceExit, away)
+    actuator._service_exit = cast(ServiceExit, away)
     since = time.monotonic()
     assert actuator.execute(command(Verb.DRAIN)).outcome is Outcome.SUCCEEDED
     assert time.monotonic() - since >= 1.0

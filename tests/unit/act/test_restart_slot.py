@@ -129,7 +129,7 @@ def test_a_slot_that_others_took_is_an_error(kube: Kube) -> None:
     assert other.acquire("pod-1-1", POLICY, kube.time) is not None
     now = LEASE_DURATION_S + 1.0
     assert other.acquire("pod-1-1", POLICY, kube.time) is None
-    with pytest.raises(SlotLostError, match="pod-1 holds slot-0"):
+    with pytest.raises(SlotLostError, match="pod-1 holds the slot slot-0"):
         mine.reconcile(POLICY)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from plimsoll_api.admin import StandbyState, StandbyStatus
 from plimsoll_sidecar.act import standby as module
-from plimsoll_sidecar.act.standby import LEASE_S, StandbyLease
+from plimsoll_sidecar.act.standby import LEASE_DURATION_S, StandbyLease
 from plimsoll_sidecar.clients.http import EngineError
 
 
@@ -31,9 +31,7 @@ class Engine:
 
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
-    monkeypatch.setattr(
-        StandbyLease, "_renew_in_turn", lambda self: None
-    )  # the test turns it itself
+    monkeypatch.setattr(StandbyLease, "_run_once", lambda self: None)  # the test turns it itself
     return Engine()
 
 
@@ -52,11 +50,11 @@ def test_it_is_renewed_while_wanted_and_given_back_once(
     lease.set_wanted("a:1", wanted=False)
     for _ in range(3):
         lease.renew_or_release()
-    assert engine.asked == [("a:1", LEASE_S)] * 3 + [("a:1", 0.0)]
+    assert engine.asked == [("a:1", LEASE_DURATION_S)] * 3 + [("a:1", 0.0)]
     assert [record.getMessage() for record in caplog.records] == [
         "standby worker: absent: less than 1024 MiB are free",
         "standby worker: prepared",
-        "standby worker: released",
+        "standby worker: the lease was released",
     ]
 
 
@@ -68,11 +66,11 @@ def test_a_lease_that_cannot_be_given_back_ends_by_itself(engine: Engine) -> Non
     engine.error = "no answer"
     lease.set_wanted("a:1", wanted=False)
     lease.renew_or_release()
-    now[0] += LEASE_S - 1
+    now[0] += LEASE_DURATION_S - 1
     lease.renew_or_release()
     now[0] += 1
     lease.renew_or_release()
-    assert engine.asked == [("a:1", LEASE_S), ("a:1", 0.0), ("a:1", 0.0)]
+    assert engine.asked == [("a:1", LEASE_DURATION_S), ("a:1", 0.0), ("a:1", 0.0)]
 
 
 def test_one_whose_epoch_is_over_is_not_given_back(
@@ -86,7 +84,7 @@ def test_one_whose_epoch_is_over_is_not_given_back(
     lease.set_wanted("a:2", wanted=False)
     for _ in range(2):
         lease.renew_or_release()
-    assert engine.asked == [("a:1", LEASE_S)]
+    assert engine.asked == [("a:1", LEASE_DURATION_S)]
     assert (
         caplog.records[-1].getMessage() == "standby worker: the lease ended together with its epoch"
     )
@@ -104,7 +102,11 @@ def test_one_that_is_refused_is_asked_for_again(
     engine.error = None
     lease.set_wanted("a:2", wanted=True)
     lease.renew_or_release()
-    assert engine.asked == [("a:1", LEASE_S), ("a:1", LEASE_S), ("a:2", LEASE_S)]
+    assert engine.asked == [
+        ("a:1", LEASE_DURATION_S),
+        ("a:1", LEASE_DURATION_S),
+        ("a:2", LEASE_DURATION_S),
+    ]
     assert (
         caplog.records[0].getMessage()
         == "standby worker: cannot lease the standby worker: HTTP 409 StaleEpoch"
