@@ -328,7 +328,7 @@ def test_an_engine_that_was_killed_before_anybody_saw_it_has_ended(
     sampler = Sampler(adapter)
     host = sampler.sample().host
     assert (host.processes, host.frontend_lives) == (2, None), "a start may be on its way"
-    monkeypatch.setattr(processes, "ORPHAN_AGE_S", 0.0)
+    monkeypatch.setattr(processes, "MIN_ORPHAN_AGE_S", 0.0)
     watch, world = StallWatch(120.0, 1.0), World()
     world.answers = world.suspect = False
     command, second = None, 0

@@ -63,7 +63,7 @@ class Rig:
     ) -> ExternalEngine:
         url = f"http://127.0.0.1:{self.port}"
         endpoint = EngineEndpoint(kind, url, url, "m", container=self.container, serves=serves)
-        return ExternalEngine(endpoint, group_serves=group)
+        return ExternalEngine(endpoint, is_group_serving=group)
 
     @property
     def calls(self) -> list[str]:
@@ -152,7 +152,7 @@ def test_an_unknown_version_is_requested_again(rig: Rig, monkeypatch: pytest.Mon
     adapter = rig.adapter(EngineType.VLLM)
     assert adapter.status().version == ""
     assert adapter.status().version == "", "not at every sample"
-    monkeypatch.setattr(external_server, "VERSION_RETRY_S", 0.0)
+    monkeypatch.setattr(external_server, "VERSION_RETRY_INTERVAL_S", 0.0)
     rig.processes[0].kill()
     rig.processes[0].wait(10)
     rig.start("vllm", "--busy=1")
@@ -342,8 +342,8 @@ def test_a_pause_is_known_where_the_server_says_so(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A paused vLLM keeps its requests: to the sampler it looks like one that hangs."""
-    monkeypatch.setattr(external_load, "SCRAPE_S", 0.05)
-    monkeypatch.setattr(external_load, "STALLED_SCRAPE_S", 0.05)
+    monkeypatch.setattr(external_load, "SCRAPE_INTERVAL_S", 0.05)
+    monkeypatch.setattr(external_load, "STALLED_SCRAPE_INTERVAL_S", 0.05)
     rig.start("vllm-pause", "--running=2")
     sampler = Sampler(rig.adapter(EngineType.VLLM))
     server = HttpClient(f"http://127.0.0.1:{rig.port}")

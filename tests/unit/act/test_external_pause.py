@@ -13,8 +13,8 @@ import pytest
 
 from plimsoll_sidecar.act.adapters import external_load
 from plimsoll_sidecar.act.adapters.external_load import (
-    RETRY_S,
-    STALLED_SCRAPE_S,
+    RETRY_INTERVAL_S,
+    STALLED_SCRAPE_INTERVAL_S,
     ExternalLoad,
     PauseReader,
 )
@@ -93,7 +93,7 @@ def test_a_server_without_the_route_is_asked_once_an_epoch(server: Server) -> No
     server.answer = 404, b'{"detail":"Not Found"}'
     for _ in range(3):
         assert reader.read() is None
-        clock.now += 10 * RETRY_S
+        clock.now += 10 * RETRY_INTERVAL_S
     assert server.asked == 1
     server.answer = 200, b'{"is_paused": true}'
     assert reader.read() is None
@@ -115,7 +115,7 @@ def test_what_is_no_answer_is_unknown_and_seldom_asked_for(
     assert reader.read() is None
     assert reader.read() is None
     assert server.asked == 1
-    clock.now += RETRY_S
+    clock.now += RETRY_INTERVAL_S
     server.answer = 200, b'{"is_paused": true}'
     assert reader.read() is True
 
@@ -140,7 +140,7 @@ def test_only_an_engine_with_work_that_makes_no_step_is_asked(server: Server) ->
     load = ExternalLoad(server.client, VLLM, clock)
 
     def page() -> bool | None:
-        clock.now += 2 * STALLED_SCRAPE_S
+        clock.now += 2 * STALLED_SCRAPE_INTERVAL_S
         newest = load.get_newest()
         assert newest is not None
         return newest[0].paused

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from plimsoll_api.engines import EngineType
 from plimsoll_sidecar.act.adapters.kv_transfer import (
     MAX_LEASE_S,
-    can_meet,
+    can_test_connector,
     find_restart_blocker,
     read_connector,
     read_lease_s,
@@ -144,5 +144,5 @@ def test_the_connector_that_uses_nixl_is_found_among_others() -> None:
     ):
         words = ["vllm", "serve", f"--kv-transfer-config={json.dumps(config)}"]
         assert read_connector(VLLM, words) == name
-        assert can_meet(name) is name.startswith("Nixl")
+        assert can_test_connector(name) is name.startswith("Nixl")
     assert read_connector(VLLM, ["vllm", "serve"]) == read_connector(SGLANG, words) == ""

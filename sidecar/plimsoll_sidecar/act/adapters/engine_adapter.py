@@ -1,6 +1,6 @@
-"""Define the operations on an engine, and select the adapter for an engine type.
+"""Define the operations on an engine, and create the adapter for an engine type.
 
-An engine's status lists its capabilities. The ladder skips actions that the engine does not
+The status of an engine lists its capabilities. The ladder skips actions that the engine does not
 support.
 """
 
@@ -20,84 +20,92 @@ from plimsoll_sidecar.signals.process_table import ProcessId
 
 
 class EngineAdapter(Protocol):
-    """Operations on one engine, each within a bounded time.
+    """Operations on one engine. Each operation returns within a bounded time.
 
-    Operations with a :class:`Command` return a :class:`Result` and never raise. The outcome
-    ``Refused`` means that nothing was started. A command with the same ``operation_id`` may be sent
-    again.
+    Operations with a :class:`Command` and a :class:`Result` never raise. The outcome ``Refused``
+    means that nothing was started. The same command may be sent again, with the same
+    ``operation_id``.
     """
 
     @property
     def has_status_port(self) -> bool:
-        """Whether the status comes from a port other than the serving port."""
+        """Whether the engine reports its status on a port other than the serving port."""
 
     @property
-    def can_meet_partner(self) -> bool:
-        """Whether a request can be sent through the engine and its partner.
+    def can_test_partners(self) -> bool:
+        """Whether the supervisor can send a test request through this engine and its partners.
 
-        A partner is an engine with which this one exchanges KV blocks.
+        A partner is an engine with which this engine exchanges KV blocks.
         """
 
     @property
     def restart_blocker(self) -> str | None:
-        """Reason not to restart this engine without its partners; None if there is none."""
+        """Reason why this engine must not restart without its partners; None if it may."""
 
     def status(self) -> Status:
         """Return the engine's status. Raises :class:`EngineError` if it cannot be read."""
 
     def metrics_page_signal(self) -> Signal | None:
-        """Return whether the metrics page is usable; None if the engine has no such page."""
+        """Return a signal that states whether the metrics page is usable.
+
+        None if the adapter reads no such page.
+        """
 
     def is_serving(self) -> bool:
-        """Report whether the serving port answers, even with an error.
+        """Report whether the serving port answers a request, even with an error.
 
-        Any answer shows that the frontend is running, even if its status cannot be read.
+        Any answer shows that the frontend is running, even if the engine's status cannot be read.
         """
 
     def trim(self, command: Command) -> Result:
-        """Make the engine free cached memory, without affecting its requests."""
+        """Make the engine free cached memory. This does not affect its requests."""
 
     def drain(self, command: Command, is_wanted: Callable[[], bool] = lambda: True) -> Result:
-        """Refuse new requests, and wait at most ``command.deadline_s`` for running ones.
+        """Refuse new requests, and wait at most ``command.deadline_s`` for running requests.
 
-        If ``is_wanted`` returns False meanwhile, the engine accepts requests again.
+        If ``is_wanted`` returns False meanwhile, the drain ends early, and the engine accepts
+        requests again.
         """
 
     def finish(self, command: Command) -> Result:
-        """Wait at most ``command.deadline_s`` for running requests, while accepting new ones."""
+        """Wait at most ``command.deadline_s`` for running requests.
+
+        The engine accepts new requests meanwhile.
+        """
 
     def resume(self, epoch: str) -> None:
-        """End a drain without a restart. Raises :class:`EngineError`."""
+        """End a drain in ``epoch`` without a restart. Raises :class:`EngineError`."""
 
     def standby(self, epoch: str, lease_s: float) -> StandbyStatus | None:
-        """Request a standby worker for the next ``lease_s`` seconds; 0 ends the lease.
+        """Request a standby worker for the next ``lease_s`` seconds, or end the lease with 0.
 
-        Only for an engine with :attr:`Capability.STANDBY`. Raises :class:`EngineError`, for example
-        if the epoch has ended.
+        Return the status of the standby worker; None if the engine does not report it. Only for an
+        engine with :attr:`Capability.STANDBY`. Raises :class:`EngineError`, for example if
+        ``epoch`` has ended.
         """
 
     def restart_worker(self, command: Command) -> Result:
-        """Replace the worker. The new worker continues the requests of the old one."""
+        """Replace the worker. The new worker continues the requests of the old worker."""
 
     def restart_engine(self, command: Command) -> Result:
-        """End the whole engine. The kubelet then restarts its container."""
+        """End all processes of the engine. The kubelet then restarts its container."""
 
     def processes(self) -> list[ProcessMemory]:
-        """Return the engine's running processes, as ``/proc`` shows them.
+        """Return the engine's running processes, from ``/proc``.
 
-        Empty if no process runs or can be found. The main process has the role ``Frontend``.
+        The main process has the role ``Frontend``. The list is empty if no process is found.
         """
 
     def has_ended(self) -> bool:
-        """Report whether the main process has ended while other processes of the engine still run.
+        """Report whether the main process has ended, but other processes of the engine still run.
 
-        Also true if it ended before the supervisor first saw it.
+        The result is also True if it ended before the supervisor first saw it.
         """
 
     def sweep(self) -> str:
-        """End processes of an earlier engine that still run beside the current one.
+        """End processes of an earlier engine that still run beside the current engine.
 
-        Return a text that names the ended processes; empty if there were none.
+        Return a text that names these processes; empty if there were none.
         """
 
     def end(self, frontend: ProcessId | None) -> TerminationResult:
@@ -107,25 +115,29 @@ class EngineAdapter(Protocol):
         """
 
     def diagnostics(self, kind: Diagnostic, command: Command) -> bytes:
-        """Return the text of one diagnostic. Raises :class:`EngineError` if it is not available."""
+        """Return the text of the diagnostic ``kind``.
+
+        Raises :class:`EngineError` if it is not available.
+        """
 
     def stacks(self, command: Command) -> bytes | None:
-        """Return the stacks of an unresponsive engine; None if they cannot be read."""
+        """Return the stacks of an engine that does not answer; None if they cannot be read."""
 
 
 def create_adapter(
-    endpoint: EngineEndpoint, token_file: Path, group_serves: Callable[[], bool] | None = None
+    endpoint: EngineEndpoint, token_file: Path, is_group_serving: Callable[[], bool] | None = None
 ) -> EngineAdapter:
-    """Return the adapter for ``endpoint.type``.
+    """Return the adapter for the engine type ``endpoint.type``.
 
-    ``token_file`` holds the token of Plimsoll's own protocol; other adapters ignore it.
-    ``group_serves`` is set for a worker of a multi-node group.
+    ``token_file`` contains the token of the admin protocol, which only Plimsoll's engine has.
+    ``is_group_serving`` returns whether the multi-node group of this worker serves; None for a pod
+    that is not a worker.
     """
-    # Imported here, because each imports modules that the other never needs.
+    # The imports are here, because each adapter imports modules that the other does not need.
     if endpoint.type is EngineType.PLIMSOLL:
         from plimsoll_sidecar.act.adapters.plimsoll_engine import PlimsollEngine
 
         return PlimsollEngine(endpoint, token_file)
     from plimsoll_sidecar.act.adapters.external_engine import ExternalEngine
 
-    return ExternalEngine(endpoint, group_serves=group_serves)
+    return ExternalEngine(endpoint, is_group_serving=is_group_serving)

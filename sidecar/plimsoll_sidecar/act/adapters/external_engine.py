@@ -1,11 +1,12 @@
-"""Supervise engines without Plimsoll's protocol: vLLM, SGLang and any HTTP server.
+"""Supervise engines without Plimsoll's admin protocol: vLLM, SGLang and any HTTP server.
 
-The adapter builds a :class:`~plimsoll_api.admin.Status` from what is visible: the processes of the
-engine's container, whether the port answers, and its metrics. The epoch consists of the main
-process's start time and PID, and of the number of times that all helper processes were replaced.
-Counters confirm such a replacement, but never start an epoch on their own.
+The adapter creates a :class:`~plimsoll_api.admin.Status` from the processes in the engine's
+container, the answers of its port, and its metrics. The epoch consists of the main process's start
+time and PID, and of the number of times that all helper processes were replaced. Such a replacement
+counts only if counters on the metrics page also decrease. A decrease alone starts no epoch.
 
-Known engines listen only when they are ready. A process without a listening port is starting.
+Known engines listen on their port only when they are ready. An engine that does not listen is
+starting.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from plimsoll_api.supervisor_config import EngineEndpoint
 from plimsoll_sidecar.act.adapters.external_load import ExternalLoad
 from plimsoll_sidecar.act.adapters.external_profile import ENGINE_PROFILES
 from plimsoll_sidecar.act.adapters.external_server import ServerInfo
-from plimsoll_sidecar.act.adapters.kv_transfer import can_meet, find_restart_blocker
+from plimsoll_sidecar.act.adapters.kv_transfer import can_test_connector, find_restart_blocker
 from plimsoll_sidecar.act.adapters.processes import (
     TERM_GRACE_S,
     OwnedEngine,
@@ -60,29 +61,33 @@ log = logging.getLogger(__name__)
 
 TIMEOUT_S = 3.0
 TRIM_TIMEOUT_S = 5.0
-"""Seconds that all trims may take. Each takes milliseconds unless the engine hangs."""
+"""Timeout for all requests of a trim together, in seconds.
+
+Each takes milliseconds unless the engine hangs.
+"""
 POLL_S = 0.5
 """Seconds between two checks for running requests."""
 EXIT_GRACE_S = 30.0
-"""Seconds added to the drain's deadline for the shutdown of the server."""
-IDLE_POLLS = 2
-"""Number of consecutive checks without requests before an engine counts as idle."""
+"""Seconds for the shutdown of the server, after the deadline of the drain."""
+MIN_IDLE_POLLS = 2
+"""Number of consecutive checks without requests after which an engine counts as idle."""
 
 
 class ExternalEngine(OwnedEngine):
     """Adapter for one external engine. Thread-safe.
 
-    ``group_serves`` returns whether the multi-node group of this worker serves. Without it, a
-    worker always counts as serving.
+    ``probes`` reads the reports of plimsoll-probe in the engine's processes. ``is_group_serving``
+    returns whether the multi-node group of this worker serves. If it is None, a worker always
+    counts as serving.
     """
 
     def __init__(
         self,
         endpoint: EngineEndpoint,
         probes: Probes | None = None,
-        group_serves: Callable[[], bool] | None = None,
+        is_group_serving: Callable[[], bool] | None = None,
     ) -> None:
-        self._group_serves = group_serves
+        self._group_serves = is_group_serving
         self._probes = probes or Probes.from_environment()
         self._endpoint, self._profile = endpoint, ENGINE_PROFILES[endpoint.type]
         self._port = urlsplit(endpoint.serving_url).port or 80
@@ -106,9 +111,10 @@ class ExternalEngine(OwnedEngine):
     # ---- status
 
     def status(self) -> Status:
-        """Return a status from the engine's pages, its probes and ``/proc``.
+        """Return a status from the engine's metrics page, its probes and ``/proc``.
 
-        Raises EngineError if the main process is not running.
+        Raises EngineError if the main process is not running, or if the port does not answer as
+        expected.
         """
         with self._lock:
             members = self._find_processes()
@@ -142,24 +148,27 @@ class ExternalEngine(OwnedEngine):
             return self._newest
 
     @property
-    def can_meet_partner(self) -> bool:
-        """Whether the supervisor knows which requests test the engine with its partner."""
-        return can_meet(self._info.connector)
+    def can_test_partners(self) -> bool:
+        """Whether the supervisor can send a test request through this engine and its partners."""
+        return can_test_connector(self._info.connector)
 
     @property
     def restart_blocker(self) -> str | None:
-        """Reason not to restart this engine without its partners; None if there is none."""
+        """Reason why this engine must not restart without its partners; None if it may."""
         return find_restart_blocker(self._info.connector, self._info.version)
 
     def metrics_page_signal(self) -> Signal | None:
-        """Return whether the newest metrics page is usable; None if the engine has none."""
+        """Return a signal that states whether the newest metrics page is usable.
+
+        None if the engine has no metrics page.
+        """
         if not self._profile.metrics or not self._endpoint.serves:
             return None
         with self._lock:
             return self._load.signal
 
     def is_serving(self) -> bool:
-        """Report whether the profile's health path answers, even with an error."""
+        """Report whether the health path of the engine's profile answers, even with an error."""
         return self._endpoint.serves and self._server.has_answer(
             self._profile.health_path, TIMEOUT_S
         )
@@ -168,8 +177,8 @@ class ExternalEngine(OwnedEngine):
         """Return the engine's processes. Raises EngineError if there is no main process."""
         try:
             members = self._owned.find()
-        except EngineNotFoundError as none:
-            raise EngineError(str(none)) from none
+        except EngineNotFoundError as error:
+            raise EngineError(str(error)) from error
         found = members.main
         if found is None:
             left = ", ".join(str(p.pid) for p in members.processes[:8])
@@ -186,7 +195,7 @@ class ExternalEngine(OwnedEngine):
         return members
 
     def _has_replaced_helpers(self) -> bool:
-        """Report whether all helpers that ran at the last metrics page have ended."""
+        """Report whether all helpers that were running at the last usable page have ended."""
         return bool(self._page_helpers) and self._page_helpers.isdisjoint(self._current_helpers)
 
     def _make_epoch(self, found: ProcessId) -> str:
@@ -195,17 +204,17 @@ class ExternalEngine(OwnedEngine):
     def _find_state(self) -> EngineState:
         """Return the state of the engine.
 
-        Any answer shows that the frontend is running. A server error shows that the engine core is
-        not running. A worker of a multi-node engine has no port: it is starting until its group
-        serves, and then serving until its process ends. Raises EngineError if the port does not
-        answer, or belongs to another engine.
+        Any answer of the health path shows that the frontend is running. A status of 500 or more
+        shows that the engine core is not running. A worker of a multi-node engine has no port. It
+        is starting until its group serves, and then serving until its process ends. Raises
+        EngineError if a port that listens does not answer, or belongs to another engine.
         """
         if not self._endpoint.serves:
             self._group_served = (
                 self._group_served or self._group_serves is None or self._group_serves()
             )
             return EngineState.SERVING if self._group_served else EngineState.STARTING
-        # Checked before the call: a server that begins to listen in between is starting.
+        # This is checked before the request: a server that starts to listen meanwhile is starting.
         listens = self._served or bool(find_socket_inodes(self._port, TCP_LISTEN))
         try:
             status, _ = self._server.call("GET", self._profile.health_path, TIMEOUT_S)
@@ -221,9 +230,9 @@ class ExternalEngine(OwnedEngine):
         return EngineState.FAILED if self._served else EngineState.STARTING
 
     def diagnostics(self, kind: Diagnostic, command: Command) -> bytes:
-        """Return the text from the processes' probes or py-spy.
+        """Return the text of the diagnostic ``kind``, from the processes' probes or py-spy.
 
-        Raises EngineError if no process provides one.
+        Raises EngineError if no process provides it.
         """
         newest = self._newest
         seen = {process.pid: process for process in newest.processes} if newest else {}
@@ -241,14 +250,14 @@ class ExternalEngine(OwnedEngine):
         """Return stacks from the probes or py-spy; None if neither is available."""
         try:
             return self.diagnostics(Diagnostic.STACKS, command)
-        except EngineError as none:
-            log.info("%s", none)
+        except EngineError as error:
+            log.info("cannot read the engine's stacks: %s", error)
             return None
 
     # ---- verbs
 
     def trim(self, command: Command) -> Result:
-        """Empty the engine's caches without affecting running requests.
+        """Empty the engine's caches. This does not affect running requests.
 
         The outcome depends on how much memory was freed.
         """
@@ -283,11 +292,11 @@ class ExternalEngine(OwnedEngine):
         return command.make_result(Outcome.FAILED if failed else found.outcome, summary)
 
     def drain(self, command: Command, is_wanted: Callable[[], bool] = lambda: True) -> Result:
-        """Wait for running requests, then pause the engine if it supports that.
+        """Wait for running requests, and then pause the engine if it supports pauses.
 
-        Also wait while the engine holds KV blocks that another engine has yet to read. Without
-        metrics, open connections count as requests. Requests that exceed the deadline end with the
-        engine.
+        Also wait while the engine holds KV blocks that another engine must still read. Without
+        metrics, open connections count as requests. Requests that are still running at the deadline
+        end with the engine.
         """
         reason = self._refuse_other_epoch(command)
         if reason is not None:
@@ -307,14 +316,14 @@ class ExternalEngine(OwnedEngine):
         return command.make_result(Outcome.SUCCEEDED, summary)
 
     def finish(self, command: Command) -> Result:
-        """Wait for running requests, without pausing the engine."""
+        """Wait for running requests. The engine is not paused."""
         reason = self._refuse_other_epoch(command)
         if reason is not None:
             return command.make_result(Outcome.REFUSED, reason)
         return command.make_result(Outcome.SUCCEEDED, self._wait_idle(command))
 
     def resume(self, epoch: str) -> None:
-        """Resume the engine if it supports that and the same process is running.
+        """Resume the engine if it supports pauses and is still in ``epoch``.
 
         Raises EngineError.
         """
@@ -329,15 +338,16 @@ class ExternalEngine(OwnedEngine):
             self._drained = False
 
     def restart_worker(self, command: Command) -> Result:
-        """Refuse the command: an external engine cannot replace only its worker."""
+        """Refuse the command, because an external engine cannot replace only its worker."""
         return command.make_result(
             Outcome.REFUSED, "an external engine cannot restart only its worker"
         )
 
     def restart_engine(self, command: Command) -> Result:
-        """End the engine: send SIGTERM, wait for its own shutdown, then send SIGKILL.
+        """End the engine with SIGTERM, and with SIGKILL if it does not shut down in time.
 
-        The kubelet then starts it again. A hanging engine gets no time for its shutdown.
+        The kubelet then starts it again. A stalled engine has only :data:`TERM_GRACE_S` for its
+        shutdown.
         """
         reason = self._refuse_other_epoch(command)
         with self._lock:
@@ -357,7 +367,7 @@ class ExternalEngine(OwnedEngine):
         return self._check_epoch(command.epoch)
 
     def _check_epoch(self, epoch: str) -> str | None:
-        """Return None if the engine is in ``epoch``, or else the reason to refuse the command."""
+        """Return the reason to refuse a command for ``epoch``; None if the engine is in it."""
         with self._lock:
             try:
                 self._find_processes()
@@ -372,16 +382,20 @@ class ExternalEngine(OwnedEngine):
         )
 
     def _wait_idle(self, command: Command, is_wanted: Callable[[], bool] = lambda: True) -> str:
-        """Wait until no request is running or the deadline passes.
+        """Wait until no request is running, or until the deadline of the command.
 
-        Return a text about the requests or KV blocks that are left.
+        The wait also ends if ``is_wanted`` returns False.
+
+        Returns:
+            A text about the requests that are left, or the KV blocks that are still held.
+
         """
         limit_s = 0.0 if command.mode is DrainMode.ABORT else command.deadline_s
         deadline, quiet = time.monotonic() + limit_s, 0
-        while quiet < IDLE_POLLS and time.monotonic() < deadline and is_wanted():
+        while quiet < MIN_IDLE_POLLS and time.monotonic() < deadline and is_wanted():
             quiet = quiet + 1 if self._count_requests() == 0 else 0
             time.sleep(POLL_S)
-        left = self._count_requests() if quiet < IDLE_POLLS else 0
+        left = self._count_requests() if quiet < MIN_IDLE_POLLS else 0
         if left != 0:
             return f"{'an unknown number of' if left is None else left} requests left"
         lease_s = self._info.kv_lease_s
@@ -398,7 +412,7 @@ class ExternalEngine(OwnedEngine):
         return load.kv_usage_ratio if load is not None else None
 
     def _count_requests(self) -> int | None:
-        """Return the number of running requests; None if it is unknown."""
+        """Return the number of requests in flight; None if it is unknown."""
         if not self._profile.metrics:
             return len(find_socket_inodes(self._port, TCP_ESTABLISHED))
         load = self._scrape_load()
@@ -407,14 +421,14 @@ class ExternalEngine(OwnedEngine):
         return load.inflight or 0
 
     def _scrape_load(self) -> Load | None:
-        """Scrape the metrics page and return its load; None if it cannot be read."""
+        """Scrape the metrics page, and return the load; None if the page cannot be read."""
         with self._lock:
             self._load.request_scrape()
             newest = self._load.get_newest()
         return newest[0] if newest is not None else None
 
     def _post(self, path: str, body: bytes | None, timeout_s: float = TRIM_TIMEOUT_S) -> str | None:
-        """Send a POST request. Return None if it succeeded, or else the reason."""
+        """Send a POST request. Return None if it succeeded, or else the error as text."""
         try:
             status, _ = self._server.call("POST", path, timeout_s, body)
         except EngineError as error:
@@ -425,10 +439,11 @@ class ExternalEngine(OwnedEngine):
 def collect_diagnostics(
     kind: Diagnostic, command: Command, processes: Sequence[ProcessMemory], probes: Probes
 ) -> bytes | None:
-    """Return the texts of all processes, suspected ones first; None if no text is available.
+    """Return the diagnostic ``kind`` of all processes as one text; None if no process has one.
 
-    Without a probe, only stacks are available, if py-spy can read them. A hanging process gets a
-    signal only right before it is ended.
+    The suspected process is first. A process without a probe provides only stacks, which py-spy
+    must be able to read. If ``command.stalled``, processes also receive a signal to write their
+    stacks, because they are ended next.
     """
     texts: dict[int, bytes] = dict(probes.read_texts(kind))
     if kind is Diagnostic.STACKS:
@@ -438,10 +453,10 @@ def collect_diagnostics(
             texts |= stacks.read_stacks_by_signal(probes.folder, known)
         texts |= stacks.read_stacks_by_py_spy(p for p in known if p.pid not in texts)
     answered = [p for p in command.sort_suspected_first(processes) if p.pid in texts]
-    parts = [_format_text(process, texts[process.pid], command) for process in answered]
+    parts = [_format_diagnostic(process, texts[process.pid], command) for process in answered]
     return b"\n".join(parts) if parts else None
 
 
-def _format_text(process: ProcessMemory, text: bytes, command: Command) -> bytes:
+def _format_diagnostic(process: ProcessMemory, text: bytes, command: Command) -> bytes:
     suspected = ", suspected" if process.label == command.process else ""
     return f"==== {process.label}, process {process.pid}{suspected}\n".encode() + text + b"\n"

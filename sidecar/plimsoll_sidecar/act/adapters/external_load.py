@@ -1,11 +1,12 @@
 """Read the load of an external engine: its metrics page, requests at its frontend, and pauses.
 
-Both known engines write their gauges in the process that runs the steps. If that process hangs
-while idle, the gauges stay at zero when requests arrive. Requests are therefore also counted at the
-frontend: by the server's own counter, if it has one, and by connections that wait for an answer.
+In vLLM and SGLang, the process that runs the steps updates the gauges. If that process hangs while
+idle, the gauges stay at zero when requests arrive. Requests are therefore also counted at the
+frontend. The sources are the server's own counter, if it has one, and the connections that wait for
+an answer.
 
-In development mode, vLLM's ``/is_paused`` reports whether vLLM is paused. SGLang has no such path:
-its ``/ready`` answers 503 while SGLang is paused, but also after a failed health check, for example
+In development mode, vLLM's ``/is_paused`` reports whether vLLM is paused. SGLang has no such path.
+Its ``/ready`` answers 503 while SGLang is paused, but also after a failed health check, for example
 if the engine hangs.
 """
 
@@ -34,20 +35,23 @@ from plimsoll_sidecar.signals.metrics_page import (
     make_page_reader,
 )
 
-SCRAPE_S = 2.0
-STALLED_SCRAPE_S = 1.0
-"""Seconds between two scrapes while requests are in flight without progress."""
+SCRAPE_INTERVAL_S = 2.0
+STALLED_SCRAPE_INTERVAL_S = 1.0
+"""Seconds between two scrapes while requests are in flight, but make no progress."""
 TIMEOUT_S = 2.0
 PAUSE_TIMEOUT_S = 1.0
-"""Timeout in seconds for reading the pause: the server may forward it to a hung process."""
-RETRY_S = 10.0
-"""Seconds before the next request to a server that gave no valid answer."""
+"""Timeout in seconds for reading whether the engine is paused.
+
+The server may forward the request to a process that hangs.
+"""
+RETRY_INTERVAL_S = 10.0
+"""Seconds until a server that gave no valid answer is asked again."""
 HTTP_NOT_FOUND = 404
 MIN_CONSISTENT_PAGES = 300
-"""Number of consistent pages in a row that end an inconsistency.
+"""Number of consecutive consistent pages after which an inconsistency has ended.
 
-Each page uses a new connection. If one of two servers answers 90 % of all requests, all of these
-pages come from it with a probability of 2e-14.
+Each page is read with a new connection. If two servers share a port and one answers 90 % of all
+requests, the probability that it answers all of these requests is 2e-14.
 """
 UNREAD_PAGE_SIGNAL = Signal(True)
 """Signal before the first page has been read."""
@@ -61,13 +65,23 @@ INCONSISTENT_PAGES_SIGNAL = Signal(
 
 
 class ExternalLoad:
-    """Scrape the metrics page of an engine, and keep the load of the most recent scrape.
+    """Scrape the metrics page of an engine, and store the load of the most recent scrape.
 
-    ``restarts`` counts the restarts within the main process. Such a restart is detected if the
-    page's counters decrease and ``are_helpers_replaced`` returns True. If counters decrease
-    otherwise, several registries answer on one port (:class:`RegistryCheck`). Then no page
-    describes the whole engine, and no page is used. ``count_waiting`` returns the number of
-    connections that wait for an answer, or None if it is unknown.
+    If the counters on the page decrease and ``are_helpers_replaced`` returns True, all helper
+    processes were restarted without the main process. ``restarts`` counts these restarts. If
+    counters decrease otherwise, several metrics registries answer on one port
+    (:class:`RegistryCheck`). A page then does not describe the whole engine, and is not used.
+    ``signal`` states whether the newest page is usable.
+
+    Args:
+        server: The client of the engine's server.
+        profile: The paths and metrics of the engine type.
+        clock: A function that returns a monotonic time in seconds.
+        count_waiting: A function that returns the number of connections that wait for an answer,
+            or None if it is unknown.
+        are_helpers_replaced: A function that returns whether all helper processes have been
+            replaced since the previous page.
+
     """
 
     def __init__(
@@ -94,17 +108,20 @@ class ExternalLoad:
         self.signal = UNREAD_PAGE_SIGNAL
 
     def get_newest(self) -> tuple[Load, float] | None:
-        """Return the load and its age in seconds; None if the most recent scrape failed."""
+        """Return the load and its age in seconds; None if the most recent scrape failed.
+
+        If a scrape is due, scrape the page first.
+        """
         now = self._clock()
         if self._profile.metrics and now >= self._next:
-            self._next = now + SCRAPE_S
+            self._next = now + SCRAPE_INTERVAL_S
             self._scrape(now)
         if self._load is None or self._at is None:
             return None
         return self._load, now - self._at
 
     def reset(self) -> None:
-        """Discard all data of the previous process, because another one serves now."""
+        """Discard all data of the previous process, because another process serves now."""
         self._load, self._at, self._next = None, None, 0.0
         self._moved, self._entered, self._known, self.restarts = None, 0, 0, 0
         self._registry, self._aborts = RegistryCheck(self._profile), AbortCounter(self._profile)
@@ -112,7 +129,7 @@ class ExternalLoad:
         self.signal = UNREAD_PAGE_SIGNAL
 
     def request_scrape(self) -> None:
-        """Make the next call of :meth:`get_newest` scrape the page."""
+        """Make the next call of :meth:`get_newest` scrape the page, even if no scrape is due."""
         self._next = 0.0
 
     def _scrape(self, now: float) -> None:
@@ -141,16 +158,17 @@ class ExternalLoad:
             self._set_inflight(self._load, page, now)
 
     def _set_inflight(self, load: Load, page: Page, now: float) -> None:
-        """Set the number of requests in flight, including those not accepted by the engine yet.
+        """Set the number of requests in flight, including requests that only the frontend knows.
 
-        Requests that reached the frontend since the engine's last progress are added to those that
-        the engine knew then. Earlier requests are not added: a server that loses a request from its
-        count would seem busy forever. The engine may accept a request before its next progress, so
-        the larger count is used.
+        At each progress of the engine, the numbers of requests in the engine and at the frontend
+        are stored. Requests that reach the frontend afterwards are added to the engine's number.
+        Earlier requests at the frontend are not added. Otherwise, a server that forgets to
+        subtract a request would seem busy forever. The engine may accept a request before its next
+        progress, so the larger number is used.
         """
         known = (load.running or 0) + (load.waiting or 0)
         moved = (load.steps_total, load.prompt_tokens_total, load.generation_tokens_total)
-        entered = self._inflight_at_frontend(page)
+        entered = self._read_frontend_inflight(page)
         if entered is not None:
             if moved != self._moved:
                 self._entered, self._known = entered, known
@@ -158,12 +176,12 @@ class ExternalLoad:
             known = max(known, min(entered, self._known + entered - self._entered))
         load.inflight = max(known, self._count_waiting() or 0)
         if moved == self._moved and load.inflight:
-            self._next = now + STALLED_SCRAPE_S
+            self._next = now + STALLED_SCRAPE_INTERVAL_S
             load.paused = self._pause.read()
         self._moved = moved
 
-    def _inflight_at_frontend(self, page: Page) -> int | None:
-        """Return the frontend's own count of unanswered requests; None if it is unknown."""
+    def _read_frontend_inflight(self, page: Page) -> int | None:
+        """Return the frontend's own number of unanswered requests; None if it is unknown."""
         profile = self._profile
         if profile.inflight is not None:
             entered = page.compute_value(profile.inflight)
@@ -184,50 +202,56 @@ class ExternalLoad:
 
 
 class RegistryCheck:
-    """Check that all pages of one process come from one metrics registry.
+    """Check whether all metrics pages of one process come from the same metrics registry.
 
-    Several servers can share a port, through SO_REUSEPORT or an inherited socket. They answer in
-    turn, each with its own counters, so no page describes all of them.
+    Several servers can share a port, through SO_REUSEPORT or an inherited socket. Each request is
+    then answered by one of them, with its own counters. No page describes all servers.
     """
 
     def __init__(self, profile: EngineProfile) -> None:
-        self._every = tuple(dict.fromkeys(profile.iterate_series()))
+        self._all_series = tuple(dict.fromkeys(profile.iterate_series()))
         self._counters: dict[tuple[str, Labels], float] = {}
-        self._begun: dict[tuple[str, Labels], float] = {}
-        self._disagreed, self._agreed = 0, 0
+        self._start_times: dict[tuple[str, Labels], float] = {}
+        self._contradictions, self._consistent_in_row = 0, 0
 
     def is_consistent(self, page: Page) -> bool:
-        """Compare a page with the previous ones, and return whether they are consistent.
+        """Add a page, and return whether it is consistent with the previous pages.
 
-        A rank that is absent from the page does not count as a decrease.
+        It is inconsistent if a counter has decreased or has another start time. A rank that is
+        absent from the page does not count as a decrease.
         """
-        counters, begun = page.read_counters(self._every), page.read_start_times(self._every)
+        counters = page.read_counters(self._all_series)
+        start_times = page.read_start_times(self._all_series)
         fell = any(value < self._counters.get(key, value) for key, value in counters.items())
-        other = any(value != self._begun.get(key, value) for key, value in begun.items())
-        if max(len(self._counters), len(self._begun)) > MAX_METRIC_LINES or fell or other:
-            self._counters, self._begun = {}, {}
+        other = any(
+            value != self._start_times.get(key, value) for key, value in start_times.items()
+        )
+        if max(len(self._counters), len(self._start_times)) > MAX_METRIC_LINES or fell or other:
+            self._counters, self._start_times = {}, {}
         # If a rank is absent, the value of an unreadable line stays unknown.
         broken = {name for name, labels in counters if labels == MALFORMED_LABELS}
         self._counters |= {key: math.nan for key in self._counters if key[0] in broken}
         self._counters |= {
             key: value for key, value in counters.items() if key[1] != MALFORMED_LABELS
         }
-        self._begun |= begun
-        self._disagreed += fell or other
-        self._agreed = 0 if fell or other else self._agreed + 1
+        self._start_times |= start_times
+        self._contradictions += fell or other
+        self._consistent_in_row = 0 if fell or other else self._consistent_in_row + 1
         return not (fell or other)
 
     @property
     def is_inconsistent(self) -> bool:
-        """Whether pages must not be used because some contradicted earlier ones.
+        """Whether pages must not be used, because some pages contradicted earlier pages.
 
-        A single contradiction can come from a library that reset its counters. It therefore
-        expires.
+        A library may reset its counters once. A single contradiction is therefore forgotten after
+        :data:`MIN_CONSISTENT_PAGES`.
         """
-        return self._disagreed > 1 or (self._disagreed == 1 and self._agreed < MIN_CONSISTENT_PAGES)
+        return self._contradictions > 1 or (
+            self._contradictions == 1 and self._consistent_in_row < MIN_CONSISTENT_PAGES
+        )
 
     def add_absent_ranks(self, page: Page) -> None:
-        """Add the last known counts of the ranks that are absent from the page."""
+        """Add the last known counters of ranks that are absent from the page to ``page``."""
         page.add_absent_counters(self._counters)
 
 
@@ -243,7 +267,7 @@ class _ServerLoad(msgspec.Struct):
 def read_load(page: Page, profile: EngineProfile) -> Load | None:
     """Return the load from the page; None if the page lacks the number of running requests.
 
-    A sum is unknown if one of its series has no line on the page.
+    A sum of several series is unknown if one of them has no line on the page.
     """
     known = {
         figure: value
@@ -293,7 +317,10 @@ def _make_status_signal(status: int) -> Signal:
 
 
 def _make_page_signal(page: Page, profile: EngineProfile) -> Signal:
-    """Return whether the page has all gauges that a load needs; the message names missing ones."""
+    """Return a signal that states whether the page has all gauges that a load needs.
+
+    Its message names the missing gauges.
+    """
     gauges = [one for one in profile.metrics.values() if one.kind is not Kind.COUNTER]
     absent = [one.name for one in gauges if not page.has_series(one)]
     if len(absent) == len(gauges):
@@ -312,15 +339,19 @@ def _make_page_signal(page: Page, profile: EngineProfile) -> Signal:
 
 
 class AbortCounter:
-    """Counter of one process's aborted requests. It never decreases."""
+    """Counter of the aborted requests of one process. It never decreases."""
 
     def __init__(self, profile: EngineProfile) -> None:
         self._profile = profile
-        self._least = 0.0
-        self._before = math.inf
+        self._certain_missing = 0.0
+        self._previous_missing = math.inf
 
     def count_aborts(self, load: Load, page: Page) -> int | None:
-        """Return the number of aborted requests up to the newest page; None if it is unknown."""
+        """Return the number of aborted requests up to ``page``; None if it is unknown.
+
+        The engine does not count every abort. Requests that have received a token, but are neither
+        finished nor in the engine, are therefore added.
+        """
         counted, profile = load.aborted_total, self._profile
         if (
             counted is None
@@ -340,16 +371,16 @@ class AbortCounter:
             return counted
         waiting = load.waiting or 0
         if load.preemptions_total is not None:
-            waiting = min(
-                waiting, load.preemptions_total
-            )  # the other waiting requests have no token yet
+            # Only preempted requests wait after their first token.
+            waiting = min(waiting, load.preemptions_total)
         alive = load.running + waiting
         missing = max(0.0, begun - finished - alive)
-        # Several servers write at slightly different times, so only a value on two pages is
-        # certain.
-        self._least = max(self._least, min(missing, self._before))
-        self._before = missing
-        return int((counted or 0) + self._least)
+        # The engine's processes update their metrics at slightly different times. Only a number
+        # that two pages show is certain.
+        certain = min(missing, self._previous_missing)
+        self._certain_missing = max(self._certain_missing, certain)
+        self._previous_missing = missing
+        return int((counted or 0) + self._certain_missing)
 
 
 class _PauseAnswer(msgspec.Struct):
@@ -357,7 +388,11 @@ class _PauseAnswer(msgspec.Struct):
 
 
 class PauseReader:
-    """Read whether the server is paused. Without ``path``, this is unknown."""
+    """Read whether the engine is paused, from ``path`` of its server.
+
+    ``path`` is None if the engine type has no such path. It is then unknown whether the engine is
+    paused.
+    """
 
     def __init__(
         self,
@@ -369,7 +404,7 @@ class PauseReader:
         self._absent, self._next = False, 0.0
 
     def reset(self) -> None:
-        """Discard what is known of the previous process: the new one may serve the path."""
+        """Forget that the previous process did not serve the path. The new process may serve it."""
         self._absent, self._next = False, 0.0
 
     def read(self) -> bool | None:
@@ -377,7 +412,7 @@ class PauseReader:
         now = self._clock()
         if self._path is None or self._absent or now < self._next:
             return None
-        self._next = now + RETRY_S
+        self._next = now + RETRY_INTERVAL_S
         try:
             status, body = self._server.call("GET", self._path, PAUSE_TIMEOUT_S)
             self._absent = status == HTTP_NOT_FOUND

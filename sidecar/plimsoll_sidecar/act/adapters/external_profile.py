@@ -1,12 +1,13 @@
 """List the paths and metrics of each external engine type.
 
 vLLM: https://docs.vllm.ai/en/latest/api/vllm/entrypoints/ and its metrics page. In 0.14, ``/pause``
-was available by default. Since 0.16, it needs the development mode, as ``/reset_*`` always did.
+was available by default. Since 0.16, it requires the development mode, as ``/reset_*`` always did.
 Plimsoll never enables this mode, because it also opens ``/collective_rpc`` to every client. SGLang:
 https://docs.sglang.ai/ (native API, production metrics).
 
-Two paths are not used: ``/sleep`` moves weights to host memory, and ``/release_memory_occupation``
-frees them. Neither returns leaked memory, and both interrupt the service.
+Two paths are not used. ``/sleep`` moves the weights to host memory, and
+``/release_memory_occupation`` frees them. Neither frees leaked memory, and both interrupt the
+service.
 """
 
 from __future__ import annotations
@@ -26,24 +27,25 @@ class EngineProfile:
         health_path: A path that is cheap to serve. Any answer shows that the frontend is running.
         metric_prefix: The prefix of the engine's metrics.
         model_owner: The engine's name in the list of models.
-        version_paths: Paths that return the version, the newest one first.
-        load_path: A path that returns the number of requests that are not answered yet.
-        inflight: A metric with the same meaning.
-        inflight_excluded: A metric of requests that are subtracted from ``inflight``.
-        first_tokens: A counter of requests that got their first token.
-        finished_requests: A counter of requests that ended.
-        aborts_since: A metric of versions whose abort counter has no line before the first abort.
+        version_paths: Paths that return the version. Paths of newer versions are first.
+        load_path: A path that returns the number of requests without a complete answer.
+        inflight: A metric of the number of requests without a complete answer.
+        inflight_excluded: A metric of requests that must be subtracted from ``inflight``.
+        first_tokens: A counter of requests that have received their first token.
+        finished_requests: A counter of requests that have ended.
+        aborts_since: A metric that exists in all versions with a counter of aborts. The counter has
+            no line before the first abort.
         deferred_requests: A gauge of waiting requests that cannot run yet.
-        trim_paths: Paths that free memory. These and the next three are used only if the server
-            has them.
-        pause_path: A path that pauses the engine, with the body ``pause_body``.
-        resume_path: A path that resumes it.
+        trim_paths: Paths that free memory. They are used only if the server has them.
+        pause_path: A path that pauses the engine. It is used only if the server has it.
+        pause_body: The body of the request to ``pause_path``; None without a body.
+        resume_path: A path that resumes the engine. It is used only if the server has it.
         paused_path: A path that returns whether the engine is paused.
         metrics: Metrics by field of :class:`~plimsoll_api.admin.Load`.
-        steps: Counters of the engine's steps, the preferred one first. Each is a tuple of metrics
-            to be summed. The first tuple whose metrics are all present is used.
-        steps_are_progress: Whether only steps show progress, because the engine counts tokens only
-            when their request ends.
+        steps: Counters of the engine's steps, the preferred one first. Each counter is the sum of a
+            tuple of metrics. The first tuple whose metrics are all on the page is used.
+        steps_are_progress: Whether only steps show progress, because the engine counts the tokens
+            of a request only when the request ends.
 
     """
 
@@ -68,7 +70,7 @@ class EngineProfile:
     steps_are_progress: bool = False
 
     def iterate_series(self) -> Iterator[Series]:
-        """Yield all metrics that are read from the page."""
+        """Yield all metrics of this engine type that are read from its metrics page."""
         yield from self.metrics.values()
         for counted in self.steps:
             yield from counted
@@ -83,8 +85,8 @@ class EngineProfile:
         yield from (one for one in others if one is not None)
 
 
-def _counter(name: str, **only: str) -> Series:
-    return Series(name, Kind.COUNTER, only_label=next(iter(only.items()), None))
+def _make_counter(name: str, **only_label: str) -> Series:
+    return Series(name, Kind.COUNTER, only_label=next(iter(only_label.items()), None))
 
 
 VLLM = EngineProfile(
@@ -93,8 +95,8 @@ VLLM = EngineProfile(
     model_owner="vllm",
     version_paths=("/version",),
     load_path="/load",
-    first_tokens=_counter("vllm:time_to_first_token_seconds_count"),
-    finished_requests=_counter("vllm:request_success_total"),
+    first_tokens=_make_counter("vllm:time_to_first_token_seconds_count"),
+    finished_requests=_make_counter("vllm:request_success_total"),
     # These requests wait for KV blocks of another engine, a client's next message, an adapter or a
     # grammar.
     deferred_requests=Series(
@@ -109,14 +111,14 @@ VLLM = EngineProfile(
     metrics={
         "running": Series("vllm:num_requests_running"),
         "waiting": Series("vllm:num_requests_waiting"),
-        "requests_total": _counter("vllm:request_success_total"),
-        "aborted_total": _counter("vllm:request_success_total", finished_reason="abort"),
-        "errors_total": _counter("vllm:request_success_total", finished_reason="error"),
+        "requests_total": _make_counter("vllm:request_success_total"),
+        "aborted_total": _make_counter("vllm:request_success_total", finished_reason="abort"),
+        "errors_total": _make_counter("vllm:request_success_total", finished_reason="error"),
         # Lookups in the processor's cache, mostly of images.
-        "images_total": _counter("vllm:mm_cache_queries_total"),
-        "prompt_tokens_total": _counter("vllm:prompt_tokens_total"),
-        "generation_tokens_total": _counter("vllm:generation_tokens_total"),
-        "preemptions_total": _counter("vllm:num_preemptions_total"),
+        "images_total": _make_counter("vllm:mm_cache_queries_total"),
+        "prompt_tokens_total": _make_counter("vllm:prompt_tokens_total"),
+        "generation_tokens_total": _make_counter("vllm:generation_tokens_total"),
+        "preemptions_total": _make_counter("vllm:num_preemptions_total"),
         "kv_usage_ratio": Series(
             "vllm:kv_cache_usage_perc",
             Kind.RATIO,
@@ -125,7 +127,7 @@ VLLM = EngineProfile(
             pool_label="num_gpu_blocks",
         ),
     },
-    steps=((_counter("vllm:iteration_tokens_total_count"),),),
+    steps=((_make_counter("vllm:iteration_tokens_total_count"),),),
 )
 _HTTP_REQUESTS_METRIC = "sglang:http_requests_active"
 SGLANG = EngineProfile(
@@ -148,21 +150,21 @@ SGLANG = EngineProfile(
     metrics={
         "running": Series("sglang:num_running_reqs", total="priority"),
         "waiting": Series("sglang:num_queue_reqs", total="priority"),
-        "requests_total": _counter("sglang:num_requests_total"),
-        "aborted_total": _counter("sglang:num_aborted_requests_total"),
-        "prompt_tokens_total": _counter("sglang:prompt_tokens_total"),
-        "generation_tokens_total": _counter("sglang:generation_tokens_total"),
+        "requests_total": _make_counter("sglang:num_requests_total"),
+        "aborted_total": _make_counter("sglang:num_aborted_requests_total"),
+        "prompt_tokens_total": _make_counter("sglang:prompt_tokens_total"),
+        "generation_tokens_total": _make_counter("sglang:generation_tokens_total"),
         "kv_usage_ratio": Series(
             "sglang:token_usage", Kind.RATIO, pool="sglang:max_total_num_tokens"
         ),
     },
     steps=(
         # Every forward pass, with a CUDA graph or without (its mode).
-        (_counter("sglang:cuda_graph_passes_total"),),
+        (_make_counter("sglang:cuda_graph_passes_total"),),
         # Older versions; the second one counts only streams and answers of 50 tokens or more.
         (
-            _counter("sglang:time_to_first_token_seconds_count"),
-            _counter("sglang:inter_token_latency_seconds_count"),
+            _make_counter("sglang:time_to_first_token_seconds_count"),
+            _make_counter("sglang:inter_token_latency_seconds_count"),
         ),
     ),
     steps_are_progress=True,

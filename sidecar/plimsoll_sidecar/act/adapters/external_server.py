@@ -1,7 +1,7 @@
 """Identify an external engine's server: its type, version, routes and arguments.
 
-All of these are read once per epoch. Routes are checked with OPTIONS: a route for another method
-answers 405, an unknown one 404, and the request has no effect.
+They are read once per epoch. A route is checked with an OPTIONS request, which has no effect. The
+server answers 405 if the route exists for another method, and 404 if it does not exist.
 """
 
 from __future__ import annotations
@@ -29,17 +29,22 @@ log = logging.getLogger(__name__)
 
 TIMEOUT_S = 3.0
 IDENTIFY_TIMEOUT_S = 2.0
-VERSION_RETRY_S = 30.0
-"""Seconds until the version is requested again after a failure."""
+VERSION_RETRY_INTERVAL_S = 30.0
+"""Seconds after a failure until the version is requested again."""
 _METRIC_PREFIX_PATTERN = rb'^(?:\{")?(?:ray_)?%s[:_]'
-"""Pattern for the start of a line of an engine's metrics, in all spellings."""
+"""Pattern for the start of a metrics line with an engine's prefix, in all spellings."""
 
 
 class ServerInfo:
-    """Routes of the profile that the server has, and the version that it reports.
+    """Information about the server of an external engine.
 
-    ``kv_lease_s`` is the longest time in seconds that the server holds KV blocks for another
-    engine. ``connector`` is the name of its KV connector; empty without one.
+    Attributes:
+        version: The version that the server reports, or else the configured version.
+        routes: The routes in the engine's profile that the server has.
+        kv_lease_s: The longest time in seconds for which the server holds KV blocks for another
+            engine; None if it does not.
+        connector: The name of its KV connector; empty without a connector.
+
     """
 
     def __init__(self, endpoint: EngineEndpoint, server: HttpClient, owned: OwnedProcesses) -> None:
@@ -50,9 +55,9 @@ class ServerInfo:
         self.reset()
 
     def reset(self) -> None:
-        """Discard the routes, because another process serves now.
+        """Discard the information about the previous process, because another process serves now.
 
-        The version is kept until the new process reports its own.
+        The version is kept until the new process reports its version.
         """
         self.routes: frozenset[str] = frozenset()
         self.kv_lease_s: float | None = None
@@ -60,7 +65,7 @@ class ServerInfo:
         self._has_routes, self._next_version_at = False, 0.0
 
     def update(self) -> None:
-        """Query the routes and the version of a serving engine."""
+        """Read the routes, the arguments and the version of a serving engine, once per epoch."""
         if not self._has_routes:
             self.routes, self._has_routes = self._discover_routes(), True
             self._read_transfer_arguments()
@@ -75,7 +80,10 @@ class ServerInfo:
         return found
 
     def verify_type(self) -> None:
-        """Raise EngineError unless the server is of the configured engine type."""
+        """Check that the server is of the configured engine type.
+
+        Raises EngineError if it is not.
+        """
         wanted = self._endpoint.type
         if wanted is EngineType.CUSTOM:
             return
@@ -96,7 +104,7 @@ class ServerInfo:
             raise EngineError(trouble)
 
     def _is_expected_program(self) -> bool:
-        """Report whether the server is the expected program or runs in the engine's container."""
+        """Report whether the server runs in the engine's container, or is the expected program."""
         members = self._owned.find_or_none()
         if members is None:  # the process has ended since it answered
             return False
@@ -107,16 +115,16 @@ class ServerInfo:
         )
 
     def _update_version(self) -> None:
-        """Query the version once per epoch, and again after a failure.
+        """Request the version once per epoch, and again some time after a failure.
 
-        SGLang asks its scheduler for the version, which may be too busy.
+        SGLang must ask its scheduler for the version, and the scheduler may be too busy to answer.
         """
         now = time.monotonic()
         if now < self._next_version_at:
             return
         found = read_server_version(self._server, self._profile)
         self.version = found or self.version
-        self._next_version_at = math.inf if found else now + VERSION_RETRY_S
+        self._next_version_at = math.inf if found else now + VERSION_RETRY_INTERVAL_S
 
     def _read_transfer_arguments(self) -> None:
         """Read the KV connector's settings from the command line of the main process."""
@@ -154,9 +162,9 @@ class _Version(msgspec.Struct):
 
 
 def identify_engine_type(server: HttpClient) -> EngineType | None:
-    """Return the engine type of a server, by its list of models or its metrics.
+    """Return the engine type of a server, from its metrics or its list of models.
 
-    None if neither names a known type, for example because the server needs an API key.
+    None if neither shows a known type, for example because the server requires an API key.
     """
     page = _get(server, "/metrics") or b""
     for kind, profile in ENGINE_PROFILES.items():
@@ -175,7 +183,7 @@ def identify_engine_type(server: HttpClient) -> EngineType | None:
 
 
 def read_server_version(server: HttpClient, profile: EngineProfile) -> str:
-    """Return the version that the server reports; empty if it reports none in time."""
+    """Return the version that the server reports; empty if it does not report one in time."""
     for path in profile.version_paths:
         try:
             status, body = server.call("GET", path, IDENTIFY_TIMEOUT_S)

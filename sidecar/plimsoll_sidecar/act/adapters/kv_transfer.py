@@ -1,10 +1,10 @@
 """Determine how long a disaggregated engine may hold KV blocks for another engine.
 
-A prefill engine keeps the blocks of a finished request until a decode engine has read them, or
-until the connector's timeout. Although no request runs or waits meanwhile, these blocks are not
-lost. If the prefill engine ends, the decode engine's request fails.
+A prefill engine holds the blocks of a finished request until a decode engine has read them, or
+until a timeout of the KV connector. No request runs or waits meanwhile, but these blocks are not
+leaked. If the prefill engine ends before, the request in the decode engine fails.
 
-The timeout comes from the arguments and environment of the engine's main process.
+The timeout depends on the arguments and the environment of the engine's main process.
 """
 
 from __future__ import annotations
@@ -21,32 +21,34 @@ from plimsoll_api.roles import (
     parse_transfer_config,
 )
 
-Environment = Callable[[str], str | None]
-"""Function that returns an environment variable of the engine; None if it is unset or unreadable.
+ReadVariable = Callable[[str], str | None]
+"""Function that returns the value of an environment variable of the engine.
+
+None if the variable is not set, or if the environment cannot be read.
 """
 
 NIXL_LEASE_S = 480.0
-"""vLLM up to 0.13: ``VLLM_NIXL_ABORT_REQUEST_TIMEOUT``.
+"""vLLM up to 0.13: the default of ``VLLM_NIXL_ABORT_REQUEST_TIMEOUT``, in seconds.
 
-Later versions have a lease of 30 s, which the decode engine renews while its request waits, and one
-of 480 s for blocks on the decode engine.
+In later versions, the decode engine renews a lease of 30 s while its request waits. A lease of
+480 s applies to blocks on the decode engine.
 """
 MOONCAKE_LEASE_S = 480.0
-"""vLLM: the default of ``VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT``."""
+"""vLLM: the default of ``VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT``, in seconds."""
 MORIIO_LEASE_S = 3600.0
-"""vLLM: the constant ``VLLM_MORI_READ_ABORT_REQUEST_TIMEOUT``."""
+"""vLLM: the constant ``VLLM_MORI_READ_ABORT_REQUEST_TIMEOUT``, in seconds."""
 SGLANG_LEASE_S = 300.0
-"""SGLang: the default of ``SGLANG_DISAGGREGATION_WAITING_TIMEOUT``."""
+"""SGLang: the default of ``SGLANG_DISAGGREGATION_WAITING_TIMEOUT``, in seconds."""
 UNKNOWN_CONNECTOR_LEASE_S = 480.0
-"""Assumed lease of a producer whose connector is not in this table."""
-NIXL_PREFIX = "Nixl"
+"""Assumed lease of a prefill engine with a connector that this module does not know, in seconds."""
+NIXL_CONNECTOR_PREFIX = "Nixl"
 """Prefix of the names of vLLM's connectors that use NIXL."""
-LAST_BLOCKED_VERSIONS = {NIXL_PREFIX: (0, 26)}
-"""Last version of vLLM, by connector, in which an engine cannot reconnect to a restarted partner.
+LAST_BLOCKED_VERSIONS = {NIXL_CONNECTOR_PREFIX: (0, 26)}
+"""Last version of vLLM in which an engine cannot reconnect to a restarted partner, by connector.
 
-vLLM up to 0.26 installs NIXL up to 1.3.2. With it, decode engines crash, or transfers fail, once
-the other side has restarted (vllm-project/vllm#49238). Later versions are restarted alone, and
-then tested with their partners.
+vLLM up to 0.26 installs NIXL up to 1.3.2. With these versions, decode engines crash or transfers
+fail after a restart of the other engine (vllm-project/vllm#49238). An engine with a later version
+may restart alone, and is then tested with its partners.
 """
 _VERSION_PATTERN = re.compile(r"(\d{1,4})\.(\d{1,4})")
 MAX_LEASE_S = 86_400.0
@@ -55,45 +57,52 @@ MAX_CONNECTORS = 16
 
 
 def read_lease_s(
-    kind: EngineType, arguments: Sequence[str], environment: Environment = lambda name: None
+    kind: EngineType, arguments: Sequence[str], read_variable: ReadVariable = lambda name: None
 ) -> float | None:
-    """Return the longest time in seconds for which the engine holds blocks for another one.
+    """Return the longest time in seconds for which the engine holds KV blocks for another engine.
 
-    ``arguments`` is the command line. None if the engine holds no blocks, or if its configuration
-    cannot be read.
+    ``arguments`` is the command line of the engine. The result is None if the engine holds no
+    blocks for other engines, or if its configuration cannot be read.
     """
     if kind is EngineType.SGLANG:
         if next(iterate_option_values(arguments, DISAGGREGATION_MODE_FLAG), "null") == "null":
             return None
-        return _parse_seconds(environment("SGLANG_DISAGGREGATION_WAITING_TIMEOUT"), SGLANG_LEASE_S)
+        return _parse_seconds(
+            read_variable("SGLANG_DISAGGREGATION_WAITING_TIMEOUT"), SGLANG_LEASE_S
+        )
     if kind is not EngineType.VLLM:
         return None
     config = parse_transfer_config(arguments)
     if config is None:
         return None
-    leases = [_connector_lease_s(one, environment) for one in _iterate_connectors(config)]
+    leases = [_get_connector_lease_s(one, read_variable) for one in _iterate_connectors(config)]
     return max((lease for lease in leases if lease is not None), default=None)
 
 
 def read_connector(kind: EngineType, arguments: Sequence[str]) -> str:
-    """Return the name of vLLM's KV connector in a command line; empty without one.
+    """Return the name of vLLM's KV connector from its command line; empty without a connector.
 
-    If there are several, prefer one that uses NIXL, because it decides how engines connect.
+    If there are several connectors, prefer one that uses NIXL, because it determines how engines
+    connect.
     """
     config = parse_transfer_config(arguments) if kind is EngineType.VLLM else None
     names = [one.kv_connector for one in _iterate_connectors(config)] if config is not None else []
-    return next((name for name in names if name.startswith(NIXL_PREFIX)), names[0] if names else "")
+    return next(
+        (name for name in names if name.startswith(NIXL_CONNECTOR_PREFIX)),
+        names[0] if names else "",
+    )
 
 
-def can_meet(connector: str) -> bool:
-    """Report whether the test requests to a prefill and to a decode engine are known."""
-    return connector.startswith(NIXL_PREFIX)
+def can_test_connector(connector: str) -> bool:
+    """Report whether the supervisor knows how to test engines with this connector."""
+    return connector.startswith(NIXL_CONNECTOR_PREFIX)
 
 
 def find_restart_blocker(connector: str, version: str) -> str | None:
-    """Return why an engine must restart together with its partners; None if it need not.
+    """Return the reason why an engine must not restart without its partners; None if it may.
 
-    ``version`` is vLLM's. If it is unknown, the engine may restart alone.
+    ``connector`` is the name of its KV connector, and ``version`` the version of vLLM. If the
+    version is unknown, the engine may restart alone.
     """
     tied = (last for prefix, last in LAST_BLOCKED_VERSIONS.items() if connector.startswith(prefix))
     last = next(tied, None)
@@ -101,9 +110,9 @@ def find_restart_blocker(connector: str, version: str) -> str | None:
     if last is None or found is None or tuple(map(int, found.groups())) > last:
         return None
     return (
-        f"with vLLM {version} and {connector}, a restart of one engine breaks the engines that it "
-        f"exchanges KV blocks with: restart the prefill and decode pods together, or upgrade vLLM "
-        f"beyond {last[0]}.{last[1]}"
+        f"with vLLM {version} and {connector}, a restart of one engine breaks the engines with "
+        "which it exchanges KV blocks: restart the prefill and decode pods together, or upgrade "
+        f"vLLM to a version later than {last[0]}.{last[1]}"
     )
 
 
@@ -113,23 +122,28 @@ def _iterate_connectors(config: TransferConfig) -> Iterator[TransferConfig]:
     yield from (nested or [])[:MAX_CONNECTORS]
 
 
-def _connector_lease_s(config: TransferConfig, environment: Environment) -> float | None:
+def _get_connector_lease_s(config: TransferConfig, read_variable: ReadVariable) -> float | None:
     name, extra = config.kv_connector, config.kv_connector_extra_config or ConnectorOptions()
     if name.startswith("Nixl"):
         configured = max(extra.kv_lease_duration or 0.0, extra.decoder_kv_blocks_ttl or 0.0)
-        timeout_s = _parse_seconds(environment("VLLM_NIXL_ABORT_REQUEST_TIMEOUT"), NIXL_LEASE_S)
+        timeout_s = _parse_seconds(read_variable("VLLM_NIXL_ABORT_REQUEST_TIMEOUT"), NIXL_LEASE_S)
         return min(MAX_LEASE_S, max(configured, timeout_s))
     if name == "MooncakeConnector":
-        return _parse_seconds(environment("VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT"), MOONCAKE_LEASE_S)
+        return _parse_seconds(
+            read_variable("VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT"), MOONCAKE_LEASE_S
+        )
     if name == "MoRIIOConnector":
         return MORIIO_LEASE_S
     return UNKNOWN_CONNECTOR_LEASE_S if name and config.kv_role == "kv_producer" else None
 
 
 def _parse_seconds(text: str | None, default: float) -> float:
-    """Return ``text`` as a positive number of seconds, at most one day, or else ``default``."""
+    """Return the number of seconds in ``text``, at most :data:`MAX_LEASE_S`.
+
+    Return ``default`` if the text is None, empty, invalid, or not positive.
+    """
     try:
-        given = float(text) if text else default
+        seconds = float(text) if text else default
     except ValueError:
         return default
-    return min(MAX_LEASE_S, given) if given > 0 else default
+    return min(MAX_LEASE_S, seconds) if seconds > 0 else default

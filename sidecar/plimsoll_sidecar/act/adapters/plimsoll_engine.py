@@ -34,23 +34,23 @@ from plimsoll_sidecar.clients.http import (
 from plimsoll_sidecar.govern.command import Command, Outcome, Result
 
 TIMEOUT_S = 3.0
-"""Timeout in seconds of one request; the engine answers a long operation with 202 at once."""
-FIRST_POLL_S, MAX_POLL_S = 0.02, 0.25
-"""First and longest pause between two polls of an operation.
+"""Timeout of one request in seconds. The engine answers 202 if an operation takes longer."""
+FIRST_POLL_PAUSE_S, MAX_POLL_PAUSE_S = 0.02, 0.25
+"""First and longest pause between two polls of an operation, in seconds.
 
-Most operations end at once. The pause doubles after each poll.
+Most operations end within the first pause. The pause doubles after each poll.
 """
 TRIM_TIMEOUT_S = 60.0
-"""Timeout in seconds of a trim."""
+"""Timeout of a trim in seconds."""
 DRAIN_GRACE_S = 15.0
-"""Seconds that a drain may exceed its deadline."""
-WORKER_START_S = 600.0
-"""Timeout in seconds of a worker's start, which may have to load the weights again."""
-ENGINE_EXIT_S = 60.0
-"""Seconds that the end of an engine may exceed its deadline."""
+"""Seconds after the deadline of a drain within which it must have ended."""
+WORKER_START_TIMEOUT_S = 600.0
+"""Timeout of a worker's start in seconds. The worker may have to load the weights again."""
+ENGINE_EXIT_GRACE_S = 60.0
+"""Seconds after the deadline of a restart within which the engine must have ended."""
 DIAGNOSTIC_TIMEOUT_S = 15.0
 MAX_MESSAGE_CHARS = 1000
-"""Maximum number of characters of a result or error, because it is logged, stored and shown."""
+"""Maximum number of characters of a result's message, which is logged, stored and shown."""
 MAX_STATUS_BYTES = 1 << 20
 MAX_EPOCH_CHARS = 128
 """Maximum number of characters of an epoch.
@@ -63,7 +63,7 @@ _T = TypeVar("_T")
 
 
 class RefusedError(EngineError):
-    """Error for a request that the engine refused; ``status`` is the HTTP status."""
+    """Error for a request that the engine refused. ``status`` is the HTTP status."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -83,7 +83,7 @@ class PlimsollEngine(OwnedEngine):
         super().__init__(endpoint)
 
     def status(self) -> Status:
-        """Return ``GET /status`` of the admin protocol. Raises EngineError."""
+        """Return the engine's status from ``GET /status``. Raises EngineError."""
         found = _decode(self._call("GET", "/status", max_bytes=MAX_STATUS_BYTES), Status)
         if len(found.epoch) > MAX_EPOCH_CHARS:
             raise EngineError(
@@ -96,11 +96,11 @@ class PlimsollEngine(OwnedEngine):
         return self._serving.has_answer("/health", TIMEOUT_S)
 
     def diagnostics(self, kind: Diagnostic, command: Command) -> bytes:
-        """Return the engine's answer to ``GET /diagnostics/KIND``. Raises EngineError."""
+        """Return the text from ``GET /diagnostics/KIND``. Raises EngineError."""
         return self._call("GET", f"/diagnostics/{kind.value}", timeout_s=DIAGNOSTIC_TIMEOUT_S)
 
     def stacks(self, command: Command) -> bytes | None:
-        """Return None, because the engine writes stacks to the shared directory on a signal."""
+        """Return None. On a signal, this engine writes its stacks to the shared directory."""
         return None
 
     def resume(self, epoch: str) -> None:
@@ -111,22 +111,23 @@ class PlimsollEngine(OwnedEngine):
         self._call("POST", "/resume", admin.ResumeRequest(expected_epoch=epoch))
 
     def standby(self, epoch: str, lease_s: float) -> StandbyStatus | None:
-        """Request a standby worker for ``lease_s`` seconds in ``epoch``; 0 ends the lease.
+        """Request a standby worker for ``lease_s`` seconds in ``epoch``, or end the lease with 0.
 
-        Raises EngineError, for example if the epoch has ended.
+        Return the status of the standby worker; None if the engine does not report it. Raises
+        EngineError, for example if the epoch has ended.
         """
         body = admin.StandbyRequest(expected_epoch=epoch, lease_s=lease_s)
         return _decode(self._call("POST", "/standby", body), Status).standby
 
     def trim(self, command: Command) -> Result:
-        """Start a trim and wait for its end, at most :data:`TRIM_TIMEOUT_S`."""
+        """Start a trim, and wait at most :data:`TRIM_TIMEOUT_S` for its end."""
         body = admin.TrimRequest(operation_id=command.operation_id, expected_epoch=command.epoch)
         return self._run_operation(command, "/trim", body, TRIM_TIMEOUT_S)
 
     def drain(self, command: Command, is_wanted: Callable[[], bool] = lambda: True) -> Result:
-        """Start a drain and wait for its end, up to :data:`DRAIN_GRACE_S` beyond its deadline.
+        """Start a drain, and wait for its end until :data:`DRAIN_GRACE_S` after its deadline.
 
-        ``is_wanted`` is not called, because a resume ends the drain in the engine itself.
+        ``is_wanted`` is not called, because the engine itself ends the drain on a resume.
         """
         body = admin.DrainRequest(
             operation_id=command.operation_id,
@@ -137,20 +138,25 @@ class PlimsollEngine(OwnedEngine):
         return self._run_operation(command, "/drain", body, command.deadline_s + DRAIN_GRACE_S)
 
     def finish(self, command: Command) -> Result:
-        """Return success, because this engine finishes its requests when its pod ends."""
+        """Return success without waiting: this engine finishes its requests when its pod ends."""
         return _make_result(
             command, Outcome.SUCCEEDED, "the engine itself finishes its requests when its pod ends"
         )
 
     def restart_worker(self, command: Command) -> Result:
-        """Start a worker restart, and wait until the new worker serves or a timeout passes."""
-        body = self._restart_request(command, admin.Scope.WORKER)
-        return self._run_operation(command, "/restart", body, command.deadline_s + WORKER_START_S)
+        """Start a restart of the worker, and wait until the new worker serves.
+
+        The wait ends :data:`WORKER_START_TIMEOUT_S` after the deadline of the drain.
+        """
+        body = self._make_restart_request(command, admin.Scope.WORKER)
+        return self._run_operation(
+            command, "/restart", body, command.deadline_s + WORKER_START_TIMEOUT_S
+        )
 
     def restart_engine(self, command: Command) -> Result:
-        """Start an engine restart, and wait until the engine's processes have ended."""
-        body = self._restart_request(command, admin.Scope.ENGINE)
-        limit_s = command.deadline_s + ENGINE_EXIT_S
+        """Start a restart of the engine, and wait until all its processes have ended."""
+        body = self._make_restart_request(command, admin.Scope.ENGINE)
+        limit_s = command.deadline_s + ENGINE_EXIT_GRACE_S
         before = self._owned.find_or_none()
         result = self._run_operation(command, "/restart", body, limit_s, ends_engine=True)
         if result.outcome is not Outcome.SUCCEEDED or before is None:
@@ -160,7 +166,7 @@ class PlimsollEngine(OwnedEngine):
         summary = (result.message, ending.summary, ending.error)
         return _make_result(command, outcome, "; ".join(filter(None, summary)))
 
-    def _restart_request(self, command: Command, scope: admin.Scope) -> admin.RestartRequest:
+    def _make_restart_request(self, command: Command, scope: admin.Scope) -> admin.RestartRequest:
         return admin.RestartRequest(
             operation_id=command.operation_id,
             expected_epoch=command.epoch,
@@ -177,14 +183,15 @@ class PlimsollEngine(OwnedEngine):
         limit_s: float,
         ends_engine: bool = False,
     ) -> Result:
-        """Start an operation and wait at most ``limit_s`` seconds for its end.
+        """Start an operation, and wait at most ``limit_s`` seconds for its end.
 
-        If the answer is lost, the request is sent again with the same ID. An engine that has
-        restarted meanwhile refuses it, because the epoch differs.
+        If a response is lost, the request is sent again with the same operation ID. If the engine
+        has restarted meanwhile, it refuses the request, because the epoch differs. With
+        ``ends_engine``, the operation has succeeded if an engine that accepted it stops answering.
         """
         deadline = time.monotonic() + limit_s
         accepted = False
-        trouble, pause = "the engine has not answered", FIRST_POLL_S
+        trouble, pause = "the engine has not answered", FIRST_POLL_PAUSE_S
         while time.monotonic() < deadline:
             try:
                 if not accepted:
@@ -211,7 +218,7 @@ class PlimsollEngine(OwnedEngine):
                     )
                 trouble = str(error)
             time.sleep(pause)
-            pause = min(2 * pause, MAX_POLL_S)
+            pause = min(2 * pause, MAX_POLL_PAUSE_S)
         return _make_result(
             command, Outcome.FAILED, f"{path} did not finish within {limit_s:.0f} s: {trouble}"
         )

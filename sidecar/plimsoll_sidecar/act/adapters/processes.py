@@ -1,8 +1,8 @@
 """Find and end the processes of one engine.
 
 Each signal is sent only if the PID still belongs to the same process. All processes of an engine
-are ended together: helper processes outlive a frontend that was killed, and keep memory or the
-device.
+are ended together. Otherwise, helper processes would outlive a frontend that was killed, and hold
+host or device memory.
 """
 
 from __future__ import annotations
@@ -47,39 +47,39 @@ from plimsoll_sidecar.signals.resident_memory import read_resident_memory, sum_k
 log = logging.getLogger(__name__)
 
 TERM_GRACE_S = 5.0
-"""Seconds between SIGTERM and SIGKILL.
+"""Seconds between SIGTERM and SIGKILL for a main process.
 
-A hanging frontend does not handle SIGTERM; a slow one still has time to end cleanly.
+A frontend that hangs does not handle SIGTERM. A slow frontend has time to end cleanly.
 """
 NO_HELPERS_GRACE_S = 5.0
-"""Seconds until SIGKILL for a main process whose helpers have all ended.
+"""Seconds until SIGKILL for a main process after all its helpers have ended.
 
-Such a process cannot finish any request, but that of vLLM waits as long as clients keep their
-streams open.
+Such a process cannot finish any request. The main process of vLLM nevertheless waits as long as
+clients keep their streams open.
 """
-HELPER_EXIT_S = 3.0
-"""Seconds within which helpers end after their main process has ended by itself."""
+HELPER_EXIT_WAIT_S = 3.0
+"""Seconds to wait for the end of helpers after their main process has ended without SIGKILL."""
 KILL_WAIT_S = 5.0
 """Seconds to wait for the end of a process after SIGKILL."""
 POLL_S = 0.05
-MAIN_EXIT_S = 5.0
+MAIN_EXIT_WAIT_S = 5.0
 """Seconds to wait for the end of the main process."""
-REFRESH_S = 5.0
-"""Seconds between two searches for the engine's helpers, which start together with it."""
-ORPHAN_AGE_S = 60.0
-"""Age in seconds from which helpers without a main process count as orphaned.
-
-An engine that is starting always has a main process.
-"""
+SEARCH_INTERVAL_S = 5.0
+"""Seconds between two searches for the engine's processes."""
+MIN_ORPHAN_AGE_S = 60.0
+"""Minimum age in seconds at which helpers without a main process count as orphaned."""
 MIN_TRIM_EFFECT_BYTES = 1 << 20
-"""Smallest effect of a trim. A serving engine allocates and frees smaller amounts all the time."""
+"""Smallest amount of freed memory that counts as an effect of a trim, in bytes.
+
+A serving engine allocates and frees smaller amounts all the time.
+"""
 
 
 class TerminationResult(msgspec.Struct, frozen=True):
     """Result of ending the processes of an engine.
 
-    ``error`` names the processes that are still running, and the reason; None if all have ended.
-    ``summary`` is a sentence for the timeline.
+    ``summary`` is a text for the incident's timeline. ``error`` names the processes that are still
+    running, and the reason; None if all have ended.
     """
 
     summary: str
@@ -89,9 +89,14 @@ class TerminationResult(msgspec.Struct, frozen=True):
 class Terminator:
     """End the processes of one engine with signals.
 
-    ``is_allowed`` is called before every signal and returns whether the process still belongs to
-    the engine. Children that start meanwhile are ended, too. The main process cannot work without
-    ``required_helpers``.
+    Child processes that start meanwhile are ended as well.
+
+    Args:
+        processes: The processes of the engine.
+        is_allowed: A function that returns whether a process still belongs to the engine. It is
+            called before every signal.
+        required_helpers: The helpers without which the main process cannot finish requests.
+
     """
 
     def __init__(
@@ -108,9 +113,11 @@ class Terminator:
         self._refused: dict[ProcessId, str] = {}
 
     def terminate(self, main: ProcessId | None, grace_s: float = TERM_GRACE_S) -> TerminationResult:
-        """End ``main`` with SIGTERM and, after a grace period, SIGKILL. Then end all others.
+        """End ``main``, and then all other processes.
 
-        The grace period is short once all required helpers have ended.
+        Each process receives SIGTERM, and later SIGKILL if it is still running. For ``main``, the
+        time between them is ``grace_s`` seconds, or less if all required helpers have ended. If
+        ``main`` is None, only the other processes are ended.
         """
         summary: list[str] = []
         if main is not None and is_running(main):
@@ -122,12 +129,12 @@ class Terminator:
             if not is_running(main):
                 summary.append(_format_end(main, number, took))
             self._wait_until_ended(
-                self._processes - {main}, HELPER_EXIT_S if number is signal.SIGTERM else 0.0
+                self._processes - {main}, HELPER_EXIT_WAIT_S if number is signal.SIGTERM else 0.0
             )
         else:
             if main is not None:
                 summary.append(f"process {main.pid} had already ended")
-            self._wait_until_ended(self._find_running(), HELPER_EXIT_S)
+            self._wait_until_ended(self._find_running(), HELPER_EXIT_WAIT_S)
         if left := self._find_running() - {main}:
             verb = "were" if len(left) > 1 else "was"
             summary.append(f"{_format_pids(left)} {verb} still running")
@@ -144,7 +151,7 @@ class Terminator:
         return TerminationResult("; ".join(summary))
 
     def _terminate_main(self, process: ProcessId, grace_s: float) -> signal.Signals:
-        """Return the signal that ended the process, or the last one that was sent."""
+        """End the main process. Return the signal that ended it, or the last signal sent to it."""
         self._send_signal(process, signal.SIGTERM)
         deadline = time.monotonic() + grace_s
         if self._required_helpers:
@@ -158,7 +165,7 @@ class Terminator:
         return signal.SIGKILL
 
     def _find_running(self) -> set[ProcessId]:
-        """Return the running processes, including new children."""
+        """Return the processes that are running, including new child processes."""
         alive = {process for process in self._processes if is_running(process)}
         children = find_descendants({process.pid for process in alive}, read_parent_pids())
         alive |= {found for pid in children if (found := identify(pid)) is not None}
@@ -175,7 +182,10 @@ class Terminator:
         seconds: float,
         until: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Wait until all processes have ended, or until ``until`` returns True."""
+        """Wait until all processes have ended, at most ``seconds``.
+
+        The wait ends early if ``until`` returns True.
+        """
         deadline = time.monotonic() + seconds
         waited = list(processes)
         while time.monotonic() < deadline and not until():
@@ -215,7 +225,8 @@ def _format_pids(processes: Iterable[ProcessId]) -> str:
 class OwnedEngine:
     """Operations of an adapter that need no answer from the engine.
 
-    They implement :class:`~plimsoll_sidecar.act.adapters.engine_adapter.EngineAdapter`.
+    They implement a part of
+    :class:`~plimsoll_sidecar.act.adapters.engine_adapter.EngineAdapter`.
     """
 
     has_status_port = False
@@ -224,13 +235,13 @@ class OwnedEngine:
         self._owned = OwnedProcesses(endpoint)
 
     @property
-    def can_meet_partner(self) -> bool:
-        """False, because this engine exchanges no KV blocks with another one."""
+    def can_test_partners(self) -> bool:
+        """False, because this engine exchanges no KV blocks with other engines."""
         return False
 
     @property
     def restart_blocker(self) -> str | None:
-        """None, because a restart of this engine breaks no other one."""
+        """None, because a restart of this engine affects no other engine."""
         return None
 
     def processes(self) -> list[ProcessMemory]:
@@ -242,7 +253,7 @@ class OwnedEngine:
         return None
 
     def has_ended(self) -> bool:
-        """Report whether the main process ended while the engine's other processes still run."""
+        """Report whether the main process has ended, but the engine's helpers still run."""
         return self._owned.has_main_ended()
 
     def sweep(self) -> str:
@@ -261,7 +272,7 @@ class OwnedEngine:
 class OwnedProcesses:
     """Processes of one engine. Thread-safe.
 
-    Once found, the main process stays the same until it ends.
+    After the main process has been found, it stays the same until it ends.
     """
 
     def __init__(
@@ -279,13 +290,13 @@ class OwnedProcesses:
         self._leftovers: set[ProcessId] = set()
 
     def find(self) -> EngineProcesses:
-        """Return the running processes.
+        """Return the running processes, from a search in the last :data:`SEARCH_INTERVAL_S`.
 
-        Raises and logs :class:`EngineNotFoundError` if there are none.
+        Raises :class:`EngineNotFoundError` if there are none, and logs the error once.
         """
         with self._lock:
             known = self._found
-            fresh = self._clock() - self._searched_at < REFRESH_S
+            fresh = self._clock() - self._searched_at < SEARCH_INTERVAL_S
             if fresh and known is not None and known.main is not None and is_running(known.main):
                 return known
             return self._search()
@@ -300,19 +311,20 @@ class OwnedProcesses:
         self._leftovers = {process for process in self._leftovers if is_running(process)}
         try:
             self._found = self._identity.find()
-        except EngineNotFoundError as none:
+        except EngineNotFoundError as error:
             self._found = None
-            if str(none) != self._logged:
-                log.warning("cannot find the engine: %s", none)
-            self._logged = str(none)
+            if str(error) != self._logged:
+                log.warning("cannot find the engine: %s", error)
+            self._logged = str(error)
             raise
         self._logged = ""
         return self._found
 
     def list_all(self, members: EngineProcesses | None = None) -> list[ProcessMemory]:
-        """Return the processes with role and name; the main process has the role ``Frontend``.
+        """Return the processes in ``members`` with their roles and names.
 
-        Without ``members``, find the running processes first. Empty if there are none.
+        The main process has the role ``Frontend``. If ``members`` is None, find the running
+        processes first. The list is empty if there are none.
         """
         members = members or self.find_or_none()
         if members is None:
@@ -321,34 +333,38 @@ class OwnedProcesses:
         return assign_roles(lines, members.main.pid if members.main else None, self._kind)
 
     def find_or_none(self) -> EngineProcesses | None:
-        """Return the running processes; None if no engine is running."""
+        """Return the running processes; None if there are none."""
         try:
             return self.find()
         except EngineNotFoundError:
             return None
 
     def has_main_ended(self) -> bool:
-        """Report whether only orphaned helper processes of an engine are running.
+        """Report whether the only running processes are orphaned helpers of an engine.
 
-        The age of the processes shows this, because the main process may have ended before the
-        first search.
+        They must be at least :data:`MIN_ORPHAN_AGE_S` old, because an engine that is starting may
+        not have been found completely.
         """
         members = self.find_or_none()
         if members is None or members.main is not None:
             return False
         parts = self._find_titled_helpers(members)
-        return bool(parts) and min(map(compute_age_s, parts)) >= ORPHAN_AGE_S
+        return bool(parts) and min(map(compute_age_s, parts)) >= MIN_ORPHAN_AGE_S
 
     def _find_titled_helpers(self, members: EngineProcesses) -> list[ProcessId]:
-        """Return the processes whose title only helpers of this engine type have."""
+        """Return the processes with a title that only helpers of this engine type have."""
         return [
             p for p in members.processes if has_helper_title(read_command_line(p.pid), self._kind)
         ]
 
     def sweep(self) -> str:
-        """End the processes that an earlier engine left behind, and return a text that names them.
+        """End the processes that an earlier engine left behind.
 
-        The text is empty if there were none. Some container runtimes already end such processes.
+        Some container runtimes already end such processes.
+
+        Returns:
+            A text that names the processes; empty if there were none.
+
         """
         with self._lock:
             members = self._found
@@ -365,17 +381,18 @@ class OwnedProcesses:
     ) -> TerminationResult:
         """End every process of the engine.
 
-        ``main`` is the main process at the time of the decision, if known. An engine that has
-        started since then is not affected.
+        ``main`` is the main process at the time of the decision to end the engine; None if it is
+        unknown. An engine that has started since then is not affected. ``grace_s`` is the time in
+        seconds between SIGTERM and SIGKILL.
         """
         with self._lock:
             try:
                 members = self._search()
-            except EngineNotFoundError as none:
+            except EngineNotFoundError as error:
                 # A known main process can still be ended: its start time protects a reused PID.
                 members = EngineProcesses(main, (main,) if main is not None else ())
                 if main is None or not is_running(main):
-                    return TerminationResult(f"no process of the engine was running: {none}")
+                    return TerminationResult(f"no process of the engine was running: {error}")
         if main is not None and members.main is not None and members.main != main:
             left = tuple(p for p in members.processes if p.started < members.main.started)
             members = EngineProcesses(main, left, None)
@@ -385,11 +402,12 @@ class OwnedProcesses:
 
 
 def end_orphaned_helpers(members: EngineProcesses) -> TerminationResult:
-    """End the remaining processes of an engine whose main process has ended.
+    """End the remaining processes of an engine after the end of its main process.
 
-    Does nothing while the main process is running.
+    Wait at most :data:`MAIN_EXIT_WAIT_S` for that end. If the main process is still running then,
+    end nothing.
     """
-    deadline = time.monotonic() + MAIN_EXIT_S
+    deadline = time.monotonic() + MAIN_EXIT_WAIT_S
     while members.main is not None and is_running(members.main):
         if time.monotonic() > deadline:
             return TerminationResult("")
@@ -409,9 +427,10 @@ def _make_terminator(
 
 
 class TrimEffect(msgspec.Struct, frozen=True):
-    """Bytes that a trim freed: negative if memory grew meanwhile, None if unknown.
+    """Memory that a trim has freed, in bytes.
 
-    ``has_devices`` states whether the engine uses devices.
+    A value is negative if memory grew during the trim, and None if it is unknown. ``has_devices``
+    states whether the engine uses devices.
     """
 
     host: int | None
@@ -420,7 +439,11 @@ class TrimEffect(msgspec.Struct, frozen=True):
 
     @property
     def outcome(self) -> Outcome:
-        """Outcome of the trim; ``Unknown`` if none was seen and a kind of memory is unmeasured."""
+        """Outcome of the trim.
+
+        It is ``Unknown`` if no effect was measured, but the effect on host or device memory is
+        unknown.
+        """
         if max(self.host or 0, self.device or 0) >= MIN_TRIM_EFFECT_BYTES:
             return Outcome.SUCCEEDED
         unmeasured = self.host is None or (self.has_devices and self.device is None)
@@ -428,7 +451,7 @@ class TrimEffect(msgspec.Struct, frozen=True):
 
     @property
     def summary(self) -> str:
-        """The freed memory, as a sentence for the incident's timeline."""
+        """Text about the freed memory, for the incident's timeline."""
         parts = [f"{_format_bytes(self.host)} of host memory"]
         if self.has_devices or self.device is not None:
             parts.append(f"{_format_bytes(self.device)} of device memory")
@@ -438,13 +461,20 @@ class TrimEffect(msgspec.Struct, frozen=True):
 def measure_trim_effect(
     host_before: int | None, host_after: int | None, device_freed: int | None, has_devices: bool
 ) -> TrimEffect:
-    """Return the effect of a trim, in bytes. ``device_freed`` is what PyTorch reports as freed."""
+    """Return the effect of a trim.
+
+    ``host_before`` and ``host_after`` are the sizes of host memory in bytes; None if unknown.
+    ``device_freed`` is the number of bytes that PyTorch reports as freed; None if unknown.
+    """
     host = None if host_before is None or host_after is None else host_before - host_after
     return TrimEffect(host, device_freed, has_devices)
 
 
 def measure_trimmable_bytes(pids: Iterable[int]) -> int | None:
-    """Return the host memory of these processes that a trim can free; None if it is unknown."""
+    """Return the host memory of the processes ``pids`` that a trim can free, in bytes.
+
+    None if it is unknown for at least one process.
+    """
     sizes = [read_resident_memory(pid) for pid in pids]
     known = [size.anon + size.shmem + (size.swap or 0) for size in sizes if size is not None]
     return sum_known(known) if known and len(known) == len(sizes) else None
