@@ -1,15 +1,17 @@
 """Learn budgets with ``growthBudget: Auto`` from the growth of healthy replicas, without I/O.
 
-Each hour has a level: the largest unexplained growth over the 1, 6 and 24 hours that end in it. The
-budget is 1.5 times the 99th percentile of the levels for its window. It is at least 3 % of the
-memory limit, and at most half of the headroom: the memory between the largest size after a start
-and the limit. An hour within a day of a confirmed incident does not count, because a leak would
-raise its own budget. For the same reason, a budget rises by at most a quarter a day. It falls by at
-most a tenth a day, so that a busy week after a quiet one raises no alarm. The owner can set a
+Each hour has three growth values: the largest unexplained growth over the 1, 6 and 24 hours that
+end in it. The budget for a window is 1.5 times the 99th percentile of the hours' values. It is at
+least 3 % of the memory limit, and at most half of the headroom. The headroom is the memory between
+the largest size after a start and the limit.
+
+Hours within a day of a confirmed incident do not count, because a leak would increase its own
+budget. For the same reason, a budget increases by at most a quarter per day. It decreases by at
+most a tenth per day, so that a busy week after a quiet week causes no alarm. The owner can set a
 ``minimum``, which applies immediately.
 
 The factors were chosen, not fitted. On 1,480 h of production containers, budgets learned in twelve
-hours would have caused 15 suspicions, and those learned in one hour 25.
+hours would have caused 15 suspicions. Budgets learned in one hour would have caused 25.
 """
 
 from __future__ import annotations
@@ -41,17 +43,23 @@ from plimsoll_api.memory_policy import (
 
 HOUR_S = 3600.0
 DAY_H = 24
-MAX_STARTS = 8
-MAX_GAP_S = 60.0
-"""Longest time in seconds between two samples that counts as observed."""
-BUDGET_MARGIN = 1.5
-LEVEL_QUANTILE = 0.99
-FLOOR_SHARE = 0.03
-FLOOR_BYTES = 64 << 20
+MAX_KEPT_STARTS = 8
+MAX_SAMPLE_GAP_S = 60.0
+"""Longest time between two samples that counts as observed, in seconds."""
+BUDGET_FACTOR = 1.5
+"""Factor from the growth quantile to the budget."""
+GROWTH_QUANTILE = 0.99
+MIN_SHARE_OF_LIMIT = 0.03
+"""Minimum budget, as a share of the memory limit."""
+MIN_BUDGET_BYTES = 64 << 20
 """Minimum budget in bytes if no limit is known: 3 % of 2 GiB."""
-HEADROOM_SHARE = 0.5
-MIN_CHANGE_SHARE = 0.05
-"""Smallest relative change of a budget. The detector restarts its trends after each change."""
+MAX_SHARE_OF_HEADROOM = 0.5
+"""Maximum budget, as a share of the memory between the size after a start and the limit."""
+MIN_RELATIVE_CHANGE = 0.05
+"""Smallest relative change of a budget that is applied.
+
+The detector discards its trends after each change.
+"""
 MAX_REVISION_CHARS = 200
 GROWTH_KINDS = {"host": IncidentKind.HOST_GROWTH, "device": IncidentKind.DEVICE_GROWTH}
 
@@ -59,9 +67,13 @@ GROWTH_KINDS = {"host": IncidentKind.HOST_GROWTH, "device": IncidentKind.DEVICE_
 class HourGrowth(msgspec.Struct, array_like=True):
     """Growth of host or device memory in one hour.
 
-    ``at`` counts hours since 1970. ``gains`` are the bytes for each of :data:`WINDOWS_H`.
-    ``incident`` states whether a confirmed incident of this kind of memory was open or in its
-    cooldown. ``most`` is the largest size in bytes.
+    Attributes:
+        at: The number of the hour, counted from 1970.
+        seen_s: The seconds of the hour for which memory was observed.
+        gains: The largest growth in bytes for each window of :data:`WINDOWS_H`.
+        incident: Whether a confirmed incident of this kind of memory was open or in its cooldown.
+        most: The largest size in bytes.
+
     """
 
     at: int
@@ -77,13 +89,18 @@ class LearnedHistory(msgspec.Struct, omit_defaults=True):
     Sizes are in bytes.
 
     Attributes:
-        lows: The hours of the current ``epoch``, each with its lowest growth.
+        revision: The revision of the workload.
+        epoch: The current epoch of the engine.
+        hours: The observed hours of the revision, oldest first.
+        lows: The number and the lowest growth of each hour in the current ``epoch``.
         starts: The sizes after the newest warm-ups.
-        limit: The newest known memory limit.
-        observed_s: The time of observation in this and earlier revisions.
+        limit: The newest known memory limit; None if none is known.
+        observed_s: The seconds of observation in this and earlier revisions.
         budget: The budget in force; None until one has been learned.
-        budget_at: The hour in which ``budget`` was set.
-        inherited: What the workload's other replicas had learned when this replica started.
+        budget_at: The number of the hour in which ``budget`` was set.
+        seen_at: The time of the newest sample, in Unix seconds.
+        inherited: The values that the workload's other replicas had learned when this replica
+            started; None without any.
 
     """
 
@@ -102,7 +119,16 @@ class LearnedHistory(msgspec.Struct, omit_defaults=True):
     def observe(
         self, now: float, epoch: str, revision: str, state: BudgetState | None, incident: bool
     ) -> None:
-        """Add a sample at ``now`` (Unix seconds)."""
+        """Add a sample.
+
+        Args:
+            now: The time in Unix seconds.
+            epoch: The engine's epoch.
+            revision: The revision of the workload. In another revision, learning starts again.
+            state: The state of the leak budget; None if it is unknown.
+            incident: Whether an incident of this kind of memory is open or in its cooldown.
+
+        """
         at = int(now // HOUR_S)
         if revision != self.revision:
             # The next revision starts with the budget in force.
@@ -125,11 +151,11 @@ class LearnedHistory(msgspec.Struct, omit_defaults=True):
         if state is None or grown is None:
             return
         if not self.lows and state.baseline is not None:
-            self.starts = [*self.starts, state.baseline][-MAX_STARTS:]
+            self.starts = [*self.starts, state.baseline][-MAX_KEPT_STARTS:]
         self.limit = state.limit if state.limit is not None else self.limit
         passed = now - self.seen_at
         self.seen_at = now
-        if 0 < passed <= MAX_GAP_S:
+        if 0 < passed <= MAX_SAMPLE_GAP_S:
             self.observed_s += passed
             hour.seen_s = min(HOUR_S, hour.seen_s + passed)
         if self.lows and self.lows[-1][0] == at:
@@ -143,10 +169,13 @@ class LearnedHistory(msgspec.Struct, omit_defaults=True):
         hour.most = max(hour.most, state.current or 0)
 
     def update_budget(self, now: float, budget: MemoryBudget, auto: AutoBudgets) -> bool:
-        """Update the budget in force once an hour. Return whether it may have changed."""
+        """Update the budget in force, at most once an hour. Return whether it may have changed.
+
+        ``now`` is in Unix seconds. ``budget`` and ``auto`` are settings of the configuration.
+        """
         at = int(now // HOUR_S)
         if self.budget is None:
-            if not self.is_known(auto):
+            if not self.is_learned(auto):
                 return False
             self.budget = self._compute_first_budget(budget)
         elif at > self.budget_at:
@@ -163,8 +192,11 @@ class LearnedHistory(msgspec.Struct, omit_defaults=True):
         self.budget_at = at
         return True
 
-    def is_known(self, auto: AutoBudgets) -> bool:
-        """Report whether the replica was observed long enough to act on its growth."""
+    def is_learned(self, auto: AutoBudgets) -> bool:
+        """Report whether the replica was observed long enough to act on its growth.
+
+        The observations of other replicas count as well, if they were inherited.
+        """
         seen_s = self.observed_s
         if self.inherited is not None:
             if self.inherited.budget is not None:
@@ -173,7 +205,7 @@ class LearnedHistory(msgspec.Struct, omit_defaults=True):
         return self.budget is not None or seen_s >= auto.learning_s
 
     def _compute_first_budget(self, budget: MemoryBudget) -> int:
-        """Return the budget at the end of the learning time, in bytes."""
+        """Return the first learned budget, in bytes."""
         limit = self.find_limit(budget)
         if self.inherited is not None and self.inherited.budget is not None:
             start = max(self.starts, default=self.inherited.start)
@@ -182,28 +214,31 @@ class LearnedHistory(msgspec.Struct, omit_defaults=True):
         return compute_provisional_budget(limit) if wanted is None else wanted
 
     def inherit(self, known: LearnedMemory | None) -> None:
-        """Adopt what other replicas have learned, until this replica has learned a budget."""
+        """Use what other replicas have learned, until this replica has learned a budget."""
         if known is None or self.budget is not None or known == self.inherited:
             return
         if not self.hours:
             self.inherited = known
         elif known.budget is not None:
-            # Their growth may include this replica's own, which must not count twice.
+            # The growth of this replica may be included, and must not count twice.
             self.inherited = LearnedMemory(start=known.start, budget=known.budget)
 
     def list_healthy_hours(self) -> list[HourGrowth]:
-        """Return the healthy hours of this replica and of those whose history it inherited."""
+        """Return the healthy hours of this replica.
+
+        The inherited history of other replicas is added as one hour.
+        """
         found = select_healthy_hours(self.hours)
         if self.inherited is not None and self.inherited.seen_s:
             found.append(HourGrowth(0, float(self.inherited.seen_s), self.inherited.gains))
         return found
 
     def find_largest_size(self) -> int | None:
-        """Return the largest healthy size in this revision, in bytes; None if it is unknown."""
+        """Return the largest size in healthy hours of this revision, in bytes; None if unknown."""
         return max((one.most for one in select_healthy_hours(self.hours)), default=0) or None
 
     def make_report(self, auto: AutoBudgets) -> LearnedMemory | None:
-        """Return what other replicas may inherit from this one; None before the first hour."""
+        """Return the values that other replicas may inherit; None before the first hour."""
         hours = self.list_healthy_hours()
         seen_s = sum(one.seen_s for one in hours)
         if not hours or not self.hours:
@@ -223,9 +258,9 @@ class LearnedHistory(msgspec.Struct, omit_defaults=True):
         return budget.limit_bytes if budget.limit_bytes is not None else self.limit
 
 
-def find_lowest_growth(lows: Sequence[tuple[int, int]], since: int) -> int:
-    """Return the smallest growth of the hours since ``since``."""
-    return min(low for at, low in lows if at >= since)
+def find_lowest_growth(lows: Sequence[tuple[int, int]], first_hour: int) -> int:
+    """Return the lowest growth in bytes of the hours from number ``first_hour`` on."""
+    return min(low for at, low in lows if at >= first_hour)
 
 
 def select_healthy_hours(hours: Sequence[HourGrowth]) -> list[HourGrowth]:
@@ -238,21 +273,21 @@ def select_healthy_hours(hours: Sequence[HourGrowth]) -> list[HourGrowth]:
 
 
 def sum_healthy_s(hours: Sequence[HourGrowth]) -> float:
-    """Return the seconds for which healthy memory was observed."""
+    """Return the seconds of observation in healthy hours."""
     return sum(one.seen_s for one in select_healthy_hours(hours))
 
 
-def compute_quantile(gains: Iterable[int], share: float = LEVEL_QUANTILE) -> int | None:
+def compute_quantile(gains: Iterable[int], share: float = GROWTH_QUANTILE) -> int | None:
     """Return the ``share`` quantile of ``gains`` by nearest rank; None if there are no gains."""
     ordered = sorted(gains)
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else None
 
 
 def list_gains_within(hours: Iterable[HourGrowth], window_s: float) -> list[int]:
-    """Return each hour's gain within a window of ``window_s``.
+    """Return the growth in bytes within a window of ``window_s``, for each hour.
 
-    The gain is that of the next longer window of :data:`WINDOWS_H`. For a window of several days,
-    it is that of one day.
+    The growth is that of the shortest window in :data:`WINDOWS_H` that is at least as long. For a
+    window of several days, it is the growth of one day times the number of days.
     """
     window_h = window_s / HOUR_S
     index = next((i for i, most in enumerate(WINDOWS_H) if window_h <= most), len(WINDOWS_H) - 1)
@@ -266,22 +301,27 @@ def propose_budget(learned: LearnedHistory, budget: MemoryBudget) -> int | None:
     if found is None:
         return None
     start = max(learned.starts, default=learned.inherited.start if learned.inherited else 0)
-    return limit_budget(int(BUDGET_MARGIN * found), learned.find_limit(budget), start)
+    return limit_budget(int(BUDGET_FACTOR * found), learned.find_limit(budget), start)
 
 
 def limit_budget(proposed: int, limit: int | None, start: int) -> int:
-    """Return ``proposed``, but at least the floor and at most half of the headroom, in bytes.
+    """Return ``proposed``, limited to the smallest and the largest allowed budget, in bytes.
 
-    ``start`` is the size after a start, above which the headroom begins.
+    ``limit`` is the memory limit; None if it is unknown. ``start`` is the size after a start. The
+    headroom is the difference between both.
     """
     if limit is None:
-        return max(proposed, FLOOR_BYTES)
-    most = max(1, int(HEADROOM_SHARE * max(0, limit - start)))
-    return min(max(proposed, int(FLOOR_SHARE * limit), 1), most)
+        return max(proposed, MIN_BUDGET_BYTES)
+    most = max(1, int(MAX_SHARE_OF_HEADROOM * max(0, limit - start)))
+    return min(max(proposed, int(MIN_SHARE_OF_LIMIT * limit), 1), most)
 
 
 class BudgetsInForce(NamedTuple):
-    """Budgets in force. Incidents of the ``learning`` kinds are reported, but not acted on."""
+    """Leak budgets in force.
+
+    ``memory`` contains the budgets. ``learning`` contains the kinds whose budget has not been
+    learned yet. Incidents of these kinds are only reported.
+    """
 
     memory: MemoryPolicy
     learning: frozenset[IncidentKind] = frozenset()
@@ -301,14 +341,21 @@ class LearnedBudgets(msgspec.Struct, omit_defaults=True):
         assessment: Assessment,
         incidents: Collection[IncidentKind],
     ) -> None:
-        """Add an assessment. ``incidents`` are the kinds of open incidents."""
+        """Add an assessment at ``now`` (Unix seconds).
+
+        ``revision`` is the revision of the workload. ``incidents`` contains the kinds with an
+        incident that is open or in its cooldown.
+        """
         self.host.observe(now, epoch, revision, assessment.host, GROWTH_KINDS["host"] in incidents)
         self.device.observe(
             now, epoch, revision, assessment.device, GROWTH_KINDS["device"] in incidents
         )
 
     def list_memory_needs(self, ledger: Sequence[LedgerEntry]) -> dict[str, MemoryNeeds]:
-        """Return the needs of ``host`` and ``device``, if their healthy levels are known."""
+        """Return the memory needs by the names ``host`` and ``device``.
+
+        A name is missing if the largest healthy size of this memory is unknown.
+        """
         return {
             name: make_memory_needs(name, found, one.limit, ledger)
             for name, one in (("host", self.host), ("device", self.device))
@@ -316,23 +363,23 @@ class LearnedBudgets(msgspec.Struct, omit_defaults=True):
         }
 
     def lacks_budget(self, memory: MemoryPolicy) -> bool:
-        """Report whether an ``Auto`` budget has not been learned yet."""
+        """Report whether at least one ``Auto`` budget has not been learned yet."""
         pairs = ((self.host, memory.host), (self.device, memory.device))
         return any(b is not None and b.auto and one.budget is None for one, b in pairs)
 
     def inherit(self, known: LearnedWorkload | None) -> None:
-        """Adopt what the other replicas of the workload have learned."""
+        """Use what the other replicas of the workload have learned; None without any."""
         if known is not None:
             self.host.inherit(known.host)
             self.device.inherit(known.device)
 
     def make_reports(self, auto: AutoBudgets) -> dict[str, LearnedMemory]:
-        """Return what other replicas may inherit from this one, by memory."""
+        """Return the values that other replicas may inherit, by ``host`` and ``device``."""
         found = {"host": self.host.make_report(auto), "device": self.device.make_report(auto)}
         return {name: one for name, one in found.items() if one is not None}
 
     def update_budgets(self, now: float, memory: MemoryPolicy) -> bool:
-        """Update the budgets in force. Return whether any of them may have changed."""
+        """Update the ``Auto`` budgets, and return whether any of them may have changed."""
         changed = [
             learned.update_budget(now, budget, memory.auto)
             for learned, budget in ((self.host, memory.host), (self.device, memory.device))
@@ -341,18 +388,21 @@ class LearnedBudgets(msgspec.Struct, omit_defaults=True):
         return any(changed)
 
     def find_changed_budgets(
-        self, now: float, memory: MemoryPolicy, standing: BudgetsInForce
+        self, now: float, memory: MemoryPolicy, previous: BudgetsInForce
     ) -> BudgetsInForce | None:
-        """Return the budgets that apply from now on; None if ``standing`` still applies."""
+        """Update the ``Auto`` budgets, and return the budgets that apply from now on.
+
+        None if ``previous`` still applies. ``now`` is in Unix seconds.
+        """
         self.update_budgets(now, memory)
         found = self.resolve_budgets(memory)
-        same = found.learning == standing.learning and not has_budget_changed(
-            standing.memory, found.memory
+        same = found.learning == previous.learning and not has_budget_changed(
+            previous.memory, found.memory
         )
         return None if same else found
 
     def resolve_budgets(self, memory: MemoryPolicy) -> BudgetsInForce:
-        """Return the policy with a size for each ``Auto`` budget, and the kinds not yet learned."""
+        """Return ``memory`` with a size for each ``Auto`` budget, and the kinds not yet learned."""
         learning: set[IncidentKind] = set()
 
         def resolve(
@@ -361,7 +411,7 @@ class LearnedBudgets(msgspec.Struct, omit_defaults=True):
             if budget is None or not budget.auto:
                 return budget
             limit = one.find_limit(budget)
-            if not one.is_known(memory.auto):
+            if not one.is_learned(memory.auto):
                 learning.add(GROWTH_KINDS[name])
             size = compute_provisional_budget(limit) if one.budget is None else one.budget
             size = max(size, budget.minimum_bytes or 1)
@@ -375,10 +425,10 @@ class LearnedBudgets(msgspec.Struct, omit_defaults=True):
 
 
 def has_budget_changed(old: MemoryPolicy, new: MemoryPolicy) -> bool:
-    """Report whether a budget differs by more than :data:`MIN_CHANGE_SHARE`."""
+    """Report whether a budget differs by more than :data:`MIN_RELATIVE_CHANGE` of its old size."""
     pairs = ((old.host, new.host), (old.device, new.device))
     return any(
         a is not None and b is not None
-        and abs(a.growth_bytes - b.growth_bytes) > MIN_CHANGE_SHARE * a.growth_bytes
+        and abs(a.growth_bytes - b.growth_bytes) > MIN_RELATIVE_CHANGE * a.growth_bytes
         for a, b in pairs
     )  # fmt: skip

@@ -14,7 +14,11 @@ from plimsoll_sidecar.govern.incident import Incident
 
 
 class Verb(StrEnum):
-    """Commands of the actuator, from the least to the most disruptive for requests."""
+    """What a command makes the actuator do.
+
+    The order is that of a remediation. ``TAKE_SLOT`` takes a restart slot. ``LEAVE`` removes the
+    pod from its Services. ``MEET_PARTNER`` tests the engine with its partners.
+    """
 
     DIAGNOSE = "diagnose"
     TRIM = "trim"
@@ -30,20 +34,22 @@ class Command(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """A command to the actuator, which is written to the journal before it is sent.
 
     Attributes:
-        operation_id: An ID that makes a repetition of the command harmless.
+        operation_id: The ID of the command. A command that is sent again has the same ID.
         incident: The name of the incident that needs the command.
         epoch: The epoch that the command is for. An engine in another epoch refuses it.
-        stalled: The engine serves no requests, so waiting for other replicas or for a drain gains
-            nothing.
-        leaves: The slot is for an action that takes the pod out of service, which the last ready
-            replica must not do.
-        planned: Nothing is wrong, so the restart can wait for another ready replica.
-        meets_partner: After the restart, the pod stays out of its Services until a request has
-            passed through the engine and its partner.
-        gives_up: This is the last such request. The pod then returns to its Services in any case.
-        process: The suspected process, as incidents name it.
+        stalled: Whether the engine serves no requests. Waiting for other replicas or for a drain is
+            then useless.
+        leaves: Whether the slot is for an action that takes the pod out of service. The last ready
+            replica must not do this.
+        planned: Whether nothing is wrong. The restart can then wait for another ready replica.
+        meets_partner: Whether the pod stays out of its Services after the restart, until a request
+            has passed through the engine and its partner.
+        gives_up: Whether this is the last test with the partner. The pod then returns to its
+            Services in any case.
+        process: The suspected process, as incidents name it; None if it is unknown.
+        mode: The way in which a drain treats running requests.
         deadline_s: The longest drain in seconds.
-        at: The time in Unix seconds under which a restart is counted.
+        at: The time at which a restart is counted, in Unix seconds; None if none is counted.
 
     """
 
@@ -62,11 +68,14 @@ class Command(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     at: float | None = None
 
     def make_result(self, outcome: Outcome, message: str = "") -> Result:
-        """Return a result of this command."""
+        """Return a result of this command, with the command's operation ID."""
         return Result(operation_id=self.operation_id, outcome=outcome, message=message)
 
     def sort_suspected_first(self, processes: Iterable[ProcessMemory]) -> list[ProcessMemory]:
-        """Return the processes with the suspected one first, so that bounded reports keep it."""
+        """Return ``processes`` with the suspected process first.
+
+        Reports of limited size then include it.
+        """
         return sorted(processes, key=lambda process: process.label != self.process)
 
 
@@ -74,7 +83,8 @@ class SlotRequest(msgspec.Struct, frozen=True):
     """Request for a restart slot, according to the journal.
 
     ``incident`` is the name of the incident that needs the slot; None if no incident needs one.
-    ``taking`` is true while a command is taking the slot; the slot then depends on its result.
+    ``taking`` is true while a command that takes the slot is in progress. Its result then decides
+    whether the slot is held.
     """
 
     incident: str | None
@@ -84,7 +94,7 @@ class SlotRequest(msgspec.Struct, frozen=True):
 class Refusal(msgspec.Struct, frozen=True):
     """Reason why a restart slot was refused.
 
-    ``message`` is for people. It stays the same as long as the reason does.
+    ``message`` explains the reason to a person. It does not change while the reason is the same.
     """
 
     reason: WaitReason
@@ -94,8 +104,8 @@ class Refusal(msgspec.Struct, frozen=True):
 class Outcome(StrEnum):
     """Outcome of a command.
 
-    ``Refused`` means that nothing was started. ``Unknown`` means that the effect is not known, for
-    example in a replay.
+    ``REFUSED`` means that nothing was started. ``UNKNOWN`` means that the effect is unknown, for
+    example because a replay executes no commands.
     """
 
     SUCCEEDED = "Succeeded"
@@ -107,7 +117,8 @@ class Outcome(StrEnum):
 class Result(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Result of a command.
 
-    ``diagnostics`` lists the files that were saved. ``waits`` is the reason for a refused slot.
+    ``diagnostics`` contains the names of the saved files. ``waits`` is the reason why a slot was
+    refused; None if none was refused.
     """
 
     operation_id: str
@@ -118,28 +129,32 @@ class Result(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class EngineProcess(msgspec.Struct, frozen=True):
-    """One process of the engine: its PID, and its role or the engine's own name for it."""
+    """One process of the engine.
+
+    ``role`` is its role in Plimsoll's engine, or the name that another engine gives the process.
+    """
 
     role: str
     pid: int
 
 
 class EngineView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """State of the engine, from the same sample as the assessment that it belongs to.
+    """State of the engine. It comes from the same sample as the assessment of a turn.
 
     Attributes:
         epoch: The engine's epoch; None while the engine does not answer.
         state: The state that the engine reports; None while it does not answer.
         capabilities: The last known capabilities.
-        replaceable: Whether the pod can be replaced on request.
-        abrupt: Whether requests still reach the pod until it has left its Services.
+        replaceable: Whether the operator replaces the pod on request.
+        abrupt: Whether requests still reach the pod after its eviction, until it has left its
+            Services.
         manually_drained: Whether a person has taken the pod out of service and not resumed it.
-        meets_partner: Whether the engine serves together with another engine, and the supervisor
-            can send a request through both.
-        restart_blocker: The reason not to restart the engine without that other engine; None if
-            there is none.
-        group: The multi-node group that restarts together with the engine; empty without one.
-        idle: Whether the engine has no request; None if that is unknown.
+        meets_partner: Whether the engine serves together with another engine, its partner, and the
+            supervisor can send a request through both.
+        restart_blocker: The reason why the engine must not restart without its partner; None if it
+            may.
+        group: The multi-node group that restarts together with the engine; empty without a group.
+        idle: Whether the engine has no request; None if this is unknown.
         processes: The processes that the engine reports, the main process first; empty if it does
             not answer.
 
@@ -159,12 +174,12 @@ class EngineView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
     @property
     def answers(self) -> bool:
-        """Whether the engine reported its status, and therefore its epoch."""
+        """Whether the engine answered the request for its status, which contains the epoch."""
         return self.epoch is not None
 
 
 class EventType(StrEnum):
-    """Changes that the log, the metrics and Kubernetes report. The values are Event reasons."""
+    """Changes of an incident. The values are the reasons of the Kubernetes Events."""
 
     OPENED = "Opened"
     CONFIRMED = "Confirmed"
@@ -175,7 +190,10 @@ class EventType(StrEnum):
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """A change of an incident. ``action`` is set for ``Remediation``, when the action starts."""
+    """A change of an incident at the time ``at``, in Unix seconds.
+
+    ``action`` is the action that starts, for the type ``Remediation``; None for other types.
+    """
 
     type: EventType
     at: float
@@ -186,7 +204,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 class Turn(msgspec.Struct):
     """Output of one turn of the governor: at most one new command, and the events.
 
-    ``changed`` states whether the state must be written to the journal before the command is sent.
+    ``changed`` states whether the governor's state has changed. It must then be written to the
+    journal before the command is sent.
     """
 
     command: Command | None = None

@@ -1,4 +1,4 @@
-"""Hold the input and output of one turn of the governor, and decide on conditions of actions."""
+"""Hold the input and output of one turn of the governor, and check the conditions of actions."""
 
 from __future__ import annotations
 
@@ -17,13 +17,26 @@ from plimsoll_sidecar.govern.incident import DISRUPTING_PHASES, Incident, move_t
 from plimsoll_sidecar.govern.state import GovernorState, start_cooldown
 
 LEAVING_ACTIONS = (Action.ENGINE_RESTART, Action.POD_REPLACE)
-"""Actions that take the pod out of its service temporarily."""
-STALLED_DRAIN_S = 1.0
-"""Maximum drain of a hung engine in seconds, because its streams stay silent meanwhile."""
+"""Actions that take the pod out of service for some time."""
+MAX_STALLED_DRAIN_S = 1.0
+"""Longest drain of a stalled engine, in seconds. Its streams deliver nothing during the drain."""
 
 
 class TurnContext:
-    """Input of one turn, and the methods that change the state."""
+    """Input of one turn, and the methods that change the state.
+
+    Args:
+        state: The governor's state.
+        policy: The supervision settings of the configuration.
+        memory: The memory settings of the configuration.
+        assessment: The detector's assessment of the newest sample.
+        engine: The state of the engine in this sample.
+        now: The time in Unix seconds.
+        hold: The reason why no command may be sent; None if commands may be sent.
+        turn: The output, which the methods fill.
+        learning: The kinds whose budget has not been learned yet.
+
+    """
 
     def __init__(
         self,
@@ -43,27 +56,31 @@ class TurnContext:
         self.hold, self.turn = hold, turn
         self.suspicions: dict[IncidentKind, Suspicion] = {}
 
-    def emit_event(self, what: EventType, incident: Incident, action: Action | None = None) -> None:
-        """Record an event of this turn, and request a write of the journal.
+    def emit_event(
+        self, event_type: EventType, incident: Incident, action: Action | None = None
+    ) -> None:
+        """Add an event of ``incident`` to this turn, and mark the state as changed.
 
-        Each incident emits ``Advanced`` at most once a turn.
+        Each incident has at most one event ``Advanced`` per turn.
         """
         self.turn.changed = True
-        if what is EventType.ADVANCED and any(
-            event.incident is incident and event.type is what for event in self.turn.events
+        if event_type is EventType.ADVANCED and any(
+            event.incident is incident and event.type is event_type for event in self.turn.events
         ):
             return
-        self.turn.events.append(Event(type=what, at=self.now, incident=incident, action=action))
+        self.turn.events.append(
+            Event(type=event_type, at=self.now, incident=incident, action=action)
+        )
 
     def enter_phase(self, incident: Incident, phase: IncidentPhase) -> None:
-        """Move the incident to ``phase``, and emit the event."""
+        """Move the incident to ``phase``, and emit the event ``Advanced``."""
         move_to_phase(incident, phase, self.now)
         self.emit_event(EventType.ADVANCED, incident)
 
     def end_incident(
         self, incident: Incident, phase: IncidentPhase, reason: Reason, message: str = ""
     ) -> None:
-        """Close the incident with a reason, and start the cooldown of its kind."""
+        """End the incident in ``phase`` with a reason, and start the cooldown of its kind."""
         move_to_phase(incident, phase, self.now)
         incident.ended_at, incident.reason, incident.message = self.now, reason, message
         start_cooldown(self.state, incident, self.now)
@@ -71,9 +88,13 @@ class TurnContext:
         self.emit_event(EventType.CLEARED if cleared else EventType.ENDED, incident)
 
     def set_pending_command(
-        self, incident: Incident, verb: Verb, name: str, gives_up: bool = False
+        self, incident: Incident, verb: Verb, step_name: str, gives_up: bool = False
     ) -> Command:
-        """Create the pending command. If it is sent again, its operation ID stays the same."""
+        """Create the pending command, add its step to the incident, and return the command.
+
+        If the command is sent again, its operation ID stays the same. ``gives_up`` is explained in
+        :class:`~plimsoll_sidecar.govern.command.Command`.
+        """
         carry = verb is Verb.RESTART_WORKER
         mode = self.policy.drain.mode
         if not carry and mode is DrainMode.CARRY:
@@ -95,10 +116,10 @@ class TurnContext:
             gives_up=gives_up,
             process=self._find_diagnosed_process(incident) if verb is Verb.DIAGNOSE else None,
             mode=mode,
-            deadline_s=min(deadline_s, STALLED_DRAIN_S) if stalled else deadline_s,
+            deadline_s=min(deadline_s, MAX_STALLED_DRAIN_S) if stalled else deadline_s,
             at=self.now if verb is Verb.TAKE_SLOT else None,
         )
-        step = self.make_step(name, StepOutcome.BEGUN, "")
+        step = self.make_step(step_name, StepOutcome.BEGUN, "")
         step.operation_id, step.before_bytes = (
             command.operation_id,
             self.read_current_bytes(incident),
@@ -119,19 +140,23 @@ class TurnContext:
 
     @property
     def has_no_pending_command(self) -> bool:
-        """Whether no command is pending. At most one command may be pending."""
+        """Whether no command is in progress. At most one command is in progress at a time."""
         return self.state.pending is None
 
     def read_current_bytes(self, incident: Incident) -> int | None:
-        """Return the bytes of the memory that the incident's budget covers; None if unknown."""
+        """Return the bytes in use of the memory that the incident's budget limits.
+
+        None if the size is unknown or the incident has no budget.
+        """
         budget = incident.budget(self.assessment)
         return budget.current if budget else None
 
     def estimate_time_to_limit_s(self, incident: Incident) -> float | None:
         """Return the seconds until memory of the incident's kind reaches its limit.
 
-        None if that is unknown, infinite if nothing grows. The engine ends at the limit. The leak
-        budget is much smaller, so that a drain still has time when the budget is spent.
+        The result is None if the time is unknown, and infinite if the memory does not grow. At the
+        limit, the engine ends. The leak budget is much smaller, so that enough time for a drain
+        remains when the budget is spent.
         """
         budget = incident.budget(self.assessment)
         if budget is None or budget.current is None:
@@ -143,17 +168,17 @@ class TurnContext:
         return max(0.0, budget.limit - budget.current) / budget.bytes_per_s
 
     def explain_observe_only(self, incident: Incident) -> str | None:
-        """Return why the incident is only reported; None if the ladder may act on it."""
+        """Return the reason why no action follows on the incident; None if actions may follow."""
         if self.policy.mode is Mode.OBSERVE:
             return "mode is Observe"
         return LEARNING_MESSAGE if incident.kind in self.learning else None
 
     def defers_restart(self, incident: Incident) -> bool:
-        """Report whether an ``Auto`` budget defers a restart because the limit is not near.
+        """Report whether an ``Auto`` budget is spent, but a restart can wait.
 
-        An ``Auto`` budget is only the usual growth, not a limit that the owner has set. Exceeding
-        it is therefore not urgent before memory comes near its limit. An unknown limit counts as
-        not near.
+        An ``Auto`` budget is the usual growth, and not a limit that the owner has set. If it is
+        exceeded, a restart becomes urgent only when memory comes near its limit. If the limit is
+        unknown, the result is True.
         """
         budget = self.memory.get_auto_budget(incident.kind)
         if budget is None or self.is_at_limit(incident):
@@ -162,14 +187,14 @@ class TurnContext:
         return left is None or left > self.memory.auto.limit_within_s
 
     def is_at_limit(self, incident: Incident) -> bool:
-        """Report whether memory is close to its limit."""
+        """Report whether memory is at least ``NEAR_LIMIT_RATIO`` of its limit."""
         budget = incident.budget(self.assessment)
         if budget is None or budget.limit is None or budget.current is None:
             return False
         return budget.current >= NEAR_LIMIT_RATIO * budget.limit
 
     def will_memory_run_out_before_drain(self, incident: Incident) -> bool:
-        """Report whether memory would run out before a drain ends.
+        """Report whether memory would reach its limit before the deadline of a drain.
 
         A drain would then lose more requests than an immediate restart.
         """
@@ -177,7 +202,10 @@ class TurnContext:
         return left is not None and left <= self.policy.drain.deadline_s
 
     def read_growth_bytes(self, incident: Incident) -> int:
-        """Return the unexplained growth in bytes; the last suspected growth if it is unknown."""
+        """Return the unexplained growth in bytes.
+
+        If it is unknown, return the growth of the last suspicion.
+        """
         budget = incident.budget(self.assessment)
         known = budget.unexplained if budget else None
         return incident.growth_bytes if known is None else known
@@ -190,7 +218,7 @@ EXHAUSTED_MESSAGE = (
 
 
 def is_conclusive(context: TurnContext, kind: IncidentKind) -> bool:
-    """Report whether the absence of a suspicion proves that there is no problem."""
+    """Report whether a missing suspicion of ``kind`` shows that there is no such problem."""
     return context.engine.answers and (kind is IncidentKind.STALL or context.assessment.warm)
 
 
@@ -199,8 +227,8 @@ def find_skip_outcome(
 ) -> tuple[StepOutcome, str] | None:
     """Return the outcome and the reason if ``action`` is skipped now; None if it may be taken.
 
-    The outcome is ``Would`` if only the mode, or a budget that is still being learned, prevents the
-    action.
+    The outcome is ``Would`` if nothing else prevents the action but the mode ``Observe``, or a
+    budget that has not been learned yet. It is ``Skipped`` otherwise.
     """
     reason = ladder.find_skip_reason(action, incident, context.policy, context.engine)
     observes = context.explain_observe_only(incident)
@@ -213,12 +241,12 @@ def find_skip_outcome(
 
 
 def is_restart_due(context: TurnContext, incident: Incident) -> bool:
-    """Report whether a restart is due: the budget is spent, or memory would run out before a drain.
+    """Report whether a restart is due.
 
-    The budget is the growth that a replica may have, so growth that stops within it causes no
-    restart. Growth that has stopped causes none either, unless memory is at its limit. Nor does
-    growth that has become unlikely to be a leak. For an ``Auto`` budget, the limit must be near as
-    well. None of these conditions apply to a stall, or to an incident that a restart did not cure.
+    A restart for growth is due if the leak budget is spent, or if memory would reach its limit
+    before a drain could end. In addition, memory must still grow and probably leak, or be at its
+    limit. If the budget is ``Auto``, the limit must also be near. For a stall, a restart is always
+    due. So it is after an action that did not resolve the incident.
     """
     if incident.kind is IncidentKind.RECYCLE:
         return incident.kind in context.suspicions or incident.escalated
@@ -234,18 +262,19 @@ def is_restart_due(context: TurnContext, incident: Incident) -> bool:
 
 
 def is_restart_budget_spent(context: TurnContext) -> bool:
-    """Report whether the replica has no restart left, by count or by the hard stop."""
-    left = restart_budget.count_remaining(
+    """Report whether the restart budget allows no further restart of this replica."""
+    left = restart_budget.count_remaining_restarts(
         context.state.restarts, context.policy.restart_budget, context.now
     )
     return context.state.exhausted or left == 0
 
 
-def is_disrupted(context: TurnContext, incident: Incident) -> bool:
-    """Report whether another incident's restart is in progress.
+def is_other_restart_running(context: TurnContext, incident: Incident) -> bool:
+    """Report whether a restart for an incident other than ``incident`` is in progress.
 
-    The restart ends with the new epoch, because its verification disturbs nothing. A pod that waits
-    for its replacement may be restarted meanwhile, because the operator can be down.
+    The restart has ended once a new epoch begins, because its verification does not affect the
+    engine. A pod that waits for its replacement may be restarted meanwhile, because the operator
+    may be down.
     """
     return any(
         other is not incident
@@ -259,6 +288,9 @@ def is_disrupted(context: TurnContext, incident: Incident) -> bool:
 
 
 def is_engine_starting(context: TurnContext, incident: Incident) -> bool:
-    """Report whether the engine is starting: a restart for its memory would never let it finish."""
+    """Report whether the engine is starting, so that a restart for its memory must wait.
+
+    Such restarts could repeat before the engine has started. The result is False for a stall.
+    """
     starting = (EngineState.STARTING, EngineState.WARMING)
     return incident.kind is not IncidentKind.STALL and context.engine.state in starting

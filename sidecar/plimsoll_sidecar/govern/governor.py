@@ -6,7 +6,7 @@ command. It returns the events of the incidents and at most one new command. The
 supervisor, the governor continues from the state in the journal.
 
 :mod:`plimsoll_sidecar.govern.phases` handles each phase of an incident, and
-:mod:`plimsoll_sidecar.govern.incident` defines their order.
+:mod:`plimsoll_sidecar.govern.incident` defines the order of the phases.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ UNKNOWN_EPOCH_PLACEHOLDER = "unseen"
 
 
 class Governor:
-    """Decide on the incidents of one replica within its ladder and restart budget.
+    """Decide on the incidents of one replica, within its ladder and its restart budget.
 
-    ``replica`` is part of the incidents' names: the pod, or the service in local mode. ``policy``
-    and ``memory`` may be replaced at any time when the configuration changes. Incidents of the
-    ``learning`` kinds are reported, but not acted on, because their budget has not been learned
-    yet.
+    ``replica`` is the first part of the names of incidents: the pod's name, or the name of the
+    service in local mode. If the configuration changes, ``policy`` and ``memory`` may be replaced
+    at any time. ``learning`` contains the kinds whose budget has not been learned yet. Incidents of
+    these kinds are only reported.
     """
 
     def __init__(
@@ -85,25 +85,33 @@ class Governor:
         now: float,
         results: Sequence[Result] = (),
         hold: str | None = None,
-        by_hand: Sequence[ManualAction] = (),
-        own: Assessment | None = None,
+        manual_actions: Sequence[ManualAction] = (),
+        pod_assessment: Assessment | None = None,
     ) -> Turn:
-        """Advance all incidents by one turn, and return the command and the events.
+        """Advance all incidents by one turn.
 
-        ``now`` is in Unix seconds (the sample's ``t`` in a replay). ``by_hand`` are the manual
-        actions, in progress or ended. Do not pass an ended action again once this turn is in the
-        journal. ``own`` is the assessment of this pod alone if ``assessment`` covers its multi-node
-        group; crashes and starts are judged by ``own``.
+        Args:
+            assessment: The newest assessment of this replica.
+            engine: The state of the engine.
+            now: The time in Unix seconds; in a replay, the time ``t`` of the sample.
+            results: The results of commands since the last turn.
+            hold: The reason why no command may be sent, for example because the journal cannot be
+                written; None if commands may be sent. Incidents are recorded in any case.
+            manual_actions: The manual actions that are in progress or have ended. Pass an ended
+                action until the journal contains a turn with it, and not again.
+            pod_assessment: The assessment of this pod alone, if ``assessment`` covers its
+                multi-node group. It is used for crashes and starts.
 
-        ``hold`` is the reason why no command may be sent, for example because the journal cannot be
-        written. Incidents are still followed and recorded.
+        Returns:
+            The events of this turn, and at most one new command.
+
         """
-        turn, own = Turn(), own or assessment
+        turn, own = Turn(), pod_assessment or assessment
         self.state.limit_waits(now)
         context = TurnContext(
             self.state, self.policy, self.memory, assessment, engine, now, hold, turn, self.learning
         )
-        self._record_manual_actions(context, by_hand)
+        self._record_manual_actions(context, manual_actions)
         self._apply_epoch(context)
         self._track_health(context, own)
         for result in results:
@@ -122,55 +130,57 @@ class Governor:
         return turn
 
     def wants_standby(self, engine: EngineView) -> bool:
-        """Report whether the worker may be restarted soon, so that a standby is useful."""
+        """Report whether the worker may be restarted soon, so that a standby worker is useful."""
         acted_on = [one for one in self.state.incidents if one.kind not in self.learning]
         return wants_standby(acted_on, self.policy, engine, self.state.exhausted)
 
     def count_restarts_left(self, now: float) -> int:
-        """Return the restarts left in this replica's budget; 0 after the hard stop."""
+        """Return the number of restarts that this replica's restart budget allows at ``now``."""
         if self.state.exhausted:
             return 0
-        return restart_budget.count_remaining(self.state.restarts, self.policy.restart_budget, now)
+        budget = self.policy.restart_budget
+        return restart_budget.count_remaining_restarts(self.state.restarts, budget, now)
 
     @property
     def budgets(self) -> BudgetsInForce:
-        """Budgets in force."""
+        """Leak budgets in force."""
         return BudgetsInForce(self.memory, self.learning)
 
     def apply_budgets(self, budgets: BudgetsInForce) -> None:
         """Apply ``budgets`` from the next turn on.
 
-        A leak that was only reported may open again once its budget has been learned.
+        The cooldowns of kinds whose budget has now been learned end. A leak that was only reported
+        can therefore open another incident.
         """
         for kind in self.learning - budgets.learning:
             self.state.quiet.pop(kind, None)
         self.memory, self.learning = budgets
 
     def list_growing_kinds(self) -> frozenset[IncidentKind]:
-        """Return the kinds of confirmed incidents that are open or in their cooldown."""
+        """Return the kinds with a confirmed open incident, or in a cooldown."""
         confirmed = {one.kind for one in self.state.incidents if one.confirmed_at is not None}
         return frozenset(confirmed | self.state.quiet.keys())
 
     def copy_restarts(self) -> ReplicaRestarts:
-        """Return the restarts of this replica, for storage outside the journal."""
+        """Return the restarts of this replica in the form that is stored outside the journal."""
         at = tuple(sorted(restart.at for restart in self.state.restarts))
         return ReplicaRestarts(at, self.state.exhausted)
 
-    def merge_restarts(self, kept: ReplicaRestarts) -> int:
+    def merge_restarts(self, stored: ReplicaRestarts) -> int:
         """Merge restarts that were stored outside the journal.
 
-        Return the number of restarts that the journal lacked.
+        Return the number of restarts that the journal did not contain.
         """
         known = {restart.at for restart in self.state.restarts}
-        lacking = [at for at in kept.at if at not in known]
+        lacking = [at for at in stored.at if at not in known]
         joined = [Restart(at=at, epoch=f"{LEASE_EPOCH_PLACEHOLDER}:{at!r}") for at in lacking]
         joined = sorted([*self.state.restarts, *joined], key=lambda restart: restart.at)
         self.state.restarts = joined[-restart_budget.MAX_RESTARTS :]
-        self.state.exhausted = self.state.exhausted or kept.exhausted
+        self.state.exhausted = self.state.exhausted or stored.exhausted
         return len(lacking)
 
     def reset_restart_budget(self) -> None:
-        """Restore the full restart budget and end all cooldowns at a person's request."""
+        """Restore the full restart budget and end all cooldowns, as a person has requested."""
         self.state.exhausted = False
         self.state.restarts = []
         self.state.quiet = {}
@@ -179,7 +189,8 @@ class Governor:
     def _apply_epoch(self, context: TurnContext) -> None:
         """Apply a new epoch to all incidents.
 
-        Crashes and failed starts do not count against the restart budget, which limits remediation.
+        Crashes and failed starts do not count against the restart budget, because it limits only
+        requested restarts.
         """
         epoch, last = context.engine.epoch, self.state.epoch
         if epoch is None or (epoch == last and self.state.epoch_at is not None):
@@ -192,8 +203,8 @@ class Governor:
         if last is None:
             return
         if last in self.state.by_hand:
-            by_hand = Restart(at=context.now, epoch=last)
-            restart_budget.record_restart(self.state.restarts, by_hand, self.policy.restart_budget)
+            restart = Restart(at=context.now, epoch=last)
+            restart_budget.record_restart(self.state.restarts, restart, self.policy.restart_budget)
         self._record_crash(context, last)
         pending = self.state.pending
         for incident in self.state.incidents:
@@ -201,7 +212,7 @@ class Governor:
                 follow_new_epoch(context, incident, last)
 
     def _track_health(self, context: TurnContext, own: Assessment) -> None:
-        """Record the last healthy state of the engine, which the report of a crash needs."""
+        """Update the last healthy state of the engine. The report of a crash contains it."""
         epoch = context.engine.epoch
         if epoch is not None and (self._seen is None or self._seen.epoch != epoch):
             self._seen = LastHealthyState(epoch, context.now)
@@ -209,15 +220,20 @@ class Governor:
             self._seen = self._seen.update(context.engine, own, context.now)
 
     def _learn_start_noise(self, context: TurnContext, own: Assessment) -> None:
-        """Learn how much memory a start needs, unless a restart is being verified."""
+        """Learn from this assessment how much memory a start needs.
+
+        Nothing is learned while a restart is being verified.
+        """
         if any(incident.phase is IncidentPhase.VERIFYING for incident in self.state.incidents):
             return
         if context.engine.answers and self.state.starts.add_assessment(own):
             context.turn.changed = True
 
-    def _record_manual_actions(self, context: TurnContext, by_hand: Sequence[ManualAction]) -> None:
-        """Record ended manual actions, and the epochs that manual restarts may end."""
-        for action in by_hand:
+    def _record_manual_actions(
+        self, context: TurnContext, manual_actions: Sequence[ManualAction]
+    ) -> None:
+        """Record manual actions that have ended, and the epochs that manual restarts may end."""
+        for action in manual_actions:
             epochs = self.state.by_hand
             if action.ends_epoch and action.epoch not in epochs:
                 self.state.by_hand = [*epochs, action.epoch][-MAX_MANUAL_EPOCHS:]
@@ -230,7 +246,10 @@ class Governor:
                 )
 
     def _record_crash(self, context: TurnContext, last: str) -> None:
-        """Record that an epoch ended although neither the supervisor nor a person requested it."""
+        """Record a crash if neither the supervisor nor a person requested the end of an epoch.
+
+        ``last`` is the epoch that has ended.
+        """
         seen, pending = self._seen, self.state.pending
         if seen is None or seen.epoch != last or seen.oom_killed or last in self.state.by_hand:
             return
@@ -244,7 +263,7 @@ class Governor:
         )
 
     def _record_closed_incident(self, context: TurnContext, record: Incident) -> None:
-        """Record an incident that opens and ends in one turn."""
+        """Emit the events of an incident that opens and ends in this turn."""
         context.emit_event(EventType.OPENED, record)
         context.emit_event(EventType.ENDED, record)
 
@@ -258,18 +277,18 @@ class Governor:
                 apply_result(context, incident, pending, result)
 
     def _assign_suspicions(self, context: TurnContext) -> None:
-        """Assign suspicions to incidents, and open new incidents.
+        """Update open incidents from the suspicions of their kind, and open new incidents.
 
-        A kind has at most one incident.
+        There is at most one open incident of each kind.
         """
         at, before = context.assessment.t, self._judged_at
         counted, self._judged_at = compute_counted_s(0.0 if before is None else at - before), at
         worst: dict[IncidentKind, Suspicion] = {}
-        recycle = find_due_recycle(context, self._idle_s(context))
+        recycle = find_due_recycle(context, self._measure_idle_s(context))
         planned = [] if recycle is None else [recycle]
         for suspicion in [*context.assessment.suspicions, *planned]:
             known = worst.get(suspicion.kind)
-            if known is None or _rank_suspicion(suspicion) > _rank_suspicion(known):
+            if known is None or _make_severity_key(suspicion) > _make_severity_key(known):
                 worst[suspicion.kind] = suspicion
         context.suspicions = worst
         for incident in self.state.incidents:
@@ -297,8 +316,8 @@ class Governor:
             if kind not in opened and kind not in self.state.quiet and self.state.epoch:
                 self._open_incident(context, suspicion, self.state.epoch, counted)
 
-    def _idle_s(self, context: TurnContext) -> float:
-        """Return for how many seconds the engine has been known to have no request."""
+    def _measure_idle_s(self, context: TurnContext) -> float:
+        """Return the seconds for which the engine is known to have had no request."""
         if not context.engine.idle:
             self._idle_since = None
         elif self._idle_since is None:
@@ -306,7 +325,7 @@ class Governor:
         return 0.0 if self._idle_since is None else context.now - self._idle_since
 
     def _open_incident(
-        self, context: TurnContext, suspicion: Suspicion, epoch: str, counted: float
+        self, context: TurnContext, suspicion: Suspicion, epoch: str, counted_s: float
     ) -> None:
         budget = find_budget(suspicion.kind, suspicion.segment, context.assessment)
         incident = Incident(
@@ -319,14 +338,14 @@ class Governor:
             baseline_bytes=budget.baseline if budget else None,
             before_bytes=budget.current if budget else None,
         )
-        incident.observe(suspicion, counted)
+        incident.observe(suspicion, counted_s)
         self.state.incidents.append(incident)
         context.emit_event(EventType.OPENED, incident)
 
     def _release_slot(self, context: TurnContext) -> None:
-        """Release a slot that no incident needs, for example after a crash of the supervisor.
+        """Release the restart slot if no open incident needs it.
 
-        An incident whose restart was refused requests a slot again, after others.
+        This happens, for example, after a refused restart, or after a crash of the supervisor.
         """
         holder = self.state.slot_holder
         if holder is not None and not any(
@@ -335,7 +354,7 @@ class Governor:
             release_slot(context)
 
 
-def _rank_suspicion(suspicion: Suspicion) -> tuple[bool, float, int]:
+def _make_severity_key(suspicion: Suspicion) -> tuple[bool, float, int]:
     return suspicion.over_budget, suspicion.consumed_ratio, suspicion.bytes
 
 

@@ -1,12 +1,12 @@
-"""Define an incident and its life cycle, as the governor uses it and the journal stores it.
+"""Define an incident and its life cycle.
 
 ::
 
 Open -> Trimming -> Confirmed -> AwaitingSlot -> [Draining] -> Restarting -> Verifying -> ended
 
-A new epoch leads from any phase to Verifying. A suspicion that ends before anything disruptive
-started ends the incident. A restart that was refused or returned too little leads back to
-Confirmed, where the next rung is chosen.
+A new epoch moves an incident from any phase to Verifying. An incident ends if its suspicion
+disappears before a disruptive action has started. If a restart was refused or freed too little
+memory, the incident returns to Confirmed, and the next rung is chosen.
 """
 
 from __future__ import annotations
@@ -17,30 +17,56 @@ import msgspec
 
 from plimsoll_api.assessment import Assessment, BudgetState, Segment, Suspicion
 from plimsoll_api.incident_record import Attribution, IncidentRecord, StepRecord
-from plimsoll_api.incidents import ENDED_PHASES, IncidentKind
-from plimsoll_api.incidents import IncidentPhase as P
+from plimsoll_api.incidents import ENDED_PHASES, IncidentKind, IncidentPhase
 from plimsoll_api.supervision import Action
 
 ROUND_S = 4.5
 """Length of a round in seconds: five assessments, about a second apart."""
-EVEN_ODDS, SUBSIDED_S = 0.5, 30.0
-"""Odds below which, and seconds after which, confirmed growth has subsided.
+SUBSIDED_PROBABILITY, SUBSIDED_AFTER_S = 0.5, 30.0
+"""Confirmed growth has subsided if a leak was less probable than this for so many seconds.
 
-A trend that pauses between two bursts falls below even odds only for seconds.
+If growth pauses between two bursts, its probability is lower only for a few seconds.
 """
 MAX_STEPS = 64
-"""Maximum number of steps kept per incident: the first and the newest ones.
+"""Maximum number of steps in the timeline of an incident: the oldest and the newest steps.
 
-A ladder needs about twenty.
+A complete remediation needs about twenty.
 """
 
 
-DISRUPTING_PHASES = frozenset({P.DRAINING, P.RESTARTING, P.VERIFYING})
+DISRUPTING_PHASES = frozenset(
+    {IncidentPhase.DRAINING, IncidentPhase.RESTARTING, IncidentPhase.VERIFYING}
+)
 """Phases of an incident in which no other incident may start anything disruptive."""
 
 
 class Incident(IncidentRecord, omit_defaults=True, kw_only=True):
-    """An incident, with the state that the governor needs to continue after a crash."""
+    """An incident, with the state that the governor needs to continue after a restart.
+
+    Attributes:
+        phase_since: The time at which the current phase started, in Unix seconds.
+        seen_s: The seconds in this phase for which there was a suspicion.
+        missed_s: The seconds since the last suspicion in this phase.
+        doubted_s: The seconds for which a leak has been improbable.
+        tried: The rungs that did not resolve the incident.
+        unconfirmed: Whether there is another possible explanation for the suspicion.
+        trimmed: Whether a trim has run, and may have freed memory.
+        diagnosed: Whether diagnostics were collected.
+        escalated: Whether a rung did not resolve the incident.
+        fenced_epoch: The epoch that a restart for this incident has ended or is to end.
+        growth_bytes: The growth in the last suspicion.
+        growth_at_trim: The growth in bytes before the trim.
+        warm_at: The time at which the engine had warmed up after the restart; None before.
+        least_bytes: The lowest memory since then; None before.
+        retry_at: The time before which a slot or a test is not requested again.
+        slot_at: The time at which the restart was counted with its slot; None without a slot.
+        meets_partner: Whether the engine must still be tested with its partner.
+        met_since: The time of the first test with the partner; None before.
+        partner_lost: The error of the last test with the partner; empty without an error.
+        refusals: The number of refused restarts.
+        sent: The number of commands so far.
+
+    """
 
     phase_since: float = 0.0
     seen_s: float = 0.0
@@ -65,31 +91,34 @@ class Incident(IncidentRecord, omit_defaults=True, kw_only=True):
     sent: int = 0
 
     def budget(self, assessment: Assessment) -> BudgetState | None:
-        """Return the leak budget that this incident consumes; None for kinds without a budget."""
+        """Return the state of this incident's leak budget; None for a kind without a budget."""
         return find_budget(self.kind, self.attribution.segment, assessment)
 
     @property
     def owner(self) -> str | None:
-        """Role of the process that holds the memory, or the segment if no process holds it."""
+        """Role of the process that holds the memory.
+
+        It is the segment instead if no process holds the memory, and None if it is unknown.
+        """
         segment = self.attribution.segment
         return segment if segment == Segment.SHARED_ORPHAN else self.attribution.process
 
     @property
     def has_subsided(self) -> bool:
-        """Whether the odds of a confirmed leak have been low for :data:`SUBSIDED_S`."""
+        """Whether a leak has been improbable for at least :data:`SUBSIDED_AFTER_S`."""
         growth = self.kind in (IncidentKind.HOST_GROWTH, IncidentKind.DEVICE_GROWTH)
-        return growth and self.doubted_s >= SUBSIDED_S
+        return growth and self.doubted_s >= SUBSIDED_AFTER_S
 
     @property
     def is_disrupting(self) -> bool:
-        """Whether an action of this incident is disrupting the engine, or is about to."""
+        """Whether an action of this incident affects the engine's requests now or soon."""
         return self.phase in DISRUPTING_PHASES and self.rung is not Action.POD_REPLACE
 
     @property
     def needs_slot(self) -> bool:
-        """Whether the incident must keep its slot."""
+        """Whether the incident must keep its restart slot, because a restart has started."""
         starts_over = self.refusals or self.waits is not None or not self.escalated
-        return not (self.phase is P.CONFIRMED and starts_over)
+        return not (self.phase is IncidentPhase.CONFIRMED and starts_over)
 
     @property
     def short_id(self) -> str:
@@ -97,37 +126,40 @@ class Incident(IncidentRecord, omit_defaults=True, kw_only=True):
         return self.name.rpartition("-")[2]
 
     def make_operation_id(self, verb: str) -> str:
-        """Return an ID for the next command that this incident has never used.
+        """Return a new ID for the next command of this incident.
 
-        The number of sent commands is stored, because the timeline drops steps. An older journal
-        lacks it.
+        The ID contains the number of the command. The number is stored, because the timeline
+        removes steps. If an older journal lacks it, the steps with an ID are counted.
         """
         self.sent = max(self.sent, sum(1 for step in self.timeline if step.operation_id)) + 1
         return f"{self.short_id}-{self.sent:02d}-{verb}"
 
     def add_step(self, step: StepRecord) -> None:
-        """Add a step to the timeline. If the timeline is full, drop a step from its middle."""
+        """Add a step to the timeline. If the timeline is full, remove a step from its middle."""
         self.timeline.append(step)
         if len(self.timeline) > MAX_STEPS:
             del self.timeline[MAX_STEPS // 2]
 
-    def enter(self, phase: P, now: float) -> None:
-        """Start ``phase`` at ``now``, and reset the times that were counted in the previous phase.
+    def enter(self, phase: IncidentPhase, now: float) -> None:
+        """Set the phase, its start ``now`` in Unix seconds, and reset the times of the old phase.
 
-        Do nothing if the incident is already in ``phase``.
+        Nothing changes if the incident is already in ``phase``.
         """
         if phase is not self.phase:
             self.phase, self.phase_since, self.seen_s, self.missed_s = phase, now, 0.0, 0.0
             self.waits = None
 
     def observe(self, suspicion: Suspicion, counted_s: float) -> None:
-        """Update the incident from a suspicion that counts as ``counted_s`` seconds.
+        """Update the incident from a suspicion of its kind.
 
-        The largest growth stays on record. The attribution no longer changes once a restart has
-        started, because samples then mix the old and the new engine.
+        ``counted_s`` is the time in seconds that the suspicion counts for. The attribution contains
+        the largest growth so far. It does not change after a restart has started, because samples
+        then mix the old and the new engine.
         """
         self.seen_s, self.missed_s = self.seen_s + counted_s, 0.0
-        self.doubted_s = self.doubted_s + counted_s if suspicion.confidence < EVEN_ODDS else 0.0
+        self.doubted_s = (
+            self.doubted_s + counted_s if suspicion.confidence < SUBSIDED_PROBABILITY else 0.0
+        )
         self.growth_bytes = suspicion.bytes
         self.unconfirmed = suspicion.unconfirmed is not None
         self.consumed_ratio = max(self.consumed_ratio, suspicion.consumed_ratio)
@@ -152,18 +184,18 @@ class Incident(IncidentRecord, omit_defaults=True, kw_only=True):
 
 
 def compute_counted_s(elapsed_s: float) -> float:
-    """Return ``elapsed_s``, the seconds since the previous assessment, within bounds.
+    """Return the seconds that an assessment counts for, ``elapsed_s`` after the previous one.
 
-    The bounds make a round consist of at least two assessments, however far apart, and at most
-    five.
+    The result is ``elapsed_s``, limited so that a round consists of two to five assessments.
     """
     return min(max(ROUND_S / 5, elapsed_s), ROUND_S / 2)
 
 
 def make_incident_name(replica: str, kind: IncidentKind, epoch: str, opened_at: float) -> str:
-    """Return ``REPLICA-ID``, which stays the same after a restart of the supervisor.
+    """Return the name ``REPLICA-ID``, in which the ID is a hash of the arguments.
 
-    Names of Kubernetes objects have at most 253 characters.
+    ``opened_at`` is in Unix seconds. A long ``replica`` is shortened, because the name of a
+    Kubernetes object has at most 253 characters.
     """
     digest = hashlib.sha256(f"{replica}/{kind}/{epoch}/{opened_at:.3f}".encode()).hexdigest()
     return f"{replica[:244]}-{digest[:8]}"
@@ -172,9 +204,10 @@ def make_incident_name(replica: str, kind: IncidentKind, epoch: str, opened_at: 
 def find_budget(
     kind: IncidentKind, segment: str | None, assessment: Assessment
 ) -> BudgetState | None:
-    """Return the leak budget that growth of ``segment`` consumes; None for kinds without one.
+    """Return the state of the leak budget for growth of ``segment``.
 
-    Device memory that the allocator keeps unused has a separate budget.
+    Device memory that the allocator reserves without using it has a separate budget. None for a
+    kind without a budget.
     """
     if kind is IncidentKind.HOST_GROWTH:
         return assessment.host
@@ -185,25 +218,60 @@ def find_budget(
     return None
 
 
-NEXT_PHASES: dict[P, frozenset[P]] = {
-    P.OPEN: frozenset({P.TRIMMING, P.CONFIRMED, P.VERIFYING, P.RESOLVED}),
-    P.TRIMMING: frozenset({P.CONFIRMED, P.VERIFYING, P.RESOLVED}),
-    P.CONFIRMED: frozenset({P.AWAITING_SLOT, P.VERIFYING, *ENDED_PHASES}),
-    P.AWAITING_SLOT: frozenset({P.CONFIRMED, P.DRAINING, P.RESTARTING, P.VERIFYING, *ENDED_PHASES}),
-    P.DRAINING: frozenset({P.CONFIRMED, P.RESTARTING, P.VERIFYING, P.UNRESOLVED}),
-    P.RESTARTING: frozenset({P.CONFIRMED, P.VERIFYING, P.RESOLVED, P.UNRESOLVED}),
-    P.VERIFYING: frozenset({P.CONFIRMED, P.RESOLVED, P.UNRESOLVED}),
-    P.RESOLVED: frozenset(),
-    P.SUPPRESSED: frozenset(),
-    P.UNRESOLVED: frozenset(),
+NEXT_PHASES: dict[IncidentPhase, frozenset[IncidentPhase]] = {
+    IncidentPhase.OPEN: frozenset(
+        {
+            IncidentPhase.TRIMMING,
+            IncidentPhase.CONFIRMED,
+            IncidentPhase.VERIFYING,
+            IncidentPhase.RESOLVED,
+        }
+    ),
+    IncidentPhase.TRIMMING: frozenset(
+        {IncidentPhase.CONFIRMED, IncidentPhase.VERIFYING, IncidentPhase.RESOLVED}
+    ),
+    IncidentPhase.CONFIRMED: frozenset(
+        {IncidentPhase.AWAITING_SLOT, IncidentPhase.VERIFYING, *ENDED_PHASES}
+    ),
+    IncidentPhase.AWAITING_SLOT: frozenset(
+        {
+            IncidentPhase.CONFIRMED,
+            IncidentPhase.DRAINING,
+            IncidentPhase.RESTARTING,
+            IncidentPhase.VERIFYING,
+            *ENDED_PHASES,
+        }
+    ),
+    IncidentPhase.DRAINING: frozenset(
+        {
+            IncidentPhase.CONFIRMED,
+            IncidentPhase.RESTARTING,
+            IncidentPhase.VERIFYING,
+            IncidentPhase.UNRESOLVED,
+        }
+    ),
+    IncidentPhase.RESTARTING: frozenset(
+        {
+            IncidentPhase.CONFIRMED,
+            IncidentPhase.VERIFYING,
+            IncidentPhase.RESOLVED,
+            IncidentPhase.UNRESOLVED,
+        }
+    ),
+    IncidentPhase.VERIFYING: frozenset(
+        {IncidentPhase.CONFIRMED, IncidentPhase.RESOLVED, IncidentPhase.UNRESOLVED}
+    ),
+    IncidentPhase.RESOLVED: frozenset(),
+    IncidentPhase.SUPPRESSED: frozenset(),
+    IncidentPhase.UNRESOLVED: frozenset(),
 }
 
 
 class PhaseChangeError(Exception):
-    """A phase cannot follow the current one, which is a bug in the governor."""
+    """Error for a phase that must not follow the current phase: a bug in the governor."""
 
 
-def move_to_phase(incident: Incident, phase: P, now: float) -> None:
+def move_to_phase(incident: Incident, phase: IncidentPhase, now: float) -> None:
     """Move ``incident`` to ``phase`` at ``now`` (Unix seconds).
 
     Raises :class:`PhaseChangeError` if :data:`NEXT_PHASES` does not allow it.

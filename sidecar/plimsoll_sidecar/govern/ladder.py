@@ -1,6 +1,7 @@
-"""Choose the rungs of the remediation ladder that an incident may use, and explain the others.
+"""Choose the action of the remediation ladder for an incident, and explain skipped actions.
 
-This module also decides whether the engine should prepare a standby worker.
+An action of the ladder is called a rung. This module also decides whether the engine should prepare
+a standby worker.
 """
 
 from __future__ import annotations
@@ -29,54 +30,57 @@ CURABLE_KINDS = frozenset(
         IncidentKind.RECYCLE,
     }
 )
-"""Kinds on which the supervisor acts. The others are reported only."""
+"""Kinds on which the supervisor acts. Incidents of other kinds are only reported."""
 
 
 def find_skip_reason(
     action: Action, incident: Incident, policy: Supervision, engine: EngineView
 ) -> str | None:
-    """Return the reason for skipping this rung, for the timeline; None if it is allowed.
+    """Return the reason why ``action`` is skipped, for the timeline; None if it is allowed.
 
-    A new worker frees only the worker's memory. Memory that outlives the container needs a new pod,
-    unless the supervisor sweeps it between two engines. An engine that does not answer can still be
-    restarted by signals, and its pod replaced. A restart of the multi-node group frees the memory
-    of all its pods.
+    A worker restart frees only the worker's memory. Only a new pod frees memory that outlives the
+    container, unless the supervisor removes it between two engines. If the engine does not answer,
+    it can still be restarted with signals, and its pod can be replaced. A restart of a multi-node
+    group frees the memory of all its pods.
     """
     kind, owner, pod = incident.kind, incident.owner, incident.attribution.pod
     if action not in policy.ladder:
         return "the action is not in spec.supervision.ladder"
-    if _needs_another_pod(kind, policy) and action is Action.POD_REPLACE:
+    if _replaces_pod_for_start_gate(kind, policy) and action is Action.POD_REPLACE:
         return None if engine.replaceable else NO_PODS_MESSAGE
     if kind not in CURABLE_KINDS:
-        return f"no action of the supervisor cures {kind.value}"
+        return f"no action of the supervisor resolves an incident of kind {kind.value}"
     if action is Action.POD_REPLACE:
         return None if engine.replaceable else NO_PODS_MESSAGE
     if pod is not None and action in (Action.TRIM, Action.WORKER_RESTART):
         return (
-            f"pod {pod} of the group holds the memory, which only a restart of the group releases"
+            f"pod {pod} of the group holds the memory, and only a restart of the group releases it"
         )
     swept = policy.sweep_shared_memory and action is Action.ENGINE_RESTART
     if owner == Segment.SHARED_ORPHAN and not swept:
-        return "no process holds this shared memory, which only a new pod releases"
+        return "no process holds this shared memory, and only a new pod releases it"
     if action is Action.ENGINE_RESTART and not engine.answers:
         return None
     if REQUIRED_CAPABILITIES[action] not in engine.capabilities:
         return "the engine does not support this action"
     if action is Action.WORKER_RESTART and owner == Role.FRONTEND:
-        return "the frontend holds the memory, which a new worker would not release"
+        return "the frontend holds the memory, and a new worker would not release it"
     if not engine.answers:
         return "the engine's frontend does not answer"
     return None
 
 
-def _needs_another_pod(kind: IncidentKind, policy: Supervision) -> bool:
-    """Report whether the start gate replaces the pod if its devices stay in use."""
+def _replaces_pod_for_start_gate(kind: IncidentKind, policy: Supervision) -> bool:
+    """Report whether the kind is held back by a start gate that then replaces the pod."""
     gate = policy.start_gate
     return kind is IncidentKind.ORPHAN_DEVICE_MEMORY and gate is not None and gate.then is not None
 
 
 def choose_next_rung(incident: Incident, policy: Supervision, engine: EngineView) -> Action | None:
-    """Return the least disruptive allowed action that was not tried yet; None if there is none."""
+    """Return the least disruptive allowed action that ``incident`` has not tried yet.
+
+    None if there is no such action.
+    """
     for action in (Action.WORKER_RESTART, Action.ENGINE_RESTART, Action.POD_REPLACE):
         if (
             action not in incident.tried
@@ -94,15 +98,16 @@ PHASES_BEFORE_RESTART = frozenset(
         IncidentPhase.AWAITING_SLOT,
     }
 )
-"""Phases of an incident that may still lead to a restart."""
+"""Phases of an incident after which a restart may follow."""
 
 
 def wants_standby(
     incidents: Iterable[Incident], policy: Supervision, engine: EngineView, exhausted: bool
 ) -> bool:
-    """Report whether an incident is restarting the worker, or may do so soon.
+    """Report whether an incident is restarting the worker, or may soon restart it.
 
-    False if the engine supports no standby, or if no restart is allowed.
+    ``exhausted`` states whether the restart budget is exhausted. The result is False if the engine
+    does not support a standby worker, or if no restart is allowed.
     """
     if Capability.STANDBY not in engine.capabilities:
         return False

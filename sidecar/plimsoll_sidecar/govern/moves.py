@@ -1,4 +1,4 @@
-"""Apply steps that several phases of an incident share, and the results of its commands."""
+"""Implement steps that several phases of an incident share, and apply the results of commands."""
 
 from __future__ import annotations
 
@@ -11,21 +11,23 @@ from plimsoll_sidecar.govern import restart_budget
 from plimsoll_sidecar.govern.command import Command, EventType, Outcome, Result, Verb
 from plimsoll_sidecar.govern.context import EXHAUSTED_MESSAGE, TurnContext
 from plimsoll_sidecar.govern.incident import ROUND_S, Incident
-from plimsoll_sidecar.govern.state import MAX_REFUSALS, MIN_TRIMMED_SHARE, SLOT_RETRY_S
+from plimsoll_sidecar.govern.state import MAX_REFUSALS, MIN_TRIMMED_SHARE, SLOT_RETRY_INTERVAL_S
 from plimsoll_sidecar.govern.verification import CURED_SHARE
 
 WITHIN_BUDGET_MESSAGE = (
-    "deferred: the leak budget is not spent, and a drain would end before memory runs out"
+    "deferred: the leak budget is not spent, and memory does not run out before a drain could end"
 )
 NOT_GROWING_MESSAGE = "deferred: the leak budget is spent, but memory is not growing at present"
 LIMIT_FAR_MESSAGE = (
     "deferred: the leak budget is spent, but memory does not reach a known limit within"
 )
-MANUALLY_DRAINED_MESSAGE = "a person drained this replica: no restart until plimsoll resume"
+MANUALLY_DRAINED_MESSAGE = (
+    "a person drained this replica: it does not restart until you run plimsoll resume POD"
+)
 WITHDRAWN_STEP = "PodReplaceWithdrawn"
 
 
-def confirm(context: TurnContext, incident: Incident) -> None:
+def confirm_incident(context: TurnContext, incident: Incident) -> None:
     """Confirm the incident, so that the ladder may act on it."""
     incident.confirmed_at = context.now
     context.enter_phase(incident, IncidentPhase.CONFIRMED)
@@ -33,7 +35,10 @@ def confirm(context: TurnContext, incident: Incident) -> None:
 
 
 def escalate(context: TurnContext, incident: Incident, message: str) -> None:
-    """Mark the present rung as tried, so that the next one is chosen."""
+    """Mark the current rung as tried, so that the incident continues with the next rung.
+
+    ``message`` says why the current rung did not help.
+    """
     if incident.rung is not None:
         incident.tried.append(incident.rung)
     incident.rung, incident.escalated, incident.message = None, True, message
@@ -41,7 +46,7 @@ def escalate(context: TurnContext, incident: Incident, message: str) -> None:
 
 
 def request_replacement(context: TurnContext, incident: Incident) -> None:
-    """Add a step to the incident that asks the operator to evict the pod."""
+    """Ask the operator to evict the pod, with a step that is published with the incident."""
     incident.tried.append(Action.POD_REPLACE)
     text = "waiting for the operator to evict the pod"
     step = context.make_step(Action.POD_REPLACE.value, StepOutcome.REQUESTED, text)
@@ -49,11 +54,11 @@ def request_replacement(context: TurnContext, incident: Incident) -> None:
     incident.add_step(step)
 
 
-def defer_to_person(context: TurnContext, incident: Incident) -> bool:
-    """Report whether a person has drained the replica, and withdraw restart requests if so.
+def defer_if_manually_drained(context: TurnContext, incident: Incident) -> bool:
+    """Report whether a person has drained the replica.
 
-    The withdrawal does not count as a refusal. No restart follows until a person resumes the
-    replica.
+    If so, withdraw the restart of ``incident``. No restart follows until a person resumes the
+    replica. The withdrawal does not count as a refusal.
     """
     if not context.engine.manually_drained:
         return False
@@ -75,7 +80,7 @@ def defer_to_person(context: TurnContext, incident: Incident) -> bool:
 def set_wait_reason(
     context: TurnContext, incident: Incident, reason: WaitReason | None, message: str
 ) -> bool:
-    """Record why the incident waits, and return whether the reason has changed."""
+    """Store why the incident waits, and return whether the reason or the message has changed."""
     if (incident.waits, incident.message) == (reason, message):
         return False
     incident.waits, incident.message = reason, message
@@ -84,7 +89,10 @@ def set_wait_reason(
 
 
 def return_to_confirmed(context: TurnContext, incident: Incident, message: str) -> None:
-    """Try the same rung again after a refusal, or end the incident after ``MAX_REFUSALS``."""
+    """Count a refusal, and return the incident to the phase Confirmed.
+
+    The same rung is then tried again. After ``MAX_REFUSALS``, the incident ends instead.
+    """
     incident.refusals += 1
     incident.rung = None
     if incident.refusals >= MAX_REFUSALS:
@@ -94,9 +102,10 @@ def return_to_confirmed(context: TurnContext, incident: Incident, message: str) 
 
 
 def stop_restarting(context: TurnContext, incident: Incident) -> None:
-    """End the incident, and stop all restarts until a person resets the restart budget.
+    """End the incident, and prevent all restarts until a person resets the restart budget.
 
-    A planned restart only ends its incident, because restarts for leaks must remain possible.
+    If the incident is a planned restart, only the incident ends. Restarts for leaks must remain
+    possible.
     """
     if incident.kind is IncidentKind.RECYCLE:
         context.end_incident(
@@ -112,8 +121,8 @@ def stop_restarting(context: TurnContext, incident: Incident) -> None:
     )
 
 
-def end_if_gone(context: TurnContext, incident: Incident) -> bool:
-    """End the incident if its suspicion has been absent for a round. Return whether it ended."""
+def end_if_not_suspected(context: TurnContext, incident: Incident) -> bool:
+    """End the incident if there has been no suspicion for a round. Return whether it ended."""
     if incident.escalated or incident.missed_s < ROUND_S:
         return False
     returned = max(0, incident.growth_at_trim - context.read_growth_bytes(incident))
@@ -132,10 +141,10 @@ def end_if_gone(context: TurnContext, incident: Incident) -> bool:
 
 
 def end_if_memory_was_freed(context: TurnContext, incident: Incident) -> bool:
-    """End the incident if its memory was freed after restarts that did not help.
+    """End the incident if its memory was freed later, after restarts that freed too little.
 
-    Return whether it ended. After a restart, the engine has a new baseline, so the detector
-    suspects nothing. Memory is therefore compared with its size before the restart.
+    The detector cannot show this, because the engine has a new baseline after each restart. Memory
+    is therefore compared with its size before the first restart. Return whether the incident ended.
     """
     if not incident.escalated or incident.missed_s < ROUND_S:
         return False
@@ -151,16 +160,16 @@ def end_if_memory_was_freed(context: TurnContext, incident: Incident) -> bool:
         incident.returned_bytes = returned
     elif not context.engine.answers:
         return False
-    text = "the problem was no longer suspected while the incident waited for another pod"
+    text = "the problem disappeared while the incident waited for a new pod"
     context.end_incident(incident, IncidentPhase.RESOLVED, Reason.CLEARED, text)
     return True
 
 
 def collect_diagnostics(context: TurnContext, incident: Incident) -> bool:
-    """Request diagnostics once per incident, before a restart destroys the evidence.
+    """Request diagnostics before a restart destroys the evidence, once per incident.
 
-    Return whether they have been collected. They cost the engine time, so call this only before a
-    restart.
+    Return whether the incident can continue, because they were collected or are not wanted.
+    Collecting them slows the engine, so call this only before a restart.
     """
     if incident.kind is IncidentKind.RECYCLE:
         return True
@@ -171,10 +180,10 @@ def collect_diagnostics(context: TurnContext, incident: Incident) -> bool:
     return False
 
 
-def waits_for_window(context: TurnContext, incident: Incident) -> bool:
+def must_wait_for_window(context: TurnContext, incident: Incident) -> bool:
     """Report whether a restart must wait for the maintenance window.
 
-    It need not wait if memory would run out sooner, or if the time until the limit is unknown.
+    It must not wait if memory would reach its limit before the window, or if that time is unknown.
     """
     window, left = context.policy.maintenance_window, context.estimate_time_to_limit_s(incident)
     if window is None or incident.kind is IncidentKind.STALL or left is None:
@@ -189,7 +198,7 @@ def waits_for_window(context: TurnContext, incident: Incident) -> bool:
 
 
 def defer_restart(context: TurnContext, incident: Incident) -> None:
-    """Record why a confirmed incident causes no restart at present."""
+    """Store the reason why a confirmed incident causes no restart at present."""
     if incident.has_subsided:
         if incident.waits is not WaitReason.SUBSIDED:  # the probability changes with every sample
             chance = incident.attribution.confidence
@@ -200,27 +209,28 @@ def defer_restart(context: TurnContext, incident: Incident) -> None:
     spent = suspicion is not None and suspicion.over_budget
     message = NOT_GROWING_MESSAGE if spent else WITHIN_BUDGET_MESSAGE
     if suspicion is not None and spent and suspicion.growing:
-        hours = context.memory.auto.limit_within_s
-        message = f"{LIMIT_FAR_MESSAGE} {format_duration(hours)} (spec.memory.auto.limitWithin)"
+        within_s = context.memory.auto.limit_within_s
+        message = f"{LIMIT_FAR_MESSAGE} {format_duration(within_s)} (spec.memory.auto.limitWithin)"
     if incident.kind is IncidentKind.CAPACITY_LOSS:
         message = f"deferred: no restart until {RESTART_LOST_RATIO:.0%} of the capacity is lost"
     set_wait_reason(context, incident, None, message)
 
 
 def release_slot(context: TurnContext) -> None:
-    """Record that no incident holds the slot, so that the actuator releases the Lease.
+    """Store that no incident holds the slot, so that the actuator releases the Lease.
 
-    The incident that held the slot requests it again later, after others.
+    The incident that held the slot waits before it requests a slot again, so that other replicas
+    can take it.
     """
     for incident in context.state.incidents:
         if incident.name == context.state.slot_holder:
-            incident.retry_at = context.now + SLOT_RETRY_S
+            incident.retry_at = context.now + SLOT_RETRY_INTERVAL_S
     context.state.slot_holder = None
     context.turn.changed = True
 
 
 def abandon_trim(context: TurnContext) -> None:
-    """Abandon the trim of a hung engine, so that the restart of a stall does not wait for it."""
+    """Stop waiting for a pending trim of a stalled engine, so that the engine can be restarted."""
     pending = context.state.pending
     if pending is None or pending.verb is not Verb.TRIM:
         return
@@ -229,11 +239,14 @@ def abandon_trim(context: TurnContext) -> None:
         for step in other.timeline:
             if step.operation_id == pending.operation_id:
                 step.outcome, step.finished_at = StepOutcome.UNKNOWN, context.now
-                step.message = "abandoned: the engine is stalled"
+                step.message = "the result was not awaited, because the engine is stalled"
 
 
 def judge_trim(context: TurnContext, incident: Incident) -> None:
-    """Judge a trim by the memory in use one round later, not by what the engine reported."""
+    """Set the outcome of a trim from the memory in use now, one round after the trim.
+
+    The outcome does not depend on how much memory the engine reported as freed.
+    """
     step = next((s for s in incident.timeline if is_unmeasured_trim(s)), None)
     if step is None:
         return
@@ -259,7 +272,7 @@ def is_unmeasured_trim(step: StepRecord) -> bool:
 def apply_result(
     context: TurnContext, incident: Incident, command: Command, result: Result
 ) -> None:
-    """Apply the result of an incident's command."""
+    """Apply the result of ``command`` to its incident."""
     for step in incident.timeline:
         if step.operation_id == command.operation_id:
             step.outcome, step.message = StepOutcome(result.outcome.value), result.message
@@ -276,7 +289,7 @@ def apply_result(
         case Verb.DIAGNOSE:
             incident.diagnosed = True
         case Verb.TRIM:
-            # An adapter may not see the memory that was freed. Only a measurement shows it.
+            # The adapter may not know how much memory was freed. Only a measurement shows that.
             incident.trimmed = ok or result.outcome is Outcome.UNKNOWN
             incident.seen_s, incident.missed_s = 0.0, 0.0
         case Verb.TAKE_SLOT:
@@ -290,11 +303,12 @@ def apply_result(
 def apply_slot_result(
     context: TurnContext, incident: Incident, command: Command, result: Result
 ) -> None:
-    """Apply the result of an attempt to take the slot.
+    """Apply the result of an attempt to take a restart slot.
 
-    Repeated refusals for the same reason become one step, because attempts may last half an hour.
+    Consecutive refusals for the same reason become one step of the timeline. Attempts may continue
+    for half an hour.
     """
-    incident.retry_at = context.now + SLOT_RETRY_S
+    incident.retry_at = context.now + SLOT_RETRY_INTERVAL_S
     merge_repeated_step(context, incident)
     incident.waits, incident.message = result.waits, result.message
     if result.outcome in (Outcome.SUCCEEDED, Outcome.UNKNOWN):
@@ -304,12 +318,13 @@ def apply_slot_result(
 def apply_partner_result(
     context: TurnContext, incident: Incident, command: Command, result: Result
 ) -> None:
-    """Apply the result of a request through the restarted engine and its partner.
+    """Apply the result of a test of the restarted engine with its partner.
 
-    ``Unknown``, for example because no partner is ready, never counts against the restart.
+    The partner counts as lost if the last test failed. The outcome ``Unknown``, for example because
+    no partner is ready, does not count as a failure.
     """
     merge_repeated_step(context, incident)
-    incident.retry_at = context.now + SLOT_RETRY_S
+    incident.retry_at = context.now + SLOT_RETRY_INTERVAL_S
     if result.outcome is Outcome.SUCCEEDED or command.gives_up:
         incident.meets_partner = False
     if command.gives_up and result.outcome is Outcome.FAILED:
@@ -317,7 +332,7 @@ def apply_partner_result(
 
 
 def merge_repeated_step(context: TurnContext, incident: Incident) -> None:
-    """Merge the newest step with the previous one if both have the same content."""
+    """Merge the newest step of the timeline into the previous step if both say the same."""
     newest = incident.timeline[-2:]
     if len({_make_step_key(step) for step in newest}) == len(newest):
         context.emit_event(EventType.ADVANCED, incident)
@@ -329,26 +344,30 @@ def merge_repeated_step(context: TurnContext, incident: Incident) -> None:
 def apply_restart_result(
     context: TurnContext, incident: Incident, command: Command, result: Result
 ) -> None:
-    """Apply the result of a drain or restart: verify the effect if it succeeded, or escalate."""
+    """Apply the result of a command that is part of a restart or of a pod replacement.
+
+    On success, the incident continues with the next command or with its verification. After a
+    failure, it continues with the next rung.
+    """
     if incident.phase is IncidentPhase.VERIFYING:
         return
     if context.state.epoch != command.epoch or result.outcome is Outcome.SUCCEEDED:
         incident.meets_partner = command.meets_partner
     if context.state.epoch != command.epoch:
-        # The fenced epoch has ended, whatever the result is.
+        # The epoch of the command has ended, regardless of the result.
         context.enter_phase(incident, IncidentPhase.VERIFYING)
     elif result.outcome is Outcome.UNKNOWN:
         context.end_incident(incident, IncidentPhase.UNRESOLVED, Reason.EFFECT_UNKNOWN)
     elif result.outcome is Outcome.REFUSED:
         restart_budget.withdraw_restart(context.state.restarts, command.epoch)
         return_to_confirmed(context, incident, result.message)
-    elif command.verb in (Verb.LEAVE, Verb.DRAIN) and defer_to_person(context, incident):
+    elif command.verb in (Verb.LEAVE, Verb.DRAIN) and defer_if_manually_drained(context, incident):
         return
     elif command.verb is Verb.LEAVE:
         context.enter_phase(incident, IncidentPhase.RESTARTING)
         request_replacement(context, incident)
     elif command.verb is Verb.DRAIN:
-        # The restart also follows a drain that missed its deadline.
+        # The restart follows even if the drain has failed.
         context.enter_phase(incident, IncidentPhase.RESTARTING)
         context.set_pending_command(incident, Verb.RESTART_ENGINE, Action.ENGINE_RESTART.value)
     elif result.outcome is Outcome.SUCCEEDED:
@@ -358,11 +377,14 @@ def apply_restart_result(
 
 
 def follow_new_epoch(context: TurnContext, incident: Incident, ended_epoch: str) -> None:
-    """Apply a new epoch that no command of this incident caused."""
+    """Verify the incident in a new epoch that no command of this incident has started.
+
+    ``ended_epoch`` is the previous epoch.
+    """
     if incident.phase is IncidentPhase.VERIFYING and incident.fenced_epoch == ended_epoch:
         return
     for step in filter(is_unmeasured_trim, incident.timeline):
-        step.outcome = StepOutcome.UNKNOWN  # its memory ended with the old epoch
+        step.outcome = StepOutcome.UNKNOWN  # the memory to measure ended with the old epoch
     if incident.phase is not IncidentPhase.VERIFYING:
         incident.rung, incident.fenced_epoch = None, ended_epoch
     incident.warm_at, incident.least_bytes = None, None

@@ -1,8 +1,8 @@
 """Create incidents that only record an event: a crash, or a manual action.
 
-Such an incident opens and ends in one turn. A crash is an end of the engine or its worker without
-a request. A new epoch shows the crash, and only a supervisor that saw the old epoch alive
-reports it. If no supervisor was running, the cause is unknown: the node may have restarted, or a
+Such an incident opens and ends in one turn. A crash is an end of the engine or its worker that
+nobody requested. The supervisor notices it by the next epoch. It reports a crash only if it
+observed the epoch that ended. Otherwise, the cause is unknown: the node may have restarted, or a
 person may have restarted the service.
 """
 
@@ -23,13 +23,16 @@ from plimsoll_sidecar.govern.verification import get_process_part
 
 ENDING_STATES = frozenset({EngineState.STOPPING, EngineState.STOPPED})
 HEALTHY_STATES = frozenset({EngineState.SERVING, EngineState.DRAINING, EngineState.DRAINED})
-"""States in which the engine has all its processes and their memory."""
+"""States in which all processes of the engine run, and have allocated their memory."""
 
 
 class LastHealthyState(msgspec.Struct, frozen=True):
-    """Last healthy state of an epoch, or its state with the most memory if it was never healthy.
+    """Last healthy state of an epoch.
 
-    Sizes are in bytes, None if unknown. ``at`` is in Unix seconds.
+    If the epoch was never healthy, it is the last state with the largest number of processes. Sizes
+    are in bytes; None if unknown. ``at`` is in Unix seconds. ``ending`` states whether the engine
+    has reported that it is stopping. ``oom_killed`` states whether the kernel killed a process
+    because memory ran out.
     """
 
     epoch: str
@@ -42,9 +45,9 @@ class LastHealthyState(msgspec.Struct, frozen=True):
     oom_killed: bool = False
 
     def update(self, view: EngineView, assessment: Assessment, now: float) -> LastHealthyState:
-        """Return this state with the data of a sample.
+        """Return this state, updated from a new sample.
 
-        A kill by the kernel (``oom_killed``) has an incident of its own.
+        A kill by the kernel because memory ran out is only noted: it has a separate incident.
         """
         oom_killed = self.oom_killed or any(
             one.kind is IncidentKind.OUT_OF_MEMORY_KILL for one in assessment.suspicions
@@ -52,7 +55,7 @@ class LastHealthyState(msgspec.Struct, frozen=True):
         ending = self.ending or view.state in ENDING_STATES
         flagged = msgspec.structs.replace(self, oom_killed=oom_killed, ending=ending)
         healthy = view.state in HEALTHY_STATES
-        # The largest sample shows an engine that loses a process before it serves.
+        # An engine may lose a process before it serves. The state before that loss is kept.
         fuller = not self.healthy and len(view.processes) >= len(self.processes)
         if view.epoch != self.epoch or not (healthy or fuller):
             return flagged
@@ -70,7 +73,16 @@ class LastHealthyState(msgspec.Struct, frozen=True):
 def make_crash_record(
     last_state: LastHealthyState, view: EngineView, replica: str, host_limit: int | None, now: float
 ) -> Incident:
-    """Return the incident of an epoch that ended unexpectedly. ``view`` shows the next epoch."""
+    """Return the incident that records an unexpected end of an epoch.
+
+    Args:
+        last_state: The last healthy state of the epoch that ended.
+        view: The state of the engine in the next epoch.
+        replica: The first part of the incident's name.
+        host_limit: The limit of host memory in bytes; None if it is unknown.
+        now: The time in Unix seconds.
+
+    """
     engine = get_process_part(last_state.epoch) != get_process_part(view.epoch or "")
     lost = [one for one in last_state.processes if one not in view.processes]
     process = _find_ended_process(
@@ -78,10 +90,10 @@ def make_crash_record(
     )
     what = "the engine ended unexpectedly" if engine else "the engine's worker ended unexpectedly"
     if last_state.ending:
-        what = "a signal from outside stopped the engine, for example after a failed probe"
+        what = "the engine received a signal to stop, for example after a failed probe"
     names = ", ".join(f"{one.role} (PID {one.pid})" for one in lost) or "unknown"
     evidence = [
-        f"the epoch changed from {last_state.epoch} to {view.epoch} without a planned restart",
+        f"the epoch changed from {last_state.epoch} to {view.epoch}, but no restart was requested",
         f"processes that ended: {names}",
         f"memory before: {_format_memory(last_state, host_limit)}",
         f"the engine was last healthy {now - last_state.at:.0f} s earlier",
@@ -114,7 +126,7 @@ def make_crash_record(
 
 
 def _find_ended_process(processes: Sequence[EngineProcess], role: Role) -> str:
-    """Return the process with this role, or else the first one.
+    """Return ``role`` if a process has it, or else the name of the first process.
 
     The processes of external engines have names instead of Plimsoll's roles.
     """
@@ -152,9 +164,10 @@ REASON_BY_FAILURE = {
 
 
 class ManualAction(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A manual action. ``outcome`` is None while it is in progress.
+    """A manual action: a command of the CLI, such as ``restart``.
 
-    Times are in Unix seconds.
+    ``at`` and ``finished_at`` are in Unix seconds. ``outcome`` and ``finished_at`` are None while
+    the action is in progress.
     """
 
     id: str
@@ -167,12 +180,16 @@ class ManualAction(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     @property
     def ends_epoch(self) -> bool:
-        """Whether this action ended its epoch, or may end it."""
+        """Whether this action has ended its epoch, or may still end it."""
         return self.action == "restart" and self.outcome in (None, Outcome.SUCCEEDED)
 
 
 def make_manual_action_record(action: ManualAction, replica: str, now: float) -> Incident:
-    """Return the incident that records an ended action. Its name contains the action's ID."""
+    """Return the incident that records a manual action that has ended.
+
+    The incident's name consists of ``replica`` and the end of the action's ID. ``now`` is in Unix
+    seconds.
+    """
     outcome = action.outcome or Outcome.UNKNOWN
     ended = action.finished_at or now
     reason = REASON_BY_FAILURE.get(outcome, REASON_BY_ACTION[action.action])

@@ -1,6 +1,6 @@
 """Handle each phase of an incident, with the functions in :data:`PHASE_HANDLERS`.
 
-A handler advances the incident until it needs the result of a command.
+A handler advances the incident until the result of a command is needed.
 :mod:`plimsoll_sidecar.govern.moves` applies the results, and
 :mod:`plimsoll_sidecar.govern.incident` defines the order of the phases.
 """
@@ -18,8 +18,8 @@ from plimsoll_sidecar.govern.command import EventType, Verb
 from plimsoll_sidecar.govern.context import (
     TurnContext,
     find_skip_outcome,
-    is_disrupted,
     is_engine_starting,
+    is_other_restart_running,
     is_restart_budget_spent,
     is_restart_due,
 )
@@ -28,21 +28,21 @@ from plimsoll_sidecar.govern.moves import (
     WITHDRAWN_STEP,
     abandon_trim,
     collect_diagnostics,
-    confirm,
+    confirm_incident,
+    defer_if_manually_drained,
     defer_restart,
-    defer_to_person,
-    end_if_gone,
     end_if_memory_was_freed,
+    end_if_not_suspected,
     escalate,
     judge_trim,
+    must_wait_for_window,
     release_slot,
     request_replacement,
     return_to_confirmed,
     stop_restarting,
-    waits_for_window,
 )
 from plimsoll_sidecar.govern.restart_budget import Restart
-from plimsoll_sidecar.govern.state import CONFIRM_S, PARTNER_TEST_S, SLOT_WAIT_S
+from plimsoll_sidecar.govern.state import CONFIRMATION_S, MAX_SLOT_WAIT_S, PARTNER_TEST_DURATION_S
 from plimsoll_sidecar.govern.verification import MAX_START_S, Verdict, judge_restart
 
 RESTART_VERBS = {
@@ -51,13 +51,16 @@ RESTART_VERBS = {
 }
 TAKE_SLOT_STEP, PARTNER_TEST_STEP = "TakeSlot", "MeetPartner"
 GROUP_STEP = "GroupRestart"
-"""Step that precedes the restart of a multi-node group through its leader."""
+"""Name of the step before a restart of a multi-node group."""
 KINDS_WITHOUT_TRIM = (IncidentKind.STALL, IncidentKind.RECYCLE)
-"""Kinds that a trim cannot cure, and that are confirmed without one."""
+"""Kinds that are confirmed without a trim, because a trim does not help."""
 
 
 def advance(context: TurnContext, incident: Incident) -> None:
-    """Advance the incident until it needs the result of a command."""
+    """Advance the incident until the result of a command is needed.
+
+    An incident that waits for the result of a pending command does not advance.
+    """
     pending = context.state.pending
     if pending is not None and pending.incident == incident.name:
         return
@@ -65,14 +68,17 @@ def advance(context: TurnContext, incident: Incident) -> None:
 
 
 def retry_rung(context: TurnContext, incident: Incident) -> None:
-    """Try the rung again, because the journal with its pending command was lost."""
+    """Try the rung again. The journal that contained its pending command was lost."""
     return_to_confirmed(context, incident, "interrupted")
 
 
 def on_restarting(context: TurnContext, incident: Incident) -> None:
-    """Wait for the operator to replace the pod. All other restarts have a pending command."""
+    """Wait for the operator to replace the pod, or try another rung again.
+
+    All other rungs have a pending command, unless the journal was lost.
+    """
     if incident.rung is Action.POD_REPLACE:
-        await_replacement(context, incident)
+        wait_for_replacement(context, incident)
     else:
         retry_rung(context, incident)
 
@@ -83,12 +89,12 @@ def on_ended(context: TurnContext, incident: Incident) -> None:
 
 def on_open(context: TurnContext, incident: Incident) -> None:
     """Trim a suspected leak, or confirm a stall or a planned restart."""
-    if end_if_gone(context, incident) or incident.seen_s < ROUND_S:
+    if end_if_not_suspected(context, incident) or incident.seen_s < ROUND_S:
         return
     if incident.kind in KINDS_WITHOUT_TRIM:
         if incident.kind is IncidentKind.STALL:
             abandon_trim(context)
-        confirm(context, incident)
+        confirm_incident(context, incident)
         return
     if context.assessment.in_long_step:
         return  # an engine that is executing a step cannot trim
@@ -106,22 +112,22 @@ def on_open(context: TurnContext, incident: Incident) -> None:
 
 
 def on_trimming(context: TurnContext, incident: Incident) -> None:
-    """Confirm growth that persisted after the trim, or end the incident."""
+    """Judge the trim. Confirm growth that persists afterwards, or end the incident."""
     if incident.seen_s + incident.missed_s >= ROUND_S:
         judge_trim(context, incident)
-    if end_if_gone(context, incident) or incident.seen_s < CONFIRM_S:
+    if end_if_not_suspected(context, incident) or incident.seen_s < CONFIRMATION_S:
         return
     if incident.trimmed and incident.growth_bytes * 2 < incident.growth_at_trim:
         # The trim freed most of the growth. Confirm the rest again.
         incident.growth_at_trim, incident.seen_s = incident.growth_bytes, 0.0
         return
     if not incident.unconfirmed:
-        confirm(context, incident)
+        confirm_incident(context, incident)
 
 
 def on_confirmed(context: TurnContext, incident: Incident) -> None:
     """Choose the next rung, wait until a restart is due, or end the incident."""
-    if end_if_gone(context, incident):
+    if end_if_not_suspected(context, incident):
         return
     if not is_restart_due(context, incident):
         defer_restart(context, incident)
@@ -134,11 +140,13 @@ def on_confirmed(context: TurnContext, incident: Incident) -> None:
     elif (observes := context.explain_observe_only(incident)) is not None:
         incident.add_step(context.make_step(rung.value, StepOutcome.WOULD, observes))
         context.end_incident(incident, IncidentPhase.SUPPRESSED, Reason.OBSERVED)
-    elif defer_to_person(context, incident) or end_if_restart_is_blocked(context, incident):
+    elif defer_if_manually_drained(context, incident) or end_if_restart_is_blocked(
+        context, incident
+    ):
         return
     elif is_restart_budget_spent(context):
         stop_restarting(context, incident)
-    elif waits_for_window(context, incident):
+    elif must_wait_for_window(context, incident):
         return
     elif context.hold is None:
         incident.rung, incident.message = rung, ""
@@ -147,9 +155,10 @@ def on_confirmed(context: TurnContext, incident: Incident) -> None:
 
 
 def end_if_restart_is_blocked(context: TurnContext, incident: Incident) -> bool:
-    """End the incident if a restart would break the engine's partner. Return whether it ended.
+    """End the incident if the engine must not restart without its partner.
 
-    A stalled engine is restarted in any case, because it serves its partner nothing.
+    A stalled engine is restarted in any case, because it does not serve its partner either. Return
+    whether the incident ended.
     """
     if context.engine.restart_blocker is None or incident.kind is IncidentKind.STALL:
         return False
@@ -160,19 +169,22 @@ def end_if_restart_is_blocked(context: TurnContext, incident: Incident) -> bool:
 
 
 def on_awaiting_slot(context: TurnContext, incident: Incident) -> None:
-    """Request a slot until one is free. Return to Confirmed if the policy changed the rung."""
-    if end_if_gone(context, incident):
+    """Request a restart slot until one is acquired, and then start the rung.
+
+    Return to the phase Confirmed if the policy now requires another rung, or no restart is due.
+    """
+    if end_if_not_suspected(context, incident):
         return
     wanted = ladder.choose_next_rung(incident, context.policy, context.engine)
     if context.explain_observe_only(incident) is not None or incident.rung != wanted:
         context.enter_phase(incident, IncidentPhase.CONFIRMED)
-    elif defer_to_person(context, incident):
+    elif defer_if_manually_drained(context, incident):
         return
     elif is_restart_budget_spent(context):
         stop_restarting(context, incident)
     elif (
-        incident.kind is not IncidentKind.RECYCLE  # nothing is wrong, so it may wait on
-        and context.now - incident.phase_since > SLOT_WAIT_S
+        incident.kind is not IncidentKind.RECYCLE  # a planned restart may wait longer
+        and context.now - incident.phase_since > MAX_SLOT_WAIT_S
     ):
         waits = incident.waits
         context.end_incident(
@@ -180,7 +192,7 @@ def on_awaiting_slot(context: TurnContext, incident: Incident) -> None:
         )
         incident.waits = waits
     elif (
-        is_disrupted(context, incident)
+        is_other_restart_running(context, incident)
         or context.hold
         or not context.has_no_pending_command
         or is_engine_starting(context, incident)
@@ -196,7 +208,7 @@ def on_awaiting_slot(context: TurnContext, incident: Incident) -> None:
 
 
 def start_rung(context: TurnContext, incident: Incident) -> None:
-    """Count the restart, and then send the first disruptive command of the rung."""
+    """Count the restart, and create the first disruptive command of the incident's rung."""
     assert incident.rung is not None
     assert context.state.epoch is not None
     incident.fenced_epoch, incident.warm_at, incident.least_bytes = context.state.epoch, None, None
@@ -229,7 +241,7 @@ def start_rung(context: TurnContext, incident: Incident) -> None:
         operation = context.set_pending_command(incident, verb, incident.rung.value).operation_id
     restart_budget.record_restart(
         context.state.restarts,
-        # With the time in the slot's Lease, the same restart never counts twice.
+        # The Lease of the slot stores the same time, so the restart does not count twice.
         Restart(
             at=incident.slot_at or context.now,
             epoch=incident.fenced_epoch,
@@ -240,11 +252,11 @@ def start_rung(context: TurnContext, incident: Incident) -> None:
     incident.slot_at = None
 
 
-def await_replacement(context: TurnContext, incident: Incident) -> None:
-    """Wait for the operator, which may be down, to evict the pod.
+def wait_for_replacement(context: TurnContext, incident: Incident) -> None:
+    """Wait for the operator to evict the pod. The operator may be down.
 
-    The slot is released after :data:`SLOT_WAIT_S`, for which other replicas wait at most. The
-    eviction respects the disruption budget in any case.
+    The slot is released after :data:`MAX_SLOT_WAIT_S`, because other replicas wait for a slot no
+    longer than that. Without the slot, the disruption budget still limits evictions.
     """
     if context.policy.mode is Mode.OBSERVE or Action.POD_REPLACE not in context.policy.ladder:
         restart_budget.withdraw_restart(context.state.restarts, incident.fenced_epoch or "")
@@ -257,22 +269,22 @@ def await_replacement(context: TurnContext, incident: Incident) -> None:
         )
         return_to_confirmed(context, incident, "the policy no longer allows a pod replacement")
         return
-    if end_if_gone(context, incident) or end_if_memory_was_freed(context, incident):
+    if end_if_not_suspected(context, incident) or end_if_memory_was_freed(context, incident):
         return
-    if defer_to_person(context, incident):
+    if defer_if_manually_drained(context, incident):
         return
-    late = context.now - incident.phase_since > SLOT_WAIT_S
-    holds = context.state.slot_holder == incident.name
-    if late and holds:
+    is_late = context.now - incident.phase_since > MAX_SLOT_WAIT_S
+    if is_late and context.state.slot_holder == incident.name:
         release_slot(context)
 
 
 def on_verifying(context: TurnContext, incident: Incident) -> None:
-    """Judge the restart once the new epoch is warm: resolve, choose the next rung, or wait.
+    """Judge the effect of the restart, once the engine has warmed up in its new epoch.
 
-    An engine that serves only together with a partner must first serve a request with the partner.
+    Then end the incident or continue with the next rung. An engine with a partner must first be
+    tested with the partner.
     """
-    if waits_for_partner(context, incident):
+    if must_wait_for_partner(context, incident):
         return
     starts, warmup_s = context.state.starts, context.memory.warmup_s
     answer = judge_restart(
@@ -284,7 +296,7 @@ def on_verifying(context: TurnContext, incident: Incident) -> None:
         starts.discard_start()
     for step in incident.timeline[::-1]:
         if step.step == Action.ENGINE_RESTART.value and step.finished_at is not None:
-            # The process that was restarted has ended. This is the memory of its successor.
+            # The restarted process has ended. This is the memory of the process that replaced it.
             step.after_bytes = incident.least_bytes
             break
     if answer is not Verdict.USELESS and incident.partner_lost:
@@ -296,18 +308,18 @@ def on_verifying(context: TurnContext, incident: Incident) -> None:
     elif answer is Verdict.PARTLY or incident.rung is None:
         context.end_incident(incident, IncidentPhase.UNRESOLVED, Reason.PARTLY_RETURNED)
     else:
-        escalate(context, incident, "the restart freed less than half of the growth")
+        escalate(context, incident, "after the restart, less than half of the growth was freed")
 
 
-def waits_for_partner(context: TurnContext, incident: Incident) -> bool:
-    """Report whether the restarted engine must still serve a request with its partner.
+def must_wait_for_partner(context: TurnContext, incident: Incident) -> bool:
+    """Report whether the restarted engine must still be tested with its partner.
 
-    The supervisor sends such requests for :data:`PARTNER_TEST_S` after the engine starts to serve.
-    An engine that does not start in time is judged without them.
+    Tests continue for :data:`PARTNER_TEST_DURATION_S` after the engine starts to serve. An engine
+    that does not start in time is judged without a test.
     """
     if not incident.meets_partner:
         return False
-    longest_s = MAX_START_S + context.memory.warmup_s + PARTNER_TEST_S
+    longest_s = MAX_START_S + context.memory.warmup_s + PARTNER_TEST_DURATION_S
     if context.now - incident.phase_since > longest_s:
         incident.meets_partner, context.turn.changed = False, True
         return False
@@ -319,7 +331,7 @@ def waits_for_partner(context: TurnContext, incident: Incident) -> bool:
         incident.met_since, incident.retry_at = context.now, context.now
         context.turn.changed = True
     if context.has_no_pending_command and context.hold is None and context.now >= incident.retry_at:
-        late = context.now - incident.met_since >= PARTNER_TEST_S
+        late = context.now - incident.met_since >= PARTNER_TEST_DURATION_S
         context.set_pending_command(incident, Verb.MEET_PARTNER, PARTNER_TEST_STEP, gives_up=late)
     return True
 

@@ -1,7 +1,7 @@
 """Decide when a healthy engine is due for a planned restart because of its age (recycling).
 
-A planned restart goes through the phases of an incident, so that slots, budgets and verification
-apply. If the engine becomes busy or the window closes before the restart, the incident ends.
+A planned restart is an incident, so that slots, the restart budget and the verification apply to
+it. If the engine becomes busy or the window closes before the restart, the incident ends.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from plimsoll_sidecar.govern.context import TurnContext, is_restart_budget_spent
 
 
 def find_due_recycle(context: TurnContext, idle_s: float) -> Suspicion | None:
-    """Return a suspicion if the engine is due for a planned restart now; None otherwise.
+    """Return a suspicion if a planned restart of the engine is due now; None otherwise.
 
     ``idle_s`` is the time in seconds for which the engine has had no request.
     """
@@ -33,7 +33,7 @@ def find_due_recycle(context: TurnContext, idle_s: float) -> Suspicion | None:
     evidence = [f"the engine has run for longer than {format_duration(wanted.max_age_s)} (maxAge)"]
     if wanted.when_idle_for_s is not None:
         idle = format_duration(wanted.when_idle_for_s)
-        evidence.append(f"it had no request for {idle} (whenIdleFor)")
+        evidence.append(f"the engine has had no request for {idle} (whenIdleFor)")
     return Suspicion(
         kind=IncidentKind.RECYCLE,
         segment=None,

@@ -1,6 +1,6 @@
 """Count restarts against the restart budget: a number of restarts within a window.
 
-Once it is spent, no restart is allowed until a person resets it.
+Once the budget is spent, no restart is allowed until a person resets the budget.
 """
 
 from __future__ import annotations
@@ -10,16 +10,18 @@ import msgspec
 from plimsoll_api.supervision import RestartBudget
 
 MAX_RESTARTS = 256
-"""Maximum number of entries, far above any useful budget.
+"""Maximum number of stored restarts. No useful budget is nearly as large.
 
-A crash loop must not fill the journal.
+The limit prevents a crash loop from filling the journal.
 """
 
 
 class Restart(msgspec.Struct, omit_defaults=True):
     """One restart of the engine or its worker that an incident or a person requested.
 
-    ``epoch`` is the epoch that the restart ended. An entry is written before the command is sent.
+    It is stored before the command for the restart is sent. ``at`` is the time in Unix seconds.
+    ``epoch`` is the epoch that the restart ends. ``operation_id`` is the ID of the command; None
+    without one.
     """
 
     at: float
@@ -28,20 +30,24 @@ class Restart(msgspec.Struct, omit_defaults=True):
 
 
 class ReplicaRestarts(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Restarts of one replica, as stored outside its journal.
+    """Restarts of one replica, in the form that is stored outside its journal.
 
-    ``at`` are Unix seconds, oldest first. ``exhausted`` is the hard stop.
+    ``at`` contains the times of the restarts in Unix seconds, oldest first. ``exhausted`` states
+    whether no restart is allowed until a person resets the restart budget.
     """
 
     at: tuple[float, ...] = ()
     exhausted: bool = False
 
-    def within(self, window_s: float, now: float) -> tuple[float, ...]:
-        """Return the times of the restarts within the window that ends at ``now``."""
+    def list_within_window(self, window_s: float, now: float) -> tuple[float, ...]:
+        """Return the times of the restarts in the last ``window_s`` seconds before ``now``."""
         return tuple(at for at in self.at if now - at < window_s)
 
     def merge(self, other: ReplicaRestarts) -> ReplicaRestarts:
-        """Merge two counts of one replica. A restart in both counts is counted once."""
+        """Return the union of these restarts and ``other``, which are of the same replica.
+
+        Restarts with equal times are one restart.
+        """
         at = tuple(sorted({*self.at, *other.at}))
         return ReplicaRestarts(at, self.exhausted or other.exhausted)
 
@@ -49,29 +55,32 @@ class ReplicaRestarts(msgspec.Struct, frozen=True, omit_defaults=True):
 NO_RESTARTS = ReplicaRestarts()
 
 
-def count_within(restarts: list[Restart], policy: RestartBudget, now: float) -> int:
-    """Return the number of restarts in the window that ends at ``now``.
+def count_restarts_within_window(restarts: list[Restart], budget: RestartBudget, now: float) -> int:
+    """Return the number of restarts in the window of ``budget`` that ends at ``now``.
 
-    A restart in the future counts, too: setting the clock back must not increase the budget.
+    A restart in the future is included, so that setting the clock back allows no more restarts.
     """
-    return sum(1 for restart in restarts if now - restart.at < policy.window_s)
+    return sum(1 for restart in restarts if now - restart.at < budget.window_s)
 
 
-def count_remaining(restarts: list[Restart], policy: RestartBudget, now: float) -> int:
-    """Return the number of restarts that are still allowed."""
-    return max(0, policy.count - count_within(restarts, policy, now))
+def count_remaining_restarts(restarts: list[Restart], budget: RestartBudget, now: float) -> int:
+    """Return the number of restarts that ``budget`` still allows at ``now`` (Unix seconds)."""
+    return max(0, budget.count - count_restarts_within_window(restarts, budget, now))
 
 
-def record_restart(restarts: list[Restart], restart: Restart, policy: RestartBudget) -> None:
-    """Add an entry, once for each ended epoch, and drop entries outside the window."""
+def record_restart(restarts: list[Restart], restart: Restart, budget: RestartBudget) -> None:
+    """Add ``restart`` to ``restarts``, unless a restart of the same epoch is in the list.
+
+    Restarts that have left the window of ``budget`` are removed.
+    """
     if any(known.epoch == restart.epoch for known in restarts):
         return
     restarts.append(restart)
-    restarts[:] = [known for known in restarts if restart.at - known.at < policy.window_s][
+    restarts[:] = [known for known in restarts if restart.at - known.at < budget.window_s][
         -MAX_RESTARTS:
     ]
 
 
 def withdraw_restart(restarts: list[Restart], epoch: str) -> None:
-    """Remove the entry of an epoch whose restart was refused before it started."""
+    """Remove the restart of ``epoch`` from ``restarts``, because it was refused or not started."""
     restarts[:] = [known for known in restarts if known.epoch != epoch]

@@ -1,4 +1,4 @@
-"""Define the governor's state, which the journal stores, and the times of its decisions."""
+"""Define the governor's state, which the journal stores, and the waiting times of the governor."""
 
 from __future__ import annotations
 
@@ -12,36 +12,46 @@ from plimsoll_sidecar.govern.incident import ROUND_S, Incident
 from plimsoll_sidecar.govern.restart_budget import Restart
 from plimsoll_sidecar.govern.verification import StartHistory
 
-CONFIRM_S = 2 * ROUND_S
+CONFIRMATION_S = 2 * ROUND_S
 """Seconds for which a suspicion must persist after the trim to be confirmed."""
-SLOT_RETRY_S = 5.0
-"""Seconds between two attempts to take a restart slot. Slots are held for about a minute."""
-PARTNER_TEST_S = 180.0
-"""Seconds for which a restarted engine is tested with its partner, every :data:`SLOT_RETRY_S`.
+SLOT_RETRY_INTERVAL_S = 5.0
+"""Seconds between two attempts to take a restart slot. A slot is usually held for a minute."""
+PARTNER_TEST_DURATION_S = 180.0
+"""Seconds for which a restarted engine is tested with its partner.
 
-After that, the pod returns to its Services in any case: its partners may be the ones that fail.
+A test begins every :data:`SLOT_RETRY_INTERVAL_S`. After this time, the pod returns to its Services
+in any case, because the fault may be in its partners.
 """
-SLOT_WAIT_S = 1800.0
+MAX_SLOT_WAIT_S = 1800.0
 """Longest wait in seconds for a slot.
 
-The incident then ends, and may open again after its back-off.
+The incident then ends. Another incident of its kind may open after the back-off.
 """
 MAX_MANUAL_EPOCHS = 8
-BACK_OFF_S = 300.0
-BACK_OFF_MAX_S = 3600.0
+"""Maximum number of epochs in :attr:`GovernorState.by_hand`."""
+FIRST_BACK_OFF_S = 300.0
+MAX_BACK_OFF_S = 3600.0
 MAX_REFUSALS = 3
+"""Number of refused restarts after which an incident ends."""
 MIN_TRIMMED_SHARE = 0.1
-"""Minimum share of the growth that an effective trim frees.
+"""Minimum share of the growth that a trim must free to count as effective.
 
-A busy engine's memory varies by less without a trim.
+The memory of a busy engine varies by less than this.
 """
 
 
 class Cooldown(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """A time during which no new incident of a kind opens.
+    """Period in which no new incident of one kind opens.
 
-    It ends with the first condition that is met: a time, another epoch, or a round without
-    suspicion. Without conditions, it lasts until the restart budget is reset.
+    It ends when the first of its conditions is met. Without conditions, it lasts until the restart
+    budget is reset.
+
+    Attributes:
+        until: The time at which it ends, in Unix seconds; None without this condition.
+        epoch: The epoch with which it ends; None without this condition.
+        while_suspected: Whether it ends after a round without a suspicion.
+        absent_s: The seconds for which there has been no suspicion.
+
     """
 
     until: float | None = None
@@ -50,7 +60,11 @@ class Cooldown(msgspec.Struct, omit_defaults=True, kw_only=True):
     absent_s: float = 0.0
 
     def has_ended(self, suspected: bool, epoch: str | None, now: float, counted_s: float) -> bool:
-        """Report whether the suspicion may open an incident again."""
+        """Report whether the cooldown has ended at ``now`` (Unix seconds).
+
+        ``suspected`` states whether there is a suspicion of this kind. ``epoch`` is the current
+        epoch. ``counted_s`` is the time in seconds that the newest assessment counts for.
+        """
         self.absent_s = 0.0 if suspected else self.absent_s + counted_s
         if self.until is not None and now >= self.until:
             return True
@@ -63,15 +77,18 @@ class GovernorState(msgspec.Struct, omit_defaults=True, kw_only=True):
     """The governor's state, serializable with msgspec.
 
     Attributes:
+        incidents: The open incidents.
         quiet: The cooldown of each kind.
-        failures: The number of unresolved incidents in a row, by kind.
+        failures: The number of consecutive unresolved incidents, by kind.
+        restarts: The restarts that count against the restart budget.
         pending: The command in progress. After a restart of the supervisor, it is sent again with
             the same operation ID.
-        slot_holder: The name of the incident for which the restart slot is held.
-        exhausted: Whether restarts stay stopped until a person resets the restart budget.
-        epoch: The last epoch that the engine reported.
-        epoch_at: The time at which ``epoch`` was first reported.
-        by_hand: The newest epochs that manual restarts may end.
+        slot_holder: The name of the incident for which the restart slot is held; None without one.
+        exhausted: Whether the restart budget is exhausted. No restart follows until a person resets
+            the budget.
+        epoch: The last epoch that the engine reported; None before the first.
+        epoch_at: The time at which ``epoch`` was first reported, in Unix seconds.
+        by_hand: The newest epochs that a manual restart has ended or may end.
         starts: The memory that the newest starts needed.
 
     """
@@ -90,19 +107,19 @@ class GovernorState(msgspec.Struct, omit_defaults=True, kw_only=True):
 
     @property
     def slot_request(self) -> SlotRequest:
-        """Request for the restart slot, from the incident that holds or needs it."""
+        """Request for the restart slot on behalf of :attr:`slot_holder`."""
         pending = self.pending
         return SlotRequest(self.slot_holder, pending is not None and pending.verb is Verb.TAKE_SLOT)
 
     def limit_waits(self, now: float) -> None:
-        """Limit every wait to its original length.
+        """Make every wait that is longer than possible end in time, counted from ``now``.
 
-        This is needed if the clock was set back while the supervisor was down: all times are then
-        in the future.
+        Waits are too long if the clock was set back while the supervisor was down: all stored times
+        are then in the future. ``now`` is in Unix seconds.
         """
         for incident in self.incidents:
             incident.phase_since = min(incident.phase_since, now)
-            incident.retry_at = min(incident.retry_at, now + SLOT_RETRY_S)
+            incident.retry_at = min(incident.retry_at, now + SLOT_RETRY_INTERVAL_S)
             if incident.met_since is not None:
                 incident.met_since = min(incident.met_since, now)
             if incident.warm_at is not None:
@@ -111,14 +128,14 @@ class GovernorState(msgspec.Struct, omit_defaults=True, kw_only=True):
             self.epoch_at = min(self.epoch_at, now)
         for quiet in self.quiet.values():
             if quiet.until is not None:
-                quiet.until = min(quiet.until, now + BACK_OFF_MAX_S)
+                quiet.until = min(quiet.until, now + MAX_BACK_OFF_S)
 
 
 def shift_times(state: GovernorState, step_s: float) -> None:
-    """Shift all times after the clock was moved by ``step_s``, so that waits keep their length.
+    """Shift all times by ``step_s`` seconds, by which the clock was set forward or back.
 
-    A clock that was set forward must not give restarts back. Call this while no incident is open.
-    Ended incidents keep their times.
+    Waits then keep their length, and restarts stay within the window of the restart budget. Call
+    this while no incident is open. The times of ended incidents do not change.
     """
     if state.epoch_at is not None:
         state.epoch_at = max(0.0, state.epoch_at + step_s)
@@ -130,11 +147,14 @@ def shift_times(state: GovernorState, step_s: float) -> None:
 
 
 REASONS_UNTIL_CHANGE = (Reason.OBSERVED, Reason.EFFECT_UNKNOWN)
-"""Reasons after which no new incident opens until the epoch or the suspicion changes."""
+"""Reasons after which no new incident opens until another epoch begins or the suspicion ends."""
 
 
 def start_cooldown(state: GovernorState, incident: Incident, now: float) -> None:
-    """Start the cooldown of the ended incident's kind, depending on how the incident ended."""
+    """Start the cooldown after an ended incident. The reason why it ended decides on the length.
+
+    ``now`` is in Unix seconds. A resolved incident causes no cooldown.
+    """
     kind = incident.kind
     if incident.reason is Reason.CLEARED:
         return  # a suspicion that ended proves nothing about earlier actions
@@ -146,5 +166,5 @@ def start_cooldown(state: GovernorState, incident: Incident, now: float) -> None
         state.quiet[kind] = Cooldown()
     else:
         failures = state.failures[kind] = state.failures.get(kind, 0) + 1
-        pause = min(BACK_OFF_S * 2.0 ** (failures - 1), BACK_OFF_MAX_S)
+        pause = min(FIRST_BACK_OFF_S * 2.0 ** (failures - 1), MAX_BACK_OFF_S)
         state.quiet[kind] = Cooldown(until=now + pause)

@@ -1,8 +1,8 @@
-"""Judge a restart after the start of the engine's new epoch.
+"""Judge the effect of a restart in the new epoch of the engine.
 
-A restart is judged by the memory that the next start needs, compared with the one before. Starts
-differ without any leak, because of allocators, caches and the order of the first requests. The
-engine's own starts show by how much, within bounds. The journal stores them.
+The memory in use after the restart is compared with the memory before it. Starts without any leak
+differ as well, because of allocators, caches and the order of the first requests. This difference
+is learned from the engine's own starts, within bounds. The journal stores the starts.
 """
 
 from __future__ import annotations
@@ -19,24 +19,25 @@ from plimsoll_sidecar.govern.command import EngineView
 from plimsoll_sidecar.govern.incident import ROUND_S, Incident
 
 MEMORY_SETTLE_S = 60.0
-"""Seconds after the new epoch's warm-up during which memory may still fall."""
+"""Seconds after the warm-up of the new epoch in which memory may still decrease."""
 MAX_START_S = 900.0
-"""Longest start of an engine in seconds, to which the warm-up is added.
+"""Longest start of an engine in seconds, without its warm-up.
 
-Loading large weights takes minutes. 600 s is Kubernetes' default for a Deployment's progress
-deadline.
+Loading large weights takes minutes. For comparison, ``progressDeadlineSeconds`` of a Deployment has
+the default 600.
 """
 CURED_SHARE = 0.9
-"""Share of the growth that a remediation must free to count as a cure."""
+"""Share of the growth that an action must free to resolve the incident."""
 PARTLY_CURED_SHARE = 0.5
-"""Share of the growth below which the next rung is tried."""
+"""Share of the growth that an action must free. Otherwise, the next rung is tried."""
 
 
 class Verdict(Enum):
     """Effect of a restart.
 
-    ``PARTLY`` means that some memory was freed. ``USELESS`` means that too little was freed, or
-    that no engine was healthy.
+    ``WAIT`` means that the effect is not known yet. ``PARTLY`` means that some of the memory was
+    freed. ``USELESS`` means that too little memory was freed, or that the engine did not become
+    healthy.
     """
 
     WAIT = auto()
@@ -53,10 +54,22 @@ def judge_restart(
     warmup_s: float,
     now: float,
 ) -> Verdict:
-    """Compare the memory of the new epoch with the incident's baseline, and return the verdict.
+    """Compare the memory of the new epoch with the memory before the restart.
 
-    The minimum memory is stored in ``incident``, because the load may increase again before the
-    verdict.
+    The lowest memory since the restart counts, because the load may increase before the verdict. It
+    is stored in ``incident``.
+
+    Args:
+        incident: The incident that caused the restart.
+        assessment: The newest assessment.
+        engine: The current state of the engine.
+        starts: The memory after the newest starts.
+        warmup_s: The length of the warm-up in seconds.
+        now: The time in Unix seconds.
+
+    Returns:
+        The verdict, or ``Verdict.WAIT``.
+
     """
     late = now - incident.phase_since > MAX_START_S + warmup_s
     renewed = engine.epoch is not None and engine.epoch != incident.fenced_epoch
@@ -67,8 +80,8 @@ def judge_restart(
     if incident.kind in (IncidentKind.HOST_GROWTH, IncidentKind.DEVICE_GROWTH):
         measured = assessment.warm and current is not None
         if incident.attribution.segment == Segment.SHARED_ORPHAN and not incident.missed_s:
-            # Each new baseline includes the lost memory. Only a missing suspicion proves that it is
-            # gone.
+            # Each new baseline includes the lost memory. Only the absence of a suspicion shows
+            # that this memory was freed.
             measured = False
         if incident.baseline_bytes is not None and incident.before_bytes is not None:
             if not measured:
@@ -82,9 +95,9 @@ def judge_restart(
 
 
 def _estimate_noise(incident: Incident, starts: StartHistory) -> float:
-    """Return the bytes by which two starts of the same engine may differ.
+    """Return the bytes by which memory after two starts may differ without a leak.
 
-    A new worker with the same frontend differs by less.
+    The result is 0 for a restart of the worker alone, and if the baseline is unknown.
     """
     if incident.rung is Action.WORKER_RESTART or incident.baseline_bytes is None:
         return 0.0
@@ -108,29 +121,30 @@ def _judge_by_bytes(incident: Incident, unexplained: int, noise: float, now: flo
 
 
 PRIOR_NOISE_SHARE = 0.04
-"""Noise as a share of an engine's memory, until two of its starts were seen.
+"""Assumed noise as a share of an engine's memory, until two of its starts have been observed.
 
-Measured on vLLM 0.32 with 2.75 GB: two starts differ by 1 %, and by 3.3 % more in the first two
-minutes of load.
+Measured with vLLM 0.32 and 2.75 GB: the memory after two starts differs by 1 %. In the first two
+minutes of load, the difference grows by another 3.3 %.
 """
-MIN_SHARE, MAX_SHARE = 0.01, 0.10
+MIN_NOISE_SHARE, MAX_NOISE_SHARE = 0.01, 0.10
 """Bounds of the learned noise, as shares of memory.
 
-Two equal starts prove little. A start that differs by more than the upper bound is another engine,
-or one that has leaked.
+Two equal starts do not prove that there is no noise. If a start differs by more than the upper
+bound, the engine was changed or has leaked.
 """
-MAX_STARTS = 8
+MAX_KEPT_STARTS = 8
 LEARNING_ASSESSMENTS = 60
-"""Number of assessments after the warm-up from which the minimum memory is taken.
+"""Number of assessments after the warm-up that count for the lowest memory of a start.
 
-Verification uses as many.
+The verification of a restart lasts as long.
 """
 
 
 class StartMemory(msgspec.Struct, frozen=True):
-    """Memory of one start in bytes.
+    """Memory after one start, in bytes.
 
-    ``base`` is the baseline, and ``least`` the minimum of unexplained memory after the warm-up.
+    ``base`` is the baseline. ``least`` is the lowest memory after the warm-up, without explained
+    growth.
     """
 
     base: int
@@ -138,10 +152,10 @@ class StartMemory(msgspec.Struct, frozen=True):
 
 
 class StartHistory(msgspec.Struct, omit_defaults=True):
-    """The newest starts, oldest first.
+    """The newest starts of the engine, oldest first.
 
-    ``boot`` identifies the current start, or is None. The start is added after
-    :data:`LEARNING_ASSESSMENTS`, which ``assessments`` counts.
+    ``boot`` identifies the current start; None before the first start. ``assessments`` counts the
+    assessments of the current start. After :data:`LEARNING_ASSESSMENTS`, the start is added.
     """
 
     host: list[StartMemory] = []
@@ -152,18 +166,21 @@ class StartHistory(msgspec.Struct, omit_defaults=True):
     current_device: StartMemory | None = msgspec.field(default=None, name="begun_device")
 
     def begin_start(self, epoch: str) -> None:
-        """Start to observe ``epoch``, unless it is a new worker of the same engine."""
+        """Observe the start of ``epoch``, unless only the engine's worker was restarted."""
         boot = get_process_part(epoch)
         if boot != self.boot:
             self.boot, self.assessments = boot, 0
             self.current_host = self.current_device = None
 
     def discard_start(self) -> None:
-        """Discard the current start, because it did not free the memory that it should have."""
+        """Ignore the current start, because the restart did not resolve its incident."""
         self.assessments = LEARNING_ASSESSMENTS
 
     def add_assessment(self, assessment: Assessment) -> bool:
-        """Add an assessment of the current start. Return whether it completed the start."""
+        """Add an assessment of the current start.
+
+        Return whether the start is complete with this assessment, and was added to the history.
+        """
         if self.boot is None or self.assessments >= LEARNING_ASSESSMENTS:
             return False
         if not assessment.warm:
@@ -181,21 +198,21 @@ class StartHistory(msgspec.Struct, omit_defaults=True):
         return True
 
     def estimate_noise(self, kind: IncidentKind, base: int) -> float:
-        """Return the bytes by which a start may differ from one with ``base`` bytes.
+        """Return the bytes by which memory after a start may differ from the baseline ``base``.
 
-        Few starts show less than the full variation. The range of two starts therefore counts
-        double, and that of many little more than once.
+        The estimate is the range of the observed starts, times n / (n - 1) for n starts. A few
+        starts show less than the full range.
         """
         seen = self.host if kind is IncidentKind.HOST_GROWTH else self.device
         if len(seen) < 2:
             return PRIOR_NOISE_SHARE * base
-        differ = max(one.least for one in seen) - min(one.base for one in seen)
-        learned = differ * len(seen) / (len(seen) - 1)
-        return min(max(learned, MIN_SHARE * base), MAX_SHARE * base)
+        observed_range = max(one.least for one in seen) - min(one.base for one in seen)
+        learned = observed_range * len(seen) / (len(seen) - 1)
+        return min(max(learned, MIN_NOISE_SHARE * base), MAX_NOISE_SHARE * base)
 
 
 def get_process_part(epoch: str) -> str:
-    """Return the part of ``epoch`` that all workers of one engine process share."""
+    """Return the part of ``epoch`` that stays the same when only the engine's worker restarts."""
     try:
         return Epoch.parse(epoch).boot_id
     except ValueError:
@@ -214,6 +231,6 @@ def _choose_lower(before: StartMemory | None, state: BudgetState | None) -> Star
 def _append_start(starts: list[StartMemory], start: StartMemory | None) -> list[StartMemory]:
     if start is None:
         return starts
-    if starts and abs(start.base - starts[-1].base) > MAX_SHARE * starts[-1].base:
+    if starts and abs(start.base - starts[-1].base) > MAX_NOISE_SHARE * starts[-1].base:
         return [start]
-    return [*starts, start][-MAX_STARTS:]
+    return [*starts, start][-MAX_KEPT_STARTS:]

@@ -26,9 +26,9 @@ from plimsoll_api.memory_policy import (
     parse_growth_budget,
 )
 from plimsoll_sidecar.govern.auto_budget import (
-    FLOOR_SHARE,
-    HEADROOM_SHARE,
     HOUR_S,
+    MAX_SHARE_OF_HEADROOM,
+    MIN_SHARE_OF_LIMIT,
     HourGrowth,
     LearnedBudgets,
     LearnedHistory,
@@ -67,7 +67,7 @@ def test_a_day_of_growth_sets_the_budget() -> None:
     learned, now = LearnedHistory(), 40 * 365 * 24 * HOUR_S
     assert not learned.update_budget(now, HOST, MEMORY.auto)
     now = live(learned, now, day(400 * MIB))
-    assert not learned.is_known(MEMORY.auto), "a minute of the day is missing"
+    assert not learned.is_learned(MEMORY.auto), "a minute of the day is missing"
     now = live(learned, now, [0, 0])
     assert learned.update_budget(now, HOST, MEMORY.auto)
     assert learned.budget == 600 * MIB
@@ -78,7 +78,7 @@ def test_a_quiet_day_leaves_the_floor() -> None:
     learned = LearnedHistory()
     now = live(learned, 0.0, [*day(MIB), 0, 0])
     learned.update_budget(now, HOST, MEMORY.auto)
-    assert learned.budget == int(FLOOR_SHARE * LIMIT)
+    assert learned.budget == int(MIN_SHARE_OF_LIMIT * LIMIT)
 
 
 def test_a_day_with_an_incident_teaches_nothing() -> None:
@@ -96,7 +96,7 @@ def test_a_day_with_an_incident_teaches_nothing() -> None:
 def test_learning_ends_by_time_though_every_hour_had_an_incident() -> None:
     learned = LearnedHistory()
     now = live(learned, 0.0, [*day(GIB), 0, 0], incident=True)
-    assert learned.is_known(MEMORY.auto)
+    assert learned.is_learned(MEMORY.auto)
     learned.update_budget(now, HOST, MEMORY.auto)
     assert learned.budget == compute_provisional_budget(LIMIT) == 2 * GIB
 
@@ -106,7 +106,7 @@ def test_the_next_revision_begins_with_the_budget_of_the_one_before() -> None:
     now = live(learned, 0.0, [*day(400 * MIB), 0, 0])
     learned.update_budget(now, HOST, MEMORY.auto)
     learned.observe(now, "another", "r2", state(0), False)
-    assert learned.is_known(MEMORY.auto)
+    assert learned.is_learned(MEMORY.auto)
     assert learned.budget == 600 * MIB
     assert [one.at for one in learned.hours] == [24], "its hours are its own"
 
@@ -122,7 +122,7 @@ def inherited(known: LearnedMemory, limit: int | None = LIMIT) -> LearnedHistory
 
 def test_a_new_pod_acts_by_the_budget_that_the_others_have_learned() -> None:
     found = inherited(LearnedMemory(86400, (1, 2, 400 * MIB), BASE, 600 * MIB))
-    assert found.is_known(MEMORY.auto)
+    assert found.is_learned(MEMORY.auto)
     found.update_budget(0.0, HOST, MEMORY.auto)
     assert found.budget == 600 * MIB
     now = live(found, STEP_S, day(100 * MIB)[:120])
@@ -135,7 +135,7 @@ def test_a_new_pod_acts_by_the_budget_that_the_others_have_learned() -> None:
 def test_an_inherited_budget_is_at_most_half_of_the_room() -> None:
     found = inherited(LearnedMemory(86400, (0, 0, 0), BASE, 1 << 49))
     found.update_budget(0.0, HOST, MEMORY.auto)
-    assert found.budget == HEADROOM_SHARE * (LIMIT - BASE)
+    assert found.budget == MAX_SHARE_OF_HEADROOM * (LIMIT - BASE)
 
 
 def test_pods_that_live_for_hours_learn_a_day_together() -> None:
@@ -144,7 +144,7 @@ def test_pods_that_live_for_hours_learn_a_day_together() -> None:
     lesson = first.make_report(MEMORY.auto)
     assert lesson == LearnedMemory(20 * 3600 - 60, (400 * MIB,) * 3, BASE)
     second = inherited(lesson)
-    assert not second.is_known(MEMORY.auto)
+    assert not second.is_learned(MEMORY.auto)
     now = live(second, STEP_S, day(100 * MIB)[: 4 * 60 + 2])
     second.update_budget(now, HOST, MEMORY.auto)
     assert second.budget == 600 * MIB
@@ -214,9 +214,9 @@ def test_a_proposal_stays_between_the_floor_and_half_of_the_room(
     live(learned, 0.0, grown)
     found = propose_budget(learned, msgspec.structs.replace(HOST, limit_bytes=limit))
     assert found is not None
-    room = int(HEADROOM_SHARE * max(0, limit - BASE))
+    room = int(MAX_SHARE_OF_HEADROOM * max(0, limit - BASE))
     assert 1 <= found <= max(1, room)
-    assert found >= min(int(FLOOR_SHARE * limit), max(1, room))
+    assert found >= min(int(MIN_SHARE_OF_LIMIT * limit), max(1, room))
 
 
 class Learning(RuleBasedStateMachine):

@@ -56,7 +56,7 @@ def advance(
         host=BudgetState(current=BASELINE),
     )  # fmt: skip
     view = EngineView(epoch=epoch, state=world.engine_state, processes=processes)
-    turn = world.governor.advance(assessment, view, world.now, by_hand=actions)
+    turn = world.governor.advance(assessment, view, world.now, manual_actions=actions)
     assert turn.command is None, "nothing disruptive follows"
     return [one.incident for one in turn.events if one.type is EventType.ENDED]
 

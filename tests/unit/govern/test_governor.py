@@ -10,9 +10,9 @@ from plimsoll_api.incidents import IncidentKind, IncidentPhase, WaitReason
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.supervision import Action, Mode, RestartBudget, Supervision
 from plimsoll_sidecar.govern.command import EventType, Outcome, Result, SlotRequest, Verb
-from plimsoll_sidecar.govern.incident import SUBSIDED_S
+from plimsoll_sidecar.govern.incident import SUBSIDED_AFTER_S
 from plimsoll_sidecar.govern.moves import NOT_GROWING_MESSAGE, WITHIN_BUDGET_MESSAGE
-from plimsoll_sidecar.govern.state import BACK_OFF_MAX_S, BACK_OFF_S, GovernorState
+from plimsoll_sidecar.govern.state import FIRST_BACK_OFF_S, MAX_BACK_OFF_S, GovernorState
 from plimsoll_sidecar.govern.verification import MEMORY_SETTLE_S
 from tests.unit.govern.governed import BASELINE, ROUND, World, done
 
@@ -329,7 +329,7 @@ def test_a_ladder_without_a_rung_left_backs_off() -> None:
     world.tick(done(restart, Outcome.FAILED, "the worker did not come up"))
     world.tick()
     assert world.ended[0].reason is Reason.LADDER_EXHAUSTED
-    world.run(int(BACK_OFF_S) - 10)
+    world.run(int(FIRST_BACK_OFF_S) - 10)
     assert world.open == []
     world.run(20)
     assert len(world.open) == 1
@@ -520,7 +520,7 @@ def test_a_clock_that_was_set_back_while_the_supervisor_was_away_makes_no_wait_e
     world.run(2, done(world.to(Verb.RESTART_WORKER), Outcome.FAILED, "it hangs"))
     assert world.ended[0].reason is Reason.LADDER_EXHAUSTED
     world.now -= 86_400.0
-    world.run(int(BACK_OFF_MAX_S) + 2)
+    world.run(int(MAX_BACK_OFF_S) + 2)
     assert len(world.open) == 1, "the back-off is an hour at most"
     world.now -= 86_400.0
     command = world.commands[-1]
@@ -536,7 +536,7 @@ def test_a_confirmed_leak_whose_odds_fall_subsides_and_comes_back() -> None:
     world.run(2)
     assert incident.message == WITHIN_BUDGET_MESSAGE
     world.confidence = 0.27
-    world.run(int(SUBSIDED_S) + 1)
+    world.run(int(SUBSIDED_AFTER_S) + 1)
     assert (incident.phase, incident.waits) == (IncidentPhase.CONFIRMED, WaitReason.SUBSIDED)
     assert "27%" in incident.message
     told = len(world.events)
@@ -554,7 +554,7 @@ def test_a_leak_that_has_subsided_is_restarted_at_the_memory_limit() -> None:
     world.over_budget = False
     world.to_confirmed()
     world.confidence = 0.2
-    world.run(int(SUBSIDED_S) + 1)
+    world.run(int(SUBSIDED_AFTER_S) + 1)
     world.over_budget = True
     world.run(20)
     assert world.verbs == [Verb.TRIM]

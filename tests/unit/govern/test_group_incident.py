@@ -56,7 +56,7 @@ def test_a_crash_of_the_leader_tells_its_own_memory() -> None:
             return Assessment(t=now, epoch=1, warm=True, host=BudgetState(current=current))
 
         view = EngineView(epoch=epoch, state=EngineState.SERVING, capabilities=EVERYTHING)
-        return governor.advance(seen(9 << 30), view, now, own=seen(3 << 30)).events
+        return governor.advance(seen(9 << 30), view, now, pod_assessment=seen(3 << 30)).events
 
     tick(1.0, "a:1")
     (crash,) = {event.incident.name: event.incident for event in tick(2.0, "b:1")}.values()

@@ -15,11 +15,15 @@ from plimsoll_api.incident_record import Reason
 from plimsoll_api.incidents import IncidentKind, IncidentPhase
 from plimsoll_sidecar.govern.command import Command, Outcome, Verb
 from plimsoll_sidecar.govern.governor import Governor
-from plimsoll_sidecar.govern.state import PARTNER_TEST_S, SLOT_RETRY_S, GovernorState
+from plimsoll_sidecar.govern.state import (
+    PARTNER_TEST_DURATION_S,
+    SLOT_RETRY_INTERVAL_S,
+    GovernorState,
+)
 from plimsoll_sidecar.govern.verification import MAX_START_S
 from tests.unit.govern.governed import World, done
 
-LONGEST_S = MAX_START_S + 2.0 + PARTNER_TEST_S
+LONGEST_S = MAX_START_S + 2.0 + PARTNER_TEST_DURATION_S
 """From the restart to the end of all tries; the world warms up in two seconds."""
 
 
@@ -58,10 +62,14 @@ def test_a_pair_that_does_not_connect_is_tried_again_and_then_reported() -> None
     begin, meeting, tries = world.now, world.until_command(done(restart)), 0
     while not meeting.gives_up:
         tries += 1
-        meeting = world.answer(meeting, Outcome.FAILED, limit=int(SLOT_RETRY_S) + 2)
+        meeting = world.answer(meeting, Outcome.FAILED, limit=int(SLOT_RETRY_INTERVAL_S) + 2)
         assert meeting.verb is Verb.MEET_PARTNER
-    assert PARTNER_TEST_S <= world.now - begin <= PARTNER_TEST_S + 2 * SLOT_RETRY_S
-    assert tries <= PARTNER_TEST_S / SLOT_RETRY_S + 1
+    assert (
+        PARTNER_TEST_DURATION_S
+        <= world.now - begin
+        <= PARTNER_TEST_DURATION_S + 2 * SLOT_RETRY_INTERVAL_S
+    )
+    assert tries <= PARTNER_TEST_DURATION_S / SLOT_RETRY_INTERVAL_S + 1
     world.run(3, done(meeting, Outcome.FAILED, "HTTP 500 from pod d-0"))
     incident = world.ended[0]
     assert (incident.phase, incident.reason) == (IncidentPhase.UNRESOLVED, Reason.PARTNER_LOST)
@@ -75,7 +83,7 @@ def test_a_partner_that_nobody_can_ask_does_not_make_the_restart_a_failure() -> 
     world.engine_state, world.warm = EngineState.SERVING, True
     meeting = world.until_command(done(restart))
     while not meeting.gives_up:
-        meeting = world.answer(meeting, Outcome.UNKNOWN, limit=int(SLOT_RETRY_S) + 2)
+        meeting = world.answer(meeting, Outcome.UNKNOWN, limit=int(SLOT_RETRY_INTERVAL_S) + 2)
     world.run(3, done(meeting, Outcome.UNKNOWN, "no decode pod is ready"))
     assert world.ended[0].reason is Reason.ENGINE_RESTART
 

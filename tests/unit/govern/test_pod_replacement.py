@@ -12,7 +12,7 @@ from plimsoll_api.incidents import IncidentKind, IncidentPhase
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.supervision import Action, Mode, RestartBudget, Supervision
 from plimsoll_sidecar.govern.command import Outcome, Verb
-from plimsoll_sidecar.govern.state import SLOT_WAIT_S, GovernorState
+from plimsoll_sidecar.govern.state import MAX_SLOT_WAIT_S, GovernorState
 from tests.unit.govern.governed import ROUND, World, done
 
 ALL = Supervision(mode=Mode.RECOVER, ladder=tuple(Action))
@@ -60,7 +60,7 @@ def test_the_request_waits_for_the_operator_and_nothing_further_is_done() -> Non
 def test_a_slot_is_not_kept_for_ever_for_an_operator_that_is_away() -> None:
     world = replacing()
     sent = len(world.commands)
-    world.run(int(SLOT_WAIT_S) + 10)
+    world.run(int(MAX_SLOT_WAIT_S) + 10)
     assert world.governor.state.slot_holder is None
     world.run(1000)
     assert world.commands[sent:] == []

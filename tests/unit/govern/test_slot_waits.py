@@ -10,7 +10,7 @@ from plimsoll_api.incidents import IncidentPhase, WaitReason
 from plimsoll_api.supervision import Action
 from plimsoll_sidecar.govern.command import Command, Outcome, Result, Verb
 from plimsoll_sidecar.govern.incident import MAX_STEPS
-from plimsoll_sidecar.govern.state import SLOT_WAIT_S
+from plimsoll_sidecar.govern.state import MAX_SLOT_WAIT_S
 from tests.unit.govern.governed import World, done
 
 BUDGET = WaitReason.SERVICE_RESTART_BUDGET, "the service had 3 restarts within 3600 s"
@@ -72,7 +72,7 @@ def test_no_operation_has_the_id_of_another() -> None:
 def test_a_wait_that_is_too_long_ends_with_its_reason() -> None:
     world = leaking()
     command = world.to(Verb.TAKE_SLOT)
-    world.now += SLOT_WAIT_S
+    world.now += MAX_SLOT_WAIT_S
     world.run(5, refused(command, BUDGET))
     (incident,) = world.ended
     assert incident.reason is Reason.SLOT_TIMEOUT

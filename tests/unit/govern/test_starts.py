@@ -13,8 +13,8 @@ from plimsoll_sidecar.govern.command import Verb
 from plimsoll_sidecar.govern.state import GovernorState
 from plimsoll_sidecar.govern.verification import (
     LEARNING_ASSESSMENTS,
-    MAX_SHARE,
-    MAX_STARTS,
+    MAX_KEPT_STARTS,
+    MAX_NOISE_SHARE,
     MEMORY_SETTLE_S,
     PRIOR_NOISE_SHARE,
     StartHistory,
@@ -93,15 +93,15 @@ def test_the_prior_holds_until_two_starts_were_seen_and_the_bounds_ever_after() 
     assert (
         starts.estimate_noise(IncidentKind.DEVICE_GROWTH, BASELINE) == PRIOR_NOISE_SHARE * BASELINE
     )
-    seen(starts, *(BASELINE + i * 90 * MB for i in range(MAX_STARTS)))
-    assert starts.estimate_noise(IncidentKind.DEVICE_GROWTH, BASELINE) == MAX_SHARE * BASELINE
+    seen(starts, *(BASELINE + i * 90 * MB for i in range(MAX_KEPT_STARTS)))
+    assert starts.estimate_noise(IncidentKind.DEVICE_GROWTH, BASELINE) == MAX_NOISE_SHARE * BASELINE
     assert starts.estimate_noise(IncidentKind.HOST_GROWTH, BASELINE) == PRIOR_NOISE_SHARE * BASELINE
 
 
 def test_only_the_newest_are_kept_and_those_of_one_engine_alone() -> None:
     starts = StartHistory()
-    seen(starts, *([BASELINE] * 3 * MAX_STARTS))
-    assert len(starts.device) == MAX_STARTS
+    seen(starts, *([BASELINE] * 3 * MAX_KEPT_STARTS))
+    assert len(starts.device) == MAX_KEPT_STARTS
     seen(starts, 2 * BASELINE)
     assert len(starts.device) == 1
 

@@ -75,8 +75,8 @@ def test_a_step_changes_no_window_and_no_back_off(step: float) -> None:
         restarts=[Restart(at=now - 10.0, epoch="ab:0")],
         quiet={IncidentKind.STALL: Cooldown(until=now + 60.0)},
     )
-    assert restart_budget.count_remaining(state.restarts, policy, now) == 0
+    assert restart_budget.count_remaining_restarts(state.restarts, policy, now) == 0
     shift_times(state, step)
-    assert restart_budget.count_remaining(state.restarts, policy, now + step) == 0
-    assert restart_budget.count_remaining(state.restarts, policy, now + step + HOURS) == 1
+    assert restart_budget.count_remaining_restarts(state.restarts, policy, now + step) == 0
+    assert restart_budget.count_remaining_restarts(state.restarts, policy, now + step + HOURS) == 1
     assert state.quiet[IncidentKind.STALL].until == now + step + 60.0
