@@ -1,4 +1,4 @@
-"""Export metrics with more than one value, and count growth."""
+"""Collect metrics that are read at each scrape, and count memory growth."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from plimsoll_sidecar.background import SamplingWatchdog, read_thread_status
 from plimsoll_sidecar.signals.cgroup import CgroupMemory
 
 CGROUP_PREFIX = "plimsoll_cgroup_memory"
-CGROUP_KINDS = (
+EXPORTED_CGROUP_FIELDS = (
     "current", "anon", "shmem", "file", "slab", "kernel", "sock", "other", "reclaimable", "swap",
     "limit",
 )  # fmt: skip
-"""Fields of :class:`CgroupMemory` that are exported as ``kind``."""
+"""Exported fields of :class:`CgroupMemory`. Their names are the values of the label ``kind``."""
 
 
 class CgroupCollector(Collector):
-    """Memory of the engine's cgroup. ``newest`` returns the newest reading."""
+    """Collector of the memory of the engine's cgroup. ``get_newest`` returns the newest reading."""
 
-    def __init__(self, newest: Callable[[], CgroupMemory]) -> None:
-        self._newest = newest
+    def __init__(self, get_newest: Callable[[], CgroupMemory]) -> None:
+        self._get_newest = get_newest
 
     def collect(self) -> Iterable[Metric]:
-        """Yield sizes in bytes, event counts and stall seconds, as of the newest sample."""
-        group = self._newest()
+        """Yield the sizes, event counts and stall times of the newest sample."""
+        group = self._get_newest()
         sizes = GaugeMetricFamily(
             f"{CGROUP_PREFIX}_bytes", "Memory of the engine's cgroup by kind.", labels=("kind",)
         )
-        for kind in CGROUP_KINDS:
+        for kind in EXPORTED_CGROUP_FIELDS:
             _add_if_known(sizes, kind, getattr(group, kind))
         yield sizes
         share = GaugeMetricFamily(
@@ -61,13 +61,16 @@ class CgroupCollector(Collector):
 
 
 class ThreadCollector(Collector):
-    """Status of the supervisor's threads: whether their last unit of work succeeded."""
+    """Collector of the status of the supervisor's threads.
+
+    The status of a thread states whether its last turn succeeded.
+    """
 
     def __init__(self, sampling: SamplingWatchdog) -> None:
         self._sampling = sampling
 
     def collect(self) -> Iterable[Metric]:
-        """Yield one sample for each running thread; ``sampling`` is the main thread."""
+        """Yield one sample for each running thread. The main thread has the name ``sampling``."""
         family = GaugeMetricFamily(
             "plimsoll_supervisor_part_ok",
             "1 if the newest turn of this thread of the supervisor succeeded, 0 if it failed.",
@@ -81,13 +84,13 @@ class ThreadCollector(Collector):
 
 
 class OpenFilesCollector(Collector):
-    """Open file descriptors of the engine, from the newest reading."""
+    """Collector of the engine's open file descriptors. The owner sets the newest reading."""
 
     def __init__(self) -> None:
         self.newest: OpenFiles | None = None
 
     def collect(self) -> Iterable[Metric]:
-        """Yield the count and the limit, without samples if they are unknown."""
+        """Return the metrics for the number and the limit; without a value if it is unknown."""
         count = GaugeMetricFamily(
             "plimsoll_engine_open_fds",
             "Open file descriptors of the engine's process that is nearest to its limit.",
@@ -110,23 +113,26 @@ def _add_if_known(
 
 
 MIN_DEAD_BAND_BYTES = 2 << 20
-"""Minimum dead band in bytes."""
-DEAD_BAND_RATIO = 0.01
+"""Minimum dead band of :class:`GrowthCounter`, in bytes."""
+DEAD_BAND_SHARE = 0.01
 """Dead band as a share of the leak budget."""
 
 
 def compute_dead_band_bytes(budget_bytes: int | None) -> int:
-    """Return the dead band of a leak budget in bytes. Smaller changes are noise."""
-    return max(MIN_DEAD_BAND_BYTES, int(DEAD_BAND_RATIO * (budget_bytes or 0)))
+    """Return the dead band of a leak budget in bytes. Smaller changes of memory are noise.
+
+    ``budget_bytes`` is None without a budget.
+    """
+    return max(MIN_DEAD_BAND_BYTES, int(DEAD_BAND_SHARE * (budget_bytes or 0)))
 
 
 class GrowthCounter:
-    """Counter of growth, computed from a noisy gauge that starts again in each epoch.
+    """Counter of memory growth, computed from a noisy gauge that starts again in each epoch.
 
-    Burn rates need a counter, for ``increase()`` over any range and across restarts. The sum of all
-    rises of a noisy gauge would include its noise. A rise therefore counts only above the highest
-    level so far. That level follows the gauge down, but stays at most ``band`` above it
-    (hysteresis).
+    Burn-rate alerts need a counter, so that ``increase()`` works over any range and across
+    restarts. The sum of all increases of a noisy gauge would include its noise. An increase
+    therefore counts only above a level, which is the highest value so far. If the gauge decreases
+    by more than ``band`` below the level, the level follows it at that distance (hysteresis).
     """
 
     def __init__(self) -> None:
@@ -134,9 +140,11 @@ class GrowthCounter:
         self._epoch: int | None = None
 
     def count_new(self, growth: int, epoch: int, band: int) -> int:
-        """Return how many of the ``growth`` bytes since the baseline of ``epoch`` are new.
+        """Return the bytes to add to the counter.
 
-        The first value only sets the level, because an earlier supervisor may have counted it.
+        ``growth`` is the growth since the baseline of ``epoch``, and ``band`` is the dead band,
+        both in bytes. The first call returns 0, because an earlier supervisor may have counted the
+        growth.
         """
         if self._level is None:
             self._level = growth

@@ -1,4 +1,4 @@
-"""Save evidence before a remediation: once per incident, in a directory of limited size."""
+"""Save diagnostics before a restart: once per incident, in a directory of limited size."""
 
 from __future__ import annotations
 
@@ -23,25 +23,31 @@ log = logging.getLogger(__name__)
 DIAGNOSTICS_FOLDER = "diagnostics"
 """Folder in the state directory that holds the diagnostics."""
 STACKS_WAIT_S = 0.5
-"""Seconds to wait for the stacks. faulthandler needs milliseconds, wherever the process hangs."""
-MAX_FILES = 16
-"""Maximum number of files of one kind per incident; an engine has a handful of processes."""
-MAX_LISTED = 1024
-"""Maximum number of names that are read from the engine's folder."""
+"""Seconds to wait for the stacks after a signal.
+
+faulthandler writes them within milliseconds, even if the process hangs.
+"""
+MAX_FILES_PER_KIND = 16
+"""Maximum number of files of one kind per incident. There is one file for each process."""
+MAX_LISTED_NAMES = 1024
+"""Maximum number of file names that are read from the engine's folder."""
 MAX_TOTAL_BYTES = 64 << 20
 """Maximum size of all diagnostics in bytes."""
 MAX_FILE_BYTES = 8 << 20
+"""Maximum size of one file in bytes."""
 CHUNK_BYTES = 1 << 16
-STALL_KINDS = (Diagnostic.STACKS,)
+STALL_DIAGNOSTICS = (Diagnostic.STACKS,)
 """Diagnostics that are saved for a stalled engine."""
-GROWTH_KINDS = (Diagnostic.STACKS, Diagnostic.GC, Diagnostic.TRACEMALLOC, Diagnostic.TORCH)
+GROWTH_DIAGNOSTICS = (Diagnostic.STACKS, Diagnostic.GC, Diagnostic.TRACEMALLOC, Diagnostic.TORCH)
 """Diagnostics that are saved for a growing engine."""
 
 
 class DiagnosticsWriter:
     """Save diagnostics in ``<state-dir>/diagnostics/<incident>/``.
 
-    The diagnostics of the oldest incidents are deleted if the limit is exceeded.
+    If all diagnostics exceed :data:`MAX_TOTAL_BYTES`, those of the oldest incidents are deleted.
+    ``run_dir`` is the directory that the engine shares with the supervisor. ``get_main_process``
+    returns the engine's last known main process.
     """
 
     def __init__(
@@ -49,25 +55,31 @@ class DiagnosticsWriter:
         engine: EngineAdapter,
         state_dir: Path,
         run_dir: Path,
-        frontend: Callable[[], ProcessId | None],
+        get_main_process: Callable[[], ProcessId | None],
     ) -> None:
         self._engine, self._root, self._run_dir = engine, state_dir / DIAGNOSTICS_FOLDER, run_dir
-        self._frontend = frontend
+        self._get_main_process = get_main_process
 
     def save(self, command: Command) -> tuple[str, ...]:
-        """Save all available diagnostics. Return their paths relative to the state directory.
+        """Save all available diagnostics for the incident of ``command``.
 
         Diagnostics that the engine does not provide, or that do not fit on the volume, are left
-        out. If an earlier supervisor already started to save them for this incident, return only
-        the existing files: diagnostics cost the engine time and must not be collected twice. Raises
-        OSError if the folder cannot be created.
+        out. If the folder of the incident exists, nothing is saved: an earlier supervisor has
+        already collected the diagnostics, and collecting them slows the engine.
+
+        Returns:
+            The paths of the files, relative to the state directory.
+
+        Raises:
+            OSError: If the folder cannot be created.
+
         """
         folder = self._root / command.incident
         try:
             folder.mkdir(parents=True)
         except FileExistsError:
             return tuple(str(path.relative_to(self._root.parent)) for path in _list_files(folder))
-        self._make_room(folder)
+        self._delete_oldest(folder)
         try:
             status = self._engine.status()
         except EngineError as error:
@@ -76,7 +88,7 @@ class DiagnosticsWriter:
             saved = self._copy_stacks(folder) + self._save_stacks(folder, command)
         else:
             saved = self._save_texts(
-                folder, STALL_KINDS if command.stalled else GROWTH_KINDS, command
+                folder, STALL_DIAGNOSTICS if command.stalled else GROWTH_DIAGNOSTICS, command
             )
             if not command.stalled:
                 saved += _copy_smaps(folder, command.sort_suspected_first(status.processes))
@@ -95,23 +107,23 @@ class DiagnosticsWriter:
         return saved
 
     def _save_stacks(self, folder: Path, command: Command) -> list[Path]:
-        """Save the stacks that the adapter can read even if the engine does not answer."""
+        """Save the stacks that the adapter can read without an answer from the engine."""
         text = self._engine.stacks(command)
         if text is None:
             return []
         try:
             return [_write_file(folder / f"{Diagnostic.STACKS.value}.txt", text)]
         except OSError as error:
-            log.warning("cannot save stacks: %s", error)
+            log.warning("cannot save the stacks of the engine's processes: %s", error)
             return []
 
     def _signal_frontend(self) -> None:
         """Send SIGUSR1 to a hanging frontend, so that it writes its stacks.
 
-        A frontend that handles the signal created a file for its stacks when it started. Without
-        the file, the signal would end the process.
+        A frontend that handles the signal has created a file for its stacks at its start. If there
+        is no such file, no signal is sent, because it would end the process.
         """
-        frontend = self._frontend()
+        frontend = self._get_main_process()
         if frontend is None:
             return
         if not (self._run_dir / "stacks" / f"frontend-{frontend.pid}.txt").exists():
@@ -119,18 +131,23 @@ class DiagnosticsWriter:
         try:
             send_signal(frontend, signal.SIGUSR1)
         except OSError as error:
-            log.info("cannot signal the frontend to write its stacks: %s", error.strerror)
+            log.info(
+                "cannot send SIGUSR1 to the frontend, process %d: %s", frontend.pid, error.strerror
+            )
         time.sleep(STACKS_WAIT_S)
 
     def _copy_stacks(self, folder: Path) -> list[Path]:
-        """Copy the stacks that the engine's processes wrote to the shared directory."""
+        """Copy the stacks that the engine's processes wrote to the shared directory.
+
+        Return the paths of the copies.
+        """
         found: list[Path] = []
         stacks = self._run_dir / "stacks"
         try:  # the engine can put any number of files here
-            names = list_names(stacks, MAX_LISTED)
+            names = list_names(stacks, MAX_LISTED_NAMES)
         except OSError:
             return found
-        for source in [stacks / name for name in sorted(names)[:MAX_FILES]]:
+        for source in [stacks / name for name in sorted(names)[:MAX_FILES_PER_KIND]]:
             target = folder / f"stacks-{source.name}"
             try:
                 if _copy_file(source, target):
@@ -139,7 +156,8 @@ class DiagnosticsWriter:
                 log.info("cannot copy stacks from %s: %s", source, error.strerror)
         return found
 
-    def _make_room(self, keep: Path) -> None:
+    def _delete_oldest(self, keep: Path) -> None:
+        """Delete the folders of the oldest incidents, except ``keep``, down to the maximum size."""
         folders = sorted(
             (path for path in self._root.iterdir() if path.is_dir()),
             key=lambda path: path.stat().st_mtime,
@@ -154,13 +172,13 @@ class DiagnosticsWriter:
 
 
 def _copy_smaps(folder: Path, processes: Sequence[ProcessMemory]) -> list[Path]:
-    """Copy ``smaps_rollup`` of each process.
+    """Copy ``smaps_rollup`` of each process to ``folder``, and return the paths of the copies.
 
-    The file is exact, but reading it costs milliseconds of kernel time, so it is copied only once
-    per incident.
+    The file contains exact sizes. It is read only once per incident, because the kernel needs
+    milliseconds for each read.
     """
     saved = []
-    for member in processes[:MAX_FILES]:
+    for member in processes[:MAX_FILES_PER_KIND]:
         target = folder / f"smaps_rollup-{member.label}-{member.pid}.txt"
         try:
             if _copy_file(Path(f"/proc/{member.pid}/smaps_rollup"), target):
@@ -171,10 +189,10 @@ def _copy_smaps(folder: Path, processes: Sequence[ProcessMemory]) -> list[Path]:
 
 
 def _copy_file(source: Path, target: Path) -> bool:
-    """Copy a file of the engine. Return False if it is empty or not a regular file.
+    """Copy at most :data:`MAX_FILE_BYTES` of the engine's file ``source`` to ``target``.
 
-    At most :data:`MAX_FILE_BYTES` are copied. The engine may have replaced the file with a link or
-    a pipe. Raises OSError; a partial copy is deleted.
+    Return False if the source is empty or not a regular file: the engine may have replaced it with
+    a link or a pipe. Raises OSError, and then leaves no partial copy.
     """
     if (taken := open_regular(source)) is None:
         return False
@@ -195,7 +213,7 @@ def _write_file(path: Path, data: bytes) -> Path:
 
 @contextlib.contextmanager
 def _create_file(path: Path) -> Iterator[IO[bytes]]:
-    """Yield a new file, and delete it if it cannot be written completely."""
+    """Yield a new file for writing. If an OSError occurs, delete the file."""
     try:
         with path.open("wb") as out:
             yield out

@@ -1,11 +1,11 @@
-"""Keep the supervisor's state on disk in SQLite, written before any action starts.
+"""Store the supervisor's state on disk in SQLite, before any action starts.
 
-One transaction contains the whole state of the governor, with the next command, and all incidents
-that changed. With ``synchronous=FULL`` in WAL mode, a committed transaction survives a crash of the
-node.
+Each transaction contains the whole state of the governor, including the next command, and all
+changed incidents. With ``synchronous=FULL`` in WAL mode, a committed transaction survives a crash
+of the node.
 
-Damaged data never prevents the use of intact data. A damaged row, or a whole damaged file, is moved
-to ``set-aside``, and the next write replaces it. A volume that is not writable is an error.
+Intact data stays usable if other data is damaged. A damaged row or file is moved to ``set-aside``,
+and the next write replaces it. If the volume is not writable, a write fails with an error.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ log = logging.getLogger(__name__)
 MAX_INCIDENTS = 200
 """Maximum number of incidents in the journal."""
 MAX_UNPUBLISHED = 1000
-"""Maximum number of incidents while they cannot be published.
+"""Maximum number of incidents if they cannot be published.
 
-Beyond this number, the oldest ended ones are deleted.
+Beyond this number, the oldest incidents that have ended are deleted.
 """
 MAX_READ_UNPUBLISHED = 64
-"""Maximum number of incidents that are read at once for publishing, the newest first."""
+"""Maximum number of incidents that are read at a time for publishing: the newest ones."""
 BUSY_TIMEOUT_S = 5.0
 """Seconds to wait while another process locks the file."""
 PAGE_CACHE_KIB = 64
 """Size of SQLite's page cache in KiB. SQLite's default is 2 MiB."""
-ROW, FILE = "row", "file"
-"""Parts of a journal that can be damaged."""
+DAMAGED_ROW, DAMAGED_FILE = "row", "file"
+"""Parts of a journal that can be damaged, as a metric names them."""
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS state (key TEXT PRIMARY KEY, body BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS incidents (
@@ -58,9 +58,12 @@ _DELETE_OLD_INCIDENTS = (
     "DELETE FROM incidents WHERE ended AND (published = revision OR NOT ?)"
     " AND name NOT IN (SELECT name FROM incidents ORDER BY opened_at DESC LIMIT ?)"
 )
-"""Delete ended incidents beyond a limit, except unpublished ones."""
+"""Delete incidents that have ended and are not among the newest ones.
+
+Parameters: whether to keep unpublished incidents, and the number of newest incidents.
+"""
 SQLITE_ERRORS = (sqlite3.Error, UnicodeDecodeError)
-"""Errors of SQLite. An error's text can quote the damaged file, so decoding it may fail, too."""
+"""Errors of SQLite. An error's text can quote the damaged file, so decoding the text can fail."""
 _SCHEMA_CHECKS = (
     "SELECT key, body, checksum FROM state LIMIT 0",
     "SELECT name, opened_at, ended, revision, published, body, checksum FROM incidents LIMIT 0",
@@ -73,11 +76,14 @@ _VOLUME_ERRORS = frozenset(
         sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_INTERRUPT,
     )
 )  # fmt: skip
-"""Result codes of a failing volume or a locked file. All others mean a damaged file."""
+"""Result codes for a failing volume or a locked file. All other codes mean a damaged file."""
 
 
 class JournalError(Exception):
-    """The journal cannot be read or written. The message names the file and says what to do."""
+    """Error for a journal that cannot be read or written.
+
+    The message names the file and what to do.
+    """
 
 
 def _ignore_damage(part: str) -> None:
@@ -85,24 +91,24 @@ def _ignore_damage(part: str) -> None:
 
 
 class Journal:
-    """Journal of one supervisor, for one thread. A write is on disk when the call returns."""
+    """Journal of one supervisor, for use by one thread."""
 
     def __init__(
         self, path: Path, publishes: bool = False, on_damage: Callable[[str], None] = _ignore_damage
     ) -> None:
-        """Open the journal, or create it. Raises :class:`JournalError`.
+        """Open the journal at ``path``, or create it. Raises :class:`JournalError`.
 
-        With ``publishes``, an incident is deleted only after it was published. ``on_damage`` is
-        called with ``row`` or ``file`` for each part that is lost.
+        ``publishes`` states whether incidents are published. An incident is then deleted only after
+        it was published. ``on_damage`` is called with ``row`` or ``file`` for each damaged part.
         """
         self.path, self._publishes, self._on_damage = path, publishes, on_damage
         self._damaged_parts = DamagedParts(path.with_name(SET_ASIDE_FOLDER))
         self._restarts = RestartCopy(path.with_name(RESTARTS_FILE))
         self._unreadable: set[bytes] = set()
         self.clock: ClockReading | None = None
-        """Clock reading that was written with the loaded state."""
+        """Clock reading in the journal, after :meth:`load`; None if there is none."""
         self.learned = LearnedBudgets()
-        """Learned budgets that were written with the loaded state."""
+        """Learned budgets in the journal, after :meth:`load`."""
         self._damage: Exception | None = None
         if self._restarts.exists and _read_file_bytes(path) == 0:
             self._report_lost_file("the file was empty or missing")
@@ -115,16 +121,19 @@ class Journal:
         self._inode = _read_inode(path)
 
     def close(self) -> None:
-        """Close the file. All data has already been written to it."""
+        """Close the file. Completed writes are already on disk."""
         self._db.close()
 
     @property
     def set_aside_names(self) -> list[str]:
-        """Names of the damaged parts in ``set-aside``, oldest first."""
-        return self._damaged_parts.names()
+        """Names of the files with damaged parts in ``set-aside``, oldest first."""
+        return self._damaged_parts.list_names()
 
     def load(self) -> tuple[GovernorState, LastKnownEngine]:
-        """Return the state and the engine of the last write; empty if there was none."""
+        """Return the governor's state and the engine's state from the last write.
+
+        They are empty if nothing was written. Raises :class:`JournalError`.
+        """
         try:
             found = self._db.execute("SELECT key, body, checksum FROM state").fetchall()
         except SQLITE_ERRORS as error:
@@ -145,7 +154,7 @@ class Journal:
         lacking = self._restarts.add_missing_restarts(state)
         if lacking:
             log.warning(
-                "the journal lacks %d restarts: using the restarts in %s", lacking, RESTARTS_FILE
+                "added %d restarts from %s, which the journal lacked", lacking, RESTARTS_FILE
             )
         return state, engine
 
@@ -159,9 +168,16 @@ class Journal:
     ) -> None:
         """Write the state and the changed incidents in one transaction.
 
-        ``clock`` is a reading of the clock that the times in ``state`` and ``incidents`` refer to.
-        ``engine`` and ``learned`` are the last known engine and the learned budgets; None leaves
-        the stored ones. Raises :class:`JournalError`.
+        When the call returns, the data is on disk. Raises :class:`JournalError`.
+
+        Args:
+            state: The governor's state.
+            incidents: The incidents that have changed.
+            engine: The last known state of the engine; None to leave the stored state.
+            clock: A reading of the clock on which the times in ``state`` and ``incidents`` are
+                based; None to leave the stored reading.
+            learned: The learned budgets; None to leave the stored budgets.
+
         """
         changed = {incident.name: incident for incident in incidents}
         try:
@@ -191,23 +207,23 @@ class Journal:
             raise self._make_error(error) from error
 
     def read_unpublished(self) -> list[tuple[int, Incident]]:
-        """Return the newest incidents whose last revision has not been published.
+        """Return incidents whose last revision has not been published, each with the revision.
 
-        Returns at most :data:`MAX_READ_UNPUBLISHED`, open ones first. The others follow once these
-        are published.
+        At most :data:`MAX_READ_UNPUBLISHED` incidents are returned. Open incidents have precedence,
+        then newer ones. The result is in reverse order of precedence.
         """
         found = self._select_incidents(
             "published < revision ORDER BY ended, opened_at DESC LIMIT ?", (MAX_READ_UNPUBLISHED,)
         )
         return found[::-1]
 
-    def recent(self, limit: int) -> list[Incident]:
-        """Return the newest incidents, newest first."""
+    def read_recent(self, limit: int) -> list[Incident]:
+        """Return at most ``limit`` of the newest incidents, newest first."""
         found = self._select_incidents("1 ORDER BY opened_at DESC LIMIT ?", (limit,))
         return [incident for _, incident in found]
 
     def mark_published(self, name: str, revision: int) -> None:
-        """Record that this revision of the incident was published."""
+        """Store that the revision of the incident was published. Raises :class:`JournalError`."""
         try:
             with self._db:
                 self._db.execute(
@@ -285,14 +301,14 @@ class Journal:
     def _move_row_aside(
         self, table: str, column: str, key: object, body: object, damage: DamagedRowError
     ) -> None:
-        """Move a damaged row to a file.
+        """Move a damaged row from ``table`` to a file.
 
-        If the volume is full, skip the row and leave it in the journal.
+        If the file cannot be written, the row stays in the journal, and is skipped.
         """
         name = key if isinstance(key, bytes) else repr(key).encode()
         if name in self._unreadable:
             return
-        self._on_damage(ROW)
+        self._on_damage(DAMAGED_ROW)
         what = f"{table}-{name.decode(errors='replace')}"
         data = body if isinstance(body, bytes) else repr(body).encode()
         try:
@@ -306,25 +322,33 @@ class Journal:
         except (OSError, *SQLITE_ERRORS) as error:
             self._unreadable.add(name)
             log.error(
-                "skipped a row of journal %s: row %s cannot be read (%s)", self.path, what, damage
+                "skipped row %s of the journal %s, because it is damaged: %s",
+                what,
+                self.path,
+                damage,
             )
-            log.info("cannot move the row to set-aside: %s", error)
+            log.info("cannot move row %s to set-aside: %s", what, error)
         else:
             log.error(
-                "moved a row out of journal %s: row %s cannot be read (%s); its content is in %s",
-                self.path,
+                "moved row %s of the journal %s to %s, because it is damaged: %s",
                 what,
-                damage,
+                self.path,
                 kept,
+                damage,
             )
 
     def _replace_file(self, cause: Exception) -> sqlite3.Connection:
-        """Replace a damaged file with a new one. Raises :class:`JournalError`."""
+        """Move the damaged file to ``set-aside``, and return a connection to a new file.
+
+        Raises :class:`JournalError`.
+        """
         try:
             if _read_file_bytes(self.path):
                 kept = self._damaged_parts.move_file(self.path, ("-wal",))
-                log.error("journal %s is damaged (%s): moved it to %s", self.path, cause, kept)
-                self._on_damage(FILE)
+                log.error(
+                    "moved the journal %s to %s, because it is damaged: %s", self.path, kept, cause
+                )
+                self._on_damage(DAMAGED_FILE)
             for suffix in ("", "-wal", "-shm"):
                 self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
             return _connect(self.path)
@@ -333,18 +357,15 @@ class Journal:
 
     def _report_lost_file(self, reason: str) -> None:
         """Log the loss of the journal's file, and leave a note in ``set-aside``."""
-        log.error(
-            "journal %s was lost: %s; earlier incidents are no longer listed", self.path, reason
-        )
-        self._on_damage(FILE)
+        log.error("the journal %s was lost, with all earlier incidents: %s", self.path, reason)
+        self._on_damage(DAMAGED_FILE)
         with contextlib.suppress(OSError):
             self._damaged_parts.store("journal-lost.txt", f"{self.path}: {reason}\n".encode())
 
     def _reconnect(self) -> None:
-        """Open the file again.
+        """Open the file again, because the volume may have become writable.
 
-        A file that was opened on a read-only volume stays read-only, even after the volume has
-        become writable.
+        A connection that was opened on a read-only volume stays read-only.
         """
         with contextlib.suppress(*SQLITE_ERRORS):
             again = _connect(self.path)
@@ -352,21 +373,23 @@ class Journal:
             self._db, self._inode = again, _read_inode(self.path)
 
     def _make_read_error(self, error: Exception) -> JournalError:
-        """Return the error for a failed read. A damaged file is replaced by the next write."""
+        """Return the error for a failed read. The next write replaces a damaged file."""
         if not _is_damage(error):
             return self._make_error(error)
         self._damage = error
-        return JournalError(f"journal {self.path} is damaged ({error}); the next write replaces it")
+        return JournalError(
+            f"the journal {self.path} is damaged, and the next write replaces it: {error}"
+        )
 
     def _make_error(self, error: Exception) -> JournalError:
         return JournalError(
-            f"cannot use journal {self.path}: {error}; free space on its volume or make it "
-            "writable: until then, the supervisor takes no action"
+            f"cannot read or write the journal {self.path}: {error}; free space on its volume or "
+            "make it writable: until then, the supervisor takes no action"
         )
 
 
 def get_error_code(error: Exception) -> int | None:
-    """Return SQLite's primary result code; None for an error of Python's own module."""
+    """Return SQLite's primary result code; None if Python's module raised the error itself."""
     code = getattr(error, "sqlite_errorcode", None)
     return None if code is None else code & 0xFF
 

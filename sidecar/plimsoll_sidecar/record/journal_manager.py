@@ -1,7 +1,8 @@
 """Write the journal and publish its incidents.
 
-If the journal cannot be opened or written, the manager tries again every few seconds. Until it
-succeeds, nothing is sent to the engine, for the reason in :attr:`JournalManager.hold`.
+If the journal cannot be opened or written, the manager tries again every few seconds. Until this
+succeeds, the supervisor sends no command to the engine. :attr:`JournalManager.hold` contains the
+reason.
 """
 
 from __future__ import annotations
@@ -23,21 +24,29 @@ from plimsoll_sidecar.record.storage import LastKnownEngine
 
 log = logging.getLogger(__name__)
 
-RETRY_S = 5.0
-LEARNED_WRITE_PERIOD_S = 300.0
-"""Seconds between two writes of what has been learned about budgets.
+WRITE_RETRY_INTERVAL_S = 5.0
+LEARNED_WRITE_INTERVAL_S = 300.0
+"""Seconds between two writes of the learned budgets.
 
-A crash loses at most what was learned in this time.
+A crash loses what was learned since the last write.
 """
-SHOWN_INCIDENTS = 20
-"""Maximum number of past incidents on the page."""
+MAX_SHOWN_INCIDENTS = 20
+"""Maximum number of incidents on the page."""
 
 
 class JournalManager:
-    """Journal in ``state_dir``, with the incidents that have not been written yet.
+    """Journal in ``state_dir``, and the state that has not been written to it yet.
 
-    ``is_published_elsewhere`` returns whether another pod publishes an incident: the leader of a
-    group publishes those of all its pods.
+    ``is_published_elsewhere`` returns whether another pod publishes an incident. The leader of a
+    multi-node group publishes the incidents of all pods of the group.
+
+    Attributes:
+        unwritten: The changed incidents that have not been written, by name.
+        hold: The reason why the journal cannot be written; None if it can.
+        engine: The last known state of the engine, which the next write includes.
+        learned: The learned budgets, which a write includes if :attr:`is_learned_due`.
+        recent: The newest incidents in the journal, newest first.
+
     """
 
     def __init__(
@@ -54,36 +63,37 @@ class JournalManager:
         self.unwritten: dict[str, Incident] = {}
         self.hold: str | None = None
         self.engine = LastKnownEngine()
-        """State of the engine, to be written together with the governor's next state."""
         self.learned = LearnedBudgets()
-        """Learned budgets, to be written when :attr:`is_learned_due`."""
-        self._learned_at = time.monotonic()
+        self._learned_written_at = time.monotonic()
         self.recent: list[Incident] = []
 
     @property
     def is_open(self) -> bool:
-        """Whether the journal has been read."""
+        """Whether the journal has been opened and read."""
         return self._journal is not None
 
     @property
     def clock(self) -> ClockReading | None:
-        """The last clock reading in the journal; None if there is none."""
+        """Clock reading in the journal when it was opened; None if there was none."""
         return self._journal.clock if self._journal is not None else None
 
     @property
     def set_aside(self) -> list[str]:
-        """Names of the damaged parts of the journal."""
+        """Names of the files with damaged parts of the journal, oldest first."""
         return self._journal.set_aside_names if self._journal is not None else []
 
     @property
     def is_due(self) -> bool:
-        """Whether a write is due: the last one succeeded, or :data:`RETRY_S` have passed."""
+        """Whether the journal may be written now.
+
+        After a failed write, the next one is due after :data:`WRITE_RETRY_INTERVAL_S`.
+        """
         return self.hold is None or time.monotonic() >= self._retry_at
 
     @property
     def is_learned_due(self) -> bool:
-        """Whether the learned budgets must be written again."""
-        return time.monotonic() - self._learned_at >= LEARNED_WRITE_PERIOD_S
+        """Whether the next write must include the learned budgets."""
+        return time.monotonic() - self._learned_written_at >= LEARNED_WRITE_INTERVAL_S
 
     @property
     def backlog(self) -> int:
@@ -91,15 +101,18 @@ class JournalManager:
         return self._publisher.backlog if self._publisher is not None else 0
 
     def open(self) -> GovernorState:
-        """Open and read the journal. On failure, return an empty state and set ``hold``."""
-        self._retry_at = time.monotonic() + RETRY_S
+        """Open and read the journal, and return the governor's state.
+
+        On failure, set ``hold`` and return an empty state.
+        """
+        self._retry_at = time.monotonic() + WRITE_RETRY_INTERVAL_S
         try:
             journal = Journal(
                 self._path, self._publisher is not None, self._metrics.count_damaged_part
             )
             state, self.engine = journal.load()
             self.learned = journal.learned
-            self.recent = journal.recent(SHOWN_INCIDENTS)
+            self.recent = journal.read_recent(MAX_SHOWN_INCIDENTS)
         except JournalError as error:
             self._set_hold(str(error))
             return GovernorState()
@@ -108,28 +121,31 @@ class JournalManager:
         return state
 
     def add_unwritten(self, state: GovernorState, incidents: Iterable[Incident]) -> None:
-        """Add the incidents that opened before the journal was read to its ``state``."""
+        """Add ``incidents``, which opened before the journal was read, to its ``state``.
+
+        An incident is dropped if ``state`` contains one of the same kind.
+        """
         kinds = {incident.kind for incident in state.incidents}
         newer = [incident for incident in incidents if incident.kind not in kinds]
         state.incidents.extend(newer)
         ended = [incident for incident in self.unwritten.values() if incident.ended]
         self.unwritten = {incident.name: incident for incident in (*ended, *newer)}
 
-    def write(self, state: GovernorState, clock: ClockReading, last: bool = False) -> bool:
-        """Write the state and the changed incidents, and return whether that succeeded.
+    def write(self, state: GovernorState, clock: ClockReading, is_last: bool = False) -> bool:
+        """Write the state and the changed incidents, and return whether the write succeeded.
 
-        The ``last`` write of the process includes the learned budgets.
+        With ``is_last``, the write includes the learned budgets in any case.
         """
         if self._journal is None:
             return False
         try:
-            learned = self.learned if last or self.is_learned_due else None
+            learned = self.learned if is_last or self.is_learned_due else None
             unwritten = list(self.unwritten.values())
             self._journal.write(state, unwritten, self.engine, clock, learned)
             if learned is not None:
-                self._learned_at = time.monotonic()
+                self._learned_written_at = time.monotonic()
         except JournalError as error:
-            self._retry_at = time.monotonic() + RETRY_S
+            self._retry_at = time.monotonic() + WRITE_RETRY_INTERVAL_S
             self._set_hold(str(error))
             return False
         self.unwritten.clear()
@@ -138,11 +154,11 @@ class JournalManager:
         return True
 
     def publish(self) -> None:
-        """Pass all unpublished incidents to the publisher."""
+        """Pass unpublished incidents to the publisher, and update :attr:`recent`."""
         if self._journal is None:
             return
         try:
-            self.recent = self._journal.recent(SHOWN_INCIDENTS)
+            self.recent = self._journal.read_recent(MAX_SHOWN_INCIDENTS)
             if self._publisher is not None:
                 for revision, incident in self._journal.read_unpublished():
                     if self._is_published_elsewhere(incident):
@@ -153,7 +169,7 @@ class JournalManager:
             self._set_hold(str(error))
 
     def mark_acknowledged(self) -> None:
-        """Record in the journal which incidents have been published."""
+        """Mark the incidents in the journal that have been published."""
         if self._publisher is None or self._journal is None:
             return
         arrived = self._publisher.take_acknowledged()
@@ -161,14 +177,13 @@ class JournalManager:
             try:
                 self._journal.mark_published(name, revision)
             except JournalError as error:
-                log.warning(
-                    "%s", error
-                )  # after a restart, it is published again, which is harmless
+                # The incident is published again after a restart, which has no effect.
+                log.warning("cannot mark incident %s as published: %s", name, error)
         if arrived:
-            self.publish()  # incidents that exceeded the limit so far
+            self.publish()  # more incidents, if there were too many to read at once
 
     def close(self) -> None:
-        """Close the journal at the end of the process."""
+        """Close the journal if it is open."""
         if self._journal is not None:
             self._journal.close()
 

@@ -1,7 +1,7 @@
 """Export the supervisor's Prometheus metrics.
 
-An unknown value has no series; it is never zero. Namespace, pod and service are labels of the
-scrape target. No label contains a request, a PID or an incident.
+An unknown value is not exported, instead of exporting zero. Namespace, pod and service are labels
+of the scrape target. No label contains a request, a PID or an incident.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ MEMORY_KINDS = {
     IncidentKind.ORPHAN_DEVICE_MEMORY: "device",
     IncidentKind.CAPACITY_LOSS: "device",
 }
-"""Kind of memory to which an incident's freed bytes are added."""
+"""Kind of memory that an action for an incident of this kind frees."""
 DURATION_BUCKETS_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0)
 """Histogram buckets of the duration of an action, in seconds."""
 WAIT_BUCKETS_S = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 1800.0)
@@ -154,7 +154,7 @@ GAUGES: dict[str, tuple[str, ...]] = {
     ),
     "supervisor_publish_backlog": ("Incidents that wait to be published to the API server.",),
 }
-"""Gauges: name without prefix, then description and labels."""
+"""Gauges: the name without prefix, mapped to the description and the names of the labels."""
 COUNTERS: dict[str, tuple[str, ...]] = {
     "memory_unexplained_growth_bytes": (
         "Unexplained growth, summed over epochs, for burn rates.",
@@ -197,21 +197,20 @@ HISTOGRAMS: dict[str, tuple[Any, ...]] = {
         "Time that incidents waited for the service's restart slot.",
     ),
 }
-"""Histograms: name without prefix, then buckets, description and labels."""
-# Otherwise, each series would have a second sample that nothing reads.
+"""Histograms: the name without prefix, mapped to buckets, description and names of the labels."""
+# Without this call, each series has a second sample with its creation time, which nothing reads.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 class Metrics:
-    """Metrics registry of one supervisor.
+    """Metrics of one supervisor, in a registry.
 
-    :meth:`observe` is called once for each assessment. ``group`` returns the newest reading of the
-    engine's cgroup.
+    ``read_cgroup`` returns the newest reading of the engine's cgroup.
     """
 
-    def __init__(self, group: Callable[[], CgroupMemory] = CgroupMemory) -> None:
+    def __init__(self, read_cgroup: Callable[[], CgroupMemory] = CgroupMemory) -> None:
         self.registry = registry = CollectorRegistry()
-        registry.register(CgroupCollector(group))
+        registry.register(CgroupCollector(read_cgroup))
         self._open_files = OpenFilesCollector()
         registry.register(self._open_files)
         self._sampling = SamplingWatchdog()
@@ -246,7 +245,10 @@ class Metrics:
         self.show_unready(())
 
     def _create_zero_counters(self) -> None:
-        """Create counters at zero, because the first value of a new series is no increase."""
+        """Create the series of counters with the value zero.
+
+        Prometheus does not see an increase in the first value of a new series.
+        """
         for end in GateOutcome:
             self._counters["engine_starts"].labels(end.value)
         for kind in sorted(set(IncidentKind) - OPERATOR_ONLY_KINDS):
@@ -264,13 +266,13 @@ class Metrics:
             self._counters["supervisor_journal_damaged"].labels(part)
 
     def show_role(self, service: ServiceRef) -> None:
-        """Export the role of the pod, if it has one; call once."""
+        """Export the role of the pod if it has one. Call this once."""
         if service.role is not None:
             group = service.group.key if service.group is not None else ""
             self._gauges["pod_info"].labels(service.role.value, group).set(1)
 
     def show_budgets(self, memory: MemoryPolicy) -> None:
-        """Export the leak budgets; call at the start and after a change of the configuration."""
+        """Export the leak budgets. Call this at the start and after each change of the budgets."""
         for kind, budget in (("host", memory.host), ("device", memory.device)):
             growth, window_s = (budget.growth_bytes, budget.window_s) if budget else (None, None)
             self._dead_bands[kind] = compute_dead_band_bytes(growth)
@@ -281,7 +283,7 @@ class Metrics:
     def show_learned(
         self, learned: Mapping[str, LearnedMemory], needs: Mapping[str, MemoryNeeds]
     ) -> None:
-        """Export what the replica has learned about its growth and its needs, by memory."""
+        """Export the learned growth and the memory needs of ``host`` and ``device``."""
         gains = {}
         for kind in ("host", "device"):
             one = learned.get(kind)
@@ -302,7 +304,11 @@ class Metrics:
         )
 
     def observe(self, assessment: Assessment, known: Mapping[str, bool], duration_s: float) -> None:
-        """Export an assessment and the signals of its sample, and count its growth."""
+        """Export an assessment and count its growth. Call this once for each assessment.
+
+        ``known`` states for each signal whether it was known in the sample. ``duration_s`` is the
+        time in seconds that the sample took.
+        """
         self._sampling.record_sample()
         self._counters["supervisor_samples"].inc()
         self._gauges["supervisor_sample_seconds"].set(duration_s)
@@ -329,7 +335,7 @@ class Metrics:
         self._observe_own_cost()
 
     def count_events(self, events: list[Event]) -> None:
-        """Count incidents, their waits for a slot, and remediations that have ended."""
+        """Count incidents, their waits for a restart slot, and actions that have ended."""
         for event in events:
             incident = event.incident
             if event.type is EventType.OPENED:
@@ -354,24 +360,27 @@ class Metrics:
         self._gauges["supervisor_publish_backlog"].set(backlog)
 
     def show_missing_signals(self, signals: Mapping[str, Signal]) -> None:
-        """Export why each missing signal of the newest sample is missing."""
+        """Export the reason for each signal that is missing in the newest sample."""
         found = {(name, one.reason): 1.0 for name, one in signals.items() if not one.ok}
         self._missing = _replace_series(
             self._gauges["supervisor_signal_missing"], found, self._missing
         )
 
     def show_open_files(self, files: OpenFiles | None) -> None:
-        """Export the newest count of the engine's open files; None if it is unknown."""
+        """Export the number of the engine's open files; ``files`` is None if it is unknown."""
         self._open_files.newest = files
 
-    def count_starts(self, ended: Iterable[tuple[str, float]]) -> None:
-        """Count the engine starts that the gate permitted, with the seconds that each was held."""
-        for outcome, held_s in ended:
+    def count_starts(self, permitted_starts: Iterable[tuple[str, float]]) -> None:
+        """Count the engine starts that the start gate has permitted.
+
+        Each item contains the outcome, and the seconds for which the start was held.
+        """
+        for outcome, held_s in permitted_starts:
             self._counters["engine_starts"].labels(outcome).inc()
             self._counters["engine_start_held_seconds"].inc(held_s)
 
     def count_swept_bytes(self, size: int) -> None:
-        """Count ``size`` bytes of deleted shared memory."""
+        """Count ``size`` bytes of removed files in ``/dev/shm``."""
         self._counters["shared_memory_swept_bytes"].inc(size)
 
     def show_journal(self, writable: bool) -> None:
@@ -387,7 +396,7 @@ class Metrics:
         self._gauges["supervisor_config_valid"].set(int(valid))
 
     def show_unready(self, reasons: Collection[str]) -> None:
-        """Export the reasons why the pod is kept unready."""
+        """Export the active reasons why the pod is not ready."""
         for reason in UNREADY_REASONS:
             self._gauges["supervisor_out_of_service"].labels(reason).set(int(reason in reasons))
 
@@ -453,7 +462,7 @@ class Metrics:
         self._cpu_seen = spent
 
     def _set_or_remove(self, name: str, label: str, value: float | None) -> None:
-        """Set a series, or remove it if its value is unknown."""
+        """Set the series of ``label``, or remove it if ``value`` is None."""
         if value is not None:
             self._gauges[name].labels(label).set(value)
             return
@@ -500,7 +509,7 @@ class Metrics:
 def _choose_larger_growth(
     device: BudgetState | None, reserved: BudgetState | None
 ) -> BudgetState | None:
-    """Return the budget with the larger growth: of memory in use, or of reserved memory."""
+    """Return the budget with the larger unexplained growth; None if both are None."""
     known = [one for one in (device, reserved) if one is not None]
     return max(known, key=lambda one: one.unexplained or 0, default=None)
 
@@ -508,9 +517,10 @@ def _choose_larger_growth(
 def _replace_series(
     gauge: Gauge, values: Mapping[tuple[str, str], float], shown: frozenset[tuple[str, str]]
 ) -> frozenset[tuple[str, str]]:
-    """Set these series, and remove those in ``shown`` that are not among them.
+    """Set the series in ``values``, and remove the series in ``shown`` that have no new value.
 
-    A concurrent scrape never misses a series that remains.
+    ``shown`` contains the labels of the previous series, and the result those of the new series. A
+    concurrent scrape does not miss a series that is in both.
     """
     for labels, value in values.items():
         gauge.labels(*labels).set(value)

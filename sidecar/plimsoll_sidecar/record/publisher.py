@@ -1,12 +1,12 @@
 """Publish the journal's incidents in Kubernetes, as LeakIncident objects and Events.
 
-The publisher runs in a thread, so an API server that is down for hours blocks nothing. It holds
-only the newest state of each incident. The journal stores the incidents that have not been
+The publisher runs in a thread, so that an API server that is down for hours blocks nothing else. It
+holds only the newest state of each incident. The journal marks the incidents that have not been
 published, so a restart of the supervisor loses nothing.
 
-The cluster limits what a pod may write (``plimsoll_api.leakincident``): the objects of a pod have a
-few names, which are reused, and each status has a maximum number of writes. Changes within a phase
-are therefore published at growing intervals.
+An admission policy limits what a pod may write (``plimsoll_api.leakincident``). The objects of a
+pod use a fixed set of names, and each status may be written only a limited number of times. Changes
+within a phase are therefore published at increasing intervals.
 """
 
 from __future__ import annotations
@@ -36,17 +36,24 @@ from plimsoll_sidecar.govern.incident import Incident
 log = logging.getLogger(__name__)
 
 WARNING_PHASES = frozenset({IncidentPhase.CONFIRMED, IncidentPhase.UNRESOLVED})
-"""Phases whose Event is a warning."""
-MAX_PROMPT_WRITES = 60
-"""Number of writes of one incident up to which a phase change is published immediately."""
+"""Phases whose Event has the type Warning."""
+MAX_IMMEDIATE_WRITES = 60
+"""Number of writes of one incident after which even a phase change is published with a delay."""
 MAX_POD_NAME_CHARS = 230
-"""Maximum number of characters of the pod's name in an Event's name, which may have 253."""
+"""Maximum number of characters of the pod's name in the name of an Event.
+
+A name may have 253 characters.
+"""
 NEVER_S = float("inf")
-"""Delay in seconds of an incident of which only the end will be published."""
+"""Value for a publishing delay: the next state to be published is the end of the incident."""
 
 
 class PublishedObject(NamedTuple):
-    """Published object of an incident. ``at`` is the monotonic time of its last write, or 0."""
+    """LeakIncident object of an incident.
+
+    ``revision`` is the number of writes of its status, and ``phase`` the last written phase. ``at``
+    is the monotonic time of the last write; 0 if this process has not written the object.
+    """
 
     name: str
     uid: str
@@ -59,15 +66,17 @@ class PublishedObject(NamedTuple):
 def compute_publish_delay_s(
     incident: Incident, written: PublishedObject | None, now: float
 ) -> float:
-    """Return the seconds until ``incident`` may be written; :data:`NEVER_S` if only its end may be.
+    """Return the seconds until ``incident`` may be published; 0 for immediately.
 
-    Write number n waits n²/5 s after the previous one, so all but the last take half a day.
+    :data:`NEVER_S` means that only the end of the incident may still be published. Write number n
+    follows n²/5 s after the previous write, so all writes but the last together take half a day.
+    ``now`` is the monotonic time.
     """
     if written is None or incident.ended:
         return 0.0
     if written.revision >= MAX_STATUS_WRITES - 1:
         return NEVER_S
-    if incident.phase.value != written.phase and written.revision < MAX_PROMPT_WRITES:
+    if incident.phase.value != written.phase and written.revision < MAX_IMMEDIATE_WRITES:
         return 0.0
     return max(0.0, written.at + written.revision**2 / 5 - now) if written.at else 0.0
 
@@ -85,30 +94,37 @@ class Publisher:
         self._latest: dict[str, tuple[int, Incident]] = {}
         self._written: dict[str, PublishedObject] = {}
         self._lock = threading.Lock()
-        self._arrived: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
-        self._part = BackgroundThread("publisher", self._publish_next, expected=(KubeError,))
+        self._acknowledged: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
+        self._thread = BackgroundThread("publisher", self._publish_next, expected=(KubeError,))
 
     def start(self) -> None:
         """Start publishing, in a thread that ends with the process."""
-        self._part.start()
+        self._thread.start()
 
     def stop(self, timeout_s: float) -> None:
-        """Stop the thread. Unpublished incidents remain in the journal."""
-        self._part.stop()
-        if self._part.is_alive():
-            self._part.join(timeout_s)
+        """Stop the thread, and wait at most ``timeout_s`` for its end.
+
+        Incidents that have not been published stay in the journal.
+        """
+        self._thread.stop()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
 
     def offer(self, revision: int, incident: Incident) -> None:
-        """Queue a state for publishing. The caller must not change ``incident`` afterwards."""
+        """Queue the state of an incident for publishing, in place of its earlier states.
+
+        The caller must not change ``incident`` afterwards. ``revision`` is the number that the
+        journal gave this state.
+        """
         with self._lock:
             self._latest[incident.name] = (revision, incident)
-        self._part.wake()
+        self._thread.wake()
 
     def take_acknowledged(self) -> list[tuple[str, int]]:
-        """Return names and revisions that were published since the last call."""
+        """Return the names and revisions of incidents that were published since the last call."""
         found = []
-        while not self._arrived.empty():
-            found.append(self._arrived.get_nowait())
+        while not self._acknowledged.empty():
+            found.append(self._acknowledged.get_nowait())
         return found
 
     @property
@@ -118,7 +134,10 @@ class Publisher:
             return len(self._latest)
 
     def _publish_next(self) -> float | None:
-        """Publish one incident. Return the seconds until the next one, None if there is none."""
+        """Publish one incident.
+
+        Return the seconds until the next incident can be published; None if none is waiting.
+        """
         item, due_s = self._take_next()
         if item is None:
             return None if due_s == NEVER_S else due_s
@@ -129,21 +148,25 @@ class Publisher:
             with self._lock:
                 self._latest.setdefault(incident.name, (revision, incident))
             raise
-        self._arrived.put((incident.name, revision))
+        self._acknowledged.put((incident.name, revision))
         return 0.0
 
     def publish(self, incident: Incident) -> None:
-        """Write the object, its status and an Event. Each step can be repeated.
+        """Write the LeakIncident object of ``incident``, its status and an Event.
 
-        Raises KubeError.
+        Calling the method again after an error is safe. Raises KubeError.
         """
         namespace = self._service.namespace
         known = self._written.get(incident.name) or self._find_or_create(incident)
         if (
             known.revision >= MAX_STATUS_WRITES
         ):  # another client with this pod's token also wrote it
-            log.error("incident %s has used all of its %d writes; the operator will end it",
-                      known.name, MAX_STATUS_WRITES)  # fmt: skip
+            log.error(
+                "cannot update LeakIncident %s: its status has been written %d times, which is the "
+                "maximum; the operator will close it",
+                known.name,
+                MAX_STATUS_WRITES,
+            )
             return
         self._written[incident.name] = known
         revision = known.revision + 1
@@ -151,7 +174,7 @@ class Publisher:
         try:
             self._kube.apply(make_path(namespace, known.name, "status"), status)
         except KubeError:
-            # The object was deleted, or a request without an answer wrote it: read it again.
+            # The object was deleted, or was written without a response. It must be read again.
             del self._written[incident.name]
             raise
         known = known._replace(revision=revision, phase=incident.phase.value, at=time.monotonic())
@@ -161,7 +184,10 @@ class Publisher:
             del self._written[incident.name]
 
     def _find_or_create(self, incident: Incident) -> PublishedObject:
-        """Return the object of the incident. Create it under a free name if it does not exist."""
+        """Return the LeakIncident object of the incident.
+
+        If there is none, create it under a free name. Raises KubeError if no name is free.
+        """
         namespace = self._service.namespace
         for name in list_object_names(incident, self._pod):
             try:
@@ -182,10 +208,10 @@ class Publisher:
         )
 
     def _create_event(self, incident: Incident, written: PublishedObject) -> None:
-        """Create one Event per phase.
+        """Create an Event for the phase of the incident, unless it exists.
 
-        The Event's name consists of the incident and the phase, so a repetition has no effect. The
-        cluster allows a pod only such names, which limits the number of the pod's Events.
+        The Event's name consists of the pod's name, the incident's number and the phase. The
+        admission policy accepts only such names from a pod, which limits the number of its Events.
         """
         number = written.name.rpartition("-")[2]
         name = f"{self._pod[:MAX_POD_NAME_CHARS]}-{number}.{incident.phase.value.lower()}"
@@ -217,12 +243,11 @@ class Publisher:
         except KubeError as error:
             if error.is_transient:
                 raise
-            log.warning(
-                "cannot create Event %s: %s", incident.phase, error
-            )  # the object has the same information
+            # The object contains the same information.
+            log.warning("cannot create Event %s: %s", name, error)
 
     def _take_next(self) -> tuple[tuple[int, Incident] | None, float]:
-        """Return the next incident to send, or None, and the seconds to wait."""
+        """Return the next incident with its revision, or None and the seconds to wait."""
         due_s, now = NEVER_S, time.monotonic()
         with self._lock:
             for name, (revision, incident) in list(self._latest.items()):
@@ -231,9 +256,12 @@ class Publisher:
                     return self._latest.pop(name), 0.0
                 if wait == NEVER_S:
                     log.warning(
-                        "incident %s has changed %d times; only its end will still be published",
-                                name, MAX_STATUS_WRITES - 1)  # fmt: skip
+                        "changes of incident %s are no longer published after %d writes, except "
+                        "its end",
+                        name,
+                        MAX_STATUS_WRITES - 1,
+                    )
                     del self._latest[name]
-                    self._arrived.put((name, revision))
+                    self._acknowledged.put((name, revision))
                 due_s = min(due_s, wait)
         return None, due_s

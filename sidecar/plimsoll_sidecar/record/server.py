@@ -1,4 +1,7 @@
-"""Serve ``/metrics`` for Prometheus, ``/state`` for the terminal view, and a page; read-only."""
+"""Serve ``/metrics`` for Prometheus, ``/state`` for ``plimsoll watch``, and an HTML page.
+
+Clients cannot change anything through this server.
+"""
 
 from __future__ import annotations
 
@@ -20,67 +23,77 @@ from plimsoll_sidecar.record.metrics import CONTENT_TYPE
 SECURITY_HEADERS = (
     f"Content-Security-Policy: {CONTENT_SECURITY_POLICY}\r\nX-Content-Type-Options: nosniff\r\n"
 )
-CACHE_S = 0.5
-"""Seconds for which a page is cached, so that many clients cost no more than one."""
-MAX_TURN_WAIT_S = 60.0
-"""Longest wait of one turn, in seconds."""
+CACHE_TTL_S = 0.5
+"""Seconds for which a page is cached, so that many clients cause no more work than one client."""
+MAX_EVENT_WAIT_S = 60.0
+"""Longest wait for events of connections in one turn, in seconds."""
 
 
 class StateServer:
     """Serve the metrics, the state and the page in a thread.
 
-    The argument of ``page`` states whether the page reloads itself. Raises OSError, with host and
-    port in the message, if the port is in use.
+    Args:
+        host: The address to listen on.
+        port: The TCP port. With 0, the system chooses a free port.
+        render_metrics: A function that returns the metrics in the Prometheus text format.
+        get_state: A function that returns the state as JSON.
+        render_page: A function that returns the HTML page. Its argument states whether the page
+            reloads itself.
+        hosts: The Host headers that the server accepts.
+
+    Raises:
+        OSError: If the server cannot listen on the port. The message contains host and port.
+
     """
 
     def __init__(
         self,
         host: str,
         port: int,
-        metrics: Callable[[], bytes],
-        state: Callable[[], bytes],
-        page: Callable[[bool], bytes],
+        render_metrics: Callable[[], bytes],
+        get_state: Callable[[], bytes],
+        render_page: Callable[[bool], bytes],
         hosts: AllowedHosts,
     ) -> None:
         html = "text/html; charset=utf-8"
         self._hosts = hosts
         self._pages: dict[str, tuple[str, Callable[[], bytes]]] = {
-            "/": (html, cache_briefly(lambda: page(False))),
-            "/live": (html, cache_briefly(lambda: page(True))),
-            "/metrics": (CONTENT_TYPE, cache_briefly(metrics)),
-            "/state": ("application/json", state),
+            "/": (html, cache_briefly(lambda: render_page(False))),
+            "/live": (html, cache_briefly(lambda: render_page(True))),
+            "/metrics": (CONTENT_TYPE, cache_briefly(render_metrics)),
+            "/state": ("application/json", get_state),
             "/healthz": (web.TEXT_CONTENT_TYPE, lambda: b"ok\n"),
         }
         try:
             self._server = web.HttpServer(host, port, self._respond, SECURITY_HEADERS)
         except OSError as error:
             raise OSError(
-                f"cannot listen on metrics port {host}:{port}: {error.strerror}"
+                f"cannot listen on the metrics port {host}:{port}: {error.strerror}"
             ) from error
         self._wake, self._wake_write = os.pipe()
         self._server.watch(self._wake)
-        self._part = BackgroundThread("state-server", self._serve_turn)
+        self._thread = BackgroundThread("state-server", self._handle_events)
 
     @property
     def port(self) -> int:
-        """TCP port of the server, also if port 0 was requested."""
+        """TCP port on which the server listens."""
         return self._server.port
 
     def start(self) -> None:
         """Start serving, in a thread that ends with the process."""
-        self._part.start()
+        self._thread.start()
 
     def stop(self) -> None:
         """Stop the thread and close all connections."""
-        self._part.stop()
+        self._thread.stop()
         os.write(self._wake_write, b"x")
-        self._part.join()
+        self._thread.join()
         self._server.close()
         os.close(self._wake)
         os.close(self._wake_write)
 
-    def _serve_turn(self) -> float:
-        self._server.turn(MAX_TURN_WAIT_S)
+    def _handle_events(self) -> float:
+        self._server.handle_events(MAX_EVENT_WAIT_S)
         return 0.0
 
     def _respond(self, request: web.Request) -> web.Answer:
@@ -92,19 +105,22 @@ class StateServer:
             return (
                 404,
                 web.TEXT_CONTENT_TYPE,
-                f"not found: this server has {', '.join(self._pages)}\n".encode(),
+                f"not found: this server serves only {', '.join(self._pages)}\n".encode(),
             )
         content, make = found
         return 200, content, make()
 
 
 def cache_briefly(make: Callable[[], bytes]) -> Callable[[], bytes]:
-    """Return ``make`` with a cache of :data:`CACHE_S`, for use by one thread."""
+    """Return a function that calls ``make`` and caches its result for :data:`CACHE_TTL_S`.
+
+    The function is for one thread.
+    """
     made, at = b"", float("-inf")
 
     def get() -> bytes:
         nonlocal made, at
-        if time.monotonic() - at >= CACHE_S:
+        if time.monotonic() - at >= CACHE_TTL_S:
             made = make()
             at = time.monotonic()
         return made
@@ -113,15 +129,19 @@ def cache_briefly(make: Callable[[], bytes]) -> Callable[[], bytes]:
 
 
 ALLOWED_HOSTS_ENV = "PLIMSOLL_ALLOWED_HOSTS"
-"""Environment variable with further allowed host names, such as an ingress, separated by commas."""
+"""Environment variable with further allowed host names, separated by commas.
+
+An example is the host of an Ingress.
+"""
 RESOLV_CONF = Path("/etc/resolv.conf")
 LOCALHOST = "localhost"
 
 
 class AllowedHosts:
-    """Host headers that the server accepts, so that no website can read the page through a browser.
+    """Host headers that the server accepts.
 
-    IP addresses are always allowed: Prometheus and the operator use the pod's address.
+    They prevent a website from reading the page through a browser (DNS rebinding). IP addresses are
+    always allowed, because Prometheus and the operator use the pod's address.
     """
 
     def __init__(
@@ -132,7 +152,10 @@ class AllowedHosts:
         domains: Iterable[str] = (),
         configured: Iterable[str] = (),
     ) -> None:
-        """Allow the names of the pod and the service within ``domains``, those of the cluster."""
+        """Allow the DNS names of the pod and the service.
+
+        ``domains`` are the DNS domains of the cluster. ``configured`` are further allowed names.
+        """
         parents = ["", f".{namespace}", f".{namespace}.svc"]
         parents += [f".{namespace}.svc.{domain}" for domain in domains]
         own = {f"{base}{parent}" for base in (pod, service) for parent in parents if base}
@@ -143,14 +166,18 @@ class AllowedHosts:
 
     @classmethod
     def create_for_pod(cls, pod: str, service: str, namespace: str) -> AllowedHosts:
-        """Return the allowed hosts of a pod, with the domains in the resolver's search list."""
+        """Return the allowed hosts of a pod.
+
+        The cluster's domains come from the resolver's search list, and further names from
+        :data:`ALLOWED_HOSTS_ENV`.
+        """
         configured = os.environ.get(ALLOWED_HOSTS_ENV, "").split(",")
         return cls(pod, service, namespace, read_cluster_domains(), configured)
 
     def explain_refusal(self, host: str | None) -> str | None:
-        """Return why a request with this Host header is refused; None if it is allowed.
+        """Return the reason to refuse a request with the Host header ``host``; None if allowed.
 
-        A request without the header is allowed: it is HTTP/1.0, which no browser uses.
+        A request without the header is allowed, because it uses HTTP/1.0, and no browser does.
         """
         if host is None:
             return None
@@ -165,7 +192,10 @@ class AllowedHosts:
 
 
 def read_cluster_domains(file: Path = RESOLV_CONF) -> list[str]:
-    """Return each DOMAIN of ``svc.DOMAIN`` in the search list; empty outside a cluster."""
+    """Return DOMAIN for each entry ``svc.DOMAIN`` in the resolver's search list.
+
+    The list is empty outside a cluster.
+    """
     try:
         lines = file.read_bytes().decode(errors="replace").splitlines()
     except OSError:

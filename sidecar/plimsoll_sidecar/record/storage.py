@@ -1,8 +1,10 @@
-"""Encode the journal's rows with checksums, and keep the files that outlive a damaged journal.
+"""Encode the journal's rows with checksums, and manage the files beside the journal.
+
+These files contain damaged parts of the journal, and a copy of the restarts.
 
 A row is JSON with a checksum. SQLite checks the structure of its file, but not the content of a
-row: a flipped bit may change a number without any other sign. :class:`DamagedRowError` is raised
-for a row that differs from what was written.
+row: a flipped bit can change a number unnoticed. If a row differs from what was written,
+:class:`DamagedRowError` is raised.
 """
 
 from __future__ import annotations
@@ -34,24 +36,28 @@ _RENAMED_KEYS = {
     b'"remembered":': b'"checkpoint":',
     b'"verb":"release-slot"': b'"verb":"take-slot"',  # without an incident, it releases the slot
 }
-"""Keys and commands of earlier versions.
+"""Keys and commands in journals of earlier versions, and their current spelling.
 
-JSON escapes quotes, so none of these occurs in a string.
+JSON escapes quotation marks, so these texts never occur within a string.
 """
 
 
 class DamagedRowError(Exception):
-    """A row cannot be read. The message says why."""
+    """Error for a row that cannot be read. The message contains the reason."""
 
 
 class LastKnownEngine(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Last known state of the engine, which a restarted supervisor needs if it does not answer."""
+    """Last known state of the engine, for a restarted supervisor whose engine does not answer.
+
+    ``frontend_pid`` and ``frontend_started`` identify the engine's main process; None if it is
+    unknown.
+    """
 
     capabilities: frozenset[str] = frozenset()
     frontend_pid: int | None = None
     frontend_started: int | None = None
     epoch: str | None = None
-    """Epoch of ``checkpoint``."""
+    """Epoch to which ``checkpoint`` belongs."""
     checkpoint: Checkpoint = Checkpoint()
 
 
@@ -68,12 +74,12 @@ def encode_row(value: Row) -> tuple[bytes, int]:
 def decode_row(body: object, checksum: object, kind: type[_T]) -> _T:
     """Return the value of a row. Raises :class:`DamagedRowError`.
 
-    Rows of early versions have no checksum.
+    ``checksum`` is None for a row of an early version, which is then not checked.
     """
     if not isinstance(body, bytes):
         raise DamagedRowError(f"the row's body must be of type bytes, not {type(body).__name__}")
     if checksum is not None and checksum != zlib.crc32(body):
-        raise DamagedRowError("the checksum does not match the row")
+        raise DamagedRowError("the row does not match its checksum")
     for old, new in _RENAMED_KEYS.items():
         body = body.replace(old, new)
     try:
@@ -82,12 +88,14 @@ def decode_row(body: object, checksum: object, kind: type[_T]) -> _T:
         raise DamagedRowError(str(error)) from error
     word = next(iterate_unknown_values(value), None)
     if word is not None:
-        raise DamagedRowError(f"{type(word).__name__} {word.value} comes from a later version")
+        raise DamagedRowError(
+            f"unknown {type(word).__name__} {word.value!r}: a later version wrote the row"
+        )
     if not _has_valid_numbers(msgspec.to_builtins(value)):
-        raise DamagedRowError("a number is out of range")
+        raise DamagedRowError("a number in the row is not finite or too large")
     times = _collect_times(value)
     if any(time is not None and not 0 <= time <= LAST_TIME_S for time in times):
-        raise DamagedRowError("a time is out of range")
+        raise DamagedRowError("a time in the row is negative or too large")
     return value
 
 
@@ -117,34 +125,41 @@ def _collect_times(value: Row) -> list[float | None]:
 
 SET_ASIDE_FOLDER = "set-aside"
 """Folder in the state directory for damaged parts of the journal."""
-MAX_PARTS = 12
-"""Maximum number of files in the folder."""
-MAX_TOTAL_BYTES = 32 << 20
-"""Maximum size of all files in the folder."""
-MAX_PART_BYTES = 1 << 20
-"""Maximum size of a damaged row."""
+MAX_SET_ASIDE_FILES = 12
+"""Maximum number of files in :data:`SET_ASIDE_FOLDER`."""
+MAX_SET_ASIDE_BYTES = 32 << 20
+"""Maximum size of all files in :data:`SET_ASIDE_FOLDER`, in bytes."""
+MAX_SET_ASIDE_ROW_BYTES = 1 << 20
+"""Maximum size of the stored part of a damaged row, in bytes."""
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 class DamagedParts:
-    """Damaged parts of the journal, kept for diagnosis in a folder of limited size.
+    """Damaged parts of the journal, stored for diagnosis in a folder of limited size.
 
-    The files are named ``NNNN-NAME`` and numbered in order, independently of the clock.
+    The files are named ``NNNN-NAME``. The number increases with each file, so the order does not
+    depend on the clock.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def store(self, name: str, body: bytes) -> Path:
-        """Write at most :data:`MAX_PART_BYTES` of a part, and return the file. Raises OSError."""
-        path = self._next_path(name)
-        path.write_bytes(body[:MAX_PART_BYTES])
+        """Write a damaged row to a file, and return the file's path. Raises OSError.
+
+        At most :data:`MAX_SET_ASIDE_ROW_BYTES` of the row are written.
+        """
+        path = self._make_next_path(name)
+        path.write_bytes(body[:MAX_SET_ASIDE_ROW_BYTES])
         self._delete_oldest()
         return path
 
     def move_file(self, source: Path, companion_suffixes: tuple[str, ...] = ()) -> Path:
-        """Move a whole file, and its companions with these suffixes. Raises OSError."""
-        path = self._next_path(source.name)
+        """Move a damaged file to the folder, and return its new path. Raises OSError.
+
+        Files with the same name and one of ``companion_suffixes`` are moved as well, if they exist.
+        """
+        path = self._make_next_path(source.name)
         os.replace(source, path)
         for suffix in companion_suffixes:
             companion = source.with_name(source.name + suffix)
@@ -153,58 +168,63 @@ class DamagedParts:
         self._delete_oldest()
         return path
 
-    def names(self) -> list[str]:
-        """Return the names of the files, oldest first; empty if they cannot be listed."""
+    def list_names(self) -> list[str]:
+        """Return the names of the files, oldest first; empty if the folder cannot be read."""
         try:
             return sorted(os.listdir(self.folder))
         except OSError:
             return []
 
-    def _next_path(self, name: str) -> Path:
+    def _make_next_path(self, name: str) -> Path:
         self.folder.mkdir(exist_ok=True)
-        numbers = [int(known[:4]) for known in self.names() if known[:4].isdigit()]
+        numbers = [int(known[:4]) for known in self.list_names() if known[:4].isdigit()]
         number = max(numbers, default=0) + 1
         return self.folder / f"{number % 10_000:04d}-{_UNSAFE.sub('_', name)[:120]}"
 
     def _delete_oldest(self) -> None:
-        names = self.names()
+        names = self.list_names()
         sizes = [(self.folder / name).stat().st_size for name in names]
-        while len(names) > MAX_PARTS or (len(names) > 1 and sum(sizes) > MAX_TOTAL_BYTES):
+        while len(names) > MAX_SET_ASIDE_FILES or (
+            len(names) > 1 and sum(sizes) > MAX_SET_ASIDE_BYTES
+        ):
             (self.folder / names.pop(0)).unlink()
             sizes.pop(0)
 
 
 RESTARTS_FILE = "restarts.json"
-"""File in the state directory that holds the copy of the restart budget."""
+"""File in the state directory with the copy of the restarts."""
 
 
-class SpentBudget(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Restarts that count against the restart budget, and whether it is exhausted."""
+class StoredRestarts(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Restarts that count against the restart budget, and whether the budget is exhausted."""
 
     restarts: tuple[Restart, ...] = ()
     exhausted: bool = False
 
 
 class RestartCopy:
-    """Second copy of the spent restart budget, so that a lost journal does not restore the budget.
+    """Copy of the restarts that count against the restart budget.
 
-    The copy is written before the journal, so no restart that has started is missing. In a cluster,
-    the slot Leases also count the service's restarts. In local mode, this file is the only other
-    count.
+    If the journal is lost, the copy prevents a reset of the budget. The copy is written before the
+    journal, so it contains every restart that has started. In a cluster, the slot Leases also
+    contain the restarts. In local mode, this file is the only copy.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._written: SpentBudget | None = None
+        self._written: StoredRestarts | None = None
 
     @property
     def exists(self) -> bool:
-        """Whether there is a copy. Without one, a new journal belongs to a new replica."""
+        """Whether there is a copy. If not, the replica is new, and has no journal yet."""
         return self._path.exists()
 
     def write(self, state: GovernorState) -> None:
-        """Write the copy if it has changed. It is on disk when the call returns. Raises OSError."""
-        spent = SpentBudget(
+        """Write the restarts in ``state``, unless the copy already contains them.
+
+        When the call returns, the copy is on disk. Raises OSError.
+        """
+        spent = StoredRestarts(
             tuple(msgspec.structs.replace(r) for r in state.restarts), state.exhausted
         )
         if spent == self._written:
@@ -218,9 +238,9 @@ class RestartCopy:
         self._written = spent
 
     def add_missing_restarts(self, state: GovernorState) -> int:
-        """Add missing restarts to ``state``, and return their number."""
+        """Add the restarts that ``state`` lacks from the copy, and return their number."""
         try:
-            spent = decoding.decode(self._path.read_bytes(), SpentBudget)
+            spent = decoding.decode(self._path.read_bytes(), StoredRestarts)
         except (OSError, decoding.MalformedError):
             return 0  # the next write of the state repairs the file
         known = {restart.epoch for restart in state.restarts}
@@ -231,9 +251,9 @@ class RestartCopy:
 
 
 def read_learned_budgets(path: Path) -> LearnedBudgets:
-    """Return the learned budgets in a journal, without changing it.
+    """Return the learned budgets in the journal at ``path``, without changing the file.
 
-    Raises OSError and ValueError.
+    Raises OSError if the file cannot be opened, and ValueError if it is damaged.
     """
     if not path.is_file():
         raise FileNotFoundError(2, "No such file or directory", str(path))

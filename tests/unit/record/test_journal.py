@@ -53,7 +53,7 @@ def test_a_state_with_a_command_under_way_comes_back(tmp_path: Path) -> None:
     first.close()
     again = Journal(tmp_path / "journal.sqlite")
     assert again.load() == (state, engine)
-    assert again.recent(5) == [incident()]
+    assert again.read_recent(5) == [incident()]
 
 
 def test_a_revision_is_published_once(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_only_incidents_that_arrived_are_forgotten(tmp_path: Path) -> None:
     assert len(arrived) == MAX_INCIDENTS + 50
     local = Journal(tmp_path / "local.sqlite")
     local.write(GovernorState(), many)
-    assert len(local.recent(1000)) == MAX_INCIDENTS
+    assert len(local.read_recent(1000)) == MAX_INCIDENTS
 
 
 def test_an_api_server_that_takes_nothing_costs_the_oldest(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_an_api_server_that_takes_nothing_costs_the_oldest(tmp_path: Path) -> No
     still_open = incident(0)
     many = [incident(1 + number, IncidentPhase.RESOLVED) for number in range(MAX_UNPUBLISHED + 9)]
     journal.write(GovernorState(), [still_open, *many])
-    kept = journal.recent(2 * MAX_UNPUBLISHED)
+    kept = journal.read_recent(2 * MAX_UNPUBLISHED)
     assert len(kept) == MAX_UNPUBLISHED + 1
     assert kept[0].name == many[-1].name
     offered = journal.read_unpublished()
@@ -119,7 +119,7 @@ def test_a_damaged_file_is_set_aside(
         assert (tmp_path / "set-aside" / kept[0]).read_bytes() == damage
     journal.write(state, [incident()])
     journal.close()
-    assert Journal(path, on_damage=lost.append).recent(5) == [incident()]
+    assert Journal(path, on_damage=lost.append).read_recent(5) == [incident()]
     assert lost == ["file"]
 
 
@@ -143,7 +143,7 @@ def test_a_state_of_another_shape_is_set_aside_alone(tmp_path: Path, body: objec
     assert [restart.epoch for restart in state.restarts] == ["ab:0"]
     assert lost == ["row"]
     assert journal.set_aside_names == ["0001-state-governor.json"]
-    assert journal.recent(5) == [incident()], "the rest is there"
+    assert journal.read_recent(5) == [incident()], "the rest is there"
     journal.write(GovernorState(epoch="ab:9"))
     journal.close()
     assert Journal(path, on_damage=lost.append).load()[0].epoch == "ab:9"
@@ -162,7 +162,7 @@ def test_an_undecodable_incident_is_set_aside_and_the_others_go_on(
     db.close()
     journal = Journal(path, publishes=True, on_damage=lost.append)
     for _ in range(3):
-        assert journal.recent(5) == [incident(3), incident(1)]
+        assert journal.read_recent(5) == [incident(3), incident(1)]
         assert [found.name for _, found in journal.read_unpublished()] == [
             incident(1).name, incident(3).name,
         ]  # fmt: skip
@@ -180,7 +180,7 @@ def test_a_row_that_cannot_be_set_aside_stops_nothing(tmp_path: Path) -> None:
     journal._db.execute("UPDATE incidents SET body = X'00' WHERE opened_at = 1")
     (tmp_path / "set-aside").write_text("no folder")
     for _ in range(3):
-        assert journal.recent(5) == [incident(2)]
+        assert journal.read_recent(5) == [incident(2)]
     assert lost == ["row"]
 
 
@@ -197,7 +197,7 @@ def test_a_file_damaged_while_it_is_in_use_is_replaced(tmp_path: Path, how: str)
         size = path.stat().st_size
         path.write_bytes(b"" if how == "emptied" else b"\x55" * size)
     journal.write(state, [incident(2)])
-    assert journal.recent(5) == [incident(2), incident(1)], "what is open is written again"
+    assert journal.read_recent(5) == [incident(2), incident(1)], "what is open is written again"
     journal.close()
     again = Journal(path, on_damage=lost.append)
     assert again.load()[0].restarts == state.restarts
@@ -206,11 +206,11 @@ def test_a_file_damaged_while_it_is_in_use_is_replaced(tmp_path: Path, how: str)
 
 def test_what_is_set_aside_is_bounded(tmp_path: Path) -> None:
     aside = DamagedParts(tmp_path / "set-aside")
-    for number in range(3 * storage.MAX_PARTS):
+    for number in range(3 * storage.MAX_SET_ASIDE_FILES):
         aside.store(f"../row {number}", b"x" * (2 << 20))
-    assert len(aside.names()) == storage.MAX_PARTS
-    assert aside.names()[-1].endswith("row_35")
-    assert (aside.folder / aside.names()[0]).stat().st_size == storage.MAX_PART_BYTES
+    assert len(aside.list_names()) == storage.MAX_SET_ASIDE_FILES
+    assert aside.list_names()[-1].endswith("row_35")
+    assert (aside.folder / aside.list_names()[0]).stat().st_size == storage.MAX_SET_ASIDE_ROW_BYTES
     assert os.listdir(tmp_path) == ["set-aside"]
 
 
@@ -223,7 +223,7 @@ def test_a_journal_of_an_older_version_is_read(tmp_path: Path) -> None:
     journal = Journal(path)
     assert journal.load()[0].epoch == "ab:3"
     journal.write(GovernorState(epoch="ab:4"), [incident()])
-    assert journal.recent(1) == [incident()]
+    assert journal.read_recent(1) == [incident()]
     assert journal.set_aside_names == []
 
 
@@ -237,10 +237,10 @@ def test_a_full_volume_loses_nothing_and_names_the_file(tmp_path: Path) -> None:
     with pytest.raises(JournalError, match=r"journal\.sqlite.*full.*free space"):
         journal.write(GovernorState(epoch="ab:2"), many)
     assert journal.load()[0].epoch == "ab:1"
-    assert journal.recent(1000) == [incident()]
+    assert journal.read_recent(1000) == [incident()]
     journal._db.execute("PRAGMA max_page_count = 100000")
     journal.write(GovernorState(epoch="ab:2"), many)
-    assert len(journal.recent(1000)) == 499
+    assert len(journal.read_recent(1000)) == 499
 
 
 def test_a_folder_that_is_absent_is_an_error_with_its_name(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from plimsoll_sidecar.govern.restart_budget import Restart
 from plimsoll_sidecar.govern.state import GovernorState
 from plimsoll_sidecar.page import render_page
 from plimsoll_sidecar.record.journal import Journal
-from plimsoll_sidecar.record.storage import MAX_PARTS, SET_ASIDE_FOLDER, LastKnownEngine
+from plimsoll_sidecar.record.storage import MAX_SET_ASIDE_FILES, SET_ASIDE_FOLDER, LastKnownEngine
 from tests.unit.record.test_journal_volume import supervisor
 
 INCIDENTS = 12
@@ -64,13 +64,13 @@ def remediates(folder: Path) -> None:
     assert [command.verb for command in hands.sent] == ["diagnose"], watching.display.state[:500]
     assert RESTART.epoch in {restart.epoch for restart in watching._governor.state.restarts}
     assert b"plimsoll_supervisor_journal_writable 1.0" in metrics.render()
-    assert render_page(watching.display.state, watching.display.history.points())
+    assert render_page(watching.display.state, watching.display.history.read_points())
     aside = folder / SET_ASIDE_FOLDER
-    assert not aside.exists() or len(os.listdir(aside)) <= MAX_PARTS
+    assert not aside.exists() or len(os.listdir(aside)) <= MAX_SET_ASIDE_FILES
     watching._journal.close()
     again = Journal(folder / JOURNAL_FILE)
     again.load()
-    assert any(incident.kind is IncidentKind.STALL for incident in again.recent(20))
+    assert any(incident.kind is IncidentKind.STALL for incident in again.read_recent(20))
     again.close()
 
 

@@ -70,7 +70,7 @@ class Stalled:
 class Hands:
     """What would act: it only takes note."""
 
-    meets_partner, restart_blocker = False, None
+    can_test_partners, restart_blocker = False, None
 
     def __init__(self) -> None:
         self.sent: list[Command] = []
@@ -148,7 +148,7 @@ def test_nothing_is_sent_until_the_volume_can_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connect = journal._connect
-    monkeypatch.setattr("plimsoll_sidecar.record.journal_manager.RETRY_S", 0.0)
+    monkeypatch.setattr("plimsoll_sidecar.record.journal_manager.WRITE_RETRY_INTERVAL_S", 0.0)
     connect(tmp_path / JOURNAL_FILE).close()
     # What a read-only mount gives, also to a process that may do everything.
     monkeypatch.setattr(journal, "_connect", read_only)
