@@ -15,8 +15,8 @@ from plimsoll_sidecar.clients import kube
 
 def start(self: launcher.Launcher, now: float) -> None:
     command = [sys.executable, __file__, "supervise", *sys.argv[1:]]
-    self._child = os.posix_spawn(sys.executable, command, os.environ)
-    self._started = now
+    self._child_pid = os.posix_spawn(sys.executable, command, os.environ)
+    self._started_at = now
 
 
 if __name__ == "__main__":

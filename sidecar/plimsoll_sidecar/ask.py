@@ -3,12 +3,13 @@
     python -m plimsoll_sidecar.ask status
     python -m plimsoll_sidecar.ask restart --expected-epoch 3f9c21d0:4
 
-Everyone who may exec into the pod may run these actions; the cluster's RBAC decides. An action is
-sent to the running supervisor, because loading a new process takes seconds. The supervisor's socket
-is accessible only to its own user. If no supervisor is running, :mod:`plimsoll_sidecar.manual`
-performs the action in this process.
+The cluster's RBAC decides who may exec into the pod, and therefore who may run these actions. An
+action is sent to the running supervisor, because loading all modules in a new process takes
+seconds. Only the supervisor's user can access its socket. If no supervisor is running,
+:mod:`plimsoll_sidecar.manual` performs the action in this process.
 
-This module imports little. Exit status: 0 success, 1 failed or refused, 2 not attempted.
+This module imports few other modules. The exit status is 0 for success, 1 for a failed or refused
+action, and 2 if the action could not be attempted.
 """
 
 from __future__ import annotations
@@ -24,16 +25,19 @@ INTERRUPTED_ANSWER = (
     '{"outcome":"Unknown","message":"the supervisor ended during the action: check the '
     "replica's incidents and its epoch before you try again\"}"
 )
-"""Answer if the supervisor ended during the action."""
+"""Answer to the user if the supervisor ended during the action."""
 TIMEOUT_ANSWER = (
     '{"outcome":"Unknown","message":"the supervisor did not answer in time and may still act: '
     "check the replica's incidents and its epoch before you try again\"}"
 )
-"""Answer if the supervisor did not answer in time."""
+"""Answer to the user if the supervisor did not answer in time."""
 
 
 def send_to_supervisor(arguments: list[str]) -> tuple[int, str] | None:
-    """Send the action to the supervisor. Return status and text, or None if no supervisor runs."""
+    """Send an action to the supervisor, and return the exit status and the text of the answer.
+
+    None if no supervisor is running, or if the supervisor does not perform this action.
+    """
     if not arguments or arguments[0] in ("status", "-h", "--help"):
         return None
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
@@ -74,7 +78,7 @@ def _find_option(arguments: list[str], name: str) -> str | None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Send the action to the supervisor, or perform it in this process. Return the exit status."""
+    """Perform an action in the supervisor or in this process. Return the exit status."""
     arguments = sys.argv[1:] if argv is None else argv
     found = send_to_supervisor(arguments)
     if found is None:

@@ -1,9 +1,9 @@
 """Serve manual actions (:mod:`plimsoll_sidecar.ask`) on a Unix socket.
 
 The socket is in the state directory, which no other container mounts, and only this user may open
-it. Each request has a thread and a deadline. Only :data:`MAX_CONCURRENT_ACTIONS` actions run at the
-same time; the server refuses others as busy. Resume does not count against this limit, because it
-ends the drains that may have reached the limit.
+it. Each request has a thread and a deadline. At most :data:`MAX_CONCURRENT_ACTIONS` actions run at
+the same time. The server rejects further requests as busy. Resume does not count against the limit,
+because the running actions may be drains, and resume ends them.
 """
 
 from __future__ import annotations
@@ -23,28 +23,36 @@ from plimsoll_sidecar.background import BackgroundThread, run_in_thread
 log = logging.getLogger(__name__)
 
 MAX_CONCURRENT_ACTIONS = 4
-"""Maximum number of concurrent actions, not counting resume; half the number of connections."""
+"""Maximum number of concurrent actions, without resume.
+
+Twice as many connections may be open.
+"""
 MAX_REQUEST_BYTES = 1 << 14
 IO_TIMEOUT_S = 5.0
-"""Timeout in seconds of reading a request or writing an answer."""
+"""Timeout for reading a request or writing its answer, in seconds."""
 BUSY_ANSWER = b"2\nthe supervisor is busy with other actions: try again later"
 """Answer if too many actions are running."""
 
 
 class AskServer:
-    """Serve manual actions. ``handle`` takes the arguments and returns exit status and text."""
+    """Serve manual actions.
 
-    def __init__(self, state_dir: Path, handle: Callable[[list[str]], tuple[int, str]]) -> None:
-        self._path, self._handle = state_dir / ASK_SOCKET, handle
-        self._lines = threading.BoundedSemaphore(2 * MAX_CONCURRENT_ACTIONS)
+    ``perform`` performs an action. It takes the arguments of the command, and returns the exit
+    status and the text of the answer.
+    """
+
+    def __init__(self, state_dir: Path, perform: Callable[[list[str]], tuple[int, str]]) -> None:
+        self._path, self._perform = state_dir / ASK_SOCKET, perform
+        self._connections = threading.BoundedSemaphore(2 * MAX_CONCURRENT_ACTIONS)
         self._actions = threading.BoundedSemaphore(MAX_CONCURRENT_ACTIONS)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._part = BackgroundThread("ask-server", self._accept, expected=(OSError,))
+        self._thread = BackgroundThread("ask-server", self._accept_connection, expected=(OSError,))
 
     def start(self) -> None:
-        """Start listening.
+        """Start to listen for manual actions.
 
-        If that fails, ``ask`` performs the actions itself, which takes longer.
+        If the socket cannot be created, ``ask`` performs the actions in its own process, which
+        takes longer.
         """
         try:
             with contextlib.suppress(FileNotFoundError):
@@ -57,35 +65,35 @@ class AskServer:
             self._listener.listen(MAX_CONCURRENT_ACTIONS)
         except OSError as error:
             log.warning(
-                "cannot listen on %s: %s; manual actions will take longer",
+                "cannot listen on the socket %s: %s; manual actions will take longer",
                 self._path,
                 error.strerror or error,
             )
             self._listener.close()
             return
-        self._part.start()
+        self._thread.start()
 
     def stop(self) -> None:
-        """Stop accepting actions and remove the socket."""
-        self._part.stop()
+        """Stop accepting actions, and remove the socket."""
+        self._thread.stop()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         with contextlib.suppress(OSError):
             self._path.unlink()
 
-    def _accept(self) -> float:
+    def _accept_connection(self) -> float:
         try:
             connection, _ = self._listener.accept()
         except OSError:
-            if self._part.is_stopping:
+            if self._thread.is_stopping:
                 return 0.0
             raise
-        if self._lines.acquire(blocking=False):
+        if self._connections.acquire(blocking=False):
             try:
-                run_in_thread("manual action", lambda: self._serve(connection))
+                run_in_thread("manual action", lambda: self._serve_connection(connection))
             except RuntimeError:
-                self._lines.release()
+                self._connections.release()
                 connection.close()
                 raise
         else:
@@ -93,7 +101,7 @@ class AskServer:
                 connection.sendall(BUSY_ANSWER)
         return 0.0
 
-    def _serve(self, connection: socket.socket) -> None:
+    def _serve_connection(self, connection: socket.socket) -> None:
         try:
             with connection, contextlib.suppress(OSError):
                 answer = self._answer(
@@ -102,14 +110,14 @@ class AskServer:
                 connection.settimeout(IO_TIMEOUT_S)
                 connection.sendall(answer)
         finally:
-            self._lines.release()
+            self._connections.release()
 
     def _answer(self, arguments: list[str]) -> bytes:
         waits = arguments[0] != "resume"
         if waits and not self._actions.acquire(blocking=False):
             return BUSY_ANSWER
         try:
-            status, text = self._handle(arguments)
+            status, text = self._perform(arguments)
         except Exception as error:  # a bug here must not appear as the end of the supervisor
             log.exception("the manual action %s failed unexpectedly", arguments[0])
             status, text = 2, f"{type(error).__name__}: {error}"
@@ -120,7 +128,7 @@ class AskServer:
 
 
 def _read_request(connection: socket.socket) -> bytes:
-    """Return the complete request. Raises TimeoutError."""
+    """Return the request, at most :data:`MAX_REQUEST_BYTES` of it. Raises TimeoutError."""
     data, deadline = b"", time.monotonic() + IO_TIMEOUT_S
     while len(data) <= MAX_REQUEST_BYTES:
         connection.settimeout(max(0.001, deadline - time.monotonic()))

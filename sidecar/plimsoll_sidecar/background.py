@@ -1,8 +1,8 @@
 """Run the supervisor's threads. Each is a named :class:`BackgroundThread`, which logs failures.
 
-A thread works in turns. A failure is logged once, until a turn succeeds or fails with another type
-of error, and the pauses after failures grow. The metric ``plimsoll_supervisor_part_ok`` reports
-whether the newest turn succeeded. A turn may block for any time.
+A thread calls a function repeatedly. Each call is a turn, and may block for any time. A failure is
+logged once, until a turn succeeds or fails with another type of error. The pauses after failures
+increase. The metric ``plimsoll_supervisor_part_ok`` reports whether the newest turn succeeded.
 
 =============  ===============================================  ==================================
 thread         what it does                                     where
@@ -17,7 +17,7 @@ group-members  polls the other pods of a multi-node group       ``signals/other_
 group-leader   polls the leader of a multi-node group           ``signals/other_pods.py``
 =============  ===============================================  ==================================
 
-The main thread samples and decides; :class:`SamplingWatchdog` detects that it hangs.
+The main thread takes samples and decides. If it hangs, :class:`SamplingWatchdog` reports this.
 :func:`run_in_thread` starts a thread for one task.
 """
 
@@ -36,24 +36,29 @@ log = logging.getLogger(__name__)
 FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0
 """First and longest pause after a failure, in seconds."""
 MAX_RETRY_AFTER_S = 300.0
-"""Longest pause in seconds that an error may request (``retry_after_s``).
+"""Longest pause in seconds that an error may request with ``retry_after_s``.
 
-A server that asked for a day would stop the thread.
+Without a limit, a server could stop the thread for a day.
 """
-HANG_S = 60.0
+HANG_TIMEOUT_S = 60.0
 """Seconds without a sample after which the main thread counts as hanging.
 
-A sample takes milliseconds, or seconds if an answer is slow.
+A sample takes milliseconds, or seconds if an engine or exporter responds slowly.
 """
 
 
 class BackgroundThread(threading.Thread):
-    """A daemon thread that calls ``turn`` repeatedly until it is stopped.
+    """A daemon thread that calls a function repeatedly until it is stopped.
 
-    ``turn`` returns the seconds until the next call, or None to wait for :meth:`wake`. Errors of
-    the ``expected`` types are logged without a traceback. Pauses after failures grow to
-    ``max_pause_s``. After an error with ``retry_after_s``, from a Retry-After header, the pause has
-    that length, up to ``max_retry_after_s``.
+    Args:
+        name: The name of the thread, as logs and metrics show it.
+        turn: The function. It returns the seconds until its next call, or None to wait for
+            :meth:`wake`.
+        expected: The types of errors that are logged without a traceback.
+        max_pause_s: The longest pause after a failure, in seconds.
+        max_retry_after_s: The longest pause that an error may request with its attribute
+            ``retry_after_s``, which comes from a Retry-After header.
+
     """
 
     def __init__(
@@ -73,25 +78,25 @@ class BackgroundThread(threading.Thread):
 
     @property
     def is_ok(self) -> bool:
-        """Whether the newest completed turn succeeded."""
+        """Whether the newest turn that has ended succeeded."""
         return not self._failures
 
     @property
     def is_stopping(self) -> bool:
-        """Whether no further turn will start."""
+        """Whether :meth:`stop` was called, so that no further turn starts."""
         return self._ending.is_set()
 
     def wake(self) -> None:
-        """Start the next turn now, or right after the current one."""
+        """Start the next turn immediately, or as soon as the current turn has ended."""
         self._woken.set()
 
     def stop(self) -> None:
-        """Start no further turn, without interrupting the current one."""
+        """Prevent further turns. The current turn is not interrupted."""
         self._ending.set()
         self._woken.set()
 
     def run(self) -> None:
-        """Call ``turn`` in a loop until stopped. :meth:`start` runs this in the thread."""
+        """Call ``turn`` in a loop until :meth:`stop` is called. This runs in the new thread."""
         while not self._ending.is_set():
             self._woken.clear()
             try:
@@ -106,23 +111,23 @@ class BackgroundThread(threading.Thread):
                 self._woken.wait(pause)
 
     def _record_failure(self, error: Exception) -> float:
-        """Record a failure, and return the pause after it in seconds."""
+        """Log and count a failure, and return the seconds until the next turn."""
         if type(error) is not self._logged:
             # Compare types, because the text of an error differs each time, for example in its
             # port.
             known = isinstance(error, self._expected)
             log.error("%s failed: %s", self.name, error, exc_info=None if known else error)
             self._logged = type(error)
-        wished: float | None = getattr(error, "retry_after_s", None)
+        requested_s: float | None = getattr(error, "retry_after_s", None)
         pause = min(FIRST_PAUSE_S * 2.0 ** min(self._failures, 16), self._max_pause_s)
         self._failures += 1
-        if wished is None:
+        if requested_s is None:
             return pause * random.uniform(0.5, 1.0)
-        return min(wished, self._max_retry_after_s)
+        return min(requested_s, self._max_retry_after_s)
 
 
 def run_in_thread(name: str, task: Callable[[], object]) -> None:
-    """Run ``task`` in a thread that ends with the task or the process.
+    """Run ``task`` in a daemon thread with the given name, and log its exception.
 
     Raises RuntimeError if no thread can be started, for example because the engine's processes have
     used up the pod's limit.
@@ -138,7 +143,7 @@ def run_in_thread(name: str, task: Callable[[], object]) -> None:
 
 
 def read_thread_status() -> dict[str, bool]:
-    """Return whether the newest turn of each running thread succeeded, by thread name."""
+    """Return a mapping from the names of running threads to whether their newest turn succeeded."""
     found: dict[str, bool] = {}
     for thread in threading.enumerate():
         if isinstance(thread, BackgroundThread):
@@ -147,22 +152,25 @@ def read_thread_status() -> dict[str, bool]:
 
 
 class SamplingWatchdog:
-    """Detect a main thread that takes no samples because a driver or a volume hangs.
+    """Detect that the main thread takes no samples, for example because a driver hangs.
 
-    Another thread calls :meth:`is_ok`, which logs once where the main thread hangs.
+    Another thread calls :meth:`is_ok`, which then logs the stack of the main thread once.
     """
 
     def __init__(self) -> None:
-        self._at, self._logged = time.monotonic(), False
+        self._sampled_at, self._logged = time.monotonic(), False
 
     def record_sample(self) -> None:
         """Record that a sample was taken."""
-        self._at = time.monotonic()
+        self._sampled_at = time.monotonic()
 
     def is_ok(self) -> bool:
-        """Report whether the last sample, or the start, was less than :data:`HANG_S` ago."""
-        age_s = time.monotonic() - self._at
-        if age_s < HANG_S:
+        """Report whether the last sample is younger than :data:`HANG_TIMEOUT_S`.
+
+        Before the first sample, the start of the supervisor counts.
+        """
+        age_s = time.monotonic() - self._sampled_at
+        if age_s < HANG_TIMEOUT_S:
             self._logged = False
         elif not self._logged:
             self._logged = True
@@ -171,4 +179,4 @@ class SamplingWatchdog:
             log.error(
                 "the main thread has taken no sample for %.0f s; its stack:\n%s", age_s, stack
             )
-        return age_s < HANG_S
+        return age_s < HANG_TIMEOUT_S

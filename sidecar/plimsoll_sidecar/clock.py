@@ -1,9 +1,9 @@
-"""Measure time in Unix seconds that changes of the wall clock do not affect.
+"""Measure time in Unix seconds, independently of changes of the wall clock.
 
 Waits and deadlines of an incident are differences of such times. If the wall clock is set forward,
-waits must not end early: a verification that seems late leads to the next restart. If the clock is
-set back, waits must not become endless. The same applies across a restart of the supervisor: within
-one boot, it continues from the last time in the journal.
+waits must not end early, because a verification that ends too early causes another restart. If the
+clock is set back, waits must not become endless. The same applies to a restart of the supervisor.
+If the node has not rebooted, the new supervisor continues from the last time in the journal.
 """
 
 from __future__ import annotations
@@ -14,15 +14,18 @@ from pathlib import Path
 
 import msgspec
 
-MIN_STEP_S = 5.0
-"""Smallest difference in seconds that counts as a change of the clock; slewing is far slower."""
+MIN_CLOCK_STEP_S = 5.0
+"""Smallest difference in seconds that counts as a step of the wall clock.
+
+NTP corrects smaller differences gradually.
+"""
 BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
 
 
 class ClockReading(msgspec.Struct, frozen=True):
-    """Reading of both clocks at one moment.
+    """Readings of the steady clock and of CLOCK_BOOTTIME at the same moment.
 
-    ``time`` is in Unix seconds, and ``boottime`` in seconds since the boot with the ID ``boot_id``.
+    ``time`` is in Unix seconds. ``boottime`` is in seconds since the boot with the ID ``boot_id``.
     """
 
     time: float
@@ -53,31 +56,35 @@ class SteadyClock:
         boottime: Callable[[], float] = seconds_since_boot,
         boot: Callable[[], str] = read_boot_id,
     ) -> None:
-        """Continue from ``then`` if it was read during the current boot."""
+        """Create a clock that continues from ``then``, if this was read during the current boot.
+
+        Otherwise, it starts with the wall clock's time.
+        """
         self._wall, self._boottime, self._boot = wall, boottime, boot()
         self._offset = wall() - boottime()
         if then is not None and self._boot and then.boot_id == self._boot:
             before = then.time - then.boottime
-            if abs(self._offset - before) > MIN_STEP_S:
+            if abs(self._offset - before) > MIN_CLOCK_STEP_S:
                 self._offset = before
 
     def now(self) -> float:
-        """Return the time in Unix seconds, independent of changes of the wall clock."""
+        """Return the time in Unix seconds. Changes of the wall clock do not affect it."""
         return self._boottime() + self._offset
 
     def apply_step(self) -> float:
-        """Adopt a change of the wall clock, and return the change in seconds; 0 without a change.
+        """Apply a step of the wall clock to this clock, and return the step in seconds.
 
-        Call this only while no incident is open. Stored times must then be shifted (see
+        Return 0 if the wall clock has not been set. Call this only while no incident is open. The
+        caller must then shift stored times (see
         :func:`plimsoll_sidecar.govern.state.shift_times`).
         """
         step = self._wall() - self._boottime() - self._offset
-        if abs(step) <= MIN_STEP_S:
+        if abs(step) <= MIN_CLOCK_STEP_S:
             return 0.0
         self._offset += step
         return step
 
     def read(self) -> ClockReading:
-        """Return the current time together with the time since boot."""
+        """Return the current time, the seconds since boot, and the boot ID."""
         at = self._boottime()
         return ClockReading(at + self._offset, at, self._boot)

@@ -1,9 +1,9 @@
 """Read the configuration file at the start and whenever it changes.
 
-The kubelet updates a ConfigMap volume with an atomic rename of a directory, so the file is always
+The kubelet updates a ConfigMap volume by renaming a directory atomically, so the file is always
 complete. If a new file is invalid, the previous configuration stays in force. Without a file, for
 example after the deletion of a policy, the supervisor only observes. All pods of a service or a
-policy have the same file; environment variables hold what differs between pods.
+policy have the same file. Settings that differ between pods come from environment variables.
 """
 
 from __future__ import annotations
@@ -37,31 +37,35 @@ log = logging.getLogger(__name__)
 _Struct = TypeVar("_Struct", bound=msgspec.Struct)
 
 DEFAULT_ENGINE_URL = "http://127.0.0.1:8000"
-"""URL of an engine that neither a file nor the environment describes.
+"""URL of the engine if neither a file nor the environment contains one.
 
 The port is the default of an InferenceService, of vLLM and of most other servers.
 """
 
 
 class ConfigError(ValueError):
-    """The configuration is invalid. The message names the file and the field."""
+    """Error for an invalid configuration. The message names the file and the field."""
 
 
 class MissingConfigError(ConfigError):
-    """The configuration file does not exist."""
+    """Error for a configuration file that does not exist."""
 
 
 class ConfigFile:
     """Configuration in force, and the state of its file.
 
-    ``error`` is the reason why the newest file is not in use; None if it is in use. ``is_missing``
-    states that there is no file; the mode is then Observe.
+    Attributes:
+        current: The configuration in force.
+        error: The reason why the newest file is not in use; None if it is in use.
+        is_missing: Whether there is no file. The mode is then Observe.
+
     """
 
     def __init__(self, path: Path) -> None:
-        """Read the file. In a pod, an invalid file counts as missing.
+        """Read the file.
 
-        Raises :class:`ConfigError` outside a pod.
+        If the file is invalid or missing in a pod, use the default configuration. Outside a pod,
+        raise :class:`ConfigError`.
         """
         self._path = path
         self.error: str | None = None
@@ -77,7 +81,10 @@ class ConfigFile:
             self._set_error(error)
 
     def reload(self) -> bool:
-        """Read the file again, and return whether ``current`` changed. Never raises."""
+        """Read the file again, and return whether ``current`` has changed.
+
+        If the file cannot be used, set :attr:`error` instead of raising it.
+        """
         try:
             config = _read(self._path)
         except MissingConfigError as error:
@@ -94,7 +101,7 @@ class ConfigFile:
         return changed
 
     def _set_error(self, error: ConfigError) -> None:
-        """Store the error and its effect, and log it once."""
+        """Store the error and its effect in :attr:`error`. Log it if the text is new."""
         text = f"{error}; the previous configuration stays in force"
         if self.is_missing:
             text = f"the supervisor only observes, because it has no configuration: {error}"
@@ -107,13 +114,15 @@ def _read(path: Path) -> SupervisorConfig:
     try:
         data = path.read_bytes()
     except FileNotFoundError as error:
-        raise MissingConfigError(f"configuration {path}: {error.strerror}") from error
+        raise MissingConfigError(
+            f"cannot read the configuration {path}: {error.strerror}"
+        ) from error
     except OSError as error:
-        raise ConfigError(f"configuration {path}: {error.strerror}") from error
+        raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from error
     try:
         config = supervisor_config.decode(data)
     except MalformedError as error:
-        raise ConfigError(f"configuration {path}: {error}") from error
+        raise ConfigError(f"invalid configuration {path}: {error}") from error
     if config.service.kind == POLICY_KIND:
         own = _read_variable(POD_ENGINE_ENV, PodEngine)
         return make_pod_config(config, own) if own is not None else config
@@ -122,9 +131,9 @@ def _read(path: Path) -> SupervisorConfig:
 
 
 def _read_variable(name: str, kind: type[_Struct]) -> _Struct | None:
-    """Return the settings in the environment variable ``name``; None if it is not set.
+    """Return the settings in the environment variable ``name``; None if the variable is not set.
 
-    Raises ConfigError.
+    Raises ConfigError if the settings are invalid.
     """
     text = os.environ.get(name)
     if not text:
@@ -136,9 +145,9 @@ def _read_variable(name: str, kind: type[_Struct]) -> _Struct | None:
 
 
 def _make_default_config(pod: str) -> SupervisorConfig:
-    """Return the configuration of a supervisor that starts without a file: it only observes.
+    """Return the configuration of a supervisor that starts without a usable file.
 
-    The service has no UID, so nothing is published and no restart slot is taken.
+    It only observes. Its service has no UID, so nothing is published and no restart slot is taken.
     """
     try:
         own = _read_variable(POD_ENGINE_ENV, PodEngine)

@@ -1,7 +1,7 @@
-"""Keep a limited number of points of memory over time, and draw their charts as SVG.
+"""Store a limited number of points of memory over time, and draw charts of them as SVG.
 
-One chart shows the segments as stacked areas, with baseline and budget. A leak of megabytes is not
-visible next to a baseline of gigabytes, so a second chart shows only the growth, against the whole
+One chart shows the segments as stacked areas, with the baseline and the budget. A leak of megabytes
+is not visible next to a baseline of gigabytes, so a second chart shows only the growth and the
 budget.
 """
 
@@ -19,19 +19,22 @@ from plimsoll_api.times import format_clock_time
 from plimsoll_api.units import format_bytes
 
 MAX_POINTS = 240
-"""Maximum number of points."""
+"""Maximum number of points in the history."""
 SEGMENTS = tuple(Segment)
 UNKNOWN_VALUE = -1
 _HOST_COLUMN, _DEVICE_COLUMN, _HOST_GROWTH_COLUMN, _DEVICE_GROWTH_COLUMN = range(
     len(SEGMENTS), len(SEGMENTS) + 4
 )
-ROW_VALUES = len(SEGMENTS) + 4
+VALUES_PER_POINT = len(SEGMENTS) + 4
 """Number of values per point."""
 
 
 @dataclass(frozen=True)
 class HistoryPoint:
-    """Memory at one time. Unknown segments are absent; other unknown values are None."""
+    """Memory at one time, in bytes. Unknown segments are absent; other unknown values are None.
+
+    ``at`` is in Unix seconds.
+    """
 
     at: float
     segments: dict[Segment, int]
@@ -44,22 +47,23 @@ class HistoryPoint:
 class History:
     """Points over the whole run, written by one thread and read by others.
 
-    When the history is full, every second point is dropped and the interval doubles. All memory is
-    allocated at the start, because arrays that grow and shrink fragment the heap.
+    When the history has ``max_points``, every second point is removed and the interval between
+    points doubles. All memory is allocated at the start, because arrays that grow and shrink
+    fragment the heap.
     """
 
-    def __init__(self, points: int = MAX_POINTS) -> None:
-        self._points = points
-        self._every, self._skipped = 1, 0
+    def __init__(self, max_points: int = MAX_POINTS) -> None:
+        self._max_points = max_points
+        self._interval, self._skipped = 1, 0
         self._count = 0
-        self._times = array("d", [0.0]) * points
-        self._values = array("q", [UNKNOWN_VALUE]) * (points * ROW_VALUES)
+        self._times = array("d", [0.0]) * max_points
+        self._values = array("q", [UNKNOWN_VALUE]) * (max_points * VALUES_PER_POINT)
         self._lock = threading.Lock()
 
     def add(self, at: float, assessment: Assessment) -> None:
-        """Add a sample, or skip it if less than the interval has passed."""
+        """Add a point at ``at`` (Unix seconds), unless the interval requires to skip the sample."""
         self._skipped += 1
-        if self._skipped < self._every:
+        if self._skipped < self._interval:
             return
         self._skipped = 0
         row = [assessment.segments.get(segment, UNKNOWN_VALUE) for segment in SEGMENTS]
@@ -70,31 +74,34 @@ class History:
         row += [_get_growth(assessment.host), _get_growth(assessment.device)]
         with self._lock:
             self._times[self._count] = at
-            self._values[self._count * ROW_VALUES : (self._count + 1) * ROW_VALUES] = array(
-                "q", row
+            self._values[self._count * VALUES_PER_POINT : (self._count + 1) * VALUES_PER_POINT] = (
+                array("q", row)
             )
             self._count += 1
-            if self._count == self._points:
-                self._halve()
+            if self._count == self._max_points:
+                self._remove_every_second_point()
 
-    def points(self) -> list[HistoryPoint]:
+    def read_points(self) -> list[HistoryPoint]:
         """Return all points, oldest first."""
         with self._lock:
-            times, values = self._times[: self._count], self._values[: self._count * ROW_VALUES]
+            times, values = (
+                self._times[: self._count],
+                self._values[: self._count * VALUES_PER_POINT],
+            )
         rows = (
-            values[start : start + ROW_VALUES].tolist()
-            for start in range(0, len(values), ROW_VALUES)
+            values[start : start + VALUES_PER_POINT].tolist()
+            for start in range(0, len(values), VALUES_PER_POINT)
         )
         return [_make_point(at, row) for at, row in zip(times, rows, strict=True)]
 
-    def _halve(self) -> None:
+    def _remove_every_second_point(self) -> None:
         self._count = (self._count + 1) // 2  # keeps the first point
         for to in range(self._count):
             self._times[to] = self._times[2 * to]
-            self._values[to * ROW_VALUES : (to + 1) * ROW_VALUES] = self._values[
-                2 * to * ROW_VALUES : (2 * to + 1) * ROW_VALUES
+            self._values[to * VALUES_PER_POINT : (to + 1) * VALUES_PER_POINT] = self._values[
+                2 * to * VALUES_PER_POINT : (2 * to + 1) * VALUES_PER_POINT
             ]
-        self._every *= 2
+        self._interval *= 2
 
 
 def _get_baseline(state: BudgetState | None) -> int:
@@ -126,12 +133,16 @@ WIDTH, HEIGHT = 760, 260
 LEFT, RIGHT, TOP, BOTTOM = 76, 12, 12, 28
 GRID_LINES = 4
 HEIGHT_FACTOR = 1.05
-"""Factor by which a chart is higher than its values, so that the budget is not at its edge."""
+"""Factor from the largest value to the height of a chart, so that no line is at its edge."""
 
 
 @dataclass(frozen=True)
 class MemoryBand:
-    """One kind of memory: its segments from bottom to top, and its budget in bytes."""
+    """One kind of memory.
+
+    ``segments`` are listed from bottom to top. ``baselines`` are the baselines of the points, and
+    ``budget`` is the leak budget, all in bytes.
+    """
 
     name: str
     segments: tuple[Segment, ...]
@@ -155,7 +166,7 @@ def draw_segment_chart(band: MemoryBand, points: Sequence[HistoryPoint]) -> str:
         box, line, "budget", -4
     )
     newest = format_bytes(sum(sums[-1]))
-    level = f", the budget's line is at {format_bytes(line)}" if line is not None else ""
+    level = f", the budget ends at {format_bytes(line)}" if line is not None else ""
     return _make_svg(
         band.name,
         f"{band.name} memory by segment over time",
@@ -164,23 +175,23 @@ def draw_segment_chart(band: MemoryBand, points: Sequence[HistoryPoint]) -> str:
     )
 
 
-def draw_growth_chart(name: str, grown: Sequence[tuple[float, int | None]], budget: int) -> str:
-    """Return the SVG chart of unexplained growth against ``budget``.
+def draw_growth_chart(name: str, growth: Sequence[tuple[float, int | None]], budget: int) -> str:
+    """Return the SVG chart of unexplained growth, with a line at ``budget``.
 
-    ``grown`` are Unix seconds and bytes. An unknown size is None and leaves a gap. The chart is
-    empty if fewer than two sizes are known.
+    ``growth`` contains times in Unix seconds and sizes in bytes. An unknown size is None, and
+    leaves a gap. The text is empty if fewer than two sizes are known.
     """
-    known = [(at, size) for at, size in grown if size is not None]
+    known = [(at, size) for at, size in growth if size is not None]
     if len(known) < 2:
         return ""
     top = _round_up(max(budget, *(size for _, size in known)) * HEIGHT_FACTOR)
-    box = _ChartScale(grown[0][0], max(grown[-1][0], grown[0][0] + 1.0), top)
+    box = _ChartScale(growth[0][0], max(growth[-1][0], growth[0][0] + 1.0), top)
     parts = [
         *_draw_grid(box),
-        *_draw_growth_areas(box, grown),
+        *_draw_growth_areas(box, growth),
         *_draw_named_line(box, budget, "budget", -4),
     ]
-    now = grown[-1][1]
+    now = growth[-1][1]
     said = "Now unknown" if now is None else f"Now {format_bytes(now)}"
     return _make_svg(
         f"{name}-growth",
@@ -190,10 +201,10 @@ def draw_growth_chart(name: str, grown: Sequence[tuple[float, int | None]], budg
     )
 
 
-def _draw_growth_areas(box: _ChartScale, grown: Sequence[tuple[float, int | None]]) -> list[str]:
-    """Return an area for each run of known points."""
+def _draw_growth_areas(box: _ChartScale, growth: Sequence[tuple[float, int | None]]) -> list[str]:
+    """Return the SVG elements of an area for each sequence of points without a gap."""
     stretches: list[list[tuple[float, int]]] = [[]]
-    for at, size in grown:
+    for at, size in growth:
         if size is None:
             stretches.append([])
         else:
@@ -217,7 +228,7 @@ def _make_svg(name: str, title: str, text: str, parts: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class _ChartScale:
-    """Convert Unix seconds and bytes to the coordinates of a chart."""
+    """Conversion of Unix seconds and bytes to coordinates in a chart."""
 
     begin: float
     end: float
@@ -249,9 +260,10 @@ def _draw_areas(
 
 
 def _draw_named_line(box: _ChartScale, size: int | None, name: str, offset: int) -> list[str]:
-    """Return a horizontal line with its name, ``offset`` below it.
+    """Return the SVG elements of a horizontal line at ``size`` bytes, and of its name.
 
-    Different offsets keep the names of close lines apart.
+    The name is ``offset`` pixels below the line. Different offsets keep the names of close lines
+    apart. The list is empty if ``size`` is None.
     """
     if size is None:
         return []
@@ -280,7 +292,7 @@ def _draw_grid(box: _ChartScale) -> list[str]:
 
 
 def _round_up(size: float) -> float:
-    """Return the smallest round number of binary units that is at least ``size``."""
+    """Return the smallest round number of KiB, MiB or GiB that is at least ``size`` bytes."""
     if size <= 0:
         return 1.0
     unit = 2.0 ** (10 * math.floor(math.log2(size) / 10))

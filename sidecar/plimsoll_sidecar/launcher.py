@@ -1,11 +1,11 @@
 """Run as PID 1 of the supervisor's container: answer the probes and restart the supervisor.
 
-The readiness of a native sidecar counts for its pod, so a supervisor that crashes must not take a
-healthy engine out of service. The launcher therefore answers the readiness probe: ready unless the
-pod is drained. The launcher imports little, because it runs as long as the pod, and its memory is
-part of Plimsoll's cost.
+A pod is ready only if its native sidecars are ready, so a crash of the supervisor must not take a
+healthy engine out of service. The launcher therefore answers the readiness probe. The answer is
+ready unless the pod is kept out of service. The launcher imports few modules: it runs as long as
+the pod, and its memory is part of Plimsoll's cost.
 
-The launcher also writes the admin token, for which the engine waits when it starts.
+The launcher also writes the admin token. An engine waits for this token when it starts.
 """
 
 from __future__ import annotations
@@ -23,16 +23,19 @@ from plimsoll_api.names import PROBE_PORT, RESET_FILE
 from plimsoll_sidecar import web
 from plimsoll_sidecar.act.readiness import is_ready
 
-BACK_OFF_S = 0.5
+FIRST_BACK_OFF_S = 0.5
 """First pause in seconds between two starts of the supervisor."""
 MAX_BACK_OFF_S = 30.0
 """Longest pause in seconds between two starts."""
 STABLE_AFTER_S = 60.0
-"""Seconds after which a child counts as healthy, so that the pause is reset to the first one."""
+"""Seconds of running after which the next pause is :data:`FIRST_BACK_OFF_S` again."""
 STOP_TIMEOUT_S = 8.0
-"""Seconds that the child has to end, within the grace period of sidecars."""
-MAX_WAIT_S = 0.5
-"""Longest wait of one turn, in seconds."""
+"""Seconds after which a supervisor that does not stop is killed.
+
+The grace period of sidecars is longer.
+"""
+MAX_EVENT_WAIT_S = 0.5
+"""Longest wait for a probe or a signal before the supervisor is checked again, in seconds."""
 USAGE = (
     "usage: plimsoll-supervisor --config FILE --run-dir DIR --state-dir DIR"
     " [--metrics-port PORT] [--probe-port PORT] [--host H]\n"
@@ -41,20 +44,23 @@ USAGE = (
 
 
 def read_option(arguments: list[str], name: str, default: str | None = None) -> str:
-    """Return the value of ``--name VALUE`` or ``--name=VALUE``; exit if it is missing."""
+    """Return the value of the option ``name``, given as ``--name VALUE`` or ``--name=VALUE``.
+
+    If the option is missing, return ``default``. Without a default, exit with status 2.
+    """
     for index, argument in enumerate(arguments):
         if argument == name and index + 1 < len(arguments):
             return arguments[index + 1]
         if argument.startswith(name + "="):
             return argument[len(name) + 1 :]
     if default is None:
-        sys.stderr.write(f"the option {name} is missing\n{USAGE}")
+        sys.stderr.write(f"the option {name} is required\n{USAGE}")
         raise SystemExit(2)
     return default
 
 
 class Launcher:
-    """Answer probes, restart the supervisor when it ends, and handle signals."""
+    """Run the supervisor as a child process: answer probes, restart it, and handle signals."""
 
     def __init__(self, arguments: list[str]) -> None:
         self._arguments = arguments
@@ -68,14 +74,15 @@ class Launcher:
         os.set_blocking(self._wake, False)
         os.set_blocking(self._wake_write, False)
         self._probes.watch(self._wake)
-        self._child = 0
-        self._started = 0.0
-        self._next_start = 0.0
-        self._back_off = BACK_OFF_S
-        self._stop_at: float | None = None
+        self._child_pid = 0
+        self._started_at = 0.0
+        self._next_start_at = 0.0
+        self._back_off = FIRST_BACK_OFF_S
+        self._kill_at: float | None = None
+        """Time at which the child is killed; None until the launcher must stop."""
 
     def run(self) -> int:
-        """Run until SIGTERM or SIGINT; return the exit status."""
+        """Run until a SIGTERM or SIGINT arrives, and return the exit status."""
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._handle_stop_signal)
@@ -83,38 +90,36 @@ class Launcher:
         while True:
             self._reap_children()
             now = time.monotonic()
-            if self._stop_at is not None:
-                if self._child == 0:
+            if self._kill_at is not None:
+                if self._child_pid == 0:
                     return 0
-                if now >= self._stop_at:
-                    os.kill(self._child, signal.SIGKILL)
-            elif self._child == 0 and now >= self._next_start:
+                if now >= self._kill_at:
+                    os.kill(self._child_pid, signal.SIGKILL)
+            elif self._child_pid == 0 and now >= self._next_start_at:
                 self._start(now)
-            self._probes.turn(MAX_WAIT_S)
+            self._probes.handle_events(MAX_EVENT_WAIT_S)
             with contextlib.suppress(BlockingIOError):
                 os.read(self._wake, 512)
 
     def _handle_stop_signal(self, number: int, frame: object) -> None:
-        if self._stop_at is None:
-            self._stop_at = time.monotonic() + STOP_TIMEOUT_S
-        if self._child:
-            os.kill(self._child, signal.SIGTERM)
+        if self._kill_at is None:
+            self._kill_at = time.monotonic() + STOP_TIMEOUT_S
+        if self._child_pid:
+            os.kill(self._child_pid, signal.SIGTERM)
 
     def _start(self, now: float) -> None:
         command = [sys.executable, "-m", "plimsoll_sidecar.main", *self._arguments]
-        self._started = now
+        self._started_at = now
         try:
-            self._child = os.posix_spawn(
+            self._child_pid = os.posix_spawn(
                 sys.executable, command, os.environ, setsigdef=[signal.SIGTERM, signal.SIGINT]
             )
-        except (
-            OSError
-        ) as error:  # the engine may have used up the process or memory limit of the pod
+        except OSError as error:  # the engine may have used up the pod's process or memory limit
             sys.stderr.write(f"cannot start the supervisor: {error.strerror}\n")
-            self._next_start = now + MAX_BACK_OFF_S
+            self._next_start_at = now + MAX_BACK_OFF_S
 
     def _reap_children(self) -> None:
-        """Reap all children that have ended, including orphans, as PID 1 must."""
+        """Reap all children that have ended. PID 1 must also reap orphaned processes."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -122,24 +127,27 @@ class Launcher:
                 return
             if pid == 0:
                 return
-            if pid == self._child:
+            if pid == self._child_pid:
                 self._handle_exit(os.waitstatus_to_exitcode(status))
 
     def _handle_exit(self, code: int) -> None:
-        now, self._child = time.monotonic(), 0
-        if now - self._started > STABLE_AFTER_S or code == 0:
-            self._back_off = BACK_OFF_S
-        self._next_start = now + self._back_off
-        if self._stop_at is None:
+        now, self._child_pid = time.monotonic(), 0
+        if now - self._started_at > STABLE_AFTER_S or code == 0:
+            self._back_off = FIRST_BACK_OFF_S
+        self._next_start_at = now + self._back_off
+        if self._kill_at is None:
             sys.stderr.write(
                 f"the supervisor exited with status {code}; it restarts in {self._back_off:.1f} s\n"
             )
         self._back_off = min(2 * self._back_off, MAX_BACK_OFF_S)
 
     def _answer_probe(self, request: web.Request) -> web.Answer:
-        """Answer a probe: ``/ready`` depends on drains, all other paths report alive."""
+        """Answer a probe.
+
+        ``/ready`` answers 503 while the pod is kept out of service. Other paths always answer 200.
+        """
         if request.path == "/ready" and not is_ready(self._state_dir):
-            return 503, web.TEXT_CONTENT_TYPE, b"draining\n"
+            return 503, web.TEXT_CONTENT_TYPE, b"the pod is kept out of service\n"
         return 200, web.TEXT_CONTENT_TYPE, b"ok\n"
 
 
@@ -154,9 +162,9 @@ def _create_probe_server(
 
 
 def main() -> int:
-    """Write the token, then answer the probes and keep the supervisor running until SIGTERM.
+    """Write the admin token, and run the launcher until SIGTERM. Return the exit status.
 
-    Returns the exit status.
+    With ``--reset-restart-budget``, only request the reset.
     """
     arguments = sys.argv[1:]
     if "--help" in arguments or "-h" in arguments:

@@ -1,4 +1,4 @@
-"""Parse the supervisor's options, connect its parts and handle signals.
+"""Parse the supervisor's options, create its parts, and handle signals.
 
 The launcher starts this program.
 """
@@ -56,7 +56,7 @@ log = logging.getLogger(__name__)
 
 
 def create_parser() -> argparse.ArgumentParser:
-    """Return the parser of the supervisor's options, which the launcher passes on."""
+    """Return the parser of the supervisor's options. The launcher passes its own options on."""
     parse = argparse.ArgumentParser(prog="python -m plimsoll_sidecar.main", description=__doc__)
     parse.add_argument("--config", type=Path, required=True, help="supervisor.json")
     parse.add_argument(
@@ -79,9 +79,9 @@ def create_parser() -> argparse.ArgumentParser:
 
 
 def create_detector(config: SupervisorConfig) -> Detector:
-    """Return a detector for ``config``.
+    """Return a new detector for ``config``.
 
-    The supervisor creates one at its start, and one after each change of the thresholds.
+    The supervisor needs one at its start, and after each change of the detection settings.
     """
     return Detector(config.memory, config.supervision.stall.timeout_s, config.sample_interval_s)
 
@@ -91,10 +91,17 @@ def build_supervisor(
     kube: KubeClient | None,
     clock: Callable[[], float] = time.monotonic,
 ) -> tuple[Supervisor, Metrics]:
-    """Create the supervisor and its metrics. ``kube`` is None in local mode.
+    """Create the supervisor and its metrics.
 
-    ``clock`` returns the time of samples, in seconds since an arbitrary start. Raises ConfigError
-    and OSError.
+    Args:
+        arguments: The parsed options.
+        kube: The client of the API server; None in local mode.
+        clock: A function that returns the time of samples, in seconds since an arbitrary time.
+
+    Raises:
+        ConfigError: If the configuration is invalid.
+        OSError: If the state directory cannot be created.
+
     """
     config = ConfigFile(arguments.config)
     current, state_dir, run_dir = config.current, arguments.state_dir, arguments.run_dir
@@ -103,9 +110,9 @@ def build_supervisor(
     namespace = current.service.namespace
     publisher: Publisher | None = None
     group: GroupMembers | None = None
-    endpoints = ServiceExit() if os.environ.get("POD_NAME") else None
-    slots, partner = Slots(), None
-    group_serves: Callable[[], bool] | None = None
+    service_exit = ServiceExit() if os.environ.get("POD_NAME") else None
+    slots, partners = Slots(), None
+    is_group_serving: Callable[[], bool] | None = None
     if kube is not None and current.service.uid:
         container = current.engine.container or ENGINE_CONTAINER
         publisher = Publisher(kube, current.service, pod, container)
@@ -113,11 +120,11 @@ def build_supervisor(
         if current.slots:
             own = read_pod_uid(SERVICE_ACCOUNT_FOLDER / "token")
             uid = make_replica_key(current.service.group, own)
-            slots = leases = LeaseSlots(kube, namespace, current.slots, pod, uid=uid)
-            partner = create_partners(current, leases, EndpointSlices(kube, namespace))
+            slots = leases = LeaseSlots(kube, namespace, current.slots, pod, replica_key=uid)
+            partners = create_partners(current, leases, EndpointSlices(kube, namespace))
         member, workload = current.service.group, current.service.workload
         kind = workload.kind if workload is not None else ""
-        endpoints = create_pod_services(
+        service_exit = create_pod_services(
             kube, current.service, pod, leases.list_replicas if leases else tuple
         )
         if member is not None and member.subdomain:
@@ -126,16 +133,22 @@ def build_supervisor(
             )
             pages = GroupPages(EndpointSlices(kube, namespace), member.subdomain, others)
             if member.worker:
-                group_serves = GroupLeader(pages).is_serving
+                is_group_serving = GroupLeader(pages).is_serving
             else:
                 group = GroupMembers(pages)
-    engine = create_adapter(current.engine, run_dir / TOKEN_FILE, group_serves)
+    engine = create_adapter(current.engine, run_dir / TOKEN_FILE, is_group_serving)
 
-    def create_actuator(frontend: Callable[[], ProcessId | None]) -> Actuator:
-        diagnostics = DiagnosticsWriter(engine, state_dir, run_dir, frontend)
-        policy = current.supervision.restart_budget
+    def create_actuator(get_main_process: Callable[[], ProcessId | None]) -> Actuator:
+        diagnostics = DiagnosticsWriter(engine, state_dir, run_dir, get_main_process)
         return Actuator(
-            engine, slots, endpoints, diagnostics.save, state_dir, policy, frontend, partner
+            engine,
+            slots,
+            service_exit,
+            diagnostics.save,
+            state_dir,
+            current.supervision.restart_budget,
+            get_main_process,
+            partners,
         )
 
     mine = PodContainer.from_environment(current.engine.container)
@@ -158,9 +171,9 @@ def build_supervisor(
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the supervisor until it gets a signal.
+    """Run the supervisor until it receives SIGTERM or SIGINT, or the launcher ends.
 
-    Return 2 if a file is not usable, with the reason on stderr.
+    Return the exit status: 0, or 2 if a file or a port cannot be used, with the reason on stderr.
     """
     arguments = create_parser().parse_args(argv)
     logs.configure()
@@ -172,7 +185,7 @@ def main(argv: list[str] | None = None) -> int:
             metrics.render,
             lambda: supervisor.display.state,
             lambda live: render_page(
-                supervisor.display.state, supervisor.display.history.points(), live
+                supervisor.display.state, supervisor.display.history.read_points(), live
             ),
             AllowedHosts.create_for_pod(
                 os.environ.get("POD_NAME", ""),
@@ -188,17 +201,18 @@ def main(argv: list[str] | None = None) -> int:
         signal.signal(number, lambda signum, frame: ending.set())
     launcher = os.getppid()
 
-    def stopped(seconds: float) -> bool:
-        # If the launcher is gone, nothing else would stop this process.
+    def wait_for_stop(seconds: float) -> bool:
+        # If the launcher has ended, nothing else stops this process.
         return ending.wait(seconds) or os.getppid() != launcher
 
     server.start()
-    persons = AskServer(
-        arguments.state_dir, lambda words: manual.run_command(words, supervisor.missing_signals())
+    ask_server = AskServer(
+        arguments.state_dir,
+        lambda words: manual.run_command(words, supervisor.explain_missing_signals()),
     )
-    persons.start()
-    supervisor.run(stopped)
-    persons.stop()
+    ask_server.start()
+    supervisor.run(wait_for_stop)
+    ask_server.stop()
     server.stop()
     return 0
 

@@ -1,8 +1,8 @@
 """Perform a manual action on one replica (see :mod:`plimsoll_sidecar.ask`).
 
-Each action names the epoch that the person saw, or ``current``; an engine in another epoch refuses
-the action. A manual restart takes no restart slot, but is counted when the supervisor sees the new
-epoch. Each action writes a note, from which the supervisor records an incident.
+Each action names the epoch that the person saw, or ``current``. If the engine is in another epoch,
+the action is refused. A manual restart takes no restart slot, but the supervisor counts it when it
+sees the new epoch. Each action writes a note, from which the supervisor records an incident.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ VERB_BY_ACTION = {
     "trim": Verb.TRIM,
     "drain": Verb.DRAIN,
     "restart": Verb.RESTART_WORKER,
-    "resume": Verb.DRAIN,  # ends a drain
+    "resume": Verb.DRAIN,  # never sent: only its result is used
 }
-"""The command for each action."""
+"""Verb of the command for each action."""
 SHARED_DEVICE_NOTE = " (shared with other pods: only the engine's own allocator counts)"
-"""Suffix of the source of device memory if the device is shared."""
+"""Text after the source of device memory if the device is shared."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -54,7 +54,7 @@ class _Parser(argparse.ArgumentParser):
 def create_parser() -> argparse.ArgumentParser:
     """Return the parser of the options of ``python -m plimsoll_sidecar.ask``.
 
-    Invalid usage is part of the answer, and is not printed to standard error.
+    For invalid options, the parser raises ValueError with the usage instead of ending the process.
     """
     parse = _Parser(prog=f"python -m {ASK_MODULE}", description=__doc__)
     parse.add_argument("what", choices=["status", "trim", "drain", "restart", "resume"])
@@ -63,7 +63,7 @@ def create_parser() -> argparse.ArgumentParser:
     parse.add_argument("--state-dir", type=Path, default=Path("/var/lib/plimsoll"))
     parse.add_argument(
         "--expected-epoch",
-        help="epoch of the engine for which you chose the action; current: its present epoch",
+        help="epoch of the engine in which you chose the action; current: the engine's epoch now",
     )
     parse.add_argument(
         "--deadline",
@@ -91,7 +91,7 @@ def _parse_seconds(text: str) -> float:
 def perform_action(
     arguments: argparse.Namespace, engine: EngineAdapter, config: SupervisorConfig
 ) -> ActionAnswer:
-    """Perform the action and return the answer.
+    """Perform the action in ``arguments.what``, and return the answer for the user.
 
     Raises EngineError if the engine does not answer.
     """
@@ -112,14 +112,15 @@ def perform_action(
     if expected != status.epoch:
         answer.outcome = Outcome.REFUSED.value
         answer.message = (
-            f"the engine is in epoch {status.epoch}, not {expected}: check its state and try again"
+            f"the engine is in epoch {status.epoch}, not in epoch {expected}: check the state of "
+            "the replica, and try again with the new epoch"
         )
         return answer
     note = ManualAction(
         id=f"person-{os.urandom(4).hex()}", action=arguments.what, epoch=expected, at=time.time()
     )
     command = _make_command(arguments, note)
-    missing = _try_write_note(arguments.state_dir, note)
+    note_error = _try_write_note(arguments.state_dir, note)
     try:
         result = _execute_action(arguments, engine, config, command, frozenset(status.capabilities))
     except EngineError as error:
@@ -128,9 +129,9 @@ def perform_action(
     ended = msgspec.structs.replace(
         note, outcome=result.outcome, message=result.message[:1000], finished_at=time.time()
     )
-    missing = _try_write_note(arguments.state_dir, ended) or missing
-    if missing is not None:
-        answer.message += f" (not recorded: {missing})"
+    note_error = _try_write_note(arguments.state_dir, ended) or note_error
+    if note_error is not None:
+        answer.message += f" (no incident records this action: {note_error})"
     return answer
 
 
@@ -157,9 +158,9 @@ def _execute_action(
 
 
 def _drain(state_dir: str, engine: EngineAdapter, command: Command) -> Result:
-    """Drain the replica. If that fails, an earlier drain stays active.
+    """Take the pod out of service, drain the engine, and return the result.
 
-    A resume ends the drain, even while the drain is waiting for requests.
+    If this fails, an earlier manual drain stays active. A concurrent resume ends the drain.
     """
 
     def is_wanted() -> bool:
@@ -183,22 +184,28 @@ def _drain(state_dir: str, engine: EngineAdapter, command: Command) -> Result:
 
 
 def _restart_engine(engine: EngineAdapter, config: SupervisorConfig, command: Command) -> Result:
-    """Remove the pod from its endpoints, finish the running requests, then restart the engine."""
+    """Remove the pod from its Services, wait for running requests, and restart the engine.
+
+    Return the result of the step that failed, or else of the restart.
+    """
     pod = os.environ.get("POD_NAME")
     if pod:
         from plimsoll_sidecar.act import pod_services
         from plimsoll_sidecar.clients.kube import KubeClient
 
-        found = pod_services.create_pod_services(
+        service_exit = pod_services.create_pod_services(
             KubeClient.create_in_cluster(), config.service, pod
         )
-        pod_services.wait_until_left(found)
+        pod_services.wait_until_left(service_exit)
     finished = engine.finish(command)
     return engine.restart_engine(command) if finished.outcome is Outcome.SUCCEEDED else finished
 
 
 def _try_write_note(state_dir: Path, action: ManualAction) -> str | None:
-    """Write a note for the supervisor. Return the error, which does not prevent the action."""
+    """Write the note of an action. Return None, or the error if the note cannot be written.
+
+    The action continues without a note.
+    """
     try:
         write_note(state_dir, action)
     except OSError as error:
@@ -207,11 +214,11 @@ def _try_write_note(state_dir: Path, action: ManualAction) -> str | None:
 
 
 def _add_signals(
-    engine: EngineAdapter, answer: ActionAnswer, shared: bool, container: str
+    engine: EngineAdapter, answer: ActionAnswer, shared_device: bool, container: str
 ) -> ActionAnswer:
-    """Return ``answer`` with the signals that are available.
+    """Add the available sources of memory sizes to ``answer``, and return it.
 
-    A sample is taken for this, because it shows more than a check of mounts and permissions.
+    A sample shows which sources are available. A check of mounts and permissions would show less.
     """
     from plimsoll_api.version import get_version
     from plimsoll_sidecar.signals.device_memory import AmdExporter, Dcgm, Nvml, PodContainer
@@ -233,7 +240,7 @@ def _add_signals(
     if any(device.used is not None for device in sample.device or ()):
         seen = next((device.shared for device in sample.device if device.shared), None)
         answer.device_memory = (sampler.device_source or "") + (
-            SHARED_DEVICE_NOTE if shared or seen else ""
+            SHARED_DEVICE_NOTE if shared_device or seen else ""
         )
         answer.device_memory += f": {seen}" if seen else ""
     answer.device_reasons = sampler.explain_unused_sources()
@@ -257,7 +264,7 @@ def _make_command(arguments: argparse.Namespace, note: ManualAction) -> Command:
 def _resume(
     arguments: argparse.Namespace, engine: EngineAdapter, config: SupervisorConfig, command: Command
 ) -> Result:
-    # All reasons end, because a person who resumes a replica expects it to serve immediately.
+    # All reasons end, because after a resume, a person expects the replica to serve immediately.
     folder = str(arguments.state_dir)
     readiness.clear_reasons(folder, readiness.RESTART)
     for drain in readiness.DRAIN_REASONS:
@@ -282,35 +289,47 @@ def _resume(
         uid = lease_counts.make_replica_key(config.service.group, own)
         done.append(lease_counts.reset_counts(kube, config, pod, uid, arguments.service))
     except KubeError as error:
-        done.append(f"cannot clear the slot Leases: {error}: run plimsoll resume again")
+        done.append(
+            f"the restarts on the slot Leases cannot be cleared: {error}: run plimsoll resume again"
+        )
         return command.make_result(Outcome.FAILED, "; ".join(done))
     return command.make_result(Outcome.SUCCEEDED, "; ".join(done))
 
 
 def _list_unsuitable_budgets(state_dir: Path, config: SupervisorConfig) -> list[str]:
-    """Return a message for each unsuitable budget; empty if the journal cannot be read."""
+    """Return a sentence for each leak budget that is too small or too large.
+
+    The list is empty if the journal cannot be read.
+    """
     try:
         return tune.explain_unsuitable_budgets(
             read_learned_budgets(state_dir / JOURNAL_FILE), config.memory
         )
     except (OSError, ValueError) as error:
-        log.info("budgets: %s", error)
+        log.info("cannot check the leak budgets: %s", error)
         return []
 
 
-def run_command(argv: list[str], unseen: Mapping[str, str] | None = None) -> tuple[int, str]:
+def run_command(
+    argv: list[str], missing_signals: Mapping[str, str] | None = None
+) -> tuple[int, str]:
     """Run a manual action, and return the exit status and the answer.
 
-    ``unseen`` are the missing signals, each with its reason, for the answer to ``status``. The exit
-    status is 0 for success and 1 for a failure or refusal, which the answer explains. It is 2 if
-    the action could not be attempted; the text is then the reason.
+    Args:
+        argv: The arguments of the command.
+        missing_signals: The reason for each missing signal, for the answer to ``status``.
+
+    Returns:
+        Status 0 for success or 1 for a failed or refused action, with the answer as JSON. Status 2
+        if the action could not be attempted, with the reason as text.
+
     """
     try:
         arguments = create_parser().parse_args(argv)
         config = ConfigFile(arguments.config).current
         engine = create_adapter(config.engine, arguments.run_dir / TOKEN_FILE)
         answer = perform_action(arguments, engine, config)
-        answer.unseen = dict(unseen or {}) if arguments.what == "status" else {}
+        answer.unseen = dict(missing_signals or {}) if arguments.what == "status" else {}
     except EngineError as error:
         answer = ActionAnswer(outcome=Outcome.FAILED.value, message=str(error))
     except (ConfigError, OSError, ValueError) as error:
@@ -322,22 +341,25 @@ def run_command(argv: list[str], unseen: Mapping[str, str] | None = None) -> tup
 log = logging.getLogger(__name__)
 
 NOTES_FOLDER = "by-hand"
-"""Folder in the state directory that holds the notes."""
+"""Folder in the state directory that contains the notes."""
 MAX_NOTES = 64
-"""Maximum number of notes that are read at once."""
+"""Maximum number of notes that are read at a time."""
 MAX_NOTE_BYTES = 1 << 14
-"""Maximum size of a note."""
+"""Maximum size of a note in bytes."""
 
 
 class Note(msgspec.Struct, frozen=True):
-    """A manual action, and the process that performs it; None if that is unknown."""
+    """Content of a note: a manual action, and the process ``by`` which it is performed.
+
+    The process is None if it is unknown.
+    """
 
     action: ManualAction
     by: ProcessId | None
 
 
 def write_note(state_dir: Path, action: ManualAction) -> None:
-    """Write or update the note of an action of this process. Raises OSError."""
+    """Write or update the note of an action that this process performs. Raises OSError."""
     folder = state_dir / NOTES_FOLDER
     folder.mkdir(exist_ok=True)
     note = Note(action, identify(os.getpid()))
@@ -345,20 +367,20 @@ def write_note(state_dir: Path, action: ManualAction) -> None:
 
 
 class NoteInbox:
-    """Notes of manual actions, for the supervisor.
+    """Reader of the notes of manual actions, for the supervisor.
 
-    :meth:`read` returns each completed action once. :meth:`remove_read` deletes the notes of
-    returned actions after the journal has recorded them.
+    :meth:`read` returns each action that has ended once. :meth:`remove_read` deletes the notes of
+    these actions. Call it after the journal has recorded them.
     """
 
     def __init__(self, state_dir: Path) -> None:
         self._folder = state_dir / NOTES_FOLDER
-        self._given: set[Path] = set()
+        self._returned: set[Path] = set()
 
     def read(self) -> list[ManualAction]:
-        """Return running actions, and those that have completed since the last call.
+        """Return the actions that are running, or have ended since the last call.
 
-        An invalid file is deleted, because nothing else writes to this folder.
+        Invalid notes are deleted, because the folder is only for notes.
         """
         try:
             names = sorted(name for name in os.listdir(self._folder) if name.endswith(".json"))
@@ -367,7 +389,7 @@ class NoteInbox:
         found = []
         for name in names[:MAX_NOTES]:
             path = self._folder / name
-            if path in self._given:
+            if path in self._returned:
                 continue
             try:
                 action = _read_note(path)
@@ -375,20 +397,20 @@ class NoteInbox:
                 continue
             except (OSError, ValueError) as error:
                 log.warning(
-                    "removed %s, because it is not a valid note of a manual action: %s", path, error
+                    "deleted %s, because it is not a valid note of a manual action: %s", path, error
                 )
                 _remove_note(path)
                 continue
             if action.outcome is not None:
-                self._given.add(path)
+                self._returned.add(path)
             found.append(action)
         return found
 
     def remove_read(self) -> None:
-        """Delete the notes of completed actions that :meth:`read` has returned."""
-        for path in self._given:
+        """Delete the notes of ended actions that :meth:`read` has returned."""
+        for path in self._returned:
             _remove_note(path)
-        self._given.clear()
+        self._returned.clear()
 
 
 def _read_note(path: Path) -> ManualAction:
@@ -401,7 +423,7 @@ def _read_note(path: Path) -> ManualAction:
     if action.action not in REASON_BY_ACTION:
         raise ValueError(f"action {action.action!r} is not one of {', '.join(REASON_BY_ACTION)}")
     if path.stem != action.id:
-        raise ValueError(f"the file's name differs from the action's ID {action.id!r}")
+        raise ValueError(f"the name of the file differs from the action's ID {action.id!r}")
     if action.outcome is None and (note.by is None or identify(note.by.pid) != note.by):
         return msgspec.structs.replace(
             action, outcome=Outcome.UNKNOWN, message="the command was interrupted"

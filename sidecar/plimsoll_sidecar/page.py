@@ -1,6 +1,7 @@
 """Render the supervisor's read-only web page, which loads no other resources.
 
-The functions are pure. The page is rendered on request, and all external text is escaped.
+The functions have no side effects. The page is rendered on request, and all external text is
+escaped.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from plimsoll_api.times import format_clock_time
 from plimsoll_api.units import format_bytes, format_span
 from plimsoll_sidecar.history import HistoryPoint, MemoryBand, draw_growth_chart, draw_segment_chart
 
-RELOAD_S = 5
+RELOAD_INTERVAL_S = 5
 DATE_FORMAT = "%Y-%m-%d %H:%M:%S"
 EMPTY_STATE = b"{}"
 """Content of ``/state`` before the first sample."""
@@ -82,13 +83,14 @@ details{border-top:1px solid var(--line);padding:.4rem 0}summary{cursor:pointer}
 
 
 def render_page(state: bytes, points: Sequence[HistoryPoint], live: bool = False) -> bytes:
-    """Return an HTML page in UTF-8 that shows ``state``, the JSON text of ``/state``.
+    """Return an HTML page in UTF-8 that shows ``state``, which is the JSON text of ``/state``.
 
-    With ``live``, the browser reloads the page every :data:`RELOAD_S` seconds.
+    ``points`` are the points of the charts. With ``live``, the browser reloads the page every
+    :data:`RELOAD_INTERVAL_S` seconds.
     """
     known = None if state == EMPTY_STATE else decode(state, View)
     title = "Plimsoll" if known is None else f"{known.service} - Plimsoll"
-    again = f'<meta http-equiv="refresh" content="{RELOAD_S}">' if live else ""
+    again = f'<meta http-equiv="refresh" content="{RELOAD_INTERVAL_S}">' if live else ""
     body = (
         "<main><p>No sample has been taken yet.</p></main>"
         if known is None
@@ -121,13 +123,13 @@ def _render_body(known: View, points: Sequence[HistoryPoint]) -> str:
         troubled.append(f"Out of service: {', '.join(sorted(known.out_of_service))}.")
     if known.set_aside:
         troubled.append(
-            "Parts of the journal were damaged. The supervisor keeps them in the folder "
-            f"set-aside of its state directory: {', '.join(known.set_aside)}. Remediation "
-            "continues without them; delete the files when you no longer need them."
+            "Parts of the journal were damaged. The supervisor moved them to the folder "
+            f"set-aside of its state directory: {', '.join(known.set_aside)}. Supervision "
+            "continues without them. Delete the files when you no longer need them."
         )
     if known.restart_budget_exhausted:
         troubled.append(
-            "The restart budget is exhausted. Find the cause, then run plimsoll resume."
+            "The restart budget is exhausted. Find the cause, and then run plimsoll resume POD."
         )
     troubles = "".join(f"<p class=bad role=alert>{escape(text)}</p>" for text in troubled)
     return (
@@ -149,7 +151,7 @@ def _render_body(known: View, points: Sequence[HistoryPoint]) -> str:
 
 
 def _render_summary(known: View) -> str:
-    """Return the main figures of the replica as HTML."""
+    """Return the main values of the replica as HTML."""
     state = known.engine_state or "does not answer"
     shown = [
         ("Engine", {"serving": "good", None: "bad"}.get(known.engine_state, ""), state),
@@ -196,14 +198,18 @@ PHASE_RUNGS = {
     IncidentPhase.TRIMMING: Action.TRIM.value,
     IncidentPhase.CONFIRMED: Action.TRIM.value,
 }
-"""Rungs of phases that occur before an incident has an action."""
-OBSERVE = "Observe"
+"""Rung to show for an incident in a phase in which no rung has been chosen yet."""
+OBSERVE_RUNG = "Observe"
 
 
 def render_budgets(
     rows: Iterable[tuple[str, MemoryBudget | None, BudgetState | None]], warm: bool
 ) -> str:
-    """Return a meter for each budget, as HTML."""
+    """Return an HTML table with a meter for each leak budget.
+
+    ``rows`` contains names, budgets and their states. ``warm`` states whether the engine has warmed
+    up.
+    """
     made = []
     for name, budget, state in rows:
         if budget is None:
@@ -227,17 +233,20 @@ def render_budgets(
 
 
 def render_suspicions(assessment: Assessment) -> str:
-    """Return a line for each suspicion and each slow leak, as HTML."""
+    """Return an HTML paragraph for each suspicion and each slow leak."""
     texts = [f"Suspected: {text}" for text in format_suspicions(assessment.suspicions)]
     texts += [f"Slow leak: {text}" for text in format_slow_leaks(assessment.slow)]
     return "".join(f"<p>{escape(text)}.</p>" for text in texts)
 
 
 def render_ladder(rungs: Sequence[Action], mode: str, incidents: Sequence[IncidentRecord]) -> str:
-    """Return the rungs as HTML, the least disruptive first, and mark the current one."""
+    """Return the rungs as an HTML list, the least disruptive first, with the current rung marked.
+
+    ``mode`` is the mode of the supervisor. ``incidents`` are the open incidents.
+    """
     here = find_current_rung(incidents)
     items = []
-    for rung in (OBSERVE, *(action.value for action in rungs)):
+    for rung in (OBSERVE_RUNG, *(action.value for action in rungs)):
         current = ' aria-current="step"' if rung == here else ""
         items.append(f"<li{current}>{rung}</li>")
     note = (
@@ -249,17 +258,20 @@ def render_ladder(rungs: Sequence[Action], mode: str, incidents: Sequence[Incide
 
 
 def find_current_rung(incidents: Sequence[IncidentRecord]) -> str:
-    """Return the most disruptive current action of the open incidents; Observe if there is none."""
-    order = [OBSERVE, *(action.value for action in Action)]
-    at = [one.rung.value if one.rung else PHASE_RUNGS.get(one.phase, OBSERVE) for one in incidents]
-    return max(at, key=order.index, default=OBSERVE)
+    """Return the most disruptive current rung of ``incidents``; ``Observe`` if there is none."""
+    order = [OBSERVE_RUNG, *(action.value for action in Action)]
+    at = [
+        one.rung.value if one.rung else PHASE_RUNGS.get(one.phase, OBSERVE_RUNG)
+        for one in incidents
+    ]
+    return max(at, key=order.index, default=OBSERVE_RUNG)
 
 
-def render_incidents(found: Sequence[IncidentRecord]) -> str:
-    """Return a line for each incident, with its steps, as HTML."""
-    if not found:
+def render_incidents(incidents: Sequence[IncidentRecord]) -> str:
+    """Return HTML with one expandable entry for each incident, which contains its steps."""
+    if not incidents:
         return "<p>There are no incidents.</p>"
-    return "".join(_render_incident(make_record_story(one)) for one in found)
+    return "".join(_render_incident(make_record_story(one)) for one in incidents)
 
 
 def _render_incident(story: Story) -> str:
@@ -283,7 +295,7 @@ def _render_incident(story: Story) -> str:
 
 
 def render_segments(assessment: Assessment) -> str:
-    """Return a table of the newest sizes, as a text alternative to the chart."""
+    """Return an HTML table of the newest sizes, as a text alternative to the chart."""
     rows = [
         f"<tr><th scope=row><i class='s-{segment.value}'></i>{segment.value}</th>"
         f"<td class=n>{format_bytes(assessment.segments[segment])}</td></tr>"
@@ -298,7 +310,7 @@ def render_segments(assessment: Assessment) -> str:
 
 
 def render_ledger(entries: Sequence[LedgerEntry]) -> str:
-    """Return a table of the owners of memory and their bounds, as HTML."""
+    """Return an HTML table of the engine's ledger: the owners of memory, with sizes and bounds."""
     if not entries:
         return "<p>The engine has not reported a ledger yet.</p>"
     rows = [
@@ -321,7 +333,11 @@ def _format_size(value: int | None) -> str:
 
 
 def _render_table(caption: str, head: Sequence[str], rows: Iterable[str]) -> str:
-    """Return an HTML table. ``>`` before the name of a column right-aligns its numbers."""
+    """Return an HTML table.
+
+    ``head`` contains the names of the columns. A name that begins with ``>`` right-aligns its
+    column. ``rows`` contains the HTML of each row.
+    """
     cells = "".join(
         f"<th scope=col{' class=n' if name.startswith('>') else ''}>{name.lstrip('>')}</th>"
         for name in head

@@ -1,8 +1,7 @@
-"""Record traces of an engine and evaluate them, for ``plimsoll record`` and ``plimsoll replay``.
+"""Record traces of an engine and replay them, for ``plimsoll record`` and ``plimsoll replay``.
 
-A replay uses the same detector and governor as a running supervisor; only the clock and the source
-of samples differ. A recording cannot execute commands, so the effect of each remediation is
-unknown.
+A replay uses the same detector and governor as a running supervisor. Only the clock and the source
+of samples differ. A replay cannot execute commands, so the effect of each action is unknown.
 """
 
 from __future__ import annotations
@@ -44,18 +43,22 @@ from plimsoll_sidecar.govern.incident import Incident
 from plimsoll_sidecar.signals.device_memory import AmdExporter, Dcgm, PodContainer
 from plimsoll_sidecar.signals.sampler import Sampler
 
-UNKNOWN_GROWTH = SlowGrowth()
+UNASSESSED_GROWTH = SlowGrowth()
 """Slow growth of host or device memory before it has been assessed."""
 FIRST_ANSWER_TIMEOUT_S = 60.0
-"""Seconds to wait for the engine's first answer. After that, its version is not recorded."""
+"""Seconds to wait for the engine's first answer.
+
+If there is none, recording starts without the engine's version.
+"""
 
 
 class ReplayLine(msgspec.Struct, omit_defaults=True, kw_only=True):
     """One line of the output. Unknown values are absent.
 
-    ``limit_s`` is the time in seconds until a slow leak reaches the memory limit. The event
-    ``ended`` is an incident that ended without being confirmed or cleared. ``still-open`` is an
-    incident that was neither confirmed nor ended at the last sample.
+    The event ``ended`` means that an incident ended without being confirmed or cleared. The event
+    ``still-open`` means that an incident was neither confirmed nor ended at the last sample. ``t``
+    is the time of the sample. ``limit_s`` is the time in seconds until a slow leak reaches the
+    memory limit.
     """
 
     event: str
@@ -73,7 +76,7 @@ class ReplayLine(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 class Summary(msgspec.Struct, kw_only=True):
-    """Last line of the output."""
+    """Last line of the output: counts of samples, incidents and actions."""
 
     event: str = "summary"
     samples: int = 0
@@ -86,9 +89,10 @@ class Summary(msgspec.Struct, kw_only=True):
 def replay(
     path: Path, mode: Mode = Mode.OBSERVE, budget: MemoryBudget | None = None
 ) -> Iterator[ReplayLine | Summary]:
-    """Yield the events of the trace in order of time, then a summary.
+    """Yield the events of the trace in order of time, and then a summary.
 
-    ``budget`` replaces the recorded one for host memory. Raises :class:`TraceError`.
+    ``budget`` replaces the recorded budget of host memory, if it is not None. Raises
+    :class:`TraceError` if the trace is invalid.
     """
     header, samples = trace.read(path)
     memory = make_memory_policy(path, header)
@@ -107,7 +111,11 @@ def replay_samples(
     interval_s: float,
     name: str,
 ) -> Iterator[ReplayLine | Summary]:
-    """Yield the events of ``samples`` in order of time, then a summary."""
+    """Yield the events of ``samples`` in order of time, and then a summary.
+
+    ``interval_s`` is the time between samples in seconds. ``name`` is the first part of the names
+    of incidents.
+    """
     learned = LearnedBudgets()
     learns = any(one is not None and one.auto for one in (memory.host, memory.device))
     governor = Governor(supervision, memory, replica=name)
@@ -150,9 +158,12 @@ def replay_samples(
 
 
 def _make_slow_leak_lines(assessment: Assessment, leaking: set[str]) -> Iterator[ReplayLine]:
-    """Yield a line for each slow leak that started or ended, and update ``leaking``."""
+    """Yield a line for each slow leak that starts or ends with ``assessment``.
+
+    ``leaking`` contains the memory with a slow leak, ``host`` or ``device``, and is updated.
+    """
     for memory in ("host", "device"):
-        slow = assessment.slow.get(memory, UNKNOWN_GROWTH)
+        slow = assessment.slow.get(memory, UNASSESSED_GROWTH)
         if slow.slow_leak == (memory in leaking):
             continue
         leaking ^= {memory}
@@ -169,7 +180,10 @@ def _make_slow_leak_lines(assessment: Assessment, leaking: set[str]) -> Iterator
 
 
 def make_memory_policy(path: Path, header: Header) -> MemoryPolicy:
-    """Return the budgets in the header of a trace. Raises :class:`TraceError`."""
+    """Return the memory policy in the header of a trace.
+
+    Raises :class:`TraceError`, with the name of the file, if the header is invalid.
+    """
     if not header.interval_s > 0:
         raise TraceError(f"{path}:1: interval_s must be greater than 0, not {header.interval_s}")
     if not 0 <= header.warmup_s < float("inf"):
@@ -185,7 +199,10 @@ def make_memory_policy(path: Path, header: Header) -> MemoryPolicy:
 
 
 def make_engine_view(sample: Sample) -> EngineView:
-    """Return an engine with all capabilities, so that a replay shows every action it would take."""
+    """Return the state of the engine in ``sample``.
+
+    The engine has all capabilities, so that a replay shows every action.
+    """
     return EngineView(
         epoch=f"trace:{sample.epoch}" if sample.scrape_ok else None,
         state=EngineState.SERVING if sample.scrape_ok else None,
@@ -195,15 +212,20 @@ def make_engine_view(sample: Sample) -> EngineView:
 
 
 def make_unknown_results(turn: Turn) -> list[Result]:
-    """Return unknown results for the commands of ``turn``, which a replay cannot execute."""
+    """Return a list with an ``Unknown`` result for the command of ``turn``; empty without one.
+
+    A replay cannot execute commands.
+    """
     if turn.command is None:
         return []
     operation = turn.command.operation_id
-    return [Result(operation_id=operation, outcome=Outcome.UNKNOWN, message="a recording")]
+    return [
+        Result(operation_id=operation, outcome=Outcome.UNKNOWN, message="not executed in a replay")
+    ]
 
 
 def make_line(event: Event, t: float) -> ReplayLine | None:
-    """Return the line for ``event``; None if the output has no line for it."""
+    """Return the line of output for ``event`` at time ``t``; None if there is no such line."""
     incident = event.incident
     match event.type:
         case EventType.OPENED:
@@ -253,13 +275,16 @@ def _find_trigger(incident: Incident) -> str | None:
 
 
 def parse_budget(text: str) -> MemoryBudget:
-    """Parse ``Auto``, a size, or a size with its window, such as ``2Gi/6h``. Raises ValueError."""
+    """Return the budget in ``text``: ``Auto``, a size, or a size and a window such as ``2Gi/6h``.
+
+    Raises ValueError.
+    """
     size, slash, window = text.partition("/")
     return parse_growth_budget(size, POSITIVE_DURATION_FORM.read(window) if slash else DAY_S)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Replay one trace and print its events as JSON lines. Return the exit status."""
+    """Replay a trace, and print its events as JSON lines. Return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m plimsoll_sidecar.replay", description=__doc__)
     parser.add_argument("trace", type=Path, help="recording, .jsonl or .jsonl.gz")
     parser.add_argument(
@@ -277,7 +302,10 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def print_replay(path: Path, mode: Mode, budget: MemoryBudget | None = None) -> int:
-    """Print the events of a trace as JSON lines. Return the exit status."""
+    """Print the events of the trace at ``path`` as JSON lines.
+
+    Return the exit status: 0, or 2 if the trace is invalid.
+    """
     try:
         for line in replay(path, mode, budget):
             sys.stdout.write(msgspec.json.encode(line).decode() + "\n")
@@ -308,9 +336,9 @@ def _read_budget(
 
 
 class TraceWriter:
-    """Write samples to a trace, line by line.
+    """Write samples to a trace.
 
-    The trace is compressed if its file name ends in ``.gz``. Raises OSError.
+    The file is compressed if its name ends in ``.gz``. The methods raise OSError.
     """
 
     def __init__(self, path: Path, header: Header) -> None:
@@ -319,19 +347,22 @@ class TraceWriter:
         trace.write_line(self._out, header)
 
     def write(self, sample: Sample) -> None:
-        """Write a sample. Skip it if its time does not increase, as a trace requires."""
+        """Write a sample, unless it is not later than the previous one, as a trace requires."""
         if sample.t > self._last_t:
             self._last_t = sample.t
             trace.write_line(self._out, sample)
             self._out.flush()
 
     def close(self) -> None:
-        """Close the file. A gzip file is complete only afterwards."""
+        """Close the file. A compressed file is complete only after this call."""
         self._out.close()
 
 
 def make_header(config: SupervisorConfig, status: Status | None = None) -> Header:
-    """Return the header of a recording that starts now."""
+    """Return the header of a trace whose recording starts now.
+
+    ``status`` is the engine's status; None if the engine does not answer.
+    """
     host, device = config.memory.host, config.memory.device
     return Header(
         trace=1,
@@ -357,12 +388,21 @@ def record(
     config: SupervisorConfig,
     token_file: Path,
     out: Path,
-    stopped: Callable[[float], bool],
+    wait_for_stop: Callable[[float], bool],
     duration_s: float | None = None,
 ) -> int:
-    """Sample the engine until ``stopped`` or for ``duration_s``. Return the number of samples.
+    """Record samples of the engine to the trace ``out``, and return their number.
 
-    ``stopped`` waits at most the given seconds, and returns whether to stop. Raises OSError.
+    Args:
+        config: The configuration, which describes the engine.
+        token_file: The file with the engine's admin token.
+        out: The path of the trace.
+        wait_for_stop: A function that waits at most the given seconds, and returns whether to stop.
+        duration_s: The longest time of recording in seconds; None for no limit.
+
+    Raises:
+        OSError: If the trace cannot be written.
+
     """
     mine = PodContainer.from_environment(config.engine.container)
     sampler = Sampler(
@@ -373,7 +413,7 @@ def record(
     begin = time.monotonic()
     end = float("inf") if duration_s is None else begin + duration_s
     while sampler.sample() and sampler.status is None:
-        if time.monotonic() > min(end, begin + FIRST_ANSWER_TIMEOUT_S) or stopped(0.25):
+        if time.monotonic() > min(end, begin + FIRST_ANSWER_TIMEOUT_S) or wait_for_stop(0.25):
             break
     count = 0
     with closing(TraceWriter(out, make_header(config, sampler.status))) as writer:
@@ -382,7 +422,7 @@ def record(
             writer.write(sampler.sample())
             count += 1
             due = max(due + config.sample_interval_s, time.monotonic())
-            if stopped(max(0.0, min(due, end) - time.monotonic())):
+            if wait_for_stop(max(0.0, min(due, end) - time.monotonic())):
                 break
     return count
 

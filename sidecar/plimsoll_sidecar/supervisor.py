@@ -1,9 +1,9 @@
 """Run the main loop: sample, assess, decide, write the journal, act, and publish.
 
-One thread samples and decides; the actuator, the publisher and the web server have their own. Each
-command is written to the journal before it is sent. A supervisor that is killed at any point can
-therefore continue. It sends the last command again with the same operation ID, and the engine's
-epoch shows whether it was executed.
+The main thread samples and decides. The actuator, the publisher and the web server have threads of
+their own. Each command is written to the journal before it is sent. If a supervisor is killed at
+any point, the next one can therefore continue. It sends the last command again with the same
+operation ID. The engine's epoch shows whether the command was executed.
 """
 
 from __future__ import annotations
@@ -54,22 +54,38 @@ from plimsoll_sidecar.view import Display, Observation, log_event
 
 log = logging.getLogger(__name__)
 
-CONFIG_CHECK_S = 2.0
+CONFIG_CHECK_INTERVAL_S = 2.0
 
 
 class Supervisor:
     """Supervise one engine.
 
-    ``build_detector`` creates a detector, at the start and after a change of the configuration.
-    ``group`` is set for the leader of a multi-node group. ``peers`` and ``learned`` are set if an
-    operator publishes the growth of the other replicas, and what they have learned about growth.
+    Args:
+        config: The configuration file.
+        source: The source of samples.
+        create_detector: A function that creates a detector, at the start and after a change of the
+            detection settings.
+        create_actuator: A function that creates the actuator. Its argument is a function that
+            returns the last known main process of the engine.
+        publisher: The publisher of incidents; None in local mode.
+        metrics: The metrics of the supervisor.
+        state_dir: The directory of the journal and of other state.
+        replica: The name of this replica, with which the names of its incidents begin.
+        group: The other pods of the multi-node group if this pod is its leader; None otherwise.
+        peers: The file in which the operator publishes the growth of other replicas; None without
+            an operator.
+        learned: The file in which the operator publishes the growth that other replicas have
+            learned; None without an operator.
+        run_dir: The directory that the engine shares with the supervisor. The default is
+            ``state_dir``.
+
     """
 
     def __init__(
         self,
         config: ConfigFile,
         source: Sampler,
-        build_detector: Callable[[SupervisorConfig], Detector],
+        create_detector: Callable[[SupervisorConfig], Detector],
         create_actuator: Callable[[Callable[[], ProcessId | None]], Actuator],
         publisher: Publisher | None,
         metrics: Metrics,
@@ -83,7 +99,8 @@ class Supervisor:
         self._others_learned, self._learned_shown = learned, False
         self._group, self._peers, self._replica = group, peers, replica
         self._config, self._source, self._metrics = config, source, metrics
-        self._new_detector, self._publisher, self._state_dir = build_detector, publisher, state_dir
+        self._create_detector, self._publisher = create_detector, publisher
+        self._state_dir = state_dir
         self._unsent: list[Result] = []
         self._config_at = 0.0
         self._journal = JournalManager(state_dir, publisher, metrics, self._is_published_by_leader)
@@ -92,10 +109,10 @@ class Supervisor:
         self._inherited: LastKnownEngine | None = self._journal.engine
         self._governor = Governor(config.current.supervision, config.current.memory, state, replica)
         self._governor.apply_budgets(self._journal.learned.resolve_budgets(config.current.memory))
-        self._detector = build_detector(self._resolve_config())
-        self._actuator = create_actuator(self._get_frontend)
+        self._detector = create_detector(self._resolve_config())
+        self._actuator = create_actuator(self._get_main_process)
         self._sweep = SharedMemorySweep.create_for_this_pod()
-        self._starts = EngineStartGate(run_dir or state_dir, self._device_use)
+        self._start_gate = EngineStartGate(run_dir or state_dir, self._read_device_use)
         self._inbox, self._has_merged_restarts = NoteInbox(state_dir), False
         self._actuator.may_end_leftovers = config.current.supervision.mode is Mode.RECOVER
         self._signal_log = SignalLog()
@@ -105,18 +122,20 @@ class Supervisor:
 
     @property
     def service(self) -> ServiceRef:
-        """Service in the current configuration."""
+        """Service in the current configuration, or the SupervisionPolicy."""
         return self._config.current.service
 
-    def missing_signals(self) -> dict[str, str]:
-        """Return the reason for each missing signal of the newest sample."""
+    def explain_missing_signals(self) -> dict[str, str]:
+        """Return the reason for each missing signal of the newest sample, by signal."""
         signals = self._source.signals
         return {n: f"{one.reason}: {one.message}" for n, one in signals.items() if not one.ok}
 
-    def run(self, stopped: Callable[[float], bool]) -> None:
-        """Sample and decide in a loop until ``stopped`` returns True.
+    def run(self, wait_for_stop: Callable[[float], bool]) -> None:
+        """Sample and decide in a loop until ``wait_for_stop`` returns True.
 
-        ``stopped`` is called with the seconds until the next sample, and waits at most that long.
+        ``wait_for_stop`` waits for the given seconds, until the next sample, or until the
+        supervisor must stop. It returns whether the supervisor must stop. The loop also ends if a
+        new configuration requires a restart of the supervisor.
         """
         _set_log_level(self._config.current)
         self._set_slot_request()
@@ -128,16 +147,15 @@ class Supervisor:
         self._journal.publish()
         pending = self._governor.state.pending
         if pending is not None and self._journal.hold is None and not self._config.is_missing:
-            # Also if the mode is now Observe: a started command must be completed, because
-            # otherwise the
+            # Even in mode Observe, a command that has started must be completed. Otherwise, the
             # engine would stay drained.
             log.info(
-                "the previous supervisor ended while executing %s: sending the command again",
+                "sending the command %s again, because the previous supervisor ended during it",
                 pending.verb,
             )
             self._actuator.queue_command(pending)
         due = time.monotonic()
-        while not stopped(max(0.0, due - time.monotonic())):
+        while not wait_for_stop(max(0.0, due - time.monotonic())):
             due = max(due + self._config.current.sample_interval_s, time.monotonic())
             if not self._reload_config():
                 break
@@ -147,35 +165,38 @@ class Supervisor:
             self._group.stop()
         if self._publisher is not None:
             self._publisher.stop(timeout_s=2.0)
-        self._journal.write(self._governor.state, self._clock.read(), last=True)
+        self._journal.write(self._governor.state, self._clock.read(), is_last=True)
         self._journal.close()
 
     def _read_clock(self) -> float:
-        """Return the current time. While no incident is open, adopt a change of the wall clock."""
+        """Return the current time in Unix seconds.
+
+        A step of the wall clock is applied first, but only while no incident is open.
+        """
         step = 0.0 if self._governor.state.incidents else self._clock.apply_step()
         if step:
-            log.warning("the wall clock changed by %+.0f s", step)
+            log.warning("the wall clock was set by %+.0f s", step)
             shift_times(self._governor.state, step)
         return self._clock.now()
 
     def tick(self, now: float) -> None:
-        """Sample, decide and act once."""
+        """Sample, decide and act once. ``now`` is in Unix seconds."""
         seen = self._observe(now)
         self._merge_stored_restarts()
         self._reset_restart_budget_if_requested()
         results, self._unsent = [*self._unsent, *self._actuator.take_results()], []
-        learned = self._store_checkpoint(seen.status)
+        changed = self._store_checkpoint(seen.status)
         turn = self._governor.advance(
             self._assess_group(seen.assessment), seen.engine, now, results, self._journal.hold,
-            self._inbox.read(), own=seen.assessment,
+            self._inbox.read(), pod_assessment=seen.assessment,
         )  # fmt: skip
         for event in turn.events:
             self._journal.unwritten[event.incident.name] = event.incident
             log_event(event)
         self._set_slot_request()
         self._learn_budgets(seen)
-        learned = learned or self._journal.is_learned_due
-        if turn.changed or learned or self._journal.unwritten or self._journal.hold is not None:
+        changed = changed or turn.changed or self._journal.is_learned_due
+        if changed or self._journal.unwritten or self._journal.hold is not None:
             self._write_and_send(turn)
         if seen.engine.epoch is not None:  # otherwise, the lease expires
             wanted = self._journal.hold is None and self._governor.wants_standby(seen.engine)
@@ -186,7 +207,7 @@ class Supervisor:
         self.display.update(seen, turn.events, self._config, self._governor, self._journal)
 
     def _learn_budgets(self, observation: Observation) -> None:
-        """Learn the ``Auto`` budgets, and apply new sizes while no incident is open."""
+        """Learn from this sample, and apply new ``Auto`` budgets while no incident is open."""
         memory, learned = self._config.current.memory, self._journal.learned
         if observation.engine.epoch is None or observation.status is None:
             return
@@ -208,9 +229,9 @@ class Supervisor:
             self._apply_budgets(found)
 
     def _apply_budgets(self, budgets: BudgetsInForce) -> None:
-        """Apply ``budgets`` with a new detector.
+        """Apply ``budgets``, and replace the detector if their sizes have changed.
 
-        The new detector continues from the baselines of the previous one.
+        The new detector continues from the baselines of the previous detector.
         """
         before = self._governor.memory
         self._governor.apply_budgets(budgets)
@@ -220,16 +241,16 @@ class Supervisor:
         for name, budget in (("host", budgets.memory.host), ("device", budgets.memory.device)):
             if budget is not None:
                 size = format_bytes(budget.growth_bytes)
-                log.info("%s: the leak budget is now %s", name, size)
-        self._detector = self._new_detector(self._resolve_config())
+                log.info("the leak budget of %s memory is now %s", name, size)
+        self._detector = self._create_detector(self._resolve_config())
         self._inherited = self._journal.engine
 
     def _resolve_config(self) -> SupervisorConfig:
-        """Return the configuration with the budgets in force."""
+        """Return the configuration, with the leak budgets in force in place of ``Auto``."""
         return msgspec.structs.replace(self._config.current, memory=self._governor.memory)
 
     def _observe(self, now: float) -> Observation:
-        """Return a new sample with its assessment."""
+        """Take a sample, and return it with its assessment."""
         begin = time.monotonic()
         sample = self._source.sample()
         status = self._source.status
@@ -237,7 +258,7 @@ class Supervisor:
         if self._sweep is not None:
             policy = self._config.current.supervision
             requested = policy.sweep_shared_memory and policy.mode is Mode.RECOVER
-            self._metrics.count_swept_bytes(self._sweep.update(self._get_frontend(), requested))
+            self._metrics.count_swept_bytes(self._sweep.update(self._get_main_process(), requested))
         assessment = self._detector.update(sample)
         if self._peers is not None:
             assessment = weigh_peers(assessment, self._replica, self._peers.read_peers())
@@ -262,7 +283,7 @@ class Supervisor:
             replaceable=self._publisher is not None,
             abrupt=self.service.kind == POLICY_KIND,
             manually_drained=readiness.MANUAL in out_of_service,
-            meets_partner=self._actuator.meets_partner,
+            meets_partner=self._actuator.can_test_partners,
             restart_blocker=self._actuator.restart_blocker,
             group=self.service.group.key if self.service.group is not None else "",
             idle=None if status is None else _is_idle(status.load),
@@ -270,25 +291,34 @@ class Supervisor:
         )
         return Observation(now, assessment, engine, status, out_of_service, signals)
 
-    def _check_start(self, assessment: Assessment, answers: bool, now: float) -> None:
-        """Answer an engine that asks to start, and add a suspicion if it is held for too long."""
-        gate = self._config.current.supervision.start_gate
-        held = self._starts.update(gate, answers, now)
-        self._metrics.count_starts(self._starts.permitted_starts)
-        self._starts.permitted_starts.clear()
+    def _check_start(self, assessment: Assessment, engine_answers: bool, now: float) -> None:
+        """Answer an engine that asks to start.
+
+        If its start is held for too long, add a suspicion to ``assessment``.
+        """
+        policy = self._config.current.supervision.start_gate
+        held = self._start_gate.update(policy, engine_answers, now)
+        self._metrics.count_starts(self._start_gate.permitted_starts)
+        self._start_gate.permitted_starts.clear()
         if held is not None:
             kinds = [one.kind for one in assessment.suspicions]
             assessment.suspicions += [] if held.kind in kinds else [held]
 
-    def _device_use(self) -> list[DeviceUse] | None:
-        """Return the use of the engine's devices; None if unknown, or if other pods use them."""
+    def _read_device_use(self) -> list[DeviceUse] | None:
+        """Return the memory in use on each of the engine's devices.
+
+        None if it is unknown, or if other pods use the devices as well.
+        """
         if self._governor.memory.shared_device:
             return None
         found = self._source.read_device_use()
         return None if found is None else [make_device_use(*one) for one in found]
 
     def _write_and_send(self, turn: Turn) -> None:
-        """Write the changes to the journal, then send the command."""
+        """Write the changes to the journal, and then send the turn's command.
+
+        If the journal cannot be written, the command is not sent, and its result is ``Refused``.
+        """
         written = self._write()
         if written:
             self._inbox.remove_read()
@@ -299,31 +329,34 @@ class Supervisor:
         if written:
             self._actuator.queue_command(turn.command)
         else:
-            why = self._journal.hold or "the journal is not writable"
+            why = self._journal.hold or "the journal cannot be written"
             self._unsent.append(turn.command.make_result(Outcome.REFUSED, why))
 
     def _set_slot_request(self) -> None:
-        """Set which incident needs a restart slot, once the journal has been read.
+        """Tell the actuator which incident needs a restart slot, once the journal has been read.
 
         The state in memory decides, because the journal may not be writable.
         """
         if self._journal.is_open:
             self._actuator.set_slot_request(self._governor.state.slot_request)
 
-    def _assess_group(self, own: Assessment) -> Assessment:
-        """Return ``own``, or for the leader of a group, the assessment of all pods of the group."""
+    def _assess_group(self, pod_assessment: Assessment) -> Assessment:
+        """Return the assessment of the multi-node group if this pod is its leader.
+
+        Otherwise, return ``pod_assessment``.
+        """
         if self._group is None:
-            return own
+            return pod_assessment
         opened = self._governor.state.incidents
         origins = {one.kind: one.attribution.pod or LEADER for one in opened}
-        return join_group(own, self._group.read_assessments(), origins)
+        return join_group(pod_assessment, self._group.read_assessments(), origins)
 
     def _is_published_by_leader(self, incident: Incident) -> bool:
         """Report whether the leader of this worker's group publishes the incident."""
         return self.service.is_worker and incident.kind in LEAK_KINDS
 
     def _write(self) -> bool:
-        """Write the state and changed incidents, and return whether that succeeded."""
+        """Write the state and the changed incidents, and return whether the write succeeded."""
         if not self._journal.is_due:
             return False
         if not self._journal.is_open:
@@ -331,7 +364,10 @@ class Supervisor:
         return self._journal.write(self._governor.state, self._clock.read())
 
     def _merge_journal(self, state: GovernorState) -> None:
-        """Continue with the state of a journal that opened late, and add new incidents to it."""
+        """Continue with ``state`` from a journal that could not be opened at the start.
+
+        The incidents and restarts since the start are added to it.
+        """
         if not self._journal.is_open:
             return
         self._journal.add_unwritten(state, self._governor.state.incidents)
@@ -344,7 +380,10 @@ class Supervisor:
     # ---- the engine and the configuration
 
     def _store_engine(self, status: Status | None) -> None:
-        """Store what is needed to restart the engine if it later does not answer."""
+        """Store the engine's main process and capabilities.
+
+        The supervisor needs them to restart the engine if the engine no longer answers.
+        """
         if status is None:
             return
         frontend = next((p for p in status.processes if p.role is Role.FRONTEND), None)
@@ -357,7 +396,7 @@ class Supervisor:
         )
 
     def _store_checkpoint(self, status: Status | None) -> bool:
-        """Store the detector's checkpoint. Return whether it has changed."""
+        """Store the detector's checkpoint, and return whether it has changed."""
         if status is None or self._inherited is not None:
             return False
         before = self._journal.engine
@@ -366,17 +405,20 @@ class Supervisor:
         )
         return self._journal.engine.checkpoint != before.checkpoint
 
-    def _get_frontend(self) -> ProcessId | None:
+    def _get_main_process(self) -> ProcessId | None:
         engine = self._journal.engine
         if engine.frontend_pid is None or engine.frontend_started is None:
             return None
         return ProcessId(engine.frontend_pid, engine.frontend_started)
 
     def _reload_config(self) -> bool:
-        """Apply a new configuration. Return False if that needs a restart of the supervisor."""
+        """Apply a new configuration if there is one.
+
+        Return False if the supervisor must restart to apply it.
+        """
         if time.monotonic() < self._config_at:
             return True
-        self._config_at = time.monotonic() + CONFIG_CHECK_S
+        self._config_at = time.monotonic() + CONFIG_CHECK_INTERVAL_S
         if self._others_learned is not None and self._journal.learned.lacks_budget(
             self._config.current.memory
         ):
@@ -396,29 +438,29 @@ class Supervisor:
         _set_log_level(new)
         self._governor.policy = new.supervision
         self._governor.apply_budgets(self._journal.learned.resolve_budgets(new.memory))
-        self._actuator.policy = new.supervision.restart_budget
+        self._actuator.restart_budget = new.supervision.restart_budget
         self._actuator.may_end_leftovers = new.supervision.mode is Mode.RECOVER
         self._metrics.show_budgets(self._governor.memory)
         if _collect_detection_settings(old) != _collect_detection_settings(new):
-            self._detector = self._new_detector(self._resolve_config())
+            self._detector = self._create_detector(self._resolve_config())
             self._inherited = self._journal.engine
         return True
 
     def _merge_stored_restarts(self) -> None:
-        """Add the restarts stored on the slot Leases.
+        """Add the restarts that the slot Leases store to the governor's state, once.
 
-        A lost journal must not refill the budget.
+        If the journal was lost, the restart budget must not be reset.
         """
-        kept = None if self._has_merged_restarts else self._actuator.take_stored_restarts()
-        if kept is None:
+        stored = None if self._has_merged_restarts else self._actuator.take_stored_restarts()
+        if stored is None:
             return
         self._has_merged_restarts = True
         known = len(self._governor.state.restarts)
-        lacking = self._governor.merge_restarts(kept)
-        if kept != NO_RESTARTS:
+        lacking = self._governor.merge_restarts(stored)
+        if stored != NO_RESTARTS:
             level = logging.WARNING if lacking else logging.INFO
             text = "restarts of this replica: %d in the journal, %d on the slot Lease, %d in total"
-            log.log(level, text, known, len(kept.at), known + lacking)
+            log.log(level, text, known, len(stored.at), known + lacking)
             self._write()
         self._actuator.store_restarts(self._governor.copy_restarts())
 
@@ -441,7 +483,7 @@ def _list_processes(status: Status | None) -> tuple[EngineProcess, ...]:
 
 
 def _is_idle(load: Load) -> bool | None:
-    """Report whether the engine has no request; None if that is unknown."""
+    """Return whether the engine has no request; None if this is unknown."""
     if load.running is None or load.waiting is None:
         return None
     return not (load.running or load.waiting or load.inflight)
@@ -452,5 +494,5 @@ def _collect_detection_settings(config: SupervisorConfig) -> tuple[object, ...]:
 
 
 def _set_log_level(config: SupervisorConfig) -> None:
-    """Set the log level of the process, including libraries."""
+    """Set the log level of this process, including its libraries."""
     logging.getLogger().setLevel(config.supervision.log_level.upper())

@@ -1,4 +1,4 @@
-"""Compute levels and budgets for ``plimsoll tune``, from a journal, a trace or a series."""
+"""Compute usual growth and leak budgets for ``plimsoll tune``, from a journal, trace or series."""
 
 from __future__ import annotations
 
@@ -37,15 +37,21 @@ from plimsoll_sidecar.replay import make_engine_view, make_memory_policy, make_u
 
 UNIX_EPOCH_DATE = date(1970, 1, 1)
 MAX_SERIES_LINES = 10_000_000
-"""Maximum number of lines that are read from a series."""
-RESTART_SHARE = 0.5
-"""Share of the previous size below which a size belongs to another start."""
+"""Maximum number of lines that are read from the file of a series."""
+RESTART_SIZE_SHARE = 0.5
+"""If a size is below this share of the previous size, the engine was restarted in between."""
 
 
 class DayGrowth(msgspec.Struct, kw_only=True):
-    """Growth on one past day (UTC). ``gain`` is the largest growth within the budget's window.
+    """Growth on one past day, in UTC.
 
-    ``spends`` states whether the day would have spent the proposed budget.
+    Attributes:
+        date: The date in ISO 8601.
+        observed_s: The seconds of observation.
+        gain: The largest growth within the window of the budget, in bytes.
+        incident: Whether there was a confirmed incident on this day.
+        spends: Whether the growth exceeded the proposed budget.
+
     """
 
     date: str
@@ -56,13 +62,26 @@ class DayGrowth(msgspec.Struct, kw_only=True):
 
 
 class Tuning(msgspec.Struct, kw_only=True):
-    """Growth of host or device memory and the budget to set for it, in bytes.
+    """Growth of host or device memory, and the leak budget to set for it. Sizes are in bytes.
 
-    ``level`` maps 1h, 6h and 24h to the 99th percentile of the growth, and ``usual`` is the
-    percentile for the budget's window. ``proposal`` is the budget to set, and ``in_force`` the
-    budget that was learned so far. ``recommendation`` states the memory that the revision needs.
-    ``request`` and ``memory_limit`` are the values to set for the engine's container. Without a
-    healthy hour, these values are null.
+    A value that can be computed only from healthy hours is None without such an hour.
+
+    Attributes:
+        memory: ``host`` or ``device``.
+        revision: The revision of the workload.
+        observed_s: The seconds of observation.
+        starts: The sizes after the newest warm-ups.
+        limit: The memory limit; None if it is unknown.
+        level: The 99th percentile of the growth within 1h, 6h and 24h, by this window.
+        usual: The 99th percentile of the growth within the window of the budget.
+        window_s: The window of the budget in seconds.
+        in_force: The budget that the replica has learned; None without one.
+        proposal: The budget to set.
+        recommendation: A sentence about the memory that the revision needs.
+        request: The memory request to set for the engine's container.
+        memory_limit: The memory limit to set for the engine's container.
+        days: The growth on each past day.
+
     """
 
     memory: str
@@ -82,7 +101,7 @@ class Tuning(msgspec.Struct, kw_only=True):
 
 
 def make_tunings(learned: LearnedBudgets, memory: MemoryPolicy) -> list[Tuning]:
-    """Return the tuning of host and device memory, as far as they were observed."""
+    """Return the tuning of host memory and of device memory, without unobserved memory."""
     pairs = (("host", learned.host, memory.host), ("device", learned.device, memory.device))
     return [
         make_tuning(name, one, budget or parse_growth_budget("Auto"))
@@ -92,7 +111,10 @@ def make_tunings(learned: LearnedBudgets, memory: MemoryPolicy) -> list[Tuning]:
 
 
 def make_tuning(name: str, learned: LearnedHistory, budget: MemoryBudget) -> Tuning:
-    """Return the tuning of memory ``name`` ("host" or "device") from its ``learned`` growth."""
+    """Return the tuning of the memory ``name``, which is ``host`` or ``device``.
+
+    ``learned`` is the observed growth, and ``budget`` the configured budget.
+    """
     clean = select_healthy_hours(learned.hours)
     wanted = propose_budget(learned, budget)
     if wanted is not None:
@@ -126,10 +148,10 @@ def make_tuning(name: str, learned: LearnedHistory, budget: MemoryBudget) -> Tun
 
 
 def explain_unsuitable_budgets(learned: LearnedBudgets, memory: MemoryPolicy) -> list[str]:
-    """Return a sentence for each fixed budget that is too small or too large.
+    """Return a sentence for each budget that is too small or too large.
 
-    A budget is too small if it is below the usual growth. It is too large if it exceeds the memory
-    between the size after a start and the limit.
+    A budget is too small if it is less than the usual growth. It is too large if it exceeds the
+    memory between the size after a start and the limit. ``Auto`` budgets are not checked.
     """
     found = []
     budgets = {"host": memory.host, "device": memory.device}
@@ -170,7 +192,10 @@ def _iterate_days(
 
 
 def learn_from_trace(path: Path) -> tuple[LearnedBudgets, MemoryPolicy]:
-    """Return what the supervisor would have learned during a trace. Raises ValueError."""
+    """Return the budgets that a supervisor would have learned from a trace, and the trace's policy.
+
+    Raises ValueError if the trace is invalid.
+    """
     try:
         header, samples = trace.read(path)
         memory = make_memory_policy(path, header)
@@ -195,20 +220,22 @@ def learn_from_trace(path: Path) -> tuple[LearnedBudgets, MemoryPolicy]:
 
 
 def learn_from_series(path: Path, limit: int | None) -> LearnedBudgets:
-    """Return what can be learned from a series: lines of Unix seconds and bytes, in order of time.
+    """Return the budgets that a supervisor would have learned from a series of memory sizes.
 
-    Other lines, such as a heading, are skipped. Growth is measured from the smallest size in the
-    first hour after each start. Raises OSError and ValueError.
+    Each line of the CSV file ``path`` contains a time in Unix seconds and a size in bytes, in order
+    of time. Other lines, such as a heading, are skipped. Growth is measured from the smallest size
+    in the first hour after each start. ``limit`` is the memory limit in bytes; None if it is
+    unknown. Raises OSError if the file cannot be read, and ValueError if it has no such line.
     """
     learned = LearnedBudgets()
     with path.open(newline="", encoding="utf-8", errors="replace") as lines:
         points = list(_parse_points(lines))
     if not points:
-        raise ValueError(f"{path}: no line consists of two numbers, Unix seconds and bytes")
+        raise ValueError(f"{path}: no line consists of two numbers, for Unix seconds and bytes")
     begin, number = 0, 0
     for index, (_, size) in enumerate(points):
         after = points[index + 1][1] if index + 1 < len(points) else 0
-        if after >= RESTART_SHARE * size and index + 1 < len(points):
+        if after >= RESTART_SIZE_SHARE * size and index + 1 < len(points):
             continue
         life = points[begin : index + 1]
         base = min(one for at, one in life if at <= life[0][0] + HOUR_S)

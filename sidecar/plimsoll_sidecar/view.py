@@ -1,4 +1,7 @@
-"""Publish the supervisor's state after each sample: ``/state``, the page's history, and the log."""
+"""Update the state that the supervisor serves, after each sample.
+
+This includes ``/state`` and the history on the page.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,14 @@ log = logging.getLogger(__name__)
 class Observation(NamedTuple):
     """State of the replica in one sample.
 
-    ``out_of_service`` maps reasons to remaining seconds.
+    Attributes:
+        now: The time of the sample in Unix seconds.
+        assessment: The detector's assessment of the sample.
+        engine: The state of the engine.
+        status: The status that the engine reported; None if it did not answer.
+        out_of_service: The reasons why the pod is not ready, each with its remaining seconds.
+        signals: The signals of the sample by name.
+
     """
 
     now: float
@@ -36,9 +46,10 @@ class Observation(NamedTuple):
 
 
 class Display:
-    """State of the supervisor, for threads that serve it.
+    """State of the supervisor, for the threads that serve it to clients.
 
-    ``state`` is the JSON of a :class:`View`. It is replaced, never changed in place.
+    ``state`` is the JSON text of a :class:`View`. Each update replaces it. ``history`` contains the
+    points of the page's charts.
     """
 
     def __init__(self, metrics: Metrics) -> None:
@@ -50,7 +61,10 @@ class Display:
         self, observation: Observation, events: list[Event], config: ConfigFile, governor: Governor,
         journal: JournalManager,
     ) -> None:  # fmt: skip
-        """Publish the result of one turn after it was written to the journal."""
+        """Update the state and the metrics from the result of one turn.
+
+        Call this after the turn was written to the journal.
+        """
         left, standing = governor.count_restarts_left(observation.now), governor.state
         self._metrics.count_events(events)
         self._metrics.show_status(
@@ -85,7 +99,7 @@ class Display:
 
 
 def log_event(event: Event) -> None:
-    """Log the change of an incident, as a warning unless it only advanced."""
+    """Log the change of an incident, as a warning unless the type is ``Advanced``."""
     if event.type is EventType.ADVANCED:
         log.info("incident %s: %s", event.incident.name, event.incident.phase)
         return

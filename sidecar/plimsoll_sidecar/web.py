@@ -1,13 +1,13 @@
-"""Serve HTTP/1.1 so that no client can block it: one loop, few connections, deadlines.
+"""Serve HTTP/1.1 in one loop, so that no client can block the server.
 
-Each connection has one request. The connection of a client that is too slow is closed at its
-deadline. If all connections are in use, a new client is still accepted: the oldest connection of
-the address with the most connections is closed. A client that floods the port therefore only
-displaces itself.
+Each connection carries one request, and has a deadline at which it is closed. The number of
+connections is limited. If all are in use, a new client is still accepted. The server then closes
+the oldest connection of the address that has the most connections. A client that floods the port
+therefore only displaces its own connections.
 
-No client is refused because of its address. The network plugin determines the address of the
-kubelet's probes: it may be the node's, the bridge's or a tunnel's. A list of addresses would take
-healthy pods out of service. The launcher imports this module, so it must stay small.
+No client is rejected because of its address. The address of the kubelet's probes depends on the
+network plugin: it can be that of the node, of a bridge or of a tunnel. A list of allowed addresses
+would take healthy pods out of service. The launcher imports this module, so it must stay small.
 """
 
 from __future__ import annotations
@@ -23,20 +23,19 @@ from plimsoll_api.listening import bind_socket
 
 MAX_CONNECTIONS = 64
 MAX_HEAD_BYTES = 16 << 10
-"""Maximum size of the request line and the headers."""
+"""Maximum size of the request line and the headers, in bytes."""
 REQUEST_TIMEOUT_S = 5.0
-"""Seconds from the connection to the end of the request headers."""
+"""Maximum number of seconds from the start of a connection to the end of the request headers."""
 WRITE_TIMEOUT_S = 10.0
-"""Seconds from the start of the answer until the client has read it and closed the connection.
+"""Maximum number of seconds from the start of an answer to the end of the connection.
 
-The server does not close first, because that could destroy data that the client has not read.
+The server waits for the client to close the connection. If the server closed it first, data that
+the client has not read could be lost.
 """
-BACKLOG = 1024
+LISTEN_BACKLOG = 1024
 """Maximum number of connections that the kernel queues."""
 MAX_ACCEPTS = 16
-"""Maximum number of connections that are accepted in one turn; existing ones are served between
-turns.
-"""
+"""Maximum number of new connections that are accepted before existing ones are served again."""
 NO_DESCRIPTOR_PAUSE_S = 0.05
 """Pause in seconds if no file descriptor is available."""
 REASON_PHRASES = {
@@ -53,16 +52,19 @@ REASON_PHRASES = {
 TEXT_CONTENT_TYPE = "text/plain; charset=utf-8"
 READING, WRITING, CLOSING = range(3)
 _LINGER_RESET = (1).to_bytes(4, sys.byteorder) + bytes(4)
-"""``struct linger`` that resets a connection when it is closed."""
+"""Value of SO_LINGER with which closing a connection resets it."""
 _EVICTION_ORDER = {CLOSING: 0, READING: 1, WRITING: 2}
-"""Order in which the connections of one address are closed for a new client."""
+"""Order in which the connections of one address are closed for a new client, by state."""
 
 Answer = tuple[int, str, bytes]
-"""Status, content type and body."""
+"""Status, content type and body of an answer."""
 
 
 class Request:
-    """A request. ``path`` has no query. ``host`` is the Host header; None if it is missing."""
+    """A request without its body.
+
+    ``path`` does not contain the query. ``host`` is the Host header; None if it is missing.
+    """
 
     __slots__ = ("host", "method", "path")
 
@@ -71,9 +73,10 @@ class Request:
 
 
 def parse_request(head: bytes) -> Request | None:
-    """Parse the head of a request.
+    """Parse the request line and the headers of a request.
 
-    Return None if it is not HTTP/1.x, or does not have exactly one Host header.
+    Return None if the version is not HTTP/1.x, or if there is more than one Host header. Only an
+    HTTP/1.0 request may omit the Host header.
     """
     first, *lines = head.decode("latin-1").split("\r\n")
     words = first.split(" ")
@@ -87,26 +90,29 @@ def parse_request(head: bytes) -> Request | None:
 
 
 class _Connection:
-    __slots__ = ("address", "began", "deadline", "head", "sock", "state", "unsent")
+    __slots__ = ("address", "deadline", "head", "sock", "started_at", "state", "unsent")
 
     def __init__(self, sock: socket.socket, address: str, now: float) -> None:
-        self.sock, self.address, self.began = sock, address, now
+        self.sock, self.address, self.started_at = sock, address, now
         self.deadline, self.state = now + REQUEST_TIMEOUT_S, READING
         self.head = b""
         self.unsent: list[memoryview] = []
 
 
 class HttpServer:
-    """Serve requests in the thread that calls :meth:`turn`.
+    """Serve requests in the thread that calls :meth:`handle_events`.
 
-    An exception of ``answer`` becomes status 500. ``headers`` are added to each answer; each of its
-    lines ends in CRLF.
+    ``answer`` returns the answer to a request. If it raises an exception, the status is 500.
+    ``headers`` contains header lines for each answer. Each line ends with CRLF.
     """
 
     def __init__(
         self, host: str, port: int, answer: Callable[[Request], Answer], headers: str = ""
     ) -> None:
-        """Start listening. Raises OSError, or OverflowError for an invalid port."""
+        """Listen on ``port`` of ``host``.
+
+        Raises OSError if this is not possible, and OverflowError for an invalid port.
+        """
         self._answer, self._headers = answer, headers
         self._listener = _listen(host, port)
         self._connections: dict[int, _Connection] = {}
@@ -115,15 +121,18 @@ class HttpServer:
 
     @property
     def port(self) -> int:
-        """TCP port of the server, also if port 0 was requested."""
+        """TCP port on which the server listens."""
         return int(self._listener.getsockname()[1])
 
     def watch(self, descriptor: int) -> None:
-        """Make :meth:`turn` also return when ``descriptor`` is readable. The caller reads it."""
+        """Make :meth:`handle_events` return as soon as ``descriptor`` is readable.
+
+        The caller must read from the descriptor.
+        """
         self._poll.register(descriptor, select.POLLIN)
 
-    def turn(self, wait_s: float) -> None:
-        """Wait for requests at most ``wait_s`` seconds, and serve them."""
+    def handle_events(self, wait_s: float) -> None:
+        """Wait at most ``wait_s`` seconds for events of connections, and handle them."""
         until = time.monotonic() + wait_s
         until = min([until, *(c.deadline for c in self._connections.values())])
         ready = self._poll.poll(max(0.0, 1000 * (until - time.monotonic())))
@@ -136,7 +145,7 @@ class HttpServer:
         self._close_expired()
 
     def close(self) -> None:
-        """Close the listener and all connections, without finishing answers."""
+        """Close the listener and all connections, without completing answers."""
         for connection in list(self._connections.values()):
             self._close_connection(connection)
         self._listener.close()
@@ -148,11 +157,11 @@ class HttpServer:
             except (BlockingIOError, ConnectionAbortedError):
                 return
             except OSError:  # this process or the machine has no free file descriptor
-                self._evict_one()
+                self._close_oldest()
                 time.sleep(NO_DESCRIPTOR_PAUSE_S)
                 return
             if len(self._connections) >= MAX_CONNECTIONS:
-                self._evict_one()
+                self._close_oldest()
             sock.setblocking(False)
             connection = _Connection(sock, address[0], time.monotonic())
             self._connections[sock.fileno()] = connection
@@ -160,7 +169,7 @@ class HttpServer:
             self._advance(connection)  # most requests arrive together with their connection
 
     def _advance(self, connection: _Connection) -> None:
-        """Read, answer and write as much as possible without blocking."""
+        """Read, answer and write on ``connection`` as much as possible without blocking."""
         try:
             if connection.state == READING:
                 self._read(connection)
@@ -202,7 +211,7 @@ class HttpServer:
                 answer = (
                     500,
                     TEXT_CONTENT_TYPE,
-                    b"this page failed; the supervisor's log says why\n",
+                    b"this page cannot be rendered; the supervisor's log contains the error\n",
                 )
             self._reply(connection, answer, request.method == "HEAD")
 
@@ -235,23 +244,24 @@ class HttpServer:
         for connection in [c for c in self._connections.values() if c.deadline <= now]:
             if connection.state == READING and connection.head:
                 self._reply(
-                    connection, (408, TEXT_CONTENT_TYPE, b"the request did not end in time\n")
+                    connection, (408, TEXT_CONTENT_TYPE, b"the request was not complete in time\n")
                 )
                 self._advance(connection)
             else:
                 self._close_connection(connection, abort=connection.state != READING)
 
-    def _evict_one(self) -> None:
+    def _close_oldest(self) -> None:
+        """Close the oldest connection of the address that has the most connections."""
         held: dict[str, list[_Connection]] = {}
         for connection in self._connections.values():
             held.setdefault(connection.address, []).append(connection)
         if held:
             most = max(held.values(), key=len)
-            oldest = min(most, key=lambda c: (_EVICTION_ORDER[c.state], c.began))
+            oldest = min(most, key=lambda c: (_EVICTION_ORDER[c.state], c.started_at))
             self._close_connection(oldest, abort=oldest.state == WRITING)
 
     def _close_connection(self, connection: _Connection, abort: bool = False) -> None:
-        """Close a connection; ``abort`` also discards data that the client has not read."""
+        """Close a connection. With ``abort``, discard data that the client has not read."""
         descriptor = connection.sock.fileno()
         if self._connections.pop(descriptor, None) is not None:
             self._poll.unregister(descriptor)
@@ -264,7 +274,7 @@ class HttpServer:
 def _listen(host: str, port: int) -> socket.socket:
     listener = bind_socket(host, port)
     try:
-        listener.listen(BACKLOG)
+        listener.listen(LISTEN_BACKLOG)
     except OSError:
         listener.close()
         raise

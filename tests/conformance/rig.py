@@ -207,7 +207,7 @@ class Rig:
             return []
         journal = Journal(path)
         try:
-            return journal.recent(50)
+            return journal.read_recent(50)
         finally:
             journal.close()
 

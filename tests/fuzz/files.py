@@ -135,8 +135,8 @@ def _use(path: Path) -> None:
     try:
         journal.load()
         for incident in journal.read_recent(20):
-            object_of(incident, "pod-0-1", SERVICE, "pod-0", "engine")
-            status_object_of(incident, "pod-0-1", SERVICE, 1)
+            make_object(incident, "pod-0-1", SERVICE, "pod-0", "engine")
+            make_status_object(incident, "pod-0-1", SERVICE, 1)
         for revision, incident in journal.read_unpublished():
             journal.mark_published(incident.name, revision)
         journal.write(GovernorState())

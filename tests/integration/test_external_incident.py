@@ -112,7 +112,7 @@ class Pod:
             return []
         journal = Journal(self.state_dir / "journal.sqlite")
         try:
-            return journal.recent(10)
+            return journal.read_recent(10)
         finally:
             journal.close()
 

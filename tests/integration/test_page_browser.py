@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    points = history(100).points()
+    points = history(100).read_points()
     hosts = AllowedHosts("pod-0", "qwen", "team-a")
     server = StateServer(
         "127.0.0.1", 0, lambda: b"", state, lambda live: render(state(), points, live), hosts

@@ -116,7 +116,7 @@ class Rig:
     def incidents(self) -> list[Incident]:
         journal = Journal(self.state_dir / "journal.sqlite")
         try:
-            return journal.recent(10)
+            return journal.read_recent(10)
         finally:
             journal.close()
 

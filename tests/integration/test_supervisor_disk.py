@@ -73,7 +73,7 @@ def incidents(at: Volume, folder: Path) -> list[tuple[IncidentPhase, Reason | No
     copy = folder / "copy"
     shutil.copytree(at.seen, copy)
     journal = Journal(copy / "journal.sqlite")
-    found = [(one.phase, one.reason) for one in journal.recent(10)]
+    found = [(one.phase, one.reason) for one in journal.read_recent(10)]
     journal.close()
     return found
 

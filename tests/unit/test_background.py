@@ -189,7 +189,7 @@ def test_a_main_thread_that_hangs_is_seen_and_the_log_says_where(
     metrics.observe(Assessment(t=1.0, epoch=1, warm=False), {}, 0.001)
     assert text % 1.0 in metrics.render()
     now = time.monotonic()
-    monkeypatch.setattr(time, "monotonic", lambda: now + background.HANG_S + 1.0)
+    monkeypatch.setattr(time, "monotonic", lambda: now + background.HANG_TIMEOUT_S + 1.0)
     for _ in range(2):
         assert text % 0.0 in metrics.render()
     assert [record.getMessage().count("test_background.py") > 0 for record in caplog.records] == [

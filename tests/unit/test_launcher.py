@@ -21,8 +21,8 @@ def test_a_supervisor_that_cannot_be_started_is_tried_again(
     monkeypatch.setattr(os, "posix_spawn", spawn)
     launcher = Launcher([f"--state-dir={tmp_path}", "--host=127.0.0.1", "--probe-port=0"])
     launcher._start(100.0)
-    assert launcher._child == 0
-    assert launcher._next_start > 100.0
+    assert launcher._child_pid == 0
+    assert launcher._next_start_at > 100.0
     assert (
         "cannot start the supervisor: Resource temporarily unavailable" in capsys.readouterr().err
     )

@@ -57,7 +57,7 @@ def test_history_is_bounded_and_spans_the_run(count: int, points: int) -> None:
     kept = History(points)
     for index in range(count):
         kept.add(float(index), seen(float(index)))
-    times = [point.at for point in kept.points()]
+    times = [point.at for point in kept.read_points()]
     assert times == sorted(times)
     assert len(times) <= points
     assert len(times) >= min(count, points // 2)
@@ -69,7 +69,7 @@ def test_history_is_bounded_and_spans_the_run(count: int, points: int) -> None:
 def test_unknown_stays_unknown_in_the_history() -> None:
     kept = History()
     kept.add(1.0, Assessment(t=1.0, epoch=1, warm=False, segments={Segment.ORPHAN: 0}))
-    (point,) = kept.points()
+    (point,) = kept.read_points()
     assert point.segments == {Segment.ORPHAN: 0}
     assert point.host_baseline is None
 
@@ -79,11 +79,11 @@ def band(points: int, budget: int | None = 8 * MIB) -> MemoryBand:
 
 
 def test_the_chart_is_well_formed_and_says_its_numbers() -> None:
-    points = history(50).points()
+    points = history(50).read_points()
     root = ElementTree.fromstring(draw_segment_chart(band(50), points))
     text = ElementTree.tostring(root, encoding="unicode")
     assert root.attrib["role"] == "img"
-    assert "Now 50.0 MiB, the budget's line is at 12.0 MiB" in text
+    assert "Now 50.0 MiB, the budget ends at 12.0 MiB" in text
     classes = {one.attrib.get("class", "") for one in root.iter()}
     assert {"s s-python_objects", "s s-shared", "baseline", "budget"} <= classes
     for shape in root.iter("polygon"):
@@ -94,7 +94,7 @@ def test_the_chart_is_well_formed_and_says_its_numbers() -> None:
 
 
 def test_no_chart_without_two_known_points() -> None:
-    points = history(50).points()
+    points = history(50).read_points()
     assert draw_segment_chart(band(1), points[:1]) == ""
     assert (
         draw_segment_chart(MemoryBand("Device", DEVICE_SEGMENTS, (None,) * 50, None), points) == ""
@@ -155,7 +155,7 @@ def state(**changes: object) -> bytes:
 
 
 def test_what_comes_from_outside_is_escaped() -> None:
-    text = render_page(state(journal_error="<disk>"), history(3).points()).decode()
+    text = render_page(state(journal_error="<disk>"), history(3).read_points()).decode()
     for raw in ("<script>", "<kv>", "<disk>"):
         assert raw not in text
     for part in (
@@ -197,7 +197,7 @@ def test_a_slow_leak_is_told() -> None:
 def test_damaged_parts_of_the_journal_are_shown_with_what_to_do() -> None:
     text = render_page(state(set_aside=["0001-incidents-<x>.json"]), []).decode()
     assert "0001-incidents-&lt;x&gt;.json" in text
-    assert "delete the files" in text
+    assert "Delete the files" in text
     assert "set-aside" not in render_page(state(), []).decode()
 
 

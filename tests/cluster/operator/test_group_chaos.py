@@ -202,7 +202,9 @@ class Leaders:
         while not self._resting.wait(self._dice.uniform(1.0, 4.0)):
             before = {name: list(self.uids[name]) for name in names(group)}
             uid = before[leader][-1]
-            slots = LeaseSlots(self._kube, self._kubectl.namespace, (SLOT,), leader, uid=uid)
+            slots = LeaseSlots(
+                self._kube, self._kubectl.namespace, (SLOT,), leader, replica_key=uid
+            )
             if not self._insist(partial(self._takes, slots), self._resting):
                 continue
             self.asked[group] += 1

@@ -35,7 +35,7 @@ def test_nested_brackets_on_any_page_say_nothing() -> None:
         assert identify_engine_type(server) is None
         assert read_server_version(server, VLLM) == ""
         assert PauseReader(server, "/is_paused").read() is None
-        assert ExternalLoad(server, VLLM)._inflight_at_frontend(Page({})) is None
+        assert ExternalLoad(server, VLLM)._read_frontend_inflight(Page({})) is None
 
 
 @pytest.mark.parametrize(

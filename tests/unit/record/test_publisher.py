@@ -74,7 +74,7 @@ def test_a_token_that_is_no_text_and_answers_that_are_none_end_nothing(
             1, Incident(name="pod-0-1", kind=IncidentKind.STALL, epoch="a:1", opened_at=1.0)
         )
         deadline = time.monotonic() + 30
-        while publishing._part._failures < 2:
+        while publishing._thread._failures < 2:
             assert time.monotonic() < deadline
             time.sleep(0.01)
         token.write_text("good")
