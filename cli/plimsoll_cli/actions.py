@@ -75,7 +75,7 @@ def describe_effect(action: str, current: ActionAnswer) -> str:
 
 
 def get_status(call: CallSupervisor, pod: str) -> ActionAnswer:
-    """Return the supervisor's answer about the status of a replica. Raises RunError."""
+    """Return a replica's status, as its supervisor reports it. Raises RunError."""
     with show_spinner(f"asking {pod}"):
         return _call_supervisor(call, pod, ["status"], STATUS_TIMEOUT_S)
 

@@ -78,10 +78,10 @@ async def run_load(
     return list(found), total_s
 
 
-async def _send(client: httpx.AsyncClient, load: LoadProfile, number: int) -> RequestTiming:
+async def _send(client: httpx.AsyncClient, load: LoadProfile, request_number: int) -> RequestTiming:
     # Different first tokens avoid hits in the prefix cache.
     body = {
-        "model": load.model, "prompt": f"{number}: {PROMPT}", "max_tokens": load.max_tokens,
+        "model": load.model, "prompt": f"{request_number}: {PROMPT}", "max_tokens": load.max_tokens,
         "stream": True, "stream_options": {"include_usage": True}, "ignore_eos": True,
     }  # fmt: skip
     timing = RequestTiming(time.perf_counter())

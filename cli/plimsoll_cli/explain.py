@@ -181,10 +181,10 @@ def _format_owner(incident: IncidentView) -> str:
     return f"{workload.kind} {space}{workload.name}{group} ({policy})"
 
 
-def print_story(incident: IncidentView, out: Console, plain: bool) -> None:
+def print_story(incident: IncidentView, console: Console, plain: bool) -> None:
     """Print the story of an incident."""
-    for line in format_lines(incident, out.width, plain):
-        out.print(line, soft_wrap=True)
+    for line in format_lines(incident, console.width, plain):
+        console.print(line, soft_wrap=True)
 
 
 def _format_evidence(story: Story) -> Iterator[Text]:

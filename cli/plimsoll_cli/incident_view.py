@@ -68,7 +68,10 @@ def format_target(incident: IncidentView) -> str:
 
 
 def matches_target(incident: IncidentView, name: str) -> bool:
-    """Report whether ``name`` is the service, workload or policy of the incident, or KIND/NAME."""
+    """Report whether ``name`` is the name of the incident's service, workload or policy.
+
+    It may also be KIND/NAME.
+    """
     spec = incident.spec
     policy = spec.policy_ref.name if spec.policy_ref else None
     if "/" not in name:

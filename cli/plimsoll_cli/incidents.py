@@ -163,31 +163,31 @@ def get_incident(cluster: Cluster, name: str) -> IncidentView:
 
 
 def select_newest(
-    found: Iterable[IncidentView], incident_filter: IncidentFilter, limit: int | None
+    incidents: Iterable[IncidentView], incident_filter: IncidentFilter, limit: int | None
 ) -> list[IncidentView]:
     """Return the newest ``limit`` incidents that pass the filter; None means all."""
-    chosen = [incident for incident in found if incident_filter.matches(incident)]
+    chosen = [incident for incident in incidents if incident_filter.matches(incident)]
     chosen.sort(key=lambda incident: incident.spec.opened_at, reverse=True)
     return chosen[:limit]
 
 
-def print_list(found: Sequence[IncidentView], output: Output, omitted_count: int = 0) -> None:
+def print_list(incidents: Sequence[IncidentView], output: Output, omitted_count: int = 0) -> None:
     """Print the incidents in the format ``output``.
 
-    ``omitted_count`` is the number of older incidents that ``found`` lacks.
+    ``omitted_count`` is the number of older incidents that ``incidents`` lacks.
     """
     if not output.is_table:
-        print_value([make_incident_object(incident) for incident in found], output)
+        print_value([make_incident_object(incident) for incident in incidents], output)
         return
     out = make_console()
-    if not found:
+    if not incidents:
         out.print("no incidents")
         return
     wide = output is Output.WIDE
-    spaces = wide or len({incident.namespace for incident in found}) > 1
+    spaces = wide or len({incident.namespace for incident in incidents}) > 1
     names, rows = (
         choose_columns(wide, spaces),
-        [make_row(incident, wide, spaces) for incident in found],
+        [make_row(incident, wide, spaces) for incident in incidents],
     )
     if out.is_terminal and not wide:
         names, rows = fit_columns(names, rows, out.width, MIN_TERMINAL_WIDTHS)

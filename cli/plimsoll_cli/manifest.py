@@ -69,15 +69,17 @@ def _read_resource(path: Path, expected_kind: str, model: type[T]) -> T:
     return parse_document(str(path), document, model)
 
 
-def parse_document(at: str, document: dict[str, Any], model: type[T]) -> T:
-    """Return ``document`` as a ``model``. Raises UsageError; each line begins with ``at``."""
+def parse_document(position: str, document: dict[str, Any], model: type[T]) -> T:
+    """Return ``document`` as a ``model``. Raises UsageError; each line begins with ``position``."""
     if (version := document.get("apiVersion")) != API_VERSION:
-        raise UsageError(f"{at}: apiVersion: {version!r} is not supported: write {API_VERSION}")
+        raise UsageError(
+            f"{position}: apiVersion: {version!r} is not supported: write {API_VERSION}"
+        )
     try:
         # Strict, like the API server: no conversion between strings and numbers.
         return model.model_validate_json(json.dumps(document), strict=True)
     except ValidationError as error:
-        problems = [_format_problem(at, one["loc"], one) for one in error.errors()]
+        problems = [_format_problem(position, one["loc"], one) for one in error.errors()]
         raise UsageError("\n".join(problems)) from None
 
 
@@ -107,7 +109,7 @@ def format_field_path(location: tuple[int | str, ...]) -> str:
     return path
 
 
-def _format_problem(at: str, location: tuple[int | str, ...], error: Any) -> str:
+def _format_problem(position: str, location: tuple[int | str, ...], error: Any) -> str:
     kind, message = error["type"], str(error["msg"]).removeprefix("Value error, ")
     if kind == "extra_forbidden":
         message = "is not a known field: remove it, or correct its spelling"
@@ -117,4 +119,4 @@ def _format_problem(at: str, location: tuple[int | str, ...], error: Any) -> str
         message = f"must be an integer or a quoted string, not {error['input']!r}"
     elif not isinstance(error["input"], dict | list):
         message = f"{message} (it is {error['input']!r})"
-    return f"{at}: {format_field_path(location)}: {message}"
+    return f"{position}: {format_field_path(location)}: {message}"

@@ -55,9 +55,9 @@ def show_spinner(text: str) -> Iterator[Callable[[str], None]]:
         yield lambda text: status.update(escape(text))
 
 
-def is_ascii_only(out: Console) -> bool:
+def is_ascii_only(console: Console) -> bool:
     """Report whether the terminal supports only ASCII."""
-    return not out.encoding.lower().startswith("utf")
+    return not console.encoding.lower().startswith("utf")
 
 
 def format_value(value: Any, output: Output) -> str:
@@ -115,16 +115,16 @@ def fit_columns(
     return [columns[at] for at in kept], [[row[at] for at in kept] for row in rows]
 
 
-def print_table(columns: Sequence[str], rows: Sequence[Sequence[Cell]], out: Console) -> None:
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[Cell]], console: Console) -> None:
     """Print a table, cut to the width of the terminal. In a pipe, it is not cut."""
-    if out.is_terminal:
-        out.print(make_table(columns, rows, out.width))
+    if console.is_terminal:
+        console.print(make_table(columns, rows, console.width))
     else:
         lines = [list(columns), *([str(cell) for cell in row] for row in rows)]
         widths = [max(len(line[index]) for line in lines) for index in range(len(columns))]
         for line in lines:
             cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
-            out.file.write("  ".join(cells).rstrip() + "\n")
+            console.file.write("  ".join(cells).rstrip() + "\n")
 
 
 BAR_CHARACTERS = "▁▂▃▄▅▆▇█"

@@ -382,6 +382,6 @@ def _split_json_stream(before: str, text: str) -> list[Document] | None:
     return [*made, Document(before + text[at:], "", stream=True)]
 
 
-def _skip_space(text: str, at: int) -> int:
-    found = re.compile(r"\s*").match(text, at)
-    return found.end() if found is not None else at
+def _skip_space(text: str, start: int) -> int:
+    found = re.compile(r"\s*").match(text, start)
+    return found.end() if found is not None else start

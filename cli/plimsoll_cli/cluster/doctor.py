@@ -83,10 +83,10 @@ def run_checks(cluster: Cluster, service: str | None, policy: str | None) -> Ite
         yield from _check_replicas(cluster, service, policy)
 
 
-def check_version(host: str, found: Object) -> Check:
+def check_version(host: str, version: Object) -> Check:
     """Check that Plimsoll supports the version of the API server ``host``."""
-    minor = int("".join(c for c in str(found["minor"]) if c.isdigit()) or 0)
-    text = f"{host}, Kubernetes {found['gitVersion']}"
+    minor = int("".join(c for c in str(version["minor"]) if c.isdigit()) or 0)
+    text = f"{host}, Kubernetes {version['gitVersion']}"
     if minor < MIN_KUBERNETES_MINOR:
         return Check(
             "api server", False, f"{text}: Plimsoll needs at least 1.{MIN_KUBERNETES_MINOR}"

@@ -85,12 +85,12 @@ def show_rows(cluster: Cluster, output: Output, once: bool) -> None:
 
 
 def _show_live(
-    cluster: Cluster, rows: list[FleetRow], history: History, wide: bool, out: Console
+    cluster: Cluster, rows: list[FleetRow], history: History, wide: bool, console: Console
 ) -> None:
     error_text = ""
-    with Live(console=out, auto_refresh=False, screen=True) as live:
+    with Live(console=console, auto_refresh=False, screen=True) as live:
         while True:
-            live.update(render_frame(rows, history, wide, out, error_text), refresh=True)
+            live.update(render_frame(rows, history, wide, console, error_text), refresh=True)
             time.sleep(REFRESH_PERIOD_S)
             try:
                 rows, error_text = _read_rows(cluster), ""
@@ -100,10 +100,10 @@ def _show_live(
 
 
 def render_frame(
-    rows: list[FleetRow], history: History, wide: bool, out: Console, error_text: str = ""
+    rows: list[FleetRow], history: History, wide: bool, console: Console, error_text: str = ""
 ) -> RenderableType:
     """Return one frame of the live view, as wide as the terminal."""
-    shown = [make_cells(row, history, wide, out.width, is_ascii_only(out)) for row in rows]
+    shown = [make_cells(row, history, wide, console.width, is_ascii_only(console)) for row in rows]
     open_ = sum(row.incidents for row in rows)
     services = sum(row.kind == SERVICE_KIND for row in rows)
     counted = f"services {services}, policies {len(rows) - services}, open incidents {open_}"
@@ -112,10 +112,10 @@ def render_frame(
     note = Text(error_text, style="bold red")
     if not rows:
         return Group(head, note, Text(NO_ROWS_TEXT, style="dim"))
-    names: list[str] = choose_columns(wide, out.width)
+    names: list[str] = choose_columns(wide, console.width)
     if not wide:
-        names, shown = fit_columns(names, shown, out.width, MIN_TERMINAL_WIDTHS)
-    return Group(head, note, make_table(names, shown, out.width))
+        names, shown = fit_columns(names, shown, console.width, MIN_TERMINAL_WIDTHS)
+    return Group(head, note, make_table(names, shown, console.width))
 
 
 def choose_columns(wide: bool, width: int, trend: bool = True) -> list[str]:

@@ -67,11 +67,11 @@ def _parse_verdicts(
         yield where | one
 
 
-def _has_verdict(found: list[dict[str, Any]], answer: Leaks) -> bool:
-    return any(one["leaks"] == answer for one in found)
+def _has_verdict(verdicts: list[dict[str, Any]], answer: Leaks) -> bool:
+    return any(one["leaks"] == answer for one in verdicts)
 
 
-def _make_cells(one: dict[str, Any]) -> list[Cell]:
-    left = one.get("minutesLeft", "")
-    return [*(one[key] for key in ("namespace", "object", "revision", "leaks")), f"{left}",
-            one["message"]]  # fmt: skip
+def _make_cells(verdict: dict[str, Any]) -> list[Cell]:
+    left = verdict.get("minutesLeft", "")
+    return [*(verdict[key] for key in ("namespace", "object", "revision", "leaks")), f"{left}",
+            verdict["message"]]  # fmt: skip

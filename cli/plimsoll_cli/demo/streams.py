@@ -84,11 +84,11 @@ class StreamingClients:
         """Let each client end after its current reply."""
         self._finishing = True
 
-    async def _run_stream(self, client: httpx.AsyncClient, number: int) -> None:
-        turn = number
+    async def _run_stream(self, client: httpx.AsyncClient, stream_number: int) -> None:
+        turn = stream_number
         while not self._finishing:
             index = turn % len(PROMPTS)
-            reply = Reply(number, index, get_unix_time())
+            reply = Reply(stream_number, index, get_unix_time())
             self.replies.append(reply)
             await send_prompt(client, self._model, reply)
             if reply.end is not ReplyState.COMPLETE:

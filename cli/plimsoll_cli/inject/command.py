@@ -182,26 +182,27 @@ def read_documents(text: str, file: Path) -> list[ParsedDocument]:
     return found
 
 
-def _iterate_objects(value: Any, node: Node, at: str, file: Path) -> Iterator[ManifestObject]:
+def _iterate_objects(value: Any, node: Node, position: str, file: Path) -> Iterator[ManifestObject]:
     """Yield the objects in a document, with their positions. Raises UsageError."""
     if not isinstance(value, dict):
         shown = {list: "a list", type(None): "nothing"}.get(type(value), "a string or a number")
-        raise UsageError(f"{file}: {at}: is {shown}, and not an object: give a manifest")
+        raise UsageError(f"{file}: {position}: is {shown}, and not an object: give a manifest")
     for part in ("apiVersion", "kind"):
         if not isinstance(value.get(part), str):
             raise UsageError(
-                f"{file}: {at}: {part} is missing: give a manifest, such as the output of helm "
+                f"{file}: {position}: {part} is missing: give a manifest, such as the output "
+                "of helm "
                 "template for a chart, or of kustomize build for a kustomization"
             )
     items = value.get("items")
     if not (value["kind"].endswith("List") and isinstance(items, list)):
-        yield ManifestObject(at, value, node)
+        yield ManifestObject(position, value, node)
         return
     nodes = node.find_entry("items")
     assert nodes is not None, "it has this value"
     for number, (item, child) in enumerate(zip(items, nodes.resolved.children, strict=True), 1):
         if isinstance(item, dict):
-            yield from _iterate_objects(item, child, f"{at}, item {number}", file)
+            yield from _iterate_objects(item, child, f"{position}, item {number}", file)
 
 
 def add_file_context(
@@ -266,15 +267,17 @@ def _render_document(parsed: ParsedDocument) -> str:
     return document.before + "".join(block + separator for block in blocks) + text
 
 
-def _replace_objects(value: Any, node: Node, wanted: dict[int, Object]) -> Any:
-    """Return a copy of a document's value in which the ``wanted`` objects replace others."""
-    if id(node) in wanted:
-        return wanted[id(node)]
+def _replace_objects(value: Any, node: Node, replacements: dict[int, Object]) -> Any:
+    """Return a copy of a document's value in which the ``replacements`` objects replace others."""
+    if id(node) in replacements:
+        return replacements[id(node)]
     items = node.find_entry("items")
     if items is None or not isinstance(value["items"], list):
         return value
     listed = zip(value["items"], items.resolved.children, strict=True)
-    return value | {"items": [_replace_objects(item, child, wanted) for item, child in listed]}
+    return value | {
+        "items": [_replace_objects(item, child, replacements) for item, child in listed]
+    }
 
 
 def _remove_injected(text: str, file: Path) -> str:
@@ -343,13 +346,17 @@ class _ConfigMapNames:
         meta = metadata if isinstance(metadata, dict) else {}
         return str(meta.get("namespace") or ""), str(meta.get("name"))
 
-    def find_name_conflict(self, document: Object, made: Object | None = None) -> str | None:
+    def find_name_conflict(self, document: Object, config_map: Object | None = None) -> str | None:
         """Return an error if the name of a workload's supervisor ConfigMap is taken; None if not.
 
-        ``made`` is this ConfigMap; None if another problem prevented its creation.
+        ``config_map`` is this ConfigMap; None if another problem prevented its creation.
         """
         namespace, name = self.make_key(document)
-        key = (namespace, make_supervisor_name(name)) if made is None else self.make_key(made)
+        key = (
+            (namespace, make_supervisor_name(name))
+            if config_map is None
+            else self.make_key(config_map)
+        )
         if key not in self.taken:
             return None
         return (

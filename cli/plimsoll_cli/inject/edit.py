@@ -39,14 +39,14 @@ class TextEdit:
     indent: int = 0
 
 
-def find_changes(text: str, root: Node, wanted: Any, is_json: bool = False) -> list[TextEdit]:
-    """Return the edits that change ``root`` to the value ``wanted``, in the order of the text.
+def find_changes(text: str, root: Node, new_value: Any, is_json: bool = False) -> list[TextEdit]:
+    """Return the edits that change ``root`` to the value ``new_value``, in the order of the text.
 
     Raises EditError if they are impossible.
     """
     editor = _Editor(text, is_json)
-    editor.add_edits(root, root.read_value(), wanted, ())
-    editor.expand_aliases(root, root.read_value(), wanted, ())
+    editor.add_edits(root, root.read_value(), new_value, ())
+    editor.expand_aliases(root, root.read_value(), new_value, ())
     return sorted(editor.made, key=lambda one: (one.start, one.end, -one.indent))
 
 
@@ -161,7 +161,7 @@ class _Editor:
             return
         self.mark_anchors_changed()
         for at, (key, value) in enumerate(added.items()):
-            self.append(node, {key: value}, (*path, key), first=not at)
+            self.append(node, {key: value}, (*path, key), is_first=not at)
 
     def add_item_edits(self, node: Node, old: list[Any], new: list[Any], path: Path) -> None:
         """Add the edits for the items of a list."""
@@ -185,16 +185,16 @@ class _Editor:
             added = []
         for at, name in enumerate(added):
             self.mark_anchors_changed()
-            self.append(node, [wanted[name]], (*path, name), first=not at)
+            self.append(node, [wanted[name]], (*path, name), is_first=not at)
 
     def mark_anchors_changed(self) -> None:
         """Mark the anchors around an edit as changed, so that their aliases are expanded."""
         self.touched |= {id(one) for one in self.within if one.anchored}
 
-    def append(self, node: Node, value: Any, path: Path, first: bool) -> None:
-        """Add an entry or item at the end of ``node``; ``first`` marks the first addition."""
+    def append(self, node: Node, value: Any, path: Path, is_first: bool) -> None:
+        """Add an entry or item at the end of ``node``; ``is_first`` marks the first addition."""
         if node.flow or not node.children:
-            self.append_in_brackets(node, value, path, first)
+            self.append_in_brackets(node, value, path, is_first)
             return
         indent = _find_indent(self.text, node)
         block = dump(value)
@@ -218,10 +218,10 @@ class _Editor:
         new = self.line_end.join([*lines, ""])
         self.made.append(TextEdit(at, at, new, path, indent=indent))
 
-    def append_in_brackets(self, node: Node, value: Any, path: Path, first: bool) -> None:
+    def append_in_brackets(self, node: Node, value: Any, path: Path, is_first: bool) -> None:
         """Add an entry or item at the end of a flow collection."""
         at = node.children[-1].end if node.children else _find_inner_start(self.text, node)
-        comma = ", " if node.children or not first else ""
+        comma = ", " if node.children or not is_first else ""
         new = comma + dump_flow(value, self.is_json)[1:-1]
         # At equal positions, the inner edit comes first.
         self.made.append(TextEdit(at, at, new, path, indent=len(path)))

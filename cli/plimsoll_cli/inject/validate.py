@@ -55,37 +55,39 @@ def check_files(files: Sequence[Path], options: InjectionOptions) -> Findings:
     return found
 
 
-def _check_document(at: str, document: Object, options: InjectionOptions, found: Findings) -> None:
+def _check_document(
+    position: str, document: Object, options: InjectionOptions, findings: Findings
+) -> None:
     if str(document["apiVersion"]).partition("/")[0] == API_GROUP:
         try:
-            check_object(at, document)
+            check_object(position, document)
         except UsageError as error:
-            found.invalid.append(str(error))
+            findings.invalid.append(str(error))
         else:
-            found.notes.append(f"{at}: {format_kind(document)}: valid")
+            findings.notes.append(f"{position}: {format_kind(document)}: valid")
         return
     try:
         injected = inject_document(document, options)
     except InjectionError as error:
-        found.refused.append(f"{at}: {error}")
+        findings.refused.append(f"{position}: {error}")
         return
-    found.notes += [f"{at}: {note}" for note in injected.notes]
+    findings.notes += [f"{position}: {note}" for note in injected.notes]
 
 
-def check_object(at: str, document: Object) -> None:
+def check_object(position: str, document: Object) -> None:
     """Check an object of Plimsoll as the API server and the operator do.
 
-    Raises UsageError; each line of the message begins with ``at``.
+    Raises UsageError; each line of the message begins with ``position``.
     """
     kind = document["kind"]
     if kind == POLICY_KIND:
-        parse_document(at, document, SupervisionPolicy)
+        parse_document(position, document, SupervisionPolicy)
     elif kind == SERVICE_KIND:
-        service = parse_document(at, document, InferenceService)
+        service = parse_document(position, document, InferenceService)
         try:
             parse_service(document)
             make_plan(service, {}, (), [], PLACEHOLDER_IMAGES)
         except InvalidSpecError as error:
-            raise UsageError(f"{at}: {error}") from None
+            raise UsageError(f"{position}: {error}") from None
     else:
-        raise UsageError(f"{at}: kind must be {SERVICE_KIND} or {POLICY_KIND}, not {kind!r}")
+        raise UsageError(f"{position}: kind must be {SERVICE_KIND} or {POLICY_KIND}, not {kind!r}")

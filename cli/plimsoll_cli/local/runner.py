@@ -200,7 +200,7 @@ def choose_free_ports(requested_ports: Sequence[int | None]) -> list[int]:
         return [_bind_port(port, held) for port in requested_ports]
 
 
-def _bind_port(requested_port: int | None, held: contextlib.ExitStack) -> int:
+def _bind_port(requested_port: int | None, listeners: contextlib.ExitStack) -> int:
     others = random.sample(PORT_RANGE, MAX_PORT_TRIES)
     for port in others if requested_port is None else [requested_port, *others]:
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
@@ -212,7 +212,7 @@ def _bind_port(requested_port: int | None, held: contextlib.ExitStack) -> int:
         except OSError:
             listener.close()
             continue
-        held.enter_context(contextlib.closing(listener))
+        listeners.enter_context(contextlib.closing(listener))
         return port
     raise OSError(
         f"no TCP port of {LOOPBACK} is free for {requested_port or 'a replica'}: tried "

@@ -91,7 +91,7 @@ def read_trace(file: Path) -> tuple[float, list[Sample]]:
 
 
 def compute_host_memory(samples: Iterable[Sample]) -> list[tuple[float, int]]:
-    """Return host memory as in the detector: seconds since the start, and bytes."""
+    """Return the host memory over time: seconds since the start, and bytes as in the detector."""
     found = list(samples)
     source = next(
         (s for s in (HostMemoryFields.choose(sample.host) for sample in found) if s), None

@@ -91,18 +91,18 @@ def describe_effect(day: DayGrowth) -> str:
     return "nothing"
 
 
-def make_manifest(found: list[Tuning]) -> dict[str, object]:
+def make_manifest(tunings: list[Tuning]) -> dict[str, object]:
     """Return the recommendations as a part of a manifest's ``spec``, in whole MiB."""
     budgets = {
         tuning.memory: {
             "growthBudget": f"{-(-tuning.proposal // MIB)}Mi",
             "window": format_duration(tuning.window_s),
         }
-        for tuning in found
+        for tuning in tunings
         if tuning.proposal is not None
     }
     made: dict[str, object] = {}
-    host = next((tuning for tuning in found if tuning.memory == "host"), None)
+    host = next((tuning for tuning in tunings if tuning.memory == "host"), None)
     if host is not None and host.request is not None and host.memory_limit is not None:
         made["engine"] = {
             "resources": {

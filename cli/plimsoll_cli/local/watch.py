@@ -138,12 +138,12 @@ def _resolve_command(command: Sequence[str]) -> list[str]:
     return [shutil.which(command[0]) or command[0], *command[1:]] if command else []
 
 
-def _describe_engine(found: FoundEngine) -> str:
-    one = found.endpoint
+def _describe_engine(engine: FoundEngine) -> str:
+    one = engine.endpoint
     pieces = [f"process {one.pid}"] if one.pid else []
     pieces.append(f"engine type {one.type.value}")
     pieces.append(f"API at {one.serving_url}" if one.serves else "its API does not answer")
-    return f"watching {found.name}: {', '.join(pieces)}"
+    return f"watching {engine.name}: {', '.join(pieces)}"
 
 
 async def _wait_until_end(
@@ -178,7 +178,7 @@ async def _wait_until_end(
 
 
 def _write_config(watch_plan: plan.SupervisorPlan, config: SupervisorConfig) -> None:
-    """Replace the configuration file atomically, which the supervisor then reloads."""
+    """Replace the configuration file atomically. The supervisor then reloads it."""
     replace_file(Path(watch_plan.places.config_file), supervisor_config.encode(config))
 
 

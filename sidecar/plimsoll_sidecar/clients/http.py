@@ -159,7 +159,7 @@ class _TlsPool(HTTPSConnectionPool):
 
 
 def create_pool(**options: Any) -> urllib3.PoolManager:
-    """Return a pool manager that uses the connections above, with urllib3's ``options``."""
+    """Return a pool manager with the bounded connections above, and urllib3's ``options``."""
     pool = urllib3.PoolManager(retries=False, **options)
     pool.pool_classes_by_scheme = {"http": _Pool, "https": _TlsPool}
     return pool

@@ -70,7 +70,7 @@ class LedgerAccount:
         self.owners = {**self.owners, **owners}
 
     def explain(self, ledger: Sequence[LedgerLine], compute_growth: Callable[[int], int]) -> int:
-        """Return the bytes that the owners explain, to be compared within the same epoch.
+        """Return how many bytes the owners explain. Only results of the same epoch are comparable.
 
         ``compute_growth`` returns the unexplained growth for a given number of explained bytes.
         """

@@ -149,8 +149,8 @@ def _add_open_files(suspicions: Iterable[Suspicion], files: OpenFiles | None) ->
 class _Epoch:
     """Watches and measurements of one epoch, which is one run of the engine's worker."""
 
-    def __init__(self, number: int, detector: Detector) -> None:
-        self.number = number
+    def __init__(self, epoch_number: int, detector: Detector) -> None:
+        self.number = epoch_number
         self.memory, self.interval_s = detector.memory, detector.interval_s
         self.host = self._create_watch(IncidentKind.HOST_GROWTH)
         self.device = self._create_watch(IncidentKind.DEVICE_GROWTH)

@@ -12,7 +12,7 @@ slower and slower, and temporary work starts later than the engine. The probabil
 follows from the sum over the explanations.
 
 ``python -m bench.odds_fit`` fits the weights by maximum likelihood to the labelled runs of the leak
-lab. Each suspicion counts once, so these are the odds of a suspicion
+lab. Each suspicion counts once, so the result is the odds that a suspicion is a leak
 (``research/bench/calibration.py``).
 """
 

@@ -336,17 +336,17 @@ class DemandWatch:
         return new
 
     def _raise_maximum(
-        self, name: str, value: float | None, t: float, factor: float = 1.0, more: float = 0.0
+        self, name: str, value: float | None, t: float, factor: float = 1.0, margin: float = 0.0
     ) -> None:
         """Raise the maximum of the gauge ``name`` to ``value``, and note new demand.
 
-        ``value`` must exceed the maximum by ``factor`` and by ``more``. The first value becomes the
-        maximum without being new demand.
+        ``value`` must exceed the maximum by ``factor`` and by ``margin``. The first value becomes
+        the maximum without being new demand.
         """
         if value is None:
             return
         most = self._most.setdefault(name, value)
-        if value > max(factor * most, most + more):
+        if value > max(factor * most, most + margin):
             self._most[name], self._new_until = value, t + NEW_DEMAND_SETTLE_S
 
     def _compute_mean(self, gauge: Callable[[SampleLoad], float | None]) -> float | None:

@@ -213,10 +213,10 @@ class SlowLeakWatch:
             self._halves[scale] = None
             self._add_level(scale + 1, _average_levels((half, level)))
 
-    def _update(self, limit: int | None, raised: bool = False) -> None:
+    def _update(self, limit: int | None, was_raised: bool = False) -> None:
         self.peak = max(self._peaks)
         headroom = None if limit is None else max(0, limit - self.peak)
-        self.drift = self._find_best_drift(headroom, raised or self.drift is not None)
+        self.drift = self._find_best_drift(headroom, was_raised or self.drift is not None)
         self.state = SlowState(
             levels=[list(levels) for levels in self._levels],
             halves=list(self._halves),
@@ -224,7 +224,7 @@ class SlowLeakWatch:
             raised=self.drift is not None,
         )
 
-    def _find_best_drift(self, headroom: int | None, raised: bool) -> Drift | None:
+    def _find_best_drift(self, headroom: int | None, was_raised: bool) -> Drift | None:
         """Return the most certain drift of all scales that neither fades nor has stopped.
 
         A drift has stopped if the last steps of the same or a shorter scale are less than half as
@@ -244,7 +244,9 @@ class SlowLeakWatch:
                 last.compute_upper_bound(CLEAR_QUANTILE) < slow for last in latest[: number + 1]
             ):
                 continue
-            grows = _is_still_growing(each) if raised else not fades and _is_leak(each, headroom)
+            grows = (
+                _is_still_growing(each) if was_raised else not fades and _is_leak(each, headroom)
+            )
             if grows and (best is None or each.certainty > best.certainty):
                 best = each
         return best

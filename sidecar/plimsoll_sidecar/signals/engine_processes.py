@@ -257,7 +257,7 @@ class EngineFinder:
     def __init__(
         self, port: int, kind: EngineType, container: str = "", main: ProcessId | None = None
     ) -> None:
-        """Search by port, engine type and container, unless ``main`` is the main process."""
+        """Search by port, engine type and container, or only by ``main`` if it is given."""
         self._port, self._kind, self._name = port, kind, container
         self._configured_main = main
         self._known: dict[ProcessId, bool] = {}

@@ -112,7 +112,7 @@ class Series:
     pool_label: str = ""
 
     def iterate_names(self) -> Iterator[str]:
-        """Yield the names that the metric may have on a page, most likely one first."""
+        """Yield the names that the metric may have on a page, starting with the most likely."""
         for name in (self.name, *self.older_names):
             yield from iterate_spellings(name)
 

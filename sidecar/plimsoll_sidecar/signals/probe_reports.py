@@ -291,10 +291,10 @@ def merge_ledgers(accounts: Iterable[tuple[Role, Report]]) -> list[LedgerEntry]:
     return list(entries.values())[:MAX_OWNERS]
 
 
-def merge_devices(known: list[DeviceMemory], reports: Iterable[Report]) -> list[DeviceMemory]:
-    """Return the devices ``known`` with torch's memory, summed over the processes on each device.
+def merge_devices(devices: list[DeviceMemory], reports: Iterable[Report]) -> list[DeviceMemory]:
+    """Return ``devices`` with torch's memory, summed over the processes that use each device.
 
-    If ``known`` is empty, return the devices that the reports name.
+    If ``devices`` is empty, return the devices that the reports name.
     """
     sums: dict[str | int, TorchDevice] = {}
     for report in reports:
@@ -307,7 +307,7 @@ def merge_devices(known: list[DeviceMemory], reports: Iterable[Report]) -> list[
                 one.reserved + (before.reserved if before else 0),
                 one.uuid,
             )
-    if not known:
+    if not devices:
         every = list(sums.values())[:MAX_DEVICES]
         indices = [one.index for one in every]
         # Each rank may name its own device 0.
@@ -316,14 +316,14 @@ def merge_devices(known: list[DeviceMemory], reports: Iterable[Report]) -> list[
             _add_torch_memory(DeviceMemory(one.index if distinct else at, one.uuid), one)
             for at, one in enumerate(every)
         ]
-    return [_add_torch_memory(d, sums.get(d.uuid or "") or sums.get(d.index)) for d in known]
+    return [_add_torch_memory(d, sums.get(d.uuid or "") or sums.get(d.index)) for d in devices]
 
 
-def _add_torch_memory(known: DeviceMemory, found: TorchDevice | None) -> DeviceMemory:
-    if found is None:
-        return known
+def _add_torch_memory(device: DeviceMemory, torch_memory: TorchDevice | None) -> DeviceMemory:
+    if torch_memory is None:
+        return device
     return msgspec.structs.replace(
-        known, torch_allocated=found.allocated, torch_reserved=found.reserved
+        device, torch_allocated=torch_memory.allocated, torch_reserved=torch_memory.reserved
     )
 
 

@@ -167,41 +167,41 @@ class Probes:
             if known.report is not None and now - known.reported_at <= MAX_REPORT_AGE_S
         }
 
-    def _request_report(self, folder: Path, process: ProcessId, known: _ProcessState) -> bool:
+    def _request_report(self, folder: Path, process: ProcessId, state: _ProcessState) -> bool:
         """Query a process if it is due. Return whether this sample waits for its answer."""
         now = self._clock()
-        if known.asked_at is not None or now < known.next_at:
+        if state.asked_at is not None or now < state.next_at:
             return False
         if not os.path.lexists(folder / f"{process.pid}.sock"):
-            known.next_at = now + RETRY_PAUSE_S
+            state.next_at = now + RETRY_PAUSE_S
             return False
         if not self._requests.send(folder, process.pid, REPORT_REQUEST):
-            known.next_at = now + RETRY_PAUSE_S
+            state.next_at = now + RETRY_PAUSE_S
             return False
-        known.asked_at = now
-        return known.is_prompt
+        state.asked_at = now
+        return state.is_prompt
 
     def _store_answer(
-        self, process: ProcessId, known: _ProcessState, answer: bytes | None, now: float
+        self, process: ProcessId, state: _ProcessState, answer: bytes | None, now: float
     ) -> None:
         """Store the ``answer`` to the pending request; None if it has not arrived yet."""
-        assert known.asked_at is not None
+        assert state.asked_at is not None
         if answer is None:
-            known.is_prompt = False
-            if now - known.asked_at > MAX_LATE_ANSWER_S:
+            state.is_prompt = False
+            if now - state.asked_at > MAX_LATE_ANSWER_S:
                 self._requests.drop(process.pid)
-                known.asked_at, known.next_at = None, now + RETRY_PAUSE_S
+                state.asked_at, state.next_at = None, now + RETRY_PAUSE_S
             return
         try:
             report = decode(answer, Report)
         except MalformedError:
             report = None
         if report is not None and report.pid == process.pid and is_running(process):
-            known.report, known.reported_at, known.next_at = report, now - report.age_s, 0.0
-            known.is_prompt = now - known.asked_at <= REPORT_TIMEOUT_S
+            state.report, state.reported_at, state.next_at = report, now - report.age_s, 0.0
+            state.is_prompt = now - state.asked_at <= REPORT_TIMEOUT_S
         else:
-            known.next_at = now + RETRY_PAUSE_S
-        known.asked_at = None
+            state.next_at = now + RETRY_PAUSE_S
+        state.asked_at = None
 
     # ---- on request
 

@@ -104,7 +104,7 @@ def compute_age_s(process: ProcessId) -> float:
 
 def send_signal(
     process: ProcessId,
-    number: int,
+    signal_number: int,
     is_allowed: Callable[[ProcessId], bool] = lambda process: True,
 ) -> None:
     """Send a signal to this process, and to no process that reuses its PID.
@@ -115,7 +115,7 @@ def send_signal(
     descriptor = os.pidfd_open(process.pid)
     try:
         if is_running(process) and is_allowed(process):
-            signal.pidfd_send_signal(descriptor, number)
+            signal.pidfd_send_signal(descriptor, signal_number)
     finally:
         os.close(descriptor)
 

@@ -192,18 +192,18 @@ def _iterate_files(folder: str, device: int, depth: int) -> Iterator[SharedFile]
                 yield _make_shared_file(entry.path, found)
 
 
-def _make_shared_file(path: str, found: os.stat_result) -> SharedFile:
+def _make_shared_file(path: str, status: os.stat_result) -> SharedFile:
     return SharedFile(
         path=path,
-        id=(found.st_dev, found.st_ino),
-        bytes=found.st_blocks * STAT_BLOCK_BYTES,
-        written_at=found.st_ctime,  # any process can set st_mtime to any time
-        uid=found.st_uid,
-        private=not found.st_mode & OTHER_USERS_MODE,
+        id=(status.st_dev, status.st_ino),
+        bytes=status.st_blocks * STAT_BLOCK_BYTES,
+        written_at=status.st_ctime,  # any process can set st_mtime to any time
+        uid=status.st_uid,
+        private=not status.st_mode & OTHER_USERS_MODE,
     )
 
 
-def _find_mapped_files(folder: Path, wanted: set[FileId]) -> set[FileId]:
+def _find_mapped_files(folder: Path, wanted_files: set[FileId]) -> set[FileId]:
     with (folder / "maps").open("rb") as maps:
         text = maps.read(MAX_MAPS_BYTES + 1)
     if len(text) > MAX_MAPS_BYTES:
@@ -211,15 +211,15 @@ def _find_mapped_files(folder: Path, wanted: set[FileId]) -> set[FileId]:
             f"process {folder.name} has more than {MAX_MAPS_BYTES >> 20} MiB of mappings"
         )
     found: set[FileId] = set()
-    for device in {device for device, _ in wanted}:
+    for device in {device for device, _ in wanted_files}:
         # A path with the same text matches, too. This can only add a file in use, never remove one.
         name = b"%02x:%02x" % (os.major(device), os.minor(device))
         found |= {(device, int(inode)) for inode in re.findall(b" " + name + rb" (\d+) ", text)}
-    return found & wanted
+    return found & wanted_files
 
 
-def _find_open_files(folder: Path, wanted: set[FileId]) -> set[FileId]:
-    inodes = {inode for _, inode in wanted}
+def _find_open_files(folder: Path, wanted_files: set[FileId]) -> set[FileId]:
+    inodes = {inode for _, inode in wanted_files}
     names = list_names(folder / "fd", MAX_DESCRIPTORS + 1)
     if len(names) > MAX_DESCRIPTORS:
         raise UnknownUsersError(f"process {folder.name} has more than {MAX_DESCRIPTORS} open files")
@@ -234,7 +234,7 @@ def _find_open_files(folder: Path, wanted: set[FileId]) -> set[FileId]:
         except (FileNotFoundError, ProcessLookupError):
             continue  # the file was closed meanwhile
         found.add((status.st_dev, status.st_ino))
-    return found & wanted
+    return found & wanted_files
 
 
 def _read_inode(folder: Path, name: str) -> int | None:

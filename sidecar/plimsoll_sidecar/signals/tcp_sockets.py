@@ -201,6 +201,6 @@ def _is_waiting(info: bytes) -> bool:
     return _read_u32(info, SEGMENTS_SENT_OFFSET) == 0 or received_ms < sent_ms
 
 
-def _read_u32(data: bytes, at: int) -> int:
-    value: int = struct.unpack_from("=I", data, at)[0]
+def _read_u32(data: bytes, offset: int) -> int:
+    value: int = struct.unpack_from("=I", data, offset)[0]
     return value
