@@ -259,7 +259,7 @@ def test_a_successor_goes_on_with_keys_values_and_scales(tiny_model: Any, helper
     kept = scale.clone()
     scale *= 1.5
     with pytest.raises(
-        HandoverRefusedError, match=rf"1 of \d+ blocks .* block {used[0]}$"
+        HandoverRefusedError, match=rf"1 of \d+ KV blocks .* block {used[0]}$"
     ) as refused:
         inheritance.validate_tables(data, layout, runner, 8)
     assert refused.value.outcome is HandoverOutcome.BAD_CONTENTS
