@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,16 @@ class Task:
     residuals: list[torch.Tensor]
     weight: torch.Tensor
     eps: float
+    exchanges: list[tuple[str, torch.Tensor]]
+    """A collective and its tensor after each sum, and more of them after the last."""
 
 
-def compute(task: Task) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """The norm and the residual after each sum; of a shared one what :meth:`RankSums.kept` says."""
+def compute(task: Task) -> tuple[list[tuple[torch.Tensor, torch.Tensor]], list[torch.Tensor]]:
+    """The norm and the residual after each sum, and what each collective returns.
+
+    The residual of a shared sum is what :meth:`RankSums.get_own_rows` says.
+    """
+    from plimsoll_engine.kernels.rank_collectives import RankCollectives
     from plimsoll_engine.kernels.rank_sums import RankSums
 
     nbytes = task.layout.nbytes
@@ -48,13 +55,18 @@ def compute(task: Task) -> list[tuple[torch.Tensor, torch.Tensor]]:
     ]
     addresses = [buffer.data_ptr() for buffer in buffers]
     sums = RankSums(buffers[task.rank], addresses, task.rank, task.layout, task.dtype)
-    found = []
+    collectives = RankCollectives(sums)
+    exchanges = iter(task.exchanges)
+    found: list[tuple[torch.Tensor, torch.Tensor]] = []
+    exchanged: list[torch.Tensor] = []
     for x, residual in zip(task.inputs, task.residuals, strict=True):
         assert sums.supports(x)
         norm = sums.add_norm(x, residual, task.weight, task.eps)
         kept = sums.get_own_rows(residual, torch.arange(len(x))) if sums.is_shared(x) else residual
         found.append((norm.clone(), kept))
-    return found
+        exchanged += [getattr(collectives, name)(x) for name, x in islice(exchanges, 1)]
+    exchanged += [getattr(collectives, name)(x) for name, x in exchanges]
+    return found, exchanged
 
 
 class Ranks:
@@ -71,7 +83,9 @@ class Ranks:
             for _ in range(most)
         ]
 
-    def compute(self, tasks: list[Task]) -> list[list[tuple[torch.Tensor, torch.Tensor]]]:
+    def compute(
+        self, tasks: list[Task]
+    ) -> list[tuple[list[tuple[torch.Tensor, torch.Tensor]], list[torch.Tensor]]]:
         """What each rank found."""
         used = self._processes[: len(tasks)]
         for process, task in zip(used, tasks, strict=True):

@@ -125,11 +125,12 @@ def run(shard: Shard, store: Path, arguments: argparse.Namespace) -> None:
     config = SHAPES[arguments.shape]()
     sums = SumShape(PROMPTS * PROMPT, config.hidden_size, DTYPE)
     group = ProcessGroup(shard, torch.device("cuda", shard.rank), store, sums)
-    mapped = group._sums
+    mapped = group._sums, group._collectives
+    group._open_nccl()
     model = model_of(config, shard, group)
     found = {}
     for name in arguments.way:
-        group._sums = None if name == "nccl" else mapped
+        group._sums, group._collectives = (None, None) if name == "nccl" else mapped
         found[name] = steps(model, arguments.profile and name == "mapped")
         if shard.rank == 0:
             print(

@@ -90,7 +90,7 @@ def ways(group: ProcessGroup, rows: int) -> dict[str, tuple[Sum, PeerMemory | No
         if word_rows > WORD_LIMIT:
             continue
         layout = Layout(shard.size, rows, COLUMNS, 2, word_rows, whole_rows)
-        memory = PeerMemory.connect(shard.rank, shard.size, layout.nbytes, group._gather)
+        memory = PeerMemory.connect(shard.rank, shard.size, layout.nbytes, group._exchange_bytes)
         if memory is None:
             raise SystemExit("the devices share no memory: nothing to compare")
         sums = RankSums(memory.as_tensor(), memory.addresses, shard.rank, layout, torch.bfloat16)
@@ -116,12 +116,12 @@ def measure(group: ProcessGroup, rows: int) -> dict[str, float]:
             for _ in range(CHAIN):
                 one(x, residual, weight)
 
-        took = torch.tensor([captured(chain) / CHAIN], device="cuda")
+        took = torch.tensor([captured(chain) / CHAIN])
         dist.all_reduce(took, dist.ReduceOp.MAX)
         found[name] = float(took)
         if memory is not None:
             torch.cuda.synchronize()
-            memory.close(group._gather)
+            memory.close(group._exchange_bytes)
     return found
 
 
@@ -131,14 +131,14 @@ def link_rate(group: ProcessGroup) -> float:
     By a kernel, as sums do: a copy of the library's reached a third of that between four H100s.
     """
     rank, size = group.shard
-    memory = PeerMemory.connect(rank, size, COPY_BYTES, group._gather)
+    memory = PeerMemory.connect(rank, size, COPY_BYTES, group._exchange_bytes)
     assert memory is not None
     own = torch.ones(COPY_BYTES // 8, dtype=torch.int64, device="cuda")
     there = memory._others[(rank + 1) % size].as_tensor().view(torch.int64)
-    group._gather(b"\0")
+    group._exchange_bytes(b"\0")
     took = seconds(lambda: torch.neg(own, out=there))
-    memory.close(group._gather)
-    rate = torch.tensor([COPY_BYTES / took], device="cuda")
+    memory.close(group._exchange_bytes)
+    rate = torch.tensor([COPY_BYTES / took])
     dist.all_reduce(rate, dist.ReduceOp.MIN)
     return float(rate)
 

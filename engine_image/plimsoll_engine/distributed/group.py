@@ -20,6 +20,7 @@ from plimsoll_engine.kernels.ops import Ops, decode_columns
 from plimsoll_engine.kernels.rank_sum_layout import MAX_RANKS, Layout
 
 if TYPE_CHECKING:
+    from plimsoll_engine.kernels.rank_collectives import RankCollectives
     from plimsoll_engine.kernels.rank_sums import RankSums
 
 FLAG = "--tensor-parallel-size"
@@ -110,12 +111,16 @@ ALONE = Group()
 
 
 class ProcessGroup(Group):
-    """Group of several processes, which uses NCCL between CUDA devices and gloo between CPUs.
+    """Group of several processes.
 
-    It is the default group of ``torch.distributed``. The ranks find each other through the file
-    ``store``, which must be new, so no port is opened. On CUDA, collectives run in the current
-    stream and can be captured in CUDA graphs. Reset these graphs before you close the group.
-    All-reduces of the shape ``sums`` use memory that all ranks map, if the devices support it.
+    On CUDA, collectives go through memory that all ranks map, optimised for all-reduces of the
+    shape ``sums``. They run in the current stream and can be captured in CUDA graphs; reset these
+    before you close the group. If the devices cannot map each other's memory, NCCL performs the
+    collectives. On CPUs, gloo does.
+
+    The default group of ``torch.distributed`` is gloo's, which also connects the ranks for the
+    exchange of memory handles. They find each other through the file ``store``, which must be new,
+    and connect over loopback.
     """
 
     def __init__(
@@ -126,45 +131,57 @@ class ProcessGroup(Group):
         self._device = device
         self._memory: PeerMemory | None = None
         self._sums: RankSums | None = None
+        self._collectives: RankCollectives | None = None
+        self._nccl: dist.ProcessGroup | None = None
         for name, value in LOOPBACK.items():
             os.environ.setdefault(name, value)
-        cuda = device.type == "cuda"
         dist.init_process_group(
-            "nccl" if cuda else "gloo",
+            "gloo",
             store=dist.FileStore(str(store), shard.size),  # type: ignore[attr-defined]
             rank=shard.rank,
             world_size=shard.size,
             timeout=timedelta(seconds=COLLECTIVE_TIMEOUT_S),
-            # With device_id, NCCL creates its communicator now, not in the first collective.
-            device_id=device if cuda else None,
         )
         try:
-            self.all_reduce(torch.zeros(1, device=device))
-            if cuda:
-                torch.cuda.synchronize(device)
+            dist.barrier()
+            if device.type == "cuda":
                 if sums is not None:
                     self._connect(sums)
+                if self._collectives is None:
+                    self._open_nccl()
         except BaseException:
             self.close(lost=True)
             raise
 
     def _connect(self, sums: SumShape) -> None:
+        from plimsoll_engine.kernels.rank_collectives import RankCollectives
         from plimsoll_engine.kernels.rank_sums import RankSums, layout
 
         rank, size = self.shard
         if size > MAX_RANKS or sums.columns * sums.dtype.itemsize % 16:
             return
         sum_layout: Layout = layout(size, sums.rows, sums.columns, sums.dtype)
-        self._memory = PeerMemory.connect(rank, size, sum_layout.nbytes, self._gather)
+        self._memory = PeerMemory.connect(rank, size, sum_layout.nbytes, self._exchange_bytes)
         if self._memory is not None:
             addresses = self._memory.addresses
             self._sums = RankSums(self._memory.as_tensor(), addresses, rank, sum_layout, sums.dtype)
+            self._collectives = RankCollectives(self._sums)
 
-    def _gather(self, data: bytes) -> list[bytes]:
-        local = torch.tensor(list(data), dtype=torch.uint8, device=self._device)
-        gathered = local.new_empty(self.shard.size, len(data))
-        dist.all_gather_into_tensor(gathered, local)
-        return [bytes(row) for row in gathered.tolist()]
+    def _open_nccl(self) -> None:
+        # With device_id, NCCL creates its communicator now, not in the first collective.
+        self._nccl = dist.new_group(
+            backend="nccl",
+            timeout=timedelta(seconds=COLLECTIVE_TIMEOUT_S),
+            device_id=self._device,
+        )
+        self.all_reduce(torch.zeros(1, device=self._device))
+        torch.cuda.synchronize(self._device)
+
+    def _exchange_bytes(self, data: bytes) -> list[bytes]:
+        local = torch.tensor(list(data), dtype=torch.uint8)
+        gathered = [torch.empty_like(local) for _ in range(self.shard.size)]
+        dist.all_gather(gathered, local)
+        return [bytes(part.tolist()) for part in gathered]
 
     @property
     def nbytes(self) -> int:
@@ -189,7 +206,9 @@ class ProcessGroup(Group):
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """Implement :meth:`Group.all_reduce`. All ranks must pass the same shape and dtype."""
-        dist.all_reduce(x)
+        if self._collectives is not None:
+            return self._collectives.all_reduce(x)
+        dist.all_reduce(x, group=self._nccl)
         return x
 
     def find_best_columns(self, ops: Ops, x: torch.Tensor) -> torch.Tensor:
@@ -198,20 +217,28 @@ class ProcessGroup(Group):
         Ties go to the first column.
         """
         keys = ops.find_best_keys(x, self.shard.rank * x.shape[1])
-        dist.all_reduce(keys, dist.ReduceOp.MAX)
+        if self._collectives is not None:
+            self._collectives.find_max(keys)
+        else:
+            dist.all_reduce(keys, dist.ReduceOp.MAX, group=self._nccl)
         return decode_columns(keys)
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         """Return the columns of all ranks' ``x`` [rows, columns], as [rows, size * columns]."""
         rows, columns = x.shape
         size = self.shard.size
-        gathered = x.new_empty(size * rows, columns)
-        dist.all_gather_into_tensor(gathered, x.contiguous())
+        if self._collectives is not None:
+            gathered = self._collectives.all_gather(x.contiguous())
+        else:
+            gathered = x.new_empty(size * rows, columns)
+            dist.all_gather_into_tensor(gathered, x.contiguous(), group=self._nccl)
         return gathered.view(size, rows, columns).transpose(0, 1).reshape(rows, size * columns)
 
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:
         """Implement :meth:`Group.broadcast`. All ranks must pass the same shape and dtype."""
-        dist.broadcast(x, 0)
+        if self._collectives is not None:
+            return self._collectives.broadcast(x)
+        dist.broadcast(x, 0, group=self._nccl)
         return x
 
     def close(self, lost: bool = False) -> None:
@@ -219,11 +246,11 @@ class ProcessGroup(Group):
         if not dist.is_initialized():
             return
         if self._memory is not None:
-            self._sums = None
+            self._sums = self._collectives = None
             if not lost:
                 with contextlib.suppress(RuntimeError):  # raised if the device is lost
                     torch.cuda.synchronize(self._device)
-            self._memory.close(None if lost else self._gather)
+            self._memory.close(None if lost else self._exchange_bytes)
         if lost:
             # Stop gloo from waiting for the lost rank. NCCL's kernels may continue to run.
             with contextlib.suppress(RuntimeError):
@@ -231,3 +258,4 @@ class ProcessGroup(Group):
                 dist.group.WORLD.abort()
         with contextlib.suppress(RuntimeError):  # other ranks may have exited already
             dist.destroy_process_group()
+        self._nccl = None

@@ -1,4 +1,4 @@
-"""Device buffers that all ranks map, for all-reduces on CUDA.
+"""Device buffers that all ranks map, for collectives on CUDA.
 
 They are shared through CUDA IPC, like the weight server's buffers (CUDA Driver API, "Unified
 Addressing", "Memory Management"). Devices write to each other's memory over NVLink or PCIe.
@@ -109,5 +109,5 @@ def _check_peer_access(rank: int, size: int) -> None:
 
 def _log_fallback(error: RuntimeError) -> None:
     log.warning(
-        "the ranks cannot share device memory, so NCCL performs their all-reduces: %s", error
+        "the ranks cannot share device memory, so NCCL performs their collectives: %s", error
     )

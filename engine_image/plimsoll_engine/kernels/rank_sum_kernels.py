@@ -29,13 +29,13 @@ LOWER = tl.constexpr((1 << 32) - 1)
 
 
 @triton.jit
-def _buffer(header, rank, dtype: tl.constexpr):
+def get_buffer(header, rank, dtype: tl.constexpr):
     """Return a pointer to the buffer of ``rank``, which is mapped into this process."""
     return tl.multiple_of(tl.load(header + rank).to(tl.pointer_type(dtype)), 16)
 
 
 @triton.jit
-def _peer_buffers(header, rank, RANKS: tl.constexpr, dtype: tl.constexpr):
+def get_peer_buffers(header, rank, RANKS: tl.constexpr, dtype: tl.constexpr):
     """Return pointers to the other ranks' buffers, beginning with the next rank.
 
     The order spreads the writes. Addresses never change, so this may run before the wait for the
@@ -43,18 +43,19 @@ def _peer_buffers(header, rank, RANKS: tl.constexpr, dtype: tl.constexpr):
     """
     buffers = ()
     for step in tl.static_range(1, RANKS):
-        buffer = _buffer(header, (rank + step) % RANKS, dtype)
+        buffer = get_buffer(header, (rank + step) % RANKS, dtype)
         buffers = buffers + (buffer,)  # type: ignore[assignment]  # noqa: RUF005
     return buffers
 
 
 @triton.jit
-def _own_buffer(header, dtype: tl.constexpr):
+def get_own_buffer(header, dtype: tl.constexpr):
+    """Return a pointer to this rank's buffer."""
     return tl.multiple_of(header.to(tl.pointer_type(dtype)), 16)
 
 
 @triton.jit
-def _begin_sum(header):
+def begin_sum(header):
     """Return the number of this sum, in the upper half of an int64, and the buffer half to use.
 
     Each program must call this once.
@@ -91,7 +92,7 @@ def _all_arrived(signals, number, among):
 
 
 @triton.jit
-def _wait(signals, number, among, WAIT_NS: tl.constexpr):
+def wait_for_signals(signals, number, among, WAIT_NS: tl.constexpr):
     """Wait until all ``signals`` [n] selected by ``among`` equal ``number``.
 
     Afterwards, all threads may read the data that the signals announce.
@@ -113,7 +114,7 @@ def _all_visible(signals, number, among):
 
 @triton.jit
 def _wait_without_acquire(signals, number, among, WAIT_NS: tl.constexpr):
-    """Wait like :func:`_wait`, but without acquire: only later kernels may read the data."""
+    """Wait like :func:`wait_for_signals`, but without acquire: only later kernels read the data."""
     started = _start_ns(WAIT_NS)
     arrived = _all_visible(signals, number, among)
     while arrived == 0:
@@ -122,7 +123,7 @@ def _wait_without_acquire(signals, number, among, WAIT_NS: tl.constexpr):
 
 
 @triton.jit
-def _set_signals(signals, number, among):
+def set_signals(signals, number, among):
     """Set the ``signals`` [n] selected by ``among`` to ``number``, after this program's writes.
 
     Set all of them in one call, because each call waits for the writes.
@@ -132,7 +133,7 @@ def _set_signals(signals, number, among):
 
 
 @triton.jit
-def _load_buffers(header, RANKS: tl.constexpr, PAD: tl.constexpr):
+def load_buffers(header, RANKS: tl.constexpr, PAD: tl.constexpr):
     """Return the indices of all ranks and int32 pointers to their buffers, both padded to [PAD]."""
     ranks = tl.arange(0, PAD)
     addresses = tl.load(header + ranks, mask=ranks < RANKS, other=0)
@@ -198,13 +199,13 @@ def sum_words(
     inside = column < half
     scale = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
     scale_2 = tl.load(weight + half + column, mask=inside, other=0.0).to(tl.float32)
-    others = _peer_buffers(header, rank, RANKS, tl.int64)
+    others = get_peer_buffers(header, rank, RANKS, tl.int64)
     allow_next_kernel(OVERLAP)
     wait_for_previous_kernel(OVERLAP)
     at = row.to(tl.int64) * columns + column
     own = tl.load(x + at, mask=inside, other=0.0)
     own_2 = tl.load(x + at + half, mask=inside, other=0.0)
-    number, turn = _begin_sum(header)
+    number, turn = begin_sum(header)
     bits = own.to(tl.int16, bitcast=True).to(tl.int64) & 0xFFFF
     bits_2 = own_2.to(tl.int16, bitcast=True).to(tl.int64) & 0xFFFF
     word = number | (bits_2 << 16) | bits
@@ -269,14 +270,14 @@ def sum_whole(
     column = tl.arange(0, BLOCK)[None, :]
     inside = (row < rows) & (column < columns)
     scale = tl.load(weight + column, mask=column < columns, other=0.0).to(tl.float32)
-    others = _peer_buffers(header, rank, RANKS, x.dtype.element_ty)
-    ranks, signalled = _load_buffers(header, RANKS, PAD)
+    others = get_peer_buffers(header, rank, RANKS, x.dtype.element_ty)
+    ranks, signalled = load_buffers(header, RANKS, PAD)
     among = (ranks < RANKS) & (ranks != rank)
     allow_next_kernel(OVERLAP)
     wait_for_previous_kernel(OVERLAP)
     at = row.to(tl.int64) * columns + column
     own = tl.load(x + at, mask=inside, other=0.0)
-    number, turn = _begin_sum(header)
+    number, turn = begin_sum(header)
     short = (number >> 32).to(tl.int32)
     size = PARTS // (x.dtype.element_ty.primitive_bitwidth // 8)
     half = turn * (RANKS - 1) * PART_ROWS
@@ -286,9 +287,10 @@ def sum_whole(
         tl.store(others[step] + size + first * columns + at, own, mask=inside)
     before = tl.load(residual + at, mask=inside, other=0.0)
     signals = ARRIVED // 4 + turn * RANKS * MAX_ROWS + block
-    _set_signals(signalled + signals + rank * MAX_ROWS, short, among)
-    _wait(_own_buffer(header, tl.int32) + signals + ranks * MAX_ROWS, short, among, WAIT_NS)
-    parts = _own_buffer(header, x.dtype.element_ty) + size + half * columns
+    set_signals(signalled + signals + rank * MAX_ROWS, short, among)
+    own_signals = get_own_buffer(header, tl.int32) + signals + ranks * MAX_ROWS
+    wait_for_signals(own_signals, short, among, WAIT_NS)
+    parts = get_own_buffer(header, x.dtype.element_ty) + size + half * columns
     total = _sum_parts(own, parts, at, inside, rank, columns, PART_ROWS, RANKS)
     _add_norm(total, before, residual, scale, out, at, inside, columns, eps)
 
@@ -314,14 +316,14 @@ def sum_shared(
     column = tl.arange(0, BLOCK)[None, :]
     inside = (row < rows) & (column < columns)
     scale = tl.load(weight + column, mask=column < columns, other=0.0).to(tl.float32)
-    others = _peer_buffers(header, rank, RANKS, x.dtype.element_ty)
-    ranks, signalled = _load_buffers(header, RANKS, PAD)
-    owner_buffer = _buffer(header, owner, x.dtype.element_ty)
+    others = get_peer_buffers(header, rank, RANKS, x.dtype.element_ty)
+    ranks, signalled = load_buffers(header, RANKS, PAD)
+    owner_buffer = get_buffer(header, owner, x.dtype.element_ty)
     allow_next_kernel(OVERLAP)
     wait_for_previous_kernel(OVERLAP)
     at = row.to(tl.int64) * columns + column
     own = tl.load(x + at, mask=inside, other=0.0)
-    number, turn = _begin_sum(header)
+    number, turn = begin_sum(header)
     short = (number >> 32).to(tl.int32)
     itemsize: tl.constexpr = x.dtype.element_ty.primitive_bitwidth // 8
     # Parts for one owner are contiguous.
@@ -333,22 +335,23 @@ def sum_shared(
         awaited = (block - blocks) * BLOCKS_PER_WAIT + tl.arange(0, BLOCKS_PER_WAIT)
         foreign = (awaited < blocks) & (awaited % RANKS != rank)
         _wait_without_acquire(
-            _own_buffer(header, tl.int32) + done + awaited, short, foreign, WAIT_NS
+            get_own_buffer(header, tl.int32) + done + awaited, short, foreign, WAIT_NS
         )
     elif owner != rank:
         first = half + (rank - owner - 1 + RANKS) % RANKS * PART_ROWS
         tl.store(owner_buffer + PARTS // itemsize + first * columns + packed, own, mask=inside)
-        _set_signals(signalled + arrived + rank * MAX_ROWS, short, ranks == owner)
+        set_signals(signalled + arrived + rank * MAX_ROWS, short, ranks == owner)
     else:
         before = tl.load(residual + at, mask=inside, other=0.0)
         among = (ranks < RANKS) & (ranks != rank)
-        _wait(_own_buffer(header, tl.int32) + arrived + ranks * MAX_ROWS, short, among, WAIT_NS)
-        parts = _own_buffer(header, x.dtype.element_ty) + PARTS // itemsize + half * columns
+        own_signals = get_own_buffer(header, tl.int32) + arrived + ranks * MAX_ROWS
+        wait_for_signals(own_signals, short, among, WAIT_NS)
+        parts = get_own_buffer(header, x.dtype.element_ty) + PARTS // itemsize + half * columns
         total = _sum_parts(own, parts, packed, inside, rank, columns, PART_ROWS, RANKS)
         result = _add_norm(total, before, residual, scale, out, at, inside, columns, eps)
         for step in tl.static_range(0, RANKS - 1):
             tl.store(others[step] + RESULTS // itemsize + at, result, mask=inside)
-        _set_signals(signalled + done + block, short, among)
+        set_signals(signalled + done + block, short, among)
 
 
 @triton.jit(do_not_specialize=["rank"], do_not_specialize_on_alignment=["index"])

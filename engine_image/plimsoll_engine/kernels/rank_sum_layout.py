@@ -1,9 +1,9 @@
-"""Layout of the buffer that each rank shares with the others for all-reduces.
+"""Layout of the buffer that each rank shares with the others for collectives.
 
-Every rank has one such buffer, and all ranks map all buffers. Consecutive sums alternate between
-two halves of the buffer. A rank that starts a sum has received the signals of all others in the
-previous sum, so no rank still reads the half that is written next. One exchange of signals per sum
-is therefore enough.
+Every rank has one such buffer, and all ranks map all buffers. Consecutive collectives alternate
+between two halves of the buffer. A rank that starts a collective has received the signals of all
+others in the previous one, so no rank still reads the half that is written next. One exchange of
+signals per collective is therefore enough.
 """
 
 from __future__ import annotations
@@ -48,6 +48,11 @@ class Layout:
         return max(min(self.rows, self.whole_rows), -(-self.rows // self.ranks))
 
     @property
+    def part_nbytes(self) -> int:
+        """Maximum number of bytes that one rank sends to another in one collective."""
+        return self.part_rows * self.columns * self.itemsize
+
+    @property
     def result_rows(self) -> int:
         """Maximum number of result rows that other ranks write to this buffer."""
         return self.rows if self.rows > self.whole_rows else 0
@@ -84,7 +89,7 @@ class Layout:
     def results(self) -> int:
         """Offset of the results, [row, column] of the sum's dtype, for sums that ranks share."""
         sources = HALVES * (self.ranks - 1)
-        return _align(self.parts + sources * self.part_rows * self.columns * self.itemsize)
+        return _align(self.parts + sources * self.part_nbytes)
 
     @property
     def nbytes(self) -> int:

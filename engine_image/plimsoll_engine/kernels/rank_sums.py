@@ -66,26 +66,26 @@ class RankSums:
         layout: Layout,
         dtype: torch.dtype,
     ) -> None:
-        self._layout = layout
-        self._rank = rank
+        self.layout = layout
+        self.rank = rank
         self._dtype = dtype
-        self._header = buffer[: (STATE + 1) * 8].view(torch.int64)
-        self._header[: len(addresses)] = torch.tensor(addresses, dtype=torch.int64)
+        self.header = buffer[: (STATE + 1) * 8].view(torch.int64)
+        self.header[: len(addresses)] = torch.tensor(addresses, dtype=torch.int64)
         nbytes = layout.result_rows * layout.columns * layout.itemsize
         results = buffer[layout.results : layout.results + nbytes]
         self._results = results.view(dtype).view(layout.result_rows, layout.columns)
         self._block = next_power_of_2(layout.columns)
-        self._wait_ns = WAIT_NS if buffer.is_cuda else 0
+        self.wait_ns = WAIT_NS if buffer.is_cuda else 0
 
     def supports(self, x: torch.Tensor) -> bool:
         """Report whether :meth:`add_norm` supports the shape and the dtype of ``x``."""
         rows, columns = x.shape
-        layout = self._layout
+        layout = self.layout
         return 0 < rows <= layout.rows and columns == layout.columns and x.dtype == self._dtype
 
     def is_shared(self, x: torch.Tensor) -> bool:
         """Report whether :meth:`add_norm` of ``x`` updates only a share of ``residual``."""
-        return self.supports(x) and len(x) > self._layout.whole_rows
+        return self.supports(x) and len(x) > self.layout.whole_rows
 
     def get_own_rows(self, residual: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
         """Return the rows at ``index`` int [rows] of a shared ``residual``.
@@ -95,7 +95,7 @@ class RankSums:
         rows, columns = residual.shape
         out = residual.new_empty(len(index), columns)
         copy_kept_rows[(len(index),)](
-            residual, index, out, columns, self._rank, RANKS=self._layout.ranks,
+            residual, index, out, columns, self.rank, RANKS=self.layout.ranks,
             ROWS=choose_rows_per_program(rows, self._block), BLOCK=self._block,
             num_warps=choose_warps(self._block), **get_launch_options(residual.device),
         )  # fmt: skip
@@ -110,22 +110,22 @@ class RankSums:
         ``layout.whole_rows`` rows, only this rank's share of ``residual`` is updated, which is all
         that the next sum needs. The result is then valid only until the next sum.
         """
-        layout, rows = self._layout, len(x)
+        layout, rows = self.layout, len(x)
         x = x.contiguous()
         shared = rows > layout.whole_rows
         out = self._results[:rows] if shared else torch.empty_like(x)
-        pointers = x, residual, weight, out, self._header
-        common = {"RANKS": layout.ranks, "WAIT_NS": self._wait_ns, **get_launch_options(x.device)}
+        pointers = x, residual, weight, out, self.header
+        common = {"RANKS": layout.ranks, "WAIT_NS": self.wait_ns, **get_launch_options(x.device)}
         if rows <= layout.word_rows and layout.itemsize == 2:
             sum_words[(rows,)](
-                *pointers, self._rank, layout.columns, eps, WORDS=layout.words,
+                *pointers, self.rank, layout.columns, eps, WORDS=layout.words,
                 WORD_ROWS=layout.word_rows, BLOCK=self._block // 2,
                 num_warps=choose_warps(self._block), **common,
             )  # fmt: skip
             return out
         at_once = choose_rows_per_program(rows, self._block)
         blocks = cdiv(rows, at_once)
-        sizes = self._rank, rows, layout.columns, eps
+        sizes = self.rank, rows, layout.columns, eps
         common |= {
             "ARRIVED": layout.arrived, "PARTS": layout.parts, "MAX_ROWS": layout.rows,
             "PART_ROWS": layout.part_rows, "PAD": next_power_of_2(layout.ranks), "ROWS": at_once,

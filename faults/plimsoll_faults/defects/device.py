@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from plimsoll_engine.core.engine_core import EngineCore
 from plimsoll_engine.core.execute.runner import Runner
@@ -153,7 +152,7 @@ class GrammarMasksDefect(Defect[kinds.GrammarMasks]):
 
 
 class ScratchGroup(ProcessGroup):
-    """Process group that sums in a buffer of NCCL's allocator, and keeps a buffer per shape."""
+    """Process group that sums in a memory pool of its own, and keeps a buffer per shape."""
 
     scratch: dict[torch.Size, tuple[torch.Tensor, torch.cuda.MemPool]]
 
@@ -172,8 +171,7 @@ class ScratchGroup(ProcessGroup):
         if torch.cuda.is_current_stream_capturing():
             return x
         if x.shape not in self.scratch:
-            world: Any = dist.group.WORLD
-            pool = torch.cuda.MemPool(world._get_backend(x.device).mem_allocator)
+            pool = torch.cuda.MemPool()
             with torch.cuda.use_mem_pool(pool):
                 self.scratch[x.shape] = torch.empty_like(x), pool
         buffer, _ = self.scratch[x.shape]

@@ -92,7 +92,7 @@ class GrammarMasks(Fault, frozen=True, tag="grammar_masks"):
 
 
 class CollectiveScratch(Fault, frozen=True, tag="collective_scratch"):
-    """A buffer from NCCL's allocator is kept for every shape of an all-reduce.
+    """A buffer in a memory pool of its own is kept for every shape of an all-reduce.
 
     Each new prompt length is a new shape. Only rank 0 leaks. Needs ``--tensor-parallel-size`` of at
     least 2 on CUDA devices.

@@ -160,7 +160,7 @@ class DecodeGraphs:
         torch.cuda.current_stream().wait_stream(stream)
         warm = time.monotonic()
         graph = torch.cuda.CUDAGraph()
-        # NCCL's watchdog queries events in another thread, which a global capture forbids.
+        # If NCCL is used, its watchdog queries events in a thread, which a global capture forbids.
         mode = "global" if model.group is ALONE else "thread_local"
         with torch.cuda.graph(graph, pool=self.pool, stream=stream, capture_error_mode=mode):
             freed = time.monotonic()  # torch waits for the device, and frees its caches

@@ -1,6 +1,7 @@
-"""Sums over ranks that are processes: right to a rounding, and the same bits on every rank.
+"""Sums and collectives over ranks that are processes, right and the same bits on every rank.
 
-Tests ``kernels/rank_sums.py``, ``kernels/rank_sum_kernels.py`` and ``kernels/rank_sum_layout.py``.
+Tests ``kernels/rank_sums.py``, ``kernels/rank_sum_kernels.py``, ``kernels/rank_sum_layout.py`` and
+``kernels/rank_collectives.py``.
 """
 
 from __future__ import annotations
@@ -16,6 +17,10 @@ from hypothesis import strategies as st
 
 from plimsoll_engine.kernels.rank_sum_layout import ALIGNMENT, Layout
 from tests.summing_ranks import Ranks, Task, ranks
+
+Exchange = tuple[str, torch.dtype, tuple[int, ...]]
+Case = tuple[int, tuple[int, int], int, torch.dtype, list[int], list[Exchange], int]
+"""Ranks, bounds, columns, dtype, rows of each sum, collectives between the sums, and a seed."""
 
 MOST = 4
 ROWS = 10
@@ -41,26 +46,64 @@ def expected(
     return norm, wide
 
 
+EXCHANGES = {
+    "all_gather": (torch.bfloat16, torch.float32, torch.int32),
+    "all_reduce": (torch.bfloat16, torch.float32, torch.float64, torch.int64),
+    "find_max": (torch.int64, torch.float32),
+    "broadcast": (torch.int64, torch.bfloat16, torch.uint8),
+}
+"""Collectives, with dtypes of each."""
+EACH: list[Exchange] = [
+    ("all_gather", torch.bfloat16, (3, 72)), ("find_max", torch.int64, (7,)),
+    ("broadcast", torch.int64, (5,)), ("all_reduce", torch.bfloat16, (4, 48)),
+    ("all_gather", torch.float32, (5, 9)), ("broadcast", torch.uint8, (1,)),
+    ("all_reduce", torch.int64, (700,)), ("find_max", torch.int64, (0,)),
+]  # fmt: skip
+"""Each of them, also larger than the buffers, empty, and of rows that are no vectors."""
+
+
+def collect(name: str, parts: list[torch.Tensor]) -> torch.Tensor:
+    """What the collective ``name`` of ``parts``, one of each rank, returns."""
+    stacked = torch.stack(parts)
+    if name == "all_gather":
+        return stacked
+    if name == "all_reduce":
+        wide = stacked.float() if stacked.dtype in (torch.bfloat16, torch.float16) else stacked
+        total = wide[0]
+        for part in wide[1:]:
+            total = total + part
+        return total.to(stacked.dtype)
+    return stacked.amax(0) if name == "find_max" else parts[0]
+
+
 @st.composite
-def cases(draw: st.DrawFn) -> tuple[int, tuple[int, int], int, torch.dtype, list[int], int]:
+def exchanges(draw: st.DrawFn) -> Exchange:
+    name = draw(st.sampled_from(list(EXCHANGES)))
+    dtype = draw(st.sampled_from(EXCHANGES[name]))
+    columns = st.one_of(st.integers(0, 40), st.integers(1, 80).map(lambda eighth: 8 * eighth))
+    shape = draw(st.tuples(columns) | st.tuples(st.integers(0, 5), columns))
+    return name, dtype, shape
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
     return (
         draw(st.integers(2, MOST)),
         draw(st.sampled_from(BOUNDS)),
         16 * draw(st.integers(1, 20)),
         draw(st.sampled_from(list(NOISE))),
         draw(st.lists(st.integers(1, ROWS), min_size=1, max_size=4)),
+        draw(st.lists(exchanges(), max_size=6)),
         draw(st.integers(0, 2**31)),
     )
 
 
 @given(cases())
-@example((4, (2, 4), 48, torch.bfloat16, [1, 3, 5, 4, 10, 2], 1))
-@example((3, (0, 3), 32, torch.float32, [10, 9, 3, 10], 2))
+@example((4, (2, 4), 48, torch.bfloat16, [1, 3, 5, 4, 10, 2], EACH, 1))
+@example((3, (0, 3), 32, torch.float32, [10, 9, 3, 10], EACH, 2))
 @settings(max_examples=6, phases=[Phase.explicit, Phase.reuse, Phase.generate])  # seconds each
-def test_sums_of_any_shape_in_any_order(
-    processes: Ranks, case: tuple[int, tuple[int, int], int, torch.dtype, list[int], int]
-) -> None:
-    size, (word_rows, whole_rows), columns, dtype, rows, seed = case
+def test_sums_of_any_shape_in_any_order(processes: Ranks, case: Case) -> None:
+    size, (word_rows, whole_rows), columns, dtype, rows, wanted, seed = case
     generator = torch.Generator().manual_seed(seed)
 
     def drawn(*shape: int) -> torch.Tensor:
@@ -70,6 +113,10 @@ def test_sums_of_any_shape_in_any_order(
     weight = drawn(columns)
     residuals = [drawn(count, columns) for count in rows]
     parts = [[drawn(count, columns) for _ in range(size)] for count in rows]
+    exchanged = [
+        [(10 * torch.randn(shape, generator=generator)).to(kind) for _ in range(size)]
+        for _, kind, shape in wanted
+    ]
     with tempfile.TemporaryDirectory() as folder:
         buffers = [Path(folder) / str(rank) for rank in range(size)]
         for path in buffers:
@@ -79,18 +126,22 @@ def test_sums_of_any_shape_in_any_order(
                 Task(
                     rank, layout, dtype, buffers, [one[rank] for one in parts],
                     [one.clone() for one in residuals], weight, EPS,
+                    [
+                        (name, one[rank])
+                        for (name, _, _), one in zip(wanted, exchanged, strict=True)
+                    ],
                 )
                 for rank in range(size)
             ]
         )  # fmt: skip
     for number, count in enumerate(rows):
         norm, total = expected(parts[number], residuals[number], weight)
-        first = found[0][number][0]
+        first = found[0][0][number][0]
         error = (first.double() - norm).norm() / norm.norm()
         assert error < NOISE[dtype]
         kept = torch.zeros(count, dtype=torch.int64)
         for rank in range(size):
-            own, residual = found[rank][number]
+            own, residual = found[rank][0][number]
             assert torch.equal(own.view(torch.uint8), first.view(torch.uint8)), "other bits"
             off = (residual.double() - total).abs()
             right = (off <= NOISE[dtype] * (0.1 + total.abs())).all(-1)
@@ -99,8 +150,15 @@ def test_sums_of_any_shape_in_any_order(
             assert bool((kept == size).all()), "every rank keeps the whole residual"
         else:
             assert bool((kept == 1).all()), "every row is kept by one rank"
-            others = torch.stack([found[rank][number][1] for rank in range(size)]).ne(0).any(-1)
+            others = torch.stack([found[rank][0][number][1] for rank in range(size)]).ne(0).any(-1)
             assert bool((others.sum(0) <= 1).all()), "and is zeros on the others"
+    for number, (name, kind, _) in enumerate(wanted):
+        right = collect(name, exchanged[number])
+        first = found[0][1][number]
+        assert all(torch.equal(answers[number], first) for _, answers in found), (name, kind)
+        # Triton's interpreter does not round to the nearest bfloat16.
+        noise = NOISE[kind] if name == "all_reduce" and kind in NOISE else 0.0
+        torch.testing.assert_close(first, right, rtol=noise, atol=0.0)
 
 
 @pytest.mark.parametrize("whole_rows", [0, 100, 10_000])
