@@ -387,7 +387,8 @@ class Report(msgspec.Struct, tag="report"):
     ``running`` has the IDs of requests that hold KV blocks. A block or token is lost if it is in
     use but no request or cache holds it. Host blocks are null without KV offload, and encoder
     tokens are null without an encoder. ``memory`` is the memory of rank 0, and ``others`` has the
-    memory of each other rank. The other fields describe the whole worker.
+    memory of each other rank. The other fields describe the whole worker. ``capturing`` means that
+    decode graphs are still missing.
     """
 
     load: Load
@@ -409,6 +410,7 @@ class Report(msgspec.Struct, tag="report"):
     running: list[str] = []
     injections: list[str] = []
     others: list[ProcessMemory] = []
+    capturing: bool = False
 
 
 class AdapterLoadResult(msgspec.Struct, tag="adapter_loaded"):

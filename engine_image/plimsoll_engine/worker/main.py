@@ -170,9 +170,9 @@ def _release_and_report(
 ) -> None:
     """Release everything, report it, and wait until the frontend closes the socket.
 
-    The process exits only then: the exit of a process with a CUDA context keeps the driver busy,
-    which would delay the successor. The handover is sent once nothing in this process can write to
-    the KV pool. ``before_s`` has the durations of earlier stages.
+    The process exits only then, because the driver is busy while it destroys a CUDA context, which
+    would delay the successor. The handover is sent once nothing in this process can write to the
+    KV pool. ``before_s`` has the durations of earlier stages.
     """
     lifecycle.shut_down()
     if isinstance(handover, bytes) and not lifecycle.weights.fenced:
@@ -367,6 +367,7 @@ class Worker:
             encoder_tokens_lost=count_lost_encoder_tokens(engine),
             running=[request.request_id for request in scheduler.running],
             injections=list(self.hooks.names),
+            capturing=self._next_capture < math.inf,
         )
 
     def _shut_down(self) -> None:

@@ -231,7 +231,7 @@ class Api:
                         raise KeyError("resourceVersion")
                     yield event["type"], item
         except aiohttp.ClientError as error:
-            raise OSError(f"{subject}: {error or repr(error)}") from error
+            raise OSError(f"{subject}: {str(error) or repr(error)}") from error
         except (ValueError, KeyError, TypeError) as error:
             raise OSError(f"{subject}: the line is not a watch event: {error}") from error
         finally:

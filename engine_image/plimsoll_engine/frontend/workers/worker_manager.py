@@ -104,8 +104,14 @@ class WorkerManager:
                 self._lifecycle.move_to(EngineState.SERVING)
 
     def on_report(self, report: worker_ipc.Report) -> None:
-        """Pass the report to the standby, unless the worker is being replaced."""
+        """Handle a report of the serving worker, unless it is being replaced.
+
+        Once the worker captures no more graphs, its predecessor exits. Earlier, a capture would
+        wait for the driver, and all streams with it.
+        """
         if not self.replacing.locked():
+            if not report.capturing:
+                self._workers.dismiss_stopped()
             self.standby.on_report(report.devices)
 
     async def prepare(self) -> tuple[WorkerHandle, bool]:

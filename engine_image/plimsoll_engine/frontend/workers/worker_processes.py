@@ -164,6 +164,7 @@ class WorkerProcesses:
         Another worker may serve meanwhile. If ``worker`` fails, it is killed. Raises
         WorkerLostError.
         """
+        self.dismiss_stopped()  # no more than two workers have contexts on the devices
         number = worker.epoch.number
         self._living[number] = worker
         deadline = time.monotonic() + timeout_s
@@ -185,7 +186,7 @@ class WorkerProcesses:
             if scope is FailureScope.ZYGOTE and failed is not None and failed is self._zygote:
                 failed.kill()
             raise WorkerLostError(
-                f"cannot start the worker: {error or type(error).__name__}"
+                f"cannot start the worker: {str(error) or type(error).__name__}"
             ) from None
         log.info("worker forked", extra={"epoch": str(worker.epoch), "pids": worker.pids})
         prepared = await self._await_stage(
@@ -209,7 +210,7 @@ class WorkerProcesses:
         quick: bool = False,
         handover: bytes | None = None,
     ) -> worker_ipc.Ready:
-        """Make a prepared worker serve. Its stopped predecessor exits once this worker is ready.
+        """Make a prepared worker serve. If it fails, its stopped predecessor exits.
 
         ``quick`` skips the warm-up of the largest step. ``handover`` comes from the predecessor's
         StopResult and requires ``quick``. Raises :class:`WorkerLostError`.
@@ -218,19 +219,23 @@ class WorkerProcesses:
         worker.link.send(worker_ipc.TakeOver(quick, handover))
         try:
             return await self._await_stage(worker, worker.ready, timeout_s)
-        finally:
-            self._dismiss()
+        except BaseException:
+            self.dismiss_stopped()
+            raise
 
     async def stop(self, grace_s: float = STOP_GRACE_S, hand_over: bool = False) -> StopOutcome:
         """Stop the serving worker, and kill it if it has not stopped after ``grace_s`` seconds.
 
-        A worker that has stopped exits when its successor is ready, or at :meth:`close`.
+        A worker that has stopped exits at :meth:`dismiss_stopped`, or at :meth:`close`.
         """
         worker = self._serving
         return StopOutcome(None) if worker is None else await worker.stop(grace_s, hand_over)
 
-    def _dismiss(self) -> None:
-        """Let every worker that has sent its final message exit."""
+    def dismiss_stopped(self) -> None:
+        """Let every worker that has sent its final message exit.
+
+        The driver destroys their CUDA contexts, and calls of other processes wait meanwhile.
+        """
         for worker in self._living.values():
             if worker.stopped.done() and not worker.exited.is_set():
                 worker.dismiss()
