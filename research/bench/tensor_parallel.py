@@ -7,7 +7,7 @@
 Workloads, sets and checks are those of bench/engine.py. The engine is started as a worker starts
 it: each rank loads its part of the checkpoint; rank 0 is this process, the others are processes of
 their own. ``…_ratio`` is the throughput over that of the fewest GPUs in the result file;
-``process_group_init_…_s`` is NCCL's initialisation alone. With ``--vllm`` the same requests go to
+``process_group_init_…_s`` is the time to connect the ranks. With ``--vllm`` the same requests go to
 vLLM's offline engine, as in bench/fp8.py.
 """
 
