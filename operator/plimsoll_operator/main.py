@@ -26,7 +26,7 @@ from plimsoll_operator.metrics import Metrics, OperatorCollector
 from plimsoll_operator.page import FleetPage
 from plimsoll_operator.runtime.background import Background
 from plimsoll_operator.runtime.cache import Store
-from plimsoll_operator.runtime.client import Api, ApiError
+from plimsoll_operator.runtime.client import Api, ApiError, is_outage
 from plimsoll_operator.runtime.election import Election, LeadershipLostError
 from plimsoll_operator.runtime.queue import RateLimit, WorkQueue
 from plimsoll_operator.runtime.resync import Resync
@@ -73,7 +73,7 @@ async def run(config: Config, stop: asyncio.Event) -> None:
     api = await Api.connect(config.kubeconfig, config.request_timeout_s, limit)
     metrics = Metrics()
     store = Store()
-    queue: WorkQueue[Key] = WorkQueue(config.workers, metrics.record_reconcile)
+    queue: WorkQueue[Key] = WorkQueue(config.workers, metrics.record_reconcile, is_outage)
     scraper = Scraper(store, queue.add, publish_s=config.clocks.publish)
     watches = Watches(store, queue)
     policy_watch = PolicyWatch(api, store, watches, config.namespaces)

@@ -67,6 +67,13 @@ class ApiError(Exception):
         return malformed or self.status in (400, 403, 404, 422)
 
 
+def is_outage(error: Exception) -> bool:
+    """Report whether ``error`` means that the API server cannot be reached or is starting."""
+    if isinstance(error, ApiError):
+        return error.status >= 500 and not error.is_lasting
+    return isinstance(error, OSError | TimeoutError) and not isinstance(error, TooLargeError)
+
+
 class TooLargeError(OSError):
     """Raised for a response larger than :data:`MAX_ANSWER_BYTES`."""
 

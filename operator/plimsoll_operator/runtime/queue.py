@@ -15,14 +15,21 @@ K = TypeVar("K", bound=Hashable)
 
 FIRST_BACKOFF_S = 0.5
 MAX_BACKOFF_S = 120.0
+MAX_OUTAGE_BACKOFF_S = 30.0
+"""Maximum delay while the API server is away, as in client-go's reflectors.
+
+When it answers again, the operator has nothing else to wait for.
+"""
 
 
-def compute_backoff_s(failures: int, jitter: float) -> float:
+def compute_backoff_s(failures: int, jitter: float, outage: bool = False) -> float:
     """Return the seconds until the next attempt after this number of consecutive failures.
 
-    The result is from 0.5 to 120. ``jitter`` in [0, 1) shortens the delay by up to half.
+    The result is from 0.25 to 120, or to 30 in an ``outage`` of the API server. ``jitter`` in
+    [0, 1) shortens the delay by up to half.
     """
-    full = min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** min(failures - 1, 30))
+    longest = MAX_OUTAGE_BACKOFF_S if outage else MAX_BACKOFF_S
+    full = min(longest, FIRST_BACKOFF_S * 2.0 ** min(failures - 1, 30))
     return full * (0.5 + 0.5 * jitter)
 
 
@@ -33,13 +40,14 @@ class WorkQueue(Generic[K]):
         self,
         workers: int,
         on_done: Callable[[float, float, Exception | None], None] = lambda *_: None,
+        is_outage: Callable[[Exception], bool] = lambda _: False,
     ) -> None:
         """Create the queue.
 
         ``on_done`` is called after each key with the seconds waited, the seconds taken, and the
-        error or None.
+        error or None. ``is_outage`` reports whether an error means that the API server is away.
         """
-        self._workers, self._done = workers, on_done
+        self._workers, self._done, self._is_outage = workers, on_done, is_outage
         self._ready: asyncio.Queue[K] = asyncio.Queue()
         self._waiting: dict[K, float] = {}
         self._running: set[K] = set()
@@ -110,7 +118,8 @@ class WorkQueue(Generic[K]):
                 failure = error
                 self.failed += 1
                 self._failures[key] += 1
-                delay = compute_backoff_s(self._failures[key], random.random())
+                outage = self._is_outage(error)
+                delay = compute_backoff_s(self._failures[key], random.random(), outage)
                 log.warning(
                     "%s: reconcile failed: %s; retrying in %.1f s",
                     key,

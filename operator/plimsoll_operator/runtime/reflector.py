@@ -13,7 +13,13 @@ import random
 from collections.abc import Callable
 
 from plimsoll_operator.kinds import Kind, Object
-from plimsoll_operator.runtime.client import METADATA_MEDIA_TYPE, OBJECT_MEDIA_TYPE, Api, ApiError
+from plimsoll_operator.runtime.client import (
+    METADATA_MEDIA_TYPE,
+    OBJECT_MEDIA_TYPE,
+    Api,
+    ApiError,
+    is_outage,
+)
 from plimsoll_operator.runtime.queue import compute_backoff_s
 
 log = logging.getLogger(__name__)
@@ -69,7 +75,8 @@ class Reflector:
                 self.tried.set()
                 where = self._namespace or "all namespaces"
                 log.warning("cannot watch %s in %s: %r", self._kind.plural, where, error)
-                await asyncio.sleep(compute_backoff_s(self._failures, random.random()))
+                delay = compute_backoff_s(self._failures, random.random(), is_outage(error))
+                await asyncio.sleep(delay)
 
     async def _list(self) -> str:
         if self._namespace is not None and not self._whole:

@@ -9,7 +9,6 @@ again, or the operator evicts the pod.
 from __future__ import annotations
 
 import base64
-import contextlib
 import os
 import random
 import signal
@@ -131,6 +130,8 @@ class Leaders:
         self.ways: Counter[str] = Counter()
         self.unasked: list[str] = []
         """Restarts that came before they were asked for."""
+        self.steps = dict.fromkeys(GROUPS, "begin")
+        """What each group's supervisor does now, and the last error of that."""
         self.most_down = 0
         self._again: set[str] = set()
         """UIDs of pods whose container was started again: their status stays as it is."""
@@ -208,9 +209,13 @@ class Leaders:
             if not self._insist(partial(self._takes, slots), self._resting):
                 continue
             self.asked[group] += 1
-            self._insist(partial(self._restart, group, leader, uid), self._ending)
-            self._insist(partial(self._is_back, slots, before), self._ending)
-            self._insist(partial(self._frees, slots), self._ending)
+            for name, step in (
+                ("ask for the restart", partial(self._restart, group, leader, uid)),
+                ("wait for new pods", partial(self._is_back, slots, before)),
+                ("free the slot", partial(self._frees, slots)),
+            ):
+                self.steps[group] = f"{name} ({self.asked[group]})"
+                self._insist(step, self._ending, group)
 
     def _takes(self, slots: LeaseSlots) -> bool:
         return slots.acquire("restart", BUDGET) is None
@@ -219,12 +224,17 @@ class Leaders:
         slots.release()
         return True
 
-    def _insist(self, call: Callable[[], bool], end: threading.Event) -> bool:
+    def _insist(
+        self, call: Callable[[], bool], end: threading.Event, group: int | None = None
+    ) -> bool:
         """Call until it is true, whatever the API server does. Return False after ``end``."""
         while not end.is_set():
-            with contextlib.suppress(KubeError, AssertionError, OSError):
+            try:
                 if call():
                     return True
+            except (KubeError, AssertionError, OSError) as error:
+                if group is not None:
+                    self.steps[group] = f"{self.steps[group].split(': ')[0]}: {error}"[:500]
             time.sleep(0.3)
         return False
 
@@ -301,8 +311,15 @@ def test_no_group_restarts_twice_while_controllers_are_killed(
             chaos.run(CHAOS_S)
             begin = time.monotonic()
             leaders.rest()
-            eventually(at_rest, PATIENCE_S)
-            eventually(converged, PATIENCE_S)
+            try:
+                eventually(at_rest, PATIENCE_S)
+                eventually(converged, PATIENCE_S)
+            except AssertionError as error:
+                for what in (leaders.steps, dict(chaos.kills), dict(chaos.ended)):
+                    error.add_note(f"{what}")
+                for kind in ("pods", "leases", "leakincidents", "leaderworkersets"):
+                    error.add_note(kubectl("get", kind, "-o", "wide"))
+                raise
             converged_s = time.monotonic() - begin
             time.sleep(5.0)  # no restart comes late
         print(

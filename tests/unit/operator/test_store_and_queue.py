@@ -19,6 +19,7 @@ from plimsoll_operator.kinds import KINDS_BY_NAME, SERVICE, Key, Ref, find_key
 from plimsoll_operator.plans.service import parse_service
 from plimsoll_operator.render import Images, render_objects
 from plimsoll_operator.runtime.cache import MAX_OWNED_BYTES, Store
+from plimsoll_operator.runtime.client import ApiError, TooLargeError, is_outage
 from plimsoll_operator.runtime.queue import MAX_BACKOFF_S, WorkQueue, compute_backoff_s
 from plimsoll_operator.runtime.watches import Watches
 
@@ -109,6 +110,37 @@ def test_backoff_grows_to_a_bound_and_spreads() -> None:
     assert delays == sorted(delays)
     assert compute_backoff_s(39, 0.999) <= MAX_BACKOFF_S
     assert compute_backoff_s(3, 0.0) < compute_backoff_s(3, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("error", "longest_s"),
+    [
+        (ConnectionRefusedError("the API server is away"), 30.0),
+        (TimeoutError(), 30.0),
+        (ApiError(503, "ServiceUnavailable", "not all paths have been installed"), 30.0),
+        (ApiError(422, "Invalid", "spec.replicas"), 120.0),
+        (ApiError(500, "", "failed to create typed patch object: unknown field"), 120.0),
+        (TooLargeError("more than 64 MiB"), 120.0),
+        (ValueError("a fault of its own"), 120.0),
+    ],
+)
+def test_only_an_outage_is_tried_again_within_half_a_minute(
+    error: Exception, longest_s: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        queue: WorkQueue[str] = WorkQueue(workers=1, is_outage=is_outage)
+        queue._failures["a"] = 20
+
+        async def handle(_: str) -> None:
+            raise error
+
+        queue.add("a")
+        await _drive(queue, handle, lambda: queue.failed)
+
+    asyncio.run(scenario())
+    (text,) = [record.message for record in caplog.records if "retrying" in record.message]
+    delay_s = float(text.rpartition("retrying in ")[2].removesuffix(" s"))
+    assert longest_s / 2 <= delay_s <= longest_s
 
 
 async def _drive(queue: WorkQueue[str], handle: Any, until: Any) -> None:
