@@ -91,12 +91,12 @@ STYLE_BY_STATE = {
     "Resolved": "bold green", "Unresolved": "bold red", "Suppressed": "bold magenta",
 }  # fmt: skip
 """Styles of the phases of incidents and of the outcomes of steps."""
-OPEN_STYLE = "bold yellow"
+OPEN_INCIDENT_STYLE = "bold yellow"
 
 
 def format_state(story: Story) -> Text:
     """Return the incident's state as coloured text."""
-    text = Text(story.phase, style=STYLE_BY_STATE.get(story.phase, OPEN_STYLE))
+    text = Text(story.phase, style=STYLE_BY_STATE.get(story.phase, OPEN_INCIDENT_STYLE))
     return text.append(story.state.removeprefix(story.phase), style="default")
 
 

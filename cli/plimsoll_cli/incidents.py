@@ -20,7 +20,7 @@ from plimsoll_api.names import INCIDENT_PLURAL, POLICY_KIND, POLICY_LABEL, SERVI
 from plimsoll_api.units import format_bytes
 from plimsoll_cli.errors import RunError, UsageError
 from plimsoll_cli.incident_view import (
-    OPEN_STYLE,
+    OPEN_INCIDENT_STYLE,
     STYLE_BY_STATE,
     IncidentView,
     UnreadableError,
@@ -241,7 +241,7 @@ def make_row(incident: IncidentView, wide: bool, with_namespace: bool) -> list[C
     """Return the cells of an incident, in the order of :func:`choose_columns`."""
     spec, status, story = incident.spec, incident.status, incident.story
     returned = "" if status.returned_bytes is None else format_bytes(status.returned_bytes)
-    phase = Text(story.phase, style=STYLE_BY_STATE.get(story.phase, OPEN_STYLE))
+    phase = Text(story.phase, style=STYLE_BY_STATE.get(story.phase, OPEN_INCIDENT_STYLE))
     cells: list[Cell] = [incident.namespace] if with_namespace else []
     cells += [spec.opened_at, incident.name, format_target(incident), phase, status.outcome or ""]
     cells += [returned, story.headline]

@@ -18,7 +18,7 @@ def run_until_signal(main: Coroutine[Any, Any, None]) -> bool:
     cleanup.
     """
 
-    async def guarded() -> bool:
+    async def run_guarded() -> bool:
         task = asyncio.ensure_future(main)
         loop = asyncio.get_running_loop()
         stopped = False
@@ -37,7 +37,7 @@ def run_until_signal(main: Coroutine[Any, Any, None]) -> bool:
                 raise
         return not stopped
 
-    return asyncio.run(guarded())
+    return asyncio.run(run_guarded())
 
 
 @contextlib.asynccontextmanager

@@ -29,7 +29,12 @@ from plimsoll_sidecar.act.sweep import SharedMemorySweep
 from plimsoll_sidecar.clock import SteadyClock
 from plimsoll_sidecar.config import ConfigFile
 from plimsoll_sidecar.detect.detector import Detector
-from plimsoll_sidecar.detect.fleet import LEADER, LEAK_KINDS, join_group, weigh_peers
+from plimsoll_sidecar.detect.fleet import (
+    GROWTH_INCIDENT_KINDS,
+    LEADER_PLACEHOLDER,
+    join_group,
+    weigh_peers,
+)
 from plimsoll_sidecar.govern.auto_budget import BudgetsInForce
 from plimsoll_sidecar.govern.command import (
     EngineProcess,
@@ -348,12 +353,12 @@ class Supervisor:
         if self._group is None:
             return pod_assessment
         opened = self._governor.state.incidents
-        origins = {one.kind: one.attribution.pod or LEADER for one in opened}
+        origins = {one.kind: one.attribution.pod or LEADER_PLACEHOLDER for one in opened}
         return join_group(pod_assessment, self._group.read_assessments(), origins)
 
     def _is_published_by_leader(self, incident: Incident) -> bool:
         """Report whether the leader of this worker's group publishes the incident."""
-        return self.service.is_worker and incident.kind in LEAK_KINDS
+        return self.service.is_worker and incident.kind in GROWTH_INCIDENT_KINDS
 
     def _write(self) -> bool:
         """Write the state and the changed incidents, and return whether the write succeeded."""

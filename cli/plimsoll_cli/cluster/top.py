@@ -45,7 +45,7 @@ MIN_TERMINAL_WIDTHS = {"DEVICE%": 50, "INCIDENTS": 56, "PODS": 70, "RESTARTS": 9
 
 
 @dataclass
-class History:
+class BudgetHistory:
     """Consumed budgets of each row over the last refreshes."""
 
     values: dict[str, deque[float | None]] = field(default_factory=dict)
@@ -67,7 +67,7 @@ def show_rows(cluster: Cluster, output: Output, once: bool) -> None:
     if not output.is_table:
         print_value([_make_row_object(row) for row in rows], output)
         return
-    history = History()
+    history = BudgetHistory()
     history.add(rows)
     if once or not out.is_terminal:
         if not rows:
@@ -85,7 +85,7 @@ def show_rows(cluster: Cluster, output: Output, once: bool) -> None:
 
 
 def _show_live(
-    cluster: Cluster, rows: list[FleetRow], history: History, wide: bool, console: Console
+    cluster: Cluster, rows: list[FleetRow], history: BudgetHistory, wide: bool, console: Console
 ) -> None:
     error_text = ""
     with Live(console=console, auto_refresh=False, screen=True) as live:
@@ -100,7 +100,7 @@ def _show_live(
 
 
 def render_frame(
-    rows: list[FleetRow], history: History, wide: bool, console: Console, error_text: str = ""
+    rows: list[FleetRow], history: BudgetHistory, wide: bool, console: Console, error_text: str = ""
 ) -> RenderableType:
     """Return one frame of the live view, as wide as the terminal."""
     shown = [make_cells(row, history, wide, console.width, is_ascii_only(console)) for row in rows]
@@ -127,7 +127,7 @@ def choose_columns(wide: bool, width: int, trend: bool = True) -> list[str]:
 
 
 def make_cells(
-    row: FleetRow, history: History | None, wide: bool, width: int, ascii_only: bool
+    row: FleetRow, history: BudgetHistory | None, wide: bool, width: int, ascii_only: bool
 ) -> list[Cell]:
     """Return the cells of a row, without the trend if ``history`` is None."""
     style = _choose_style(row.spent)

@@ -299,7 +299,7 @@ class _Location:
     node: Node
 
     @property
-    def place(self) -> int:
+    def child_index(self) -> int:
         """Index of the value, or of its key, among the children of its parent."""
         assert self.owner is not None
         at = next(at for at, one in enumerate(self.owner.children) if one is self.node)
@@ -309,7 +309,7 @@ class _Location:
         """Return start and end of the value in the text. It starts after the colon of its key."""
         if self.owner is None or self.owner.kind == "list":
             return self.node.start, self.node.end
-        key = self.owner.children[self.place]
+        key = self.owner.children[self.child_index]
         colon = text.find(":", key.end, self.node.end + 1)
         if colon < 0 or self.node.end <= colon:
             raise EditError("cannot edit a key without a colon: write KEY: VALUE")
@@ -329,7 +329,7 @@ class _Location:
         of their values.
         """
         assert self.owner is not None
-        siblings, place = self.owner.children, self.place
+        siblings, place = self.owner.children, self.child_index
         if not self.owner.flow:
             start = text.rfind("\n", 0, siblings[place].start) + 1
             return start, _find_line_end(text, self.node)

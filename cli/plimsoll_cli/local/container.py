@@ -63,14 +63,14 @@ class Container:
             steady = time.monotonic() - began > BACK_OFF_RESET_S
             self._on_exit(f"{self.command.name} {self.last_exit}, restarting")
             # Like the kubelet, restart without a delay after the first exit.
-            await self._pause(0.0 if steady else back_off)
+            await self._wait_or_stop(0.0 if steady else back_off)
             back_off = (
                 FIRST_BACK_OFF_S
                 if steady
                 else min(max(FIRST_BACK_OFF_S, 2 * back_off), MAX_BACK_OFF_S)
             )
 
-    async def _pause(self, seconds: float) -> None:
+    async def _wait_or_stop(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._stopping.wait()

@@ -260,11 +260,11 @@ def _read_main_pid(unit: str) -> int:
     )
 
 
-class _State(msgspec.Struct, frozen=True, rename="pascal"):
+class _ContainerState(msgspec.Struct, frozen=True, rename="pascal"):
     pid: int = 0
 
 
-class _Network(msgspec.Struct, frozen=True, rename={"ip": "IPAddress"}):
+class _ContainerNetwork(msgspec.Struct, frozen=True, rename={"ip": "IPAddress"}):
     ip: str | None = None
 
 
@@ -274,14 +274,14 @@ class _PublishedPort(msgspec.Struct, frozen=True, rename="pascal"):
 
 
 class _NetworkSettings(msgspec.Struct, frozen=True, rename="pascal"):
-    networks: dict[str, _Network] | None = None
+    networks: dict[str, _ContainerNetwork] | None = None
     ports: dict[str, list[_PublishedPort] | None] | None = None
 
 
 class _Inspection(msgspec.Struct, frozen=True, rename="pascal"):
     """The fields of ``docker inspect`` that this program uses."""
 
-    state: _State
+    state: _ContainerState
     name: str = ""
     network_settings: _NetworkSettings = _NetworkSettings()
 

@@ -28,7 +28,7 @@ MAX_BODY_BYTES = 4 << 20
 """Default maximum size of a body; the pages of known engines are smaller than 1 MiB."""
 MAX_HEAD_BYTES = 64 << 10
 """Maximum size of status line and headers, and of the framing of a body."""
-CHUNK_BYTES = 1 << 16
+READ_CHUNK_BYTES = 1 << 16
 MAX_MESSAGE_CHARS = 500
 """Maximum length of an error message, which may quote a malformed line of the response."""
 LOOPBACK = "127.0.0.1"
@@ -206,7 +206,7 @@ def _read_body(answer: urllib3.BaseHTTPResponse, limit: int) -> bytes:
     """Return the whole body. After its last byte, the connection returns to the pool."""
     pieces, size = [], 0
     try:
-        while piece := answer.read1(CHUNK_BYTES):
+        while piece := answer.read1(READ_CHUNK_BYTES):
             size += len(piece)
             if size > limit:
                 raise TooLongError(

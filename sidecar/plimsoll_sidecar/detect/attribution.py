@@ -397,14 +397,16 @@ class _Window:
     def __init__(self, points: Sequence[MeanSample]) -> None:
         self._points = points
         self._weights = [p.weight for p in points]
-        self._sizes = self._center([p.size for p in points])
+        self._sizes = self._center_values([p.size for p in points])
         loads = [p.load for p in points if p.load is not None]
-        self._load = self._center(loads if len(loads) == len(points) else [0.0] * len(points))
+        self._load = self._center_values(
+            loads if len(loads) == len(points) else [0.0] * len(points)
+        )
 
     def fit(self, counter_index: int) -> _Fit:
         """Fit the sizes to a counter and the requests in flight, with non-negative factors."""
         x, load, y = (
-            self._center([p.counters[counter_index] for p in self._points]),
+            self._center_values([p.counters[counter_index] for p in self._points]),
             self._load,
             self._sizes,
         )
@@ -426,7 +428,7 @@ class _Window:
         residuals = [c - each * a - held * b for a, b, c in zip(x, load, y, strict=True)]
         return _Fit(each, residuals, _compute_dot_product(residuals, residuals))
 
-    def _center(self, values: Sequence[float]) -> Column:
+    def _center_values(self, values: Sequence[float]) -> Column:
         mean = _compute_dot_product(values, self._weights) / sum(self._weights)
         return [(v - mean) * math.sqrt(w) for v, w in zip(values, self._weights, strict=True)]
 

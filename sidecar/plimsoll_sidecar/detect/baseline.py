@@ -296,7 +296,7 @@ class NewDemand:
         larger = floor if floor.bytes > highest.bytes else highest
         self._highest = replace(larger, load=busiest.load)
 
-    def end(self, baseline: Baseline, floor: Point) -> int:
+    def finish(self, baseline: Baseline, floor: Point) -> int:
         """Raise the bases by the memory that the new demand explains, and return its bytes."""
         rose = max(0, measure_unexplained_growth(self._first, floor))
         leaked = min(rose, int(self._pace_bytes_per_s * (floor.t - self._first.t)))

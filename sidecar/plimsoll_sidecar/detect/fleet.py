@@ -59,9 +59,9 @@ MAX_SAME_GROWTH_FACTOR = 2.0
 publication is late by some time. If the factor is larger, it describes another growth."""
 MIN_PROBABILITY = 0.0005
 """Half of the unit in which probabilities are rounded, which is a tenth of a percent."""
-LEAK_KINDS = (IncidentKind.HOST_GROWTH, IncidentKind.DEVICE_GROWTH)
+GROWTH_INCIDENT_KINDS = (IncidentKind.HOST_GROWTH, IncidentKind.DEVICE_GROWTH)
 """Kinds of incidents that the leader reports for its group. Workers report other kinds."""
-LEADER = ""
+LEADER_PLACEHOLDER = ""
 """Stands for the name of the leader's pod."""
 UNKNOWN_BUDGET = BudgetState()
 
@@ -181,22 +181,22 @@ def join_group(
 
     ``own`` is the leader's assessment of its own pod. ``members`` are the assessments of the other
     pods by pod name; None for a pod that reports nothing now. ``origins`` maps the kind of each
-    open incident to the pod that leaked, or to :data:`LEADER`. An incident follows the memory of
-    this pod until it ends.
+    open incident to the pod that leaked, or to :data:`LEADER_PLACEHOLDER`. An incident follows the
+    memory of this pod until it ends.
     """
     result, warm = own, own.warm
-    for kind in LEAK_KINDS:
+    for kind in GROWTH_INCIDENT_KINDS:
         pod = origins.get(kind)
         if pod is None:
             pod = _find_worst_pod(kind, own, members)
-        reported = own if pod == LEADER else members.get(pod)
+        reported = own if pod == LEADER_PLACEHOLDER else members.get(pod)
         suspicion = _find_suspicion(reported, kind)
         if suspicion is not None:
             others = _describe_other_leaks(kind, pod, own, members)
             suspicion = replace(suspicion, pod=pod or None, evidence=[*suspicion.evidence, *others])
         kept = [other for other in result.suspicions if other.kind is not kind]
         result = replace(result, suspicions=[*kept, *([suspicion] if suspicion else [])])
-        if pod != LEADER:
+        if pod != LEADER_PLACEHOLDER:
             result = _replace_budget(result, kind, reported)
             warm = warm and reported is not None and reported.warm
     return replace(result, warm=warm)
@@ -220,7 +220,7 @@ def _find_worst_pod(
     kind: IncidentKind, own: Assessment, members: Mapping[str, Assessment | None]
 ) -> str:
     """Return the pod with the strongest suspicion, or the leader if no pod has one."""
-    worst, pod = _rank_suspicion(_find_suspicion(own, kind)), LEADER
+    worst, pod = _rank_suspicion(_find_suspicion(own, kind)), LEADER_PLACEHOLDER
     for name in sorted(members):
         rank = _rank_suspicion(_find_suspicion(members[name], kind))
         if rank > worst:
@@ -232,7 +232,7 @@ def _describe_other_leaks(
     kind: IncidentKind, pod: str, own: Assessment, members: Mapping[str, Assessment | None]
 ) -> list[str]:
     """Return a sentence for each pod other than ``pod`` that also leaks."""
-    others = {"the leader": own if pod != LEADER else None} | {
+    others = {"the leader": own if pod != LEADER_PLACEHOLDER else None} | {
         f"pod {name}": members[name] for name in sorted(members) if name != pod
     }
     return [

@@ -233,12 +233,12 @@ class Horizon:
         self.swing = max(self.swing * SWING_DECAY_PER_BUCKET, max(falls, default=0))
         self.floors.append(floor)
 
-    def fit(self, min_rise: float) -> None:
+    def update_trend(self, min_rise: float) -> None:
         """Fit the trend to the floors that are not too old."""
         oldest = self.floors[-1].t - MAX_FLOOR_AGE_SPANS * self.width_s * BUCKETS_PER_HORIZON
         self.trend = fit_trend([p for p in self.floors if p.t >= oldest], min_rise)
 
-    def expire(self, point: Point) -> None:
+    def expire_trend(self, point: Point) -> None:
         """Drop the trend if half of its rise is gone at ``point``, or if samples have stopped.
 
         A fall of memory does not count if the load fell with it.
@@ -268,9 +268,9 @@ class Trends:
                 horizon.append(floor)
             swing = max(swing, horizon.swing)
             if floor is not None:
-                horizon.fit(max(self.min_rise, SWING_FACTOR * swing))
+                horizon.update_trend(max(self.min_rise, SWING_FACTOR * swing))
         for horizon in self.horizons:
-            horizon.expire(point)
+            horizon.expire_trend(point)
 
     def find_steepest(self) -> Trend | None:
         """Return the steepest trend of all horizons; None if no horizon has a trend."""
@@ -338,10 +338,10 @@ class GrowthHistory:
         """Add the ``growth`` in bytes at ``t``, and the number of requests completed until then."""
         self._rows.extend((t, growth, math.nan if requests is None else requests))
         if len(self) >= self._limit:
-            self._thin(t)
+            self._thin_points(t)
             self._limit = len(self) + MAX_UNTHINNED_POINTS
 
-    def rebase(self, growth: int) -> None:
+    def subtract_growth(self, growth: int) -> None:
         """Subtract ``growth`` bytes from all points, because the base has risen by as much."""
         for number in range(1, len(self._rows), 3):
             self._rows[number] -= growth
@@ -392,7 +392,7 @@ class GrowthHistory:
                 break
         return points[::-1]
 
-    def _thin(self, now: float) -> None:
+    def _thin_points(self, now: float) -> None:
         """Drop each point that is too close to the previous point for its age."""
         kept = self._rows[:3]
         for number in range(3, len(self._rows), 3):

@@ -196,7 +196,7 @@ class MemoryWatch:
         self.baseline, self._new_demand = Baseline(floor), None
         self._window.start(floor.t)
         if warmup.climbing:
-            self._course.rebase(warmup.measure_growth(floor))
+            self._course.subtract_growth(warmup.measure_growth(floor))
         else:
             # The climb of the warm-up is no evidence of growth after it.
             self._trends.clear()
@@ -218,7 +218,7 @@ class MemoryWatch:
             self._defer_judgment(point, floor)
             return
         if self._new_demand is not None:
-            self._explained += self._new_demand.end(baseline, floor)
+            self._explained += self._new_demand.finish(baseline, floor)
             self._new_demand = None
         if baseline.is_settling():
             self._latest.clear()

@@ -125,7 +125,7 @@ class Cgroup:
             return _read_v1(self.folder)  # memory.stat has the lowest limit of all ancestors
         found = _read_v2(self.folder)
         limits = [found.limit, *(_read_number(one / "memory.max") for one in self._ancestors)]
-        return msgspec.structs.replace(found, limit=_min_known(limits))
+        return msgspec.structs.replace(found, limit=_find_min_known(limits))
 
 
 def _has_other_processes(folder: Path, pid: int) -> bool:
@@ -195,7 +195,7 @@ def _read_v1(folder: Path) -> CgroupMemory:
     stat = _read_table(folder / "memory.stat")
     cache, shmem = stat.get("total_cache"), stat.get("total_shmem")
     limits = (_read_number(folder / "memory.limit_in_bytes"), stat.get("hierarchical_memory_limit"))
-    limit = _min_known(limits)
+    limit = _find_min_known(limits)
     current = _read_number(folder / "memory.usage_in_bytes")
     kernel = _read_number(folder / "memory.kmem.usage_in_bytes")
     return CgroupMemory(
@@ -240,7 +240,7 @@ def _sum_known(parts: Iterable[int | None]) -> int | None:
     return None if None in known else sum(one for one in known if one is not None)
 
 
-def _min_known(limits: Iterable[int | None]) -> int | None:
+def _find_min_known(limits: Iterable[int | None]) -> int | None:
     return min((one for one in limits if one is not None), default=None)
 
 

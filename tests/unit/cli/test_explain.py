@@ -16,7 +16,7 @@ from plimsoll_api.incident_record import Reason
 from plimsoll_api.incidents import IncidentKind, WaitReason
 from plimsoll_cli import explain, incidents
 from plimsoll_cli.cluster.client import format_denied_message, get_required_rule
-from plimsoll_cli.cluster.top import History, choose_columns, make_cells, render_frame
+from plimsoll_cli.cluster.top import BudgetHistory, choose_columns, make_cells, render_frame
 from plimsoll_cli.errors import UsageError
 from plimsoll_cli.incident_view import IncidentView, UnreadableError, make_view_from_object
 from plimsoll_cli.incidents import make_label_queries
@@ -293,7 +293,7 @@ def test_top_puts_the_worst_first_and_shows_what_fits() -> None:
     assert (bad.host, bad.device, bad.state, bad.spent) == (55, None, "EngineStarting", 55)
     assert (new.host, new.state, new.mode) == (None, "Unknown", "Observe")
     assert sort_worst_first([new, bad]) == [bad, new]
-    history = History()
+    history = BudgetHistory()
     history.add([bad, new])
     assert "TREND" in choose_columns(False, 120)
     assert "TREND" not in choose_columns(False, 80)
@@ -316,7 +316,7 @@ def test_top_puts_the_worst_first_and_shows_what_fits() -> None:
 
 def test_a_long_name_hides_no_figure() -> None:
     row = make_service_row(SERVICE | {"metadata": {"name": "embeddings-" * 5, "namespace": "team"}})
-    history = History()
+    history = BudgetHistory()
     history.add([row])
     for width in (45, 60, 80, 100, 120, 140):
         out = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
@@ -384,7 +384,7 @@ def test_top_shows_policies_beside_services_of_the_same_name() -> None:
         "ml/qwen", "SupervisionPolicy", "2/3", "70%", "?", "?", "2", "PartlySupervised",
         "Observe", "Decode, Prefill", "vllm-0", "",
     ]  # fmt: skip
-    history = History()
+    history = BudgetHistory()
     history.add([service, policy])
     history.add([service])
     assert list(history.values) == [service.key], "the policy is gone, the service stays"

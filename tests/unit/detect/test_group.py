@@ -9,7 +9,12 @@ import pytest
 
 from plimsoll_api.assessment import Assessment, BudgetState, Segment, Suspicion
 from plimsoll_api.incidents import IncidentKind
-from plimsoll_sidecar.detect.fleet import LEADER, LEAK_KINDS, UNKNOWN_BUDGET, join_group
+from plimsoll_sidecar.detect.fleet import (
+    GROWTH_INCIDENT_KINDS,
+    LEADER_PLACEHOLDER,
+    UNKNOWN_BUDGET,
+    join_group,
+)
 
 MIB = 1 << 20
 HOST, DEVICE, STALL = IncidentKind.HOST_GROWTH, IncidentKind.DEVICE_GROWTH, IncidentKind.STALL
@@ -31,7 +36,7 @@ def test_a_group_without_a_leak_is_its_leader() -> None:
     assert join_group(own, {"g-1": seen(current=2), "g-2": None}, {}) == own
 
 
-@pytest.mark.parametrize("kind", LEAK_KINDS)
+@pytest.mark.parametrize("kind", GROWTH_INCIDENT_KINDS)
 def test_a_leak_of_a_worker_is_the_groups(kind: IncidentKind) -> None:
     worker = seen(leak(30, kind), current=200)
     found = join_group(seen(), {"g-1": worker, "g-2": seen()}, {})
@@ -60,7 +65,7 @@ def test_an_open_incident_follows_the_pod_that_it_began_in() -> None:
     (suspicion,) = found.suspicions
     assert (suspicion.pod, suspicion.bytes) == ("g-1", 20 * MIB)
     assert found.host == members["g-1"].host
-    mine = join_group(seen(leak(10)), members, {HOST: LEADER})
+    mine = join_group(seen(leak(10)), members, {HOST: LEADER_PLACEHOLDER})
     assert [(one.pod, one.bytes) for one in mine.suspicions] == [(None, 10 * MIB)]
     assert mine.host == seen().host
 

@@ -90,7 +90,7 @@ def test_what_grew_before_goes_on_and_the_rest_is_explained() -> None:
     demand = NewDemand(Point(90.0, 1020 * MIB, load=4), pace_bytes_per_s=MIB)
     demand.add(Point(120.0, 1200 * MIB, load=40))
     end = Point(140.0, 1200 * MIB, load=4)
-    assert demand.end(baseline, end) == 130 * MIB
+    assert demand.finish(baseline, end) == 130 * MIB
     for load in (4, 40):
         baseline.update(Point(141.0, 1200 * MIB, load=load))
         assert baseline.growth == 70 * MIB
@@ -101,7 +101,7 @@ def test_demand_that_needs_nothing_leaves_the_bases_as_they_are() -> None:
     baseline.update(Point(90.0, 1000 * MIB, load=4))
     demand = NewDemand(Point(90.0, 1000 * MIB, load=4), pace_bytes_per_s=0.0)
     demand.add(Point(100.0, 1000 * MIB + MAX_SETTLED_RISE_BYTES, load=40))
-    assert demand.end(baseline, Point(135.0, 1000 * MIB, load=4)) == 0
+    assert demand.finish(baseline, Point(135.0, 1000 * MIB, load=4)) == 0
     assert [base.load for base in baseline.bases] == [4]
 
 
