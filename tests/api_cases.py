@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from plimsoll_operator.kinds import EVENT, KINDS_BY_NAME, POD, SERVICE, Object
-from plimsoll_operator.render.names import FIELD_MANAGER, MANAGED_BY
+from plimsoll_operator.render.names import FIELD_MANAGER, MANAGED_BY_LABEL
 from plimsoll_operator.runtime.client import Api, ApiError, ConflictError
 
 MAP, ACCOUNT, WORKLOAD = (
@@ -28,7 +28,11 @@ def made(kind: str, namespace: str, name: str = "one", **fields: Any) -> Object:
     return {
         "apiVersion": f"{found.group}/{found.version}".lstrip("/"),
         "kind": kind,
-        "metadata": {"name": name, "namespace": namespace, "labels": {MANAGED_BY: FIELD_MANAGER}},
+        "metadata": {
+            "name": name,
+            "namespace": namespace,
+            "labels": {MANAGED_BY_LABEL: FIELD_MANAGER},
+        },
         **fields,
     }
 
@@ -184,7 +188,7 @@ async def a_list_comes_in_pages_of_one_version(api: Api, namespace: str) -> None
     del other["metadata"]["labels"]
     await api.apply(MAP, other, manager="other")
     small = replace(MAP, page=3)
-    pages = [page async for page in api.pages(small, namespace)]
+    pages = [page async for page in api.list_pages(small, namespace)]
     assert [len(items) for items, _ in pages] == [3, 3, 1]
     assert len({of for _, of in pages}) == 1
     items = [item for found, _ in pages for item in found]

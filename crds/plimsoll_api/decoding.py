@@ -24,8 +24,8 @@ MAX_DECODE_ERROR_CHARS = 500
 may have megabytes."""
 
 _BRACKETS, _STEPS = b"[{]}", bytes((1, 1, 255, 255))
-_STEP_OF = bytes.maketrans(_BRACKETS, _STEPS)
-_OTHER = bytes(set(range(256)) - set(_BRACKETS + b'"'))
+_DEPTH_STEPS = bytes.maketrans(_BRACKETS, _STEPS)
+_IRRELEVANT_BYTES = bytes(set(range(256)) - set(_BRACKETS + b'"'))
 _PIECE_BYTES = 1 << 16
 
 
@@ -64,13 +64,13 @@ def is_nested_deeper(data: bytes, limit: int) -> bool:
     """
     if data.count(b"[") + data.count(b"{") <= limit:
         return False
-    plain = data.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _OTHER)
+    plain = data.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _IRRELEVANT_BYTES)
     depth, in_string = 0, False
     for at in range(0, len(plain), _PIECE_BYTES):
         texts = plain[at : at + _PIECE_BYTES].split(b'"')
         brackets = b"".join(texts[in_string::2])
         in_string ^= len(texts) % 2 == 0
-        for level in accumulate(array("b", brackets.translate(_STEP_OF)), initial=depth):
+        for level in accumulate(array("b", brackets.translate(_DEPTH_STEPS)), initial=depth):
             if level > limit:
                 return True
             depth = level

@@ -41,15 +41,15 @@ class FleetRow:
     @property
     def key(self) -> str:
         """Stable key that identifies the row."""
-        return f"{self.kind} {self.shown}"
+        return f"{self.kind} {self.display_name}"
 
     @property
-    def shown(self) -> str:
+    def display_name(self) -> str:
         """Display name, as NAMESPACE/NAME."""
         return f"{self.namespace}/{self.name}"
 
     @property
-    def spent(self) -> int | None:
+    def consumed_percent(self) -> int | None:
         """Larger of the consumed host and device budgets in percent; None if unknown."""
         known = [value for value in (self.host, self.device) if value is not None]
         return max(known, default=None)
@@ -104,7 +104,7 @@ def make_policy_row(item: Object) -> FleetRow:
 
 def sort_worst_first(rows: Iterable[FleetRow]) -> list[FleetRow]:
     """Sort rows by the number of open incidents, then by the consumed budget, highest first."""
-    return sorted(rows, key=lambda row: (-row.incidents, -(row.spent or -1), row.key))
+    return sorted(rows, key=lambda row: (-row.incidents, -(row.consumed_percent or -1), row.key))
 
 
 def _format_drained(status: Object) -> str:

@@ -98,7 +98,7 @@ class Requirement(ResourceModel):
             return value not in self.values
         return (value is not None) == (self.operator is Operator.EXISTS)
 
-    def query(self) -> str:
+    def to_query(self) -> str:
         """Return the requirement as a term of the query parameter ``labelSelector``."""
         if self.operator is Operator.EXISTS:
             return self.key
@@ -148,12 +148,12 @@ class LabelSelector(ResourceModel):
             one.matches(labels) for one in self.match_expressions
         )
 
-    def query(self) -> str:
+    def to_query(self) -> str:
         """Return the selector as the query parameter ``labelSelector`` of a list request."""
         terms = [f"{key}={value}" for key, value in self.match_labels.items()]
-        return ",".join([*terms, *(one.query() for one in self.match_expressions)])
+        return ",".join([*terms, *(one.to_query() for one in self.match_expressions)])
 
-    def manifest(self) -> dict[str, Any]:
+    def to_manifest(self) -> dict[str, Any]:
         """Return the selector as in a manifest, for example for a webhook's ``objectSelector``."""
         return self.model_dump(mode="json", by_alias=True, exclude_defaults=True)
 

@@ -65,7 +65,7 @@ class LearnedWorkload(msgspec.Struct, frozen=True, omit_defaults=True):
 _Workloads = Annotated[tuple[LearnedWorkload, ...], msgspec.Meta(max_length=MAX_LEARNED_WORKLOADS)]
 
 
-def decode(data: bytes) -> tuple[LearnedWorkload, ...]:
+def decode_learned(data: bytes) -> tuple[LearnedWorkload, ...]:
     """Parse a learned file. Raises :class:`decoding.MalformedError` if it is invalid."""
     if len(data) > MAX_LEARNED_BYTES:
         raise decoding.MalformedError(
@@ -75,7 +75,7 @@ def decode(data: bytes) -> tuple[LearnedWorkload, ...]:
     return workloads
 
 
-def encode(workloads: Sequence[LearnedWorkload]) -> bytes:
+def encode_learned(workloads: Sequence[LearnedWorkload]) -> bytes:
     """Return the content of a learned file, with one workload per line for readability."""
     return b"[" + b",\n".join(msgspec.json.encode(one) for one in workloads) + b"]\n"
 

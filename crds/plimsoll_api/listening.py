@@ -24,15 +24,15 @@ def bind_socket(host: str, port: int) -> socket.socket:
     """
     if host == ALL_ADDRESSES:
         try:
-            return _bind(socket.AF_INET6, host, port)
+            return _bind_family(socket.AF_INET6, host, port)
         except OSError as error:
             if error.errno not in _NO_IPV6_ERRORS:
                 raise
             host = "0.0.0.0"
-    return _bind(socket.AF_INET6 if ":" in host else socket.AF_INET, host, port)
+    return _bind_family(socket.AF_INET6 if ":" in host else socket.AF_INET, host, port)
 
 
-def _bind(family: socket.AddressFamily, host: str, port: int) -> socket.socket:
+def _bind_family(family: socket.AddressFamily, host: str, port: int) -> socket.socket:
     # asyncio disables Nagle's algorithm only for sockets with an explicit protocol.
     bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:

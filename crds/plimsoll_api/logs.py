@@ -36,7 +36,7 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, default=str, ensure_ascii=False)
 
 
-def configure(level: str = "INFO", libraries: Mapping[str, str] | None = None) -> None:
+def configure_logging(level: str = "INFO", libraries: Mapping[str, str] | None = None) -> None:
     """Configure the root logger to write JSON. ``libraries`` are log levels by logger name."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter())

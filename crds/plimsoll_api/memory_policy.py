@@ -213,7 +213,7 @@ class MemoryPolicy(msgspec.Struct, frozen=True):
     ] = AutoBudgets()
 
     @property
-    def learns(self) -> bool:
+    def has_auto_budget(self) -> bool:
         """Whether any budget is learned."""
         return any(one is not None and one.auto for one in (self.host, self.device))
 

@@ -75,7 +75,7 @@ SUPERVISOR_MODULE, ASK_MODULE = "plimsoll_sidecar.launcher", "plimsoll_sidecar.a
 """Modules in the supervisor's container for ``python -m``: the supervisor, and the program that
 runs actions for a person (it prints an :mod:`~plimsoll_api.action_answer`)."""
 
-RESET_FILE = "reset-restart-budget"
+RESTART_BUDGET_RESET_FILE = "reset-restart-budget"
 """File in the supervisor's state directory that requests a reset of the restart budget. The
 supervisor deletes it."""
 ASK_SOCKET = "ask.sock"

@@ -19,8 +19,8 @@ MAX_PEERS = 64
 MAX_PEERS_BYTES = 64 << 10
 """Maximum size of a file. A replica takes 200 bytes, or 900 with the longest possible names."""
 MAX_PEER_GROWTH_BYTES = 1 << 50
-MAX_AGE_S = 1 << 32
-MAX_REQUESTS = 1 << 53
+MAX_BASELINE_AGE_S = 1 << 32
+MAX_PEER_REQUESTS = 1 << 53
 """Maximum growth (1 PiB), age (a century) and number of requests (the largest exact double)."""
 
 
@@ -33,8 +33,8 @@ class PeerGrowth(msgspec.Struct, frozen=True):
     """
 
     bytes: Annotated[int, msgspec.Meta(ge=0, le=MAX_PEER_GROWTH_BYTES)]
-    age_s: Annotated[int, msgspec.Meta(ge=0, le=MAX_AGE_S)]
-    requests: Annotated[int, msgspec.Meta(ge=0, le=MAX_REQUESTS)]
+    age_s: Annotated[int, msgspec.Meta(ge=0, le=MAX_BASELINE_AGE_S)]
+    requests: Annotated[int, msgspec.Meta(ge=0, le=MAX_PEER_REQUESTS)]
 
 
 class Peer(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -53,7 +53,7 @@ class Peer(msgspec.Struct, frozen=True, omit_defaults=True):
 _Peers = Annotated[tuple[Peer, ...], msgspec.Meta(max_length=MAX_PEERS)]
 
 
-def decode(data: bytes) -> tuple[Peer, ...]:
+def decode_peers(data: bytes) -> tuple[Peer, ...]:
     """Parse a peers file. Raises :class:`decoding.MalformedError` if it is invalid."""
     if len(data) > MAX_PEERS_BYTES:
         raise decoding.MalformedError(f"the peers file has more than {MAX_PEERS_BYTES >> 10} KiB")
@@ -61,6 +61,6 @@ def decode(data: bytes) -> tuple[Peer, ...]:
     return peers
 
 
-def encode(peers: Sequence[Peer]) -> bytes:
+def encode_peers(peers: Sequence[Peer]) -> bytes:
     """Return the content of a peers file, with one replica per line for readability."""
     return b"[" + b",\n".join(msgspec.json.encode(one) for one in peers) + b"]\n"

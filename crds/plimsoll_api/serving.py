@@ -15,13 +15,11 @@ from plimsoll_api.names import ADMIN_PORT, METRICS_PORT, PROBE_PORT
 from plimsoll_api.resources import RESOURCE_RULES, EngineResources, Resources
 from plimsoll_api.schema import ATOMIC_CONFIG, PositiveDuration, PreservedObject, ResourceModel
 
-_CLAIM = r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?"
-_REPOSITORY = r"[A-Za-z0-9][A-Za-z0-9_.-]*/[A-Za-z0-9][A-Za-z0-9_.-]*"
-_BUCKET = r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]"
-_PREFIX = r"[A-Za-z0-9_.=+@-][A-Za-z0-9_./=+@-]*"
-URI_PATTERN = (
-    rf"^(file:///|pvc://{_CLAIM}(/|$)|hf://{_REPOSITORY}$|s3://{_BUCKET}(/({_PREFIX})?)?$)"
-)
+_CLAIM_NAME_PATTERN = r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?"
+_REPOSITORY_PATTERN = r"[A-Za-z0-9][A-Za-z0-9_.-]*/[A-Za-z0-9][A-Za-z0-9_.-]*"
+_BUCKET_PATTERN = r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]"
+_PREFIX_PATTERN = r"[A-Za-z0-9_.=+@-][A-Za-z0-9_./=+@-]*"
+URI_PATTERN = rf"^(file:///|pvc://{_CLAIM_NAME_PATTERN}(/|$)|hf://{_REPOSITORY_PATTERN}$|s3://{_BUCKET_PATTERN}(/({_PREFIX_PATTERN})?)?$)"
 URI_MESSAGE = (
     "model.uri must be file:///ABSOLUTE/PATH, pvc://CLAIM/PATH, hf://ORGANISATION/NAME or "
     "s3://BUCKET/PREFIX"
@@ -41,7 +39,7 @@ API_KEYS_MESSAGE = (
 
 Text = Annotated[str, StringConstraints(max_length=4096)]
 Image = Annotated[str, StringConstraints(min_length=1, max_length=512)]
-ObjectName = Annotated[str, StringConstraints(max_length=253, pattern=rf"^{_CLAIM}$")]
+ObjectName = Annotated[str, StringConstraints(max_length=253, pattern=rf"^{_CLAIM_NAME_PATTERN}$")]
 
 
 class SecretKey(ResourceModel):

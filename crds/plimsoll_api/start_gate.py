@@ -17,7 +17,7 @@ from plimsoll_api.files import open_regular
 ANSWER_FILE, QUESTION_FILE = "start-gate.json", "start-gate-question"
 QUESTION_BYTES = 8
 MAX_GATE_FILE_BYTES = 2048
-MAX_GATE_REASON = 400
+MAX_GATE_REASON_CHARS = 400
 
 Question = Annotated[str, msgspec.Meta(pattern=f"^[0-9a-f]{{{2 * QUESTION_BYTES}}}$")]
 
@@ -31,7 +31,7 @@ class GateAnswer(msgspec.Struct, omit_defaults=True):
 
     at: float
     answered: str = ""
-    reason: Annotated[str, msgspec.Meta(max_length=MAX_GATE_REASON)] = ""
+    reason: Annotated[str, msgspec.Meta(max_length=MAX_GATE_REASON_CHARS)] = ""
 
 
 def read_gate_file(path: Path) -> bytes | None:

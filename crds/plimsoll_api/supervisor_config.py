@@ -197,7 +197,7 @@ def _restrict_worker(config: SupervisorConfig) -> SupervisorConfig:
     return replace(config, supervision=supervision, slots=())
 
 
-def decode(data: bytes) -> SupervisorConfig:
+def decode_config(data: bytes) -> SupervisorConfig:
     """Parse a configuration file. Raises :class:`~plimsoll_api.decoding.MalformedError` if invalid.
 
     Unknown fields are ignored: an upgrade of the operator restarts no pods, so older supervisors
@@ -206,7 +206,7 @@ def decode(data: bytes) -> SupervisorConfig:
     return decoding.decode(data, SupervisorConfig)
 
 
-def encode(config: SupervisorConfig) -> bytes:
+def encode_config(config: SupervisorConfig) -> bytes:
     """Return the content of a configuration file.
 
     Equal configurations give equal bytes, so that the ConfigMap changes only if the configuration

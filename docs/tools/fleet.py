@@ -99,7 +99,7 @@ def main() -> int:
     page = FleetPage(store(), lambda: slots, LIMIT, lambda: True, clock=lambda: NOW)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "fleet.html"
-        file.write_bytes(asyncio.run(page.get()))
+        file.write_bytes(asyncio.run(page.get_page()))
         shots.page(file.as_uri(), PICTURE, width=WIDTH)
     return 0
 

@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     # A line for each request would hide the lines about states (/metrics counts requests).
     # uvicorn's warnings are about requests as well, so a client could cause any number of them.
-    logs.configure(libraries={"uvicorn.access": "WARNING", "uvicorn.error": "ERROR"})
+    logs.configure_logging(libraries={"uvicorn.access": "WARNING", "uvicorn.error": "ERROR"})
     try:
         return server.run(settings.create_settings(flags))
     except UsageError as error:

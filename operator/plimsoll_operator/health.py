@@ -121,7 +121,10 @@ class HealthServer:
                 return web.Response(text=f"{wrong}\n", status=403)
             assert page is not None
             return web.Response(
-                body=await page.get(), content_type="text/html", charset="utf-8", headers=HEADERS
+                body=await page.get_page(),
+                content_type="text/html",
+                charset="utf-8",
+                headers=HEADERS,
             )
 
         app = web.Application()

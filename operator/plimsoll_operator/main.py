@@ -121,7 +121,7 @@ async def run(config: Config, stop: asyncio.Event) -> None:
         store, lambda: breaker.last, config.max_disruptions, leading.is_set, config.namespaces
     )
     server = await health.serve(config.http_port, page if config.fleet_page else None)
-    keep = background.keep
+    keep = background.keep_running
     canary = partial(keep, "canary", health.run_canary)
     watching: asyncio.Task[None] | None = None
     try:
@@ -249,7 +249,7 @@ async def _run_until(stop: asyncio.Event, *parts: Coroutine[Any, Any, None]) -> 
             raise RuntimeError("a background task of the operator ended unexpectedly")
 
 
-async def _serve(config: Config) -> None:
+async def _run_until_signal(config: Config) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
@@ -262,11 +262,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     config = parse_config(arguments)
     sys.setrecursionlimit(RECURSION_LIMIT)
     libraries = dict.fromkeys(("kopf", "aiohttp", "asyncio"), "WARNING")
-    logs.configure(os.environ.get("PLIMSOLL_LOG_LEVEL", "INFO").upper(), libraries)
+    logs.configure_logging(os.environ.get("PLIMSOLL_LOG_LEVEL", "INFO").upper(), libraries)
     if config.kubeconfig:
         os.environ["KUBECONFIG"] = config.kubeconfig  # kopf reads it
     try:
-        asyncio.run(_serve(config))
+        asyncio.run(_run_until_signal(config))
     except ApiError as error:
         log.error("cannot start: %s", error)
         return 1

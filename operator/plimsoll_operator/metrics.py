@@ -77,9 +77,9 @@ class Metrics:
             registry=self.registry,
         )
 
-    def add_webhook_health(self, secret: str, problem: Callable[[], str | None]) -> None:
-        """Add the metric of the webhook's health; ``problem`` returns None while it is healthy."""
-        self._ready.labels(secret).set_function(lambda: float(problem() is None))
+    def add_webhook_health(self, secret: str, find_problem: Callable[[], str | None]) -> None:
+        """Add the metric of the webhook's health. ``find_problem`` returns None if all is well."""
+        self._ready.labels(secret).set_function(lambda: float(find_problem() is None))
 
     def count_admitted(self, result: str, count: int = 1) -> None:
         """Count ``count`` admission reviews with this result.
@@ -88,9 +88,9 @@ class Metrics:
         """
         self._admissions.labels(result).inc(count)
 
-    def set_certificate_expiry(self, secret: str, expires_s: float) -> None:
-        """Set the expiry time of the webhook's certificate, in Unix seconds."""
-        self._certificate.labels(secret).set(expires_s)
+    def set_certificate_expiry(self, secret: str, expires_at_s: float) -> None:
+        """Set the time at which the certificate in ``secret`` expires, in Unix seconds."""
+        self._certificate.labels(secret).set(expires_at_s)
 
     def record_reconcile(self, waited_s: float, took_s: float, error: Exception | None) -> None:
         """Record a reconcile: its wait and duration in seconds, and its error if it failed."""

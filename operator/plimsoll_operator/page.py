@@ -27,7 +27,7 @@ MAX_ROWS = 200
 MAX_INCIDENTS = 100
 MAX_CELL_CHARS = 200
 """Maximum number of characters in a cell."""
-CACHE_S = 5.0
+PAGE_CACHE_S = 5.0
 OBJECTS_PER_BATCH = 100
 """Number of objects to decompress before other tasks of the event loop may run."""
 HEADERS = {
@@ -111,15 +111,15 @@ class FleetPage:
         self._lock = asyncio.Lock()
         self._made, self._at = b"", float("-inf")
 
-    async def get(self) -> bytes:
+    async def get_page(self) -> bytes:
         """Return the page as UTF-8 HTML, at most :data:`CACHE_S` seconds old."""
         async with self._lock:
             now = self._clock()
-            if not self._made or not 0 <= now - self._at < CACHE_S:
-                self._made, self._at = await self._make(now), now
+            if not self._made or not 0 <= now - self._at < PAGE_CACHE_S:
+                self._made, self._at = await self._render(now), now
             return self._made
 
-    async def _make(self, now: float) -> bytes:
+    async def _render(self, now: float) -> bytes:
         if not self._leading():
             body = "<p>This operator is on standby. The leader's page shows the fleet.</p>"
             return render_page(body, self._scope, now)
@@ -180,10 +180,10 @@ def _get_budgets(item: Object) -> tuple[str, str]:
 def _iterate_suspects(row: FleetRow, item: Object) -> Iterator[Object]:
     status = item.get("status") or {}
     if found := status.get("suspectRevision"):
-        yield {"of": row.shown, **found}
+        yield {"of": row.display_name, **found}
     for workload in status.get("workloads") or ():
         if found := workload.get("suspectRevision"):
-            yield {"of": f"{row.shown}: {workload.get('name', '')}", **found}
+            yield {"of": f"{row.display_name}: {workload.get('name', '')}", **found}
 
 
 def _get_slot_owner(lease: Object) -> str:
@@ -282,7 +282,7 @@ def _make_row_renderer(budgets: dict[str, tuple[str, str]]) -> Callable[[FleetRo
         )
         kind = "policy" if row.kind == POLICY.kind else "service"
         return (
-            f"<tr><th scope=row>{_escape(row.shown)} <small>{kind}</small></th>"
+            f"<tr><th scope=row>{_escape(row.display_name)} <small>{kind}</small></th>"
             f"<td class=w>{_escape(row.mode)}</td><td class={state}>{_escape(row.state)}</td>"
             f"<td class=n>{_format_count(row.ready)}/{_format_count(row.replicas)}</td>"
             f"<td>{_render_meter('host', row, row.host, host)}</td>"
@@ -300,7 +300,7 @@ def _render_meter(side: str, row: FleetRow, percent: int | None, budget: str) ->
         return "<small>none</small>"
     if percent is None:
         return f"<small>unknown of {_escape(budget)}</small>"
-    label = _escape(f"{side} budget of {row.shown}")
+    label = _escape(f"{side} budget of {row.display_name}")
     return (
         f'<meter min=0 max=100 low=50 high=99 optimum=0 value="{min(max(percent, 0), 100)}"'
         f' aria-label="{label}"></meter> {percent}% <small>of {_escape(budget)}</small>'
@@ -323,15 +323,14 @@ def _render_incident(item: Object) -> str:
     )
 
 
-def _render_suspect(found: Object) -> str:
-    counts = (
-        f"{_format_count(found.get('leakingReplicas'))} of {_format_count(found.get('replicas'))}"
-    )
+def _render_suspect(suspect: Object) -> str:
+    leaking, replicas = (_format_count(suspect.get(one)) for one in ("leakingReplicas", "replicas"))
     return (
-        f"<tr><th scope=row>{_escape(found['of'])}</th><td>{_escape(found.get('revision'))}</td>"
-        f"<td>{_escape(found.get('leak'))}</td><td class=n>{counts}</td>"
-        f"<td>{_escape(found.get('action'))}</td>"
-        f'<td class="d w">{_escape(found.get("since"))}</td></tr>'
+        f"<tr><th scope=row>{_escape(suspect['of'])}</th>"
+        f"<td>{_escape(suspect.get('revision'))}</td>"
+        f"<td>{_escape(suspect.get('leak'))}</td><td class=n>{leaking} of {replicas}</td>"
+        f"<td>{_escape(suspect.get('action'))}</td>"
+        f'<td class="d w">{_escape(suspect.get("since"))}</td></tr>'
     )
 
 

@@ -34,17 +34,17 @@ from plimsoll_operator.kinds import Key, Object
 from plimsoll_operator.render.names import SUPERVISOR
 from plimsoll_operator.render.paths import HOST_PORTS
 from plimsoll_operator.runtime.cache import Store
-from plimsoll_operator.status.conditions import make_slow_leak
+from plimsoll_operator.status.conditions import make_slow_leak_condition
 
 log = logging.getLogger(__name__)
 
-TIMEOUT_S = 3.0
+SCRAPE_TIMEOUT_S = 3.0
 MAX_CONCURRENT_SCRAPES = 64
 MAX_CONCURRENT_PER_NAMESPACE = 8
 MAX_PAGE_BYTES = 1 << 18
 """Maximum size of a page. A supervisor's page has about 30 KiB."""
 
-CHUNK_BYTES = 1 << 14
+READ_CHUNK_BYTES = 1 << 14
 HEADERS = {"Accept": "text/plain", "Accept-Encoding": "identity"}
 
 
@@ -113,7 +113,7 @@ class Scraper:
         if known and _list_status_parts(known[1]) == _list_status_parts(fresh):
             return
         early = known and make_memory_status(known[1]) and now - known[0] < self._publish_s
-        if known and early and _has_same_drained(known[1], fresh):
+        if known and early and _has_same_drained_pods(known[1], fresh):
             return
         self._published[key] = (now, fresh)
         self._changed(key)
@@ -134,7 +134,7 @@ class Scraper:
     def make_session(self) -> aiohttp.ClientSession:
         """Return an HTTP client that uses no proxies and no cookies, and decompresses nothing."""
         return aiohttp.ClientSession(
-            timeout=aiohttp.ClientTimeout(total=TIMEOUT_S),
+            timeout=aiohttp.ClientTimeout(total=SCRAPE_TIMEOUT_S),
             connector=aiohttp.TCPConnector(limit=MAX_CONCURRENT_SCRAPES),
             headers=HEADERS,
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -200,7 +200,7 @@ class Scraper:
             if response.headers.get("Content-Encoding", "identity") != "identity":
                 raise BadPageError("the response is compressed")
             read = bytearray()
-            async for chunk in response.content.iter_chunked(CHUNK_BYTES):
+            async for chunk in response.content.iter_chunked(READ_CHUNK_BYTES):
                 read += chunk
                 if len(read) > MAX_PAGE_BYTES:
                     raise BadPageError(f"the page is longer than {MAX_PAGE_BYTES} bytes")
@@ -210,7 +210,7 @@ class Scraper:
 def _list_status_parts(figures: dict[str, SupervisorFigures]) -> tuple[object, ...]:
     spent = {pod for pod, one in figures.items() if one.restarts_left == 0}
     known = any(one.restarts_left is not None for one in figures.values())
-    slow = make_slow_leak(ConditionType.SLOW_LEAK, figures)
+    slow = make_slow_leak_condition(ConditionType.SLOW_LEAK, figures)
     return (
         make_memory_status(figures),
         spent,
@@ -224,7 +224,7 @@ def _list_status_parts(figures: dict[str, SupervisorFigures]) -> tuple[object, .
     )
 
 
-def _has_same_drained(
+def _has_same_drained_pods(
     known: dict[str, SupervisorFigures], fresh: dict[str, SupervisorFigures]
 ) -> bool:
     """Report whether the same pods are drained. Pods that did not respond are ignored."""

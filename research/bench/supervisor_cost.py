@@ -65,7 +65,7 @@ def configure(folder: Path, engine: Engine) -> list[str]:
         supervision=Supervision(),
     )
     file = folder / "supervisor.json"
-    file.write_bytes(supervisor_config.encode(config))
+    file.write_bytes(supervisor_config.encode_config(config))
     state_dir = folder / "state"
     return ["--config", str(file), "--run-dir", str(engine.run_dir), "--state-dir", str(state_dir)]
 

@@ -120,7 +120,7 @@ def _read(path: Path) -> SupervisorConfig:
     except OSError as error:
         raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from error
     try:
-        config = supervisor_config.decode(data)
+        config = supervisor_config.decode_config(data)
     except MalformedError as error:
         raise ConfigError(f"invalid configuration {path}: {error}") from error
     if config.service.kind == POLICY_KIND:

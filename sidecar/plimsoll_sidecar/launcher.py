@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 from plimsoll_api.admin_token import write_token
 from plimsoll_api.listening import ALL_ADDRESSES
-from plimsoll_api.names import PROBE_PORT, RESET_FILE
+from plimsoll_api.names import PROBE_PORT, RESTART_BUDGET_RESET_FILE
 from plimsoll_sidecar import web
 from plimsoll_sidecar.act.readiness import is_ready
 
@@ -174,7 +174,7 @@ def main() -> int:
     try:
         os.makedirs(state_dir, exist_ok=True)
         if "--reset-restart-budget" in arguments:
-            with open(os.path.join(state_dir, RESET_FILE), "w"):
+            with open(os.path.join(state_dir, RESTART_BUDGET_RESET_FILE), "w"):
                 sys.stdout.write(
                     "the supervisor will reset its restart budget with its next sample\n"
                 )

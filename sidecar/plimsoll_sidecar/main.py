@@ -176,7 +176,7 @@ def main(argv: list[str] | None = None) -> int:
     Return the exit status: 0, or 2 if a file or a port cannot be used, with the reason on stderr.
     """
     arguments = create_parser().parse_args(argv)
-    logs.configure()
+    logs.configure_logging()
     try:
         supervisor, metrics = build_supervisor(arguments, KubeClient.create_in_cluster())
         server = StateServer(

@@ -23,7 +23,7 @@ from plimsoll_api.admin import Capability, DrainMode
 from plimsoll_api.decoding import decode
 from plimsoll_api.files import replace_file
 from plimsoll_api.incident_record import JOURNAL_FILE
-from plimsoll_api.names import ASK_MODULE, DEFAULT_DRAIN_S, RESET_FILE, TOKEN_FILE
+from plimsoll_api.names import ASK_MODULE, DEFAULT_DRAIN_S, RESTART_BUDGET_RESET_FILE, TOKEN_FILE
 from plimsoll_api.supervisor_config import CONFIG_FILE, SupervisorConfig
 from plimsoll_sidecar import tune
 from plimsoll_sidecar.act import readiness
@@ -271,7 +271,7 @@ def _resume(
         readiness.end_drain(folder, drain)
     # The supervisor also resumes the engine, because it has its own record of the drain.
     engine.resume(command.epoch)
-    (arguments.state_dir / RESET_FILE).touch()
+    (arguments.state_dir / RESTART_BUDGET_RESET_FILE).touch()
     done = [
         "the replica is back in service",
         "the restart budget in the replica's journal is reset",

@@ -18,7 +18,7 @@ import msgspec
 
 from plimsoll_api.admin import Capability, Load, Role, Status
 from plimsoll_api.assessment import Assessment
-from plimsoll_api.names import POLICY_KIND, RESET_FILE
+from plimsoll_api.names import POLICY_KIND, RESTART_BUDGET_RESET_FILE
 from plimsoll_api.supervision import Mode
 from plimsoll_api.supervisor_config import ServiceRef, SupervisorConfig
 from plimsoll_api.units import format_bytes
@@ -470,7 +470,7 @@ class Supervisor:
         self._actuator.store_restarts(self._governor.copy_restarts())
 
     def _reset_restart_budget_if_requested(self) -> None:
-        requested = self._state_dir / RESET_FILE
+        requested = self._state_dir / RESTART_BUDGET_RESET_FILE
         if os.path.exists(requested):  # Path.exists() would raise if the volume fails
             self._governor.reset_restart_budget()
             self._has_merged_restarts = True  # the reset includes the counts on the slot Leases

@@ -21,12 +21,17 @@ from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.names import (
     OPERATOR_NAME,
     REPLICA_RESTARTS_ANNOTATION,
-    RESET_FILE,
+    RESTART_BUDGET_RESET_FILE,
     SERVICE_RESTARTS_ANNOTATION,
 )
 from plimsoll_api.state import Signal
 from plimsoll_api.supervision import Mode, RestartBudget, Supervision
-from plimsoll_api.supervisor_config import EngineEndpoint, ServiceRef, SupervisorConfig, encode
+from plimsoll_api.supervisor_config import (
+    EngineEndpoint,
+    ServiceRef,
+    SupervisorConfig,
+    encode_config,
+)
 from plimsoll_api.trace import Sample
 from plimsoll_operator.fleet import slots
 from plimsoll_operator.render import objects
@@ -268,7 +273,7 @@ class Absent:
 def supervisor(rig: Rig, folder: Path) -> Supervisor:
     """A real one, on the journal in ``folder`` and the slot of the API server."""
     file = folder / "supervisor.json"
-    file.write_bytes(encode(rig.config()))
+    file.write_bytes(encode_config(rig.config()))
     adapter = create_adapter(rig.config().engine, folder / "token")
 
     def actuator(frontend: Any) -> Actuator:
@@ -326,7 +331,7 @@ def test_a_supervisor_whose_journal_is_lost_counts_what_the_slot_counts(
     # What a person's resume does: the Leases at once, the journal within a sample.
     said = lease_counts.reset_counts(rig.kube, rig.config(), "qwen-0", "uid-0", whole_service=False)
     assert said == f"cleared {POLICY.count} restarts of this replica from the slot Leases"
-    (folder / RESET_FILE).touch()
+    (folder / RESTART_BUDGET_RESET_FILE).touch()
     second.tick(time.time())
     assert second._governor.count_restarts_left(time.time()) == POLICY.count
     _eventually(

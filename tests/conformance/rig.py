@@ -95,7 +95,7 @@ class Rig:
         """A supervisor with the folder ``state`` below ours; it asks the probe if ``asks``. Whoever
         starts one ends it."""
         path = self.folder / f"{state}.json"
-        path.write_bytes(supervisor_config.encode(self._config(mode)))
+        path.write_bytes(supervisor_config.encode_config(self._config(mode)))
         port = self.metrics_port if state == "state" else free_port()
         command = [sys.executable, "-m", "plimsoll_sidecar.main", f"--config={path}"]
         command += [f"--run-dir={self.folder}", f"--state-dir={self.folder / state}"]

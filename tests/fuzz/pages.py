@@ -12,7 +12,7 @@ import msgspec
 from plimsoll_api.assessment import Assessment, BudgetState, Suspicion
 from plimsoll_api.engines import EngineType
 from plimsoll_api.incidents import IncidentKind
-from plimsoll_api.learned import LEARNED_FILE, MAX_LEARNED_BYTES, LearnedMemory, decode
+from plimsoll_api.learned import LEARNED_FILE, MAX_LEARNED_BYTES, LearnedMemory, decode_learned
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy, parse_growth_budget
 from plimsoll_api.peers import MAX_PEERS_BYTES, Peer
 from plimsoll_api.supervision import Mode, Supervision
@@ -282,7 +282,9 @@ def _learned(folder: Path) -> Target:
             assert one is not None
             assert 0 < one.growth_bytes <= 6 << 30, "half of the room at most"
         msgspec.json.encode(budgets)
-        decode(make_learned_file(data.decode(errors="replace"), replicas, [], latest, 1e9).encode())
+        decode_learned(
+            make_learned_file(data.decode(errors="replace"), replicas, [], latest, 1e9).encode()
+        )
 
     fields = ("workload", "revision", "at", "host", "device", "seen_s", "gains", "start", "budget")
     words = (*(f'"{field}":' for field in fields), "1125899906842624", "1125899906842625")

@@ -166,7 +166,7 @@ def start_supervisor(network: Network, folder: Path) -> None:
         memory=MemoryPolicy(),
         supervision=Supervision(mode=Mode.OBSERVE),
     )
-    Path(at.config_file).write_bytes(supervisor_config.encode(config))
+    Path(at.config_file).write_bytes(supervisor_config.encode_config(config))
     network.start("-m", "plimsoll_sidecar.launcher", *make_supervisor_args(at))
 
 

@@ -24,7 +24,7 @@ from plimsoll_api.supervisor_config import (
     EngineEndpoint,
     ServiceRef,
     SupervisorConfig,
-    encode,
+    encode_config,
 )
 from plimsoll_sidecar.act.adapters import external_load, external_server
 from plimsoll_sidecar.act.adapters.external_engine import ExternalEngine
@@ -182,7 +182,7 @@ def test_a_person_restarts_an_engine_that_has_no_worker(rig: Rig, tmp_path: Path
     rig.start("vllm")
     endpoint = rig.adapter(EngineType.VLLM)._endpoint
     config = SupervisorConfig(service=ServiceRef(name="s"), engine=endpoint)
-    (tmp_path / "supervisor.json").write_bytes(encode(config))
+    (tmp_path / "supervisor.json").write_bytes(encode_config(config))
 
     def ask(*arguments: str) -> ActionAnswer:
         done = subprocess.run(

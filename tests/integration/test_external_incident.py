@@ -76,7 +76,7 @@ class Pod:
             sample_interval_s=0.25,
         )
         path = self.folder / "supervisor.json"
-        path.write_bytes(supervisor_config.encode(config))
+        path.write_bytes(supervisor_config.encode_config(config))
         command = [sys.executable, str(HERE / "supervise_external.py"), f"--config={path}"]
         command += [f"--run-dir={self.folder}", f"--state-dir={self.state_dir}"]
         command += [f"--metrics-port={self.ports[1]}", "--host=127.0.0.1"]

@@ -36,7 +36,7 @@ def write(path: Path, mode: Mode, level: LogLevel) -> None:
         sample_interval_s=0.2,
     )
     fresh = path.with_suffix(".new")
-    fresh.write_bytes(supervisor_config.encode(config))
+    fresh.write_bytes(supervisor_config.encode_config(config))
     fresh.rename(path)
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from plimsoll_operator.fleet.figures import SupervisorFigures
 from plimsoll_operator.runtime.cache import Store
-from plimsoll_operator.scraper import MAX_PAGE_BYTES, TIMEOUT_S, Scraper
+from plimsoll_operator.scraper import MAX_PAGE_BYTES, SCRAPE_TIMEOUT_S, Scraper
 
 PAGE = (
     b'plimsoll_memory_budget_consumed_ratio{kind="host"} 0.25\n'
@@ -146,7 +146,7 @@ def test_a_slow_drip_ends_in_time() -> None:
     head = OK + b"Content-Length: 2000\r\n\r\n" + PAGE
     found, failures, _ = scrape(sends(head, *[b"#"] * 1000, pause_s=0.1))
     assert (found, failures) == ([None], 1)
-    assert time.monotonic() - began < TIMEOUT_S + 5
+    assert time.monotonic() - began < SCRAPE_TIMEOUT_S + 5
 
 
 @settings(max_examples=60, deadline=None)
@@ -173,12 +173,12 @@ def test_slow_pods_of_one_namespace_keep_no_other_waiting() -> None:
                 if address == "198.51.100.2":
                     served.set()
                     return KNOWN
-                await asyncio.sleep(TIMEOUT_S)
+                await asyncio.sleep(SCRAPE_TIMEOUT_S)
                 return None
 
         task = asyncio.create_task(Scrape(store, lambda _: None).run(0.01))
         try:
-            await asyncio.wait_for(served.wait(), TIMEOUT_S)
+            await asyncio.wait_for(served.wait(), SCRAPE_TIMEOUT_S)
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)

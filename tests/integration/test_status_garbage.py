@@ -164,7 +164,7 @@ def test_a_supervisor_lives_on_it_and_sends_nothing(
             supervision=Supervision(mode=Mode.RECOVER, stall=Stall(timeout_s=600.0)),
         )
         file = tmp_path / "supervisor.json"
-        file.write_bytes(supervisor_config.encode(config))
+        file.write_bytes(supervisor_config.encode_config(config))
         places = ["--config", str(file), "--run-dir", str(tmp_path), "--state-dir", str(tmp_path)]
         now = 0.0
         supervisor, metrics = build_supervisor(

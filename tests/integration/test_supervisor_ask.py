@@ -15,13 +15,13 @@ from typer.testing import CliRunner, Result
 
 from plimsoll_api.action_answer import ActionAnswer
 from plimsoll_api.engines import EngineType
-from plimsoll_api.names import ASK_SOCKET, RESET_FILE, TOKEN_FILE
+from plimsoll_api.names import ASK_SOCKET, RESTART_BUDGET_RESET_FILE, TOKEN_FILE
 from plimsoll_api.supervisor_config import (
     CONFIG_FILE,
     EngineEndpoint,
     ServiceRef,
     SupervisorConfig,
-    encode,
+    encode_config,
 )
 from plimsoll_cli.errors import RunError, UsageError
 from plimsoll_cli.local.run_dir import make_supervisor_caller
@@ -49,7 +49,7 @@ class Replica:
         url = f"http://127.0.0.1:{self.port}"
         engine = EngineEndpoint(type=EngineType.PLIMSOLL, admin_url=url, serving_url=url)
         config = SupervisorConfig(service=ServiceRef(name="s"), engine=engine)
-        self.config.write_bytes(encode(config))
+        self.config.write_bytes(encode_config(config))
         arguments = [str(Path(__file__).parent / "standin_engine.py"), f"--port={self.port}"]
         arguments += [f"--token-file={self.token}", f"--log={self.log}"]
         self.process = subprocess.Popen(
@@ -189,7 +189,7 @@ def test_a_drain_takes_the_replica_out_and_resume_brings_it_back(replica: Replic
     status, answer, _ = replica.ask("resume", fence)
     assert (status, answer.outcome) == (0, "Succeeded")
     assert readiness.is_ready(str(replica.state))
-    assert (replica.state / RESET_FILE).exists()
+    assert (replica.state / RESTART_BUDGET_RESET_FILE).exists()
 
 
 def test_an_unusable_request_gets_its_reason(replica: Replica) -> None:

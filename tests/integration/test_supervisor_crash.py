@@ -67,7 +67,7 @@ class Rig:
             supervision=Supervision(mode=mode),
             sample_interval_s=0.02,
         )
-        self.config.write_bytes(supervisor_config.encode(config))
+        self.config.write_bytes(supervisor_config.encode_config(config))
 
     @contextmanager
     def engine(self) -> Iterator[subprocess.Popen[str]]:

@@ -100,7 +100,7 @@ class Hook:
         self.results: Counter[str] = Counter()
         reviewer = Reviewer(policies, Images("e", "s"), lambda one: self.results.update([one]))
         self.server = AdmissionServer(
-            reviewer.answer_bytes, lambda: self.results.update(["failed"])
+            reviewer.respond_to_bytes, lambda: self.results.update(["failed"])
         )
         self.port = free_port()
         now = datetime.datetime.now(datetime.UTC)

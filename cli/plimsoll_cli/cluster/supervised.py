@@ -48,7 +48,9 @@ def list_policy_pods(cluster: Cluster, policy: Object) -> list[Object]:
     """
     meta = policy["metadata"]
     try:
-        selector = LabelSelector.model_validate((policy.get("spec") or {}).get("selector")).query()
+        selector = LabelSelector.model_validate(
+            (policy.get("spec") or {}).get("selector")
+        ).to_query()
     except ValidationError as error:
         raise RunError(
             f"SupervisionPolicy {meta['name']}: spec.selector: {error.errors()[0]['msg']}"

@@ -57,7 +57,7 @@ class BudgetHistory:
             key: self.values.get(key) or deque(maxlen=MAX_HISTORY_VALUES) for key in fresh
         }
         for key, row in fresh.items():
-            self.values[key].append(row.spent)
+            self.values[key].append(row.consumed_percent)
 
 
 def show_rows(cluster: Cluster, output: Output, once: bool) -> None:
@@ -130,14 +130,14 @@ def make_cells(
     row: FleetRow, history: BudgetHistory | None, wide: bool, width: int, ascii_only: bool
 ) -> list[Cell]:
     """Return the cells of a row, without the trend if ``history`` is None."""
-    style = _choose_style(row.spent)
+    style = _choose_style(row.consumed_percent)
     made: list[Cell] = [
-        row.shown,
+        row.display_name,
         row.kind,
         f"{_format_count(row.ready)}/{_format_count(row.replicas)}",
     ]
     if width >= MIN_CHART_WIDTH:
-        share = None if row.spent is None else row.spent / 100
+        share = None if row.consumed_percent is None else row.consumed_percent / 100
         made.append(Text(draw_bar(share, BAR_WIDTH, ascii_only), style=style))
         if history is not None:
             trend = draw_sparkline(history.values[row.key], 12, ascii_only, low=0.0, high=100.0)

@@ -173,7 +173,7 @@ def _write_files(plan: SupervisorPlan) -> None:
         for command in (plan.engine, plan.supervisor):
             if command is not None:
                 command.log.write_bytes(b"")
-        config.write_bytes(supervisor_config.encode(plan.config))
+        config.write_bytes(supervisor_config.encode_config(plan.config))
     except OSError as error:
         raise _make_unusable_error(plan.root, error) from None
 

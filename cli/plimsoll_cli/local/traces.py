@@ -104,7 +104,7 @@ def compute_host_memory(samples: Iterable[Sample]) -> list[tuple[float, int]]:
 
 def _read_config(file: Path) -> SupervisorConfig:
     try:
-        return supervisor_config.decode(file.read_bytes())
+        return supervisor_config.decode_config(file.read_bytes())
     except OSError as error:
         raise UsageError(
             f"{file}: {error.strerror}: check that the service runs on this machine"

@@ -224,7 +224,7 @@ def main() -> None:
     )
     parser.add_argument("--config", required=True, help="WorkerConfig as JSON")
     arguments = parser.parse_args()
-    logs.configure()
+    logs.configure_logging()
     die_with_parent(os.getppid())
     # Ctrl-C reaches the whole process group, but the frontend decides when workers exit.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

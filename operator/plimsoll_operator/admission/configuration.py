@@ -46,7 +46,7 @@ class WebhookAddress:
             return host.rpartition(":")[0].strip("[]") or host
         return f"{self.service}.{self.namespace}.svc"
 
-    def client_config(self, bundle: bytes) -> Object:
+    def make_client_config(self, bundle: bytes) -> Object:
         """Return the webhook's ``clientConfig``, which trusts only certificates in ``bundle``."""
         trusted = {"caBundle": base64.b64encode(bundle).decode()}
         if self.url is not None:
@@ -59,12 +59,12 @@ def build_configuration(
     name: str, policies: Sequence[SupervisionPolicy], address: WebhookAddress, bundle: bytes
 ) -> Object:
     """Return the complete MutatingWebhookConfiguration for server-side apply."""
-    client = address.client_config(bundle)
+    client = address.make_client_config(bundle)
     own: list[SupervisionPolicy] = []
     shared: list[SupervisionPolicy] = []
     remaining_chars = MAX_SELECTORS_CHARS
     for policy in interleave_namespaces(policies):
-        size = len(json.dumps(policy.spec.selector.manifest()))
+        size = len(json.dumps(policy.spec.selector.to_manifest()))
         fits = len(own) < MAX_WEBHOOKS and size <= remaining_chars
         (own if fits else shared).append(policy)
         remaining_chars -= size if fits else 0
@@ -73,7 +73,7 @@ def build_configuration(
             f"{_make_webhook_name(one.metadata.namespace, one.metadata.name)}.pods.plimsoll.dev",
             client,
             [one.metadata.namespace],
-            one.spec.selector.manifest(),
+            one.spec.selector.to_manifest(),
         )
         for one in own
     ]

@@ -22,7 +22,7 @@ from plimsoll_operator.injection.policy import find_group, format_images, inject
 from plimsoll_operator.kinds import Object
 from plimsoll_operator.plans.injection import find_skip_reason, parse_injection
 from plimsoll_operator.render.containers import Images
-from plimsoll_operator.render.names import FIELD_MANAGER, MANAGED_BY
+from plimsoll_operator.render.names import FIELD_MANAGER, MANAGED_BY_LABEL
 
 
 class _CachedPolicy(NamedTuple):
@@ -72,7 +72,7 @@ class PolicyCache:
         matching = find_matching_policies(self._ordered.get(namespace, ()), labels)
         return matching[0] if matching else None
 
-    def status(self, policy: SupervisionPolicy) -> Object:
+    def get_status(self, policy: SupervisionPolicy) -> Object:
         """Return the last known status of ``policy``."""
         cached = self._known.get(policy.metadata.namespace, {}).get(policy.metadata.name)
         return cached.status if cached else {}
@@ -107,13 +107,13 @@ class Reviewer:
         self._tries: dict[tuple[str, str], dict[str, float]] = {}
         self._lock = threading.Lock()
 
-    def answer_bytes(self, body: bytes) -> bytes:
+    def respond_to_bytes(self, body: bytes) -> bytes:
         """Return the JSON response to a JSON review. Raises ValueError if ``body`` is not JSON."""
         if is_nested_deeper(body, MAX_DEPTH):  # beyond this depth, a thread's stack would overflow
             raise ValueError(f"the body is nested more than {MAX_DEPTH} levels deep")
-        return json.dumps(self.answer(json.loads(body))).encode()
+        return json.dumps(self.respond(json.loads(body))).encode()
 
-    def answer(self, review: Any) -> Object:
+    def respond(self, review: Any) -> Object:
         """Return the response to an AdmissionReview. On any error, it allows the pod unchanged."""
         request = review.get("request") if isinstance(review, dict) else None
         uid = request.get("uid", "") if isinstance(request, dict) else ""
@@ -139,7 +139,7 @@ class Reviewer:
         labels = pod["metadata"].get("labels") or {}
         policy = self._policies.find(request["namespace"], labels)
         if policy is None or (
-            labels.get(SERVICE_LABEL) and labels.get(MANAGED_BY) == FIELD_MANAGER
+            labels.get(SERVICE_LABEL) and labels.get(MANAGED_BY_LABEL) == FIELD_MANAGER
         ):
             return "unselected"
         admitted = inject_pod(pod, policy, self._images)
@@ -180,7 +180,7 @@ class Reviewer:
         replica = find_group(request["object"]["metadata"]) or str(request["uid"])
         if replica in tried:
             return ""
-        state = parse_injection(self._policies.status(policy))
+        state = parse_injection(self._policies.get_status(policy))
         why = find_skip_reason(policy, state, images, len(tried), self._limit)
         if not why and not (state is not None and state.proven) and not request.get("dryRun"):
             self._tries[key] = tried | {replica: now}

@@ -100,13 +100,13 @@ class AdmissionServer:
         if len(self._open) >= MAX_CONNECTIONS:
             self._close(next(iter(self._open)))
         handler = make()
-        self._on_activity(handler, HEAD_TIMEOUT_S)
+        self._extend_deadline(handler, HEAD_TIMEOUT_S)
         self._close_when_idle(handler)
         return handler
 
-    def _on_activity(self, handler: RequestHandler, for_s: float) -> None:
+    def _extend_deadline(self, handler: RequestHandler, idle_s: float) -> None:
         self._open.pop(handler, None)
-        self._open[handler] = asyncio.get_running_loop().time() + for_s
+        self._open[handler] = asyncio.get_running_loop().time() + idle_s
 
     def _close_when_idle(self, handler: RequestHandler) -> None:
         loop = asyncio.get_running_loop()
@@ -123,7 +123,7 @@ class AdmissionServer:
 
     async def _respond(self, request: web.Request) -> web.Response:
         """Respond to a review. After :data:`RESPONSE_TIMEOUT_S`, respond with an error."""
-        self._on_activity(request.protocol, IDLE_TIMEOUT_S)
+        self._extend_deadline(request.protocol, IDLE_TIMEOUT_S)
         try:
             async with asyncio.timeout(RESPONSE_TIMEOUT_S):
                 async with self._bodies:
@@ -184,7 +184,9 @@ class AdmissionWebhook:
         self._folder = Path(tempfile.mkdtemp(prefix="plimsoll-webhook-"))
         self._port = webhook.port
         review = Reviewer(policies, config.images, tally.count_admitted, config.max_waiting_pods)
-        self._server = AdmissionServer(review.answer_bytes, partial(tally.count_admitted, "failed"))
+        self._server = AdmissionServer(
+            review.respond_to_bytes, partial(tally.count_admitted, "failed")
+        )
         self._upkeep = WebhookUpkeep(
             api, policies, webhook, config, leading, self._folder, tally, watch.is_current
         )
@@ -219,7 +221,7 @@ class AdmissionWebhook:
             "admission-upkeep": self._upkeep.run,
         }
         for name, part in parts.items():
-            supervised = partial(background.keep, name, part, needed=False)
+            supervised = partial(background.keep_running, name, part, needed=False)
             self._tasks.append(asyncio.create_task(supervised()))
 
     async def stop(self) -> None:

@@ -63,11 +63,11 @@ class WebhookMetrics(Protocol):
     def count_admitted(self, result: str, count: int = 1) -> None:
         """Increase the number of reviews with ``result`` by ``count``."""
 
-    def set_certificate_expiry(self, secret: str, expires_s: float) -> None:
-        """Set the expiry time of the certificate in ``secret``, in Unix seconds."""
+    def set_certificate_expiry(self, secret: str, expires_at_s: float) -> None:
+        """Set the time at which the certificate in ``secret`` expires, in Unix seconds."""
 
-    def add_webhook_health(self, secret: str, problem: Callable[[], str | None]) -> None:
-        """Add the metric of the webhook's health. ``problem`` returns None while it is healthy."""
+    def add_webhook_health(self, secret: str, find_problem: Callable[[], str | None]) -> None:
+        """Add the metric of the webhook's health. ``find_problem`` returns None if all is well."""
 
 
 class WebhookUpkeep:
@@ -206,17 +206,17 @@ class WebhookUpkeep:
             self._before = (self._source.bundle, self._now() + BUNDLE_OVERLAP)
         self._source = source
 
-    async def _configure(self, source: Certificate, check: bool) -> None:
+    async def _configure(self, source: Certificate, force_check: bool) -> None:
         """Update the configuration if this is the leader, and read which bundle it trusts.
 
-        With ``check``, the live configuration is read even if nothing changed.
+        With ``force_check``, the live configuration is read even if nothing changed.
         """
         policies, bundle = self._policies.list_all(), source.bundle
         if self._before is not None and self._now() < self._before[1]:
             bundle += self._before[0]
         wanted = build_configuration(self._webhook.name, policies, self._address, bundle)
         may_write = self._leading() and self._known()
-        if not (may_write and wanted != self._written) and not check:
+        if not (may_write and wanted != self._written) and not force_check:
             return
         live = await self._api.get(CONFIGURATION_KIND, "", self._webhook.name)
         if may_write and (live is None or not has_equal_webhooks(wanted, live)):
@@ -290,9 +290,9 @@ def _read_certificate(secret: Object | None, name: str) -> tuple[Certificate | N
     return certificate, ""
 
 
-def is_bundle_trusted(present: Object, bundle: bytes) -> bool:
-    """Report whether every webhook of a configuration trusts every certificate in ``bundle``."""
-    clients = [webhook.get("clientConfig") or {} for webhook in present.get("webhooks") or ()]
+def is_bundle_trusted(live: Object, bundle: bytes) -> bool:
+    """Report whether every webhook of the live configuration trusts all of ``bundle``."""
+    clients = [webhook.get("clientConfig") or {} for webhook in live.get("webhooks") or ()]
     wanted = set(split_bundle(bundle))
     bundles = {client.get("caBundle") or "" for client in clients}
     return all(wanted <= set(split_bundle(base64.b64decode(trusted))) for trusted in bundles)

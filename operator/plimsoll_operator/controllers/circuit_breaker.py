@@ -84,13 +84,13 @@ class CircuitBreaker:
                 log.warning("circuit breaker: a request failed: %s", str(error) or repr(error))
 
     async def run_once(self) -> None:
-        """Decide once and apply the decision. Do nothing if nothing changed and nothing is due."""
+        """Decide once and apply the decision. If nothing changed and nothing is due, do nothing."""
         changes, now = self._store.changes, self._clock()
         versions = (changes[LEASE.kind], changes[INCIDENT.kind])
         if versions == self._changes and not self.last.close and now < self._next:
             return
         leases = self._store.list_kind(LEASE.kind)
-        dead, overlong = self._observe(leases, now)
+        dead, overlong = self._find_expired_leases(leases, now)
         incidents = self._store.list_kind(INCIDENT.kind)
         self.last = allocate_slots(leases, incidents, self._limit, dead, overlong, self._last_turn)
         self._expire_grants(now)
@@ -106,8 +106,8 @@ class CircuitBreaker:
         await asyncio.gather(*(self._reopen(lease) for lease in self.last.reopen))
         self._changes = versions
 
-    def _observe(self, leases: list[Object], now: float) -> tuple[set[str], set[str]]:
-        """Return the UIDs of Leases with a dead holder, and of Leases held for too long."""
+    def _find_expired_leases(self, leases: list[Object], now: float) -> tuple[set[str], set[str]]:
+        """Return the UIDs of Leases with a dead holder, and those of Leases held for too long."""
         dead: set[str] = set()
         overlong: set[str] = set()
         fresh, due = {}, math.inf
@@ -138,7 +138,7 @@ class CircuitBreaker:
         return dead, overlong
 
     def _expire_grants(self, now: float) -> None:
-        """Revoke unused grants while other services are waiting for a slot."""
+        """Revoke grants that no supervisor has used, if other services are waiting for a slot."""
         opened = {lease["metadata"]["uid"] for lease in self.last.granted}
         self._opened = {uid: self._opened.get(uid, now) for uid in opened}
         if not self.last.asking:

@@ -10,7 +10,11 @@ from dataclasses import dataclass, field, replace
 from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_operator.config import Config
 from plimsoll_operator.controllers.pods import read_pod_events, reconcile_pods
-from plimsoll_operator.controllers.reconciler import Reconciler, find_earliest_s, get_current_time
+from plimsoll_operator.controllers.reconciler import (
+    Reconciler,
+    find_shortest_delay_s,
+    get_current_time,
+)
 from plimsoll_operator.controllers.writes import ClaimModeCache
 from plimsoll_operator.fleet.figures import list_service_peers
 from plimsoll_operator.fleet.learned import HOUR_S
@@ -178,7 +182,7 @@ class InferenceServiceController(Reconciler[_Observation]):
         (self.suspects.add if "suspectRevision" in wanted else self.suspects.discard)(key)
         verdicts = wanted.get("verdicts") or []
         self.verdicts[key] = [("", one) for one in verdicts]
-        return wanted, find_earliest_s(
+        return wanted, find_shortest_delay_s(
             next_s, clocks.publish if may_change_with_time(verdicts) else None
         )
 

@@ -14,7 +14,7 @@ from plimsoll_operator.config import DEFAULT_INTERVALS, Config, Intervals
 from plimsoll_operator.fleet.group_loops import GroupStarts
 from plimsoll_operator.fleet.incidents import find_surplus_incidents, plan_incidents
 from plimsoll_operator.fleet.pods import (
-    MIN_CREATING_S,
+    MIN_AGE_FOR_EVENTS_S,
     PodView,
     compute_next_change_s,
     compute_seconds_between,
@@ -26,7 +26,7 @@ from plimsoll_operator.runtime.client import Api, ApiError
 
 log = logging.getLogger(__name__)
 
-DELETION_MANAGER = "plimsoll-operator-incidents"
+DELETION_FIELD_MANAGER = "plimsoll-operator-incidents"
 """Field manager of an incident's annotation :data:`OWNER_DELETED_ANNOTATION`."""
 OWNER_DELETED_ANNOTATION = "plimsoll.dev/owner-gone-at"
 """Annotation of an incident: when its service or policy was first found deleted (RFC 3339)."""
@@ -49,7 +49,9 @@ async def reconcile_pods(
     incidents = await _delete_surplus(api, store, key, incidents, now, config)
     for one in incidents:
         if _read_deletion_time(one):  # the owner exists again
-            await _apply_incident(api, store, _make_deletion_patch(one), manager=DELETION_MANAGER)
+            await _apply_incident(
+                api, store, _make_deletion_patch(one), manager=DELETION_FIELD_MANAGER
+            )
     changes = plan_incidents(item, pods, incidents, now, groups)
     for incident in changes.new:
         identity = {name: value for name, value in incident.items() if name != "status"}
@@ -82,7 +84,7 @@ async def retain_incidents(
             )
         except (ValueError, OverflowError):
             await _apply_incident(
-                api, store, _make_deletion_patch(incident, now), manager=DELETION_MANAGER
+                api, store, _make_deletion_patch(incident, now), manager=DELETION_FIELD_MANAGER
             )
             left = config.clocks.orphans
         if left > 0.0:
@@ -161,7 +163,7 @@ async def read_pod_events(
     events: dict[str, list[Object]] = {}
     for pod in pods:
         age_s = pod.measure_creating_s(now)
-        if age_s is None or age_s < MIN_CREATING_S or len(events) == MAX_PODS_WITH_EVENTS:
+        if age_s is None or age_s < MIN_AGE_FOR_EVENTS_S or len(events) == MAX_PODS_WITH_EVENTS:
             continue
         requeue_s.append(clocks.creating_again)
         try:

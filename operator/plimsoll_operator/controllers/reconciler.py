@@ -47,9 +47,9 @@ def get_current_time() -> str:
     return format_rfc3339(time.time())
 
 
-def find_earliest_s(*due_s: float | None) -> float | None:
-    """Return the shortest delay that is not None; None if there is none."""
-    return min((delay_s for delay_s in due_s if delay_s is not None), default=None)
+def find_shortest_delay_s(*delays_s: float | None) -> float | None:
+    """Return the shortest delay in seconds; None if every delay is None."""
+    return min((delay_s for delay_s in delays_s if delay_s is not None), default=None)
 
 
 class Reconciler(ABC, Generic[Observation]):
@@ -108,7 +108,7 @@ class Reconciler(ABC, Generic[Observation]):
         before = item.get("status")
         if wanted != before and await write_status(self._api, self._store, self.KIND, item, wanted):
             await self._recorder.write(item, self.list_notices(before or {}, wanted))
-        if (due_s := find_earliest_s(*requeue_s, next_s)) is not None:
+        if (due_s := find_shortest_delay_s(*requeue_s, next_s)) is not None:
             self._later(key, due_s)
         if error:
             raise error
@@ -146,7 +146,7 @@ class Reconciler(ABC, Generic[Observation]):
         """
         incidents, figures = self._list_incidents(key), self._scraper.get_latest(key)
         files = {PEERS_FILE: self._peers.make_text(key, replicas, incidents, figures)}
-        if memory.learns:
+        if memory.has_auto_budget:
             before = str(((published or {}).get("data") or {}).get(LEARNED_FILE) or "")
             now = parse_rfc3339(self._clock())
             files[LEARNED_FILE] = make_learned_file(before, replicas, incidents, figures, now)

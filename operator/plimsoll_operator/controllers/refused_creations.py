@@ -19,7 +19,7 @@ from plimsoll_operator.fleet.refused_creations import (
     RefusedCreation,
     find_owner_kind,
     find_supervisor_refusal,
-    read_event,
+    parse_refusal_event,
 )
 from plimsoll_operator.kinds import EVENT, Key, Object
 from plimsoll_operator.render.containers import Images
@@ -126,9 +126,11 @@ class RefusedCreations:
         refused: list[tuple[RefusedCreation, Object]] = []
         for events in EVENT_KINDS:
             count = 0
-            async for page, _ in self._api.pages(events, namespace):
+            async for page, _ in self._api.list_pages(events, namespace):
                 count += len(page)
-                refused += [(one, event) for event in page if (one := read_event(event)) and one.at]
+                refused += [
+                    (one, event) for event in page if (one := parse_refusal_event(event)) and one.at
+                ]
                 if count >= MAX_EVENTS_PER_READ:
                     break
         return refused

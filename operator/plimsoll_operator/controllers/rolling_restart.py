@@ -16,7 +16,7 @@ from plimsoll_operator.fleet.selected_pods import SupervisionState
 from plimsoll_operator.fleet.workloads import Workload
 from plimsoll_operator.kinds import Key, Kind
 from plimsoll_operator.plans.rolling_restart import (
-    REQUESTED_MESSAGE,
+    RESTART_REQUESTED_MESSAGE,
     ROLLOUT_FIELD_MANAGER,
     STOPPED_MESSAGE,
     SUSPECT_REVISION_MESSAGE,
@@ -47,7 +47,7 @@ class _WorkloadCheck(NamedTuple):
 
     @property
     def is_requested(self) -> bool:
-        return self.text == REQUESTED_MESSAGE
+        return self.text == RESTART_REQUESTED_MESSAGE
 
 
 class RollingRestarts:
@@ -169,7 +169,7 @@ class RollingRestarts:
                 return "the workload no longer exists", False
             live |= {"apiVersion": kind.api_version, "kind": kind.kind}
             if is_requested(live, policy, trial):
-                return REQUESTED_MESSAGE, False
+                return RESTART_REQUESTED_MESSAGE, False
             if obstacle := find_restart_obstacle(live, policy):
                 return obstacle, False
             log.info(
@@ -186,4 +186,4 @@ class RollingRestarts:
             if not error.is_lasting:
                 raise
             return f"the API server refused the restart: {error.message}"[:MAX_SAID], False
-        return REQUESTED_MESSAGE, True
+        return RESTART_REQUESTED_MESSAGE, True

@@ -137,12 +137,12 @@ class PolicyPods:
             name for name, version in present.items()
             if name not in read or read[name].is_stale(version, now)
         ]  # fmt: skip
-        kind = replace(POD, selector=policy.spec.selector.query(), page=PODS_PER_PAGE)
+        kind = replace(POD, selector=policy.spec.selector.to_query(), page=PODS_PER_PAGE)
         for one in [""] if len(stale) > MAX_SINGLE_READS else stale:
             read.pop(one, None)
-            async for page, _ in self._api.pages(kind, key.namespace, one):
+            async for page, _ in self._api.list_pages(kind, key.namespace, one):
                 for pod in page:
-                    self._cache(known, read, policy, pod)
+                    self._cache_pod(known, read, policy, pod)
                     await asyncio.sleep(0)  # let the webhook run, which shares this loop
         pods = [read[name] for name in sorted(present) if name in read]
         addresses = {
@@ -151,7 +151,7 @@ class PolicyPods:
         }  # fmt: skip
         return tuple(one.pod for one in pods), addresses
 
-    def _cache(
+    def _cache_pod(
         self,
         known: _NamespacePods,
         read: dict[str, _CachedPod],
@@ -159,7 +159,7 @@ class PolicyPods:
         pod: Object,
     ) -> None:
         meta = pod["metadata"]
-        names = _selecting_policies(known.policies, pod)
+        names = _list_selecting_policies(known.policies, pod)
         if policy.metadata.name in names:
             summary = summarize(pod, policy, names, self._images, now := self._clock())
             read[meta["name"]] = _CachedPod(
@@ -171,14 +171,14 @@ class PolicyPods:
             known.present = {
                 one["metadata"]["name"]: (one["metadata"]["resourceVersion"], names)
                 for one in items
-                if (names := _selecting_policies(known.policies, one))
+                if (names := _list_selecting_policies(known.policies, one))
             }
             known.listed = True
             self._notify_later(namespace, (one.metadata.name for one in known.policies))
 
         def seen(item: Object, gone: bool) -> None:
             meta = item["metadata"]
-            names = [] if gone else _selecting_policies(known.policies, item)
+            names = [] if gone else _list_selecting_policies(known.policies, item)
             _, before = known.present.pop(meta["name"], ("", []))
             if names:
                 known.present[meta["name"]] = (meta["resourceVersion"], names)
@@ -200,7 +200,7 @@ class PolicyPods:
         self._changed(key)
 
 
-def _selecting_policies(policies: Iterable[SupervisionPolicy], pod: Object) -> list[str]:
+def _list_selecting_policies(policies: Iterable[SupervisionPolicy], pod: Object) -> list[str]:
     """Return the names of the policies that select the pod, oldest first."""
     labels = pod["metadata"].get("labels") or {}
     return [one.metadata.name for one in find_matching_policies(policies, labels)]

@@ -12,7 +12,11 @@ from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_api.workloads import WorkloadRef
 from plimsoll_operator.config import Config
 from plimsoll_operator.controllers.pods import read_pod_events, reconcile_pods
-from plimsoll_operator.controllers.reconciler import Reconciler, find_earliest_s, get_current_time
+from plimsoll_operator.controllers.reconciler import (
+    Reconciler,
+    find_shortest_delay_s,
+    get_current_time,
+)
 from plimsoll_operator.controllers.refused_creations import RefusedCreations
 from plimsoll_operator.controllers.rolling_restart import RollingRestarts
 from plimsoll_operator.controllers.selected_pods import PolicyPods
@@ -204,7 +208,7 @@ class PolicyController(Reconciler[_Observation]):
             (name, one) for name in shown for one in shown[name].get("verdicts") or ()
         ]
         again_s = clocks.publish if may_change_with_time(one for _, one in verdicts) else None
-        return wanted, find_earliest_s(next_s, again_s)
+        return wanted, find_shortest_delay_s(next_s, again_s)
 
     def list_notices(self, before: Object, wanted: Object) -> Iterable[Notice]:
         """Return the Events for suspect revisions and for a stopped injection."""

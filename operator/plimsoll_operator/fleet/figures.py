@@ -25,13 +25,13 @@ from plimsoll_api.memory_contract import MemoryNeeds
 from plimsoll_api.memory_policy import NEAR_LIMIT_RATIO
 from plimsoll_api.names import UNREADY_MANUAL
 from plimsoll_api.peers import (
-    MAX_AGE_S,
+    MAX_BASELINE_AGE_S,
     MAX_PEER_GROWTH_BYTES,
+    MAX_PEER_REQUESTS,
     MAX_PEERS,
-    MAX_REQUESTS,
     Peer,
     PeerGrowth,
-    encode,
+    encode_peers,
 )
 from plimsoll_api.state import SignalReason
 from plimsoll_operator.config import DEFAULT_INTERVALS
@@ -43,7 +43,7 @@ PERCENT_STEP = 5
 """Step of the percentages in a status. A status that followed every sample would be written
 constantly."""
 
-MAX_RATIO = 1e9
+MAX_CONSUMED_RATIO = 1e9
 """Maximum consumed share, so that its percentage fits into the status. A replica of 1 GB with the
 smallest budget, one byte, has this share."""
 
@@ -60,13 +60,13 @@ NEAR_LIMIT_EXIT_RATIO = NEAR_LIMIT_RATIO - 0.03
 ENGINE_SIGNAL = "engine"
 SIGNALS = (ENGINE_SIGNAL, "host", "metrics", "device", "shared_memory")
 """Signals that a supervisor needs from its engine, most important first."""
-REASONS = frozenset(SignalReason)
-UNKNOWN_REASON = "SignalMissing"
+SIGNAL_REASONS = frozenset(SignalReason)
+UNKNOWN_SIGNAL_REASON = "SignalMissing"
 """Reason for a missing signal if its supervisor reports none."""
-MAX_BYTES_PER_S = float(1 << 40)
-MAX_LEFT_S = 3.2e9
+MAX_LEAK_BYTES_PER_S = float(1 << 40)
+MAX_FORECAST_S = 3.2e9
 """Maximum number of seconds until a limit is reached: a century. Slower growth has no forecast."""
-SEGMENTS = frozenset(segment.value for segment in Segment)
+SEGMENT_NAMES = frozenset(segment.value for segment in Segment)
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class SupervisorFigures:
         return any(signal == ENGINE_SIGNAL for signal, _ in self.missing_signals or ())
 
 
-_SAMPLE = re.compile(
+_SAMPLE_PATTERN = re.compile(
     rb"^(plimsoll_memory_budget_consumed_ratio|plimsoll_restart_budget_remaining"
     rb"|plimsoll_supervisor_out_of_service|plimsoll_signal_age_seconds"
     rb"|plimsoll_supervisor_signal_missing|plimsoll_cgroup_memory_limit_ratio"
@@ -142,15 +142,15 @@ _LEAK_RATE_METRIC = b"plimsoll_memory_slow_leak_bytes_per_second"
 _LEAK_LIMIT_METRIC = b"plimsoll_memory_slow_leak_limit_seconds"
 _SLOW_LEAK_METRICS = {
     _LEAK_METRIC: 1.0,
-    _LEAK_RATE_METRIC: MAX_BYTES_PER_S,
-    _LEAK_LIMIT_METRIC: MAX_LEFT_S,
+    _LEAK_RATE_METRIC: MAX_LEAK_BYTES_PER_S,
+    _LEAK_LIMIT_METRIC: MAX_FORECAST_S,
 }
 """Metrics of slow leaks, each with its maximum value."""
 
 _GROWTH_METRICS = {
     b"plimsoll_memory_unexplained_bytes": MAX_PEER_GROWTH_BYTES,
-    b"plimsoll_memory_baseline_age_seconds": MAX_AGE_S,
-    b"plimsoll_memory_baseline_requests": MAX_REQUESTS,
+    b"plimsoll_memory_baseline_age_seconds": MAX_BASELINE_AGE_S,
+    b"plimsoll_memory_baseline_requests": MAX_PEER_REQUESTS,
 }
 """Metrics of growth in the order of the fields of :class:`PeerGrowth`, each with its maximum
 value."""
@@ -172,17 +172,17 @@ _NEEDS_METRICS = {
 """Metrics of the memory needs, each with its maximum value, in the order of the fields of
 :class:`MemoryNeeds`."""
 
-_WINDOW_LABEL = re.compile(rb'(?:^|,)\s{0,8}window="([0-9]{1,4})h"')
+_WINDOW_LABEL_PATTERN = re.compile(rb'(?:^|,)\s{0,8}window="([0-9]{1,4})h"')
 
-_SEGMENT_LABEL = re.compile(rb'(?:^|,)\s{0,8}segment="([a-z_]{1,63})"')
+_SEGMENT_LABEL_PATTERN = re.compile(rb'(?:^|,)\s{0,8}segment="([a-z_]{1,63})"')
 
-_MANUAL_LABEL = re.compile(rb'(?:^|,)\s{0,8}reason="%b"' % UNREADY_MANUAL.encode())
+_MANUAL_LABEL_PATTERN = re.compile(rb'(?:^|,)\s{0,8}reason="%b"' % UNREADY_MANUAL.encode())
 
-_SIGNAL_LABEL = re.compile(rb'(?:^|,)\s{0,8}signal="([a-z_]{1,32})"')
+_SIGNAL_LABEL_PATTERN = re.compile(rb'(?:^|,)\s{0,8}signal="([a-z_]{1,32})"')
 
-_REASON_LABEL = re.compile(rb'(?:^|,)\s{0,8}reason="([A-Za-z]{1,64})"')
+_REASON_LABEL_PATTERN = re.compile(rb'(?:^|,)\s{0,8}reason="([A-Za-z]{1,64})"')
 
-_KIND_LABEL = re.compile(rb'(?:^|,)\s{0,8}kind="(host|device)"')
+_KIND_LABEL_PATTERN = re.compile(rb'(?:^|,)\s{0,8}kind="(host|device)"')
 
 
 def parse_figures(page: bytes) -> SupervisorFigures:
@@ -201,40 +201,40 @@ def parse_figures(page: bytes) -> SupervisorFigures:
     limit: float | None = None
     ages: dict[str, float | None] = {}
     reasons: dict[str, str] = {}
-    for name, labels, text in _SAMPLE.findall(page):
+    for name, labels, text in _SAMPLE_PATTERN.findall(page):
         if name == b"plimsoll_restart_budget_remaining":
             restarts = _parse_number(text, MAX_RESTARTS)
         elif name == b"plimsoll_supervisor_out_of_service":
-            manual = _parse_number(text, 1.0) if _MANUAL_LABEL.search(labels) else manual
+            manual = _parse_number(text, 1.0) if _MANUAL_LABEL_PATTERN.search(labels) else manual
         elif name == b"plimsoll_cgroup_memory_limit_ratio":
-            limit = _parse_number(text, MAX_RATIO)
+            limit = _parse_number(text, MAX_CONSUMED_RATIO)
         elif name == b"plimsoll_signal_age_seconds":
-            if signal := _SIGNAL_LABEL.search(labels):
-                ages[signal[1].decode()] = _parse_number(text, MAX_LEFT_S)
+            if signal := _SIGNAL_LABEL_PATTERN.search(labels):
+                ages[signal[1].decode()] = _parse_number(text, MAX_FORECAST_S)
         elif name == b"plimsoll_supervisor_signal_missing":
-            if (signal := _SIGNAL_LABEL.search(labels)) and (
-                reason := _REASON_LABEL.search(labels)
+            if (signal := _SIGNAL_LABEL_PATTERN.search(labels)) and (
+                reason := _REASON_LABEL_PATTERN.search(labels)
             ):
                 reasons[signal[1].decode()] = reason[1].decode()
-        elif not (kind := _KIND_LABEL.search(labels)):
+        elif not (kind := _KIND_LABEL_PATTERN.search(labels)):
             continue
         elif name in _GROWTH_METRICS:
             grown.setdefault(kind[1], {})[name] = _parse_number(text, _GROWTH_METRICS[name])
         elif name in _NEEDS_METRICS:
             needs.setdefault(kind[1], {})[name] = _parse_number(text, _NEEDS_METRICS[name])
         elif name in _LEARNED_METRICS:
-            window = _WINDOW_LABEL.search(labels)
+            window = _WINDOW_LABEL_PATTERN.search(labels)
             key = name, int(window[1]) if window else 0
             lessons.setdefault(kind[1], {})[key] = _parse_number(text, _LEARNED_METRICS[name])
         elif name in _SLOW_LEAK_METRICS:
-            found = _SEGMENT_LABEL.search(labels)
+            found = _SEGMENT_LABEL_PATTERN.search(labels)
             segment = found[1].decode() if found else ""
             slow.setdefault(name, {})[kind[1]] = (
                 _parse_number(text, _SLOW_LEAK_METRICS[name]),
                 segment,
             )
         else:
-            ratios[kind[1]] = _parse_number(text, MAX_RATIO)
+            ratios[kind[1]] = _parse_number(text, MAX_CONSUMED_RATIO)
     restarts_left = int(restarts) if restarts is not None and restarts.is_integer() else None
     return SupervisorFigures(
         host=ratios.get(b"host"),
@@ -264,8 +264,10 @@ def _find_missing_signals(
     if not any(age is not None for age in known.values()):
         return None
     lost = [signal for signal, age in known.items() if age is not None and age > SIGNAL_MISSING_S]
-    known_reasons = {signal: reason for signal, reason in reasons.items() if reason in REASONS}
-    return tuple((signal, known_reasons.get(signal, UNKNOWN_REASON)) for signal in lost)
+    known_reasons = {
+        signal: reason for signal, reason in reasons.items() if reason in SIGNAL_REASONS
+    }
+    return tuple((signal, known_reasons.get(signal, UNKNOWN_SIGNAL_REASON)) for signal in lost)
 
 
 def _make_peer_growth(values: Mapping[bytes, float | None]) -> PeerGrowth | None:
@@ -316,7 +318,7 @@ def _make_slow_leaks(
         rate, segment = values.get(_LEAK_RATE_METRIC, {}).get(kind, (None, ""))
         limit_s, _ = values.get(_LEAK_LIMIT_METRIC, {}).get(kind, (None, ""))
         if evaluated[kind] and rate is not None:
-            known = segment if segment in SEGMENTS else ""
+            known = segment if segment in SEGMENT_NAMES else ""
             leaks.append(SlowLeak(kind.decode(), known, rate, limit_s))
     return tuple(leaks)
 
@@ -401,7 +403,7 @@ def make_memory_status(figures: Mapping[str, SupervisorFigures]) -> dict[str, ob
     return status
 
 
-GROWTH_KINDS = ("HostGrowth", "DeviceGrowth")
+GROWTH_INCIDENT_KINDS = ("HostGrowth", "DeviceGrowth")
 UNKNOWN_FIGURES = SupervisorFigures()
 
 
@@ -410,7 +412,7 @@ def list_pods_with_growth(incidents: Iterable[Object]) -> set[str]:
     return {
         str(incident["spec"]["pod"])
         for incident in incidents
-        if incident["spec"]["kind"] in GROWTH_KINDS
+        if incident["spec"]["kind"] in GROWTH_INCIDENT_KINDS
         and (incident.get("status") or {}).get("phase") not in ENDED_PHASES
     }
 
@@ -431,7 +433,7 @@ def make_peers_file(peers: Sequence[Peer], suspected: Collection[str]) -> str:
     known.sort(key=lambda one: (one.pod not in suspected, one.pod))
     if len(known) < 2:
         return ""
-    return encode(sorted(known[:MAX_PEERS], key=lambda one: one.pod)).decode()
+    return encode_peers(sorted(known[:MAX_PEERS], key=lambda one: one.pod)).decode()
 
 
 def list_policy_peers(pods: Iterable[SelectedPod]) -> list[Peer]:

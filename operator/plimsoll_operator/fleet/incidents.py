@@ -80,7 +80,7 @@ def plan_incidents(
     ``groups`` are the multi-node groups of a policy.
     """
     changes = IncidentChanges()
-    _follow_groups(changes, service, groups, incidents, now)
+    _update_group_incidents(changes, service, groups, incidents, now)
     for pod in pods:
         for container in pod.containers:
             if container.name in (names.ENGINE, names.SUPERVISOR):
@@ -92,7 +92,7 @@ def plan_incidents(
         if _is_group_incident(one):
             continue
         pod_name = one["spec"]["pod"]
-        if not _has_its_pod(one, present.get(pod_name)):
+        if not _has_own_pod(one, present.get(pod_name)):
             _end_orphaned_incident(changes, one, now)
         elif ((one.get("status") or {}).get("revision") or 0) >= MAX_STATUS_WRITES:
             # A supervisor keeps its last write for the end, so another client used its token.
@@ -148,7 +148,7 @@ def _add_crash_loops(
         if _is_open(one)
         and (one["spec"]["kind"], one["spec"]["pod"]) == ("CrashLoop", pod.name)
         and one["spec"].get("container") == container.name
-        and _has_its_pod(one, pod)
+        and _has_own_pod(one, pod)
     ]  # fmt: skip
     name = _make_incident_name(pod.name, container, f"crashes-{container.restarts}")
     looping = container.is_backing_off and container.restarts >= MIN_CRASH_RESTARTS
@@ -175,7 +175,7 @@ def _is_group_incident(incident: Object) -> bool:
     return incident["spec"]["kind"] == "CrashLoop" and bool(incident["spec"].get("podGroup"))
 
 
-def _follow_groups(
+def _update_group_incidents(
     changes: IncidentChanges, policy: Object, groups: Sequence[GroupStarts],
     incidents: list[Object], now: str,
 ) -> None:  # fmt: skip
@@ -259,7 +259,7 @@ def _requests_replacement(incident: Object) -> bool:
     )
 
 
-def _has_its_pod(incident: Object, pod: PodView | None) -> bool:
+def _has_own_pod(incident: Object, pod: PodView | None) -> bool:
     """Report whether the incident's own pod exists. A later pod of the same name does not count.
 
     The creation times are compared, because the API server sets them.

@@ -20,8 +20,8 @@ from plimsoll_api.learned import (
     WINDOWS_H,
     LearnedMemory,
     LearnedWorkload,
-    decode,
-    encode,
+    decode_learned,
+    encode_learned,
     step_budget,
 )
 from plimsoll_api.peers import Peer
@@ -77,13 +77,13 @@ def make_learned_file(
             known[workload] = new
     newest = sorted(known.values(), key=lambda one: (-one.at, one.workload))[:MAX_LEARNED_WORKLOADS]
     kept = sorted(newest, key=lambda one: one.workload)
-    return encode(kept).decode() if kept else ""
+    return encode_learned(kept).decode() if kept else ""
 
 
 def _parse_learned_file(text: str) -> tuple[LearnedWorkload, ...]:
     """Parse a learned file; return nothing if it is invalid."""
     try:
-        return decode(text.encode()) if text else ()
+        return decode_learned(text.encode()) if text else ()
     except MalformedError:
         return ()
 

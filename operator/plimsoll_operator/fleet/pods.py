@@ -26,11 +26,11 @@ MIN_SETTLE_S = 30.0
 twice as long as the previous time."""
 PLANNED_EXIT_CODES = (0, 143)
 """Exit codes of a container that was stopped on request, for example for a planned restart."""
-MIN_CREATING_S = 10.0
-"""Age in seconds from which Events are read for a pod whose containers have not been created."""
-EVENT_VALID_S = 180.0
+MIN_AGE_FOR_EVENTS_S = 10.0
+"""Minimum age in seconds of a pod without containers for its Events to be read."""
+MAX_EVENT_AGE_S = 180.0
 """Age in seconds up to which an Event counts. The kubelet retries a volume within two minutes."""
-EVENT_REASONS = frozenset(
+CREATION_EVENT_REASONS = frozenset(
     {"FailedMount", "FailedAttachVolume", "FailedMapVolume", "FailedCreatePodSandBox"}
 )
 """Reasons of Events that explain why a container is not created."""
@@ -40,9 +40,9 @@ MAX_LOG_LINES = 3
 
 _CREATING_REASONS = frozenset({"ContainerCreating", "PodInitializing"})
 _PULL_REASONS = frozenset({"ErrImagePull", "ImagePullBackOff"})
-_PULL_PREFIX = re.compile(r'^Back-off pulling image "[^"]*": ErrImagePull: ')
-_ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
-_WORD = re.compile(r"[A-Za-z][A-Za-z0-9]{0,62}")
+_PULL_PREFIX_PATTERN = re.compile(r'^Back-off pulling image "[^"]*": ErrImagePull: ')
+_ANSI_ESCAPE_PATTERN = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+_WORD_PATTERN = re.compile(r"[A-Za-z][A-Za-z0-9]{0,62}")
 
 Events = Mapping[str, Sequence[Object]]
 """Events of pods that wait for a volume or a sandbox, by pod name."""
@@ -151,7 +151,7 @@ class Container:
                 make_printable_line(self.text),
             )
             if reason in _PULL_REASONS:  # the kubelet alternates between the two reasons
-                reason, text = "ImagePullBackOff", _PULL_PREFIX.sub("", text)
+                reason, text = "ImagePullBackOff", _PULL_PREFIX_PATTERN.sub("", text)
             message = f"{reason} ({text})" if text else reason
             return Cause(reason, message, blocking=reason not in _CREATING_REASONS)
         return Cause("NotReady", "the container is running but not ready", blocking=False)
@@ -315,8 +315,8 @@ def compute_next_change_s(pods: Iterable[PodView], now: str) -> float | None:
     due = []
     for pod in pods:
         creating_s = pod.measure_creating_s(now)
-        if creating_s is not None and creating_s < MIN_CREATING_S:
-            due.append(MIN_CREATING_S - creating_s)
+        if creating_s is not None and creating_s < MIN_AGE_FOR_EVENTS_S:
+            due.append(MIN_AGE_FOR_EVENTS_S - creating_s)
         for one in pod.containers:
             if one.running_since and one.required_run_s is not None and one.is_unsettled(now):
                 due.append(one.required_run_s - compute_seconds_between(one.running_since, now))
@@ -325,14 +325,15 @@ def compute_next_change_s(pods: Iterable[PodView], now: str) -> float | None:
 
 def make_printable_line(text: str, limit: int = MAX_CAUSE_CHARS) -> str:
     """Return the start of ``text`` as one printable line of at most ``limit`` characters."""
-    line = _remove_control_characters(_ANSI.sub("", text[: 8 * limit]))
+    line = _remove_control_characters(_ANSI_ESCAPE_PATTERN.sub("", text[: 8 * limit]))
     return line if len(line) <= limit else f"{line[: limit - 3].rstrip()}..."
 
 
 def join_last_lines(text: str, limit: int = MAX_CAUSE_CHARS) -> str:
     """Return the end of a log as one printable line of at most ``limit`` characters."""
     lines = [
-        _remove_control_characters(line) for line in _ANSI.sub("", text[-8 * limit :]).splitlines()
+        _remove_control_characters(line)
+        for line in _ANSI_ESCAPE_PATTERN.sub("", text[-8 * limit :]).splitlines()
     ]
     whole = " | ".join([line for line in lines if line][-MAX_LOG_LINES:])
     return whole if len(whole) <= limit else f"...{whole[3 - limit :].lstrip()}"
@@ -377,14 +378,16 @@ def _find_mount_failure(events: Sequence[Object]) -> Cause | None:
     None if no Event explains it. The kubelet words the same failure differently on each attempt.
     The alphabetically first of the recent messages is returned, so that the status stays the same.
     """
-    relevant = [one for one in events if one.get("reason") in EVENT_REASONS and one.get("message")]
+    relevant = [
+        one for one in events if one.get("reason") in CREATION_EVENT_REASONS and one.get("message")
+    ]
     if not relevant:
         return None
     newest = max(_get_event_time(one) for one in relevant)
     recent = [
         one
         for one in relevant
-        if not newest or compute_seconds_between(_get_event_time(one), newest) <= EVENT_VALID_S
+        if not newest or compute_seconds_between(_get_event_time(one), newest) <= MAX_EVENT_AGE_S
     ]
     reason, text = min(
         (str(one["reason"]), make_printable_line(str(one["message"]))) for one in recent
@@ -405,4 +408,4 @@ def _remove_control_characters(text: str) -> str:
 
 def _sanitize_reason(reason: object) -> str:
     text = str(reason)
-    return text if _WORD.fullmatch(text) else "ContainersNotReady"
+    return text if _WORD_PATTERN.fullmatch(text) else "ContainersNotReady"

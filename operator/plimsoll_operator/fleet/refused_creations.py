@@ -84,7 +84,7 @@ class RefusedCreation:
     node: str = ""
 
 
-def read_event(event: Object) -> RefusedCreation | None:
+def parse_refusal_event(event: Object) -> RefusedCreation | None:
     """Parse the Event of a rejected pod; None for any other failure."""
     reference, text = event.get("involvedObject") or {}, str(event.get("message") or "")
     node = RAY_CREATION_FAILED_REASONS.get(str(event.get("reason")), "")

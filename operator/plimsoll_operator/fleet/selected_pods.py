@@ -32,9 +32,9 @@ from plimsoll_operator.injection.policy import (
 )
 from plimsoll_operator.kinds import InvalidSpecError, Object, parse_object
 from plimsoll_operator.render.containers import Images, list_all_containers, list_native_sidecars
-from plimsoll_operator.render.names import FIELD_MANAGER, MANAGED_BY, PROBE, SUPERVISOR
+from plimsoll_operator.render.names import FIELD_MANAGER, MANAGED_BY_LABEL, PROBE, SUPERVISOR
 
-STUCK_AFTER_S = 30.0
+MIN_STUCK_AGE_S = 30.0
 """Age in seconds from which a pod can count as stuck. A registry may fail for a shorter time."""
 MAX_IMAGES_CHARS = 1026
 MAX_FAILED_STARTS = 2
@@ -163,10 +163,10 @@ def _find_memory_request(spec: Object) -> int | None:
 def compute_next_stuck_s(pods: Iterable[SelectedPod], now: str) -> float | None:
     """Return the seconds until the next pod counts as stuck unless it starts; None if none will."""
     due = [
-        STUCK_AFTER_S - age
+        MIN_STUCK_AGE_S - age
         for one in pods
         if one.view and one.view.created and not one.start.ran
-        if (age := compute_seconds_between(one.view.created, now)) < STUCK_AFTER_S
+        if (age := compute_seconds_between(one.view.created, now)) < MIN_STUCK_AGE_S
     ]
     return max(1.0, min(due)) if due else None
 
@@ -193,7 +193,7 @@ def _find_start_state(pod: Object, view: PodView, now: str) -> StartState:
         )
     if has_run or (SUPERVISOR in own_containers and own_containers[SUPERVISOR].started):
         return StartState(images, ran=True)
-    if not (view.created and now) or compute_seconds_between(view.created, now) < STUCK_AFTER_S:
+    if not (view.created and now) or compute_seconds_between(view.created, now) < MIN_STUCK_AGE_S:
         return StartState(images)
     for name, one in own_containers.items():
         cause = one.find_cause(now)
@@ -232,7 +232,7 @@ def _find_supervision_state(
     labels, annotations = meta.get("labels") or {}, meta.get("annotations") or {}
     if meta.get("deletionTimestamp") or (pod.get("status") or {}).get("phase") in ENDED_POD_PHASES:
         return SupervisionState.LEAVING, ""
-    if labels.get(SERVICE_LABEL) and labels.get(MANAGED_BY) == FIELD_MANAGER:
+    if labels.get(SERVICE_LABEL) and labels.get(MANAGED_BY_LABEL) == FIELD_MANAGER:
         return SupervisionState.REFUSED, (
             f"InferenceService {labels[SERVICE_LABEL]} supervises this pod: narrow the selector"
         )

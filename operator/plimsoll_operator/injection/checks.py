@@ -21,16 +21,19 @@ from plimsoll_operator.render.probe import PROBE_NAME as PROBE
 
 Object = dict[str, Any]
 
-VOLUME_PREFIX = "plimsoll-"
+SUPERVISOR_VOLUME_PREFIX = "plimsoll-"
 """Name prefix of the supervisor's volumes in a pod of another workload."""
 SUPERVISOR_VOLUME_SOURCES: dict[str, Object] = {
     "run": {"emptyDir": {"medium": "Memory", "sizeLimit": "64Mi"}},
     "state": {"emptyDir": {"sizeLimit": "256Mi"}},
     "tmp": {"emptyDir": {"sizeLimit": "64Mi"}},
 }
-CONFIG_VOLUME, TOKEN_VOLUME = f"{VOLUME_PREFIX}config", f"{VOLUME_PREFIX}token"
+CONFIG_VOLUME, TOKEN_VOLUME = (
+    f"{SUPERVISOR_VOLUME_PREFIX}config",
+    f"{SUPERVISOR_VOLUME_PREFIX}token",
+)
 SUPERVISOR_VOLUME_NAMES = frozenset(
-    {VOLUME_PREFIX + name for name in SUPERVISOR_VOLUME_SOURCES}
+    {SUPERVISOR_VOLUME_PREFIX + name for name in SUPERVISOR_VOLUME_SOURCES}
     | {CONFIG_VOLUME, TOKEN_VOLUME, PROBE, SOCKET_VOLUME}
 )
 SUPERVISOR_CONTAINER_NAMES = frozenset({names.SUPERVISOR, PROBE})

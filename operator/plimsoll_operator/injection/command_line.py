@@ -36,11 +36,11 @@ TOKEN_PATTERN = re.compile(
 """Pattern for separators and parts of words in a shell script. It matches in linear time."""
 ESCAPED_PATTERN = re.compile(r"\\([\\\"$`\n])")
 ASSIGNMENT_PATTERN = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
-SHELLS = frozenset({"sh", "bash", "dash", "ash", "zsh", "ksh", "busybox"})
-KEYWORDS = frozenset(
+SHELL_PROGRAMS = frozenset({"sh", "bash", "dash", "ash", "zsh", "ksh", "busybox"})
+SHELL_KEYWORDS = frozenset(
     {"if", "then", "else", "elif", "do", "while", "until", "!", "{", "}", "(", ")"}
 )
-WRAPPERS = split_words(
+WRAPPER_PROGRAMS = split_words(
     "exec|nohup|time|command|builtin|stdbuf|setsid|tini|dumb-init|catatonit|nice|ionice|"
     "timeout|env|sudo|numactl|taskset|chrt|gosu|su-exec|setpriv|uv|uvx|poetry|pipenv|conda|"
     "micromamba|nsys|xvfb-run|ddtrace-run|opentelemetry-instrument|mpirun|docker-|"
@@ -130,14 +130,16 @@ def _strip_setup(words: Sequence[str], line: CommandLine) -> list[str]:
     """
     rest = list(words)
     while rest:
-        if rest[0] in KEYWORDS:
+        if rest[0] in SHELL_KEYWORDS:
             rest = rest[1:]
         elif (match := ASSIGNMENT_PATTERN.fullmatch(rest[0])) is not None:
             line.variables[match[1]] = match[2]
             rest = rest[1:]
         elif rest[0] in ("export", "declare", "local", "readonly"):
             rest = [word for word in rest[1:] if ASSIGNMENT_PATTERN.fullmatch(word)]
-        elif get_program_name(rest[0]) in WRAPPERS and (inner := _find_wrapped_command(rest[1:])):
+        elif get_program_name(rest[0]) in WRAPPER_PROGRAMS and (
+            inner := _find_wrapped_command(rest[1:])
+        ):
             rest = inner
         else:
             break
@@ -164,7 +166,7 @@ def _find_inline_script(words: Sequence[str]) -> list[str] | None:
 
     Return None for any other command.
     """
-    if get_program_name(words[0]) not in SHELLS:
+    if get_program_name(words[0]) not in SHELL_PROGRAMS:
         return None
     at = 1
     if get_program_name(words[0]) == "busybox":
@@ -190,7 +192,7 @@ def _pop_mounted_script(words: Sequence[str], scripts: dict[str, str]) -> list[s
     would be parsed forever.
     """
     at = 0
-    if get_program_name(words[0]) in SHELLS:
+    if get_program_name(words[0]) in SHELL_PROGRAMS:
         at = next((at for at, one in enumerate(words) if at and one[:1] not in ("-", "+")), 0)
     text = scripts.pop(words[at], "")
     if (

@@ -16,7 +16,7 @@ from plimsoll_api.supervisor_config import (
     PodEngine,
     ServiceRef,
     SupervisorConfig,
-    encode,
+    encode_config,
 )
 from plimsoll_operator.injection.checks import parse_memory_limit
 from plimsoll_operator.injection.engine import EngineContainer
@@ -57,7 +57,7 @@ def make_config_map(
         "kind": "ConfigMap",
         "metadata": make_metadata(names.make_supervisor_name(name), namespace),
         # Indented JSON is easier to review in a file.
-        "data": {CONFIG_FILE: msgspec.json.format(encode(config), indent=2).decode() + "\n"},
+        "data": {CONFIG_FILE: msgspec.json.format(encode_config(config), indent=2).decode() + "\n"},
     }
 
 

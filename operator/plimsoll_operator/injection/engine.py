@@ -47,7 +47,7 @@ BACKEND_FLAGS = ("--backend", "--engine", "--kind", "--framework")
 """Options that select a server's engine, for example in KServe's huggingfaceserver."""
 CLIENT_OPTION_PATTERN = re.compile(r"--(base[-_]url|url|endpoint|target|dataset|num[-_]prompts)\b")
 """Options of clients that send requests to a server."""
-RAY_PORTS = frozenset({"gcs", "gcs-server", "redis", "dashboard"})
+RAY_PORT_NAMES = frozenset({"gcs", "gcs-server", "redis", "dashboard"})
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ def _is_ray(container: Object, line: CommandLine, image: str) -> bool:
     """Report whether a container starts Ray, in which the engine is started later."""
     ports = {str(one.get("name")) for one in container.get("ports") or ()}
     runs = any(command_line.get_program_name(words[0]) == "ray" for words in line.commands)
-    return runs or bool(ports & RAY_PORTS) or "ray" in re.split(r"[^a-z0-9]+", image)
+    return runs or bool(ports & RAY_PORT_NAMES) or "ray" in re.split(r"[^a-z0-9]+", image)
 
 
 def find_engine(

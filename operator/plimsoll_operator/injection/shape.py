@@ -10,21 +10,21 @@ Object = dict[str, Any]
 TypeShape = Any
 """A type, a dict of fields with their shapes, or a list with the shape of its items."""
 
-TEXT_LIST = [str]
-NAMED_LIST = [{"name": str}]
-MOUNTED_FILES = {"name": str, "items": [{"key": str, "path": str}]}
-PROBE_SHAPE = {"httpGet": {"scheme": str, "path": str}, "exec": {"command": TEXT_LIST}}
+STRING_LIST_SHAPE = [str]
+NAMED_LIST_SHAPE = [{"name": str}]
+MOUNTED_FILES_SHAPE = {"name": str, "items": [{"key": str, "path": str}]}
+PROBE_SHAPE = {"httpGet": {"scheme": str, "path": str}, "exec": {"command": STRING_LIST_SHAPE}}
 CONTAINER_SHAPE = {
     "name": str,
     "image": str,
-    "command": TEXT_LIST,
-    "args": TEXT_LIST,
+    "command": STRING_LIST_SHAPE,
+    "args": STRING_LIST_SHAPE,
     "env": [{"name": str, "value": str, "valueFrom": {}}],
     "envFrom": [{"configMapRef": {"name": str}, "secretRef": {}, "prefix": str}],
     "ports": [{"name": str}],
     "volumeMounts": [{"name": str, "mountPath": str, "subPath": str}],
     "resources": {"limits": {}, "requests": {}},
-    "securityContext": {"capabilities": {"add": TEXT_LIST, "drop": TEXT_LIST}},
+    "securityContext": {"capabilities": {"add": STRING_LIST_SHAPE, "drop": STRING_LIST_SHAPE}},
     "lifecycle": {"preStop": PROBE_SHAPE, "postStart": PROBE_SHAPE},
     "startupProbe": PROBE_SHAPE,
     "readinessProbe": PROBE_SHAPE,
@@ -38,12 +38,12 @@ POD_SHAPE = {
     "volumes": [
         {
             "name": str,
-            "configMap": MOUNTED_FILES,
-            "projected": {"sources": [{"configMap": MOUNTED_FILES}]},
+            "configMap": MOUNTED_FILES_SHAPE,
+            "projected": {"sources": [{"configMap": MOUNTED_FILES_SHAPE}]},
         }
     ],
-    "imagePullSecrets": NAMED_LIST,
-    "supportedModelFormats": NAMED_LIST,
+    "imagePullSecrets": NAMED_LIST_SHAPE,
+    "supportedModelFormats": NAMED_LIST_SHAPE,
     "securityContext": {},
     "nodeSelector": {},
     "os": {"name": str},

@@ -6,9 +6,9 @@ from typing import Any
 
 from plimsoll_operator.injection.checks import (
     CONFIG_VOLUME,
+    SUPERVISOR_VOLUME_PREFIX,
     SUPERVISOR_VOLUME_SOURCES,
     TOKEN_VOLUME,
-    VOLUME_PREFIX,
 )
 from plimsoll_operator.injection.engine import EngineContainer
 from plimsoll_operator.injection.errors import InjectionError
@@ -96,7 +96,7 @@ def _make_container(
             for port in base["ports"]
         ],
         "volumeMounts": [
-            *(mount | {"name": VOLUME_PREFIX + mount["name"]} for mount in mounts),
+            *(mount | {"name": SUPERVISOR_VOLUME_PREFIX + mount["name"]} for mount in mounts),
             *shm,
         ],
         "securityContext": base["securityContext"] | security,
@@ -112,7 +112,10 @@ def _add_to_pod(
     # The supervisor starts before the engine and stops after it, but after any model download.
     at = next((n for n, one in enumerate(others) if one.get("name") == engine), len(others))
     pod["initContainers"] = [*others[:at], container, *others[at:]]
-    volumes = {VOLUME_PREFIX + name: source for name, source in SUPERVISOR_VOLUME_SOURCES.items()}
+    volumes = {
+        SUPERVISOR_VOLUME_PREFIX + name: source
+        for name, source in SUPERVISOR_VOLUME_SOURCES.items()
+    }
     # The ConfigMap may not exist when a pod is created, and is deleted with its policy. The pod
     # must start without it: the supervisor then only observes.
     volumes[CONFIG_VOLUME] = {"configMap": {"name": config_map, "optional": True}}

@@ -27,7 +27,7 @@ from plimsoll_operator.kinds import Object
 RETRY_ANNOTATION = "plimsoll.dev/retry-injection"
 """Annotation of a policy. Changing its value after a stop requests another attempt."""
 MAX_RETRY_CHARS = 256
-PROPAGATION_S = 15.0
+STOP_PROPAGATION_S = 15.0
 """Seconds after a stop until every webhook knows about it; webhooks read the policies every 2 s."""
 
 
@@ -138,17 +138,18 @@ def _is_refused_without_supervisor(stopped: InjectionStop, refused: RefusedCreat
     return (
         same
         and bool(refused.at)
-        and compute_seconds_between(stopped.time, refused.at) > PROPAGATION_S
+        and compute_seconds_between(stopped.time, refused.at) > STOP_PROPAGATION_S
     )
 
 
-def _count_stuck(stuck: Sequence[SelectedPod], ours: Sequence[SelectedPod]) -> int:
-    """Return the number of stuck pods, or of their nodes if one of ``ours`` runs on another node.
+def _count_stuck(stuck: Sequence[SelectedPod], injected: Sequence[SelectedPod]) -> int:
+    """Return the number of stuck pods, or the number of their nodes.
 
-    A single broken node is no evidence against the images.
+    The nodes count if one of the ``injected`` pods has run on another node, because a single broken
+    node is no evidence against the images.
     """
     nodes = {one.node for one in stuck}
-    elsewhere = {one.node for one in ours if one.start.ran} - nodes - {""}
+    elsewhere = {one.node for one in injected if one.start.ran} - nodes - {""}
     return len(nodes) if elsewhere and "" not in nodes else len(stuck)
 
 

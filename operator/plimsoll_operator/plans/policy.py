@@ -29,7 +29,7 @@ from plimsoll_api.supervisor_config import (
     EngineEndpoint,
     ServiceRef,
     SupervisorConfig,
-    encode,
+    encode_config,
 )
 from plimsoll_api.workloads import (
     RAY_CLUSTER_LABEL,
@@ -53,7 +53,7 @@ from plimsoll_operator.fleet.workloads import (
 )
 from plimsoll_operator.kinds import LEASE, Key, Object, Ref, get_owner_uid, make_ref
 from plimsoll_operator.plans.service import Failure, list_held_slots
-from plimsoll_operator.render.names import FIELD_MANAGER, MANAGED_BY, add_owner
+from plimsoll_operator.render.names import FIELD_MANAGER, MANAGED_BY_LABEL, add_owner
 from plimsoll_operator.render.objects import (
     make_role_rule,
     make_supervisor_binding,
@@ -185,7 +185,7 @@ REPORT_VERB = "report"
 """Verb on a SupervisionPolicy that permits writing incidents and taking slots in its name. Only the
 admission policies check it; the API server itself does not use it."""
 
-DEFAULT_PORT = 8000
+DEFAULT_ENGINE_PORT = 8000
 
 
 def make_key(policy: SupervisionPolicy) -> Key:
@@ -200,7 +200,7 @@ def make_supervisor_config(policy: SupervisionPolicy) -> SupervisorConfig:
     (:class:`plimsoll_api.supervisor_config.PodEngine`).
     """
     meta, spec = policy.metadata, policy.spec
-    url = f"http://127.0.0.1:{spec.engine.port or DEFAULT_PORT}"
+    url = f"http://127.0.0.1:{spec.engine.port or DEFAULT_ENGINE_PORT}"
     kind = spec.engine.type
     return SupervisorConfig(
         service=ServiceRef(meta.name, meta.namespace, meta.uid, POLICY_KIND),
@@ -236,7 +236,8 @@ def render_objects(
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": {"name": name},
-        "data": {CONFIG_FILE: encode(make_supervisor_config(policy)).decode()} | dict(extra_files),
+        "data": {CONFIG_FILE: encode_config(make_supervisor_config(policy)).decode()}
+        | dict(extra_files),
     }
     owners = list(workloads)
     if all(one.ref is not None for one in owners):
@@ -324,7 +325,7 @@ def make_role(policy: SupervisionPolicy, slots: Collection[str]) -> Object:
 def _make_labels(policy: SupervisionPolicy) -> dict[str, str]:
     return {
         POLICY_LABEL: policy.metadata.name,
-        MANAGED_BY: FIELD_MANAGER,
+        MANAGED_BY_LABEL: FIELD_MANAGER,
         "app.kubernetes.io/name": "supervision-policy",
         "app.kubernetes.io/instance": policy.metadata.name,
     }

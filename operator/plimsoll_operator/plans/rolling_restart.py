@@ -20,7 +20,7 @@ RESTARTED_AT_ANNOTATION = "kubectl.kubernetes.io/restartedAt"
 RESTARTED_FOR_ANNOTATION = "plimsoll.dev/restarted-for"
 """Annotation of a workload: UID and generation of the policy that last requested a restart."""
 
-REQUESTED_MESSAGE = (
+RESTART_REQUESTED_MESSAGE = (
     "the operator requested a rolling restart; if pods still wait afterwards, restart the workload"
 )
 WEBHOOK_OFF_MESSAGE = "the operator runs without its webhook, so a restart would add no supervisor"

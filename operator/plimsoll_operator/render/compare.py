@@ -17,7 +17,7 @@ from typing import Any
 from plimsoll_api.names import APPLIED_HASH_ANNOTATION
 from plimsoll_api.units import parse_quantity
 from plimsoll_api.workloads import LWS_KIND
-from plimsoll_operator.render.names import OWNED_FIELDS
+from plimsoll_operator.render.names import OWNED_FIELDS_KEY
 
 LIST_MERGE_KEYS: dict[str, tuple[str, ...]] = {
     "containers": ("name",),
@@ -123,7 +123,7 @@ def get_owned_fields_hash(live: dict[str, Any], desired: dict[str, Any]) -> str 
 
     The replicas of a workload are included only if ``desired`` sets them.
     """
-    fields: str | None = live["metadata"].get(OWNED_FIELDS)
+    fields: str | None = live["metadata"].get(OWNED_FIELDS_KEY)
     if fields is None or "replicas" in (desired.get("spec") or {}):
         return fields
     return fields.removesuffix("+replicas")
@@ -165,22 +165,22 @@ def _iterate_missing_fields(live: Any, wanted: Any, field: str, path: str) -> It
 
 
 def add_current_replicas(
-    desired: dict[str, Any], live: dict[str, Any] | None, first: int
+    desired: dict[str, Any], live: dict[str, Any] | None, first_replicas: int
 ) -> dict[str, Any]:
     """Add the current replicas to a workload under an autoscaler, before the workload is applied.
 
     Server-side apply removes a field that its owner omits, and the default is one replica. A new
-    workload gets ``first`` replicas. The result also names the resource version, so that the server
+    workload gets ``first_replicas``. The result also names the resource version, so that the server
     rejects it (409) if the autoscaler changes the workload meanwhile.
     """
     if desired["kind"] not in WORKLOAD_KINDS or "replicas" in desired["spec"]:
         return desired
     if live is None:
-        return desired | {"spec": desired["spec"] | {"replicas": first}}
+        return desired | {"spec": desired["spec"] | {"replicas": first_replicas}}
     version = {"resourceVersion": live["metadata"]["resourceVersion"]}
     return desired | {
         "metadata": desired["metadata"] | version,
-        "spec": desired["spec"] | {"replicas": live["spec"].get("replicas", first)},
+        "spec": desired["spec"] | {"replicas": live["spec"].get("replicas", first_replicas)},
     }
 
 
@@ -189,7 +189,7 @@ def _get_applied_hash(item: dict[str, Any]) -> str | None:
     return applied
 
 
-def contains(live: Any, wanted: Any, field: str = "", texts: bool = False) -> bool:
+def contains(live: Any, wanted: Any, field: str = "", as_text: bool = False) -> bool:
     """Report whether ``live`` contains everything in ``wanted``; ``live`` may contain more.
 
     Empty and missing values are equal, because the API server drops empty values. Quantities of the
@@ -199,22 +199,22 @@ def contains(live: Any, wanted: Any, field: str = "", texts: bool = False) -> bo
         return True
     if isinstance(wanted, dict):
         return isinstance(live, dict) and all(
-            contains(live.get(key), value, key, texts or key in _TEXT_FIELDS)
+            contains(live.get(key), value, key, as_text or key in _TEXT_FIELDS)
             for key, value in wanted.items()
         )
     if isinstance(wanted, list):
-        return isinstance(live, list) and _list_contains(live, wanted, field, texts)
-    return bool(live == wanted) or (not texts and _is_same_amount(live, wanted))
+        return isinstance(live, list) and _list_contains(live, wanted, field, as_text)
+    return bool(live == wanted) or (not as_text and _is_same_amount(live, wanted))
 
 
-def _list_contains(live: list[Any], wanted: list[Any], field: str, texts: bool) -> bool:
+def _list_contains(live: list[Any], wanted: list[Any], field: str, as_text: bool) -> bool:
     keys = LIST_MERGE_KEYS.get(field)
     if keys is None or not all(get_item_key(item, keys) for item in wanted):
         return len(live) == len(wanted) and all(
-            contains(one, other, "", texts) for one, other in zip(live, wanted, strict=True)
+            contains(one, other, "", as_text) for one, other in zip(live, wanted, strict=True)
         )
     by_key = {get_item_key(item, keys): item for item in live}
-    return all(contains(by_key.get(get_item_key(item, keys)), item, "", texts) for item in wanted)
+    return all(contains(by_key.get(get_item_key(item, keys)), item, "", as_text) for item in wanted)
 
 
 def _is_same_amount(live: Any, wanted: Any) -> bool:

@@ -24,10 +24,14 @@ from plimsoll_operator.render.objects import compute_first_replicas
 
 Object = dict[str, Any]
 
-VLLM_PORT, SGLANG_PORT = 29501, 20000
+VLLM_MASTER_PORT, SGLANG_INIT_PORT = 29501, 20000
 """Ports of the leader to which the nodes connect: vLLM's default, and the usual one for SGLang."""
-RESTART_POLICY = "RecreateGroupOnPodRestart"
-_ADDRESS, _SIZE, _RANK = "$(LWS_LEADER_ADDRESS)", "$(LWS_GROUP_SIZE)", "$(LWS_WORKER_INDEX)"
+GROUP_RESTART_POLICY = "RecreateGroupOnPodRestart"
+_LEADER_ADDRESS, _GROUP_SIZE, _WORKER_INDEX = (
+    "$(LWS_LEADER_ADDRESS)",
+    "$(LWS_GROUP_SIZE)",
+    "$(LWS_WORKER_INDEX)",
+)
 _KEY_ENV = "PLIMSOLL_GROUP_KEY"
 
 
@@ -38,8 +42,12 @@ def make_parallel_args(service: InferenceService, worker: bool) -> list[str]:
         return []
     if service.spec.engine.type is EngineType.SGLANG:
         sizes = [f"--tp-size={wanted.tensor}", f"--pp-size={wanted.pipeline}"]
-        nodes = [f"--nnodes={_SIZE}", f"--node-rank={_RANK}"]
-        return [*sizes, *nodes, f"--dist-init-addr={_ADDRESS}:{SGLANG_PORT}"] if several else sizes
+        nodes = [f"--nnodes={_GROUP_SIZE}", f"--node-rank={_WORKER_INDEX}"]
+        return (
+            [*sizes, *nodes, f"--dist-init-addr={_LEADER_ADDRESS}:{SGLANG_INIT_PORT}"]
+            if several
+            else sizes
+        )
     sizes = [
         f"--tensor-parallel-size={wanted.tensor}",
         f"--pipeline-parallel-size={wanted.pipeline}",
@@ -47,10 +55,10 @@ def make_parallel_args(service: InferenceService, worker: bool) -> list[str]:
     ]
     nodes = [
         "--distributed-executor-backend=mp",
-        f"--nnodes={_SIZE}",
-        f"--node-rank={_RANK}",
-        f"--master-addr={_ADDRESS}",
-        f"--master-port={VLLM_PORT}",
+        f"--nnodes={_GROUP_SIZE}",
+        f"--node-rank={_WORKER_INDEX}",
+        f"--master-addr={_LEADER_ADDRESS}",
+        f"--master-port={VLLM_MASTER_PORT}",
         *(["--headless"] if worker else []),
     ]
     return [*sizes, *nodes] if several else sizes

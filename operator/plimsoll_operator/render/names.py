@@ -20,10 +20,10 @@ from plimsoll_api.workloads import LWS_WORKER_LABEL
 FIELD_MANAGER = OPERATOR_NAME
 """Field manager of all writes, and value of the label ``app.kubernetes.io/managed-by``."""
 
-MANAGED_BY = "app.kubernetes.io/managed-by"
-OWNED_SELECTOR = f"{MANAGED_BY}={FIELD_MANAGER}"
+MANAGED_BY_LABEL = "app.kubernetes.io/managed-by"
+OWNED_SELECTOR = f"{MANAGED_BY_LABEL}={FIELD_MANAGER}"
 
-OWNED_FIELDS = "ownedFields"
+OWNED_FIELDS_KEY = "ownedFields"
 """Key that replaces ``managedFields`` in the metadata of an object that was read. Its value is a
 hash of the fields that Plimsoll owns by server-side apply. It is never sent to the API server."""
 
@@ -45,7 +45,7 @@ def make_serving_selector(service: InferenceService) -> dict[str, str]:
 def make_labels(service: str) -> dict[str, str]:
     """Return the labels of all objects that belong to ``service``."""
     return make_selector(service) | {
-        MANAGED_BY: FIELD_MANAGER,
+        MANAGED_BY_LABEL: FIELD_MANAGER,
         "app.kubernetes.io/name": "inference-service",
         "app.kubernetes.io/instance": service,
     }
@@ -56,7 +56,7 @@ def make_supervisor_name(service: str) -> str:
     return f"{service}-supervisor"
 
 
-def make_headless_name(service: str) -> str:
+def make_headless_service_name(service: str) -> str:
     """Return the name of a service's headless Service."""
     return f"{service}-replicas"
 

@@ -39,7 +39,11 @@ def make_headless_service(service: InferenceService) -> list[dict[str, Any]]:
     base = make_service(service)
     spec: dict[str, Any] = base["spec"] | {"clusterIP": "None"}
     return [
-        base | {"metadata": {"name": names.make_headless_name(service.metadata.name)}, "spec": spec}
+        base
+        | {
+            "metadata": {"name": names.make_headless_service_name(service.metadata.name)},
+            "spec": spec,
+        }
     ]
 
 
@@ -144,17 +148,17 @@ def _make_group_rules(service: InferenceService) -> list[dict[str, Any]]:
     ]
 
 
-def make_autoscaler(service: InferenceService, hold: bool = False) -> list[dict[str, Any]]:
+def make_autoscaler(service: InferenceService, hold_scale_in: bool = False) -> list[dict[str, Any]]:
     """Return the autoscaler, which then owns the workload's replicas; empty if there is none.
 
-    With ``hold``, the autoscaler removes no replicas, because a replica with an open incident must
-    be kept as evidence.
+    With ``hold_scale_in``, the autoscaler removes no replicas, because a replica with an open
+    incident must be kept as evidence.
     """
     wanted = service.spec.autoscaling
     if wanted is None:
         return []
     if wanted.target is None:
-        return [_make_scaled_object(service, wanted, hold)]
+        return [_make_scaled_object(service, wanted, hold_scale_in)]
     target = wanted.target
     if target.metric is not None:
         metric: dict[str, Any] = {
@@ -178,7 +182,11 @@ def make_autoscaler(service: InferenceService, hold: bool = False) -> list[dict[
                 "minReplicas": wanted.min_replicas,
                 "maxReplicas": wanted.max_replicas,
                 "metrics": [metric],
-                **({"behavior": {"scaleDown": {"selectPolicy": "Disabled"}}} if hold else {}),
+                **(
+                    {"behavior": {"scaleDown": {"selectPolicy": "Disabled"}}}
+                    if hold_scale_in
+                    else {}
+                ),
             },
         }
     ]
@@ -196,24 +204,25 @@ PAUSED_SCALE_IN_ANNOTATION = "autoscaling.keda.sh/paused-scale-in"
 
 
 def _make_scaled_object(
-    service: InferenceService, wanted: Autoscaling, hold: bool
+    service: InferenceService, autoscaling: Autoscaling, hold_scale_in: bool
 ) -> dict[str, Any]:
     name = service.metadata.name
     triggers = [
-        one.model_dump(by_alias=True, exclude_none=True, mode="json") for one in wanted.triggers
+        one.model_dump(by_alias=True, exclude_none=True, mode="json")
+        for one in autoscaling.triggers
     ]
     return {
         "apiVersion": "keda.sh/v1alpha1",
         "kind": "ScaledObject",
         "metadata": {
             "name": name,
-            "annotations": {PAUSED_SCALE_IN_ANNOTATION: "true"} if hold else {},
+            "annotations": {PAUSED_SCALE_IN_ANNOTATION: "true"} if hold_scale_in else {},
         },
         "spec": {
             "scaleTargetRef": _make_scale_target(service),
-            "minReplicaCount": wanted.min_replicas,
-            "maxReplicaCount": wanted.max_replicas,
-            "cooldownPeriod": math.ceil(parse_duration(wanted.cooldown)),
+            "minReplicaCount": autoscaling.min_replicas,
+            "maxReplicaCount": autoscaling.max_replicas,
+            "cooldownPeriod": math.ceil(parse_duration(autoscaling.cooldown)),
             "triggers": triggers,
         },
     }

@@ -28,7 +28,7 @@ from plimsoll_operator.render.containers import (
 )
 from plimsoll_operator.render.deployment import compute_pod_hash
 from plimsoll_operator.render.engine import make_engine_container, make_key_volumes
-from plimsoll_operator.render.groups import RESTART_POLICY, make_member_env
+from plimsoll_operator.render.groups import GROUP_RESTART_POLICY, make_member_env
 from plimsoll_operator.render.paths import POD_PLACES
 from plimsoll_operator.render.probe import add_probe
 from plimsoll_operator.render.supervisor import make_supervisor_args
@@ -50,7 +50,7 @@ def make_revision_template(service: InferenceService, images: Images) -> dict[st
         return make_pod_template(service, images)
     return {
         "size": service.spec.nodes,
-        "restartPolicy": RESTART_POLICY,
+        "restartPolicy": GROUP_RESTART_POLICY,
         "leaderTemplate": make_pod_template(service, images),
         "workerTemplate": make_pod_template(service, images, worker=True),
     }

@@ -19,7 +19,7 @@ from plimsoll_api.supervisor_config import (
     EngineEndpoint,
     ServiceRef,
     SupervisorConfig,
-    encode,
+    encode_config,
 )
 from plimsoll_api.units import parse_bytes
 from plimsoll_operator.render import names
@@ -194,5 +194,6 @@ def make_config_map(service: InferenceService, extra_files: Mapping[str, str]) -
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": {"name": names.make_supervisor_name(service.metadata.name)},
-        "data": {CONFIG_FILE: encode(make_supervisor_config(service)).decode()} | dict(extra_files),
+        "data": {CONFIG_FILE: encode_config(make_supervisor_config(service)).decode()}
+        | dict(extra_files),
     }

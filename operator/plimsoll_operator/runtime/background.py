@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 MAX_FAILURES = 8
 """Number of consecutive failures that stop the operator, after about two minutes of back-off."""
-FIRST_DELAY_S, MAX_DELAY_S = 1.0, 60.0
+FIRST_RETRY_DELAY_S, MAX_RETRY_DELAY_S = 1.0, 60.0
 RECOVERY_RUN_S = 300.0
 """Seconds for which a part must run without a failure for its failure count to be reset."""
 
@@ -46,7 +46,7 @@ class Background:
         self._sleep, self._clock = sleep, clock
         self.failures: Counter[str] = Counter()
 
-    async def keep(
+    async def keep_running(
         self, name: str, part: Callable[[], Awaitable[None]], needed: bool = True
     ) -> None:
         """Run ``part`` again and again, with an increasing delay after failures.
@@ -66,6 +66,8 @@ class Background:
                 if needed and consecutive >= MAX_FAILURES:
                     log.critical("%s failed %d times in a row: %r", name, consecutive, error)
                     raise
-                delay = min(MAX_DELAY_S, FIRST_DELAY_S * 2.0 ** min(consecutive - 1, 10))
+                delay = min(
+                    MAX_RETRY_DELAY_S, FIRST_RETRY_DELAY_S * 2.0 ** min(consecutive - 1, 10)
+                )
                 log.error("%s failed; retrying in %.0f s", name, delay, exc_info=error)
             await self._sleep(delay)

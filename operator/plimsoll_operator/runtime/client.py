@@ -20,7 +20,7 @@ from kubernetes.aio import client, config
 
 from plimsoll_api.units import MAX_DIGITS, parse_whole_number
 from plimsoll_operator.kinds import EVENT, POD, Kind, Object
-from plimsoll_operator.render.names import FIELD_MANAGER, OWNED_FIELDS, compute_digest
+from plimsoll_operator.render.names import FIELD_MANAGER, OWNED_FIELDS_KEY, compute_digest
 from plimsoll_operator.runtime.queue import RateLimit
 
 log = logging.getLogger(__name__)
@@ -138,7 +138,7 @@ class Api:
         """Close the connections."""
         await self._client.close()
 
-    async def pages(
+    async def list_pages(
         self, kind: Kind, namespace: str | None, name: str = ""
     ) -> AsyncIterator[tuple[list[Object], str]]:
         """Yield all objects of a kind that concern the operator, page by page.
@@ -167,7 +167,7 @@ class Api:
                 return
             query["continue"] = following
 
-    async def metadata(self, kind: Kind, namespace: str) -> tuple[list[Object], str]:
+    async def list_metadata(self, kind: Kind, namespace: str) -> tuple[list[Object], str]:
         """Return names, labels and versions of a namespace's objects, and the version of the list.
 
         The list is read in pages, because anyone may create objects with megabytes of metadata.
@@ -461,7 +461,7 @@ def replace_managed_fields(metadata: Object) -> Object:
             fields = dict(entry.get("fieldsV1") or {})
             spec = dict(fields.get("f:spec") or {})
             replicas = "+replicas" if spec.pop("f:replicas", None) is not None else ""
-            reduced[OWNED_FIELDS] = compute_digest(fields | {"f:spec": spec}) + replicas
+            reduced[OWNED_FIELDS_KEY] = compute_digest(fields | {"f:spec": spec}) + replicas
     return reduced
 
 
@@ -472,7 +472,7 @@ def _replace_managed_fields_of(item: Object) -> Object:
 
 def _make_server_object(item: Object) -> Object:
     """Return ``item`` as the API server expects it, without the operator's additions."""
-    meta = {name: value for name, value in item["metadata"].items() if name != OWNED_FIELDS}
+    meta = {name: value for name, value in item["metadata"].items() if name != OWNED_FIELDS_KEY}
     return item | {"metadata": meta}
 
 

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from plimsoll_api.times import format_rfc3339_micro
 from plimsoll_operator.config import DEFAULT_INTERVALS, Intervals
 from plimsoll_operator.kinds import LEASE, Object
-from plimsoll_operator.render.names import FIELD_MANAGER, MANAGED_BY
+from plimsoll_operator.render.names import FIELD_MANAGER, MANAGED_BY_LABEL
 from plimsoll_operator.runtime.client import Api, ApiError, ConflictError
 
 log = logging.getLogger(__name__)
@@ -184,7 +184,7 @@ class Election:
             "metadata": {
                 "name": self._name,
                 "namespace": self._namespace,
-                "labels": {MANAGED_BY: FIELD_MANAGER},
+                "labels": {MANAGED_BY_LABEL: FIELD_MANAGER},
             },
             "spec": {
                 "holderIdentity": self._identity,

@@ -80,10 +80,10 @@ class Reflector:
 
     async def _list(self) -> str:
         if self._namespace is not None and not self._whole:
-            items, version = await self._api.metadata(self._kind, self._namespace)
+            items, version = await self._api.list_metadata(self._kind, self._namespace)
         else:
             items, version = [], ""
-            async for page, listed in self._api.pages(self._kind, self._namespace):
+            async for page, listed in self._api.list_pages(self._kind, self._namespace):
                 items += page
                 version = version or listed
         self._on_list(items)

@@ -80,7 +80,7 @@ class Resync:
         owners: set[Key] = set()
         lists = []
         for kind in (*WATCHED_KINDS, *optional):  # services and policies come first
-            items, version = await self._list(kind, owners)
+            items, version = await self._list_kind(kind, owners)
             if kind.kind in OWNER_KINDS:
                 owners.update(one.key for one in items)
             lists.append((kind, items, version))
@@ -94,7 +94,9 @@ class Resync:
         for key in self._store.list_known_keys():
             self._add(key)
 
-    async def _list(self, kind: Kind, owners: Container[Key]) -> tuple[list[ListedObject], str]:
+    async def _list_kind(
+        self, kind: Kind, owners: Container[Key]
+    ) -> tuple[list[ListedObject], str]:
         """Return all objects of a kind, and the resource version of the list.
 
         For several namespaces, the oldest version is returned.
@@ -102,7 +104,7 @@ class Resync:
         items: list[ListedObject] = []
         versions = []
         for namespace in self._namespaces or (None,):
-            async for page, version in self._api.pages(kind, namespace):
+            async for page, version in self._api.list_pages(kind, namespace):
                 # Compress page by page: the uncompressed list would be ten times as large.
                 items += self._store.compress_listed(page, owners)
                 versions.append(version)

@@ -27,7 +27,7 @@ from plimsoll_operator.runtime.reflector import Reflector
 
 SERVER_TIMEOUT_S = 300
 CLIENT_TIMEOUT_S = 330
-CHUNK_OBJECTS = 100
+LIST_CHUNK_OBJECTS = 100
 KOPF_IDLE_S = 0.02
 
 registry = kopf.OperatorRegistry()
@@ -45,7 +45,7 @@ def make_settings() -> kopf.OperatorSettings:
     made.watching.client_timeout = CLIENT_TIMEOUT_S
     # kopf keeps each object's event in a task until the task has been idle. With small chunks,
     # whose tasks end immediately, a whole list is never in memory.
-    made.watching.chunk_size = CHUNK_OBJECTS
+    made.watching.chunk_size = LIST_CHUNK_OBJECTS
     made.queueing.idle_timeout = KOPF_IDLE_S
     # Handlers take microseconds, so kopf does not have to wait for them on exit.
     made.queueing.exit_timeout = 0.5
@@ -169,13 +169,13 @@ class PolicyWatch:
             if key.kind == POLICY.kind and namespace in (None, key.namespace):
                 known = self._store.get(key, Ref(POLICY.kind, key.name))
                 if known is not None and key not in present:
-                    self._on_event(known, gone=True)
+                    self._on_event(known, deleted=True)
         for item in items:
-            self._on_event(item, gone=False)
+            self._on_event(item, deleted=False)
 
-    def _on_event(self, item: Object, gone: bool) -> None:
-        self._watches.handle_event(POLICY, "DELETED" if gone else "MODIFIED", item)
-        self.on_change(item, gone)
+    def _on_event(self, item: Object, deleted: bool) -> None:
+        self._watches.handle_event(POLICY, "DELETED" if deleted else "MODIFIED", item)
+        self.on_change(item, deleted)
 
 
 class GroupWatch:
@@ -201,10 +201,10 @@ class GroupWatch:
 
     def _on_list(self, items: list[Object]) -> None:
         for item in items:
-            self._on_event(item, gone=False)
+            self._on_event(item, deleted=False)
 
-    def _on_event(self, item: Object, gone: bool) -> None:
-        self._watches.handle_event(LWS, "DELETED" if gone else "MODIFIED", item)
+    def _on_event(self, item: Object, deleted: bool) -> None:
+        self._watches.handle_event(LWS, "DELETED" if deleted else "MODIFIED", item)
 
 
 class Login(kopf.ConnectionInfo):
@@ -231,13 +231,13 @@ class Login(kopf.ConnectionInfo):
         )
 
 
-def login_in_pod(**given: Any) -> Login | None:
+def login_in_pod(**kopf_arguments: Any) -> Login | None:
     """Log in with the pod's service account, or else with the user's default kubeconfig."""
-    account = kopf.login_with_service_account(**given)
+    account = kopf.login_with_service_account(**kopf_arguments)
     return (
         Login.from_connection(use_ip_address(account, os.environ))
         if account
-        else login_with_kubeconfig(**given)
+        else login_with_kubeconfig(**kopf_arguments)
     )
 
 
@@ -255,7 +255,7 @@ def use_ip_address(account: kopf.ConnectionInfo, environ: Mapping[str, str]) -> 
     return dataclasses.replace(account, server=f"https://{host}:{port}")
 
 
-def login_with_kubeconfig(**given: Any) -> Login | None:
+def login_with_kubeconfig(**kopf_arguments: Any) -> Login | None:
     """Log in with the kubeconfig in the variable KUBECONFIG. Return None if there is none."""
-    connection = kopf.login_with_kubeconfig(**given)
+    connection = kopf.login_with_kubeconfig(**kopf_arguments)
     return Login.from_connection(connection) if connection else None

@@ -138,7 +138,7 @@ def make_rollout_conditions(
     ]
 
 
-def make_reconciling(verdicts: Sequence[Verdict]) -> Verdict:
+def make_reconciling_condition(verdicts: Sequence[Verdict]) -> Verdict:
     """Return ``Reconciling``, which kstatus reads, from the last ``Progressing`` condition."""
     progressing = [one for one in verdicts if one.type is Type.PROGRESSING]
     if not (progressing and progressing[-1].status):
@@ -158,7 +158,7 @@ PROMETHEUS_HINT = "install the Prometheus operator, or disable it in spec.observ
 GATEWAY_HINT = "install the Gateway API with its Inference Extension, or remove spec.gateway"
 
 
-def make_objects_complete(
+def make_objects_complete_conditions(
     service: InferenceService, missing_kinds: Sequence[str], dropped_fields: Sequence[str] = ()
 ) -> list[Verdict]:
     """Return ``ObjectsComplete``: whether the cluster supports all enabled objects and fields.
@@ -314,7 +314,7 @@ def make_budget_conditions(figures: Mapping[str, SupervisorFigures]) -> list[Ver
     ]
 
 
-def make_slow_leak(
+def make_slow_leak_condition(
     type_: Type | PolicyCondition, figures: Mapping[str, SupervisorFigures]
 ) -> Verdict:
     """Return ``SlowLeak``. Its message begins with the replica that has the least time left."""
@@ -339,7 +339,7 @@ def make_slow_leak(
     return Verdict(type_, True, "MemoryKeepsGrowing", text[:MAX_MESSAGE_CHARS])
 
 
-def make_near_limit(
+def make_near_limit_condition(
     type_: Type | PolicyCondition, figures: Mapping[str, SupervisorFigures], was_near_limit: bool
 ) -> Verdict:
     """Return ``MemoryNearLimit``. ``was_near_limit`` is whether the condition was True before."""
@@ -353,7 +353,7 @@ def make_near_limit(
     )
 
 
-def make_engine_observed(
+def make_engine_observed_condition(
     type_: Type | PolicyCondition, figures: Mapping[str, SupervisorFigures]
 ) -> Verdict:
     """Return ``EngineObserved``, with the reason that the supervisors report."""
@@ -381,13 +381,15 @@ def make_figure_conditions(
         for one in before.get("conditions") or ()
     )
     return [
-        make_slow_leak(types.SLOW_LEAK, figures),
-        make_near_limit(types.MEMORY_NEAR_LIMIT, figures, already),
-        make_engine_observed(types.ENGINE_OBSERVED, figures),
+        make_slow_leak_condition(types.SLOW_LEAK, figures),
+        make_near_limit_condition(types.MEMORY_NEAR_LIMIT, figures, already),
+        make_engine_observed_condition(types.ENGINE_OBSERVED, figures),
     ]
 
 
-def make_leak_free(type_: Type | PolicyCondition, newest: Sequence[tuple[str, Object]]) -> Verdict:
+def make_leak_free_condition(
+    type_: Type | PolicyCondition, newest: Sequence[tuple[str, Object]]
+) -> Verdict:
     """Return ``LeakFree`` from the verdicts on the newest revisions.
 
     ``newest`` are pairs of a workload's name and a verdict.

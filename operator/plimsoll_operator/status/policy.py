@@ -43,7 +43,7 @@ from plimsoll_operator.status.conditions import (
     SAME_LEAK_REASON,
     Verdict,
     make_figure_conditions,
-    make_leak_free,
+    make_leak_free_condition,
 )
 from plimsoll_operator.status.recommendation import make_recommendation
 from plimsoll_operator.status.service import make_figure_fields, merge_conditions
@@ -118,7 +118,9 @@ def make_status(
             _make_suspicion_condition(after["workloads"]),
         ]
         verdicts.append(
-            make_leak_free(PolicyCondition.LEAK_FREE, _list_newest_verdicts(after["workloads"]))
+            make_leak_free_condition(
+                PolicyCondition.LEAK_FREE, _list_newest_verdicts(after["workloads"])
+            )
         )
         if injection is not None:
             verdicts.append(_make_injection_condition(injection, pods))
@@ -374,9 +376,9 @@ def _find_blocked_pods(
     ]
 
 
-def _make_injection_condition(found: Object, pods: Sequence[SelectedPod]) -> Verdict:
+def _make_injection_condition(injection: Object, pods: Sequence[SelectedPod]) -> Verdict:
     kind = PolicyCondition.INJECTION_STOPPED
-    if stopped := found.get("stopped"):
+    if stopped := injection.get("stopped"):
         stop = InjectionStop.model_validate(stopped)
         text = (
             f"new pods get no supervisor, because {describe_stop(stop)}: {stop.reason}; fix this,"
@@ -389,8 +391,8 @@ def _make_injection_condition(found: Object, pods: Sequence[SelectedPod]) -> Ver
         name, reason = stuck[0]
         text = f"pod {name} does not start: {reason}"
         return Verdict(kind, False, "PodDoesNotStart", text[:MAX_MESSAGE_CHARS])
-    if not found["proven"]:
-        text = f"no pod has run with {found['images']} yet: few pods at once get a supervisor"
+    if not injection["proven"]:
+        text = f"no pod has run with {injection['images']} yet: few pods at once get a supervisor"
         return Verdict(kind, False, "Unproven", text[:MAX_MESSAGE_CHARS])
     return Verdict(kind, False, "PodsStart", "pods have started with their supervisors")
 

@@ -74,7 +74,7 @@ def make_status(
             verdicts[0],
             list_drained_pods(figures or {}),
         )
-        verdicts += conditions.make_objects_complete(
+        verdicts += conditions.make_objects_complete_conditions(
             service, missing_kinds, plan.dropped_fields if plan else ()
         )
     if plan is not None:
@@ -92,9 +92,11 @@ def make_status(
         found = [(pod.created, one) for pod, one in zip(pods, make_replica_pods(pods), strict=True)]
         judged = revision_verdicts(found, incidents, latest, service.spec.memory, before)
     verdicts.append(
-        conditions.make_leak_free(ConditionType.LEAK_FREE, [("", one) for one in judged[:1]])
+        conditions.make_leak_free_condition(
+            ConditionType.LEAK_FREE, [("", one) for one in judged[:1]]
+        )
     )
-    verdicts.append(conditions.make_reconciling(verdicts))
+    verdicts.append(conditions.make_reconciling_condition(verdicts))
     seen = (workload or {}).get("status") or {}
     after: Object = {
         "observedGeneration": generation,

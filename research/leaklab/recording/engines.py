@@ -104,7 +104,7 @@ def launch(run: Run, place: Place, peer: Peer | None) -> Launch:
         command = _theirs(run, place, port, peer)
     memory = MemoryPolicy(BUDGET, BUDGET, shared_device=place.shared, warmup_s=WARMUP_S)
     config = SupervisorConfig(ServiceRef(name=run.name), endpoint, memory, sample_interval_s=1.0)
-    (folder / "etc" / CONFIG_FILE).write_bytes(supervisor_config.encode(config))
+    (folder / "etc" / CONFIG_FILE).write_bytes(supervisor_config.encode_config(config))
     return Launch(command, url, "/ready" if run.engine is EngineType.PLIMSOLL else "/health")
 
 

@@ -19,7 +19,7 @@ from plimsoll_api.files import replace_file
 from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.start_gate import (
     ANSWER_FILE,
-    MAX_GATE_REASON,
+    MAX_GATE_REASON_CHARS,
     QUESTION_FILE,
     GateAnswer,
     Question,
@@ -143,7 +143,7 @@ class EngineStartGate:
             self._finish_hold(question, GateOutcome.TIMEOUT, held_s, now)
             return self._late_suspicion
         permitted = self._permitted_question or ""
-        self._write_answer(GateAnswer(now, permitted, reason[:MAX_GATE_REASON]))
+        self._write_answer(GateAnswer(now, permitted, reason[:MAX_GATE_REASON_CHARS]))
         return self._late_suspicion
 
     def _read_question(self) -> str:

@@ -331,7 +331,7 @@ class PeersFile:
         if data != self._data:
             self._data, self._until = data, now + MAX_PEERS_AGE_S
             try:
-                self._peers = peers.decode(data)
+                self._peers = peers.decode_peers(data)
             except MalformedError:
                 self._peers = ()
         return self._peers if now < self._until else ()
@@ -353,7 +353,7 @@ class LearnedFile:
         """
         name = str(workload) if workload is not None else ""
         try:
-            found = learned.decode(_read_file(self._path, MAX_LEARNED_BYTES))
+            found = learned.decode_learned(_read_file(self._path, MAX_LEARNED_BYTES))
         except MalformedError:
             return None
         return next((one for one in found if one.workload == name), None)

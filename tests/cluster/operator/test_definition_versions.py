@@ -127,7 +127,7 @@ async def rewrite(kubectl: Any, group: str) -> None:
     _, following = kinds(group)
     api = await Api.connect(str(kubectl.kubeconfig), 30.0, RateLimit(500, 500))
     try:
-        async for items, _ in api.pages(following, kubectl.namespace):
+        async for items, _ in api.list_pages(following, kubectl.namespace):
             for item in items:
                 await api.replace(following, item)
     finally:

@@ -15,7 +15,7 @@ import pytest
 from plimsoll_api.assessment import Assessment, BudgetState, Suspicion
 from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.names import METRICS_PORT, make_policy_object_name
-from plimsoll_api.peers import PEERS_FILE, decode
+from plimsoll_api.peers import PEERS_FILE, decode_peers
 from plimsoll_operator.config import DEFAULT_INTERVALS
 from plimsoll_sidecar.detect.fleet import weigh_peers
 from plimsoll_sidecar.record.metrics import Metrics
@@ -122,7 +122,7 @@ def test_a_policy_compares_the_pods_of_one_workload(
     def published() -> set[tuple[str, str]]:
         made = kubectl.get("configmap", make_policy_object_name("engines"))
         text = "[]" if made is None else made["data"].get(PEERS_FILE, "[]")
-        return {(one.pod, one.workload) for one in decode(text.encode()) if one.host}
+        return {(one.pod, one.workload) for one in decode_peers(text.encode()) if one.host}
 
     wanted = {(name, "Deployment/vllm") for name in pods(kubectl, "vllm")}
     # A summary that was made before the pods had an address is a minute old until the next one.

@@ -183,7 +183,7 @@ def resource_version(kubectl: Any) -> str:
 
 def read_config(kubectl: Any) -> supervisor_config.SupervisorConfig:
     data = kubectl.get("configmap", "engines.policy")["data"]
-    return supervisor_config.decode(data["supervisor.json"].encode())
+    return supervisor_config.decode_config(data["supervisor.json"].encode())
 
 
 def growth(kubectl: Any) -> int:

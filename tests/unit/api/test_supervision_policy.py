@@ -162,7 +162,7 @@ def test_requirements_mean_what_they_mean_to_kubernetes(
     manifest = {"matchExpressions": [{"key": "tier", **expression}]}
     selector = LabelSelector.model_validate(manifest)
     assert selector.matches(labels) is selected
-    assert selector.manifest() == manifest
+    assert selector.to_manifest() == manifest
 
 
 def test_all_labels_and_all_requirements_must_hold() -> None:

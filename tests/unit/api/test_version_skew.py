@@ -208,12 +208,12 @@ def test_an_action_of_a_later_operator_is_left_out_and_a_mode_is_refused() -> No
         "supervision": {"ladder": ["Trim", "Migrate"], "later": 1},
         "later": {},
     }
-    found = supervisor_config.decode(json.dumps(config).encode())
+    found = supervisor_config.decode_config(json.dumps(config).encode())
     assert found.supervision.mode is Mode.OBSERVE
     assert found.supervision.ladder == (Action.TRIM, "Migrate")
     config["supervision"] = {"mode": "Predict"}
     with pytest.raises(MalformedError, match=r"supervision\.mode"):
-        supervisor_config.decode(json.dumps(config).encode())
+        supervisor_config.decode_config(json.dumps(config).encode())
 
 
 @pytest.mark.parametrize("kind", [kind for kind in CONTRACTS if kind.__name__.endswith("Request")])

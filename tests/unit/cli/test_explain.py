@@ -290,7 +290,12 @@ def test_top_puts_the_worst_first_and_shows_what_fits() -> None:
         make_service_row(SERVICE),
         make_service_row({"metadata": {"name": "a", "namespace": "ml"}}),
     )
-    assert (bad.host, bad.device, bad.state, bad.spent) == (55, None, "EngineStarting", 55)
+    assert (bad.host, bad.device, bad.state, bad.consumed_percent) == (
+        55,
+        None,
+        "EngineStarting",
+        55,
+    )
     assert (new.host, new.state, new.mode) == (None, "Unknown", "Observe")
     assert sort_worst_first([new, bad]) == [bad, new]
     history = BudgetHistory()

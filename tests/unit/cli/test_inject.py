@@ -53,7 +53,7 @@ def config_map_of(made: InjectedDocument) -> Object:
 
 
 def config_of(made: InjectedDocument) -> SupervisorConfig:
-    return supervisor_config.decode(config_map_of(made)["data"]["supervisor.json"].encode())
+    return supervisor_config.decode_config(config_map_of(made)["data"]["supervisor.json"].encode())
 
 
 def pod_of(document: Object) -> Object:

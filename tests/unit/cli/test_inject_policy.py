@@ -75,7 +75,7 @@ def objects(result: Result) -> list[Object]:
 
 
 def config_of(config_map: Object) -> SupervisorConfig:
-    return supervisor_config.decode(config_map["data"]["supervisor.json"].encode())
+    return supervisor_config.decode_config(config_map["data"]["supervisor.json"].encode())
 
 
 def test_a_policy_says_what_flags_would(tmp_path: Path) -> None:

@@ -15,7 +15,13 @@ from msgspec.structs import replace
 
 from plimsoll_api.assessment import Assessment, Segment, Suspicion
 from plimsoll_api.incidents import IncidentKind
-from plimsoll_api.peers import MAX_AGE_S, MAX_PEER_GROWTH_BYTES, MAX_REQUESTS, Peer, PeerGrowth
+from plimsoll_api.peers import (
+    MAX_BASELINE_AGE_S,
+    MAX_PEER_GROWTH_BYTES,
+    MAX_PEER_REQUESTS,
+    Peer,
+    PeerGrowth,
+)
 from plimsoll_sidecar.detect.fleet import compare_growth, weigh_peers
 
 MIB = 1 << 20
@@ -27,8 +33,8 @@ ALIKE = replace(OWN, bytes=96 * MIB)
 GROWN = st.builds(
     PeerGrowth,
     st.integers(0, MAX_PEER_GROWTH_BYTES) | st.integers(0, 200 * MIB),
-    st.integers(0, MAX_AGE_S) | st.integers(0, 2 * HOUR),
-    st.integers(0, MAX_REQUESTS) | st.integers(0, 80_000),
+    st.integers(0, MAX_BASELINE_AGE_S) | st.integers(0, 2 * HOUR),
+    st.integers(0, MAX_PEER_REQUESTS) | st.integers(0, 80_000),
 )
 PEERS = st.lists(
     st.builds(

@@ -37,7 +37,7 @@ def config(mode: Mode) -> SupervisorConfig:
 
 def test_a_change_is_taken_over_and_a_broken_file_is_not(tmp_path: Path) -> None:
     path = tmp_path / "supervisor.json"
-    path.write_bytes(supervisor_config.encode(config(Mode.OBSERVE)))
+    path.write_bytes(supervisor_config.encode_config(config(Mode.OBSERVE)))
     file = ConfigFile(path)
     assert not file.reload()
     path.write_text('{"service": {"name": "tiny"}, "engine": 7}')
@@ -50,7 +50,7 @@ def test_a_change_is_taken_over_and_a_broken_file_is_not(tmp_path: Path) -> None
     assert not file.reload()
     assert file.error is not None
     assert "invalid start byte" in file.error
-    path.write_bytes(supervisor_config.encode(config(Mode.RECOVER)))
+    path.write_bytes(supervisor_config.encode_config(config(Mode.RECOVER)))
     assert file.reload()
     assert file.error is None
     assert file.current.supervision.mode is Mode.RECOVER
@@ -61,7 +61,7 @@ def test_without_its_file_a_supervisor_goes_on_watching_and_does_nothing(
 ) -> None:
     """The kubelet empties the volume when somebody deletes the ConfigMap."""
     path = tmp_path / "supervisor.json"
-    path.write_bytes(supervisor_config.encode(config(Mode.RECOVER)))
+    path.write_bytes(supervisor_config.encode_config(config(Mode.RECOVER)))
     file = ConfigFile(path)
     path.unlink()
     assert file.reload()
@@ -75,7 +75,7 @@ def test_without_its_file_a_supervisor_goes_on_watching_and_does_nothing(
     assert file.current.supervision.mode is Mode.OBSERVE
     path.unlink()
     assert not file.reload()
-    path.write_bytes(supervisor_config.encode(config(Mode.RECOVER)))
+    path.write_bytes(supervisor_config.encode_config(config(Mode.RECOVER)))
     assert file.reload()
     assert file.error is None
     assert not file.is_missing
@@ -89,12 +89,12 @@ def test_a_pod_of_a_policy_has_an_engine_of_its_own(
     path, url = tmp_path / "supervisor.json", "http://127.0.0.1:30000"
     own = EngineEndpoint(type=EngineType.SGLANG, admin_url=url, serving_url=url, container="server")
     monkeypatch.setenv(POD_ENGINE_ENV, msgspec.json.encode(PodEngine(own)).decode())
-    path.write_bytes(supervisor_config.encode(config(Mode.OBSERVE)))
+    path.write_bytes(supervisor_config.encode_config(config(Mode.OBSERVE)))
     file = ConfigFile(path)
     assert file.current.engine.type is EngineType.PLIMSOLL, "an InferenceService says all itself"
 
     of_policy = replace(config(Mode.RECOVER), service=ServiceRef("engines", kind=POLICY_KIND))
-    path.write_bytes(supervisor_config.encode(of_policy))
+    path.write_bytes(supervisor_config.encode_config(of_policy))
     assert file.reload()
     assert file.current.engine == own
     assert file.current.supervision.mode is Mode.RECOVER
@@ -130,7 +130,7 @@ def test_a_pod_that_starts_without_a_file_watches_the_engine_that_admission_foun
 
     monkeypatch.setenv(POD_ENGINE_ENV, "garbage")
     assert ConfigFile(path).current.engine.type is EngineType.CUSTOM
-    path.write_bytes(supervisor_config.encode(config(Mode.RECOVER)))
+    path.write_bytes(supervisor_config.encode_config(config(Mode.RECOVER)))
     assert file.reload()
     assert file.error is None
     assert not file.is_missing
@@ -145,9 +145,9 @@ def test_a_first_file_that_is_absent_is_named(tmp_path: Path) -> None:
 def test_a_field_of_a_newer_operator_is_left_aside(tmp_path: Path) -> None:
     """An upgrade of the operator rolls no pod, and its configuration must go on arriving."""
     path = tmp_path / "supervisor.json"
-    path.write_bytes(supervisor_config.encode(config(Mode.OBSERVE)))
+    path.write_bytes(supervisor_config.encode_config(config(Mode.OBSERVE)))
     file = ConfigFile(path)
-    newer = supervisor_config.encode(config(Mode.RECOVER)).replace(
+    newer = supervisor_config.encode_config(config(Mode.RECOVER)).replace(
         b'"mode"', b'"newer": [1], "mode"'
     )
     path.write_bytes(newer)

@@ -89,7 +89,7 @@ def answered(
 ) -> tuple[Object, Counter[str]]:
     results: Counter[str] = Counter()
     reviewer = Reviewer(policies or known(policy()), images, lambda one: results.update([one]))
-    whole = reviewer.answer(asked)
+    whole = reviewer.respond(asked)
     assert json.loads(json.dumps(whole))["kind"] == "AdmissionReview"
     found: Object = whole["response"]
     return found, results
@@ -187,7 +187,7 @@ def test_of_two_policies_the_older_one_has_the_pod() -> None:
     policies.update(older | {"status": {"selected": 1}}, deleted=False)
     again = policies.find("ns", SELECTED)
     assert again is found, "a change of the status alone is not parsed"
-    assert policies.status(found) == {"selected": 1}
+    assert policies.get_status(found) == {"selected": 1}
     policies.update(older, deleted=True)
     found = policies.find("ns", SELECTED)
     assert found is not None

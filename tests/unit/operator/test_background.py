@@ -14,8 +14,8 @@ import pytest
 from plimsoll_operator import main
 from plimsoll_operator.kinds import SERVICE
 from plimsoll_operator.runtime.background import (
-    MAX_DELAY_S,
     MAX_FAILURES,
+    MAX_RETRY_DELAY_S,
     RECOVERY_RUN_S,
     Background,
 )
@@ -48,7 +48,7 @@ def test_a_needed_part_is_tried_again_with_back_off_before_it_ends_the_operator(
 
     made = background(clock)
     with pytest.raises(OverflowError):
-        asyncio.run(made.keep("resync", part))
+        asyncio.run(made.keep_running("resync", part))
     assert clock.slept == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0]
     assert made.failures == {"resync": MAX_FAILURES}
 
@@ -64,8 +64,8 @@ def test_a_part_that_is_not_needed_never_ends_the_operator() -> None:
         raise ValueError("a pod's page")
 
     with pytest.raises(asyncio.CancelledError):
-        asyncio.run(background(clock).keep("scrape", part, needed=False))
-    assert clock.slept[-1] == MAX_DELAY_S
+        asyncio.run(background(clock).keep_running("scrape", part, needed=False))
+    assert clock.slept[-1] == MAX_RETRY_DELAY_S
 
 
 def test_a_part_that_had_recovered_is_counted_from_zero() -> None:
@@ -80,7 +80,7 @@ def test_a_part_that_had_recovered_is_counted_from_zero() -> None:
         raise ValueError
 
     with pytest.raises(asyncio.CancelledError):
-        asyncio.run(background(clock).keep("canary", part))
+        asyncio.run(background(clock).keep_running("canary", part))
     assert set(clock.slept) == {1.0}
 
 
@@ -91,7 +91,7 @@ def test_a_part_that_ends_by_itself_has_failed() -> None:
         return None
 
     with pytest.raises(RuntimeError, match="ended unexpectedly"):
-        asyncio.run(background(clock).keep("resync", part))
+        asyncio.run(background(clock).keep_running("resync", part))
 
 
 @pytest.mark.parametrize("answer", [b"<html>a proxy</html>", b"", b"\xff\xfe"])

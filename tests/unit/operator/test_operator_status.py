@@ -32,7 +32,7 @@ from plimsoll_operator.scraper import Scraper
 from plimsoll_operator.status.conditions import (
     NOT_READY_REASON,
     Verdict,
-    make_engine_observed,
+    make_engine_observed_condition,
     make_figure_conditions,
     make_rollout_conditions,
 )
@@ -370,7 +370,7 @@ def test_memory_that_stands_flat_near_its_limit_is_said_and_does_not_flap() -> N
 
 def test_what_supervisors_do_not_see_has_their_own_word() -> None:
     def seen(**unseen: tuple[tuple[str, str], ...] | None) -> Verdict:
-        return make_engine_observed(
+        return make_engine_observed_condition(
             ConditionType.ENGINE_OBSERVED,
             {pod: SupervisorFigures(missing_signals=one) for pod, one in unseen.items()},
         )

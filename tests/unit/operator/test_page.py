@@ -82,7 +82,7 @@ def shown(*items: dict[str, Any], slots: Allocation | None = None, leading: bool
     for item in items:
         store.put(item)
     made = FleetPage(store, lambda: slots or Allocation(), 10, lambda: leading)
-    return asyncio.run(made.get()).decode()
+    return asyncio.run(made.get_page()).decode()
 
 
 def test_a_fleet_has_its_rows_the_worst_first() -> None:
@@ -160,9 +160,9 @@ def test_a_page_serves_all_readers_of_some_seconds() -> None:
 
     async def reads() -> None:
         one = FleetPage(store, slots, 10, lambda: True, (), lambda: now[0])
-        await asyncio.gather(*(one.get() for _ in range(20)))
-        now[0] += page.CACHE_S
-        await one.get()
+        await asyncio.gather(*(one.get_page() for _ in range(20)))
+        now[0] += page.PAGE_CACHE_S
+        await one.get_page()
 
     asyncio.run(reads())
     assert made == [100.0, 105.0]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from plimsoll_api.peers import MAX_PEERS, PEERS_FILE, Peer, PeerGrowth, decode
+from plimsoll_api.peers import MAX_PEERS, PEERS_FILE, Peer, PeerGrowth, decode_peers
 from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_api.supervisor_config import CONFIG_FILE
 from plimsoll_api.workloads import Membership, WorkloadRef
@@ -79,7 +79,7 @@ def test_a_summary_has_each_replica_that_says_what_it_grew_by() -> None:
         "qwen-1": SupervisorFigures(host=0.4),
         "gone": SupervisorFigures(host_growth=GROWN),
     }
-    found = decode(
+    found = decode_peers(
         PeersFileCache(time.monotonic).make_text(KEY, PODS, [incident("qwen-0")], figures).encode()
     )
     assert found == (
@@ -100,7 +100,8 @@ def test_one_replica_has_nobody_to_be_compared_with() -> None:
 
 def test_a_large_service_tells_of_so_many_and_of_the_suspected_first() -> None:
     peers = [Peer(f"qwen-{n:03}", "64d8", host=GROWN) for n in range(200)]
-    found = [one.pod for one in decode(make_peers_file(peers, {"qwen-150", "qwen-199"}).encode())]
+    file = make_peers_file(peers, {"qwen-150", "qwen-199"}).encode()
+    found = [one.pod for one in decode_peers(file)]
     assert len(found) == MAX_PEERS
     assert found == sorted(found)
     assert {"qwen-000", "qwen-061", "qwen-150", "qwen-199"} <= set(found)
@@ -131,7 +132,7 @@ def test_a_policy_compares_the_supervised_replicas_of_one_workload() -> None:
     peers = list_policy_peers(pods)
     assert [one.pod for one in peers] == ["a-0", "a-1", "b-0", "b-1"]
     figures = {one.pod: SupervisorFigures(device_growth=GROWN) for one in peers}
-    found = decode(
+    found = decode_peers(
         PeersFileCache(time.monotonic).make_text(KEY, peers, [incident("a-1")], figures).encode()
     )
     assert found == (
@@ -152,9 +153,8 @@ def test_a_text_is_kept_for_a_minute_and_a_quiet_service_has_none() -> None:
     assert summaries.make_text(KEY, PODS, opened, grown) == first
     assert summaries.compute_next_s(KEY) == 1
     now = DEFAULT_INTERVALS.publish
-    assert decode(summaries.make_text(KEY, PODS, opened, grown).encode())[0].host == PeerGrowth(
-        2 << 20, 120, 9
-    )
+    file = summaries.make_text(KEY, PODS, opened, grown).encode()
+    assert decode_peers(file)[0].host == PeerGrowth(2 << 20, 120, 9)
     assert summaries.make_text(KEY, PODS, [incident("qwen-0", "Resolved")], grown) == ""
     assert summaries.compute_next_s(KEY) is None
 

@@ -82,7 +82,7 @@ def pod(name: str = "vllm-0", supervisor: str = "", **spec: Any) -> dict[str, An
 
 def config_of(objects: list[dict[str, Any]]) -> SupervisorConfig:
     (found,) = [one for one in objects if one["kind"] == "ConfigMap"]
-    return supervisor_config.decode(found["data"]["supervisor.json"].encode())
+    return supervisor_config.decode_config(found["data"]["supervisor.json"].encode())
 
 
 def test_the_objects_of_a_policy() -> None:

@@ -13,7 +13,7 @@ import pytest
 from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.maintenance_window import MaintenanceWindow
 from plimsoll_api.supervision import Action
-from plimsoll_api.supervisor_config import CONFIG_FILE, decode
+from plimsoll_api.supervisor_config import CONFIG_FILE, decode_config
 from plimsoll_operator.kinds import OWNED_KINDS
 from plimsoll_operator.plans.service import parse_service
 from plimsoll_operator.render import (
@@ -174,7 +174,7 @@ def test_the_supervisor_reads_what_the_config_map_holds() -> None:
             },
         },
     )
-    config = decode(made["ConfigMap"]["data"][CONFIG_FILE].encode())
+    config = decode_config(made["ConfigMap"]["data"][CONFIG_FILE].encode())
     assert config.memory.host is not None
     assert config.memory.host.growth_bytes == 64 << 20
     assert config.memory.host.limit_bytes == 8 << 30

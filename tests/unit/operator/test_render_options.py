@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from plimsoll_api.resources import Resources
-from plimsoll_api.supervisor_config import CONFIG_FILE, decode
+from plimsoll_api.supervisor_config import CONFIG_FILE, decode_config
 from plimsoll_operator.kinds import InvalidSpecError
 from plimsoll_operator.plans.service import list_claims, make_plan, parse_service
 from plimsoll_operator.render import Images, render_objects
@@ -439,7 +439,7 @@ def test_without_a_cache_a_download_is_the_pods_own() -> None:
 
 def config(**spec: Any) -> Any:
     made = objects(**spec)["ConfigMap", "qwen-supervisor"]
-    return decode(made["data"][CONFIG_FILE].encode())
+    return decode_config(made["data"][CONFIG_FILE].encode())
 
 
 def test_an_external_engine_is_started_probed_and_stopped_by_what_it_has() -> None:

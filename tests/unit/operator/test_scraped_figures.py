@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll_api.peers import Peer, PeerGrowth, decode, encode
+from plimsoll_api.peers import Peer, PeerGrowth, decode_peers, encode_peers
 from plimsoll_operator.fleet.figures import (
-    MAX_RATIO,
+    MAX_CONSUMED_RATIO,
     MAX_RESTARTS,
-    UNKNOWN_REASON,
+    UNKNOWN_SIGNAL_REASON,
     SupervisorFigures,
     count_drained,
     make_memory_status,
@@ -93,10 +93,10 @@ def test_drained_replicas_are_counted_among_those_that_are_known() -> None:
 def test_figures_of_any_page_fit_a_status(page: bytes) -> None:
     found = parse_figures(page)
     for ratio in (found.host, found.device):
-        assert ratio is None or 0 <= ratio <= MAX_RATIO
+        assert ratio is None or 0 <= ratio <= MAX_CONSUMED_RATIO
     assert found.restarts_left is None or 0 <= found.restarts_left <= MAX_RESTARTS
     peers = [Peer("pod", "1", host=found.host_growth, device=found.device_growth)]
-    assert decode(encode(peers)) == tuple(peers)
+    assert decode_peers(encode_peers(peers)) == tuple(peers)
     shown = make_memory_status({"pod": found})
     for field in ("hostConsumedPercent", "deviceConsumedPercent"):
         value = shown.get(field, 0)
@@ -139,7 +139,7 @@ AGE, MISSING = "plimsoll_signal_age_seconds", "plimsoll_supervisor_signal_missin
     [
         ("3.5", "EngineSilent", ()),
         ("121", "EngineSilent", (("engine", "EngineSilent"),)),
-        ("121", "of-a-pod\\n", (("engine", UNKNOWN_REASON),)),
+        ("121", "of-a-pod\\n", (("engine", UNKNOWN_SIGNAL_REASON),)),
         ("NaN", "EngineSilent", ()),
     ],
 )

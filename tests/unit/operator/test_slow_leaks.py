@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from plimsoll_api.assessment import Assessment, Segment, SlowGrowth
 from plimsoll_api.inferenceservice_status import ConditionType
 from plimsoll_operator.fleet.figures import (
-    MAX_BYTES_PER_S,
-    MAX_LEFT_S,
+    MAX_FORECAST_S,
+    MAX_LEAK_BYTES_PER_S,
     SlowLeak,
     SupervisorFigures,
     parse_figures,
@@ -23,7 +23,7 @@ from plimsoll_operator.status.conditions import (
     MAX_MESSAGE_CHARS,
     MAX_SLOW_LEAKS,
     Verdict,
-    make_slow_leak,
+    make_slow_leak_condition,
 )
 from plimsoll_sidecar.record.metrics import Metrics
 
@@ -46,7 +46,7 @@ def page(**slow: SlowGrowth) -> bytes:
 
 
 def verdict(**pages: bytes) -> Verdict:
-    return make_slow_leak(
+    return make_slow_leak_condition(
         ConditionType.SLOW_LEAK, {pod: parse_figures(text) for pod, text in pages.items()}
     )
 
@@ -75,11 +75,11 @@ def test_the_least_time_comes_first_and_the_message_is_bounded() -> None:
         )
         for number in range(20)
     }
-    text = make_slow_leak(ConditionType.SLOW_LEAK, leaks).message
+    text = make_slow_leak_condition(ConditionType.SLOW_LEAK, leaks).message
     assert text.startswith("pod-001: ")
     assert text.endswith(f"; and {20 - MAX_SLOW_LEAKS} more")
     long = {"p" * 253 + f"{number}": one for number, one in enumerate(leaks.values())}
-    assert len(make_slow_leak(ConditionType.SLOW_LEAK, long).message) <= MAX_MESSAGE_CHARS
+    assert len(make_slow_leak_condition(ConditionType.SLOW_LEAK, long).message) <= MAX_MESSAGE_CHARS
 
 
 def test_no_growth_is_false_and_too_short_a_history_is_unknown() -> None:
@@ -133,6 +133,9 @@ def test_any_page_gives_a_bounded_verdict(lines: list[tuple[str, str, str]]) -> 
     text = "\n".join(f"plimsoll_memory_slow_leak{n}{labels} {v}" for n, labels, v in lines)
     figures = parse_figures(text.encode())
     for one in figures.slow or ():
-        assert 0 <= one.bytes_per_s <= MAX_BYTES_PER_S
-        assert one.limit_s is None or 0 <= one.limit_s <= MAX_LEFT_S
-    assert len(make_slow_leak(ConditionType.SLOW_LEAK, {"p": figures}).message) <= MAX_MESSAGE_CHARS
+        assert 0 <= one.bytes_per_s <= MAX_LEAK_BYTES_PER_S
+        assert one.limit_s is None or 0 <= one.limit_s <= MAX_FORECAST_S
+    assert (
+        len(make_slow_leak_condition(ConditionType.SLOW_LEAK, {"p": figures}).message)
+        <= MAX_MESSAGE_CHARS
+    )

@@ -124,7 +124,7 @@ def supervisor(folder: Path, mode: Mode = Mode.RECOVER) -> tuple[Supervisor, Han
         memory=MemoryPolicy(),
         supervision=Supervision(mode=mode),
     )
-    file.write_bytes(supervisor_config.encode(config))
+    file.write_bytes(supervisor_config.encode_config(config))
     engine, hands, metrics = Stalled(), Hands(), Metrics()
 
     def actuator(frontend: Callable[[], ProcessId | None]) -> Hands:

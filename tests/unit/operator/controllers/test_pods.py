@@ -10,7 +10,7 @@ import pytest
 
 from plimsoll_operator.config import Config
 from plimsoll_operator.controllers.pods import (
-    DELETION_MANAGER,
+    DELETION_FIELD_MANAGER,
     OWNER_DELETED_ANNOTATION,
     reconcile_pods,
     retain_incidents,
@@ -70,7 +70,7 @@ def test_the_time_is_written_once_and_counts_from_then() -> None:
     api = Calls()
     now = "2026-01-02T00:00:00Z"
     assert left(api, incident(), now) == WEEK_S
-    assert api.applied == [({OWNER_DELETED_ANNOTATION: now}, DELETION_MANAGER)]
+    assert api.applied == [({OWNER_DELETED_ANNOTATION: now}, DELETION_FIELD_MANAGER)]
     assert left(api, incident(now), "2026-01-03T00:00:00Z") == WEEK_S - 86400
     assert len(api.applied) == 1
     assert api.deleted == []
@@ -82,7 +82,7 @@ def test_a_time_that_is_none_is_written_again_and_one_ahead_counts_as_now() -> N
     api = Calls()
     now = "2026-01-02T00:00:00Z"
     assert left(api, incident("yesterday"), now) == WEEK_S
-    assert api.applied == [({OWNER_DELETED_ANNOTATION: now}, DELETION_MANAGER)]
+    assert api.applied == [({OWNER_DELETED_ANNOTATION: now}, DELETION_FIELD_MANAGER)]
     assert left(api, incident("2999-01-01T00:00:00Z"), now) == WEEK_S
     assert api.deleted == []
 
@@ -92,7 +92,7 @@ def test_an_owner_that_is_there_again_takes_the_mark_off() -> None:
     policy = {"metadata": {"name": "engines", "namespace": "ml", "uid": "p"}}
     now = "2026-01-03T00:00:00Z"
     asyncio.run(reconcile_pods(cast("Api", api), Store(), KEY, policy, [], [item], now, CONFIG))
-    assert api.applied == [({}, DELETION_MANAGER)]
+    assert api.applied == [({}, DELETION_FIELD_MANAGER)]
 
 
 def recorded(name: str, **status: Any) -> Object:

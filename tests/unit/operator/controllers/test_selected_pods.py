@@ -162,7 +162,7 @@ def test_a_list_of_anybodys_pods_is_read_in_pages_and_little_of_it_is_kept() -> 
     for number in range(count):
         meta = {"name": f"p-{number}", "namespace": "ml", "annotations": {"large": "x" * 1000}}
         api.put({"apiVersion": "v1", "kind": "Pod", "metadata": meta | {"labels": {"app": "vllm"}}})
-    items, version = asyncio.run(api.metadata(POD, "ml"))
+    items, version = asyncio.run(api.list_metadata(POD, "ml"))
     assert api.requests == 3
     assert {one["metadata"]["name"] for one in items} == {f"p-{n}" for n in range(count)}
     assert items[0]["metadata"].keys() == {"name", "labels", "resourceVersion"}

@@ -17,8 +17,8 @@ from plimsoll_api.learned import (
     MAX_OBSERVED_S,
     LearnedMemory,
     LearnedWorkload,
-    decode,
-    encode,
+    decode_learned,
+    encode_learned,
 )
 from plimsoll_api.peers import MAX_PEER_GROWTH_BYTES, Peer
 from plimsoll_operator.fleet.figures import SupervisorFigures, parse_figures
@@ -43,7 +43,7 @@ def pods(count: int, revision: str = "r1", workload: str = "") -> list[Peer]:
 
 
 def of(text: str, workload: str = "") -> LearnedWorkload:
-    (found,) = [one for one in decode(text.encode()) if one.workload == workload]
+    (found,) = [one for one in decode_learned(text.encode()) if one.workload == workload]
     return found
 
 
@@ -128,7 +128,7 @@ def test_each_workload_of_a_policy_learns_for_itself() -> None:
     replicas = [*pods(1, "a", "Deployment/a"), *pods(1, "b", "Deployment/b")]
     figures = {"a-0": lesson(GIB), "b-0": lesson(2 * GIB)}
     text = make_learned_file("", replicas, [], figures, NOW)
-    sizes = [one.host.budget for one in decode(text.encode()) if one.host]
+    sizes = [one.host.budget for one in decode_learned(text.encode()) if one.host]
     assert sizes == [GIB, 2 * GIB]
 
 
@@ -139,7 +139,7 @@ def test_a_policy_keeps_so_many_workloads_within_the_size() -> None:
     figure = SupervisorFigures(host_learned=most, device_learned=most)
     replicas = [Peer(f"pod-{n}", "r" * 63, f"{n:04}".rjust(317, "w")) for n in range(200)]
     text = make_learned_file("", replicas, [], {one.pod: figure for one in replicas}, NOW)
-    assert len(decode(text.encode())) == MAX_LEARNED_WORKLOADS
+    assert len(decode_learned(text.encode())) == MAX_LEARNED_WORKLOADS
     assert len(text) < MAX_LEARNED_BYTES
 
 
@@ -151,7 +151,8 @@ def test_a_file_that_someone_damaged_is_made_again(text: str) -> None:
 
 
 def test_an_hour_in_the_future_stops_nothing() -> None:
-    later = encode([LearnedWorkload("", "r1", 1 << 32, host=LearnedMemory(budget=MIB))]).decode()
+    workload = LearnedWorkload("", "r1", 1 << 32, host=LearnedMemory(budget=MIB))
+    later = encode_learned([workload]).decode()
     text = told(later, 0, lesson())
     assert of(text).at == 500_000
     assert of(told(text, 24, lesson())).host != of(text).host
@@ -190,9 +191,9 @@ def test_what_is_published_can_always_be_read(
         seen = [SupervisorFigures(host_learned=one) for one in lessons]
         text = told(text, hours, *seen, revision=data.draw(st.sampled_from(("r1", "r2"))))
         if text:
-            decode(text.encode())
+            decode_learned(text.encode())
 
 
 def test_too_large_a_file_is_refused() -> None:
     with pytest.raises(MalformedError, match="128 KiB"):
-        decode(b" " * (MAX_LEARNED_BYTES + 1))
+        decode_learned(b" " * (MAX_LEARNED_BYTES + 1))

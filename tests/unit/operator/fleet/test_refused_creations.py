@@ -14,7 +14,7 @@ from plimsoll_operator.fleet.refused_creations import (
     RefusedCreation,
     find_owner_kind,
     find_supervisor_refusal,
-    read_event,
+    parse_refusal_event,
 )
 from plimsoll_operator.render.containers import Images
 
@@ -57,7 +57,7 @@ def policy(**spec: Any) -> SupervisionPolicy:
 
 
 def ours(answer: str, made: Object | None = None, **spec: Any) -> RefusedCreation | None:
-    refused = read_event(creating(answer))
+    refused = parse_refusal_event(creating(answer))
     assert refused is not None
     return find_supervisor_refusal(refused, made or owner(), policy(**spec), IMAGES)
 
@@ -126,16 +126,18 @@ def test_pods_that_get_no_supervisor_are_refused_for_something_else() -> None:
     ],
 )
 def test_failures_that_are_no_refusal(message: str) -> None:
-    assert read_event(event(message)) is None
+    assert parse_refusal_event(event(message)) is None
 
 
 def test_another_try_with_the_same_answer_is_the_same_refusal() -> None:
     answer = "minimum cpu usage per Container is 100m, but request is 20m"
-    first, second = (read_event(creating(answer, f"theirs-5d-{end}")) for end in ("abc", "xyz"))
+    first, second = (
+        parse_refusal_event(creating(answer, f"theirs-5d-{end}")) for end in ("abc", "xyz")
+    )
     assert first is not None
     assert second is not None
     assert first.key == second.key
-    other = read_event(creating(answer.replace("100m", "200m")))
+    other = parse_refusal_event(creating(answer.replace("100m", "200m")))
     assert other is not None
     assert other.key != first.key
     assert other.key.split("/")[0] == first.key.split("/")[0] == "u-1"
@@ -178,7 +180,7 @@ def test_a_pod_that_kuberay_could_not_create(
     told = event(f'{message}pods "llm-gpu-worker-b2f9q" is forbidden: {rule}')
     told["reason"] = reason
     told["involvedObject"] |= {"apiVersion": "ray.io/v1", "kind": "RayCluster", "name": "llm"}
-    refused = read_event(told)
+    refused = parse_refusal_event(told)
     assert (refused is None) is (found is None)
     if refused is None:
         return
@@ -196,7 +198,7 @@ def test_a_stateful_set_and_an_event_with_a_series() -> None:
         " exceeded quota: q, requested: cpu=1, used: cpu=4, limited: cpu=4"
     )
     series = {"lastObservedTime": "2026-11-26T10:01:00.5Z"}
-    found = read_event(event(text, "StatefulSet", eventTime=AT, series=series))
+    found = parse_refusal_event(event(text, "StatefulSet", eventTime=AT, series=series))
     assert found is not None
     assert found.reason.startswith("exceeded quota: q")
     assert found.at == "2026-11-26T10:01:00.5Z"

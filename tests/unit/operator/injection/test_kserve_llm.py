@@ -88,7 +88,7 @@ def test_decode_and_prefill_have_the_ports_of_the_presets() -> None:
     assert decode.engine.model == "meta-llama/Llama-3.1-8B-Instruct"
     assert (decode.memory_limit_bytes, prefill.memory_limit_bytes) == (64 << 30, 48 << 30)
     assert made.config_map is not None
-    read = supervisor_config.decode(made.config_map["data"]["supervisor.json"].encode())
+    read = supervisor_config.decode_config(made.config_map["data"]["supervisor.json"].encode())
     whole = supervisor_config.make_pod_config(read, decode)
     assert whole.engine.container == "main"
     assert whole.memory.host is not None

@@ -501,7 +501,7 @@ class Webhook:
             "namespace": "ml",
             "object": wanted,
         }
-        answer: Object = self._review.answer({"request": whole | request})["response"]
+        answer: Object = self._review.respond({"request": whole | request})["response"]
         assert answer["allowed"]
         return answer
 

@@ -113,14 +113,17 @@ def test_one_workload_tries_the_supervisor_before_the_others() -> None:
     unproven = Injection(images="s:1")
     said, asked = server.settle(*both, injection=unproven)
     assert (said, asked) == (
-        {other: rollout.REQUESTED_MESSAGE, VLLM: rollout.UNPROVEN_MESSAGE},
+        {other: rollout.RESTART_REQUESTED_MESSAGE, VLLM: rollout.UNPROVEN_MESSAGE},
         [other],
     )
     server.restarts = server.started()
     assert server.settle(*both, injection=unproven) == (said, []), "another operator goes on"
     proven = Injection(images="s:1", proven=True)
     said, asked = server.settle(*both, injection=proven)
-    assert said == {other: rollout.REQUESTED_MESSAGE, VLLM: rollout.REQUESTED_MESSAGE}
+    assert said == {
+        other: rollout.RESTART_REQUESTED_MESSAGE,
+        VLLM: rollout.RESTART_REQUESTED_MESSAGE,
+    }
     assert asked == [other, VLLM], "the first one has pods that got none in the trial"
     assert server.settle(*both, injection=proven)[1] == []
     stop = InjectionStop(pod="a", reason="x", time=NOW, generation=1)
@@ -134,7 +137,7 @@ def test_a_workload_is_asked_once_and_by_server_side_apply_of_two_annotations() 
     waits = owned(VLLM)
     assert server.turn(waits) == ({}, []), "the webhook must know of the policy first"
     server.now += DEFAULT_INTERVALS.rollout_settle
-    assert server.turn(waits) == ({VLLM: rollout.REQUESTED_MESSAGE}, [VLLM])
+    assert server.turn(waits) == ({VLLM: rollout.RESTART_REQUESTED_MESSAGE}, [VLLM])
     ((manager, body),) = server.asked
     assert manager == "plimsoll-operator-rollout"
     assert body["spec"] == {"template": {"metadata": {"annotations": {
@@ -142,13 +145,13 @@ def test_a_workload_is_asked_once_and_by_server_side_apply_of_two_annotations() 
     gets = server.gets
     for _ in range(3):
         server.now += DEFAULT_INTERVALS.rollout_again
-        assert server.turn(waits) == ({VLLM: rollout.REQUESTED_MESSAGE}, [])
+        assert server.turn(waits) == ({VLLM: rollout.RESTART_REQUESTED_MESSAGE}, [])
     assert server.gets == gets, "a workload that was asked costs no request"
     # Another operator knows by the annotation, and so does this one when pods wait again.
     server.restarts = server.started()
-    assert server.settle(waits) == ({VLLM: rollout.REQUESTED_MESSAGE}, [])
+    assert server.settle(waits) == ({VLLM: rollout.RESTART_REQUESTED_MESSAGE}, [])
     assert server.turn(owned(VLLM, SupervisionState.SUPERVISED)) == ({}, [])
-    assert server.turn(waits) == ({VLLM: rollout.REQUESTED_MESSAGE}, [])
+    assert server.turn(waits) == ({VLLM: rollout.RESTART_REQUESTED_MESSAGE}, [])
     assert len(server.asked) == 1
     assert server.settle(waits, generation=2)[1] == [VLLM]
     assert len(server.asked) == 2
@@ -244,7 +247,7 @@ def test_nothing_is_asked_while_the_webhook_would_miss_the_new_pods() -> None:
     server.serves = True
     assert server.turn(owned(VLLM))[1] == [VLLM]
     server.serves = False
-    assert server.turn(owned(VLLM)) == ({VLLM: rollout.REQUESTED_MESSAGE}, []), (
+    assert server.turn(owned(VLLM)) == ({VLLM: rollout.RESTART_REQUESTED_MESSAGE}, []), (
         "the restart goes on"
     )
 

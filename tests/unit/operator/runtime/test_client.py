@@ -93,7 +93,7 @@ def sizes(server: Server, folder: Path) -> list[int]:
     """The sizes of the objects that the operator's client lists."""
 
     async def listed(api: Api) -> list[int]:
-        pages = [page async for page, _ in api.pages(SERVICE, None)]
+        pages = [page async for page, _ in api.list_pages(SERVICE, None)]
         return [len(one["spec"]["x"]) for page in pages for one in page]
 
     found: list[int] = asked(server, folder, listed)
@@ -142,9 +142,9 @@ def test_a_success_that_is_no_list_is_a_server_that_does_not_answer(
     """A proxy before the API server answers so: watches begin again, and none ends for good."""
     server.answer = answer.encode()
     for call in (
-        lambda api: api.metadata(POD, "n"),
+        lambda api: api.list_metadata(POD, "n"),
         lambda api: api.list_events_of("n", "uid"),
-        lambda api: anext(api.pages(SERVICE, None)),
+        lambda api: anext(api.list_pages(SERVICE, None)),
     ):
         with pytest.raises(OSError, match="the response is not"):
             asked(server, tmp_path, call)
@@ -152,7 +152,7 @@ def test_a_success_that_is_no_list_is_a_server_that_does_not_answer(
 
 def test_a_list_without_items_is_empty(server: Server, tmp_path: Path) -> None:
     server.answer = b'{"metadata": {"resourceVersion": "7"}, "items": null}'
-    assert asked(server, tmp_path, lambda api: api.metadata(POD, "n")) == ([], "7")
+    assert asked(server, tmp_path, lambda api: api.list_metadata(POD, "n")) == ([], "7")
 
 
 @pytest.mark.parametrize("item", ["7", "{}", '{"metadata": 7}', '{"metadata": {}}'])
