@@ -90,23 +90,25 @@ class Kubectl(Kube):
         many there are. Those with the UIDs in ``leave`` keep theirs."""
         pods = self.list("pods", f"plimsoll.dev/service={service}")
         for pod in pods:
-            if pod["metadata"]["uid"] in leave:
-                continue
-            names = [one["name"] for one in pod["spec"]["containers"]]
-            inits = [one["name"] for one in pod["spec"]["initContainers"]]
-            status = {
-                "phase": "Running",
-                "podIP": address,
-                "podIPs": [{"ip": address}],
-                "conditions": [{"type": "Ready", "status": "True"}],
-                "containerStatuses": [_running(name) for name in names],
-                "initContainerStatuses": [_running(name) for name in inits],
-            }
-            name = pod["metadata"]["name"]
-            # During a roll-out it may be gone by now.
-            with contextlib.suppress(NotFound):
-                self.patch("pod", name, {"status": status}, "status")
+            if pod["metadata"]["uid"] not in leave:
+                self.set_running(pod, address)
         return len(pods)
+
+    def set_running(self, pod: dict[str, Any], address: str = "10.1.2.3") -> None:
+        """Write the status of ``pod`` as if all of its containers were ready."""
+        names = [one["name"] for one in pod["spec"]["containers"]]
+        inits = [one["name"] for one in pod["spec"].get("initContainers", [])]
+        status = {
+            "phase": "Running",
+            "podIP": address,
+            "podIPs": [{"ip": address}],
+            "conditions": [{"type": "Ready", "status": "True"}],
+            "containerStatuses": [_running(name) for name in names],
+            "initContainerStatuses": [_running(name) for name in inits],
+        }
+        # During a roll-out it may be gone by now.
+        with contextlib.suppress(NotFound):
+            self.patch("pod", pod["metadata"]["name"], {"status": status}, "status")
 
 
 def _running(name: str) -> dict[str, Any]:
