@@ -33,7 +33,7 @@ class ClockReading(msgspec.Struct, frozen=True):
     boot_id: str
 
 
-def seconds_since_boot() -> float:
+def read_boottime_s() -> float:
     """Return the seconds since boot, including suspend (CLOCK_BOOTTIME)."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
@@ -51,25 +51,27 @@ class SteadyClock:
 
     def __init__(
         self,
-        then: ClockReading | None = None,
-        wall: Callable[[], float] = time.time,
-        boottime: Callable[[], float] = seconds_since_boot,
-        boot: Callable[[], str] = read_boot_id,
+        previous: ClockReading | None = None,
+        read_wall_clock: Callable[[], float] = time.time,
+        read_boottime: Callable[[], float] = read_boottime_s,
+        read_boot_id: Callable[[], str] = read_boot_id,
     ) -> None:
-        """Create a clock that continues from ``then``, if this was read during the current boot.
+        """Create a clock that continues from ``previous``, if it was read during the current boot.
 
-        Otherwise, it starts with the wall clock's time.
+        Otherwise, it starts with the wall clock's time. The functions return Unix seconds, seconds
+        since boot, and the ID of the current boot.
         """
-        self._wall, self._boottime, self._boot = wall, boottime, boot()
-        self._offset = wall() - boottime()
-        if then is not None and self._boot and then.boot_id == self._boot:
-            before = then.time - then.boottime
+        self._read_wall_clock, self._read_boottime = read_wall_clock, read_boottime
+        self._boot_id = read_boot_id()
+        self._offset = read_wall_clock() - read_boottime()
+        if previous is not None and self._boot_id and previous.boot_id == self._boot_id:
+            before = previous.time - previous.boottime
             if abs(self._offset - before) > MIN_CLOCK_STEP_S:
                 self._offset = before
 
     def now(self) -> float:
         """Return the time in Unix seconds. Changes of the wall clock do not affect it."""
-        return self._boottime() + self._offset
+        return self._read_boottime() + self._offset
 
     def apply_step(self) -> float:
         """Apply a step of the wall clock to this clock, and return the step in seconds.
@@ -78,7 +80,7 @@ class SteadyClock:
         caller must then shift stored times (see
         :func:`plimsoll_sidecar.govern.state.shift_times`).
         """
-        step = self._wall() - self._boottime() - self._offset
+        step = self._read_wall_clock() - self._read_boottime() - self._offset
         if abs(step) <= MIN_CLOCK_STEP_S:
             return 0.0
         self._offset += step
@@ -86,5 +88,5 @@ class SteadyClock:
 
     def read(self) -> ClockReading:
         """Return the current time, the seconds since boot, and the boot ID."""
-        at = self._boottime()
-        return ClockReading(at + self._offset, at, self._boot)
+        boottime = self._read_boottime()
+        return ClockReading(boottime + self._offset, boottime, self._boot_id)

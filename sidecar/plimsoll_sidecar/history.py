@@ -131,7 +131,8 @@ def _make_point(at: float, row: list[int]) -> HistoryPoint:
 
 WIDTH, HEIGHT = 760, 260
 LEFT, RIGHT, TOP, BOTTOM = 76, 12, 12, 28
-GRID_LINES = 4
+GRID_INTERVALS = 4
+"""Number of intervals between the horizontal grid lines of a chart."""
 HEIGHT_FACTOR = 1.05
 """Factor from the largest value to the height of a chart, so that no line is at its edge."""
 
@@ -160,10 +161,10 @@ def draw_segment_chart(band: MemoryBand, points: Sequence[HistoryPoint]) -> str:
     baseline = next((b for b in reversed(band.baselines) if b is not None), None)
     line = None if baseline is None or band.budget is None else baseline + band.budget
     top = _round_up(max([*(sum(row) for row in sums), baseline or 0, line or 0]))
-    box = _ChartScale(times[0], max(times[-1], times[0] + 1.0), top)
-    parts = [*_draw_grid(box), *_draw_areas(box, band, times, sums)]
-    parts += _draw_named_line(box, baseline, "baseline", 12) + _draw_named_line(
-        box, line, "budget", -4
+    scale = _ChartScale(times[0], max(times[-1], times[0] + 1.0), top)
+    parts = [*_draw_grid(scale), *_draw_areas(scale, band, times, sums)]
+    parts += _draw_named_line(scale, baseline, "baseline", 12) + _draw_named_line(
+        scale, line, "budget", -4
     )
     newest = format_bytes(sum(sums[-1]))
     level = f", the budget ends at {format_bytes(line)}" if line is not None else ""
@@ -185,11 +186,11 @@ def draw_growth_chart(name: str, growth: Sequence[tuple[float, int | None]], bud
     if len(known) < 2:
         return ""
     top = _round_up(max(budget, *(size for _, size in known)) * HEIGHT_FACTOR)
-    box = _ChartScale(growth[0][0], max(growth[-1][0], growth[0][0] + 1.0), top)
+    scale = _ChartScale(growth[0][0], max(growth[-1][0], growth[0][0] + 1.0), top)
     parts = [
-        *_draw_grid(box),
-        *_draw_growth_areas(box, growth),
-        *_draw_named_line(box, budget, "budget", -4),
+        *_draw_grid(scale),
+        *_draw_growth_areas(scale, growth),
+        *_draw_named_line(scale, budget, "budget", -4),
     ]
     now = growth[-1][1]
     said = "Now unknown" if now is None else f"Now {format_bytes(now)}"
@@ -201,7 +202,7 @@ def draw_growth_chart(name: str, growth: Sequence[tuple[float, int | None]], bud
     )
 
 
-def _draw_growth_areas(box: _ChartScale, growth: Sequence[tuple[float, int | None]]) -> list[str]:
+def _draw_growth_areas(scale: _ChartScale, growth: Sequence[tuple[float, int | None]]) -> list[str]:
     """Return the SVG elements of an area for each sequence of points without a gap."""
     stretches: list[list[tuple[float, int]]] = [[]]
     for at, size in growth:
@@ -211,8 +212,9 @@ def _draw_growth_areas(box: _ChartScale, growth: Sequence[tuple[float, int | Non
             stretches[-1].append((at, size))
     made = []
     for stretch in (one for one in stretches if len(one) > 1):
-        line = " ".join(f"{box.to_x(at)},{box.to_y(size)}" for at, size in stretch)
-        floor = f"{box.to_x(stretch[-1][0])},{box.to_y(0)} {box.to_x(stretch[0][0])},{box.to_y(0)}"
+        line = " ".join(f"{scale.to_x(at)},{scale.to_y(size)}" for at, size in stretch)
+        first_x, last_x = scale.to_x(stretch[0][0]), scale.to_x(stretch[-1][0])
+        floor = f"{last_x},{scale.to_y(0)} {first_x},{scale.to_y(0)}"
         made += [f'<polygon class="grown" points="{line} {floor}"/>']
         made += [f'<polyline class="grown" points="{line}"/>']
     return made
@@ -243,15 +245,15 @@ class _ChartScale:
 
 
 def _draw_areas(
-    box: _ChartScale, band: MemoryBand, times: Sequence[float], rows: Sequence[Sequence[int]]
+    scale: _ChartScale, band: MemoryBand, times: Sequence[float], rows: Sequence[Sequence[int]]
 ) -> list[str]:
     floor = [0.0] * len(times)
     made = []
     for index, segment in enumerate(band.segments):
         roof = [below + row[index] for below, row in zip(floor, rows, strict=True)]
         if any(row[index] for row in rows):
-            up = [f"{box.to_x(t)},{box.to_y(v)}" for t, v in zip(times, roof, strict=True)]
-            down = [f"{box.to_x(t)},{box.to_y(v)}" for t, v in zip(times, floor, strict=True)]
+            up = [f"{scale.to_x(t)},{scale.to_y(v)}" for t, v in zip(times, roof, strict=True)]
+            down = [f"{scale.to_x(t)},{scale.to_y(v)}" for t, v in zip(times, floor, strict=True)]
             shape = " ".join([*up, *reversed(down)])
             title = f"<title>{segment.value}</title>"
             made.append(f'<polygon class="s s-{segment.value}" points="{shape}">{title}</polygon>')
@@ -259,7 +261,7 @@ def _draw_areas(
     return made
 
 
-def _draw_named_line(box: _ChartScale, size: int | None, name: str, offset: int) -> list[str]:
+def _draw_named_line(scale: _ChartScale, size: int | None, name: str, offset: int) -> list[str]:
     """Return the SVG elements of a horizontal line at ``size`` bytes, and of its name.
 
     The name is ``offset`` pixels below the line. Different offsets keep the names of close lines
@@ -267,26 +269,26 @@ def _draw_named_line(box: _ChartScale, size: int | None, name: str, offset: int)
     """
     if size is None:
         return []
-    y, right = box.to_y(size), WIDTH - RIGHT
+    y, right = scale.to_y(size), WIDTH - RIGHT
     return [
         f'<line class="{name}" x1="{LEFT}" x2="{right}" y1="{y}" y2="{y}"/>',
         f'<text class="{name}" x="{right - 4}" y="{y + offset}" text-anchor="end">{name}</text>',
     ]
 
 
-def _draw_grid(box: _ChartScale) -> list[str]:
+def _draw_grid(scale: _ChartScale) -> list[str]:
     made = []
-    for index in range(GRID_LINES + 1):
-        size = box.top * index / GRID_LINES
-        y = box.to_y(size)
+    for index in range(GRID_INTERVALS + 1):
+        size = scale.top * index / GRID_INTERVALS
+        y = scale.to_y(size)
         made.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}"/>')
         label = f'<text x="{LEFT - 6}" y="{y + 4}" text-anchor="end">{format_bytes(size)}</text>'
         made.append(label)
     for share, anchor in ((0.0, "start"), (0.5, "middle"), (1.0, "end")):
-        at = box.begin + share * (box.end - box.begin)
+        at = scale.begin + share * (scale.end - scale.begin)
         clock = format_clock_time(at)
         made.append(
-            f'<text x="{box.to_x(at)}" y="{HEIGHT - 8}" text-anchor="{anchor}">{clock}</text>'
+            f'<text x="{scale.to_x(at)}" y="{HEIGHT - 8}" text-anchor="{anchor}">{clock}</text>'
         )
     return made
 

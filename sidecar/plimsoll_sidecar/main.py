@@ -158,7 +158,7 @@ def build_supervisor(
         exporter=Dcgm.from_environment(mine),
         amd=AmdExporter.from_environment(mine),
         orphaned=OrphanedMemory.create_for_this_pod(),
-        page=engine.metrics_page_signal,
+        page=engine.read_metrics_signal,
     )
     metrics = Metrics(lambda: source.cgroup)
     peers = PeersFile(arguments.config.with_name(PEERS_FILE))

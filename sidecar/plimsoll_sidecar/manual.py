@@ -197,7 +197,7 @@ def _restart_engine(engine: EngineAdapter, config: SupervisorConfig, command: Co
             KubeClient.create_in_cluster(), config.service, pod
         )
         pod_services.wait_until_left(service_exit)
-    finished = engine.finish(command)
+    finished = engine.finish_requests(command)
     return engine.restart_engine(command) if finished.outcome is Outcome.SUCCEEDED else finished
 
 

@@ -207,7 +207,7 @@ class Supervisor:
             wanted = self._journal.hold is None and self._governor.wants_standby(seen.engine)
             self._actuator.standby.set_wanted(seen.engine.epoch, wanted)
             if self._governor.state.pending is None or self._config.is_missing:
-                self._actuator.end_drains(seen.engine.epoch)
+                self._actuator.resume_after_drains(seen.engine.epoch)
         self._journal.mark_acknowledged()
         self.display.update(seen, turn.events, self._config, self._governor, self._journal)
 

@@ -21,8 +21,8 @@ from plimsoll_api.trace import TraceError
 from plimsoll_api.units import format_bytes, format_duration
 from plimsoll_sidecar.detect.detector import Detector
 from plimsoll_sidecar.govern.auto_budget import (
-    DAY_H,
-    HOUR_S,
+    HOURS_PER_DAY,
+    SECONDS_PER_HOUR,
     HourGrowth,
     LearnedBudgets,
     LearnedHistory,
@@ -122,7 +122,8 @@ def make_tuning(name: str, learned: LearnedHistory, budget: MemoryBudget) -> Tun
     levels = {
         f"{hours}h": found
         for hours in WINDOWS_H
-        if (found := compute_quantile(list_gains_within(clean, hours * HOUR_S))) is not None
+        if (found := compute_quantile(list_gains_within(clean, hours * SECONDS_PER_HOUR)))
+        is not None
     }
     needed = learned.find_largest_size()
     said = None
@@ -179,7 +180,7 @@ def _iterate_days(
 ) -> Iterator[DayGrowth]:
     by_day: dict[int, list[HourGrowth]] = {}
     for hour in hours:
-        by_day.setdefault(hour.at // DAY_H, []).append(hour)
+        by_day.setdefault(hour.at // HOURS_PER_DAY, []).append(hour)
     for day, found in sorted(by_day.items()):
         gain = max(list_gains_within(found, window_s))
         yield DayGrowth(
@@ -238,7 +239,7 @@ def learn_from_series(path: Path, limit: int | None) -> LearnedBudgets:
         if after >= RESTART_SIZE_SHARE * size and index + 1 < len(points):
             continue
         life = points[begin : index + 1]
-        base = min(one for at, one in life if at <= life[0][0] + HOUR_S)
+        base = min(one for at, one in life if at <= life[0][0] + SECONDS_PER_HOUR)
         for at, one in life:
             state = BudgetState(
                 current=one, baseline=base, unexplained=max(0, one - base), limit=limit

@@ -114,7 +114,7 @@ class HttpServer:
         Raises OSError if this is not possible, and OverflowError for an invalid port.
         """
         self._answer, self._headers = answer, headers
-        self._listener = _listen(host, port)
+        self._listener = _create_listener(host, port)
         self._connections: dict[int, _Connection] = {}
         self._poll = select.poll()
         self._poll.register(self._listener, select.POLLIN)
@@ -271,7 +271,7 @@ class HttpServer:
             connection.sock.close()
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _create_listener(host: str, port: int) -> socket.socket:
     listener = bind_socket(host, port)
     try:
         listener.listen(LISTEN_BACKLOG)

@@ -452,7 +452,7 @@ def test_an_api_server_that_is_away_loses_nothing(rig: Rig) -> None:
     publisher.start()
     incident = story()
     begin = time.monotonic()
-    publisher.offer(1, incident)
+    publisher.queue_incident(1, incident)
     assert time.monotonic() - begin < 0.1
     _eventually(lambda: _check(not publisher._thread.is_ok))
     assert publisher.take_acknowledged() == []

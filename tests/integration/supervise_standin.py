@@ -83,7 +83,7 @@ class Source:
 class Judge:
     """Growth over 8 MiB is a leak; no answer or no step at all is a stall."""
 
-    def checkpoint(self) -> Checkpoint:
+    def make_checkpoint(self) -> Checkpoint:
         return Checkpoint()
 
     def resume(self, checkpoint: Checkpoint) -> None:
@@ -165,7 +165,7 @@ def main() -> int:
     clock.SteadyClock.__init__.__defaults__ = (
         None,
         wall,
-        clock.seconds_since_boot,
+        clock.read_boottime_s,
         clock.read_boot_id,
     )
     supervisor = Supervisor(

@@ -152,7 +152,7 @@ def test_an_engine_that_does_not_listen_yet_starts_and_holds_its_memory(machine:
     hold.touch()
     machine.start(f"--hold={hold}", "--helpers=2")
     adapter = machine.adapter()
-    assert eventually(lambda: len(adapter.processes()) == 3)
+    assert eventually(lambda: len(adapter.list_processes()) == 3)
     sampler = Sampler(adapter)
     sample = sampler.sample()
     assert sampler.status is not None
@@ -175,7 +175,7 @@ def test_an_engine_that_begins_to_listen_during_a_status_call_is_starting(
     hold.touch()
     machine.start(f"--hold={hold}")
     adapter = machine.adapter()
-    assert eventually(lambda: len(adapter.processes()) == 1)
+    assert eventually(lambda: len(adapter.list_processes()) == 1)
     with socket.socket() as late:
 
         def refused(*_: object) -> None:
@@ -231,7 +231,7 @@ def test_a_restart_ends_every_process(machine: Machine, number: signal.Signals) 
     if number is signal.SIGKILL:
         os.kill(process.pid, signal.SIGSTOP)
     frontend = next(p.pid for p in status.processes if p.role is Role.FRONTEND)
-    ending = adapter.end(identify(frontend))
+    ending = adapter.end_processes(identify(frontend))
     assert ending.error is None
     assert ("by SIGKILL" in ending.summary) == (number is signal.SIGKILL)
     assert "still running" in ending.summary
@@ -286,7 +286,7 @@ def test_what_a_killed_frontend_left_is_known_and_ended(machine: Machine) -> Non
     assert (sample.host.processes, sample.host.frontend_lives) == (2, False)
     stopped, other = sorted(group(process.pid))
     os.kill(stopped, signal.SIGSTOP)  # it does not answer SIGTERM
-    ending = adapter.end(frontend)
+    ending = adapter.end_processes(frontend)
     assert ending.error is None, ending
     assert "still running" in ending.summary
     ended = f"process {other} ended after SIGTERM; process {stopped} ended after SIGKILL"
@@ -343,7 +343,7 @@ def test_an_engine_that_was_killed_before_anybody_saw_it_has_ended(
     assert "main process ended, but its other processes" in world.open[0].attribution.evidence[0]
     with pytest.raises(EngineError, match="main process has ended, but its processes"):
         adapter.status()
-    ending = adapter.end(None)
+    ending = adapter.end_processes(None)
     assert ending.error is None
     assert "ended after SIGTERM" in ending.summary
     assert not any(identify(pid) for pid in left)
@@ -355,11 +355,11 @@ def test_what_an_unseen_engine_left_is_swept_beside_the_next(
     folder = groups("engine")
     left = killed_unseen(machine, folder)
     adapter = machine.adapter(container="vllm")
-    assert {p.pid for p in adapter.processes()} == set(left)
+    assert {p.pid for p in adapter.list_processes()} == set(left)
     (machine.folder / "hold").unlink()
     machine.serving("--helpers=1", within=in_container(folder), **{CONTAINER_ENV: "vllm"})
     assert adapter.status().state is EngineState.SERVING
-    assert "ended" in adapter.sweep()
+    assert "ended" in adapter.end_leftover_processes()
     assert not any(identify(pid) for pid in left)
     assert adapter.status().state is EngineState.SERVING
 
@@ -372,7 +372,7 @@ def test_the_next_engine_outlives_the_end_of_what_the_last_one_left(machine: Mac
     first.kill()
     first.wait(LIMIT_S)
     second = machine.serving("--helpers=1")
-    assert adapter.end(known).error is None
+    assert adapter.end_processes(known).error is None
     assert group(first.pid) == set()
     assert len(group(second.pid)) == 2
 
@@ -385,10 +385,10 @@ def test_what_a_killed_engine_left_to_the_next_is_swept(machine: Machine) -> Non
     first.wait(LIMIT_S)
     second = machine.serving("--helpers=1")
     assert adapter.status().processes
-    assert "ended" in adapter.sweep()
+    assert "ended" in adapter.end_leftover_processes()
     assert group(first.pid) == set()
     assert len(group(second.pid)) == 2
-    assert adapter.sweep() == ""
+    assert adapter.end_leftover_processes() == ""
 
 
 def test_a_name_in_the_environment_decides(machine: Machine) -> None:
@@ -398,7 +398,7 @@ def test_a_name_in_the_environment_decides(machine: Machine) -> None:
     engine = machine.start(f"--hold={hold}", "--helpers=1", **{CONTAINER_ENV: "engine"})
     machine.serving()  # as a proxy does, while the engine is not there yet
     adapter = machine.adapter(container="engine")
-    assert eventually(lambda: {p.pid for p in adapter.processes()} == group(engine.pid))
+    assert eventually(lambda: {p.pid for p in adapter.list_processes()} == group(engine.pid))
 
 
 def in_container(folder: Path, *options: str) -> str:
@@ -461,7 +461,7 @@ def test_a_container_is_the_engine_whoever_started_what(
     main = next(p.pid for p in status.processes if p.role is Role.FRONTEND)
     os.kill(main, signal.SIGKILL)
     outer.wait(LIMIT_S)
-    ending = adapter.end(None)
+    ending = adapter.end_processes(None)
     assert ending.error is None
     assert (engine / "cgroup.procs").read_text() == ""
 
@@ -505,7 +505,7 @@ def test_another_container_is_not_the_engine(
     machine.groups.append(process.pid)
     line = "\0".join([*command, ""])
     assert eventually(lambda: Path(f"/proc/{process.pid}/cmdline").read_text() == line)
-    assert machine.adapter().processes() == []
+    assert machine.adapter().list_processes() == []
     assert process.poll() is None
 
 
@@ -521,4 +521,4 @@ def test_an_engine_in_a_nested_pid_namespace_is_another_pods(
         return any(read_command_line(int(pid))[1:2] == [str(machine.program)] for pid in pids)
 
     assert eventually(serves)
-    assert machine.adapter().processes() == []
+    assert machine.adapter().list_processes() == []

@@ -301,11 +301,11 @@ def test_requests_finish_and_more_may_come_before_a_pod_is_replaced(rig: Rig) ->
     rig.start("vllm-pause", "--running=3")
     adapter = rig.adapter(EngineType.VLLM)
     epoch = adapter.status().epoch
-    result = adapter.finish(command(epoch, Verb.LEAVE, 1.5))
+    result = adapter.finish_requests(command(epoch, Verb.LEAVE, 1.5))
     assert (result.outcome, result.message) == (Outcome.SUCCEEDED, "3 requests left")
     assert adapter.status().state is EngineState.SERVING, "the operator may be away"
     assert "/pause" not in rig.calls
-    stale = adapter.finish(command("another:1", Verb.LEAVE, 5.0))
+    stale = adapter.finish_requests(command("another:1", Verb.LEAVE, 5.0))
     assert stale.outcome is Outcome.REFUSED
 
 

@@ -109,7 +109,7 @@ def test_a_wrong_token_is_said(rig: Rig) -> None:
 
 def test_diagnostics_are_text(rig: Rig) -> None:
     save = command("any", Verb.DIAGNOSE)
-    assert b"stacks" in rig.client.diagnostics(Diagnostic.STACKS, save)
+    assert b"stacks" in rig.client.read_diagnostic(Diagnostic.STACKS, save)
 
 
 def test_an_engine_that_is_away_is_an_error(rig: Rig) -> None:

@@ -280,7 +280,7 @@ class Named:
     def is_serving(self) -> bool:
         return True
 
-    def processes(self) -> list[ProcessMemory]:
+    def list_processes(self) -> list[ProcessMemory]:
         return []
 
     def has_ended(self) -> bool:

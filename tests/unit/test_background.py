@@ -162,7 +162,7 @@ def test_an_answer_that_is_no_lease_does_not_end_the_renewal(
             return answers[-1]
 
     class Engine:
-        def sweep(self) -> str:
+        def end_leftover_processes(self) -> str:
             return ""
 
     monkeypatch.setattr(background, "FIRST_PAUSE_S", 0.01)

@@ -41,7 +41,7 @@ class Engine:
     def resume(self, epoch: str) -> None:
         self.calls.append(("resume", readiness.is_ready(self._state_dir)))
 
-    def finish(self, command: Command) -> Result:
+    def finish_requests(self, command: Command) -> Result:
         return self._called("finish", command, self._finishes)
 
     def restart_engine(self, command: Command) -> Result:

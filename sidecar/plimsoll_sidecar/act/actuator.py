@@ -155,7 +155,7 @@ class Actuator:
                 readiness.end_drain(self._state_dir, readiness.DRAIN)
         self._slot_loop.wake()
 
-    def end_drains(self, epoch: str) -> None:
+    def resume_after_drains(self, epoch: str) -> None:
         """Queue a request to resume the engine in ``epoch`` if a drain has ended.
 
         Call this only while no command is running, because a drain can be part of a command.
@@ -254,7 +254,7 @@ class Actuator:
 
     def _end_leftover_processes(self) -> None:
         """End processes of an earlier engine that still run beside the current engine."""
-        if self.may_end_leftovers and (summary := self._engine.sweep()):
+        if self.may_end_leftovers and (summary := self._engine.end_leftover_processes()):
             log.warning("ended processes of an earlier engine: %s", summary)
 
     def execute(self, command: Command) -> Result:
@@ -333,7 +333,7 @@ class Actuator:
         readiness.set_unready(self._state_dir, readiness.DRAIN, longest_s)
         if self._service_exit is not None:
             wait_until_left(self._service_exit)
-        return self._engine.finish(command)
+        return self._engine.finish_requests(command)
 
     def _drain(self, command: Command) -> Result:
         """Remove the pod from its Services, and then drain the engine."""
@@ -377,13 +377,13 @@ class Actuator:
             self._engine.status()
         except EngineError as silence:
             main = self._get_main_process()
-            if main is None and not self._engine.processes():
+            if main is None and not self._engine.list_processes():
                 return command.make_result(
                     Outcome.FAILED,
                     "the engine does not answer, and the PID of its main process is unknown: "
                     f"{silence}",
                 )
-            ending = self._engine.end(main)
+            ending = self._engine.end_processes(main)
             if ending.error is not None:
                 return command.make_result(Outcome.FAILED, ending.error)
             message = f"the engine did not answer, so it was ended with signals: {ending.summary}"

@@ -27,7 +27,7 @@ from plimsoll_api.supervisor_config import GroupMember, SupervisorConfig
 from plimsoll_sidecar.clients.kube import ConflictError, KubeClient, Object
 from plimsoll_sidecar.govern.restart_budget import NO_RESTARTS, ReplicaRestarts
 
-MAX_RESTARTS = 1000
+MAX_SERVICE_RESTARTS = 1000
 """Maximum number of stored restarts of the service, and maximum of ``restartBudget.count``."""
 MAX_RESTARTS_PER_REPLICA = 64
 """Maximum number of stored restarts of one replica: the newest ones."""
@@ -54,7 +54,7 @@ class ServiceRestart(msgspec.Struct):
     incident: str
 
 
-_Restarts = Annotated[list[ServiceRestart], msgspec.Meta(max_length=MAX_RESTARTS)]
+_Restarts = Annotated[list[ServiceRestart], msgspec.Meta(max_length=MAX_SERVICE_RESTARTS)]
 _Replicas = Annotated[dict[str, ReplicaRestarts], msgspec.Meta(max_length=4 * MAX_REPLICAS)]
 
 
@@ -82,7 +82,7 @@ def add_service_restart(lease: Object, incident: str, window_s: float, now: floa
     restarts = read_service_restarts(lease, window_s, now)
     if all(restart.incident != incident for restart in restarts):
         restarts.append(ServiceRestart(now, incident))
-    _write_annotation(lease, SERVICE_RESTARTS_ANNOTATION, restarts[-MAX_RESTARTS:])
+    _write_annotation(lease, SERVICE_RESTARTS_ANNOTATION, restarts[-MAX_SERVICE_RESTARTS:])
 
 
 def read_replica_restarts(lease: Object, replica_key: str) -> ReplicaRestarts:

@@ -37,7 +37,7 @@ REQUEST_TIMEOUT_S = 20.0
 """Timeout of one request, in seconds. The first request also makes the engines connect."""
 PARTNER_TEST_TIMEOUT_S = 60.0
 """Seconds after which no test with a further partner begins."""
-PROMPT_TOKENS = 128
+NUM_PROMPT_TOKENS = 128
 """Number of tokens of the prompt. They fill several KV blocks: only full blocks are transferred."""
 TOKEN_ID_LIMIT = 250
 """Token IDs in a prompt are smaller. Every tokenizer has these IDs."""
@@ -119,7 +119,7 @@ class Partners:
         names = ("this engine", f"pod {pod}")
         source_name, sink_name = names if prefills else names[::-1]
         # Blocks that the decode engine already has would not be transferred.
-        prompt = [random.randrange(TOKEN_ID_LIMIT) for _ in range(PROMPT_TOKENS)]
+        prompt = [random.randrange(TOKEN_ID_LIMIT) for _ in range(NUM_PROMPT_TOKENS)]
         first, failure = self._send_completion(
             source, source_name, prompt, {"do_remote_decode": True}
         )

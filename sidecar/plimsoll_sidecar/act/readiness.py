@@ -44,21 +44,23 @@ Until then, the engine's container counts as ready, because its last probe succe
 """
 
 
-def set_unready(state_dir: str, reason: str, seconds: float) -> None:
-    """Make the pod unready for ``reason``, for at most ``seconds``. Raises OSError."""
-    _write_reason(
-        state_dir, reason, time.clock_gettime(time.CLOCK_BOOTTIME) + min(seconds, MAX_REASON_S)
-    )
+def set_unready(state_dir: str, reason: str, duration_s: float) -> None:
+    """Make the pod unready for ``reason``, for ``duration_s`` seconds. Raises OSError.
+
+    The duration is limited to :data:`MAX_REASON_S`.
+    """
+    ends_at = time.clock_gettime(time.CLOCK_BOOTTIME) + min(duration_s, MAX_REASON_S)
+    _write_reason(state_dir, reason, ends_at)
 
 
-def _write_reason(state_dir: str, reason: str, until: float) -> None:
+def _write_reason(state_dir: str, reason: str, ends_at: float) -> None:
     folder = os.path.join(state_dir, REASONS_FOLDER)
     os.makedirs(folder, exist_ok=True)
     # Concurrent writers use separate temporary files, so neither removes the other's.
     fresh = os.path.join(folder, f".{reason}-{os.urandom(4).hex()}")
     try:
         with open(fresh, "w") as out:
-            out.write(f"{until:.3f} {_read_boot_id()}\n")
+            out.write(f"{ends_at:.3f} {_read_boot_id()}\n")
         os.replace(fresh, os.path.join(folder, reason))
     except OSError:
         _remove_file(fresh)

@@ -75,7 +75,7 @@ class StandbyLease:
             if self._leased_epoch is None:
                 return
         try:
-            standby = self._engine.standby(epoch, LEASE_DURATION_S if wanted else 0.0)
+            standby = self._engine.lease_standby(epoch, LEASE_DURATION_S if wanted else 0.0)
         except EngineError as error:
             self._log_change(
                 f"cannot lease the standby worker: {error}"

@@ -34,16 +34,17 @@ HELPER_EXIT_S = 15.0
 class SharedMemorySweep:
     """Remove files that an ended engine left behind in ``root``, the pod's ``/dev/shm``.
 
-    ``proc`` is the directory that shows the pod's processes.
+    ``clock`` returns the time in Unix seconds. ``proc`` is the directory that shows the pod's
+    processes.
     """
 
     def __init__(
         self,
         root: Path = SHM,
-        now: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.time,
         proc: Path = shared_memory.PROC,
     ) -> None:
-        self._root, self._now, self._proc = root, now, proc
+        self._root, self._clock, self._proc = root, clock, proc
         self._main: ProcessId | None = None
         self._first_started_at: float | None = None
         self._last_alive_at = self._sweep_until = 0.0
@@ -60,7 +61,7 @@ class SharedMemorySweep:
         ``main`` is the engine's last known main process, or None. Files are removed only if
         ``enabled``, and repeatedly for :data:`HELPER_EXIT_S` after the main process has ended.
         """
-        now = self._now()
+        now = self._clock()
         alive = main is not None and is_running(main)
         if self._main is not None and (not alive or main != self._main):
             # Files written after the last update may belong to the next engine.

@@ -41,8 +41,8 @@ from plimsoll_api.memory_policy import (
     compute_provisional_budget,
 )
 
-HOUR_S = 3600.0
-DAY_H = 24
+SECONDS_PER_HOUR = 3600.0
+HOURS_PER_DAY = 24
 MAX_KEPT_STARTS = 8
 MAX_SAMPLE_GAP_S = 60.0
 """Longest time between two samples that counts as observed, in seconds."""
@@ -129,7 +129,7 @@ class LearnedHistory(msgspec.Struct, omit_defaults=True):
             incident: Whether an incident of this kind of memory is open or in its cooldown.
 
         """
-        at = int(now // HOUR_S)
+        at = int(now // SECONDS_PER_HOUR)
         if revision != self.revision:
             # The next revision starts with the budget in force.
             if self.revision:
@@ -139,7 +139,7 @@ class LearnedHistory(msgspec.Struct, omit_defaults=True):
         if began:
             self.epoch, self.lows = epoch[:MAX_REVISION_CHARS], []
         if not self.hours or self.hours[-1].at != at:
-            self.lows = [low for low in self.lows if at - DAY_H <= low[0] <= at]
+            self.lows = [low for low in self.lows if at - HOURS_PER_DAY <= low[0] <= at]
             self.hours = [one for one in self.hours if at - MAX_OBSERVED_H < one.at <= at]
         grown = state.unexplained if state is not None else None
         if grown is None and not incident:
@@ -157,7 +157,7 @@ class LearnedHistory(msgspec.Struct, omit_defaults=True):
         self.seen_at = now
         if 0 < passed <= MAX_SAMPLE_GAP_S:
             self.observed_s += passed
-            hour.seen_s = min(HOUR_S, hour.seen_s + passed)
+            hour.seen_s = min(SECONDS_PER_HOUR, hour.seen_s + passed)
         if self.lows and self.lows[-1][0] == at:
             grown_least = min(self.lows.pop()[1], grown)
         else:
@@ -173,7 +173,7 @@ class LearnedHistory(msgspec.Struct, omit_defaults=True):
 
         ``now`` is in Unix seconds. ``budget`` and ``auto`` are settings of the configuration.
         """
-        at = int(now // HOUR_S)
+        at = int(now // SECONDS_PER_HOUR)
         if self.budget is None:
             if not self.is_learned(auto):
                 return False
@@ -184,7 +184,7 @@ class LearnedHistory(msgspec.Struct, omit_defaults=True):
                 if sum_healthy_s(self.hours) >= auto.learning_s
                 else None
             )
-            days = (at - self.budget_at) / DAY_H if self.budget_at else 0.0
+            days = (at - self.budget_at) / HOURS_PER_DAY if self.budget_at else 0.0
             if wanted is not None:
                 self.budget = step_budget(self.budget, wanted, days)
         else:
@@ -268,7 +268,7 @@ def select_healthy_hours(hours: Sequence[HourGrowth]) -> list[HourGrowth]:
     struck = [one.at for one in hours if one.incident]
     return [
         one for one in hours
-        if one.seen_s > 0 and all(abs(one.at - other) >= DAY_H for other in struck)
+        if one.seen_s > 0 and all(abs(one.at - other) >= HOURS_PER_DAY for other in struck)
     ]  # fmt: skip
 
 
@@ -289,7 +289,7 @@ def list_gains_within(hours: Iterable[HourGrowth], window_s: float) -> list[int]
     The growth is that of the shortest window in :data:`WINDOWS_H` that is at least as long. For a
     window of several days, it is the growth of one day times the number of days.
     """
-    window_h = window_s / HOUR_S
+    window_h = window_s / SECONDS_PER_HOUR
     index = next((i for i, most in enumerate(WINDOWS_H) if window_h <= most), len(WINDOWS_H) - 1)
     days = max(1, math.ceil(window_h / WINDOWS_H[-1]))
     return [one.gains[index] * days for one in hours]

@@ -148,7 +148,7 @@ class TurnContext:
 
         None if the size is unknown or the incident has no budget.
         """
-        budget = incident.budget(self.assessment)
+        budget = incident.get_budget_state(self.assessment)
         return budget.current if budget else None
 
     def estimate_time_to_limit_s(self, incident: Incident) -> float | None:
@@ -158,7 +158,7 @@ class TurnContext:
         limit, the engine ends. The leak budget is much smaller, so that enough time for a drain
         remains when the budget is spent.
         """
-        budget = incident.budget(self.assessment)
+        budget = incident.get_budget_state(self.assessment)
         if budget is None or budget.current is None:
             return None
         if not budget.bytes_per_s or budget.bytes_per_s <= 0:
@@ -188,7 +188,7 @@ class TurnContext:
 
     def is_at_limit(self, incident: Incident) -> bool:
         """Report whether memory is at least ``NEAR_LIMIT_RATIO`` of its limit."""
-        budget = incident.budget(self.assessment)
+        budget = incident.get_budget_state(self.assessment)
         if budget is None or budget.limit is None or budget.current is None:
             return False
         return budget.current >= NEAR_LIMIT_RATIO * budget.limit
@@ -206,7 +206,7 @@ class TurnContext:
 
         If it is unknown, return the growth of the last suspicion.
         """
-        budget = incident.budget(self.assessment)
+        budget = incident.get_budget_state(self.assessment)
         known = budget.unexplained if budget else None
         return incident.growth_bytes if known is None else known
 

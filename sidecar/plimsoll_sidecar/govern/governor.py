@@ -31,7 +31,7 @@ from plimsoll_sidecar.govern.context import TurnContext, is_conclusive
 from plimsoll_sidecar.govern.incident import (
     Incident,
     compute_counted_s,
-    find_budget,
+    find_budget_state,
     make_incident_name,
 )
 from plimsoll_sidecar.govern.ladder import wants_standby
@@ -175,7 +175,7 @@ class Governor:
         lacking = [at for at in stored.at if at not in known]
         joined = [Restart(at=at, epoch=f"{LEASE_EPOCH_PLACEHOLDER}:{at!r}") for at in lacking]
         joined = sorted([*self.state.restarts, *joined], key=lambda restart: restart.at)
-        self.state.restarts = joined[-restart_budget.MAX_RESTARTS :]
+        self.state.restarts = joined[-restart_budget.MAX_STORED_RESTARTS :]
         self.state.exhausted = self.state.exhausted or stored.exhausted
         return len(lacking)
 
@@ -211,22 +211,22 @@ class Governor:
             if pending is None or pending.incident != incident.name or not _is_restart(pending):
                 follow_new_epoch(context, incident, last)
 
-    def _track_health(self, context: TurnContext, own: Assessment) -> None:
+    def _track_health(self, context: TurnContext, pod_assessment: Assessment) -> None:
         """Update the last healthy state of the engine. The report of a crash contains it."""
         epoch = context.engine.epoch
         if epoch is not None and (self._seen is None or self._seen.epoch != epoch):
             self._seen = LastHealthyState(epoch, context.now)
         if self._seen is not None:
-            self._seen = self._seen.update(context.engine, own, context.now)
+            self._seen = self._seen.update(context.engine, pod_assessment, context.now)
 
-    def _learn_start_noise(self, context: TurnContext, own: Assessment) -> None:
+    def _learn_start_noise(self, context: TurnContext, pod_assessment: Assessment) -> None:
         """Learn from this assessment how much memory a start needs.
 
         Nothing is learned while a restart is being verified.
         """
         if any(incident.phase is IncidentPhase.VERIFYING for incident in self.state.incidents):
             return
-        if context.engine.answers and self.state.starts.add_assessment(own):
+        if context.engine.answers and self.state.starts.add_assessment(pod_assessment):
             context.turn.changed = True
 
     def _record_manual_actions(
@@ -241,28 +241,35 @@ class Governor:
             elif not action.ends_epoch and action.action == "restart" and action.epoch in epochs:
                 epochs.remove(action.epoch)
             if action.outcome is not None:
-                self._record_closed_incident(
+                self._emit_closed_incident(
                     context, make_manual_action_record(action, self.replica, context.now)
                 )
 
-    def _record_crash(self, context: TurnContext, last: str) -> None:
+    def _record_crash(self, context: TurnContext, ended_epoch: str) -> None:
         """Record a crash if neither the supervisor nor a person requested the end of an epoch.
 
-        ``last`` is the epoch that has ended.
+        ``ended_epoch`` is the epoch that has ended.
         """
         seen, pending = self._seen, self.state.pending
-        if seen is None or seen.epoch != last or seen.oom_killed or last in self.state.by_hand:
+        if (
+            seen is None
+            or seen.epoch != ended_epoch
+            or seen.oom_killed
+            or ended_epoch in self.state.by_hand
+        ):
             return
-        if pending is not None and _is_restart(pending) and pending.epoch == last:
+        if pending is not None and _is_restart(pending) and pending.epoch == ended_epoch:
             return
-        if any(one.fenced_epoch == last and one.is_disrupting for one in self.state.incidents):
+        if any(
+            one.fenced_epoch == ended_epoch and one.is_disrupting for one in self.state.incidents
+        ):
             return
         limit = self.memory.host.limit_bytes if self.memory.host else None
-        self._record_closed_incident(
+        self._emit_closed_incident(
             context, make_crash_record(seen, context.engine, self.replica, limit, context.now)
         )
 
-    def _record_closed_incident(self, context: TurnContext, record: Incident) -> None:
+    def _emit_closed_incident(self, context: TurnContext, record: Incident) -> None:
         """Emit the events of an incident that opens and ends in this turn."""
         context.emit_event(EventType.OPENED, record)
         context.emit_event(EventType.ENDED, record)
@@ -293,9 +300,9 @@ class Governor:
         context.suspicions = worst
         for incident in self.state.incidents:
             if incident.kind in worst:
-                measure = incident.budget(context.assessment)
+                measure = incident.get_budget_state(context.assessment)
                 incident.observe(worst[incident.kind], counted)
-                budget = incident.budget(context.assessment)
+                budget = incident.get_budget_state(context.assessment)
                 if budget is not None and budget is not measure:
                     # The growth is in another segment now, which has another baseline.
                     incident.baseline_bytes = budget.baseline
@@ -327,7 +334,7 @@ class Governor:
     def _open_incident(
         self, context: TurnContext, suspicion: Suspicion, epoch: str, counted_s: float
     ) -> None:
-        budget = find_budget(suspicion.kind, suspicion.segment, context.assessment)
+        budget = find_budget_state(suspicion.kind, suspicion.segment, context.assessment)
         incident = Incident(
             name=make_incident_name(self.replica, suspicion.kind, epoch, context.now),
             kind=suspicion.kind,

@@ -27,7 +27,7 @@ SUBSIDED_PROBABILITY, SUBSIDED_AFTER_S = 0.5, 30.0
 
 If growth pauses between two bursts, its probability is lower only for a few seconds.
 """
-MAX_STEPS = 64
+MAX_TIMELINE_STEPS = 64
 """Maximum number of steps in the timeline of an incident: the oldest and the newest steps.
 
 A complete remediation needs about twenty.
@@ -90,9 +90,9 @@ class Incident(IncidentRecord, omit_defaults=True, kw_only=True):
     refusals: int = 0
     sent: int = 0
 
-    def budget(self, assessment: Assessment) -> BudgetState | None:
+    def get_budget_state(self, assessment: Assessment) -> BudgetState | None:
         """Return the state of this incident's leak budget; None for a kind without a budget."""
-        return find_budget(self.kind, self.attribution.segment, assessment)
+        return find_budget_state(self.kind, self.attribution.segment, assessment)
 
     @property
     def owner(self) -> str | None:
@@ -137,10 +137,10 @@ class Incident(IncidentRecord, omit_defaults=True, kw_only=True):
     def add_step(self, step: StepRecord) -> None:
         """Add a step to the timeline. If the timeline is full, remove a step from its middle."""
         self.timeline.append(step)
-        if len(self.timeline) > MAX_STEPS:
-            del self.timeline[MAX_STEPS // 2]
+        if len(self.timeline) > MAX_TIMELINE_STEPS:
+            del self.timeline[MAX_TIMELINE_STEPS // 2]
 
-    def enter(self, phase: IncidentPhase, now: float) -> None:
+    def set_phase(self, phase: IncidentPhase, now: float) -> None:
         """Set the phase, its start ``now`` in Unix seconds, and reset the times of the old phase.
 
         Nothing changes if the incident is already in ``phase``.
@@ -201,7 +201,7 @@ def make_incident_name(replica: str, kind: IncidentKind, epoch: str, opened_at: 
     return f"{replica[:244]}-{digest[:8]}"
 
 
-def find_budget(
+def find_budget_state(
     kind: IncidentKind, segment: str | None, assessment: Assessment
 ) -> BudgetState | None:
     """Return the state of the leak budget for growth of ``segment``.
@@ -280,4 +280,4 @@ def move_to_phase(incident: Incident, phase: IncidentPhase, now: float) -> None:
         raise PhaseChangeError(
             f"incident {incident.name} cannot move from {incident.phase} to {phase}"
         )
-    incident.enter(phase, now)
+    incident.set_phase(phase, now)

@@ -149,7 +149,9 @@ def end_if_memory_was_freed(context: TurnContext, incident: Incident) -> bool:
     if not incident.escalated or incident.missed_s < ROUND_S:
         return False
     budget, before, base = (
-        incident.budget(context.assessment), incident.before_bytes, incident.baseline_bytes,
+        incident.get_budget_state(context.assessment),
+        incident.before_bytes,
+        incident.baseline_bytes,
     )  # fmt: skip
     if before is not None and base is not None:
         if budget is None or budget.current is None:

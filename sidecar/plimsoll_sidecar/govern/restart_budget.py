@@ -9,7 +9,7 @@ import msgspec
 
 from plimsoll_api.supervision import RestartBudget
 
-MAX_RESTARTS = 256
+MAX_STORED_RESTARTS = 256
 """Maximum number of stored restarts. No useful budget is nearly as large.
 
 The limit prevents a crash loop from filling the journal.
@@ -77,7 +77,7 @@ def record_restart(restarts: list[Restart], restart: Restart, budget: RestartBud
         return
     restarts.append(restart)
     restarts[:] = [known for known in restarts if restart.at - known.at < budget.window_s][
-        -MAX_RESTARTS:
+        -MAX_STORED_RESTARTS:
     ]
 
 

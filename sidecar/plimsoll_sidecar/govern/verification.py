@@ -75,7 +75,7 @@ def judge_restart(
     renewed = engine.epoch is not None and engine.epoch != incident.fenced_epoch
     if not renewed:
         return Verdict.USELESS if late else Verdict.WAIT
-    budget = incident.budget(assessment)
+    budget = incident.get_budget_state(assessment)
     current = budget.current if budget else None
     if incident.kind in (IncidentKind.HOST_GROWTH, IncidentKind.DEVICE_GROWTH):
         measured = assessment.warm and current is not None
@@ -133,7 +133,7 @@ Two equal starts do not prove that there is no noise. If a start differs by more
 bound, the engine was changed or has leaked.
 """
 MAX_KEPT_STARTS = 8
-LEARNING_ASSESSMENTS = 60
+NUM_LEARNING_ASSESSMENTS = 60
 """Number of assessments after the warm-up that count for the lowest memory of a start.
 
 The verification of a restart lasts as long.
@@ -155,7 +155,7 @@ class StartHistory(msgspec.Struct, omit_defaults=True):
     """The newest starts of the engine, oldest first.
 
     ``boot`` identifies the current start; None before the first start. ``assessments`` counts the
-    assessments of the current start. After :data:`LEARNING_ASSESSMENTS`, the start is added.
+    assessments of the current start. After :data:`NUM_LEARNING_ASSESSMENTS`, the start is added.
     """
 
     host: list[StartMemory] = []
@@ -174,22 +174,22 @@ class StartHistory(msgspec.Struct, omit_defaults=True):
 
     def discard_start(self) -> None:
         """Ignore the current start, because the restart did not resolve its incident."""
-        self.assessments = LEARNING_ASSESSMENTS
+        self.assessments = NUM_LEARNING_ASSESSMENTS
 
     def add_assessment(self, assessment: Assessment) -> bool:
         """Add an assessment of the current start.
 
         Return whether the start is complete with this assessment, and was added to the history.
         """
-        if self.boot is None or self.assessments >= LEARNING_ASSESSMENTS:
+        if self.boot is None or self.assessments >= NUM_LEARNING_ASSESSMENTS:
             return False
         if not assessment.warm:
             self.assessments, self.current_host, self.current_device = 0, None, None
             return False
-        self.current_host = _choose_lower(self.current_host, assessment.host)
-        self.current_device = _choose_lower(self.current_device, assessment.device)
+        self.current_host = _update_lowest(self.current_host, assessment.host)
+        self.current_device = _update_lowest(self.current_device, assessment.device)
         self.assessments += 1
-        if self.assessments < LEARNING_ASSESSMENTS:
+        if self.assessments < NUM_LEARNING_ASSESSMENTS:
             return False
         self.host, self.device = (
             _append_start(self.host, self.current_host),
@@ -219,7 +219,7 @@ def get_process_part(epoch: str) -> str:
         return epoch
 
 
-def _choose_lower(before: StartMemory | None, state: BudgetState | None) -> StartMemory | None:
+def _update_lowest(before: StartMemory | None, state: BudgetState | None) -> StartMemory | None:
     if state is None or state.current is None or state.baseline is None:
         return before
     level = state.current - (state.explained or 0)

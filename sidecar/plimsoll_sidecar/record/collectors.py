@@ -139,7 +139,7 @@ class GrowthCounter:
         self._level: int | None = None
         self._epoch: int | None = None
 
-    def count_new(self, growth: int, epoch: int, band: int) -> int:
+    def compute_increase(self, growth: int, epoch: int, band: int) -> int:
         """Return the bytes to add to the counter.
 
         ``growth`` is the growth since the baseline of ``epoch``, and ``band`` is the dead band,

@@ -100,7 +100,7 @@ class DiagnosticsWriter:
         saved = []
         for kind in kinds:
             try:
-                text = self._engine.diagnostics(kind, command)
+                text = self._engine.read_diagnostic(kind, command)
                 saved.append(_write_file(folder / f"{kind.value}.txt", text))
             except (EngineError, OSError) as error:
                 log.warning("cannot save the diagnostic %s: %s", kind.value, error)
@@ -108,7 +108,7 @@ class DiagnosticsWriter:
 
     def _save_stacks(self, folder: Path, command: Command) -> list[Path]:
         """Save the stacks that the adapter can read without an answer from the engine."""
-        text = self._engine.stacks(command)
+        text = self._engine.read_stacks(command)
         if text is None:
             return []
         try:

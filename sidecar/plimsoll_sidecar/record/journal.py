@@ -34,12 +34,12 @@ log = logging.getLogger(__name__)
 
 MAX_INCIDENTS = 200
 """Maximum number of incidents in the journal."""
-MAX_UNPUBLISHED = 1000
+MAX_UNPUBLISHED_INCIDENTS = 1000
 """Maximum number of incidents if they cannot be published.
 
 Beyond this number, the oldest incidents that have ended are deleted.
 """
-MAX_READ_UNPUBLISHED = 64
+MAX_INCIDENTS_PER_READ = 64
 """Maximum number of incidents that are read at a time for publishing: the newest ones."""
 BUSY_TIMEOUT_S = 5.0
 """Seconds to wait while another process locks the file."""
@@ -209,11 +209,11 @@ class Journal:
     def read_unpublished(self) -> list[tuple[int, Incident]]:
         """Return incidents whose last revision has not been published, each with the revision.
 
-        At most :data:`MAX_READ_UNPUBLISHED` incidents are returned. Open incidents have precedence,
-        then newer ones. The result is in reverse order of precedence.
+        At most :data:`MAX_INCIDENTS_PER_READ` incidents are returned. Open incidents have
+        precedence, and then newer ones. The result is in reverse order of precedence.
         """
         found = self._select_incidents(
-            "published < revision ORDER BY ended, opened_at DESC LIMIT ?", (MAX_READ_UNPUBLISHED,)
+            "published < revision ORDER BY ended, opened_at DESC LIMIT ?", (MAX_INCIDENTS_PER_READ,)
         )
         return found[::-1]
 
@@ -265,7 +265,7 @@ class Journal:
                     ),
                 )
             self._db.execute(_DELETE_OLD_INCIDENTS, (self._publishes, MAX_INCIDENTS))
-            self._db.execute(_DELETE_OLD_INCIDENTS, (False, MAX_UNPUBLISHED))
+            self._db.execute(_DELETE_OLD_INCIDENTS, (False, MAX_UNPUBLISHED_INCIDENTS))
 
     def _put_state(self, key: str, value: storage.Row) -> None:
         self._db.execute(

@@ -164,7 +164,7 @@ class JournalManager:
                     if self._is_published_elsewhere(incident):
                         self._journal.mark_published(incident.name, revision)
                     else:
-                        self._publisher.offer(revision, incident)
+                        self._publisher.queue_incident(revision, incident)
         except JournalError as error:
             self._set_hold(str(error))
 

@@ -303,16 +303,18 @@ class Metrics:
             self._gauges["memory_learned_growth_bytes"], gains, self._learned
         )
 
-    def observe(self, assessment: Assessment, known: Mapping[str, bool], duration_s: float) -> None:
+    def observe(
+        self, assessment: Assessment, known_signals: Mapping[str, bool], duration_s: float
+    ) -> None:
         """Export an assessment and count its growth. Call this once for each assessment.
 
-        ``known`` states for each signal whether it was known in the sample. ``duration_s`` is the
-        time in seconds that the sample took.
+        ``known_signals`` states for each signal whether it was known in the sample. ``duration_s``
+        is the time in seconds that the sample took.
         """
         self._sampling.record_sample()
         self._counters["supervisor_samples"].inc()
         self._gauges["supervisor_sample_seconds"].set(duration_s)
-        self._observe_signals(known)
+        self._observe_signals(known_signals)
         shared = self._shared_device or bool(assessment.shared_device)
         self._gauges["memory_device_shared"].set(int(shared))
         sizes = {
@@ -427,7 +429,7 @@ class Metrics:
         self._set_or_remove("memory_budget_consumed_ratio", kind, state.consumed_ratio)
         self._set_or_remove("memory_budget_exhaustion_seconds", kind, state.exhaustion_s)
         if state.unexplained is not None:
-            risen = self._growth_counters[kind].count_new(
+            risen = self._growth_counters[kind].compute_increase(
                 state.unexplained, epoch, self._dead_bands[kind]
             )
             self._counters["memory_unexplained_growth_bytes"].labels(kind).inc(risen)

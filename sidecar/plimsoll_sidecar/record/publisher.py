@@ -84,7 +84,8 @@ def compute_publish_delay_s(
 class Publisher:
     """Publish incidents in Kubernetes, in a thread.
 
-    The journal's thread calls :meth:`offer` and :meth:`take_acknowledged`, which never block.
+    The journal's thread calls :meth:`queue_incident` and :meth:`take_acknowledged`. They never
+    block.
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class Publisher:
         if self._thread.is_alive():
             self._thread.join(timeout_s)
 
-    def offer(self, revision: int, incident: Incident) -> None:
+    def queue_incident(self, revision: int, incident: Incident) -> None:
         """Queue the state of an incident for publishing, in place of its earlier states.
 
         The caller must not change ``incident`` afterwards. ``revision`` is the number that the

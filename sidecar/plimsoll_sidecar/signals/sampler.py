@@ -75,7 +75,7 @@ class StatusSource(Protocol):
     def is_serving(self) -> bool:
         """Report whether the serving port answers."""
 
-    def processes(self) -> list[ProcessMemory]:
+    def list_processes(self) -> list[ProcessMemory]:
         """Return the engine's running processes, as ``/proc`` shows them."""
 
     def has_ended(self) -> bool:
@@ -261,7 +261,7 @@ class Sampler:
         """
         host = self._processes.read()
         if status is None and not host.processes:
-            found = self._engine.processes()
+            found = self._engine.list_processes()
             if found:
                 self._processes.set_processes(found)
                 host = self._processes.read()

@@ -191,7 +191,7 @@ def test_an_error_puts_the_pod_back_into_service(tmp_path: Path) -> None:
 def ends(actuator: Actuator, engine: Engine) -> bool:
     """Whether the engine is resumed when the supervisor looks for drains that have ended."""
     engine.resumed, actuator._resume_at = False, 0.0
-    actuator.end_drains("a:1")
+    actuator.resume_after_drains("a:1")
     if actuator._resuming:
         actuator._run_next_command()
     return engine.resumed

@@ -22,7 +22,7 @@ class Engine:
         self.error: str | None = None
         self.answer = StandbyStatus(StandbyState.ABSENT, "less than 1024 MiB are free")
 
-    def standby(self, epoch: str, lease_s: float) -> StandbyStatus:
+    def lease_standby(self, epoch: str, lease_s: float) -> StandbyStatus:
         self.asked.append((epoch, lease_s))
         if self.error is not None:
             raise EngineError(self.error)

@@ -26,9 +26,9 @@ from plimsoll_api.memory_policy import (
     parse_growth_budget,
 )
 from plimsoll_sidecar.govern.auto_budget import (
-    HOUR_S,
     MAX_SHARE_OF_HEADROOM,
     MIN_SHARE_OF_LIMIT,
+    SECONDS_PER_HOUR,
     HourGrowth,
     LearnedBudgets,
     LearnedHistory,
@@ -64,7 +64,7 @@ def day(most: int) -> list[int]:
 
 
 def test_a_day_of_growth_sets_the_budget() -> None:
-    learned, now = LearnedHistory(), 40 * 365 * 24 * HOUR_S
+    learned, now = LearnedHistory(), 40 * 365 * 24 * SECONDS_PER_HOUR
     assert not learned.update_budget(now, HOST, MEMORY.auto)
     now = live(learned, now, day(400 * MIB))
     assert not learned.is_learned(MEMORY.auto), "a minute of the day is missing"
@@ -89,7 +89,10 @@ def test_a_day_with_an_incident_teaches_nothing() -> None:
     assert select_healthy_hours(learned.hours) == learned.hours[:1]
     now = live(learned, now, day(100 * MIB)[:120])
     assert {one.at for one in select_healthy_hours(learned.hours)} >= {0, 48, 49}
-    assert max(list_gains_within(select_healthy_hours(learned.hours), 24 * HOUR_S)) < 8 * GIB + 1
+    assert (
+        max(list_gains_within(select_healthy_hours(learned.hours), 24 * SECONDS_PER_HOUR))
+        < 8 * GIB + 1
+    )
     assert propose_budget(learned, HOST) is not None
 
 
@@ -264,7 +267,7 @@ class Learning(RuleBasedStateMachine):
         after = self.learned.budget
         if before is None or after is None:
             return
-        days = max(0.0, (int(self.now // HOUR_S) - at) / 24)
+        days = max(0.0, (int(self.now // SECONDS_PER_HOUR) - at) / 24)
         assert after <= before * MAX_DAILY_RISE_FACTOR**days + 1
         assert after >= before * MAX_DAILY_FALL_FACTOR**days - 1
 
@@ -276,7 +279,7 @@ class Learning(RuleBasedStateMachine):
         assert len(learned.starts) <= 8
         assert all(gain >= 0 for one in learned.hours for gain in one.gains)
         assert all(one.gains[0] <= one.gains[1] <= one.gains[2] for one in learned.hours)
-        assert all(0 <= one.seen_s <= HOUR_S for one in learned.hours)
+        assert all(0 <= one.seen_s <= SECONDS_PER_HOUR for one in learned.hours)
         hours = [one.at for one in learned.hours]
         assert hours == sorted(set(hours))
         assert learned.budget is None or 1 <= learned.budget <= LIMIT
@@ -318,14 +321,14 @@ def test_a_leak_is_only_reported_while_its_budget_is_learned() -> None:
 
 def test_a_leak_that_reaches_the_limit_soon_is_restarted() -> None:
     room = LIMIT - 3 * GIB - 1_000_000_000
-    world = leaking(rate=room / (3.9 * HOUR_S))
+    world = leaking(rate=room / (3.9 * SECONDS_PER_HOUR))
     assert world.to(Verb.RESTART_WORKER)
 
 
 @pytest.mark.parametrize("hours", [4.1, 400.0])
 def test_a_leak_that_reaches_the_limit_late_is_not_restarted(hours: float) -> None:
     room = LIMIT - 3 * GIB - 1_000_000_000
-    world = leaking(rate=room / (hours * HOUR_S))
+    world = leaking(rate=room / (hours * SECONDS_PER_HOUR))
     world.to_confirmed()
     world.run(600)
     assert world.open[0].phase is IncidentPhase.CONFIRMED

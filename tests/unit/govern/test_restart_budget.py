@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from plimsoll_api.supervision import RestartBudget
 from plimsoll_sidecar.govern.restart_budget import (
-    MAX_RESTARTS,
+    MAX_STORED_RESTARTS,
     Restart,
     count_remaining_restarts,
     record_restart,
@@ -64,6 +64,6 @@ def test_never_more_than_the_count_is_allowed_in_any_window(
 def test_a_crash_loop_does_not_grow_without_bound() -> None:
     policy = RestartBudget(count=3, window_s=1e9)
     restarts: list[Restart] = []
-    for number in range(2 * MAX_RESTARTS):
+    for number in range(2 * MAX_STORED_RESTARTS):
         record_restart(restarts, Restart(at=float(number), epoch=f"c:{number}"), policy)
-    assert len(restarts) == MAX_RESTARTS
+    assert len(restarts) == MAX_STORED_RESTARTS

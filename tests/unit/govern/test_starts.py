@@ -12,10 +12,10 @@ from plimsoll_api.incidents import IncidentKind
 from plimsoll_sidecar.govern.command import Verb
 from plimsoll_sidecar.govern.state import GovernorState
 from plimsoll_sidecar.govern.verification import (
-    LEARNING_ASSESSMENTS,
     MAX_KEPT_STARTS,
     MAX_NOISE_SHARE,
     MEMORY_SETTLE_S,
+    NUM_LEARNING_ASSESSMENTS,
     PRIOR_NOISE_SHARE,
     StartHistory,
 )
@@ -30,7 +30,7 @@ def lived(world: World, *levels: int) -> World:
     for number, level in enumerate(levels):
         world.boot = f"engine-{number}"
         world.growth = level
-        world.run(LEARNING_ASSESSMENTS + 1)
+        world.run(NUM_LEARNING_ASSESSMENTS + 1)
     return world
 
 
@@ -66,16 +66,16 @@ def test_a_start_that_did_not_bring_it_back_teaches_nothing() -> None:
     world = lived(World(), 0, 1 * MB)
     before = world.governor.state.starts.host
     assert judged(world, 100 * MB) is Reason.PARTLY_RETURNED
-    world.run(2 * LEARNING_ASSESSMENTS)
+    world.run(2 * NUM_LEARNING_ASSESSMENTS)
     assert world.governor.state.starts.host == before
 
 
 def test_a_new_worker_is_no_start_of_the_engine() -> None:
     world = World()
     world.suspect = False
-    world.run(LEARNING_ASSESSMENTS + 1)
+    world.run(NUM_LEARNING_ASSESSMENTS + 1)
     world.renew()
-    world.run(2 * LEARNING_ASSESSMENTS)
+    world.run(2 * NUM_LEARNING_ASSESSMENTS)
     assert len(world.governor.state.starts.host) == 1
 
 
@@ -83,7 +83,7 @@ def seen(starts: StartHistory, *levels: int) -> None:
     for number, level in enumerate(levels):
         starts.begin_start(f"engine-{number}")
         state = BudgetState(current=level, baseline=level, explained=0)
-        for _ in range(LEARNING_ASSESSMENTS):
+        for _ in range(NUM_LEARNING_ASSESSMENTS):
             starts.add_assessment(Assessment(t=0.0, epoch=number, warm=True, device=state))
 
 
@@ -109,11 +109,11 @@ def test_only_the_newest_are_kept_and_those_of_one_engine_alone() -> None:
 def test_a_supervisor_that_starts_again_goes_on_learning() -> None:
     world = lived(World(), 0)
     world.boot, world.growth = "engine-1", 30 * MB
-    world.run(LEARNING_ASSESSMENTS // 2)
+    world.run(NUM_LEARNING_ASSESSMENTS // 2)
     state = msgspec.json.decode(msgspec.json.encode(world.governor.state), type=GovernorState)
     again = World(state=state)
     again.suspect, again.boot, again.growth = False, "engine-1", 30 * MB
-    again.run(LEARNING_ASSESSMENTS // 2)
+    again.run(NUM_LEARNING_ASSESSMENTS // 2)
     assert [start.least for start in again.governor.state.starts.host] == [
         BASELINE,
         BASELINE + 30 * MB,

@@ -17,7 +17,7 @@ class Silent:
     def status(self) -> None:
         raise EngineError("no answer")
 
-    def stacks(self, command: Command) -> None:
+    def read_stacks(self, command: Command) -> None:
         return None
 
 

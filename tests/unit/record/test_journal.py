@@ -16,8 +16,8 @@ from plimsoll_sidecar.record import journal as journal_file
 from plimsoll_sidecar.record import storage
 from plimsoll_sidecar.record.journal import (
     MAX_INCIDENTS,
-    MAX_READ_UNPUBLISHED,
-    MAX_UNPUBLISHED,
+    MAX_INCIDENTS_PER_READ,
+    MAX_UNPUBLISHED_INCIDENTS,
     Journal,
     JournalError,
 )
@@ -75,7 +75,7 @@ def test_only_incidents_that_arrived_are_forgotten(tmp_path: Path) -> None:
     publishing.write(GovernorState(), many)
     arrived: set[str] = set()
     while offered := publishing.read_unpublished():
-        assert len(offered) <= MAX_READ_UNPUBLISHED
+        assert len(offered) <= MAX_INCIDENTS_PER_READ
         for revision, one in offered:
             publishing.mark_published(one.name, revision)
             arrived.add(one.name)
@@ -88,13 +88,16 @@ def test_only_incidents_that_arrived_are_forgotten(tmp_path: Path) -> None:
 def test_an_api_server_that_takes_nothing_costs_the_oldest(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal.sqlite", publishes=True)
     still_open = incident(0)
-    many = [incident(1 + number, IncidentPhase.RESOLVED) for number in range(MAX_UNPUBLISHED + 9)]
+    many = [
+        incident(1 + number, IncidentPhase.RESOLVED)
+        for number in range(MAX_UNPUBLISHED_INCIDENTS + 9)
+    ]
     journal.write(GovernorState(), [still_open, *many])
-    kept = journal.read_recent(2 * MAX_UNPUBLISHED)
-    assert len(kept) == MAX_UNPUBLISHED + 1
+    kept = journal.read_recent(2 * MAX_UNPUBLISHED_INCIDENTS)
+    assert len(kept) == MAX_UNPUBLISHED_INCIDENTS + 1
     assert kept[0].name == many[-1].name
     offered = journal.read_unpublished()
-    assert len(offered) == MAX_READ_UNPUBLISHED
+    assert len(offered) == MAX_INCIDENTS_PER_READ
     assert still_open.name in {one.name for _, one in offered}
 
 

@@ -60,7 +60,7 @@ class Stalled:
         stall = Suspicion(kind=IncidentKind.STALL, segment=None, confidence=1.0, consumed_ratio=0.0)
         return Assessment(t=sample.t, epoch=1, warm=True, suspicions=[stall])
 
-    def checkpoint(self) -> Checkpoint:
+    def make_checkpoint(self) -> Checkpoint:
         return Checkpoint()
 
     def resume(self, checkpoint: Checkpoint) -> None:
@@ -104,7 +104,7 @@ class Hands:
     def store_restarts(self, known: ReplicaRestarts) -> None:
         pass
 
-    def end_drains(self, epoch: str) -> None:
+    def resume_after_drains(self, epoch: str) -> None:
         self.drains_ended += 1
 
     def start(self) -> None:

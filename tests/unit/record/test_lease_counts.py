@@ -55,9 +55,12 @@ def test_counts_are_bounded() -> None:
     assert len(one["metadata"]["annotations"][REPLICA_RESTARTS_ANNOTATION]) < 96 << 10
     newest = lease_counts.read_replica_restarts(one, f"{3 * MAX_REPLICAS - 1:036d}")
     assert newest.at == restarts.at[-MAX_RESTARTS_PER_REPLICA:]
-    for number in range(lease_counts.MAX_RESTARTS + 10):
+    for number in range(lease_counts.MAX_SERVICE_RESTARTS + 10):
         lease_counts.add_service_restart(one, f"pod-{number:08x}", WINDOW_S, NOW)
-    assert len(lease_counts.read_service_restarts(one, WINDOW_S, NOW)) == lease_counts.MAX_RESTARTS
+    assert (
+        len(lease_counts.read_service_restarts(one, WINDOW_S, NOW))
+        == lease_counts.MAX_SERVICE_RESTARTS
+    )
 
 
 def test_replicas_that_count_no_more_are_forgotten() -> None:

@@ -70,7 +70,7 @@ def test_a_token_that_is_no_text_and_answers_that_are_none_end_nothing(
     publishing = Publisher(KubeClient(url, token), ServiceRef(name="s", uid="1"), "pod-0")
     publishing.start()
     try:
-        publishing.offer(
+        publishing.queue_incident(
             1, Incident(name="pod-0-1", kind=IncidentKind.STALL, epoch="a:1", opened_at=1.0)
         )
         deadline = time.monotonic() + 30

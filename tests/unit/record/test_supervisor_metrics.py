@@ -103,10 +103,10 @@ def test_budgets_and_signals_are_shown() -> None:
 def test_the_wait_for_a_slot_is_measured_once() -> None:
     metrics = Metrics()
     incident = Incident(name="p-2", kind=IncidentKind.STALL, epoch="a:1", opened_at=1.0)
-    incident.enter(IncidentPhase.AWAITING_SLOT, 10.0)
+    incident.set_phase(IncidentPhase.AWAITING_SLOT, 10.0)
     for at in (10.0, 11.0):
         metrics.count_events([Event(type=EventType.ADVANCED, at=at, incident=incident)])
-    incident.enter(IncidentPhase.RESTARTING, 22.5)
+    incident.set_phase(IncidentPhase.RESTARTING, 22.5)
     for at in (22.5, 23.0):
         metrics.count_events([Event(type=EventType.ADVANCED, at=at, incident=incident)])
     assert value(metrics, "plimsoll_restart_slot_wait_seconds_count") == 1

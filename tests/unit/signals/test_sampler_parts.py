@@ -67,7 +67,7 @@ class Engine:
     def is_serving(self) -> bool:
         return False
 
-    def processes(self) -> list[ProcessMemory]:
+    def list_processes(self) -> list[ProcessMemory]:
         return []
 
     def has_ended(self) -> bool:

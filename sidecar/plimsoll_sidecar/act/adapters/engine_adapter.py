@@ -45,7 +45,7 @@ class EngineAdapter(Protocol):
     def status(self) -> Status:
         """Return the engine's status. Raises :class:`EngineError` if it cannot be read."""
 
-    def metrics_page_signal(self) -> Signal | None:
+    def read_metrics_signal(self) -> Signal | None:
         """Return a signal that states whether the metrics page is usable.
 
         None if the adapter reads no such page.
@@ -67,7 +67,7 @@ class EngineAdapter(Protocol):
         requests again.
         """
 
-    def finish(self, command: Command) -> Result:
+    def finish_requests(self, command: Command) -> Result:
         """Wait at most ``command.deadline_s`` for running requests.
 
         The engine accepts new requests meanwhile.
@@ -76,7 +76,7 @@ class EngineAdapter(Protocol):
     def resume(self, epoch: str) -> None:
         """End a drain in ``epoch`` without a restart. Raises :class:`EngineError`."""
 
-    def standby(self, epoch: str, lease_s: float) -> StandbyStatus | None:
+    def lease_standby(self, epoch: str, lease_s: float) -> StandbyStatus | None:
         """Request a standby worker for the next ``lease_s`` seconds, or end the lease with 0.
 
         Return the status of the standby worker; None if the engine does not report it. Only for an
@@ -90,7 +90,7 @@ class EngineAdapter(Protocol):
     def restart_engine(self, command: Command) -> Result:
         """End all processes of the engine. The kubelet then restarts its container."""
 
-    def processes(self) -> list[ProcessMemory]:
+    def list_processes(self) -> list[ProcessMemory]:
         """Return the engine's running processes, from ``/proc``.
 
         The main process has the role ``Frontend``. The list is empty if no process is found.
@@ -102,25 +102,25 @@ class EngineAdapter(Protocol):
         The result is also True if it ended before the supervisor first saw it.
         """
 
-    def sweep(self) -> str:
+    def end_leftover_processes(self) -> str:
         """End processes of an earlier engine that still run beside the current engine.
 
         Return a text that names these processes; empty if there were none.
         """
 
-    def end(self, frontend: ProcessId | None) -> TerminationResult:
-        """End all processes of an unresponsive engine with signals.
+    def end_processes(self, main: ProcessId | None) -> TerminationResult:
+        """End all processes of an engine that does not answer, with signals.
 
-        ``frontend`` is the last known main process of the engine.
+        ``main`` is the last known main process of the engine; None if it is unknown.
         """
 
-    def diagnostics(self, kind: Diagnostic, command: Command) -> bytes:
+    def read_diagnostic(self, kind: Diagnostic, command: Command) -> bytes:
         """Return the text of the diagnostic ``kind``.
 
         Raises :class:`EngineError` if it is not available.
         """
 
-    def stacks(self, command: Command) -> bytes | None:
+    def read_stacks(self, command: Command) -> bytes | None:
         """Return the stacks of an engine that does not answer; None if they cannot be read."""
 
 

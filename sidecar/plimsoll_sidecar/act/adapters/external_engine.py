@@ -65,7 +65,7 @@ TRIM_TIMEOUT_S = 5.0
 
 Each takes milliseconds unless the engine hangs.
 """
-POLL_S = 0.5
+POLL_INTERVAL_S = 0.5
 """Seconds between two checks for running requests."""
 EXIT_GRACE_S = 30.0
 """Seconds for the shutdown of the server, after the deadline of the drain."""
@@ -120,7 +120,7 @@ class ExternalEngine(OwnedEngine):
             members = self._find_processes()
             found = self._main
             assert found is not None
-            state = self._find_state()
+            state = self._determine_state()
             if state is EngineState.SERVING and self._served:
                 self._info.update()
             self._current_helpers = frozenset(members.helpers)
@@ -157,7 +157,7 @@ class ExternalEngine(OwnedEngine):
         """Reason why this engine must not restart without its partners; None if it may."""
         return find_restart_blocker(self._info.connector, self._info.version)
 
-    def metrics_page_signal(self) -> Signal | None:
+    def read_metrics_signal(self) -> Signal | None:
         """Return a signal that states whether the newest metrics page is usable.
 
         None if the engine has no metrics page.
@@ -198,10 +198,10 @@ class ExternalEngine(OwnedEngine):
         """Report whether all helpers that were running at the last usable page have ended."""
         return bool(self._page_helpers) and self._page_helpers.isdisjoint(self._current_helpers)
 
-    def _make_epoch(self, found: ProcessId) -> str:
-        return f"{found.started:x}-{found.pid}:{self._load.restarts + 1}"
+    def _make_epoch(self, main: ProcessId) -> str:
+        return f"{main.started:x}-{main.pid}:{self._load.restarts + 1}"
 
-    def _find_state(self) -> EngineState:
+    def _determine_state(self) -> EngineState:
         """Return the state of the engine.
 
         Any answer of the health path shows that the frontend is running. A status of 500 or more
@@ -229,7 +229,7 @@ class ExternalEngine(OwnedEngine):
             return EngineState.SERVING
         return EngineState.FAILED if self._served else EngineState.STARTING
 
-    def diagnostics(self, kind: Diagnostic, command: Command) -> bytes:
+    def read_diagnostic(self, kind: Diagnostic, command: Command) -> bytes:
         """Return the text of the diagnostic ``kind``, from the processes' probes or py-spy.
 
         Raises EngineError if no process provides it.
@@ -246,10 +246,10 @@ class ExternalEngine(OwnedEngine):
             )
         return text
 
-    def stacks(self, command: Command) -> bytes | None:
+    def read_stacks(self, command: Command) -> bytes | None:
         """Return stacks from the probes or py-spy; None if neither is available."""
         try:
-            return self.diagnostics(Diagnostic.STACKS, command)
+            return self.read_diagnostic(Diagnostic.STACKS, command)
         except EngineError as error:
             log.info("cannot read the engine's stacks: %s", error)
             return None
@@ -261,7 +261,7 @@ class ExternalEngine(OwnedEngine):
 
         The outcome depends on how much memory was freed.
         """
-        reason = self._refuse_other_epoch(command)
+        reason = self._explain_other_epoch(command.epoch)
         if reason is not None:
             return command.make_result(Outcome.REFUSED, reason)
         members = self._owned.find_or_none()
@@ -298,10 +298,10 @@ class ExternalEngine(OwnedEngine):
         metrics, open connections count as requests. Requests that are still running at the deadline
         end with the engine.
         """
-        reason = self._refuse_other_epoch(command)
+        reason = self._explain_other_epoch(command.epoch)
         if reason is not None:
             return command.make_result(Outcome.REFUSED, reason)
-        summary = self._wait_idle(command, is_wanted)
+        summary = self._wait_until_idle(command, is_wanted)
         pause = self._profile.pause_path
         if pause and pause in self._info.routes and is_wanted():
             trouble = self._post(pause, self._profile.pause_body)
@@ -315,19 +315,19 @@ class ExternalEngine(OwnedEngine):
             self._drained = True
         return command.make_result(Outcome.SUCCEEDED, summary)
 
-    def finish(self, command: Command) -> Result:
+    def finish_requests(self, command: Command) -> Result:
         """Wait for running requests. The engine is not paused."""
-        reason = self._refuse_other_epoch(command)
+        reason = self._explain_other_epoch(command.epoch)
         if reason is not None:
             return command.make_result(Outcome.REFUSED, reason)
-        return command.make_result(Outcome.SUCCEEDED, self._wait_idle(command))
+        return command.make_result(Outcome.SUCCEEDED, self._wait_until_idle(command))
 
     def resume(self, epoch: str) -> None:
         """Resume the engine if it supports pauses and is still in ``epoch``.
 
         Raises EngineError.
         """
-        if self._check_epoch(epoch) is not None:
+        if self._explain_other_epoch(epoch) is not None:
             return  # a new process was never drained
         resume = self._profile.resume_path
         if resume and resume in self._info.routes:
@@ -349,7 +349,7 @@ class ExternalEngine(OwnedEngine):
         The kubelet then starts it again. A stalled engine has only :data:`TERM_GRACE_S` for its
         shutdown.
         """
-        reason = self._refuse_other_epoch(command)
+        reason = self._explain_other_epoch(command.epoch)
         with self._lock:
             found = self._main
         if reason is not None or found is None:
@@ -357,16 +357,13 @@ class ExternalEngine(OwnedEngine):
                 Outcome.REFUSED, reason or "the PID of the engine's main process is unknown"
             )
         grace_s = TERM_GRACE_S if command.stalled else command.deadline_s + EXIT_GRACE_S
-        ending = self._owned.end(found, grace_s)
+        ending = self._owned.end_processes(found, grace_s)
         outcome = Outcome.SUCCEEDED if ending.error is None else Outcome.FAILED
         return command.make_result(outcome, "; ".join(filter(None, (ending.summary, ending.error))))
 
     # ---- parts
 
-    def _refuse_other_epoch(self, command: Command) -> str | None:
-        return self._check_epoch(command.epoch)
-
-    def _check_epoch(self, epoch: str) -> str | None:
+    def _explain_other_epoch(self, epoch: str) -> str | None:
         """Return the reason to refuse a command for ``epoch``; None if the engine is in it."""
         with self._lock:
             try:
@@ -381,7 +378,9 @@ class ExternalEngine(OwnedEngine):
             else f"the engine is in epoch {now}, but the command is for epoch {epoch}"
         )
 
-    def _wait_idle(self, command: Command, is_wanted: Callable[[], bool] = lambda: True) -> str:
+    def _wait_until_idle(
+        self, command: Command, is_wanted: Callable[[], bool] = lambda: True
+    ) -> str:
         """Wait until no request is running, or until the deadline of the command.
 
         The wait also ends if ``is_wanted`` returns False.
@@ -394,7 +393,7 @@ class ExternalEngine(OwnedEngine):
         deadline, quiet = time.monotonic() + limit_s, 0
         while quiet < MIN_IDLE_POLLS and time.monotonic() < deadline and is_wanted():
             quiet = quiet + 1 if self._count_requests() == 0 else 0
-            time.sleep(POLL_S)
+            time.sleep(POLL_INTERVAL_S)
         left = self._count_requests() if quiet < MIN_IDLE_POLLS else 0
         if left != 0:
             return f"{'an unknown number of' if left is None else left} requests left"
@@ -403,7 +402,7 @@ class ExternalEngine(OwnedEngine):
             return "idle"
         deadline = min(deadline, time.monotonic() + lease_s)
         while (held := self._read_kv_cache_usage()) and time.monotonic() < deadline and is_wanted():
-            time.sleep(POLL_S)
+            time.sleep(POLL_INTERVAL_S)
         return f"idle; other engines still hold {held:.1%} of the KV cache" if held else "idle"
 
     def _read_kv_cache_usage(self) -> float | None:

@@ -166,14 +166,14 @@ def identify_engine_type(server: HttpClient) -> EngineType | None:
 
     None if neither shows a known type, for example because the server requires an API key.
     """
-    page = _get(server, "/metrics") or b""
+    page = _fetch(server, "/metrics") or b""
     for kind, profile in ENGINE_PROFILES.items():
         if profile.metric_prefix and re.search(
             _METRIC_PREFIX_PATTERN % profile.metric_prefix.encode(), page, re.M
         ):
             return kind
     try:
-        models = decode(_get(server, "/v1/models") or b"{}", _Models).data
+        models = decode(_fetch(server, "/v1/models") or b"{}", _Models).data
     except MalformedError:
         return None
     owners = {model.owned_by for model in models}
@@ -197,7 +197,7 @@ def read_server_version(server: HttpClient, profile: EngineProfile) -> str:
     return ""
 
 
-def _get(server: HttpClient, path: str) -> bytes | None:
+def _fetch(server: HttpClient, path: str) -> bytes | None:
     try:
         status, body = server.call("GET", path, IDENTIFY_TIMEOUT_S)
     except EngineError:

@@ -95,11 +95,11 @@ class PlimsollEngine(OwnedEngine):
         """Report whether ``/health`` on the serving port answers, even with an error."""
         return self._serving.has_answer("/health", TIMEOUT_S)
 
-    def diagnostics(self, kind: Diagnostic, command: Command) -> bytes:
+    def read_diagnostic(self, kind: Diagnostic, command: Command) -> bytes:
         """Return the text from ``GET /diagnostics/KIND``. Raises EngineError."""
         return self._call("GET", f"/diagnostics/{kind.value}", timeout_s=DIAGNOSTIC_TIMEOUT_S)
 
-    def stacks(self, command: Command) -> bytes | None:
+    def read_stacks(self, command: Command) -> bytes | None:
         """Return None. On a signal, this engine writes its stacks to the shared directory."""
         return None
 
@@ -110,7 +110,7 @@ class PlimsollEngine(OwnedEngine):
         """
         self._call("POST", "/resume", admin.ResumeRequest(expected_epoch=epoch))
 
-    def standby(self, epoch: str, lease_s: float) -> StandbyStatus | None:
+    def lease_standby(self, epoch: str, lease_s: float) -> StandbyStatus | None:
         """Request a standby worker for ``lease_s`` seconds in ``epoch``, or end the lease with 0.
 
         Return the status of the standby worker; None if the engine does not report it. Raises
@@ -137,7 +137,7 @@ class PlimsollEngine(OwnedEngine):
         )
         return self._run_operation(command, "/drain", body, command.deadline_s + DRAIN_GRACE_S)
 
-    def finish(self, command: Command) -> Result:
+    def finish_requests(self, command: Command) -> Result:
         """Return success without waiting: this engine finishes its requests when its pod ends."""
         return _make_result(
             command, Outcome.SUCCEEDED, "the engine itself finishes its requests when its pod ends"

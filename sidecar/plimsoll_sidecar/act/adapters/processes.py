@@ -61,7 +61,7 @@ HELPER_EXIT_WAIT_S = 3.0
 """Seconds to wait for the end of helpers after their main process has ended without SIGKILL."""
 KILL_WAIT_S = 5.0
 """Seconds to wait for the end of a process after SIGKILL."""
-POLL_S = 0.05
+POLL_INTERVAL_S = 0.05
 MAIN_EXIT_WAIT_S = 5.0
 """Seconds to wait for the end of the main process."""
 SEARCH_INTERVAL_S = 5.0
@@ -127,7 +127,7 @@ class Terminator:
             number = self._terminate_main(main, grace_s)
             took = time.monotonic() - begin
             if not is_running(main):
-                summary.append(_format_end(main, number, took))
+                summary.append(_format_main_end(main, number, took))
             self._wait_until_ended(
                 self._processes - {main}, HELPER_EXIT_WAIT_S if number is signal.SIGTERM else 0.0
             )
@@ -155,7 +155,7 @@ class Terminator:
         self._send_signal(process, signal.SIGTERM)
         deadline = time.monotonic() + grace_s
         if self._required_helpers:
-            self._wait_until_ended({process}, grace_s, until=self._have_required_helpers_ended)
+            self._wait_until_ended({process}, grace_s, is_done=self._have_required_helpers_ended)
             deadline = min(deadline, time.monotonic() + NO_HELPERS_GRACE_S)
         self._wait_until_ended({process}, deadline - time.monotonic())
         if not is_running(process):
@@ -179,20 +179,20 @@ class Terminator:
     def _wait_until_ended(
         self,
         processes: Iterable[ProcessId],
-        seconds: float,
-        until: Callable[[], bool] = lambda: False,
+        timeout_s: float,
+        is_done: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Wait until all processes have ended, at most ``seconds``.
+        """Wait at most ``timeout_s`` seconds until all processes have ended.
 
-        The wait ends early if ``until`` returns True.
+        The wait ends early if ``is_done`` returns True.
         """
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + timeout_s
         waited = list(processes)
-        while time.monotonic() < deadline and not until():
+        while time.monotonic() < deadline and not is_done():
             waited = [one for one in waited if is_running(one) and one not in self._refused]
             if not waited:
                 return
-            time.sleep(POLL_S)
+            time.sleep(POLL_INTERVAL_S)
 
     def _send_signal(self, process: ProcessId, number: signal.Signals) -> None:
         try:
@@ -210,7 +210,7 @@ class Terminator:
             self._refused[process] = getattr(error, "strerror", None) or str(error)
 
 
-def _format_end(main: ProcessId, number: signal.Signals, took_s: float) -> str:
+def _format_main_end(main: ProcessId, number: signal.Signals, took_s: float) -> str:
     if number is signal.SIGKILL:
         return f"process {main.pid} was killed by SIGKILL {took_s:.1f} s after SIGTERM"
     return f"process {main.pid} ended {took_s:.1f} s after SIGTERM"
@@ -244,11 +244,11 @@ class OwnedEngine:
         """None, because a restart of this engine affects no other engine."""
         return None
 
-    def processes(self) -> list[ProcessMemory]:
+    def list_processes(self) -> list[ProcessMemory]:
         """Return the running processes of the engine; empty if there are none."""
         return self._owned.list_all()
 
-    def metrics_page_signal(self) -> Signal | None:
+    def read_metrics_signal(self) -> Signal | None:
         """Return None, because this adapter reads no metrics page."""
         return None
 
@@ -256,15 +256,15 @@ class OwnedEngine:
         """Report whether the main process has ended, but the engine's helpers still run."""
         return self._owned.has_main_ended()
 
-    def sweep(self) -> str:
+    def end_leftover_processes(self) -> str:
         """End processes of an earlier engine, and return a text that names them."""
-        return self._owned.sweep()
+        return self._owned.end_leftover_processes()
 
-    def end(self, frontend: ProcessId | None) -> TerminationResult:
+    def end_processes(self, main: ProcessId | None) -> TerminationResult:
         """End all processes of the engine with signals."""
-        return self._owned.end(frontend)
+        return self._owned.end_processes(main)
 
-    def standby(self, epoch: str, lease_s: float) -> StandbyStatus | None:
+    def lease_standby(self, epoch: str, lease_s: float) -> StandbyStatus | None:
         """Raise EngineError: only Plimsoll's own engine has a standby worker."""
         raise EngineError("this engine does not support a standby worker")
 
@@ -357,7 +357,7 @@ class OwnedProcesses:
             p for p in members.processes if has_helper_title(read_command_line(p.pid), self._kind)
         ]
 
-    def sweep(self) -> str:
+    def end_leftover_processes(self) -> str:
         """End the processes that an earlier engine left behind.
 
         Some container runtimes already end such processes.
@@ -376,7 +376,7 @@ class OwnedProcesses:
         ending = Terminator(left - kept).terminate(None)
         return "; ".join(filter(None, (ending.summary, ending.error)))
 
-    def end(
+    def end_processes(
         self, main: ProcessId | None = None, grace_s: float = TERM_GRACE_S
     ) -> TerminationResult:
         """End every process of the engine.
@@ -411,7 +411,7 @@ def end_orphaned_helpers(members: EngineProcesses) -> TerminationResult:
     while members.main is not None and is_running(members.main):
         if time.monotonic() > deadline:
             return TerminationResult("")
-        time.sleep(POLL_S)
+        time.sleep(POLL_INTERVAL_S)
     return _make_terminator(members).terminate(None)
 
 
