@@ -93,10 +93,8 @@ def build_supervisor(
 ) -> tuple[Supervisor, Metrics]:
     """Create the supervisor and its metrics.
 
-    Args:
-        arguments: The parsed options.
-        kube: The client of the API server; None in local mode.
-        clock: A function that returns the time of samples, in seconds since an arbitrary time.
+    ``arguments`` are the parsed options. ``kube`` is the client of the API server; None in local
+    mode. ``clock`` returns the time of samples, in seconds since an arbitrary time.
 
     Raises:
         ConfigError: If the configuration is invalid.

@@ -158,7 +158,7 @@ def _execute_action(
 
 
 def _drain(state_dir: str, engine: EngineAdapter, command: Command) -> Result:
-    """Take the pod out of service, drain the engine, and return the result.
+    """Drain the replica: make the pod unready, and drain the engine. Return the result.
 
     If this fails, an earlier manual drain stays active. A concurrent resume ends the drain.
     """

@@ -255,7 +255,7 @@ class Supervisor:
         return msgspec.structs.replace(self._config.current, memory=self._governor.memory)
 
     def _observe(self, now: float) -> Observation:
-        """Take a sample, and return it with its assessment."""
+        """Return a new sample with its assessment and the state of the replica."""
         begin = time.monotonic()
         sample = self._source.sample()
         status = self._source.status
@@ -338,7 +338,7 @@ class Supervisor:
             self._unsent.append(turn.command.make_result(Outcome.REFUSED, why))
 
     def _set_slot_request(self) -> None:
-        """Tell the actuator which incident needs a restart slot, once the journal has been read.
+        """Set which incident needs a restart slot, once the journal has been read.
 
         The state in memory decides, because the journal may not be writable.
         """

@@ -6,7 +6,7 @@ has expired if the spec of its Lease has not changed for the duration of the Lea
 of this node measures that time: clocks of different nodes are never compared. Restart counts use
 the API server's time.
 
-Which incident needs a slot, if any, is stored only in the journal, as a :class:`SlotRequest`.
+Only the journal stores which incident needs a slot, if any, as a :class:`SlotRequest`.
 :meth:`Slots.reconcile` applies the request to the Leases every few seconds.
 
 The PUT request that takes a slot also updates the restart counts in the annotations (see

@@ -14,7 +14,7 @@ from plimsoll_sidecar.govern.incident import Incident
 
 
 class Verb(StrEnum):
-    """What a command makes the actuator do.
+    """Kinds of commands to the actuator.
 
     The order is that of a remediation. ``TAKE_SLOT`` takes a restart slot. ``LEAVE`` removes the
     pod from its Services. ``MEET_PARTNER`` tests the engine with its partners.

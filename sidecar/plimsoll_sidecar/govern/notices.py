@@ -1,7 +1,7 @@
 """Create incidents that only record an event: a crash, or a manual action.
 
-Such an incident opens and ends in one turn. A crash is an end of the engine or its worker that
-nobody requested. The supervisor notices it by the next epoch. It reports a crash only if it
+Such an incident opens and ends in one turn. A crash is an end of the engine or its worker
+without a request. The supervisor notices it by the next epoch. It reports a crash only if it
 observed the epoch that ended. Otherwise, the cause is unknown: the node may have restarted, or a
 person may have restarted the service.
 """

@@ -45,7 +45,7 @@ PAUSE_TIMEOUT_S = 1.0
 The server may forward the request to a process that hangs.
 """
 RETRY_INTERVAL_S = 10.0
-"""Seconds until a server that gave no valid answer is asked again."""
+"""Seconds until the next request to a server that gave no valid answer."""
 HTTP_NOT_FOUND = 404
 MIN_CONSISTENT_PAGES = 300
 """Number of consecutive consistent pages after which an inconsistency has ended.

@@ -46,9 +46,10 @@ NIXL_CONNECTOR_PREFIX = "Nixl"
 LAST_BLOCKED_VERSIONS = {NIXL_CONNECTOR_PREFIX: (0, 26)}
 """Last version of vLLM in which an engine cannot reconnect to a restarted partner, by connector.
 
-vLLM up to 0.26 installs NIXL up to 1.3.2. With these versions, decode engines crash or transfers
-fail after a restart of the other engine (vllm-project/vllm#49238). An engine with a later version
-may restart alone, and is then tested with its partners.
+Up to 0.26, vLLM installs NIXL 1.3.2 or earlier. After a restart of the other engine, decode engines
+with these versions crash, or transfers fail: vllm-project/vllm#49238.
+
+An engine with a later version may restart alone, and is then tested with its partners.
 """
 _VERSION_PATTERN = re.compile(r"(\d{1,4})\.(\d{1,4})")
 MAX_LEASE_S = 86_400.0
