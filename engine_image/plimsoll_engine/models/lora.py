@@ -28,7 +28,7 @@ from plimsoll_engine.models.safetensors_files import (
 
 ProductFunction = Callable[[torch.Tensor, Weight, torch.Tensor | None], torch.Tensor]
 
-CONFIG_FILE = "adapter_config.json"
+ADAPTER_CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 TENSOR_PREFIX = "base_model.model."
 """Prefix of tensor names in PEFT's files."""
@@ -187,7 +187,7 @@ Such an adapter gives wrong results with the original weights (PEFT, ``LoraConfi
 
 
 def _read_config(folder: Path, max_rank: int) -> _Config:
-    path = folder / CONFIG_FILE
+    path = folder / ADAPTER_CONFIG_FILE
     if not path.is_file():
         raise LoadError(f"{path}: no such file; every adapter must contain it")
     try:
@@ -262,11 +262,11 @@ def read_adapter(
     """
     if not folder.is_dir():
         raise LoadError(
-            f"{folder}: no such folder; an adapter is a folder with {CONFIG_FILE} and"
+            f"{folder}: no such folder; an adapter is a folder with {ADAPTER_CONFIG_FILE} and"
             f" {WEIGHTS_FILE}"
         )
     config = _read_config(folder, max_rank)
-    listed = _list_projections(config, targets, folder / CONFIG_FILE)
+    listed = _list_projections(config, targets, folder / ADAPTER_CONFIG_FILE)
     path = folder / WEIGHTS_FILE
     if not path.is_file():
         raise LoadError(f"{path}: no such file; every adapter must contain it")

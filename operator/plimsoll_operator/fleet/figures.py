@@ -64,7 +64,7 @@ SIGNAL_REASONS = frozenset(SignalReason)
 UNKNOWN_SIGNAL_REASON = "SignalMissing"
 """Reason for a missing signal if its supervisor reports none."""
 MAX_LEAK_BYTES_PER_S = float(1 << 40)
-MAX_FORECAST_S = 3.2e9
+MAX_SECONDS_TO_LIMIT = 3.2e9
 """Maximum number of seconds until a limit is reached: a century. Slower growth has no forecast."""
 SEGMENT_NAMES = frozenset(segment.value for segment in Segment)
 
@@ -143,7 +143,7 @@ _LEAK_LIMIT_METRIC = b"plimsoll_memory_slow_leak_limit_seconds"
 _SLOW_LEAK_METRICS = {
     _LEAK_METRIC: 1.0,
     _LEAK_RATE_METRIC: MAX_LEAK_BYTES_PER_S,
-    _LEAK_LIMIT_METRIC: MAX_FORECAST_S,
+    _LEAK_LIMIT_METRIC: MAX_SECONDS_TO_LIMIT,
 }
 """Metrics of slow leaks, each with its maximum value."""
 
@@ -210,7 +210,7 @@ def parse_figures(page: bytes) -> SupervisorFigures:
             limit = _parse_number(text, MAX_CONSUMED_RATIO)
         elif name == b"plimsoll_signal_age_seconds":
             if signal := _SIGNAL_LABEL_PATTERN.search(labels):
-                ages[signal[1].decode()] = _parse_number(text, MAX_FORECAST_S)
+                ages[signal[1].decode()] = _parse_number(text, MAX_SECONDS_TO_LIMIT)
         elif name == b"plimsoll_supervisor_signal_missing":
             if (signal := _SIGNAL_LABEL_PATTERN.search(labels)) and (
                 reason := _REASON_LABEL_PATTERN.search(labels)

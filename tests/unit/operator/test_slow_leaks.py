@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from plimsoll_api.assessment import Assessment, Segment, SlowGrowth
 from plimsoll_api.inferenceservice_status import ConditionType
 from plimsoll_operator.fleet.figures import (
-    MAX_FORECAST_S,
     MAX_LEAK_BYTES_PER_S,
+    MAX_SECONDS_TO_LIMIT,
     SlowLeak,
     SupervisorFigures,
     parse_figures,
@@ -134,7 +134,7 @@ def test_any_page_gives_a_bounded_verdict(lines: list[tuple[str, str, str]]) -> 
     figures = parse_figures(text.encode())
     for one in figures.slow or ():
         assert 0 <= one.bytes_per_s <= MAX_LEAK_BYTES_PER_S
-        assert one.limit_s is None or 0 <= one.limit_s <= MAX_FORECAST_S
+        assert one.limit_s is None or 0 <= one.limit_s <= MAX_SECONDS_TO_LIMIT
     assert (
         len(make_slow_leak_condition(ConditionType.SLOW_LEAK, {"p": figures}).message)
         <= MAX_MESSAGE_CHARS

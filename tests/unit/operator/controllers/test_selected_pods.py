@@ -60,7 +60,7 @@ class Server:
         meta = self.pods.pop(name)["metadata"] | {"resourceVersion": str(self.version)}
         self.events.put_nowait(("DELETED", {"metadata": meta}))
 
-    async def metadata(self, kind: Kind, namespace: str) -> tuple[list[Object], str]:
+    async def list_metadata(self, kind: Kind, namespace: str) -> tuple[list[Object], str]:
         self.lists += 1
         if self.refusal:
             raise self.refusal
@@ -75,7 +75,7 @@ class Server:
                 raise event
             yield event
 
-    async def pages(
+    async def list_pages(
         self, kind: Kind, namespace: str, name: str = ""
     ) -> AsyncIterator[tuple[list[Object], str]]:
         self.reads.append(name)

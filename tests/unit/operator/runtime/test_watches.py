@@ -31,7 +31,7 @@ class Server:
         self.events: asyncio.Queue[tuple[str, Object] | Exception] = asyncio.Queue()
         self.lists: list[str | None] = []
 
-    async def pages(
+    async def list_pages(
         self, kind: Kind, namespace: str | None
     ) -> AsyncIterator[tuple[list[Object], str]]:
         assert kind is POLICY
