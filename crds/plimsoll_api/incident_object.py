@@ -13,8 +13,8 @@ from plimsoll_api.incidents import ENDED_PHASES, IncidentPhase
 from plimsoll_api.leakincident import (
     MAX_INCIDENT_TEXT_CHARS,
     MAX_INCIDENTS_PER_POD,
+    MAX_STATUS_STEPS,
     MAX_TEXTS_PER_LIST,
-    MAX_TIMELINE_STEPS,
     MAX_TOTAL_TEXT_CHARS,
     IncidentAttribution,
     IncidentCondition,
@@ -126,9 +126,7 @@ def make_status(
     message = texts.truncate(incident.message)
     evidence = [texts.truncate(text) for text in attribution.evidence[:MAX_TEXTS_PER_LIST]]
     diagnostics = [texts.truncate(path) for path in incident.diagnostics[:MAX_TEXTS_PER_LIST]]
-    timeline = [
-        _make_step(step, texts) for step in reversed(incident.timeline[-MAX_TIMELINE_STEPS:])
-    ]
+    timeline = [_make_step(step, texts) for step in reversed(incident.timeline[-MAX_STATUS_STEPS:])]
     return LeakIncidentStatus(
         observed_generation=generation,
         conditions=make_conditions(

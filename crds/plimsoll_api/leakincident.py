@@ -26,7 +26,7 @@ MAX_STATUS_WRITES = 100
 """Maximum number of times that a supervisor writes the status of an incident."""
 MAX_INCIDENT_TEXT_CHARS = 400
 MAX_TEXTS_PER_LIST = 12
-MAX_TIMELINE_STEPS = 24
+MAX_STATUS_STEPS = 24
 MAX_TOTAL_TEXT_CHARS = 4096
 """Maximum total length of all texts of a status in characters."""
 
@@ -260,7 +260,7 @@ class LeakIncidentStatus(msgspec.Struct, rename="camel", omit_defaults=True):
     attribution: Annotated[IncidentAttribution | None, describe_field("Which memory grew.")] = None
     timeline: Annotated[
         list[IncidentStep],
-        msgspec.Meta(max_length=MAX_TIMELINE_STEPS),
+        msgspec.Meta(max_length=MAX_STATUS_STEPS),
         describe_field("Newest steps, oldest first."),
     ] = []
     waiting_reason: Annotated[

@@ -32,8 +32,8 @@ from plimsoll_api.incidents import IncidentKind, IncidentPhase
 from plimsoll_api.leakincident import (
     MAX_INCIDENT_TEXT_CHARS,
     MAX_INCIDENTS_PER_POD,
+    MAX_STATUS_STEPS,
     MAX_STATUS_WRITES,
-    MAX_TIMELINE_STEPS,
     MAX_TOTAL_TEXT_CHARS,
 )
 from plimsoll_api.names import API_GROUP, INCIDENT_KIND, SERVICE_KIND, SERVICE_LABEL
@@ -109,7 +109,7 @@ class Writer:
         step = {"time": now, "step": "s" * 63, "outcome": "o" * 63, "beforeBytes": 1 << 62}
         text = f"{random.random()}" + "x" * MAX_INCIDENT_TEXT_CHARS
         steps = [step | ({"message": text[:MAX_INCIDENT_TEXT_CHARS]} if n < full else {})
-                 for n in range(MAX_TIMELINE_STEPS)]  # fmt: skip
+                 for n in range(MAX_STATUS_STEPS)]  # fmt: skip
         attribution = dict.fromkeys(("segment", "process", "pod"), "y" * 253)
         status = {"phase": "Confirmed", "revision": revision, "timeline": steps}
         body = _object(name) | {"status": status | {"attribution": attribution}}

@@ -85,7 +85,7 @@ def test_a_story_of_any_length_fits() -> None:
     texts = [status.message or "", *status.attribution.evidence, *status.diagnostics, *steps]
     assert sum(map(len, texts)) <= leakincident.MAX_TOTAL_TEXT_CHARS
     assert all(len(one) <= leakincident.MAX_INCIDENT_TEXT_CHARS for one in texts)
-    assert len(status.timeline) == leakincident.MAX_TIMELINE_STEPS
+    assert len(status.timeline) == leakincident.MAX_STATUS_STEPS
     assert status.timeline[-1].time == "1970-01-01T00:00:59Z", "the newest steps are kept"
     assert texts[0].endswith("m…"), "a text that was cut shows it"
 
