@@ -127,7 +127,7 @@ def test_without_a_writable_folder_it_says_which(tmp_path: Path) -> None:
     assert str(blocked) in done.stderr
     done = subprocess.run(command[:3], capture_output=True, text=True, timeout=20)
     assert done.returncode == 2
-    assert "--state-dir is missing" in done.stderr
+    assert "--state-dir is required" in done.stderr
 
 
 def test_the_reset_is_left_for_the_supervisor(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ SUBSIDED_PROBABILITY, SUBSIDED_AFTER_S = 0.5, 30.0
 
 If growth pauses between two bursts, its probability is lower only for a few seconds.
 """
-MAX_TIMELINE_STEPS = 64
+MAX_STORED_STEPS = 64
 """Maximum number of steps in the timeline of an incident: the oldest and the newest steps.
 
 A complete remediation needs about twenty.
@@ -137,8 +137,8 @@ class Incident(IncidentRecord, omit_defaults=True, kw_only=True):
     def add_step(self, step: StepRecord) -> None:
         """Add a step to the timeline. If the timeline is full, remove a step from its middle."""
         self.timeline.append(step)
-        if len(self.timeline) > MAX_TIMELINE_STEPS:
-            del self.timeline[MAX_TIMELINE_STEPS // 2]
+        if len(self.timeline) > MAX_STORED_STEPS:
+            del self.timeline[MAX_STORED_STEPS // 2]
 
     def set_phase(self, phase: IncidentPhase, now: float) -> None:
         """Set the phase, its start ``now`` in Unix seconds, and reset the times of the old phase.

@@ -9,7 +9,7 @@ from plimsoll_api.incident_record import Reason, StepOutcome
 from plimsoll_api.incidents import IncidentPhase, WaitReason
 from plimsoll_api.supervision import Action
 from plimsoll_sidecar.govern.command import Command, Outcome, Result, Verb
-from plimsoll_sidecar.govern.incident import MAX_TIMELINE_STEPS
+from plimsoll_sidecar.govern.incident import MAX_STORED_STEPS
 from plimsoll_sidecar.govern.state import MAX_SLOT_WAIT_S
 from tests.unit.govern.governed import World, done
 
@@ -62,7 +62,7 @@ def test_no_operation_has_the_id_of_another() -> None:
     """Also when the timeline has forgotten steps: an engine answers a known id with what it did."""
     world = leaking()
     command = world.to(Verb.TAKE_SLOT)
-    for number in range(3 * MAX_TIMELINE_STEPS):
+    for number in range(3 * MAX_STORED_STEPS):
         command = world.until_command(refused(command, (BUDGET, HELD)[number % 2]))
     world.answer(command)
     ids = [command.operation_id for command in world.commands]
