@@ -319,6 +319,11 @@ def test_no_group_restarts_twice_while_controllers_are_killed(
                     error.add_note(f"{what}")
                 for kind in ("pods", "leases", "leakincidents", "leaderworkersets"):
                     error.add_note(kubectl("get", kind, "-o", "wide"))
+                owners = "N:.metadata.name,UID:.metadata.uid,O:.metadata.ownerReferences[*].uid"
+                for kind in ("pods", "statefulsets"):
+                    error.add_note(kubectl("get", kind, "-o", f"custom-columns={owners}"))
+                for log in sorted((cluster.home / "log").iterdir()):
+                    error.add_note(f"{log.name}: {log.read_text()[-2000:]}")
                 raise
             converged_s = time.monotonic() - begin
             time.sleep(5.0)  # no restart comes late
