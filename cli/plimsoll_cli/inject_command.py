@@ -184,7 +184,9 @@ def inject(
         doubled = [one for one in POLICY_OPTIONS if _is_given(context, one)]
         if doubled:
             flags = ", ".join("--" + one.replace("_", "-") for one in doubled)
-            raise UsageError(f"inject: use either --policy or {flags}, not both: {policy} sets it")
+            raise UsageError(
+                f"inject: use either --policy or {flags}, not both: {policy} has these settings"
+            )
         options = _read_policy_options(policy, supervisor_image)
     else:
         period = _parse_option("--window", POSITIVE_DURATION_FORM.read, window)

@@ -247,7 +247,9 @@ def generate_files() -> dict[str, str]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the files. With ``--check``, print differences and return 1 if there are any."""
     parser = argparse.ArgumentParser(prog="plimsoll_api.generate", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="fail where a file differs")
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; fail if a file is not up to date"
+    )
     check = parser.parse_args(arguments).check
     drifted = False
     for name, text in generate_files().items():

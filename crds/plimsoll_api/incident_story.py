@@ -52,7 +52,7 @@ class StoryStep(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Change of memory and message of the action as one line."""
+        """One line with the change of memory, followed by the message of the action."""
         message = self.message.replace("\n", " ")
         return "  ".join(part for part in (self.change, message) if part)
 

@@ -97,7 +97,7 @@ class Scraper:
         return self._latest.get(key, {})
 
     def follow(self, key: Key, addresses: dict[str, str]) -> None:
-        """Scrape the pods of a policy, which the store lacks. ``addresses`` are by pod name."""
+        """Scrape a policy's pods from now on. ``addresses`` maps their names to addresses."""
         self._followed[key] = addresses
 
     def forget(self, key: Key) -> None:

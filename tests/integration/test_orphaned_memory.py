@@ -202,7 +202,7 @@ def test_each_bound_of_a_scan_says_which_it_was(
     for name, said in (
         ("MAX_PROCESSES", "the pod has more than 0 processes"),
         ("MAX_DESCRIPTORS", f"process {main.pid} has more than 0 open files"),
-        ("MAX_MAPS_BYTES", f"process {main.pid} has more than 0 MiB of mappings"),
+        ("MAX_MAPS_BYTES", f"the maps file of process {main.pid} is larger than 0 MiB"),
     ):
         with monkeypatch.context() as patched:
             patched.setattr(shared_memory, name, 0)

@@ -121,7 +121,9 @@ def check_manifest(file: Path, service: InferenceService) -> None:
             f"{file}: spec.supervision.mode: set Recover, because the demo shows a restart"
         )
     if Action.WORKER_RESTART not in spec.supervision.ladder:
-        raise UsageError(f"{file}: spec.supervision.ladder: add WorkerRestart")
+        raise UsageError(
+            f"{file}: spec.supervision.ladder: add WorkerRestart, because the demo shows a restart"
+        )
 
 
 def set_device(service: InferenceService, device: str) -> InferenceService:

@@ -277,5 +277,5 @@ def _has_only_token_ids(raw: bytearray) -> bool:
 
 
 def compute_max_json_values(max_model_len: int | None) -> int:
-    """Return the maximum number of JSON values in a body, which grows with the context."""
+    """Return the maximum number of JSON values in a body. A longer context permits more."""
     return BASE_JSON_VALUES + JSON_VALUES_PER_TOKEN * (max_model_len or 0)

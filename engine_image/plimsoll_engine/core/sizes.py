@@ -181,7 +181,7 @@ def _choose_max_batched_tokens(requested: WorkerConfig, device: torch.device) ->
 
 
 def compute_max_step_rows(requested: WorkerConfig, device: torch.device) -> int:
-    """Return the maximum number of rows of a step without drafts."""
+    """Return the maximum number of rows of a step, not counting draft tokens."""
     return max(
         _choose_max_num_seqs(requested, device), _choose_max_batched_tokens(requested, device)
     )

@@ -18,8 +18,9 @@ Cure = Literal["trim", "worker restart", "engine restart", "pod replacement", "n
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
     """A fault that can be injected.
 
-    ``epochs`` says which workers of the engine have it. ``owner`` holds the memory, ``segment`` is
-    the segment that grows, and ``cure`` is the least disruptive action that helps.
+    ``epochs`` says whether only the engine's first worker has the fault, or every worker.
+    ``owner`` names what holds the leaked memory, ``segment`` is the memory segment that grows, and
+    ``cure`` is the least disruptive action that helps.
     """
 
     owner: ClassVar[str]

@@ -167,8 +167,8 @@ class Reviewer:
     def _find_skip_reason(self, request: Object, policy: SupervisionPolicy) -> str:
         """Return why the pod gets no supervisor for now; empty if it gets one.
 
-        If it gets one, it counts towards ``limit``. The pods of a multi-node group count as one
-        replica.
+        A pod that gets one is counted towards the limit on replicas that start with a supervisor at
+        the same time. The pods of a multi-node group count as one replica.
         """
         images, now = format_images(policy, self._images), self._clock()
         key = (policy.metadata.uid, images)

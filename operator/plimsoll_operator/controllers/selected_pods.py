@@ -85,10 +85,10 @@ class PolicyPods:
         self._due: dict[Key, asyncio.TimerHandle] = {}
 
     def sync(self, key: Key) -> None:
-        """Watch the pods of the key's namespace for its current policies.
+        """Watch the pods that the current policies of the key's namespace may select.
 
-        If the policies have changed, all policies of the namespace are reconciled, because they may
-        select other pods now.
+        If these policies have changed, reconcile all of them, because a pod may now belong to
+        another policy.
         """
         namespace = key.namespace
         items = [

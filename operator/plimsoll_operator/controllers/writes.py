@@ -171,7 +171,7 @@ class FailureCounter:
         return Failure("ApplyFailed", problem.message, problem.is_lasting), problem
 
     def forget(self, key: Key) -> None:
-        """Reset the count of a service or policy, after a successful reconcile or a deletion."""
+        """Reset the number of failures of ``key``, after a successful reconcile or a deletion."""
         self._failures.pop(key, None)
 
 

@@ -418,7 +418,7 @@ def list_pods_with_growth(incidents: Iterable[Object]) -> set[str]:
 
 
 def list_service_peers(pods: Iterable[PodView]) -> list[Peer]:
-    """Return the pods of an InferenceService whose revision is known, without their growth."""
+    """Return those pods of an InferenceService that have a known revision, with growth unknown."""
     return [Peer(pod.name, pod.revision) for pod in pods if pod.revision]
 
 

@@ -55,8 +55,9 @@ def make_url(service: InferenceService) -> str:
 def make_disruption_budget(service: InferenceService) -> list[dict[str, Any]]:
     """Return the PodDisruptionBudget; empty if it is disabled.
 
-    By default, it allows as many evictions as restarts. Replicas that are not ready can always be
-    evicted: pods that do not serve must not block the drain of a node.
+    By default, it allows as many evictions at a time as ``supervision.maxUnavailable`` allows
+    restarts. Replicas that are not ready can always be evicted: pods that do not serve must not
+    block the drain of a node.
     """
     wanted = service.spec.disruption
     if not wanted.enabled:
@@ -80,8 +81,9 @@ def make_disruption_budget(service: InferenceService) -> list[dict[str, Any]]:
 def _count_pods(replicas: int | str, nodes: int) -> int | str:
     """Convert a limit on unavailable replicas to a limit on unavailable pods.
 
-    Each replica is a group of ``nodes`` pods, and the eviction of one pod ends its whole group.
-    Only then may a pod of another group be evicted. A percentage is not changed.
+    Each replica is a group of ``nodes`` pods, and the eviction of one pod ends its whole group. The
+    limit permits the eviction of a pod of another group only if all pods of the groups before it
+    are unavailable. A percentage is not changed.
     """
     return (replicas - 1) * nodes + 1 if isinstance(replicas, int) and replicas else replicas
 

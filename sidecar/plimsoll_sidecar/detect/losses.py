@@ -114,10 +114,10 @@ LEFT_BEHIND_CONFIDENCE = 0.9
 
 
 class LeftBehindWatch:
-    """Watch shared memory across epochs.
+    """Find shared memory that ended workers of the engine have left behind.
 
-    Files that are older than the first engine, such as those of an init container, do not count.
-    Without a budget, nothing is suspected.
+    Files that are older than the first engine, such as those of an init container, are not
+    included. Without a memory budget, no loss is suspected.
     """
 
     def __init__(self, budget: MemoryBudget | None) -> None:

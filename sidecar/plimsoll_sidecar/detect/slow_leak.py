@@ -71,11 +71,12 @@ class Level(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class SlowState(msgspec.Struct, frozen=True, omit_defaults=True):
-    """State that a later watch of the same epoch needs.
+    """State with which a watch continues after a restart of the supervisor, in the same epoch.
 
-    ``levels`` are the levels of each scale, oldest first. ``halves`` holds the newest level of each
-    scale while it waits to be averaged with the next level. ``peaks`` are the highest floors of the
-    last hours in bytes. The present hour is not stored, so the state changes once per hour.
+    A level is the mean memory of an interval, and the scales are intervals of increasing length.
+    ``levels`` has the levels of each scale, oldest first. ``halves`` holds the newest level of each
+    scale while it waits to be averaged with the next level. ``peaks`` has the highest floor of each
+    of the last hours in bytes. The present hour is not stored, so the state changes once per hour.
     """
 
     levels: list[list[Level]] = []

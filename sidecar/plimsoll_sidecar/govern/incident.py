@@ -96,9 +96,9 @@ class Incident(IncidentRecord, omit_defaults=True, kw_only=True):
 
     @property
     def owner(self) -> str | None:
-        """Role of the process that holds the memory.
+        """What holds the memory; None if unknown.
 
-        It is the segment instead if no process holds the memory, and None if it is unknown.
+        This is the role of a process, or the segment ``shared_orphan`` if no process holds it.
         """
         segment = self.attribution.segment
         return segment if segment == Segment.SHARED_ORPHAN else self.attribution.process
@@ -128,8 +128,8 @@ class Incident(IncidentRecord, omit_defaults=True, kw_only=True):
     def make_operation_id(self, verb: str) -> str:
         """Return a new ID for the next command of this incident.
 
-        The ID contains the number of the command. The number is stored, because the timeline
-        removes steps. If an older journal lacks it, the steps with an ID are counted.
+        The ID contains the number of the command. This number is stored, because a full timeline
+        drops steps. An older journal does not have it; then the steps with an ID are counted.
         """
         self.sent = max(self.sent, sum(1 for step in self.timeline if step.operation_id)) + 1
         return f"{self.short_id}-{self.sent:02d}-{verb}"

@@ -88,8 +88,9 @@ class GovernorState(msgspec.Struct, omit_defaults=True, kw_only=True):
             the budget.
         epoch: The last epoch that the engine reported; None before the first.
         epoch_at: The time at which ``epoch`` was first reported, in Unix seconds.
-        by_hand: The newest epochs that a manual restart has ended or may end.
-        starts: The memory that the newest starts needed.
+        by_hand: The newest epochs that ended by a manual restart, and the current epoch while a
+            manual restart is in progress.
+        starts: The memory that the most recent starts of the engine needed.
 
     """
 

@@ -327,7 +327,7 @@ class Journal:
                 self.path,
                 damage,
             )
-            log.info("cannot move row %s to set-aside: %s", what, error)
+            log.info("cannot keep the damaged row %s in the folder set-aside: %s", what, error)
         else:
             log.error(
                 "moved row %s of the journal %s to %s, because it is damaged: %s",

@@ -297,9 +297,10 @@ class EngineFinder:
         container: Container | None,
         listening: ListeningSockets,
     ) -> EngineProcesses:
-        """Return the processes with the PIDs ``member_pids``, and remember them.
+        """Return the engine's processes ``member_pids``, and remember them for the next reading.
 
-        ``identifying_pids`` are the processes that identify the engine.
+        ``identifying_pids`` are those by whose command lines the engine was recognized. The other
+        members are their relatives.
         """
         identities = {pid: found for pid in sorted(member_pids) if (found := identify(pid))}
         main = self._find_main_process(

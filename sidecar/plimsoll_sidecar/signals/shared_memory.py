@@ -208,7 +208,7 @@ def _find_mapped_files(folder: Path, wanted_files: set[FileId]) -> set[FileId]:
         text = maps.read(MAX_MAPS_BYTES + 1)
     if len(text) > MAX_MAPS_BYTES:
         raise UnknownUsersError(
-            f"process {folder.name} has more than {MAX_MAPS_BYTES >> 20} MiB of mappings"
+            f"the maps file of process {folder.name} is larger than {MAX_MAPS_BYTES >> 20} MiB"
         )
     found: set[FileId] = set()
     for device in {device for device, _ in wanted_files}:

@@ -135,9 +135,9 @@ class Scheduler:
         self.waiting.add(request)
 
     def keep_inherited_blocks(self, request: Request) -> None:
-        """Let ``request`` keep a predecessor's blocks while its grammar is compiled.
+        """Let ``request`` keep the blocks of the previous worker while its grammar is compiled.
 
-        If blocks run out, the request loses these blocks.
+        If the pool runs out of blocks, they are freed, and the request computes them again.
         """
         self._kept.add(request)
 

@@ -158,7 +158,8 @@ async def _prepare_successor(engine: AsyncEngine, recorder: Recorder) -> WorkerH
         except WorkerLostError as error:
             step.detail = str(error)
             log.warning(
-                "cannot prepare a successor while the old worker runs", extra={"reason": str(error)}
+                "cannot prepare a successor beside the old worker; stopping the old worker first",
+                extra={"reason": str(error)},
             )
             if error.permanent and engine.ready is not None:
                 raise OperationFailedError(f"{error}; the old worker keeps serving") from None
