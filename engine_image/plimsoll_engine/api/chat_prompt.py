@@ -219,7 +219,7 @@ class ChatPrompt:
             yield self._fill_gaps(form)
 
     def _fill_gaps(self, template_messages: list[TemplateMessage]) -> list[TemplateMessage]:
-        """Return a copy in which every message has a content and call arguments are dicts."""
+        """Return a copy in which every message has a content and call arguments are objects."""
         filled = copy.deepcopy(template_messages)
         for message in filled:
             message.setdefault("content", self._make_text(""))

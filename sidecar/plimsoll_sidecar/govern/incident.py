@@ -96,7 +96,7 @@ class Incident(IncidentRecord, omit_defaults=True, kw_only=True):
 
     @property
     def owner(self) -> str | None:
-        """What holds the memory; None if unknown.
+        """Name of what holds the memory; None if unknown.
 
         This is the role of a process, or the segment ``shared_orphan`` if no process holds it.
         """
