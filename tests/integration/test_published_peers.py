@@ -90,7 +90,7 @@ def test_a_supervisor_weighs_what_the_operator_published(tmp_path: Path) -> None
                 plain = seen["evidence"]
             mount(tmp_path, published(figures, figures.host_growth))
         assert not any(SENTENCE in text for text in plain), "nothing was published yet"
-        assert "0 of 1 of its revision show the same growth: with them" in last
+        assert "0 of 1 of its revision show the same growth; with this evidence, a leak has" in last
         (tmp_path / PEERS_FILE).unlink()
         gone = time.monotonic() + 30
         while SENTENCE in growth(port).get("evidence", ["-"])[-1]:
