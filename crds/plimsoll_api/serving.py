@@ -318,7 +318,7 @@ ENGINE_RULES = make_validations(
     make_rule(
         # CEL checks an object's default before the defaults of its fields are set.
         "!has(self.type) || self.type == 'plimsoll' || has(self.image)",
-        "engine.image is needed for every engine.type but plimsoll",
+        "engine.image is needed unless engine.type is plimsoll",
         fieldPath=".type",
     ),
     make_rule(

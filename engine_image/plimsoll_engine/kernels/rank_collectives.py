@@ -115,7 +115,7 @@ class RankCollectives:
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         """Return all ranks' ``x``, as [ranks, *shape of x]."""
         out = x.new_empty(self._sums.layout.ranks, *x.shape)
-        self._exchange(x, out, "gather", VECTOR if x.shape[-1] % VECTOR == 0 else 1)
+        self._exchange(x, out, "gather")
         return out
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
@@ -123,7 +123,7 @@ class RankCollectives:
 
         Parts are added in rank order and rounded once, so all ranks get bitwise identical results.
         """
-        self._exchange(x, x, "sum", VECTOR if x.shape[-1] % VECTOR == 0 else 1)
+        self._exchange(x, x, "sum")
         return x
 
     def find_max(self, x: torch.Tensor) -> torch.Tensor:
@@ -136,9 +136,13 @@ class RankCollectives:
         self._exchange(x, x, "first")
         return x
 
-    def _exchange(self, x: torch.Tensor, out: torch.Tensor, kind: str, vector: int = 1) -> None:
+    def _exchange(self, x: torch.Tensor, out: torch.Tensor, kind: str) -> None:
         sums, layout, flat, results = self._sums, self._sums.layout, x.view(-1), out.view(-1)
         block = self._block_nbytes // x.itemsize
+        # The model alone determines the size of a row. The other tensors have an element per row:
+        # with vectors, some numbers of rows would need another kernel.
+        rows_are_vectors = kind in ("gather", "sum") and x.shape[-1] % VECTOR == 0
+        vector = VECTOR if rows_are_vectors else 1
         most = block * min(layout.rows, layout.part_nbytes // self._block_nbytes)
         for begin in range(0, len(flat), most):
             part = flat[begin : begin + most]

@@ -57,7 +57,7 @@ class UnreleasedIpcTensor(Fault, frozen=True, tag="ipc_unreleased"):
 
 
 class GraphPerKey(Fault, frozen=True, tag="graph_per_key"):
-    """A CUDA graph is captured for every pair of batch size and context length.
+    """A CUDA graph is captured for each pair of batch size and context length.
 
     A correct engine captures only one graph for each padded batch size. Each graph is kept with its
     own memory pool. Needs a CUDA device and one rank.
@@ -92,7 +92,7 @@ class GrammarMasks(Fault, frozen=True, tag="grammar_masks"):
 
 
 class CollectiveScratch(Fault, frozen=True, tag="collective_scratch"):
-    """A buffer in a memory pool of its own is kept for every shape of an all-reduce.
+    """For each shape of an all-reduce, a buffer is kept in a separate memory pool.
 
     Each new prompt length is a new shape. Only rank 0 leaks. Needs ``--tensor-parallel-size`` of at
     least 2 on CUDA devices.

@@ -71,7 +71,7 @@ def is_outage(error: Exception) -> bool:
     """Report whether ``error`` means that the API server cannot be reached or is starting."""
     if isinstance(error, ApiError):
         return error.status >= 500 and not error.is_lasting
-    return isinstance(error, OSError | TimeoutError) and not isinstance(error, TooLargeError)
+    return isinstance(error, OSError) and not isinstance(error, TooLargeError)
 
 
 class TooLargeError(OSError):

@@ -110,7 +110,7 @@ class DecodeGraphs:
         return any(size >= rows for size in self._graphs)
 
     def capture_first_sizes(self) -> None:
-        """Capture a few sizes, including the largest, so that there is a graph for every batch."""
+        """Capture a few sizes, including the largest, so that every batch has a graph."""
         for _ in range(self._first):
             self.capture_next()
 

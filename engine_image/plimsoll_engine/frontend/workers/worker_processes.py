@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -88,7 +89,8 @@ class WorkerProcesses:
         self._living: dict[int, WorkerHandle] = {}
         """Workers that have not been reaped, by epoch number."""
         self._serving: WorkerHandle | None = None
-        self._leaving: set[asyncio.Task[None]] = set()
+        self._leaving: dict[WorkerHandle, asyncio.Task[None]] = {}
+        """Workers that have been dismissed and have not exited yet, each with a task that waits."""
         self._socket = WorkerSocket(Path(config.socket))
         self.starts = 0
 
@@ -232,16 +234,20 @@ class WorkerProcesses:
         return StopOutcome(None) if worker is None else await worker.stop(grace_s, hand_over)
 
     def dismiss_stopped(self) -> None:
-        """Let every worker that has sent its final message exit.
+        """Let every worker that has sent its final message exit. Idempotent.
 
         The driver destroys their CUDA contexts, and calls of other processes wait meanwhile.
         """
         for worker in self._living.values():
-            if worker.stopped.done() and not worker.exited.is_set():
+            is_leaving = worker in self._leaving or worker.exited.is_set()
+            if worker.stopped.done() and not is_leaving:
                 worker.dismiss()
                 leaving = asyncio.create_task(self._await_exit(worker), name="worker leaving")
-                self._leaving.add(leaving)
-                leaving.add_done_callback(self._leaving.discard)
+                self._leaving[worker] = leaving
+                leaving.add_done_callback(partial(self._forget_leaving, worker))
+
+    def _forget_leaving(self, worker: WorkerHandle, _: asyncio.Task[None]) -> None:
+        del self._leaving[worker]
 
     async def abandon(self, worker: WorkerHandle) -> None:
         """Kill a successor that is no longer needed."""
@@ -278,7 +284,7 @@ class WorkerProcesses:
 
     async def close(self) -> None:
         """End all processes of the engine."""
-        for leaving in self._leaving:
+        for leaving in self._leaving.values():
             leaving.cancel()
         if self._renewing is not None:
             self._renewing.cancel()
