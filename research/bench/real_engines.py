@@ -21,6 +21,12 @@ then.
   budget of 256 MiB; ``second_*`` are of later lives of the same replica. Stalls are SIGSTOP to
   EngineCore after five minutes of service, ``young_*`` after the first one and
   ``first_minute_*`` within it, where there is no history yet.
+- ``frontend_stall_*``: SIGSTOP to the API server instead.
+- ``diagnosis_lost_s``: of a request in which all processes are trimmed and diagnosed, beside one in
+  which they are not (``real_engines_diagnosis.py``), with the ends of the 95 % interval;
+  ``diagnosed_gap_s`` and ``diagnosed_health_s`` are the longest waits for a token and for
+  ``/health``, and ``diagnosis_grown_bytes`` what the processes kept of all diagnoses.
+- ``staircase_*``: device memory that grows in steps up to half of the budget, and then stays.
 - ``requests_failed_count``: of clients of two replicas behind a balancer, of which one leaks and is
   restarted again and again (cases ``pair``); ``leak_restarts_count`` says how often.
 - ``segment_and_process_right_ratio``: of the leaks that were confirmed, with the probe.

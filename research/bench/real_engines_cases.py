@@ -17,6 +17,7 @@ from typing import Any
 
 import urllib3
 
+from bench.real_engines_diagnosis import diagnosis_cost
 from bench.real_engines_probe_cost import ARGUMENTS, Pairs, probe_cost
 from bench.real_engines_replica import CLIENTS, TOKENS, Book, Replica, told
 from plimsoll_api.engines import EngineType
@@ -44,6 +45,9 @@ SGLang needs more than its shutdown's 40 s."""
 LAST_S = 10.0
 """Of a case: to end its engine."""
 LOGPROBS = 3
+STAIRS, STAIR_S, LANDING_S = 4, 16.0, 24.0
+"""A staircase of device memory: at 2 MiB/s, four of these come to half of the budget."""
+SUBSIDES_S = 60.0
 
 
 # ---- cases
@@ -122,9 +126,33 @@ def _due(rig: Rig, part: str) -> str:
     return rig.peer.parts[part].partition("::")[2]
 
 
-def stall(replica: Replica, orders: tuple[str, ...], serve_s: float, served_s: float = 0.0) -> None:
-    """Hangs the core: the first time after ``serve_s`` of service beyond those ``served_s`` that it
-    has, then after a minute of it."""
+def staircase(replica: Replica) -> None:
+    """Device memory that grows in steps up to half of the budget, and then stays."""
+    rig, book = replica.rig, replica.book
+    replica.healthy(WARM_S)
+    switch = rig.folder / f"device-leak-{rig.peer.parts[rig.peer.core].partition('::')[2].lower()}"
+    for _ in range(STAIRS):
+        switch.write_text(str(LEAK_BYTES_S))
+        time.sleep(STAIR_S)
+        switch.unlink()
+        time.sleep(LANDING_S)
+    time.sleep(SUBSIDES_S)
+    found = [one for one in rig.incidents() if one.name not in replica.caused]
+    book.note("staircase", life=replica.life, incidents=[told(one) for one in found])
+    replica.injected = True
+    replica.caused |= {one.name for one in found}
+
+
+def stall(
+    replica: Replica,
+    orders: tuple[str, ...],
+    serve_s: float,
+    served_s: float = 0.0,
+    part: str | None = None,
+) -> None:
+    """Hangs ``part``, or the core: the first time after ``serve_s`` of service beyond those
+    ``served_s`` that it has, then after a minute of it."""
+    part = part or replica.rig.peer.core
     rig, book = replica.rig, replica.book
     for how in orders:
         if book.left_s() < serve_s + 25:
@@ -136,7 +164,8 @@ def stall(replica: Replica, orders: tuple[str, ...], serve_s: float, served_s: f
             time.sleep(3)
         everyone = {p for pid in rig.processes() if (p := identify(pid)) is not None}
         since = time.time()
-        os.kill(rig.part(rig.peer.core).pid, signal.SIGSTOP)
+        hung = rig.part(part)
+        os.kill(hung.pid, signal.SIGSTOP)
         rig.load(CLIENTS, TOKENS)
         found = replica.seen(IncidentKind.STALL, since)
         seen_at = found.confirmed_at if found else None
@@ -145,10 +174,11 @@ def stall(replica: Replica, orders: tuple[str, ...], serve_s: float, served_s: f
             left = _left(everyone, begin + ENDED_S)
         else:
             left = 0
-            os.kill(rig.part(rig.peer.core).pid, signal.SIGCONT)
+            os.kill(hung.pid, signal.SIGCONT)
         book.note(
             "stall",
             how=how,
+            part=part,
             life=replica.life,
             served_s=round(served_s + serve_s, 1),
             seconds=round(seen_at - since, 1) if seen_at else None,
@@ -219,6 +249,9 @@ CASES = {
     "stall-busy": ENGINE_ALONE,
     "stall-idle": ENGINE_ALONE,
     "stall-young": ENGINE_ALONE,
+    "frontend-stall": ENGINE_ALONE,
+    "diagnosis": ENGINE_ALONE,
+    "staircase": ENGINE_ALONE,
     "kills": ENGINE_ALONE,
     "more-kills": ENGINE_ALONE,
 }
@@ -270,6 +303,13 @@ def _one(name: str, replica: Replica) -> None:
         kill(replica, ("frontend", *replica.rig.peer.parts))
     elif name == "more-kills":
         kill(replica, (*replica.rig.peer.parts, "frontend"))
+    elif name == "diagnosis":
+        replica.healthy(WARM_S)
+        replica.stays_healthy(lambda: diagnosis_cost(replica))
+    elif name == "staircase":
+        staircase(replica)
+    elif name == "frontend-stall":
+        stall(replica, ("busy", "idle", "busy", "idle"), YOUNG_S, part="frontend")
     elif name == "stall-young":
         stall(replica, ("busy", "idle", "busy", "idle"), YOUNG_S)
     else:

@@ -66,12 +66,22 @@ def figures(rows: Iterable[Row]) -> dict[str, float | int | None]:
     made["segment_right_count"] = sum(row["segment"] == row["segment_due"] for row in leaks)
     made["process_right_count"] = sum(row["process"] == row["process_due"] for row in leaks)
     for how in ("busy", "idle"):
-        stalls = [row for row in _of(every, "stall") if row["how"] == how]
+        of_how = [row for row in _of(every, "stall") if row["how"] == how]
+        fronts = [row for row in of_how if row.get("part") == "frontend"]
+        made |= _confirmed(f"frontend_stall_{how}", fronts)
+        stalls = [row for row in of_how if row not in fronts]
         old = [row for row in stalls if row["served_s"] >= SERVED_S]
         young = [row for row in stalls if FIRST_S <= row["served_s"] < SERVED_S]
         first = [row for row in stalls if row["served_s"] < FIRST_S]
         made |= _confirmed(f"stall_{how}", old) | _confirmed(f"young_stall_{how}", young)
         made |= _confirmed(f"first_minute_stall_{how}", first)
+    made |= _diagnoses(_of(every, "diagnosis"), _of(every, "diagnosis-memory"))
+    stairs = _of(every, "staircase")
+    incidents = [one for row in stairs for one in row["incidents"]]
+    if stairs:
+        made["staircases_count"] = len(stairs)
+        made["staircase_confirmed_count"] = sum(one["confirmed"] for one in incidents)
+        made["staircase_actions_count"] = sum(one["actions"] for one in incidents)
     made |= _kills(_of(every, "kill"))
     made |= _restarts(_of(every, "leak_restart"))
     made["failed_steps_count"] = len(_of(every, "failed"))
@@ -184,6 +194,31 @@ def _confirmed(name: str, rows: list[Row]) -> dict[str, float | int | None]:
         f"{name}_confirmed_count": len(known),
         f"{name}_missed_count": len(rows) - len(known),
     }
+
+
+def _diagnoses(rows: list[Row], memory: list[Row]) -> dict[str, float | int | None]:
+    """What requests lost to a diagnosis, in seconds, and what the processes kept of it."""
+    if len(rows) < 2:
+        return {}
+    mean, low, high = interval([row["diagnosed_s"] - row["undisturbed_s"] for row in rows])
+    made: dict[str, float | int | None] = {
+        "diagnoses_count": len(rows),
+        "diagnosis_s": max(row["diagnosis_s"] for row in rows),
+        "diagnosis_lost_s": mean,
+        "diagnosis_lost_low_s": low,
+        "diagnosis_lost_high_s": high,
+    }
+    for kind in ("diagnosed", "undisturbed"):
+        made |= {
+            f"{kind}_request_p50_s": statistics.median(row[f"{kind}_s"] for row in rows),
+            f"{kind}_gap_s": max(row[f"{kind}_gap_s"] for row in rows),
+            f"{kind}_health_s": max(row[f"{kind}_health_s"] for row in rows),
+            f"{kind}_health_count": sum(row[f"{kind}_health_count"] for row in rows),
+            f"{kind}_health_failed_count": sum(row[f"{kind}_health_failed"] for row in rows),
+        }
+    if memory:
+        made["diagnosis_grown_bytes"] = max(sum(row["grown_bytes"].values()) for row in memory)
+    return made
 
 
 def _kills(rows: list[Row]) -> dict[str, float | int | None]:
