@@ -14,6 +14,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -176,18 +177,8 @@ def perses() -> tuple[Path, Path]:
     with (cache_dir() / "build.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not percli.exists():
-            found = json.loads(
-                _go(go, MODULE, "mod", "download", "-json", PERSES, failure=MissingError)
-            )
             with tempfile.TemporaryDirectory() as name:
-                # The module cache is read-only, and go.sum of the release is in its source alone.
-                module = Path(
-                    shutil.copytree(
-                        found["Dir"], Path(name) / "perses", copy_function=shutil.copyfile
-                    )
-                )
-                for each in (module, *module.rglob("*/")):
-                    each.chmod(0o755)
+                module = _copied(go, PERSES, Path(name))
                 for part in ("cue", "cue.mod"):
                     shutil.copytree(module / part, folder / part, dirs_exist_ok=True)
                 stage = folder / f"percli.{os.getpid()}"
@@ -196,12 +187,52 @@ def perses() -> tuple[Path, Path]:
     return percli, schemas
 
 
+def programs(release: str, packages: Mapping[str, str], own: Path | None = None) -> Path:
+    """A folder with programs of a Go module's ``release``, PATH@VERSION, by their names.
+
+    ``packages`` has the folder of each within the module. ``own`` is a folder of ours with the
+    sources of one more program: a package of the module for its build, so that it uses the
+    release's dependencies. Built once. MissingError where it cannot be.
+    """
+    path, _, version = release.partition("@")
+    sources = sorted(own.glob("*.go")) if own else []
+    digest = hashlib.sha256(b"".join(one.read_bytes() for one in sources)).hexdigest()[:12]
+    folder = cache_dir() / f"{path.rpartition('/')[2]}-{version}-{digest}"
+    if all((folder / name).exists() for name in packages):
+        return folder
+    go = shutil.which("go")
+    if go is None:
+        raise MissingError(f"no {release}: install Go, or put {', '.join(packages)} into {folder}")
+    folder.mkdir(parents=True, exist_ok=True)
+    with (cache_dir() / "build.lock").open("w") as lock, tempfile.TemporaryDirectory() as name:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        module = _copied(go, release, Path(name))
+        if own is not None:
+            shutil.copytree(own, module / "cmd" / own.name)
+        for program, package in packages.items():
+            if not (folder / program).exists():
+                stage = folder / f"{program}.{os.getpid()}"
+                _go(go, module, "build", "-ldflags", "-s -w", "-o", str(stage), f"./{package}")
+                stage.rename(folder / program)
+    return folder
+
+
+def _copied(go: str, release: str, folder: Path) -> Path:
+    """A module's source as a copy in ``folder``: the module cache is read-only, and the go.sum of
+    a release is in its source alone."""
+    found = json.loads(_go(go, MODULE, "mod", "download", "-json", release, failure=MissingError))
+    module = Path(shutil.copytree(found["Dir"], folder / "module", copy_function=shutil.copyfile))
+    for each in (module, *module.rglob("*/")):
+        each.chmod(0o755)
+    return module
+
+
 def _go(go: str, module: Path, *arguments: str, failure: type[LabError] = LabError) -> str:
     """Run ``go`` in ``module`` without cgo; raise ``failure`` with the end of its output."""
     done = subprocess.run(
         [go, *arguments],
         cwd=module,
-        env={**os.environ, "CGO_ENABLED": "0"},
+        env={**os.environ, "CGO_ENABLED": "0", "GOWORK": "off"},
         capture_output=True,
         text=True,
         timeout=BUILD_TIMEOUT_S,
