@@ -210,8 +210,8 @@ class MeanSample:
     counters: Sequence[float]
 
 
-class SampleHistory:
-    """History of one kind of memory within one epoch.
+class TriggerFinder:
+    """Find the counter that a suspected growth follows, from the samples of one epoch.
 
     Each row is the mean of several samples, and older rows cover longer periods, so the number of
     rows grows with the logarithm of the time. One array for the rows of a year is allocated with
@@ -222,9 +222,11 @@ class SampleHistory:
         # Each row: start, weight, t, size, load, counters.
         self._rows = array("d")
         self._count, self._limit = 0, MAX_UNMERGED_ROWS
+        self._since, self._computed_at = math.inf, -math.inf
+        self._trigger: Trigger | None = None
 
     def add(self, t: float, size: int, in_flight: int | None, load: SampleLoad) -> None:
-        """Add a sample: memory of ``size`` bytes, and the engine's load at the same time."""
+        """Add a sample: memory of ``size`` bytes without declared memory, and the load."""
         values = [getattr(load, field) for field in COUNTER_FIELDS.values()]
         counters = [math.nan if value is None else float(value) for value in values]
         requests = math.nan if in_flight is None else in_flight
@@ -236,6 +238,18 @@ class SampleHistory:
         if self._count >= self._limit:
             self._merge(t)
             self._limit = self._count + MAX_UNMERGED_ROWS
+
+    def find_trigger(self, since: float, now: float) -> Trigger | None:
+        """Return the counter that growth from ``since`` to ``now`` follows; None if unknown.
+
+        The result is computed again if the window starts at another time, or has become longer by
+        :data:`REFRESH_WINDOW_SHARE`.
+        """
+        window_s = self._computed_at - self._since
+        if since != self._since or now - self._computed_at >= REFRESH_WINDOW_SHARE * window_s:
+            self._since, self._computed_at = since, now
+            self._trigger = find_trigger(self.list_since(since))
+        return self._trigger
 
     def list_since(self, t: float) -> list[MeanSample]:
         """Return the rows that start at ``t`` or later, oldest first."""
@@ -268,31 +282,6 @@ def _average_rows(earlier: array[float], later: array[float]) -> array[float]:
     share = later[1] / weight
     mean = [a + (b - a) * share for a, b in zip(earlier[2:], later[2:], strict=True)]
     return array("d", (earlier[0], weight, *mean))
-
-
-class TriggerFinder:
-    """Find the counter that a suspected growth follows, and cache the result.
-
-    The result is computed again if the window starts at another time, or has become longer by
-    :data:`REFRESH_WINDOW_SHARE`.
-    """
-
-    def __init__(self) -> None:
-        self._footprints = SampleHistory()
-        self._since, self._computed_at = math.inf, -math.inf
-        self._trigger: Trigger | None = None
-
-    def add(self, t: float, size: int, in_flight: int | None, load: SampleLoad) -> None:
-        """Add a sample: memory of ``size`` bytes without declared memory, and the load."""
-        self._footprints.add(t, size, in_flight, load)
-
-    def find_trigger(self, since: float, now: float) -> Trigger | None:
-        """Return the counter that growth from ``since`` to ``now`` follows; None if unknown."""
-        window_s = self._computed_at - self._since
-        if since != self._since or now - self._computed_at >= REFRESH_WINDOW_SHARE * window_s:
-            self._since, self._computed_at = since, now
-            self._trigger = find_trigger(self._footprints.list_since(since))
-        return self._trigger
 
 
 class ProcessTriggers:
@@ -368,7 +357,6 @@ def _has_increased(points: Sequence[MeanSample], counter_index: int) -> bool:
 
 
 def _compute_likelihood_ratio(best: _Fit, other: _Fit, independent_points: float) -> float:
-    """Return the ratio of the maximum likelihoods of ``other`` and ``best``."""
     if other.squares <= best.squares:
         return 1.0
     return float((best.squares / other.squares) ** (independent_points / 2.0))
@@ -405,18 +393,10 @@ class _Window:
 
     def fit(self, counter_index: int) -> _Fit:
         """Fit the sizes to a counter and the requests in flight, with non-negative factors."""
-        x, load, y = (
-            self._center_values([p.counters[counter_index] for p in self._points]),
-            self._load,
-            self._sizes,
-        )
-        xx, ll, xl, xy, ly = (
-            _compute_dot_product(x, x),
-            _compute_dot_product(load, load),
-            _compute_dot_product(x, load),
-            _compute_dot_product(x, y),
-            _compute_dot_product(load, y),
-        )
+        x = self._center_values([p.counters[counter_index] for p in self._points])
+        load, y = self._load, self._sizes
+        xx, xl, xy = _dot(x, x), _dot(x, load), _dot(x, y)
+        ll, ly = _dot(load, load), _dot(load, y)
         determinant = xx * ll - xl * xl
         each, held = max(0.0, xy / xx) if xx > 0.0 else 0.0, 0.0
         if determinant > 1e-9 * xx * ll:
@@ -426,12 +406,12 @@ class _Window:
             elif both[0] < 0.0:
                 each, held = 0.0, max(0.0, ly / ll)
         residuals = [c - each * a - held * b for a, b, c in zip(x, load, y, strict=True)]
-        return _Fit(each, residuals, _compute_dot_product(residuals, residuals))
+        return _Fit(each, residuals, _dot(residuals, residuals))
 
     def _center_values(self, values: Sequence[float]) -> Column:
-        mean = _compute_dot_product(values, self._weights) / sum(self._weights)
+        mean = _dot(values, self._weights) / sum(self._weights)
         return [(v - mean) * math.sqrt(w) for v, w in zip(values, self._weights, strict=True)]
 
 
-def _compute_dot_product(a: Sequence[float], b: Sequence[float]) -> float:
+def _dot(a: Sequence[float], b: Sequence[float]) -> float:
     return sum(p * q for p, q in zip(a, b, strict=True))

@@ -72,11 +72,8 @@ class Warmup:
         """Add a sample, and return whether the engine is warm.
 
         If it is, :attr:`floor` is the base, and :attr:`climbing` is set if memory never settled.
-        ``ready`` is None if the engine does not report whether it is ready.
+        ``ready`` is True, or None if the engine does not report whether it is ready.
         """
-        if ready is False:
-            self._reset()
-            return False
         self.served = point.requests != 0
         if self._first_seen is None:
             self._first_seen = point.t
@@ -136,11 +133,6 @@ class Warmup:
 
     def _get_first_floor(self, point: Point) -> Point:
         return self._climb[0] if self._climb else self._slice or point
-
-    def _reset(self) -> None:
-        self.floor = self._started_at = self._first_seen = self._slice = None
-        self._climb.clear()
-        self._marks.clear()
 
     def _append(self, point: Point) -> None:
         if self._slice is not None and point.t >= self._slice_end:

@@ -269,17 +269,13 @@ class _Epoch:
         shared = self.memory.shared_device
         if shared:
             sample = self._drop_unused_devices(sample)
-        total = (
-            segments.sum_allocated_device_bytes(sample)
-            if shared
-            else segments.sum_device_bytes(sample)
-        )
+        total, sizes = segments.sum_device_bytes(sample), segments.compute_device_segments(sample)
+        if shared:
+            total = segments.sum_torch_bytes(sample, "reserved")
+            sizes.pop(Segment.NON_TORCH, None)
         if total is None:
             return
         self._device_seen = True
-        sizes = segments.compute_device_segments(sample)
-        if shared:
-            sizes.pop(Segment.NON_TORCH, None)
         self.sizes.update(sizes)
         self.device.update(sample, total, sizes, self.scrape)
         self._update_in_use(sample, total, sizes)

@@ -168,74 +168,54 @@ def fit_trend(points: Sequence[Point], min_rise: float) -> Trend | None:
     if min(first_half, second_half) < MIN_THIRD_SHARE * rise:
         return None
     share = second_half / max(1.0, first_half)
+    residuals = [level - slope * (p.t - first.t) for p, level in zip(points, levels, strict=True)]
+    middle_residual = median(residuals)
     served = (last.requests or 0) - (first.requests or 0) if first.requests is not None else 0
     return Trend(
         bytes_per_s=slope,
         rise=rise,
         span_s=span,
-        noise=_compute_median_deviation(
-            [level - slope * (p.t - first.t) for p, level in zip(points, levels, strict=True)]
-        ),
+        noise=median(abs(residual - middle_residual) for residual in residuals),
         bytes_per_request=rise / served if served > 0 else None,
         fading=math.log(min(MAX_HALVES_RATIO, max(MIN_HALVES_RATIO, share))),
         climb=busier / max(differ, MIN_DIFFERING_PAIRS_SHARE * pairs),
     )
 
 
-def _compute_median_deviation(residuals: Sequence[float]) -> float:
-    middle = median(residuals)
-    return median(abs(residual - middle) for residual in residuals)
+class Horizon:
+    """Floors of the last :data:`BUCKETS_PER_HORIZON` time buckets of one width, and their trend.
 
-
-class Bucket:
-    """Current time bucket of one width. Its floor is the point with the smallest size."""
+    The floor of a bucket is the point with the smallest size.
+    """
 
     def __init__(self, width_s: float) -> None:
-        self.width_s = width_s
-        self._floor: Point | None = None
-        self._number: int | None = None
-
-    def add(self, point: Point) -> Point | None:
-        """Add a sample. If it starts a new bucket, return the floor of the previous bucket."""
-        number = int(point.t // self.width_s)
-        is_new = number != self._number
-        done = self._floor if is_new else None
-        if self._floor is None or is_new or point.bytes < self._floor.bytes:
-            self._floor = point
-        self._number = number
-        return done
-
-
-def create_buckets(interval_s: float) -> list[Bucket]:
-    """Return a bucket of each width, narrowest first, for samples every ``interval_s`` seconds."""
-    return [
-        Bucket(width) for width in sorted({max(width, interval_s) for width in BUCKET_WIDTHS_S})
-    ]
-
-
-class Horizon:
-    """Floors of the last :data:`BUCKETS_PER_HORIZON` buckets of one width, and their trend."""
-
-    def __init__(self, bucket: Bucket) -> None:
-        self.width_s = bucket.width_s
-        self.bucket = bucket
         self.floors: deque[Point] = deque(maxlen=BUCKETS_PER_HORIZON)
         self.swing = 0.0
         self.trend: Trend | None = None
+        self._width_s = width_s
+        self._bucket: int | None = None
+        self._floor: Point | None = None
 
-    def append(self, floor: Point) -> None:
-        """Append the floor of a completed bucket, and update the swing."""
-        falls = (
-            -measure_unexplained_growth(p, floor)
-            for p in self.floors
-            if is_load_comparable(p.load, floor.load)
-        )
-        self.swing = max(self.swing * SWING_DECAY_PER_BUCKET, max(falls, default=0))
-        self.floors.append(floor)
+    def add(self, point: Point) -> bool:
+        """Add a sample, and return whether it completed a bucket and so added a floor."""
+        bucket = int(point.t // self._width_s)
+        completed = self._floor is not None and bucket != self._bucket
+        if self._floor is not None and completed:
+            falls = (
+                -measure_unexplained_growth(p, self._floor)
+                for p in self.floors
+                if is_load_comparable(p.load, self._floor.load)
+            )
+            self.swing = max(self.swing * SWING_DECAY_PER_BUCKET, max(falls, default=0))
+            self.floors.append(self._floor)
+        if self._floor is None or completed or point.bytes < self._floor.bytes:
+            self._floor = point
+        self._bucket = bucket
+        return completed
 
     def update_trend(self, min_rise: float) -> None:
         """Fit the trend to the floors that are not too old."""
-        oldest = self.floors[-1].t - MAX_FLOOR_AGE_SPANS * self.width_s * BUCKETS_PER_HORIZON
+        oldest = self.floors[-1].t - MAX_FLOOR_AGE_SPANS * self._width_s * BUCKETS_PER_HORIZON
         self.trend = fit_trend([p for p in self.floors if p.t >= oldest], min_rise)
 
     def expire_trend(self, point: Point) -> None:
@@ -247,7 +227,7 @@ class Horizon:
             return
         newest = self.floors[-1]
         fell = newest.bytes - point.bytes > self.trend.rise / 2
-        silent = point.t - newest.t > MAX_SILENT_BUCKETS * self.width_s
+        silent = point.t - newest.t > MAX_SILENT_BUCKETS * self._width_s
         if silent or (fell and is_load_comparable(newest.load, point.load)):
             self.trend = None
 
@@ -256,18 +236,17 @@ class Trends:
     """All horizons of one series. ``min_rise`` is the smallest rise that matters, in bytes."""
 
     def __init__(self, interval_s: float, min_rise: float) -> None:
-        self.horizons = [Horizon(bucket) for bucket in create_buckets(interval_s)]
+        widths = sorted({max(width, interval_s) for width in BUCKET_WIDTHS_S})
+        self.horizons = [Horizon(width) for width in widths]
         self.min_rise = min_rise
 
     def add(self, point: Point) -> None:
         """Add a sample, and fit each horizon in which it completes a bucket."""
         swing = 0.0
         for horizon in reversed(self.horizons):
-            floor = horizon.bucket.add(point)
-            if floor is not None:
-                horizon.append(floor)
+            completed = horizon.add(point)
             swing = max(swing, horizon.swing)
-            if floor is not None:
+            if completed:
                 horizon.update_trend(max(self.min_rise, SWING_FACTOR * swing))
         for horizon in self.horizons:
             horizon.expire_trend(point)
@@ -375,11 +354,12 @@ class GrowthHistory:
         halves = [(middle - low, high - middle) for middle in middles]
         if hasty:
             return any(later >= MIN_FAST_HALF_SHARE * earlier for earlier, later in halves)
+        # The remaining halves are a geometric series with these two terms.
         return any(
             later >= earlier
             or (
                 later >= MIN_HALF_SHARE * earlier
-                and high + _sum_remaining_terms(earlier, later) >= budget
+                and high + later * later / (earlier - later) >= budget
             )
             for earlier, later in halves
         )
@@ -400,11 +380,6 @@ class GrowthHistory:
             if t - kept[-3] > (now - t) / POINTS_PER_E_FOLD:
                 kept.extend(self._rows[number : number + 3])
         self._rows = kept
-
-
-def _sum_remaining_terms(earlier: float, later: float) -> float:
-    """Return the sum of a geometric series after its terms ``earlier`` and ``later``."""
-    return later * later / (earlier - later)
 
 
 class SegmentGrowth:

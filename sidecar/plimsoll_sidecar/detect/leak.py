@@ -96,7 +96,6 @@ class MemoryWatch:
         self._explained = 0
         self._triggers, self._account = TriggerFinder(), LedgerAccount(self.memory)
         self._slow_leak = SlowLeakWatch()
-        self._limit: int | None = None
 
     # ---- the state that a later detector of the same epoch needs
 
@@ -126,7 +125,7 @@ class MemoryWatch:
         if not bases or self.baseline is not None:
             return
         self._account.resume(owners)
-        self._slow_leak.resume(slow, t, self._limit)
+        self._slow_leak.resume(slow, t, self.state.limit)
         self._update_slow()
         self.baseline = Baseline.restore(bases)
         self._warmup.served = True
@@ -175,10 +174,15 @@ class MemoryWatch:
             self._warmup = self._create_warmup()
 
     def _warm_up(self, point: Point, sizes: dict[Segment, int], ready: bool | None) -> bool:
-        """Add a sample to the warm-up, and return whether the warm-up has ended."""
+        """Add a sample to the warm-up, and return whether the warm-up has ended.
+
+        The warm-up begins anew while the engine is not ``ready``.
+        """
+        if ready is False:
+            self._warmup = self._create_warmup()
         warmup = self._warmup
         in_least_time = warmup.floor is None
-        ended = warmup.add(point, ready)
+        ended = ready is not False and warmup.add(point, ready)
         settled = in_least_time and warmup.floor is not None and not warmup.climbing
         if not warmup.has_started or settled:
             # Growth before the end of the minimum time is no evidence of growth after it.
@@ -286,8 +290,8 @@ class MemoryWatch:
             if point.requests is not None and base.requests is not None:
                 completed = point.requests - base.requests
                 self.state.requests = completed if completed >= 0 else None
-        self._limit = find_memory_limit(self.memory, self.budget, sample, self._shared)
-        self.state.limit = self._limit
+        limit = find_memory_limit(self.memory, self.budget, sample, self._shared)
+        self.state.limit = limit
         if self.baseline is None:  # the warm-up, which restarts with the first request
             if self._slow_leak.has_started:
                 self._slow_leak, self.slow = SlowLeakWatch(), None
@@ -295,7 +299,7 @@ class MemoryWatch:
         floor = self.state.current
         if floor is None or self.has_new_demand or self.baseline.is_settling():
             return
-        if self._slow_leak.add(sample.t, self.baseline.growth, floor, self._limit):
+        if self._slow_leak.add(sample.t, self.baseline.growth, floor, limit):
             self._update_slow()
 
     def _update_slow(self) -> None:
@@ -303,7 +307,7 @@ class MemoryWatch:
         if slow.is_known:
             why = explain_missing_limit(self.memory, self._shared)
             segment = self._segments.find_largest()
-            self.slow = make_slow_growth(slow.drift, slow.peak, self._limit, segment, why)
+            self.slow = make_slow_growth(slow.drift, slow.peak, self.state.limit, segment, why)
 
     # ---- the verdict
 

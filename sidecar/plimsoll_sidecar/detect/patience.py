@@ -58,10 +58,8 @@ class UsualPauses:
         self._mean += off / self._count
         self._squares += off * (math.log(seconds) - self._mean)
         self._resolution_s = max(self._resolution_s, resolution_s)
-        if self.is_known:
-            self.bound_s = self._compute_bound()
-
-    def _compute_bound(self) -> float:
+        if not self.is_known:
+            return
         count, degrees_of_freedom = self._count, self._count - 1
         quantile = compute_student_t_quantile(
             MAX_ERROR_CHANCE / (count * (count + 1)),
@@ -70,7 +68,8 @@ class UsualPauses:
         # Sampling adds variance: a few measured lengths may agree by chance.
         measured = _SAMPLING_DEVIATION * self._resolution_s / math.exp(self._mean)
         deviation = max(measured, math.sqrt(self._squares / degrees_of_freedom))
-        return math.exp(min(self._mean + quantile * deviation * math.sqrt(1 + 1 / count), 700.0))
+        highest = self._mean + quantile * deviation * math.sqrt(1 + 1 / count)
+        self.bound_s = math.exp(min(highest, 700.0))
 
 
 def compute_student_t_tail(t: float, degrees_of_freedom: int) -> float:
@@ -124,7 +123,7 @@ class PauseHistory:
     """Longest pause, distribution of long pauses, and rate of steps."""
 
     def __init__(self) -> None:
-        self._longest = 0.0
+        self.longest_s = 0.0
         self._most = PauseDemand()
         self.usual = UsualPauses()
         self.steps = 0
@@ -148,7 +147,7 @@ class PauseHistory:
         self.steps += max(1, steps)
         self.served_s += seconds
         if not computed:
-            self._longest = max(self._longest, seconds)
+            self.longest_s = max(self.longest_s, seconds)
             if silent_s >= LONG_PAUSE_S:
                 self.usual.add(seconds, interval_s)
         self._most = PauseDemand(
@@ -160,11 +159,6 @@ class PauseHistory:
         """Add ``steps`` within ``seconds``, without knowing the pauses between the steps."""
         self.steps += max(0, steps)
         self.served_s += seconds
-
-    @property
-    def longest_s(self) -> float:
-        """The longest pause in seconds."""
-        return self._longest
 
     def compute_pause_probability(self, seconds: float, min_service_s: float = 0.0) -> float:
         """Return the probability of a pause of ``seconds`` or more at the observed rate of steps.

@@ -158,29 +158,23 @@ def sum_device_bytes(sample: Sample) -> int | None:
     return _sum_sizes(device.used for device in sample.device) if sample.device else None
 
 
-def sum_allocated_device_bytes(sample: Sample) -> int | None:
-    """Return the memory that the engine's allocator holds on all devices, in bytes.
-
-    None if it is unknown for any device.
-    """
-    return _sum_torch_bytes(sample, "reserved")
-
-
 def sum_unused_device_bytes(sample: Sample) -> int | None:
     """Return the device memory that the engine's allocator keeps unused, in bytes.
 
     None if it is unknown for any device.
     """
-    allocated, reserved = (
-        _sum_torch_bytes(sample, "allocated"),
-        _sum_torch_bytes(sample, "reserved"),
-    )
-    return (
-        None if allocated is None or reserved is None else _drop_invalid_size(reserved - allocated)
-    )
+    allocated = sum_torch_bytes(sample, "allocated")
+    reserved = sum_torch_bytes(sample, "reserved")
+    if allocated is None or reserved is None:
+        return None
+    return _drop_invalid_size(reserved - allocated)
 
 
-def _sum_torch_bytes(sample: Sample, field: str) -> int | None:
+def sum_torch_bytes(sample: Sample, field: str) -> int | None:
+    """Return the sum of a field of the engine's allocator over all devices, in bytes.
+
+    None if it is unknown for any device.
+    """
     devices = [device.torch for device in sample.device]
     return _sum_sizes(getattr(t, field) if t else None for t in devices) if devices else None
 
@@ -190,9 +184,9 @@ def compute_device_segments(sample: Sample) -> dict[Segment, int]:
 
     ``NON_TORCH`` is the memory outside the engine's allocator.
     """
-    reserved, used = sum_allocated_device_bytes(sample), sum_device_bytes(sample)
+    reserved, used = sum_torch_bytes(sample, "reserved"), sum_device_bytes(sample)
     return _drop_unknown_sizes({
-        Segment.TORCH_ALLOCATED: _sum_torch_bytes(sample, "allocated"),
+        Segment.TORCH_ALLOCATED: sum_torch_bytes(sample, "allocated"),
         Segment.TORCH_RESERVED_UNUSED: sum_unused_device_bytes(sample),
         Segment.NON_TORCH: None if used is None or reserved is None else used - reserved,
     })  # fmt: skip
@@ -310,23 +304,13 @@ class DemandWatch:
             while len(self._pages) > 2 and t - self._pages[1][0] >= DEMAND_MEAN_WINDOW_S:
                 self._pages.popleft()
             if t - self._pages[0][0] >= DEMAND_MEAN_WINDOW_S:
-                self._raise_maximum(
-                    "requests",
-                    self._compute_mean(count_inflight),
-                    t,
-                    NEW_DEMAND_FACTOR,
-                    NEW_DEMAND_EXTRA_REQUESTS,
-                )
-                self._raise_maximum(
-                    "waiting",
-                    self._compute_mean(lambda page: page.waiting),
-                    t,
-                    NEW_DEMAND_FACTOR,
-                    NEW_DEMAND_EXTRA_REQUESTS,
-                )
-                self._raise_maximum(
-                    "prompt", self._compute_prompt_tokens(), t, NEW_DEMAND_TOKEN_FACTOR
-                )
+                factor, extra = NEW_DEMAND_FACTOR, NEW_DEMAND_EXTRA_REQUESTS
+                requests = self._compute_mean(count_inflight)
+                waiting = self._compute_mean(lambda page: page.waiting)
+                tokens = self._compute_prompt_tokens()
+                self._raise_maximum("requests", requests, t, factor, extra)
+                self._raise_maximum("waiting", waiting, t, factor, extra)
+                self._raise_maximum("prompt", tokens, t, NEW_DEMAND_TOKEN_FACTOR)
             self._raise_maximum("images", page.images_total and 1, t)
         new = t < self._new_until and self._new_s < MAX_NEW_DEMAND_S
         elapsed = t - (t if self._updated_at is None else self._updated_at)

@@ -20,7 +20,6 @@ from plimsoll_sidecar.detect.attribution import (
     MAX_ROLES,
     TIME_TRIGGER,
     ProcessTriggers,
-    SampleHistory,
     TriggerFinder,
     describe_trigger,
     find_trigger,
@@ -42,9 +41,9 @@ def walk(rng: random.Random, mean: float) -> list[float]:
     return values
 
 
-def history(driver: str, unknown: tuple[str, ...] = (), together: bool = False) -> SampleHistory:
+def history(driver: str, unknown: tuple[str, ...] = (), together: bool = False) -> TriggerFinder:
     """An hour in which memory grows by EACH for each event of ``driver``, under noise."""
-    rng, footprints = random.Random(7), SampleHistory()
+    rng, footprints = random.Random(7), TriggerFinder()
     totals = {name: walk(rng, 40.0) for name in COUNTER_FIELDS}
     if together:
         totals = dict.fromkeys(COUNTER_FIELDS, totals["requests"])
@@ -84,7 +83,7 @@ def test_a_counter_that_is_unknown_is_no_candidate() -> None:
 
 def test_too_short_a_window_and_one_without_growth_have_none() -> None:
     assert find_trigger(history("aborts").list_since(3590.0)) is None
-    flat = SampleHistory()
+    flat = TriggerFinder()
     for second in range(200):
         flat.add(float(second), 1 << 30, 1, SampleLoad(requests_total=second))
     assert find_trigger(flat.list_since(0.0)) is None
@@ -101,7 +100,7 @@ def test_it_is_computed_again_when_the_window_has_grown() -> None:
 
 @given(st.lists(st.integers(0, 1 << 40), min_size=1, max_size=400))
 def test_averages_lose_no_sample(sizes: list[int]) -> None:
-    footprints = SampleHistory()
+    footprints = TriggerFinder()
     for second, size in enumerate(sizes):
         footprints.add(float(second), size, None, SampleLoad(requests_total=second))
     points = footprints.list_since(0.0)
@@ -111,7 +110,7 @@ def test_averages_lose_no_sample(sizes: list[int]) -> None:
 
 
 def test_a_month_takes_a_few_hundred_points() -> None:
-    footprints = SampleHistory()
+    footprints = TriggerFinder()
     for minute in range(43_200):
         footprints.add(minute * 60.0, 1, None, SampleLoad())
     points = footprints.list_since(0.0)
@@ -141,7 +140,7 @@ def test_an_incident_tells_its_trigger_in_words() -> None:
 
 
 def test_a_year_of_history_takes_the_memory_of_its_first_sample() -> None:
-    footprints = SampleHistory()
+    footprints = TriggerFinder()
     footprints.add(0.0, 1, None, SampleLoad())
     taken = len(footprints._rows)
     for second in range(1, 20_000):

@@ -30,8 +30,8 @@ from plimsoll_api.state import Signal
 from plimsoll_sidecar.clients.http import EngineError
 from plimsoll_sidecar.detect.segments import (
     compute_device_segments,
-    sum_allocated_device_bytes,
     sum_device_bytes,
+    sum_torch_bytes,
 )
 from plimsoll_sidecar.signals.device_memory import DeviceBytes, Nvml
 from plimsoll_sidecar.signals.sampler import MAX_PROBE_SILENCE_S, Sampler, SignalLog, make_load
@@ -158,7 +158,7 @@ def test_a_worker_of_several_ranks_is_seen_whole(second: int | None, in_use: int
     assert (sample.malloc.in_use, sample.malloc.python_objects) == (in_use, 9)
     assert (sample.malloc.retained, sample.malloc.py_blocks) == (None, 4)
     assert [device.index for device in sample.device] == [0, 1]
-    assert (sum_device_bytes(sample), sum_allocated_device_bytes(sample)) == (10, 4)
+    assert (sum_device_bytes(sample), sum_torch_bytes(sample, "reserved")) == (10, 4)
     assert compute_device_segments(sample) == {
         Segment.TORCH_ALLOCATED: 2, Segment.TORCH_RESERVED_UNUSED: 2, Segment.NON_TORCH: 6,
     }  # fmt: skip
