@@ -152,14 +152,17 @@ def _execute_action(
                 str(arguments.state_dir), lambda: _restart_engine(engine, config, command)
             )
         case "drain":
-            return _drain(str(arguments.state_dir), engine, command)
+            return _drain(str(arguments.state_dir), engine, config, command)
         case _:
             return _resume(arguments, engine, config, command)
 
 
-def _drain(state_dir: str, engine: EngineAdapter, command: Command) -> Result:
-    """Drain the replica: make the pod unready, and drain the engine. Return the result.
+def _drain(
+    state_dir: str, engine: EngineAdapter, config: SupervisorConfig, command: Command
+) -> Result:
+    """Drain the replica: remove the pod from its Services, and drain the engine.
 
+    Return the result. A drained engine refuses new requests, so that no client may reach it.
     If this fails, an earlier manual drain stays active. A concurrent resume ends the drain.
     """
 
@@ -170,7 +173,12 @@ def _drain(state_dir: str, engine: EngineAdapter, command: Command) -> Result:
     readiness.set_unready(state_dir, readiness.MANUAL, readiness.MAX_REASON_S)
     outcome: Outcome | None = None
     try:
-        result = engine.drain(command, is_wanted)
+        _leave_services(config)
+        if is_wanted():
+            result = engine.drain(command, is_wanted)
+        else:
+            message = "the drain was cancelled before it began"
+            result = command.make_result(Outcome.REFUSED, message)
         outcome = result.outcome
     finally:
         if outcome is not Outcome.SUCCEEDED and is_wanted():
@@ -188,17 +196,21 @@ def _restart_engine(engine: EngineAdapter, config: SupervisorConfig, command: Co
 
     Return the result of the step that failed, or else of the restart.
     """
-    pod = os.environ.get("POD_NAME")
-    if pod:
-        from plimsoll_sidecar.act import pod_services
-        from plimsoll_sidecar.clients.kube import KubeClient
-
-        service_exit = pod_services.create_pod_services(
-            KubeClient.create_in_cluster(), config.service, pod
-        )
-        pod_services.wait_until_left(service_exit)
+    _leave_services(config)
     finished = engine.finish_requests(command)
     return engine.restart_engine(command) if finished.outcome is Outcome.SUCCEEDED else finished
+
+
+def _leave_services(config: SupervisorConfig) -> None:
+    """Wait until no Service routes to this pod. Outside of a pod, return at once."""
+    pod = os.environ.get("POD_NAME")
+    if not pod:
+        return
+    from plimsoll_sidecar.act import pod_services
+    from plimsoll_sidecar.clients.kube import KubeClient
+
+    kube = KubeClient.create_in_cluster()
+    pod_services.wait_until_left(pod_services.create_pod_services(kube, config.service, pod))
 
 
 def _try_write_note(state_dir: Path, action: ManualAction) -> str | None:

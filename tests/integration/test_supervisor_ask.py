@@ -6,8 +6,9 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import cast
 
 import msgspec
 import pytest
@@ -28,8 +29,10 @@ from plimsoll_cli.local.run_dir import make_supervisor_caller
 from plimsoll_cli.main import app
 from plimsoll_sidecar import ask, manual
 from plimsoll_sidecar.act import readiness
+from plimsoll_sidecar.act.adapters.engine_adapter import EngineAdapter
 from plimsoll_sidecar.ask_server import AskServer
-from plimsoll_sidecar.govern.command import Outcome
+from plimsoll_sidecar.govern import command as commands
+from plimsoll_sidecar.govern.command import Command, Outcome, Verb
 from plimsoll_sidecar.manual import NOTES_FOLDER, NoteInbox
 
 
@@ -190,6 +193,39 @@ def test_a_drain_takes_the_replica_out_and_resume_brings_it_back(replica: Replic
     assert (status, answer.outcome) == (0, "Succeeded")
     assert readiness.is_ready(str(replica.state))
     assert (replica.state / RESTART_BUDGET_RESET_FILE).exists()
+
+
+def test_a_drain_begins_when_no_client_reaches_the_pod_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A drained engine refuses requests. Not even that happens if a person resumes meanwhile."""
+    state = str(tmp_path)
+    done: list[str] = []
+    command = Command(verb=Verb.DRAIN, operation_id="o", incident="i", epoch="a:1")
+    url = "http://127.0.0.1:1"
+    endpoint = EngineEndpoint(type=EngineType.PLIMSOLL, admin_url=url, serving_url=url)
+    config = SupervisorConfig(service=ServiceRef(name="s"), engine=endpoint)
+
+    class Engine:
+        def drain(self, command: Command, is_wanted: Callable[[], bool]) -> commands.Result:
+            done.append("drained")
+            return command.make_result(Outcome.SUCCEEDED)
+
+    def drain(meanwhile: Callable[[], None]) -> Outcome:
+        def leave(config: object) -> None:
+            assert not readiness.is_ready(state)
+            done.append("left")
+            meanwhile()
+
+        monkeypatch.setattr(manual, "_leave_services", leave)
+        return manual._drain(state, cast(EngineAdapter, Engine()), config, command).outcome
+
+    assert drain(lambda: readiness.clear_reasons(state, readiness.MANUAL)) is Outcome.REFUSED
+    assert done == ["left"]
+    assert readiness.is_ready(state)
+    assert drain(lambda: None) is Outcome.SUCCEEDED
+    assert done == ["left", "left", "drained"]
+    assert not readiness.is_ready(state)
 
 
 def test_an_unusable_request_gets_its_reason(replica: Replica) -> None:

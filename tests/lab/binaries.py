@@ -35,7 +35,10 @@ PERSES = "github.com/perses/perses@v0.50.3"
 ARGO_ROLLOUTS = "github.com/argoproj/argo-rollouts@v1.9.0"
 FLAGGER = "github.com/fluxcd/flagger@v1.41.0"
 GATEWAY = "sigs.k8s.io/gateway-api@v1.5.0"
-INFERENCE = "sigs.k8s.io/gateway-api-inference-extension@v1.3.0"
+INFERENCE = "sigs.k8s.io/gateway-api-inference-extension@v1.5.0"
+DRA_DRIVER = "sigs.k8s.io/dra-example-driver@v0.2.1"
+CONTAINERD = "github.com/containerd/containerd@v1.7.29"
+"""Gives containers the devices of a DRA driver, as the containerd 1.6 of Debian 12 does not."""
 KEDA = "github.com/kedacore/keda/v2@v2.21.0"
 DEFINITIONS = {
     ARGO_ROLLOUTS: "manifests/crds/*-crd.yaml",
@@ -187,7 +190,9 @@ def perses() -> tuple[Path, Path]:
     return percli, schemas
 
 
-def programs(release: str, packages: Mapping[str, str], own: Path | None = None) -> Path:
+def programs(
+    release: str, packages: Mapping[str, str], own: Path | None = None, tags: str = ""
+) -> Path:
     """A folder with programs of a Go module's ``release``, PATH@VERSION, by their names.
 
     ``packages`` has the folder of each within the module. ``own`` is a folder of ours with the
@@ -212,7 +217,9 @@ def programs(release: str, packages: Mapping[str, str], own: Path | None = None)
         for program, package in packages.items():
             if not (folder / program).exists():
                 stage = folder / f"{program}.{os.getpid()}"
-                _go(go, module, "build", "-ldflags", "-s -w", "-o", str(stage), f"./{package}")
+                # A module's zip has no vendored packages, but the list of them.
+                flags = ("-mod=readonly", f"-tags={tags}", "-ldflags=-s -w", "-o", str(stage))
+                _go(go, module, "build", *flags, f"./{package}")
                 stage.rename(folder / program)
     return folder
 

@@ -61,12 +61,17 @@ class Lab:
             self.stop()
             raise
 
-    def start_node(self, checkpoint: Path | None = None, shown: Sequence[Path] = ()) -> None:
+    def start_node(
+        self,
+        checkpoint: Path | None = None,
+        shown: Sequence[Path] = (),
+        programs: Path | None = None,
+    ) -> None:
         """A node with the images of the engine, which may hold a checkpoint, and the supervisor.
 
-        Its containers see the host's folders ``shown``.
+        Its containers see the host's folders ``shown``. ``programs`` is a folder with a containerd.
         """
-        self.node = Node(self.plane, shown)
+        self.node = Node(self.plane, shown, programs)
         self.node.start()
         engine = images.engine_image(self.home, checkpoint)
         self.node.load(engine)

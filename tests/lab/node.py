@@ -52,9 +52,12 @@ class Node:
     """The one node of a control plane. Every container sees the host's folders ``shown`` under
     their own paths, read-only."""
 
-    def __init__(self, plane: ControlPlane, shown: Sequence[Path] = ()) -> None:
+    def __init__(
+        self, plane: ControlPlane, shown: Sequence[Path] = (), programs: Path | None = None
+    ) -> None:
+        """``programs`` is a folder with another containerd than this machine's."""
         self.plane = plane
-        self._shown = shown
+        self._shown, self._programs = shown, programs
         self.home = plane.home
         self.slot = plane.slot
         self.sandbox = Sandbox(plane.slot, plane.processes)
@@ -71,7 +74,9 @@ class Node:
         assert binaries.pause is not None
         self._configure()
         self.sandbox.start(binaries.pause)
-        self._daemon("containerd", ["containerd", f"--config={self.home / 'containerd.toml'}"])
+        path = os.pathsep.join(filter(None, (str(self._programs or ""), os.environ["PATH"])))
+        argv = ["env", f"PATH={path}", "containerd", f"--config={self.home / 'containerd.toml'}"]
+        self._daemon("containerd", argv)
         self._until("containerd", lambda: self._ctr("version").returncode == 0)
         self.load(pause_image(self.home, binaries))
         self._start_kubelet()
@@ -266,6 +271,8 @@ oom_score = 0
   sandbox_image = "localhost/pause:1"
   enable_unprivileged_ports = true
   restrict_oom_score_adj = true
+  enable_cdi = true
+  cdi_spec_dirs = ["{home}/cdi"]
   [plugins."io.containerd.grpc.v1.cri".containerd]
     snapshotter = "overlayfs"
     default_runtime_name = "runc"

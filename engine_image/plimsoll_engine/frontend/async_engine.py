@@ -103,6 +103,9 @@ class AsyncEngine:
                 self.list_injections,
                 self.list_ledger_entries,
                 self.compute_kv_usage,
+                lambda: (self.ready.block_size, self.ready.num_blocks) if self.ready else None,
+                lambda: [one.name for one in self.adapters.list_visible()],
+                settings.worker.max_loras,
             )
         )
         self.exit_code: asyncio.Future[int] = asyncio.get_running_loop().create_future()

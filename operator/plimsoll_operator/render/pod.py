@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from plimsoll_api.engines import EngineType
 from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.names import REVISION_LABEL, SUPERVISOR_MODULE
 from plimsoll_api.resources import Resources
@@ -36,6 +37,8 @@ from plimsoll_operator.render.supervisor import make_supervisor_args
 USER_ID = 10001
 """User ID of both containers. The supervisor can inspect and signal only processes of its own
 user."""
+
+PICKER_ENGINE_LABEL = "inference.networking.k8s.io/engine-type"
 
 STOP_MARGIN_S = 30
 """Seconds after the drain in which the engine frees its memory and the supervisor completes its
@@ -79,7 +82,7 @@ def make_base_template(
     meta = service.metadata
     return {
         "metadata": {
-            "labels": names.make_labels(meta.name),
+            "labels": names.make_labels(meta.name) | _make_picker_labels(service),
             "annotations": {"kubectl.kubernetes.io/default-container": names.ENGINE},
         },
         "spec": {
@@ -98,6 +101,16 @@ def make_base_template(
             **_make_containers(service, images, worker),
         },
     }
+
+
+def _make_picker_labels(service: InferenceService) -> dict[str, str]:
+    """Return the label from which an endpoint picker learns the names of the engine's metrics.
+
+    Without it, a picker expects vLLM's names, which a ``plimsoll`` engine has too. See
+    ``mapping_registry.go`` of the Gateway API Inference Extension, v1.5.0.
+    """
+    engine = service.spec.engine.type
+    return {PICKER_ENGINE_LABEL: engine.value} if engine is EngineType.SGLANG else {}
 
 
 def _make_containers(service: InferenceService, images: Images, worker: bool) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from docs.tools.blocks import ROOT
 UNBOUNDED = {"request", "request_id", "pid", "incident", "epoch", "operation_id", "trace_id"}
 FOR_PICKERS = {
     "vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc",
+    "vllm:cache_config_info", "vllm:lora_requests_info",
 }  # fmt: skip
 
 

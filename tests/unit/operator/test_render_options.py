@@ -442,6 +442,16 @@ def config(**spec: Any) -> Any:
     return decode_config(made["data"][CONFIG_FILE].encode())
 
 
+def test_a_picker_learns_from_a_label_that_metrics_do_not_have_vllms_names() -> None:
+    label = "inference.networking.k8s.io/engine-type"
+    for engine, expected in (("plimsoll", None), ("vllm", None), ("sglang", "sglang")):
+        made = objects(engine={"type": engine, "image": "e:1"}, gateway=GATEWAY)
+        found = made["Deployment", "qwen"]["spec"]["template"]["metadata"]["labels"]
+        assert found.get(label) == expected
+        selected = made["InferencePool", "qwen"]["spec"]["selector"]["matchLabels"]
+        assert selected.items() <= found.items()
+
+
 def test_an_external_engine_is_started_probed_and_stopped_by_what_it_has() -> None:
     sglang = pod(engine={"type": "sglang", "image": "s:1", "args": ["--tp=2"]})["containers"][0]
     assert sglang["command"][:3] == ["python3", "-m", "sglang.launch_server"]

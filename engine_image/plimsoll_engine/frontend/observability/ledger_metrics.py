@@ -74,16 +74,25 @@ class PickerMetrics(Collector):
     """Collector of the metrics that endpoint pickers read by default. The names are vLLM's.
 
     They are set in ``NewOptions`` in ``pkg/epp/server/options.go`` of the Gateway API Inference
-    Extension, v1.3.0.
+    Extension, v1.5.0. ``kv_pool`` returns the number of tokens in a block and the number of blocks.
+    It returns None without a worker. ``adapters`` returns the names of the loaded LoRA adapters,
+    of which there are at most ``max_adapters``.
     """
 
     def __init__(
-        self, model: str, load: Callable[[], Load], kv_usage: Callable[[], float | None]
+        self,
+        model: str,
+        load: Callable[[], Load],
+        kv_usage: Callable[[], float | None],
+        kv_pool: Callable[[], tuple[int, int] | None],
+        adapters: Callable[[], list[str]],
+        max_adapters: int,
     ) -> None:
         self._model, self._load, self._kv_usage = model, load, kv_usage
+        self._kv_pool, self._adapters, self._max_adapters = kv_pool, adapters, max_adapters
 
     def collect(self) -> Iterable[Metric]:
-        """Yield the number of requests and the KV cache usage. Unknown values are omitted."""
+        """Yield the requests, the KV cache and the adapters. Unknown values are omitted."""
         load = self._load()
         for name, text, value in (
             ("num_requests_running", "Requests in the running batch.", load.running),
@@ -96,3 +105,22 @@ class PickerMetrics(Collector):
             if value is not None:
                 gauge.add_metric([self._model], value)
             yield gauge
+        yield from self._collect_info()
+
+    def _collect_info(self) -> Iterable[Metric]:
+        cache = GaugeMetricFamily(
+            "vllm:cache_config_info",
+            "Size of the KV pool, in labels: tokens in a block, and blocks. For endpoint pickers.",
+            labels=["model_name", "block_size", "num_gpu_blocks"],
+        )
+        if (pool := self._kv_pool()) is not None:
+            cache.add_metric([self._model, *map(str, pool)], 1)
+        yield cache
+        adapters = GaugeMetricFamily(
+            "vllm:lora_requests_info",
+            "LoRA adapters that are loaded, in labels. None waits for its turn. For endpoint "
+            "pickers.",
+            labels=["running_lora_adapters", "waiting_lora_adapters", "max_lora"],
+        )
+        adapters.add_metric([",".join(self._adapters()), "", str(self._max_adapters)], 1)
+        yield adapters

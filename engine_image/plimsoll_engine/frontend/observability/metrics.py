@@ -60,12 +60,17 @@ class Metrics:
         injections: Callable[[], list[str]],
         ledger: Callable[[], list[LedgerEntry]],
         kv_usage: Callable[[], float | None],
+        kv_pool: Callable[[], tuple[int, int] | None] = lambda: None,
+        adapters: Callable[[], list[str]] = list,
+        max_adapters: int = 0,
     ) -> None:
         self.registry = CollectorRegistry()
         self.loop = LoopBlocks(model, self.registry)
         self.http = HttpConnections(self.registry)
         self.registry.register(MemoryMetrics(model, injections, ledger, kv_usage))
-        self.registry.register(PickerMetrics(model, load, kv_usage))
+        self.registry.register(
+            PickerMetrics(model, load, kv_usage, kv_pool, adapters, max_adapters)
+        )
         self._add_gauges(model, state, load)
         self._prompt_tokens = self._add_counter(model, "prompt_tokens", "Prompt tokens received.")
         self._tokens = self._add_counter(model, "generation_tokens", "Tokens generated.")
