@@ -120,10 +120,8 @@ class Warmup:
         if self.budget is None or len(self._marks) == len(PACE_MARK_SHARES):
             return False
         share = self.measure_growth(point) / (MAX_WARMUP_BUDGET_FACTOR * self.budget)
-        while (
-            len(self._marks) < len(PACE_MARK_SHARES) and share >= PACE_MARK_SHARES[len(self._marks)]
-        ):
-            self._marks.append(point)
+        passed = sum(share >= mark for mark in PACE_MARK_SHARES)
+        self._marks += [point] * (passed - len(self._marks))
         if len(self._marks) < len(PACE_MARK_SHARES):
             return False
         first, half, last = self._marks
@@ -145,8 +143,10 @@ class Warmup:
 
     def _is_slowing(self) -> bool:
         """Report whether the climb slows down, which a warm-up does, but not a leak."""
+        if len(self._climb) < MIN_SETTLING_FLOORS:
+            return True
         earlier, later = _measure_rise_of_each_half(self._climb)
-        return len(self._climb) < MIN_SETTLING_FLOORS or later < MAX_SLOWING_RATIO * earlier
+        return later < MAX_SLOWING_RATIO * earlier
 
     def _has_settled(self) -> bool:
         if len(self._climb) < MIN_SETTLING_FLOORS:
@@ -162,9 +162,7 @@ class Warmup:
 
 
 def _measure_rise_of_each_half(climb: list[Point]) -> tuple[int, int]:
-    if not climb:
-        return 0, 0
-    width = max(1, len(climb) // 4)
+    width = len(climb) // 4
     middle = (len(climb) - width) // 2
     first, half, last = (
         _find_lowest(climb[begin : begin + width]) for begin in (0, middle, len(climb) - width)
@@ -207,12 +205,9 @@ class Baseline:
         """Measure the growth at ``floor``, the point with the lowest memory of the last seconds."""
         base = self._find_base(floor.load)
         if base is None:
-            busier = self._find_busier_base(floor.load)
-            if busier is not None:
-                self.growth = max(self.growth, measure_unexplained_growth(busier, floor))
             base = self._enter_class(_find_load_class(floor.load), floor)
-            if base is None:
-                return
+        if base is None:
+            return
         self._entering = None
         self.measured = True
         self.base = base.bytes
@@ -233,9 +228,8 @@ class Baseline:
         If no base applies to the load at ``point``, return the growth that was measured last.
         """
         base = self._find_base(point.load)
-        return max(
-            0, self.growth, measure_unexplained_growth(base, point) if base is not None else 0
-        )
+        growth = 0 if base is None else measure_unexplained_growth(base, point)
+        return max(0, self.growth, growth)
 
     def is_settling(self) -> bool:
         """Report whether the load is above every class with a base: the growth is unknown."""
@@ -247,14 +241,15 @@ class Baseline:
             base = self._bases.get(_find_load_class(int(load / CLASS_SLACK_FACTOR)))
         return base
 
-    def _find_busier_base(self, load: int | None) -> Point | None:
-        """Return the base of the next busier class; a lighter load does not need more memory."""
-        number = _find_load_class(load)
-        busier = [other for other in self._bases if other > number >= 0]
-        return self._bases[min(busier)] if busier else None
-
     def _enter_class(self, class_number: int, floor: Point) -> Point | None:
-        """Return the base of a new class of load; None until memory at this load has settled."""
+        """Return the base of a new class of load; None until memory at this load has settled.
+
+        A lighter load does not need more memory than the next busier class, if that has a base.
+        """
+        busier = [other for other in self._bases if other > class_number >= 0]
+        if busier:
+            base = self._bases[min(busier)]
+            self.growth = max(self.growth, measure_unexplained_growth(base, floor))
         since, highest = floor.t, floor
         if self._entering is not None:
             # The time counts from the first new class. A load between two would never settle.
@@ -292,10 +287,8 @@ class NewDemand:
         """Raise the bases by the memory that the new demand explains, and return its bytes."""
         rose = max(0, measure_unexplained_growth(self._first, floor))
         leaked = min(rose, int(self._pace_bytes_per_s * (floor.t - self._first.t)))
-        if (
-            max(rose, measure_unexplained_growth(self._first, self._highest)) - leaked
-            <= MAX_SETTLED_RISE_BYTES
-        ):
+        most = max(rose, measure_unexplained_growth(self._first, self._highest))
+        if most - leaked <= MAX_SETTLED_RISE_BYTES:
             return 0
         baseline.replace_bases(max(0, baseline.growth) + leaked, self._highest, floor)
         return rose - leaked

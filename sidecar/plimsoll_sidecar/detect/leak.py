@@ -217,7 +217,7 @@ class MemoryWatch:
         if (
             demand_is_new
             and baseline.measured
-            and (self.has_new_demand or not self._is_confirmed())
+            and (self._new_demand is not None or not self._is_confirmed())
         ):
             self._defer_judgment(point, floor)
             return
@@ -297,7 +297,7 @@ class MemoryWatch:
                 self._slow_leak, self.slow = SlowLeakWatch(), None
             return
         floor = self.state.current
-        if floor is None or self.has_new_demand or self.baseline.is_settling():
+        if floor is None or self._new_demand is not None or self.baseline.is_settling():
             return
         if self._slow_leak.add(sample.t, self.baseline.growth, floor, limit):
             self._update_slow()
@@ -315,11 +315,6 @@ class MemoryWatch:
         """Report whether memory was watched for so long that no suspicion means no leak."""
         suspected = self._suspected is not None
         return self.baseline is not None and (suspected or t >= self._conclusive_at)
-
-    @property
-    def has_new_demand(self) -> bool:
-        """Whether growth is not judged now, because the demand is new."""
-        return self._new_demand is not None
 
     @property
     def suspected_since(self) -> float | None:
@@ -361,7 +356,7 @@ class MemoryWatch:
         growth = self.state.unexplained or 0
         certain = 1 - THRESHOLDS.noise * trend.noise / max(1, growth)
         unconfirmed = None
-        if self.has_new_demand:
+        if self._new_demand is not None:
             unconfirmed = NEW_DEMAND_MESSAGE
         elif not (
             is_confirmed(evidence, posterior)

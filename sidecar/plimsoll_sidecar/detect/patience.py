@@ -167,8 +167,6 @@ class PauseHistory:
         model. If less than ``min_service_s`` of service was observed, the steps count as if they
         had taken that long.
         """
-        if self.served_s <= 0.0:
-            return 1.0
         return math.exp(-self.steps * math.log1p(seconds / max(self.served_s, min_service_s)))
 
     def has_seen(self, demand: PauseDemand) -> bool:
@@ -215,18 +213,18 @@ class Pause:
     @property
     def is_computing(self) -> bool:
         """Whether the engine is known to have used the processor."""
-        return self.cpu_s is not None and self._cpu_share >= MIN_COMPUTING_CPU_SHARE
+        return self._cpu_share is not None and self._cpu_share >= MIN_COMPUTING_CPU_SHARE
 
     @property
     def is_idle(self) -> bool:
         """Whether the engine is known to have used hardly any processor time."""
-        return self.cpu_s is not None and self._cpu_share < MAX_IDLE_CPU_SHARE
+        return self._cpu_share is not None and self._cpu_share < MAX_IDLE_CPU_SHARE
 
     @property
-    def _cpu_share(self) -> float:
-        if self.cpu_s is None or self.seconds <= 0:
-            return 0.0
-        return self.cpu_s / self.seconds
+    def _cpu_share(self) -> float | None:
+        if self.cpu_s is None:
+            return None
+        return self.cpu_s / self.seconds if self.seconds > 0 else 0.0
 
 
 def find_pause_limit(pause: Pause, history: PauseHistory, timeout_s: float) -> tuple[float, str]:
@@ -250,9 +248,8 @@ def find_pause_limit(pause: Pause, history: PauseHistory, timeout_s: float) -> t
 def _find_limit_from_history(pause: Pause, history: PauseHistory) -> tuple[float, str]:
     if not history.has_seen(pause.demand):
         return math.inf, ""
-    return max(history.usual.bound_s, history.longest_s + PAUSE_MARGIN_S), _describe_longest(
-        history
-    )
+    limit_s = max(history.usual.bound_s, history.longest_s + PAUSE_MARGIN_S)
+    return limit_s, _describe_longest(history)
 
 
 def _find_limit_from_cpu_time(pause: Pause, history: PauseHistory) -> tuple[float, str]:
@@ -266,10 +263,8 @@ def _find_limit_from_cpu_time(pause: Pause, history: PauseHistory) -> tuple[floa
         return served_s, _describe_longest(history)
     begun_s = max(SHORT_SERVICE_LIMIT_S, longest)
     begun = history.served_s >= SHORT_SERVICE_S or pause.is_idle
-    if (
-        begun
-        and history.compute_pause_probability(begun_s, SHORT_SERVICE_S) <= MAX_CHANCE_PROBABILITY
-    ):
+    chance = history.compute_pause_probability(begun_s, SHORT_SERVICE_S)
+    if begun and chance <= MAX_CHANCE_PROBABILITY:
         return begun_s, "; at the rate of steps so far, such a pause is not chance"
     return math.inf, ""
 
