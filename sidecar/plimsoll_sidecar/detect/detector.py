@@ -258,8 +258,7 @@ class _Epoch:
         self.sizes.update(sizes)
         warm = self.host.baseline is not None
         processes = sample.host.by_process or []
-        accounts = (self._used_roles, self._retained_roles)
-        for roles in (self._roles, self._shared_roles, *accounts):
+        for roles in (self._roles, self._shared_roles, self._used_roles, self._retained_roles):
             roles.update(processes, warm)
         if self.memory.host is not None and sample.scrape_ok and len(processes) > 1:
             self._triggers.add(sample.t, processes, self.scrape.load, sample.load)
@@ -310,9 +309,9 @@ class _Epoch:
         """
         result: dict[str, SlowGrowth] = {}
         for watch in watches:
-            slow, before = watch.slow, result.get(watch.memory)
-            if slow is not None and (before is None or not before.slow_leak):
-                result[watch.memory] = slow
+            before = result.get(watch.memory)
+            if watch.slow is not None and (before is None or not before.slow_leak):
+                result[watch.memory] = watch.slow
         return result
 
     def _find_suspicion(self, watch: MemoryWatch, t: float) -> Suspicion | None:
@@ -330,16 +329,13 @@ class _Epoch:
         if found is None:
             return None
         role = self._find_grown_role(found.segment)
-        used, kept = (
-            self._used_roles.compute_growth(role),
-            self._retained_roles.compute_growth(role),
-        )
+        used = self._used_roles.compute_growth(role)
+        kept = self._retained_roles.compute_growth(role)
         if used is not None and kept is not None:
             returnable = ", which a trim can return" if kept > 0 else ""
             found.evidence.append(
-                f"the allocators of {role} have {format_change(used)} in use than at "
-                "its base,"
-                f" and keep {format_change(kept)}{returnable}"
+                f"the allocators of {role} have {format_change(used)} in use than at its base, "
+                f"and keep {format_change(kept)}{returnable}"
             )
         return replace(found, process=role)
 

@@ -63,7 +63,7 @@ GROWTH_INCIDENT_KINDS = (IncidentKind.HOST_GROWTH, IncidentKind.DEVICE_GROWTH)
 """Kinds of incidents that the leader reports for its group. Workers report other kinds."""
 LEADER_PLACEHOLDER = ""
 """Stands for the name of the leader's pod."""
-UNKNOWN_BUDGET = BudgetState()
+UNKNOWN_BUDGET, UNKNOWN_ASSESSMENT = BudgetState(), Assessment(0.0, 0, False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,17 +95,12 @@ def compare_growth(
     ``own`` is the growth of this replica. ``same_revision`` and ``other_revisions`` are the growths
     of the replicas of the same revision and of other revisions.
     """
-    siblings = [
-        _compute_growth_share(own, peer) for peer in same_revision if _is_comparable(own, peer)
-    ]
-    strangers = [
-        _compute_growth_share(own, peer) for peer in other_revisions if _is_comparable(own, peer)
-    ]
+    siblings = _compute_growth_shares(own, same_revision)
+    strangers = _compute_growth_shares(own, other_revisions)
     if not siblings and not strangers:
         return None
-    revision = math.fsum(_compute_log_likelihood_ratio(share) for share in siblings)
-    service = revision + math.fsum(_compute_log_likelihood_ratio(share) for share in strangers)
-    scopes = (0.0, revision, service)
+    revision = _sum_log_likelihood_ratios(siblings)
+    scopes = (0.0, revision, revision + _sum_log_likelihood_ratios(strangers))
     log_odds = _compute_log_mean(SCOPE_PROBABILITIES_IF_LEAK, scopes) - _compute_log_mean(
         SCOPE_PROBABILITIES_IF_NO_LEAK, scopes
     )
@@ -159,12 +154,17 @@ def _is_comparable(own: PeerGrowth, other: PeerGrowth) -> bool:
     return other.requests * own.age_s >= MIN_COMPARABLE_SHARE * own.requests * other.age_s
 
 
-def _compute_growth_share(own: PeerGrowth, other: PeerGrowth) -> float:
-    return min(1.0, other.bytes / own.bytes) if own.bytes else 1.0
+def _compute_growth_shares(own: PeerGrowth, others: Iterable[PeerGrowth]) -> list[float]:
+    """Return the growth of each comparable replica as a share of this replica's growth."""
+    return [
+        min(1.0, other.bytes / own.bytes) if own.bytes else 1.0
+        for other in others
+        if _is_comparable(own, other)
+    ]
 
 
-def _compute_log_likelihood_ratio(share: float) -> float:
-    return (share - 0.5) / GROWTH_DEVIATION_SHARE**2
+def _sum_log_likelihood_ratios(shares: Iterable[float]) -> float:
+    return math.fsum((share - 0.5) / GROWTH_DEVIATION_SHARE**2 for share in shares)
 
 
 def _compute_log_mean(weights: Sequence[float], logs: Sequence[float]) -> float:
@@ -207,13 +207,11 @@ def _replace_budget(own: Assessment, kind: IncidentKind, reported: Assessment | 
 
     The budget is unknown if ``reported`` is None.
     """
+    reported = reported or UNKNOWN_ASSESSMENT
     if kind is IncidentKind.HOST_GROWTH:
-        return replace(own, host=(reported.host if reported else None) or UNKNOWN_BUDGET)
-    return replace(
-        own,
-        device=(reported.device if reported else None) or UNKNOWN_BUDGET,
-        reserved=reported.reserved if reported else None,
-    )
+        return replace(own, host=reported.host or UNKNOWN_BUDGET)
+    device = reported.device or UNKNOWN_BUDGET
+    return replace(own, device=device, reserved=reported.reserved)
 
 
 def _find_worst_pod(

@@ -55,21 +55,19 @@ class CapacityWatch:
     def update(self, sample: Sample) -> Suspicion | None:
         """Add a sample, and return the present loss; None if there is none."""
         reported = _find_reported_loss(sample.load)
-        if reported is not None:
-            ratio, words = reported
-            self._standing = _make_loss_suspicion(ratio, words) if ratio >= MIN_LOST_RATIO else None
-            return self._standing
-        return self._find_loss_at_idle(sample)
+        if reported is None:
+            return self._find_loss_at_idle(sample)
+        self._standing = _make_loss_suspicion(*reported) if reported[0] >= MIN_LOST_RATIO else None
+        return self._standing
 
     def _find_loss_at_idle(self, sample: Sample) -> Suspicion | None:
         load, usage = sample.load, sample.load.kv_usage_least_ratio
         if usage is None:  # the smallest share of several caches: each of them lost at least this
             usage = load.kv_usage_ratio
-        known = load.running is not None and usage is not None and 0.0 <= usage <= 1.0
-        if not known or load.running or load.waiting or load.inflight:
+        is_idle = load.running == 0 and not load.waiting and not load.inflight
+        if usage is None or not 0.0 <= usage <= 1.0 or not is_idle:
             self._held_since = None
             return self._standing
-        assert usage is not None
         if usage < MIN_LOST_RATIO:
             self._held_since = self._standing = None
             return None

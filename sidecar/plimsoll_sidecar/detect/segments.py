@@ -25,12 +25,9 @@ def _drop_invalid_size(value: int | None) -> int | None:
 
 def _sum_sizes(values: Iterable[int | None]) -> int | None:
     """Return the sum of the values; None if any of them is unknown."""
-    result = 0
-    for value in values:
-        if _drop_invalid_size(value) is None:
-            return None
-        result += value or 0
-    return result
+    sizes = [_drop_invalid_size(value) for value in values]
+    known = [size for size in sizes if size is not None]
+    return sum(known) if len(known) == len(sizes) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +227,7 @@ class RoleSizes:
         if len(self._bases) > MAX_ROLES:
             self._bases = {role: size for role, size in self._bases.items() if role in living}
         self._newest |= sums
-        self.known = self.known or bool(sums)
+        self.known |= bool(sums)
 
     @property
     def bases(self) -> dict[str, int]:

@@ -238,27 +238,24 @@ class SlowLeakWatch:
             each.compute_lower_bound(CLEAR_QUANTILE) > 0 and each.fading < MIN_KEPT_RATIO
             for each in drifts
         )
-        best: Drift | None = None
+        growing: list[Drift] = []
         for number, each in enumerate(drifts):
             slow = each.bytes_per_s * MIN_KEPT_RATIO
             if any(
                 last.compute_upper_bound(CLEAR_QUANTILE) < slow for last in latest[: number + 1]
             ):
                 continue
-            grows = (
-                _is_still_growing(each) if was_raised else not fades and _is_leak(each, headroom)
-            )
-            if grows and (best is None or each.certainty > best.certainty):
-                best = each
-        return best
+            if was_raised:
+                grows = _is_growing(each, CLEAR_QUANTILE, MIN_KEPT_RATIO)
+            else:
+                grows = not fades and _is_leak(each, headroom)
+            if grows:
+                growing.append(each)
+        return max(growing, key=lambda drift: drift.certainty, default=None)
 
 
 def _is_leak(drift: Drift, headroom: int | None) -> bool:
-    if (
-        drift.rise < MIN_RISE_BYTES
-        or drift.compute_lower_bound(RAISE_QUANTILE) <= 0
-        or drift.fading < MIN_STEADY_RATIO
-    ):
+    if not _is_growing(drift, RAISE_QUANTILE, MIN_STEADY_RATIO):
         return False
     if drift.span_s >= MIN_UNLIMITED_WATCH_S:
         return True
@@ -267,11 +264,11 @@ def _is_leak(drift: Drift, headroom: int | None) -> bool:
     )
 
 
-def _is_still_growing(drift: Drift) -> bool:
+def _is_growing(drift: Drift, quantile: float, min_ratio: float) -> bool:
     return (
         drift.rise >= MIN_RISE_BYTES
-        and drift.compute_lower_bound(CLEAR_QUANTILE) > 0
-        and drift.fading >= MIN_KEPT_RATIO
+        and drift.compute_lower_bound(quantile) > 0
+        and drift.fading >= min_ratio
     )
 
 
@@ -326,10 +323,8 @@ def make_slow_growth(
     """
     if drift is None:
         return SlowGrowth()
-    slowest, fastest = (
-        max(0.0, drift.compute_lower_bound(CLEAR_QUANTILE)),
-        drift.compute_upper_bound(CLEAR_QUANTILE),
-    )
+    slowest = max(0.0, drift.compute_lower_bound(CLEAR_QUANTILE))
+    fastest = drift.compute_upper_bound(CLEAR_QUANTILE)
     headroom = max(0, limit - peak) if limit is not None and peak is not None else None
 
     def compute_time_left(pace: float) -> float | None:
