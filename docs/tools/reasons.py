@@ -157,6 +157,10 @@ WHAT: dict[str, tuple[str, str]] = {
         "The rollout is complete, and too few replicas are ready.",
         "Look at `EngineReady` and `SupervisorReady`.",
     ),
+    "ResourceClaimMissing": (
+        "The pod is not scheduled, because a device claim of it does not exist.",
+        "Create the ResourceClaimTemplate or ResourceClaim that the message names.",
+    ),
     "RolledBackForLeak": (
         "The service runs its last good revision, because most replicas of the new one leak alike.",
         "Change the spec.",

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from plimsoll_api.names import REVISION_LABEL
 from plimsoll_api.times import parse_rfc3339
 from plimsoll_api.workloads import find_lws_group
+from plimsoll_operator.fleet.resource_claims import list_missing_claims
 from plimsoll_operator.kinds import Object
 
 BACKOFF_RESET_S = 600.0
@@ -202,6 +203,11 @@ class PodView:
                     unscheduled = Cause(
                         reason, make_printable_line(str(entry.get("message") or reason))
                     )
+        if not placed and (claims := list_missing_claims(pod)):
+            message = make_printable_line(
+                f"not scheduled: does {' and '.join(claims)} exist? See the pod's Events"
+            )
+            unscheduled = Cause("ResourceClaimMissing", message, blocking=False)
         labels = meta.get("labels") or {}
         specs = {
             entry["name"]: entry
@@ -274,7 +280,7 @@ class PodView:
 
     def find_blocking_cause(self, events: Sequence[Object] = (), now: str = "") -> Cause | None:
         """Return why the pod will not become ready by itself; None if no such cause is known."""
-        if self.unscheduled_cause:
+        if self.unscheduled_cause and self.unscheduled_cause.blocking:
             return self.unscheduled_cause
         if self.is_creating and (found := _find_mount_failure(events)):
             return found

@@ -232,6 +232,34 @@ def test_a_volume_that_cannot_be_mounted_shows_in_its_events() -> None:
     assert stuck.find_cause("engine", foreign) == stuck.find_cause("engine")
 
 
+def test_a_pod_that_the_scheduler_ignores_names_the_claims_that_it_lacks() -> None:
+    """As the API server has it: without a claim there is no condition and no container's status."""
+    spec: dict[str, Any] = {
+        "resourceClaims": [
+            {"name": "gpu", "resourceClaimTemplateName": "one-gpu"},
+            {"name": "link", "resourceClaimName": "fabric"},
+        ]
+    }
+    waiting: dict[str, Any] = {
+        "metadata": {"name": "a"},
+        "spec": spec,
+        "status": {"phase": "Pending"},
+    }
+    found = PodView.parse(waiting).find_cause("engine")
+    assert found is not None
+    assert found.reason == "ResourceClaimMissing"
+    assert "ResourceClaimTemplate one-gpu and ResourceClaim fabric" in found.message
+    assert not found.blocking, "a controller creates the claims of every new pod"
+    assert PodView.parse(waiting).find_blocking_cause() is None
+    claimed = {"resourceClaimStatuses": [{"name": "gpu", "resourceClaimName": "a-gpu-x"}]}
+    later = waiting | {"status": waiting["status"] | claimed}
+    later_cause = PodView.parse(later).find_cause("engine")
+    assert later_cause is not None
+    assert "one-gpu" not in later_cause.message
+    bound = waiting | {"spec": spec | {"nodeName": "n"}}
+    assert PodView.parse(bound).find_cause("engine") != found
+
+
 def crashing(run_s: float, pause_s: float, times: int) -> list[tuple[float, dict[str, Any]]]:
     """The statuses of a container that runs for ``run_s`` and waits ``pause_s``, at their times."""
     found, now = [], 0.0
