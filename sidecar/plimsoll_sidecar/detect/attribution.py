@@ -333,33 +333,26 @@ def find_trigger(points: Sequence[MeanSample]) -> Trigger | None:
     """
     if len(points) < MIN_TRIGGER_POINTS:
         return None
-    window = _Window(points)
-    fits = {
-        name: window.fit(number)
-        for number, name in enumerate(COUNTERS)
-        if _has_increased(points, number)
-    }
-    growing = {name: fit for name, fit in fits.items() if fit.bytes_per_count > 0.0}
-    if not growing:
+    weights = [p.weight for p in points]
+    sizes = _center_values([p.size for p in points], weights)
+    known = [p.load for p in points if p.load is not None]
+    load = _center_values(known if len(known) == len(points) else [0.0] * len(points), weights)
+    fits: dict[str, _Fit] = {}
+    for name, values in zip(COUNTERS, zip(*(p.counters for p in points), strict=True), strict=True):
+        if values[-1] > values[0] and not any(map(math.isnan, values)):
+            fit = _fit_sizes(sizes, _center_values(values, weights), load)
+            if fit.bytes_per_count > 0.0:
+                fits[name] = fit
+    if not fits:
         return None
-    best = min(growing, key=lambda name: growing[name].squares)
-    independent_points = growing[best].count_independent_points()
-    odds = sum(
-        _compute_likelihood_ratio(growing[best], other, independent_points)
-        for other in growing.values()
+    best = min(fits, key=lambda name: fits[name].squares)
+    least, power = fits[best].squares, _count_independent_points(fits[best]) / 2.0
+    # The likelihoods of all counters, as multiples of the largest one.
+    ratios = (
+        1.0 if fit.squares <= least else float((least / fit.squares) ** power)
+        for fit in fits.values()
     )
-    return Trigger(best, growing[best].bytes_per_count, round(1.0 / odds, 3))
-
-
-def _has_increased(points: Sequence[MeanSample], counter_index: int) -> bool:
-    values = [p.counters[counter_index] for p in points]
-    return not any(map(math.isnan, values)) and values[-1] > values[0]
-
-
-def _compute_likelihood_ratio(best: _Fit, other: _Fit, independent_points: float) -> float:
-    if other.squares <= best.squares:
-        return 1.0
-    return float((best.squares / other.squares) ** (independent_points / 2.0))
+    return Trigger(best, fits[best].bytes_per_count, round(1.0 / sum(ratios), 3))
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,47 +363,37 @@ class _Fit:
     residuals: Column
     squares: float
 
-    def count_independent_points(self) -> float:
-        """Return the effective number of independent residuals, n (1 - r) / (1 + r)."""
-        if self.squares <= 0.0:
-            return float(len(self.residuals))
-        r = sum(a * b for a, b in pairwise(self.residuals)) / self.squares
-        r = min(MAX_AUTOCORRELATION, max(0.0, r))
-        return len(self.residuals) * (1.0 - r) / (1.0 + r)
+
+def _fit_sizes(sizes: Column, counts: Column, load: Column) -> _Fit:
+    """Fit the sizes to a counter and the requests in flight, with non-negative factors."""
+    xx, xl, xy = _dot(counts, counts), _dot(counts, load), _dot(counts, sizes)
+    ll, ly = _dot(load, load), _dot(load, sizes)
+    determinant = xx * ll - xl * xl
+    each, held = max(0.0, xy / xx) if xx > 0.0 else 0.0, 0.0
+    if determinant > 1e-9 * xx * ll:
+        both = (ll * xy - xl * ly) / determinant, (xx * ly - xl * xy) / determinant
+        if min(both) >= 0.0:
+            each, held = both
+        elif both[0] < 0.0:
+            each, held = 0.0, max(0.0, ly / ll)
+    residuals = [c - each * a - held * b for a, b, c in zip(counts, load, sizes, strict=True)]
+    return _Fit(each, residuals, _dot(residuals, residuals))
 
 
-class _Window:
-    """Points of one window as centred columns, multiplied by the square root of their weights."""
+def _count_independent_points(fit: _Fit) -> float:
+    """Return the effective number of independent residuals, n (1 - r) / (1 + r)."""
+    count = len(fit.residuals)
+    if fit.squares <= 0.0:
+        return float(count)
+    r = sum(a * b for a, b in pairwise(fit.residuals)) / fit.squares
+    r = min(MAX_AUTOCORRELATION, max(0.0, r))
+    return count * (1.0 - r) / (1.0 + r)
 
-    def __init__(self, points: Sequence[MeanSample]) -> None:
-        self._points = points
-        self._weights = [p.weight for p in points]
-        self._sizes = self._center_values([p.size for p in points])
-        loads = [p.load for p in points if p.load is not None]
-        self._load = self._center_values(
-            loads if len(loads) == len(points) else [0.0] * len(points)
-        )
 
-    def fit(self, counter_index: int) -> _Fit:
-        """Fit the sizes to a counter and the requests in flight, with non-negative factors."""
-        x = self._center_values([p.counters[counter_index] for p in self._points])
-        load, y = self._load, self._sizes
-        xx, xl, xy = _dot(x, x), _dot(x, load), _dot(x, y)
-        ll, ly = _dot(load, load), _dot(load, y)
-        determinant = xx * ll - xl * xl
-        each, held = max(0.0, xy / xx) if xx > 0.0 else 0.0, 0.0
-        if determinant > 1e-9 * xx * ll:
-            both = (ll * xy - xl * ly) / determinant, (xx * ly - xl * xy) / determinant
-            if min(both) >= 0.0:
-                each, held = both
-            elif both[0] < 0.0:
-                each, held = 0.0, max(0.0, ly / ll)
-        residuals = [c - each * a - held * b for a, b, c in zip(x, load, y, strict=True)]
-        return _Fit(each, residuals, _dot(residuals, residuals))
-
-    def _center_values(self, values: Sequence[float]) -> Column:
-        mean = _dot(values, self._weights) / sum(self._weights)
-        return [(v - mean) * math.sqrt(w) for v, w in zip(values, self._weights, strict=True)]
+def _center_values(values: Sequence[float], weights: Sequence[float]) -> Column:
+    """Return the values minus their mean, multiplied by the square root of their weights."""
+    mean = _dot(values, weights) / sum(weights)
+    return [(v - mean) * math.sqrt(w) for v, w in zip(values, weights, strict=True)]
 
 
 def _dot(a: Sequence[float], b: Sequence[float]) -> float:

@@ -396,9 +396,7 @@ class LastScrape:
             load = max(1, load)  # between two requests, the gauge is 0
         if sample.load_age_s is None:
             return load
-        while self._loads and sample.t - self._loads[0][0] > LOAD_WINDOW_S:
-            self._loads.popleft()
-        while self._loads and self._loads[-1][1] <= load:
-            self._loads.pop()
         self._loads.append((sample.t, load))
-        return self._loads[0][1]
+        while sample.t - self._loads[0][0] > LOAD_WINDOW_S:
+            self._loads.popleft()
+        return max(load for _, load in self._loads)
