@@ -176,7 +176,7 @@ class MemoryWatch:
     def _warm_up(self, point: Point, sizes: dict[Segment, int], ready: bool | None) -> bool:
         """Add a sample to the warm-up, and return whether the warm-up has ended.
 
-        The warm-up begins anew while the engine is not ``ready``.
+        The warm-up starts again while the engine is not ``ready``.
         """
         if ready is False:
             self._warmup = self._create_warmup()
