@@ -84,10 +84,18 @@ class Rig:
 
     def start(self, asks: bool = True) -> None:
         """Engine and supervisor, which asks the probe if ``asks``; returns at once."""
+        self.start_engine()
+        self.start_supervisor(asks=asks)
+
+    def start_engine(self) -> None:
+        """The engine alone; returns at once."""
         if self.probe is not None:
             (self.folder / "probe").mkdir(exist_ok=True)
         self._thread(self._keep)
-        self._supervisor = self.supervise(asks=asks)
+
+    def start_supervisor(self, mode: Mode = Mode.RECOVER, asks: bool = True) -> None:
+        """The supervisor that :meth:`end` ends; returns at once."""
+        self._supervisor = self.supervise(mode=mode, asks=asks)
 
     def supervise(
         self, state: str = "state", mode: Mode = Mode.RECOVER, asks: bool = True
