@@ -1,4 +1,4 @@
-"""Metrics for endpoint pickers, in ``ledger_metrics.py``: the names and labels are vLLM's."""
+"""Metrics for endpoint pickers, with vLLM's names: ``frontend/observability/ledger_metrics.py``."""
 
 from __future__ import annotations
 
