@@ -19,6 +19,7 @@ from typing import Any, Optional
 
 from plimsoll_probe.answers import answer_request
 from plimsoll_probe.hung import StackFile
+from plimsoll_probe.memory import watch_freezes
 
 MAX_REQUEST_BYTES = 4096
 CLIENT_TIMEOUT_S = 2.0
@@ -144,6 +145,7 @@ def _remove_stale_files(folder: str) -> None:
 
 def listen(folder: str) -> None:
     """Listen until this process ends. Raises OSError if ``folder`` is unusable."""
+    watch_freezes()
     listener = _Listener(folder)
     listener.open()
     atexit.register(listener.close)
