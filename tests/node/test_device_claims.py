@@ -18,6 +18,7 @@ from tests.lab.kube import Kube, eventually
 from tests.lab.lab import Lab, new_lab
 from tests.lab.operator import Operator
 from tests.node.service import READY_S, SERVICE, Manifest, plain, pods, ready, status
+from tests.node.supervised import ready_since
 
 EXAMPLE = ROOT / "examples" / "integrations" / "device-claims.yaml"
 SAID_S = 60.0
@@ -89,9 +90,8 @@ def test_the_engine_gets_the_device_of_its_claim(
 
     def renewed() -> dict[str, Any] | None:
         for pod in pods(kube):
-            conditions = {one["type"]: one["status"] for one in pod["status"].get("conditions", ())}
             if pod["metadata"]["uid"] != first["metadata"]["uid"]:
-                return pod if conditions.get("Ready") == "True" else None
+                return pod if ready_since(pod) else None
         return None
 
     second = eventually(renewed, "a pod in place of the old one is ready", READY_S)

@@ -27,6 +27,7 @@ from tests.lab.lab import Lab
 from tests.lab.operator import Operator
 from tests.node.service import SERVICE, Manifest, plain, pods, ready
 from tests.node.streams import WHOLE, Streams
+from tests.node.supervised import ready_since
 from tests.node.visits import Visits
 
 EXAMPLE = ROOT / "examples" / "integrations" / "gateway.yaml"
@@ -54,9 +55,6 @@ def picker(node: Lab, kube: Kube, kinds: None) -> Iterator[EndpointPicker]:
     made = EndpointPicker(node, kube.namespace, SERVICE)
     made.start()
     yield made
-    import shutil
-
-    shutil.copy(node.home / "log" / "endpoint-picker.log", "/tmp/dra-go/epp-run.log")
     made.stop()
 
 
@@ -72,8 +70,7 @@ def plimsoll(kube: Kube, *arguments: str) -> None:
 
 
 def is_ready(kube: Kube, pod: str) -> bool:
-    found = (kube.get("pod", pod) or {})["status"]["conditions"]
-    return any(one["type"] == "Ready" and one["status"] == "True" for one in found)
+    return bool(ready_since(kube.get("pod", pod) or {}))
 
 
 @pytest.mark.long
