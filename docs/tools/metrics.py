@@ -76,7 +76,9 @@ def supervisor() -> list[Family]:
 
 
 def engine() -> list[Family]:
-    metrics = EngineMetrics("model", lambda: EngineState.SERVING, Load, list, list, lambda: None)
+    metrics = EngineMetrics(
+        "model", lambda: EngineState.SERVING, Load, list, list, lambda: None, lambda: None, list, 0
+    )
     return _families(_collectors(metrics.registry))
 
 

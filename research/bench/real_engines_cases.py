@@ -64,8 +64,7 @@ def leak(replica: Replica, part: str, memory: str) -> None:
 def leak_once(replica: Replica, part: str, memory: str) -> bool:
     """A leak from its cause to the life that follows; False where nothing was confirmed."""
     rig, book = replica.rig, replica.book
-    title = "frontend" if part == "frontend" else rig.peer.parts[part].partition("::")[2].lower()
-    switch = rig.folder / f"{'device-' if memory == 'device' else ''}leak-{title}"
+    switch = rig.folder / f"{'device-' if memory == 'device' else ''}leak-{rig.peer.role(part)}"
     kind = IncidentKind.DEVICE_GROWTH if memory == "device" else IncidentKind.HOST_GROWTH
     leaking = rig.part(part)
     reports = [_report(rig, leaking.pid)]
@@ -130,7 +129,7 @@ def staircase(replica: Replica) -> None:
     """Device memory that grows in steps up to half of the budget, and then stays."""
     rig, book = replica.rig, replica.book
     replica.healthy(WARM_S)
-    switch = rig.folder / f"device-leak-{rig.peer.parts[rig.peer.core].partition('::')[2].lower()}"
+    switch = rig.folder / f"device-leak-{rig.peer.role(rig.peer.core)}"
     for _ in range(STAIRS):
         switch.write_text(str(LEAK_BYTES_S))
         time.sleep(STAIR_S)

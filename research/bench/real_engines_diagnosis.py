@@ -10,10 +10,9 @@ from typing import Any
 import urllib3
 
 from bench.real_engines_replica import Replica
-from plimsoll_api.admin import Diagnostic
 from plimsoll_sidecar.record.diagnostics import GROWTH_DIAGNOSTICS
 from plimsoll_sidecar.signals.probes import Probes
-from plimsoll_sidecar.signals.process_table import identify
+from plimsoll_sidecar.signals.resident_memory import read_resident_memory
 from tests.conformance.rig import Rig
 
 TOKENS = 1200
@@ -70,7 +69,7 @@ def _diagnose(probes: Probes, found: dict[str, Any]) -> None:
     found["trimmed_processes"] = trimmed.processes if trimmed else 0
     for kind in GROWTH_DIAGNOSTICS:
         found[f"{kind.value}_chars"] = {
-            pid: len(text) for pid, text in probes.read_texts(Diagnostic(kind)).items()
+            pid: len(text) for pid, text in probes.read_texts(kind).items()
         }
     found["diagnosis_s"] = round(time.monotonic() - begin, 3)
 
@@ -98,14 +97,8 @@ def _stream_once(rig: Rig) -> tuple[float, float]:
 
 def _read_anonymous_bytes(rig: Rig) -> dict[int, int]:
     """Return the anonymous memory of each process of the engine, in bytes by PID."""
-    found = {}
-    for pid in rig.processes():
-        if identify(pid) is None:
-            continue
-        with open(f"/proc/{pid}/status") as status:
-            sizes = dict(line.split(":", 1) for line in status if ":" in line)
-        found[pid] = int(sizes.get("RssAnon", "0 kB").split()[0]) << 10
-    return found
+    sizes = {pid: read_resident_memory(pid) for pid in rig.processes()}
+    return {pid: size.anon for pid, size in sizes.items() if size is not None}
 
 
 class _Health:

@@ -60,9 +60,9 @@ class Metrics:
         injections: Callable[[], list[str]],
         ledger: Callable[[], list[LedgerEntry]],
         kv_usage: Callable[[], float | None],
-        kv_pool: Callable[[], tuple[int, int] | None] = lambda: None,
-        adapters: Callable[[], list[str]] = list,
-        max_adapters: int = 0,
+        kv_pool: Callable[[], tuple[int, int] | None],
+        adapters: Callable[[], list[str]],
+        max_adapters: int,
     ) -> None:
         self.registry = CollectorRegistry()
         self.loop = LoopBlocks(model, self.registry)

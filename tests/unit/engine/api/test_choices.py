@@ -198,7 +198,9 @@ def played(
 
     ``ends`` says how each ends.
     """
-    metrics = Metrics("m", lambda: EngineState.SERVING, Load, list, list, lambda: None)
+    metrics = Metrics(
+        "m", lambda: EngineState.SERVING, Load, list, list, lambda: None, lambda: None, list, 0
+    )
     wake = asyncio.Event()
     made = [Generation(str(n), [1], Sampling(9), bytes_text(), wake=wake) for n in range(len(ends))]
     engine: Any = SimpleNamespace(

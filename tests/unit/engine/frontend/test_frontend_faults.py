@@ -81,8 +81,9 @@ def test_each_request_leaves_a_descriptor_and_two_faults_share_a_log() -> None:
 def test_each_request_is_a_time_series() -> None:
     def metrics(text: str) -> Metrics:
         made = Metrics(
-            "tiny", lambda: EngineState.SERVING, Load, list[str], list[LedgerEntry], lambda: None
-        )
+            "tiny", lambda: EngineState.SERVING, Load, list[str], list[LedgerEntry], lambda: None,
+            lambda: None, list[str], 0,
+        )  # fmt: skip
         assert FrontendFaults(text).create_metrics(made) is made
         return made
 
