@@ -87,8 +87,8 @@ NEXT_STEPS_WHILE_WAITING = {
     "MaintenanceWindow": "wait: the restart happens in spec.supervision.maintenanceWindow, or "
     "earlier if memory would run out.",
     "ManuallyDrained": "end your maintenance, then: plimsoll resume {replica}",
-    "Subsided": "nothing now: the growth looks less like a leak than before. The supervisor acts "
-    "if the evidence grows again.",
+    "Subsided": "nothing now: memory has stopped growing, or its growth looks less like a leak "
+    "than before. The supervisor acts if the growth continues.",
     "APIServerUnreachable": "check that the pod can reach the API server: kubectl logs {pod}"
     " -c supervisor",
     "RestartCountUnreadable": "someone else edited the slot Lease. Reset its counts: plimsoll "

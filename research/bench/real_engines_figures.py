@@ -81,6 +81,7 @@ def figures(rows: Iterable[Row]) -> dict[str, float | int | None]:
     if stairs:
         made["staircases_count"] = len(stairs)
         made["staircase_confirmed_count"] = sum(one["confirmed"] for one in incidents)
+        made["staircase_subsided_count"] = sum(one["waits"] == "Subsided" for one in incidents)
         made["staircase_actions_count"] = sum(one["actions"] for one in incidents)
     made |= _kills(_of(every, "kill"))
     made |= _restarts(_of(every, "leak_restart"))

@@ -152,6 +152,7 @@ def told(incident: Incident) -> dict[str, Any]:
         "confirmed": incident.confirmed_at is not None,
         "actions": acted(incident),
         "phase": incident.phase.value,
+        "waits": incident.waits.value if incident.waits is not None else None,
         "segment": attribution.segment,
         "process": attribution.process,
         "bytes": attribution.bytes,

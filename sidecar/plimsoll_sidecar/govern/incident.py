@@ -19,14 +19,20 @@ from plimsoll_api.assessment import Assessment, BudgetState, Segment, Suspicion
 from plimsoll_api.incident_record import Attribution, IncidentRecord, StepRecord
 from plimsoll_api.incidents import ENDED_PHASES, IncidentKind, IncidentPhase
 from plimsoll_api.supervision import Action
+from plimsoll_sidecar.detect.growth import LATEST_WINDOW_S
 
 ROUND_S = 4.5
 """Length of a round in seconds: five assessments, about a second apart."""
 SUBSIDED_PROBABILITY, SUBSIDED_AFTER_S = 0.5, 30.0
-"""Confirmed growth has subsided if a leak was less probable than this for so many seconds.
+"""Confirmed growth has subsided if, for so many seconds, memory did not grow or a leak was less
+probable than this.
 
-If growth pauses between two bursts, its probability is lower only for a few seconds.
+Between two bursts, growth pauses only for a few seconds. The odds do not suffice, because they
+come from the trend: it lasts for minutes after growth that took minutes.
 """
+RESUMED_AFTER_S = LATEST_WINDOW_S / 2
+"""Growth that has subsided resumes after so many seconds of further growth: noise alone rarely
+looks like growth for half of the time over which growth is measured."""
 MAX_STORED_STEPS = 64
 """Maximum number of steps in the timeline of an incident: the oldest and the newest steps.
 
@@ -47,7 +53,8 @@ class Incident(IncidentRecord, omit_defaults=True, kw_only=True):
         phase_since: The time at which the current phase started, in Unix seconds.
         seen_s: The seconds in this phase for which there was a suspicion.
         missed_s: The seconds since the last suspicion in this phase.
-        doubted_s: The seconds for which a leak has been improbable.
+        doubted_s: The seconds for which memory has not grown, or a leak has been improbable. It
+            is bounded, and decreases again if growth resumes after it has subsided.
         tried: The rungs that did not resolve the incident.
         unconfirmed: Whether there is another possible explanation for the suspicion.
         trimmed: Whether a trim has run, and may have freed memory.
@@ -105,7 +112,7 @@ class Incident(IncidentRecord, omit_defaults=True, kw_only=True):
 
     @property
     def has_subsided(self) -> bool:
-        """Whether a leak has been improbable for at least :data:`SUBSIDED_AFTER_S`."""
+        """Whether growth stopped, or became improbable as a leak, :data:`SUBSIDED_AFTER_S` ago."""
         growth = self.kind in (IncidentKind.HOST_GROWTH, IncidentKind.DEVICE_GROWTH)
         return growth and self.doubted_s >= SUBSIDED_AFTER_S
 
@@ -157,9 +164,10 @@ class Incident(IncidentRecord, omit_defaults=True, kw_only=True):
         then mix the old and the new engine.
         """
         self.seen_s, self.missed_s = self.seen_s + counted_s, 0.0
-        self.doubted_s = (
-            self.doubted_s + counted_s if suspicion.confidence < SUBSIDED_PROBABILITY else 0.0
-        )
+        if suspicion.growing and suspicion.confidence >= SUBSIDED_PROBABILITY:
+            self.doubted_s = self.doubted_s - counted_s if self.has_subsided else 0.0
+        elif self.confirmed_at is not None:
+            self.doubted_s = min(self.doubted_s + counted_s, SUBSIDED_AFTER_S + RESUMED_AFTER_S)
         self.growth_bytes = suspicion.bytes
         self.unconfirmed = suspicion.unconfirmed is not None
         self.consumed_ratio = max(self.consumed_ratio, suspicion.consumed_ratio)

@@ -10,7 +10,12 @@ from plimsoll_sidecar.detect.losses import RESTART_LOST_RATIO
 from plimsoll_sidecar.govern import restart_budget
 from plimsoll_sidecar.govern.command import Command, EventType, Outcome, Result, Verb
 from plimsoll_sidecar.govern.context import EXHAUSTED_MESSAGE, TurnContext
-from plimsoll_sidecar.govern.incident import ROUND_S, Incident
+from plimsoll_sidecar.govern.incident import (
+    ROUND_S,
+    SUBSIDED_AFTER_S,
+    SUBSIDED_PROBABILITY,
+    Incident,
+)
 from plimsoll_sidecar.govern.state import MAX_REFUSALS, MIN_TRIMMED_SHARE, SLOT_RETRY_INTERVAL_S
 from plimsoll_sidecar.govern.verification import CURED_SHARE
 
@@ -205,6 +210,11 @@ def defer_restart(context: TurnContext, incident: Incident) -> None:
         if incident.waits is not WaitReason.SUBSIDED:  # the probability changes with every sample
             chance = incident.attribution.confidence
             message = f"deferred: the probability of a leak has decreased to {chance:.0%}"
+            if chance >= SUBSIDED_PROBABILITY:
+                message = (
+                    f"deferred: memory has not grown for {SUBSIDED_AFTER_S:.0f} s; the growth "
+                    f"before was a leak with a probability of {chance:.0%}"
+                )
             set_wait_reason(context, incident, WaitReason.SUBSIDED, message)
         return
     suspicion = context.suspicions.get(incident.kind)

@@ -11,10 +11,19 @@ from collections.abc import Callable
 import pytest
 
 from leaklab.series import MIB, Series, high_water, saturating, sawtooth, steady
+from plimsoll_api.incidents import WaitReason
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.supervision import Mode, Supervision
+from plimsoll_sidecar.detect.detector import Detector
 from plimsoll_sidecar.detect.growth import MIN_GROWTH_DURATION_S, GrowthHistory
-from plimsoll_sidecar.replay import ReplayLine, replay_samples
+from plimsoll_sidecar.govern.command import Result
+from plimsoll_sidecar.govern.governor import Governor
+from plimsoll_sidecar.replay import (
+    ReplayLine,
+    make_engine_view,
+    make_unknown_results,
+    replay_samples,
+)
 
 HOUR = 3600.0
 POLICY = MemoryPolicy(host=MemoryBudget(512 * MIB, 24 * HOUR, 6 << 30), warmup_s=60.0)
@@ -75,6 +84,33 @@ def test_a_leak_that_begins_late_is_believed_before_its_budget_is_spent() -> Non
     (line,) = confirmed(series)[:1]
     assert line.consumed_ratio is not None
     assert 0.7 < line.consumed_ratio < 0.9
+
+
+@pytest.mark.parametrize("noise", [0.0, 1.0 * MIB])
+def test_a_staircase_that_was_confirmed_subsides_within_a_minute_of_its_end(noise: float) -> None:
+    """Four steps of 16 s at 2 MiB/s, each with a landing of 24 s: half of the budget."""
+
+    def staircase(t: float) -> float:
+        steps, into = divmod(max(0.0, t - 200.0), 40.0)
+        return 2 * MIB * (16 * min(steps, 4.0) + (min(16.0, into) if steps < 4 else 0.0))
+
+    memory = MemoryPolicy(host=MemoryBudget(256 * MIB, HOUR, 6 << 30), warmup_s=60.0)
+    series = Series(duration=600.0, leak=staircase, noise=noise, per_request=0.0)
+    governor = Governor(Supervision(mode=Mode.RECOVER), memory, replica="staircase")
+    detector = Detector(memory, 120.0, 1.0)
+    results: list[Result] = []
+    waits: dict[WaitReason | None, float] = {}
+    for sample in series.samples():
+        assessment = detector.update(sample)
+        turn = governor.advance(assessment, make_engine_view(sample), sample.t, results)
+        results = make_unknown_results(turn)
+        for incident in governor.state.incidents:
+            if incident.confirmed_at is not None:
+                waits.setdefault(incident.waits, sample.t)
+    ended_at = 200.0 + 3 * 40.0 + 16.0
+    assert list(waits) == [None, WaitReason.SUBSIDED], "confirmed in the last step"
+    assert ended_at < waits[WaitReason.SUBSIDED] < ended_at + 60.0
+    assert incident.waits is WaitReason.SUBSIDED, "noise is no further growth"
 
 
 @pytest.mark.parametrize("kept_in", ["malloc_retained", "torch_reserved_unused"])

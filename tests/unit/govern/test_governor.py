@@ -121,8 +121,11 @@ def test_a_spent_budget_restarts_nothing_while_memory_is_flat() -> None:
     world = World()
     world.growth, world.growing = 500_000_000, False
     world.to_confirmed()
-    world.run(600)
+    world.run(5)
     assert world.open[0].message == NOT_GROWING_MESSAGE
+    world.run(600)
+    assert world.open[0].waits is WaitReason.SUBSIDED
+    assert "has not grown for 30 s" in world.open[0].message
     assert world.verbs == [Verb.TRIM]
     world.growing = True
     world.to(Verb.RESTART_WORKER)
