@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from plimsoll_engine.distributed.group import Group, ProcessGroup, Shard, SumShape
 from plimsoll_engine.distributed.peer_memory import PeerMemory
-from plimsoll_engine.kernels import rank_sums
+from plimsoll_engine.kernels import all_reduce
 from plimsoll_engine.kernels.fused import FusedOps
 
 COLUMNS, MOST = 4096, 2048
@@ -197,7 +197,7 @@ def check_no_access(shard: Shard, store: Path) -> None:
 
 def check_lost(shard: Shard, store: Path) -> None:
     """A rank that never comes: the kernel of the other ends with an error, within its bound."""
-    rank_sums.WAIT_NS = 2_000_000_000
+    all_reduce.WAIT_NS = 2_000_000_000
     group = ProcessGroup(
         shard, torch.device("cuda", shard.rank), store, SumShape(MOST, COLUMNS, torch.bfloat16)
     )

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from plimsoll_engine.kernels.rank_sum_layout import Layout
+from plimsoll_engine.kernels.collective_buffer import Layout
 from tests.triton_language import patch_once_a_launch
 
 TIMEOUT_S = 120
@@ -43,10 +43,10 @@ class Task:
 def compute(task: Task) -> tuple[list[tuple[torch.Tensor, torch.Tensor]], list[torch.Tensor]]:
     """The norm and the residual after each sum, and what each collective returns.
 
-    The residual of a shared sum is what :meth:`RankSums.get_own_rows` says.
+    The residual of a shared sum is what :meth:`AllReduce.get_own_rows` says.
     """
-    from plimsoll_engine.kernels.rank_collectives import RankCollectives
-    from plimsoll_engine.kernels.rank_sums import RankSums
+    from plimsoll_engine.kernels.all_reduce import AllReduce
+    from plimsoll_engine.kernels.collectives import Collectives
 
     nbytes = task.layout.nbytes
     buffers = [
@@ -54,8 +54,8 @@ def compute(task: Task) -> tuple[list[tuple[torch.Tensor, torch.Tensor]], list[t
         for path in task.buffers
     ]
     addresses = [buffer.data_ptr() for buffer in buffers]
-    sums = RankSums(buffers[task.rank], addresses, task.rank, task.layout, task.dtype)
-    collectives = RankCollectives(sums)
+    sums = AllReduce(buffers[task.rank], addresses, task.rank, task.layout, task.dtype)
+    collectives = Collectives(sums)
     exchanges = iter(task.exchanges)
     found: list[tuple[torch.Tensor, torch.Tensor]] = []
     exchanged: list[torch.Tensor] = []

@@ -4,7 +4,7 @@
 
 What a decoder layer does twice: sum [rows, columns] over all ranks, add that to the residual stream
 and normalise it. NCCL needs a kernel for the sum and one for the rest; ``words``, ``whole`` and
-``shared`` are the ways of ``kernels/rank_sum_kernels.py``. A graph holds several of them in a row.
+``shared`` are the kernels of ``kernels/all_reduce_kernels.py``. A graph holds several in a row.
 The samples have the median seconds of one, on the slowest rank. ``…_ratio`` is NCCL's time over the
 other one, ``link_…_ratio`` the least time in which a plain kernel writes the bytes of a sum to the
 next device, over the time of the fastest way.
@@ -28,9 +28,9 @@ import torch.distributed as dist
 from bench.result import RESULTS, publish
 from plimsoll_engine.distributed.group import ProcessGroup, Shard
 from plimsoll_engine.distributed.peer_memory import PeerMemory
+from plimsoll_engine.kernels.all_reduce import AllReduce
+from plimsoll_engine.kernels.collective_buffer import Layout
 from plimsoll_engine.kernels.fused import FusedOps
-from plimsoll_engine.kernels.rank_sum_layout import Layout
-from plimsoll_engine.kernels.rank_sums import RankSums
 
 ROWS = (1, 16, 64, 128, 256, 512, 2048, 8192)
 COLUMNS = 4096
@@ -93,10 +93,10 @@ def ways(group: ProcessGroup, rows: int) -> dict[str, tuple[Sum, PeerMemory | No
         memory = PeerMemory.connect(shard.rank, shard.size, layout.nbytes, group._exchange_bytes)
         if memory is None:
             raise SystemExit("the devices share no memory: nothing to compare")
-        sums = RankSums(memory.as_tensor(), memory.addresses, shard.rank, layout, torch.bfloat16)
+        sums = AllReduce(memory.as_tensor(), memory.addresses, shard.rank, layout, torch.bfloat16)
 
         def one(
-            x: torch.Tensor, r: torch.Tensor, w: torch.Tensor, sums: RankSums = sums
+            x: torch.Tensor, r: torch.Tensor, w: torch.Tensor, sums: AllReduce = sums
         ) -> torch.Tensor:
             return sums.add_norm(x, r, w, EPS)
 

@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 
 from bench.result import publish
 from plimsoll_engine.api.chat_prompt import ChatPrompt
-from plimsoll_engine.api.decoding import decode_body
 from plimsoll_engine.api.protocol import ChatRequest
+from plimsoll_engine.api.validation import decode_body
 from plimsoll_engine.errors import UsageError
 from plimsoll_engine.frontend.requests.tokenizer import TemplateError, Tokenizer
 from tests.conformance.peers import FOLDER

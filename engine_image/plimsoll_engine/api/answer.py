@@ -25,7 +25,7 @@ from plimsoll_engine.api.chat_choice import ChatChoice
 from plimsoll_engine.api.error_response import make_error_response
 from plimsoll_engine.api.errors import ApiError
 from plimsoll_engine.api.prompt_logprobs import PromptLogprobs
-from plimsoll_engine.api.responses import (
+from plimsoll_engine.api.response_bodies import (
     DONE_EVENT,
     Choice,
     Envelope,

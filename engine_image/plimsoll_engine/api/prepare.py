@@ -19,7 +19,6 @@ from plimsoll_engine.api import (
     truncation,
 )
 from plimsoll_engine.api.chat_prompt import ChatPrompt, join_message_text
-from plimsoll_engine.api.decoding import check_turn_fields, decode_body
 from plimsoll_engine.api.errors import ApiError, make_invalid_error
 from plimsoll_engine.api.protocol import (
     BatchChatRequest,
@@ -32,6 +31,7 @@ from plimsoll_engine.api.protocol import (
 )
 from plimsoll_engine.api.responses_request import ResponsesRequest
 from plimsoll_engine.api.tool_arguments import find_string_arguments
+from plimsoll_engine.api.validation import check_turn_fields, decode_body
 from plimsoll_engine.frontend.requests.tokenizer import ChatTooLongError, TemplateError, Tokenizer
 from plimsoll_engine.messages.worker_ipc import Grammar
 

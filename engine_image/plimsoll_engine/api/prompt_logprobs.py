@@ -12,7 +12,7 @@ import msgspec
 from plimsoll_engine.api import logprobs
 from plimsoll_engine.api.batch import Batch
 from plimsoll_engine.api.logprobs import TokenText
-from plimsoll_engine.api.responses import Choice, CompletionChoice
+from plimsoll_engine.api.response_bodies import Choice, CompletionChoice
 from plimsoll_engine.frontend.requests.detokenize import Detokenizer
 from plimsoll_engine.frontend.requests.prompt_scores import PromptScores
 from plimsoll_engine.frontend.requests.request_log import RequestFailedError, TokenLogprobs

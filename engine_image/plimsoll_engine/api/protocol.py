@@ -1,7 +1,7 @@
-"""Request bodies of the serving API.
+"""Types of the request bodies of the serving API: fields, defaults, and bounds of single fields.
 
-A known field with an unsupported value is refused. :mod:`plimsoll_engine.api.decoding` handles
-unknown fields.
+:mod:`plimsoll_engine.api.validation` refuses invalid bodies, unknown fields and combinations of
+fields that are not supported.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from plimsoll_engine.api.chat_choice import ChatChoice, OutputParser
 from plimsoll_engine.api.errors import ApiError
 from plimsoll_engine.api.logprobs import TokenBytes, TokenText
 from plimsoll_engine.api.reasoning import CLOSE_TAG, ReasoningParser
-from plimsoll_engine.api.responses import Choice, make_usage_object
+from plimsoll_engine.api.response_bodies import Choice, make_usage_object
 from plimsoll_engine.api.tool_calls import ToolCall, ToolCallParser
 from plimsoll_engine.frontend.async_engine import AsyncEngine
 from plimsoll_engine.frontend.requests.request_log import Delta

@@ -11,7 +11,6 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from plimsoll_engine.api.decoding import check_values, report_unknown_fields
 from plimsoll_engine.api.errors import ApiError, make_invalid_error
 from plimsoll_engine.api.protocol import (
     AllowedTools,
@@ -43,6 +42,7 @@ from plimsoll_engine.api.protocol import (
 )
 from plimsoll_engine.api.responses_input import convert_to_messages, list_unknown_fields
 from plimsoll_engine.api.sampling_params import get_value_or_default
+from plimsoll_engine.api.validation import check_values, report_unknown_fields
 
 MAX_INPUT_ITEMS = 4096
 INCLUDE_VALUE_FOR_LOGPROBS = "message.output_text.logprobs"

@@ -18,12 +18,12 @@ from plimsoll_api.version import get_version
 from plimsoll_engine.api import (
     adapter_routes,
     batch,
-    decoding,
     forced_calls,
     protocol,
     tokenizer_info,
     tool_families,
     transcription,
+    validation,
 )
 from plimsoll_engine.api.answer import GenerationResponse
 from plimsoll_engine.api.auth import TENANT_SCOPE_KEY
@@ -39,7 +39,7 @@ from plimsoll_engine.api.preparer import Preparer
 from plimsoll_engine.api.prompt_logprobs import PromptLogprobs
 from plimsoll_engine.api.protocol import ChatRequest, CompletionRequest
 from plimsoll_engine.api.reasoning import CLOSE_TAG, ReasoningParser
-from plimsoll_engine.api.responses import Choice, CompletionChoice
+from plimsoll_engine.api.response_bodies import Choice, CompletionChoice
 from plimsoll_engine.api.responses_answer import ResponsesResponse
 from plimsoll_engine.api.responses_request import rename_field
 from plimsoll_engine.api.sampling_params import get_num_prompt_logprobs
@@ -315,7 +315,7 @@ def _add_model_routes(api: FastAPI, engine: AsyncEngine) -> None:
 def _add_adapter_routes(api: FastAPI, engine: AsyncEngine, bodies: BodyReader) -> None:
     async def read_request(request: Request, body_type: type[_Body]) -> _Body:
         async with _read_body(bodies, request, MAX_SMALL_REQUEST_BYTES) as body:
-            return decoding.decode_body(body.raw, body_type)
+            return validation.decode_body(body.raw, body_type)
 
     @api.post("/v1/load_lora_adapter")
     async def load_adapter(request: Request) -> Response:

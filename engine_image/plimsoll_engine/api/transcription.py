@@ -17,7 +17,7 @@ from plimsoll_engine.api import batch, errors
 from plimsoll_engine.api.answer import GenerationResponse
 from plimsoll_engine.api.batch import Batch
 from plimsoll_engine.api.errors import ApiError, make_invalid_error
-from plimsoll_engine.api.responses import CompletionChoice
+from plimsoll_engine.api.response_bodies import CompletionChoice
 from plimsoll_engine.frontend.async_engine import AsyncEngine
 from plimsoll_engine.frontend.requests.request_log import (
     Admission,

@@ -16,12 +16,12 @@ import torch
 import torch.distributed as dist
 
 from plimsoll_engine.distributed.peer_memory import PeerMemory
+from plimsoll_engine.kernels.collective_buffer import MAX_RANKS, Layout
 from plimsoll_engine.kernels.ops import Ops, decode_columns
-from plimsoll_engine.kernels.rank_sum_layout import MAX_RANKS, Layout
 
 if TYPE_CHECKING:
-    from plimsoll_engine.kernels.rank_collectives import RankCollectives
-    from plimsoll_engine.kernels.rank_sums import RankSums
+    from plimsoll_engine.kernels.all_reduce import AllReduce
+    from plimsoll_engine.kernels.collectives import Collectives
 
 FLAG = "--tensor-parallel-size"
 COLLECTIVE_TIMEOUT_S = 60.0
@@ -130,8 +130,8 @@ class ProcessGroup(Group):
         self.shard = shard
         self._device = device
         self._memory: PeerMemory | None = None
-        self._sums: RankSums | None = None
-        self._collectives: RankCollectives | None = None
+        self._sums: AllReduce | None = None
+        self._collectives: Collectives | None = None
         self._nccl: dist.ProcessGroup | None = None
         for name, value in LOOPBACK.items():
             os.environ.setdefault(name, value)
@@ -154,8 +154,8 @@ class ProcessGroup(Group):
             raise
 
     def _connect(self, sums: SumShape) -> None:
-        from plimsoll_engine.kernels.rank_collectives import RankCollectives
-        from plimsoll_engine.kernels.rank_sums import RankSums, layout
+        from plimsoll_engine.kernels.all_reduce import AllReduce, layout
+        from plimsoll_engine.kernels.collectives import Collectives
 
         rank, size = self.shard
         if size > MAX_RANKS or sums.columns * sums.dtype.itemsize % 16:
@@ -164,8 +164,10 @@ class ProcessGroup(Group):
         self._memory = PeerMemory.connect(rank, size, sum_layout.nbytes, self._exchange_bytes)
         if self._memory is not None:
             addresses = self._memory.addresses
-            self._sums = RankSums(self._memory.as_tensor(), addresses, rank, sum_layout, sums.dtype)
-            self._collectives = RankCollectives(self._sums)
+            self._sums = AllReduce(
+                self._memory.as_tensor(), addresses, rank, sum_layout, sums.dtype
+            )
+            self._collectives = Collectives(self._sums)
 
     def _open_nccl(self) -> None:
         # With device_id, NCCL creates its communicator now, not in the first collective.

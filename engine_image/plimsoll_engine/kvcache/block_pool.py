@@ -1,4 +1,4 @@
-"""Manage the KV blocks: reference counts and the prefix cache.
+"""Manage the KV blocks: allocation, reference counts, and the lookup of cached prefixes.
 
 A block is *used* (it has references), *cached* (it has no references, but a later prompt can find
 it by its hash) or *free*. The three counts always add up to the pool's size. This module manages

@@ -1,4 +1,4 @@
-"""Messages between rank 0 of a worker and its other ranks.
+"""Messages between rank 0 of a worker and its other ranks: commands and replies.
 
 Messages are framed as in :mod:`plimsoll_engine.messages.framing`. Every rank runs commands in the
 order in which rank 0 sends them. Rank 0 also runs the same steps, so all ranks launch the same

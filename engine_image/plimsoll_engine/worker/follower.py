@@ -1,4 +1,4 @@
-"""Entry point of the ranks above 0 (:mod:`plimsoll_engine.worker.rank_loop`).
+"""Entry point of the ranks above 0, whose loop is in :mod:`plimsoll_engine.worker.rank_loop`.
 
 In an engine, the zygote forks these ranks. Without a zygote, as in a benchmark, rank 0 starts
 ``python -m plimsoll_engine.worker.follower --config JSON --rank N`` for each of them.

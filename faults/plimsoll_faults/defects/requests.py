@@ -8,7 +8,7 @@ from functools import partial
 
 from plimsoll_engine.core.engine_core import EngineCore
 from plimsoll_engine.core.schedule.request import Request
-from plimsoll_engine.kvcache.prefix_hashes import extend_block_hashes
+from plimsoll_engine.kvcache.block_hashes import extend_block_hashes
 from plimsoll_engine.messages import worker_ipc
 from plimsoll_faults import kinds
 from plimsoll_faults.defects.base import Defect

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from plimsoll_engine.kvcache.prefix_hashes import HASH_BYTES
+from plimsoll_engine.kvcache.block_hashes import HASH_BYTES
 from plimsoll_engine.messages.handover import (
     BlockTable,
     Handover,

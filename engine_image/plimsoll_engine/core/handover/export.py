@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from plimsoll_engine.core.engine_core import EngineCore
 from plimsoll_engine.core.schedule.request import Request
-from plimsoll_engine.kvcache.prefix_hashes import extend_block_hashes, hash_tail
+from plimsoll_engine.kvcache.block_hashes import extend_block_hashes, hash_tail
 from plimsoll_engine.messages import handover as messages
 from plimsoll_engine.messages.handover import BlockTable, Handover, PoolLayout
 

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from plimsoll_engine.core.execute.runner import Runner
 from plimsoll_engine.core.handover import audit
 from plimsoll_engine.core.schedule.request import Request
+from plimsoll_engine.kvcache.block_hashes import extend_block_hashes, hash_tail
 from plimsoll_engine.kvcache.block_pool import BlockPool
-from plimsoll_engine.kvcache.prefix_hashes import extend_block_hashes, hash_tail
 from plimsoll_engine.messages import handover as messages
 from plimsoll_engine.messages.handover import (
     BlockTable,

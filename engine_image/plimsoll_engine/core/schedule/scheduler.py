@@ -30,9 +30,9 @@ from weakref import WeakSet
 from plimsoll_engine.core.schedule.encoder_cache import EncoderCache
 from plimsoll_engine.core.schedule.request import Request
 from plimsoll_engine.core.schedule.waiting import WaitingQueue, get_place
+from plimsoll_engine.kvcache.block_hashes import extend_block_hashes
 from plimsoll_engine.kvcache.block_pool import BlockPool
 from plimsoll_engine.kvcache.offload import Offload
-from plimsoll_engine.kvcache.prefix_hashes import extend_block_hashes
 from plimsoll_engine.messages.worker_ipc import Media
 
 MIN_FIRST_CHUNK_FRACTION = 1 / 8

@@ -1,6 +1,6 @@
 """A body that is no request: the error names the field, or says that it is about the body.
 
-Tests ``api/decoding.py`` and ``api/protocol.py``.
+Tests ``api/validation.py`` and ``api/protocol.py``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from plimsoll_engine.api.decoding import FIELDS_OF_OTHER_PATHS, REFUSED_FIELDS, decode_body
 from plimsoll_engine.api.errors import ApiError
 from plimsoll_engine.api.protocol import (
     BatchChatRequest,
@@ -20,6 +19,7 @@ from plimsoll_engine.api.protocol import (
     TokenizeRequest,
 )
 from plimsoll_engine.api.responses_request import ResponsesRequest
+from plimsoll_engine.api.validation import FIELDS_OF_OTHER_PATHS, REFUSED_FIELDS, decode_body
 
 
 @pytest.mark.parametrize(

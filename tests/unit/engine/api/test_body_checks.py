@@ -1,6 +1,6 @@
 """Wishes that exclude each other, or that this engine does not fulfil: an error names the field.
 
-Tests ``api/decoding.py``.
+Tests ``api/validation.py``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from plimsoll_engine.api.decoding import decode_body
 from plimsoll_engine.api.errors import ApiError
 from plimsoll_engine.api.protocol import (
     BatchChatRequest,
@@ -18,6 +17,7 @@ from plimsoll_engine.api.protocol import (
     CompletionRequest,
     get_part_text,
 )
+from plimsoll_engine.api.validation import decode_body
 
 USER = {"role": "user", "content": "Ahoy"}
 SELF = {"role": "assistant", "content": "Aye"}

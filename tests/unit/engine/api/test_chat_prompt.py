@@ -14,9 +14,9 @@ import msgspec
 import pytest
 
 from plimsoll_engine.api.chat_prompt import CONTINUATION_MARK, ChatPrompt
-from plimsoll_engine.api.decoding import decode_body
 from plimsoll_engine.api.errors import ApiError
 from plimsoll_engine.api.protocol import ChatRequest, Message
+from plimsoll_engine.api.validation import decode_body
 from plimsoll_engine.frontend.requests.tokenizer import TemplateError, Tokenizer
 from plimsoll_faults.models import tiny, tiny_text
 

@@ -1,6 +1,6 @@
 """Chunks and wholes of choices: their end, its reason, the echo, and the tokens sent so far.
 
-Tests ``api/chat_choice.py``, ``api/responses.py`` and the streams of ``api/answer.py``.
+Tests ``api/chat_choice.py``, ``api/response_bodies.py`` and the streams of ``api/answer.py``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from plimsoll_engine.api.batch import Batch
 from plimsoll_engine.api.chat_choice import ChatChoice
 from plimsoll_engine.api.logprobs import make_completion_logprobs
 from plimsoll_engine.api.reasoning import ReasoningParser
-from plimsoll_engine.api.responses import CompletionChoice, make_usage_object
+from plimsoll_engine.api.response_bodies import CompletionChoice, make_usage_object
 from plimsoll_engine.frontend.observability.metrics import Metrics
 from plimsoll_engine.frontend.requests.request_log import (
     Delta,

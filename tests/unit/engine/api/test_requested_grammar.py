@@ -15,9 +15,9 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from plimsoll_engine.api import forced_calls, output_grammar, protocol, tool_families
-from plimsoll_engine.api.decoding import decode_body
 from plimsoll_engine.api.errors import ApiError
 from plimsoll_engine.api.tool_calls import ToolCall
+from plimsoll_engine.api.validation import decode_body
 from plimsoll_engine.core.grammar.grammars import Vocabulary
 from plimsoll_engine.frontend.requests.tokenizer import Tokenizer
 from plimsoll_engine.messages.worker_ipc import Grammar

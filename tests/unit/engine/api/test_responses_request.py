@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from plimsoll_engine.api.decoding import decode_body
 from plimsoll_engine.api.errors import ApiError, make_invalid_error
 from plimsoll_engine.api.output_grammar import list_forced_tools
 from plimsoll_engine.api.protocol import ChatRequest, Message
@@ -19,6 +18,7 @@ from plimsoll_engine.api.responses_request import (
     list_echoed_fields,
     rename_field,
 )
+from plimsoll_engine.api.validation import decode_body
 
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": True}
 CALL = {"type": "function_call", "name": "f", "call_id": "c1", "arguments": "{}"}

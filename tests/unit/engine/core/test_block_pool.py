@@ -14,8 +14,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from plimsoll_engine.kvcache.block_hashes import hash_block
 from plimsoll_engine.kvcache.block_pool import BlockPool
-from plimsoll_engine.kvcache.prefix_hashes import hash_block
 
 BLOCKS = 8
 

@@ -26,9 +26,9 @@ from plimsoll_engine.core.schedule.request import Request
 from plimsoll_engine.core.schedule.scheduler import Chunk, Scheduler
 from plimsoll_engine.kvcache import offload as module
 from plimsoll_engine.kvcache.block_copies import BlockCopier, CopyTicket
+from plimsoll_engine.kvcache.block_hashes import extend_block_hashes
 from plimsoll_engine.kvcache.block_pool import BlockPool
 from plimsoll_engine.kvcache.offload import Offload, Transfer
-from plimsoll_engine.kvcache.prefix_hashes import extend_block_hashes
 from plimsoll_engine.messages.worker_ipc import Sampling, Submit
 
 BLOCK, BLOCKS, SLOTS, SEQS, BUDGET, LENGTH = 2, 8, 6, 3, 8, 16

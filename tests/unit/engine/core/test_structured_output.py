@@ -17,9 +17,9 @@ import pytest
 from tokenizers import Tokenizer
 
 from plimsoll_engine.api import tool_families
-from plimsoll_engine.api.decoding import decode_body
 from plimsoll_engine.api.output_grammar import build_grammar
 from plimsoll_engine.api.protocol import ChatRequest
+from plimsoll_engine.api.validation import decode_body
 from plimsoll_engine.core.engine_core import EngineCore
 from plimsoll_engine.core.grammar.grammars import MIN_COMPILED_BYTES, GrammarCompiler, Vocabulary
 from plimsoll_engine.frontend.requests import tokenizer as frontend

@@ -16,7 +16,7 @@ import pytest
 from plimsoll_engine.api import answer_sizes, logprobs
 from plimsoll_engine.api.chat_choice import ChatChoice
 from plimsoll_engine.api.errors import ApiError
-from plimsoll_engine.api.responses import CompletionChoice
+from plimsoll_engine.api.response_bodies import CompletionChoice
 from plimsoll_engine.frontend.requests.request_log import Delta, TokenLogprobs
 from plimsoll_engine.http.slices import MAX_SLICE_BYTES, SlicedResponses
 from plimsoll_engine.messages.worker_ipc import Logprobs

@@ -1,7 +1,7 @@
 """Sums and collectives over ranks that are processes, right and the same bits on every rank.
 
-Tests ``kernels/rank_sums.py``, ``kernels/rank_sum_kernels.py``, ``kernels/rank_sum_layout.py`` and
-``kernels/rank_collectives.py``.
+Tests ``kernels/all_reduce.py``, ``kernels/all_reduce_kernels.py``,
+``kernels/collective_buffer.py`` and ``kernels/collectives.py``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
-from plimsoll_engine.kernels.rank_sum_layout import ALIGNMENT, Layout
+from plimsoll_engine.kernels.collective_buffer import ALIGNMENT, Layout
 from tests.summing_ranks import Ranks, Task, ranks
 
 Exchange = tuple[str, torch.dtype, tuple[int, ...]]

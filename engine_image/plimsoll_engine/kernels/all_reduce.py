@@ -1,20 +1,21 @@
 """All-reduce on one rank: choose the kernel and launch it with the buffers of all ranks.
 
-See :mod:`plimsoll_engine.kernels.rank_sum_kernels` for the kernels.
+The kernels are in :mod:`plimsoll_engine.kernels.all_reduce_kernels`, and all other collectives in
+:mod:`plimsoll_engine.kernels.collectives`.
 """
 
 from __future__ import annotations
 
 import torch
 
-from plimsoll_engine.kernels.overlap import get_launch_options
-from plimsoll_engine.kernels.rank_sum_kernels import (
+from plimsoll_engine.kernels.all_reduce_kernels import (
     copy_kept_rows,
     sum_shared,
     sum_whole,
     sum_words,
 )
-from plimsoll_engine.kernels.rank_sum_layout import STATE, Layout
+from plimsoll_engine.kernels.collective_buffer import STATE, Layout
+from plimsoll_engine.kernels.overlap import get_launch_options
 from plimsoll_engine.kernels.sizes import (
     cdiv,
     choose_rows_per_program,
@@ -50,7 +51,7 @@ def layout(ranks: int, rows: int, columns: int, dtype: torch.dtype) -> Layout:
     return Layout(ranks, rows, columns, dtype.itemsize, min(words, rows), whole)
 
 
-class RankSums:
+class AllReduce:
     """All-reduce of tensors [rows, columns] over all ranks, through buffers of one ``layout``.
 
     ``buffer`` uint8 [bytes] is this rank's buffer. It must be zero before any rank starts the first

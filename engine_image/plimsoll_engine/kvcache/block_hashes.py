@@ -1,4 +1,7 @@
-"""Compute hashes of KV blocks. A hash covers the block's tokens and all tokens before them."""
+"""Compute hashes of KV blocks. A hash covers the block's tokens and all tokens before them.
+
+The lookup of a prompt's prefix by these hashes is in :mod:`plimsoll_engine.kvcache.block_pool`.
+"""
 
 from __future__ import annotations
 

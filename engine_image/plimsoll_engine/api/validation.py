@@ -1,4 +1,7 @@
-"""Decode request bodies. This module does no I/O."""
+"""Decode request bodies, and refuse invalid ones with HTTP 400. This module does no I/O.
+
+The bounds of single fields are with their types in :mod:`plimsoll_engine.api.protocol`.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""All-gather, all-reduce and broadcast of any tensor through the buffers of the all-reduces.
+"""All-gather, broadcast, and all-reduce without a norm, through the buffers of the all-reduces.
 
-They use the numbers, signals and parts of :mod:`plimsoll_engine.kernels.rank_sums`, so a start
+They use the numbers, signals and parts of :mod:`plimsoll_engine.kernels.all_reduce`, so a start
 needs no NCCL communicator. Beside two busy H200s, NCCL takes 1.3 s to create one and 0.5 s to
 destroy it. It holds 0.5 GB of each device.
 """
@@ -11,12 +11,8 @@ import torch
 import triton
 import triton.language as tl
 
-from plimsoll_engine.kernels.overlap import (
-    allow_next_kernel,
-    get_launch_options,
-    wait_for_previous_kernel,
-)
-from plimsoll_engine.kernels.rank_sum_kernels import (
+from plimsoll_engine.kernels.all_reduce import AllReduce
+from plimsoll_engine.kernels.all_reduce_kernels import (
     begin_sum,
     get_own_buffer,
     get_peer_buffers,
@@ -24,7 +20,11 @@ from plimsoll_engine.kernels.rank_sum_kernels import (
     set_signals,
     wait_for_signals,
 )
-from plimsoll_engine.kernels.rank_sums import RankSums
+from plimsoll_engine.kernels.overlap import (
+    allow_next_kernel,
+    get_launch_options,
+    wait_for_previous_kernel,
+)
 from plimsoll_engine.kernels.sizes import cdiv, next_power_of_2
 
 BLOCK_BYTES = 8192
@@ -100,14 +100,14 @@ def exchange(
         tl.store(out + at, total.to(x.dtype.element_ty), mask=inside)
 
 
-class RankCollectives:
+class Collectives:
     """Collectives of one rank through the same buffers as its ``sums``.
 
     Every rank must compute the same collectives and sums in the same order. Tensors must be
     contiguous. A large tensor is exchanged in several steps, each as large as the buffers permit.
     """
 
-    def __init__(self, sums: RankSums) -> None:
+    def __init__(self, sums: AllReduce) -> None:
         self._sums = sums
         largest_power_of_2 = 1 << (sums.layout.part_nbytes.bit_length() - 1)
         self._block_nbytes = min(BLOCK_BYTES, largest_power_of_2)

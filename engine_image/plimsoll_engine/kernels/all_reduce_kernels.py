@@ -1,9 +1,9 @@
-"""All-reduce across ranks, fused with the addition to the residual stream and the following norm.
+"""Triton kernels of the all-reduce, fused with the addition to the residual and the next norm.
 
 Each rank writes its part into the other ranks' buffers, sets a signal there, and reads only its own
 buffer. Parts are added in float32 in rank order, so all ranks get bitwise identical results.
 
-``header`` is this rank's own buffer (:mod:`plimsoll_engine.kernels.rank_sum_layout`). Its int64
+``header`` is this rank's own buffer (:mod:`plimsoll_engine.kernels.collective_buffer`). Its int64
 number :data:`STATE` is a counter: the upper half counts sums, and the lower half counts the
 programs of the current sum that have started. A captured graph can therefore be replayed any number
 of times. The number of a sum has 32 bits and wraps around. That is safe, because every second sum
@@ -20,10 +20,10 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import globaltimer
 
-from plimsoll_engine.kernels import rank_sum_layout
+from plimsoll_engine.kernels import collective_buffer
 from plimsoll_engine.kernels.overlap import allow_next_kernel, wait_for_previous_kernel
 
-STATE = tl.constexpr(rank_sum_layout.STATE)
+STATE = tl.constexpr(collective_buffer.STATE)
 UPPER = tl.constexpr(-(1 << 32))
 LOWER = tl.constexpr((1 << 32) - 1)
 
