@@ -209,6 +209,7 @@ def _make_scaled_object(
     service: InferenceService, autoscaling: Autoscaling, hold_scale_in: bool
 ) -> dict[str, Any]:
     name = service.metadata.name
+    cooldown_s = math.ceil(parse_duration(autoscaling.cooldown))
     triggers = [
         one.model_dump(by_alias=True, exclude_none=True, mode="json")
         for one in autoscaling.triggers
@@ -224,7 +225,11 @@ def _make_scaled_object(
             "scaleTargetRef": _make_scale_target(service),
             "minReplicaCount": autoscaling.min_replicas,
             "maxReplicaCount": autoscaling.max_replicas,
-            "cooldownPeriod": math.ceil(parse_duration(autoscaling.cooldown)),
+            "cooldownPeriod": cooldown_s,
+            # The default is 0: if no trigger has been active yet, KEDA's first poll scales to
+            # zero, before the first replica is ready. Source: scaleToZeroOrIdle in
+            # pkg/scaling/executor/scale_scaledobjects.go, v2.21.0.
+            "initialCooldownPeriod": cooldown_s,
             "triggers": triggers,
         },
     }

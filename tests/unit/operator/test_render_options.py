@@ -98,6 +98,7 @@ def test_keda_scales_the_deployment_and_no_other_autoscaler_does() -> None:
     found = made["ScaledObject", "qwen"]["spec"]
     assert (found["minReplicaCount"], found["maxReplicaCount"]) == (0, 6)
     assert (found["cooldownPeriod"], found["triggers"]) == (90, [TRIGGER])
+    assert found["initialCooldownPeriod"] == 90, "a new service would go to zero at once"
     assert found["scaleTargetRef"]["kind"] == "Deployment"
 
 
