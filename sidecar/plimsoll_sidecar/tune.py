@@ -1,4 +1,7 @@
-"""Compute usual growth and leak budgets for ``plimsoll tune``, from a journal, trace or series."""
+"""Recommend leak budgets for ``plimsoll tune``, from a journal, trace or series.
+
+The formulas are those of ``growthBudget: Auto``, in :mod:`plimsoll_sidecar.govern.auto_budget`.
+"""
 
 from __future__ import annotations
 

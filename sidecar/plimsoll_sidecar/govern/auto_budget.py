@@ -1,5 +1,7 @@
 """Learn budgets with ``growthBudget: Auto`` from the growth of healthy replicas, without I/O.
 
+``plimsoll tune`` recommends budgets with the same formulas (:mod:`plimsoll_sidecar.tune`).
+
 Each hour has three growth values: the largest unexplained growth over the 1, 6 and 24 hours that
 end in it. The budget for a window is 1.5 times the 99th percentile of the hours' values. It is at
 least 3 % of the memory limit, and at most half of the headroom. The headroom is the memory between
