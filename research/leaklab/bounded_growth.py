@@ -1,8 +1,7 @@
 """Memory of engines that grows and only looks like a leak: it ends by itself, or goes back.
 
-Standard library only, like ``mechanisms.py``. Most of it follows the clock. The entries of
-:data:`BOUNDED` get the bytes to take at each tick, like leaks, and stop at their bound. Sizes are
-in bytes, times in seconds.
+Standard library only, like ``mechanisms.py``. It follows the clock; ``bounded_caches.py`` has what
+follows the requests. Sizes are in bytes, times in seconds.
 """
 
 from __future__ import annotations
@@ -15,20 +14,16 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections import OrderedDict, deque
 from collections.abc import Callable
 
-from leaklab.mechanisms import LARGE, MIB, PAGE, Take, Tick, libc, touch, touched
+from leaklab.mechanisms import LARGE, MIB, PAGE, Tick, libc, touch, touched
 
-USER, LINE = 512, 200
-"""Bytes of what is known of a user, and of a line of a log."""
+SMALL, APART = 448, 400
+"""Bytes of an object, and of so many of them one stays: more than one in each MiB."""
 BYTES_HEADER, CRUMBS = 33, 8 << 10
 """Bytes of an empty ``bytes``, and the distance of the objects that are kept: one in each half of
 a pool of CPython's."""
 PROGRAM = "import sys; held = bytearray(b'\\1') * int(sys.argv[1]); sys.stdin.read()"
-
-
-# ---- moved by the clock
 
 
 def _fill(size: Callable[[float], float]) -> Tick:
@@ -271,62 +266,41 @@ def short_programs(size: int = 40 * MIB, period_s: float = 40.0, lasts_s: float 
     return tick
 
 
-# ---- told what to take
+def staircase(step: int = 16 * MIB, period_s: float = 20.0, most: int = 6) -> Tick:
+    """A part that is loaded each time somebody first needs it, until all are there."""
+    return _fill(lambda t: step * min(most, 1 + t // period_s))
 
 
-def answer_cache(bound: int = 72 * MIB) -> Take:
-    """Answers to the newest requests: the oldest goes where there is no room."""
-    answers: OrderedDict[int, bytearray] = OrderedDict()
-    number = 0
-
-    def take(size: int) -> None:
-        nonlocal number
-        for _ in range(max(1, size // LARGE)):
-            number += 1
-            answers[number] = bytearray(b"\1") * LARGE
-            if len(answers) * LARGE > bound:
-                answers.popitem(last=False)
-
-    return take
+def uneven_stairs() -> Tick:
+    """The same with parts of different sizes, after ever longer times."""
+    parts = (
+        (0.0, 32 * MIB),
+        (12.0, 20 * MIB),
+        (33.0, 26 * MIB),
+        (66.0, 12 * MIB),
+        (120.0, 14 * MIB),
+    )
+    return _fill(lambda t: sum(size for at, size in parts if at <= t))
 
 
-def known_users(every: int = 280 * MIB // USER) -> Take:
-    """What is known of each of so many users. Who comes is any of them, so that new ones get rare.
-    All together are more than the budget of a recording."""
-    known: dict[int, bytes] = {}
-    who = random.Random(1)
+def object_spikes(
+    height: int = 80 * MIB, period_s: float = 75.0, lasts_s: float = 25.0, most: int = 3
+) -> Tick:
+    """Work with many small objects. A few of them stay, in each of the arenas, so that Python
+    returns none; the next work uses the arenas again."""
+    work: list[bytes] = []
+    kept: list[bytes] = []
 
-    def take(size: int) -> None:
-        for _ in range(size // USER):
-            user = who.randrange(every)
-            if user not in known:
-                known[user] = bytes(USER - 128)
+    def tick(t: float) -> None:
+        turn, since = divmod(t, period_s)
+        if since <= lasts_s and turn < most:
+            due = int(height * since / lasts_s) // SMALL
+            work.extend(bytes(SMALL - BYTES_HEADER) for _ in range(due - len(work)))
+        elif work:
+            kept.extend(work[::APART])
+            work.clear()
 
-    return take
-
-
-def audit_ring(bound: int = 80 * MIB) -> Take:
-    """The newest lines of a log, in a ring that fills evenly and then turns."""
-    lines: deque[bytes] = deque(maxlen=bound // (LINE + 56))
-
-    def take(size: int) -> None:
-        lines.extend(b"I" * LINE for _ in range(size // (LINE + 56)))
-
-    return take
-
-
-def touched_table(size: int = 112 * MIB) -> Take:
-    """A table of fixed size whose pages become resident when they are first written, in the order
-    of a hash."""
-    table = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    table.madvise(mmap.MADV_NOHUGEPAGE)
-    hashes = random.Random(1)
-
-    def take(taken: int) -> None:
-        for _ in range(taken // PAGE):
-            table[hashes.randrange(size // PAGE) * PAGE] = 1
-
-    return take
+    return tick
 
 
 HEALTHY: dict[str, Callable[..., Tick]] = {
@@ -334,10 +308,7 @@ HEALTHY: dict[str, Callable[..., Tick]] = {
     for function in (
         prompt_cache, large_cache, even_cache, doubling_table, high_water, night_jobs,
         compile_cache, resized_dict, lazy_models, arena_spread, weight_reload, flushed_log,
-        two_caches, refilled_cache, open_sessions, pool_crumbs, short_programs,
+        two_caches, refilled_cache, open_sessions, pool_crumbs, short_programs, staircase,
+        uneven_stairs, object_spikes,
     )
 }  # fmt: skip
-BOUNDED: dict[str, Callable[..., Take]] = {
-    function.__name__: function
-    for function in (answer_cache, known_users, audit_ring, touched_table)
-}

@@ -21,6 +21,9 @@ WORK_S = 12.0
 PINNED_SIZES, PINNED_S = 5, 8.0
 SHAPES, SHAPE_S = 24, 5.0
 STREAMS, STREAM_S = 8, 14.0
+STAIR, STAIRS, STAIR_S = 20 * MIB, 5, 24.0
+SPLITS, SPLIT_S, SPLINTER = 5, 20.0, 3 * MIB // 2
+"""``SPLINTER`` is more than a MiB: torch's allocator takes smaller ones from other blocks."""
 
 
 # ---- leaks
@@ -146,6 +149,30 @@ def dlpack_capsules() -> Take:
     return take
 
 
+def adapter_copies() -> Take:
+    """Weights of each adapter that ever answered, by its number: unloading it leaves them."""
+    table: dict[int, tuple[Any, Any]] = {}
+
+    def take(size: int) -> None:
+        weights = [_torch().ones(size // 4, dtype=_torch().bfloat16, device="cuda") for _ in "AB"]
+        table[len(table)] = weights[0], weights[1]
+
+    return take
+
+
+def private_pools() -> Take:
+    """Pools of torch's allocator, one for each piece of work. The work's tensor is freed, but no
+    other pool can use its memory, and a pool that is kept returns nothing."""
+    pools: list[Any] = []
+
+    def take(size: int) -> None:
+        pools.append(_torch().cuda.MemPool())
+        with _torch().cuda.use_mem_pool(pools[-1]):
+            _on_device(size)
+
+    return take
+
+
 # ---- growth that ends
 
 
@@ -220,6 +247,30 @@ def stream_reserves(work: int = 15 * MIB) -> Tick:
     return tick
 
 
+def device_stairs() -> Tick:
+    """Parts of a model that are loaded when somebody first needs them, until all are there."""
+    kept: list[Any] = []
+
+    def tick(t: float) -> None:
+        if len(kept) < STAIRS and t >= STAIR_S * len(kept):
+            kept.append(_on_device(STAIR))
+
+    return tick
+
+
+def split_blocks() -> Tick:
+    """Small results that stay in the block that their work had taken, a few times. The next work
+    needs a block of its own, and torch's allocator keeps what is left of the others."""
+    kept: list[Any] = []
+
+    def tick(t: float) -> None:
+        if len(kept) < SPLITS and t >= SPLIT_S * len(kept):
+            _on_device(STAIR)
+            kept.append(_on_device(SPLINTER))
+
+    return tick
+
+
 def vision_cache(bound: int = 96 * MIB) -> Take:
     """What an encoder made of the newest images: the oldest goes where there is no room."""
     kept: deque[tuple[int, Any]] = deque()
@@ -248,13 +299,14 @@ LEAKS: dict[str, Callable[[], Take]] = {
     for function in (
         retained_tensors, retained_slices, pinned_buffers, autograd_history, registered_buffers,
         device_workspaces, captured_tensors, kv_copies, pinned_outputs, frozen_cycles,
-        dlpack_capsules,
+        dlpack_capsules, adapter_copies, private_pools,
     )
 }  # fmt: skip
 HEALTHY: dict[str, Callable[[], Tick]] = {
     function.__name__: function
     for function in (
         device_cache, device_high_water, pinned_pool, shape_workspaces, stream_reserves,
+        device_stairs, split_blocks,
     )
 }  # fmt: skip
 BOUNDED: dict[str, Callable[[], Take]] = {vision_cache.__name__: vision_cache}

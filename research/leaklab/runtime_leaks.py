@@ -8,23 +8,35 @@ that is taken is written, so that it is resident.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import contextvars
 import logging
 import logging.handlers
 import mmap
 import multiprocessing
+import multiprocessing.sharedctypes
 import os
+import queue
 import random
+import ssl
 import sys
 import threading
 from collections.abc import Callable
 from typing import Any
 
-from leaklab.mechanisms import LARGE, MIB, PAGE, Take, pages, touch
+from leaklab.mechanisms import LARGE, MIB, PAGE, Take, libc, pages, touch
 
 NAME, RECORD, CLASS, WRAPPER = 256, 770, 1760, 466
 """Bytes that an interned name takes with its share of the table, a record of a log, a class with
 one method and its attributes, and a wrapped function with what it remembers: as measured in
 CPython 3.11 and 3.12."""
+LOGGER, CONTEXT = 560, 560
+"""The same of a logger with its places in two tables, and of a context with one variable."""
+CLIENT, CLIENT_BUFFER = 45 << 10, 32 << 10
+"""Bytes of a client with its TLS context, as measured with OpenSSL 3.0, and of its buffer."""
+VALUE, VALUE_NAME = 4064, b"REQUEST_STATE"
+"""Bytes that a value of a variable takes in the C heap, as measured in glibc 2.36."""
+WORKERS = 4
 FAR_S = 86_400.0
 MESSAGE = 16 << 10
 RESERVED = 8 << 30
@@ -179,10 +191,112 @@ def sparse_table() -> Take:
     return take
 
 
+def named_loggers() -> Take:
+    """A logger with the name of each request: the logging module keeps every one of them."""
+    count = 0
+
+    def take(size: int) -> None:
+        nonlocal count
+        for _ in range(size // LOGGER):
+            count += 1
+            logging.getLogger(f"engine.request.{count}")
+
+    return take
+
+
+def context_variables() -> Take:
+    """The contexts of requests that were left, each with its own value of a variable."""
+    about: contextvars.ContextVar[str] = contextvars.ContextVar("about")
+    kept: list[contextvars.Context] = []
+
+    def take(size: int) -> None:
+        for _ in range(size // CONTEXT):
+            context = contextvars.copy_context()
+            context.run(about.set, f"request-{len(kept):0300}")
+            kept.append(context)
+
+    return take
+
+
+def client_contexts() -> Take:
+    """A client with a TLS context of its own for each request, which nobody closes."""
+    kept: list[tuple[ssl.SSLContext, bytes]] = []
+
+    def take(size: int) -> None:
+        for _ in range(max(1, size // CLIENT)):
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            kept.append((context, b"\1" * CLIENT_BUFFER))
+
+    return take
+
+
+def thread_locals() -> Take:
+    """What the threads of a pool keep of each request in variables of their own."""
+    mine = threading.local()
+    orders: queue.SimpleQueue[int] = queue.SimpleQueue()
+    done: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def work() -> None:
+        mine.buffers = []
+        while True:
+            count = orders.get()
+            mine.buffers.extend(bytearray(b"\1") * LARGE for _ in range(count))
+            done.put(None)
+
+    for _ in range(WORKERS):
+        threading.Thread(target=work, daemon=True).start()
+
+    def take(size: int) -> None:
+        orders.put(max(1, size // LARGE))
+        done.get()
+
+    return take
+
+
+def environment_values() -> Take:
+    """A variable of the environment that is set for each request: the C library keeps every value
+    that one ever had."""
+    count = 0
+
+    def take(size: int) -> None:
+        nonlocal count
+        for _ in range(size // VALUE):
+            count += 1
+            libc.setenv(VALUE_NAME, f"{count} ".encode().ljust(VALUE - 64, b"."), 1)
+
+    return take
+
+
+def huge_pages() -> Take:
+    """Arenas that ask for huge pages, and are never reset."""
+    kept: list[mmap.mmap] = []
+
+    def take(size: int) -> None:
+        arena = mmap.mmap(-1, pages(size), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        with contextlib.suppress(OSError):
+            arena.madvise(mmap.MADV_HUGEPAGE)
+        touch(arena)
+        kept.append(arena)
+
+    return take
+
+
+def raw_arrays() -> Take:
+    """Arrays on the shared heap of the multiprocessing module, for readers that have ended."""
+    kept: list[Any] = []
+
+    def take(size: int) -> None:
+        kept.append(multiprocessing.sharedctypes.RawArray("b", size))
+
+    return take
+
+
 LEAKS: dict[str, Callable[[], Take]] = {
     function.__name__: function
     for function in (
         interned_strings, distant_timers, log_records, dynamic_classes, wrapped_handlers,
-        kept_uploads, unsent_messages, shared_tensors, growing_channel, sparse_table,
+        kept_uploads, unsent_messages, shared_tensors, growing_channel, sparse_table, named_loggers,
+        context_variables, client_contexts, thread_locals, environment_values, huge_pages,
+        raw_arrays,
     )
 }  # fmt: skip

@@ -87,7 +87,8 @@ def note(run: Run) -> str:
     assert isinstance(cause, Injection)
     where = "the frontend" if cause.frontend else "the core"
     if not run.leaks:
-        return f"{run.mechanism} in {where}: it is healthy"
+        most = "" if cause.bound is None else f", and holds at most {cause.bound} bytes"
+        return f"{run.mechanism} in {where}: it is healthy{most}"
     unit = cause.driver.removesuffix("s")
     return f"{run.mechanism} in {where}: {cause.bytes} bytes per {unit}, {cause.shape}"
 

@@ -34,6 +34,8 @@ OUTPUT_KEYS = 24
 """Properties of a schema of structured output."""
 SCHEMAS = 6
 CHATS, TURNS, TURN_WORDS = 24, 32, 28
+SEESAW = 240
+"""Prompts between two of the shortest."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,14 @@ async def growing(client: httpx.AsyncClient, number: int) -> bool:
 async def stepped(client: httpx.AsyncClient, number: int) -> bool:
     """Prompts that grow by bursts: 90 of the same length, then all of them longer."""
     words = min(LONGEST_PROMPT // 3, 16 * 2 ** (number // 90))
+    return await complete(client, body(prompt(number, words), 8))
+
+
+async def seesaw(client: httpx.AsyncClient, number: int) -> bool:
+    """Prompts that get longer and shorter again, each time up to a greater length."""
+    turn, place = divmod(number, SEESAW)
+    share = 1.0 - abs(2.0 * place / SEESAW - 1.0)
+    words = 16 + int(min(LONGEST_PROMPT // 2, 150 * (1 + turn)) * share)
     return await complete(client, body(prompt(number, words), 8))
 
 
@@ -237,7 +247,7 @@ class Adapters:
 SHAPES: dict[str, Shape] = {
     one.__name__: one
     for one in (
-        answers, long, growing, stepped, documents, leaving, leaving_early, mixed, several,
+        answers, long, growing, stepped, seesaw, documents, leaving, leaving_early, mixed, several,
         logprobs, streaming, grammars, few_grammars, chats, features,
     )
 }  # fmt: skip

@@ -19,7 +19,8 @@ class Injection:
     """What is leaked inside vLLM or SGLang: ``bytes`` a unit of ``driver``, in pieces of ``piece``.
 
     ``frontend`` says whether it is in the engine's first process; else it is in the core.
-    ``segment`` is null for what only looks like a leak; its clock runs ``speed`` times as fast.
+    ``segment`` is null for what only looks like a leak; its clock runs ``speed`` times as fast,
+    and ``bound`` is the most bytes that it holds, where that is stated.
     """
 
     segment: Segment | None
@@ -29,6 +30,7 @@ class Injection:
     shape: str = "steady"
     frontend: bool = False
     speed: float = 1.0
+    bound: int | None = None
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,8 @@ VLLM, SGLANG, OURS = EngineType.VLLM, EngineType.SGLANG, EngineType.PLIMSOLL
 IN_USE, RETAINED, OBJECTS = (
     Segment.MALLOC_IN_USE, Segment.MALLOC_RETAINED, Segment.PYTHON_OBJECTS,
 )  # fmt: skip
-OTHER, SHARED, TENSORS = Segment.ANONYMOUS_OTHER, Segment.SHARED, Segment.TORCH_ALLOCATED
+OTHER, SHARED = Segment.ANONYMOUS_OTHER, Segment.SHARED
+TENSORS, UNUSED = Segment.TORCH_ALLOCATED, Segment.TORCH_RESERVED_UNUSED
 BURSTS = (Phase(40.0, 1.0, "answers"), Phase(20.0, 12.0, "answers"))
 LEAVING = (Phase(60.0, 5.0, "leaving"),)
 RAMP = tuple(Phase(100.0, per_s, "answers") for per_s in (1.0, 2.0, 3.0, 4.0, 5.0, 6.0))
@@ -79,5 +82,6 @@ LIGHT, MIXED = (Phase(60.0, 3.0, "answers"),), (Phase(60.0, 2.5, "mixed"),)
 NAPS = (Phase(70.0, 4.0, "answers"), Phase(50.0, 0.0, "answers"))
 WAVES_OF_THREE = tuple(Phase(30.0, per_s, "answers") for per_s in (1.0, 3.0, 4.0, 3.0))
 LONG_S = 1620.0
+ADAPTERS = ("--enable-lora", "--max-loras=2", "--max-lora-rank=8")
 FEW_BLOCKS = ("--num-gpu-blocks-override=300", "--max-num-seqs=32")
 OFFLOAD = ("--kv-offload-bytes=64Mi", "--num-blocks=96", "--max-num-seqs=8")

@@ -1,19 +1,17 @@
-"""The runs of vLLM that the rig can record."""
+"""The first runs of vLLM that the rig can record; ``vllm_lot_runs.py`` has the later ones."""
 
 from __future__ import annotations
 
 from leaklab.recording.loads import Phase
 from leaklab.recording.run import (
+    ADAPTERS,
     BURSTS,
     FEW_BLOCKS,
     IN_USE,
     KIB,
     LEAVING,
-    LIGHT,
     LONG_S,
     MIB,
-    MIXED,
-    NAPS,
     OBJECTS,
     OTHER,
     RAMP,
@@ -23,7 +21,6 @@ from leaklab.recording.run import (
     TENSORS,
     VLLM,
     WAVES,
-    WAVES_OF_THREE,
     Injection,
     Run,
 )
@@ -64,7 +61,7 @@ RUNS = (
     Run("vllm-12", VLLM, "growing_prompts", (Phase(60.0, 4.0, "growing"),)),
     Run(
         "vllm-13", VLLM, "lora", (Phase(60.0, 4.0, "adapters"),),
-        flags=("--enable-lora", "--max-loras=2", "--max-lora-rank=8"),
+        flags=ADAPTERS,
     ),
     Run(
         "vllm-14", VLLM, "preemption", (Phase(60.0, 8.0, "long"), Phase(60.0, 2.0, "long")),
@@ -123,231 +120,5 @@ RUNS = (
         "vllm-35", VLLM, "long_answers", (Phase(60.0, 2.0, "long"), Phase(60.0, 0.5, "long")),
         # Blocks have 128 tokens on a CPU: these are enough for one request of full length.
         flags=("--num-gpu-blocks-override=36", "--max-num-seqs=32"),
-    ),
-    # ---- leaks by other means, and the kinds of healthy growth that resemble them
-    Run("vllm-41", VLLM, "thread_stacks", LIGHT, Injection(OTHER, "requests", 320 * KIB)),
-    Run(
-        "vllm-42", VLLM, "written_snapshots", LIGHT,
-        Injection(OTHER, "seconds", 768 * KIB, shape="steps"),
-    ),
-    Run("vllm-43", VLLM, "grown_mapping", MIXED, Injection(OTHER, "tokens", 12 * KIB)),
-    Run(
-        "vllm-44", VLLM, "sysv_segments", LIGHT,
-        Injection(SHARED, "requests", 256 * KIB, frontend=True),
-    ),
-    Run(
-        "vllm-45", VLLM, "label_sets", LIGHT,
-        Injection(OBJECTS, "requests", 224 * KIB, frontend=True),
-    ),
-    Run(
-        "vllm-46", VLLM, "user_vectors", MIXED,
-        Injection(IN_USE, "requests", 384 * KIB, frontend=True),
-    ),
-    Run(
-        "vllm-47", VLLM, "abandoned_results", (Phase(60.0, 4.0, "leaving"),),
-        Injection(OBJECTS, "aborts", 352 * KIB, frontend=True),
-    ),
-    Run(
-        "vllm-48", VLLM, "memory_database", WAVES_OF_THREE,
-        Injection(IN_USE, "requests", 448 * KIB),
-    ),
-    Run(
-        "vllm-49", VLLM, "memory_bios", (Phase(60.0, 3.0, "streaming"),),
-        Injection(IN_USE, "requests", 320 * KIB, frontend=True),
-    ),
-    Run(
-        "vllm-50", VLLM, "tasks_left", NAPS,
-        Injection(IN_USE, "requests", 640 * KIB, frontend=True),
-    ),
-    Run("vllm-51", VLLM, "finalizers", LIGHT, Injection(OBJECTS, "seconds", MIB)),
-    Run(
-        "vllm-52", VLLM, "helper_heap", LIGHT,
-        Injection(OTHER, "requests", 288 * KIB, frontend=True),
-    ),
-    Run(
-        "vllm-53", VLLM, "autograd_history", LIGHT, device=True,
-        cause=Injection(TENSORS, "requests", 320 * KIB, 2 * MIB),
-    ),
-    Run(
-        "vllm-54", VLLM, "registered_buffers", LIGHT, device=True,
-        # The registered pages are counted as the driver maps them.
-        cause=Injection(IN_USE, "seconds", 896 * KIB),
-    ),
-    Run(
-        "vllm-55", VLLM, "device_workspaces", (Phase(60.0, 3.0, "growing"),), device=True,
-        cause=Injection(TENSORS, "lengths", 384 * KIB, 2 * MIB),
-    ),
-    Run("vllm-61", VLLM, "backlogs", (Phase(5.0, 16.0, "mixed"), Phase(55.0, 0.5, "answers"))),
-    Run(
-        "vllm-62", VLLM, "deep_queue", (Phase(120.0, 2.0, "answers"), Phase(8.0, 15.0, "long")),
-        flags=("--max-num-seqs=4",),
-    ),
-    Run("vllm-63", VLLM, "stepped_prompts", (Phase(60.0, 3.0, "stepped"),)),
-    Run("vllm-64", VLLM, "documents", (Phase(60.0, 3.0, "documents"),)),
-    Run(
-        "vllm-65", VLLM, "late_logprobs",
-        (Phase(160.0, 3.0, "answers"), Phase(600.0, 2.0, "logprobs")),
-    ),
-    Run(
-        "vllm-66", VLLM, "late_grammars",
-        (Phase(160.0, 3.0, "answers"), Phase(600.0, 2.0, "few_grammars")),
-    ),
-    Run(
-        "vllm-67", VLLM, "late_adapters",
-        (Phase(150.0, 3.0, "answers"), Phase(600.0, 2.0, "adapters")),
-        flags=("--enable-lora", "--max-loras=2", "--max-lora-rank=8"),
-    ),
-    Run(
-        "vllm-68", VLLM, "late_choices",
-        (Phase(160.0, 3.0, "answers"), Phase(600.0, 1.5, "several")),
-    ),
-    Run("vllm-69", VLLM, "prompt_cache", LIGHT, Injection(None)),
-    Run("vllm-70", VLLM, "even_cache", LIGHT, Injection(None, frontend=True)),
-    Run("vllm-71", VLLM, "large_cache", MIXED, Injection(None)),
-    Run("vllm-72", VLLM, "doubling_table", LIGHT, Injection(None, frontend=True)),
-    Run("vllm-73", VLLM, "high_water", MIXED, Injection(None)),
-    Run("vllm-74", VLLM, "night_jobs", LIGHT, Injection(None)),
-    Run("vllm-75", VLLM, "naps", NAPS),
-    Run("vllm-76", VLLM, "night", (Phase(70.0, 4.0, "mixed"), Phase(200.0, 0.0, "mixed"))),
-    Run("vllm-77", VLLM, "two_restarts", LIGHT, restarts=(130.0, 290.0)),
-    Run("vllm-78", VLLM, "idle_restart", NAPS, restarts=(170.0,)),
-    Run("vllm-79", VLLM, "device_cache", LIGHT, Injection(None), device=True),
-    Run("vllm-80", VLLM, "device_high_water", MIXED, Injection(None), device=True),
-    Run("vllm-81", VLLM, "quiet", (Phase(60.0, 0.4, "mixed"),)),
-    # ---- what is kept for each request, token, abort or second, and caches that end
-    Run("vllm-91", VLLM, "token_records", LIGHT, Injection(OBJECTS, "tokens", 8 * KIB)),
-    Run(
-        "vllm-92", VLLM, "registered_callbacks", LIGHT,
-        Injection(OBJECTS, "requests", 256 * KIB, frontend=True),
-    ),
-    Run(
-        "vllm-93", VLLM, "kept_tracebacks", (Phase(60.0, 4.0, "leaving"),),
-        Injection(IN_USE, "aborts", 320 * KIB, frontend=True),
-    ),
-    Run("vllm-94", VLLM, "unflushed_files", MIXED, Injection(IN_USE, "requests", 288 * KIB)),
-    Run(
-        "vllm-95", VLLM, "parsed_documents", (Phase(60.0, 3.0, "streaming"),),
-        Injection(OBJECTS, "requests", 224 * KIB, frontend=True),
-    ),
-    Run(
-        "vllm-96", VLLM, "guarded_stacks", WAVES_OF_THREE,
-        Injection(OTHER, "requests", 320 * KIB, frontend=True),
-    ),
-    Run("vllm-97", VLLM, "code_pages", NAPS, Injection(OTHER, "seconds", 640 * KIB)),
-    Run(
-        "vllm-98", VLLM, "shared_arenas", (Phase(60.0, 4.0, "leaving"),),
-        Injection(SHARED, "aborts", 384 * KIB, frontend=True),
-    ),
-    Run("vllm-99", VLLM, "transcripts", MIXED, Injection(IN_USE, "tokens", 14 * KIB)),
-    Run(
-        "vllm-100", VLLM, "captured_tensors", BURSTS, device=True,
-        cause=Injection(TENSORS, "requests", 192 * KIB, 2 * MIB),
-    ),
-    Run(
-        "vllm-101", VLLM, "kv_copies", (Phase(60.0, 4.0, "leaving"),), device=True,
-        cause=Injection(TENSORS, "aborts", 352 * KIB, 2 * MIB),
-    ),
-    Run(
-        "vllm-102", VLLM, "pinned_outputs", LIGHT, device=True,
-        cause=Injection(SHARED, "tokens", 7 * KIB),
-    ),
-    Run(
-        "vllm-103", VLLM, "answer_cache", LIGHT,
-        Injection(None, "requests", 320 * KIB, frontend=True),
-    ),
-    Run(
-        "vllm-104", VLLM, "known_users", LIGHT,
-        Injection(None, "requests", 2 * MIB, frontend=True),
-    ),
-    Run("vllm-105", VLLM, "audit_ring", LIGHT, Injection(None, "tokens", 8 * KIB)),
-    Run("vllm-106", VLLM, "flushed_log", MIXED, Injection(None, frontend=True)),
-    Run("vllm-107", VLLM, "compile_cache", MIXED, Injection(None)),
-    Run("vllm-108", VLLM, "resized_dict", LIGHT, Injection(None, frontend=True)),
-    Run("vllm-109", VLLM, "lazy_models", LIGHT, Injection(None)),
-    Run("vllm-110", VLLM, "arena_spread", WAVES_OF_THREE, Injection(None)),
-    Run("vllm-111", VLLM, "weight_reload", NAPS, Injection(None)),
-    Run("vllm-112", VLLM, "pinned_pool", LIGHT, Injection(None), device=True),
-    Run("vllm-113", VLLM, "shape_workspaces", MIXED, Injection(None), device=True),
-    Run(
-        "vllm-114", VLLM, "feature_tour",
-        tuple(
-            Phase(70.0, 2.0, shape)
-            for shape in ("answers", "logprobs", "few_grammars", "several", "streaming")
-        ),
-    ),
-    # ---- what the runtime, its libraries and the kernel keep, and more growth that ends
-    Run(
-        "vllm-121", VLLM, "interned_strings", LIGHT,
-        Injection(OBJECTS, "requests", 256 * KIB, frontend=True),
-    ),
-    Run(
-        "vllm-122", VLLM, "distant_timers", MIXED,
-        Injection(IN_USE, "requests", 320 * KIB, frontend=True),
-    ),
-    Run(
-        "vllm-123", VLLM, "log_records", (Phase(60.0, 3.0, "streaming"),),
-        Injection(OBJECTS, "requests", 192 * KIB, frontend=True),
-    ),
-    Run(
-        "vllm-124", VLLM, "dynamic_classes", LIGHT,
-        Injection(IN_USE, "requests", 224 * KIB, shape="accelerating", frontend=True),
-    ),
-    Run("vllm-125", VLLM, "wrapped_handlers", NAPS, Injection(OBJECTS, "tokens", 8 * KIB)),
-    Run(
-        "vllm-126", VLLM, "kept_uploads", MIXED,
-        Injection(IN_USE, "requests", 384 * KIB, frontend=True),
-    ),
-    Run(
-        "vllm-127", VLLM, "unsent_messages", (Phase(60.0, 4.0, "leaving"),),
-        Injection(IN_USE, "aborts", 384 * KIB, frontend=True),
-    ),
-    Run(
-        "vllm-128", VLLM, "shared_tensors", WAVES_OF_THREE,
-        Injection(SHARED, "requests", 320 * KIB),
-    ),
-    Run("vllm-129", VLLM, "growing_channel", MIXED, Injection(SHARED, "tokens", 10 * KIB)),
-    Run(
-        "vllm-130", VLLM, "sparse_table", LIGHT,
-        Injection(OTHER, "seconds", 832 * KIB, shape="steps"),
-    ),
-    Run(
-        "vllm-131", VLLM, "frozen_cycles", LIGHT, device=True,
-        cause=Injection(TENSORS, "requests", 288 * KIB, 2 * MIB),
-    ),
-    Run(
-        "vllm-132", VLLM, "dlpack_capsules", WAVES_OF_THREE, device=True,
-        cause=Injection(TENSORS, "tokens", 9 * KIB, 2 * MIB),
-    ),
-    Run(
-        "vllm-133", VLLM, "rising_bursts",
-        tuple(
-            phase
-            for per_s in (8.0, 14.0, 20.0, 26.0)
-            for phase in (Phase(40.0, 1.0, "answers"), Phase(5.0, per_s, "mixed"))
-        ),
-        flags=("--max-num-seqs=8",),
-    ),
-    Run("vllm-134", VLLM, "growing_chats", (Phase(60.0, 3.0, "chats"),)),
-    Run(
-        "vllm-135", VLLM, "late_features",
-        (Phase(140.0, 2.5, "answers"), Phase(600.0, 2.5, "features")),
-    ),
-    Run("vllm-136", VLLM, "open_sessions", LIGHT, Injection(None, frontend=True)),
-    Run("vllm-137", VLLM, "two_caches", LIGHT, Injection(None)),
-    Run(
-        "vllm-138", VLLM, "touched_table", LIGHT,
-        Injection(None, "requests", 640 * KIB, frontend=True),
-    ),
-    Run("vllm-139", VLLM, "pool_crumbs", MIXED, Injection(None)),
-    Run("vllm-140", VLLM, "stream_reserves", MIXED, Injection(None), device=True),
-    Run("vllm-141", VLLM, "refilled_cache", LIGHT, Injection(None), restarts=(200.0,)),
-    Run(
-        "vllm-142", VLLM, "morning_rush",
-        (Phase(80.0, 1.0, "answers"), Phase(90.0, 0.0, "answers"), Phase(190.0, 7.0, "mixed")),
-    ),
-    Run("vllm-143", VLLM, "short_programs", LIGHT, Injection(None, frontend=True)),
-    Run(
-        "vllm-144", VLLM, "vision_cache", LIGHT, device=True,
-        cause=Injection(None, "requests", 512 * KIB, 2 * MIB),
     ),
 )  # fmt: skip

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from leaklab import (
+    bounded_caches,
     bounded_growth,
     device_growth,
     engine_leaks,
@@ -38,6 +39,7 @@ print(resident() - before)
 """
 SHARED = (
     "memory_files", "sysv_segments", "shared_arenas", "shared_tensors", "growing_channel",
+    "raw_arrays",
 )  # fmt: skip
 WITHIN = 0.15
 """Of the bytes that are counted: a table has its room, an arena its headers."""
@@ -64,7 +66,7 @@ def test_no_two_mechanisms_have_the_same_name() -> None:
     groups = (
         service_leaks.LEAKS, engine_leaks.LEAKS, runtime_leaks.LEAKS, device_growth.LEAKS,
         device_growth.HEALTHY, device_growth.BOUNDED, bounded_growth.HEALTHY,
-        bounded_growth.BOUNDED, mechanisms.LEAKS | mechanisms.HEALTHY,
+        bounded_caches.BOUNDED, mechanisms.LEAKS | mechanisms.HEALTHY,
     )  # fmt: skip
     names = [name for group in groups for name in group]
     assert len(names) == len(set(names))

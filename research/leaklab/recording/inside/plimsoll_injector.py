@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from leaklab import (
+    bounded_caches,
     bounded_growth,
     device_growth,
     engine_leaks,
@@ -226,7 +227,7 @@ TAKES: dict[str, Callable[[], Take]] = (
     | engine_leaks.LEAKS
     | runtime_leaks.LEAKS
     | device_growth.LEAKS
-    | bounded_growth.BOUNDED
+    | bounded_caches.BOUNDED
     | device_growth.BOUNDED
 )
 DRIVERS = {

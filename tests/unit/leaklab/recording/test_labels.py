@@ -71,6 +71,9 @@ def test_a_leak_that_was_not_leaked_is_no_recording() -> None:
 def test_what_only_looks_like_a_leak_is_negative() -> None:
     found = labels(vllm(None), HEADER, samples(), [])
     assert (found.leaks, found.negative) == ([], True)
+    cause = Injection(None, bound=96 << 20)
+    found = labels(Run("r", EngineType.VLLM, "staircase", cause=cause), HEADER, samples(), [])
+    assert found.note == "staircase in the core: it is healthy, and holds at most 100663296 bytes"
 
 
 def test_every_run_has_a_part_and_a_name_of_its_own_that_tells_nothing() -> None:
