@@ -175,7 +175,7 @@ def _publish(name: str, peer: Peer, folders: list[Path], add: bool) -> None:
     sys.stdout.write(json.dumps(whole["figures"], indent=1) + "\n")
     version = peer.version
     if peer.name in ON_DEVICE:
-        version += f", {', '.join(about['machine']['devices'])}"
+        version += f", {', '.join(dict.fromkeys(about['machine']['devices']))}"
     for case, seconds, told in passed(rows):
         ran = table.Ran(peer.type.value, version, case, seconds, told)
         run = _newest(case, runs, rows)

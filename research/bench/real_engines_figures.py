@@ -103,9 +103,24 @@ def passed(rows: Iterable[Row]) -> list[tuple[str, float | None, str]]:
     ):
         minutes, count = known["healthy_minutes"], known["healthy_requests_count"]
         made.append(("quiet under load", None, f"{minutes:.1f} min in all, {count} requests"))
+    lost_s = known.get("diagnosis_gap_lost_s")
+    if lost_s is not None and not known["diagnosed_health_failed_count"]:
+        told = (
+            f"{known['diagnoses_count']} times; the longest wait for a token was at most "
+            f"{lost_s * 1000:.0f} ms longer than without a diagnosis"
+        )
+        made.append(("trim and diagnosis of all processes", known["diagnosis_s"], told))
+    stairs = known.get("staircases_count")
+    if stairs and stairs == known["staircase_subsided_count"]:
+        made.append(
+            ("device memory in steps to half of the budget", None, "Subsided after its end")
+        )
     named: dict[str, Callable[[Row], str]] = {
         "leak": lambda row: f"leak of 2 MiB/s in {row['part']}, {row['memory']} memory",
-        "stall": lambda row: f"stall, {row['how']}, after {row['served_s']:.0f} s of service",
+        "stall": lambda row: (
+            f"{'frontend ' if row.get('part') == 'frontend' else ''}stall, {row['how']}, after "
+            f"{row['served_s']:.0f} s of service"
+        ),
         "kill": lambda row: f"{row['part']} killed",
     }
     for case, title in named.items():
@@ -208,6 +223,9 @@ def _diagnoses(rows: list[Row], memory: list[Row]) -> dict[str, float | int | No
         "diagnosis_lost_s": mean,
         "diagnosis_lost_low_s": low,
         "diagnosis_lost_high_s": high,
+        "diagnosis_gap_lost_s": max(
+            row["diagnosed_gap_s"] - row["undisturbed_gap_s"] for row in rows
+        ),
     }
     for kind in ("diagnosed", "undisturbed"):
         made |= {

@@ -101,7 +101,9 @@ class Display:
 def log_event(event: Event) -> None:
     """Log the change of an incident, as a warning unless the type is ``Advanced``."""
     if event.type is EventType.ADVANCED:
-        log.info("incident %s: %s", event.incident.name, event.incident.phase)
+        incident = event.incident
+        progress = [incident.phase.value, *([incident.message] if incident.message else [])]
+        log.info("incident %s: %s", incident.name, ": ".join(progress))
         return
     what = event.action or event.type
     log.warning(
