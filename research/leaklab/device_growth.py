@@ -22,8 +22,9 @@ PINNED_SIZES, PINNED_S = 5, 8.0
 SHAPES, SHAPE_S = 24, 5.0
 STREAMS, STREAM_S = 8, 14.0
 STAIR, STAIRS, STAIR_S = 20 * MIB, 5, 24.0
-SPLITS, SPLIT_S, SPLINTER = 5, 20.0, 3 * MIB // 2
-"""``SPLINTER`` is more than a MiB: torch's allocator takes smaller ones from other blocks."""
+SPLITS, SPLIT_S, RESULT = 5, 20.0, 12 * MIB
+"""``RESULT`` is more than what is left of a block that one was split from, so that each needs a
+block of its own."""
 
 
 # ---- leaks
@@ -259,14 +260,14 @@ def device_stairs() -> Tick:
 
 
 def split_blocks() -> Tick:
-    """Small results that stay in the block that their work had taken, a few times. The next work
-    needs a block of its own, and torch's allocator keeps what is left of the others."""
+    """Results that stay in the block that their work had taken, a few times. The next work needs
+    a block of its own, and torch's allocator keeps what is left of the others."""
     kept: list[Any] = []
 
     def tick(t: float) -> None:
         if len(kept) < SPLITS and t >= SPLIT_S * len(kept):
             _on_device(STAIR)
-            kept.append(_on_device(SPLINTER))
+            kept.append(_on_device(RESULT))
 
     return tick
 

@@ -320,5 +320,5 @@ RUNS = (
         Injection(None, "tokens", 16 * KIB, bound=112 * MIB),
     ),
     Run("vllm-173", VLLM, "object_spikes", MIXED, Injection(None, bound=88 * MIB)),
-    Run("vllm-174", VLLM, "split_blocks", LIGHT, Injection(None, bound=120 * MIB), device=True),
+    Run("vllm-174", VLLM, "split_blocks", LIGHT, Injection(None, bound=100 * MIB), device=True),
 )  # fmt: skip

@@ -1,0 +1,49 @@
+"""What the leak lab takes on a device, by the counters of torch's allocator.
+
+Tests ``leaklab/device_growth.py``.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from leaklab import device_growth
+from leaklab.recording.run import Injection
+from leaklab.recording.runs import RUNS
+from plimsoll_api.assessment import Segment
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+CAUSES = {run.mechanism: run.cause for run in RUNS if isinstance(run.cause, Injection)}
+PIECES, SECONDS, LAST_S = 8, 240, 80
+
+
+def held() -> dict[Segment, int]:
+    """Bytes in use and unused, of what torch's allocator has of the device."""
+    used = torch.cuda.memory_allocated()
+    unused = torch.cuda.memory_reserved() - used
+    return {Segment.TORCH_ALLOCATED: used, Segment.TORCH_RESERVED_UNUSED: unused}
+
+
+@pytest.mark.parametrize("name", ["adapter_copies", "private_pools"])
+def test_a_leak_grows_in_its_segment_by_what_it_was_told_to_take(name: str) -> None:
+    torch.cuda.empty_cache()
+    cause = CAUSES[name]
+    assert cause.segment is not None
+    take = device_growth.LEAKS[name]()
+    before = held()[cause.segment]
+    for _ in range(PIECES):
+        take(cause.piece)
+    torch.cuda.empty_cache()
+    assert held()[cause.segment] - before == pytest.approx(PIECES * cause.piece, rel=0.01)
+
+
+@pytest.mark.parametrize("name", ["device_stairs", "split_blocks"])
+def test_growth_ends_at_the_bound_that_its_run_states(name: str) -> None:
+    torch.cuda.empty_cache()
+    tick, before, found = device_growth.HEALTHY[name](), torch.cuda.memory_reserved(), []
+    for second in range(SECONDS):
+        tick(float(second))
+        found.append(torch.cuda.memory_reserved() - before)
+    assert found[-1] == CAUSES[name].bound
+    assert min(found[-LAST_S:]) == max(found)
