@@ -16,7 +16,7 @@ import yaml
 
 from docs.tools import shots
 from plimsoll_api.names import INCIDENT_KIND, POLICY_KIND, SERVICE_KIND
-from plimsoll_operator.fleet.slots import Allocation
+from plimsoll_operator.fleet.circuit_breaker import Allocation
 from plimsoll_operator.page import FleetPage
 from plimsoll_operator.runtime.cache import Store
 

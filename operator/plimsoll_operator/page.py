@@ -19,7 +19,7 @@ from plimsoll_api.fleet_row import FleetRow, make_policy_row, make_service_row, 
 from plimsoll_api.incidents import ENDED_PHASES
 from plimsoll_api.page_security import CONTENT_SECURITY_POLICY, is_ip_address, parse_host_name
 from plimsoll_api.times import format_rfc3339
-from plimsoll_operator.fleet.slots import Allocation
+from plimsoll_operator.fleet.circuit_breaker import Allocation
 from plimsoll_operator.kinds import INCIDENT, POLICY, SERVICE, Key, Object, Ref
 from plimsoll_operator.runtime.cache import Store
 

@@ -31,7 +31,7 @@ from plimsoll_sidecar.act.adapters.engine_adapter import EngineAdapter, create_a
 from plimsoll_sidecar.clients.http import EngineError
 from plimsoll_sidecar.config import ConfigError, ConfigFile
 from plimsoll_sidecar.govern.command import Command, Outcome, Result, Verb
-from plimsoll_sidecar.govern.notices import REASON_BY_ACTION, ManualAction
+from plimsoll_sidecar.govern.event_incidents import REASON_BY_ACTION, ManualAction
 from plimsoll_sidecar.record.storage import read_learned_budgets
 from plimsoll_sidecar.signals.process_table import ProcessId, identify
 

@@ -33,7 +33,7 @@ from plimsoll_api.supervisor_config import (
     encode_config,
 )
 from plimsoll_api.trace import Sample
-from plimsoll_operator.fleet import slots
+from plimsoll_operator.fleet import circuit_breaker
 from plimsoll_operator.render import objects
 from plimsoll_sidecar.act import lease_counts
 from plimsoll_sidecar.act.actuator import Actuator
@@ -395,7 +395,7 @@ def test_the_holder_of_the_slot_is_named_for_what_it_is(rig: Rig) -> None:
     assert refusal is not None
     assert refusal.reason is WaitReason.CIRCUIT_BREAKER
     assert "circuit breaker" in refusal.message
-    assert slots.OPERATOR_HOLDER == OPERATOR_NAME
+    assert circuit_breaker.OPERATOR_HOLDER == OPERATOR_NAME
 
 
 def test_the_pods_uid_is_in_its_token(rig: Rig) -> None:

@@ -93,7 +93,7 @@ def test_a_test_has_the_name_of_a_module_or_names_what_it_tests(test: Path) -> N
     absent = [name for name in named if not any((root / name).is_file() for root in ROOTS)]
     assert absent == [], (
         f"{test.relative_to(ROOT)}: begin it with a docstring that names the files it tests, as in "
-        "``govern/notices.py``, or give it the name and folder of its module"
+        "``govern/event_incidents.py``, or give it the name and folder of its module"
     )
 
 

@@ -1,4 +1,4 @@
-"""Acquire, renew and release slot Leases, as the circuit breaker decides.
+"""Carry out the circuit breaker's decisions: acquire, renew and release slot Leases.
 
 Leases are updated by PUT with the resource version that was read, so only one of two concurrent
 writers succeeds. Supervisors update Leases in the same way. Times are measured by this process,
@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from plimsoll_api.times import format_rfc3339_micro
 from plimsoll_operator.config import DEFAULT_INTERVALS, Intervals
-from plimsoll_operator.fleet.slots import (
+from plimsoll_operator.fleet.circuit_breaker import (
     LEASE_DURATION_S,
     OPERATOR_HOLDER,
     RENEW_INTERVAL_S,

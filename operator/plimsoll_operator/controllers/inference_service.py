@@ -38,7 +38,7 @@ from plimsoll_operator.render.objects import compute_first_replicas
 from plimsoll_operator.runtime.cache import Store
 from plimsoll_operator.runtime.client import Api
 from plimsoll_operator.scraper import Scraper
-from plimsoll_operator.status.notices import Notice, make_completion_notices, make_rollout_notices
+from plimsoll_operator.status.events import Notice, make_completion_notices, make_rollout_notices
 from plimsoll_operator.status.service import make_status
 
 log = logging.getLogger(__name__)

@@ -36,7 +36,7 @@ from plimsoll_operator.plans.service import Failure
 from plimsoll_operator.runtime.cache import Store
 from plimsoll_operator.runtime.client import Api, ApiError
 from plimsoll_operator.scraper import Scraper
-from plimsoll_operator.status.notices import Notice, make_failure_notice
+from plimsoll_operator.status.events import Notice, make_failure_notice
 
 _OWNED_KINDS = frozenset(kind.kind for kind in OWNED_KINDS)
 Observation = TypeVar("Observation")

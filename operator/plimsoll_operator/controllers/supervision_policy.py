@@ -40,7 +40,7 @@ from plimsoll_operator.plans.service import Failure
 from plimsoll_operator.runtime.cache import Store
 from plimsoll_operator.runtime.client import Api
 from plimsoll_operator.scraper import Scraper
-from plimsoll_operator.status.notices import (
+from plimsoll_operator.status.events import (
     Notice,
     make_injection_notices,
     make_restart_notice,

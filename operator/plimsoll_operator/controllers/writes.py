@@ -33,7 +33,7 @@ from plimsoll_operator.render.compare import (
 from plimsoll_operator.render.names import FIELD_MANAGER, compute_digest
 from plimsoll_operator.runtime.cache import Store
 from plimsoll_operator.runtime.client import Api, ApiError, ConflictError
-from plimsoll_operator.status.notices import Notice
+from plimsoll_operator.status.events import Notice
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Decide whether a revision leaks, which revision to run, and which one to roll back to.
+"""Find suspect revisions, and decide which revision to run and which one to roll back to.
 
 If most replicas of a revision have the same leak, the revision is the cause. A pod's label names
 its revision. A deleted pod is assumed to have the revision of the other pods of its ReplicaSet. For

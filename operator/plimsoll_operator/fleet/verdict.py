@@ -1,4 +1,4 @@
-"""Decide whether a revision leaks, in pure functions. No other module decides this.
+"""Decide whether a revision leaks: the verdict Yes, No or Unknown. No other module decides this.
 
 - **Yes** if more than half of its replicas have the same confirmed leak.
 - **No** if more than half of its replicas have served enough requests for long enough, and at their

@@ -28,6 +28,12 @@ from plimsoll_sidecar.govern.command import (
     Verb,
 )
 from plimsoll_sidecar.govern.context import TurnContext, is_conclusive
+from plimsoll_sidecar.govern.event_incidents import (
+    LastHealthyState,
+    ManualAction,
+    make_crash_record,
+    make_manual_action_record,
+)
 from plimsoll_sidecar.govern.incident import (
     Incident,
     compute_counted_s,
@@ -35,13 +41,7 @@ from plimsoll_sidecar.govern.incident import (
     make_incident_name,
 )
 from plimsoll_sidecar.govern.ladder import wants_standby
-from plimsoll_sidecar.govern.moves import apply_result, follow_new_epoch, release_slot
-from plimsoll_sidecar.govern.notices import (
-    LastHealthyState,
-    ManualAction,
-    make_crash_record,
-    make_manual_action_record,
-)
+from plimsoll_sidecar.govern.phase_steps import apply_result, follow_new_epoch, release_slot
 from plimsoll_sidecar.govern.phases import advance
 from plimsoll_sidecar.govern.recycle import find_due_recycle
 from plimsoll_sidecar.govern.restart_budget import ReplicaRestarts, Restart

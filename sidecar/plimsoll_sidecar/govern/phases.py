@@ -1,7 +1,7 @@
 """Handle each phase of an incident, with the functions in :data:`PHASE_HANDLERS`.
 
 A handler advances the incident until the result of a command is needed.
-:mod:`plimsoll_sidecar.govern.moves` applies the results, and
+:mod:`plimsoll_sidecar.govern.phase_steps` applies the results, and
 :mod:`plimsoll_sidecar.govern.incident` defines the order of the phases.
 """
 
@@ -24,7 +24,7 @@ from plimsoll_sidecar.govern.context import (
     is_restart_due,
 )
 from plimsoll_sidecar.govern.incident import ROUND_S, Incident
-from plimsoll_sidecar.govern.moves import (
+from plimsoll_sidecar.govern.phase_steps import (
     WITHDRAWN_STEP,
     abandon_trim,
     collect_diagnostics,

@@ -1,6 +1,6 @@
 """Epochs that the supervisor did not end: crashes, and what persons do by hand.
 
-Tests ``govern/notices.py``.
+Tests ``govern/event_incidents.py``.
 """
 
 import msgspec
@@ -11,9 +11,9 @@ from plimsoll_api.incident_record import Reason
 from plimsoll_api.incidents import IncidentKind, IncidentPhase
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_sidecar.govern.command import EngineProcess, EngineView, EventType, Outcome, Verb
+from plimsoll_sidecar.govern.event_incidents import ManualAction
 from plimsoll_sidecar.govern.governor import Governor
 from plimsoll_sidecar.govern.incident import Incident
-from plimsoll_sidecar.govern.notices import ManualAction
 from plimsoll_sidecar.govern.restart_budget import ReplicaRestarts
 from tests.unit.govern.governed import BASELINE, World, done
 

@@ -11,7 +11,7 @@ from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.supervision import Action, Mode, RestartBudget, Supervision
 from plimsoll_sidecar.govern.command import EventType, Outcome, Result, SlotRequest, Verb
 from plimsoll_sidecar.govern.incident import SUBSIDED_AFTER_S
-from plimsoll_sidecar.govern.moves import NOT_GROWING_MESSAGE, WITHIN_BUDGET_MESSAGE
+from plimsoll_sidecar.govern.phase_steps import NOT_GROWING_MESSAGE, WITHIN_BUDGET_MESSAGE
 from plimsoll_sidecar.govern.state import FIRST_BACK_OFF_S, MAX_BACK_OFF_S, GovernorState
 from plimsoll_sidecar.govern.verification import MEMORY_SETTLE_S
 from tests.unit.govern.governed import BASELINE, ROUND, World, done

@@ -1,6 +1,6 @@
 """When a window opens, and which restarts wait for it.
 
-Tests ``crds/plimsoll_api/maintenance_window.py`` and ``govern/moves.py``.
+Tests ``crds/plimsoll_api/maintenance_window.py`` and ``govern/phase_steps.py``.
 """
 
 from datetime import UTC, datetime

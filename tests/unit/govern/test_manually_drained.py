@@ -1,4 +1,4 @@
-"""A replica that a person drained is not restarted (``govern/moves.py``)."""
+"""A replica that a person drained is not restarted (``govern/phase_steps.py``)."""
 
 from __future__ import annotations
 

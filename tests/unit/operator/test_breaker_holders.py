@@ -15,7 +15,7 @@ import pytest
 
 from plimsoll_operator.config import DEFAULT_INTERVALS
 from plimsoll_operator.controllers.circuit_breaker import CircuitBreaker
-from plimsoll_operator.fleet.slots import OPERATOR_HOLDER, get_holder
+from plimsoll_operator.fleet.circuit_breaker import OPERATOR_HOLDER, get_holder
 from plimsoll_operator.kinds import Kind, Object
 from plimsoll_operator.runtime.cache import Store
 from plimsoll_operator.runtime.client import Api, ApiError, ConflictError

@@ -19,7 +19,7 @@ from typing import Any, cast
 import pytest
 
 from plimsoll_operator.controllers.circuit_breaker import CircuitBreaker
-from plimsoll_operator.fleet.slots import OPERATOR_HOLDER, get_holder
+from plimsoll_operator.fleet.circuit_breaker import OPERATOR_HOLDER, get_holder
 from plimsoll_operator.kinds import Key, Kind, Object, Ref
 from plimsoll_operator.runtime.cache import Store
 from plimsoll_operator.runtime.client import Api, ConflictError

@@ -1,6 +1,6 @@
 """Decisions over many replicas: bad revisions, roll-outs, the circuit breaker, pods' stories.
 
-Tests ``fleet/revisions.py``, ``fleet/slots.py`` and ``fleet/incidents.py``.
+Tests ``fleet/revisions.py``, ``fleet/circuit_breaker.py`` and ``fleet/incidents.py``.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll_operator.fleet import revisions
+from plimsoll_operator.fleet.circuit_breaker import OPERATOR_HOLDER, allocate_slots
 from plimsoll_operator.fleet.incidents import IncidentChanges
 from plimsoll_operator.fleet.incidents import plan_incidents as found_in
 from plimsoll_operator.fleet.pods import PodView
 from plimsoll_operator.fleet.revisions import diff_templates, find_suspect, make_replica_pods
-from plimsoll_operator.fleet.slots import OPERATOR_HOLDER, allocate_slots
 from plimsoll_operator.kinds import make_ref
 from plimsoll_operator.plans.service import make_plan, parse_service
 from plimsoll_operator.render import Images

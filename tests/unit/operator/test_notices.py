@@ -1,6 +1,6 @@
 """Events: one for each change, none at rest, and a repeated one is counted.
 
-Tests ``status/notices.py`` and ``controllers/writes.py``.
+Tests ``status/events.py`` and ``controllers/writes.py``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from plimsoll_operator.controllers.writes import (
 from plimsoll_operator.fleet.revisions import RolloutDecision
 from plimsoll_operator.plans.service import Failure
 from plimsoll_operator.runtime.client import ApiError
-from plimsoll_operator.status.notices import (
+from plimsoll_operator.status.events import (
     Notice,
     make_completion_notices,
     make_failure_notice,

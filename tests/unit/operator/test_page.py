@@ -14,7 +14,7 @@ import pytest
 
 from plimsoll_api.names import INCIDENT_KIND, POLICY_KIND, SERVICE_KIND
 from plimsoll_operator import page
-from plimsoll_operator.fleet.slots import Allocation
+from plimsoll_operator.fleet.circuit_breaker import Allocation
 from plimsoll_operator.page import FleetPage, explain_refused_host
 from plimsoll_operator.runtime.cache import Store
 

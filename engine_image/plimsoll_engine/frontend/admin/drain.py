@@ -1,4 +1,4 @@
-"""Drain the engine and resume it."""
+"""Drain the engine until its running requests have finished, failed or been parked; resume it."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from plimsoll_operator.fleet.workloads import group_pods, index_workload_statuse
 from plimsoll_operator.kinds import parse_object
 from plimsoll_operator.plans.policy import make_supervisor_config
 from plimsoll_operator.plans.rolling_restart import SUSPECT_REVISION_MESSAGE, explain_manual_restart
-from plimsoll_operator.status.notices import make_suspect_notices
+from plimsoll_operator.status.events import make_suspect_notices
 from plimsoll_operator.status.policy import make_status
 
 VLLM, LLAMA = WorkloadRef("Deployment", "vllm"), WorkloadRef("StatefulSet", "llama")

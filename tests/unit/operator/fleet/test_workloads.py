@@ -32,8 +32,8 @@ from plimsoll_api.workloads import (
     parse_roles,
 )
 from plimsoll_operator.config import DEFAULT_IMAGES
+from plimsoll_operator.fleet.circuit_breaker import allocate_slots
 from plimsoll_operator.fleet.selected_pods import SelectedPod, SupervisionState, summarize
-from plimsoll_operator.fleet.slots import allocate_slots
 from plimsoll_operator.fleet.workloads import (
     MAX_REPLICAS_BYTES,
     MAX_ROLES_BYTES,

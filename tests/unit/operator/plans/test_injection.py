@@ -32,7 +32,7 @@ from plimsoll_operator.plans.injection import (
     parse_injection,
 )
 from plimsoll_operator.render.containers import Images
-from plimsoll_operator.status.notices import make_injection_notices
+from plimsoll_operator.status.events import make_injection_notices
 from plimsoll_operator.status.policy import make_status
 
 Object = dict[str, Any]

@@ -1,4 +1,7 @@
-"""Implement steps that several phases of an incident share, and apply the results of commands."""
+"""Implement steps that several phases of an incident share, and apply the results of commands.
+
+Examples are escalation, deferral to the maintenance window, and waiting after a manual drain.
+"""
 
 from __future__ import annotations
 

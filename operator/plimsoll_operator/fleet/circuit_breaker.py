@@ -1,6 +1,7 @@
-"""Limit how many services are under disruptive remediation at the same time: the circuit breaker.
+"""Decide which services may restart replicas now, and which must wait: the circuit breaker.
 
-Each workload of a SupervisionPolicy counts as a service, with its own slots.
+It limits how many services are under disruptive remediation at the same time. Each workload of a
+SupervisionPolicy counts as a service, with its own slots.
 
 A supervisor restarts nothing without a slot Lease. If more incidents are open than the limit
 allows, the operator acquires the free Leases of the services that must wait, and releases them as
