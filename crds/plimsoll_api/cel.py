@@ -1,4 +1,4 @@
-"""CEL rules of the CRDs."""
+"""Build CEL rules of the CRDs. Each rule is defined beside its field."""
 
 from __future__ import annotations
 

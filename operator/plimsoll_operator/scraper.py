@@ -1,5 +1,7 @@
 """Scrape memory metrics from the supervisors in the pods, with limits on all resources.
 
+The pages are parsed in :mod:`plimsoll_operator.fleet.figures`.
+
 Pods are untrusted. A scrape uses plain HTTP to the pod's own address; it follows no redirects,
 sends no credentials and requests no compression. If a page is larger than :data:`MAX_BYTES` or
 slower than :data:`TIMEOUT_S`, the values of that pod are unknown. Each namespace has its own limit,

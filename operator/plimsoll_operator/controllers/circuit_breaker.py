@@ -1,4 +1,6 @@
-"""Carry out the circuit breaker's decisions: acquire, renew and release slot Leases.
+"""Apply the circuit breaker's decisions: acquire, renew and release slot Leases.
+
+The decisions are made in :mod:`plimsoll_operator.fleet.circuit_breaker`.
 
 Leases are updated by PUT with the resource version that was read, so only one of two concurrent
 writers succeeds. Supervisors update Leases in the same way. Times are measured by this process,
