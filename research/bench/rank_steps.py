@@ -127,10 +127,11 @@ def run(shard: Shard, store: Path, arguments: argparse.Namespace) -> None:
     group = ProcessGroup(shard, torch.device("cuda", shard.rank), store, sums)
     mapped = group._sums, group._collectives
     group._open_nccl()
+    nccl = None, group._collectives
     model = model_of(config, shard, group)
     found = {}
     for name in arguments.way:
-        group._sums, group._collectives = (None, None) if name == "nccl" else mapped
+        group._sums, group._collectives = nccl if name == "nccl" else mapped
         found[name] = steps(model, arguments.profile and name == "mapped")
         if shard.rank == 0:
             print(

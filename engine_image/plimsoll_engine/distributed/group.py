@@ -110,6 +110,37 @@ class Group:
 ALONE = Group()
 
 
+class TorchCollectives:
+    """Collectives of one rank by ``torch.distributed``, in ``group`` or in the default group.
+
+    They have the interface of :class:`Collectives`.
+    """
+
+    def __init__(self, size: int, group: dist.ProcessGroup | None = None) -> None:
+        self._size, self._group = size, group
+
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        """Return all ranks' ``x``, as [ranks, *shape of x]."""
+        out = x.new_empty(self._size, *x.shape)
+        dist.all_gather_into_tensor(out.flatten(0, 1), x, group=self._group)
+        return out
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        """Sum ``x`` over all ranks in place, and return it."""
+        dist.all_reduce(x, group=self._group)
+        return x
+
+    def find_max(self, x: torch.Tensor) -> torch.Tensor:
+        """Replace each element of ``x`` by its maximum over all ranks, and return ``x``."""
+        dist.all_reduce(x, dist.ReduceOp.MAX, group=self._group)
+        return x
+
+    def broadcast(self, x: torch.Tensor) -> torch.Tensor:
+        """Copy rank 0's ``x`` to all ranks in place, and return it."""
+        dist.broadcast(x, 0, group=self._group)
+        return x
+
+
 class ProcessGroup(Group):
     """Group of several processes.
 
@@ -131,8 +162,7 @@ class ProcessGroup(Group):
         self._device = device
         self._memory: PeerMemory | None = None
         self._sums: AllReduce | None = None
-        self._collectives: Collectives | None = None
-        self._nccl: dist.ProcessGroup | None = None
+        self._collectives: Collectives | TorchCollectives = TorchCollectives(shard.size)
         for name, value in LOOPBACK.items():
             os.environ.setdefault(name, value)
         dist.init_process_group(
@@ -147,7 +177,7 @@ class ProcessGroup(Group):
             if device.type == "cuda":
                 if sums is not None:
                     self._connect(sums)
-                if self._collectives is None:
+                if self._sums is None:
                     self._open_nccl()
         except BaseException:
             self.close(lost=True)
@@ -171,11 +201,12 @@ class ProcessGroup(Group):
 
     def _open_nccl(self) -> None:
         # With device_id, NCCL creates its communicator now, not in the first collective.
-        self._nccl = dist.new_group(
+        nccl = dist.new_group(
             backend="nccl",
             timeout=timedelta(seconds=COLLECTIVE_TIMEOUT_S),
             device_id=self._device,
         )
+        self._collectives = TorchCollectives(self.shard.size, nccl)
         self.all_reduce(torch.zeros(1, device=self._device))
         torch.cuda.synchronize(self._device)
 
@@ -208,10 +239,7 @@ class ProcessGroup(Group):
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """Implement :meth:`Group.all_reduce`. All ranks must pass the same shape and dtype."""
-        if self._collectives is not None:
-            return self._collectives.all_reduce(x)
-        dist.all_reduce(x, group=self._nccl)
-        return x
+        return self._collectives.all_reduce(x)
 
     def find_best_columns(self, ops: Ops, x: torch.Tensor) -> torch.Tensor:
         """Implement :meth:`Group.find_best_columns` by exchanging eight bytes per row.
@@ -219,36 +247,24 @@ class ProcessGroup(Group):
         Ties go to the first column.
         """
         keys = ops.find_best_keys(x, self.shard.rank * x.shape[1])
-        if self._collectives is not None:
-            self._collectives.find_max(keys)
-        else:
-            dist.all_reduce(keys, dist.ReduceOp.MAX, group=self._nccl)
-        return decode_columns(keys)
+        return decode_columns(self._collectives.find_max(keys))
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         """Return the columns of all ranks' ``x`` [rows, columns], as [rows, size * columns]."""
         rows, columns = x.shape
-        size = self.shard.size
-        if self._collectives is not None:
-            gathered = self._collectives.all_gather(x.contiguous())
-        else:
-            gathered = x.new_empty(size * rows, columns)
-            dist.all_gather_into_tensor(gathered, x.contiguous(), group=self._nccl)
-        return gathered.view(size, rows, columns).transpose(0, 1).reshape(rows, size * columns)
+        gathered = self._collectives.all_gather(x.contiguous())
+        return gathered.transpose(0, 1).reshape(rows, self.shard.size * columns)
 
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:
         """Implement :meth:`Group.broadcast`. All ranks must pass the same shape and dtype."""
-        if self._collectives is not None:
-            return self._collectives.broadcast(x)
-        dist.broadcast(x, 0, group=self._nccl)
-        return x
+        return self._collectives.broadcast(x)
 
     def close(self, lost: bool = False) -> None:
         """Destroy the group. If ``lost``, do not wait for other ranks."""
         if not dist.is_initialized():
             return
         if self._memory is not None:
-            self._sums = self._collectives = None
+            self._sums, self._collectives = None, TorchCollectives(self.shard.size)
             if not lost:
                 with contextlib.suppress(RuntimeError):  # raised if the device is lost
                     torch.cuda.synchronize(self._device)
@@ -260,4 +276,3 @@ class ProcessGroup(Group):
                 dist.group.WORLD.abort()
         with contextlib.suppress(RuntimeError):  # other ranks may have exited already
             dist.destroy_process_group()
-        self._nccl = None
