@@ -130,14 +130,20 @@ class InferenceServiceController(Reconciler[_Observation]):
         if not self._is_available(kind):
             raise MissingApiError(NO_GROUPS_MESSAGE.format(service.spec.nodes))
         uid, replicas = service.metadata.uid, compute_first_replicas(service)
+        # KEDA's webhook refuses a ScaledObject while another autoscaler has the workload. The event
+        # of the deletion starts the pass that creates the ScaledObject.
+        replaced = [one for one in plan.surplus if one["kind"] == "HorizontalPodAutoscaler"]
+        await self._owned.remove(key, replaced)
         for desired in plan.desired:
             if not self._is_available(desired["kind"]):
+                continue
+            if replaced and desired["kind"] == "ScaledObject":
                 continue
             live = self._store.get(key, make_ref(desired))
             written = await self._owned.apply(key, uid, desired, replicas)
             if written and make_ref(desired) == workload:
                 await self._recorder.write(item, make_rollout_notices(live, desired, plan.decision))
-        await self._owned.remove(key, plan.surplus)
+        await self._owned.remove(key, [one for one in plan.surplus if one not in replaced])
         lacking = []
         for desired in plan.desired:
             live = self._store.get(key, make_ref(desired))

@@ -176,3 +176,44 @@ def test_an_open_incident_holds_the_last_replica(
     eventually(lambda: PAUSED not in (scaled.object()["metadata"].get("annotations") or {}))
     eventually(lambda: scaled.replicas() == 0)
     eventually(lambda: scaled.says("Paused").startswith("False"))
+
+
+def test_a_service_changes_its_autoscaler_and_back(
+    kubectl: Any, start: Callable[..., Any], scaled: Scaled, eventually: Any
+) -> None:
+    """KEDA's webhook refuses a ScaledObject while another autoscaler has the Deployment."""
+    running = start()
+    by_cpu = {"minReplicas": 2, "maxReplicas": 3, "target": {"cpuPercent": 80}}
+    spec = scaled.manifest["spec"]
+    other = scaled.manifest | {"spec": spec | {"autoscaling": by_cpu}}
+    kubectl.apply(other)
+    eventually(lambda: hpas(kubectl) == ["tiny"])
+    eventually(lambda: scaled.replicas() == 2)
+    kubectl.apply(scaled.manifest)
+    eventually(lambda: scaled.says("Ready") == "True ScaledObjectReady")
+    assert hpas(kubectl) == ["keda-hpa-tiny"]
+    assert "denied the request" not in running.log.read_text(), "it was not refused in between"
+    kubectl.apply(other)
+    # KEDA's own goes when the garbage collector knows the kind, which is new here.
+    eventually(lambda: scaled.object() is None and "tiny" in hpas(kubectl))
+    assert scaled.replicas() == 2
+
+
+def hpas(kubectl: Any) -> list[str]:
+    return [one["metadata"]["name"] for one in kubectl.list("hpa")]
+
+
+def test_a_trigger_that_keda_refuses(
+    kubectl: Any, start: Callable[..., Any], scaled: Scaled, eventually: Any
+) -> None:
+    start()
+    autoscaling = scaled.manifest["spec"]["autoscaling"]
+    works = autoscaling["triggers"]
+    autoscaling["triggers"] = [{"type": "cpu", "metadata": {"value": "80"}}]
+    kubectl.apply(scaled.manifest)
+    eventually(lambda: kubectl.holds("tiny", Ready="ApplyFailed", Stalled="True"))
+    assert "doesn't have the cpu request" in kubectl.condition("tiny", "Ready")["message"]
+    autoscaling["triggers"] = works
+    kubectl.apply(scaled.manifest)
+    eventually(lambda: scaled.says("Ready") == "True ScaledObjectReady")
+    eventually(lambda: kubectl.holds("tiny", Stalled="False"))
