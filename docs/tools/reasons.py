@@ -207,6 +207,11 @@ WHAT: dict[str, tuple[str, str]] = {
         "Neither NVML nor an exporter tells how much device memory is in use.",
         "Name the node's exporter, or ignore the device budget.",
     ),
+    "ScaledObjectNotReady": (
+        "KEDA cannot use the triggers of `spec.autoscaling`. The message has its words, as of the"
+        " operator's last resync.",
+        "Read `kubectl describe scaledobject NAME`, and correct the trigger or what it asks.",
+    ),
     "SharedMemoryUnreadable": (
         "The files in `/dev/shm`, or the processes that use them, cannot be read.",
         "Set `runAsUser` of the pod: the supervisor then runs as the engine's user.",

@@ -184,6 +184,7 @@ class InferenceServiceController(Reconciler[_Observation]):
             observed.plan,
             events,
             self._scraper.get_latest(key),
+            self._store.get(key, Ref("ScaledObject", key.name)),
         )
         (self.suspects.add if "suspectRevision" in wanted else self.suspects.discard)(key)
         verdicts = wanted.get("verdicts") or []

@@ -15,7 +15,7 @@
 ``SlowLeak``                 memory of a replica grows without a limit; nothing acts on it
 ``MemoryNearLimit``          a replica is near its memory limit; nothing acts on it
 ``EngineObserved``           every supervisor observes its engine's process, memory and metrics
-``ObjectsComplete``          every enabled object exists with all requested fields
+``ObjectsComplete``          every enabled object exists as requested, and KEDA reports no error
 ``LeakFree``                 the newest revision does not leak; Unknown until that is decided
 ===========================  ==================================================================
 """
@@ -27,7 +27,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from plimsoll_api.assessment import format_slow_leak
-from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.inferenceservice_status import ConditionType as Type
 from plimsoll_api.inferenceservice_status import Leaks
 from plimsoll_api.memory_policy import NEAR_LIMIT_RATIO
@@ -152,52 +151,6 @@ def _find_creation_failure(status: Object) -> Cause | None:
         if one["type"] == "ReplicaFailure" and one["status"] == "True":
             return Cause(str(one.get("reason") or "FailedCreate"), str(one.get("message", "")))
     return None
-
-
-PROMETHEUS_HINT = "install the Prometheus operator, or disable it in spec.observability"
-GATEWAY_HINT = "install the Gateway API with its Inference Extension, or remove spec.gateway"
-
-
-def make_objects_complete_conditions(
-    service: InferenceService, missing_kinds: Sequence[str], dropped_fields: Sequence[str] = ()
-) -> list[Verdict]:
-    """Return ``ObjectsComplete``: whether the cluster supports all enabled objects and fields.
-
-    ``missing_kinds`` are kinds that the cluster does not serve. ``dropped_fields`` are fields that
-    it did not keep.
-    """
-    wanted = service.spec
-    enabled = {
-        "PodMonitor": (wanted.observability.pod_monitor.enabled, PROMETHEUS_HINT),
-        "PrometheusRule": (wanted.observability.prometheus_rule.enabled, PROMETHEUS_HINT),
-        "ScaledObject": (
-            bool(wanted.autoscaling and wanted.autoscaling.triggers),
-            "install KEDA, or set spec.autoscaling.target",
-        ),
-        "InferencePool": (wanted.gateway is not None, GATEWAY_HINT),
-        "HTTPRoute": (wanted.gateway is not None, GATEWAY_HINT),
-    }
-    lacking = {
-        kind: enabled[kind][1] for kind in missing_kinds if kind in enabled and enabled[kind][0]
-    }
-    if not lacking and dropped_fields:
-        text = (
-            "the cluster did not keep all that was applied, because it does not have a field, its"
-            f" feature is off, or another webhook removed it: {'; '.join(dropped_fields)}"
-        )
-        return [Verdict(Type.OBJECTS_COMPLETE, False, "FieldsNotKept", text[:MAX_MESSAGE_CHARS])]
-    if not lacking:
-        return [Verdict(Type.OBJECTS_COMPLETE, True, "AllObjectsCreated")]
-    return [
-        Verdict(
-            Type.OBJECTS_COMPLETE,
-            False,
-            "APINotInstalled",
-            f"the cluster has no {' and no '.join(lacking)}:"
-            f" {'; '.join(dict.fromkeys(lacking.values()))}; the operator checks again at each"
-            " resync",
-        )
-    ]
 
 
 def make_container_conditions(pods: Sequence[PodView], events: Events, now: str) -> list[Verdict]:

@@ -31,6 +31,7 @@ from plimsoll_operator.render.names import make_serving_selector
 from plimsoll_operator.render.objects import compute_first_replicas, make_url
 from plimsoll_operator.status import conditions
 from plimsoll_operator.status.conditions import Verdict
+from plimsoll_operator.status.objects_complete import make_objects_complete_conditions
 from plimsoll_operator.status.recommendation import make_recommendation
 
 RESTART_STEP_NAMES = frozenset({"WorkerRestart", "EngineRestart"})
@@ -51,6 +52,7 @@ def make_status(
     plan: Plan | None = None,
     events: Events = MappingProxyType({}),
     latest: Mapping[str, SupervisorFigures] = MappingProxyType({}),
+    scaled_object: Object | None = None,
 ) -> Object:
     """Return the new status of ``item``.
 
@@ -59,7 +61,7 @@ def make_status(
     status are then kept. ``now`` is RFC 3339. ``missing_kinds`` are kinds that the cluster does not
     serve. ``plan`` is None if the spec could not be planned. ``events`` are the Events of pods
     whose containers have not been created, by pod name. ``latest`` are the values from the last
-    scrape.
+    scrape. ``scaled_object`` is the service's ScaledObject as last read; None if it has none.
     """
     before: Object = item.get("status") or {}
     generation = item["metadata"].get("generation", 0)
@@ -74,8 +76,8 @@ def make_status(
             verdicts[0],
             list_drained_pods(figures or {}),
         )
-        verdicts += conditions.make_objects_complete_conditions(
-            service, missing_kinds, plan.dropped_fields if plan else ()
+        verdicts += make_objects_complete_conditions(
+            service, missing_kinds, plan.dropped_fields if plan else (), scaled_object
         )
     if plan is not None:
         complete = any(one.reason == "RolloutComplete" for one in verdicts)

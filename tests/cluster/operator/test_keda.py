@@ -217,3 +217,23 @@ def test_a_trigger_that_keda_refuses(
     kubectl.apply(scaled.manifest)
     eventually(lambda: scaled.says("Ready") == "True ScaledObjectReady")
     eventually(lambda: kubectl.holds("tiny", Stalled="False"))
+
+
+def test_a_trigger_that_fails(
+    kubectl: Any, start: Callable[..., Any], scaled: Scaled, gauge: Gauge, eventually: Any
+) -> None:
+    """KEDA scales in neither direction meanwhile, and the service says so."""
+    start("--resync", "2")
+    gauge.value = None
+    kubectl.apply(scaled.manifest)
+    eventually(scaled.object)
+    scaled.poll_often()
+    eventually(lambda: scaled.says("Ready") == "False TriggerError")
+    eventually(lambda: kubectl.holds("tiny", ObjectsComplete="ScaledObjectNotReady"))
+    said = kubectl.condition("tiny", "ObjectsComplete")["message"]
+    assert "TriggerError: Triggers defined in ScaledObject are not working correctly" in said
+    scaled.stays(1, COOLDOWN_S + HELD_S)
+
+    gauge.value = 0
+    eventually(lambda: kubectl.holds("tiny", ObjectsComplete="True"))
+    eventually(lambda: scaled.replicas() == 0)

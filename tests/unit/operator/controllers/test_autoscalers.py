@@ -44,3 +44,19 @@ def test_the_autoscaler_is_replaced_without_a_refusal(cluster: Cluster) -> None:
         assert cluster.api.found(kind, "tiny") is not None
         assert cluster.api.found(other, "tiny") is None
         assert cluster.events("ApplyFailed") == []
+
+
+def test_a_trigger_that_fails_shows_until_it_works(cluster: Cluster) -> None:
+    cluster.spec["autoscaling"] = {"maxReplicas": 3, "triggers": [TRIGGER]}
+    cluster.apply()
+    cluster.reconcile()
+    assert cluster.conditions()["ObjectsComplete"]["status"] == "True"
+    found = cluster.api.found("ScaledObject", "tiny")
+    assert found is not None
+    for status, expected in (("False", "ScaledObjectNotReady"), ("True", "AllObjectsCreated")):
+        ready = {"type": "Ready", "status": status, "reason": "TriggerError", "message": "why"}
+        cluster.api.put(found | {"status": {"conditions": [ready]}})
+        cluster.reconcile()
+        said = cluster.conditions()["ObjectsComplete"]
+        assert said["reason"] == expected
+        assert ("KEDA reports TriggerError: why" in said["message"]) == (status == "False")

@@ -1,0 +1,77 @@
+"""Condition ``ObjectsComplete`` of an InferenceService."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from plimsoll_api.inferenceservice import InferenceService
+from plimsoll_api.inferenceservice_status import ConditionType as Type
+from plimsoll_operator.kinds import Object
+from plimsoll_operator.status.conditions import MAX_MESSAGE_CHARS, Verdict
+
+MAX_QUOTED_CHARS = 700
+"""Maximum length of what a message quotes from KEDA."""
+PROMETHEUS_HINT = "install the Prometheus operator, or disable it in spec.observability"
+GATEWAY_HINT = "install the Gateway API with its Inference Extension, or remove spec.gateway"
+
+
+def make_objects_complete_conditions(
+    service: InferenceService,
+    missing_kinds: Sequence[str],
+    dropped_fields: Sequence[str] = (),
+    scaled_object: Object | None = None,
+) -> list[Verdict]:
+    """Return ``ObjectsComplete``: whether the cluster supports all enabled objects and fields.
+
+    ``missing_kinds`` are kinds that the cluster does not serve. ``dropped_fields`` are fields that
+    it did not keep. ``scaled_object`` is the service's ScaledObject as last read; None if it has
+    none.
+    """
+    wanted = service.spec
+    enabled = {
+        "PodMonitor": (wanted.observability.pod_monitor.enabled, PROMETHEUS_HINT),
+        "PrometheusRule": (wanted.observability.prometheus_rule.enabled, PROMETHEUS_HINT),
+        "ScaledObject": (
+            bool(wanted.autoscaling and wanted.autoscaling.triggers),
+            "install KEDA, or set spec.autoscaling.target",
+        ),
+        "InferencePool": (wanted.gateway is not None, GATEWAY_HINT),
+        "HTTPRoute": (wanted.gateway is not None, GATEWAY_HINT),
+    }
+    lacking = {
+        kind: enabled[kind][1] for kind in missing_kinds if kind in enabled and enabled[kind][0]
+    }
+    if not lacking and dropped_fields:
+        text = (
+            "the cluster did not keep all that was applied, because it does not have a field, its"
+            f" feature is off, or another webhook removed it: {'; '.join(dropped_fields)}"
+        )
+        return [Verdict(Type.OBJECTS_COMPLETE, False, "FieldsNotKept", text[:MAX_MESSAGE_CHARS])]
+    if not lacking:
+        problem = _find_scaling_error(scaled_object or {}) if enabled["ScaledObject"][0] else ""
+        if problem:
+            return [Verdict(Type.OBJECTS_COMPLETE, False, "ScaledObjectNotReady", problem)]
+        return [Verdict(Type.OBJECTS_COMPLETE, True, "AllObjectsCreated")]
+    return [
+        Verdict(
+            Type.OBJECTS_COMPLETE,
+            False,
+            "APINotInstalled",
+            f"the cluster has no {' and no '.join(lacking)}:"
+            f" {'; '.join(dict.fromkeys(lacking.values()))}; the operator checks again at each"
+            " resync",
+        )
+    ]
+
+
+def _find_scaling_error(scaled_object: Object) -> str:
+    """Return why a ScaledObject is not ready; empty if KEDA does not report that."""
+    for one in (scaled_object.get("status") or {}).get("conditions") or ():
+        if one.get("type") == "Ready" and one.get("status") == "False":
+            said = f"{one.get('reason')}: {one.get('message')}"[:MAX_QUOTED_CHARS]
+            return (
+                f"KEDA reports {said}; the service may not be scaled, and stays at zero if it is"
+                " there: see the Events of the ScaledObject; the operator checks again at each"
+                " resync"
+            )
+    return ""
