@@ -1,5 +1,8 @@
 """Alert rules, as a plain rules file and as a PrometheusRule.
 
+The modules beside this one have the dashboards. PlimsollMemoryNearLimit is the alert for what the
+condition ``MemoryNearLimit`` of a status says (:mod:`plimsoll_operator.status.conditions`).
+
 Those on leak budgets come from :mod:`plimsoll_operator.render.monitoring`: PromQL needs literal
 ranges, so there is one rule for each class of windows.
 """
@@ -11,7 +14,7 @@ from typing import Any
 import yaml
 
 from plimsoll_api.memory_policy import NEAR_LIMIT_RATIO
-from plimsoll_operator.fleet.figures import SIGNAL_MISSING_S
+from plimsoll_operator.fleet.supervisor_figures import SIGNAL_MISSING_S
 from plimsoll_operator.render.monitoring import (
     FAST_BURN,
     RUNBOOKS_URL,

@@ -1,6 +1,6 @@
 """Scrape memory metrics from the supervisors in the pods, with limits on all resources.
 
-The pages are parsed in :mod:`plimsoll_operator.fleet.figures`.
+The pages are parsed in :mod:`plimsoll_operator.fleet.supervisor_figures`.
 
 Pods are untrusted. A scrape uses plain HTTP to the pod's own address; it follows no redirects,
 sends no credentials and requests no compression. If a page is larger than :data:`MAX_BYTES` or
@@ -23,7 +23,7 @@ import aiohttp
 from plimsoll_api.inferenceservice_status import ConditionType
 from plimsoll_api.names import METRICS_PORT
 from plimsoll_operator.config import DEFAULT_INTERVALS
-from plimsoll_operator.fleet.figures import (
+from plimsoll_operator.fleet.supervisor_figures import (
     SupervisorFigures,
     count_drained,
     find_pods_missing_signals,

@@ -17,7 +17,7 @@ from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy, parse_growth_
 from plimsoll_api.peers import MAX_PEERS_BYTES, Peer
 from plimsoll_api.supervision import Mode, Supervision
 from plimsoll_api.supervisor_config import EngineEndpoint
-from plimsoll_operator.fleet import figures
+from plimsoll_operator.fleet import supervisor_figures
 from plimsoll_operator.fleet.learned import make_learned_file
 from plimsoll_operator.status.recommendation import make_recommendation
 from plimsoll_sidecar.act.adapters.external_load import ExternalLoad
@@ -82,8 +82,8 @@ def _operator(folder: Path) -> Target:
     """The operator and a supervisor's page. No page has any error to declare."""
 
     def run(data: bytes) -> None:
-        found = figures.parse_figures(data)
-        msgspec.json.encode(figures.make_memory_status({"pod-0": found}))
+        found = supervisor_figures.parse_figures(data)
+        msgspec.json.encode(supervisor_figures.make_memory_status({"pod-0": found}))
         make_recommendation(None, "1", [found], MEMORY, 1 << 30, "2026-11-26T12:00:00Z")
 
     ratio = 'plimsoll_memory_budget_consumed_ratio{kind="host"} '
@@ -268,7 +268,9 @@ def _learned(folder: Path) -> Target:
     seen = Assessment(t=1.0, epoch=1, warm=True, host=host, device=host)
     replicas = [Peer("qwen-0", "1")]
     latest = {
-        "qwen-0": figures.SupervisorFigures(host_learned=LearnedMemory(3600, (1, 2, 3), 4, 5))
+        "qwen-0": supervisor_figures.SupervisorFigures(
+            host_learned=LearnedMemory(3600, (1, 2, 3), 4, 5)
+        )
     }
 
     def run(data: bytes) -> None:

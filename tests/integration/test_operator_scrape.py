@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plimsoll_operator.fleet.figures import SupervisorFigures
+from plimsoll_operator.fleet.supervisor_figures import SupervisorFigures
 from plimsoll_operator.runtime.cache import Store
 from plimsoll_operator.scraper import MAX_PAGE_BYTES, SCRAPE_TIMEOUT_S, Scraper
 

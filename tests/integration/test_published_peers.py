@@ -13,8 +13,9 @@ from msgspec.structs import replace
 
 from plimsoll_api.peers import PEERS_FILE, PeerGrowth
 from plimsoll_api.supervision import Mode
-from plimsoll_operator.fleet.figures import PeersFileCache, SupervisorFigures, list_service_peers
+from plimsoll_operator.fleet.peers import PeersFileCache, list_service_peers
 from plimsoll_operator.fleet.pods import PodView
+from plimsoll_operator.fleet.supervisor_figures import SupervisorFigures
 from plimsoll_operator.kinds import Key
 from plimsoll_operator.runtime.cache import Store
 from plimsoll_operator.scraper import Scraper

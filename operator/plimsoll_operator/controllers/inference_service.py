@@ -16,8 +16,8 @@ from plimsoll_operator.controllers.reconciler import (
     get_current_time,
 )
 from plimsoll_operator.controllers.writes import ClaimModeCache
-from plimsoll_operator.fleet.figures import list_service_peers
 from plimsoll_operator.fleet.learned import HOUR_S
+from plimsoll_operator.fleet.peers import list_service_peers
 from plimsoll_operator.fleet.pods import PodView
 from plimsoll_operator.fleet.verdict import may_change_with_time
 from plimsoll_operator.kinds import (

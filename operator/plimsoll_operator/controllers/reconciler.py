@@ -20,8 +20,8 @@ from plimsoll_operator.controllers.writes import (
     OwnedObjectWriter,
     write_status,
 )
-from plimsoll_operator.fleet.figures import PeersFileCache
 from plimsoll_operator.fleet.learned import make_learned_file
+from plimsoll_operator.fleet.peers import PeersFileCache
 from plimsoll_operator.kinds import (
     INCIDENT,
     OWNED_KINDS,

@@ -20,9 +20,9 @@ from plimsoll_operator.controllers.reconciler import (
 from plimsoll_operator.controllers.refused_creations import RefusedCreations
 from plimsoll_operator.controllers.rolling_restart import RollingRestarts
 from plimsoll_operator.controllers.selected_pods import PolicyPods
-from plimsoll_operator.fleet.figures import list_policy_peers
 from plimsoll_operator.fleet.group_loops import GroupHistory
 from plimsoll_operator.fleet.learned import HOUR_S
+from plimsoll_operator.fleet.peers import list_policy_peers
 from plimsoll_operator.fleet.pods import PodView
 from plimsoll_operator.fleet.refused_creations import RefusedCreation
 from plimsoll_operator.fleet.selected_pods import (

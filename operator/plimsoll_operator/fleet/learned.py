@@ -25,7 +25,8 @@ from plimsoll_api.learned import (
     step_budget,
 )
 from plimsoll_api.peers import Peer
-from plimsoll_operator.fleet.figures import SupervisorFigures, list_pods_with_growth
+from plimsoll_operator.fleet.peers import list_pods_with_growth
+from plimsoll_operator.fleet.supervisor_figures import SupervisorFigures
 from plimsoll_operator.kinds import Object
 
 HOUR_S = 3600.0

@@ -1,8 +1,11 @@
 """Find suspect revisions, and decide which revision to run and which one to roll back to.
 
-If most replicas of a revision have the same leak, the revision is the cause. A pod's label names
-its revision. A deleted pod is assumed to have the revision of the other pods of its ReplicaSet. For
-a deleted pod without a ReplicaSet, the revision is unknown.
+If most replicas of a revision, and at least two, have the same leak, the revision is the cause. A
+rollout is paused or rolled back because its revision is suspect, never because of the verdict
+(:mod:`plimsoll_operator.fleet.verdict`).
+
+A pod's label names its revision. A deleted pod is assumed to have the revision of the other pods of
+its ReplicaSet. For a deleted pod without a ReplicaSet, the revision is unknown.
 
 ``status.revisions`` stores the history. ``update`` is the revision of the current spec, ``current``
 the last revision that was rolled out completely, and ``good`` lists the revisions to roll back to,

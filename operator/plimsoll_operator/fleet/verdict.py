@@ -1,4 +1,4 @@
-"""Decide whether a revision leaks: the verdict Yes, No or Unknown. No other module decides this.
+"""Decide the verdict in a status on whether a revision leaks: Yes, No or Unknown.
 
 - **Yes** if more than half of its replicas have the same confirmed leak.
 - **No** if more than half of its replicas have served enough requests for long enough, and at their
@@ -6,8 +6,10 @@
   against it: the restart of a replica does not reset it to Unknown.
 - **Unknown** otherwise, with the remaining time if more time can decide it.
 
-A canary often has one replica. If it leaks, the verdict is Yes, although a rollout is paused only
-for a leak that at least two replicas have.
+The verdict neither pauses a rollout nor rolls it back. :mod:`plimsoll_operator.fleet.revisions`
+decides that, for suspect revisions. Its ``find_suspect`` counts the leaking replicas for both. A
+suspect revision has at least two of them. For the verdict Yes, one is enough if the revision has no
+other replica, as is often the case with a canary.
 """
 
 from __future__ import annotations
@@ -18,13 +20,13 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from plimsoll_api.inferenceservice_status import Leaks
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
-from plimsoll_operator.fleet.figures import SupervisorFigures
 from plimsoll_operator.fleet.revisions import (
     ReplicaPod,
     describe_same_leak,
     find_suspect,
     list_suspected_pods,
 )
+from plimsoll_operator.fleet.supervisor_figures import SupervisorFigures
 from plimsoll_operator.kinds import Object
 
 MIN_OBSERVED_S = 1800.0

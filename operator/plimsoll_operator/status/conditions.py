@@ -1,4 +1,4 @@
-"""Conditions of an InferenceService.
+"""Build the conditions of an InferenceService, from decisions of :mod:`plimsoll_operator.fleet`.
 
 ===========================  ==================================================================
 ``Ready``                    enough replicas, of any revision, accept requests
@@ -18,6 +18,10 @@
 ``ObjectsComplete``          every enabled object exists as requested, and KEDA reports no error
 ``LeakFree``                 the newest revision does not leak; Unknown until that is decided
 ===========================  ==================================================================
+
+``fleet/supervisor_figures.py`` decides which pods are near their limit or not observed,
+``fleet/revisions.py`` which revision is suspect, and ``fleet/verdict.py`` whether one leaks. The
+alert PlimsollMemoryNearLimit in ``dashboards/alerts.py`` reads the metric, not the condition.
 """
 
 from __future__ import annotations
@@ -31,14 +35,14 @@ from plimsoll_api.inferenceservice_status import ConditionType as Type
 from plimsoll_api.inferenceservice_status import Leaks
 from plimsoll_api.memory_policy import NEAR_LIMIT_RATIO
 from plimsoll_api.supervision_policy_status import PolicyCondition
-from plimsoll_operator.fleet.figures import (
+from plimsoll_operator.fleet.pods import Cause, Events, PodView, find_not_ready
+from plimsoll_operator.fleet.revisions import RolloutDecision, Suspect, describe_same_leak
+from plimsoll_operator.fleet.supervisor_figures import (
     SlowLeak,
     SupervisorFigures,
     find_pods_missing_signals,
     list_pods_near_limit,
 )
-from plimsoll_operator.fleet.pods import Cause, Events, PodView, find_not_ready
-from plimsoll_operator.fleet.revisions import RolloutDecision, Suspect, describe_same_leak
 from plimsoll_operator.kinds import Object
 from plimsoll_operator.plans.service import Failure
 from plimsoll_operator.render import names

@@ -16,12 +16,6 @@ from plimsoll_api.supervision_policy_status import (
     PolicyCondition,
 )
 from plimsoll_api.workloads import WorkloadRef
-from plimsoll_operator.fleet.figures import (
-    SupervisorFigures,
-    find_blind_pods,
-    list_drained_pods,
-    to_rounded_percent,
-)
 from plimsoll_operator.fleet.pods import Cause, Events, make_printable_line
 from plimsoll_operator.fleet.revisions import (
     describe_same_leak,
@@ -30,6 +24,12 @@ from plimsoll_operator.fleet.revisions import (
     make_workload_evidence,
 )
 from plimsoll_operator.fleet.selected_pods import SelectedPod, SupervisionState
+from plimsoll_operator.fleet.supervisor_figures import (
+    SupervisorFigures,
+    find_blind_pods,
+    list_drained_pods,
+    to_rounded_percent,
+)
 from plimsoll_operator.fleet.verdict import make_verdicts as revision_verdicts
 from plimsoll_operator.fleet.workloads import Workload, group_pods, index_workload_statuses
 from plimsoll_operator.kinds import Object

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from plimsoll_api.memory_contract import MemoryContract, format_quantity, make_contract
 from plimsoll_api.memory_policy import MemoryPolicy
-from plimsoll_operator.fleet.figures import SupervisorFigures
 from plimsoll_operator.fleet.pods import compute_seconds_between
+from plimsoll_operator.fleet.supervisor_figures import SupervisorFigures
 from plimsoll_operator.kinds import Object
 
 MIN_CHANGE_INTERVAL_S = 3600.0

@@ -11,17 +11,17 @@ from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.inferenceservice_status import ConditionType
 from plimsoll_api.names import POD_HASH_ANNOTATION, SERVICE_LABEL
 from plimsoll_api.units import parse_bytes
-from plimsoll_operator.fleet.figures import (
-    SupervisorFigures,
-    count_drained,
-    list_drained_pods,
-    make_memory_status,
-)
 from plimsoll_operator.fleet.pods import Events, PodView
 from plimsoll_operator.fleet.revisions import (
     make_replica_pods,
     make_revisions_status,
     make_suspect_status,
+)
+from plimsoll_operator.fleet.supervisor_figures import (
+    SupervisorFigures,
+    count_drained,
+    list_drained_pods,
+    make_memory_status,
 )
 from plimsoll_operator.fleet.verdict import make_verdicts as revision_verdicts
 from plimsoll_operator.kinds import Object

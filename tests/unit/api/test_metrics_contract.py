@@ -1,6 +1,6 @@
 """The operator reads what the supervisor really exposes, by the same names.
 
-Tests ``fleet/figures.py`` and ``record/metrics.py``.
+Tests ``fleet/supervisor_figures.py`` and ``record/metrics.py``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from plimsoll_api.assessment import Assessment, BudgetState
 from plimsoll_api.peers import PeerGrowth
 from plimsoll_api.state import Signal, SignalReason
-from plimsoll_operator.fleet.figures import SupervisorFigures, parse_figures
+from plimsoll_operator.fleet.supervisor_figures import SupervisorFigures, parse_figures
 from plimsoll_sidecar.record.collectors import CgroupCollector
 from plimsoll_sidecar.record.metrics import Metrics
 from plimsoll_sidecar.signals.cgroup import CgroupMemory

@@ -17,13 +17,13 @@ import yaml
 
 from plimsoll_api.inferenceservice_status import ConditionType
 from plimsoll_api.supervision_policy_status import PolicyCondition
-from plimsoll_operator.fleet.figures import (
+from plimsoll_operator.fleet.pods import PodView
+from plimsoll_operator.fleet.supervisor_figures import (
     SupervisorFigures,
     make_memory_status,
     to_rounded_percent,
 )
-from plimsoll_operator.fleet.figures import parse_figures as parse_figures
-from plimsoll_operator.fleet.pods import PodView
+from plimsoll_operator.fleet.supervisor_figures import parse_figures as parse_figures
 from plimsoll_operator.kinds import InvalidSpecError, Key, make_ref
 from plimsoll_operator.plans.service import Failure, make_plan, parse_service
 from plimsoll_operator.render import Images

@@ -1,6 +1,6 @@
 """What the operator publishes to supervisors about their peers, when, and how much.
 
-Tests ``fleet/figures.py`` and ``scraper.py``.
+Tests ``fleet/peers.py`` and ``scraper.py``.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_api.supervisor_config import CONFIG_FILE
 from plimsoll_api.workloads import Membership, WorkloadRef
 from plimsoll_operator.config import DEFAULT_INTERVALS
-from plimsoll_operator.fleet.figures import (
+from plimsoll_operator.fleet.peers import (
     PeersFileCache,
-    SupervisorFigures,
     list_pods_with_growth,
     list_policy_peers,
     list_service_peers,
@@ -25,6 +24,7 @@ from plimsoll_operator.fleet.figures import (
 )
 from plimsoll_operator.fleet.pods import PodView
 from plimsoll_operator.fleet.selected_pods import SelectedPod, SupervisionState
+from plimsoll_operator.fleet.supervisor_figures import SupervisorFigures
 from plimsoll_operator.kinds import Key
 from plimsoll_operator.plans.policy import render_objects as render_policy
 from plimsoll_operator.plans.service import make_plan, parse_service

@@ -23,7 +23,6 @@ from plimsoll_api.supervisor_config import (
 )
 from plimsoll_api.workloads import WorkloadRef, make_members_service_name
 from plimsoll_operator.config import DEFAULT_IMAGES
-from plimsoll_operator.fleet.figures import SupervisorFigures
 from plimsoll_operator.fleet.selected_pods import (
     SelectedPod,
     SupervisionState,
@@ -31,6 +30,7 @@ from plimsoll_operator.fleet.selected_pods import (
     parse_policies,
     summarize,
 )
+from plimsoll_operator.fleet.supervisor_figures import SupervisorFigures
 from plimsoll_operator.kinds import InvalidSpecError, Key, find_key, parse_object
 from plimsoll_operator.plans.policy import render_objects
 from plimsoll_operator.plans.service import Failure

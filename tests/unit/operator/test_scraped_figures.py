@@ -1,6 +1,6 @@
 """Any answer of a pod to a scrape becomes figures within bounds, or unknown.
 
-Tests ``plimsoll_operator/scraper.py`` and ``fleet/figures.py``.
+Tests ``plimsoll_operator/scraper.py`` and ``fleet/supervisor_figures.py``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll_api.peers import Peer, PeerGrowth, decode_peers, encode_peers
-from plimsoll_operator.fleet.figures import (
+from plimsoll_operator.fleet.supervisor_figures import (
     MAX_CONSUMED_RATIO,
     MAX_RESTARTS,
     UNKNOWN_SIGNAL_REASON,

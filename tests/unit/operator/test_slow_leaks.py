@@ -1,6 +1,6 @@
 """The condition ``SlowLeak``, from a supervisor's own page to its message.
 
-Tests ``fleet/figures.py`` and ``status/conditions.py``.
+Tests ``fleet/supervisor_figures.py`` and ``status/conditions.py``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from plimsoll_api.assessment import Assessment, Segment, SlowGrowth
 from plimsoll_api.inferenceservice_status import ConditionType
-from plimsoll_operator.fleet.figures import (
+from plimsoll_operator.fleet.supervisor_figures import (
     MAX_LEAK_BYTES_PER_S,
     MAX_SECONDS_TO_LIMIT,
     SlowLeak,

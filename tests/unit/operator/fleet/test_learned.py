@@ -21,8 +21,8 @@ from plimsoll_api.learned import (
     encode_learned,
 )
 from plimsoll_api.peers import MAX_PEER_GROWTH_BYTES, Peer
-from plimsoll_operator.fleet.figures import SupervisorFigures, parse_figures
 from plimsoll_operator.fleet.learned import make_learned_file
+from plimsoll_operator.fleet.supervisor_figures import SupervisorFigures, parse_figures
 from plimsoll_sidecar.record.metrics import Metrics
 
 MIB, GIB = 1 << 20, 1 << 30

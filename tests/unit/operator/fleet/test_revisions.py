@@ -14,9 +14,9 @@ from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_api.supervision_policy_status import MAX_SHOWN_WORKLOADS
 from plimsoll_api.supervisor_config import EngineEndpoint, PodEngine, make_pod_config
 from plimsoll_api.workloads import Membership, WorkloadRef
-from plimsoll_operator.fleet.figures import SlowLeak, SupervisorFigures
 from plimsoll_operator.fleet.revisions import find_suspects
 from plimsoll_operator.fleet.selected_pods import SelectedPod, SupervisionState
+from plimsoll_operator.fleet.supervisor_figures import SlowLeak, SupervisorFigures
 from plimsoll_operator.fleet.workloads import group_pods, index_workload_statuses
 from plimsoll_operator.kinds import parse_object
 from plimsoll_operator.plans.policy import make_supervisor_config

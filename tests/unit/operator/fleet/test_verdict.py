@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.peers import PeerGrowth
-from plimsoll_operator.fleet.figures import SlowLeak, SupervisorFigures
 from plimsoll_operator.fleet.revisions import ReplicaPod
+from plimsoll_operator.fleet.supervisor_figures import SlowLeak, SupervisorFigures
 from plimsoll_operator.fleet.verdict import make_verdicts, may_change_with_time
 
 MIB, HOUR = 1 << 20, 3600

@@ -10,8 +10,8 @@ from plimsoll_api.names import POLICY_LABEL, SERVICE_RESTARTS_ANNOTATION
 from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_api.workloads import Membership, WorkloadRef
 from plimsoll_operator.config import DEFAULT_IMAGES
-from plimsoll_operator.fleet.figures import SupervisorFigures
 from plimsoll_operator.fleet.selected_pods import SelectedPod, SupervisionState, summarize
+from plimsoll_operator.fleet.supervisor_figures import SupervisorFigures
 from plimsoll_operator.kinds import Object, Ref, make_ref, parse_object
 from plimsoll_operator.plans.policy import MAX_ACCOUNTS, PolicyPlan, make_plan
 from plimsoll_operator.plans.service import Failure

@@ -8,7 +8,7 @@ from plimsoll_api.learned import LearnedMemory
 from plimsoll_api.memory_contract import MemoryNeeds
 from plimsoll_api.memory_policy import MemoryPolicy, parse_growth_budget
 from plimsoll_api.peers import PeerGrowth
-from plimsoll_operator.fleet.figures import SupervisorFigures, parse_figures
+from plimsoll_operator.fleet.supervisor_figures import SupervisorFigures, parse_figures
 from plimsoll_operator.status.recommendation import make_recommendation
 from plimsoll_sidecar.record.metrics import Metrics
 

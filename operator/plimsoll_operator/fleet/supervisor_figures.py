@@ -1,25 +1,17 @@
-"""Parse the values that supervisors report: memory for the status, and growth for the peers.
+"""Parse what supervisors report, and decide which pods are near their limit, blind or drained.
 
 A metrics page comes from a pod, so it is untrusted: a value that no supervisor would write counts
 as unknown.
-
-Replicas of one revision under the same load serve as a control group for each other. The operator
-reads their growth from its scrapes. Supervisors read it from a file next to their configuration
-while a growth incident is open. A file changes at most every ``publish_s``, so most reconciles
-write nothing, and neither does a fleet without incidents.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from msgspec.structs import replace
-
 from plimsoll_api.assessment import Segment
-from plimsoll_api.incidents import ENDED_PHASES
 from plimsoll_api.learned import MAX_OBSERVED_S, WINDOWS_H, LearnedMemory
 from plimsoll_api.memory_contract import MemoryNeeds
 from plimsoll_api.memory_policy import NEAR_LIMIT_RATIO
@@ -28,16 +20,9 @@ from plimsoll_api.peers import (
     MAX_BASELINE_AGE_S,
     MAX_PEER_GROWTH_BYTES,
     MAX_PEER_REQUESTS,
-    MAX_PEERS,
-    Peer,
     PeerGrowth,
-    encode_peers,
 )
 from plimsoll_api.state import SignalReason
-from plimsoll_operator.config import DEFAULT_INTERVALS
-from plimsoll_operator.fleet.pods import PodView
-from plimsoll_operator.fleet.selected_pods import SelectedPod, SupervisionState
-from plimsoll_operator.kinds import Key, Object
 
 PERCENT_STEP = 5
 """Step of the percentages in a status. A status that followed every sample would be written
@@ -401,98 +386,3 @@ def make_memory_status(figures: Mapping[str, SupervisorFigures]) -> dict[str, ob
     if worst:
         status["replica"] = worst[1]
     return status
-
-
-GROWTH_INCIDENT_KINDS = ("HostGrowth", "DeviceGrowth")
-UNKNOWN_FIGURES = SupervisorFigures()
-
-
-def list_pods_with_growth(incidents: Iterable[Object]) -> set[str]:
-    """Return the names of the pods with an open growth incident."""
-    return {
-        str(incident["spec"]["pod"])
-        for incident in incidents
-        if incident["spec"]["kind"] in GROWTH_INCIDENT_KINDS
-        and (incident.get("status") or {}).get("phase") not in ENDED_PHASES
-    }
-
-
-def list_service_peers(pods: Iterable[PodView]) -> list[Peer]:
-    """Return those pods of an InferenceService that have a known revision, with growth unknown."""
-    return [Peer(pod.name, pod.revision) for pod in pods if pod.revision]
-
-
-def make_peers_file(peers: Sequence[Peer], suspected: Collection[str]) -> str:
-    """Return the content of a peers file; empty if the growth of fewer than two ``peers`` is known.
-
-    The file contains the peers of each workload with a ``suspected`` pod. If they do not all fit,
-    suspected pods take precedence.
-    """
-    workloads = {one.workload for one in peers if one.pod in suspected}
-    known = [one for one in peers if one.workload in workloads and (one.host or one.device)]
-    known.sort(key=lambda one: (one.pod not in suspected, one.pod))
-    if len(known) < 2:
-        return ""
-    return encode_peers(sorted(known[:MAX_PEERS], key=lambda one: one.pod)).decode()
-
-
-def list_policy_peers(pods: Iterable[SelectedPod]) -> list[Peer]:
-    """Return the supervised pods whose workload and revision are known, without their growth.
-
-    Pods of a multi-node group are excluded, because their roles differ.
-    """
-    return [
-        Peer(one.name, one.member.revision, str(one.member.workload))
-        for one in pods
-        if one.state is SupervisionState.SUPERVISED
-        and one.member.workload is not None
-        and one.member.revision
-        and not one.member.group
-    ]
-
-
-class PeersFileCache:
-    """Cache of the last published peers file of each service and policy."""
-
-    def __init__(
-        self, clock: Callable[[], float], publish_s: float = DEFAULT_INTERVALS.publish
-    ) -> None:
-        self._clock, self._publish_s = clock, publish_s
-        self._last: dict[Key, tuple[float, str]] = {}
-
-    def make_text(
-        self,
-        key: Key,
-        replicas: Iterable[Peer],
-        incidents: Iterable[Object],
-        figures: Mapping[str, SupervisorFigures],
-    ) -> str:
-        """Return the content of the peers file to publish now; empty if there is none.
-
-        ``figures`` are by pod name; they are empty until the pods have been scraped.
-        """
-        suspected = list_pods_with_growth(incidents)
-        if not suspected:
-            self.forget(key)
-            return ""
-        now, known = self._clock(), self._last.get(key)
-        if known is not None and now - known[0] < self._publish_s:
-            return known[1]
-        text = make_peers_file([_add_growth(one, figures) for one in replicas], suspected)
-        if figures:
-            self._last[key] = (now, text)
-        return text
-
-    def compute_next_s(self, key: Key) -> float | None:
-        """Return the seconds until the file must be updated again; None if no update is due."""
-        known = self._last.get(key)
-        return None if known is None else max(0.0, known[0] + self._publish_s - self._clock())
-
-    def forget(self, key: Key) -> None:
-        """Drop the file of a service or policy that was deleted or has nothing to publish."""
-        self._last.pop(key, None)
-
-
-def _add_growth(peer: Peer, figures: Mapping[str, SupervisorFigures]) -> Peer:
-    values = figures.get(peer.pod, UNKNOWN_FIGURES)
-    return replace(peer, host=values.host_growth, device=values.device_growth)
