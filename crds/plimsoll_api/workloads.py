@@ -1,4 +1,4 @@
-"""Find a pod's workload, its replica of that workload, and its revision.
+"""Find a pod's workload, replica and revision, and the restart slots that it shares with others.
 
 Only the labels and owner references of the pod are read, so pods of other people cause no further
 requests. Anyone who may create pods can set labels and owner references, so they grant no

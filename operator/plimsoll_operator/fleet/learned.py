@@ -1,5 +1,8 @@
 """Merge what supervisors have learned about memory growth, for new pods and revisions.
 
+The result is stored as ``learned.json`` in the ConfigMap with the supervisors' configuration, so it
+survives each pod. A replica's own part is in its journal (``govern/auto_budget.py``).
+
 Reports of a replica with an open growth incident are ignored. Of the other reports, only those
 count whose observation time is at least half of the longest. The lower median of these reports is
 used, so that one replica of three cannot raise the budget of the others.

@@ -1,4 +1,4 @@
-"""Read and write the restart counts in the annotations of slot Leases.
+"""Count the restarts of a service and of its replicas, in the annotations of slot Leases.
 
 ``plimsoll.dev/restarts`` lists the restarts of all replicas of the service.
 ``plimsoll.dev/replica-restarts`` stores the restarts in each replica's journal, by the UID of the

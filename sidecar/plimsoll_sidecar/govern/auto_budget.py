@@ -1,5 +1,8 @@
 """Learn budgets with ``growthBudget: Auto`` from the growth of healthy replicas, without I/O.
 
+The journal stores what a replica has learned, on a volume that ends with the pod. For new pods and
+revisions, the operator merges the reports of all replicas (``fleet/learned.py``) and stores them as
+``learned.json`` in the ConfigMap with the configuration; :meth:`LearnedHistory.inherit` takes them.
 ``plimsoll tune`` recommends budgets with the same formulas (:mod:`plimsoll_sidecar.tune`).
 
 Each hour has three growth values: the largest unexplained growth over the 1, 6 and 24 hours that

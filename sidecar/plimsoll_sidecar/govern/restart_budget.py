@@ -1,6 +1,7 @@
-"""Count restarts against the restart budget: a number of restarts within a window.
+"""Count a replica's restarts against its restart budget: a number of restarts within a window.
 
 Once the budget is spent, no restart is allowed until a person resets the budget.
+The restarts of the whole service are counted in :mod:`plimsoll_sidecar.act.lease_counts`.
 """
 
 from __future__ import annotations

@@ -2,9 +2,13 @@
 
 NVML lists only the processes of its caller's PID namespace (driver 580, H100). Earlier drivers
 listed all processes, by their PIDs on the host. NVML is therefore used for the totals of a device,
-and for hints about its other users. Devices are matched by UUID, because NVML and CUDA order them
-differently. Missing data is unknown, never an error. The page of an exporter has one sample per
-device, with labels that name the pod to which the device is assigned.
+and for hints about its other users. The engine's own processes come from its container
+(:mod:`plimsoll_sidecar.signals.engine_processes`). The two are compared in
+:mod:`plimsoll_sidecar.signals.device_sharing`.
+
+Devices are matched by UUID, because NVML and CUDA order them differently. Missing data is unknown,
+never an error. The page of an exporter has one sample per device, with labels that name the pod to
+which the device is assigned.
 """
 
 from __future__ import annotations

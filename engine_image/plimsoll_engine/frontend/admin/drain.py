@@ -1,4 +1,8 @@
-"""Drain the engine until its running requests have finished, failed or been parked; resume it."""
+"""Drain the engine until its running requests have finished, failed or been parked; resume it.
+
+After a missed deadline, the engine becomes drained when its last request ends
+(``AsyncEngine._release`` in :mod:`plimsoll_engine.frontend.async_engine`).
+"""
 
 from __future__ import annotations
 

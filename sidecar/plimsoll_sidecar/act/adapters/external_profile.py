@@ -1,4 +1,4 @@
-"""List the paths and metrics of each external engine type.
+"""Map the paths and metrics of vLLM and SGLang to load: requests running and waiting, and more.
 
 vLLM: https://docs.vllm.ai/en/latest/api/vllm/entrypoints/ and its metrics page. In 0.14, ``/pause``
 was available by default. Since 0.16, it requires the development mode, as ``/reset_*`` always did.
