@@ -19,6 +19,8 @@ from tests.lab.slot import Slot
 
 READY_S = 300.0
 """On a busy machine an API server needs minutes to start."""
+FRONT_PROXY = "front-proxy"
+"""The API server's name towards the API servers behind it, such as one of metrics."""
 API_NAMES = [
     "localhost",
     "kubernetes",
@@ -88,6 +90,7 @@ class ControlPlane:
         authority.serving("apiserver", "kube-apiserver", hosts)
         authority.serving("kubelet-server", "lab-node", ["127.0.0.1", slot.node_ip, "lab-node"])
         authority.client("apiserver-kubelet-client", "kubelet-client", "system:masters")
+        authority.client("front-proxy", FRONT_PROXY)
         here, from_the_node = "127.0.0.1", slot.host_ip
         for name, common_name, group, host in (
             ("admin", "admin", "system:masters", here),
@@ -144,6 +147,13 @@ class ControlPlane:
                 f"--kubelet-client-key={pki / 'apiserver-kubelet-client.key'}",
                 "--kubelet-preferred-address-types=InternalIP",
                 "--allow-privileged=true",
+                f"--requestheader-client-ca-file={pki / 'ca.crt'}",
+                f"--requestheader-allowed-names={FRONT_PROXY}",
+                "--requestheader-username-headers=X-Remote-User",
+                "--requestheader-group-headers=X-Remote-Group",
+                "--requestheader-extra-headers-prefix=X-Remote-Extra-",
+                f"--proxy-client-cert-file={pki / 'front-proxy.crt'}",
+                f"--proxy-client-key-file={pki / 'front-proxy.key'}",
                 "--profiling=false",
                 f"--cert-dir={pki}",
                 *self.api_flags,

@@ -25,6 +25,8 @@ from tests.lab.lab import Lab
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 COOLDOWN_S = 15
 POLL_S = 1
+HPA_S = 60.0
+"""Seconds for a few of the 15 s periods of Kubernetes' HorizontalPodAutoscaler controller."""
 HELD_S = 8.0
 """Seconds for which something must not change: several polls."""
 
@@ -197,6 +199,27 @@ def test_a_service_changes_its_autoscaler_and_back(
     # KEDA's own goes when the garbage collector knows the kind, which is new here.
     eventually(lambda: scaled.object() is None and "tiny" in hpas(kubectl))
     assert scaled.replicas() == 2
+
+
+def test_several_replicas_come_and_an_incident_keeps_them(
+    kubectl: Any, start: Callable[..., Any], scaled: Scaled, gauge: Gauge, eventually: Any
+) -> None:
+    """From one to several by the HorizontalPodAutoscaler of KEDA, to zero by KEDA itself."""
+    start()
+    gauge.value = 1
+    kubectl.apply(scaled.manifest)
+    eventually(scaled.object)
+    scaled.poll_often()
+    gauge.value = 14
+    eventually(lambda: scaled.replicas() == 3, HPA_S)
+    eventually(lambda: scaled.says("HPAActive").startswith("True"))
+    pod, *_ = eventually(lambda: len(found := kubectl.list("pods", SELECTOR)) == 3 and found)
+    leaking(kubectl, "leak", pod["metadata"]["name"])
+    eventually(lambda: scaled.says("Paused").startswith("True"))
+    gauge.value = 0
+    scaled.stays(3, COOLDOWN_S + HELD_S)
+    kubectl.patch("leakincident", "leak", {"status": {"phase": "Resolved"}}, "status")
+    eventually(lambda: scaled.replicas() == 0)
 
 
 def hpas(kubectl: Any) -> list[str]:
