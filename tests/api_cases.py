@@ -114,7 +114,7 @@ async def what_is_not_there_is_none_or_said(api: Api, namespace: str) -> None:
     first = await api.apply(MAP, made("ConfigMap", namespace))
     assert await api.delete(MAP, first)
     assert await api.delete(MAP, first), "it is gone, which was wanted"
-    assert await api.evict(namespace, "nobody", "1")
+    assert not await api.evict(namespace, "nobody", "1")
     with pytest.raises(ApiError) as refused:
         await api.apply(SERVICE, service(namespace) | {"status": {}}, "status")
     assert (refused.value.status, refused.value.is_lasting) == (404, True)
@@ -143,9 +143,9 @@ async def a_later_pod_of_the_same_name_is_not_evicted(api: Api, namespace: str) 
             if "serviceaccount" not in error.message:  # a controller makes that of a new namespace
                 raise
             await asyncio.sleep(0.1)
-    assert not await api.evict(namespace, "one", "00000000-0000-0000-0000-000000000000")
+    assert "409" in await api.evict(namespace, "one", "00000000-0000-0000-0000-000000000000")
     assert await api.get(POD, namespace, "one") is not None
-    assert await api.evict(namespace, "one", pod["metadata"]["uid"])
+    assert await api.evict(namespace, "one", pod["metadata"]["uid"]) == ""
     assert await api.get(POD, namespace, "one") is None
 
 

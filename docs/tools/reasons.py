@@ -133,6 +133,10 @@ WHAT: dict[str, tuple[str, str]] = {
         "A pod does not start with its supervisor. New pods still get one.",
         "The message names the container and the error, for example an image that is missing.",
     ),
+    "PodLeftOver": (
+        "A worker is older than the leader of its group, and blocks the name of the new worker.",
+        "Delete the pods that the message names. If it recurs, restart kube-controller-manager.",
+    ),
     "PodsDoNotStart": (
         "Several pods could not start with their supervisors, so new pods get none.",
         "Follow the runbook of `PlimsollInjectionStopped`.",

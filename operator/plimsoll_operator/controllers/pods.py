@@ -62,8 +62,10 @@ async def reconcile_pods(
         await _apply_incident(api, store, incident, "status")
     requeue_s = [changes.requeue_s + 1.0] if changes.requeue_s is not None else []
     for pod in filter(lambda one: one.name not in not_evicted, changes.evict):
-        log.info("%s: evicting %s at its supervisor's request", key, pod.name)
-        if not await api.evict(key.namespace, pod.name, pod.uid):
+        if not (refusal := await api.evict(key.namespace, pod.name, pod.uid)):
+            log.info("%s: evicted %s at its supervisor's request", key, pod.name)
+        else:
+            log.warning("%s: cannot evict %s yet: %s", key, pod.name, refusal)
             requeue_s.append(config.clocks.evict_again)
     return min(requeue_s, default=None)
 

@@ -286,8 +286,8 @@ class Api:
         path = kind.path(meta["namespace"], meta["name"])
         return await self._call("PUT", path, body=_make_server_object(item))
 
-    async def evict(self, namespace: str, pod: str, uid: str) -> bool:
-        """Evict the pod. Return False if the eviction must be retried.
+    async def evict(self, namespace: str, pod: str, uid: str) -> str:
+        """Evict the pod. Return why the eviction must be retried; empty if the pod is evicted.
 
         A PodDisruptionBudget may prevent the eviction, and the pod may have changed meanwhile. The
         UID prevents the eviction of a later pod of the same name, for example in a StatefulSet.
@@ -303,11 +303,11 @@ class Api:
             await self._call("POST", POD.path(namespace, pod, "eviction"), body=body, patient=False)
         except ApiError as error:
             if error.status == 404:
-                return True
+                return ""
             if error.status in (409, 429):
-                return False
+                return str(error)
             raise
-        return True
+        return ""
 
     async def apply_new(self, kind: Kind, item: Object) -> Object:
         """Apply a new object like :meth:`apply`.
@@ -497,6 +497,9 @@ def _parse_error(status: int, data: bytes) -> ApiError:
     kind = ConflictError if status == 409 else ApiError
     try:
         body = json.loads(data)
-        return kind(status, body.get("reason") or "Unknown", body.get("message") or "")
-    except (ValueError, AttributeError):
+        # Only the causes of a refused eviction name the PodDisruptionBudget.
+        causes = (body.get("details") or {}).get("causes") if status == 429 else None
+        texts = [body.get("message") or "", *(one["message"] for one in causes or ())]
+        return kind(status, body.get("reason") or "Unknown", " ".join(texts))
+    except (ValueError, AttributeError, KeyError, TypeError):
         return kind(status, "Unknown", data[:200].decode(errors="replace"))

@@ -11,6 +11,7 @@ from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.inferenceservice_status import ConditionType
 from plimsoll_api.names import POD_HASH_ANNOTATION, SERVICE_LABEL
 from plimsoll_api.units import parse_bytes
+from plimsoll_operator.fleet.leftover_workers import find_leftover_workers
 from plimsoll_operator.fleet.pods import Events, PodView
 from plimsoll_operator.fleet.revisions import (
     make_replica_pods,
@@ -69,11 +70,14 @@ def make_status(
         pods, events, now
     ) + conditions.make_termination_conditions(pods, now)
     if failure is None and service is not None:
+        blocker = verdicts[0]
+        if leftover := find_leftover_workers(pods, now):
+            blocker = Verdict(blocker.type, False, leftover.reason, leftover.message)
         verdicts += conditions.make_rollout_conditions(
             workload,
             _get_desired_replicas(service, workload),
             service.spec.supervision.max_unavailable,
-            verdicts[0],
+            blocker,
             list_drained_pods(figures or {}),
         )
         verdicts += make_objects_complete_conditions(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -279,3 +280,27 @@ def test_the_status_counts_ready_groups() -> None:
     assert made["selector"] == ",".join(f"{key}={value}" for key, value in LEADERS.items())
     ready = next(one for one in made["conditions"] if one["type"] == "Ready")
     assert (ready["status"], ready["message"]) == ("True", "2 of 3 replicas are ready")
+
+
+def test_a_worker_older_than_its_leader_is_named_once_its_group_is_not_ready() -> None:
+    wanted = service(replicas=3)
+    live = objects(wanted)["LeaderWorkerSet"]
+    live["metadata"]["generation"] = 1
+    counts = {"replicas": 3, "updatedReplicas": 3, "observedGeneration": 1}
+    item = {"metadata": {"name": "big", "generation": 1}}
+    pods = [pod(index, worker) for index in (0, 1, 2) for worker in (0, 1)]
+    pods[2] = replace(pods[2], created="2026-01-01T00:00:30Z")  # the leader of the second group
+
+    def progress(ready: int, now: str) -> tuple[str, str]:
+        live["status"] = counts | {"readyReplicas": ready}
+        made = make_status(item, wanted, live, pods, [], {}, None, now)
+        by_type = {one["type"]: one for one in made["conditions"]}
+        return by_type["Ready"]["reason"], by_type["Progressing"]["message"]
+
+    reason, message = progress(0, "2026-01-01T00:02:30Z")
+    assert reason == "PodLeftOver"
+    assert "big-lws-1-1" in message
+    assert "big-lws-0-1" not in message
+    assert "big-lws-1-1" in progress(2, "2026-01-01T00:02:30Z")[1], "Ready is still True"
+    assert "big-lws-1-1" not in progress(2, "2026-01-01T00:02:29Z")[1], "the leader is new"
+    assert progress(3, "2026-01-01T00:02:30Z")[1] == "3 of 3 replicas are ready"

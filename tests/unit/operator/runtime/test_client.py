@@ -50,6 +50,15 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
+    def do_POST(self) -> None:
+        """The refusal of an eviction, as the API server words it."""
+        assert isinstance(self.server, Server)
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(429)
+        self.send_header("Content-Length", str(len(self.server.answer or b"")))
+        self.end_headers()
+        self.wfile.write(self.server.answer or b"")
+
     def log_message(self, *arguments: object) -> None:
         """Quiet."""
 
@@ -176,3 +185,18 @@ def test_a_write_that_has_its_connection_too_late_is_not_sent(
 
     with pytest.raises(OSError, match="not sent, because another operator may lead now"):
         asked(server, tmp_path, write)
+
+
+def test_a_refused_eviction_names_the_disruption_budget(server: Server, tmp_path: Path) -> None:
+    refused = "Cannot evict pod as it would violate the pod's disruption budget."
+    cause = "The disruption budget qwen needs 3 healthy pods and has 3 currently"
+    status = {
+        "reason": "TooManyRequests",
+        "message": refused,
+        "details": {"causes": [{"reason": "DisruptionBudget", "message": cause}]},
+    }
+    server.answer = json.dumps(status).encode()
+    found = asked(server, tmp_path, lambda api: api.evict("ml", "qwen-0", "u"))
+    assert found == f"429 TooManyRequests: {refused} {cause}"
+    server.answer = json.dumps(status | {"details": {"causes": [7]}}).encode()
+    assert asked(server, tmp_path, lambda api: api.evict("ml", "qwen-0", "u")).startswith("429")
