@@ -17,11 +17,14 @@ import pytest
 from plimsoll_api.times import parse_rfc3339
 from tests.cluster.operator.test_fleet_safety import SELECTOR, leaking
 from tests.cluster.operator.test_gateway_and_keda import PAUSED, example
+from tests.cluster.operator.test_groups import groups, names, pods, service
 from tests.lab.errors import MissingError
 from tests.lab.keda import HOST, Keda
 from tests.lab.kube import conditions
 from tests.lab.lab import Lab
+from tests.lab.leader_worker_set import LeaderWorkerSets
 
+__all__ = ["groups"]
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 COOLDOWN_S = 15
 POLL_S = 1
@@ -66,11 +69,21 @@ class Gauge:
 class Scaled:
     """The service of a test, its ScaledObject and its replicas."""
 
-    def __init__(self, kubectl: Any, manifest: dict[str, Any]) -> None:
-        self._kubectl, self.manifest = kubectl, manifest
+    def __init__(
+        self, kubectl: Any, manifest: dict[str, Any], workload: tuple[str, str], trigger: Any
+    ) -> None:
+        self._kubectl, self.manifest, self._workload = kubectl, manifest, workload
+        manifest["spec"]["autoscaling"] = example("keda", "autoscaling") | {
+            "cooldown": f"{COOLDOWN_S}s",
+            "triggers": [trigger],
+        }
+
+    @property
+    def _name(self) -> str:
+        return str(self.manifest["metadata"]["name"])
 
     def object(self) -> Any:
-        return self._kubectl.get("scaledobject", "tiny")
+        return self._kubectl.get("scaledobject", self._name)
 
     def says(self, type_: str) -> str:
         """Status and reason of a condition of KEDA's."""
@@ -79,10 +92,10 @@ class Scaled:
 
     def poll_often(self) -> None:
         """As somebody may set it who does not want KEDA's 30 s; the operator leaves it alone."""
-        self._kubectl.patch("scaledobject", "tiny", {"spec": {"pollingInterval": POLL_S}})
+        self._kubectl.patch("scaledobject", self._name, {"spec": {"pollingInterval": POLL_S}})
 
     def replicas(self) -> int:
-        return int(self._kubectl.get("deployment", "tiny")["spec"]["replicas"])
+        return int(self._kubectl.get(*self._workload)["spec"]["replicas"])
 
     def stays(self, replicas: int, seconds: float) -> None:
         """AssertionError if the replicas change within ``seconds``."""
@@ -115,11 +128,7 @@ def gauge() -> Iterator[Gauge]:
 
 @pytest.fixture
 def scaled(keda: Keda, kubectl: Any, manifest: dict[str, Any], gauge: Gauge) -> Scaled:
-    manifest["spec"]["autoscaling"] = example("keda", "autoscaling") | {
-        "cooldown": f"{COOLDOWN_S}s",
-        "triggers": [gauge.trigger],
-    }
-    return Scaled(kubectl, manifest)
+    return Scaled(kubectl, manifest, ("deployment", "tiny"), gauge.trigger)
 
 
 def test_a_new_service_has_its_cooldown_before_it_is_scaled_to_zero(
@@ -220,6 +229,30 @@ def test_several_replicas_come_and_an_incident_keeps_them(
     scaled.stays(3, COOLDOWN_S + HELD_S)
     kubectl.patch("leakincident", "leak", {"status": {"phase": "Resolved"}}, "status")
     eventually(lambda: scaled.replicas() == 0)
+
+
+def test_groups_of_several_nodes_go_to_zero_and_back(
+    kubectl: Any,
+    keda: Keda,
+    groups: LeaderWorkerSets,
+    start: Callable[..., Any],
+    gauge: Gauge,
+    eventually: Any,
+) -> None:
+    groups.start()
+    start()
+    scaled = Scaled(kubectl, service(), ("leaderworkerset", "qwen-lws"), gauge.trigger)
+    kubectl.apply(scaled.manifest)
+    eventually(scaled.object)
+    scaled.poll_often()
+    eventually(lambda: set(pods(kubectl)) == names(0, 1))
+    eventually(lambda: scaled.replicas() == 0, COOLDOWN_S + 20)
+    eventually(lambda: pods(kubectl) == {})
+    eventually(lambda: kubectl.holds("qwen", Ready="ScaledToZero"))
+    gauge.value = 3
+    eventually(lambda: set(pods(kubectl)) == names(0))
+    gauge.value = 8
+    eventually(lambda: set(pods(kubectl)) == names(0, 1), HPA_S)
 
 
 def hpas(kubectl: Any) -> list[str]:
