@@ -1,7 +1,4 @@
-"""Update the state that the supervisor serves, after each sample.
-
-This includes ``/state`` and the history on the page.
-"""
+"""Update ``/state``, the metrics, and the history on the page, after each sample."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Choose the sizes of one engine from its settings and the available memory."""
+"""Choose the size and dtype of the KV pool, and batch limits, from settings and free memory."""
 
 from __future__ import annotations
 

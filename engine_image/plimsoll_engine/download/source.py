@@ -1,4 +1,4 @@
-"""Checkpoint folder of ``--model``: a local folder, or a downloaded repository of the hub."""
+"""Find the checkpoint folder of ``--model``; download a repository of the hub first."""
 
 from __future__ import annotations
 

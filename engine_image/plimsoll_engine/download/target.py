@@ -1,4 +1,4 @@
-"""Target directory of a download: free space, progress, and completion marker."""
+"""Decide whether a download is complete, and whether its target has space; log the progress."""
 
 from __future__ import annotations
 

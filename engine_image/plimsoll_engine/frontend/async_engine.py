@@ -1,7 +1,7 @@
-"""Engine facade for the serving API and the admin API.
+"""Admit requests, return their text and release them: facade of the engine for both APIs.
 
-The facade accepts requests and returns their text; its callers do not see the worker. Everything
-runs on one event loop. :meth:`AsyncEngine._handle_message` receives the worker's messages, and
+Its callers do not see the worker. Everything runs on one event loop.
+:meth:`AsyncEngine._handle_message` receives the worker's messages, and
 :meth:`AsyncEngine._on_worker_lost` runs when the worker exits unexpectedly. Long admin calls are in
 :mod:`plimsoll_engine.frontend.admin`; ``workers/worker_manager.py`` keeps a worker running.
 """

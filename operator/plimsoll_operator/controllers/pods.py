@@ -1,8 +1,7 @@
-"""Read the pods of a service or policy and act on them.
+"""Write incidents that only pods show, delete old ones, and evict pods for their supervisors.
 
-This module records incidents that only a pod's status shows, and deletes old incidents. It evicts
-pods if their supervisors request it. If a pod's status does not show why the pod does not start, it
-reads the pod's Events.
+The functions of :mod:`plimsoll_operator.fleet.incidents` decide on all three. If a pod's status
+does not show why the pod does not start, this module reads the pod's Events.
 """
 
 from __future__ import annotations

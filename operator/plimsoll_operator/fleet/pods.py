@@ -1,4 +1,4 @@
-"""Parse the status of a pod: its containers, and why a container cannot start.
+"""Parse the status of a pod, and decide why its container is not ready or cannot start.
 
 The kubelet records how the last run of a container ended. The cause reported for a crash-looping
 container must not change while the container alternates between running and waiting. The cause

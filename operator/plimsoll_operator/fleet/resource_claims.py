@@ -1,4 +1,4 @@
-"""Resource claims that keep a pod from the scheduler."""
+"""Find the resource claims that are missing, so that the scheduler ignores a pod."""
 
 from __future__ import annotations
 

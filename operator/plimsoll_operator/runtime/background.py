@@ -1,4 +1,4 @@
-"""Background parts of the operator, and the effect of a failure of each.
+"""Run background parts of the operator, and decide whether a failure of one stops it.
 
 A failed part is restarted with an increasing delay.
 

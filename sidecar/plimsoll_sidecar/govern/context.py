@@ -1,4 +1,4 @@
-"""Hold the input and output of one turn of the governor, and check the conditions of actions."""
+"""Decide whether a restart is due or may wait, and hold the input and output of a turn."""
 
 from __future__ import annotations
 

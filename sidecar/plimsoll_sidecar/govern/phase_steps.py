@@ -1,6 +1,6 @@
-"""Implement steps that several phases of an incident share, and apply the results of commands.
+"""Decide when an incident escalates, defers its restart or ends early; apply command results.
 
-Examples are escalation, deferral to the maintenance window, and waiting after a manual drain.
+Several phases share these steps: :mod:`plimsoll_sidecar.govern.phases`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Handle each phase of an incident, with the functions in :data:`PHASE_HANDLERS`.
+"""Decide when an incident trims, is confirmed, takes a slot, restarts, and ends: phase by phase.
 
-A handler advances the incident until the result of a command is needed.
-:mod:`plimsoll_sidecar.govern.phase_steps` applies the results, and
+Each phase has a handler in :data:`PHASE_HANDLERS`. It advances the incident until the result of a
+command is needed. :mod:`plimsoll_sidecar.govern.phase_steps` applies the results, and
 :mod:`plimsoll_sidecar.govern.incident` defines the order of the phases.
 """
 

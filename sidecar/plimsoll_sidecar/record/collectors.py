@@ -1,4 +1,4 @@
-"""Collect metrics that are read at each scrape, and count memory growth."""
+"""Collect metrics of cgroup, threads and open files at each scrape, and count memory growth."""
 
 from __future__ import annotations
 

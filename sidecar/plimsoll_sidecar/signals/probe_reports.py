@@ -1,4 +1,4 @@
-"""Query the probes in an engine's processes, and merge their reports.
+"""Query the probe of one process after checking who owns its socket, and merge the reports.
 
 Each probe listens on ``PID.sock`` in a shared folder. Any process that can write to the folder can
 replace the socket, so a probe is queried only if the kernel confirms that the socket belongs to the

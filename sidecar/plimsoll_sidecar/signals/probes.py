@@ -1,4 +1,4 @@
-"""Query the probes in the processes of an external engine, and keep their reports.
+"""Decide when to query the probes of an engine's processes, keep the reports, and send trims.
 
 Probes report what is not visible from outside: the allocators of each process, torch's memory on
 each device, and the engine's caches with their bounds.

@@ -1,4 +1,4 @@
-"""Load and unload the LoRA adapters of one worker.
+"""Load LoRA adapters into a worker within ``--max-loras``, and free them after their last use.
 
 The memory of an unloaded adapter is freed when the last request that uses it has ended.
 """

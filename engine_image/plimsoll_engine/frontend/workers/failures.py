@@ -1,4 +1,4 @@
-"""Failure handling: which processes to restart after a failure, and how often.
+"""Decide which processes a failure ends, how often they restart, and which requests are suspect.
 
 A failure ends only as much as is needed to recover: a request, a worker, the zygote, all processes
 or the engine. Each scope has its own exception, and a crash budget for consecutive failures. A

@@ -1,4 +1,4 @@
-"""Keep one worker serving: the first start, planned restarts, and recovery from crashes."""
+"""Keep one worker serving: start it, replace it as planned, and restart it after a crash."""
 
 from __future__ import annotations
 
