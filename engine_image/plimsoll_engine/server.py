@@ -102,7 +102,7 @@ def read_admin_token(file: Path, timeout_s: float) -> str:
             if write_token(str(file.parent)):
                 log.info("admin token written", extra={"file": str(file), "mode": "0600"})
         except OSError as error:
-            raise UsageError(f"admin token {file}: cannot be written: {error}") from None
+            raise UsageError(f"cannot write the admin token to {file}: {error}") from None
     deadline = time.monotonic() + timeout_s
     while True:
         try:
@@ -110,13 +110,13 @@ def read_admin_token(file: Path, timeout_s: float) -> str:
         except FileNotFoundError:
             token = ""
         except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"admin token {file}: cannot be read: {error}") from None
+            raise UsageError(f"cannot read the admin token from {file}: {error}") from None
         if token:
             return token
         if time.monotonic() >= deadline:
             raise UsageError(
-                f"admin token {file}: missing or empty after {timeout_s:g} s; the supervisor "
-                "writes the file: check that both containers mount the run directory"
+                f"the admin token {file} is missing or empty after {timeout_s:g} s: check that the "
+                "supervisor, which writes it, runs and mounts the same run directory"
             )
         time.sleep(0.05)
 

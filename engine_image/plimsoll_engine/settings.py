@@ -454,7 +454,9 @@ def _parse_lora_modules(flags: argparse.Namespace, served: str) -> dict[str, Lor
                 f"--lora-modules {text}: the name {name} is already used: choose another name"
             )
         if not os.path.isdir(module.path):
-            raise UsageError(f"--lora-modules {text}: the folder does not exist or cannot be read")
+            raise UsageError(
+                f"--lora-modules {text}: the folder {module.path} does not exist or cannot be read"
+            )
         found[name] = msgspec.structs.replace(module, path=str(Path(module.path).resolve()))
     if len(found) > flags.max_loras:
         raise UsageError(

@@ -448,8 +448,8 @@ def test_abort_and_refusal_touch_nobody_else(shared: Harness) -> None:
 BAD_CONFIGS: list[tuple[dict[str, Any], str]] = [
     ({"model": "/nonexistent"}, "/nonexistent: no such folder"),
     ({"max_model_len": 1 << 20}, "--max-model-len 1048576"),
-    ({"device": "tpu"}, "device 'tpu': expected auto, cpu or cuda"),
-    ({"dtype": "int3"}, "dtype 'int3': expected auto, float32, bfloat16"),
+    ({"device": "tpu"}, "device 'tpu' is not supported: use auto, cpu or cuda"),
+    ({"dtype": "int3"}, "dtype 'int3' is not supported: use one of auto, float32, bfloat16"),
     ({"inject": "leak"}, "unknown fault 'leak'"),
 ]
 RUN_ALL = """

@@ -26,7 +26,9 @@ def list_image_urls(messages: list[Message]) -> list[str]:
             image = part.get("image_url")
             url = image.get("url") if isinstance(image, dict) else image
             if not isinstance(url, str):
-                raise make_invalid_error("a content part of type image_url has no url", "messages")
+                raise make_invalid_error(
+                    "a content part of type image_url has no url: add a data URL", "messages"
+                )
             image_urls.append(url)
     return image_urls
 

@@ -105,7 +105,9 @@ class ChatPrompt:
             return text
         before, found, _ = text.rpartition(CONTINUATION_MARK)
         if not found:
-            raise TemplateError("the chat template does not render the last message")
+            raise TemplateError(
+                "the chat template does not render the last message: omit continue_final_message"
+            )
         return before
 
     def _render_supported(

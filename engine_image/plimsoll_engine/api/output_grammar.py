@@ -136,7 +136,7 @@ def _convert_to_lark(text: str, field: str) -> str:
         ) from None
     except Exception as error:  # noqa: BLE001 - the library raises bare Exception
         raise make_invalid_error(
-            f"the grammar is neither Lark nor GBNF: {str(error)[:200]}", field
+            f"the grammar is not valid as Lark or GBNF: {str(error)[:200]}", field
         ) from None
 
 

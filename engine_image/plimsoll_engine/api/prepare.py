@@ -324,13 +324,13 @@ class RequestPreparer:
         for word in body.bad_words or []:
             bare = word.lstrip()
             if not bare:
-                raise make_invalid_error("a bad word is blank: remove it", "bad_words")
+                raise make_invalid_error("bad_words has a blank word: remove it", "bad_words")
             for text in (bare, f" {bare}"):
                 try:
                     ids = self._tokenizer.encode_rendered(text)
                 except (TypeError, UnicodeEncodeError):
                     raise make_invalid_error(
-                        "bad_words are not valid Unicode text", "bad_words"
+                        "bad_words has invalid Unicode: remove lone surrogates", "bad_words"
                     ) from None
                 if ids and ids not in found:
                     found.append(ids)
@@ -344,7 +344,9 @@ class RequestPreparer:
         try:
             return encoder(text)
         except (TypeError, UnicodeEncodeError):
-            raise make_invalid_error(f"{param} is not valid Unicode text", param) from None
+            raise make_invalid_error(
+                f"{param} is not valid Unicode: remove lone surrogates", param
+            ) from None
 
     def _decode(self, ids: list[int], param: str) -> str:
         largest = self._tokenizer.vocab_size - 1

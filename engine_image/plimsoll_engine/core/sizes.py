@@ -99,8 +99,8 @@ def choose_encoder_budget(
     """
     if requested_tokens is not None and requested_tokens < max_media_tokens:
         raise SettingsError(
-            f"--encoder-cache-tokens {requested_tokens} is too small: one image or sound of this"
-            f" model takes up to {max_media_tokens} tokens"
+            f"--encoder-cache-tokens {requested_tokens} is too small: set at least"
+            f" {max_media_tokens}, the maximum for one image or audio clip of this model"
         )
     if requested_tokens is not None:
         return requested_tokens
@@ -162,7 +162,9 @@ def resolve_sizes(
             )
         max_model_len = num_blocks * block_size
     if max_model_len < 2:
-        raise SettingsError("the weights leave too little memory for one KV block")
+        raise SettingsError(
+            "the weights leave too little memory for one KV block: use a smaller model"
+        )
     return EngineSizes(
         max_num_seqs=max_num_seqs,
         max_model_len=max_model_len,

@@ -147,7 +147,7 @@ class Bucket:
         reason = (f"{page[1]}: {page[2]}" if page else answer[2] or answer[0])[:MAX_REASON_CHARS]
         match int(answer[1]):
             case 404:
-                return DownloadError(f"{self._uri} does not exist")
+                return DownloadError(f"{self._uri} does not exist: correct spec.model.uri")
             case 412:
                 return ObjectChangedError(
                     f"{self._uri} changed during the download: start the download again"

@@ -44,7 +44,9 @@ def fetch_folder(model: str) -> Path:
             last = line.strip() or last
             print(last, file=sys.stderr, flush=True)
     if process.returncode != 0:
-        raise SourceError(last or f"the download exited with status {process.returncode}")
+        raise SourceError(
+            last or f"the download of {model} exited with status {process.returncode}"
+        )
     return Path(last)
 
 
@@ -52,7 +54,7 @@ def _parse_hub_uri(model: str) -> tuple[str, str]:
     found = _HUB_URI_PATTERN.fullmatch(model)
     if found is None:
         raise SourceError(
-            "the repository of the hub is invalid: use hf://ORGANISATION/NAME or "
+            f"{model} is not a repository of the Hugging Face Hub: use hf://ORGANISATION/NAME or "
             "hf://ORGANISATION/NAME@REVISION"
         )
     return found["repository"], found["revision"] or "main"

@@ -169,7 +169,7 @@ class AsyncEngine:
     def _fail_overdue(self, generations: tuple[Generation, ...]) -> None:
         """Fail ``generations``, whose deadline the worker has not enforced in time."""
         for generation in generations:
-            generation.fail(RequestFailedError("deadline", "the request exceeded its deadline"))
+            generation.fail(RequestFailedError("deadline", "the request's deadline passed"))
 
     def _submit(self, generation: Generation) -> None:
         generation.with_worker = True

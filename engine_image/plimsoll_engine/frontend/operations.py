@@ -105,7 +105,7 @@ class Operations:
     def _on_end(self, operation: Operation, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
         if task.cancelled():
-            operation.error = "the operation was cancelled by a resume or by the engine's shutdown"
+            operation.error = "a resume, or the engine's shutdown, cancelled the operation"
         elif isinstance(error, OperationFailedError):
             operation.error = str(error)
         elif error is not None:

@@ -101,5 +101,7 @@ def _prepare_fallback_folder() -> Path:
             f" {folder}: {error.strerror}",
         ) from None
     if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
-        raise PermissionError(f"{folder} is not private to this user: remove it, or set TMPDIR")
+        raise PermissionError(
+            f"{folder} is not private to this user: remove it, or set TMPDIR to another directory"
+        )
     return folder

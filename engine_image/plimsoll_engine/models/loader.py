@@ -102,7 +102,7 @@ def choose_device(name: str, shard: Shard = WHOLE) -> torch.device:
     With several ranks, rank r gets CUDA device r. Raises LoadError if there is no such device.
     """
     if name not in ("auto", "cpu", "cuda"):
-        raise LoadError(f"--device {name!r}: expected auto, cpu or cuda")
+        raise LoadError(f"--device {name!r} is not supported: use auto, cpu or cuda")
     if name == "cuda" and not torch.cuda.is_available():
         raise LoadError("--device cuda: no CUDA device is visible; use cpu or auto")
     if name == "cpu" or not torch.cuda.is_available():
@@ -185,7 +185,9 @@ def choose_dtype(name: str, config: Any, device: torch.device) -> torch.dtype:
     if name in DTYPES_BY_NAME:
         return DTYPES_BY_NAME[name]
     if name != "auto":
-        raise LoadError(f"--dtype {name!r}: expected auto, {', '.join(DTYPES_BY_NAME)}")
+        raise LoadError(
+            f"--dtype {name!r} is not supported: use one of auto, {', '.join(DTYPES_BY_NAME)}"
+        )
     if device.type == "cpu":
         return torch.float32
     return torch.float32 if config.dtype == torch.float32 else torch.bfloat16
@@ -212,8 +214,8 @@ def build_model(
         if not decoder.supports(get_text_config(config)):
             if config.model_type == "llava":
                 raise ValueError(
-                    "field text_config: unsupported text model; supported are Llama, Mistral and "
-                    "Qwen"
+                    "field text_config: the text model is not supported; use a model with Llama, "
+                    "Mistral or Qwen"
                 )
             return None
         if config.model_type == "llava":

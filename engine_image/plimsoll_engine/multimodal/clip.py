@@ -25,9 +25,9 @@ class ClipProcessor:
         settings = JsonFile(folder / "preprocessor_config.json")
         for field in ("do_resize", "do_rescale", "do_normalize"):
             if settings.get(field, True) is not True:
-                raise settings.make_error(field, "only true is supported")
+                raise settings.make_error(field, "must be true")
         if settings.get("do_pad", False):
-            raise settings.make_error("do_pad", "only false is supported")
+            raise settings.make_error("do_pad", "must be false")
         self._shortest, self._exact = _read_sizes(settings)
         self._crop = _read_crop_size(settings) if settings.get("do_center_crop", True) else None
         self._resample = Image.Resampling(settings.get("resample", Image.Resampling.BICUBIC))
@@ -35,17 +35,17 @@ class ClipProcessor:
         self._mean = np.array(settings.get("image_mean"), np.float32)
         self._std = np.array(settings.get("image_std"), np.float32)
         if self._mean.shape != (3,) or self._std.shape != (3,):
-            raise settings.make_error("image_mean, image_std", "expected three numbers in each")
+            raise settings.make_error("image_mean, image_std", "must have three numbers each")
         side = config.get_positive_int("vision_config.image_size")
         height, width = self._crop or self._exact or (0, 0)
         if (height, width) != (side, side):
             raise settings.make_error(
-                "size, crop_size", f"expected {side} x {side} (vision_config.image_size)"
+                "size, crop_size", f"must be {side} x {side}, as vision_config.image_size"
             )
         if self._shortest is not None and self._shortest < side:
             raise settings.make_error(
                 "size.shortest_edge",
-                f"{self._shortest} is smaller than the crop; it must be at least as large",
+                f"must be at least {side}, the size of the crop, not {self._shortest}",
             )
         self.shape = [3, side, side]
         self.placeholder: int | None = config.get_positive_int(

@@ -26,7 +26,7 @@ class WhisperPrompt:
             languages = settings.get("lang_to_id")
             if not isinstance(languages, dict) or not languages:
                 raise settings.make_error(
-                    "lang_to_id", "missing; a multilingual model needs its languages"
+                    "lang_to_id", "must have the languages of a multilingual model"
                 )
             self._languages = {name.strip("<|>"): token for name, token in languages.items()}
         suppressed = settings.get("suppress_tokens", [])

@@ -397,5 +397,5 @@ class Worker:
         except FatalWorkerError:
             raise
         except Exception as error:  # the successor can prefill again
-            log.exception("the worker hands nothing over, because an error occurred")
+            log.exception("cannot hand over the KV pool: the next worker computes it again")
             return HandoverRefusal(HandoverOutcome.FAILED, f"{type(error).__name__}: {error}")

@@ -199,7 +199,7 @@ def test_with_leases_there_is_a_standby_on_suspicion_alone(
     assert (operation["state"], operation["kv_handover"]) == ("succeeded", "handed_over")
     assert engine.worker_pid() == standby["pid"]
     steps = {step["name"]: step.get("detail", "") for step in operation["steps"]}
-    assert steps["prepare_worker"] == "the standby worker"
+    assert steps["prepare_worker"] == "used the standby worker"
     assert re.fullmatch(r"stopped \(.* s\)", steps["stop_worker"]), steps
 
     # The lease has ended with its epoch: nobody makes another one, and nobody may ask for it there.
@@ -268,7 +268,7 @@ def test_a_standby_of_two_ranks_takes_over_as_a_whole(
         assert texts(futures) == undisturbed
     assert (operation["kv_handover"], operation["carried_prefill_tokens"]) == ("handed_over", 0)
     steps = {step["name"]: step.get("detail") for step in operation["steps"]}
-    assert steps["prepare_worker"] == "the standby worker"
+    assert steps["prepare_worker"] == "used the standby worker"
     assert pids_of(of_workers(engine, standby=False)) == standby
     engine.until(lambda: "report_age_s" in engine.status(), "a report of the new worker")
     assert pids_of(of_workers(engine, standby=False)) == standby

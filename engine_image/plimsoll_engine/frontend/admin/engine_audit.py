@@ -96,7 +96,8 @@ def _audit_frontend(engine: AsyncEngine) -> list[AuditFinding]:
     if count > capacity:
         findings.append(
             AuditFinding(
-                REQUEST_LOG_CAPACITY_RULE, f"{count} requests exceed the capacity of {capacity}"
+                REQUEST_LOG_CAPACITY_RULE,
+                f"the request log has {count} requests, but its capacity is {capacity}",
             )
         )
     findings += [

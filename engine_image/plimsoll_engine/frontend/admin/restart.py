@@ -151,14 +151,14 @@ async def _prepare_successor(engine: AsyncEngine, recorder: Recorder) -> WorkerH
         try:
             successor, waited = await engine.manager.prepare()
             if waited:
-                step.detail = "the standby worker"
+                step.detail = "used the standby worker"
             elif standby.is_wanted:
                 step.detail = f"no standby worker: {standby.error or error or 'not started yet'}"
             return successor
         except WorkerLostError as error:
             step.detail = str(error)
             log.warning(
-                "cannot prepare a successor beside the old worker; stopping the old worker first",
+                "cannot run a second worker: stopping the old worker before its successor starts",
                 extra={"reason": str(error)},
             )
             if error.permanent and engine.ready is not None:

@@ -110,7 +110,7 @@ class PickerMetrics(Collector):
     def _collect_info(self) -> Iterable[Metric]:
         cache = GaugeMetricFamily(
             "vllm:cache_config_info",
-            "Size of the KV pool, in labels: tokens in a block, and blocks. For endpoint pickers.",
+            "Size of the KV pool, as labels: tokens per block and blocks. For endpoint pickers.",
             labels=["model_name", "block_size", "num_gpu_blocks"],
         )
         if (pool := self._kv_pool()) is not None:
@@ -118,8 +118,7 @@ class PickerMetrics(Collector):
         yield cache
         adapters = GaugeMetricFamily(
             "vllm:lora_requests_info",
-            "LoRA adapters that are loaded, in labels. None waits for its turn. For endpoint "
-            "pickers.",
+            "Loaded LoRA adapters, as labels. No adapter waits to be loaded. For endpoint pickers.",
             labels=["running_lora_adapters", "waiting_lora_adapters", "max_lora"],
         )
         adapters.add_metric([",".join(self._adapters()), "", str(self._max_adapters)], 1)
