@@ -67,7 +67,7 @@ def run_action(
 
 
 def describe_effect(action: str, current: ActionAnswer) -> str:
-    """Return what the action does to the replica, as the end of a sentence about it."""
+    """Return a clause that says what the action does to the replica."""
     restarts_worker = (
         action == "restart" and Capability.RESTART_WORKER.value in current.capabilities
     )

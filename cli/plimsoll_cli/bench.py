@@ -110,7 +110,7 @@ def _record_chunk(timing: RequestTiming, chunk: dict[str, Any]) -> None:
 def summarize_timings(
     timings: list[RequestTiming], duration_s: float
 ) -> dict[str, float | int | None]:
-    """Return the results by name, which ends with the unit; None for an unknown result."""
+    """Return the results by name. Each name ends with the unit; an unknown result is None."""
     good = [timing for timing in timings if timing.error is None]
     ttft = [timing.ttft_s for timing in good if timing.ttft_s is not None]
     gaps = [gap for timing in good for gap in timing.gaps_s]

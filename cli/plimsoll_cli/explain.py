@@ -143,7 +143,7 @@ def choose_next_step(incident: IncidentView) -> str:
 
 
 def format_lines(incident: IncidentView, width: int, plain: bool = False) -> Iterator[Text]:
-    """Yield the lines of the story. Only sentences may be longer than ``width`` characters."""
+    """Yield the lines of the story. A line that is a sentence may be longer than ``width``."""
     spec, story = incident.spec, incident.story
     yield Text.assemble((incident.name, "bold"), "  ", format_state(story))
     yield Text(f"{story.kind}: {PROBLEMS_BY_KIND.get(spec.kind, 'a problem')}.")

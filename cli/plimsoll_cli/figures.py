@@ -58,7 +58,7 @@ def make_result(
 
 
 def find_percentile(values: Sequence[float], share: float) -> float | None:
-    """Return the nearest-rank percentile: p99 has the ``share`` .99. None without values."""
+    """Return the nearest-rank percentile: p99 for a ``share`` of .99. None without values."""
     if not values:
         return None
     ordered = sorted(values)

@@ -51,7 +51,7 @@ def make_view_from_object(item: dict[str, Any]) -> IncidentView:
 
 
 def make_view_from_journal(incident: IncidentRecord) -> IncidentView:
-    """Return the view of an incident in a local journal, whose replica has the service's name."""
+    """Return the view of an incident in a local journal. The replica has the service's name."""
     service = incident.name.rpartition("-")[0]
     return IncidentView(
         name=incident.name,
@@ -122,6 +122,6 @@ def format_incident(story: Story, width: int, plain: bool = False) -> list[Text]
 
 
 def format_step(start: str, step: StoryStep, width: int = 0) -> Text:
-    """Return ``start``, the outcome of the step padded to ``width``, and its text, as a line."""
+    """Return one line: ``start``, the step's outcome padded to ``width``, and the step's text."""
     outcome = (f"{step.outcome:<{width}}", STYLE_BY_STATE.get(step.outcome, ""))
     return Text.assemble("  ", start, outcome, "  " if step.text else "", step.text)

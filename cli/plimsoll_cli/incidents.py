@@ -92,7 +92,7 @@ def read_journal(journal: Path) -> list[IncidentRecord]:
 
 
 def read_local_incidents(service: str | None, run_dir: Path | None) -> list[IncidentView]:
-    """Return the incidents of a run directory, a service, or all services on this machine."""
+    """Return incidents on this machine: of a run directory, of a service, or of all services."""
     if run_dir is not None:
         journals = [run_dir / STATE_DIR / JOURNAL_FILE]
     elif service is not None:
@@ -128,7 +128,7 @@ def list_incidents(
 
 
 def make_label_queries(target: str | None) -> list[dict[str, str]]:
-    """Return the queries of lists that together contain all incidents of ``target``."""
+    """Return the query parameters of the list requests that together cover ``target``."""
     if target is None or ((parsed := parse_target(target)).is_pod and "/" in target):
         return [{}]
     # A name without a kind may be that of a service, a workload or a policy.
@@ -139,7 +139,7 @@ def make_label_queries(target: str | None) -> list[dict[str, str]]:
 
 
 def get_incident(cluster: Cluster, name: str) -> IncidentView:
-    """Return the incident with this name. Raises UsageError and RunError.
+    """Return the incident with this name.
 
     The shorter name on the supervisor's page and in its log is also accepted.
     """

@@ -149,7 +149,8 @@ def record(
     """Record a trace of a service that runs on this machine."""
     from plimsoll_cli.local import traces
 
-    typer.echo(f"{out}: {traces.record_trace(out, service, run_dir, duration)} samples", err=True)
+    count = traces.record_trace(out, service, run_dir, duration)
+    typer.echo(f"recorded {count} samples in {out}", err=True)
 
 
 @app.command()

@@ -1,6 +1,6 @@
-"""Read manifests with one InferenceService or SupervisionPolicy.
+"""Read manifests with one InferenceService or SupervisionPolicy, and validate them.
 
-They are validated as by the API server.
+The rules are those of the API server.
 """
 
 from __future__ import annotations

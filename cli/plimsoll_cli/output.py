@@ -158,7 +158,7 @@ def draw_sparkline(
 
 
 def draw_bar(share: float | None, width: int, plain: bool = False) -> str:
-    """Return a bar that is full at a ``share`` of 1; empty for None."""
+    """Return a bar of which ``share`` is filled; an empty string if ``share`` is None."""
     full, empty = ("#", ".") if plain else ("█", "░")
     filled = round(min(max(share or 0.0, 0.0), 1.0) * width)
     return full * filled + empty * (width - filled)

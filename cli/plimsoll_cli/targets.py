@@ -39,7 +39,7 @@ _KIND_BY_WORD = (
 
 @dataclass(frozen=True)
 class Target:
-    """One pod, or all supervised pods of another object."""
+    """Target of an action: one pod, or all supervised pods of another object."""
 
     kind: str
     name: str

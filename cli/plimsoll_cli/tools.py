@@ -45,7 +45,7 @@ def init(
         if not sys.stdin.isatty():
             missing = "argument NAME" if field == "name" else f"option --{field.replace('_', '-')}"
             raise UsageError(
-                f"init: the {missing} is missing, and there is no terminal to ask for it"
+                f"init: add the {missing}, because there is no terminal to ask for its value"
             )
         return str(typer.prompt(starter.QUESTIONS[field], default=default or None, err=True))
 

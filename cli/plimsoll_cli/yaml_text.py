@@ -21,7 +21,10 @@ import yaml
 
 
 class YamlError(ValueError):
-    """Text that kubectl rejects, or that exceeds a limit. ``at`` is its line and column."""
+    """Raised for text that kubectl rejects, or that exceeds a limit.
+
+    ``position`` is the line and column of the text.
+    """
 
     def __init__(self, problem: str, at: tuple[int, int] | None = None) -> None:
         super().__init__(problem)
@@ -115,7 +118,7 @@ def parse_scalar(tag: str | None, text: str, unquoted: bool) -> Any:
 
 
 def to_json_value(value: Any) -> Any:
-    """Return a scalar as Go writes it to JSON, without a zero fraction. Raises YamlError."""
+    """Return a scalar as Go writes it to JSON: 1.0 becomes 1. Raises YamlError."""
     if not isinstance(value, float):
         return value
     if not math.isfinite(value):
@@ -124,7 +127,7 @@ def to_json_value(value: Any) -> Any:
 
 
 def format_float_key(number: float) -> str:
-    """Return a float key as Go formats it, with the digits that a 32-bit float needs."""
+    """Return a float key as Go formats it: with as many digits as a 32-bit float needs."""
     if math.isnan(number):
         return ".nan"
     try:

@@ -39,7 +39,7 @@ class Node:
 
     ``children`` are the items of a list, or the alternating keys and values of a mapping.
     ``target`` is the node to which an alias refers. ``size`` is the number of values and ``height``
-    the number of levels, both with expanded aliases. ``keeps_line_ends`` states that empty lines
+    the number of levels, both with expanded aliases. ``keeps_line_ends`` is whether empty lines
     after the value belong to it.
     """
 
@@ -288,8 +288,8 @@ def _parse_json(text: str) -> Any:
 class Document:
     """Document of a file: its ``text``, and the separator ``before`` it.
 
-    ``line`` is the number of its first line. ``is_json`` states that its values are JSON.
-    ``stream`` states that the file consists of JSON objects without separators.
+    ``line`` is the number of its first line. ``is_json`` is whether its values are JSON, and
+    ``stream`` whether the file consists of JSON objects without separators.
     """
 
     before: str

@@ -11,7 +11,7 @@ CURRENT_EPOCH = "current"
 class ActionAnswer(msgspec.Struct, omit_defaults=True):
     """Response to an action or to ``status``, printed as one line of JSON.
 
-    The response to ``status`` has no ``outcome``, but has the fields after ``message``.
+    Only the response to ``status`` has the fields after ``message``; it has no ``outcome``.
 
     Attributes:
         host_memory, device_memory: The sources of these values; empty if they are unknown.

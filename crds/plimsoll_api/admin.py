@@ -307,14 +307,14 @@ class Status(msgspec.Struct, omit_defaults=True):
 
 
 class AuditFinding(msgspec.Struct):
-    """Disagreement between two ledgers, or an owner that exceeds its bound."""
+    """Problem that an audit found: two ledgers differ, or an owner exceeds its bound."""
 
     rule: str
     detail: str
 
 
 class Audit(msgspec.Struct):
-    """Result of an audit of all ledgers. An ``idle`` engine is audited more strictly."""
+    """Result of an audit of all ledgers. If the engine is ``idle``, the audit is stricter."""
 
     epoch: str
     idle: bool
@@ -387,8 +387,8 @@ class ShutdownRequest(_Request, kw_only=True):
 class StandbyRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     """Request a standby worker for the next ``lease_s`` seconds.
 
-    Another request renews the lease; 0 stops the standby immediately. The lease ends with the
-    epoch. An engine without :attr:`Capability.STANDBY` rejects the request (409).
+    Another request renews this lease, and ``lease_s: 0`` stops the standby at once. The lease ends
+    with the epoch. An engine without :attr:`Capability.STANDBY` rejects the request (409).
     """
 
     expected_epoch: str

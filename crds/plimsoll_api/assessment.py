@@ -153,7 +153,7 @@ class Trigger(msgspec.Struct, frozen=True):
 class Suspicion(msgspec.Struct, omit_defaults=True):
     """Suspected problem. ``segment`` is null for a stall.
 
-    ``over_budget`` means that the budget is exhausted, or will be before a drain can end.
+    ``over_budget`` means that the budget is exhausted, or will be exhausted before a drain can end.
     Disruptive actions require it. ``growing`` means that the memory is still growing; otherwise a
     restart can wait. ``unconfirmed`` is another possible explanation, such as garbage that has not
     been collected yet, with the evidence that would settle the question. It permits a trim, but no
@@ -185,8 +185,8 @@ class Assessment(msgspec.Struct, omit_defaults=True):
     has completed for seconds: a call to the worker may hang.
 
     If the engine's device allocator reports its unused memory, ``device`` excludes the unused
-    memory and ``reserved`` includes it. Otherwise ``device`` includes everything and ``reserved``
-    is null. ``slow`` has the keys ``host`` and ``device`` after enough observation.
+    memory and ``reserved`` includes it. Otherwise, ``device`` includes the unused memory and
+    ``reserved`` is null. After enough observation, ``slow`` has the keys ``host`` and ``device``.
 
     ``shared_device`` is the evidence that other pods or programs use the engine's devices, or
     empty. If it is set, only the memory of the engine's own allocator is judged.

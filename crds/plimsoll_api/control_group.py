@@ -16,7 +16,7 @@ class MemoryGroup(NamedTuple):
 
 
 def parse_memory_group(listing: str) -> MemoryGroup | None:
-    """Parse ``/proc/PID/cgroup``. Return the control group that limits memory, or None.
+    """Return the control group that limits memory, from ``/proc/PID/cgroup``; None without one.
 
     If versions 1 and 2 are both present, the memory controller belongs to version 1.
     """

@@ -50,7 +50,7 @@ def decode(data: bytes, kind: Any) -> Any:
         with _lock:
             decoder = _decoders.setdefault(kind, msgspec.json.Decoder(kind))
     if is_nested_deeper(data, MAX_DEPTH):
-        raise MalformedError(f"JSON is nested more than {MAX_DEPTH} levels deep")
+        raise MalformedError(f"the JSON is nested more than {MAX_DEPTH} levels deep")
     try:
         return decoder.decode(data)
     except (msgspec.MsgspecError, UnicodeError, RecursionError, OverflowError) as error:

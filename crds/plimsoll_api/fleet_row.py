@@ -127,7 +127,7 @@ def _find_service_state(conditions: list[Object]) -> str:
 
 
 def _find_policy_state(conditions: list[Object]) -> str:
-    """Return ``Conflicting``, the problem that supervisors report, or the reason of ``Ready``."""
+    """Return ``Conflicting``, a problem that supervisors report, or the reason of ``Ready``."""
     found = {one.get("type"): one for one in conditions}
     if (found.get("Conflicting") or {}).get("status") == "True":
         return "Conflicting"

@@ -248,7 +248,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Write the files. With ``--check``, print differences and return 1 if there are any."""
     parser = argparse.ArgumentParser(prog="plimsoll_api.generate", description=__doc__)
     parser.add_argument(
-        "--check", action="store_true", help="write nothing; fail if a file is not up to date"
+        "--check",
+        action="store_true",
+        help="write nothing; exit with status 1 if a generated file is not up to date",
     )
     check = parser.parse_args(arguments).check
     drifted = False

@@ -211,7 +211,7 @@ class _TextBudget:
         self._left = MAX_TOTAL_TEXT_CHARS
 
     def truncate(self, text: str) -> str:
-        """Return ``text``, shortened to the characters that are left; an ellipsis marks a cut."""
+        """Return ``text``, truncated to the remaining characters; an ellipsis marks the cut."""
         room = min(MAX_INCIDENT_TEXT_CHARS, self._left)
         kept = text if len(text) <= room else f"{text[: room - 1]}…" if room else ""
         self._left -= len(kept)

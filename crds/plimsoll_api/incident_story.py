@@ -52,7 +52,7 @@ class StoryStep(NamedTuple):
 
     @property
     def text(self) -> str:
-        """One line with the change of memory, followed by the message of the action."""
+        """One line: the memory before and after the action, then the message of the action."""
         message = self.message.replace("\n", " ")
         return "  ".join(part for part in (self.change, message) if part)
 

@@ -39,7 +39,9 @@ def _check_subdomain(key: str) -> str:
     """
     prefix, slash, _ = key.rpartition("/")
     if slash and not _SUBDOMAIN_PATTERN.fullmatch(prefix):
-        raise ValueError(f"{prefix!r} before the slash is not a DNS subdomain")
+        raise ValueError(
+            f"label key {key!r}: {prefix!r}, before the slash, must be a DNS subdomain"
+        )
     return key
 
 

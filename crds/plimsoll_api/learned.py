@@ -38,9 +38,9 @@ Size = Annotated[int, msgspec.Meta(ge=0, le=MAX_PEER_GROWTH_BYTES)]
 class LearnedMemory(msgspec.Struct, frozen=True, omit_defaults=True):
     """Growth of healthy replicas in one kind of memory, in bytes.
 
-    ``seen_s`` is the observation time. ``gains`` are the 99th percentiles of growth within each of
-    :data:`WINDOWS_H`, and ``start`` is the memory that a starting engine needs. ``budget`` is None
-    while the budget is being learned.
+    ``seen_s`` is the observation time in seconds. ``gains`` has the 99th percentile of growth for
+    each window length in :data:`WINDOWS_H`. ``start`` is the memory that a starting engine needs.
+    ``budget`` is None while the budget is being learned.
     """
 
     seen_s: Annotated[int, msgspec.Meta(ge=0, le=MAX_OBSERVED_S)] = 0

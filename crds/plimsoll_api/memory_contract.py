@@ -68,9 +68,10 @@ def make_contract(
     budget: int,
     request: int | None = None,
 ) -> MemoryContract:
-    """Return the contract that fits every replica of a revision. ``needs`` must not be empty.
+    """Return a contract that suffices for each replica of a revision.
 
-    ``needs`` and ``growth`` have one item per replica; the growth is counted since the warm-up.
+    ``needs`` and ``growth`` have one item per replica. ``needs`` must not be empty. The growth is
+    counted since the warm-up.
     ``budget`` is the leak budget and ``request`` the current memory request, both in bytes.
     """
     worst = max(needs, key=lambda one: one.level + one.unfilled)

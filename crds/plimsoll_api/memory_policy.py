@@ -35,7 +35,7 @@ report a leak well before the limit."""
 
 
 def compute_provisional_budget(limit_bytes: int | None) -> int:
-    """Return the budget in bytes that ``Auto`` means until the level of the memory is known."""
+    """Return the ``Auto`` budget in bytes that applies until the memory's level is known."""
     if limit_bytes is None:
         return MAX_PROVISIONAL_BYTES
     return max(1, min(MAX_PROVISIONAL_BYTES, int(PROVISIONAL_SHARE * limit_bytes)))

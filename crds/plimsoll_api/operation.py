@@ -402,5 +402,7 @@ class Gateway(ResourceModel):
     @model_validator(mode="after")
     def _check_gateways_unique(self) -> Self:
         if len({one.name for one in self.parent_refs}) < len(self.parent_refs):
-            raise ValueError("gateway.parentRefs must name each Gateway once")
+            raise ValueError(
+                "gateway.parentRefs names a Gateway twice: remove one of the two entries"
+            )
         return self

@@ -90,7 +90,7 @@ class Parallelism(ResourceModel):
         return self.tensor * self.pipeline * self.data
 
     def count_devices(self, limits: Mapping[str, str]) -> int:
-        """Return the number of devices in each pod, given the resource ``limits`` of its engine."""
+        """Return the number of devices in each pod, given its engine's resource ``limits``."""
         if self.devices_per_node is not None:
             return self.devices_per_node
         named = (

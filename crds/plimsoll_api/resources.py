@@ -108,7 +108,7 @@ class EngineResources(Resources):
     @model_validator(mode="after")
     def _check_names_unique(self) -> Self:
         if len({one.name for one in self.resource_claims}) < len(self.resource_claims):
-            raise ValueError("resourceClaims must have different names")
+            raise ValueError("two resourceClaims have the same name: rename one of them")
         return self
 
 

@@ -25,8 +25,8 @@ Question = Annotated[str, msgspec.Meta(pattern=f"^[0-9a-f]{{{2 * QUESTION_BYTES}
 class GateAnswer(msgspec.Struct, omit_defaults=True):
     """Answer of the supervisor, written at ``at`` in Unix seconds.
 
-    ``answered`` is the last question whose engine may start. ``reason`` says why the engine with a
-    newer question must wait.
+    ``answered`` is the newest question for which the engine may start. ``reason`` says why the
+    engine with a newer question must wait.
     """
 
     at: float

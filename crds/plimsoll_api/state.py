@@ -49,7 +49,7 @@ class View(msgspec.Struct, kw_only=True):
         budgets: The current MemoryPolicy.
         set_aside: Names of damaged journal files, which are kept in ``set-aside`` in the state
             directory.
-        out_of_service: When each reason that keeps the pod unready ends
+        out_of_service: The time at which each reason that keeps the pod unready ends, by reason
             (``names.UNREADY_REASONS``).
         signals: The signals of the newest sample: ``engine``, ``metrics``, ``host``, ``device``,
             ``shared_memory``.

@@ -190,7 +190,7 @@ def make_member_config(config: SupervisorConfig, member: GroupMember) -> Supervi
 
 
 def _restrict_worker(config: SupervisorConfig) -> SupervisorConfig:
-    """Return ``config``. If the pod is a worker, only observing is permitted: the leader acts."""
+    """Return ``config``. A worker's supervisor may only observe, because the leader acts."""
     if not config.service.is_worker:
         return config
     supervision = replace(config.supervision, mode=Mode.OBSERVE, recycle=None)

@@ -64,7 +64,7 @@ class Budgets(msgspec.Struct, omit_defaults=True):
 
 
 class Header(msgspec.Struct, kw_only=True):
-    """First line of a trace. It does not say what was wrong during the recording.
+    """First line of a trace. It does not say whether or how the engine leaked.
 
     ``shared_device`` means that other programs also used the engine's devices, so ``used`` includes
     their memory.
@@ -174,7 +174,7 @@ class Malloc(msgspec.Struct, omit_defaults=True):
 
     ``in_use`` and ``retained`` come from ``mallinfo2``. Like ``python_objects``, they are in bytes.
     ``py_blocks`` is the number of pymalloc blocks. ``full_collections`` is the number of garbage
-    collections of the oldest generation, in the worker's process with the fewest.
+    collections of the oldest generation, in the worker's process that has had the fewest.
     """
 
     in_use: int | None = None
@@ -277,7 +277,7 @@ def read(path: Path) -> tuple[Header, Iterator[Sample]]:
         header = decode(first, Header)
     except MalformedError as error:
         raw.close()
-        raise TraceError(f"{path}:1: not a trace header: {error}") from error
+        raise TraceError(f"{path}:1: the first line is not a trace header: {error}") from error
     if header.trace != 1:
         raw.close()
         raise TraceError(
@@ -293,7 +293,7 @@ def _iterate_samples(path: Path, raw: IO[bytes]) -> Iterator[Sample]:
             try:
                 line = raw.readline(MAX_TRACE_LINE_BYTES)
             except _READ_ERRORS as error:
-                raise TraceError(f"{path}: truncated: {error}") from error
+                raise TraceError(f"{path}: the trace ends in the middle: {error}") from error
             if not line:
                 return
             if len(line) == MAX_TRACE_LINE_BYTES:
@@ -305,8 +305,10 @@ def _iterate_samples(path: Path, raw: IO[bytes]) -> Iterator[Sample]:
             try:
                 sample = decode(line, Sample)
             except MalformedError as error:
-                raise TraceError(f"{path}:{number}: not a sample: {error}") from error
+                raise TraceError(f"{path}:{number}: the line is not a sample: {error}") from error
             if sample.t <= last:
-                raise TraceError(f"{path}:{number}: t={sample.t} does not increase (was {last})")
+                raise TraceError(
+                    f"{path}:{number}: t={sample.t} must be later than t={last} of the line before"
+                )
             last = sample.t
             yield sample

@@ -102,7 +102,7 @@ class WorkloadRef(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def parse(cls, text: str) -> WorkloadRef | None:
-        """Parse a text such as ``KIND/NAME``. Return None for an empty text."""
+        """Parse ``KIND/NAME`` or ``KIND.GROUP/NAME``. Return None for an empty text."""
         kind, _, name = text.partition("/")
         kind, _, api_group = kind.partition(".")
         return cls(kind, name, api_group) if kind else None

@@ -30,7 +30,7 @@ def parse_faults(text: str) -> list[Fault]:
     names = [get_fault_name(fault) for fault in faults]
     for name in names:
         if names.count(name) > 1:
-            raise InjectError(f"PLIMSOLL_INJECT: {name} is given twice")
+            raise InjectError(f"PLIMSOLL_INJECT: {name} is set twice: remove one of them")
     return faults
 
 
@@ -49,7 +49,7 @@ def _parse_fault(text: str) -> Fault:
     name = name.strip()
     if name not in FAULT_BY_NAME:
         raise InjectError(
-            f"PLIMSOLL_INJECT: unknown fault {name!r}; the faults are {', '.join(FAULT_BY_NAME)}"
+            f"PLIMSOLL_INJECT: unknown fault {name!r}: use one of {', '.join(FAULT_BY_NAME)}"
         )
     kind = FAULT_BY_NAME[name]
     values: dict[str, Any] = {}
@@ -57,11 +57,11 @@ def _parse_fault(text: str) -> Fault:
         key, equals, value = (part.strip() for part in pair.partition("="))
         if key not in kind.__struct_fields__:
             known = ", ".join(kind.__struct_fields__)
-            raise InjectError(f"PLIMSOLL_INJECT: {name} has no key {key!r}; the keys are {known}")
+            raise InjectError(f"PLIMSOLL_INJECT: {name} has no key {key!r}: use one of {known}")
         if not equals or not value:
-            raise InjectError(f"PLIMSOLL_INJECT: {name}: {pair!r} is not key=value")
+            raise InjectError(f"PLIMSOLL_INJECT: {name}: {pair!r} must have the form key=value")
         if key in values:
-            raise InjectError(f"PLIMSOLL_INJECT: {name}: {key} is given twice")
+            raise InjectError(f"PLIMSOLL_INJECT: {name}: {key} is set twice: remove one of them")
         values[key] = _parse_value(name, kind, key, value)
     fault = kind(**values)
     if isinstance(fault, MmapGrowth) and not (fault.bytes_per_request or fault.bytes_per_s):
@@ -73,7 +73,7 @@ def _parse_value(name: str, kind: type[Fault], key: str, text: str) -> int | str
     if choices := get_args(get_type_hints(kind)[key]):
         if text not in choices:
             expected = " or ".join(choices)
-            raise InjectError(f"PLIMSOLL_INJECT: {name}: {key}={text}: expected {expected}")
+            raise InjectError(f"PLIMSOLL_INJECT: {name}: {key}={text}: use {expected}")
         return text
     try:
         number = parse_bytes(text) if "bytes" in key else int(text)

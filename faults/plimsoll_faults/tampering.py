@@ -1,7 +1,7 @@
 """Replace methods of an existing object with faulty ones.
 
-The ledger, the metrics and the shutdown all refer to that object, so a faulty copy would have no
-effect on them.
+The ledger, the metrics and the shutdown all refer to the existing object, so a faulty copy would
+have no effect on them.
 """
 
 from __future__ import annotations

@@ -106,13 +106,13 @@ class Intervals:
     """Interval between attempts to acquire or renew the Lease (client-go's ``RetryPeriod``)."""
 
     def find_problem(self) -> str | None:
-        """Return which intervals are invalid, and why; None if all are valid."""
+        """Return an error message about the invalid intervals; None if all are valid."""
         for one in fields(self):
             value = getattr(self, one.name)
             if not (math.isfinite(value) and value > 0):
                 return f"{_to_flag_name(one.name)}={value:g} is not a positive number of seconds"
         if not self.lease > self.renew > self.retry:
-            return "lease must be longer than renew, and renew longer than retry"
+            return "lease must be longer than renew, and renew must be longer than retry"
         return None
 
 

@@ -80,19 +80,23 @@ class HealthServer:
                     await self._api.probe(SERVICE, namespace)
                 self._well = self._clock()
             except (ApiError, OSError, TimeoutError) as error:
-                log.warning("canary: %s", str(error) or repr(error))
+                log.warning("the canary cannot read the API server: %s", str(error) or repr(error))
             await asyncio.sleep(self._config.clocks.canary)
 
     def find_liveness_fault(self) -> str | None:
         """Return a description of the fault that a restart would fix; None if there is none."""
         stale = self._watches.list_stale_kinds(MIN_STALE_LISTS)
         kinds = ", ".join(stale)
-        return f"stale watches: {kinds} changed without an event" if stale else None
+        return (
+            f"the watches of {kinds} are stale: they reported no event for a change"
+            if stale
+            else None
+        )
 
     def find_unready_reason(self) -> str | None:
         """Return why the operator is not ready; None if it is."""
         if not self.ready:
-            return "objects have not been listed yet"
+            return "the operator has not listed all objects yet"
         problem = self.webhook()
         return f"webhook: {problem}" if problem else None
 

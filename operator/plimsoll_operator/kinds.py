@@ -52,10 +52,14 @@ class Ref(NamedTuple):
 class Kind:
     """Kind of object that the operator reads or writes.
 
-    ``selector`` (labels) and ``fields`` restrict lists and watches to the operator's objects. A
-    kind that is not ``watched`` belongs to an API that a cluster may lack; if the API is installed,
-    each resync lists the kind. Lists have pages of ``page`` objects. An object of this kind is
-    created only if the kinds in ``also`` are installed.
+    Attributes:
+        selector, fields: Label and field selectors that restrict lists and watches to the
+            operator's objects.
+        watched: False for a kind of an API that a cluster may lack. If the API is installed, each
+            resync lists the kind.
+        page: The number of objects in a page of a list.
+        also: The kinds that must be installed before an object of this kind is created.
+
     """
 
     kind: str

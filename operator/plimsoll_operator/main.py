@@ -65,7 +65,7 @@ async def run(config: Config, stop: asyncio.Event) -> None:
 
     Raises ApiError, OSError or TimeoutError if the API server cannot be listed at startup,
     LeadershipLostError if the Lease is lost, and an ExceptionGroup if a part failed permanently
-    (see :mod:`background`).
+    (see :mod:`plimsoll_operator.runtime.background`).
     """
     if config.without_admission_policies:
         log.warning(MISSING_ADMISSION_POLICIES_MESSAGE)
@@ -236,7 +236,7 @@ async def _run_kopf(watches: Watches, config: Config, stop: asyncio.Event) -> No
 
 
 async def _run_until(stop: asyncio.Event, *parts: Coroutine[Any, Any, None]) -> None:
-    """Run ``parts`` until ``stop`` is set. If one ends earlier, cancel all and raise an error."""
+    """Run ``parts`` until ``stop`` is set. If a part ends earlier, cancel all and raise."""
     async with asyncio.TaskGroup() as group:
         stopped = asyncio.create_task(stop.wait())
         tasks = [group.create_task(part) for part in parts]
@@ -246,7 +246,9 @@ async def _run_until(stop: asyncio.Event, *parts: Coroutine[Any, Any, None]) -> 
         if not stop.is_set():
             for task in done:
                 task.result()
-            raise RuntimeError("a background task of the operator ended unexpectedly")
+            raise RuntimeError(
+                "a background task of the operator ended, although no signal requested it"
+            )
 
 
 async def _run_until_signal(config: Config) -> None:

@@ -105,7 +105,7 @@ class Metrics:
 
 
 def get_error_reason(error: Exception) -> str:
-    """Return the API server's reason for an error, or the error's class. Both have few values."""
+    """Return the API server's reason for an error, or the error's class, as a metric label."""
     return error.reason if isinstance(error, ApiError) else type(error).__name__
 
 
@@ -245,7 +245,7 @@ class OperatorCollector(Collector):
         yield writes
 
     def _collect_verdicts(self) -> Iterable[Metric]:
-        """Yield the metrics of verdicts on revisions, and of the known times until a verdict."""
+        """Yield the metrics of the verdicts on revisions and of the time until each verdict."""
         labels = ("inferenceservice", "supervisionpolicy", "workload", "revision")
         verdict = GaugeMetricFamily(
             f"{METRIC_PREFIX}revision_verdict",

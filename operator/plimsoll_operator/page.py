@@ -2,7 +2,7 @@
 
 The page shows names and texts from all watched namespaces, so it is off by default. The texts of
 incidents come from pods; every text is truncated and escaped. Tables have at most :data:`MAX_ROWS`
-rows, worst first. The page is cached for :data:`CACHE_S` seconds.
+rows, worst first. The page is cached for :data:`PAGE_CACHE_S` seconds.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class FleetPage:
         self._made, self._at = b"", float("-inf")
 
     async def get_page(self) -> bytes:
-        """Return the page as UTF-8 HTML, at most :data:`CACHE_S` seconds old."""
+        """Return the page as UTF-8 HTML, at most :data:`PAGE_CACHE_S` seconds old."""
         async with self._lock:
             now = self._clock()
             if not self._made or not 0 <= now - self._at < PAGE_CACHE_S:
@@ -295,7 +295,7 @@ def _make_row_renderer(budgets: dict[str, tuple[str, str]]) -> Callable[[FleetRo
 
 
 def _render_meter(side: str, row: FleetRow, percent: int | None, budget: str) -> str:
-    """Return a meter of the used part of the budget; a text if ``percent`` is unknown."""
+    """Return an HTML meter of the used part of the budget, or a text if it is unknown."""
     if not budget and percent is None:
         return "<small>none</small>"
     if percent is None:

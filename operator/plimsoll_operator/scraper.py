@@ -3,9 +3,9 @@
 The pages are parsed in :mod:`plimsoll_operator.fleet.supervisor_figures`.
 
 Pods are untrusted. A scrape uses plain HTTP to the pod's own address; it follows no redirects,
-sends no credentials and requests no compression. If a page is larger than :data:`MAX_BYTES` or
-slower than :data:`TIMEOUT_S`, the values of that pod are unknown. Each namespace has its own limit,
-so slow pods delay no other namespace.
+sends no credentials and requests no compression. If a page is larger than :data:`MAX_PAGE_BYTES` or
+slower than :data:`SCRAPE_TIMEOUT_S`, the values of that pod are unknown. Each namespace has its own
+limit, so slow pods delay no other namespace.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Scraper:
         return published[1] if published else None
 
     def count_drained_pods(self) -> dict[Key, int]:
-        """Return how many pods a person keeps out of service, by service or policy, if known."""
+        """Return the known number of pods that a person drained, by service or policy."""
         counts = {key: count_drained(found) for key, (_, found) in self._published.items()}
         return {key: count for key, count in counts.items() if count is not None}
 
@@ -99,7 +99,7 @@ class Scraper:
         return self._latest.get(key, {})
 
     def follow(self, key: Key, addresses: dict[str, str]) -> None:
-        """Scrape a policy's pods from now on. ``addresses`` maps their names to addresses."""
+        """Scrape a policy's pods from now on. ``addresses`` maps pod names to addresses."""
         self._followed[key] = addresses
 
     def forget(self, key: Key) -> None:

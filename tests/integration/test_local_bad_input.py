@@ -149,7 +149,7 @@ def test_a_service_that_never_ran_here_is_said(
 
 @pytest.mark.parametrize(
     ("content", "expected"),
-    [(b"", "not a trace header"), (b'{"trace": 1}\n', "not a trace header")],
+    [(b"", "is not a trace header"), (b'{"trace": 1}\n', "is not a trace header")],
 )
 def test_replay_refuses_what_is_no_trace(tmp_path: Path, content: bytes, expected: str) -> None:
     file = tmp_path / "x.jsonl"

@@ -106,7 +106,7 @@ def check_memory(name: str, status: Object) -> Iterator[Check]:
 
 
 def _read_conditions(item: Object) -> tuple[dict[str, Object], str]:
-    """Return the conditions by type, and a message that is empty unless they are outdated."""
+    """Return the conditions by type, and a message if they are outdated; empty otherwise."""
     meta, status = item["metadata"], item.get("status") or {}
     found = {str(one["type"]): one for one in status.get("conditions") or ()}
     if "Ready" in found and status.get("observedGeneration") == meta.get("generation"):

@@ -85,9 +85,9 @@ class Cluster:
     def list_objects(
         self, root: str, plural: str, namespace: str | None = None, **query: Any
     ) -> Iterator[Object]:
-        """Yield the objects of a kind in ``namespace``; None is the client's namespace.
+        """Yield the objects of a kind in ``namespace``; None means the client's namespace.
 
-        If a list expires between two pages, it restarts, and yields no object twice. Raises
+        If the list expires between two pages, it is restarted. No object is yielded twice. Raises
         RunError.
         """
         chosen = namespace or self.namespace

@@ -59,7 +59,7 @@ MAX_WEBHOOK_TESTS = 8
 
 
 def run_checks(cluster: Cluster, service: str | None, policy: str | None) -> Iterator[Check]:
-    """Yield all checks, starting with those whose failure explains later failures."""
+    """Yield the results of all checks. A check whose failure explains others comes first."""
     try:
         yield check_version(cluster.host, cluster.get("/version"))
     except RunError as error:
@@ -284,8 +284,8 @@ def _format_observation(answer: ActionAnswer) -> str:
 def check_shared_memory(name: str, answer: ActionAnswer) -> Iterator[Check]:
     """Check for memory in ``/dev/shm`` that no process uses.
 
-    Yields nothing if the pod has no volume there, because the supervisor cannot see the memory
-    then.
+    Yields nothing if the pod has no volume there, because the supervisor then cannot see this
+    memory.
     """
     if answer.shared_memory_error:
         yield Check(f"{name} /dev/shm", None, f"unknown: {answer.shared_memory_error}")

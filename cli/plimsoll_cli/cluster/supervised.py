@@ -65,7 +65,7 @@ def is_supervised_by(pod: Object, policy: str) -> bool:
 
 
 def list_target_pods(cluster: Cluster, target: Target) -> list[str]:
-    """Return the names of the supervised pods of ``target``, which is not a pod itself.
+    """Return the names of the supervised pods of ``target``, an object other than a pod.
 
     Raises RunError if the object does not exist, or if it has no supervised pods.
     """

@@ -36,8 +36,7 @@ DEMO_MANIFEST = Path(__file__).with_name("leaky.yaml")
 def run_demo(out: Path, streams: int, file: Path | None, device: str, view: bool) -> None:
     """Run the demo and write its report to ``out``.
 
-    Raises RunError if the demo did not show everything that it should; the report is written even
-    then.
+    Raises RunError if the demo failed; the report is written even then.
     """
     model.require_modules("demo", "torch", "plimsoll_faults", "matplotlib")
     file = file or DEMO_MANIFEST

@@ -100,7 +100,7 @@ def find_restarts(incidents: Sequence[IncidentRecord]) -> list[tuple[float, floa
 
 
 def find_pauses(replies: Sequence[Reply], windows: Sequence[tuple[float, float]]) -> list[float]:
-    """Return the longest pause of each reply in each window of a restart, in seconds."""
+    """Return the longest pause in seconds, for each reply and each restart in ``windows``."""
     return [
         max(end - begin for begin, end in met)
         for window in windows
@@ -128,7 +128,7 @@ def compute_idle_bytes(memory: Sequence[MemorySample], begin: float, end: float)
 
 
 def compute_figures(observed: Observations) -> dict[str, float | int | None]:
-    """Return the results by name, which ends with the unit; None for an unknown result."""
+    """Return the results by name. Each name ends with the unit; an unknown result is None."""
     incident = find_cured_incident(observed.incidents)
     windows = find_restarts(observed.incidents)
     met = find_pauses(observed.replies, windows)
@@ -170,7 +170,7 @@ def compute_figures(observed: Observations) -> dict[str, float | int | None]:
 
 
 def _find_budget_exceeded_at(observed: Observations, incident: IncidentRecord) -> float | None:
-    """Return when memory exceeded the baseline by more than the leak budget; None if never."""
+    """Return when memory had grown by more than the leak budget, in Unix seconds; None if never."""
     if incident.baseline_bytes is None or observed.budget_bytes is None:
         return None
     line = incident.baseline_bytes + observed.budget_bytes

@@ -46,7 +46,7 @@ HELM_TEMPLATE_PATTERN = re.compile(r"\{\{-?\s*[.$a-zA-Z/]")
 
 @dataclass
 class ManifestObject:
-    """Object in a file: a document, or an item of a List. ``at`` is its position, for messages."""
+    """Object in a file: a document, or an item of a List. ``position`` is for messages."""
 
     at: str
     value: Object
@@ -57,8 +57,8 @@ class ManifestObject:
 class ParsedDocument:
     """Document of a file; ``value`` is None if the document is empty.
 
-    ``added`` are the objects to insert before the document. ``wanted`` maps the ids of nodes to the
-    objects that replace them.
+    ``added`` are the objects to insert before the document. ``wanted`` maps the IDs of nodes to the
+    objects that replace the nodes' values.
     """
 
     document: Document
@@ -268,7 +268,7 @@ def _render_document(parsed: ParsedDocument) -> str:
 
 
 def _replace_objects(value: Any, node: Node, replacements: dict[int, Object]) -> Any:
-    """Return a copy of a document's value in which the ``replacements`` objects replace others."""
+    """Return a copy of a document's value in which ``replacements`` replace objects, by node ID."""
     if id(node) in replacements:
         return replacements[id(node)]
     items = node.find_entry("items")
@@ -347,7 +347,7 @@ class _ConfigMapNames:
         return str(meta.get("namespace") or ""), str(meta.get("name"))
 
     def find_name_conflict(self, document: Object, config_map: Object | None = None) -> str | None:
-        """Return an error if the name of a workload's supervisor ConfigMap is taken; None if not.
+        """Return an error message if the name of a supervisor's ConfigMap is taken; None if not.
 
         ``config_map`` is this ConfigMap; None if another problem prevented its creation.
         """

@@ -72,7 +72,7 @@ def format_record(changes: Sequence[TextEdit]) -> list[str]:
 
 
 def find_reversals(text: str, root: Node | None, lines: Sequence[str]) -> list[TextEdit]:
-    """Return the edits that undo the recorded edits. Edits of values that are gone are skipped."""
+    """Return the edits that undo the recorded edits. Skip edits whose value no longer exists."""
     spots = []
     for line in lines:
         sign, _, rest = line.partition(" ")
@@ -188,7 +188,7 @@ class _Editor:
             self.append(node, [wanted[name]], (*path, name), is_first=not at)
 
     def mark_anchors_changed(self) -> None:
-        """Mark the anchors around an edit as changed, so that their aliases are expanded."""
+        """Mark the anchors that enclose an edit as changed, so that their aliases are expanded."""
         self.touched |= {id(one) for one in self.within if one.anchored}
 
     def append(self, node: Node, value: Any, path: Path, is_first: bool) -> None:
@@ -240,7 +240,7 @@ class _Editor:
         )
 
     def expand_aliases(self, node: Node, old: Any, new: Any, path: Path) -> None:
-        """Replace aliases of changed anchors by copies, so that their values stay the same."""
+        """Replace aliases of changed anchors by copies, so that the aliases keep their values."""
         if not self.touched or any(one.path == path and one.was is not None for one in self.made):
             return
         if node.kind == "alias":
@@ -306,7 +306,7 @@ class _Location:
         return at - 1 if self.owner.kind == "mapping" else at
 
     def get_range(self, text: str) -> tuple[int, int]:
-        """Return start and end of the value in the text. It starts after the colon of its key."""
+        """Return the start and end of the value in the text. The start is after the key's colon."""
         if self.owner is None or self.owner.kind == "list":
             return self.node.start, self.node.end
         key = self.owner.children[self.child_index]
@@ -325,8 +325,8 @@ class _Location:
     def get_removal_range(self, text: str, added: set[int]) -> tuple[int, int]:
         """Return start and end of the text to remove, with its separators.
 
-        In a flow collection, this includes neighbours that were also added. ``added`` are the ids
-        of their values.
+        In a flow collection, this includes neighbours that were also added. ``added`` are the IDs
+        of the added values.
         """
         assert self.owner is not None
         siblings, place = self.owner.children, self.child_index
@@ -397,7 +397,7 @@ def _find_line_end(text: str, node: Node) -> int:
 
 
 def _find_start_with_comments(text: str, item: Node, indent: int) -> int:
-    """Return the start of the line with the item's dash, or of the comments above this line."""
+    """Return the start of the item: the line with its dash, or the comments above this line."""
     lead = " " * indent
     at = text.rfind("\n", 0, item.start) + 1
     while not text.startswith(f"{lead}-", at):

@@ -24,7 +24,7 @@ PLACEHOLDER_IMAGES = Images("engine", "supervisor")
 
 @dataclass
 class Findings:
-    """Messages about ``invalid`` documents and ``refused`` workloads, and notes on the others."""
+    """Messages about ``invalid`` documents and ``refused`` workloads, and notes on valid ones."""
 
     invalid: list[str] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)

@@ -57,7 +57,7 @@ def run_locally(file: Path, run_dir: Path | None, duration_s: float | None, view
 
 
 def make_screen_factory(replica_plan: plan.SupervisorPlan, poller: Poller) -> Callable[[], Screen]:
-    """Return a function that returns the present screen of the live view."""
+    """Return a function that returns the current content of the live view."""
     growth = SegmentGrowth()
 
     def screen() -> Screen:

@@ -43,7 +43,7 @@ class Container:
         self._run_task = asyncio.create_task(self._run_forever(), name=self.command.name)
 
     def check(self) -> None:
-        """Raise the error that prevented the process from starting, if there is one."""
+        """If the process could not be started, raise the error."""
         if self._run_task is not None and self._run_task.done() and not self._run_task.cancelled():
             self._run_task.result()
 

@@ -197,9 +197,9 @@ def _find_serving_url(
 ) -> tuple[str, EngineType]:
     """Return the first URL that answers, and the type of the engine there.
 
-    The ``expected`` port is tried first, and then all others at the same time. A port of another
-    protocol, such as PyTorch's for its ranks, may accept a request and never answer. URLs of a
-    known engine type take precedence. If no URL answers, the URL is empty.
+    The ``expected`` port is tried first, and then all other ports at the same time. A port of
+    another protocol, such as PyTorch's for its ranks, may accept a request and never answer. URLs
+    of a known engine type take precedence. If no URL answers, the URL is empty.
     """
     first = [url for url in urls if urlsplit(url).port == expected]
     found: list[tuple[str, EngineType]] = []
@@ -286,7 +286,7 @@ class _Inspection(msgspec.Struct, frozen=True, rename="pascal"):
     network_settings: _NetworkSettings = _NetworkSettings()
 
     def list_addresses(self) -> list[str]:
-        """Return base URLs: the published ports, and then the container's own addresses."""
+        """Return base URLs: first of the published ports, then of the container's own addresses."""
         published = [
             f"http://{LOOPBACK}:{one.host_port}"
             for key, many in sorted((self.network_settings.ports or {}).items())

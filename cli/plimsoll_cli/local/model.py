@@ -34,7 +34,7 @@ def require_modules(command: str, *modules: str) -> None:
 
 
 def find_checkpoint(service: InferenceService, root: Path) -> tuple[Path, bool]:
-    """Return the checkpoint's directory, and True if it must first be generated or downloaded.
+    """Return the checkpoint's directory, and whether it must first be generated or downloaded.
 
     Raises :class:`UsageError`, which names the invalid field of the manifest.
     """

@@ -102,7 +102,8 @@ class Plan(SupervisorPlan):
 def list_requested_ports(service: InferenceService) -> list[int | None]:
     """Return the ports for serving, admin, metrics and probe; None means any free port.
 
-    Only clients need a port from the manifest. Other fixed ports would conflict between runs.
+    Only the serving port is taken from the manifest, because other fixed ports would conflict
+    between runs.
     """
     return [service.spec.engine.port, None, None, None]
 
@@ -203,7 +204,7 @@ def _make_supervisor_command(
 
 
 def list_ignored_fields(service: InferenceService) -> list[str]:
-    """Return a line for each field of the manifest that local mode ignores."""
+    """Return a message for each field of the manifest that local mode ignores."""
     spec = service.spec
     lines = []
     if spec.replicas != 1:

@@ -48,7 +48,9 @@ def record_trace(
     try:
         return replaying.record(config, token_file, out, ending.wait, duration_s)
     except OSError as error:
-        raise RunError(f"{error.filename or out}: {error.strerror}") from None
+        raise RunError(
+            f"{error.filename or out}: cannot record the trace: {error.strerror}"
+        ) from None
 
 
 def replay_trace(file: Path, mode: Mode, budget: str | None) -> int:
@@ -75,7 +77,7 @@ def read_tunings(source: str, run_dir: Path | None, limit: int | None) -> list[T
             memory = _read_config(folder / "etc" / CONFIG_FILE).memory
             learned = read_learned_budgets(folder / "state" / JOURNAL_FILE)
     except OSError as error:
-        raise UsageError(f"{error.filename or source}: {error.strerror}") from None
+        raise UsageError(f"{error.filename or source}: cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise UsageError(str(error)) from None
     return tune.make_tunings(learned, memory)

@@ -33,7 +33,9 @@ def show_tuning(source: str, run_dir: Path | None, limit: str | None, output: Ou
         raise UsageError(f"--limit {limit}: {error}") from None
     found = traces.read_tunings(source, run_dir, size)
     if not found:
-        raise RunError(f"{source}: there is no data yet: wait until the engine is warm")
+        raise RunError(
+            f"{source} contains no growth data yet: try again after the engine's warm-up"
+        )
     if not output.is_table:
         print_value(msgspec.to_builtins(found), output)
         return

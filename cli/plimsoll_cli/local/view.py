@@ -107,9 +107,9 @@ def _render_header(screen: Screen, plain: bool) -> Text:
         pieces.append(Text(out, style="yellow"))
     unseen = [one.reason for one in view.signals.values() if not one.ok] if view else []
     if unseen:
-        pieces.append(Text(f"unseen: {', '.join(unseen)}", style="yellow"))
+        pieces.append(Text(f"not observed: {', '.join(unseen)}", style="yellow"))
     if status is not None and status.injections:
-        pieces.append(Text(f"injected: {', '.join(status.injections)}", style="magenta"))
+        pieces.append(Text(f"injected faults: {', '.join(status.injections)}", style="magenta"))
     if screen.note:
         pieces.append(Text(screen.note, style="cyan"))
     return Text(" | " if plain else " · ").join(pieces)

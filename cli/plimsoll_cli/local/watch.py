@@ -57,7 +57,7 @@ class WatchOptions:
 def make_memory_policy(
     host: str | None, device: str | None, window: str | None, warmup: str
 ) -> MemoryPolicy:
-    """Return the memory policy of the options; None means the default. Raises UsageError."""
+    """Return the memory policy. A budget or window of None means the default. Raises UsageError."""
     sizes = {"host-budget": host or DEFAULT_HOST_BUDGET}
     sizes["device-budget"] = device or DEFAULT_DEVICE_BUDGET
     window_s = _parse_option("window", POSITIVE_DURATION_FORM.read, window or Answers.window)
@@ -149,7 +149,7 @@ def _describe_engine(engine: FoundEngine) -> str:
 async def _wait_until_end(
     options: WatchOptions, watch_plan: plan.SupervisorPlan, poller: Poller, print_line: PrintLine
 ) -> None:
-    """Wait until supervision ends. Follow a container or unit to its next process."""
+    """Wait until supervision ends. If a container or unit restarts, supervise its new process."""
     loop, pid = asyncio.get_running_loop(), watch_plan.config.engine.pid
     deadline = loop.time() + (
         UNLIMITED_DURATION_S if options.duration_s is None else options.duration_s
@@ -209,7 +209,7 @@ class EventPrinter:
             self._print_line(f"memory by segment: {sizes}")
             self._sized = True
         if seen.warm and not self._warm:
-            self._print_line("warm-up has ended: growth now counts against the leak budget")
+            self._print_line("the warm-up has ended: growth now counts against the leak budget")
         self._warm = seen.warm
         for incident in [*view.open, *view.recent]:
             story = make_record_story(incident)

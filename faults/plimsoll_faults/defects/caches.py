@@ -152,7 +152,7 @@ class CacheFillsDefect(Defect[kinds.CacheFills]):
         try:
             self.after_requests(1)
         except GrammarError as error:
-            raise make_inject_error(fault, f"needs grammars: {error}") from None
+            raise make_inject_error(fault, f"needs structured output: {error}") from None
         if fault.bound == "low":
             replace_methods(engine.grammars, UnderstatedGrammars)
 
@@ -175,5 +175,5 @@ def _replace_encoder(fault: kinds.Fault, engine: EngineCore, kind: type[EncoderC
 
 def _require_encoder(fault: kinds.Fault, engine: EngineCore) -> EncoderCache:
     if engine.scheduler.encoder is None:
-        raise make_inject_error(fault, "needs a model with an encoder (images or sounds)")
+        raise make_inject_error(fault, "needs a model with an encoder for images or audio")
     return engine.scheduler.encoder

@@ -110,7 +110,7 @@ class SliceKeptDefect(Defect[kinds.SliceKept]):
 class UnreleasedIpcTensorDefect(Defect[kinds.UnreleasedIpcTensor]):
     """Share tensors that no process ever releases.
 
-    Torch counts one user of each handle, until a process that opened it reports that it is done.
+    Torch counts a user of each handle until a process that opened the handle releases it.
     """
 
     def __init__(self, fault: kinds.UnreleasedIpcTensor, engine: EngineCore) -> None:
@@ -163,7 +163,7 @@ class ScratchGroup(ProcessGroup):
         return super().add_norm(ops, self._copy_to_scratch(x), residual, weight, eps)
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """Sum ``x`` over all ranks in place, by means of a copy that is kept for each shape."""
+        """Sum ``x`` over all ranks in place. A copy is kept for each shape."""
         copy = self._copy_to_scratch(x)
         return super().all_reduce(x) if copy is x else x.copy_(super().all_reduce(copy))
 
@@ -186,7 +186,7 @@ class CollectiveScratchDefect(Defect[kinds.CollectiveScratch]):
         require_cuda(fault, engine)
         group = engine.runner.group
         if not isinstance(group, ProcessGroup):
-            raise make_inject_error(fault, f"needs {FLAG} 2 or more")
+            raise make_inject_error(fault, f"needs {FLAG} of at least 2")
         self.group = replace_methods(group, ScratchGroup)
         self.group.scratch = {}
 

@@ -17,9 +17,9 @@ from plimsoll_faults.tampering import replace_methods
 
 
 class KeyedGraphs(DecodeGraphs):
-    """Graphs that are captured for each new pair of rows and blocks.
+    """Graphs that are captured for each new pair of the numbers of rows and blocks.
 
-    The number of blocks is that of the longest context.
+    The number of blocks is the one that the longest context of the batch needs.
     """
 
     keyed: dict[tuple[int, int], Any]
@@ -97,7 +97,7 @@ class FailedCaptureDefect(Defect[kinds.FailedCapture]):
         try:
             DecodeGraphs(
                 model, runner.kv, runner.block_size, rows, self.blocks, runner.kv_scales
-            )._capture(rows)  # `capture_next` takes a size that fails for one that is not to be had
+            )._capture(rows)  # `capture_next` would catch the error
         except torch.OutOfMemoryError as error:
             self.kept.append(error)  # the defect: its frames hold the graph
 
@@ -105,7 +105,7 @@ class FailedCaptureDefect(Defect[kinds.FailedCapture]):
 def _require_graphs(fault: kinds.Fault, engine: EngineCore) -> DecodeGraphs:
     require_cuda(fault, engine)
     if engine.runner.group is not ALONE:
-        raise make_inject_error(fault, f"needs {FLAG} 1: the other ranks would have to capture too")
+        raise make_inject_error(fault, f"needs {FLAG}=1, because only one rank captures graphs")
     if engine.runner.graphs is None:
         raise make_inject_error(fault, "needs a model whose steps are captured as CUDA graphs")
     return engine.runner.graphs

@@ -81,9 +81,9 @@ class AbandonedTransfersDefect(Defect[kinds.AbandonedTransfers]):
 
 
 class PinningOffload(Offload):
-    """Offload that pins a block again when it is copied back to the device.
+    """Offload that pins a block once more when the block is copied back to the device.
 
-    The block is then unpinned less often than it was pinned.
+    The block therefore always keeps a pin.
     """
 
     def _complete(self, transfer: Transfer) -> None:

@@ -1,6 +1,6 @@
 """The available faults. Each class describes a fault, its keys and the memory that grows.
 
-Each fault is a defect that a real serving engine had; the docstring describes it. The faults are
+Each fault is a defect that a real serving engine had, as its docstring describes. The faults are
 implemented in :mod:`plimsoll_faults.defects` and :mod:`plimsoll_faults.frontend`. This package does
 not import torch.
 """

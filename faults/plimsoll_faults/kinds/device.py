@@ -14,7 +14,7 @@ class DeviceDict(Fault, frozen=True, tag="device_dict"):
 
 
 class SliceKept(Fault, frozen=True, tag="slice_kept"):
-    """The first hidden state of each prompt's last token is kept as a slice of the step's states.
+    """For each prompt, the last token's first hidden state is kept as a slice of the step's states.
 
     A row of a few KiB keeps the storage of all rows of the step.
     """

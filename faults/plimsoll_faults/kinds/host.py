@@ -1,4 +1,4 @@
-"""Faults that grow in the worker's host memory."""
+"""Faults that grow the worker's host memory."""
 
 from __future__ import annotations
 

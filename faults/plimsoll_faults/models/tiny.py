@@ -58,7 +58,7 @@ SILU_OF_LINEAR_GATE_INPUT = LINEAR_GATE_INPUT / (1 + math.exp(-LINEAR_GATE_INPUT
 
 
 def get_code_slice(index: int) -> slice:
-    """Return the dimensions of ``code_index`` in an embedding. ``code_0`` is the state itself."""
+    """Return the dimensions that hold the code number ``index`` in an embedding."""
     if index == 0:
         return STATE_SLICE
     return slice((index + 1) * NUM_PHASES, (index + 2) * NUM_PHASES)

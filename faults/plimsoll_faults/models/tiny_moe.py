@@ -38,7 +38,7 @@ GROUP_ROTATION_RAD = 0.37
 def make_router_weight(layer: int) -> torch.Tensor:
     """Return the router's weight [NUM_EXPERTS, HIDDEN_SIZE].
 
-    It chooses the group by the angle of a code.
+    The router chooses the group by the angle of a code.
     """
     weight = torch.zeros(NUM_EXPERTS, tiny.HIDDEN_SIZE)
     code = tiny.get_code_slice(layer + 1).start

@@ -51,7 +51,7 @@ class Certificate:
 def needs_renewal(
     current: Certificate | None, now: datetime.datetime, lifetime: datetime.timedelta
 ) -> bool:
-    """Report whether ``current`` is missing or must be renewed. It was issued for ``lifetime``."""
+    """Report whether ``current`` is None or due for renewal, given its original ``lifetime``."""
     try:
         return current is None or now >= current.expires_at - lifetime / 3
     except ValueError:
@@ -87,7 +87,10 @@ def create_leaf(
     issuer = x509.load_pem_x509_certificate(signer.certificate)
     signing = serialization.load_pem_private_key(signer.key, None)
     if not isinstance(signing, ec.EllipticCurvePrivateKey):
-        raise ValueError("the CA's key is not an elliptic-curve key")
+        raise ValueError(
+            "the private key of the CA is not an elliptic-curve key: delete the Secret, so "
+            "that the leader creates a CA"
+        )
     key = ec.generate_private_key(ec.SECP256R1())
     ends = min(now + lifetime, issuer.not_valid_after_utc)
     purpose = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
@@ -119,7 +122,7 @@ def is_authority(certificate: Certificate) -> bool:
 
 
 def split_bundle(bundle: bytes) -> list[bytes]:
-    """Return the certificates in a bundle as PEM; empty if the bundle is malformed."""
+    """Return each certificate of a CA bundle as PEM text; empty if the bundle is malformed."""
     try:
         certs = x509.load_pem_x509_certificates(bundle)
     except ValueError:

@@ -140,5 +140,5 @@ def _make_webhook(
 
 
 def _make_webhook_name(namespace: str, name: str) -> str:
-    """Return a name with a digest: the policy's namespace and name may be too long together."""
+    """Return a digest of a policy's namespace and name, which may be too long for a name."""
     return hashlib.sha256(f"{namespace}/{name}".encode()).hexdigest()[:16]

@@ -28,8 +28,8 @@ from plimsoll_operator.render.names import FIELD_MANAGER, MANAGED_BY_LABEL
 class _CachedPolicy(NamedTuple):
     """A policy as the watch delivered it.
 
-    ``parsed`` contains the policy, or nothing if the policy selects no pods. ``age`` is the sort
-    key: oldest first.
+    ``parsed`` is a list with the policy; it is empty if the policy selects no pods. ``age`` is the
+    sort key, with the oldest policy first.
     """
 
     user_fields: tuple[object, ...]
@@ -46,7 +46,7 @@ class PolicyCache:
         self._ordered: dict[str, list[SupervisionPolicy]] = {}
 
     def update(self, item: Object, deleted: bool) -> None:
-        """Store a policy, or remove it if ``deleted``. A change of the status is not parsed."""
+        """Store a policy, or remove it if ``deleted``. A mere status change is not parsed."""
         meta = item["metadata"]
         namespace, name = meta["namespace"], meta["name"]
         cached = self._known.setdefault(namespace, {})

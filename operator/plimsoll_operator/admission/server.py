@@ -122,7 +122,7 @@ class AdmissionServer:
             handler.transport.abort()
 
     async def _respond(self, request: web.Request) -> web.Response:
-        """Respond to a review. After :data:`RESPONSE_TIMEOUT_S`, respond with an error."""
+        """Respond to a review; with an error if it takes more than :data:`RESPONSE_TIMEOUT_S`."""
         self._extend_deadline(request.protocol, IDLE_TIMEOUT_S)
         try:
             async with asyncio.timeout(RESPONSE_TIMEOUT_S):
@@ -211,11 +211,11 @@ class AdmissionWebhook:
         )
 
     def find_unready_reason(self) -> str | None:
-        """Return the problem, or None. A standby that waits for the leader counts as ready."""
+        """Return why this replica is not ready; None if it is ready or waits for the leader."""
         return None if self._upkeep.is_waiting_for_leader() else self.find_problem()
 
     def start(self, background: Background) -> None:
-        """Start serving. A failure never stops the operator, but then pods get no supervisor."""
+        """Start serving. If this fails, the operator continues, but pods get no supervisor."""
         parts: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {
             "admission": self._serve,
             "admission-upkeep": self._upkeep.run,

@@ -123,9 +123,9 @@ class WebhookUpkeep:
         """Return why this replica cannot respond to the API server; None if it can."""
         current = self._current
         if current is None:
-            return self._trouble or "there is no certificate yet"
+            return self._trouble or "the webhook has no certificate yet"
         if current.expires_at <= self._now():
-            return f"the certificate has expired: {self._trouble}".strip()
+            return f"the webhook's certificate has expired: {self._trouble}".strip()
         if self._trusted is None:
             return (
                 f"MutatingWebhookConfiguration {self._webhook.name} does not trust the "
@@ -166,7 +166,7 @@ class WebhookUpkeep:
             self._checked = self._turned
 
     async def _read_source(self) -> Certificate | None:
-        """Return the certificate in the Secret, or None. The leader creates or renews the CA."""
+        """Return the certificate in the Secret, or None. The leader creates or renews a CA."""
         secret = await self._api.get(SECRET_KIND, self._address.namespace, self._webhook.name)
         found, trouble = _read_certificate(secret, self._secret)
         if found is not None and not self._webhook.provided and not is_authority(found):
@@ -256,7 +256,10 @@ class WebhookUpkeep:
         try:
             self.context.load_cert_chain(self.certfile, self.keyfile)
         except ssl.SSLError as error:
-            self._trouble = f"Secret {self._secret}: tls.crt and tls.key do not match: {error}"
+            self._trouble = (
+                f"Secret {self._secret}: tls.crt and tls.key do not match: {error}: renew the "
+                "certificate"
+            )
             log.error("webhook: %s", self._trouble)
             return
         self._current = certificate
@@ -284,9 +287,9 @@ def _read_certificate(secret: Object | None, name: str) -> tuple[Certificate | N
         certificate = Certificate(*(base64.b64decode(data[key]) for key in SECRET_KEYS))
         _ = certificate.expires_at
     except (ValueError, binascii.Error) as error:
-        return None, f"Secret {name}: tls.crt is not a certificate: {error}"
+        return None, f"Secret {name}: tls.crt is not a certificate: {error}: renew the certificate"
     if not split_bundle(certificate.bundle):
-        return None, f"Secret {name}: ca.crt is not a certificate"
+        return None, f"Secret {name}: ca.crt is not a certificate: renew the certificate"
     return certificate, ""
 
 

@@ -43,9 +43,10 @@ MAX_LEASE_TRANSITIONS = 2**31
 
 
 class _LeaseState(NamedTuple):
-    """State of a Lease. ``at`` is the time of its last change.
+    """State of a Lease. Times are monotonic.
 
-    ``since`` is the time from which ``taken`` has had its present value.
+    ``changed_at`` is the time of the last change of the Lease, and ``since`` the time of the last
+    change of ``taken``.
     """
 
     version: str
@@ -86,7 +87,7 @@ class CircuitBreaker:
                 log.warning("circuit breaker: a request failed: %s", str(error) or repr(error))
 
     async def run_once(self) -> None:
-        """Decide once and apply the decision. If nothing changed and nothing is due, do nothing."""
+        """Allocate slots and write the Leases, unless nothing has changed and nothing is due."""
         changes, now = self._store.changes, self._clock()
         versions = (changes[LEASE.kind], changes[INCIDENT.kind])
         if versions == self._changes and not self.last.close and now < self._next:
@@ -109,7 +110,7 @@ class CircuitBreaker:
         self._changes = versions
 
     def _find_expired_leases(self, leases: list[Object], now: float) -> tuple[set[str], set[str]]:
-        """Return the UIDs of Leases with a dead holder, and those of Leases held for too long."""
+        """Return two sets of UIDs: Leases with a dead holder, and Leases held for too long."""
         dead: set[str] = set()
         overlong: set[str] = set()
         fresh, due = {}, math.inf
@@ -178,10 +179,10 @@ class CircuitBreaker:
         self._renewed.pop(lease["metadata"]["uid"], None)
 
     async def _write(self, lease: Object, holder: str) -> Object | None:
-        """Set the holder of a Lease. On a conflict, return the current version of the Lease.
+        """Set the holder of a Lease. Return the current Lease if another client changed it first.
 
-        Return None if the Lease was written or cannot be written. A rejection does not block other
-        Leases.
+        Return None if the Lease was written, or if the API server rejects the write. A rejection
+        does not block other Leases.
         """
         spec = dict(lease.get("spec") or {})
         timestamp = format_rfc3339_micro(time.time())

@@ -76,8 +76,8 @@ class InferenceServiceController(Reconciler[_Observation]):
     ) -> None:
         """Prepare a controller for the services in ``store``.
 
-        ``served`` contains the optional kinds that the cluster serves now. ``later`` requeues a
-        service after a number of seconds.
+        ``served_kinds`` contains the optional kinds that the cluster serves now. ``requeue_later``
+        requeues a service after a number of seconds.
         """
         super().__init__(api, store, scraper, config, later, clock)
         self._served, self._claims = served, ClaimModeCache(api, time.monotonic)

@@ -131,15 +131,15 @@ async def _delete_incident(api: Api, store: Store, key: Key, incident: Object) -
 
 
 def _read_deletion_time(incident: Object) -> str:
-    """Return when the incident's owner was first found to be deleted; empty if it exists."""
+    """Return when the operator first found the incident's owner deleted; empty if it exists."""
     return str((incident["metadata"].get("annotations") or {}).get(OWNER_DELETED_ANNOTATION, ""))
 
 
 def _make_deletion_patch(incident: Object, at: str = "") -> Object:
-    """Return a patch that sets the deletion time of the incident's owner to ``at``.
+    """Return a patch that sets the deletion time of the incident's owner.
 
-    If ``at`` is empty, the patch removes the time. Because of the UID, the API server rejects the
-    patch for another object of the same name.
+    If ``deleted_at`` is empty, the patch removes the time. Because of the UID, the API server
+    rejects the patch for another object of the same name.
     """
     meta = {name: incident["metadata"][name] for name in ("name", "namespace", "uid")}
     marks = {"annotations": {OWNER_DELETED_ANNOTATION: at}} if at else {}
@@ -157,8 +157,7 @@ async def read_pod_events(
 
     Also return the seconds until the next check; None if no check is needed. A pod's status does
     not show a volume that cannot be mounted, and does not change while the pod waits. Raises
-    ApiError if the request may succeed later: without Events, the status would lose its reason and
-    then get it back.
+    ApiError if the request may succeed later, so that the status does not lose its reason.
     """
     requeue_s = [due_s] if (due_s := compute_next_change_s(pods, now)) is not None else []
     events: dict[str, list[Object]] = {}

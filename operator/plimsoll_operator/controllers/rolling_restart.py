@@ -39,7 +39,9 @@ MAX_CHECKS_PER_RECONCILE = 10
 
 
 class _WorkloadCheck(NamedTuple):
-    """Check of a workload for one generation of a policy. ``text`` describes the result."""
+    """Check of a workload for one generation of a policy, at the time ``checked_at``.
+
+    ``text`` describes the result."""
 
     generation: tuple[str, int, bool]
     at: float
@@ -66,8 +68,8 @@ class RollingRestarts:
     ) -> None:
         """Prepare the state. Requests are sent through ``api``.
 
-        ``webhook`` returns whether pods that are created now get a supervisor; None if there is no
-        webhook.
+        ``is_webhook_ready`` returns whether pods that are created now get a supervisor; None if
+        there is no webhook.
         """
         self._api, self._webhook, self._clock = api, webhook, clock
         self._clocks = clocks

@@ -188,7 +188,7 @@ class PolicyPods:
         self._watches[namespace] = (reflector, asyncio.create_task(reflector.run()))
 
     def _notify_later(self, namespace: str, policies: Iterable[str]) -> None:
-        """Report a change after ``settle_s`` seconds, together with all changes until then."""
+        """After ``settle_s`` seconds, report all changes up to that time in one call per policy."""
         for name in policies:
             key = Key(namespace, name, POLICY.kind)
             if key not in self._due:

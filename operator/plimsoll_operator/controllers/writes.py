@@ -127,7 +127,7 @@ def _store_fields(known: dict[Ref, str], where: Ref, fields: str | None) -> None
 
 
 async def write_status(api: Api, store: Store, kind: Kind, item: Object, wanted: Object) -> bool:
-    """Write ``wanted`` as the status of ``item``. Return False if the object was deleted meanwhile.
+    """Write ``wanted`` as the status of ``item``. Return False if the object no longer exists.
 
     Raises ApiError if the API server rejects it.
     """
@@ -158,8 +158,8 @@ class FailureCounter:
     ) -> tuple[Failure, Exception | None]:
         """Return the failure for the status, and the error to raise after the status is written.
 
-        The error is None for an invalid spec. While ``problem`` may be transient, raises
-        ``problem`` itself: the reconcile is then retried at once, and the status does not flap.
+        The error is None for an invalid spec. While ``problem`` may be transient, ``problem``
+        itself is raised. The reconcile is then retried at once, and the status does not flap.
         """
         if isinstance(problem, InvalidSpecError):
             return Failure(problem.reason, str(problem), is_lasting=True), None

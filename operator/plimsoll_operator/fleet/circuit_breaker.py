@@ -51,11 +51,16 @@ class SlotSet(NamedTuple):
 
 @dataclass
 class Allocation:
-    """Slot Leases to close (or renew), to reopen, and to leave open for a supervisor.
+    """Decision of the circuit breaker.
 
-    ``close``, ``reopen`` and ``granted`` are these Leases. ``held`` is the number of slots that
-    live supervisors hold, and ``waiting`` the number of free slots that are needed. ``asking`` is
-    the number of slots in ``close`` that a supervisor requests.
+    Attributes:
+        close: The slot Leases to close; those that are already closed are renewed.
+        reopen: The slot Leases to reopen.
+        granted: The slot Leases to leave open for a supervisor.
+        held: The number of slots that live supervisors hold.
+        waiting: The number of free slots that are needed.
+        asking: The number of Leases in ``close`` that a supervisor requests.
+
     """
 
     close: list[Object] = field(default_factory=list)

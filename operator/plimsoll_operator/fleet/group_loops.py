@@ -31,7 +31,7 @@ SUPERVISED_STATES = (SupervisionState.SUPERVISED, SupervisionState.LEAVING)
 
 @dataclass(frozen=True)
 class GroupStarts:
-    """Recent starts of a group. ``leader`` is its newest leader pod, of the age ``age_s``.
+    """Recent starts of a group. ``leader`` is its newest leader pod, which is ``age_s`` old.
 
     ``recreations`` is the number of recreations within :data:`RECREATION_WINDOW_S`.
     """

@@ -333,7 +333,7 @@ def _end_incident(
 
 
 def _count_text_chars(status: Object) -> int:
-    """Return the total length of a status's texts except its message, as the schema counts it."""
+    """Return the characters in a status's texts without its message, as the schema counts them."""
     entries = [*(status.get("timeline") or ()), *(status.get("conditions") or ())]
     attribution = status.get("attribution") or {}
     texts = [*(status.get("diagnostics") or ()), *(attribution.get("evidence") or ())]

@@ -35,7 +35,7 @@ def list_pods_with_growth(incidents: Iterable[Object]) -> set[str]:
 
 
 def list_service_peers(pods: Iterable[PodView]) -> list[Peer]:
-    """Return those pods of an InferenceService that have a known revision, with growth unknown."""
+    """Return the InferenceService's pods whose revision is known. Their growth is None."""
     return [Peer(pod.name, pod.revision) for pod in pods if pod.revision]
 
 
@@ -54,7 +54,7 @@ def make_peers_file(peers: Sequence[Peer], suspected: Collection[str]) -> str:
 
 
 def list_policy_peers(pods: Iterable[SelectedPod]) -> list[Peer]:
-    """Return the supervised pods whose workload and revision are known, without their growth.
+    """Return the supervised pods whose workload and revision are known. Their growth is None.
 
     Pods of a multi-node group are excluded, because their roles differ.
     """

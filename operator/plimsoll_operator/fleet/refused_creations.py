@@ -71,7 +71,7 @@ _POD_PATTERN = re.compile(r'\b[pP]ods? "[^"]*" is (?:forbidden|invalid): ')
 
 @dataclass(frozen=True, slots=True)
 class RefusedCreation:
-    """Rejection of the pods of one ``owner``, last reported at ``at`` (RFC 3339).
+    """Rejection of the pods of one ``owner``, last reported at ``reported_at`` (RFC 3339).
 
     ``reason`` is the API server's message. ``key`` begins with the owner's UID, and is the same for
     equal messages. ``node`` is the Ray node type of the pod; empty if the pod is not a Ray node.
@@ -85,7 +85,7 @@ class RefusedCreation:
 
 
 def parse_refusal_event(event: Object) -> RefusedCreation | None:
-    """Parse the Event of a rejected pod; None for any other failure."""
+    """Parse the Event of a rejected pod. Return None for an Event about anything else."""
     reference, text = event.get("involvedObject") or {}, str(event.get("message") or "")
     node = RAY_CREATION_FAILED_REASONS.get(str(event.get("reason")), "")
     if not (node or event.get("reason") == CREATION_FAILED_REASON):
@@ -136,7 +136,7 @@ def _list_templates(owner: Object, node: str) -> list[Object]:
 
 
 def _make_pod_from_template(template: Object, owner: Object, node: str) -> Object:
-    """Return the pod that its owner would create, as far as the injection reads it."""
+    """Return the fields of the pod that ``owner`` would create which the injection reads."""
     meta, spec = template.get("metadata") or {}, template.get("spec") or {}
     reference = {"apiVersion": owner.get("apiVersion"), "kind": owner.get("kind")}
     reference |= {key: owner["metadata"].get(key) for key in ("name", "uid")}
@@ -206,7 +206,7 @@ def _compute_usage(container: Object, quota_name: str) -> Fraction:
 
 
 def _parse_amounts(text: str) -> dict[str, Fraction]:
-    """Parse ``limits.cpu=1,memory=2Gi``; a malformed amount counts as zero."""
+    """Parse amounts such as ``limits.cpu=1,memory=2Gi``; a malformed amount counts as zero."""
     amounts = {}
     for part in text.split(","):
         name, _, amount = part.partition("=")

@@ -245,7 +245,7 @@ def find_suspects(
 def group_incidents_by_workload(
     workloads: Sequence[Workload], incidents: Sequence[Object]
 ) -> dict[WorkloadRef | None, list[Object]]:
-    """Return the incidents of each workload, including those of its deleted pods."""
+    """Return the incidents of each workload. They include the incidents of its deleted pods."""
     owners = {pod.name: one.ref for one in workloads for pod in one.pods}
     by_workload: dict[WorkloadRef | None, list[Object]] = defaultdict(list)
     of_deleted: dict[str, list[Object]] = {}

@@ -58,8 +58,8 @@ class StartState:
     """Whether a pod has started the containers that the injection added.
 
     ``images`` are the images of these containers as the injection recorded them; empty if nothing
-    was injected. ``stuck`` is why the pod cannot start the containers; empty if it can. If
-    ``engine`` is True, ``stuck`` is instead why the engine terminates at each start.
+    was injected. ``stuck`` is the reason why the pod cannot start them; empty if it can. If
+    ``engine`` is True, ``stuck`` is the reason why the engine terminates at each start.
     """
 
     images: str = ""

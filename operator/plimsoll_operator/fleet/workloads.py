@@ -94,7 +94,7 @@ class Workload:
 
     @property
     def is_truncated(self) -> bool:
-        """Whether :meth:`replicas` truncates the list."""
+        """Whether :meth:`format_replicas` truncates its text."""
         return sum(len(one.name) + 1 for one in self.pods if one.may_hold_slot) > MAX_REPLICAS_BYTES
 
 
@@ -160,7 +160,7 @@ def choose_workloads(
 
 
 def find_slots_with_restarts(leases: Iterable[Object], window_s: float, now: str) -> list[str]:
-    """Return the names of unused slots whose restarts still count against a restart budget.
+    """Return the names of unused slots with restarts that still count against a restart budget.
 
     A workload that is scaled to zero or recreated must not get its restart budget back. The times
     are those that the last holders wrote. The newest :data:`MAX_WORKLOADS` slots are kept.

@@ -1,4 +1,4 @@
-"""Check that a supervisor can run in a pod. Each check raises InjectionError with the field.
+"""Check that a supervisor can run in a pod. Each check raises InjectionError, naming the field.
 
 ``path`` is the path of the pod spec in the document. Messages begin with it.
 """

@@ -157,7 +157,7 @@ def classify_container(
 
 
 def _find_engine_of_format(name: str) -> EngineType | None:
-    """Return the engine of a KServe model format, or None; huggingfaceserver runs vLLM."""
+    """Return the engine that KServe uses for a model format; None if it is unknown."""
     formats = {
         "vllm": EngineType.VLLM, "huggingface": EngineType.VLLM, "sglang": EngineType.SGLANG
     }  # fmt: skip
@@ -178,7 +178,7 @@ def _classify_by_options(words: list[str]) -> EngineType | None:
 
 
 def _is_ray(container: Object, line: CommandLine, image: str) -> bool:
-    """Report whether a container starts Ray, in which the engine is started later."""
+    """Report whether a container starts Ray, which then starts the engine."""
     ports = {str(one.get("name")) for one in container.get("ports") or ()}
     runs = any(command_line.get_program_name(words[0]) == "ray" for words in line.commands)
     return runs or bool(ports & RAY_PORT_NAMES) or "ray" in re.split(r"[^a-z0-9]+", image)

@@ -65,7 +65,7 @@ MAX_LABEL_CHARS = 63
 
 @dataclass(frozen=True)
 class _Workload:
-    """The part of a service's spec that describes one kind of pods; ``at`` is its path."""
+    """The part of a service's spec, at ``path``, that describes one kind of pod."""
 
     spec: Object
     at: str

@@ -92,7 +92,7 @@ class InjectionOptions:
 def make_options(
     policy: SupervisionPolicy, image: str, fields: OptionNames, namespace: str | None = None
 ) -> InjectionOptions:
-    """Convert ``policy`` to options; ``image`` is the supervisor's image."""
+    """Convert ``policy`` to injection options. ``image`` is the supervisor's image."""
     spec = policy.spec
     return InjectionOptions(
         image=image,

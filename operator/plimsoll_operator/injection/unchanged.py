@@ -25,7 +25,7 @@ def explain_selector_mismatch(labels: Mapping[str, Any], options: InjectionOptio
 def explain_group_restart(
     options: InjectionOptions, policy: str = "RecreateGroupOnPodRestart"
 ) -> str:
-    """Return a message that a group with the restart policy ``policy`` needs the user's consent."""
+    """Return the message that asks for consent to a group's restart policy ``policy``."""
     return (
         f"restartPolicy {policy} recreates the whole group whenever a container"
         f" restarts, the supervisor's included; use {options.fields.group_restarts} if you want"

@@ -126,7 +126,7 @@ def find_skip_reason(
 
 
 def describe_stop(stopped: InjectionStop) -> str:
-    """Return a clause for a message: which pod or owner stopped the injection."""
+    """Return a clause that names the pod or owner that stopped the injection."""
     if stopped.refusal:
         return f"the API server refuses pods of {stopped.pod} with a supervisor"
     return f"pod {stopped.pod} does not start"

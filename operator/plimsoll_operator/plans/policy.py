@@ -134,7 +134,7 @@ def make_plan(
 
 
 def find_account_failure(accounts: Sequence[str]) -> Failure | None:
-    """Return the failure that some ``accounts`` get no permissions; None if all get them."""
+    """Return a failure if some ``accounts`` get no permissions; None if all get them."""
     if len(accounts) <= MAX_ACCOUNTS:
         return None
     text = (
@@ -146,7 +146,7 @@ def find_account_failure(accounts: Sequence[str]) -> Failure | None:
 
 
 def find_slot_failure(workloads: Sequence[Workload], chosen: Sequence[Workload]) -> Failure | None:
-    """Return the failure that some workloads or pods get no restart slot; None if all get one.
+    """Return a failure if some workloads or pods get no restart slot; None if all get one.
 
     ``chosen`` are the workloads that get slots.
     """
@@ -176,7 +176,7 @@ def format_workload_name(ref: WorkloadRef | None) -> str:
 
 
 def join_names(names: Sequence[str]) -> str:
-    """Join the first names for a message, and add the number of the others."""
+    """Join the first names for a message. If there are more, add their number."""
     more = len(names) - MAX_LISTED_NAMES
     return ", ".join(names[:MAX_LISTED_NAMES]) + (f" and {more} more" if more > 0 else "")
 

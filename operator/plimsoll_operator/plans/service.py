@@ -75,7 +75,7 @@ def parse_service(item: Object) -> InferenceService:
     an upgrade, or a deeply nested ``podTemplate``, whose schema is open.
     """
     if _is_nested_deeper((item.get("spec") or {}).get("podTemplate"), MAX_DEPTH):
-        raise InvalidSpecError(f"spec.podTemplate: nested more than {MAX_DEPTH} levels deep")
+        raise InvalidSpecError(f"spec.podTemplate is nested more than {MAX_DEPTH} levels deep")
     return parse_object(InferenceService, item)
 
 

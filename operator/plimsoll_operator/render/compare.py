@@ -1,8 +1,8 @@
 """Merge and compare objects like the API server.
 
 ``podTemplate`` is merged over the rendered pod template like a strategic merge patch: objects merge
-by key, and null removes a key. A list in :data:`LIST_KEYS` merges by its key if all items have it;
-other lists are replaced as a whole.
+by key, and null removes a key. A list in :data:`LIST_MERGE_KEYS` merges by its key if all items
+have it; other lists are replaced as a whole.
 
 An object is applied again only if its hash has changed, or the hash of the fields that the API
 server attributes to Plimsoll. Neither changes if the server formats a quantity differently or drops

@@ -38,7 +38,7 @@ def compute_pod_hash(service: InferenceService) -> str:
 
 
 def _get_later_parts(service: InferenceService) -> dict[str, Any]:
-    """Return the probe and the parallelism if they are set. Older hashes contain neither."""
+    """Return the set fields that hashes of earlier releases lack: probe and parallelism."""
     probe, parallelism = service.spec.probe, service.spec.parallelism
     parts: dict[str, Any] = {"probe": {"image": probe.image}} if probe.enabled else {}
     if parallelism is not None:

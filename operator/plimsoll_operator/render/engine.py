@@ -179,7 +179,7 @@ def _make_environment(service: InferenceService) -> list[dict[str, Any]]:
 
 
 def _make_command(service: InferenceService, host: str, worker: bool) -> dict[str, Any]:
-    """Return the command and the arguments; the manifest's arguments come last."""
+    """Return the container fields ``command`` and ``args``. The manifest's arguments come last."""
     engine = service.spec.engine
     at = make_pod_places(service)
     match engine.type:

@@ -99,7 +99,7 @@ needs the hub."""
 
 
 def _is_passed_on(name: str, has_secret: bool) -> bool:
-    """Report whether the download also gets the engine's environment variable ``name``.
+    """Report whether the download container also gets the engine's variable ``name``.
 
     ``has_secret`` is whether a Secret contains the credentials for S3.
     """

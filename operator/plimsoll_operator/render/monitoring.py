@@ -6,8 +6,8 @@ Burn rate = increase(growth over a range) / budget x window / range: at a rate o
 lasts exactly one window. The multi-window form follows the Site Reliability Workbook (chapter 5):
 the long range shows that the burn is significant, and the short range that it continues. The
 workbook's factors 14.4 and 6 assume a window of 30 days. Here, the factor is the rate that spends
-``share`` of the budget within ``window / part``: factor = share x part. The ranges depend on the
-window, and PromQL requires literal ranges.
+``share`` of the budget within ``window / window_divisor``: factor = share x window_divisor. The
+ranges depend on the window, and PromQL requires literal ranges.
 """
 
 from __future__ import annotations

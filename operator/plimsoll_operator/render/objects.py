@@ -81,9 +81,9 @@ def make_disruption_budget(service: InferenceService) -> list[dict[str, Any]]:
 def _count_pods(replicas: int | str, nodes: int) -> int | str:
     """Convert a limit on unavailable replicas to a limit on unavailable pods.
 
-    Each replica is a group of ``nodes`` pods, and the eviction of one pod ends its whole group. The
-    limit permits the eviction of a pod of another group only if all pods of the groups before it
-    are unavailable. A percentage is not changed.
+    Each replica is a group of ``nodes`` pods, and the eviction of one pod ends its whole group. A
+    limit of N replicas therefore permits the eviction of a pod while at most N - 1 groups are
+    unavailable. Zero and percentages are returned unchanged.
     """
     return (replicas - 1) * nodes + 1 if isinstance(replicas, int) and replicas else replicas
 
@@ -303,7 +303,7 @@ def make_service_account(service: InferenceService) -> dict[str, Any]:
 def make_role(service: InferenceService, held_slots: Collection[str] = ()) -> dict[str, Any]:
     """Return the Role of the service's supervisors.
 
-    ``held`` are the names of surplus slots whose holders have not released them yet.
+    ``held_slots`` are the names of surplus slots whose holders have not released them yet.
     """
     slots = names.make_slot_names(service.metadata.name, service.spec.supervision.max_unavailable)
     return make_supervisor_role(

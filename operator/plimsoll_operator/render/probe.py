@@ -79,7 +79,7 @@ def remove_probe(pod: Object, engines: list[Object]) -> None:
 
 
 def _remove_named_items(owner: Object, key: str, dropped: set[str]) -> None:
-    """Remove the named items from a list; delete the list if it is then empty."""
+    """Remove the items named in ``dropped`` from a list; delete the list if no item is left."""
     listed = owner.get(key) or []
     kept = [one for one in listed if one.get("name") not in dropped]
     if len(kept) == len(listed):

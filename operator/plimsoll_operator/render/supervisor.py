@@ -78,7 +78,7 @@ def shares_device(
     pod: Mapping[str, Any],
     annotations: Collection[str] = (),
 ) -> bool:
-    """Report whether other containers may use a container's devices, according to the manifest.
+    """Report whether the manifest lets other containers use a container's devices.
 
     ``resources`` are the names of the container's resources, and ``claims`` are the names of its
     resourceClaims in the ``pod`` spec. A claim that exists independently of the pod may be shared

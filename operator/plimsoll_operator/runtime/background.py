@@ -59,15 +59,22 @@ class Background:
             started = self._clock()
             try:
                 await part()
-                raise RuntimeError(f"{name} ended unexpectedly")
+                raise RuntimeError(f"the background task {name} ended unexpectedly")
             except Exception as error:
                 consecutive = 1 if self._clock() - started >= RECOVERY_RUN_S else consecutive + 1
                 self.failures[name] += 1
                 if needed and consecutive >= MAX_FAILURES:
-                    log.critical("%s failed %d times in a row: %r", name, consecutive, error)
+                    log.critical(
+                        "the background task %s failed %d times in a row: %r",
+                        name,
+                        consecutive,
+                        error,
+                    )
                     raise
                 delay = min(
                     MAX_RETRY_DELAY_S, FIRST_RETRY_DELAY_S * 2.0 ** min(consecutive - 1, 10)
                 )
-                log.error("%s failed; retrying in %.0f s", name, delay, exc_info=error)
+                log.error(
+                    "the background task %s failed; retrying in %.0f s", name, delay, exc_info=error
+                )
             await self._sleep(delay)

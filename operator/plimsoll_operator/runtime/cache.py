@@ -86,7 +86,7 @@ class Store:
         self.changes: Counter[str] = Counter()
 
     def is_expected(self, item: Object, owners: Container[Key] = ()) -> bool:
-        """Report whether ``item`` is a service, policy or incident, or has a known owner.
+        """Report whether ``item`` is a service, policy or incident, or belongs to a known owner.
 
         An owner is known if it is in the cache or in ``owners``.
         """
@@ -227,7 +227,7 @@ class Store:
         return sum(where.kind == kind for known in some for where in known)
 
     def list_known_keys(self) -> list[Key]:
-        """Return the keys of all services and policies, including those that own stored objects."""
+        """Return the keys of all services and policies that are stored or own stored objects."""
         return list(self._objects)
 
     def list_services(self) -> list[Key]:

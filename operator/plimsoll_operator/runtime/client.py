@@ -75,7 +75,7 @@ def is_outage(error: Exception) -> bool:
 
 
 class TooLargeError(OSError):
-    """Raised for a response larger than :data:`MAX_ANSWER_BYTES`."""
+    """Raised for a response larger than :data:`MAX_RESPONSE_BYTES`."""
 
 
 class ConflictError(ApiError):
@@ -117,7 +117,9 @@ class Api:
         settings.connection_pool_maxsize = 0  # each watch keeps a connection
         try:
             if kubeconfig:
-                raise config.ConfigException("a kubeconfig was named")
+                raise config.ConfigException(
+                    "the kubeconfig takes precedence over the ServiceAccount"
+                )
             config.load_incluster_config(client_configuration=settings)
         except config.ConfigException:
             try:
@@ -255,7 +257,7 @@ class Api:
         return any(resource["name"] == kind.plural for resource in resources.get("resources") or ())
 
     async def list_events_of(self, namespace: str, uid: str) -> list[Object]:
-        """Return the Warning Events about the object with ``uid``, at most :data:`MAX_EVENTS`."""
+        """Return at most :data:`MAX_EVENTS_PER_OBJECT` Warning Events about the object ``uid``."""
         of = f"involvedObject.uid={uid},type=Warning"
         query = {"limit": str(MAX_EVENTS_PER_OBJECT), "fieldSelector": of}
         return (await self._read_page(EVENT.path(namespace), query))[0]
@@ -381,7 +383,7 @@ class Api:
         except ValueError as error:  # for example a response of a proxy
             raise OSError(f"{method} {path}: the response is not JSON: {error}") from error
         if not isinstance(decoded, dict):
-            raise OSError(f"{method} {path}: the response is not an object")
+            raise OSError(f"{method} {path}: the response is not a JSON object")
         return (
             _replace_managed_fields_of(decoded)
             if isinstance(decoded.get("metadata"), dict)

@@ -146,7 +146,7 @@ class Election:
         }
 
     async def _write(self, lease: Object) -> str:
-        """Write the Lease for this process. Return its holder; empty if another was faster."""
+        """Write the Lease for this process. Return the holder; empty if another process won."""
         started = self._clock()
         try:
             if "resourceVersion" in lease["metadata"]:

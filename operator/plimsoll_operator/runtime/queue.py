@@ -23,7 +23,7 @@ When it answers again, the operator has nothing else to wait for.
 
 
 def compute_backoff_s(failures: int, jitter: float, outage: bool = False) -> float:
-    """Return the seconds until the next attempt after this number of consecutive failures.
+    """Return the seconds until the next attempt after ``failures`` consecutive failures.
 
     The result is from 0.25 to 120, or to 30 in an ``outage`` of the API server. ``jitter`` in
     [0, 1) shortens the delay by up to half.

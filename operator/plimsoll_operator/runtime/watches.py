@@ -59,7 +59,7 @@ def make_settings() -> kopf.OperatorSettings:
 
 
 class _NoDiffs(kopf.DiffBaseStorage):
-    """Storage that stores nothing. No handler needs a diff with the last handled configuration.
+    """Storage for kopf's diffs that stores nothing, because no handler needs a diff.
 
     Copying each object would take a third of the CPU time.
     """
@@ -181,7 +181,7 @@ class PolicyWatch:
 class GroupWatch:
     """Watch of the services' LeaderWorkerSets, once the cluster serves this kind.
 
-    The resync that finds the kind sets ``served``. This resync also detects objects that are
+    The resync that finds the kind sets the event ``kind_served``. It also detects objects that are
     deleted before the watch starts.
     """
 

@@ -67,7 +67,7 @@ class Verdict:
 
 
 def make_failure_conditions(failure: Failure) -> list[Verdict]:
-    """Return the conditions for a spec that cannot be applied; other conditions do not change."""
+    """Return the conditions that change if a spec cannot be applied."""
     message = failure.message[:MAX_MESSAGE_CHARS]
     return [
         Verdict(Type.READY, False, failure.reason, message),
@@ -83,10 +83,10 @@ def make_rollout_conditions(
     """Return ``Ready``, ``Progressing`` and ``Stalled`` from the workload's status.
 
     Like a Deployment's ``Available``, ``Ready`` counts replicas of all revisions. It stays True
-    during a rollout that keeps all but ``max_unavailable`` replicas ready. If False, it names the
-    first cause in ``engines``, the condition ``EngineReady``. ``Progressing`` also names this cause
-    while a new pod waits, for example for a device that an old pod holds. ``drained`` are the pods
-    that a person keeps out of service.
+    during a rollout that keeps all but ``max_unavailable`` replicas ready. ``engines`` is the
+    condition ``EngineReady``. If it is False, a False ``Ready`` contains its message. While a new
+    pod waits, for example for a device that an old pod holds, ``Progressing`` contains the message,
+    too. ``drained`` are the pods that a person keeps out of service.
     """
     trouble = engines if engines is not None and engines.status is False else None
     status = (deployment or {}).get("status") or {}
@@ -216,11 +216,12 @@ def make_suspicion_conditions(suspect: Suspect | None, decision: RolloutDecision
     )
     verdicts = [Verdict(Type.SUSPECT_REVISION, True, SAME_LEAK_REASON, evidence)]
     if acts:
-        text = (
-            f"rolled back to revision {decision.revision}: {evidence}; change the spec to continue"
+        done, remedy = (
+            (f"the operator rolled back to revision {decision.revision}", "the spec")
             if decision.action == "RolledBack"
-            else f"rollout on hold: {evidence}; change the spec or rollout.onLeak to continue"
+            else ("the rollout is on hold", "the spec or rollout.onLeak")
         )
+        text = f"{done}: {evidence}; change {remedy} to continue"
         reason = f"{decision.action}ForLeak"
         verdicts.append(Verdict(Type.PROGRESSING, False, reason, text))
         verdicts.append(Verdict(Type.STALLED, True, reason, text))
@@ -236,7 +237,9 @@ def make_last_good_conditions(decision: RolloutDecision, complete: bool) -> list
     if not decision.requested:
         return []
     if decision.action == "RolledBack":
-        text = f"runs revision {decision.revision} because spec.rollout.revision is LastGood"
+        text = (
+            f"replicas run revision {decision.revision} because spec.rollout.revision is LastGood"
+        )
         return [Verdict(Type.PROGRESSING, False, "RolledBackOnRequest", text)] if complete else []
     text = (
         "spec.rollout.revision is LastGood, but no earlier revision is known to be good, so the "
@@ -285,7 +288,10 @@ def make_slow_leak_condition(
     )
     if not leaks:
         return Verdict(
-            type_, False, "NoSlowLeak", f"evaluated in {len(evaluated)} of {len(figures)} pods"
+            type_,
+            False,
+            "NoSlowLeak",
+            f"memory growth was evaluated in {len(evaluated)} of {len(figures)} pods",
         )
     text = "; ".join(
         f"{pod}: {format_slow_leak(slow.kind, slow.segment, slow.bytes_per_s, slow.limit_s)}"

@@ -349,7 +349,7 @@ def _make_ready_condition(
 
 
 def _make_progress_conditions(failure: Failure | None) -> list[Verdict]:
-    """Return ``Reconciling``, which is True if a retry may help, and ``Stalled``, if it cannot."""
+    """Return ``Reconciling``, True if a retry may help, and ``Stalled``, True if it cannot."""
     trying = failure is not None and not failure.is_lasting
     return [
         Verdict(

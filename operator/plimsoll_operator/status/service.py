@@ -184,9 +184,9 @@ def _make_revisions(
 
 
 def _get_desired_replicas(service: InferenceService, workload: Object | None) -> int:
-    """Return the desired number of replicas; an autoscaler sets it in the workload.
+    """Return the desired number of replicas: from the workload if an autoscaler sets it there.
 
-    Without an autoscaler, it is in the spec.
+    Without an autoscaler, the number is in the spec.
     """
     if service.spec.autoscaling is None:
         return service.spec.replicas

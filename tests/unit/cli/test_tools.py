@@ -44,7 +44,7 @@ def test_init_without_a_terminal_names_what_is_missing() -> None:
     for given, missing in (([], "the argument NAME"), (["x"], "the option --model")):
         done = CliRunner().invoke(app, ["init", *given])
         assert isinstance(done.exception, UsageError)
-        assert f"{missing} is missing" in str(done.exception)
+        assert f"add {missing}" in str(done.exception)
     done = CliRunner().invoke(app, ["init", "x", "--model", "file:///m", "--yes"])
     assert yaml.safe_load(done.stdout)["metadata"]["name"] == "x"
 

@@ -100,8 +100,8 @@ def run(path: Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"", ":1: not a trace header"),
-        (b"hello\n", ":1: not a trace header"),
+        (b"", ":1: the first line is not a trace header"),
+        (b"hello\n", ":1: the first line is not a trace header"),
         (b'{"trace":2,"name":"x","engine":{"type":"vllm"},"started_at":"","interval_s":1}', "2"),
         (b'{"trace":1,"name":"x","engine":{"type":"vllm"},"started_at":"","interval_s":0}', "int"),
     ],
@@ -119,10 +119,10 @@ def test_bad_samples_are_named_with_their_line(tmp_path: Path) -> None:
     path = tmp_path / "bad.jsonl"
     first = msgspec.json.encode(header())
     for second, said in (
-        (b'{"t":1,"epoch":1}\n{"t":1,"epoch":1}', ":3: t=1.0 does not increase"),
-        (b'{"t":NaN,"epoch":1}', ":2: not a sample"),
-        (b'{"t":1,"epoch":1', ":2: not a sample"),
-        (b'{"t":1,"epoch":1,"ledger":[{"owner":"\xff"}]}', ":2: not a sample"),
+        (b'{"t":1,"epoch":1}\n{"t":1,"epoch":1}', ":3: t=1.0 must be later than t=1.0"),
+        (b'{"t":NaN,"epoch":1}', ":2: the line is not a sample"),
+        (b'{"t":1,"epoch":1', ":2: the line is not a sample"),
+        (b'{"t":1,"epoch":1,"ledger":[{"owner":"\xff"}]}', ":2: the line is not a sample"),
     ):
         path.write_bytes(first + b"\n" + second)
         done = run(path)

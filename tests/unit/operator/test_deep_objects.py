@@ -55,7 +55,7 @@ def test_the_service_is_invalid_by_name(depth: int, fits: bool) -> None:
         assert parse_service(manifest).spec.pod_template == nested(depth)
         return
     with pytest.raises(
-        InvalidSpecError, match=r"spec\.podTemplate: nested more than 64 levels deep"
+        InvalidSpecError, match=r"spec\.podTemplate is nested more than 64 levels deep"
     ):
         parse_service(manifest)
 

@@ -85,7 +85,7 @@ def test_the_least_time_comes_first_and_the_message_is_bounded() -> None:
 def test_no_growth_is_false_and_too_short_a_history_is_unknown() -> None:
     known = verdict(a=page(host=SlowGrowth()), b=page())
     assert (known.status, known.reason) == (False, "NoSlowLeak")
-    assert known.message == "evaluated in 1 of 2 pods"
+    assert known.message == "memory growth was evaluated in 1 of 2 pods"
     unknown = verdict(a=page(), b=page())
     assert (unknown.status, unknown.reason) == (None, "InsufficientData")
     assert verdict().status is None

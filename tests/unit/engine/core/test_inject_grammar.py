@@ -46,20 +46,20 @@ def test_understood(text: str, faults: list[Fault]) -> None:
     [
         (
             "leak",
-            "unknown fault 'leak'; the faults are request_cycle, stored_exception, abort_choices",
+            "unknown fault 'leak': use one of request_cycle, stored_exception, abort_choices",
         ),
         (
             "append_list:size=3",
-            "append_list has no key 'size'; the keys are bytes_per_request, epochs",
+            "append_list has no key 'size': use one of bytes_per_request, epochs",
         ),
-        ("append_list:bytes_per_request", "'bytes_per_request' is not key=value"),
+        ("append_list:bytes_per_request", "'bytes_per_request' must have the form key=value"),
         ("append_list:bytes_per_request=lots", "bytes_per_request=lots is not a whole number or a"),
         ("append_list:bytes_per_request=0", "must be at least 1"),
         ("eviction_loop:after_requests=1.5", "after_requests=1.5 is not a whole number$"),
-        ("shared_orphan:family=mmap", "family=mmap: expected posix or sysv"),
-        ("request_cycle:epochs=second", "epochs=second: expected first or all"),
-        ("request_cycle:freeze_every=1,freeze_every=2", "freeze_every is given twice"),
-        ("append_list;append_list", "append_list is given twice"),
+        ("shared_orphan:family=mmap", "family=mmap: use posix or sysv"),
+        ("request_cycle:epochs=second", "epochs=second: use first or all"),
+        ("request_cycle:freeze_every=1,freeze_every=2", "freeze_every is set twice"),
+        ("append_list;append_list", "append_list is set twice"),
         ("mmap_growth", "needs bytes_per_request or bytes_per_s"),
     ],
 )

@@ -167,7 +167,10 @@ def test_the_abort_of_the_other_choices_is_lost(make_engine: Any) -> None:
         ("encoder_budget_held", "encoder_budget_held needs a model with an encoder"),
         ("media_kept", "media_kept needs a model with an encoder"),
         ("grammar_cache_growth", "grammar_cache_growth: grammar: this model's tokenizer does not"),
-        ("cache_fills", "cache_fills needs grammars: grammar: this model's tokenizer does not"),
+        (
+            "cache_fills",
+            "cache_fills needs structured output: grammar: this model's tokenizer does not",
+        ),
         ("lora_residue", "lora_residue needs --enable-lora"),
         ("offload_pinned", "offload_pinned needs --kv-offload-bytes"),
         ("ipc_unreleased", "ipc_unreleased needs a CUDA device: set --device cuda"),

@@ -308,7 +308,7 @@ def test_a_certificate_that_expired_is_not_ready_and_one_without_policies_is(
     server.put(create_leaf("hook.sys.svc", create_authority(past), past, DAY))
     leader = Replica(server, tmp_path / "a", True, provided=True)
     leader.turn()
-    assert "the certificate has expired" in str(leader.upkeep.find_problem())
+    assert "certificate has expired" in str(leader.upkeep.find_problem())
 
     empty = Replica(server, tmp_path / "b", True, policies=PolicyCache())
     empty.turn()
