@@ -31,7 +31,7 @@ GROUPS = [
     for size in (2, 4)
 ]
 """Of groups, for ``pytest.mark.parametrize``."""
-LEAVE_TIMEOUT_S = 60
+LEAVE_SERVICES_TIMEOUT_S = 60
 IMPORT_TIMEOUT_S = 240
 """An interpreter with torch takes its time on a busy machine."""
 
@@ -79,7 +79,7 @@ def started(config: WorkerConfig, quick: bool = False) -> Iterator[tuple[CoreLif
             leader.close()
         for process in processes:
             try:
-                process.wait(LEAVE_TIMEOUT_S)
+                process.wait(LEAVE_SERVICES_TIMEOUT_S)
             except subprocess.TimeoutExpired:
                 process.kill()
                 raise

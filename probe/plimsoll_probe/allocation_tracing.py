@@ -40,7 +40,7 @@ class AllocationTracer:
         """Whether this tracer is tracing. If other code is tracing, this is False."""
         return self._is_owner and tracemalloc.is_tracing()
 
-    def get_held_bytes(self) -> int:
+    def get_trace_bytes(self) -> int:
         """Return the memory that the trace itself takes now, in bytes."""
         tables = tracemalloc.get_tracemalloc_memory() if self.is_running else 0
         return tables + self._snapshot_bytes

@@ -60,8 +60,8 @@ class ReportCache:
             "host_pinned": read_pinned_bytes,
             "engine": self._engine.read,
             "diagnostics": lambda: {
-                "bytes": diagnostics.get_held_bytes() + ALLOCATION_TRACER.get_held_bytes(),
-                "bound": diagnostics.MAX_HELD_BYTES,
+                "bytes": diagnostics.get_object_list_bytes() + ALLOCATION_TRACER.get_trace_bytes(),
+                "bound": diagnostics.MAX_DIAGNOSTICS_BYTES,
             },
         }
         for name, read in readers.items():

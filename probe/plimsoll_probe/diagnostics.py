@@ -7,7 +7,7 @@ import threading
 import time
 from typing import Any, List
 
-from plimsoll_probe.memory import get_torch_cuda, get_young_objects, has_few_objects
+from plimsoll_probe.memory import get_torch_cuda, get_young_objects, is_full_gc_fast
 
 MAX_THREADS = 256
 MAX_FRAMES = 64
@@ -17,12 +17,12 @@ MAX_TABLE_ROWS = 40
 OBJECTS_PER_BATCH = 10_000
 BATCH_PAUSE_S = 0.05
 """Pause in seconds between two batches, each of which takes the GIL for a millisecond or less."""
-MAX_HELD_BYTES = 8 << 20
+MAX_DIAGNOSTICS_BYTES = 8 << 20
 """Maximum size of the lists and tables of all diagnostics together."""
 _object_list_bytes = 0
 
 
-def get_held_bytes() -> int:
+def get_object_list_bytes() -> int:
     """Return the memory that the list of objects takes now, in bytes."""
     return _object_list_bytes
 
@@ -52,7 +52,7 @@ def format_gc_objects() -> str:
     """
     lines = [f"-- collections {gc.get_stats()}"]
     counted: "collections.Counter[type]" = collections.Counter()
-    if has_few_objects():
+    if is_full_gc_fast():
         lines.append(f"-- {_count_types(gc.get_objects(), counted)} tracked objects")
     elif (found := get_young_objects()) is None:
         lines.append(

@@ -13,7 +13,7 @@ tracks have 111 to 120, because it does not track strings and numbers."""
 TEST_ALLOCATION_BYTES, NUM_TEST_ALLOCATIONS = 16 << 20, 8
 """Size and number of the test allocations that show which malloc is in use."""
 MAX_DEVICES = 64
-MAX_FEW_OBJECTS, MAX_FEW_BLOCKS = 100_000, 300_000
+MAX_FAST_GC_OBJECTS, MAX_FAST_GC_BLOCKS = 100_000, 300_000
 """Objects that a collection visits in 8 ms (Python 3.11), and their blocks, about three each."""
 YOUNG_GENERATIONS = (0,) if sys.version_info >= (3, 14) else (0, 1)
 """Generations of the garbage collector with at most some thousand objects."""
@@ -117,26 +117,26 @@ def watch_freezes() -> None:
     gc.freeze, gc.unfreeze = note_freeze, note_unfreeze
 
 
-def has_few_objects() -> bool:
+def is_full_gc_fast() -> bool:
     """Report whether a full garbage collection takes only milliseconds.
 
     Frozen objects do not count, because a collection skips them. Objects are counted only if few
     blocks were allocated since the last freeze, because counting holds the GIL.
     """
-    if sys.getallocatedblocks() - _blocks_at_freeze > MAX_FEW_BLOCKS:
+    if sys.getallocatedblocks() - _blocks_at_freeze > MAX_FAST_GC_BLOCKS:
         return False
-    return len(gc.get_objects()) <= MAX_FEW_OBJECTS
+    return len(gc.get_objects()) <= MAX_FAST_GC_OBJECTS
 
 
-def has_few_young_objects() -> bool:
+def is_young_gc_fast() -> bool:
     """Report whether a collection of the young generations takes only milliseconds."""
     first, second, _ = gc.get_count()
-    return first + second * gc.get_threshold()[0] <= MAX_FEW_OBJECTS
+    return first + second * gc.get_threshold()[0] <= MAX_FAST_GC_OBJECTS
 
 
 def get_young_objects() -> Optional[List[Any]]:
     """Return the objects of the young generations; None if there are too many of them."""
-    if not has_few_young_objects():
+    if not is_young_gc_fast():
         return None
     return [item for one in YOUNG_GENERATIONS for item in gc.get_objects(generation=one)]
 

@@ -16,7 +16,7 @@ except Exception:  # noqa: BLE001, S110 - the engine must not notice
     pass
 
 
-def _run_next() -> None:
+def _run_next_sitecustomize() -> None:
     """Run the next ``sitecustomize`` on the path, because Python imports only the first one."""
     here = os.path.dirname(os.path.realpath(__file__))
     others = [folder for folder in sys.path if os.path.realpath(folder) != here]
@@ -29,4 +29,4 @@ def _run_next() -> None:
 
 
 if __name__ == "sitecustomize":
-    _run_next()
+    _run_next_sitecustomize()

@@ -5,8 +5,8 @@ from typing import Any, Dict, List
 
 from plimsoll_probe.memory import (
     get_torch_cuda,
-    has_few_objects,
-    has_few_young_objects,
+    is_full_gc_fast,
+    is_young_gc_fast,
     read_status_bytes,
     trim_malloc,
 )
@@ -22,10 +22,10 @@ def trim_memory(idle: bool) -> Dict[str, Any]:
     """
     steps: List[str] = []
     result: Dict[str, Any] = {"before": read_status_bytes("RssAnon"), "steps": steps}
-    if has_few_objects():
+    if is_full_gc_fast():
         result["collected"] = gc.collect()
         steps.append("gc.collect")
-    elif has_few_young_objects():
+    elif is_young_gc_fast():
         result["collected"] = gc.collect(1)
         steps.append("gc.collect(1): too many objects to collect all generations")
     else:

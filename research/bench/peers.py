@@ -28,7 +28,7 @@ from plimsoll_sidecar.detect.fleet import weigh_peers
 
 POLICY = MemoryPolicy(host=MemoryBudget(512 * MIB, DAY, LIMIT), warmup_s=WARMUP_S)
 REPLICAS, SEEDS = 4, 12
-LASTS_S, INTERVAL_S, ROUND_S = 2 * HOUR, 5.0, 60
+LASTS_S, INTERVAL_S, ROUND_DURATION_S = 2 * HOUR, 5.0, 60
 HEAD_S = HOUR
 """How much older the replicas are that a roll-out has not replaced yet."""
 
@@ -130,8 +130,8 @@ def judged(name: str, seed: int) -> Found | None:
     published: list[Peer] = []
     alone: list[float] = []
     compared: list[float] = []
-    for _ in range(round(LASTS_S / ROUND_S) - 1):
-        now = [one.run(ROUND_S) for one in replicas]
+    for _ in range(round(LASTS_S / ROUND_DURATION_S) - 1):
+        now = [one.run(ROUND_DURATION_S) for one in replicas]
         seen = replicas[0].seen
         if seen is not None:
             after = weigh_peers(seen, "pod-0", published).suspicions

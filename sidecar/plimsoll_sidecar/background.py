@@ -105,7 +105,7 @@ class BackgroundThread(threading.Thread):
                 self._ending.wait(self._record_failure(error))
                 continue
             if self._failures:
-                log.info("%s has recovered", self.name)
+                log.info("thread %s has recovered", self.name)
             self._failures, self._logged = 0, None
             if pause is None or pause > 0:
                 self._woken.wait(pause)
@@ -116,7 +116,7 @@ class BackgroundThread(threading.Thread):
             # Compare types, because the text of an error differs each time, for example in its
             # port.
             known = isinstance(error, self._expected)
-            log.error("%s failed: %s", self.name, error, exc_info=None if known else error)
+            log.error("thread %s failed: %s", self.name, error, exc_info=None if known else error)
             self._logged = type(error)
         requested_s: float | None = getattr(error, "retry_after_s", None)
         pause = min(FIRST_PAUSE_S * 2.0 ** min(self._failures, 16), self._max_pause_s)

@@ -129,11 +129,11 @@ def _make_point(at: float, row: list[int]) -> HistoryPoint:
     )
 
 
-WIDTH, HEIGHT = 760, 260
-LEFT, RIGHT, TOP, BOTTOM = 76, 12, 12, 28
+CHART_WIDTH_PX, CHART_HEIGHT_PX = 760, 260
+LEFT_MARGIN_PX, RIGHT_MARGIN_PX, TOP_MARGIN_PX, BOTTOM_MARGIN_PX = 76, 12, 12, 28
 GRID_INTERVALS = 4
 """Number of intervals between the horizontal grid lines of a chart."""
-HEIGHT_FACTOR = 1.05
+CHART_HEADROOM_FACTOR = 1.05
 """Factor from the largest value to the height of a chart, so that no line is at its edge."""
 
 
@@ -185,7 +185,7 @@ def draw_growth_chart(name: str, growth: Sequence[tuple[float, int | None]], bud
     known = [(at, size) for at, size in growth if size is not None]
     if len(known) < 2:
         return ""
-    top = _round_up(max(budget, *(size for _, size in known)) * HEIGHT_FACTOR)
+    top = _round_up(max(budget, *(size for _, size in known)) * CHART_HEADROOM_FACTOR)
     scale = _ChartScale(growth[0][0], max(growth[-1][0], growth[0][0] + 1.0), top)
     parts = [
         *_draw_grid(scale),
@@ -222,7 +222,8 @@ def _draw_growth_areas(scale: _ChartScale, growth: Sequence[tuple[float, int | N
 
 def _make_svg(name: str, title: str, text: str, parts: Sequence[str]) -> str:
     return (
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-labelledby="{name}-t {name}-d">'
+        f'<svg viewBox="0 0 {CHART_WIDTH_PX} {CHART_HEIGHT_PX}" role="img" '
+        f'aria-labelledby="{name}-t {name}-d">'
         f'<title id="{name}-t">{escape(title)}</title><desc id="{name}-d">{escape(text)}</desc>'
         f"{''.join(parts)}</svg>"
     )
@@ -238,10 +239,17 @@ class _ChartScale:
 
     def to_x(self, at: float) -> float:
         share = (at - self.begin) / (self.end - self.begin)
-        return round(LEFT + share * (WIDTH - LEFT - RIGHT), 1)
+        return round(
+            LEFT_MARGIN_PX + share * (CHART_WIDTH_PX - LEFT_MARGIN_PX - RIGHT_MARGIN_PX), 1
+        )
 
     def to_y(self, size: float) -> float:
-        return round(HEIGHT - BOTTOM - size / self.top * (HEIGHT - TOP - BOTTOM), 1)
+        return round(
+            CHART_HEIGHT_PX
+            - BOTTOM_MARGIN_PX
+            - size / self.top * (CHART_HEIGHT_PX - TOP_MARGIN_PX - BOTTOM_MARGIN_PX),
+            1,
+        )
 
 
 def _draw_areas(
@@ -269,9 +277,9 @@ def _draw_named_line(scale: _ChartScale, size: int | None, name: str, offset: in
     """
     if size is None:
         return []
-    y, right = scale.to_y(size), WIDTH - RIGHT
+    y, right = scale.to_y(size), CHART_WIDTH_PX - RIGHT_MARGIN_PX
     return [
-        f'<line class="{name}" x1="{LEFT}" x2="{right}" y1="{y}" y2="{y}"/>',
+        f'<line class="{name}" x1="{LEFT_MARGIN_PX}" x2="{right}" y1="{y}" y2="{y}"/>',
         f'<text class="{name}" x="{right - 4}" y="{y + offset}" text-anchor="end">{name}</text>',
     ]
 
@@ -281,14 +289,18 @@ def _draw_grid(scale: _ChartScale) -> list[str]:
     for index in range(GRID_INTERVALS + 1):
         size = scale.top * index / GRID_INTERVALS
         y = scale.to_y(size)
-        made.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}"/>')
-        label = f'<text x="{LEFT - 6}" y="{y + 4}" text-anchor="end">{format_bytes(size)}</text>'
-        made.append(label)
+        right = CHART_WIDTH_PX - RIGHT_MARGIN_PX
+        made += [
+            f'<line class="grid" x1="{LEFT_MARGIN_PX}" x2="{right}" y1="{y}" y2="{y}"/>',
+            f'<text x="{LEFT_MARGIN_PX - 6}" y="{y + 4}" text-anchor="end">'
+            f"{format_bytes(size)}</text>",
+        ]
     for share, anchor in ((0.0, "start"), (0.5, "middle"), (1.0, "end")):
         at = scale.begin + share * (scale.end - scale.begin)
         clock = format_clock_time(at)
         made.append(
-            f'<text x="{scale.to_x(at)}" y="{HEIGHT - 8}" text-anchor="{anchor}">{clock}</text>'
+            f'<text x="{scale.to_x(at)}" y="{CHART_HEIGHT_PX - 8}" text-anchor="{anchor}">'
+            f"{clock}</text>"
         )
     return made
 

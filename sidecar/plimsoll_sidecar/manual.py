@@ -63,7 +63,7 @@ def create_parser() -> argparse.ArgumentParser:
     parse.add_argument("--state-dir", type=Path, default=Path("/var/lib/plimsoll"))
     parse.add_argument(
         "--expected-epoch",
-        help="epoch of the engine in which you chose the action; current: the engine's epoch now",
+        help="epoch in which you chose the action, or 'current' for the engine's present epoch",
     )
     parse.add_argument(
         "--deadline",
@@ -74,16 +74,16 @@ def create_parser() -> argparse.ArgumentParser:
     parse.add_argument(
         "--service",
         action="store_true",
-        help="resume: also clear the restarts of the whole service",
+        help="with 'resume', also clear the restarts of the other replicas of the service",
     )
     return parse
 
 
 def _parse_seconds(text: str) -> float:
     seconds = float(text)
-    if not 0 <= seconds <= readiness.MAX_REASON_S:  # also rejects nan
+    if not 0 <= seconds <= readiness.MAX_UNREADY_DURATION_S:  # also rejects nan
         raise argparse.ArgumentTypeError(
-            f"must be from 0 to {readiness.MAX_REASON_S:.0f} seconds, not {text}"
+            f"must be from 0 to {readiness.MAX_UNREADY_DURATION_S:.0f} seconds, not {text}"
         )
     return seconds
 
@@ -170,7 +170,7 @@ def _drain(
         return readiness.MANUAL in readiness.read_active_reasons(state_dir)
 
     before = readiness.read_active_reasons(state_dir).get(readiness.MANUAL)
-    readiness.set_unready(state_dir, readiness.MANUAL, readiness.MAX_REASON_S)
+    readiness.set_unready(state_dir, readiness.MANUAL, readiness.MAX_UNREADY_DURATION_S)
     outcome: Outcome | None = None
     try:
         _leave_services(config)

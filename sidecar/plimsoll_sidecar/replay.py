@@ -286,16 +286,18 @@ def parse_budget(text: str) -> MemoryBudget:
 def main(argv: list[str] | None = None) -> int:
     """Replay a trace, and print its events as JSON lines. Return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m plimsoll_sidecar.replay", description=__doc__)
-    parser.add_argument("trace", type=Path, help="recording, .jsonl or .jsonl.gz")
+    parser.add_argument("trace", type=Path, help="trace to replay, a .jsonl or .jsonl.gz file")
     parser.add_argument(
         "--mode",
         type=Mode,
         choices=list(Mode),
         default=Mode.OBSERVE,
-        help="mode: Observe or Recover",
+        help="mode of the replayed supervisor: Observe or Recover",
     )
     parser.add_argument(
-        "--budget", type=parse_budget, help="budget of host memory: Auto, 2Gi or 2Gi/6h"
+        "--budget",
+        type=parse_budget,
+        help="leak budget for host memory instead of the recorded one: Auto, 2Gi or 2Gi/6h",
     )
     arguments = parser.parse_args(argv)
     return print_replay(arguments.trace, arguments.mode, arguments.budget)

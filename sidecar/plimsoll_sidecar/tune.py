@@ -41,7 +41,7 @@ from plimsoll_sidecar.replay import make_engine_view, make_memory_policy, make_u
 UNIX_EPOCH_DATE = date(1970, 1, 1)
 MAX_SERIES_LINES = 10_000_000
 """Maximum number of lines that are read from the file of a series."""
-RESTART_SIZE_SHARE = 0.5
+MAX_SIZE_SHARE_AFTER_RESTART = 0.5
 """If a size is below this share of the previous size, the engine was restarted in between."""
 
 
@@ -235,14 +235,17 @@ def learn_from_series(path: Path, limit: int | None) -> LearnedBudgets:
     with path.open(newline="", encoding="utf-8", errors="replace") as lines:
         points = list(_parse_points(lines))
     if not points:
-        raise ValueError(f"{path}: no line consists of two numbers, for Unix seconds and bytes")
+        raise ValueError(
+            f"{path}: no line contains a time in Unix seconds and a size in bytes, such as "
+            "1700000000,2147483648"
+        )
     begin, number = 0, 0
     for index, (_, size) in enumerate(points):
         after = points[index + 1][1] if index + 1 < len(points) else 0
-        if after >= RESTART_SIZE_SHARE * size and index + 1 < len(points):
+        if after >= MAX_SIZE_SHARE_AFTER_RESTART * size and index + 1 < len(points):
             continue
         life = points[begin : index + 1]
-        base = min(one for at, one in life if at <= life[0][0] + SECONDS_PER_HOUR)
+        base = min(size for time, size in life if time <= life[0][0] + SECONDS_PER_HOUR)
         for at, one in life:
             state = BudgetState(
                 current=one, baseline=base, unexplained=max(0, one - base), limit=limit

@@ -65,7 +65,7 @@ class Display:
         left, standing = governor.count_restarts_left(observation.now), governor.state
         self._metrics.count_events(events)
         self._metrics.show_status(
-            len(standing.incidents), left, journal.backlog, standing.exhausted
+            len(standing.incidents), left, journal.num_unpublished, standing.exhausted
         )
         self.history.add(observation.now, observation.assessment)
         current, engine = config.current, observation.engine

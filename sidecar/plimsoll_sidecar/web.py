@@ -34,7 +34,7 @@ the client has not read could be lost.
 """
 LISTEN_BACKLOG = 1024
 """Maximum number of connections that the kernel queues."""
-MAX_ACCEPTS = 16
+MAX_ACCEPTS_PER_ROUND = 16
 """Maximum number of new connections that are accepted before existing ones are served again."""
 NO_DESCRIPTOR_PAUSE_S = 0.05
 """Pause in seconds if no file descriptor is available."""
@@ -151,7 +151,7 @@ class HttpServer:
         self._listener.close()
 
     def _accept(self) -> None:
-        for _ in range(MAX_ACCEPTS):
+        for _ in range(MAX_ACCEPTS_PER_ROUND):
             try:
                 sock, address = self._listener.accept()
             except (BlockingIOError, ConnectionAbortedError):

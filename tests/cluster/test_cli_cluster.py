@@ -73,7 +73,7 @@ def plimsoll(kube: Kube, *arguments: str, kubeconfig: Path | None = None) -> Res
 def test_incidents_are_read_by_page_newest_first(
     kube: Kube, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "MAX_PAGE_OBJECTS", 5)
+    monkeypatch.setattr(client, "MAX_OBJECTS_PER_PAGE", 5)
     done = plimsoll(kube, "incidents", "-o", "json")
     assert done.exit_code == 0, done.output
     names = [one["metadata"]["name"] for one in json.loads(done.stdout)]

@@ -456,7 +456,7 @@ def test_an_api_server_that_is_away_loses_nothing(rig: Rig) -> None:
     assert time.monotonic() - begin < 0.1
     _eventually(lambda: _check(not publisher._thread.is_ok))
     assert publisher.take_acknowledged() == []
-    assert publisher.backlog == 1
+    assert publisher.num_unpublished == 1
     (rig.folder / "away").rename(rig.token)
     arrived: list[tuple[str, int]] = []
 

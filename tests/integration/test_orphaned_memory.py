@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll_sidecar.act.sweep import HELPER_EXIT_S, SharedMemorySweep
+from plimsoll_sidecar.act.sweep import HELPER_EXIT_TIMEOUT_S, SharedMemorySweep
 from plimsoll_sidecar.signals import shared_memory
 from plimsoll_sidecar.signals.process_table import identify
 from plimsoll_sidecar.signals.shared_memory import (
@@ -177,7 +177,7 @@ def test_too_many_files_are_unknown_and_it_says_so(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(shared_memory, "MAX_FILES", 3)
+    monkeypatch.setattr(shared_memory, "MAX_SHARED_FILES", 3)
     for number in range(4):
         (shm / f"f{number}").touch()
     main, at = start(OPENS, __file__), Time()
@@ -240,7 +240,7 @@ def test_a_sweep_takes_only_what_the_dead_engine_left(shm: Path, start: Start, p
     kill(other)
     assert sweep.update(main, True) >= 2 * MIB, "a helper that ended a little later"
     assert sweep.update(main, True) == 0
-    at.later += HELPER_EXIT_S + 1
+    at.later += HELPER_EXIT_TIMEOUT_S + 1
     assert sweep.update(main, True) == 0
 
 
@@ -299,8 +299,8 @@ def test_too_many_segments_are_unknown_not_a_part_of_them(
     (tmp_path / "self/ns/ipc").touch()
     (tmp_path / "sysvipc").mkdir()
     (tmp_path / "sysvipc/shm").write_text(SYSV)
-    monkeypatch.setattr(shared_memory, "MAX_FILES", 3)
+    monkeypatch.setattr(shared_memory, "MAX_SHARED_FILES", 3)
     assert shared_memory.sum_unattached_segment_bytes(60, 1000, tmp_path) > 0
-    monkeypatch.setattr(shared_memory, "MAX_FILES", 2)
+    monkeypatch.setattr(shared_memory, "MAX_SHARED_FILES", 2)
     with pytest.raises(shared_memory.UnknownUsersError, match="more than 2 SysV segments"):
         shared_memory.sum_unattached_segment_bytes(60, 1000, tmp_path)

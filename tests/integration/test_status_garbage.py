@@ -138,7 +138,7 @@ def test_an_answer_that_trickles_is_given_up_in_time(
     token: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each byte comes within the timeout of one read."""
-    monkeypatch.setattr(plimsoll_engine, "TIMEOUT_S", 0.5)
+    monkeypatch.setattr(plimsoll_engine, "REQUEST_TIMEOUT_S", 0.5)
     with server(changed(), pause_s=0.05) as port:
         began = time.monotonic()
         with pytest.raises(EngineError, match="was not complete within the timeout"):

@@ -79,7 +79,7 @@ def test_a_part_that_raises_goes_on_and_shows_it(
     work.again()
     assert b'plimsoll_supervisor_part_ok{part="tested"} 1.0' in Metrics().render()
     said = [record.getMessage() for record in caplog.records]
-    assert said == ["tested failed: 'metadata'", "tested has recovered"], "each once"
+    assert said == ["thread tested failed: 'metadata'", "thread tested has recovered"], "each once"
     assert caplog.records[0].exc_info
 
 

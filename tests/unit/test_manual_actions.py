@@ -62,7 +62,7 @@ def test_its_pod_leaves_and_its_requests_end_before_the_engine_does(
     waited: list[float] = []
 
     def wait(
-        self: pod_services.ServiceExit, timeout_s: float = pod_services.LEAVE_TIMEOUT_S
+        self: pod_services.ServiceExit, timeout_s: float = pod_services.LEAVE_SERVICES_TIMEOUT_S
     ) -> bool:
         waited.append(timeout_s)
         assert not readiness.is_ready(str(tmp_path))
@@ -76,7 +76,7 @@ def test_its_pod_leaves_and_its_requests_end_before_the_engine_does(
         create_parser().parse_args(arguments), cast(EngineAdapter, engine), CONFIG
     )
     assert answer.outcome == finishes
-    assert waited == [pod_services.LEAVE_TIMEOUT_S]
+    assert waited == [pod_services.LEAVE_SERVICES_TIMEOUT_S]
     assert engine.calls == [(name, False) for name in calls]
     assert readiness.is_ready(str(tmp_path)) is (finishes is Outcome.REFUSED)
 

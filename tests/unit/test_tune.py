@@ -90,7 +90,7 @@ def test_a_source_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     series.write_text("time,bytes\nsoon,many\n")
     for source, text in (
         (str(broken), "cannot read"),
-        (str(series), "no line consists of two numbers"),
+        (str(series), "no line contains a time in Unix seconds and a size in bytes"),
         (str(tmp_path / "none.jsonl"), "none.jsonl"),
         ("no-such-service", "check that the service runs on this machine"),
     ):

@@ -25,7 +25,7 @@ from plimsoll_api.names import API_GROUP, CRD_VERSION
 from plimsoll_cli.errors import RunError, UsageError
 
 Object = dict[str, Any]
-MAX_PAGE_OBJECTS = 500
+MAX_OBJECTS_PER_PAGE = 500
 MAX_LIST_RESTARTS = 5
 """Maximum number of restarts of a list. The API server keeps the state of a list for five
 minutes."""
@@ -97,7 +97,7 @@ class Cluster:
         while True:
             page = query | ({"continue": continue_token} if continue_token else {})
             try:
-                answer = self._call("GET", path, {"limit": MAX_PAGE_OBJECTS} | page)
+                answer = self._call("GET", path, {"limit": MAX_OBJECTS_PER_PAGE} | page)
             except _ExpiredError:
                 expired += 1
                 if expired > MAX_LIST_RESTARTS:

@@ -22,7 +22,7 @@ from plimsoll_sidecar.act import readiness
 from plimsoll_sidecar.act.adapters.engine_adapter import EngineAdapter
 from plimsoll_sidecar.act.lease_counts import UnreadableCountError
 from plimsoll_sidecar.act.partner import Partners, PartnerTestResult
-from plimsoll_sidecar.act.pod_services import LEAVE_TIMEOUT_S, ServiceExit, wait_until_left
+from plimsoll_sidecar.act.pod_services import LEAVE_SERVICES_TIMEOUT_S, ServiceExit, wait_until_left
 from plimsoll_sidecar.act.slots import RENEW_INTERVAL_S, SlotLostError, Slots
 from plimsoll_sidecar.act.standby import StandbyLease
 from plimsoll_sidecar.background import BackgroundThread, run_in_thread
@@ -259,15 +259,20 @@ class Actuator:
 
     def execute(self, command: Command) -> Result:
         """Execute one command, and return its result. An error becomes the result ``Failed``."""
-        log.info("%s: started as %s, epoch %s", command.verb, command.operation_id, command.epoch)
+        log.info(
+            "started command %s as operation %s in epoch %s",
+            command.verb,
+            command.operation_id,
+            command.epoch,
+        )
         try:
             result = self._dispatch(command)
         except (EngineError, KubeError, UnreadableCountError, OSError) as error:
             result = command.make_result(Outcome.FAILED, str(error))
         except Exception as error:  # a bug here must not leave the governor waiting
-            log.exception("%s failed", command.verb)
+            log.exception("command %s failed unexpectedly", command.verb)
             result = command.make_result(Outcome.FAILED, f"{type(error).__name__}: {error}")
-        log.info("%s: %s %s", command.verb, result.outcome, result.message)
+        log.info("result of command %s: %s %s", command.verb, result.outcome, result.message)
         return result
 
     def _dispatch(self, command: Command) -> Result:
@@ -329,7 +334,7 @@ class Actuator:
 
         If the pod is not evicted within :data:`EVICTION_WAIT_S`, it becomes ready again.
         """
-        longest_s = command.deadline_s + LEAVE_TIMEOUT_S + EVICTION_WAIT_S
+        longest_s = command.deadline_s + LEAVE_SERVICES_TIMEOUT_S + EVICTION_WAIT_S
         readiness.set_unready(self._state_dir, readiness.DRAIN, longest_s)
         if self._service_exit is not None:
             wait_until_left(self._service_exit)
@@ -337,7 +342,9 @@ class Actuator:
 
     def _drain(self, command: Command) -> Result:
         """Remove the pod from its Services, and then drain the engine."""
-        longest_s = command.deadline_s + LEAVE_TIMEOUT_S + readiness.MAX_RESTART_S
+        longest_s = (
+            command.deadline_s + LEAVE_SERVICES_TIMEOUT_S + readiness.RESTART_UNREADY_TIMEOUT_S
+        )
         readiness.set_unready(self._state_dir, readiness.DRAIN, longest_s)
         if self._service_exit is not None:
             wait_until_left(self._service_exit)
@@ -347,9 +354,9 @@ class Actuator:
         return result
 
     def _restart_engine(self, command: Command) -> Result:
-        unready_after_s = readiness.KUBELET_LAG_S
+        unready_after_s = readiness.MAX_KUBELET_LAG_S
         if command.meets_partner:
-            unready_after_s = readiness.MAX_RESTART_S + PARTNER_TEST_DURATION_S
+            unready_after_s = readiness.RESTART_UNREADY_TIMEOUT_S + PARTNER_TEST_DURATION_S
         return readiness.end_engine_while_unready(
             self._state_dir, lambda: self._terminate_engine(command), unready_after_s
         )

@@ -31,7 +31,7 @@ MAX_SERVICE_RESTARTS = 1000
 """Maximum number of stored restarts of the service, and maximum of ``restartBudget.count``."""
 MAX_RESTARTS_PER_REPLICA = 64
 """Maximum number of stored restarts of one replica: the newest ones."""
-MAX_REPLICAS = 64
+MAX_REPLICAS_PER_LEASE = 64
 """Maximum number of replicas on one Lease: the replicas that restarted last.
 
 Together they need less than 96 KiB. Kubernetes limits the annotations of an object to 256 KiB.
@@ -55,7 +55,9 @@ class ServiceRestart(msgspec.Struct):
 
 
 _Restarts = Annotated[list[ServiceRestart], msgspec.Meta(max_length=MAX_SERVICE_RESTARTS)]
-_Replicas = Annotated[dict[str, ReplicaRestarts], msgspec.Meta(max_length=4 * MAX_REPLICAS)]
+_Replicas = Annotated[
+    dict[str, ReplicaRestarts], msgspec.Meta(max_length=4 * MAX_REPLICAS_PER_LEASE)
+]
 
 
 class UnreadableCountError(ValueError):
@@ -116,7 +118,9 @@ def store_replica_restarts(
         living, key=lambda name: (name == replica_key, max(living[name].at, default=0.0))
     )
     _write_annotation(
-        lease, REPLICA_RESTARTS_ANNOTATION, {name: living[name] for name in newest[-MAX_REPLICAS:]}
+        lease,
+        REPLICA_RESTARTS_ANNOTATION,
+        {name: living[name] for name in newest[-MAX_REPLICAS_PER_LEASE:]},
     )
 
 
@@ -185,9 +189,9 @@ def _write_annotation(lease: Object, name: str, value: object) -> None:
     lease["metadata"]["annotations"] = annotations
 
 
-MAX_ATTEMPTS = 5
+MAX_UPDATE_ATTEMPTS = 5
 """Maximum number of attempts to update a Lease that other clients may update concurrently."""
-RETRY_PAUSE_S = 0.1
+UPDATE_RETRY_PAUSE_S = 0.1
 
 
 def make_replica_key(group: GroupMember | None, uid: str) -> str:
@@ -249,7 +253,7 @@ def _clear_restarts(lease: Object, replica_key: str, pod: str, whole_service: bo
 
 
 def _update_lease(kube: KubeClient, path: str, change: Callable[[Object], int]) -> int:
-    for is_last in (*[False] * (MAX_ATTEMPTS - 1), True):
+    for is_last in (*[False] * (MAX_UPDATE_ATTEMPTS - 1), True):
         lease = kube.get(path)
         count = change(lease)
         try:
@@ -257,7 +261,7 @@ def _update_lease(kube: KubeClient, path: str, change: Callable[[Object], int]) 
         except ConflictError:
             if is_last:
                 raise
-            time.sleep(RETRY_PAUSE_S)
+            time.sleep(UPDATE_RETRY_PAUSE_S)
         else:
             return count
     raise AssertionError("unreachable: the last attempt returns or raises")

@@ -14,7 +14,7 @@ from plimsoll_sidecar.clients.kube import EndpointSlices, KubeClient, KubeError
 log = logging.getLogger(__name__)
 
 ENDPOINTS_POLL_INTERVAL_S = 0.5
-LEAVE_TIMEOUT_S = 30.0
+LEAVE_SERVICES_TIMEOUT_S = 30.0
 """Seconds until an unready pod has left its endpoints.
 
 This covers the period of the readiness probe and the update of the rules by kube-proxy.
@@ -37,7 +37,7 @@ class ServiceExit:
         """
         return planned
 
-    def wait_until_left(self, timeout_s: float = LEAVE_TIMEOUT_S) -> bool:
+    def wait_until_left(self, timeout_s: float = LEAVE_SERVICES_TIMEOUT_S) -> bool:
         """Wait for a fixed time, at most ``timeout_s``, and return True."""
         time.sleep(min(timeout_s, UNKNOWN_ENDPOINTS_WAIT_S))
         return True
@@ -125,7 +125,7 @@ class PodServices(ServiceExit):
         own = {name: ok for name, ok in found.items() if name in siblings}
         return [own] if own else []
 
-    def wait_until_left(self, timeout_s: float = LEAVE_TIMEOUT_S) -> bool:
+    def wait_until_left(self, timeout_s: float = LEAVE_SERVICES_TIMEOUT_S) -> bool:
         """Wait until the pod is not ready in any Service; return False on timeout.
 
         If no Service routes to the pod, clients get its address elsewhere. The wait then takes a
@@ -146,9 +146,9 @@ def wait_until_left(service_exit: ServiceExit) -> None:
     """Wait until the pod has left its endpoints, or for a fixed time if they cannot be read.
 
     While the API server does not answer, the endpoints do not change, and clients still reach the
-    pod. Reading the endpoints is therefore repeated for :data:`LEAVE_TIMEOUT_S`.
+    pod. Reading the endpoints is therefore repeated for :data:`LEAVE_SERVICES_TIMEOUT_S`.
     """
-    left_s, message = LEAVE_TIMEOUT_S, ""
+    left_s, message = LEAVE_SERVICES_TIMEOUT_S, ""
     deadline = time.monotonic() + left_s
     while left_s > 0:
         try:
@@ -164,7 +164,7 @@ def wait_until_left(service_exit: ServiceExit) -> None:
             left_s = deadline - time.monotonic()
     log.warning(
         "continuing without the pod's endpoints, which could not be read for %.0f s: %s",
-        LEAVE_TIMEOUT_S,
+        LEAVE_SERVICES_TIMEOUT_S,
         message,
     )
 

@@ -30,14 +30,14 @@ DRAIN_REASONS = (MANUAL, DRAIN)
 """Reasons that also drain the engine."""
 REASONS_FOLDER = "unready"
 """Folder in the state directory with one file for each active reason."""
-MAX_REASON_S = 30 * 86_400.0
+MAX_UNREADY_DURATION_S = 30 * 86_400.0
 """Maximum number of seconds for which a reason is active.
 
 A manual drain that a reboot interrupted starts this time again.
 """
-MAX_RESTART_S = 900.0
+RESTART_UNREADY_TIMEOUT_S = 900.0
 """Seconds until the pod becomes ready again if the supervisor dies during an engine restart."""
-KUBELET_LAG_S = 10.0
+MAX_KUBELET_LAG_S = 10.0
 """Maximum number of seconds until the kubelet notices that the engine has ended.
 
 Until then, the engine's container counts as ready, because its last probe succeeded.
@@ -47,9 +47,9 @@ Until then, the engine's container counts as ready, because its last probe succe
 def set_unready(state_dir: str, reason: str, duration_s: float) -> None:
     """Make the pod unready for ``reason``, for ``duration_s`` seconds. Raises OSError.
 
-    The duration is limited to :data:`MAX_REASON_S`.
+    The duration is limited to :data:`MAX_UNREADY_DURATION_S`.
     """
-    ends_at = time.clock_gettime(time.CLOCK_BOOTTIME) + min(duration_s, MAX_REASON_S)
+    ends_at = time.clock_gettime(time.CLOCK_BOOTTIME) + min(duration_s, MAX_UNREADY_DURATION_S)
     _write_reason(state_dir, reason, ends_at)
 
 
@@ -105,8 +105,8 @@ def read_active_reasons(state_dir: str) -> dict[str, float]:
             continue
         left = until - time.clock_gettime(time.CLOCK_BOOTTIME)
         if boot_id != _read_boot_id():
-            left = MAX_REASON_S if reason == MANUAL and until > 0 and boot_id else 0.0
-        if 0 < left <= MAX_REASON_S + 1.0:  # the written time is rounded
+            left = MAX_UNREADY_DURATION_S if reason == MANUAL and until > 0 and boot_id else 0.0
+        if 0 < left <= MAX_UNREADY_DURATION_S + 1.0:  # the written time is rounded
             found[reason] = left
     return found
 
@@ -117,7 +117,7 @@ def is_ready(state_dir: str) -> bool:
 
 
 def end_engine_while_unready(
-    state_dir: str, end_engine: Callable[[], Result], unready_after_s: float = KUBELET_LAG_S
+    state_dir: str, end_engine: Callable[[], Result], unready_after_s: float = MAX_KUBELET_LAG_S
 ) -> Result:
     """Make the pod unready, call ``end_engine``, and return its result.
 
@@ -128,7 +128,7 @@ def end_engine_while_unready(
     """
     from plimsoll_sidecar.govern.command import Outcome  # the launcher does not need it
 
-    set_unready(state_dir, RESTART, MAX_RESTART_S)
+    set_unready(state_dir, RESTART, RESTART_UNREADY_TIMEOUT_S)
     ended = False
     try:
         result = end_engine()

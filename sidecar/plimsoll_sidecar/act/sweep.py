@@ -27,7 +27,7 @@ from plimsoll_sidecar.signals.shared_memory import (
 
 log = logging.getLogger(__name__)
 
-HELPER_EXIT_S = 15.0
+HELPER_EXIT_TIMEOUT_S = 15.0
 """Seconds after the end of the main process for which helper processes may still use its files."""
 
 
@@ -58,14 +58,15 @@ class SharedMemorySweep:
     def update(self, main: ProcessId | None, enabled: bool) -> int:
         """Remove leftover files if the main process has ended, and return the removed bytes.
 
-        ``main`` is the engine's last known main process, or None. Files are removed only if
-        ``enabled``, and repeatedly for :data:`HELPER_EXIT_S` after the main process has ended.
+        ``main`` is the engine's last known main process; None if it is unknown. Files are removed
+        only if ``enabled``. Each call in the first :data:`HELPER_EXIT_TIMEOUT_S` seconds after the
+        end of the main process removes files, because helper processes may still use some files.
         """
         now = self._clock()
         alive = main is not None and is_running(main)
         if self._main is not None and (not alive or main != self._main):
             # Files written after the last update may belong to the next engine.
-            self._ended_at, self._sweep_until = self._last_alive_at, now + HELPER_EXIT_S
+            self._ended_at, self._sweep_until = self._last_alive_at, now + HELPER_EXIT_TIMEOUT_S
             self._main = None
         if main is not None and alive:
             if self._first_started_at is None:

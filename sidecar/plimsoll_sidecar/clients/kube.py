@@ -25,7 +25,7 @@ SERVICE_ACCOUNT_FOLDER = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Folder with the token and the CA certificate of the pod's service account."""
 REQUEST_TIMEOUT_S = 10.0
 FIELD_MANAGER = "plimsoll-supervisor"
-MAX_PAGE_OBJECTS = 64
+MAX_OBJECTS_PER_PAGE = 64
 """Maximum number of objects in a page. It is divided by 4 until a page fits into one response."""
 MAX_PAGES = 1000
 LIST_TIMEOUT_S = 60.0
@@ -158,7 +158,11 @@ class KubeClient:
         The collection is read page by page. Raises KubeError, for example if it has more than
         :data:`MAX_PAGES` pages or takes longer than :data:`LIST_TIMEOUT_S`.
         """
-        limit, continue_token, deadline = MAX_PAGE_OBJECTS, "", time.monotonic() + LIST_TIMEOUT_S
+        limit, continue_token, deadline = (
+            MAX_OBJECTS_PER_PAGE,
+            "",
+            time.monotonic() + LIST_TIMEOUT_S,
+        )
         for _ in range(MAX_PAGES):
             if time.monotonic() > deadline:
                 raise KubeError(

@@ -248,10 +248,10 @@ class TriggerFinder:
         window_s = self._computed_at - self._since
         if since != self._since or now - self._computed_at >= REFRESH_WINDOW_SHARE * window_s:
             self._since, self._computed_at = since, now
-            self._trigger = find_trigger(self.list_since(since))
+            self._trigger = find_trigger(self.list_rows_since(since))
         return self._trigger
 
-    def list_since(self, t: float) -> list[MeanSample]:
+    def list_rows_since(self, t: float) -> list[MeanSample]:
         """Return the rows that start at ``t`` or later, oldest first."""
         return [
             MeanSample(row[2], row[1], row[3], None if math.isnan(row[4]) else row[4], row[5:])

@@ -19,13 +19,13 @@ pymalloc and glibc take memory in steps of 1 MiB."""
 MAX_WARMUP_FACTOR = 2.0
 """Maximum length of a warm-up as a multiple of its configured length. Most real leaks begin with
 the first request, and would never be seen if the warm-up waited for memory to settle."""
-MAX_SLOWING_RATIO, MAX_FLAT_RATIO = 0.8, 0.1
+MAX_SLOWING_HALVES_RATIO, MAX_SETTLED_HALVES_RATIO = 0.8, 0.1
 """A climb slows down if its later half rises by less than the first ratio of its earlier half. It
 has settled if the later half rises by at most the second ratio."""
-MIN_CLIMB_S = 60.0
+MIN_CLIMB_DURATION_S = 60.0
 """Minimum time after which a climb is judged: a slow machine needs more than the configured
 time."""
-LEAK_BUDGET_SHARE = 0.33
+STEADY_RISE_BUDGET_SHARE = 0.33
 """A steady rise by this share of the budget after the minimum warm-up counts as growth."""
 MAX_WARMUP_BUDGET_FACTOR = 8
 """A warm-up may take what the engine declares and this multiple of the budget, which a leak takes
@@ -34,9 +34,9 @@ PACE_MARK_SHARES = (0.1, 0.55, 1.0)
 """Shares of :data:`MAX_WARMUP_BUDGET_FACTOR` between which the pace of a climb is measured."""
 MIN_PACE_SAMPLES = 4
 """Minimum number of samples between two of :data:`PACE_MARK_SHARES`."""
-CLASS_SETTLE_S = 45.0
+LOAD_CLASS_SETTLE_S = 45.0
 """Time in seconds that requests which arrived together need to reach their full size."""
-CLASS_SLACK_FACTOR = 1.25
+MAX_LOAD_CLASS_EXCESS_FACTOR = 1.25
 """A load still belongs to a class if it exceeds the class by less than this factor. Otherwise,
 loads of 7 and 8 requests would alternate between two classes."""
 MAX_WAIT_FOR_LOAD_S = 900.0
@@ -97,13 +97,13 @@ class Warmup:
             later = latest[len(latest) // 2 :]
             self.floor = min((*later, point), key=lambda p: p.bytes)
             return True
-        late = elapsed >= max(MAX_WARMUP_FACTOR * self.min_s, MIN_CLIMB_S)
+        late = elapsed >= max(MAX_WARMUP_FACTOR * self.min_s, MIN_CLIMB_DURATION_S)
         if self._is_slowing():
             if late:
                 self.floor = latest[-1]
             return late
         rise = measure_unexplained_growth(self.floor, point)
-        leaking = self.budget is not None and rise >= LEAK_BUDGET_SHARE * self.budget
+        leaking = self.budget is not None and rise >= STEADY_RISE_BUDGET_SHARE * self.budget
         self.climbing = leaking or late
         return self.climbing
 
@@ -126,7 +126,7 @@ class Warmup:
             return False
         first, half, last = self._marks
         earlier_s, later_s = half.t - first.t, last.t - half.t
-        steady = MAX_SLOWING_RATIO * later_s <= earlier_s and later_s >= self._mark_s
+        steady = MAX_SLOWING_HALVES_RATIO * later_s <= earlier_s and later_s >= self._mark_s
         return steady and is_load_comparable(last.load, first.load)
 
     def _get_first_floor(self, point: Point) -> Point:
@@ -146,13 +146,16 @@ class Warmup:
         if len(self._climb) < MIN_SETTLING_FLOORS:
             return True
         earlier, later = _measure_rise_of_each_half(self._climb)
-        return later < MAX_SLOWING_RATIO * earlier
+        return later < MAX_SLOWING_HALVES_RATIO * earlier
 
     def _has_settled(self) -> bool:
         if len(self._climb) < MIN_SETTLING_FLOORS:
             return False
         earlier_rise, later_rise = _measure_rise_of_each_half(self._climb)
-        if earlier_rise > MAX_SETTLED_RISE_BYTES and later_rise <= MAX_FLAT_RATIO * earlier_rise:
+        if (
+            earlier_rise > MAX_SETTLED_RISE_BYTES
+            and later_rise <= MAX_SETTLED_HALVES_RATIO * earlier_rise
+        ):
             return True
         half, floors = MIN_SETTLING_FLOORS // 2, self._climb[-MIN_SETTLING_FLOORS:]
         return (
@@ -238,7 +241,7 @@ class Baseline:
     def _find_base(self, load: int | None) -> Point | None:
         base = self._bases.get(_find_load_class(load))
         if base is None and load is not None:
-            base = self._bases.get(_find_load_class(int(load / CLASS_SLACK_FACTOR)))
+            base = self._bases.get(_find_load_class(int(load / MAX_LOAD_CLASS_EXCESS_FACTOR)))
         return base
 
     def _enter_class(self, class_number: int, floor: Point) -> Point | None:
@@ -257,7 +260,7 @@ class Baseline:
             if entered == class_number and before.bytes > floor.bytes:
                 highest = before
         self._entering = (class_number, since, highest)
-        if floor.t - since < CLASS_SETTLE_S:
+        if floor.t - since < LOAD_CLASS_SETTLE_S:
             return None
         base = replace(highest, bytes=highest.bytes - max(0, self.growth))
         self._bases[class_number] = base

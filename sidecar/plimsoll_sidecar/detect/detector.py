@@ -34,7 +34,7 @@ UNOWNED_SEGMENTS = (
     Segment.SHARED_ORPHAN, Segment.HUGETLB, Segment.KERNEL, Segment.SOCKETS, Segment.CHARGED_OTHER,
 )  # fmt: skip
 """Segments that are not part of the memory of any single process."""
-OWN_ENGINE_ROLES = ("worker", "frontend")
+PLIMSOLL_ENGINE_ROLES = ("worker", "frontend")
 """Roles of the processes in Plimsoll's own engine."""
 MAX_SHARED_REASON_CHARS = 200
 MAX_MISSING_SAMPLES = 30
@@ -346,7 +346,7 @@ class _Epoch:
         instead.
         """
         parts = self.parts
-        if parts is None or suspicion.process not in OWN_ENGINE_ROLES:
+        if parts is None or suspicion.process not in PLIMSOLL_ENGINE_ROLES:
             return suspicion.process
         if suspicion.process == "frontend":
             return parts.serves or suspicion.process

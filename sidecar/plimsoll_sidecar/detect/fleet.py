@@ -57,7 +57,7 @@ this share of those of the growing replica."""
 MAX_SAME_GROWTH_FACTOR = 2.0
 """Maximum factor between the growth that the operator published and the present growth. The
 publication is late by some time. If the factor is larger, it describes another growth."""
-MIN_PROBABILITY = 0.0005
+MIN_SHOWN_PROBABILITY = 0.0005
 """Half of the unit in which probabilities are rounded, which is a tenth of a percent."""
 GROWTH_INCIDENT_KINDS = (IncidentKind.HOST_GROWTH, IncidentKind.DEVICE_GROWTH)
 """Kinds of incidents that the leader reports for its group. Workers report other kinds."""
@@ -128,7 +128,7 @@ def _weigh_suspicion(suspicion: Suspicion, own_peer: Peer, peers: Sequence[Peer]
     evidence = compare_growth(own, same, others)
     if evidence is None:
         return suspicion
-    before = min(1 - MIN_PROBABILITY, max(MIN_PROBABILITY, suspicion.confidence))
+    before = min(1 - MIN_SHOWN_PROBABILITY, max(MIN_SHOWN_PROBABILITY, suspicion.confidence))
     log_odds = math.log(before / (1 - before)) + evidence.log_odds
     probability = 1 / (1 + math.exp(-log_odds))
     text = f"{evidence.sentence}; with this evidence, a leak has a probability of {probability:.1%}"

@@ -31,12 +31,12 @@ MIN_TREND_POINTS = 8
 MIN_HALVES_RATIO, MAX_HALVES_RATIO = 0.05, 20.0
 """Bounds of the rise of the later half divided by the rise of the earlier half, from which
 :attr:`Trend.fading` is computed."""
-MIN_THIRD_SHARE = 0.2
+MIN_RISE_SHARE_PER_THIRD = 0.2
 """Minimum share of the rise that the middle third and the last third of a trend each contribute."""
 MIN_DIFFERING_PAIRS_SHARE = 0.5
 """Share of all pairs of points with different loads from which the trend of the load counts
 fully."""
-LOAD_SLACK_FACTOR = 1.1
+MAX_COMPARABLE_LOAD_FACTOR = 1.1
 """Maximum factor between two comparable loads, which may also differ by one more request."""
 BUCKET_WIDTHS_S = (1.0, 5.0, 30.0, 180.0, 450.0, 900.0, 5400.0, 32400.0)
 """Widths of the buckets. The horizons overlap, so that no trend is lost between two of them: eight
@@ -48,13 +48,13 @@ SWING_DECAY_PER_BUCKET = 0.995
 """Decay of a swing: it halves within 140 buckets, which are seven spans of its horizon."""
 MAX_FLOOR_AGE_SPANS = 1.5
 """Maximum age of a floor that counts, as a multiple of the span of its horizon."""
-MAX_SILENT_BUCKETS = 3
+MAX_EMPTY_BUCKETS = 3
 """Number of buckets without a sample after which a trend is dropped."""
 LATEST_WINDOW_S, MIN_LATEST_SAMPLES, MAX_LATEST_POINTS = 20.0, 4, 64
 MIN_LATEST_PACE_SHARE = 0.3
 """Growth that is slower than this share of its trend's pace has stopped. This share and the window
 were chosen on production containers: a restart for memory that no longer grows gains nothing."""
-GROWTH_BEGIN_SHARE, MIN_HALF_SHARE, MAX_STEP_SHARE = 0.1, 0.5, 0.4
+GROWTH_BEGIN_SHARE, MIN_LATER_HALF_SHARE, MAX_STEP_SHARE = 0.1, 0.5, 0.4
 """Growth begins when it has this share of its present size. Its later half must bring at least the
 second share of what the earlier half brought, and the last seconds the same share of the mean pace.
 No step may bring more than the last share, because the newest step of a table that doubles brings
@@ -119,7 +119,7 @@ def is_load_comparable(later: int | None, earlier: int | None) -> bool:
 
     An unknown load is comparable with any load.
     """
-    return later is None or earlier is None or later <= earlier * LOAD_SLACK_FACTOR + 1
+    return later is None or earlier is None or later <= earlier * MAX_COMPARABLE_LOAD_FACTOR + 1
 
 
 def measure_unexplained_growth(earlier: Point, later: Point) -> int:
@@ -165,7 +165,7 @@ def fit_trend(points: Sequence[Point], min_rise: float) -> Trend | None:
         median(part) for part in (levels[:third], levels[third:-third], levels[-third:])
     )
     first_half, second_half = middle - begin, end - middle
-    if min(first_half, second_half) < MIN_THIRD_SHARE * rise:
+    if min(first_half, second_half) < MIN_RISE_SHARE_PER_THIRD * rise:
         return None
     share = second_half / max(1.0, first_half)
     residuals = [level - slope * (p.t - first.t) for p, level in zip(points, levels, strict=True)]
@@ -227,7 +227,7 @@ class Horizon:
             return
         newest = self.floors[-1]
         fell = newest.bytes - point.bytes > self.trend.rise / 2
-        silent = point.t - newest.t > MAX_SILENT_BUCKETS * self._width_s
+        silent = point.t - newest.t > MAX_EMPTY_BUCKETS * self._width_s
         if silent or (fell and is_load_comparable(newest.load, point.load)):
             self.trend = None
 
@@ -343,7 +343,7 @@ class GrowthHistory:
         if rise <= 0 or too_young or (hasty and too_slow):
             return False
         latest = next((p for p in reversed(points) if now - p[0] >= self._now_s), points[0])
-        if (high - latest[1]) * lasted_s < MIN_HALF_SHARE * rise * (now - latest[0]):
+        if (high - latest[1]) * lasted_s < MIN_LATER_HALF_SHARE * rise * (now - latest[0]):
             return False
         steps = (later[1] - earlier[1] for earlier, later in pairwise(points))
         if max(steps) > MAX_STEP_SHARE * rise:
@@ -358,7 +358,7 @@ class GrowthHistory:
         return any(
             later >= earlier
             or (
-                later >= MIN_HALF_SHARE * earlier
+                later >= MIN_LATER_HALF_SHARE * earlier
                 and high + later * later / (earlier - later) >= budget
             )
             for earlier, later in halves

@@ -34,9 +34,9 @@ from plimsoll_sidecar.detect.segments import compute_device_segments, sum_device
 
 MIN_IDLE_S = 10.0
 """Time without requests after which blocks in use are lost. Until then, transfers may hold them."""
-MIN_LOST_RATIO = 0.02
+MIN_REPORTED_LOSS_RATIO = 0.02
 """Share of the KV cache below which a loss is not reported."""
-RESTART_LOST_RATIO = 0.10
+MIN_LOSS_RATIO_FOR_RESTART = 0.10
 """Share of the KV cache whose loss is worth a restart."""
 CAPACITY_CONFIDENCE = 0.95
 
@@ -57,7 +57,9 @@ class CapacityWatch:
         reported = _find_reported_loss(sample.load)
         if reported is None:
             return self._find_loss_at_idle(sample)
-        self._standing = _make_loss_suspicion(*reported) if reported[0] >= MIN_LOST_RATIO else None
+        self._standing = (
+            _make_loss_suspicion(*reported) if reported[0] >= MIN_REPORTED_LOSS_RATIO else None
+        )
         return self._standing
 
     def _find_loss_at_idle(self, sample: Sample) -> Suspicion | None:
@@ -68,7 +70,7 @@ class CapacityWatch:
         if usage is None or not 0.0 <= usage <= 1.0 or not is_idle:
             self._held_since = None
             return self._standing
-        if usage < MIN_LOST_RATIO:
+        if usage < MIN_REPORTED_LOSS_RATIO:
             self._held_since = self._standing = None
             return None
         # A short prefill may start and end between two samples. Its blocks are held since then.
@@ -100,7 +102,7 @@ def _make_loss_suspicion(ratio: float, description: str) -> Suspicion:
         segment=None,
         confidence=CAPACITY_CONFIDENCE,
         consumed_ratio=round(ratio, 4),
-        over_budget=ratio >= RESTART_LOST_RATIO,
+        over_budget=ratio >= MIN_LOSS_RATIO_FOR_RESTART,
         process="worker",
         evidence=[f"{ratio:.1%} {description}"],
     )
@@ -151,7 +153,7 @@ class LeftBehindWatch:
         return self._standing
 
 
-KILL_REPORT_S = 60.0
+KILL_REPORT_DURATION_S = 60.0
 """Time for which a kill is reported. Another kill within it belongs to the same incident."""
 
 
@@ -172,7 +174,7 @@ class OomKillWatch:
         host = sample.host
         if host.oom_kills is not None:
             if self._kills is not None and host.oom_kills > self._kills:
-                self._until = sample.t + KILL_REPORT_S
+                self._until = sample.t + KILL_REPORT_DURATION_S
                 self._suspicion = self._make_oom_suspicion(host.oom_kills - self._kills)
             self._kills = host.oom_kills
         held = host.cgroup_current if host.cgroup_current is not None else host.rss_anon
@@ -195,7 +197,7 @@ DRIVER_SETTLE_S = 30.0
 MIN_ORPHANED_BYTES = 2 << 30
 """Minimum size without an engine. NVML also counts memory that the driver reserves: about 600 MiB
 on large devices."""
-MIN_ADDED_BYTES = 1 << 30
+MIN_ADDED_ORPHANED_BYTES = 1 << 30
 """Minimum size beyond what was in use outside the engine before its restart."""
 ORPHAN_CONFIDENCE = 0.7
 WHOLE_DEVICE_NOTE = "this size covers the whole device, including other pods that share it"
@@ -266,4 +268,8 @@ class OrphanWatch:
         if self._before is None:
             return None
         more = max(0, self._floor - self._before)
-        return more, MIN_ADDED_BYTES, "more than before the restart is in use outside the engine"
+        return (
+            more,
+            MIN_ADDED_ORPHANED_BYTES,
+            "more than before the restart is in use outside the engine",
+        )

@@ -54,7 +54,7 @@ MIN_RISE_BYTES = 8 << 20
 MIN_STEADY_RATIO = 0.7
 """Minimum rise of the later half, divided by the rise of the earlier half. A cache that fills with
 a time constant of 1.4 windows reaches it."""
-MIN_KEPT_RATIO = 0.5
+MIN_STEADY_RATIO_AFTER_RAISE = 0.5
 """The same minimum for a leak that was raised before, and for the last steps."""
 MAX_FORECAST_FACTOR = 4.0
 """Maximum length of a forecast, as a multiple of the time for which growth was watched."""
@@ -235,18 +235,19 @@ class SlowLeakWatch:
         drifts = [each for levels in scales if (each := estimate_drift(levels))]
         latest = [each for levels in scales if (each := estimate_drift(levels[-MIN_STEPS - 1 :]))]
         fades = any(
-            each.compute_lower_bound(CLEAR_QUANTILE) > 0 and each.fading < MIN_KEPT_RATIO
+            each.compute_lower_bound(CLEAR_QUANTILE) > 0
+            and each.fading < MIN_STEADY_RATIO_AFTER_RAISE
             for each in drifts
         )
         growing: list[Drift] = []
         for number, each in enumerate(drifts):
-            slow = each.bytes_per_s * MIN_KEPT_RATIO
+            slow = each.bytes_per_s * MIN_STEADY_RATIO_AFTER_RAISE
             if any(
                 last.compute_upper_bound(CLEAR_QUANTILE) < slow for last in latest[: number + 1]
             ):
                 continue
             if was_raised:
-                grows = _is_growing(each, CLEAR_QUANTILE, MIN_KEPT_RATIO)
+                grows = _is_growing(each, CLEAR_QUANTILE, MIN_STEADY_RATIO_AFTER_RAISE)
             else:
                 grows = not fades and _is_leak(each, headroom)
             if grows:

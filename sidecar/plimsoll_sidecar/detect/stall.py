@@ -34,10 +34,10 @@ MIN_ANSWERED_S, MIN_SILENCE_S = 60.0, 16.0
 ports at least, it must exceed all earlier silences by a margin. A request to a port is given up
 after 3 s, so five requests in a row got no answer. With the wait for the last request and a round
 to confirm, the stall is found less than 30 s after the hang."""
-MIN_HEADLESS_S = 10.0
+MIN_MAIN_PROCESS_ABSENCE_S = 10.0
 """Time without a main process after which the other processes count as left behind. The main
 process may end first, but the others then end within less time: vLLM takes 0.8 to 4 s."""
-MAX_GAP_INTERVALS = 5.0
+MAX_OBSERVED_GAP_INTERVALS = 5.0
 """Longest gap between two samples that counts as observed, in sample intervals."""
 MAX_UNANSWERED_GAP_S = 8.0
 """Longest gap between two samples of an engine that does not answer, whatever the interval. A
@@ -90,7 +90,7 @@ class StallWatch:
 
     def __init__(self, timeout_s: float, interval_s: float) -> None:
         self.timeout_s = timeout_s
-        self._longest_elapsed_s = max(MAX_GAP_INTERVALS * interval_s, MAX_UNANSWERED_GAP_S)
+        self._longest_elapsed_s = max(MAX_OBSERVED_GAP_INTERVALS * interval_s, MAX_UNANSWERED_GAP_S)
         self._last_t: float | None = None
         self._page_t: float | None = None
         self._progress: tuple[int, ...] | None = None
@@ -130,7 +130,7 @@ class StallWatch:
                 return self._find_stall()
             elapsed_s = 0.0 if before is None else min(page_t - before, self._longest_elapsed_s)
             self._page_t = page_t
-        progress, inflight = _read_progress(sample.load), _count_due(sample.load)
+        progress, inflight = _read_progress(sample.load), _count_requests_needing_step(sample.load)
         if progress is None or inflight is None:
             return self._find_stall()
         if sample.load.paused or self._rested:
@@ -255,12 +255,14 @@ class StallWatch:
                 f"requests are in flight, but no step completed for {self._frozen_s:.0f} s{why}"
             )
             return self._make_suspicion(self._frozen_s / limit_s, reason, "worker")
-        if self._headless_s >= MIN_HEADLESS_S:
+        if self._headless_s >= MIN_MAIN_PROCESS_ABSENCE_S:
             reason = (
                 "the engine's main process ended, but its other processes still run and hold"
                 f" memory for {self._headless_s:.0f} s"
             )
-            return self._make_suspicion(self._headless_s / MIN_HEADLESS_S, reason, "frontend")
+            return self._make_suspicion(
+                self._headless_s / MIN_MAIN_PROCESS_ABSENCE_S, reason, "frontend"
+            )
         return self._find_frontend_stall()
 
     def _find_frontend_stall(self) -> Suspicion | None:
@@ -315,7 +317,7 @@ def count_inflight(load: SampleLoad) -> int | None:
     return max(counts, default=None)
 
 
-def _count_due(load: SampleLoad) -> int | None:
+def _count_requests_needing_step(load: SampleLoad) -> int | None:
     """Return the number of requests in flight that need a step of the engine; None if unknown.
 
     A request that waits for its grammar does not count, because compilations have their own limits.

@@ -48,7 +48,7 @@ from plimsoll_api.memory_policy import (
 
 SECONDS_PER_HOUR = 3600.0
 HOURS_PER_DAY = 24
-MAX_KEPT_STARTS = 8
+MAX_STORED_STARTS = 8
 MAX_SAMPLE_GAP_S = 60.0
 """Longest time between two samples that counts as observed, in seconds."""
 BUDGET_FACTOR = 1.5
@@ -156,7 +156,7 @@ class LearnedHistory(msgspec.Struct, omit_defaults=True):
         if state is None or grown is None:
             return
         if not self.lows and state.baseline is not None:
-            self.starts = [*self.starts, state.baseline][-MAX_KEPT_STARTS:]
+            self.starts = [*self.starts, state.baseline][-MAX_STORED_STARTS:]
         self.limit = state.limit if state.limit is not None else self.limit
         passed = now - self.seen_at
         self.seen_at = now

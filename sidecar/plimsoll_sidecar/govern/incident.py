@@ -21,7 +21,7 @@ from plimsoll_api.incidents import ENDED_PHASES, IncidentKind, IncidentPhase
 from plimsoll_api.supervision import Action
 from plimsoll_sidecar.detect.growth import LATEST_WINDOW_S
 
-ROUND_S = 4.5
+ROUND_DURATION_S = 4.5
 """Length of a round in seconds: five assessments, about a second apart."""
 SUBSIDED_PROBABILITY, SUBSIDED_AFTER_S = 0.5, 30.0
 """Confirmed growth has subsided if, for so many seconds, memory did not grow or a leak was less
@@ -196,7 +196,7 @@ def compute_counted_s(elapsed_s: float) -> float:
 
     The result is ``elapsed_s``, limited so that a round consists of two to five assessments.
     """
-    return min(max(ROUND_S / 5, elapsed_s), ROUND_S / 2)
+    return min(max(ROUND_DURATION_S / 5, elapsed_s), ROUND_DURATION_S / 2)
 
 
 def make_incident_name(replica: str, kind: IncidentKind, epoch: str, opened_at: float) -> str:

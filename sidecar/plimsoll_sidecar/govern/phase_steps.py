@@ -9,18 +9,18 @@ from plimsoll_api.incident_record import Reason, StepOutcome, StepRecord
 from plimsoll_api.incidents import IncidentKind, IncidentPhase, WaitReason
 from plimsoll_api.supervision import Action
 from plimsoll_api.units import format_bytes, format_duration
-from plimsoll_sidecar.detect.losses import RESTART_LOST_RATIO
+from plimsoll_sidecar.detect.losses import MIN_LOSS_RATIO_FOR_RESTART
 from plimsoll_sidecar.govern import restart_budget
 from plimsoll_sidecar.govern.command import Command, EventType, Outcome, Result, Verb
 from plimsoll_sidecar.govern.context import EXHAUSTED_MESSAGE, TurnContext
 from plimsoll_sidecar.govern.incident import (
-    ROUND_S,
+    ROUND_DURATION_S,
     SUBSIDED_AFTER_S,
     SUBSIDED_PROBABILITY,
     Incident,
 )
 from plimsoll_sidecar.govern.state import MAX_REFUSALS, MIN_TRIMMED_SHARE, SLOT_RETRY_INTERVAL_S
-from plimsoll_sidecar.govern.verification import CURED_SHARE
+from plimsoll_sidecar.govern.verification import MIN_CURED_SHARE
 
 WITHIN_BUDGET_MESSAGE = (
     "deferred: the leak budget is not spent, and memory does not run out before a drain could end"
@@ -131,7 +131,7 @@ def stop_restarting(context: TurnContext, incident: Incident) -> None:
 
 def end_if_not_suspected(context: TurnContext, incident: Incident) -> bool:
     """End the incident if there has been no suspicion for a round. Return whether it ended."""
-    if incident.escalated or incident.missed_s < ROUND_S:
+    if incident.escalated or incident.missed_s < ROUND_DURATION_S:
         return False
     returned = max(0, incident.growth_at_trim - context.read_growth_bytes(incident))
     if incident.trimmed and returned * 2 >= incident.growth_at_trim > 0:
@@ -154,7 +154,7 @@ def end_if_memory_was_freed(context: TurnContext, incident: Incident) -> bool:
     The detector cannot show this, because the engine has a new baseline after each restart. Memory
     is therefore compared with its size before the first restart. Return whether the incident ended.
     """
-    if not incident.escalated or incident.missed_s < ROUND_S:
+    if not incident.escalated or incident.missed_s < ROUND_DURATION_S:
         return False
     budget, before, base = (
         incident.get_budget_state(context.assessment),
@@ -165,7 +165,7 @@ def end_if_memory_was_freed(context: TurnContext, incident: Incident) -> bool:
         if budget is None or budget.current is None:
             return False
         returned = before - (budget.current - (budget.explained or 0))
-        if returned < CURED_SHARE * max(before - base, 1):
+        if returned < MIN_CURED_SHARE * max(before - base, 1):
             return False
         incident.returned_bytes = returned
     elif not context.engine.answers:
@@ -227,7 +227,9 @@ def defer_restart(context: TurnContext, incident: Incident) -> None:
         within_s = context.memory.auto.limit_within_s
         message = f"{LIMIT_FAR_MESSAGE} {format_duration(within_s)} (spec.memory.auto.limitWithin)"
     if incident.kind is IncidentKind.CAPACITY_LOSS:
-        message = f"deferred: no restart until {RESTART_LOST_RATIO:.0%} of the capacity is lost"
+        message = (
+            f"deferred: no restart until {MIN_LOSS_RATIO_FOR_RESTART:.0%} of the capacity is lost"
+        )
     set_wait_reason(context, incident, None, message)
 
 

@@ -23,7 +23,7 @@ from plimsoll_sidecar.govern.context import (
     is_restart_budget_spent,
     is_restart_due,
 )
-from plimsoll_sidecar.govern.incident import ROUND_S, Incident
+from plimsoll_sidecar.govern.incident import ROUND_DURATION_S, Incident
 from plimsoll_sidecar.govern.phase_steps import (
     WITHDRAWN_STEP,
     abandon_trim,
@@ -42,8 +42,12 @@ from plimsoll_sidecar.govern.phase_steps import (
     stop_restarting,
 )
 from plimsoll_sidecar.govern.restart_budget import Restart
-from plimsoll_sidecar.govern.state import CONFIRMATION_S, MAX_SLOT_WAIT_S, PARTNER_TEST_DURATION_S
-from plimsoll_sidecar.govern.verification import MAX_START_S, Verdict, judge_restart
+from plimsoll_sidecar.govern.state import (
+    CONFIRMATION_DURATION_S,
+    MAX_SLOT_WAIT_S,
+    PARTNER_TEST_DURATION_S,
+)
+from plimsoll_sidecar.govern.verification import MAX_START_DURATION_S, Verdict, judge_restart
 
 RESTART_VERBS = {
     Action.WORKER_RESTART: Verb.RESTART_WORKER,
@@ -89,7 +93,7 @@ def on_ended(context: TurnContext, incident: Incident) -> None:
 
 def on_open(context: TurnContext, incident: Incident) -> None:
     """Trim a suspected leak, or confirm a stall or a planned restart."""
-    if end_if_not_suspected(context, incident) or incident.seen_s < ROUND_S:
+    if end_if_not_suspected(context, incident) or incident.seen_s < ROUND_DURATION_S:
         return
     if incident.kind in KINDS_WITHOUT_TRIM:
         if incident.kind is IncidentKind.STALL:
@@ -113,9 +117,9 @@ def on_open(context: TurnContext, incident: Incident) -> None:
 
 def on_trimming(context: TurnContext, incident: Incident) -> None:
     """Judge the trim. Confirm growth that persists afterwards, or end the incident."""
-    if incident.seen_s + incident.missed_s >= ROUND_S:
+    if incident.seen_s + incident.missed_s >= ROUND_DURATION_S:
         judge_trim(context, incident)
-    if end_if_not_suspected(context, incident) or incident.seen_s < CONFIRMATION_S:
+    if end_if_not_suspected(context, incident) or incident.seen_s < CONFIRMATION_DURATION_S:
         return
     if incident.trimmed and incident.growth_bytes * 2 < incident.growth_at_trim:
         # The trim freed most of the growth. Confirm the rest again.
@@ -319,7 +323,7 @@ def must_wait_for_partner(context: TurnContext, incident: Incident) -> bool:
     """
     if not incident.meets_partner:
         return False
-    longest_s = MAX_START_S + context.memory.warmup_s + PARTNER_TEST_DURATION_S
+    longest_s = MAX_START_DURATION_S + context.memory.warmup_s + PARTNER_TEST_DURATION_S
     if context.now - incident.phase_since > longest_s:
         incident.meets_partner, context.turn.changed = False, True
         return False

@@ -8,11 +8,11 @@ from plimsoll_api.incident_record import Reason
 from plimsoll_api.incidents import IncidentKind, IncidentPhase
 from plimsoll_sidecar.govern import ladder
 from plimsoll_sidecar.govern.command import Command, SlotRequest, Verb
-from plimsoll_sidecar.govern.incident import ROUND_S, Incident
+from plimsoll_sidecar.govern.incident import ROUND_DURATION_S, Incident
 from plimsoll_sidecar.govern.restart_budget import Restart
 from plimsoll_sidecar.govern.verification import StartHistory
 
-CONFIRMATION_S = 2 * ROUND_S
+CONFIRMATION_DURATION_S = 2 * ROUND_DURATION_S
 """Seconds for which a suspicion must persist after the trim to be confirmed."""
 SLOT_RETRY_INTERVAL_S = 5.0
 """Seconds between two attempts to take a restart slot. A slot is usually held for a minute."""
@@ -70,7 +70,7 @@ class Cooldown(msgspec.Struct, omit_defaults=True, kw_only=True):
             return True
         if self.epoch is not None and epoch is not None and epoch != self.epoch:
             return True
-        return self.while_suspected and self.absent_s >= ROUND_S
+        return self.while_suspected and self.absent_s >= ROUND_DURATION_S
 
 
 class GovernorState(msgspec.Struct, omit_defaults=True, kw_only=True):

@@ -16,19 +16,19 @@ from plimsoll_api.assessment import Assessment, BudgetState, Segment
 from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.supervision import Action
 from plimsoll_sidecar.govern.command import EngineView
-from plimsoll_sidecar.govern.incident import ROUND_S, Incident
+from plimsoll_sidecar.govern.incident import ROUND_DURATION_S, Incident
 
 MEMORY_SETTLE_S = 60.0
 """Seconds after the warm-up of the new epoch in which memory may still decrease."""
-MAX_START_S = 900.0
+MAX_START_DURATION_S = 900.0
 """Longest start of an engine in seconds, without its warm-up.
 
 Loading large weights takes minutes. For comparison, ``progressDeadlineSeconds`` of a Deployment has
 the default 600.
 """
-CURED_SHARE = 0.9
+MIN_CURED_SHARE = 0.9
 """Share of the growth that an action must free to resolve the incident."""
-PARTLY_CURED_SHARE = 0.5
+MIN_PARTLY_CURED_SHARE = 0.5
 """Share of the growth that an action must free. Otherwise, the next rung is tried."""
 
 
@@ -71,7 +71,7 @@ def judge_restart(
         The verdict, or ``Verdict.WAIT``.
 
     """
-    late = now - incident.phase_since > MAX_START_S + warmup_s
+    late = now - incident.phase_since > MAX_START_DURATION_S + warmup_s
     renewed = engine.epoch is not None and engine.epoch != incident.fenced_epoch
     if not renewed:
         return Verdict.USELESS if late else Verdict.WAIT
@@ -88,7 +88,7 @@ def judge_restart(
                 return Verdict.USELESS if late else Verdict.WAIT
             unexplained = (current or 0) - ((budget and budget.explained) or 0)
             return _judge_by_bytes(incident, unexplained, _estimate_noise(incident, starts), now)
-    healthy = engine.state is EngineState.SERVING and incident.missed_s >= ROUND_S
+    healthy = engine.state is EngineState.SERVING and incident.missed_s >= ROUND_DURATION_S
     if healthy and (assessment.warm or incident.kind is IncidentKind.STALL):
         return Verdict.CURED
     return Verdict.USELESS if late else Verdict.WAIT
@@ -113,11 +113,11 @@ def _judge_by_bytes(incident: Incident, unexplained: int, noise: float, now: flo
     growth = max(incident.before_bytes - incident.baseline_bytes, 1)
     returned = incident.before_bytes - incident.least_bytes
     incident.returned_bytes = max(returned, 0)
-    if returned >= min(CURED_SHARE * growth, max(1, growth - noise)):
+    if returned >= min(MIN_CURED_SHARE * growth, max(1, growth - noise)):
         return Verdict.CURED
     if now - incident.warm_at < MEMORY_SETTLE_S:
         return Verdict.WAIT
-    return Verdict.PARTLY if returned >= PARTLY_CURED_SHARE * growth else Verdict.USELESS
+    return Verdict.PARTLY if returned >= MIN_PARTLY_CURED_SHARE * growth else Verdict.USELESS
 
 
 PRIOR_NOISE_SHARE = 0.04
@@ -132,7 +132,7 @@ MIN_NOISE_SHARE, MAX_NOISE_SHARE = 0.01, 0.10
 Two equal starts do not prove that there is no noise. If a start differs by more than the upper
 bound, the engine was changed or has leaked.
 """
-MAX_KEPT_STARTS = 8
+MAX_STORED_STARTS = 8
 NUM_LEARNING_ASSESSMENTS = 60
 """Number of assessments after the warm-up that count for the lowest memory of a start.
 
@@ -233,4 +233,4 @@ def _append_start(starts: list[StartMemory], start: StartMemory | None) -> list[
         return starts
     if starts and abs(start.base - starts[-1].base) > MAX_NOISE_SHARE * starts[-1].base:
         return [start]
-    return [*starts, start][-MAX_KEPT_STARTS:]
+    return [*starts, start][-MAX_STORED_STARTS:]

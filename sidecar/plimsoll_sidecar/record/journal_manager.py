@@ -96,9 +96,9 @@ class JournalManager:
         return time.monotonic() - self._learned_written_at >= LEARNED_WRITE_INTERVAL_S
 
     @property
-    def backlog(self) -> int:
+    def num_unpublished(self) -> int:
         """Number of incidents whose newest state has not been published."""
-        return self._publisher.backlog if self._publisher is not None else 0
+        return self._publisher.num_unpublished if self._publisher is not None else 0
 
     def open(self) -> GovernorState:
         """Open and read the journal, and return the governor's state.

@@ -353,13 +353,13 @@ class Metrics:
                 self._counted = {key for key in self._counted if not key.startswith(prefix)}
 
     def show_status(
-        self, open_incidents: int, restarts_left: int, backlog: int, exhausted: bool = False
+        self, open_incidents: int, restarts_left: int, num_unpublished: int, exhausted: bool = False
     ) -> None:
         """Export the numbers of open incidents, remaining restarts and unpublished incidents."""
         self._gauges["incidents_open"].set(open_incidents)
         self._gauges["restart_budget_remaining"].set(restarts_left)
         self._gauges["restart_budget_exhausted"].set(int(exhausted))
-        self._gauges["supervisor_publish_backlog"].set(backlog)
+        self._gauges["supervisor_publish_backlog"].set(num_unpublished)
 
     def show_missing_signals(self, signals: Mapping[str, Signal]) -> None:
         """Export the reason for each signal that is missing in the newest sample."""

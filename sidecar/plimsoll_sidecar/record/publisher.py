@@ -129,7 +129,7 @@ class Publisher:
         return found
 
     @property
-    def backlog(self) -> int:
+    def num_unpublished(self) -> int:
         """Number of incidents whose newest state has not been published."""
         with self._lock:
             return len(self._latest)
@@ -257,8 +257,8 @@ class Publisher:
                     return self._latest.pop(name), 0.0
                 if wait == NEVER_S:
                     log.warning(
-                        "changes of incident %s are no longer published after %d writes, except "
-                        "its end",
+                        "incident %s has reached the limit of %d published changes: from now on, "
+                        "only its end is published",
                         name,
                         MAX_STATUS_WRITES - 1,
                     )

@@ -39,9 +39,9 @@ log = logging.getLogger(__name__)
 SCRAPE_PERIOD_S = 10.0
 """Time between two scrapes. By default, the exporters collect only every 30 s."""
 SCRAPE_TIMEOUT_S = 2.0
-MAX_SAMPLES = 4096
+MAX_EXPORTER_SAMPLES = 4096
 MIB = 1 << 20
-NVML_FIRST_RETRY_S, NVML_MAX_RETRY_S = 5.0, 300.0
+NVML_FIRST_RETRY_PAUSE_S, NVML_MAX_RETRY_PAUSE_S = 5.0, 300.0
 """First and longest pause after a failure, before NVML is initialized again."""
 NVML_MEMORY_CALL = "nvmlDeviceGetMemoryInfo"
 """Name of the NVML function that returns the memory of a device."""
@@ -155,7 +155,7 @@ class Nvml:
         self._library: Any = None
         self._handles: dict[str, Any] = {}
         self._next = -math.inf
-        self._back_off = NVML_FIRST_RETRY_S
+        self._back_off = NVML_FIRST_RETRY_PAUSE_S
 
     def read_memory(self, uuid: str) -> DeviceBytes | None:
         """Return used and total bytes of the device ``uuid``; None if they are unknown."""
@@ -206,7 +206,7 @@ class Nvml:
                 self._record_failure(f"NVML: {error}")
             return None
         self.error = None if function_name == NVML_MEMORY_CALL else self.error
-        self._back_off = NVML_FIRST_RETRY_S
+        self._back_off = NVML_FIRST_RETRY_PAUSE_S
         return answer
 
     def _initialize(self) -> bool:
@@ -231,11 +231,11 @@ class Nvml:
 
     def _record_failure(self, error: str) -> None:
         if error != self.error:
-            log.info("%s; NVML is initialized again later", error)
+            log.info("NVML is unavailable and will be initialized again later: %s", error)
         self.error = error
         self._library, self._handles = None, {}
         self._next = self._clock() + self._back_off
-        self._back_off = min(2 * self._back_off, NVML_MAX_RETRY_S)
+        self._back_off = min(2 * self._back_off, NVML_MAX_RETRY_PAUSE_S)
 
 
 class PodContainer(NamedTuple):
@@ -336,7 +336,7 @@ class Exporter(ABC):
 
     def _parse(self, page: bytes) -> Iterator[ExporterSample]:
         for number, (metric, labels, value) in enumerate(self._samples(page)):
-            if number >= MAX_SAMPLES:
+            if number >= MAX_EXPORTER_SAMPLES:
                 return
             if labels is not None and math.isfinite(value) and 0 <= value < MAX_METRIC_VALUE:
                 yield ExporterSample(

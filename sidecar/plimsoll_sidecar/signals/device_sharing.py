@@ -75,7 +75,8 @@ class SharingDetector:
                 if reason is not None:
                     self._found[uuid] = reason
                     log.info(
-                        "device %s is shared, so only the memory of the engine itself counts: %s",
+                        "device %s is shared (%s): only the engine's own memory on it is compared "
+                        "with the leak budget",
                         uuid,
                         reason,
                     )

@@ -50,7 +50,7 @@ WRAPPER_PROGRAMS = frozenset(
     {"sh", "bash", "dash", "ash", "busybox", "tini", "dumb-init", "catatonit"}
 )
 """Programs that start an engine, and that do not forward its signals or that end with it."""
-MAX_REMEMBERED_PROCESSES = 256
+MAX_STORED_PROCESSES = 256
 
 ListeningSockets = Callable[[], set[str]]
 """Function that returns the inodes of the sockets that listen on the serving port."""
@@ -306,7 +306,7 @@ class EngineFinder:
         main = self._find_main_process(
             identities, identifying_pids, parent_pids, container, listening
         )
-        self._known = {p: p == main for p in list(identities.values())[:MAX_REMEMBERED_PROCESSES]}
+        self._known = {p: p == main for p in list(identities.values())[:MAX_STORED_PROCESSES]}
         if not identities:
             raise EngineNotFoundError(self._explain_absence(listening))
         started = find_descendants({main.pid}, parent_pids) if main is not None else set()

@@ -93,7 +93,7 @@ class EngineProcessTable:
             return Host(processes=0 if self._reported else None)
         read = {pid: identify(pid) for pid in living} | {p.pid: p for p in self._reported}
         sizes = {
-            pid: _limit_to_private(read_resident_memory(pid), process.private)
+            pid: _limit_anonymous_bytes(read_resident_memory(pid), process.private)
             for pid, process in living.items()
         }
         changed = any(identify(pid) != read[pid] for pid in living)
@@ -166,7 +166,9 @@ class EngineProcessTable:
         return found
 
 
-def _limit_to_private(size: ResidentMemory | None, private: int | None) -> ResidentMemory | None:
+def _limit_anonymous_bytes(
+    size: ResidentMemory | None, private: int | None
+) -> ResidentMemory | None:
     """Return ``size`` with at most ``private`` anonymous bytes, if both are known."""
     if size is None or private is None:
         return size

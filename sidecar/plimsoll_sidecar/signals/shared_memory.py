@@ -33,7 +33,7 @@ from plimsoll_sidecar.signals.process_table import (
 )
 
 PROC = Path("/proc")
-MAX_FILES = 4096
+MAX_SHARED_FILES = 4096
 """Maximum number of files, and maximum number of SysV segments."""
 MAX_FOLDER_DEPTH = 8
 MAX_PROCESSES = 512
@@ -92,8 +92,8 @@ def list_files(root: Path) -> list[SharedFile]:
         device = os.lstat(root).st_dev
         found: list[SharedFile] = []
         for entry in _iterate_files(str(root), device, 0):
-            if len(found) >= MAX_FILES:
-                raise UnknownUsersError(f"{root} has more than {MAX_FILES} files")
+            if len(found) >= MAX_SHARED_FILES:
+                raise UnknownUsersError(f"{root} has more than {MAX_SHARED_FILES} files")
             found.append(entry)
     except OSError as error:
         raise UnknownUsersError(f"cannot list {error.filename or root}: {error.strerror}") from None
@@ -157,9 +157,9 @@ def sum_unattached_segment_bytes(min_age_s: float, now: float, proc: Path = PROC
         if os.stat(proc / "self/ns/ipc").st_ino == NODE_IPC_INODE:
             raise UnknownUsersError("the pod shares the IPC namespace of its node")
         with table.open() as lines:
-            rows = list(itertools.islice(lines, MAX_FILES + 2))
-        if len(rows) > MAX_FILES + 1:
-            raise UnknownUsersError(f"the pod has more than {MAX_FILES} SysV segments")
+            rows = list(itertools.islice(lines, MAX_SHARED_FILES + 2))
+        if len(rows) > MAX_SHARED_FILES + 1:
+            raise UnknownUsersError(f"the pod has more than {MAX_SHARED_FILES} SysV segments")
         names = rows[0].split()
         total = 0
         for line in rows[1:]:

@@ -24,8 +24,8 @@ TCP_LISTEN, TCP_ESTABLISHED = 10, 1
 """TCP states (include/net/tcp_states.h)."""
 NETLINK_SOCK_DIAG = 4
 SOCK_DIAG_BY_FAMILY, NLMSG_ERROR, NLMSG_DONE = 20, 2, 3
-NETLINK_LIST_FLAGS = 0x301
-"""Flags of a netlink request for a list (NLM_F_REQUEST and NLM_F_DUMP)."""
+NLM_F_REQUEST, NLM_F_DUMP = 0x1, 0x300
+"""Flags of a netlink request that lists all objects (include/uapi/linux/netlink.h)."""
 NETLINK_TIMEOUT_S = 0.5
 MAX_LIST_BYTES = 4 << 20
 NETLINK_HEADER_BYTES, SOCKET_MESSAGE_BYTES = 16, 72
@@ -76,7 +76,8 @@ def _query_kernel(request: bytes, port: int) -> Iterator[TcpSocket]:
         link.settimeout(NETLINK_TIMEOUT_S)
         size = NETLINK_HEADER_BYTES + len(request)
         link.send(
-            struct.pack("=IHHII", size, SOCK_DIAG_BY_FAMILY, NETLINK_LIST_FLAGS, 1, 0) + request
+            struct.pack("=IHHII", size, SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST | NLM_F_DUMP, 1, 0)
+            + request
         )
         total = 0
         while total < MAX_LIST_BYTES:

@@ -16,7 +16,7 @@ from plimsoll_api.supervision import RestartBudget
 from plimsoll_sidecar.act import pod_services, readiness
 from plimsoll_sidecar.act.actuator import Actuator
 from plimsoll_sidecar.act.adapters.engine_adapter import EngineAdapter
-from plimsoll_sidecar.act.pod_services import LEAVE_TIMEOUT_S, ServiceExit
+from plimsoll_sidecar.act.pod_services import LEAVE_SERVICES_TIMEOUT_S, ServiceExit
 from plimsoll_sidecar.act.slots import Slots
 from plimsoll_sidecar.clients.http import EngineError
 from plimsoll_sidecar.clients.kube import KubeError
@@ -112,7 +112,7 @@ def test_after_a_restart_of_the_node_only_a_persons_drain_holds(
 def test_no_reason_holds_for_longer_than_its_bound(tmp_path: Path) -> None:
     readiness.set_unready(str(tmp_path), readiness.MANUAL, 1e12)
     assert readiness.read_active_reasons(str(tmp_path))["manual"] == pytest.approx(
-        readiness.MAX_REASON_S, abs=5.0
+        readiness.MAX_UNREADY_DURATION_S, abs=5.0
     )
 
 
@@ -167,7 +167,7 @@ def test_the_pod_is_unready_where_the_engine_ended(
 ) -> None:
     folder = str(tmp_path)
     if drained:
-        readiness.set_unready(folder, readiness.DRAIN, readiness.MAX_RESTART_S)
+        readiness.set_unready(folder, readiness.DRAIN, readiness.RESTART_UNREADY_TIMEOUT_S)
 
     def end() -> Result:
         assert not readiness.is_ready(folder), "before the engine ends"
@@ -175,7 +175,7 @@ def test_the_pod_is_unready_where_the_engine_ended(
 
     assert readiness.end_engine_while_unready(folder, end).outcome is outcome
     assert readiness.is_ready(folder) is ready
-    longest_s = readiness.KUBELET_LAG_S + 0.001  # what is written is rounded
+    longest_s = readiness.MAX_KUBELET_LAG_S + 0.001  # what is written is rounded
     assert all(left <= longest_s for left in readiness.read_active_reasons(folder).values())
 
 
@@ -269,7 +269,7 @@ class Away:
 def waited(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     waited: list[float] = []
 
-    def wait(_: object, timeout_s: float = LEAVE_TIMEOUT_S) -> None:
+    def wait(_: object, timeout_s: float = LEAVE_SERVICES_TIMEOUT_S) -> None:
         waited.append(timeout_s)
 
     monkeypatch.setattr(ServiceExit, "wait_until_left", wait)
@@ -281,14 +281,14 @@ def test_requests_end_before_a_restart_while_endpoints_cannot_be_read(
 ) -> None:
     actuator._service_exit = cast(ServiceExit, Away(403))
     assert actuator.execute(command(Verb.DRAIN)).outcome is Outcome.SUCCEEDED
-    assert waited == [LEAVE_TIMEOUT_S], "a fixed time"
+    assert waited == [LEAVE_SERVICES_TIMEOUT_S], "a fixed time"
     assert len(engine.drained_for) == 1
 
 
 def test_requests_end_before_a_restart_while_the_api_server_is_away(
     actuator: Actuator, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pod_services, "LEAVE_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(pod_services, "LEAVE_SERVICES_TIMEOUT_S", 1.0)
     monkeypatch.setattr(pod_services, "ENDPOINTS_POLL_INTERVAL_S", 0.1)
     away = Away()
     actuator._service_exit = cast(ServiceExit, away)

@@ -17,7 +17,7 @@ from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.memory_policy import MemoryPolicy
 from plimsoll_api.trace import Device, Host, Sample, SampleLoad, Torch
 from plimsoll_sidecar.detect.detector import Detector
-from plimsoll_sidecar.detect.losses import DRIVER_SETTLE_S, KILL_REPORT_S, MIN_IDLE_S
+from plimsoll_sidecar.detect.losses import DRIVER_SETTLE_S, KILL_REPORT_DURATION_S, MIN_IDLE_S
 
 GIB = 1 << 30
 
@@ -45,7 +45,7 @@ def test_a_kill_is_reported_for_a_minute_across_the_restart() -> None:
     found = suspected(
         kills(0, 0, 2, *[2] * 80, epochs=(1, 1, *[2] * 81)), IncidentKind.OUT_OF_MEMORY_KILL
     )
-    assert [t for t, _ in found] == [2.0 + second for second in range(int(KILL_REPORT_S))]
+    assert [t for t, _ in found] == [2.0 + second for second in range(int(KILL_REPORT_DURATION_S))]
     assert found[0][1].evidence == [
         "the kernel OOM-killed 2 of the engine's processes; they held 6.0 GiB just before"
     ]

@@ -12,7 +12,7 @@ from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.supervision import Mode, Supervision
 from plimsoll_api.trace import Host, Sample, SampleLoad
 from plimsoll_sidecar.detect.baseline import (
-    CLASS_SETTLE_S,
+    LOAD_CLASS_SETTLE_S,
     MAX_SETTLED_RISE_BYTES,
     Baseline,
     NewDemand,
@@ -80,7 +80,7 @@ def test_a_lighter_load_needs_no_more_than_a_busier_one() -> None:
     baseline = Baseline(Point(0.0, 1000 * MIB, load=4))
     baseline.update(Point(60.0, 1100 * MIB, load=1))
     assert baseline.growth == 100 * MIB
-    baseline.update(Point(60.0 + CLASS_SETTLE_S, 1120 * MIB, load=1))
+    baseline.update(Point(60.0 + LOAD_CLASS_SETTLE_S, 1120 * MIB, load=1))
     assert baseline.growth == 120 * MIB
 
 

@@ -14,10 +14,10 @@ import pytest
 
 from plimsoll_api.assessment import Suspicion
 from plimsoll_api.trace import Host, Sample, SampleLoad
-from plimsoll_sidecar.detect.stall import MIN_HEADLESS_S, StallWatch
+from plimsoll_sidecar.detect.stall import MIN_MAIN_PROCESS_ABSENCE_S, StallWatch
 
 PAGE_S = 2.0
-ROUND_S = 5.0
+ROUND_DURATION_S = 5.0
 """What the governor needs to believe a stall, at one sample a second."""
 TIMEOUT_S = 120.0
 
@@ -89,7 +89,7 @@ def test_a_hang_is_confirmed_soon_once_the_engine_has_served(
     seconds, suspicion = engine.hang(watch, 120)
     assert suspicion is not None
     assert seconds is not None
-    assert seconds + ROUND_S <= within_s
+    assert seconds + ROUND_DURATION_S <= within_s
 
 
 @pytest.mark.parametrize("busy", [True, False])
@@ -109,7 +109,7 @@ def test_a_hang_in_the_first_minute_is_confirmed_soon_where_the_engine_rests(
     seconds, suspicion = engine.hang(watch, 120, cpu=0.02)
     assert suspicion is not None
     assert seconds is not None
-    assert 21 <= seconds <= 30 - ROUND_S
+    assert 21 <= seconds <= 30 - ROUND_DURATION_S
 
 
 @pytest.mark.parametrize("cpu", [0.2, 0.6])
@@ -147,7 +147,7 @@ def test_service_counts_where_the_gauge_is_often_zero() -> None:
     seconds, suspicion = engine.hang(watch, 120)
     assert suspicion is not None
     assert seconds is not None
-    assert seconds + ROUND_S <= 20.0
+    assert seconds + ROUND_DURATION_S <= 20.0
 
 
 @pytest.mark.parametrize("served_s", [62, 300, 3600])
@@ -166,7 +166,7 @@ def test_a_compilation_does_not_make_later_stalls_late() -> None:
     engine.serve(watch, 60)
     seconds, _ = engine.hang(watch, 120)
     assert seconds is not None
-    assert seconds + ROUND_S <= 20
+    assert seconds + ROUND_DURATION_S <= 20
 
 
 def test_an_endless_loop_computes_and_is_a_stall_all_the_same() -> None:
@@ -243,7 +243,7 @@ def test_a_frontend_that_ended_and_left_its_processes_is_a_stall() -> None:
     for second in range(60):
         host = Host(processes=2, frontend_lives=False)
         suspicion = watch.update(Sample(t=second, epoch=1, host=host, scrape_ok=False))
-        assert (suspicion is not None) == (second >= MIN_HEADLESS_S)
+        assert (suspicion is not None) == (second >= MIN_MAIN_PROCESS_ABSENCE_S)
     assert suspicion is not None
     assert suspicion.process == "frontend"
     ended = Sample(t=60, epoch=1, host=Host(processes=0, frontend_lives=False), scrape_ok=False)

@@ -61,7 +61,7 @@ def history(driver: str, unknown: tuple[str, ...] = (), together: bool = False) 
 
 @pytest.mark.parametrize("driver", [*COUNTER_FIELDS, TIME_TRIGGER])
 def test_the_counter_that_the_growth_follows_is_named(driver: str) -> None:
-    found = find_trigger(history(driver).list_since(0.0))
+    found = find_trigger(history(driver).list_rows_since(0.0))
     assert found is not None
     assert found.counter == driver
     each = EACH * 40 * HOUR if driver == TIME_TRIGGER else EACH
@@ -70,23 +70,23 @@ def test_the_counter_that_the_growth_follows_is_named(driver: str) -> None:
 
 
 def test_counters_that_move_together_are_indistinguishable() -> None:
-    found = find_trigger(history("requests", together=True).list_since(0.0))
+    found = find_trigger(history("requests", together=True).list_rows_since(0.0))
     assert found is not None
     assert found.confidence <= 0.5
     assert found.confidence == pytest.approx(1 / len(COUNTER_FIELDS), rel=0.3)
 
 
 def test_a_counter_that_is_unknown_is_no_candidate() -> None:
-    found = find_trigger(history("aborts", unknown=("aborts",)).list_since(0.0))
+    found = find_trigger(history("aborts", unknown=("aborts",)).list_rows_since(0.0))
     assert found is None or found.counter != "aborts"
 
 
 def test_too_short_a_window_and_one_without_growth_have_none() -> None:
-    assert find_trigger(history("aborts").list_since(3590.0)) is None
+    assert find_trigger(history("aborts").list_rows_since(3590.0)) is None
     flat = TriggerFinder()
     for second in range(200):
         flat.add(float(second), 1 << 30, 1, SampleLoad(requests_total=second))
-    assert find_trigger(flat.list_since(0.0)) is None
+    assert find_trigger(flat.list_rows_since(0.0)) is None
 
 
 def test_it_is_computed_again_when_the_window_has_grown() -> None:
@@ -103,7 +103,7 @@ def test_averages_lose_no_sample(sizes: list[int]) -> None:
     footprints = TriggerFinder()
     for second, size in enumerate(sizes):
         footprints.add(float(second), size, None, SampleLoad(requests_total=second))
-    points = footprints.list_since(0.0)
+    points = footprints.list_rows_since(0.0)
     assert sum(p.weight for p in points) == pytest.approx(len(sizes))
     assert sum(p.weight * p.size for p in points) == pytest.approx(sum(sizes), rel=1e-9)
     assert [p.t for p in points] == sorted(p.t for p in points)
@@ -113,7 +113,7 @@ def test_a_month_takes_a_few_hundred_points() -> None:
     footprints = TriggerFinder()
     for minute in range(43_200):
         footprints.add(minute * 60.0, 1, None, SampleLoad())
-    points = footprints.list_since(0.0)
+    points = footprints.list_rows_since(0.0)
     assert len(points) < 600
     assert points[-1].weight == 1
 

@@ -20,10 +20,10 @@ from plimsoll_sidecar.govern.state import (
     SLOT_RETRY_INTERVAL_S,
     GovernorState,
 )
-from plimsoll_sidecar.govern.verification import MAX_START_S
+from plimsoll_sidecar.govern.verification import MAX_START_DURATION_S
 from tests.unit.govern.governed import World, done
 
-LONGEST_S = MAX_START_S + 2.0 + PARTNER_TEST_DURATION_S
+LONGEST_S = MAX_START_DURATION_S + 2.0 + PARTNER_TEST_DURATION_S
 """From the restart to the end of all tries; the world warms up in two seconds."""
 
 

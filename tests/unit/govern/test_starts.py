@@ -12,8 +12,8 @@ from plimsoll_api.incidents import IncidentKind
 from plimsoll_sidecar.govern.command import Verb
 from plimsoll_sidecar.govern.state import GovernorState
 from plimsoll_sidecar.govern.verification import (
-    MAX_KEPT_STARTS,
     MAX_NOISE_SHARE,
+    MAX_STORED_STARTS,
     MEMORY_SETTLE_S,
     NUM_LEARNING_ASSESSMENTS,
     PRIOR_NOISE_SHARE,
@@ -93,15 +93,15 @@ def test_the_prior_holds_until_two_starts_were_seen_and_the_bounds_ever_after() 
     assert (
         starts.estimate_noise(IncidentKind.DEVICE_GROWTH, BASELINE) == PRIOR_NOISE_SHARE * BASELINE
     )
-    seen(starts, *(BASELINE + i * 90 * MB for i in range(MAX_KEPT_STARTS)))
+    seen(starts, *(BASELINE + i * 90 * MB for i in range(MAX_STORED_STARTS)))
     assert starts.estimate_noise(IncidentKind.DEVICE_GROWTH, BASELINE) == MAX_NOISE_SHARE * BASELINE
     assert starts.estimate_noise(IncidentKind.HOST_GROWTH, BASELINE) == PRIOR_NOISE_SHARE * BASELINE
 
 
 def test_only_the_newest_are_kept_and_those_of_one_engine_alone() -> None:
     starts = StartHistory()
-    seen(starts, *([BASELINE] * 3 * MAX_KEPT_STARTS))
-    assert len(starts.device) == MAX_KEPT_STARTS
+    seen(starts, *([BASELINE] * 3 * MAX_STORED_STARTS))
+    assert len(starts.device) == MAX_STORED_STARTS
     seen(starts, 2 * BASELINE)
     assert len(starts.device) == 1
 

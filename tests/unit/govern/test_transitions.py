@@ -10,7 +10,7 @@ import pytest
 from plimsoll_api.incidents import ENDED_PHASES, IncidentKind, IncidentPhase
 from plimsoll_sidecar.govern.incident import (
     NEXT_PHASES,
-    ROUND_S,
+    ROUND_DURATION_S,
     Incident,
     PhaseChangeError,
     compute_counted_s,
@@ -63,6 +63,6 @@ def test_a_round_takes_seconds_and_two_assessments_at_least(
     interval_s: float, assessments: int
 ) -> None:
     counted, count = 0.0, 0
-    while counted < ROUND_S:
+    while counted < ROUND_DURATION_S:
         counted, count = counted + compute_counted_s(interval_s), count + 1
     assert count == assessments

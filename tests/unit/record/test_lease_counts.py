@@ -14,7 +14,7 @@ from plimsoll_api.names import REPLICA_RESTARTS_ANNOTATION, SERVICE_RESTARTS_ANN
 from plimsoll_api.supervisor_config import GroupMember
 from plimsoll_sidecar.act import lease_counts
 from plimsoll_sidecar.act.lease_counts import (
-    MAX_REPLICAS,
+    MAX_REPLICAS_PER_LEASE,
     MAX_RESTARTS_PER_REPLICA,
     UnreadableCountError,
 )
@@ -50,10 +50,10 @@ def test_a_replica_finds_its_own_count_again() -> None:
 def test_counts_are_bounded() -> None:
     one = lease()
     restarts = ReplicaRestarts(tuple(NOW - 3000 + index / 7 for index in range(500)))
-    for number in range(3 * MAX_REPLICAS):
+    for number in range(3 * MAX_REPLICAS_PER_LEASE):
         lease_counts.store_replica_restarts(one, f"{number:036d}", restarts, WINDOW_S, NOW)
     assert len(one["metadata"]["annotations"][REPLICA_RESTARTS_ANNOTATION]) < 96 << 10
-    newest = lease_counts.read_replica_restarts(one, f"{3 * MAX_REPLICAS - 1:036d}")
+    newest = lease_counts.read_replica_restarts(one, f"{3 * MAX_REPLICAS_PER_LEASE - 1:036d}")
     assert newest.at == restarts.at[-MAX_RESTARTS_PER_REPLICA:]
     for number in range(lease_counts.MAX_SERVICE_RESTARTS + 10):
         lease_counts.add_service_restart(one, f"pod-{number:08x}", WINDOW_S, NOW)

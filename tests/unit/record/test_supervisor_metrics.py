@@ -262,7 +262,7 @@ def test_the_whole_page(monkeypatch: pytest.MonkeyPatch) -> None:
     metrics.observe(assessment(10), ALL, 0.001)
     metrics.show_open_files(OpenFiles(process="worker", open=7, limit=1024))
     metrics.count_events(cured_by_trim())
-    metrics.show_status(open_incidents=1, restarts_left=2, backlog=3)
+    metrics.show_status(open_incidents=1, restarts_left=2, num_unpublished=3)
     metrics.show_unready(["manual"])
     metrics.show_missing_signals({"metrics": Signal(False, SignalReason.METRICS_SILENT, "why")})
     metrics.show_learned(

@@ -13,7 +13,12 @@ from typing import NamedTuple
 
 import pytest
 
-from plimsoll_sidecar.signals.device_memory import NVML_MAX_RETRY_S, DeviceBytes, DeviceUsers, Nvml
+from plimsoll_sidecar.signals.device_memory import (
+    NVML_MAX_RETRY_PAUSE_S,
+    DeviceBytes,
+    DeviceUsers,
+    Nvml,
+)
 
 UNINITIALIZED, NOT_FOUND, NOT_LOADED = 1, 6, 9
 WHOLE = DeviceBytes(5 << 30, 80 << 30)
@@ -93,7 +98,7 @@ def test_a_driver_that_comes_up_later_is_found(
     assert nvml.error == "NVML: error 9"
     assert 12 <= driver.starts <= 20, "an hour without a driver costs a few tries"
     driver.problem = None
-    assert asked(nvml, now, int(NVML_MAX_RETRY_S) + 1)[-1] == WHOLE
+    assert asked(nvml, now, int(NVML_MAX_RETRY_PAUSE_S) + 1)[-1] == WHOLE
     assert nvml.error is None
     assert len(caplog.messages) == 2, "one line for the failure, one for its end"
 

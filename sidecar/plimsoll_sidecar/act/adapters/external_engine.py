@@ -59,12 +59,14 @@ from plimsoll_sidecar.signals.tcp_sockets import (
 
 log = logging.getLogger(__name__)
 
-TIMEOUT_S = 3.0
+REQUEST_TIMEOUT_S = 3.0
 TRIM_TIMEOUT_S = 5.0
 """Timeout for all requests of a trim together, in seconds.
 
 Each takes milliseconds unless the engine hangs.
 """
+PAUSE_TIMEOUT_S = 5.0
+"""Timeout of a request to pause or resume the engine, in seconds."""
 POLL_INTERVAL_S = 0.5
 """Seconds between two checks for running requests."""
 EXIT_GRACE_S = 30.0
@@ -170,7 +172,7 @@ class ExternalEngine(OwnedEngine):
     def is_serving(self) -> bool:
         """Report whether the health path of the engine's profile answers, even with an error."""
         return self._endpoint.serves and self._server.has_answer(
-            self._profile.health_path, TIMEOUT_S
+            self._profile.health_path, REQUEST_TIMEOUT_S
         )
 
     def _find_processes(self) -> EngineProcesses:
@@ -217,7 +219,7 @@ class ExternalEngine(OwnedEngine):
         # This is checked before the request: a server that starts to listen meanwhile is starting.
         listens = self._served or bool(find_socket_inodes(self._port, TCP_LISTEN))
         try:
-            status, _ = self._server.call("GET", self._profile.health_path, TIMEOUT_S)
+            status, _ = self._server.call("GET", self._profile.health_path, REQUEST_TIMEOUT_S)
         except EngineError:
             if listens:
                 raise
@@ -304,7 +306,7 @@ class ExternalEngine(OwnedEngine):
         summary = self._wait_until_idle(command, is_wanted)
         pause = self._profile.pause_path
         if pause and pause in self._info.routes and is_wanted():
-            trouble = self._post(pause, self._profile.pause_body)
+            trouble = self._post(pause, self._profile.pause_body, PAUSE_TIMEOUT_S)
             summary += f"; the engine could not be paused: {trouble}" if trouble else "; paused"
         if not is_wanted():
             self.resume(command.epoch)  # the drain may have ended before the pause
@@ -331,7 +333,7 @@ class ExternalEngine(OwnedEngine):
             return  # a new process was never drained
         resume = self._profile.resume_path
         if resume and resume in self._info.routes:
-            trouble = self._post(resume, b"{}")
+            trouble = self._post(resume, b"{}", PAUSE_TIMEOUT_S)
             if trouble is not None:
                 raise EngineError(trouble)
         with self._lock:
@@ -403,7 +405,9 @@ class ExternalEngine(OwnedEngine):
         deadline = min(deadline, time.monotonic() + lease_s)
         while (held := self._read_kv_cache_usage()) and time.monotonic() < deadline and is_wanted():
             time.sleep(POLL_INTERVAL_S)
-        return f"idle; other engines still hold {held:.1%} of the KV cache" if held else "idle"
+        if not held:
+            return "idle"
+        return f"no request is running, but other engines still hold {held:.1%} of the KV cache"
 
     def _read_kv_cache_usage(self) -> float | None:
         """Return the share of the KV cache that is in use; None if it is unknown."""
@@ -426,13 +430,13 @@ class ExternalEngine(OwnedEngine):
             newest = self._load.get_newest()
         return newest[0] if newest is not None else None
 
-    def _post(self, path: str, body: bytes | None, timeout_s: float = TRIM_TIMEOUT_S) -> str | None:
+    def _post(self, path: str, body: bytes | None, timeout_s: float) -> str | None:
         """Send a POST request. Return None if it succeeded, or else the error as text."""
         try:
             status, _ = self._server.call("POST", path, timeout_s, body)
         except EngineError as error:
             return str(error)
-        return None if status < 300 else f"POST {path}: HTTP {status}"
+        return None if status < 300 else f"POST {path} failed with HTTP status {status}"
 
 
 def collect_diagnostics(

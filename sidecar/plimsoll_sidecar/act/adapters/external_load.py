@@ -38,7 +38,7 @@ from plimsoll_sidecar.signals.metrics_page import (
 SCRAPE_INTERVAL_S = 2.0
 STALLED_SCRAPE_INTERVAL_S = 1.0
 """Seconds between two scrapes while requests are in flight, but make no progress."""
-TIMEOUT_S = 2.0
+REQUEST_TIMEOUT_S = 2.0
 PAUSE_TIMEOUT_S = 1.0
 """Timeout in seconds for reading whether the engine is paused.
 
@@ -135,7 +135,7 @@ class ExternalLoad:
     def _scrape(self, now: float) -> None:
         self._load = self._at = None
         try:
-            status, body = self._server.call("GET", "/metrics", TIMEOUT_S)
+            status, body = self._server.call("GET", "/metrics", REQUEST_TIMEOUT_S)
         except EngineError as error:
             self.signal = Signal(False, SignalReason.METRICS_SILENT, f"GET /metrics: {error}")
             return
@@ -194,7 +194,7 @@ class ExternalLoad:
         if profile.load_path is None:
             return None
         try:
-            status, body = self._server.call("GET", profile.load_path, TIMEOUT_S)
+            status, body = self._server.call("GET", profile.load_path, REQUEST_TIMEOUT_S)
             answered = decode(body, _ServerLoad).server_load
         except (EngineError, MalformedError):
             return None

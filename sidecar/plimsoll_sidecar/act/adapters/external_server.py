@@ -27,7 +27,7 @@ from plimsoll_sidecar.signals.process_table import read_command_line, read_envir
 
 log = logging.getLogger(__name__)
 
-TIMEOUT_S = 3.0
+REQUEST_TIMEOUT_S = 3.0
 IDENTIFY_TIMEOUT_S = 2.0
 VERSION_RETRY_INTERVAL_S = 30.0
 """Seconds after a failure until the version is requested again."""
@@ -93,10 +93,13 @@ class ServerInfo:
         if found is not None and found is not wanted:
             trouble = (
                 f"the server on port {port} is {found.value}, but the supervisor is configured for "
-                f"{wanted.value}"
+                f"{wanted.value}: correct the engine type or the port"
             )
         elif found is None and not self._is_expected_program():
-            trouble = f"the server on port {port} does not identify itself as {wanted.value}"
+            trouble = (
+                f"the server on port {port} does not identify itself as {wanted.value}: check the "
+                "engine type and the port"
+            )
         if trouble and trouble != self._mismatch:
             log.warning("cannot find the engine: %s", trouble)
         self._mismatch = trouble
@@ -144,7 +147,7 @@ class ServerInfo:
 
     def _has_route(self, path: str) -> bool:
         try:
-            return self._server.call("OPTIONS", path, TIMEOUT_S)[0] == 405
+            return self._server.call("OPTIONS", path, REQUEST_TIMEOUT_S)[0] == 405
         except EngineError:
             return False
 

@@ -33,7 +33,7 @@ from plimsoll_sidecar.clients.http import (
 )
 from plimsoll_sidecar.govern.command import Command, Outcome, Result
 
-TIMEOUT_S = 3.0
+REQUEST_TIMEOUT_S = 3.0
 """Timeout of one request in seconds. The engine answers 202 if an operation takes longer."""
 FIRST_POLL_PAUSE_S, MAX_POLL_PAUSE_S = 0.02, 0.25
 """First and longest pause between two polls of an operation, in seconds.
@@ -93,7 +93,7 @@ class PlimsollEngine(OwnedEngine):
 
     def is_serving(self) -> bool:
         """Report whether ``/health`` on the serving port answers, even with an error."""
-        return self._serving.has_answer("/health", TIMEOUT_S)
+        return self._serving.has_answer("/health", REQUEST_TIMEOUT_S)
 
     def read_diagnostic(self, kind: Diagnostic, command: Command) -> bytes:
         """Return the text from ``GET /diagnostics/KIND``. Raises EngineError."""
@@ -228,7 +228,7 @@ class PlimsollEngine(OwnedEngine):
         method: str,
         path: str,
         body: msgspec.Struct | None = None,
-        timeout_s: float = TIMEOUT_S,
+        timeout_s: float = REQUEST_TIMEOUT_S,
         max_bytes: int = MAX_BODY_BYTES,
     ) -> bytes:
         headers = {"Authorization": f"Bearer {self._read_token()}"}
