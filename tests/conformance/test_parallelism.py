@@ -3,6 +3,9 @@
 
 Both run on this machine, as two groups of processes and not as pods: the leader's name is its
 loopback address. ``tests/node`` has pods and their controller, with a hand-written LeaderWorkerSet.
+
+Pipeline stages are not here: on CPUs, two stages of vLLM 0.32 form the engine, but their first
+request fails with a KeyError in vLLM's own scheduler.
 """
 
 from __future__ import annotations
@@ -29,7 +32,6 @@ pytestmark = [pytest.mark.engines, pytest.mark.timeout(3000)]
 
 PEER = replace(PEERS["vllm-0.32.0"], parts={"worker": "VLLM::Worker"})
 """A worker's node has no EngineCore."""
-SIZES = {"tensor": 2}
 OBSERVED_S = 60.0
 """Longer than a supervisor takes to suspect an engine that does not answer."""
 MORE = ["--kv-cache-memory-bytes=134217728"]
@@ -42,8 +44,11 @@ ENVIRONMENT = {
 }
 
 
-def render_arguments(worker: bool, master_port: int) -> tuple[str, ...]:
-    """The arguments after the port, as the container of the leader or the worker gets them."""
+def render_arguments(size: str, worker: bool, master_port: int) -> tuple[str, ...]:
+    """The arguments after the port, as the container of the leader or the worker gets them.
+
+    ``size`` is the field of ``spec.parallelism`` that is 2.
+    """
     wanted = parse_service(
         {
             "apiVersion": "plimsoll.dev/v1alpha1",
@@ -52,7 +57,7 @@ def render_arguments(worker: bool, master_port: int) -> tuple[str, ...]:
             "spec": {
                 "model": {"uri": "file:///m"},
                 "engine": {"type": "vllm", "image": "e:1", "args": MORE},
-                "parallelism": SIZES,
+                "parallelism": {size: 2},
             },
         }
     )
@@ -77,29 +82,38 @@ def render_arguments(worker: bool, master_port: int) -> tuple[str, ...]:
     return tuple(re.sub(r"^(--master-port)=.*", rf"\1={master_port}", word) for word in words)
 
 
-@pytest.fixture(scope="module")
-def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Rig, Rig]]:
-    """The leader and the worker."""
+@pytest.fixture(scope="module", params=["tensor", "data"])
+def group(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[str, Rig, Rig]]:
+    """The size that is 2, the leader and the worker."""
     if not PEER.ready:
         pytest.skip(f"{PEER.name} is not installed: make engines")
     rigs, master_port = [], free_port()
     for worker in (False, True):
         folder = tmp_path_factory.mktemp("worker" if worker else "leader")
-        rig = Rig(PEER, folder, arguments=render_arguments(worker, master_port), more=ENVIRONMENT)
+        rig = Rig(
+            PEER,
+            folder,
+            arguments=render_arguments(request.param, worker, master_port),
+            more=ENVIRONMENT,
+        )
         rig.endpoint = msgspec.structs.replace(rig.endpoint, serves=not worker)
         rig.adapter = ExternalEngine(rig.endpoint)
         rigs.append(rig)
     try:
         rigs[0].start()
         rigs[1].start_engine()
-        yield rigs[0], rigs[1]
+        yield request.param, rigs[0], rigs[1]
     finally:
         for rig in rigs:
             rig.end()
 
 
-def test_two_nodes_are_one_engine_and_neither_is_suspected(group: tuple[Rig, Rig]) -> None:
-    leader, worker = group
+def test_two_nodes_are_one_engine_and_neither_is_suspected(
+    group: tuple[str, Rig, Rig],
+) -> None:
+    size, leader, worker = group
     begin = time.monotonic()
     try:
         until(leader.serving, START_S, "a leader that serves")
@@ -126,7 +140,7 @@ def test_two_nodes_are_one_engine_and_neither_is_suspected(group: tuple[Rig, Rig
         f"from the start to a leader that serves; {answers} requests in {OBSERVED_S:.0f} s, 0"
         " failed, 0 incidents of either supervisor; two groups of processes, not pods"
     )
-    record("parallelism: tensor 2 on two nodes, as the operator renders it", started_s, told)
+    record(f"parallelism: {size} 2 on two nodes, as the operator renders it", started_s, told)
 
 
 def record(case: str, seconds: float, told: str) -> None:
