@@ -82,6 +82,11 @@ class ControlPlane:
         self._api_server()
         self._wait("/readyz")
 
+    def restart_controller_manager(self, *flags: str) -> None:
+        """With ``flags`` in addition to its own. Returns at once."""
+        self.processes.stop("kube-controller-manager")
+        self._controller_manager(*flags)
+
     def _certificates(self) -> None:
         slot = self.slot
         authority = Authority(self.pki)
@@ -161,6 +166,18 @@ class ControlPlane:
         )
 
     def _controllers(self) -> None:
+        self._controller_manager()
+        self.processes.start(
+            "kube-scheduler",
+            [
+                *self.binaries.command("kube-scheduler"),
+                f"--kubeconfig={self.home / 'kube-scheduler.kubeconfig'}",
+                "--leader-elect=false",
+                "--secure-port=0",
+            ],
+        )
+
+    def _controller_manager(self, *flags: str) -> None:
         # Leader election off: there is one of each. The default rate would hold back the
         # garbage collector, which the tests wait for.
         self.processes.start(
@@ -176,15 +193,7 @@ class ControlPlane:
                 f"--service-account-private-key-file={self.pki / 'sa.key'}",
                 f"--root-ca-file={self.pki / 'ca.crt'}",
                 "--node-monitor-grace-period=60s",
-            ],
-        )
-        self.processes.start(
-            "kube-scheduler",
-            [
-                *self.binaries.command("kube-scheduler"),
-                f"--kubeconfig={self.home / 'kube-scheduler.kubeconfig'}",
-                "--leader-elect=false",
-                "--secure-port=0",
+                *flags,
             ],
         )
 
