@@ -197,7 +197,7 @@ def check_no_access(shard: Shard, store: Path) -> None:
 
 def check_lost(shard: Shard, store: Path) -> None:
     """A rank that never comes: the kernel of the other ends with an error, within its bound."""
-    all_reduce.WAIT_NS = 2_000_000_000
+    all_reduce.TIMEOUT_NS = 2_000_000_000
     group = ProcessGroup(
         shard, torch.device("cuda", shard.rank), store, SumShape(MOST, COLUMNS, torch.bfloat16)
     )

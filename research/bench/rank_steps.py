@@ -26,7 +26,14 @@ from bench.result import publish
 from bench.shapes import SHAPES
 from plimsoll_engine.core.execute.forward import Forward
 from plimsoll_engine.core.execute.graphs import DecodeGraphs
-from plimsoll_engine.distributed.group import ALONE, WHOLE, Group, ProcessGroup, Shard, SumShape
+from plimsoll_engine.distributed.group import (
+    SINGLE_RANK_GROUP,
+    WHOLE_MODEL,
+    Group,
+    ProcessGroup,
+    Shard,
+    SumShape,
+)
 from plimsoll_engine.messages.rank_ipc import Array, Inputs
 from plimsoll_engine.models.decoder import Decoder
 
@@ -142,7 +149,9 @@ def run(shard: Shard, store: Path, arguments: argparse.Namespace) -> None:
     if shard.rank == 0:
         figures: dict[str, Any] = {"ranks_count": shard.size}
         if not arguments.no_alone:
-            found["one"] = steps(model_of(config, WHOLE, ALONE), arguments.profile)
+            found["one"] = steps(
+                model_of(config, WHOLE_MODEL, SINGLE_RANK_GROUP), arguments.profile
+            )
         for name in found if "one" in found else ():
             if name != "one":
                 for kind, took in found[name].items():

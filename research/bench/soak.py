@@ -276,7 +276,7 @@ async def soak(
 async def _garbage(engine: AsyncEngine) -> int:
     """Objects that full collections found in the worker since its start, the last one now."""
     operation = "soak-trim"
-    await engine.ask(worker_ipc.Trim(operation), operation, worker_ipc.TrimResult, 30)
+    await engine.query_worker(worker_ipc.Trim(operation), operation, worker_ipc.TrimResult, 30)
     collected = (await reports(engine, 1)).memory.full_collected
     assert collected is not None
     return collected

@@ -61,8 +61,8 @@ async def refuse_connection(scope: Scope, receive: Receive, send: Send) -> None:
 class GenerationResponse(Response):
     """ASGI response that runs the generations of ``batch`` and sends their output.
 
-    ``choices`` has one element for each generation. ``stream`` sends the output as server-sent
-    events, and ``usage`` adds the token counts at the end of a stream.
+    ``choices`` has one element for each generation. If ``stream`` is True, the output is sent as
+    server-sent events. If ``usage`` is True, a stream ends with the token counts.
     """
 
     def __init__(

@@ -51,7 +51,7 @@ class ChatPrompt:
     def make_template_variables(
         client_variables: dict[str, Any] | None, effort: str | None
     ) -> dict[str, Any]:
-        """Return the template's variables: the client's, and vLLM's for the reasoning effort.
+        """Return the client's template variables, and vLLM's variables for the reasoning effort.
 
         Any effort except ``none`` enables thinking, if the template supports the choice.
         """
@@ -218,10 +218,13 @@ class ChatPrompt:
             else (texts,)
         ):
             yield form
-            yield self._fill_gaps(form)
+            yield self._complete_messages(form)
 
-    def _fill_gaps(self, template_messages: list[TemplateMessage]) -> list[TemplateMessage]:
-        """Return a copy in which every message has a content and call arguments are objects."""
+    def _complete_messages(self, template_messages: list[TemplateMessage]) -> list[TemplateMessage]:
+        """Return a copy of the messages in the form that templates expect.
+
+        Missing content becomes an empty text. Call arguments that are not a dict become one.
+        """
         filled = copy.deepcopy(template_messages)
         for message in filled:
             message.setdefault("content", self._make_text(""))
@@ -232,9 +235,9 @@ class ChatPrompt:
         return filled
 
     def _join_parts(self, content: Any) -> TemplateMessage:
-        """Return a dict with the content's parts joined to one text; empty unless it has parts.
+        """Return the field ``content`` with all parts joined to one text, as a dict.
 
-        An image becomes its placeholder.
+        An image becomes its placeholder. The dict is empty if ``content`` is not a list of parts.
         """
         if not isinstance(content, list):
             return {}
@@ -268,7 +271,7 @@ def _has_unrendered_parts(template_messages: list[TemplateMessage], text: str) -
 
 
 def _restore_sent_fields(extra: TemplateMessage, known: TemplateMessage) -> TemplateMessage:
-    """Return all fields in the order in which the client sent them, without nulls."""
+    """Merge ``extra`` and ``known`` in the order in which the client sent them, without nulls."""
     return {name: value for name, value in (extra | known).items() if value is not None}
 
 

@@ -373,7 +373,10 @@ def check_json_values(raw: bytes | bytearray, max_values: int) -> None:
 
 
 def _check_length(prompt_ids: list[int], limits: EngineLimits, param: str) -> None:
-    """Raise ApiError if the prompt exceeds the context. api/batch.py checks it with the output."""
+    """Raise ApiError if the prompt exceeds the context.
+
+    :func:`batch.compute_output_limit` also counts the requested output.
+    """
     if limits.max_model_len is not None and len(prompt_ids) > limits.max_model_len:
         raise make_too_long_error(
             f"the prompt has {len(prompt_ids)} tokens", limits.max_model_len, param

@@ -144,7 +144,10 @@ class Preparer:
     async def _run_inline(
         self, prepare: Callable[[bytearray, EngineLimits], _Result], body: Body
     ) -> _Result:
-        """Prepare a small body in the event loop, at most one per turn, so that no stream waits."""
+        """Prepare a small body in the event loop.
+
+        Only one body is prepared per iteration of the loop, so that streams are not delayed.
+        """
         async with self._turn:
             await asyncio.sleep(0)
             return prepare(body.raw, self._get_limits())
@@ -277,5 +280,8 @@ def _has_only_token_ids(raw: bytearray) -> bool:
 
 
 def compute_max_json_values(max_model_len: int | None) -> int:
-    """Return the maximum number of JSON values in a body. A longer context permits more."""
+    """Return the maximum number of JSON values in a body.
+
+    The maximum grows with ``max_model_len``; None means that the context length is not known yet.
+    """
     return BASE_JSON_VALUES + JSON_VALUES_PER_TOKEN * (max_model_len or 0)

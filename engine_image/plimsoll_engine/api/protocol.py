@@ -21,10 +21,10 @@ MinTokens = Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]
 Seed = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 # Bounds are OpenAI's; repetition_penalty is narrower than vLLM's.
 Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
-Repetition = Annotated[float, msgspec.Meta(ge=0.01, le=100)]
+RepetitionPenalty = Annotated[float, msgspec.Meta(ge=0.01, le=100)]
 Bias = Annotated[float, msgspec.Meta(ge=-100, le=100)]
 LogitBias = Annotated[dict[str, Bias], msgspec.Meta(max_length=1024)]
-Choices = Annotated[int, msgspec.Meta(ge=1, le=128)]
+ChoiceCount = Annotated[int, msgspec.Meta(ge=1, le=128)]
 TopLogprobs = Annotated[int, msgspec.Meta(ge=0, le=20)]
 StopText = Annotated[str, msgspec.Meta(min_length=1, max_length=1024)]
 # OpenAI allows 4; clients of other engines send extra.
@@ -35,7 +35,7 @@ TokenIds = Annotated[list[TokenId], msgspec.Meta(min_length=1, max_length=4096)]
 NamedTokens = Annotated[list[TokenId], msgspec.Meta(max_length=128)]
 BadWord = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 BadWords = Annotated[list[BadWord], msgspec.Meta(max_length=128)]
-Truncation = Annotated[int, msgspec.Meta(ge=-1, le=1 << 31)]
+TruncationLength = Annotated[int, msgspec.Meta(ge=-1, le=1 << 31)]
 Name = Annotated[str, msgspec.Meta(max_length=512)]
 Salt = Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
 AdapterName = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
@@ -82,7 +82,7 @@ class _CommonFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     stream_options: StreamOptions | None = None
     max_tokens: MaxTokens | None = None
     min_tokens: MinTokens | None = None
-    n: Choices | None = None
+    n: ChoiceCount | None = None
     temperature: Temperature | None = None
     top_p: TopP | None = None
     top_k: TopK | None = None
@@ -90,7 +90,7 @@ class _CommonFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     seed: Seed | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    repetition_penalty: Repetition | None = None
+    repetition_penalty: RepetitionPenalty | None = None
     logit_bias: LogitBias | None = None
     stop: StopText | StopTexts | None = None
     stop_token_ids: Annotated[list[TokenId], msgspec.Meta(max_length=256)] | None = None
@@ -105,7 +105,7 @@ class _CommonFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     add_special_tokens: bool | None = None
-    truncate_prompt_tokens: Truncation | None = None
+    truncate_prompt_tokens: TruncationLength | None = None
     truncation_side: Literal["left", "right"] | None = None
     use_beam_search: bool = False
     length_penalty: float | None = None

@@ -26,7 +26,7 @@ from plimsoll_engine.api.protocol import (
     NamedTool,
     Part,
     Priority,
-    Repetition,
+    RepetitionPenalty,
     Salt,
     Seconds,
     Seed,
@@ -154,7 +154,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     top_k: TopK | None = None
     min_p: MinP | None = None
     seed: Seed | None = None
-    repetition_penalty: Repetition | None = None
+    repetition_penalty: RepetitionPenalty | None = None
     stop: StopText | StopTexts | None = None
     ignore_eos: bool = False
     chat_template_kwargs: TemplateVariables | None = None

@@ -458,7 +458,7 @@ def parse_calls(value: Any, has_tag: bool) -> list[ToolCall]:
 
 
 def load_lenient_json(text: str) -> Any:
-    """Parse JSON that may have typical errors of models. Raises NotACallError if it fails."""
+    """Parse JSON that may have typical errors of models. Raises NotACallError for other text."""
     with contextlib.suppress(ValueError, RecursionError):
         return _load_json(text)
     repairer = JsonRepairer()

@@ -387,7 +387,7 @@ def detect_family(template: str) -> str:
 def get_reader(family: str, string_arguments: StringArguments) -> Family:
     """Return the function that reads calls in the format of ``family``.
 
-    It is for requests whose ``tool_choice`` does not force a call.
+    Use it only for requests whose ``tool_choice`` does not force a call.
     """
     return lambda text: _READERS[family](text, string_arguments)
 

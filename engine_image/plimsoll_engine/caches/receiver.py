@@ -25,7 +25,7 @@ class MediaCacheReceiver:
     def __contains__(self, key: object) -> bool:
         return key in self._held
 
-    def unpack(self, submit: Submit) -> Submit | MissingMedia:
+    def restore_cached_media(self, submit: Submit) -> Submit | MissingMedia:
         """Apply the cache changes in ``submit``. Return ``submit`` with the data of all media.
 
         If the data of media is missing, return a message with their keys instead.

@@ -25,16 +25,16 @@ class MediaCacheSender:
         self.sent_bytes_total = 0
         self.spared_bytes_total = 0
 
-    def pack(self, message: ToWorker) -> ToWorker:
-        """Return the message to send instead of ``message``. The caller must send it next.
+    def omit_cached_media(self, message: ToWorker) -> ToWorker:
+        """Return a copy of ``message`` without the data of media that the worker already has.
 
-        This message omits the data of media that the worker already has, and lists the items that
-        the worker must remove.
+        The copy also lists the items that the worker must remove from its cache. The caller must
+        send the copy before it calls this method again.
         """
         match message:
             case Submit(media=media) if media:
                 self.changes += 1
-                return self._pack_submission(message)
+                return self._omit_cached_data(message)
             case Trim():
                 self.changes += 1
                 self._held.clear()
@@ -54,16 +54,16 @@ class MediaCacheSender:
         """Return a message for each inconsistency in this cache, for the audit."""
         return self._held.find_problems()
 
-    def _pack_submission(self, submit: Submit) -> Submit:
+    def _omit_cached_data(self, submit: Submit) -> Submit:
         forget: list[bytes] = []
         # Pin the submission's items so that one is not evicted to make room for another.
         pinned = [media.key for media in submit.media if self._pin_if_cached(media.key)]
-        media = [self._pack_media(item, forget, pinned) for item in submit.media]
+        media = [self._pin_and_omit_data(item, forget, pinned) for item in submit.media]
         for key in pinned:
             self._held.unpin(key)
         return replace(submit, media=media, forget=forget)
 
-    def _pack_media(self, media: Media, forget: list[bytes], pinned: list[bytes]) -> Media:
+    def _pin_and_omit_data(self, media: Media, forget: list[bytes], pinned: list[bytes]) -> Media:
         assert media.data is not None
         if media.key in self._held:
             self.spared_bytes_total += len(media.data)

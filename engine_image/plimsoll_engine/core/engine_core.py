@@ -167,7 +167,7 @@ class EngineCore:
 
     def submit(self, message: Submit) -> RequestFailure | MissingMedia | None:
         """Queue a request. If it is refused, return the failure or the keys of missing media."""
-        whole = self.receiver.unpack(message)
+        whole = self.receiver.restore_cached_media(message)
         if message.request_id in self.requests:
             return self._create_refusal(message, "a request with this ID is already running")
         if isinstance(whole, MissingMedia):

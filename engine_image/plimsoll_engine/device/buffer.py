@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-HANDLE_BYTES = 64
+IPC_HANDLE_BYTES = 64
 """CU_IPC_HANDLE_SIZE in cuda.h."""
-LAZY_PEER_ACCESS = 1
+IPC_LAZY_PEER_ACCESS_FLAG = 1
 """CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, the only flag of cuIpcOpenMemHandle."""
-OUT_OF_MEMORY = 2
+CUDA_ERROR_OUT_OF_MEMORY = 2
 """CUDA_ERROR_OUT_OF_MEMORY."""
 PAGE_BYTES = 2 << 20
 """Largest page size of the device, in bytes.
@@ -34,7 +34,7 @@ class CudaError(RuntimeError):
 
 
 class _Handle(ctypes.Structure):
-    _fields_ = [("reserved", ctypes.c_char * HANDLE_BYTES)]
+    _fields_ = [("reserved", ctypes.c_char * IPC_HANDLE_BYTES)]
 
 
 class DeviceBuffer:
@@ -43,10 +43,10 @@ class DeviceBuffer:
     torch reads ``__cuda_array_interface__`` (version 3). The tensor keeps this object alive.
     """
 
-    def __init__(self, pointer: int, nbytes: int, own: bool) -> None:
+    def __init__(self, pointer: int, nbytes: int, is_owner: bool) -> None:
         self.pointer = pointer
         self.nbytes = nbytes
-        self._own = own
+        self._own = is_owner
 
     @classmethod
     def allocate(cls, nbytes: int) -> DeviceBuffer:
@@ -58,13 +58,13 @@ class DeviceBuffer:
         pointer = ctypes.c_uint64()
         whole_pages = -(-nbytes // PAGE_BYTES) * PAGE_BYTES
         status = _load_driver().cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(whole_pages))
-        if status == OUT_OF_MEMORY:
+        if status == CUDA_ERROR_OUT_OF_MEMORY:
             free, total = torch.cuda.mem_get_info()
             raise torch.OutOfMemoryError(
                 f"cannot allocate {nbytes} bytes: {free} of the device's {total} bytes are free"
             )
         _check(status, "cuMemAlloc")
-        return cls(pointer.value, nbytes, own=True)
+        return cls(pointer.value, nbytes, is_owner=True)
 
     @classmethod
     def map(cls, handle: bytes, nbytes: int) -> DeviceBuffer:
@@ -72,10 +72,10 @@ class DeviceBuffer:
         _ensure_context()
         pointer = ctypes.c_uint64()
         opened = _load_driver().cuIpcOpenMemHandle_v2(
-            ctypes.byref(pointer), _Handle.from_buffer_copy(handle), LAZY_PEER_ACCESS
+            ctypes.byref(pointer), _Handle.from_buffer_copy(handle), IPC_LAZY_PEER_ACCESS_FLAG
         )
         _check(opened, "cuIpcOpenMemHandle")
-        return cls(pointer.value, nbytes, own=False)
+        return cls(pointer.value, nbytes, is_owner=False)
 
     def export(self) -> bytes:
         """Return a handle through which other processes can map this memory."""

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from plimsoll_engine.kernels.all_reduce import AllReduce
     from plimsoll_engine.kernels.collectives import Collectives
 
-FLAG = "--tensor-parallel-size"
+RANKS_FLAG = "--tensor-parallel-size"
 COLLECTIVE_TIMEOUT_S = 60.0
 """Timeout for forming a group, and for each collective outside a CUDA graph.
 
 It never expires on an idle rank, which does not wait in a collective.
 """
-LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+LOOPBACK_ENVIRONMENT = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 """Environment variables by which ranks connect over loopback, because all run on one host.
 
 Values that the user has set take precedence.
@@ -43,7 +43,7 @@ class Shard(NamedTuple):
     size: int = 1
 
 
-WHOLE = Shard()
+WHOLE_MODEL = Shard()
 
 
 class SumShape(NamedTuple):
@@ -57,7 +57,7 @@ class SumShape(NamedTuple):
 class Group:
     """Group of one rank. Every collective returns its input."""
 
-    shard = WHOLE
+    shard = WHOLE_MODEL
 
     @property
     def nbytes(self) -> int:
@@ -103,11 +103,11 @@ class Group:
     def close(self, lost: bool = False) -> None:
         """Leave the group. Every rank must call this. Idempotent.
 
-        ``lost`` means that a rank has exited, so running collectives are aborted.
+        If ``lost`` is True, a rank has exited, and running collectives are aborted.
         """
 
 
-ALONE = Group()
+SINGLE_RANK_GROUP = Group()
 
 
 class TorchCollectives:
@@ -163,7 +163,7 @@ class ProcessGroup(Group):
         self._memory: PeerMemory | None = None
         self._sums: AllReduce | None = None
         self._collectives: Collectives | TorchCollectives = TorchCollectives(shard.size)
-        for name, value in LOOPBACK.items():
+        for name, value in LOOPBACK_ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         dist.init_process_group(
             "gloo",
@@ -184,13 +184,13 @@ class ProcessGroup(Group):
             raise
 
     def _connect(self, sums: SumShape) -> None:
-        from plimsoll_engine.kernels.all_reduce import AllReduce, layout
+        from plimsoll_engine.kernels.all_reduce import AllReduce, choose_layout
         from plimsoll_engine.kernels.collectives import Collectives
 
         rank, size = self.shard
         if size > MAX_RANKS or sums.columns * sums.dtype.itemsize % 16:
             return
-        sum_layout: Layout = layout(size, sums.rows, sums.columns, sums.dtype)
+        sum_layout: Layout = choose_layout(size, sums.rows, sums.columns, sums.dtype)
         self._memory = PeerMemory.connect(rank, size, sum_layout.nbytes, self._exchange_bytes)
         if self._memory is not None:
             addresses = self._memory.addresses
@@ -260,7 +260,7 @@ class ProcessGroup(Group):
         return self._collectives.broadcast(x)
 
     def close(self, lost: bool = False) -> None:
-        """Destroy the group. If ``lost``, do not wait for other ranks."""
+        """Destroy the group. If ``lost`` is True, do not wait for the other ranks."""
         if not dist.is_initialized():
             return
         if self._memory is not None:

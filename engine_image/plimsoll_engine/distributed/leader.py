@@ -87,9 +87,9 @@ class Leader:
             try:
                 connection, _ = self._listener.accept()
             except TimeoutError:
-                raise self._lose_rank("did not connect", self._find_missing_rank()) from None
+                raise self._mark_rank_lost("did not connect", self._find_missing_rank()) from None
             peer = _Peer(connection)
-            hello = self._expect(
+            hello = self._receive_reply(
                 peer, self._find_missing_rank(), rank_ipc.RankHello, deadline - time.monotonic()
             )
             self._peers[hello.rank] = peer
@@ -105,7 +105,7 @@ class Leader:
             try:
                 peer.socket.sendall(data)
             except OSError as error:
-                raise self._lose_rank(
+                raise self._mark_rank_lost(
                     f"the command could not be sent: {error}", rank, gone=True
                 ) from None
 
@@ -151,7 +151,7 @@ class Leader:
         self._reports = {}
         return reports
 
-    def drop_pools(self) -> None:
+    def release_pools(self) -> None:
         """Make the other ranks drop their KV pools, unless a rank is lost."""
         with contextlib.suppress(RanksLostError, LoadError):
             if not self.lost:
@@ -190,19 +190,23 @@ class Leader:
     def _gather(self, kind: type[Answer], timeout_s: float) -> list[Answer]:
         deadline = time.monotonic() + timeout_s
         return [
-            self._expect(peer, rank, kind, deadline - time.monotonic())
+            self._receive_reply(peer, rank, kind, deadline - time.monotonic())
             for rank, peer in sorted(self._peers.items())
         ]
 
-    def _expect(self, peer: _Peer, rank: int, kind: type[Answer], timeout_s: float) -> Answer:
+    def _receive_reply(
+        self, peer: _Peer, rank: int, kind: type[Answer], timeout_s: float
+    ) -> Answer:
         deadline = time.monotonic() + timeout_s
         while True:
             try:
                 message = peer.receive(max(0.0, deadline - time.monotonic()))
             except OSError as error:
-                raise self._lose_rank(f"lost its connection: {error}", rank, gone=True) from None
+                raise self._mark_rank_lost(
+                    f"lost its connection: {error}", rank, gone=True
+                ) from None
             if message is None:
-                raise self._lose_rank(f"did not answer within {timeout_s:.0f} s", rank)
+                raise self._mark_rank_lost(f"did not answer within {timeout_s:.0f} s", rank)
             self._record(rank, message)
             if isinstance(message, kind):
                 return message
@@ -213,17 +217,19 @@ class Leader:
                 while (message := peer.receive(0.0)) is not None:
                     self._record(rank, message)
             except OSError as error:
-                raise self._lose_rank(f"lost its connection: {error}", rank, gone=True) from None
+                raise self._mark_rank_lost(
+                    f"lost its connection: {error}", rank, gone=True
+                ) from None
 
     def _record(self, rank: int, message: rank_ipc.Reply) -> None:
         if isinstance(message, rank_ipc.RankReport):
             self._reports[rank] = message
             self._asked = False
         elif isinstance(message, rank_ipc.RankError):
-            lost = self._lose_rank(message.message, rank)
+            lost = self._mark_rank_lost(message.message, rank)
             raise LoadError(message.message) if message.permanent else lost
 
-    def _lose_rank(self, reason: str, rank: int, gone: bool = False) -> RanksLostError:
+    def _mark_rank_lost(self, reason: str, rank: int, gone: bool = False) -> RanksLostError:
         self.lost = True
         return RanksLostError(f"rank {rank}: {reason}", gone)
 

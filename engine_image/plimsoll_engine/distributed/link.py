@@ -22,7 +22,7 @@ CONNECT_TIMEOUT_S = 60.0
 
 A rank that is not forked from the zygote takes seconds to import its modules.
 """
-RETRY_S = 0.01
+CONNECT_RETRY_INTERVAL_S = 0.01
 
 
 class LeaderGone(ConnectionError):
@@ -42,7 +42,7 @@ class Link:
         self._commands: deque[rank_ipc.Command] = deque()
 
     def join_group(self) -> None:
-        """Report to rank 0 that this rank has initialised its device."""
+        """Report to rank 0 that this rank has initialised its device. Does not wait for a reply."""
         self.send(rank_ipc.RankHello(self.shard.rank, os.getpid()))
 
     def send(self, message: rank_ipc.Reply) -> None:
@@ -92,6 +92,6 @@ def _connect(path: Path) -> socket.socket:
             connection.close()
             if time.monotonic() > deadline:
                 raise LeaderGone(f"cannot connect to rank 0 at {path}: {error}") from None
-            time.sleep(RETRY_S)
+            time.sleep(CONNECT_RETRY_INTERVAL_S)
         else:
             return connection

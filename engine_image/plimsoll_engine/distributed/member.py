@@ -6,9 +6,9 @@ import torch
 
 from plimsoll_api.admin import MemoryKind
 from plimsoll_engine.distributed.group import (
-    ALONE,
-    FLAG,
-    WHOLE,
+    RANKS_FLAG,
+    SINGLE_RANK_GROUP,
+    WHOLE_MODEL,
     Group,
     ProcessGroup,
     Shard,
@@ -34,14 +34,14 @@ class Member:
     def __init__(self, end: Leader | Link | None) -> None:
         self._end = end
         self.leader = end if isinstance(end, Leader) else None
-        self.group: Group = ALONE
+        self.group: Group = SINGLE_RANK_GROUP
         self._unreleased = 0
         self._reports: list[rank_ipc.RankShutdownReport] | None = []
 
     @property
     def shard(self) -> Shard:
         """Part of the model that this process computes."""
-        return WHOLE if self._end is None else self._end.shard
+        return WHOLE_MODEL if self._end is None else self._end.shard
 
     @property
     def is_single_process(self) -> bool:
@@ -58,12 +58,12 @@ class Member:
         size = config.tensor_parallel_size
         if size != self.shard.size:
             raise SettingsError(
-                f"{FLAG} {size}: {self.shard.size} ranks were started; start {size}"
+                f"{RANKS_FLAG} {size}: {self.shard.size} ranks were started; start {size}"
             )
         if size > 1 and config.kv_offload_bytes:
             raise SettingsError(
-                f"--kv-offload-bytes is not supported with {FLAG} {size}, because host memory "
-                "would only have the blocks of one rank; remove one of the two flags"
+                f"--kv-offload-bytes is not supported with {RANKS_FLAG} {size}, because host "
+                "memory would only have the blocks of one rank; remove one of the two flags"
             )
 
     def join_group(self) -> None:
@@ -109,7 +109,7 @@ class Member:
         return self.leader is not None and self.leader.lost
 
     def abort_collectives(self) -> None:
-        """Abort gloo's collectives, which may wait for a lost rank. NCCL's wait on the device."""
+        """Abort gloo's collectives, which may wait in this process for a lost rank."""
         self.group.close(lost=True)
 
     def list_owners(self) -> list[Owner]:
@@ -129,8 +129,8 @@ class Member:
 
         Reset the CUDA graphs first, because they contain collectives.
         """
-        group, self.group = self.group, ALONE
-        if self.leader is not None and group is not ALONE:
+        group, self.group = self.group, SINGLE_RANK_GROUP
+        if self.leader is not None and group is not SINGLE_RANK_GROUP:
             self.leader.start_shutdown()
             group.close()
             self._reports = self.leader.wait_until_shut_down()
@@ -139,7 +139,7 @@ class Member:
         self._unreleased += group.nbytes
 
     @property
-    def fenced(self) -> bool:
+    def is_fenced(self) -> bool:
         """Whether no other rank can write to its KV pool any more. Valid after :meth:`close`."""
         return self._reports is not None and all(rank.fenced for rank in self._reports)
 
@@ -154,11 +154,11 @@ class Member:
         if self._reports is None:
             return None, None
         return (
-            _sum([allocated, *(rank.device_allocated for rank in self._reports)]),
-            _sum([baseline, *(rank.device_baseline for rank in self._reports)]),
+            _sum_if_all_known([allocated, *(rank.device_allocated for rank in self._reports)]),
+            _sum_if_all_known([baseline, *(rank.device_baseline for rank in self._reports)]),
         )
 
 
-def _sum(values: list[int | None]) -> int | None:
+def _sum_if_all_known(values: list[int | None]) -> int | None:
     known = [value for value in values if value is not None]
     return sum(known) if len(known) == len(values) else None

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import torch
 
-from plimsoll_engine.device.buffer import HANDLE_BYTES, CudaError, DeviceBuffer
+from plimsoll_engine.device.buffer import IPC_HANDLE_BYTES, CudaError, DeviceBuffer
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class PeerMemory:
 
         If this fails on any rank, return None on all; the rank that failed logs the reason.
         """
-        own, handle, others = None, bytes(HANDLE_BYTES), {}
+        own, handle, others = None, bytes(IPC_HANDLE_BYTES), {}
         try:
             _check_peer_access(rank, size)
             own = DeviceBuffer.allocate(nbytes)

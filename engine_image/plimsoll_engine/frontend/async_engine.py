@@ -271,7 +271,7 @@ class AsyncEngine:
             if not waiting.done():
                 waiting.set_exception(NoAnswerError("the worker exited before it answered"))
 
-    async def ask(
+    async def query_worker(
         self, message: worker_ipc.ToWorker, reply_id: str, reply_type: type[Reply], timeout_s: float
     ) -> Reply:
         """Send ``message`` to the worker, and return the reply whose ID is ``reply_id``.
@@ -497,7 +497,7 @@ class AsyncEngine:
         for start in (self._first_start, self._recovery):
             if start is not None:
                 start.cancel()
-        self.manager.standby.close()
+        self.manager.standby.end_lease()
         async with self.manager.replacing:
             await self.manager.standby.end()
             stop = await self.workers.stop()

@@ -14,7 +14,7 @@ from plimsoll_engine.kernels.all_reduce_kernels import (
     sum_whole,
     sum_words,
 )
-from plimsoll_engine.kernels.collective_buffer import STATE, Layout
+from plimsoll_engine.kernels.collective_buffer import COUNTER_INDEX, Layout
 from plimsoll_engine.kernels.overlap import get_launch_options
 from plimsoll_engine.kernels.sizes import (
     cdiv,
@@ -23,31 +23,31 @@ from plimsoll_engine.kernels.sizes import (
     next_power_of_2,
 )
 
-WAIT_NS = 60_000_000_000
+TIMEOUT_NS = 60_000_000_000
 """Maximum time, in nanoseconds, for which a kernel waits for another rank before it traps."""
-WORD_ROWS = {2: 64, 4: 8}
+MAX_WORD_ROWS = {2: 64, 4: 8}
 """Maximum number of rows that are sent in words, by the number of ranks.
 
 Words double the bytes that are sent to each other rank. Above this limit, that takes longer than
 the signals that words save. Measured with ``bench/rank_sums.py`` on two and four H100s.
 """
-WHOLE_ROWS = {4: 40}
+MAX_WHOLE_ROWS = {4: 40}
 """Maximum number of rows for which every rank sums all rows, by the number of ranks.
 
 With more rows, each rank sums a share of them. It then sends and receives about twice the size of
 its part, for any number of ranks, but waits twice. Two ranks always sum all rows, because sharing
 would save no bytes.
 """
-ELSE = 4
+FALLBACK_RANKS = 4
 """Number of ranks whose limits are used for numbers of ranks that were not measured."""
 BLOCKS_PER_WAIT = 1024
 """Number of blocks for whose results one program waits."""
 
 
-def layout(ranks: int, rows: int, columns: int, dtype: torch.dtype) -> Layout:
+def choose_layout(ranks: int, rows: int, columns: int, dtype: torch.dtype) -> Layout:
     """Return the buffer layout for sums of at most ``rows`` rows with ``columns`` elements."""
-    words = WORD_ROWS.get(ranks, WORD_ROWS[ELSE]) if dtype.itemsize == 2 else 0
-    whole = rows if ranks == 2 else WHOLE_ROWS.get(ranks, WHOLE_ROWS[ELSE])
+    words = MAX_WORD_ROWS.get(ranks, MAX_WORD_ROWS[FALLBACK_RANKS]) if dtype.itemsize == 2 else 0
+    whole = rows if ranks == 2 else MAX_WHOLE_ROWS.get(ranks, MAX_WHOLE_ROWS[FALLBACK_RANKS])
     return Layout(ranks, rows, columns, dtype.itemsize, min(words, rows), whole)
 
 
@@ -70,13 +70,13 @@ class AllReduce:
         self.layout = layout
         self.rank = rank
         self._dtype = dtype
-        self.header = buffer[: (STATE + 1) * 8].view(torch.int64)
+        self.header = buffer[: (COUNTER_INDEX + 1) * 8].view(torch.int64)
         self.header[: len(addresses)] = torch.tensor(addresses, dtype=torch.int64)
         nbytes = layout.result_rows * layout.columns * layout.itemsize
         results = buffer[layout.results : layout.results + nbytes]
         self._results = results.view(dtype).view(layout.result_rows, layout.columns)
         self._block = next_power_of_2(layout.columns)
-        self.wait_ns = WAIT_NS if buffer.is_cuda else 0
+        self.wait_ns = TIMEOUT_NS if buffer.is_cuda else 0
 
     def supports(self, x: torch.Tensor) -> bool:
         """Report whether :meth:`add_norm` supports the shape and the dtype of ``x``."""
@@ -116,7 +116,7 @@ class AllReduce:
         shared = rows > layout.whole_rows
         out = self._results[:rows] if shared else torch.empty_like(x)
         pointers = x, residual, weight, out, self.header
-        common = {"RANKS": layout.ranks, "WAIT_NS": self.wait_ns, **get_launch_options(x.device)}
+        common = {"RANKS": layout.ranks, "TIMEOUT_NS": self.wait_ns, **get_launch_options(x.device)}
         if rows <= layout.word_rows and layout.itemsize == 2:
             sum_words[(rows,)](
                 *pointers, self.rank, layout.columns, eps, WORDS=layout.words,

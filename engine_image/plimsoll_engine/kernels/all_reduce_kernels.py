@@ -4,13 +4,13 @@ Each rank writes its part into the other ranks' buffers, sets a signal there, an
 buffer. Parts are added in float32 in rank order, so all ranks get bitwise identical results.
 
 ``header`` is this rank's own buffer (:mod:`plimsoll_engine.kernels.collective_buffer`). Its int64
-number :data:`STATE` is a counter: the upper half counts sums, and the lower half counts the
+number :data:`COUNTER_INDEX` is a counter: the upper half counts sums, and the lower half counts the
 programs of the current sum that have started. A captured graph can therefore be replayed any number
 of times. The number of a sum has 32 bits and wraps around. That is safe, because every second sum
 overwrites the numbers in a buffer half.
 
 A program waits for the program with the same index on other ranks, so all ranks must start their
-programs in the same order, as the hardware does. After ``WAIT_NS`` nanoseconds, the kernel
+programs in the same order, as the hardware does. After ``TIMEOUT_NS`` nanoseconds, the kernel
 considers the other rank lost and traps. 0 means no limit, as Triton's interpreter requires.
 """
 
@@ -23,9 +23,9 @@ from triton.language.extra.cuda import globaltimer
 from plimsoll_engine.kernels import collective_buffer
 from plimsoll_engine.kernels.overlap import allow_next_kernel, wait_for_previous_kernel
 
-STATE = tl.constexpr(collective_buffer.STATE)
-UPPER = tl.constexpr(-(1 << 32))
-LOWER = tl.constexpr((1 << 32) - 1)
+COUNTER_INDEX = tl.constexpr(collective_buffer.COUNTER_INDEX)
+UPPER_32_BITS = tl.constexpr(-(1 << 32))
+LOWER_32_BITS = tl.constexpr((1 << 32) - 1)
 
 
 @triton.jit
@@ -60,76 +60,76 @@ def begin_sum(header):
 
     Each program must call this once.
     """
-    started = tl.atomic_add(header + STATE, 1, sem="relaxed", scope="gpu")
-    number = (started & UPPER) + (1 << 32)
-    if (started & LOWER) == tl.num_programs(0) - 1:
+    started = tl.atomic_add(header + COUNTER_INDEX, 1, sem="relaxed", scope="gpu")
+    number = (started & UPPER_32_BITS) + (1 << 32)
+    if (started & LOWER_32_BITS) == tl.num_programs(0) - 1:
         # All programs have read the number, so the counter can advance to the next sum.
-        tl.store(header + STATE, number)
+        tl.store(header + COUNTER_INDEX, number)
     return number, (number >> 32) & 1
 
 
 @triton.jit
-def _start_ns(WAIT_NS: tl.constexpr):
-    if WAIT_NS > 0:
+def _read_start_ns(TIMEOUT_NS: tl.constexpr):
+    if TIMEOUT_NS > 0:
         return globaltimer()
     return tl.cast(0, tl.int64)
 
 
 @triton.jit
-def _trap_on_timeout(started, WAIT_NS: tl.constexpr):
-    if WAIT_NS > 0:  # noqa: SIM102 - a kernel that waits forever must not contain the timer
-        if globaltimer() - started > WAIT_NS:
+def _trap_on_timeout(started, TIMEOUT_NS: tl.constexpr):
+    if TIMEOUT_NS > 0:  # noqa: SIM102 - a kernel that waits forever must not contain the timer
+        if globaltimer() - started > TIMEOUT_NS:
             tl.inline_asm_elementwise(
                 "trap; mov.u32 $0, 0;", "=r", [], dtype=tl.int32, is_pure=False, pack=1
             )
 
 
 @triton.jit
-def _all_arrived(signals, number, among):
-    """Return 1 if all ``signals`` [n] selected by ``among`` equal ``number``, else 0."""
-    values = tl.atomic_add(signals, 0, mask=among, sem="acquire", scope="sys")
-    return tl.min(((values == number) | ~among).to(tl.int32), axis=0)
+def _have_all_arrived(signals, number, mask):
+    """Return 1 if all ``signals`` [n] selected by ``mask`` equal ``number``, else 0."""
+    values = tl.atomic_add(signals, 0, mask=mask, sem="acquire", scope="sys")
+    return tl.min(((values == number) | ~mask).to(tl.int32), axis=0)
 
 
 @triton.jit
-def wait_for_signals(signals, number, among, WAIT_NS: tl.constexpr):
-    """Wait until all ``signals`` [n] selected by ``among`` equal ``number``.
+def wait_for_signals(signals, number, mask, TIMEOUT_NS: tl.constexpr):
+    """Wait until all ``signals`` [n] selected by ``mask`` equal ``number``.
 
     Afterwards, all threads may read the data that the signals announce.
     """
-    started = _start_ns(WAIT_NS)
-    arrived = _all_arrived(signals, number, among)
+    started = _read_start_ns(TIMEOUT_NS)
+    arrived = _have_all_arrived(signals, number, mask)
     while arrived == 0:
-        _trap_on_timeout(started, WAIT_NS)
-        arrived = _all_arrived(signals, number, among)
+        _trap_on_timeout(started, TIMEOUT_NS)
+        arrived = _have_all_arrived(signals, number, mask)
     tl.debug_barrier()
 
 
 @triton.jit
-def _all_visible(signals, number, among):
-    """Return the same as :func:`_all_arrived`, without acquire and for any number of signals."""
-    values = tl.load(signals, mask=among, other=0, volatile=True)
-    return tl.min(((values == number) | ~among).to(tl.int32), axis=0)
+def _have_all_arrived_without_acquire(signals, number, mask):
+    """Return as :func:`_have_all_arrived` does, but without acquire, and for any n."""
+    values = tl.load(signals, mask=mask, other=0, volatile=True)
+    return tl.min(((values == number) | ~mask).to(tl.int32), axis=0)
 
 
 @triton.jit
-def _wait_without_acquire(signals, number, among, WAIT_NS: tl.constexpr):
+def _wait_without_acquire(signals, number, mask, TIMEOUT_NS: tl.constexpr):
     """Wait like :func:`wait_for_signals`, but without acquire: only later kernels read the data."""
-    started = _start_ns(WAIT_NS)
-    arrived = _all_visible(signals, number, among)
+    started = _read_start_ns(TIMEOUT_NS)
+    arrived = _have_all_arrived_without_acquire(signals, number, mask)
     while arrived == 0:
-        _trap_on_timeout(started, WAIT_NS)
-        arrived = _all_visible(signals, number, among)
+        _trap_on_timeout(started, TIMEOUT_NS)
+        arrived = _have_all_arrived_without_acquire(signals, number, mask)
 
 
 @triton.jit
-def set_signals(signals, number, among):
-    """Set the ``signals`` [n] selected by ``among`` to ``number``, after this program's writes.
+def set_signals(signals, number, mask):
+    """Set the ``signals`` [n] selected by ``mask`` to ``number``, after this program's writes.
 
     Set all of them in one call, because each call waits for the writes.
     """
     tl.debug_barrier()
-    tl.atomic_xchg(signals, number, mask=among, sem="release", scope="sys")
+    tl.atomic_xchg(signals, number, mask=mask, sem="release", scope="sys")
 
 
 @triton.jit
@@ -176,7 +176,7 @@ def _is_missing(words, rank, RANKS: tl.constexpr, inside, number):
     """Return 1 if any word of another rank for sum ``number`` has not arrived yet, else 0."""
     all_valid = ~inside
     for source in tl.static_range(0, RANKS):
-        valid = ((words[source] & UPPER) == number) | (source == rank) | ~inside
+        valid = ((words[source] & UPPER_32_BITS) == number) | (source == rank) | ~inside
         all_valid = valid if source == 0 else all_valid & valid
     return 1 - tl.min(all_valid.to(tl.int32), axis=0)
 
@@ -185,7 +185,7 @@ def _is_missing(words, rank, RANKS: tl.constexpr, inside, number):
 def sum_words(
     x, residual, weight, out, header, rank, columns, eps,
     WORDS: tl.constexpr, WORD_ROWS: tl.constexpr, RANKS: tl.constexpr, BLOCK: tl.constexpr,
-    WAIT_NS: tl.constexpr, OVERLAP: tl.constexpr = False,
+    TIMEOUT_NS: tl.constexpr, OVERLAP: tl.constexpr = False,
 ):  # fmt: skip
     """Sum rows of 16-bit elements, sent in words that also contain the number of the sum.
 
@@ -215,10 +215,10 @@ def sum_words(
         tl.store(others[step] + place + rank * apart, word, mask=inside)
     before = tl.load(residual + at, mask=inside, other=0.0)
     before_2 = tl.load(residual + at + half, mask=inside, other=0.0)
-    started = _start_ns(WAIT_NS)
+    started = _read_start_ns(TIMEOUT_NS)
     words = _load_words(header + place, apart, rank, RANKS, inside)
     while _is_missing(words, rank, RANKS, inside, number) != 0:
-        _trap_on_timeout(started, WAIT_NS)
+        _trap_on_timeout(started, TIMEOUT_NS)
         words = _load_words(header + place, apart, rank, RANKS, inside)
     total = tl.zeros([BLOCK], tl.float32)
     total_2 = tl.zeros([BLOCK], tl.float32)
@@ -262,7 +262,7 @@ def sum_whole(
     x, residual, weight, out, header, rank, rows, columns, eps,
     ARRIVED: tl.constexpr, PARTS: tl.constexpr, MAX_ROWS: tl.constexpr, PART_ROWS: tl.constexpr,
     RANKS: tl.constexpr, PAD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-    WAIT_NS: tl.constexpr, OVERLAP: tl.constexpr = False,
+    TIMEOUT_NS: tl.constexpr, OVERLAP: tl.constexpr = False,
 ):  # fmt: skip
     """Sum ``ROWS`` rows per program: every rank sends its part to all others and sums all rows."""
     block = tl.program_id(0)
@@ -272,7 +272,7 @@ def sum_whole(
     scale = tl.load(weight + column, mask=column < columns, other=0.0).to(tl.float32)
     others = get_peer_buffers(header, rank, RANKS, x.dtype.element_ty)
     ranks, signalled = load_buffers(header, RANKS, PAD)
-    among = (ranks < RANKS) & (ranks != rank)
+    mask = (ranks < RANKS) & (ranks != rank)
     allow_next_kernel(OVERLAP)
     wait_for_previous_kernel(OVERLAP)
     at = row.to(tl.int64) * columns + column
@@ -287,9 +287,9 @@ def sum_whole(
         tl.store(others[step] + size + first * columns + at, own, mask=inside)
     before = tl.load(residual + at, mask=inside, other=0.0)
     signals = ARRIVED // 4 + turn * RANKS * MAX_ROWS + block
-    set_signals(signalled + signals + rank * MAX_ROWS, short, among)
+    set_signals(signalled + signals + rank * MAX_ROWS, short, mask)
     own_signals = get_own_buffer(header, tl.int32) + signals + ranks * MAX_ROWS
-    wait_for_signals(own_signals, short, among, WAIT_NS)
+    wait_for_signals(own_signals, short, mask, TIMEOUT_NS)
     parts = get_own_buffer(header, x.dtype.element_ty) + size + half * columns
     total = _sum_parts(own, parts, at, inside, rank, columns, PART_ROWS, RANKS)
     _add_norm(total, before, residual, scale, out, at, inside, columns, eps)
@@ -300,8 +300,8 @@ def sum_shared(
     x, residual, weight, out, header, rank, rows, columns, eps, blocks,
     ARRIVED: tl.constexpr, FINISHED: tl.constexpr, PARTS: tl.constexpr, RESULTS: tl.constexpr,
     MAX_ROWS: tl.constexpr, PART_ROWS: tl.constexpr, RANKS: tl.constexpr, PAD: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, BLOCKS_PER_WAIT: tl.constexpr, WAIT_NS: tl.constexpr,
-    OVERLAP: tl.constexpr = False,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, BLOCKS_PER_WAIT: tl.constexpr,
+    TIMEOUT_NS: tl.constexpr, OVERLAP: tl.constexpr = False,
 ):  # fmt: skip
     """Sum ``ROWS`` rows per program: one rank sums each block and sends the result to all others.
 
@@ -335,7 +335,7 @@ def sum_shared(
         awaited = (block - blocks) * BLOCKS_PER_WAIT + tl.arange(0, BLOCKS_PER_WAIT)
         foreign = (awaited < blocks) & (awaited % RANKS != rank)
         _wait_without_acquire(
-            get_own_buffer(header, tl.int32) + done + awaited, short, foreign, WAIT_NS
+            get_own_buffer(header, tl.int32) + done + awaited, short, foreign, TIMEOUT_NS
         )
     elif owner != rank:
         first = half + (rank - owner - 1 + RANKS) % RANKS * PART_ROWS
@@ -343,15 +343,15 @@ def sum_shared(
         set_signals(signalled + arrived + rank * MAX_ROWS, short, ranks == owner)
     else:
         before = tl.load(residual + at, mask=inside, other=0.0)
-        among = (ranks < RANKS) & (ranks != rank)
+        mask = (ranks < RANKS) & (ranks != rank)
         own_signals = get_own_buffer(header, tl.int32) + arrived + ranks * MAX_ROWS
-        wait_for_signals(own_signals, short, among, WAIT_NS)
+        wait_for_signals(own_signals, short, mask, TIMEOUT_NS)
         parts = get_own_buffer(header, x.dtype.element_ty) + PARTS // itemsize + half * columns
         total = _sum_parts(own, parts, packed, inside, rank, columns, PART_ROWS, RANKS)
         result = _add_norm(total, before, residual, scale, out, at, inside, columns, eps)
         for step in tl.static_range(0, RANKS - 1):
             tl.store(others[step] + RESULTS // itemsize + at, result, mask=inside)
-        set_signals(signalled + done + block, short, among)
+        set_signals(signalled + done + block, short, mask)
 
 
 @triton.jit(do_not_specialize=["rank"], do_not_specialize_on_alignment=["index"])

@@ -11,10 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 MAX_RANKS = 16
-STATE = MAX_RANKS
+COUNTER_INDEX = MAX_RANKS
 """Index of the counter in the int64 header. The addresses of all ranks' buffers precede it."""
-ALIGNMENT = 256
-HALVES = 2
+BUFFER_ALIGNMENT_BYTES = 256
+NUM_HALVES = 2
 SIGNAL_BYTES = 4
 WORD_BYTES = 8
 """Size of a word. It consists of :data:`PAYLOAD_BYTES` bytes of a row and the number of the sum."""
@@ -63,7 +63,7 @@ class Layout:
 
         Each contains the number of the latest sum whose part has arrived.
         """
-        return _align((STATE + 1) * 8)
+        return _align((COUNTER_INDEX + 1) * 8)
 
     @property
     def finished(self) -> int:
@@ -71,24 +71,24 @@ class Layout:
 
         Each contains the number of the latest sum whose result has arrived.
         """
-        return _align(self.arrived + HALVES * self.ranks * self.rows * SIGNAL_BYTES)
+        return _align(self.arrived + NUM_HALVES * self.ranks * self.rows * SIGNAL_BYTES)
 
     @property
     def words(self) -> int:
         """Offset of the words, int64 [half, source, row, word]."""
-        return _align(self.finished + HALVES * self.rows * SIGNAL_BYTES)
+        return _align(self.finished + NUM_HALVES * self.rows * SIGNAL_BYTES)
 
     @property
     def parts(self) -> int:
         """Offset of the parts, [half, other rank, row, column] of the sum's dtype."""
         return _align(
-            self.words + HALVES * self.ranks * self.word_rows * self.row_words * WORD_BYTES
+            self.words + NUM_HALVES * self.ranks * self.word_rows * self.row_words * WORD_BYTES
         )
 
     @property
     def results(self) -> int:
-        """Offset of the results, [row, column] of the sum's dtype, for sums that ranks share."""
-        sources = HALVES * (self.ranks - 1)
+        """Offset of the results of shared sums, [row, column] of the sum's dtype."""
+        sources = NUM_HALVES * (self.ranks - 1)
         return _align(self.parts + sources * self.part_nbytes)
 
     @property
@@ -98,4 +98,4 @@ class Layout:
 
 
 def _align(nbytes: int) -> int:
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+    return -(-nbytes // BUFFER_ALIGNMENT_BYTES) * BUFFER_ALIGNMENT_BYTES

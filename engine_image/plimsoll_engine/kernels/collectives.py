@@ -29,8 +29,8 @@ from plimsoll_engine.kernels.sizes import cdiv, next_power_of_2
 
 BLOCK_BYTES = 8192
 """Number of bytes that one program exchanges."""
-WARPS = 8
-VECTOR = 8
+NUM_WARPS = 8
+VECTOR_ELEMENTS = 8
 """Number of elements that a thread loads and stores at once, if the rows consist of such vectors.
 
 Without this hint, the compiler cannot know that a mask does not end within a vector.
@@ -42,22 +42,22 @@ def exchange(
     x, out, header, rank, count, stride,
     ARRIVED: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr, MAX_BLOCKS: tl.constexpr,
     RANKS: tl.constexpr, PAD: tl.constexpr, KIND: tl.constexpr, TOTAL: tl.constexpr,
-    BLOCK: tl.constexpr, VECTOR: tl.constexpr, WAIT_NS: tl.constexpr,
+    BLOCK: tl.constexpr, VECTOR_ELEMENTS: tl.constexpr, TIMEOUT_NS: tl.constexpr,
     OVERLAP: tl.constexpr = False,
 ):  # fmt: skip
-    """Send ``x`` [count] to all ranks, and combine what arrives into ``out``.
+    """Send ``x`` [count] to all ranks, and combine the received elements into ``out``.
 
     Each program exchanges ``BLOCK`` elements. ``KIND`` "gather" stores the elements of rank r from
     ``r * stride`` on. "sum" adds them in dtype ``TOTAL``, "max" keeps the largest, and "first"
-    keeps those of rank 0. ``count`` is a multiple of ``VECTOR``.
+    keeps those of rank 0. ``count`` is a multiple of ``VECTOR_ELEMENTS``.
     """
     block = tl.program_id(0)
-    count = tl.multiple_of(count, VECTOR)
+    count = tl.multiple_of(count, VECTOR_ELEMENTS)
     at = block * BLOCK + tl.arange(0, BLOCK)
     inside = at < count
     others = get_peer_buffers(header, rank, RANKS, x.dtype.element_ty)
     ranks, signalled = load_buffers(header, RANKS, PAD)
-    among = (ranks < RANKS) & (ranks != rank)
+    mask = (ranks < RANKS) & (ranks != rank)
     allow_next_kernel(OVERLAP)
     wait_for_previous_kernel(OVERLAP)
     own = tl.load(x + at, mask=inside, other=0)
@@ -71,9 +71,9 @@ def exchange(
         # For the rank that is step + 1 ahead, this rank is source number RANKS - 2 - step.
         tl.store(others[step] + half + (RANKS - 2 - step) * PART + at, own, mask=sent)
     signals = ARRIVED // 4 + turn * RANKS * MAX_BLOCKS + block
-    set_signals(signalled + signals + rank * MAX_BLOCKS, short, among)
+    set_signals(signalled + signals + rank * MAX_BLOCKS, short, mask)
     own_signals = get_own_buffer(header, tl.int32) + signals + ranks * MAX_BLOCKS
-    wait_for_signals(own_signals, short, among, WAIT_NS)
+    wait_for_signals(own_signals, short, mask, TIMEOUT_NS)
     parts = get_own_buffer(header, x.dtype.element_ty) + half + at
     if KIND == "first":
         first = (RANKS - rank - 1) % RANKS * PART
@@ -141,8 +141,8 @@ class Collectives:
         block = self._block_nbytes // x.itemsize
         # The model alone determines the size of a row. The other tensors have an element per row:
         # with vectors, some numbers of rows would need another kernel.
-        rows_are_vectors = kind in ("gather", "sum") and x.shape[-1] % VECTOR == 0
-        vector = VECTOR if rows_are_vectors else 1
+        rows_are_vectors = kind in ("gather", "sum") and x.shape[-1] % VECTOR_ELEMENTS == 0
+        vector = VECTOR_ELEMENTS if rows_are_vectors else 1
         most = block * min(layout.rows, layout.part_nbytes // self._block_nbytes)
         for begin in range(0, len(flat), most):
             part = flat[begin : begin + most]
@@ -150,8 +150,8 @@ class Collectives:
                 part, results[begin:], sums.header, sums.rank, len(part), len(flat),
                 ARRIVED=layout.arrived, PARTS=layout.parts, PART=layout.part_nbytes // x.itemsize,
                 MAX_BLOCKS=layout.rows, RANKS=layout.ranks, PAD=next_power_of_2(layout.ranks),
-                KIND=kind, TOTAL=_choose_accumulator(x.dtype), BLOCK=block, VECTOR=vector,
-                WAIT_NS=sums.wait_ns, num_warps=WARPS, **get_launch_options(x.device),
+                KIND=kind, TOTAL=_choose_accumulator(x.dtype), BLOCK=block, VECTOR_ELEMENTS=vector,
+                TIMEOUT_NS=sums.wait_ns, num_warps=NUM_WARPS, **get_launch_options(x.device),
             )  # fmt: skip
 
 

@@ -36,7 +36,7 @@ PARTS_PER_LOAD = tl.constexpr(4)
 """Number of parts of a context that are loaded at a time to be combined."""
 EMPTY_LOG_SUM = tl.constexpr(-1e30)
 """Log-sum-exp of a part without scores. It is finite, because inf - inf would be NaN."""
-MAX_SCALED_REGISTERS = 128
+MAX_REGISTERS_FOR_E4M3_KEYS = 128
 """Maximum number of registers per thread for e4m3 keys.
 
 With this limit and wide tiles, a multiprocessor runs four programs, which have as many bytes in
@@ -193,7 +193,7 @@ def decode_attention(
     )
     options: dict[str, object] = {**get_launch_options(query.device)}
     if scaled and partition is None:
-        tile, options = WIDE_TILE_TOKENS, options | {"maxnreg": MAX_SCALED_REGISTERS}
+        tile, options = WIDE_TILE_TOKENS, options | {"maxnreg": MAX_REGISTERS_FOR_E4M3_KEYS}
     sums = lse = out
     if splits > 1:
         assert sequences * kv_heads <= len(arrivals)

@@ -233,7 +233,7 @@ def _compute_products(
     return out
 
 
-_loaded: set[tuple[object, ...]] = set()
+_loaded_kernels: set[tuple[object, ...]] = set()
 """Arguments (devices, shapes, dtypes, options) for which this process has loaded all kernels."""
 
 
@@ -254,8 +254,8 @@ def compute_experts(
     logits = linear(x, router)
     formats = [isinstance(weight, Quantized) for weight in (gate_up, down)]
     shape = (x.device, x.dtype, router.shape, _count_columns(down), *formats, top_k, normalised)
-    if shape not in _loaded:
-        _loaded.add(shape)
+    if shape not in _loaded_kernels:
+        _loaded_kernels.add(shape)
         for tile in list_tiles(x.dtype):
             routes = route(logits[:1], top_k, normalised, tile.rows, tile.sort)
             _compute_products(x[:1], gate_up, down, routes, tile)

@@ -23,16 +23,16 @@ def route(
     return experts, shares.to(x.dtype)
 
 
-def get_expert_matrix(weight: Weight, expert: int, count: int) -> Weight:
-    """Return the matrix of one expert from ``weight``, which stacks ``count`` such matrices."""
+def get_expert_matrix(weight: Weight, expert: int, num_matrices: int) -> Weight:
+    """Return one expert's matrix from ``weight``, which stacks ``num_matrices`` matrices."""
     if isinstance(weight, Quantized):
-        return Quantized(*(_slice_part(tensor, expert, count) for tensor in weight))
-    return _slice_part(weight, expert, count)
+        return Quantized(*(_take_matrix(tensor, expert, num_matrices) for tensor in weight))
+    return _take_matrix(weight, expert, num_matrices)
 
 
-def _slice_part(tensor: torch.Tensor, number: int, count: int) -> torch.Tensor:
-    rows = len(tensor) // count
-    return tensor[number * rows : (number + 1) * rows]
+def _take_matrix(tensor: torch.Tensor, index: int, num_matrices: int) -> torch.Tensor:
+    rows = len(tensor) // num_matrices
+    return tensor[index * rows : (index + 1) * rows]
 
 
 def compute_experts(

@@ -96,13 +96,13 @@ def is_faster(x: torch.Tensor, weight: torch.Tensor) -> bool:
     return full and tiles > MIN_TILES_PER_PROCESSOR * processors
 
 
-_loaded: set[tuple[object, ...]] = set()
+_loaded_kernels: set[tuple[object, ...]] = set()
 """Arguments (device, dtype, weight shape) for which this process has loaded the kernel."""
 
 
 def load_kernel(x: torch.Tensor, weight: torch.Tensor) -> None:
     """Load the kernel for this dtype and weight shape, so that no request waits for it later."""
-    if (x.device, x.dtype, weight.shape) not in _loaded:
+    if (x.device, x.dtype, weight.shape) not in _loaded_kernels:
         gated_product(x[:1], weight)
 
 
@@ -112,7 +112,7 @@ def gated_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     ``weight`` [2 * size, columns] stacks the gate projection and the up projection. All tensors
     must be contiguous and have the same dtype. Sums and activation are computed in float32.
     """
-    _loaded.add((x.device, x.dtype, weight.shape))
+    _loaded_kernels.add((x.device, x.dtype, weight.shape))
     rows, columns = x.shape
     size = weight.shape[0] // 2
     out = x.new_empty(rows, size)

@@ -47,8 +47,8 @@ def rms_norm(
     """Return the RMSNorm of ``x`` [rows, size] with the scale ``weight`` [size].
 
     If ``residual`` is given, ``x`` is added to it in place, and the sum is normalised instead of
-    ``x``. The result has the shape and dtype of ``x``. Moves twice the bytes of ``x``, or four
-    times with ``residual``.
+    ``x``. The result has the shape and dtype of ``x``. The kernel moves twice the bytes of ``x``,
+    or four times with ``residual``.
     """
     rows, size = x.shape
     out = torch.empty_like(x)

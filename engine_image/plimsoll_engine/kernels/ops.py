@@ -213,7 +213,7 @@ class Ops(Protocol):
 
         Each row of ``x`` is a part of a wider row: its columns from ``first_column`` on. The
         largest key of all parts encodes the column of the wider row's maximum, which
-        :func:`decode_columns` decodes. If several columns have the maximum, it is the first.
+        :func:`decode_columns` decodes. If several columns have the maximum, the first is encoded.
         """
         ...
 
@@ -233,7 +233,7 @@ class Ops(Protocol):
 
 
 KEY_LOWER_MASK = (1 << 32) - 1
-MINUS_INFINITY_KEY_UPPER = -0x7F800001
+UPPER_KEY_HALF_OF_MINUS_INFINITY = -0x7F800001
 """Upper half of the key for a row whose values are all NaN or minus infinity."""
 
 
@@ -243,4 +243,4 @@ def decode_columns(keys: torch.Tensor) -> torch.Tensor:
     The column is -1 for a row whose values are all NaN or minus infinity.
     """
     columns = KEY_LOWER_MASK - (keys & KEY_LOWER_MASK)
-    return columns.masked_fill_(keys >> 32 == MINUS_INFINITY_KEY_UPPER, -1)
+    return columns.masked_fill_(keys >> 32 == UPPER_KEY_HALF_OF_MINUS_INFINITY, -1)

@@ -25,7 +25,7 @@ CACHE_MANAGER = "plimsoll_engine.kernels.disk_cache:DiskCache"
 """Value of TRITON_CACHE_MANAGER: the class that stores compiled kernels."""
 
 
-def may_run_cuda(device: str) -> bool:
+def can_run_cuda(device: str) -> bool:
     """Report whether workers with ``--device device`` may run CUDA kernels on this machine."""
     return device != "cpu" and any(Path(path).exists() for path in DRIVER_FILES)
 

@@ -57,14 +57,16 @@ def product(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> torch
     quantized as well, and products are summed in float32.
     """
     if isinstance(weight, torch.Tensor):
-        return _multiply(x, weight, bias)
+        return _multiply_padded(x, weight, bias)
     wide = functional.linear(dequantize(*quantize(x)), dequantize(*weight))
     if bias is not None:
         wide += bias
     return wide.to(x.dtype)
 
 
-def _multiply(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def _multiply_padded(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
     """Return ``x @ weight.T + bias``. On a CPU, pad ``x`` to one of a few numbers of rows.
 
     For each number of bfloat16 or float16 rows, oneDNN compiles kernels of 0.25 MB and never frees

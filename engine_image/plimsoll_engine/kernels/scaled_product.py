@@ -22,7 +22,7 @@ from plimsoll_engine.kernels.sizes import next_power_of_2
 
 FP8_MAX = tl.constexpr(quantized.FP8_MAX)
 MIN_ROW_MAXIMUM = tl.constexpr(quantized.MIN_ROW_MAXIMUM)
-SIZE_MULTIPLE = 16
+WEIGHT_SIZE_MULTIPLE = 16
 """Both dimensions of a weight must be multiples of this number."""
 
 
@@ -75,7 +75,9 @@ def scaled_product(x: torch.Tensor, weight: Quantized, bias: torch.Tensor | None
 
     See :func:`plimsoll_engine.kernels.quantized.product`.
     """
-    if x.dtype != torch.bfloat16 or any(size % SIZE_MULTIPLE for size in weight.values.shape):
+    if x.dtype != torch.bfloat16 or any(
+        size % WEIGHT_SIZE_MULTIPLE for size in weight.values.shape
+    ):
         return quantized.product(x, weight, bias)
     values, scales = quantize(x)
     out: torch.Tensor = torch._scaled_mm(

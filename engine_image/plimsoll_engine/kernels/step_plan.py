@@ -84,7 +84,7 @@ class StepPlan:
             step; 0 for padding.
         starts: int32 [sequences + 1], the index of the first row of each sequence.
         decodes: Number of sequences with one row each. These come first.
-        longest: Maximum number of rows of any other sequence.
+        longest: Maximum number of rows of a sequence with more than one row.
         fresh: Numbers of rows, in ascending order, of the sequences whose whole context is in the
             step. These come last.
         derived: Data that the backend computes once per step, or keeps until attention reads it.

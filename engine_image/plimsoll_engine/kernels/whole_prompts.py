@@ -34,9 +34,9 @@ The plan for this call takes 45 ms on the host. For two prompts of 4,000 tokens,
 two saves 0.8 ms per step of a model with the shape of Qwen3-0.6B (H200). With the shape of
 Llama-3.1-8B, it saves 1.6 ms.
 """
-MAX_GROUPS = 64
+MAX_COUNTED_GROUPS = 64
 """Maximum number of groups of equal prompts whose steps are counted."""
-BACKENDS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
+LIBRARY_BACKENDS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
 """Backends of the library, the fastest first."""
 
 
@@ -66,7 +66,7 @@ def create_library_plan(
     """
     query = torch.zeros(padded, heads, dim, dtype=dtype, device=device)
     pairs = torch.zeros(2, padded, kv_heads, dim, dtype=dtype, device=device)
-    with sdpa_kernel(BACKENDS, set_priority=True):
+    with sdpa_kernel(LIBRARY_BACKENDS, set_priority=True):
         _attend_causally(query, pairs, 0, 1, padded, dim**-0.5)
 
 
@@ -75,7 +75,11 @@ def select_fastest_backend(plan: StepPlan) -> AbstractContextManager[None]:
 
     Enter it only once per step, because entering it takes as long as a kernel launch.
     """
-    return sdpa_kernel(BACKENDS, set_priority=True) if get_whole_prompts(plan) else nullcontext()
+    return (
+        sdpa_kernel(LIBRARY_BACKENDS, set_priority=True)
+        if get_whole_prompts(plan)
+        else nullcontext()
+    )
 
 
 def _pad_length(rows: int) -> int:
@@ -107,10 +111,9 @@ def append_tail(x: torch.Tensor, tail: int) -> torch.Tensor:
 class EqualPrompts:
     """Choice of the prompts of equal length that are computed in one call.
 
-    One call instead of several shortens a step by 1 to 3 %. But it needs a plan for the unpadded
-    length, which is the stride from one prompt to the next. Prompts are therefore joined only if
-    the same group recurs often: when separate calls have cost about as much as the plan (a ski
-    rental problem).
+    One call instead of several shortens a step by 1 to 3 %. The call needs a plan for the unpadded
+    length, which is the stride from one prompt to the next. Making the plan takes time, so prompts
+    are joined only after :data:`STEPS_UNTIL_JOINED` steps with the same group of prompts.
     """
 
     def __init__(self) -> None:
@@ -119,7 +122,7 @@ class EqualPrompts:
     def count_step(self, whole: tuple[int, ...]) -> frozenset[int]:
         """Count a step with whole prompts of the lengths ``whole``. Return the lengths to join."""
         groups = {(rows, count) for rows, count in Counter(whole).items() if count > 1}
-        if len(self._steps) > MAX_GROUPS:
+        if len(self._steps) > MAX_COUNTED_GROUPS:
             self._steps.clear()
         self._steps.update(groups)
         return frozenset(

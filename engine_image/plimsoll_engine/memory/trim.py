@@ -21,8 +21,8 @@ def trim(
 ) -> list[OperationStep]:
     """Flush caches, collect garbage, and return free memory to the device and the kernel.
 
-    Return a report for each step, with the size, before and after, of the memory that its
-    ``detail`` names. Sizes are summed over all ranks of ``leader``. The first steps free memory
+    Return a report for each step. ``detail`` names the memory that the step measures before and
+    after it runs. Sizes are summed over all ranks of ``leader``. The first steps free memory
     inside the process, and the last steps return it to the device and the kernel.
     """
     steps = [
@@ -72,7 +72,8 @@ def trim_process(device: torch.device, python: PythonMemoryEstimator) -> list[Op
 def _combine_steps(ranks: list[list[OperationStep]]) -> list[OperationStep]:
     """Combine the ranks' reports of each step into one report.
 
-    It has the longest duration and the sum of the bytes, which is None if a rank's are unknown.
+    The combined report has the longest duration. Its bytes are the sums over all ranks, or None if
+    a rank's bytes are unknown.
     """
 
     def add_known(values: list[int | None]) -> int | None:

@@ -59,7 +59,7 @@ class Inputs:
 
 
 class CreatePool(msgspec.Struct, tag="pool"):
-    """Command: allocate a KV pool, or map the weight server's pool if ``shared``.
+    """Command: allocate a KV pool. If ``shared`` is True, map the weight server's pool instead.
 
     The pool has the keys and values of the model's first ``layers`` layers. The reply is
     :class:`PoolReply`.

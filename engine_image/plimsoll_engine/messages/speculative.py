@@ -30,9 +30,10 @@ class Speculative(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
     @property
     def ngram_lengths(self) -> tuple[int, int]:
-        """Minimum and maximum number of tokens to search for. An unset one equals the other.
+        """Minimum and maximum number of tokens to search for.
 
-        If neither is set, both are :data:`DEFAULT_LOOKUP_TOKENS`.
+        If only one of the two fields is set, its value is used for both. If neither is set,
+        both numbers are :data:`DEFAULT_LOOKUP_TOKENS`.
         """
         longest = self.prompt_lookup_max or self.prompt_lookup_min or DEFAULT_LOOKUP_TOKENS
         return self.prompt_lookup_min or longest, longest

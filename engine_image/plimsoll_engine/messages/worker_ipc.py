@@ -303,7 +303,7 @@ class Logprobs(msgspec.Struct, array_like=True):
     top: list[float]
 
 
-class StartStatistics(msgspec.Struct, array_like=True):
+class FirstTokenStatistics(msgspec.Struct, array_like=True):
     """Statistics of a request at its first token.
 
     ``queued_s`` is the time in the waiting queue in seconds. ``cached_tokens`` counts the prompt
@@ -326,7 +326,7 @@ class Token(msgspec.Struct, array_like=True):
     token_id: int
     finish_reason: str | None = None
     logprobs: Logprobs | None = None
-    started: StartStatistics | None = None
+    started: FirstTokenStatistics | None = None
     attempt: int = 0
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from plimsoll_engine.distributed.group import ALONE, WHOLE, Group, Shard
+from plimsoll_engine.distributed.group import SINGLE_RANK_GROUP, WHOLE_MODEL, Group, Shard
 from plimsoll_engine.kernels.choose import choose_ops
 from plimsoll_engine.kernels.ops import Ops
 from plimsoll_engine.kernels.quantized import Quantized, Weight, slice_rows
@@ -53,12 +53,12 @@ class Decoder:
         self,
         config: Any,
         dtype: torch.dtype,
-        shard: Shard = WHOLE,
+        shard: Shard = WHOLE_MODEL,
         quantization: Quantization | None = None,
     ) -> None:
         self.spec = spec = DecoderSpec.from_config(config).for_shard(shard)
         self.shard = shard
-        self.group: Group = ALONE
+        self.group: Group = SINGLE_RANK_GROUP
         self.parts = make_parts(spec, shard, quantization)
         self.kv = KVShape(spec.layers, spec.kv_heads, spec.dim)
         self._inverse = rope.compute_inverse_frequencies(config, spec.dim)
@@ -355,7 +355,7 @@ class Decoder:
         self, stream: torch.Tensor, bias: torch.Tensor | None, adapters: RowAdapters | None
     ) -> bool:
         """Report whether one kernel can compute a product and add it to ``stream``."""
-        plain = self.group is ALONE and bias is None and adapters is None
+        plain = self.group is SINGLE_RANK_GROUP and bias is None and adapters is None
         return plain and stream.shape[0] >= self._ops.min_add_rows
 
     def _is_few_rows(self, rows: int, plan: StepPlan) -> bool:
@@ -386,7 +386,7 @@ class Decoder:
         stream. With several ranks, the all-reduce between two products does both.
         """
         ops, eps, scale, group = self._ops, self.spec.eps, self.spec.dim**-0.5, self.group
-        alone = group is ALONE
+        alone = group is SINGLE_RANK_GROUP
         rotary = ops.compute_rotary_table(positions, self._inverse)
         stream = self.embed(ids) if embeds is None else embeds.clone()
         x = stream if alone else ops.rms_norm(stream, self._layers[0].attention_norm, eps)

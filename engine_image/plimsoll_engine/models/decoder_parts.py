@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from plimsoll_engine.distributed.group import FLAG, WHOLE, Shard
+from plimsoll_engine.distributed.group import RANKS_FLAG, WHOLE_MODEL, Shard
 from plimsoll_engine.kernels.quantized import FP8
 from plimsoll_engine.models.mixture import Mixture, Sources
 from plimsoll_engine.models.quantization import Quantization
@@ -78,8 +78,8 @@ class DecoderSpec:
         ):
             if count % shard.size:
                 raise ValueError(
-                    f"field {field}: {count} is not divisible by {FLAG} {shard.size}; use a value "
-                    f"that divides {count}"
+                    f"field {field}: {count} is not divisible by {RANKS_FLAG} {shard.size}; use a "
+                    f"value that divides {count}"
                 )
         return replace(
             self,
@@ -116,7 +116,7 @@ class Part:
     sources: tuple[tuple[str, int], ...]
     shape: tuple[int, ...]
     split: int | None = None
-    shard: Shard = WHOLE
+    shard: Shard = WHOLE_MODEL
     dtype: torch.dtype | None = None
     """Dtype of the tensor; None means the model's dtype."""
 
@@ -144,7 +144,7 @@ SUMMED_MATRICES = ("out", "down")
 
 
 def make_parts(
-    spec: DecoderSpec, shard: Shard = WHOLE, quantization: Quantization | None = None
+    spec: DecoderSpec, shard: Shard = WHOLE_MODEL, quantization: Quantization | None = None
 ) -> dict[str, Part]:
     """Return all tensors of the model by name. ``spec`` must be the spec of one rank.
 

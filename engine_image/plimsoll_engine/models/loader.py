@@ -17,7 +17,7 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig
 
-from plimsoll_engine.distributed.group import FLAG, WHOLE, Shard
+from plimsoll_engine.distributed.group import RANKS_FLAG, WHOLE_MODEL, Shard
 from plimsoll_engine.errors import LoadError
 from plimsoll_engine.kernels.quantized import FP8
 from plimsoll_engine.models import decoder, quantization, rope
@@ -52,7 +52,7 @@ LENGTH_DEPENDENT_ROPE_TYPES = ("dynamic", "longrope")
 """RoPE types that depend on the longest sequence of the batch, so that keys cannot be cached."""
 
 
-class OwnModel(Model, Protocol):
+class NativeModel(Model, Protocol):
     """Model that this engine implements. The caller allocates its tensors and loads the weights.
 
     ``parts`` describes, for each tensor by name, the checkpoint tensors that it concatenates. Their
@@ -96,7 +96,7 @@ def import_model_code(folder: Path) -> None:
             transformers_loader.import_model_code(config)
 
 
-def choose_device(name: str, shard: Shard = WHOLE) -> torch.device:
+def choose_device(name: str, shard: Shard = WHOLE_MODEL) -> torch.device:
     """Return the device for the value ``name`` of ``--device``: ``auto``, ``cpu`` or ``cuda``.
 
     With several ranks, rank r gets CUDA device r. Raises LoadError if there is no such device.
@@ -109,9 +109,9 @@ def choose_device(name: str, shard: Shard = WHOLE) -> torch.device:
         return torch.device("cpu")
     if shard.size > (count := torch.cuda.device_count()):
         raise LoadError(
-            f"{FLAG} {shard.size}: only {count} CUDA devices are visible; use at most {count}"
+            f"{RANKS_FLAG} {shard.size}: only {count} CUDA devices are visible; use at most {count}"
         )
-    return torch.device("cuda", torch.cuda.current_device() if shard == WHOLE else shard.rank)
+    return torch.device("cuda", torch.cuda.current_device() if shard == WHOLE_MODEL else shard.rank)
 
 
 def load_config(folder: Path) -> Any:
@@ -194,18 +194,19 @@ def choose_dtype(name: str, config: Any, device: torch.device) -> torch.dtype:
 
 
 def build_model(
-    folder: Path, config: Any, dtype: torch.dtype, shard: Shard = WHOLE
-) -> OwnModel | None:
+    folder: Path, config: Any, dtype: torch.dtype, shard: Shard = WHOLE_MODEL
+) -> NativeModel | None:
     """Return this engine's model on the meta device; None if only transformers implements it.
 
     With several ranks, the model is the rank's shard. Raises LoadError, naming ``folder``, if the
     model is not supported.
     """
     try:
-        if shard != WHOLE and not decoder.supports(config):
+        if shard != WHOLE_MODEL and not decoder.supports(config):
             raise ValueError(
-                f"{FLAG} {shard.size}: field model_type: {config.model_type} supports only one "
-                f"rank; use {FLAG} 1, or a model of {', '.join(decoder.SUPPORTED_MODEL_TYPES)}"
+                f"{RANKS_FLAG} {shard.size}: field model_type: {config.model_type} supports only "
+                f"one rank; use {RANKS_FLAG} 1, or a model of "
+                f"{', '.join(decoder.SUPPORTED_MODEL_TYPES)}"
             )
         if config.model_type == "whisper":
             from plimsoll_engine.models.whisper import WhisperModel
@@ -227,7 +228,7 @@ def build_model(
         raise LoadError(f"{folder / 'config.json'}: {error}") from None
 
 
-def bind_tensors(model: OwnModel, tensors: dict[str, torch.Tensor]) -> None:
+def bind_tensors(model: NativeModel, tensors: dict[str, torch.Tensor]) -> None:
     """Use ``tensors`` as the weights of ``model``, without copying them.
 
     Raises ValueError, naming the first tensor that does not fit.
@@ -235,7 +236,7 @@ def bind_tensors(model: OwnModel, tensors: dict[str, torch.Tensor]) -> None:
     model.bind(tensors)
 
 
-def load_tensors(model: OwnModel, folder: Path) -> None:
+def load_tensors(model: NativeModel, folder: Path) -> None:
     """Copy the checkpoint in ``folder`` into the tensors of ``model``.
 
     Raises LoadError if a tensor of the checkpoint is missing, unknown, or has a wrong shape or
@@ -274,7 +275,7 @@ def load_tensors(model: OwnModel, folder: Path) -> None:
                     continue
                 if loses_precision(stored.get_dtype(), target.dtype):
                     rounded[stored.get_dtype()] += 1
-                if part.split is None or part.shard == WHOLE:
+                if part.split is None or part.shard == WHOLE_MODEL:
                     target.copy_(file.get_tensor(name))
                 else:
                     target.copy_(stored[part.get_source_slices(tuple(target.shape))])
@@ -295,7 +296,7 @@ def load_tensors(model: OwnModel, folder: Path) -> None:
 
 
 def load_model(
-    folder: Path, config: Any, dtype: torch.dtype, device: torch.device, shard: Shard = WHOLE
+    folder: Path, config: Any, dtype: torch.dtype, device: torch.device, shard: Shard = WHOLE_MODEL
 ) -> Model:
     """Load the model in ``folder``, or a rank's shard of it, to ``device``. Raises LoadError."""
     model = build_model(folder, config, dtype, shard)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from plimsoll_engine.distributed.group import FLAG, Shard
+from plimsoll_engine.distributed.group import RANKS_FLAG, Shard
 
 MIXTURE_MODEL_TYPES = ("qwen3_moe",)
 MAX_EXPERTS = 1024
@@ -75,7 +75,7 @@ class Mixture:
         """
         if self.width % shard.size:
             raise ValueError(
-                f"field moe_intermediate_size: {self.width} is not divisible by {FLAG} "
+                f"field moe_intermediate_size: {self.width} is not divisible by {RANKS_FLAG} "
                 f"{shard.size}; use a value that divides {self.width}"
             )
         return replace(self, width=self.width // shard.size)

@@ -21,7 +21,7 @@ SEQUENCE_TOKENS, STEP_BOUNDARIES = 23, (0, 13, 22, 23)
 inside blocks, and a decode step."""
 OTHER_SEQUENCE_ENDS = (6, 12, 13)
 """Number of computed tokens of the second sequence after each step."""
-MAX_DIFFERENCES = {torch.float32: 1e-3, torch.bfloat16: 0.1}
+MAX_RELATIVE_DIFFERENCES = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 """Maximum relative difference of a supported architecture, by dtype.
 
 Rounding causes at most a tenth of this difference. An unsupported architecture differs by about 1.

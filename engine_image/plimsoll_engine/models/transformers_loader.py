@@ -85,7 +85,7 @@ def _check_results(folder: Path, model: TransformersModel) -> None:
         difference = self_check.measure_difference(model)
     except Exception as error:  # noqa: BLE001 - a model may raise anything
         raise LoadError(f"{model_type} cannot run on the paged KV cache: {error!r}") from None
-    if not difference <= self_check.MAX_DIFFERENCES[model.dtype]:
+    if not difference <= self_check.MAX_RELATIVE_DIFFERENCES[model.dtype]:
         raise LoadError(
             f"{model_type} is not supported: on the paged KV cache its logits differ from "
             f"transformers' own by {difference:.2g}, so it needs more state than keys and values"

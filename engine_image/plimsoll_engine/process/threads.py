@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 
-def count_cores(processes: int = 1) -> int:
+def count_cores_per_process(processes: int = 1) -> int:
     """Return the number of CPU cores for each of ``processes`` processes, at least 1."""
     return max(1, len(os.sched_getaffinity(0)) // processes)
 

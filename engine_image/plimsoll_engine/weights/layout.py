@@ -13,7 +13,7 @@ import torch
 
 from plimsoll_engine.messages.weight_ipc import Manifest, TensorLocation
 
-ALIGNMENT = 256
+TENSOR_ALIGNMENT_BYTES = 256
 """Alignment in bytes that ``cudaMalloc`` guarantees (CUDA C++ Programming Guide)."""
 
 
@@ -33,7 +33,7 @@ def create_manifest(tensors: Mapping[str, torch.Tensor]) -> Manifest:
             stored[id(tensor)] = place
             end = _align_size(end + max(1, tensor.nbytes))
         places[name] = place
-    return Manifest(places, max(end, ALIGNMENT))
+    return Manifest(places, max(end, TENSOR_ALIGNMENT_BYTES))
 
 
 def make_views(flat: torch.Tensor, manifest: Manifest) -> dict[str, torch.Tensor]:
@@ -80,4 +80,4 @@ def _make_view(flat: torch.Tensor, place: TensorLocation) -> torch.Tensor:
 
 
 def _align_size(size: int) -> int:
-    return -(-size // ALIGNMENT) * ALIGNMENT
+    return -(-size // TENSOR_ALIGNMENT_BYTES) * TENSOR_ALIGNMENT_BYTES

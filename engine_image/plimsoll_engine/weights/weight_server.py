@@ -290,7 +290,7 @@ class WeightServer:
     def _claim_pool(self, fd: int, rank: int) -> weight_ipc.Reply:
         """Register the worker at ``fd`` as a writer of the pool.
 
-        Return a reply that says whether it is the only writer. If another worker has crashed and
+        The reply says whether this worker is the only writer. If another worker has crashed and
         damaged the weights that this worker has mapped, the claim is refused. The next worker then
         gets reloaded weights.
         """

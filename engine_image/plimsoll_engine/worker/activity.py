@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-KEPT_SPANS = 32
+MAX_RECORDED_SPANS = 32
 """Number of recorded spans. They cover several iterations of the loop."""
 
 
@@ -15,7 +15,7 @@ class Activity:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._spans: deque[tuple[str, float, float]] = deque(maxlen=KEPT_SPANS)
+        self._spans: deque[tuple[str, float, float]] = deque(maxlen=MAX_RECORDED_SPANS)
         self._since = clock()
 
     def begin(self) -> None:

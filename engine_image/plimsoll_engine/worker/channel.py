@@ -52,7 +52,7 @@ class Channel:
     def send(self, message: worker_ipc.FromWorker, last: bool = False) -> None:
         """Send a message, or queue it if the socket is full.
 
-        If the message is the ``last``, block until the queue is empty. Raises FrontendGoneError.
+        If ``last`` is True, block until the queue is empty. Raises FrontendGoneError.
         """
         frame = memoryview(worker_ipc.encode_frame(message))
         if not self._unsent:

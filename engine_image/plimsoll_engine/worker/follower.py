@@ -22,14 +22,14 @@ from plimsoll_engine.messages import rank_ipc
 from plimsoll_engine.messages.weight_ipc import MappingLostError
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
 from plimsoll_engine.process.stacks import write_stacks_on_sigusr1
-from plimsoll_engine.process.threads import count_cores
+from plimsoll_engine.process.threads import count_cores_per_process
 from plimsoll_engine.worker.lifecycle import CoreLifecycle
 from plimsoll_engine.worker.main import PERMANENT_ERRORS
 from plimsoll_engine.worker.rank_loop import CommandFailedError, Follower
 
 log = logging.getLogger(__name__)
 
-REPORT_WAIT_S = 5.0
+FAILURE_REPORT_WAIT_S = 5.0
 """Time for rank 0 to report why the group failed.
 
 If this rank exited earlier, its exit would be mistaken for the cause.
@@ -46,7 +46,7 @@ def run(config: WorkerConfig, epoch: int, rank: int) -> int:
     """
     write_stacks_on_sigusr1(config.run_dir, "worker")
     size = config.tensor_parallel_size
-    torch.set_num_threads(count_cores(size))
+    torch.set_num_threads(count_cores_per_process(size))
     try:
         link = Link(config.run_dir, epoch, Shard(rank, size))
         lifecycle = CoreLifecycle(config, ranks=link)
@@ -57,14 +57,16 @@ def run(config: WorkerConfig, epoch: int, rank: int) -> int:
         except LeaderGone:
             raise
         except CommandFailedError as error:
-            return _fail(link, rank, str(error), REPORT_WAIT_S if error.expects_reply else 0.0)
+            return _fail(
+                link, rank, str(error), FAILURE_REPORT_WAIT_S if error.expects_reply else 0.0
+            )
         except PERMANENT_ERRORS as error:
-            return _fail(link, rank, str(error), REPORT_WAIT_S, permanent=True)
+            return _fail(link, rank, str(error), FAILURE_REPORT_WAIT_S, permanent=True)
         except MappingLostError as error:
-            return _fail(link, rank, str(error), REPORT_WAIT_S)
+            return _fail(link, rank, str(error), FAILURE_REPORT_WAIT_S)
         except Exception as error:
             log.exception("the worker failed", extra={"rank": rank})
-            return _fail(link, rank, f"{type(error).__name__}: {error}", REPORT_WAIT_S)
+            return _fail(link, rank, f"{type(error).__name__}: {error}", FAILURE_REPORT_WAIT_S)
         link.wait_closed(LEADER_EXIT_TIMEOUT_S)
     except LeaderGone as error:
         log.error("%s", error, extra={"rank": rank})

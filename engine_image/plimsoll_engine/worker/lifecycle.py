@@ -56,7 +56,12 @@ from plimsoll_engine.models import loader
 from plimsoll_engine.models.decoder import Decoder
 from plimsoll_engine.models.model import MediaModel, Model
 from plimsoll_engine.process.owners import WorkerPart
-from plimsoll_engine.worker.parts import DeviceContext, Heap, Weights, create_context
+from plimsoll_engine.worker.parts import (
+    DeviceContext,
+    GarbageCollectorSettings,
+    Weights,
+    create_context,
+)
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +89,7 @@ class CoreLifecycle:
         self.device = DeviceContext()
         self.member = Member(ranks)
         self.weights = Weights(config, self.member)
-        self.heap = Heap()
+        self.heap = GarbageCollectorSettings()
         self.engine: EngineCore | None = None
         self._parts: list[WorkerPart] = [self.device, self.weights, self.member]
         """Open parts, in the order of opening. :meth:`shut_down` closes them in reverse order."""
@@ -154,11 +159,12 @@ class CoreLifecycle:
                     load_kernels(self.weights.draft, kv_dtype=self.kv_dtype)
 
     def take_over(self, quick: bool = False, handover: bytes | None = None) -> EngineCore:
-        """Create the KV pool and the engine core, and warm up the engine core. Return it.
+        """Create the KV pool and the engine core, warm up the engine core, and return it.
 
-        On failure, release everything. ``quick`` skips the warm-up of the largest steps, which
-        a predecessor with the same sizes has run, and captures all graphs while the worker serves.
-        It also accepts the predecessor's ``handover``; :attr:`refusal` has the reason if not.
+        On failure, release everything. If ``quick`` is True, a predecessor with the same sizes has
+        run the largest steps. The warm-up is then skipped, and all graphs are captured while the
+        worker serves. Only then is the predecessor's ``handover`` used. If it is refused,
+        :attr:`refusal` has the reason.
         """
         with self._release_on_error():
             with self._time_stage("kv_pool"):

@@ -45,7 +45,7 @@ from plimsoll_engine.process.host_memory import (
     read_private_anon_bytes,
 )
 from plimsoll_engine.process.stacks import write_stacks_on_sigusr1
-from plimsoll_engine.process.threads import count_cores
+from plimsoll_engine.process.threads import count_cores_per_process
 from plimsoll_engine.worker.activity import Activity
 from plimsoll_engine.worker.channel import Channel, FrontendGoneError
 from plimsoll_engine.worker.hooks import WorkerHooks, create_worker_hooks
@@ -54,7 +54,7 @@ from plimsoll_engine.worker.lifecycle import CoreLifecycle
 log = logging.getLogger(__name__)
 
 REPORT_INTERVAL_S = 0.5
-TRANSFER_POLL_S = 0.01
+TRANSFER_POLL_INTERVAL_S = 0.01
 """Interval at which an idle worker polls its KV transfers, in seconds."""
 CLOSE_TIMEOUT_S = 10.0
 CAPTURE_INTERVAL_S = 0.2
@@ -76,7 +76,7 @@ def run(config: WorkerConfig, epoch: int, vocabulary: Vocabulary | None = None) 
     trials = None if vocabulary is None else TrialServer.fork(vocabulary.compile_for_trial)
     write_stacks_on_sigusr1(config.run_dir, "worker")
     random.seed()
-    torch.set_num_threads(count_cores(config.tensor_parallel_size))
+    torch.set_num_threads(count_cores_per_process(config.tensor_parallel_size))
     torch.manual_seed(int.from_bytes(os.urandom(8)) >> 1)
     try:
         channel = Channel(config.socket)
@@ -143,7 +143,7 @@ def run(config: WorkerConfig, epoch: int, vocabulary: Vocabulary | None = None) 
 
 
 def _create_prepared_message(epoch: int, lifecycle: CoreLifecycle) -> worker_ipc.Prepared:
-    """Return the Prepared message, with the memory of each rank while it waits."""
+    """Return the Prepared message, with the current memory of each rank."""
     memory = measure_process_memory(
         Role.WORKER, PythonMemoryEstimator(), excluded_shared_bytes=lifecycle.mapped_host_bytes
     )
@@ -175,7 +175,7 @@ def _release_and_report(
     KV pool. ``before_s`` has the durations of earlier stages.
     """
     lifecycle.shut_down()
-    if isinstance(handover, bytes) and not lifecycle.weights.fenced:
+    if isinstance(handover, bytes) and not lifecycle.weights.is_fenced:
         handover = HandoverRefusal(
             HandoverOutcome.UNFENCED, "an object in the old worker still references the KV pool"
         )
@@ -223,7 +223,7 @@ class Worker:
             due = min(self._next_report, self._next_capture)
             wait_s = 0.0 if self._can_step else due - time.monotonic()
             if self.engine.is_transferring:
-                wait_s = min(wait_s, TRANSFER_POLL_S)
+                wait_s = min(wait_s, TRANSFER_POLL_INTERVAL_S)
             messages = self.channel.receive(max(0.0, wait_s))
             self._activity.begin()
             for message in messages:

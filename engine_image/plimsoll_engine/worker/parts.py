@@ -21,7 +21,7 @@ from plimsoll_engine.messages.zygote_ipc import WorkerConfig
 from plimsoll_engine.models import draft as draft_models
 from plimsoll_engine.models import loader
 from plimsoll_engine.models.decoder import Decoder
-from plimsoll_engine.models.loader import OwnModel
+from plimsoll_engine.models.loader import NativeModel
 from plimsoll_engine.models.model import Model
 from plimsoll_engine.process.collector import FullCollectionCounter
 from plimsoll_engine.process.owners import Owner
@@ -91,11 +91,11 @@ class Weights:
         self._config = config
         self._member = member
         self.model: Model | None = None
-        self._unbound: OwnModel | None = None
+        self._unbound: NativeModel | None = None
         self.draft: Decoder | None = None
         self.pool: torch.Tensor | None = None
         """The weight server's KV pool as uint8 [bytes], once it is mapped; None before."""
-        self.fenced = False
+        self.is_fenced = False
         """Whether this process can no longer write to the weight server's KV pool."""
         self._mapping: WeightMapping | None = None
         self._sizes: dict[str, int] = {}
@@ -192,11 +192,11 @@ class Weights:
                 model.close()
         self.model = self.draft = self.pool = self._unbound = None
         if self._mapping is not None:
-            self.fenced = self._mapping.unmap() and self._member.fenced
+            self.is_fenced = self._mapping.unmap() and self._member.is_fenced
             self._mapping = None
 
 
-class Heap:
+class GarbageCollectorSettings:
     """Settings of the garbage collector in a serving worker."""
 
     name = "heap"
@@ -232,7 +232,8 @@ def _count_bytes(model: Model) -> int:
 def has_compiled() -> bool:
     """Report whether torch.compile has compiled anything in this process.
 
-    Check it before a reset, which would otherwise import the compiler: 2 s of a restart.
+    Call this before a reset of the compiler. Without compiled code, a reset is not needed, and it
+    would import the compiler, which adds 2 s to a restart.
     """
     dynamo = sys.modules.get("torch._dynamo.utils")
     return dynamo is not None and bool(dynamo.counters)

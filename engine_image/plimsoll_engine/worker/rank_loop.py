@@ -58,7 +58,7 @@ class Follower:
             self._lifecycle.device.baseline,
         )
         self._link.send(
-            rank_ipc.RankShutdownReport(allocated, baseline, self._lifecycle.weights.fenced)
+            rank_ipc.RankShutdownReport(allocated, baseline, self._lifecycle.weights.is_fenced)
         )
 
     def _execute(self, command: rank_ipc.Command) -> rank_ipc.Reply | None:

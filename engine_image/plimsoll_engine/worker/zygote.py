@@ -197,7 +197,7 @@ class Zygote:
 def import_everything(model: Path, device: str) -> None:
     """Import every module that workers of ``model`` on ``device`` need.
 
-    Thread counts are set before, because libraries read them when they load.
+    First limit the libraries to one thread, because they read this setting when they load.
     """
     os.environ.update(dict.fromkeys(THREAD_COUNT_VARIABLES, "1"))
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", ONEDNN_CACHE_CAPACITY)
@@ -211,7 +211,7 @@ def import_everything(model: Path, device: str) -> None:
 
     os.environ.setdefault("TRITON_CACHE_MANAGER", preload.CACHE_MANAGER)
     loader.import_model_code(model)
-    if preload.may_run_cuda(device):
+    if preload.can_run_cuda(device):
         preload.preload()
 
 

@@ -117,9 +117,9 @@ class EncoderBudgetHeldDefect(Defect[kinds.EncoderBudgetHeld]):
 class StaleReceiver(MediaCacheReceiver):
     """Receiver cache that keeps media that the sender has dropped."""
 
-    def unpack(self, submit: Submit) -> Submit | MissingMedia:
+    def restore_cached_media(self, submit: Submit) -> Submit | MissingMedia:
         """Unpack a message, but keep the media that the sender has dropped."""
-        return super().unpack(replace(submit, forget=[]))
+        return super().restore_cached_media(replace(submit, forget=[]))
 
 
 class MediaKeptDefect(Defect[kinds.MediaKept]):

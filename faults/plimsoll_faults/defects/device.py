@@ -12,7 +12,7 @@ from plimsoll_engine.core.execute.runner import Runner
 from plimsoll_engine.core.execute.sampling import SampledTokens, SamplingPlan
 from plimsoll_engine.core.schedule.scheduler import Chunk
 from plimsoll_engine.device.buffer import DeviceBuffer
-from plimsoll_engine.distributed.group import FLAG, ProcessGroup
+from plimsoll_engine.distributed.group import RANKS_FLAG, ProcessGroup
 from plimsoll_engine.kernels.ops import Ops
 from plimsoll_engine.kernels.step_plan import StepPlan
 from plimsoll_engine.messages.rank_ipc import Inputs
@@ -186,7 +186,7 @@ class CollectiveScratchDefect(Defect[kinds.CollectiveScratch]):
         require_cuda(fault, engine)
         group = engine.runner.group
         if not isinstance(group, ProcessGroup):
-            raise make_inject_error(fault, f"needs {FLAG} of at least 2")
+            raise make_inject_error(fault, f"needs {RANKS_FLAG} of at least 2")
         self.group = replace_methods(group, ScratchGroup)
         self.group.scratch = {}
 

@@ -8,7 +8,7 @@ import torch
 
 from plimsoll_engine.core.engine_core import EngineCore
 from plimsoll_engine.core.execute.graphs import DecodeGraphs
-from plimsoll_engine.distributed.group import ALONE, FLAG
+from plimsoll_engine.distributed.group import RANKS_FLAG, SINGLE_RANK_GROUP
 from plimsoll_engine.messages.rank_ipc import Inputs
 from plimsoll_engine.models.decoder import Decoder
 from plimsoll_faults import kinds
@@ -104,8 +104,10 @@ class FailedCaptureDefect(Defect[kinds.FailedCapture]):
 
 def _require_graphs(fault: kinds.Fault, engine: EngineCore) -> DecodeGraphs:
     require_cuda(fault, engine)
-    if engine.runner.group is not ALONE:
-        raise make_inject_error(fault, f"needs {FLAG}=1, because only one rank captures graphs")
+    if engine.runner.group is not SINGLE_RANK_GROUP:
+        raise make_inject_error(
+            fault, f"needs {RANKS_FLAG}=1, because only one rank captures graphs"
+        )
     if engine.runner.graphs is None:
         raise make_inject_error(fault, "needs a model whose steps are captured as CUDA graphs")
     return engine.runner.graphs

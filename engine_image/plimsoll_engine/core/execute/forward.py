@@ -20,7 +20,7 @@ from plimsoll_engine.core.execute.loaded_adapters import LoadedAdapters, collect
 from plimsoll_engine.core.execute.needed_rows import NeededRows, find_needed_rows
 from plimsoll_engine.core.execute.prompt_scores import Scores, compute_scores
 from plimsoll_engine.core.schedule.scheduler import Chunk
-from plimsoll_engine.distributed.group import ALONE, Group
+from plimsoll_engine.distributed.group import SINGLE_RANK_GROUP, Group
 from plimsoll_engine.kernels.choose import choose_ops
 from plimsoll_engine.kernels.step_plan import NeededPlan, StepPlan
 from plimsoll_engine.kernels.whole_prompts import create_library_plan, list_padded_lengths
@@ -50,7 +50,7 @@ class Forward:
         ``kv_dtype`` is the dtype of the pool; None means the model's dtype.
         """
         self.model: Model | None = model
-        self.group: Group = model.group if isinstance(model, Decoder) else ALONE
+        self.group: Group = model.group if isinstance(model, Decoder) else SINGLE_RANK_GROUP
         self.outputs = EncoderOutputs(model) if isinstance(model, MediaModel) else None
         self.block_size = block_size
         self.device: torch.device = model.device
@@ -112,10 +112,10 @@ class Forward:
     ) -> None:
         """Capture decode steps of a few batch sizes as CUDA graphs. Do nothing on a CPU.
 
-        :meth:`capture_more` captures the other sizes of up to ``max_rows`` rows, and all sizes if
-        ``deferred``. It also captures the layers of steps with prompts, and plans the attention of
-        whole prompts, both for up to ``max_prompt_tokens`` tokens. A request has at most
-        ``max_blocks`` blocks.
+        :meth:`capture_more` captures the other sizes of up to ``max_rows`` rows. If ``deferred`` is
+        True, this method captures none, and :meth:`capture_more` captures all sizes. It also
+        captures the layers of steps with prompts, and plans the attention of whole prompts, both
+        for up to ``max_prompt_tokens`` tokens. A request has at most ``max_blocks`` blocks.
         """
         if self.device.type != "cuda" or not isinstance(self.model, Decoder):
             return
@@ -123,7 +123,11 @@ class Forward:
         self.graphs = DecodeGraphs(
             self.model, self.kv, self.block_size, max_rows, max_blocks, self.kv_scales
         )
-        if max_prompt_tokens and self.group is ALONE and self.model.spec.mixture is None:
+        if (
+            max_prompt_tokens
+            and self.group is SINGLE_RANK_GROUP
+            and self.model.spec.mixture is None
+        ):
             self.layers = LayerGraphs(
                 self.model, self.kv, self.block_size, self.kv_scales,
                 GraphCapturer(self.graphs.pool), max_prompt_tokens,

@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable
 import numpy as np
 import torch
 
-from plimsoll_engine.distributed.group import ALONE
+from plimsoll_engine.distributed.group import SINGLE_RANK_GROUP
 from plimsoll_engine.kernels.choose import choose_ops
 from plimsoll_engine.kernels.decode_partition import choose_partition, compute_row_bytes
 from plimsoll_engine.kernels.sizes import pad_few_rows
@@ -161,7 +161,7 @@ class DecodeGraphs:
         warm = time.monotonic()
         graph = torch.cuda.CUDAGraph()
         # If NCCL is used, its watchdog queries events in a thread, which a global capture forbids.
-        mode = "global" if model.group is ALONE else "thread_local"
+        mode = "global" if model.group is SINGLE_RANK_GROUP else "thread_local"
         with torch.cuda.graph(graph, pool=self.pool, stream=stream, capture_error_mode=mode):
             freed = time.monotonic()  # torch waits for the device, and frees its caches
             tokens, logits = compute()

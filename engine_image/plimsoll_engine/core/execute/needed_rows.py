@@ -23,14 +23,16 @@ more small kernels.
 
 @dataclass(slots=True)
 class NeededRows:
-    """Needed rows on the host, as in :class:`plimsoll_engine.kernels.step_plan.NeededPlan`.
+    """Rows of a step whose hidden states are needed after the step, as arrays on the host.
+
+    See :class:`plimsoll_engine.kernels.step_plan.NeededPlan`.
 
     ``rows`` int32 [needed] are the indices of the needed rows in the step. ``sequences`` int32 are
     the sequences with needed rows; sequences with one needed row come first. ``starts`` are the
     offsets of the sequences in ``rows``. ``decodes`` is the number of sequences with one needed
-    row, and ``longest`` the maximum number of needed rows of any other sequence. ``last`` and
-    ``scored`` are the fields of :class:`plimsoll_engine.messages.rank_ipc.Inputs`, but as indices
-    into ``rows``.
+    row. ``longest`` is the maximum number of needed rows of a sequence with more than one.
+    ``last`` and ``scored`` are the fields of
+    :class:`plimsoll_engine.messages.rank_ipc.Inputs`, but as indices into ``rows``.
     """
 
     rows: Array

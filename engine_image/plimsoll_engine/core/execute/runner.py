@@ -294,4 +294,4 @@ class Runner(Forward):
         leader, self._leader = self._leader, None
         super().close()
         if leader is not None:
-            leader.drop_pools()
+            leader.release_pools()

@@ -79,7 +79,7 @@ PARSER_LIMITS = LLParserLimits(
 JSON_OPTIONS: JsonCompileOptions = {"whitespace_pattern": r"[ \t\r\n]{0,20}"}
 """Options for JSON schemas. The whitespace pattern permits indentation, but no endless spaces."""
 
-_LARK = re.compile(
+_LARK_TOKEN_PATTERN = re.compile(
     r'"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\])+/|//[^\n]*|(<[^<>\s\[][^<>\s]*>)|(%json\s*\{)(\s*\})?'
 )
 """Pattern that finds strings, regular expressions, comments, token names and schemas in Lark text.
@@ -88,7 +88,7 @@ Group 1 is the name of a token. Group 2 is the beginning of a schema, and group 
 empty schema.
 """
 
-_SCHEMA_ERROR = re.compile(
+_LARK_ERROR_PATTERN = re.compile(
     r"at (\d+)\(\d+\): (?:failed to compile JSON schema: )?(.*?)(?=\n *\d+ \| |\Z)", re.DOTALL
 )
 """Pattern of llguidance's errors in Lark grammars: the line number, the error, and grammar text."""
@@ -242,7 +242,7 @@ class GrammarCompiler:
         return True
 
     def collect_finished(self, wait_s: float = 0.0) -> list[tuple[str, Matcher | GrammarError]]:
-        """Return (request ID, matcher or error) for each compilation that has ended.
+        """Return the request ID, and the matcher or error, of each compilation that has ended.
 
         If none has ended, wait up to ``wait_s`` seconds for the first. Raises
         :class:`GrammarServerLostError`.
@@ -439,7 +439,7 @@ def _create_schema_error(grammar: Grammar, why: str) -> GrammarError:
     Clients do not know the grammar of a forced tool call, because the engine creates it. The error
     for such a grammar therefore names the tool's schema, and not a line of the grammar.
     """
-    found = _SCHEMA_ERROR.match(why) if grammar.tool_fields else None
+    found = _LARK_ERROR_PATTERN.match(why) if grammar.tool_fields else None
     if found is None:
         return GrammarError(grammar.field, why)
     rule = re.match(r"tool_(\d+)", grammar.text.split("\n")[int(found[1]) - 1])
@@ -548,4 +548,4 @@ def _convert_lark(text: str, added: Mapping[str, int]) -> str:
             return f"{schema}{options}{end or ', '}"
         return f"<[{added[name]}]>" if name in added else found[0]
 
-    return _LARK.sub(replace_match, text)
+    return _LARK_TOKEN_PATTERN.sub(replace_match, text)

@@ -79,7 +79,10 @@ class Matcher:
         self.update_mask()
 
     def consume_token(self, token_id: int) -> None:
-        """Advance by one output token, and compute the next mask. Do nothing after the end."""
+        """Advance by one output token, and compute the next mask.
+
+        Do nothing once the output matches the whole grammar.
+        """
         if self.complete:
             return
         self._matcher.consume_token(token_id)
@@ -154,9 +157,9 @@ class MaskThreads:
         self._done: SimpleQueue[_MaskThread] = SimpleQueue()
 
     def advance(self, matcher: Matcher, token_id: int) -> None:
-        """Advance ``matcher`` by a token in a thread. Its ``busy`` is true until this is done.
+        """Advance ``matcher`` by a token in a thread. ``matcher.busy`` is True meanwhile.
 
-        If no thread is free, the matcher waits for one.
+        If no thread is free, the matcher waits for a thread.
         """
         matcher.busy = True
         self._waiting.append((matcher, token_id, time.monotonic()))

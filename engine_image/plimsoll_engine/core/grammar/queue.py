@@ -22,7 +22,7 @@ class QueuedCompilation:
     ``large`` means that the text is longer than :data:`MAX_SMALL_GRAMMAR_CHARACTERS`.
     """
 
-    number: int
+    compilation_number: int
     tenant: str
     large: bool
 
@@ -50,12 +50,12 @@ class GrammarQueue:
         """Number of compilations in progress."""
         return len(self._in_progress)
 
-    def add(self, number: int, tenant: str, characters: int) -> None:
-        """Queue compilation ``number`` for ``tenant``. Its text has ``characters`` characters."""
+    def add(self, compilation_number: int, tenant: str, characters: int) -> None:
+        """Queue a compilation for ``tenant``, whose grammar has ``characters`` characters."""
         if tenant not in self._seconds:
             self._seconds[tenant] = min(self._seconds.values(), default=0.0)
-        self._waiting[number] = QueuedCompilation(
-            number, tenant, characters > MAX_SMALL_GRAMMAR_CHARACTERS
+        self._waiting[compilation_number] = QueuedCompilation(
+            compilation_number, tenant, characters > MAX_SMALL_GRAMMAR_CHARACTERS
         )
 
     def start_next(self) -> int | None:
@@ -71,20 +71,20 @@ class GrammarQueue:
             free,
             key=lambda w: (self._seconds[w.tenant], self._seconds_of[w.tenant, w.large]),
         )
-        self._in_progress[one.number] = self._waiting.pop(one.number)
-        return one.number
+        self._in_progress[one.compilation_number] = self._waiting.pop(one.compilation_number)
+        return one.compilation_number
 
-    def discard(self, number: int) -> bool:
+    def discard(self, compilation_number: int) -> bool:
         """Remove a waiting compilation. Return False if it is already in progress."""
-        one = self._waiting.pop(number, None)
+        one = self._waiting.pop(compilation_number, None)
         if one is None:
             return False
         self._forget_if_absent(one.tenant)
         return True
 
-    def finish(self, number: int, seconds: float) -> None:
+    def finish(self, compilation_number: int, seconds: float) -> None:
         """Remove a compilation that has ended, and add ``seconds`` to the time of its tenant."""
-        one = self._in_progress.pop(number)
+        one = self._in_progress.pop(compilation_number)
         self._seconds[one.tenant] += seconds
         self._seconds_of[one.tenant, one.large] += seconds
         self._forget_if_absent(one.tenant)

@@ -21,7 +21,13 @@ from plimsoll_engine.core.schedule.token_rules import (
     make_mask,
 )
 from plimsoll_engine.core.speculation.ngram import NgramIndex
-from plimsoll_engine.messages.worker_ipc import Logprobs, Media, Sampling, StartStatistics, Submit
+from plimsoll_engine.messages.worker_ipc import (
+    FirstTokenStatistics,
+    Logprobs,
+    Media,
+    Sampling,
+    Submit,
+)
 
 if TYPE_CHECKING:
     from plimsoll_engine.kvcache.block_pool import BlockPool
@@ -214,12 +220,12 @@ class Request:
         length = min(self.max_length, max_model_len)
         return len(self.token_ids) + self.in_flight.tokens >= length
 
-    def take_start_statistics(self) -> StartStatistics | None:
+    def take_start_statistics(self) -> FirstTokenStatistics | None:
         """Return the statistics of the first start, but only once; None at any other time."""
         if self.started_at is None or self.start_reported:
             return None
         self.start_reported = True
-        return StartStatistics(max(0.0, self.started_at - self.arrived), self.cached_tokens)
+        return FirstTokenStatistics(max(0.0, self.started_at - self.arrived), self.cached_tokens)
 
     def drop_blocks(self, pool: BlockPool) -> None:
         """Release all blocks of the request. Its tokens must then be computed again."""

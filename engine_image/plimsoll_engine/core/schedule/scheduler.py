@@ -10,9 +10,9 @@ Priorities apply only between requests of the same tenant. The more urgent reque
 its earlier places. A running request is preempted for a more urgent waiting request of its tenant.
 A request of low priority waits as long as more urgent requests occupy all places of the tenant.
 
-One tenant cannot occupy the whole engine. If a request has waited for :data:`FAIR_WAIT_S` because
-another tenant has the places or blocks that it needs, this tenant gives up some of them. It keeps
-at least an equal share.
+One tenant cannot occupy the whole engine. If a request has waited for
+:data:`FAIRNESS_PREEMPTION_WAIT_S` because another tenant has the places or blocks that it needs,
+this tenant gives up some of them. It keeps at least an equal share.
 
 There is no deadlock. A request that could not run alone in an empty pool is refused at once. The
 first request in the order is never preempted for another tenant.
@@ -42,7 +42,7 @@ Smaller chunks cost more than they save: each chunk reads the context again, and
 for whole prompts. The first chunk may be smaller if it is the whole prompt.
 """
 
-FAIR_WAIT_S = 1.0
+FAIRNESS_PREEMPTION_WAIT_S = 1.0
 """Waiting time after which another tenant must give up places or blocks for a request.
 
 Under an even load, places become free earlier, so no tokens are computed twice.
@@ -142,7 +142,7 @@ class Scheduler:
         self._kept.add(request)
 
     def start_with_inherited_blocks(self, request: Request) -> None:
-        """Start ``request`` with the blocks that a predecessor filled.
+        """Start ``request`` with the blocks that the previous worker filled for it.
 
         If the batch is full, the request loses these blocks and waits like a new request.
         """
@@ -167,9 +167,9 @@ class Scheduler:
     def schedule(self, only: Request | None = None) -> list[Chunk]:
         """Return the chunks of the next step; empty if nothing can run.
 
-        If ``only`` is given, the step has only this waiting request, to find the request that made
-        a batch fail. All running requests are preempted if it needs their blocks. The list is empty
-        if it lacks blocks even then.
+        If ``only`` is given, the step has only this waiting request. After a failed batch, the
+        caller thus finds the request that fails. Running requests are preempted, one after another,
+        until ``only`` can start. If it cannot start even alone, the list is empty.
         """
         self._blocks_in_step.clear()
         if only is not None:
@@ -239,7 +239,11 @@ class Scheduler:
         the two tenants would preempt each other in turn.
         """
         head = self.waiting.find_next_new()
-        if head is None or head.in_flight.tokens or time.monotonic() < head.arrived + FAIR_WAIT_S:
+        if (
+            head is None
+            or head.in_flight.tokens
+            or time.monotonic() < head.arrived + FAIRNESS_PREEMPTION_WAIT_S
+        ):
             return
         needed = self.pool.count_blocks(len(head.token_ids))
         if in_blocks := needed > self.pool.num_available:

@@ -26,9 +26,9 @@ from plimsoll_engine.core.speculation.draft_model import DraftModel
 from plimsoll_engine.core.speculation.ngram import NgramIndex
 from plimsoll_engine.messages.speculative import Speculative
 
-MAX_INDEXED_PER_STEP = 4096
+MAX_INDEXED_TOKENS_PER_STEP = 4096
 """Maximum number of tokens of all requests to index in one step, which takes milliseconds."""
-MAX_MISSES = 3
+MAX_MISSES_BEFORE_PAUSE = 3
 """Number of consecutive attempts without an accepted draft after which drafts are paused."""
 MAX_PAUSE_STEPS = 16
 """Maximum number of steps of a pause, during which a request gets no drafts."""
@@ -59,7 +59,7 @@ class NgramProposer:
 
     def propose(self, wanted: Sequence[tuple[Request, int]]) -> list[list[int]]:
         """Return drafts, as in :class:`Proposer`, from the indexed part of each request's text."""
-        budget, found = MAX_INDEXED_PER_STEP, []
+        budget, found = MAX_INDEXED_TOKENS_PER_STEP, []
         for request, most in wanted:
             drafting = request.drafting
             assert drafting is not None
@@ -149,7 +149,7 @@ class Speculation:
         return min(self.max_drafts, drafting.length - len(request.token_ids) - 1)
 
     def count_verified(self, request: Request, drafts: int, accepted: int) -> None:
-        """Count that ``drafts`` drafts of ``request`` were verified, and ``accepted`` accepted."""
+        """Count ``drafts`` verified drafts of ``request``, of which ``accepted`` were accepted."""
         self.counters.drafts += 1
         self.counters.draft_tokens += drafts
         self.counters.accepted_tokens += accepted
@@ -166,9 +166,9 @@ class Speculation:
         drafting = request.drafting
         assert drafting is not None
         drafting.misses += 1
-        if drafting.misses >= MAX_MISSES:
+        if drafting.misses >= MAX_MISSES_BEFORE_PAUSE:
             # Pauses of equal length end in the same step: an attempt delays the whole batch.
-            length = min(MAX_PAUSE_STEPS, 1 << (drafting.misses - MAX_MISSES + 1))
+            length = min(MAX_PAUSE_STEPS, 1 << (drafting.misses - MAX_MISSES_BEFORE_PAUSE + 1))
             drafting.pause = length - self._steps % length
 
 
@@ -184,5 +184,8 @@ def create_speculation(
 
 
 def compute_max_rows(max_num_seqs: int, max_drafts: int) -> int:
-    """Return the maximum number of rows of a decode step with ``max_drafts`` per request."""
+    """Return the maximum number of rows of a decode step.
+
+    Each request has up to ``max_drafts`` drafts.
+    """
     return max(max_num_seqs, min(MAX_SPECULATIVE_ROWS, max_num_seqs * (1 + max_drafts)))

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 MAX_TABLE_BITS = 15
 """Base-2 logarithm of the maximum number of table entries, which take 128 KiB."""
-MAX_CANDIDATES = 32
+MAX_COMPARED_POSITIONS = 32
 """Maximum number of positions that a lookup compares. It begins with the newest position."""
 NO_POSITION = -1
 
@@ -67,7 +67,7 @@ class NgramIndex:
         newest = tuple(tokens[total - size :])
         end = self._newest[hash(newest) & self._mask]
         best, follows = 0, NO_POSITION
-        for _ in range(MAX_CANDIDATES):
+        for _ in range(MAX_COMPARED_POSITIONS):
             if end == NO_POSITION:
                 break
             if tuple(tokens[end - size : end]) == newest:

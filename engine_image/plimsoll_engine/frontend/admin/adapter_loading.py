@@ -28,7 +28,7 @@ async def load_adapter(engine: AsyncEngine, name: str, path: Path) -> None:
         adapter = engine.adapters.create(name, path)
         message, epoch = adapter.make_load_message(), engine.epochs.current
         try:
-            answer = await engine.ask(
+            answer = await engine.query_worker(
                 message, message.query_id, worker_ipc.AdapterLoadResult, ADAPTER_LOAD_TIMEOUT_S
             )
         except BaseException:

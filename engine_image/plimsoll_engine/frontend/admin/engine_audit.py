@@ -41,7 +41,7 @@ async def run_audit(engine: AsyncEngine) -> Audit:
         query_id = f"audit-{secrets.token_hex(8)}"
         # The query follows every abort on the same socket, so the worker of an idle frontend has
         # ended its requests before it answers.
-        worker = await engine.ask(
+        worker = await engine.query_worker(
             worker_ipc.AuditQuery(query_id), query_id, worker_ipc.AuditReport, AUDIT_TIMEOUT_S
         )
     except NoAnswerError as error:

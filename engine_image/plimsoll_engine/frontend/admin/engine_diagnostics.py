@@ -38,7 +38,9 @@ async def _diagnose_worker(engine: AsyncEngine, kind: Diagnostic) -> str:
     query = worker_ipc.DiagnosticQuery(query_id, str(kind))
     try:
         return (
-            await engine.ask(query, query_id, worker_ipc.DiagnosticReport, WORKER_REPLY_TIMEOUT_S)
+            await engine.query_worker(
+                query, query_id, worker_ipc.DiagnosticReport, WORKER_REPLY_TIMEOUT_S
+            )
         ).text
     except NoAnswerError as error:
         return f"unknown: {error}"

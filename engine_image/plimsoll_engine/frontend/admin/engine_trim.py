@@ -33,7 +33,7 @@ async def trim(engine: AsyncEngine, recorder: Recorder) -> None:
         step.after_bytes = host_memory.read_rss_anon_bytes()
     operation_id = recorder.operation.id
     try:
-        trimmed = await engine.ask(
+        trimmed = await engine.query_worker(
             worker_ipc.Trim(operation_id),
             operation_id,
             worker_ipc.TrimResult,

@@ -111,7 +111,7 @@ async def _carry_over(
             try:
                 # The query follows the submissions on the same socket, without a step between.
                 query_id = f"carried-{secrets.token_hex(8)}"
-                adopted = await engine.ask(
+                adopted = await engine.query_worker(
                     worker_ipc.CarryOverComplete(query_id),
                     query_id,
                     worker_ipc.AdoptionResult,
@@ -141,10 +141,11 @@ async def _carry_over(
 
 
 async def _prepare_successor(engine: AsyncEngine, recorder: Recorder) -> WorkerHandle | None:
-    """Return a prepared successor; None if the old worker must stop first.
+    """Return a successor that was prepared while the old worker serves.
 
-    The latter is the case if memory does not suffice for two workers. Raises OperationFailedError
-    if no worker can be started; the old worker then keeps serving.
+    Return None if a second worker could not be prepared, for example for lack of memory. The caller
+    must then stop the old worker first. Raises OperationFailedError if any successor would fail;
+    the old worker then keeps serving.
     """
     with recorder.measure_step("prepare_worker") as step:
         standby, error = engine.manager.standby, engine.manager.standby.error

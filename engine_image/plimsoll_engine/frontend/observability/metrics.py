@@ -27,7 +27,7 @@ from plimsoll_engine.frontend.observability.ledger_metrics import (
 from plimsoll_engine.frontend.observability.loop_blocks import LoopBlocks
 from plimsoll_engine.frontend.requests.request_log import Generation
 from plimsoll_engine.messages.handover import HandoverOutcome
-from plimsoll_engine.messages.worker_ipc import Report, StartStatistics
+from plimsoll_engine.messages.worker_ipc import FirstTokenStatistics, Report
 
 # Nothing reads the _created series, and a sidecar with little memory parses the scrapes.
 disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -191,7 +191,7 @@ class Metrics:
         """Count the prompt tokens of an admitted request."""
         self._prompt_tokens.inc(len(generation.prompt_ids))
 
-    def observe_queue_time(self, started: StartStatistics) -> None:
+    def observe_queue_time(self, started: FirstTokenStatistics) -> None:
         """Observe the queue time of a request."""
         self._queue.observe(started.queued_s)
 

@@ -19,7 +19,13 @@ from plimsoll_engine.frontend.requests.adapter_registry import RegisteredAdapter
 from plimsoll_engine.frontend.requests.detokenize import Detokenizer, StopMatcher
 from plimsoll_engine.frontend.requests.prompt_scores import PromptScores
 from plimsoll_engine.messages import worker_ipc
-from plimsoll_engine.messages.worker_ipc import Logprobs, Media, Sampling, StartStatistics, Submit
+from plimsoll_engine.messages.worker_ipc import (
+    FirstTokenStatistics,
+    Logprobs,
+    Media,
+    Sampling,
+    Submit,
+)
 
 BYTES_PER_TOKEN = 8 + sys.getsizeof(1 << 20)
 """Bytes of a token in a list: an 8-byte slot and an integer object."""
@@ -180,7 +186,7 @@ class Generation:
         self.attempt = 0
         """Number of the request's latest submission."""
         self.times = RequestTimes(arrived=time.monotonic())
-        self.started: StartStatistics | None = None
+        self.started: FirstTokenStatistics | None = None
         self._detokenizer = detokenizer
         self._characters = 0  # of the text, including text that a stop string may still remove
         self._shown = 0  # characters of the text that no stop string can remove

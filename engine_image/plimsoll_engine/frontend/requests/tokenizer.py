@@ -28,12 +28,12 @@ from plimsoll_engine.frontend.requests.detokenize import (
     find_special_ids,
 )
 
-_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_BYTE_TOKEN_PATTERN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 """Name of a token that represents one byte in SentencePiece vocabularies."""
-_PRINTABLE = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-_UNPRINTABLE = [byte for byte in range(256) if byte not in _PRINTABLE]
-BYTE_BY_VOCABULARY_LETTER = {chr(byte): byte for byte in _PRINTABLE} | {
-    chr(256 + number): byte for number, byte in enumerate(_UNPRINTABLE)
+_PRINTABLE_BYTES = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+_UNPRINTABLE_BYTES = [byte for byte in range(256) if byte not in _PRINTABLE_BYTES]
+BYTE_BY_VOCABULARY_LETTER = {chr(byte): byte for byte in _PRINTABLE_BYTES} | {
+    chr(256 + number): byte for number, byte in enumerate(_UNPRINTABLE_BYTES)
 }
 """Byte that each letter of a byte-level vocabulary represents, as in GPT-2.
 
@@ -130,7 +130,7 @@ class Tokenizer:
         if name is not None and name not in self._added:
             if self._byte_level and all(letter in BYTE_BY_VOCABULARY_LETTER for letter in name):
                 return bytes(BYTE_BY_VOCABULARY_LETTER[letter] for letter in name)
-            if match := _BYTE_TOKEN.fullmatch(name):
+            if match := _BYTE_TOKEN_PATTERN.fullmatch(name):
                 return bytes([int(match[1], 16)])
         return self.decode_token(token_id).encode()
 

@@ -21,7 +21,7 @@ The first two crashes may be accidental, so the restart is immediate. A restart 
 not cure a fault outside it, so the engine then exits, and the kubelet's back-off (10 s and more)
 takes over. Requests wait during the delays.
 """
-HEALTHY_AFTER_S = 60.0
+CRASH_COUNT_RESET_AFTER_S = 60.0
 """Serving time after which a worker's earlier crashes no longer count."""
 CRASHES_UNTIL_SUSPECTED = 2
 """Number of consecutive crashes, without a token in between, after which a request is suspected."""
@@ -64,17 +64,18 @@ class FailureScope(Enum):
 class CrashBudget:
     """Limit on consecutive crashes, with a delay before each restart.
 
-    A process that served for ``healthy_after_s`` seconds before it crashed resets the count.
+    If a process served for ``reset_after_s`` seconds before it crashed, earlier crashes no longer
+    count.
     """
 
     def __init__(
         self,
         delays_s: Sequence[float] = RESTART_DELAYS_S,
-        healthy_after_s: float = HEALTHY_AFTER_S,
+        reset_after_s: float = CRASH_COUNT_RESET_AFTER_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._delays_s = delays_s
-        self._settled_s = healthy_after_s
+        self._reset_after_s = reset_after_s
         self._clock = clock
         self._consecutive = 0
         self._since: float | None = None
@@ -92,7 +93,7 @@ class CrashBudget:
 
         Return the delay before the restart in seconds, or None if the budget is exhausted.
         """
-        if self._since is not None and self._clock() - self._since >= self._settled_s:
+        if self._since is not None and self._clock() - self._since >= self._reset_after_s:
             self._consecutive = 0
         self._since = None
         self._consecutive += 1

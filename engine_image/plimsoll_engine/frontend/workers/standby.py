@@ -151,7 +151,7 @@ class Standby:
         """Discard the memory record of the previous epoch's standby, and end the lease."""
         self._memory = StandbyMemory()
         self._includes_former_worker = True
-        self.close()
+        self.end_lease()
 
     def on_report(self, devices: Sequence[DeviceMemory]) -> None:
         """Start a standby if one should exist, or update the memory of the existing one.
@@ -196,7 +196,7 @@ class Standby:
         if not preparing.cancelled() and preparing.exception() is None:
             await self._workers.abandon(preparing.result())
 
-    def close(self) -> None:
+    def end_lease(self) -> None:
         """End the lease. A standby that :meth:`take` has returned is not affected."""
         self._leased_until = 0.0
         if self._lease is not None:

@@ -97,7 +97,7 @@ class WorkerLink:
                     continue
                 # Write without an await after packing: the sender assumes that what it packs is
                 # sent, in that order.
-                writer.write(worker_ipc.encode_frame(self.media_sender.pack(message)))
+                writer.write(worker_ipc.encode_frame(self.media_sender.omit_cached_media(message)))
                 await writer.drain()
 
 

@@ -106,8 +106,8 @@ class WorkerManager:
     def on_report(self, report: worker_ipc.Report) -> None:
         """Handle a report of the serving worker, unless it is being replaced.
 
-        Once the worker captures no more graphs, its predecessor exits. Earlier, a capture would
-        wait for the driver, and all streams with it.
+        The stopped predecessor is dismissed once the worker captures no more graphs. The driver is
+        busy while the predecessor exits, so a capture would delay all streams.
         """
         if not self.replacing.locked():
             if not report.capturing:

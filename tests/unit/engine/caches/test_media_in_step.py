@@ -85,7 +85,9 @@ class Link(RuleBasedStateMachine):
         message = self.outbox.take()
         if message is not None:
             self.socket.append(
-                worker_ipc.encode_frame(self.sender.pack(message))[LENGTH_PREFIX.size :]
+                worker_ipc.encode_frame(self.sender.omit_cached_media(message))[
+                    LENGTH_PREFIX.size :
+                ]
             )
 
     @precondition(lambda self: self.socket)
@@ -96,7 +98,7 @@ class Link(RuleBasedStateMachine):
             self.receiver.clear()
         if not isinstance(message, worker_ipc.Submit):
             return
-        whole = self.receiver.unpack(message)
+        whole = self.receiver.restore_cached_media(message)
         assert isinstance(whole, worker_ipc.Submit), whole
         assert [one.data for one in whole.media] == [
             content(image) for image in self.images[message.request_id]
@@ -135,8 +137,10 @@ def test_a_receiver_that_evicts_for_itself_is_caught() -> None:
     """The real bug put back: two caches, each with an order of its own."""
 
     class Selfish(MediaCacheReceiver):
-        def unpack(self, submit: worker_ipc.Submit) -> worker_ipc.Submit | worker_ipc.MissingMedia:
-            whole = super().unpack(submit)
+        def restore_cached_media(
+            self, submit: worker_ipc.Submit
+        ) -> worker_ipc.Submit | worker_ipc.MissingMedia:
+            whole = super().restore_cached_media(submit)
             while len(self) > 2:
                 self._remove(self.list_keys()[0])
             return whole
@@ -159,32 +163,32 @@ def test_a_receiver_that_evicts_for_itself_is_caught() -> None:
 
 def test_what_the_worker_lacks_is_sent_again() -> None:
     sender, receiver = MediaCacheSender(CAPACITY), MediaCacheReceiver(CAPACITY)
-    first = sender.pack(submit("a", [1, 2]))
+    first = sender.omit_cached_media(submit("a", [1, 2]))
     assert isinstance(first, worker_ipc.Submit)
-    receiver.unpack(first)
+    receiver.restore_cached_media(first)
     receiver.clear()  # as no worker of ours does on its own
-    second = sender.pack(submit("b", [2]))
+    second = sender.omit_cached_media(submit("b", [2]))
     assert isinstance(second, worker_ipc.Submit)
-    missing = receiver.unpack(second)
+    missing = receiver.restore_cached_media(second)
     assert missing == worker_ipc.MissingMedia("b", 0, [b"key2"])
     sender.mark_missing(missing.keys)
-    again = sender.pack(submit("b", [2]))
+    again = sender.omit_cached_media(submit("b", [2]))
     assert isinstance(again, worker_ipc.Submit)
-    assert isinstance(receiver.unpack(again), worker_ipc.Submit)
+    assert isinstance(receiver.restore_cached_media(again), worker_ipc.Submit)
 
 
 def test_an_item_is_sent_once() -> None:
     sender = MediaCacheSender(CAPACITY)
-    sender.pack(submit("a", [3, 3]))
-    sender.pack(submit("b", [3]))
+    sender.omit_cached_media(submit("a", [3, 3]))
+    sender.omit_cached_media(submit("b", [3]))
     assert (sender.sent_bytes_total, sender.spared_bytes_total) == (4, 8)
 
 
 def test_media_of_one_request_never_push_each_other_out() -> None:
     sender, receiver = MediaCacheSender(CAPACITY), MediaCacheReceiver(CAPACITY)
     for number, images in enumerate(([3, 4], [3, 2, 4, 1])):
-        packed = sender.pack(submit(f"r{number}", images))
+        packed = sender.omit_cached_media(submit(f"r{number}", images))
         assert isinstance(packed, worker_ipc.Submit)
-        whole = receiver.unpack(packed)
+        whole = receiver.restore_cached_media(packed)
         assert isinstance(whole, worker_ipc.Submit)
         assert [one.data for one in whole.media] == [content(image) for image in images]

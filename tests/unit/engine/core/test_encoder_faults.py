@@ -161,7 +161,7 @@ def test_a_receiver_that_hears_no_forgetting_grows_past_its_bound(
     engine, sender = make(text), MediaCacheSender(CAPACITY)
     ledger = Ledger([engine])
     for seed in range(4):
-        packed = sender.pack(chat(seed))
+        packed = sender.omit_cached_media(chat(seed))
         assert isinstance(packed, Submit)
         engine.submit(packed)
         helpers.finish(engine)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from plimsoll_engine.distributed.group import ALONE
+from plimsoll_engine.distributed.group import SINGLE_RANK_GROUP
 from plimsoll_engine.kernels.reference import ReferenceOps
 
 OPS = ReferenceOps()
@@ -56,9 +56,9 @@ def test_two_processes_are_one(tmp_path: Path) -> None:
         for process in processes:
             process.kill()
     residual = given["residual"].clone()
-    norm = ALONE.add_norm(OPS, given["parts"].sum(0), residual, given["weight"], EPS)
+    norm = SINGLE_RANK_GROUP.add_norm(OPS, given["parts"].sum(0), residual, given["weight"], EPS)
     for rank in range(2):
         found = torch.load(tmp_path / f"found{rank}")
         torch.testing.assert_close(found["norm"], norm)
         torch.testing.assert_close(found["residual"], residual)
-        assert torch.equal(found["best"], ALONE.find_best_columns(OPS, given["scores"]))
+        assert torch.equal(found["best"], SINGLE_RANK_GROUP.find_best_columns(OPS, given["scores"]))

@@ -235,7 +235,7 @@ def test_a_worker_that_serves_gives_the_next_ones_their_budget_back(settings: Se
 
     async def run() -> None:
         engine, workers, _ = await engine_of(settings)
-        engine.failures.worker = CrashBudget((0.0,), healthy_after_s=0.0)
+        engine.failures.worker = CrashBudget((0.0,), reset_after_s=0.0)
         for _ in range(3):
             assert workers.serving is not None
             number = workers.serving.epoch.number

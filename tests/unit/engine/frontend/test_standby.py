@@ -221,7 +221,7 @@ def test_with_a_lease_there_is_one_until_the_lease_is_over_or_given_back() -> No
         await asyncio.sleep(0.1)
         assert processes.abandoned == [processes.made[0], processes.made[2]]
         one.set_lease(60.0)
-        one.close()
+        one.end_lease()
         assert not one.is_wanted
 
     asyncio.run(run())
@@ -257,7 +257,7 @@ def test_it_is_refused_where_it_would_take_the_last_memory(
         await turn()
         assert len(processes.made) == 1
         assert one.status == StandbyStatus(StandbyState.PREPARED)
-        one.close()
+        one.end_lease()
         await one.end()
 
     asyncio.run(run())

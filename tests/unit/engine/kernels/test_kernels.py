@@ -150,7 +150,7 @@ def test_which_products_are_computed_with_their_activation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(gated_product, "_count_multiprocessors", lambda device: 4)
-    monkeypatch.setattr(gated_product, "_loaded", set())
+    monkeypatch.setattr(gated_product, "_loaded_kernels", set())
     x, weight = draw(rows, columns, dtype=dtype), draw(2 * size, columns, dtype=dtype)
     bias = draw(2 * size, dtype=dtype) if biased else None
     fits = gated_product.supports(x, weight, bias)
@@ -159,7 +159,7 @@ def test_which_products_are_computed_with_their_activation(
         x.float(), weight.float(), None if bias is None else bias.float()
     )
     assert error(FUSED.gated_linear(x, weight, bias), expected) < 8e-3
-    assert len(gated_product._loaded) == fits, "loaded before there are rows enough"
+    assert len(gated_product._loaded_kernels) == fits, "loaded before there are rows enough"
     assert not gated_product.supports(x[:, ::2], weight[:, ::2], None)
 
 
@@ -429,7 +429,7 @@ def test_equal_prompts_are_joined_once_they_have_come_often(
     never_twice = [(n, n) for n in range(2000, 2400)]
     equal = whole_prompts.EqualPrompts()
     assert not any(equal.count_step(whole) for whole in never_twice)
-    assert len(equal._steps) <= whole_prompts.MAX_GROUPS + 1, "bounded"
+    assert len(equal._steps) <= whole_prompts.MAX_COUNTED_GROUPS + 1, "bounded"
 
 
 def plans_of(plans: set[Any]) -> list[int]:

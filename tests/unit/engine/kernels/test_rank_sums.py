@@ -15,7 +15,7 @@ import torch
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
-from plimsoll_engine.kernels.collective_buffer import ALIGNMENT, Layout
+from plimsoll_engine.kernels.collective_buffer import BUFFER_ALIGNMENT_BYTES, Layout
 from tests.summing_ranks import Ranks, Task, ranks
 
 Exchange = tuple[str, torch.dtype, tuple[int, ...]]
@@ -169,7 +169,7 @@ def test_regions_do_not_overlap(size: int, whole_rows: int) -> None:
         layout.arrived, layout.finished, layout.words, layout.parts, layout.results, layout.nbytes
     ]  # fmt: skip
     assert places == sorted(places)
-    assert all(place % ALIGNMENT == 0 for place in places)
+    assert all(place % BUFFER_ALIGNMENT_BYTES == 0 for place in places)
     assert layout.arrived >= 8 * (size + 1)
     assert layout.finished - layout.arrived >= 2 * size * 5000 * 4
     assert layout.words - layout.finished >= 2 * 5000 * 4

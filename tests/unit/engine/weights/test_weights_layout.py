@@ -25,7 +25,12 @@ from plimsoll_engine.messages.weight_ipc import (
     SharedPool,
     SharedWeights,
 )
-from plimsoll_engine.weights.layout import ALIGNMENT, compute_checksums, create_manifest, make_views
+from plimsoll_engine.weights.layout import (
+    TENSOR_ALIGNMENT_BYTES,
+    compute_checksums,
+    create_manifest,
+    make_views,
+)
 from plimsoll_engine.weights.memory import HostBuffer
 
 DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.uint8]
@@ -53,7 +58,7 @@ def test_every_tensor_has_a_place_of_its_own(
     for number, (name, (shape, dtype)) in enumerate(model.items()):
         assert list(found[name].shape) == shape
         assert found[name].dtype == dtype
-        assert manifest.places[name].offset % ALIGNMENT == 0
+        assert manifest.places[name].offset % TENSOR_ALIGNMENT_BYTES == 0
         found[name].fill_(number + 1)
     for number, name in enumerate(model):
         assert (found[name] == number + 1).all(), "a neighbour wrote into it"
@@ -63,7 +68,7 @@ def test_tied_weights_have_one_place() -> None:
     tied = torch.zeros(3, 4)
     manifest = create_manifest({"embed": tied, "head": tied, "norm": torch.zeros(4)})
     assert manifest.places["embed"] == manifest.places["head"]
-    assert manifest.nbytes == 2 * ALIGNMENT
+    assert manifest.nbytes == 2 * TENSOR_ALIGNMENT_BYTES
     found = make_views(torch.zeros(manifest.nbytes, dtype=torch.uint8), manifest)
     assert found["embed"] is found["head"]
 
@@ -125,7 +130,7 @@ def test_a_closed_buffer_gives_its_memory_back() -> None:
     "answer",
     [
         SharedWeights(create_manifest({f"layer.{i}": torch.zeros(3, 5) for i in range(20_000)})),
-        SharedWeights(Manifest({}, ALIGNMENT), b"\x00" * 64),
+        SharedWeights(Manifest({}, TENSOR_ALIGNMENT_BYTES), b"\x00" * 64),
         SharedPool(0),
         SharedPool(1 << 37, b"\x01" * 64, b"\x02" * 16),
         PoolClaimReply(True),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from plimsoll_engine.worker.activity import KEPT_SPANS, Activity
+from plimsoll_engine.worker.activity import MAX_RECORDED_SPANS, Activity
 
 
 def test_only_what_was_done_since_the_moment_counts() -> None:
@@ -24,6 +24,6 @@ def test_only_what_was_done_since_the_moment_counts() -> None:
     assert activity.get_durations_since(2.0) == {"capture": 1.0, "messages": 0.5, "step": 1.5}
     assert activity.get_durations_since(9.0) == {"step": 1.0}
     assert activity.get_durations_since(10.0) == {}
-    for _ in range(2 * KEPT_SPANS):
+    for _ in range(2 * MAX_RECORDED_SPANS):
         spend("report", 1.0)
-    assert activity.get_durations_since(0.0) == {"report": float(KEPT_SPANS)}
+    assert activity.get_durations_since(0.0) == {"report": float(MAX_RECORDED_SPANS)}

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plimsoll_engine.core.schedule.request import Request
-from plimsoll_engine.core.schedule.scheduler import FAIR_WAIT_S, Chunk, Scheduler
+from plimsoll_engine.core.schedule.scheduler import FAIRNESS_PREEMPTION_WAIT_S, Chunk, Scheduler
 from plimsoll_engine.kvcache.block_pool import BlockPool
 from plimsoll_engine.messages.worker_ipc import Sampling, Submit
 
@@ -250,7 +250,7 @@ def tenants(scheduler: Scheduler) -> list[str]:
 
 def test_a_tenant_gives_up_places_to_one_that_waits_until_both_have_as_many() -> None:
     scheduler = hoarded(6)
-    soon = time.monotonic() - FAIR_WAIT_S / 2
+    soon = time.monotonic() - FAIRNESS_PREEMPTION_WAIT_S / 2
     scheduler.add(request("patient", [20] * 8, 50, tenant="small", arrived=soon))
     advance(scheduler, scheduler.schedule())
     assert tenants(scheduler) == ["big"] * 4

@@ -11,7 +11,7 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll_engine.core.speculation.ngram import MAX_CANDIDATES, NgramIndex
+from plimsoll_engine.core.speculation.ngram import MAX_COMPARED_POSITIONS, NgramIndex
 
 
 def searched(tokens: list[int], shortest: int, longest: int, count: int) -> list[int]:
@@ -32,7 +32,7 @@ def searched(tokens: list[int], shortest: int, longest: int, count: int) -> list
 
 
 @given(
-    tokens=st.lists(st.integers(0, 3), min_size=1, max_size=MAX_CANDIDATES),
+    tokens=st.lists(st.integers(0, 3), min_size=1, max_size=MAX_COMPARED_POSITIONS),
     shortest=st.integers(1, 4),
     more=st.integers(0, 4),
     count=st.integers(1, 6),
