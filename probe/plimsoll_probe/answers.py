@@ -44,11 +44,11 @@ class ReportCache:
         forked = self._newest.get("pid") != os.getpid()
         if forked or now - self._report_time_s > self._max_age_s:
             cost_before_s = 0.0 if forked else self._newest["cost_s"]
-            self._newest, self._report_time_s = self._create(), now
+            self._newest, self._report_time_s = self._create_report(), now
             self._max_age_s = min(cost_before_s, self._newest["cost_s"]) / MAX_CPU_SHARE
         return {**self._newest, "age_s": now - self._report_time_s}
 
-    def _create(self) -> Dict[str, Any]:
+    def _create_report(self) -> Dict[str, Any]:
         if self._allocators is None:
             self._allocators = AllocatorReader()
         start_s = time.thread_time()

@@ -53,7 +53,7 @@ class _Listener:
         os.chmod(self._path, 0o600)
         listening.listen(LISTEN_BACKLOG)
         self._socket = listening
-        threading.Thread(target=self._serve, name="plimsoll-probe", daemon=True).start()
+        threading.Thread(target=self._serve_clients, name="plimsoll-probe", daemon=True).start()
 
     def close(self) -> None:
         if self._path == os.path.join(self._folder, f"{os.getpid()}.sock"):
@@ -81,7 +81,7 @@ class _Listener:
         except Exception:  # noqa: BLE001, S110 - the engine must not notice
             pass
 
-    def _serve(self) -> None:
+    def _serve_clients(self) -> None:
         listening = self._socket
         while listening is not None and listening is self._socket:
             try:

@@ -78,7 +78,7 @@ class BackgroundThread(threading.Thread):
 
     @property
     def is_ok(self) -> bool:
-        """Whether the newest turn that has ended succeeded."""
+        """Whether the last completed turn succeeded."""
         return not self._failures
 
     @property

@@ -71,7 +71,7 @@ class ConfigFile:
         self.error: str | None = None
         self.is_missing = False
         try:
-            self.current = _read(path)
+            self.current = _read_config_file(path)
         except ConfigError as error:
             pod = os.environ.get("POD_NAME")
             if pod is None:
@@ -86,7 +86,7 @@ class ConfigFile:
         If the file cannot be used, set :attr:`error` instead of raising it.
         """
         try:
-            config = _read(self._path)
+            config = _read_config_file(self._path)
         except MissingConfigError as error:
             self.is_missing = True
             config = _set_observe_mode(self.current)
@@ -110,7 +110,7 @@ class ConfigFile:
         self.error = text
 
 
-def _read(path: Path) -> SupervisorConfig:
+def _read_config_file(path: Path) -> SupervisorConfig:
     try:
         data = path.read_bytes()
     except FileNotFoundError as error:
@@ -147,7 +147,8 @@ def _read_variable(name: str, kind: type[_Struct]) -> _Struct | None:
 def _make_default_config(pod: str) -> SupervisorConfig:
     """Return the configuration of a supervisor that starts without a usable file.
 
-    It only observes. Its service has no UID, so nothing is published and no restart slot is taken.
+    This supervisor only observes. The service has no UID in the configuration, so the supervisor
+    publishes nothing and takes no restart slot.
     """
     try:
         own = _read_variable(POD_ENGINE_ENV, PodEngine)

@@ -61,7 +61,7 @@ class History:
         self._lock = threading.Lock()
 
     def add(self, at: float, assessment: Assessment) -> None:
-        """Add a point at ``at`` (Unix seconds), unless the interval requires to skip the sample."""
+        """Add a point at ``at`` (Unix seconds), unless samples are being skipped."""
         self._skipped += 1
         if self._skipped < self._interval:
             return
@@ -180,7 +180,7 @@ def draw_growth_chart(name: str, growth: Sequence[tuple[float, int | None]], bud
     """Return the SVG chart of unexplained growth, with a line at ``budget``.
 
     ``growth`` contains times in Unix seconds and sizes in bytes. An unknown size is None, and
-    leaves a gap. The text is empty if fewer than two sizes are known.
+    leaves a gap. The result is empty if fewer than two sizes are known.
     """
     known = [(at, size) for at, size in growth if size is not None]
     if len(known) < 2:

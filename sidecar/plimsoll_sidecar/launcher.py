@@ -27,7 +27,7 @@ FIRST_BACK_OFF_S = 0.5
 """First pause in seconds between two starts of the supervisor."""
 MAX_BACK_OFF_S = 30.0
 """Longest pause in seconds between two starts."""
-STABLE_AFTER_S = 60.0
+MIN_STABLE_RUN_S = 60.0
 """Seconds of running after which the next pause is :data:`FIRST_BACK_OFF_S` again."""
 STOP_TIMEOUT_S = 8.0
 """Seconds after which a supervisor that does not stop is killed.
@@ -101,7 +101,7 @@ class Launcher:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._wake, 512)
 
-    def _handle_stop_signal(self, number: int, frame: object) -> None:
+    def _handle_stop_signal(self, signal_number: int, frame: object) -> None:
         if self._kill_at is None:
             self._kill_at = time.monotonic() + STOP_TIMEOUT_S
         if self._child_pid:
@@ -132,7 +132,7 @@ class Launcher:
 
     def _handle_exit(self, code: int) -> None:
         now, self._child_pid = time.monotonic(), 0
-        if now - self._started_at > STABLE_AFTER_S or code == 0:
+        if now - self._started_at > MIN_STABLE_RUN_S or code == 0:
             self._back_off = FIRST_BACK_OFF_S
         self._next_start_at = now + self._back_off
         if self._kill_at is None:

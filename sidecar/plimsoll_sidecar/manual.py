@@ -361,9 +361,9 @@ MAX_NOTE_BYTES = 1 << 14
 
 
 class Note(msgspec.Struct, frozen=True):
-    """Content of a note: a manual action, and the process ``by`` which it is performed.
+    """Content of a note: a manual action, and the process ``by`` that performs it.
 
-    The process is None if it is unknown.
+    ``by`` is None if the process is unknown.
     """
 
     action: ManualAction

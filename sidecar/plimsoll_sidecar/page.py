@@ -107,62 +107,62 @@ def render_page(state: bytes, points: Sequence[HistoryPoint], live: bool = False
     return text.encode()
 
 
-def _render_body(known: View, points: Sequence[HistoryPoint]) -> str:
-    mode, seen = known.mode, known.assessment
-    memory = decode(bytes(known.budgets), MemoryPolicy)
-    role = f", role {escape(known.role)}" if known.role is not None else ""
-    shown = [*known.open, *(one for one in known.recent if one.ended)]
+def _render_body(view: View, points: Sequence[HistoryPoint]) -> str:
+    mode, seen = view.mode, view.assessment
+    memory = decode(bytes(view.budgets), MemoryPolicy)
+    role = f", role {escape(view.role)}" if view.role is not None else ""
+    shown = [*view.open, *(one for one in view.recent if one.ended)]
     rows = (("host", memory.host, seen.host), ("device", memory.device, seen.device))
-    troubled = [text for text in (known.journal_error, known.config_error) if text]
+    troubled = [text for text in (view.journal_error, view.config_error) if text]
     troubled += [
         f"{name}: {one.reason}. {one.message}"
-        for name, one in sorted(known.signals.items())
+        for name, one in sorted(view.signals.items())
         if not one.ok
     ]
-    if known.out_of_service:
-        troubled.append(f"Out of service: {', '.join(sorted(known.out_of_service))}.")
-    if known.set_aside:
+    if view.out_of_service:
+        troubled.append(f"Out of service: {', '.join(sorted(view.out_of_service))}.")
+    if view.set_aside:
         troubled.append(
             "Parts of the journal were damaged. The supervisor moved them to the folder "
-            f"set-aside of its state directory: {', '.join(known.set_aside)}. Supervision "
+            f"set-aside of its state directory: {', '.join(view.set_aside)}. Supervision "
             "continues without them. Delete the files when you no longer need them."
         )
-    if known.restart_budget_exhausted:
+    if view.restart_budget_exhausted:
         troubled.append(
             "The restart budget is exhausted. Find the cause, and then run plimsoll resume POD."
         )
     troubles = "".join(f"<p class=bad role=alert>{escape(text)}</p>" for text in troubled)
     return (
-        f"<header><h1>{escape(known.service)}</h1>"
-        f"<p>As of {format_clock_time(known.time, DATE_FORMAT)}, mode {mode}{role},"
-        f" epoch <code>{escape(known.epoch or 'unknown')}</code></p>"
-        f"{_render_summary(known)}{troubles}</header><main>"
+        f"<header><h1>{escape(view.service)}</h1>"
+        f"<p>As of {format_clock_time(view.time, DATE_FORMAT)}, mode {mode}{role},"
+        f" epoch <code>{escape(view.epoch or 'unknown')}</code></p>"
+        f"{_render_summary(view)}{troubles}</header><main>"
         f"<section tabindex=0 aria-labelledby=b><h2 id=b>Budgets</h2>"
         f"{render_budgets(rows, seen.warm)}{render_suspicions(seen)}</section>"
         "<section tabindex=0 aria-labelledby=m><h2 "
         f"id=m>Memory</h2>{_render_charts(memory, points)}"
         f"{render_segments(seen)}</section>"
         f"<section tabindex=0 aria-labelledby=r><h2 id=r>Remediation ladder</h2>"
-        f"{render_ladder(known.ladder, mode, known.open)}</section>"
+        f"{render_ladder(view.ladder, mode, view.open)}</section>"
         f"<section tabindex=0 aria-labelledby=i><h2 id=i>Incidents</h2>{render_incidents(shown)}"
         f"</section><section tabindex=0 aria-labelledby=l><h2 id=l>Ledger</h2>"
-        f"{render_ledger(known.ledger)}</section></main>"
+        f"{render_ledger(view.ledger)}</section></main>"
     )
 
 
-def _render_summary(known: View) -> str:
+def _render_summary(view: View) -> str:
     """Return the main values of the replica as HTML."""
-    state = known.engine_state or "does not answer"
+    state = view.engine_state or "does not answer"
     shown = [
-        ("Engine", {"serving": "good", None: "bad"}.get(known.engine_state, ""), state),
-        ("Open incidents", "bad" if known.open else "", str(len(known.open))),
+        ("Engine", {"serving": "good", None: "bad"}.get(view.engine_state, ""), state),
+        ("Open incidents", "bad" if view.open else "", str(len(view.open))),
         (
             "Restarts left",
-            "bad" if known.restart_budget_exhausted else "",
-            str(known.restarts_left),
+            "bad" if view.restart_budget_exhausted else "",
+            str(view.restarts_left),
         ),
     ]
-    sizes_of = known.assessment.segments
+    sizes_of = view.assessment.segments
     for name, segments in (("Host memory", HOST_SEGMENTS), ("Device memory", DEVICE_SEGMENTS)):
         if sizes := [sizes_of[one] for one in segments if one in sizes_of]:
             shown.append((name, "", format_bytes(sum(sizes))))

@@ -160,7 +160,7 @@ def replay_samples(
 def _make_slow_leak_lines(assessment: Assessment, leaking: set[str]) -> Iterator[ReplayLine]:
     """Yield a line for each slow leak that starts or ends with ``assessment``.
 
-    ``leaking`` contains the memory with a slow leak, ``host`` or ``device``, and is updated.
+    ``leaking`` is the set of memory kinds (``host``, ``device``) with a slow leak. It is updated.
     """
     for memory in ("host", "device"):
         slow = assessment.slow.get(memory, UNASSESSED_GROWTH)
@@ -225,7 +225,7 @@ def make_unknown_results(turn: Turn) -> list[Result]:
 
 
 def make_line(event: Event, t: float) -> ReplayLine | None:
-    """Return the line of output for ``event`` at time ``t``; None if there is no such line."""
+    """Return the line of output for ``event`` at time ``t``; None if the event has no line."""
     incident = event.incident
     match event.type:
         case EventType.OPENED:

@@ -452,9 +452,9 @@ class Supervisor:
         return True
 
     def _merge_stored_restarts(self) -> None:
-        """Add the restarts that the slot Leases store to the governor's state, once.
+        """Add the restarts in the slot Leases to the governor's state, once.
 
-        If the journal was lost, the restart budget must not be reset.
+        Otherwise, the loss of the journal would reset the restart budget.
         """
         stored = None if self._has_merged_restarts else self._actuator.take_stored_restarts()
         if stored is None:

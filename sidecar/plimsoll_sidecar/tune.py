@@ -104,7 +104,7 @@ class Tuning(msgspec.Struct, kw_only=True):
 
 
 def make_tunings(learned: LearnedBudgets, memory: MemoryPolicy) -> list[Tuning]:
-    """Return the tuning of host memory and of device memory, without unobserved memory."""
+    """Return the tuning of each kind of memory, host and device, that was observed."""
     pairs = (("host", learned.host, memory.host), ("device", learned.device, memory.device))
     return [
         make_tuning(name, one, budget or parse_growth_budget("Auto"))
@@ -179,7 +179,7 @@ def explain_unsuitable_budgets(learned: LearnedBudgets, memory: MemoryPolicy) ->
 
 
 def _iterate_days(
-    hours: list[HourGrowth], window_s: float, wanted: int | None
+    hours: list[HourGrowth], window_s: float, proposal: int | None
 ) -> Iterator[DayGrowth]:
     by_day: dict[int, list[HourGrowth]] = {}
     for hour in hours:
@@ -191,7 +191,7 @@ def _iterate_days(
             observed_s=sum(one.seen_s for one in found),
             gain=gain,
             incident=any(one.incident for one in found),
-            spends=wanted is not None and gain > wanted,
+            spends=proposal is not None and gain > proposal,
         )
 
 

@@ -6,7 +6,7 @@ import sys
 from plimsoll_sidecar import main
 from plimsoll_sidecar.signals.cgroup import Cgroup
 
-Cgroup.find_of_process = classmethod(lambda cls, pid: None)  # type: ignore[method-assign,assignment]
+Cgroup.find_for_process = classmethod(lambda cls, pid: None)  # type: ignore[method-assign,assignment]
 
 if __name__ == "__main__":
     sys.exit(main.main())

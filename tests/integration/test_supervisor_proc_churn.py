@@ -114,7 +114,7 @@ def test_no_reader_fails_on_a_process_that_vanishes(start: Start) -> None:
     churning, _ = start(CHURN)
     readers: list[Callable[[int], object]] = [
         resident_memory.read_resident_memory, process_table.read_children, identify,
-        process_table.find_memory_group, cgroup.Cgroup.find_of_process,
+        process_table.find_memory_group, cgroup.Cgroup.find_for_process,
     ]  # fmt: skip
     met = 0
     deadline = time.monotonic() + 60
@@ -243,7 +243,7 @@ def test_a_pid_given_anew_has_its_group_read_anew(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
-    monkeypatch.setattr(cgroup.Cgroup, "find_of_process", asked.append)
+    monkeypatch.setattr(cgroup.Cgroup, "find_for_process", asked.append)
     engine, _ = start(USR1)
     named = Named(engine.pid)
     samples = sampler.Sampler(named)

@@ -127,11 +127,11 @@ def store_replica_restarts(
 def clear_replica_restarts(lease: Object, replica_key: str, pod: str) -> int:
     """Remove the restarts of a replica from both annotations of ``lease``.
 
-    The pod's name ``pod`` identifies them among the restarts of the service. An unreadable
-    annotation is removed, because a person requested the reset.
+    Among the restarts of the service, those of the pod named ``pod`` are removed. An unreadable
+    annotation is removed completely, because a person requested the reset.
 
     Returns:
-        The number of restarts that were removed from the restarts of the service.
+        The number of restarts that were removed from the annotation of the service.
 
     """
     try:

@@ -115,9 +115,9 @@ class PodServices(ServiceExit):
         return planned and not services
 
     def _read_sibling_readiness(self, siblings: set[str]) -> list[dict[str, bool]]:
-        """Return the readiness of ``siblings`` in the policy's own Service, as a list of one item.
+        """Return the readiness of ``siblings`` by pod name, from the policy's own Service.
 
-        The list is empty if their readiness is unknown.
+        The mapping is the only item of the list. The list is empty if the readiness is unknown.
         """
         if not self._members_service:
             return []

@@ -37,17 +37,17 @@ class StandbyLease:
         self._expires_at = 0.0
         self._logged = ""
 
-    def set_wanted(self, epoch: str, wanted: bool) -> None:
+    def set_wanted(self, epoch: str, is_wanted: bool) -> None:
         """Set whether a standby worker is wanted in ``epoch``, the engine's current epoch.
 
         This does not block: a thread renews or releases the lease.
         """
-        if (epoch, wanted) == self._wanted:
+        if (epoch, is_wanted) == self._wanted:
             return
-        self._wanted = epoch, wanted
+        self._wanted = epoch, is_wanted
         if self._thread is not None:
             self._thread.wake()
-        elif wanted:
+        elif is_wanted:
             self._thread = BackgroundThread("standby", self._run_once)
             self._thread.start()
 

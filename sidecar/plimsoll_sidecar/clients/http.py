@@ -36,7 +36,7 @@ LOOPBACK = "127.0.0.1"
 
 
 class RequestError(Exception):
-    """A request got no complete response: the server did not answer, or too much, or too slowly."""
+    """The server sent no response, an incomplete one, or one that was too large or too slow."""
 
 
 class TooLongError(RequestError):
@@ -114,7 +114,7 @@ class _Response(http.client.HTTPResponse):
 
 
 class _BoundedConnection:
-    """Connection whose request and response together may take as long as the timeout."""
+    """Connection with one timeout for the request and the response together."""
 
     host: str
     timeout: float | None

@@ -382,7 +382,7 @@ class EndpointSlices:
         } - {""}
 
     def find_ready_addresses(self, pods: Collection[str]) -> dict[str, str]:
-        """Return the address by pod name, for the ``pods`` that some Service reports as ready."""
+        """Return the address of each of ``pods`` that is ready in any Service, by pod name."""
         return {
             converted.pod: converted.address
             for endpoint_slice in self._iterate_slices()

@@ -62,8 +62,8 @@ class LedgerAccount:
     def resume(self, owners: Mapping[str, Owner] | None) -> None:
         """Continue from the :attr:`owners` of an earlier detector in this epoch.
 
-        ``owners`` is None if an older release wrote the checkpoint: it stored no owners, and
-        counted all declared memory.
+        ``owners`` is None if the checkpoint is from an older release, which did not store the
+        owners and counted all declared memory as explained.
         """
         if owners is None:
             owners = {name: Owner(owner.bound) for name, owner in self.owners.items()}

@@ -71,8 +71,8 @@ class Warmup:
     def add(self, point: Point, ready: bool | None) -> bool:
         """Add a sample, and return whether the engine is warm.
 
-        If it is, :attr:`floor` is the base, and :attr:`climbing` is set if memory never settled.
-        ``ready`` is True, or None if the engine does not report whether it is ready.
+        When the engine is warm, :attr:`floor` is the base, and :attr:`climbing` is True if memory
+        never settled. ``ready`` is None if the engine does not report whether it is ready.
         """
         self.served = point.requests != 0
         if self._first_seen is None:
@@ -82,7 +82,7 @@ class Warmup:
             if ready is None and point.load is None and waited < longest:
                 return False
             self._started_at = point.t
-        self._append(point)
+        self._append_point(point)
         if self._exceeds_warmup(point):
             # Its load may belong to no floor, and a base of another load is not comparable.
             self.floor, self.climbing = replace(self._get_first_floor(point), load=point.load), True
@@ -132,7 +132,7 @@ class Warmup:
     def _get_first_floor(self, point: Point) -> Point:
         return self._climb[0] if self._climb else self._slice or point
 
-    def _append(self, point: Point) -> None:
+    def _append_point(self, point: Point) -> None:
         if self._slice is not None and point.t >= self._slice_end:
             self._climb.append(self._slice)
             self._slice = None
@@ -178,7 +178,7 @@ def _find_lowest(points: list[Point]) -> Point:
 
 
 class Baseline:
-    """Base of each class of load, and the growth above it in bytes.
+    """Base of memory for each class of load, and growth of memory above the base, in bytes.
 
     ``measured`` is True once the growth has been measured.
     """
@@ -247,7 +247,8 @@ class Baseline:
     def _enter_class(self, class_number: int, floor: Point) -> Point | None:
         """Return the base of a new class of load; None until memory at this load has settled.
 
-        A lighter load does not need more memory than the next busier class, if that has a base.
+        A lighter load does not need more memory. The growth is therefore at least the growth above
+        the base of the next busier class.
         """
         busier = [other for other in self._bases if other > class_number >= 0]
         if busier:
@@ -270,9 +271,9 @@ class Baseline:
 class NewDemand:
     """Growth of memory while the demand is higher than ever before.
 
-    The new demand explains the growth up to the highest size, because what an allocator keeps is
-    not proportional to the demand. Growth that began earlier, and continues at
-    ``pace_bytes_per_s``, is not explained.
+    The new demand explains the growth up to the highest size, because the memory that an allocator
+    keeps is not proportional to the demand. It does not explain growth that began before the new
+    demand and continues at ``pace_bytes_per_s``.
     """
 
     def __init__(self, floor: Point, pace_bytes_per_s: float) -> None:
@@ -287,7 +288,7 @@ class NewDemand:
         self._highest = replace(larger, load=busiest.load)
 
     def finish(self, baseline: Baseline, floor: Point) -> int:
-        """Raise the bases by the memory that the new demand explains, and return its bytes."""
+        """Raise the bases by the bytes that the new demand explains, and return these bytes."""
         rose = max(0, measure_unexplained_growth(self._first, floor))
         leaked = min(rose, int(self._pace_bytes_per_s * (floor.t - self._first.t)))
         most = max(rose, measure_unexplained_growth(self._first, self._highest))

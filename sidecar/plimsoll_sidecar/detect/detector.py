@@ -123,11 +123,11 @@ class Detector:
             self._epoch.resume(checkpoint, self._last_t)
 
     def _mark_device_as_shared(self, reason: str | None) -> None:
-        """Evaluate only the engine's own device memory from now on: other pods use the device.
+        """Evaluate only the engine's own device memory from now on, if other pods use the device.
 
-        ``reason`` says how this is known; without it, nothing changes. The decision is final: when
-        one pod frees memory, another pod may take it. On a shared device, memory that belongs to no
-        known process cannot be attributed.
+        ``reason`` states why the device counts as shared; None if it is not shared. A shared device
+        stays shared, because another pod may take the memory that one pod frees. On a shared
+        device, memory that belongs to no known process cannot be attributed.
         """
         if not reason or self._shared:
             return
@@ -136,7 +136,7 @@ class Detector:
             return
         self.memory, self._orphans = msgspec.structs.replace(self.memory, shared_device=True), None
         if self._epoch is not None:
-            self._epoch.share_device(self.memory)
+            self._epoch.restart_device_watches(self.memory)
 
 
 def _add_open_files(suspicions: Iterable[Suspicion], files: OpenFiles | None) -> list[Suspicion]:
@@ -183,8 +183,8 @@ class _Epoch:
         self._update_host(sample)
         self._update_device(sample)
 
-    def share_device(self, memory: MemoryPolicy) -> None:
-        """Start new watches of the device, because the earlier sizes include other pods."""
+    def restart_device_watches(self, memory: MemoryPolicy) -> None:
+        """Start new watches of device memory, because earlier sizes include that of other pods."""
         self.memory = memory
         self.device = self._create_watch(IncidentKind.DEVICE_GROWTH)
         self.in_use = self._create_watch(IncidentKind.DEVICE_GROWTH)

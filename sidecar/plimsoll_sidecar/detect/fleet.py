@@ -88,15 +88,17 @@ def weigh_peers(assessment: Assessment, pod: str, peers: Sequence[Peer]) -> Asse
 
 
 def compare_growth(
-    own: PeerGrowth, same_revision: Iterable[PeerGrowth], other_revisions: Iterable[PeerGrowth]
+    own_growth: PeerGrowth,
+    same_revision: Iterable[PeerGrowth],
+    other_revisions: Iterable[PeerGrowth],
 ) -> PeerEvidence | None:
     """Return the evidence from the growth of other replicas; None if no replica is comparable.
 
-    ``own`` is the growth of this replica. ``same_revision`` and ``other_revisions`` are the growths
-    of the replicas of the same revision and of other revisions.
+    ``own_growth`` is the growth of this replica. ``same_revision`` and ``other_revisions`` contain
+    the growth of each other replica of the same revision and of other revisions.
     """
-    siblings = _compute_growth_shares(own, same_revision)
-    strangers = _compute_growth_shares(own, other_revisions)
+    siblings = _compute_growth_shares(own_growth, same_revision)
+    strangers = _compute_growth_shares(own_growth, other_revisions)
     if not siblings and not strangers:
         return None
     revision = _sum_log_likelihood_ratios(siblings)
@@ -148,18 +150,21 @@ def _is_same_growth(published: int, suspected: int) -> bool:
     return 0 < most <= MAX_SAME_GROWTH_FACTOR * least
 
 
-def _is_comparable(own: PeerGrowth, other: PeerGrowth) -> bool:
-    if own.age_s == 0 or other.age_s < MIN_COMPARABLE_SHARE * own.age_s:
+def _is_comparable(own_growth: PeerGrowth, other: PeerGrowth) -> bool:
+    if own_growth.age_s == 0 or other.age_s < MIN_COMPARABLE_SHARE * own_growth.age_s:
         return False
-    return other.requests * own.age_s >= MIN_COMPARABLE_SHARE * own.requests * other.age_s
+    return (
+        other.requests * own_growth.age_s
+        >= MIN_COMPARABLE_SHARE * own_growth.requests * other.age_s
+    )
 
 
-def _compute_growth_shares(own: PeerGrowth, others: Iterable[PeerGrowth]) -> list[float]:
+def _compute_growth_shares(own_growth: PeerGrowth, others: Iterable[PeerGrowth]) -> list[float]:
     """Return the growth of each comparable replica as a share of this replica's growth."""
     return [
-        min(1.0, other.bytes / own.bytes) if own.bytes else 1.0
+        min(1.0, other.bytes / own_growth.bytes) if own_growth.bytes else 1.0
         for other in others
-        if _is_comparable(own, other)
+        if _is_comparable(own_growth, other)
     ]
 
 
@@ -168,31 +173,33 @@ def _sum_log_likelihood_ratios(shares: Iterable[float]) -> float:
 
 
 def _compute_log_mean(weights: Sequence[float], logs: Sequence[float]) -> float:
-    """Return the logarithm of the weighted mean of the exponentials of ``logs``."""
+    """Return the logarithm of the weighted mean of ``exp(logs)``."""
     most = max(logs)
     parts = (weight * math.exp(log - most) for weight, log in zip(weights, logs, strict=True))
     return most + math.log(math.fsum(parts))
 
 
 def join_group(
-    own: Assessment, members: Mapping[str, Assessment | None], origins: Mapping[IncidentKind, str]
+    own_assessment: Assessment,
+    members: Mapping[str, Assessment | None],
+    origins: Mapping[IncidentKind, str],
 ) -> Assessment:
     """Return the leader's assessment of its multi-node group.
 
-    ``own`` is the leader's assessment of its own pod. ``members`` are the assessments of the other
-    pods by pod name; None for a pod that reports nothing now. ``origins`` maps the kind of each
-    open incident to the pod that leaked, or to :data:`LEADER_PLACEHOLDER`. An incident follows the
-    memory of this pod until it ends.
+    ``own_assessment`` is the leader's assessment of its own pod. ``members`` are the assessments of
+    the other pods by pod name; None for a pod that reports nothing now. ``origins`` maps the kind
+    of each open incident to the pod that leaked, or to :data:`LEADER_PLACEHOLDER`. The growth of an
+    incident is measured in this pod until the incident ends.
     """
-    result, warm = own, own.warm
+    result, warm = own_assessment, own_assessment.warm
     for kind in GROWTH_INCIDENT_KINDS:
         pod = origins.get(kind)
         if pod is None:
-            pod = _find_worst_pod(kind, own, members)
-        reported = own if pod == LEADER_PLACEHOLDER else members.get(pod)
+            pod = _find_worst_pod(kind, own_assessment, members)
+        reported = own_assessment if pod == LEADER_PLACEHOLDER else members.get(pod)
         suspicion = _find_suspicion(reported, kind)
         if suspicion is not None:
-            others = _describe_other_leaks(kind, pod, own, members)
+            others = _describe_other_leaks(kind, pod, own_assessment, members)
             suspicion = replace(suspicion, pod=pod or None, evidence=[*suspicion.evidence, *others])
         kept = [other for other in result.suspicions if other.kind is not kind]
         result = replace(result, suspicions=[*kept, *([suspicion] if suspicion else [])])
@@ -202,23 +209,25 @@ def join_group(
     return replace(result, warm=warm)
 
 
-def _replace_budget(own: Assessment, kind: IncidentKind, reported: Assessment | None) -> Assessment:
-    """Return ``own`` with the budget from ``reported``, the assessment of another pod.
+def _replace_budget(
+    own_assessment: Assessment, kind: IncidentKind, reported: Assessment | None
+) -> Assessment:
+    """Return ``own_assessment`` with the budget from ``reported``, the assessment of another pod.
 
     The budget is unknown if ``reported`` is None.
     """
     reported = reported or UNKNOWN_ASSESSMENT
     if kind is IncidentKind.HOST_GROWTH:
-        return replace(own, host=reported.host or UNKNOWN_BUDGET)
+        return replace(own_assessment, host=reported.host or UNKNOWN_BUDGET)
     device = reported.device or UNKNOWN_BUDGET
-    return replace(own, device=device, reserved=reported.reserved)
+    return replace(own_assessment, device=device, reserved=reported.reserved)
 
 
 def _find_worst_pod(
-    kind: IncidentKind, own: Assessment, members: Mapping[str, Assessment | None]
+    kind: IncidentKind, own_assessment: Assessment, members: Mapping[str, Assessment | None]
 ) -> str:
     """Return the pod with the strongest suspicion, or the leader if no pod has one."""
-    worst, pod = _rank_suspicion(_find_suspicion(own, kind)), LEADER_PLACEHOLDER
+    worst, pod = _rank_suspicion(_find_suspicion(own_assessment, kind)), LEADER_PLACEHOLDER
     for name in sorted(members):
         rank = _rank_suspicion(_find_suspicion(members[name], kind))
         if rank > worst:
@@ -227,10 +236,13 @@ def _find_worst_pod(
 
 
 def _describe_other_leaks(
-    kind: IncidentKind, pod: str, own: Assessment, members: Mapping[str, Assessment | None]
+    kind: IncidentKind,
+    pod: str,
+    own_assessment: Assessment,
+    members: Mapping[str, Assessment | None],
 ) -> list[str]:
     """Return a sentence for each pod other than ``pod`` that also leaks."""
-    others = {"the leader": own if pod != LEADER_PLACEHOLDER else None} | {
+    others = {"the leader": own_assessment if pod != LEADER_PLACEHOLDER else None} | {
         f"pod {name}": members[name] for name in sorted(members) if name != pod
     }
     return [

@@ -50,7 +50,7 @@ MAX_FLOOR_AGE_SPANS = 1.5
 """Maximum age of a floor that counts, as a multiple of the span of its horizon."""
 MAX_EMPTY_BUCKETS = 3
 """Number of buckets without a sample after which a trend is dropped."""
-LATEST_WINDOW_S, MIN_LATEST_SAMPLES, MAX_LATEST_POINTS = 20.0, 4, 64
+LATEST_GROWTH_WINDOW_S, MIN_LATEST_SAMPLES, MAX_LATEST_POINTS = 20.0, 4, 64
 MIN_LATEST_PACE_SHARE = 0.3
 """Growth that is slower than this share of its trend's pace has stopped. This share and the window
 were chosen on production containers: a restart for memory that no longer grows gains nothing."""
@@ -264,14 +264,14 @@ class Trends:
 
 
 class LatestGrowth:
-    """Growth of the last :data:`LATEST_WINDOW_S` seconds.
+    """Growth of the last :data:`LATEST_GROWTH_WINDOW_S` seconds.
 
     It shows whether memory is still growing, because a trend lasts longer than the growth from
     which it was fitted.
     """
 
     def __init__(self, interval_s: float) -> None:
-        self._span_s = max(LATEST_WINDOW_S, MIN_LATEST_SAMPLES * interval_s)
+        self._span_s = max(LATEST_GROWTH_WINDOW_S, MIN_LATEST_SAMPLES * interval_s)
         self._points: deque[Point] = deque(maxlen=MAX_LATEST_POINTS)
 
     def add(self, point: Point) -> None:
@@ -306,7 +306,7 @@ class GrowthHistory:
     """
 
     def __init__(self, interval_s: float) -> None:
-        self._now_s = max(LATEST_WINDOW_S, MIN_LATEST_SAMPLES * interval_s)
+        self._now_s = max(LATEST_GROWTH_WINDOW_S, MIN_LATEST_SAMPLES * interval_s)
         self._rows = array("d")
         self._limit = MAX_UNTHINNED_POINTS
 

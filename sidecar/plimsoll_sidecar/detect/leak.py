@@ -150,7 +150,7 @@ class MemoryWatch:
             if self._warm_up(point, sizes, scrape.ready):
                 self._end_warmup(point)
         else:
-            self._judge(point, sizes, self.baseline, scrape.demand_is_new)
+            self._judge_growth(point, sizes, self.baseline, scrape.demand_is_new)
         self._add_report(sample, point)
         if self.budget is not None and sample.scrape_ok:
             self._triggers.add(point.t, total - declared, point.load, sample.load)
@@ -207,7 +207,7 @@ class MemoryWatch:
             self._segments.clear()
             self._course = GrowthHistory(self._interval_s)
 
-    def _judge(
+    def _judge_growth(
         self, point: Point, sizes: dict[Segment, int], baseline: Baseline, demand_is_new: bool
     ) -> None:
         self._recent.append(point)
@@ -312,7 +312,7 @@ class MemoryWatch:
     # ---- the verdict
 
     def is_warm(self, t: float) -> bool:
-        """Report whether memory was watched for so long that no suspicion means no leak."""
+        """Report whether memory was watched for long enough to conclude that nothing leaks."""
         suspected = self._suspected is not None
         return self.baseline is not None and (suspected or t >= self._conclusive_at)
 

@@ -247,7 +247,10 @@ class OrphanWatch:
         return self._standing
 
     def _measure_held_memory(self, sample: Sample) -> tuple[int, int, str] | None:
-        """Return the bytes, the minimum to report and a description; None if unknown."""
+        """Return the bytes that no engine holds, the minimum to report, and a description.
+
+        None if the sizes are unknown.
+        """
         if self._dead and sample.host.processes:
             # The next engine may hold the memory, although it has not answered yet.
             self._dead, self._standing, self._since = False, None, None

@@ -94,8 +94,8 @@ class Evidence:
     Attributes:
         share: The consumed share of the budget, which applies to ``window_s`` seconds.
         left_s: The seconds until the budget is exhausted; None while nothing grows.
-        life: The growth as a multiple of what its current rate would have added since the engine
-            started: 1 for a steady leak, less for growth that started later.
+        life: The growth divided by the growth that the current rate would have added since the
+            start of the engine. It is 1 for a steady leak, and less for growth that started later.
         fading, climb: The values of the trend (:class:`~plimsoll_sidecar.detect.growth.Trend`).
         segment: The segment that grew most.
 
@@ -175,7 +175,7 @@ def compute_required_log_odds(remaining_s: float, window_s: float) -> float:
     Waiting costs little while the budget lasts, and provides evidence, because most growth that is
     no leak ends in the meantime. The required odds therefore rise with the remaining time. In a
     sequential test (Wald 1945), they likewise rise with the cost of a false alarm, compared with
-    the cost of waiting. A leak must always be at least as likely as not.
+    the cost of waiting. The log-odds are never negative: a leak must be at least as likely as not.
     """
     at = THRESHOLDS
     reference_s = at.odds_left_s * (DAY_S / window_s) ** at.haste
@@ -186,7 +186,7 @@ def compute_required_log_odds(remaining_s: float, window_s: float) -> float:
 def is_confirmed(evidence: Evidence, posterior: Odds) -> bool:
     """Report whether the evidence suffices to confirm a leak.
 
-    A spent budget does not suffice: a leak must still be at least as likely as not.
+    If the budget is spent, a leak must still be at least as likely as not.
     """
     left = evidence.left_s
     if left is None:

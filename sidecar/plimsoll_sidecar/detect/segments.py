@@ -209,8 +209,8 @@ class RoleSizes:
     def update(self, processes: Iterable[RoleRss], warm: bool) -> None:
         """Add a sample. Until the epoch is ``warm``, the sizes become the bases.
 
-        A role whose processes have ended has neither a size nor growth. An empty sample could not
-        be read, and changes nothing.
+        A role whose processes have ended has neither a size nor growth. A sample without processes
+        changes nothing, because the processes could not be read.
         """
         sums: dict[str, int] = {}
         living: set[str] = set()

@@ -182,7 +182,7 @@ class SlowLeakWatch:
         self._highest = floor
         self._add_level(0, _average_levels(self._lows))
         self._lows.clear()
-        self._update(limit)
+        self._update_drift(limit)
         return True
 
     def resume(self, state: SlowState, t: float, limit: int | None) -> None:
@@ -203,7 +203,7 @@ class SlowLeakWatch:
         for index, half in enumerate(state.halves[:NUM_SCALES]):
             self._halves[index] = None if half is None else shift(half)
         self._peaks.extend(state.peaks)
-        self._update(limit, state.raised)
+        self._update_drift(limit, state.raised)
 
     def _add_level(self, scale: int, level: Level) -> None:
         self._levels[scale].append(level)
@@ -214,7 +214,7 @@ class SlowLeakWatch:
             self._halves[scale] = None
             self._add_level(scale + 1, _average_levels((half, level)))
 
-    def _update(self, limit: int | None, was_raised: bool = False) -> None:
+    def _update_drift(self, limit: int | None, was_raised: bool = False) -> None:
         self.peak = max(self._peaks)
         headroom = None if limit is None else max(0, limit - self.peak)
         self.drift = self._find_best_drift(headroom, was_raised or self.drift is not None)

@@ -84,8 +84,8 @@ class _Port:
 class StallWatch:
     """Watch the progress of one epoch.
 
-    If the load comes from a metrics page that is read from time to time, the times of the pages
-    count.
+    If the load comes from a metrics page, which is not read for every sample, the times at which
+    the page was read count.
     """
 
     def __init__(self, timeout_s: float, interval_s: float) -> None:
@@ -215,10 +215,11 @@ class StallWatch:
         self._progress, self._idle = progress, inflight == 0
 
     def _have_clients_given_up(self) -> bool:
-        """Report whether clients gave up during a long pause, and have been away for less time.
+        """Report whether all clients gave up during a long pause, and may soon try again.
 
-        Clients and proxies often time out sooner than the engine, and try again. The pause then
-        continues. The time in which no request is in flight does not count.
+        This is False once they have been away for as long as the pause. Clients and proxies often
+        time out sooner than the engine, and try again. The pause then continues, without the time
+        in which no request is in flight.
         """
         return self._frozen_s >= LONG_PAUSE_S and self._unused_s < self._frozen_s
 
@@ -237,7 +238,8 @@ class StallWatch:
     def _update_cpu_time(self, sample: Sample) -> None:
         """Update the processor time of the pause.
 
-        It is unknown if a sample lacks it, or if a process ended and its processor time is missing.
+        The processor time of the pause is unknown if a sample lacks it, or if the sum decreases
+        because a process has ended.
         """
         now, since = sample.host.cpu_s, self._cpu_s
         if now is None or since is None or now < since:

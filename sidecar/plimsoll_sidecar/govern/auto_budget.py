@@ -75,9 +75,10 @@ class HourGrowth(msgspec.Struct, array_like=True):
     Attributes:
         at: The number of the hour, counted from 1970.
         seen_s: The seconds of the hour for which memory was observed.
-        gains: The largest growth in bytes for each window of :data:`WINDOWS_H`.
+        gains: The largest growth in bytes over each window of :data:`WINDOWS_H` that ends in the
+            hour.
         incident: Whether a confirmed incident of this kind of memory was open or in its cooldown.
-        most: The largest size in bytes.
+        most: The largest size of the memory in the hour, in bytes.
 
     """
 
@@ -219,7 +220,7 @@ class LearnedHistory(msgspec.Struct, omit_defaults=True):
         return compute_provisional_budget(limit) if wanted is None else wanted
 
     def inherit(self, known: LearnedMemory | None) -> None:
-        """Use what other replicas have learned, until this replica has learned a budget."""
+        """Use the values of other replicas, until this replica has learned a budget."""
         if known is None or self.budget is not None or known == self.inherited:
             return
         if not self.hours:
@@ -373,7 +374,7 @@ class LearnedBudgets(msgspec.Struct, omit_defaults=True):
         return any(b is not None and b.auto and one.budget is None for one, b in pairs)
 
     def inherit(self, known: LearnedWorkload | None) -> None:
-        """Use what the other replicas of the workload have learned; None without any."""
+        """Use the values of the workload's other replicas; None if there are no such values."""
         if known is not None:
             self.host.inherit(known.host)
             self.device.inherit(known.device)
@@ -411,14 +412,14 @@ class LearnedBudgets(msgspec.Struct, omit_defaults=True):
         learning: set[IncidentKind] = set()
 
         def resolve(
-            name: str, budget: MemoryBudget | None, one: LearnedHistory
+            name: str, budget: MemoryBudget | None, learned: LearnedHistory
         ) -> MemoryBudget | None:
             if budget is None or not budget.auto:
                 return budget
-            limit = one.find_limit(budget)
-            if not one.is_learned(memory.auto):
+            limit = learned.find_limit(budget)
+            if not learned.is_learned(memory.auto):
                 learning.add(GROWTH_KINDS[name])
-            size = compute_provisional_budget(limit) if one.budget is None else one.budget
+            size = compute_provisional_budget(limit) if learned.budget is None else learned.budget
             size = max(size, budget.minimum_bytes or 1)
             return msgspec.structs.replace(budget, growth_bytes=size)
 

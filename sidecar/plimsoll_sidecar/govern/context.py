@@ -245,8 +245,8 @@ def is_restart_due(context: TurnContext, incident: Incident) -> bool:
 
     A restart for growth is due if the leak budget is spent, or if memory would reach its limit
     before a drain could end. In addition, memory must still grow and probably leak, or be at its
-    limit. If the budget is ``Auto``, the limit must also be near. For a stall, a restart is always
-    due. So it is after an action that did not resolve the incident.
+    limit. If the budget is ``Auto``, the limit must also be near. A restart is always due for a
+    stall, and after an action that did not resolve the incident.
     """
     if incident.kind is IncidentKind.RECYCLE:
         return incident.kind in context.suspicions or incident.escalated

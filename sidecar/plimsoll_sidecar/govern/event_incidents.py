@@ -1,9 +1,9 @@
 """Create incidents that only record an event: a crash, or a manual action.
 
 Such an incident opens and ends in one turn. A crash is an end of the engine or its worker
-without a request. The supervisor notices it by the next epoch. It reports a crash only if it
-observed the epoch that ended. Otherwise, the cause is unknown: the node may have restarted, or a
-person may have restarted the service.
+without a request. A new epoch shows that a crash has happened. The supervisor records the crash
+only if it observed the epoch that ended. Otherwise, the cause is unknown: the node may have
+restarted, or a person may have restarted the service.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class LastHealthyState(msgspec.Struct, frozen=True):
     def update(self, view: EngineView, assessment: Assessment, now: float) -> LastHealthyState:
         """Return this state, updated from a new sample.
 
-        A kill by the kernel because memory ran out is only noted: it has a separate incident.
+        If the kernel has killed a process because memory ran out, only ``oom_killed`` is set. A
+        separate incident reports the kill.
         """
         oom_killed = self.oom_killed or any(
             one.kind is IncidentKind.OUT_OF_MEMORY_KILL for one in assessment.suspicions

@@ -19,7 +19,7 @@ from plimsoll_api.assessment import Assessment, BudgetState, Segment, Suspicion
 from plimsoll_api.incident_record import Attribution, IncidentRecord, StepRecord
 from plimsoll_api.incidents import ENDED_PHASES, IncidentKind, IncidentPhase
 from plimsoll_api.supervision import Action
-from plimsoll_sidecar.detect.growth import LATEST_WINDOW_S
+from plimsoll_sidecar.detect.growth import LATEST_GROWTH_WINDOW_S
 
 ROUND_DURATION_S = 4.5
 """Length of a round in seconds: five assessments, about a second apart."""
@@ -30,7 +30,7 @@ probable than this.
 Between two bursts, growth pauses only for a few seconds. The odds do not suffice, because they
 come from the trend: it lasts for minutes after growth that took minutes.
 """
-RESUMED_AFTER_S = LATEST_WINDOW_S / 2
+RESUMED_AFTER_S = LATEST_GROWTH_WINDOW_S / 2
 """Growth that has subsided resumes after so many seconds of further growth: noise alone rarely
 looks like growth for half of the time over which growth is measured."""
 MAX_STORED_STEPS = 64
@@ -64,8 +64,8 @@ class Incident(IncidentRecord, omit_defaults=True, kw_only=True):
         growth_bytes: The growth in the last suspicion.
         growth_at_trim: The growth in bytes before the trim.
         warm_at: The time at which the engine had warmed up after the restart; None before.
-        least_bytes: The lowest memory since then; None before.
-        retry_at: The time before which a slot or a test is not requested again.
+        least_bytes: The lowest memory since ``warm_at``; None before.
+        retry_at: The earliest time of the next request for a slot, or of the next partner test.
         slot_at: The time at which the restart was counted with its slot; None without a slot.
         meets_partner: Whether the engine must still be tested with its partner.
         met_since: The time of the first test with the partner; None before.
@@ -136,7 +136,7 @@ class Incident(IncidentRecord, omit_defaults=True, kw_only=True):
         """Return a new ID for the next command of this incident.
 
         The ID contains the number of the command. This number is stored, because a full timeline
-        drops steps. An older journal does not have it; then the steps with an ID are counted.
+        drops steps. If an older journal lacks the number, the steps with an ID are counted.
         """
         self.sent = max(self.sent, sum(1 for step in self.timeline if step.operation_id)) + 1
         return f"{self.short_id}-{self.sent:02d}-{verb}"

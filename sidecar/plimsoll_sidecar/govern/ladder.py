@@ -71,7 +71,7 @@ def find_skip_reason(
 
 
 def _replaces_pod_for_start_gate(kind: IncidentKind, policy: Supervision) -> bool:
-    """Report whether the kind is held back by a start gate that then replaces the pod."""
+    """Report whether the start gate causes incidents of ``kind``, and may replace the pod."""
     gate = policy.start_gate
     return kind is IncidentKind.ORPHAN_DEVICE_MEMORY and gate is not None and gate.then is not None
 

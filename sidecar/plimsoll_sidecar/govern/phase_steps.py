@@ -149,7 +149,7 @@ def end_if_not_suspected(context: TurnContext, incident: Incident) -> bool:
 
 
 def end_if_memory_was_freed(context: TurnContext, incident: Incident) -> bool:
-    """End the incident if its memory was freed later, after restarts that freed too little.
+    """End the incident if its memory has been freed since the restarts that freed too little.
 
     The detector cannot show this, because the engine has a new baseline after each restart. Memory
     is therefore compared with its size before the first restart. Return whether the incident ended.
@@ -178,8 +178,8 @@ def end_if_memory_was_freed(context: TurnContext, incident: Incident) -> bool:
 def collect_diagnostics(context: TurnContext, incident: Incident) -> bool:
     """Request diagnostics before a restart destroys the evidence, once per incident.
 
-    Return whether the incident can continue, because they were collected or are not wanted.
-    Collecting them slows the engine, so call this only before a restart.
+    Return False while the diagnostics are being collected, and True if the incident can continue.
+    Diagnostics slow the engine, so call this only before a restart.
     """
     if incident.kind is IncidentKind.RECYCLE:
         return True
@@ -193,7 +193,8 @@ def collect_diagnostics(context: TurnContext, incident: Incident) -> bool:
 def must_wait_for_window(context: TurnContext, incident: Incident) -> bool:
     """Report whether a restart must wait for the maintenance window.
 
-    It must not wait if memory would reach its limit before the window, or if that time is unknown.
+    A restart for a stall does not wait. Other restarts do not wait if memory would reach its limit
+    before the window, or if the time until the limit is unknown.
     """
     window, left = context.policy.maintenance_window, context.estimate_time_to_limit_s(incident)
     if window is None or incident.kind is IncidentKind.STALL or left is None:

@@ -72,14 +72,14 @@ def advance(context: TurnContext, incident: Incident) -> None:
 
 
 def retry_rung(context: TurnContext, incident: Incident) -> None:
-    """Try the rung again. The journal that contained its pending command was lost."""
+    """Try the rung again, because its pending command was lost together with the journal."""
     return_to_confirmed(context, incident, "interrupted")
 
 
 def on_restarting(context: TurnContext, incident: Incident) -> None:
-    """Wait for the operator to replace the pod, or try another rung again.
+    """Wait for the operator to replace the pod; for other rungs, try the rung again.
 
-    All other rungs have a pending command, unless the journal was lost.
+    Other rungs have a pending command in this phase. If not, the journal was lost.
     """
     if incident.rung is Action.POD_REPLACE:
         wait_for_replacement(context, incident)

@@ -59,7 +59,8 @@ NO_RESTARTS = ReplicaRestarts()
 def count_restarts_within_window(restarts: list[Restart], budget: RestartBudget, now: float) -> int:
     """Return the number of restarts in the window of ``budget`` that ends at ``now``.
 
-    A restart in the future is included, so that setting the clock back allows no more restarts.
+    A restart with a time after ``now`` is included. Otherwise, a clock that is set back would allow
+    more restarts.
     """
     return sum(1 for restart in restarts if now - restart.at < budget.window_s)
 

@@ -113,10 +113,10 @@ class GovernorState(msgspec.Struct, omit_defaults=True, kw_only=True):
         return SlotRequest(self.slot_holder, pending is not None and pending.verb is Verb.TAKE_SLOT)
 
     def limit_waits(self, now: float) -> None:
-        """Make every wait that is longer than possible end in time, counted from ``now``.
+        """Limit the stored times, so that no wait from ``now`` on exceeds its maximum.
 
-        Waits are too long if the clock was set back while the supervisor was down: all stored times
-        are then in the future. ``now`` is in Unix seconds.
+        If the clock was set back while the supervisor was down, all stored times are in the future,
+        and waits would be too long. ``now`` is in Unix seconds.
         """
         for incident in self.incidents:
             incident.phase_since = min(incident.phase_since, now)

@@ -113,9 +113,9 @@ class Journal:
         if self._restarts.exists and _read_file_bytes(path) == 0:
             self._report_lost_file("the file was empty or missing")
         try:
-            self._db = _connect(path)
+            self._db = _open_connection(path)
         except SQLITE_ERRORS as error:
-            if not _is_damage(error):
+            if not _is_damage_error(error):
                 raise self._make_error(error) from error
             self._db = self._replace_file(error)
         self._inode = _read_inode(path)
@@ -194,7 +194,7 @@ class Journal:
             except SQLITE_ERRORS as error:
                 if get_error_code(error) == sqlite3.SQLITE_READONLY:
                     self._reconnect()
-                if not _is_damage(error):
+                if not _is_damage_error(error):
                     raise self._make_error(error) from error
                 self._damage = error
         self._db.close()
@@ -351,7 +351,7 @@ class Journal:
                 self._on_damage(DAMAGED_FILE)
             for suffix in ("", "-wal", "-shm"):
                 self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
-            return _connect(self.path)
+            return _open_connection(self.path)
         except (OSError, *SQLITE_ERRORS) as error:
             raise self._make_error(error) from error
 
@@ -368,13 +368,13 @@ class Journal:
         A connection that was opened on a read-only volume stays read-only.
         """
         with contextlib.suppress(*SQLITE_ERRORS):
-            again = _connect(self.path)
+            again = _open_connection(self.path)
             self._db.close()
             self._db, self._inode = again, _read_inode(self.path)
 
     def _make_read_error(self, error: Exception) -> JournalError:
         """Return the error for a failed read. The next write replaces a damaged file."""
-        if not _is_damage(error):
+        if not _is_damage_error(error):
             return self._make_error(error)
         self._damage = error
         return JournalError(
@@ -394,7 +394,7 @@ def get_error_code(error: Exception) -> int | None:
     return None if code is None else code & 0xFF
 
 
-def _is_damage(error: Exception) -> bool:
+def _is_damage_error(error: Exception) -> bool:
     return get_error_code(error) not in _VOLUME_ERRORS
 
 
@@ -414,7 +414,7 @@ def _read_file_bytes(path: Path) -> int:
         return 0
 
 
-def _connect(path: Path) -> sqlite3.Connection:
+def _open_connection(path: Path) -> sqlite3.Connection:
     db = sqlite3.connect(
         path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
     )

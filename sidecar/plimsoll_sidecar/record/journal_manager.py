@@ -121,7 +121,7 @@ class JournalManager:
         return state
 
     def add_unwritten(self, state: GovernorState, incidents: Iterable[Incident]) -> None:
-        """Add ``incidents``, which opened before the journal was read, to its ``state``.
+        """Add to ``state`` the ``incidents`` that opened before the journal was read.
 
         An incident is dropped if ``state`` contains one of the same kind.
         """
@@ -134,7 +134,7 @@ class JournalManager:
     def write(self, state: GovernorState, clock: ClockReading, is_last: bool = False) -> bool:
         """Write the state and the changed incidents, and return whether the write succeeded.
 
-        With ``is_last``, the write includes the learned budgets in any case.
+        With ``is_last``, the learned budgets are written even if they are not due.
         """
         if self._journal is None:
             return False

@@ -1,7 +1,7 @@
 """Export the supervisor's Prometheus metrics.
 
-An unknown value is not exported, instead of exporting zero. Namespace, pod and service are labels
-of the scrape target. No label contains a request, a PID or an incident.
+An unknown value is absent, and not exported as zero. Namespace, pod and service are labels of the
+scrape target. No label contains a request, a PID or an incident.
 """
 
 from __future__ import annotations
@@ -334,7 +334,7 @@ class Metrics:
         self._gauges["engine_stalled"].set(
             int(any(s.kind is IncidentKind.STALL for s in assessment.suspicions))
         )
-        self._observe_own_cost()
+        self._observe_resource_usage()
 
     def count_events(self, events: list[Event]) -> None:
         """Count incidents, their waits for a restart slot, and actions that have ended."""
@@ -342,7 +342,7 @@ class Metrics:
             incident = event.incident
             if event.type is EventType.OPENED:
                 self._counters["incidents"].labels(incident.kind.value).inc()
-            self._count_wait(event)
+            self._count_slot_wait(event)
             self._count_steps(incident)
             if event.type in (EventType.ENDED, EventType.CLEARED):
                 self._count_ended_incident(incident)
@@ -408,13 +408,13 @@ class Metrics:
 
     # ---- one sample
 
-    def _observe_signals(self, known: Mapping[str, bool]) -> None:
+    def _observe_signals(self, known_signals: Mapping[str, bool]) -> None:
         now = time.monotonic()
-        for signal in sorted({*known, *self._known_at}):
-            is_known = known.get(signal, False)  # a removed device has no signal
+        for signal in sorted({*known_signals, *self._known_at}):
+            is_known = known_signals.get(signal, False)  # a removed device has no signal
             self._gauges["supervisor_signal_ok"].labels(signal).set(int(is_known))
             self._counters["signal_unknown_samples"].labels(signal).inc(int(not is_known))
-            # If the signal was never known, its age counts from the first sample.
+            # If the signal was never known_signals, its age counts from the first sample.
             since = self._known_at.setdefault(signal, now)
             if is_known:
                 self._known_at[signal] = since = now
@@ -451,7 +451,7 @@ class Metrics:
             self._gauges["memory_slow_leak_bytes_per_second"], rates, self._slow_rates
         )
 
-    def _observe_own_cost(self) -> None:
+    def _observe_resource_usage(self) -> None:
         for process, pid in (("supervisor", os.getpid()), ("launcher", os.getppid())):
             size = read_resident_memory(pid)
             self._set_or_remove(
@@ -473,7 +473,7 @@ class Metrics:
 
     # ---- incidents
 
-    def _count_wait(self, event: Event) -> None:
+    def _count_slot_wait(self, event: Event) -> None:
         incident = event.incident
         if incident.phase is IncidentPhase.AWAITING_SLOT:
             self._awaiting.setdefault(incident.name, incident.phase_since)
@@ -517,15 +517,15 @@ def _choose_larger_growth(
 
 
 def _replace_series(
-    gauge: Gauge, values: Mapping[tuple[str, str], float], shown: frozenset[tuple[str, str]]
+    gauge: Gauge, values: Mapping[tuple[str, str], float], shown_labels: frozenset[tuple[str, str]]
 ) -> frozenset[tuple[str, str]]:
-    """Set the series in ``values``, and remove the series in ``shown`` that have no new value.
+    """Set the series in ``values``, and remove the previous series that have no new value.
 
-    ``shown`` contains the labels of the previous series, and the result those of the new series. A
-    concurrent scrape does not miss a series that is in both.
+    ``shown_labels`` contains the label values of the previous series. Return the label values of
+    the new series. A concurrent scrape does not miss a series that is in both.
     """
     for labels, value in values.items():
         gauge.labels(*labels).set(value)
-    for labels in shown - values.keys():
+    for labels in shown_labels - values.keys():
         gauge.remove(*labels)
     return frozenset(values)

@@ -139,7 +139,7 @@ class Publisher:
 
         Return the seconds until the next incident can be published; None if none is waiting.
         """
-        item, due_s = self._take_next()
+        item, due_s = self._take_next_incident()
         if item is None:
             return None if due_s == NEVER_S else due_s
         revision, incident = item
@@ -247,7 +247,7 @@ class Publisher:
             # The object contains the same information.
             log.warning("cannot create Event %s: %s", name, error)
 
-    def _take_next(self) -> tuple[tuple[int, Incident] | None, float]:
+    def _take_next_incident(self) -> tuple[tuple[int, Incident] | None, float]:
         """Return the next incident with its revision, or None and the seconds to wait."""
         due_s, now = NEVER_S, time.monotonic()
         with self._lock:

@@ -238,7 +238,7 @@ class RestartCopy:
         self._written = spent
 
     def add_missing_restarts(self, state: GovernorState) -> int:
-        """Add the restarts that ``state`` lacks from the copy, and return their number."""
+        """Add the copy's restarts that ``state`` lacks to ``state``, and return their number."""
         try:
             spent = decoding.decode(self._path.read_bytes(), StoredRestarts)
         except (OSError, decoding.MalformedError):

@@ -98,7 +98,7 @@ class Cgroup:
         ]
 
     @classmethod
-    def find_of_process(cls, pid: int) -> Cgroup | None:
+    def find_for_process(cls, pid: int) -> Cgroup | None:
         """Return the cgroup of the process ``pid``; None if its memory is unknown.
 
         It is unknown if the cgroup is not visible, or also has processes of other programs.
@@ -143,7 +143,7 @@ def _has_other_processes(folder: Path, pid: int) -> bool:
 
 
 def _has_other_root(pid: int) -> bool | None:
-    """Report whether the process has another root file system; None if it cannot be read."""
+    """Report whether the process has another root directory than this one; None if unknown."""
     try:
         theirs, ours = os.stat(f"/proc/{pid}/root/"), os.stat("/")
     except OSError:

@@ -117,7 +117,7 @@ def list_assigned_devices(sources: Iterable[DeviceSource]) -> list[DeviceMemory]
 def explain_unused_sources(
     sources: Mapping[str, DeviceSource], in_use: str | None, devices: list[str]
 ) -> list[str]:
-    """Return a reason for each source other than ``in_use`` why it provides no data.
+    """Return the reason why each source other than ``in_use`` provides no data.
 
     ``devices`` are the known devices of the engine.
     """
@@ -159,14 +159,14 @@ class Nvml:
 
     def read_memory(self, uuid: str) -> DeviceBytes | None:
         """Return used and total bytes of the device ``uuid``; None if they are unknown."""
-        info = self._query(uuid, NVML_MEMORY_CALL)
+        info = self._query_device(uuid, NVML_MEMORY_CALL)
         return None if info is None else DeviceBytes(used=int(info.used), total=int(info.total))
 
     def read_users(self, uuid: str) -> DeviceUsers | None:
         """Return the users of the device; None if the driver does not report them."""
         before = self.read_memory(uuid)
-        found = self._query(uuid, "nvmlDeviceGetComputeRunningProcesses")
-        clients = self._query(uuid, "nvmlDeviceGetMPSComputeRunningProcesses") or ()
+        found = self._query_device(uuid, "nvmlDeviceGetComputeRunningProcesses")
+        clients = self._query_device(uuid, "nvmlDeviceGetMPSComputeRunningProcesses") or ()
         after = self.read_memory(uuid)
         if before is None or found is None or after is None:
             return None
@@ -187,7 +187,7 @@ class Nvml:
             return f"NVML: {error}"
         return f"NVML: driver {driver}, {count} devices"
 
-    def _query(self, uuid: str, function_name: str) -> Any:
+    def _query_device(self, uuid: str, function_name: str) -> Any:
         if not self._initialize():
             return None
         library = self._library
@@ -329,12 +329,12 @@ class Exporter(ABC):
             if status != 200:
                 self.error = f"GET /metrics: HTTP {status}"
                 return self._rows
-            self._rows = list(self._parse(page))
+            self._rows = list(self._parse_page(page))
             if not self._rows:
                 self.error = "the metrics page has no samples of device memory"
         return self._rows
 
-    def _parse(self, page: bytes) -> Iterator[ExporterSample]:
+    def _parse_page(self, page: bytes) -> Iterator[ExporterSample]:
         for number, (metric, labels, value) in enumerate(self._samples(page)):
             if number >= MAX_EXPORTER_SAMPLES:
                 return

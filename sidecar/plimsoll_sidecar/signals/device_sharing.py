@@ -17,11 +17,11 @@ from plimsoll_sidecar.signals.process_table import read_environment_variable
 
 log = logging.getLogger(__name__)
 
-CHECK_PERIOD_S = 10.0
+SHARING_CHECK_PERIOD_S = 10.0
 MIN_OTHER_OWNER_S = 45.0
 """Time for which another owner must be reported. An exporter collects every 30 s, and until then
 its page may name the previous pod of the device."""
-MIN_GROWTH_BYTES = 512 << 20
+MIN_OTHER_GROWTH_BYTES = 512 << 20
 """Growth of the memory of other processes that shows a shared device. The driver's own memory,
 about 500 MiB on a large device, is in use from the start."""
 SHARING_VARIABLES = (
@@ -59,12 +59,12 @@ class SharingDetector:
     ) -> dict[str, str]:
         """Return the reason why each shared device counts as shared, by UUID.
 
-        The devices are checked at most every :data:`CHECK_PERIOD_S`. ``list_pids`` returns the PIDs
-        of the engine's processes, with the main process first.
+        The devices are checked at most every :data:`SHARING_CHECK_PERIOD_S`. ``list_pids`` returns
+        the PIDs of the engine's processes, with the main process first.
         """
         now = self._clock()
         if now >= self._next:
-            self._next = now + CHECK_PERIOD_S
+            self._next = now + SHARING_CHECK_PERIOD_S
             unknown = [uuid for uuid in uuids if uuid not in self._found]
             processes = list_pids() if unknown else []
             for uuid in unknown:
@@ -133,7 +133,7 @@ class SharingDetector:
         least = self._least_other_bytes[uuid] = min(
             other_bytes, self._least_other_bytes.get(uuid, other_bytes)
         )
-        if other_bytes - least < MIN_GROWTH_BYTES:
+        if other_bytes - least < MIN_OTHER_GROWTH_BYTES:
             self._growing.discard(uuid)
         elif uuid in self._growing:
             return (

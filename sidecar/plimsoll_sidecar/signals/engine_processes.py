@@ -297,10 +297,10 @@ class EngineFinder:
         container: Container | None,
         listening: ListeningSockets,
     ) -> EngineProcesses:
-        """Return the engine's processes ``member_pids``, and remember them for the next reading.
+        """Return the engine's processes ``member_pids``, and store them for the next search.
 
-        ``identifying_pids`` are those by whose command lines the engine was recognized. The other
-        members are their relatives.
+        ``identifying_pids`` are the members that identified the engine. The other members belong to
+        the same container or process tree.
         """
         identities = {pid: found for pid in sorted(member_pids) if (found := identify(pid))}
         main = self._find_main_process(

@@ -27,7 +27,7 @@ from plimsoll_sidecar.signals.process_table import (
 
 PROC = Path("/proc")
 MAX_GPUS = 64
-CONTROL_MINORS = (254, 255)
+NVIDIA_CONTROL_MINORS = (254, 255)
 """Minor numbers of nvidia-modeset and nvidiactl."""
 DEVICE_DRIVER_NAMES, CAPABILITY_DRIVER_NAME = (
     frozenset({"nvidia", "nvidia-frontend"}),
@@ -95,7 +95,9 @@ def find_open_devices(pids: Iterable[int], proc: Path = PROC) -> list[str]:
     caps = {major for major, name in majors.items() if name == CAPABILITY_DRIVER_NAME}
     opened = {device for pid in pids for device in _find_open_device_numbers(f"{proc}/{pid}/fd")}
     minors = {
-        minor for major, minor in opened if major in frontends and minor not in CONTROL_MINORS
+        minor
+        for major, minor in opened
+        if major in frontends and minor not in NVIDIA_CONTROL_MINORS
     }
     if not minors:
         return []

@@ -56,9 +56,9 @@ MAX_EVIDENCE_LINES = 8
 """Maximum number of suspicions of one pod, and of evidence lines of one suspicion."""
 MAX_MEMORY_BYTES = 1 << 60
 """Largest accepted size: more memory than any pod has."""
-IDLE_TIMEOUT_S = 10.0
+POLLING_IDLE_TIMEOUT_S = 10.0
 """Time without a call of :meth:`GroupLeader.is_serving` after which polling stops."""
-MIN_READY_S = 10.0
+MIN_LEADER_READY_S = 10.0
 """Time for which the leader must have been ready. Before that, it may not have noticed that its
 group restarts."""
 MAX_PEERS_AGE_S = 300.0
@@ -271,14 +271,14 @@ class GroupLeader:
         self._part: BackgroundThread | None = None
 
     def is_serving(self) -> bool:
-        """Report, without blocking, whether the leader has been ready for :data:`MIN_READY_S`."""
+        """Report whether the leader has been ready for :data:`MIN_LEADER_READY_S`. Never blocks."""
         idle, self._last_call = self._is_idle, self._clock()
         if self._part is None:
             self._part = BackgroundThread("group-leader", self._poll_and_wait)
             self._part.start()
         elif idle:
             self._part.wake()
-        return self.measure_ready_s() >= MIN_READY_S
+        return self.measure_ready_s() >= MIN_LEADER_READY_S
 
     def measure_ready_s(self) -> float:
         """Return the seconds since the leader became ready; negative infinity if not ready."""
@@ -287,7 +287,7 @@ class GroupLeader:
 
     @property
     def _is_idle(self) -> bool:
-        return self._clock() - self._last_call > IDLE_TIMEOUT_S
+        return self._clock() - self._last_call > POLLING_IDLE_TIMEOUT_S
 
     def _poll_and_wait(self) -> float | None:
         if self._is_idle:
@@ -347,7 +347,7 @@ class LearnedFile:
         self._path = path
 
     def read(self, workload: WorkloadRef | None) -> LearnedWorkload | None:
-        """Return what the pods of ``workload`` have learned; None if nothing is known.
+        """Return the values that the pods of ``workload`` have learned; None if unknown.
 
         Never raises.
         """

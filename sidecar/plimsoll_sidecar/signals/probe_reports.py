@@ -131,7 +131,8 @@ def query_probes(
 ) -> dict[int, bytes]:
     """Return the answers that arrive completely and in time, by PID.
 
-    This takes at most ``timeout_s`` seconds in all. An invalid answer raises no error.
+    All requests together take at most ``timeout_s`` seconds. Answers are returned without a check
+    of their content.
     """
     exchange = ProbeRequests(limit)
     asked = [pid for pid in pids if exchange.send(folder, pid, request)]
@@ -142,7 +143,10 @@ def query_probes(
 
 
 def _connect_to_probe(path: Path, pid: int) -> socket.socket | None:
-    """Return a connection to the probe of ``pid``; None if the process has no own socket."""
+    """Return a connection to the probe of ``pid``; None if the probe is not reachable.
+
+    A socket at ``path`` that belongs to another process is not used.
+    """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         # Not blocking: a full queue raises EAGAIN at once.

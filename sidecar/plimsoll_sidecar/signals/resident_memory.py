@@ -48,9 +48,9 @@ class ResidentMemory(msgspec.Struct, frozen=True):
 class EngineProcessTable:
     """Processes of one engine: the processes that it reports, and their descendants.
 
-    The processes that were reported last are stored with their start times. They can therefore be
-    read while the engine does not answer, and another process that reuses a PID is not taken for
-    them.
+    The processes that the engine reported last are stored with their start times. They can
+    therefore be read while the engine does not answer. A process that reuses a PID is not mistaken
+    for one of them.
     """
 
     def __init__(self) -> None:

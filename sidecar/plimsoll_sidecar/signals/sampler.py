@@ -87,10 +87,12 @@ class _ServingCheck:
 
     def __init__(self, engine: StatusSource) -> None:
         self._engine, self._serving = engine, False
-        self._thread = threading.Thread(target=self._check, name="serving-port", daemon=True)
+        self._thread = threading.Thread(
+            target=self._request_serving_port, name="serving-port", daemon=True
+        )
         self._thread.start()
 
-    def _check(self) -> None:
+    def _request_serving_port(self) -> None:
         self._serving = self._engine.is_serving()
 
     @property
@@ -274,7 +276,7 @@ class Sampler:
         pid = first.pid if first is not None else None
         if first != self._group_of:
             self._group_of = first
-            self._group = Cgroup.find_of_process(pid) if pid is not None else None
+            self._group = Cgroup.find_for_process(pid) if pid is not None else None
         self.cgroup = self._group.read() if self._group is not None else CgroupMemory()
         host.cgroup_current, host.cgroup_anon = self.cgroup.current, self.cgroup.anon
         host.cgroup_shmem, host.cgroup_file = self.cgroup.shmem, self.cgroup.file
@@ -336,7 +338,7 @@ class Sampler:
         return found or None
 
     def explain_unused_sources(self) -> list[str]:
-        """Return a reason for each unused source of device memory why it provides no data."""
+        """Return the reason why each unused source of device memory provides no data."""
         return explain_unused_sources(self._sources, self.device_source, list(self._uuids.values()))
 
     def _choose_source(self) -> str | None:

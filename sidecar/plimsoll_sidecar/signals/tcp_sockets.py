@@ -158,10 +158,10 @@ def _read_table(folder: str, state: int) -> Iterator[tuple[int, str]]:
 def find_socket_owners(inodes: Iterable[str], pids: Iterable[int]) -> set[int]:
     """Return those of ``pids`` that have one of the sockets open and can be read."""
     links = {f"socket:[{inode}]" for inode in inodes}
-    return {pid for pid in pids if _has_any_open(pid, links)} if links else set()
+    return {pid for pid in pids if _has_any_socket_open(pid, links)} if links else set()
 
 
-def _has_any_open(pid: int, links: set[str]) -> bool:
+def _has_any_socket_open(pid: int, links: set[str]) -> bool:
     try:
         names = list_names(f"/proc/{pid}/fd", MAX_DESCRIPTORS)
     except OSError:
@@ -185,14 +185,14 @@ def count_unanswered_connections(port: int) -> int | None:
     """
     try:
         return sum(
-            _is_waiting(one.attributes.get(INET_DIAG_INFO, b""))
+            _is_waiting_for_answer(one.attributes.get(INET_DIAG_INFO, b""))
             for one in query_tcp_sockets(port, TCP_ESTABLISHED, INET_DIAG_INFO)
         )
     except (OSError, struct.error):
         return None
 
 
-def _is_waiting(info: bytes) -> bool:
+def _is_waiting_for_answer(info: bytes) -> bool:
     if len(info) < MIN_TCP_INFO_BYTES:
         return False
     sent_ms, received_ms = (_read_u32(info, at) for at in (LAST_SENT_OFFSET, LAST_RECEIVED_OFFSET))

@@ -42,12 +42,12 @@ def test_it_is_renewed_while_wanted_and_given_back_once(
     lease = StandbyLease(cast(Any, engine), lambda: 100.0)
     lease.renew_or_release()
     assert engine.asked == []
-    lease.set_wanted("a:1", wanted=True)
+    lease.set_wanted("a:1", is_wanted=True)
     lease.renew_or_release()
     engine.answer = StandbyStatus(StandbyState.PREPARED)
     for _ in range(2):
         lease.renew_or_release()
-    lease.set_wanted("a:1", wanted=False)
+    lease.set_wanted("a:1", is_wanted=False)
     for _ in range(3):
         lease.renew_or_release()
     assert engine.asked == [("a:1", LEASE_DURATION_S)] * 3 + [("a:1", 0.0)]
@@ -61,10 +61,10 @@ def test_it_is_renewed_while_wanted_and_given_back_once(
 def test_a_lease_that_cannot_be_given_back_ends_by_itself(engine: Engine) -> None:
     now = [100.0]
     lease = StandbyLease(cast(Any, engine), lambda: now[0])
-    lease.set_wanted("a:1", wanted=True)
+    lease.set_wanted("a:1", is_wanted=True)
     lease.renew_or_release()
     engine.error = "no answer"
-    lease.set_wanted("a:1", wanted=False)
+    lease.set_wanted("a:1", is_wanted=False)
     lease.renew_or_release()
     now[0] += LEASE_DURATION_S - 1
     lease.renew_or_release()
@@ -79,9 +79,9 @@ def test_one_whose_epoch_is_over_is_not_given_back(
     """The restart has used it, and the engine knows no more of that epoch."""
     caplog.set_level(logging.INFO, module.__name__)
     lease = StandbyLease(cast(Any, engine), lambda: 100.0)
-    lease.set_wanted("a:1", wanted=True)
+    lease.set_wanted("a:1", is_wanted=True)
     lease.renew_or_release()
-    lease.set_wanted("a:2", wanted=False)
+    lease.set_wanted("a:2", is_wanted=False)
     for _ in range(2):
         lease.renew_or_release()
     assert engine.asked == [("a:1", LEASE_DURATION_S)]
@@ -96,11 +96,11 @@ def test_one_that_is_refused_is_asked_for_again(
     caplog.set_level(logging.INFO, module.__name__)
     lease = StandbyLease(cast(Any, engine), lambda: 100.0)
     engine.error = "HTTP 409 StaleEpoch"
-    lease.set_wanted("a:1", wanted=True)
+    lease.set_wanted("a:1", is_wanted=True)
     lease.renew_or_release()
     lease.renew_or_release()
     engine.error = None
-    lease.set_wanted("a:2", wanted=True)
+    lease.set_wanted("a:2", is_wanted=True)
     lease.renew_or_release()
     assert engine.asked == [
         ("a:1", LEASE_DURATION_S),

@@ -27,7 +27,7 @@ def costing(monkeypatch: pytest.MonkeyPatch, costs: list[float]) -> list[float]:
     def make(_: ReportCache) -> dict[str, Any]:
         return {"pid": os.getpid(), "cost_s": costs.pop(0)}
 
-    monkeypatch.setattr(ReportCache, "_create", make)
+    monkeypatch.setattr(ReportCache, "_create_report", make)
     return costs
 
 

@@ -147,11 +147,11 @@ def read_only(path: Path) -> sqlite3.Connection:
 def test_nothing_is_sent_until_the_volume_can_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    connect = journal._connect
+    connect = journal._open_connection
     monkeypatch.setattr("plimsoll_sidecar.record.journal_manager.WRITE_RETRY_INTERVAL_S", 0.0)
     connect(tmp_path / JOURNAL_FILE).close()
     # What a read-only mount gives, also to a process that may do everything.
-    monkeypatch.setattr(journal, "_connect", read_only)
+    monkeypatch.setattr(journal, "_open_connection", read_only)
     watching, hands, metrics = supervisor(tmp_path)
     for second in range(60):
         watching.tick(1_000.0 + second)
@@ -163,7 +163,7 @@ def test_nothing_is_sent_until_the_volume_can_be_written(
         b"readonly database; free space on its volume or make it writable" in watching.display.state
     )
 
-    monkeypatch.setattr(journal, "_connect", connect)
+    monkeypatch.setattr(journal, "_open_connection", connect)
     for second in range(20):
         watching.tick(1_100.0 + second)
     assert [command.verb for command in hands.sent] == ["diagnose"]

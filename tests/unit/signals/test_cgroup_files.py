@@ -124,7 +124,7 @@ def test_swap_is_never_negative_and_unknown_where_the_kernel_does_not_account_it
 
 def test_a_group_shared_with_the_supervisor_says_nothing_about_the_engine() -> None:
     assert find_memory_group(os.getpid()) is not None
-    assert Cgroup.find_of_process(os.getpid()) is None
+    assert Cgroup.find_for_process(os.getpid()) is None
 
 
 def test_a_group_counts_only_where_all_of_it_is_the_engines(tmp_path: Path) -> None:
@@ -141,11 +141,11 @@ def test_a_group_counts_only_where_all_of_it_is_the_engines(tmp_path: Path) -> N
     sleepers = [subprocess.Popen(command, start_new_session=True) for _ in range(2)]
     try:
         (folder / "cgroup.procs").write_text(str(sleepers[0].pid))
-        group = Cgroup.find_of_process(sleepers[0].pid)
+        group = Cgroup.find_for_process(sleepers[0].pid)
         assert group is not None
         assert group.folder == folder
         (folder / "cgroup.procs").write_text(str(sleepers[1].pid))
-        assert Cgroup.find_of_process(sleepers[0].pid) is None
+        assert Cgroup.find_for_process(sleepers[0].pid) is None
     finally:
         for one in sleepers:
             os.killpg(one.pid, signal.SIGKILL)
@@ -159,7 +159,7 @@ def test_a_group_counts_only_where_all_of_it_is_the_engines(tmp_path: Path) -> N
 
 
 def test_a_process_that_is_gone_has_no_group() -> None:
-    assert Cgroup.find_of_process(2**22 + 1) is None
+    assert Cgroup.find_for_process(2**22 + 1) is None
 
 
 def test_a_pipe_or_a_huge_file_in_place_of_one_is_unknown_and_holds_nobody(tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ from plimsoll_sidecar.signals.device_memory import (
     PodContainer,
 )
 from plimsoll_sidecar.signals.device_sharing import (
-    CHECK_PERIOD_S,
     MIN_OTHER_OWNER_S,
+    SHARING_CHECK_PERIOD_S,
     SharingDetector,
 )
 
@@ -59,7 +59,7 @@ def seen_after(waited_s: float, page: Page) -> str | None:
     found: dict[str, str] = {}
     while now[0] <= waited_s:
         found = sharing.find_reasons(["GPU-1"], list)
-        now[0] += CHECK_PERIOD_S
+        now[0] += SHARING_CHECK_PERIOD_S
     return found.get("GPU-1")
 
 
@@ -80,8 +80,8 @@ def test_a_device_of_ours_alone_is_not_shared(owners: tuple[PodContainer, ...]) 
 
 def test_a_page_that_names_the_pod_before_us_is_only_old() -> None:
     """With time-slicing an exporter names one pod of several: then it stays another."""
-    assert seen_after(MIN_OTHER_OWNER_S - CHECK_PERIOD_S, Page(OTHER)) is None
-    assert seen_after(MIN_OTHER_OWNER_S + CHECK_PERIOD_S, Page(OTHER)) is not None
+    assert seen_after(MIN_OTHER_OWNER_S - SHARING_CHECK_PERIOD_S, Page(OTHER)) is None
+    assert seen_after(MIN_OTHER_OWNER_S + SHARING_CHECK_PERIOD_S, Page(OTHER)) is not None
 
 
 def test_once_seen_it_stands_until_another_engine_starts() -> None:
@@ -109,7 +109,7 @@ def driven(*found: DeviceUsers | None) -> str | None:
     reasons: dict[str, str] = {}
     for driver.found in found:
         reasons = sharing.find_reasons(["GPU-1"], lambda: OWN)
-        now[0] += CHECK_PERIOD_S
+        now[0] += SHARING_CHECK_PERIOD_S
     return reasons.get("GPU-1")
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from plimsoll_api.admin import EngineState
 from plimsoll_sidecar.signals.other_pods import (
-    IDLE_TIMEOUT_S,
-    MIN_READY_S,
+    MIN_LEADER_READY_S,
+    POLLING_IDLE_TIMEOUT_S,
     GroupLeader,
     GroupPages,
     make_leader_matcher,
@@ -44,14 +44,14 @@ class Group:
 
     def is_serving(self) -> bool:
         """Without its thread, which would look by itself."""
-        return self.leader.measure_ready_s() >= MIN_READY_S
+        return self.leader.measure_ready_s() >= MIN_LEADER_READY_S
 
 
 def test_a_group_serves_once_its_leader_has_been_ready_for_a_while(api: ApiServer) -> None:
     group = Group(api)
     group.poll(page(EngineState.SERVING))
     assert not group.is_serving(), "the leader may not have seen yet that its group restarts"
-    group.clock.now += MIN_READY_S
+    group.clock.now += MIN_LEADER_READY_S
     group.poll(page(EngineState.SERVING))
     assert group.is_serving()
     group.poll(page(EngineState.STARTING))
@@ -67,14 +67,14 @@ def test_a_leader_that_does_not_say_that_it_serves_is_not_ready(
     group = Group(api)
     for _ in range(3):
         group.poll(body)
-        group.clock.now += MIN_READY_S
+        group.clock.now += MIN_LEADER_READY_S
     assert not group.is_serving()
 
 
 def test_without_endpoints_nobody_knows(api: ApiServer) -> None:
     group = Group(api)
     group.poll(page(EngineState.SERVING))
-    group.clock.now += MIN_READY_S
+    group.clock.now += MIN_LEADER_READY_S
     group.api.answer = 403, {}, b"{}"
     group.poll(page(EngineState.SERVING))
     assert not group.is_serving()
@@ -88,9 +88,9 @@ def test_the_leader_is_asked_only_while_somebody_waits(
     with serving(LEADER, group.port, page(EngineState.SERVING)):
         assert not group.leader.is_serving(), "it never waits"
         eventually(lambda: group.leader.measure_ready_s() == 0.0, "it was asked")
-        group.clock.now += MIN_READY_S
+        group.clock.now += MIN_LEADER_READY_S
         assert group.leader.is_serving()
-        group.clock.now += IDLE_TIMEOUT_S + 1
+        group.clock.now += POLLING_IDLE_TIMEOUT_S + 1
         eventually(lambda: group.leader.measure_ready_s() == float("-inf"), "nobody waits")
         asked = len(group.api.queries)
         assert not group.leader.is_serving(), "what was known then is not known now"
@@ -119,5 +119,5 @@ def test_the_page_of_a_leader_of_a_later_version_is_read(api: ApiServer) -> None
     group = Group(api)
     group.poll(b'{"engine_state":"hibernating","later":1}')
     group.poll(b'{"engine_state":"serving","later":1}')
-    group.clock.now += MIN_READY_S
+    group.clock.now += MIN_LEADER_READY_S
     assert group.is_serving()

@@ -194,7 +194,7 @@ class Terminator:
                 return
             time.sleep(POLL_INTERVAL_S)
 
-    def _send_signal(self, process: ProcessId, number: signal.Signals) -> None:
+    def _send_signal(self, process: ProcessId, signal_number: signal.Signals) -> None:
         try:
             owner = psutil.Process(process.pid).uids().effective
             if owner != os.geteuid():
@@ -203,15 +203,15 @@ class Terminator:
                     "both as the same user"
                 )
                 return
-            send_signal(process, number, self._allowed)
+            send_signal(process, signal_number, self._allowed)
         except (psutil.NoSuchProcess, ProcessLookupError):
             return
         except (psutil.Error, OSError) as error:
             self._refused[process] = getattr(error, "strerror", None) or str(error)
 
 
-def _format_main_end(main: ProcessId, number: signal.Signals, took_s: float) -> str:
-    if number is signal.SIGKILL:
+def _format_main_end(main: ProcessId, signal_number: signal.Signals, took_s: float) -> str:
+    if signal_number is signal.SIGKILL:
         return f"process {main.pid} was killed by SIGKILL {took_s:.1f} s after SIGTERM"
     return f"process {main.pid} ended {took_s:.1f} s after SIGTERM"
 
@@ -402,10 +402,9 @@ class OwnedProcesses:
 
 
 def end_orphaned_helpers(members: EngineProcesses) -> TerminationResult:
-    """End the remaining processes of an engine after the end of its main process.
+    """Wait for the end of an engine's main process, and then end its remaining processes.
 
-    Wait at most :data:`MAIN_EXIT_WAIT_S` for that end. If the main process is still running then,
-    end nothing.
+    If the main process is still running after :data:`MAIN_EXIT_WAIT_S`, no process is ended.
     """
     deadline = time.monotonic() + MAIN_EXIT_WAIT_S
     while members.main is not None and is_running(members.main):
@@ -441,8 +440,8 @@ class TrimEffect(msgspec.Struct, frozen=True):
     def outcome(self) -> Outcome:
         """Outcome of the trim.
 
-        It is ``Unknown`` if no effect was measured, but the effect on host or device memory is
-        unknown.
+        The outcome is ``Unknown`` if no effect was measured, but host or device memory could not
+        be measured.
         """
         if max(self.host or 0, self.device or 0) >= MIN_TRIM_EFFECT_BYTES:
             return Outcome.SUCCEEDED
