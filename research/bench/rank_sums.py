@@ -134,7 +134,7 @@ def link_rate(group: ProcessGroup) -> float:
     memory = PeerMemory.connect(rank, size, COPY_BYTES, group._exchange_bytes)
     assert memory is not None
     own = torch.ones(COPY_BYTES // 8, dtype=torch.int64, device="cuda")
-    there = memory._others[(rank + 1) % size].as_tensor().view(torch.int64)
+    there = memory._other_buffers[(rank + 1) % size].as_tensor().view(torch.int64)
     group._exchange_bytes(b"\0")
     took = seconds(lambda: torch.neg(own, out=there))
     memory.close(group._exchange_bytes)

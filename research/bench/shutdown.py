@@ -45,10 +45,10 @@ def cycle(config: WorkerConfig) -> tuple[int | None, int | None, int]:
     while engine.has_work:
         output = engine.step()
         assert not output.dropped, output.dropped
-    peak = lifecycle.get_device_allocated() or 0
+    peak = lifecycle.measure_allocated_device_bytes() or 0
     del engine
     lifecycle.shut_down()
-    return lifecycle.get_device_allocated(), lifecycle.device.baseline, peak
+    return lifecycle.measure_allocated_device_bytes(), lifecycle.device.baseline, peak
 
 
 def nvml_used(device: torch.device) -> int | None:

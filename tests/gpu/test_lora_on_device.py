@@ -69,7 +69,7 @@ def test_adapters_on_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     alone = texts(engine, [0])
     assert replays > 0, "an engine that takes adapters has graphs"
     torch.cuda.synchronize()
-    before = lifecycle.get_device_allocated()
+    before = lifecycle.measure_allocated_device_bytes()
     for layer, number in enumerate((FIRST, SECOND)):
         folder = write_tiny_adapter(tmp_path / f"adapter{number}", layer)
         adapters.load(f"adapter{number}", number, folder)
@@ -87,9 +87,9 @@ def test_adapters_on_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     engine.reset_prefix_cache()
     # What the last step sampled stays until the next one: both times of steps without an adapter.
     torch.cuda.synchronize()
-    assert lifecycle.get_device_allocated() == before
+    assert lifecycle.measure_allocated_device_bytes() == before
     lifecycle.shut_down()
-    assert lifecycle.get_device_allocated() == lifecycle.device.baseline
+    assert lifecycle.measure_allocated_device_bytes() == lifecycle.device.baseline
     for number, folder in folders.items():
         other = CoreLifecycle(config(folder))
         for name, tokens in texts(other.start(), [0]).items():

@@ -109,7 +109,7 @@ def test_shutdown_returns_to_the_baseline_exactly(
     peak_before = torch.cuda.max_memory_allocated()
     end(lifecycle)
     lifecycle.shut_down()
-    assert lifecycle.get_device_allocated() == lifecycle.device.baseline
+    assert lifecycle.measure_allocated_device_bytes() == lifecycle.device.baseline
     assert torch.cuda.memory_reserved() == lifecycle.device.baseline
     if end is success:
         assert torch.cuda.max_memory_allocated() > max(peak_before, 0) or peak_before > GIB
@@ -124,7 +124,7 @@ def test_ten_restarts_in_one_process_keep_no_byte(checkpoint: Path) -> None:
         assert device.torch_allocated is not None
         assert device.torch_allocated >= GIB
         lifecycle.shut_down()
-        assert lifecycle.get_device_allocated() == lifecycle.device.baseline
+        assert lifecycle.measure_allocated_device_bytes() == lifecycle.device.baseline
         torch.cuda.synchronize()
         free, total = torch.cuda.mem_get_info()
         used.append(total - free)

@@ -23,12 +23,14 @@ Gather = Callable[[bytes], list[bytes]]
 class PeerMemory:
     """Buffer of this rank, initially zeros, and mappings of the other ranks' buffers.
 
-    All ranks must create and close theirs together.
+    All ranks must create and close their instances together.
     """
 
-    def __init__(self, own: DeviceBuffer, others: dict[int, DeviceBuffer], rank: int) -> None:
-        self._own = own
-        self._others = others
+    def __init__(
+        self, own_buffer: DeviceBuffer, other_buffers: dict[int, DeviceBuffer], rank: int
+    ) -> None:
+        self._own_buffer = own_buffer
+        self._other_buffers = other_buffers
         self._rank = rank
 
     @classmethod
@@ -37,13 +39,13 @@ class PeerMemory:
 
         If this fails on any rank, return None on all; the rank that failed logs the reason.
         """
-        own, handle, others = None, bytes(IPC_HANDLE_BYTES), {}
+        own_buffer, handle, other_buffers = None, bytes(IPC_HANDLE_BYTES), {}
         try:
             _check_peer_access(rank, size)
-            own = DeviceBuffer.allocate(nbytes)
-            own.as_tensor().zero_()
+            own_buffer = DeviceBuffer.allocate(nbytes)
+            own_buffer.as_tensor().zero_()
             torch.cuda.synchronize()
-            handle = own.export()
+            handle = own_buffer.export()
         except RuntimeError as error:
             _log_fallback(error)
         handles = gather(handle)
@@ -52,53 +54,53 @@ class PeerMemory:
             try:
                 for peer in range(size):
                     if peer != rank:
-                        others[peer] = DeviceBuffer.map(handles[peer], nbytes)
+                        other_buffers[peer] = DeviceBuffer.map(handles[peer], nbytes)
             except CudaError as error:
                 _log_fallback(error)
                 connected = False
         # This exchange also ensures that no rank writes before all buffers are zeroed.
         if all(data == b"\1" for data in gather(bytes([connected]))):
-            assert own is not None
-            return cls(own, others, rank)
-        for buffer in others.values():
+            assert own_buffer is not None
+            return cls(own_buffer, other_buffers, rank)
+        for buffer in other_buffers.values():
             buffer.close()
         gather(b"\0")
-        if own is not None:
-            own.close()
+        if own_buffer is not None:
+            own_buffer.close()
         return None
 
     @property
     def addresses(self) -> list[int]:
         """Addresses of all buffers in this process, in rank order."""
-        buffers = self._others | {self._rank: self._own}
+        buffers = self._other_buffers | {self._rank: self._own_buffer}
         return [buffers[rank].pointer for rank in range(len(buffers))]
 
     @property
     def nbytes(self) -> int:
         """Size of this rank's buffer in bytes; 0 once it is freed."""
-        return self._own.nbytes if self._own.pointer else 0
+        return self._own_buffer.nbytes if self._own_buffer.pointer else 0
 
     def as_tensor(self) -> torch.Tensor:
         """Return this rank's buffer as uint8 [bytes]."""
-        return self._own.as_tensor()
+        return self._own_buffer.as_tensor()
 
     def close(self, gather: Gather | None) -> None:
         """Unmap and free the buffers. No kernel of this rank may still use them. Idempotent.
 
-        ``gather`` is used to wait until no rank uses them. If it is None, because a rank is lost,
-        there is no wait.
+        ``gather`` waits until no rank uses the buffers. Pass None after the loss of a rank:
+        the call then does not wait.
         """
-        if not self._own.pointer:
+        if not self._own_buffer.pointer:
             return
         if gather is not None:
             gather(b"\0")
         # A lost device rejects all calls. Its memory is freed when the process exits.
         with contextlib.suppress(CudaError):
-            for buffer in self._others.values():
+            for buffer in self._other_buffers.values():
                 buffer.close()
             if gather is not None:
                 gather(b"\0")
-            self._own.close()
+            self._own_buffer.close()
 
 
 def _check_peer_access(rank: int, size: int) -> None:

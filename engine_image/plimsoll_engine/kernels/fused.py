@@ -23,7 +23,7 @@ from plimsoll_engine.kernels.whole_prompts import (
     FreshRows,
     append_tail,
     attend_whole,
-    count_fewest_rows,
+    count_rows_of_smallest_call,
     count_tail_rows,
     get_whole_prompts,
     select_fastest_backend,
@@ -192,7 +192,7 @@ class FusedOps:
         into: torch.Tensor,
     ) -> None:
         """Implement :meth:`Ops.add_attended` without a copy of the attention of long prompts."""
-        if count_fewest_rows(plan, window) * weight.shape[0] < MIN_SEPARATE_OUTPUTS:
+        if count_rows_of_smallest_call(plan, window) * weight.shape[0] < MIN_SEPARATE_OUTPUTS:
             attended = self.attend(query, plan, layer, scale, window)
             return self.add_product(attended.flatten(1), weight, into)
         if before := query.shape[0] - sum(get_whole_prompts(plan, window)):

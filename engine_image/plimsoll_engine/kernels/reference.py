@@ -135,8 +135,8 @@ class ReferenceOps:
         parts = []
         if plan.decodes:
             parts.append(_attend_decodes(query[: plan.decodes], plan, layer, scale, window))
-        for number in range(len(plan.derived.prefills)):
-            parts.append(_attend_prefill(query, plan, layer, number, scale, window))
+        for prefill_index in range(len(plan.derived.prefills)):
+            parts.append(_attend_prefill(query, plan, layer, prefill_index, scale, window))
         attended = parts[0] if len(parts) == 1 else torch.cat(parts)
         return attended if out is None else out.copy_(attended)
 
@@ -279,17 +279,17 @@ def gather_slots(plan: StepPlan) -> GatheredSlots:
 
 
 def _get_mask(
-    plan: StepPlan, number: int, newest: torch.Tensor, length: int, window: int | None
+    plan: StepPlan, prefill_index: int, newest: torch.Tensor, length: int, window: int | None
 ) -> torch.Tensor:
     """Return the attention mask [rows, length] for rows at the positions ``newest`` [rows]."""
     masks = plan.derived.masks
-    mask: torch.Tensor | None = masks.get((number, window))
+    mask: torch.Tensor | None = masks.get((prefill_index, window))
     if mask is None:
         context, newest = torch.arange(length, device=newest.device), newest.unsqueeze(-1)
         mask = context <= newest
         if window is not None:
             mask &= context > newest - window
-        masks[number, window] = mask
+        masks[prefill_index, window] = mask
     return mask
 
 
@@ -313,9 +313,14 @@ def _attend_decodes(
 
 
 def _attend_prefill(
-    query: torch.Tensor, plan: StepPlan, layer: int, number: int, scale: float, window: int | None
+    query: torch.Tensor,
+    plan: StepPlan,
+    layer: int,
+    prefill_index: int,
+    scale: float,
+    window: int | None,
 ) -> torch.Tensor:
-    prefill: Prefill = plan.derived.prefills[number]
+    prefill: Prefill = plan.derived.prefills[prefill_index]
     keys, values = (
         _read_rows(pages, prefill.slots, query.dtype) for pages in plan.get_pages(layer)
     )
@@ -326,7 +331,7 @@ def _attend_prefill(
         query[prefill.start : prefill.stop].transpose(0, 1).unsqueeze(0),
         keys.transpose(0, 1).repeat_interleave(groups, dim=0).unsqueeze(0),
         values.transpose(0, 1).repeat_interleave(groups, dim=0).unsqueeze(0),
-        attn_mask=_get_mask(plan, number, newest, length, window),
+        attn_mask=_get_mask(plan, prefill_index, newest, length, window),
         scale=scale,
     )
     return out[0].transpose(0, 1)

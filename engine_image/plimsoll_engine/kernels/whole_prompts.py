@@ -139,7 +139,7 @@ def _list_groups(plan: StepPlan, window: int | None) -> list[tuple[int, int]]:
     ]
 
 
-def count_fewest_rows(plan: StepPlan, window: int | None) -> int:
+def count_rows_of_smallest_call(plan: StepPlan, window: int | None) -> int:
     """Return the number of rows in the smallest call of the library, or 0 without a call."""
     return min((rows * count for rows, count in _list_groups(plan, window)), default=0)
 

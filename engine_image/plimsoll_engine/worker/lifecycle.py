@@ -402,15 +402,15 @@ class CoreLifecycle:
         Call it after :meth:`shut_down`. Each value is None on a CPU, or if a rank did not report.
         """
         return self.member.get_allocated_after_shutdown(
-            self.get_device_allocated(), self.device.baseline
+            self.measure_allocated_device_bytes(), self.device.baseline
         )
 
-    def get_device_allocated(self) -> int | None:
+    def measure_allocated_device_bytes(self) -> int | None:
         """Return the device bytes that torch and the process group have allocated.
 
         Return None on a CPU.
         """
-        allocated = self.device.read_allocated()
+        allocated = self.device.read_allocated_bytes()
         return None if allocated is None else allocated + self.member.nbytes
 
 

@@ -63,7 +63,7 @@ class DeviceContext:
         """Return the free bytes of the device; None on a CPU."""
         return int(torch.cuda.mem_get_info(self.device)[0]) if self.is_cuda else None
 
-    def read_allocated(self) -> int | None:
+    def read_allocated_bytes(self) -> int | None:
         """Return the bytes that torch has allocated on the device; None on a CPU."""
         return torch.cuda.memory_allocated(self.device) if self.is_cuda else None
 

@@ -54,7 +54,7 @@ class Follower:
         self._release_pool()
         self._lifecycle.shut_down()
         allocated, baseline = (
-            self._lifecycle.get_device_allocated(),
+            self._lifecycle.measure_allocated_device_bytes(),
             self._lifecycle.device.baseline,
         )
         self._link.send(

@@ -92,10 +92,10 @@ class EarlyFreeCache(EncoderCache):
 class HeldBudgetCache(EncoderCache):
     """Encoder cache that keeps the budget of requests that end before their prompt is computed."""
 
-    def drop(self, request: Request) -> None:
+    def release_all(self, request: Request) -> None:
         """Release the budget of a request, but only if its prompt was computed."""
         if request.computed >= request.num_prompt:
-            super().drop(request)
+            super().release_all(request)
 
 
 class EncoderFreedEarlyDefect(Defect[kinds.EncoderFreedEarly]):

@@ -237,7 +237,7 @@ def _add_named_logprobs(
 ) -> None:
     """Add the log probabilities of named tokens to ``sampled``.
 
-    ``raw`` has the log probabilities of all tokens, for the rows that request any.
+    ``raw`` has the log probabilities of all tokens, for each row that requests log probabilities.
     """
     if not sampling_plan.named_rows:
         return

@@ -147,7 +147,7 @@ class Vocabulary:
         return None if tokenizer is None else cls(tokenizer, size, added)
 
     def compile(self, grammar: Grammar) -> LLMatcher:
-        """Compile ``grammar``. Return a new matcher. Raises :class:`GrammarError` if invalid."""
+        """Compile ``grammar`` to a new matcher. Raises :class:`GrammarError` if it is invalid."""
         source = _convert_grammar(grammar, self._added)
         compiled = LLMatcher(self.tokenizer, source, log_level=0, limits=PARSER_LIMITS)
         if compiled.is_error():

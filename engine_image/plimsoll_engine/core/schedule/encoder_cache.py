@@ -103,7 +103,7 @@ class EncoderCache:
             if media.start + media.length <= done and media.key not in begun:
                 self._release(request, media.key)
 
-    def drop(self, request: Request) -> None:
+    def release_all(self, request: Request) -> None:
         """Release all outputs of ``request``, which has ended or was preempted."""
         for media in request.media:
             self._release(request, media.key)

@@ -162,7 +162,7 @@ class Scheduler:
             self.waiting.remove(request)
         self.waiting.forget_request(request)
         if self.encoder is not None:
-            self.encoder.drop(request)
+            self.encoder.release_all(request)
 
     def schedule(self, only: Request | None = None) -> list[Chunk]:
         """Return the chunks of the next step; empty if nothing can run.
@@ -362,7 +362,7 @@ class Scheduler:
         """Release the blocks and encoder outputs of a request that is not running."""
         request.drop_blocks(self.pool)
         if self.encoder is not None:
-            self.encoder.drop(request)
+            self.encoder.release_all(request)
 
     def _must_fetch(self, request: Request) -> bool:
         """Report whether ``request`` must wait for blocks that are copied from host memory.

@@ -35,7 +35,7 @@ MAX_CATCH_UP_ROWS = 8
 
 @dataclass(slots=True)
 class _RequestView:
-    """State of a request as a step of the draft model sees it.
+    """State of a request for one step of the draft model.
 
     ``computed`` is the number of tokens that the draft model has computed.
     """

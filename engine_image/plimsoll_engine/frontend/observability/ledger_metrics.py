@@ -73,10 +73,10 @@ class MemoryMetrics(Collector):
 class PickerMetrics(Collector):
     """Collector of the metrics that endpoint pickers read by default. The names are vLLM's.
 
-    They are set in ``NewOptions`` in ``pkg/epp/server/options.go`` of the Gateway API Inference
-    Extension, v1.5.0. ``kv_pool`` returns the number of tokens in a block and the number of blocks.
-    It returns None without a worker. ``adapters`` returns the names of the loaded LoRA adapters,
-    of which there are at most ``max_adapters``.
+    Pickers set these names in ``NewOptions`` in ``pkg/epp/server/options.go`` of the Gateway API
+    Inference Extension, v1.5.0. ``kv_pool`` returns the number of tokens in a block and the number
+    of blocks. It returns None without a worker. ``adapters`` returns the names of the loaded LoRA
+    adapters, of which there are at most ``max_adapters``.
     """
 
     def __init__(

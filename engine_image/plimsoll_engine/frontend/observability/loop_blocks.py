@@ -23,7 +23,7 @@ TIMER_INTERVAL_S = 0.02
 
 50 timer calls a second cost about a thousandth of a core.
 """
-WINDOW_S = 60.0
+LONGEST_BLOCK_WINDOW_S = 60.0
 """Length of a window. The longest delay is that of the current and of the previous window."""
 BLOCK_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
@@ -52,7 +52,7 @@ class LoopBlocks(Collector):
     def start(self) -> None:
         """Start measuring the running event loop."""
         self._loop = asyncio.get_running_loop()
-        self._window_ends = time.monotonic() + WINDOW_S
+        self._window_ends = time.monotonic() + LONGEST_BLOCK_WINDOW_S
         self._schedule_timer()
 
     def stop(self) -> None:
@@ -90,7 +90,7 @@ class LoopBlocks(Collector):
         self._histogram.observe(late)
         if now >= self._window_ends:
             self._windows = [(0.0, 0.0), self._windows[0]]
-            self._window_ends = now + WINDOW_S
+            self._window_ends = now + LONGEST_BLOCK_WINDOW_S
         wall, cpu = self._windows[0]
         used = min(late, time.process_time() - self._cpu)
         self._windows[0] = max(wall, late), max(cpu, used)

@@ -185,12 +185,12 @@ def test_an_output_that_is_dropped_and_wanted_again_in_one_step_stays() -> None:
     cache = EncoderCache(2 * NUM_IMAGE_TOKENS)
     assert cache.reserve(first, 9) == (9, image)
     assert cache.take_freed_keys() == []
-    cache.drop(first)
+    cache.release_all(first)
     assert cache.reserve(heir, 9) == (9, []), "the runner has it still"
     assert cache.take_freed_keys() == []
-    cache.drop(heir)
+    cache.release_all(heir)
     assert cache.take_freed_keys() == [b"x"]
     assert cache.reserve(first, 9) == (9, image)
-    cache.drop(first)  # before it was encoded
+    cache.release_all(first)  # before it was encoded
     assert cache.reserve(heir, 9) == (9, image)
     assert cache.take_freed_keys() == []

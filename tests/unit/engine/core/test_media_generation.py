@@ -340,7 +340,7 @@ def test_outputs_freed_in_the_step_that_makes_them_are_found(
 
     def reserve_and_free(request: Request, count: int) -> tuple[int, list[Media]]:
         found = reserve(request, count)
-        cache.drop(request)
+        cache.release_all(request)
         outputs.free(cache.take_freed_keys())
         return found
 

@@ -73,7 +73,7 @@ def test_what_fails_in_the_other_thread_fails_here(
     with pytest.raises(RuntimeError, match="the device is lost"):
         lifecycle.prepare()
     assert helpers() == []
-    assert lifecycle.get_device_allocated() is None
+    assert lifecycle.measure_allocated_device_bytes() is None
 
 
 def test_a_sampled_step_is_what_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
