@@ -93,7 +93,7 @@ def plan_incidents(
             continue
         pod_name = one["spec"]["pod"]
         if not _has_own_pod(one, present.get(pod_name)):
-            _end_orphaned_incident(changes, one, now)
+            _end_orphaned_incident(changes, one, pod_name in present, now)
         elif ((one.get("status") or {}).get("revision") or 0) >= MAX_STATUS_WRITES:
             # A supervisor keeps its last write for the end, so another client used its token.
             text = (
@@ -226,11 +226,18 @@ def _make_group_incident(policy: Object, group: GroupStarts, ref: WorkloadRef, n
     return made | {"status": _add_conditions(status, now)}
 
 
-def _end_orphaned_incident(changes: IncidentChanges, incident: Object, now: str) -> None:
-    """End an incident whose pod no longer exists. Wait if the pod may not be in the store yet."""
+def _end_orphaned_incident(
+    changes: IncidentChanges, incident: Object, has_successor: bool, now: str
+) -> None:
+    """End an incident whose pod no longer exists.
+
+    Wait if the pod may not be in the store yet. ``has_successor`` is whether the store has a later
+    pod of the same name.
+    """
     age = _compute_seconds_between(incident["metadata"].get("creationTimestamp") or now, now)
-    if age is not None and age < REPORT_GRACE_S:
-        changes.requeue_s = REPORT_GRACE_S
+    if not has_successor and age is not None and age < REPORT_GRACE_S:
+        wait_s = min(REPORT_GRACE_S, REPORT_GRACE_S - age)
+        changes.requeue_s = min(wait_s, changes.requeue_s or wait_s)
     elif _requests_replacement(incident):
         text = "the pod was replaced at the supervisor's request"
         _end_incident(changes, incident, "Resolved", "PodReplaced", text, now)

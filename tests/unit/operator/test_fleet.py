@@ -465,6 +465,17 @@ def test_the_next_pod_of_a_stateful_set_is_another_pod() -> None:
     assert [one["status"]["outcome"] for one in found.updates] == ["PodReplaced", "PodGone"]
 
 
+def test_an_incident_ends_at_once_where_its_pod_has_a_successor() -> None:
+    opened, replaced, now = (f"2026-01-01T00:00:{second:02}Z" for second in (0, 5, 6))
+    asks = incident("qwen-0", opened, timeline=[{"step": "PodReplace", "outcome": "Requested"}])
+    successor = pod("qwen-0")
+    successor["metadata"]["creationTimestamp"] = replaced
+    (end,) = plan_incidents(item(), [successor], [asks], now).updates
+    assert end["status"]["outcome"] == "PodReplaced"
+    unseen = plan_incidents(item(), [], [asks], now)
+    assert (unseen.updates, unseen.requeue_s) == ([], 24.0), "the pod may be younger than the store"
+
+
 @pytest.mark.parametrize(
     ("group", "outcome", "end"),
     [("0", "Succeeded", "Resolved"), ("0", "Begun", "Resolved"), ("0", "Failed", "Unresolved"),
