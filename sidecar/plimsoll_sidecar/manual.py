@@ -381,8 +381,8 @@ def write_note(state_dir: Path, action: ManualAction) -> None:
 class NoteInbox:
     """Reader of the notes of manual actions, for the supervisor.
 
-    :meth:`read` returns each action that has ended once. :meth:`remove_read` deletes the notes of
-    these actions. Call it after the journal has recorded them.
+    :meth:`read` returns each ended action exactly once. :meth:`remove_read` deletes the notes of
+    these actions. Call :meth:`remove_read` after the journal has recorded the actions.
     """
 
     def __init__(self, state_dir: Path) -> None:

@@ -128,7 +128,7 @@ class LeftBehindWatch:
     def update(self, sample: Sample) -> Suspicion | None:
         """Add a sample, and return the suspicion; None if too little was left behind.
 
-        If the sample lacks the memory left behind, the previous result is returned.
+        If the sample does not contain the memory left behind, the previous result is returned.
         """
         earlier = sample.host.shm_orphan_earlier
         if self._budget is None or earlier is None:

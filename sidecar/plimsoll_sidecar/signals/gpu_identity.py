@@ -72,9 +72,9 @@ class DeviceFinder:
 
 
 def _read_visible_devices(main_pid: int) -> list[str]:
-    """Return the devices that the plugin's variable names.
+    """Return the devices that the variable of the device plugin names.
 
-    Empty if the variable names none, or all devices of the node.
+    The list is empty if the variable names no device, or stands for all devices of the node.
     """
     names = (read_environment_variable(main_pid, VISIBLE_DEVICES_ENV) or "").split(",", MAX_GPUS)[
         :MAX_GPUS

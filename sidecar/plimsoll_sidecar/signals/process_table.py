@@ -1,6 +1,6 @@
 """Read the processes of this PID namespace, with psutil or from /proc where psutil lacks a value.
 
-Every result may be outdated at once. A signal is therefore sent only to a process with the known
+A result may be outdated as soon as it is returned. A signal is sent only to a process with a known
 start time (:class:`ProcessId`). A process can change its own arguments and environment, so only a
 bounded part of them is read. psutil would read and split all of them
 (docs/decisions/0002-libraries.md).
