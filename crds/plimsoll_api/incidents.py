@@ -23,6 +23,8 @@ class IncidentKind(OpenEnum):
     MANUAL_ACTION = "ManualAction"
 
 
+GROWTH_INCIDENT_KINDS = (IncidentKind.HOST_GROWTH, IncidentKind.DEVICE_GROWTH)
+"""Kinds whose memory grows at the cost of a leak budget."""
 OPERATOR_ONLY_KINDS = frozenset({IncidentKind.CRASH_LOOP})
 """Kinds that only the operator can observe and record."""
 

@@ -283,8 +283,8 @@ class Supervision(msgspec.Struct, frozen=True):
         describe_field(
             "Pods of a SupervisionPolicy for which `maxUnavailable` counts together. `Workload` "
             "counts each workload, and each role of disaggregated serving, by itself. `Graph` "
-            "counts all roles together, so that no prefill engine restarts while a decode engine "
-            "does. Defaults to `Workload`."
+            "counts all roles together, so that with 1 no prefill engine restarts while a decode "
+            "engine does. Defaults to `Workload`."
         ),
     ] = SlotScope.WORKLOAD
     stall: Annotated[Stall, describe_field("When an engine counts as stalled.")] = Stall()

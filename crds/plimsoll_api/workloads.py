@@ -211,9 +211,9 @@ def find_slot_owner(
     """Return the owner of the slots that a pod takes.
 
     Pods of different roles cannot replace each other, so each role of a graph has its own slots. If
-    ``scope`` is ``Graph``, all roles share the slots, so that prefill and decode engines never
-    restart at the same time. A prefill or decode pod without a graph then uses the policy's own
-    slots.
+    ``scope`` is ``Graph``, all roles share the slots, so that with one slot, prefill and
+    decode engines never restart at the same time. A prefill or decode pod without a graph then uses
+    the policy's own slots.
     """
     has_kv_role = role in KV_ROLES
     if scope is SlotScope.GRAPH and (graph is not None or has_kv_role):

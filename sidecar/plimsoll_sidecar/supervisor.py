@@ -18,6 +18,7 @@ import msgspec
 
 from plimsoll_api.admin import Capability, Load, Role, Status
 from plimsoll_api.assessment import Assessment
+from plimsoll_api.incidents import GROWTH_INCIDENT_KINDS
 from plimsoll_api.names import POLICY_KIND, RESTART_BUDGET_RESET_FILE
 from plimsoll_api.supervision import Mode
 from plimsoll_api.supervisor_config import ServiceRef, SupervisorConfig
@@ -29,12 +30,7 @@ from plimsoll_sidecar.act.sweep import SharedMemorySweep
 from plimsoll_sidecar.clock import SteadyClock
 from plimsoll_sidecar.config import ConfigFile
 from plimsoll_sidecar.detect.detector import Detector
-from plimsoll_sidecar.detect.fleet import (
-    GROWTH_INCIDENT_KINDS,
-    LEADER_PLACEHOLDER,
-    join_group,
-    weigh_peers,
-)
+from plimsoll_sidecar.detect.fleet import LEADER_PLACEHOLDER, join_group, weigh_peers
 from plimsoll_sidecar.govern.auto_budget import BudgetsInForce
 from plimsoll_sidecar.govern.command import (
     EngineProcess,

@@ -12,16 +12,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from plimsoll_api.incidents import ENDED_PHASES
+from plimsoll_api.incidents import ENDED_PHASES, GROWTH_INCIDENT_KINDS
 from plimsoll_api.peers import MAX_PEERS, Peer, encode_peers
 from plimsoll_operator.config import DEFAULT_INTERVALS
 from plimsoll_operator.fleet.pods import PodView
 from plimsoll_operator.fleet.selected_pods import SelectedPod, SupervisionState
-from plimsoll_operator.fleet.supervisor_figures import SupervisorFigures
+from plimsoll_operator.fleet.supervisor_figures import UNKNOWN_FIGURES, SupervisorFigures
 from plimsoll_operator.kinds import Key, Object
-
-GROWTH_INCIDENT_KINDS = ("HostGrowth", "DeviceGrowth")
-UNKNOWN_FIGURES = SupervisorFigures()
 
 
 def list_pods_with_growth(incidents: Iterable[Object]) -> set[str]:

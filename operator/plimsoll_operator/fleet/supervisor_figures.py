@@ -108,6 +108,9 @@ class SupervisorFigures:
         return any(signal == ENGINE_SIGNAL for signal, _ in self.missing_signals or ())
 
 
+UNKNOWN_FIGURES = SupervisorFigures()
+"""Figures of a supervisor that was not scraped."""
+
 _SAMPLE_PATTERN = re.compile(
     rb"^(plimsoll_memory_budget_consumed_ratio|plimsoll_restart_budget_remaining"
     rb"|plimsoll_supervisor_out_of_service|plimsoll_signal_age_seconds"

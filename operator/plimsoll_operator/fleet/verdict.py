@@ -26,7 +26,7 @@ from plimsoll_operator.fleet.revisions import (
     find_suspect,
     list_suspected_pods,
 )
-from plimsoll_operator.fleet.supervisor_figures import SupervisorFigures
+from plimsoll_operator.fleet.supervisor_figures import UNKNOWN_FIGURES, SupervisorFigures
 from plimsoll_operator.kinds import Object
 
 MIN_OBSERVED_S = 1800.0
@@ -58,7 +58,6 @@ REMAINING_STEPS_MIN = (
 constantly. For the same reason, no message about the remaining time names a pod."""
 MAX_REVISIONS = 4
 """Maximum number of revisions of a service or workload that have a verdict."""
-UNKNOWN_FIGURES = SupervisorFigures()
 
 
 def make_verdicts(

@@ -42,7 +42,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from plimsoll_api.assessment import Assessment, BudgetState, Suspicion
-from plimsoll_api.incidents import IncidentKind
+from plimsoll_api.incidents import GROWTH_INCIDENT_KINDS, IncidentKind
 from plimsoll_api.peers import Peer, PeerGrowth
 from plimsoll_api.units import format_bytes
 
@@ -59,8 +59,6 @@ MAX_SAME_GROWTH_FACTOR = 2.0
 publication is late by some time. If the factor is larger, it describes another growth."""
 MIN_SHOWN_PROBABILITY = 0.0005
 """Half of the unit in which probabilities are rounded, which is a tenth of a percent."""
-GROWTH_INCIDENT_KINDS = (IncidentKind.HOST_GROWTH, IncidentKind.DEVICE_GROWTH)
-"""Kinds of incidents that the leader reports for its group. Workers report other kinds."""
 LEADER_PLACEHOLDER = ""
 """Stands for the name of the leader's pod."""
 UNKNOWN_BUDGET, UNKNOWN_ASSESSMENT = BudgetState(), Assessment(0.0, 0, False)

@@ -17,7 +17,12 @@ import msgspec
 
 from plimsoll_api.assessment import Assessment, BudgetState, Segment, Suspicion
 from plimsoll_api.incident_record import Attribution, IncidentRecord, StepRecord
-from plimsoll_api.incidents import ENDED_PHASES, IncidentKind, IncidentPhase
+from plimsoll_api.incidents import (
+    ENDED_PHASES,
+    GROWTH_INCIDENT_KINDS,
+    IncidentKind,
+    IncidentPhase,
+)
 from plimsoll_api.supervision import Action
 from plimsoll_sidecar.detect.growth import LATEST_GROWTH_WINDOW_S
 
@@ -113,7 +118,7 @@ class Incident(IncidentRecord, omit_defaults=True, kw_only=True):
     @property
     def has_subsided(self) -> bool:
         """Whether growth stopped, or became improbable as a leak, :data:`SUBSIDED_AFTER_S` ago."""
-        growth = self.kind in (IncidentKind.HOST_GROWTH, IncidentKind.DEVICE_GROWTH)
+        growth = self.kind in GROWTH_INCIDENT_KINDS
         return growth and self.doubted_s >= SUBSIDED_AFTER_S
 
     @property

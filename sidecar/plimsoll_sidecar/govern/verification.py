@@ -13,7 +13,7 @@ import msgspec
 
 from plimsoll_api.admin import EngineState, Epoch
 from plimsoll_api.assessment import Assessment, BudgetState, Segment
-from plimsoll_api.incidents import IncidentKind
+from plimsoll_api.incidents import GROWTH_INCIDENT_KINDS, IncidentKind
 from plimsoll_api.supervision import Action
 from plimsoll_sidecar.govern.command import EngineView
 from plimsoll_sidecar.govern.incident import ROUND_DURATION_S, Incident
@@ -77,7 +77,7 @@ def judge_restart(
         return Verdict.USELESS if late else Verdict.WAIT
     budget = incident.get_budget_state(assessment)
     current = budget.current if budget else None
-    if incident.kind in (IncidentKind.HOST_GROWTH, IncidentKind.DEVICE_GROWTH):
+    if incident.kind in GROWTH_INCIDENT_KINDS:
         measured = assessment.warm and current is not None
         if incident.attribution.segment == Segment.SHARED_ORPHAN and not incident.missed_s:
             # Each new baseline includes the lost memory. Only the absence of a suspicion shows

@@ -8,13 +8,8 @@ from __future__ import annotations
 import pytest
 
 from plimsoll_api.assessment import Assessment, BudgetState, Segment, Suspicion
-from plimsoll_api.incidents import IncidentKind
-from plimsoll_sidecar.detect.fleet import (
-    GROWTH_INCIDENT_KINDS,
-    LEADER_PLACEHOLDER,
-    UNKNOWN_BUDGET,
-    join_group,
-)
+from plimsoll_api.incidents import GROWTH_INCIDENT_KINDS, IncidentKind
+from plimsoll_sidecar.detect.fleet import LEADER_PLACEHOLDER, UNKNOWN_BUDGET, join_group
 
 MIB = 1 << 20
 HOST, DEVICE, STALL = IncidentKind.HOST_GROWTH, IncidentKind.DEVICE_GROWTH, IncidentKind.STALL

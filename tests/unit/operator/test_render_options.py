@@ -157,7 +157,7 @@ def test_a_claim_has_one_source_and_a_name_of_its_own() -> None:
     both = {"name": "a", "resourceClaimName": "x", "resourceClaimTemplateName": "y"}
     one = {"name": "a", "resourceClaimName": "x"}
     for claims in ([{"name": "a"}], [both], [one, one]):
-        with pytest.raises(InvalidSpecError, match=r"resource claim|different names"):
+        with pytest.raises(InvalidSpecError, match=r"resource claim|the same name"):
             parse_service(manifest(engine={"resources": {"resourceClaims": claims}}))
 
 
