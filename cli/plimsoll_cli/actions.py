@@ -27,7 +27,7 @@ ACTION_EFFECTS = {
 WORKER_RESTART_EFFECT = "replaces its worker; running requests pause, then continue"
 """Effect of ``restart`` if the engine can restart its worker alone."""
 STATUS_TIMEOUT_S = 30.0
-EXEC_MARGIN_S = 30.0
+EXEC_START_MARGIN_S = 30.0
 """Additional time for starting the program in the pod, beyond the timeout of the action."""
 
 
@@ -59,7 +59,7 @@ def run_action(
     arguments += ["--service"] if whole_service else []
     with show_spinner(f"{action} {pod}"):
         answer = _call_supervisor(
-            call, pod, arguments, compute_action_limit_s(deadline_s) + EXEC_MARGIN_S
+            call, pod, arguments, compute_action_limit_s(deadline_s) + EXEC_START_MARGIN_S
         )
     if answer.outcome != "Succeeded":
         raise RunError(f"{action} {pod}: {answer.outcome}: {answer.message}")

@@ -65,9 +65,9 @@ async def run_load(
     ) as client:
         begin = time.perf_counter()
 
-        async def send_request(number: int) -> RequestTiming:
+        async def send_request(request_number: int) -> RequestTiming:
             async with limit:
-                timing = await _send(client, load, number)
+                timing = await _send(client, load, request_number)
             on_done()
             return timing
 

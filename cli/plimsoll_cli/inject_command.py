@@ -171,7 +171,9 @@ def inject(
     if (manifest is None) == (file is None):
         raise UsageError("inject: name one manifest, or - for standard input: inject -f FILE")
     if remove:
-        given = [one.name for one in context.command.params if _is_given(context, str(one.name))]
+        given = [
+            one.name for one in context.command.params if _is_option_set(context, str(one.name))
+        ]
         if others := sorted({str(one) for one in given} - {"remove", "manifest", "file"}):
             raise UsageError(
                 f"inject: use either --remove or --{others[0].replace('_', '-')}, not both"
@@ -181,7 +183,7 @@ def inject(
     if supervisor_image is None:
         raise UsageError("inject: --supervisor-image is required")
     if policy is not None:
-        doubled = [one for one in POLICY_OPTIONS if _is_given(context, one)]
+        doubled = [one for one in POLICY_OPTIONS if _is_option_set(context, one)]
         if doubled:
             flags = ", ".join("--" + one.replace("_", "-") for one in doubled)
             raise UsageError(
@@ -293,7 +295,7 @@ def _parse_secrets(names: list[str] | None) -> list[SecretName]:
         raise UsageError(f"--image-pull-secret: {error.errors()[0]['msg']}") from None
 
 
-def _is_given(context: typer.Context, name: str) -> bool:
+def _is_option_set(context: typer.Context, name: str) -> bool:
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
 

@@ -89,7 +89,9 @@ def _read_document(path: Path, expected_kind: str) -> dict[str, Any]:
         roots = [root for one in split_documents(text) if (root := one.parse_root()) is not None]
         documents = [one for root in roots if (one := root.read_value(strict=True)) is not None]
     except YamlError as error:
-        raise UsageError(f"{':'.join([str(path), *map(str, error.at or ())])}: {error}") from None
+        raise UsageError(
+            f"{':'.join([str(path), *map(str, error.position or ())])}: {error}"
+        ) from None
     if len(documents) != 1:
         count = f"{len(documents)} documents" if documents else "no document"
         raise UsageError(f"{path}: the file contains {count}: give a file with one {expected_kind}")

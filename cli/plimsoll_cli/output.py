@@ -17,7 +17,7 @@ from rich.text import Text
 from plimsoll_cli import yaml_text
 
 Cell = str | Text
-COLUMN_GAP, MIN_LAST_COLUMN = 2, 6
+COLUMN_GAP_CHARS, MIN_LAST_COLUMN_CHARS = 2, 6
 """Number of spaces between two columns, and minimum width of the last column."""
 
 
@@ -78,16 +78,16 @@ def make_table(columns: Sequence[str], rows: Sequence[Sequence[Cell]], width: in
     The last column is cut first. If it would become too narrow, the first column is cut as well.
     The last column then gets at most half of the width that the other columns leave.
     """
-    made = Table(box=None, padding=(0, COLUMN_GAP, 0, 0), pad_edge=False, width=None)
+    made = Table(box=None, padding=(0, COLUMN_GAP_CHARS, 0, 0), pad_edge=False, width=None)
     needed = [
         max(cell_len(column), *(cell_len(str(row[index])) for row in rows), 0)
         for index, column in enumerate(columns)
     ]
     if width is not None and len(columns) > 1:
-        left = width - sum(needed[1:-1]) - COLUMN_GAP * len(columns)
-        if needed[0] + MIN_LAST_COLUMN > left:
-            needed[0] = max(left - min(needed[-1], left // 2), MIN_LAST_COLUMN)
-        needed[-1] = max(min(needed[-1], left - needed[0]), MIN_LAST_COLUMN)
+        left = width - sum(needed[1:-1]) - COLUMN_GAP_CHARS * len(columns)
+        if needed[0] + MIN_LAST_COLUMN_CHARS > left:
+            needed[0] = max(left - min(needed[-1], left // 2), MIN_LAST_COLUMN_CHARS)
+        needed[-1] = max(min(needed[-1], left - needed[0]), MIN_LAST_COLUMN_CHARS)
     for column, cells in zip(columns, needed, strict=True):
         made.add_column(
             column,

@@ -26,9 +26,9 @@ class YamlError(ValueError):
     ``position`` is the line and column of the text.
     """
 
-    def __init__(self, problem: str, at: tuple[int, int] | None = None) -> None:
+    def __init__(self, problem: str, position: tuple[int, int] | None = None) -> None:
         super().__init__(problem)
-        self.at = at
+        self.position = position
 
 
 _INFINITY_SPELLINGS = (".inf", ".Inf", ".INF")

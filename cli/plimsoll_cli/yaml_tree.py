@@ -315,7 +315,7 @@ class Document:
             ended = self.text if self.text.endswith("\n") or self.is_json else f"{self.text}\n"
             return _Composer(ended, self.is_json).compose_document()
         except YamlError as error:
-            line, column = error.at or (1, 1)
+            line, column = error.position or (1, 1)
             raise YamlError(str(error), (self.line + line - 1, column)) from None
 
 

@@ -12,8 +12,8 @@ from pydantic import AfterValidator, Field, StringConstraints, model_validator
 from plimsoll_api.cel import make_rule, make_validations
 from plimsoll_api.schema import ATOMIC_CONFIG, ResourceModel
 
-MAX_TERMS = 16
-MAX_VALUES = 32
+MAX_SELECTOR_TERMS = 16
+MAX_SELECTOR_VALUES = 32
 _NAME_PATTERN = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 _DOMAIN_PATTERN = r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?"
 KEY_PATTERN = rf"^({_DOMAIN_PATTERN}/)?{_NAME_PATTERN}$"
@@ -79,7 +79,7 @@ class Requirement(ResourceModel):
 
     key: Key = Field(description="Key of the label.")
     operator: Operator = Field(description="How the label relates to `values`.")
-    values: Annotated[list[Value], Field(max_length=MAX_VALUES)] = Field(
+    values: Annotated[list[Value], Field(max_length=MAX_SELECTOR_VALUES)] = Field(
         default_factory=list,
         description="Values of the label. Required for `In` and `NotIn`, and must be empty for "
         "`Exists` and `DoesNotExist`.",
@@ -123,7 +123,7 @@ class LabelSelector(ResourceModel):
     model_config = ATOMIC_CONFIG
 
     match_labels: Annotated[
-        dict[str, Value], Field(max_length=MAX_TERMS), AfterValidator(_check_keys)
+        dict[str, Value], Field(max_length=MAX_SELECTOR_TERMS), AfterValidator(_check_keys)
     ] = Field(
         default_factory=dict,
         description="Labels that a pod must have, with these values.",
@@ -133,7 +133,7 @@ class LabelSelector(ResourceModel):
             )
         ),
     )
-    match_expressions: Annotated[list[Requirement], Field(max_length=MAX_TERMS)] = Field(
+    match_expressions: Annotated[list[Requirement], Field(max_length=MAX_SELECTOR_TERMS)] = Field(
         default_factory=list,
         description="Requirements that a pod's labels must meet, all of them.",
     )

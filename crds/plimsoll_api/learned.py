@@ -22,7 +22,7 @@ MAX_LEARNED_WORKLOADS = 100
 """Maximum number of workloads in a file."""
 MAX_LEARNED_BYTES = 128 << 10
 """Maximum size of a file. A workload takes 300 bytes, or 700 with the longest possible names."""
-WINDOWS_H = (1, 6, 24)
+LEARNED_WINDOWS_H = (1, 6, 24)
 """Windows in hours over which growth is measured."""
 MAX_OBSERVED_S = 14 * 86400
 """Maximum observation time in seconds: two weeks, so that each weekday occurs twice."""
@@ -39,8 +39,8 @@ class LearnedMemory(msgspec.Struct, frozen=True, omit_defaults=True):
     """Growth of healthy replicas in one kind of memory, in bytes.
 
     ``seen_s`` is the observation time in seconds. ``gains`` has the 99th percentile of growth for
-    each window length in :data:`WINDOWS_H`. ``start`` is the memory that a starting engine needs.
-    ``budget`` is None while the budget is being learned.
+    each window length in :data:`LEARNED_WINDOWS_H`. ``start`` is the memory that a starting engine
+    needs. ``budget`` is None while the budget is being learned.
     """
 
     seen_s: Annotated[int, msgspec.Meta(ge=0, le=MAX_OBSERVED_S)] = 0

@@ -28,7 +28,7 @@ limit."""
 AUTO_BUDGET = "Auto"
 """Value of ``growthBudget`` for a learned budget."""
 MAX_PROVISIONAL_BYTES = 2 << 30
-PROVISIONAL_SHARE = 0.125
+PROVISIONAL_LIMIT_SHARE = 0.125
 """Budget before a level is known: an eighth of the memory limit, at most 2 GiB. Both are choices,
 not measurements: large enough to be seldom exhausted on the first day, and small enough to
 report a leak well before the limit."""
@@ -38,7 +38,7 @@ def compute_provisional_budget(limit_bytes: int | None) -> int:
     """Return the ``Auto`` budget in bytes that applies until the memory's level is known."""
     if limit_bytes is None:
         return MAX_PROVISIONAL_BYTES
-    return max(1, min(MAX_PROVISIONAL_BYTES, int(PROVISIONAL_SHARE * limit_bytes)))
+    return max(1, min(MAX_PROVISIONAL_BYTES, int(PROVISIONAL_LIMIT_SHARE * limit_bytes)))
 
 
 def _read_budget(value: Any) -> Any:

@@ -11,7 +11,7 @@ from plimsoll_api.cel import make_rule, make_validations
 from plimsoll_api.schema import PositiveDuration, PositiveQuantity, PreservedObject, ResourceModel
 
 MAX_SERVICE_REPLICAS = 1000
-COUNT_PATTERN = r"^([0-9]{1,4}|[0-9]{1,3}%)$"
+COUNT_OR_PERCENT_PATTERN = r"^([0-9]{1,4}|[0-9]{1,3}%)$"
 _LABEL_VALUE_PATTERN = r"^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$"
 
 _METRIC_NAME_PATTERN = r"^[^/%]*[^/%.][^/%]*$"
@@ -25,11 +25,11 @@ def _to_text(value: Any) -> Any:
 Count = Annotated[
     str,
     BeforeValidator(_to_text),
-    StringConstraints(pattern=COUNT_PATTERN),
+    StringConstraints(pattern=COUNT_OR_PERCENT_PATTERN),
     Field(
         json_schema_extra={
             "anyOf": [{"type": "integer"}, {"type": "string"}],
-            "pattern": COUNT_PATTERN,
+            "pattern": COUNT_OR_PERCENT_PATTERN,
             "minimum": 0,
             "maximum": 9999,
             "x-kubernetes-int-or-string": True,

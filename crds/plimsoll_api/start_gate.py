@@ -14,12 +14,12 @@ import msgspec
 
 from plimsoll_api.files import open_regular
 
-ANSWER_FILE, QUESTION_FILE = "start-gate.json", "start-gate-question"
-QUESTION_BYTES = 8
+GATE_ANSWER_FILE, GATE_QUESTION_FILE = "start-gate.json", "start-gate-question"
+GATE_QUESTION_BYTES = 8
 MAX_GATE_FILE_BYTES = 2048
 MAX_GATE_REASON_CHARS = 400
 
-Question = Annotated[str, msgspec.Meta(pattern=f"^[0-9a-f]{{{2 * QUESTION_BYTES}}}$")]
+Question = Annotated[str, msgspec.Meta(pattern=f"^[0-9a-f]{{{2 * GATE_QUESTION_BYTES}}}$")]
 
 
 class GateAnswer(msgspec.Struct, omit_defaults=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from datetime import UTC, datetime
 
-LAST_TIME_S = 253_402_300_799.0
+MAX_UNIX_TIME_S = 253_402_300_799.0
 """End of the year 9999 in Unix seconds. RFC 3339 cannot represent a later time."""
 UNKNOWN_CLOCK_TIME = "--:--:--"
 
@@ -40,4 +40,4 @@ def format_clock_time(at: float | None, form: str = "%H:%M:%S") -> str:
 
 
 def _to_datetime(at: float) -> datetime:
-    return datetime.fromtimestamp(min(max(at, 0.0), LAST_TIME_S), UTC)
+    return datetime.fromtimestamp(min(max(at, 0.0), MAX_UNIX_TIME_S), UTC)

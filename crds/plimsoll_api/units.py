@@ -20,7 +20,7 @@ _QUANTITY_PATTERN = re.compile(
 MAX_QUANTITY_CHARS = 64
 """Maximum length of a quantity in characters. This limit, and the limit of two digits for an
 exponent, bound the parsing time: 1e99999999 alone would take minutes."""
-MAX_DIGITS = 18
+MAX_WHOLE_NUMBER_DIGITS = 18
 """Maximum number of digits of a whole number, so that it fits into 63 bits."""
 _DURATION_PART_PATTERN = re.compile(r"(\d+(?:\.\d+)?)(ms|h|m|s)")
 _DURATION_PATTERN = re.compile(r"^(?:\d+(?:\.\d+)?(?:ms|h|m|s))+$")
@@ -32,7 +32,11 @@ def parse_whole_number(text: str) -> int | None:
 
     ``str.isdigit`` alone would accept text that ``int`` rejects, such as "²" or 5,000 digits.
     """
-    return int(text) if len(text) <= MAX_DIGITS and text.isascii() and text.isdigit() else None
+    return (
+        int(text)
+        if len(text) <= MAX_WHOLE_NUMBER_DIGITS and text.isascii() and text.isdigit()
+        else None
+    )
 
 
 def parse_quantity(value: str | int | float) -> Fraction:

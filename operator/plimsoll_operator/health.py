@@ -29,7 +29,7 @@ from plimsoll_operator.runtime.watches import Watches
 
 log = logging.getLogger(__name__)
 
-MIN_STALE_LISTS = 2
+MIN_LISTS_WITH_MISSED_EVENTS = 2
 
 
 class HealthServer:
@@ -85,7 +85,7 @@ class HealthServer:
 
     def find_liveness_fault(self) -> str | None:
         """Return a description of the fault that a restart would fix; None if there is none."""
-        stale = self._watches.list_stale_kinds(MIN_STALE_LISTS)
+        stale = self._watches.list_stale_kinds(MIN_LISTS_WITH_MISSED_EVENTS)
         kinds = ", ".join(stale)
         return (
             f"the watches of {kinds} are stale: they reported no event for a change"

@@ -85,7 +85,7 @@ async def run(config: Config, stop: asyncio.Event) -> None:
     admission: AdmissionWebhook | None = None
     policies = PolicyController(
         api, store, scraper, config, queue.add, queue.add_later,
-        webhook=lambda: admission is not None and admission.is_current(),
+        is_webhook_ready=lambda: admission is not None and admission.is_current(),
     )  # fmt: skip
 
     async def handle(key: Key) -> None:

@@ -120,12 +120,12 @@ class Scraper:
         self._published[key] = (now, fresh)
         self._changed(key)
 
-    async def run(self, every_s: float) -> None:
+    async def run(self, interval_s: float) -> None:
         """Scrape until cancelled. Skip a namespace while its previous round is still running."""
         async with self.make_session() as session:
             try:
                 while True:
-                    await asyncio.sleep(every_s)
+                    await asyncio.sleep(interval_s)
                     self._begin_rounds(session)
             finally:
                 for task in self._rounds.values():

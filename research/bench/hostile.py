@@ -40,7 +40,7 @@ from plimsoll_api.names import API_GROUP, INCIDENT_KIND, SERVICE_KIND, SERVICE_L
 from plimsoll_api.supervisor_config import ServiceRef
 from plimsoll_api.times import format_rfc3339
 from plimsoll_operator.config import DEFAULT_INTERVALS
-from plimsoll_operator.fleet.incidents import MAX_KEPT_PER_POD
+from plimsoll_operator.fleet.incidents import MAX_KEPT_INCIDENTS_PER_POD
 from plimsoll_operator.kinds import POD, SERVICE
 from plimsoll_sidecar.clients.kube import KubeClient, KubeError
 from plimsoll_sidecar.govern.incident import Incident
@@ -50,7 +50,7 @@ from tests.lab.operator import Operator
 
 AGE_S, SHORT_AGE_S = DEFAULT_INTERVALS.incident_age, 10.0
 NAMES_AN_HOUR = MAX_INCIDENTS_PER_POD + int(3600 / AGE_S) * (
-    MAX_INCIDENTS_PER_POD - MAX_KEPT_PER_POD
+    MAX_INCIDENTS_PER_POD - MAX_KEPT_INCIDENTS_PER_POD
 )
 HOUR = NAMES_AN_HOUR * (1 + MAX_STATUS_WRITES)
 """Writes that the API server accepts within an hour."""

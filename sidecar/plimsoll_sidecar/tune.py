@@ -15,7 +15,7 @@ import msgspec
 
 from plimsoll_api import trace
 from plimsoll_api.assessment import BudgetState
-from plimsoll_api.learned import WINDOWS_H
+from plimsoll_api.learned import LEARNED_WINDOWS_H
 from plimsoll_api.memory_contract import make_contract, make_memory_needs
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy, parse_growth_budget
 from plimsoll_api.supervision import Supervision
@@ -124,7 +124,7 @@ def make_tuning(name: str, learned: LearnedHistory, budget: MemoryBudget) -> Tun
         wanted = max(wanted, budget.minimum_bytes or 1)
     levels = {
         f"{hours}h": found
-        for hours in WINDOWS_H
+        for hours in LEARNED_WINDOWS_H
         if (found := compute_quantile(list_gains_within(clean, hours * SECONDS_PER_HOUR)))
         is not None
     }

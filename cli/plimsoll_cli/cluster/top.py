@@ -33,7 +33,7 @@ from plimsoll_cli.output import (
 NO_ROWS_TEXT = "no InferenceServices and no SupervisionPolicies; see all namespaces with -A"
 REFRESH_PERIOD_S = 2.0
 MAX_HISTORY_VALUES = 60
-BAR_WIDTH = 10
+BAR_WIDTH_COLUMNS = 10
 STATE_STYLES = {
     "Ready": "green", "Supervised": "green", "NoPods": "dim", "Unknown": "dim",
     "RestartBudgetExhausted": "bold red",
@@ -138,7 +138,7 @@ def make_cells(
     ]
     if width >= MIN_CHART_WIDTH:
         share = None if row.consumed_percent is None else row.consumed_percent / 100
-        made.append(Text(draw_bar(share, BAR_WIDTH, ascii_only), style=style))
+        made.append(Text(draw_bar(share, BAR_WIDTH_COLUMNS, ascii_only), style=style))
         if history is not None:
             trend = draw_sparkline(history.values[row.key], 12, ascii_only, low=0.0, high=100.0)
             made.append(Text(trend, style=style))

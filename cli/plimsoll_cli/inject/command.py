@@ -48,7 +48,7 @@ HELM_TEMPLATE_PATTERN = re.compile(r"\{\{-?\s*[.$a-zA-Z/]")
 class ManifestObject:
     """Object in a file: a document, or an item of a List. ``position`` is for messages."""
 
-    at: str
+    position: str
     value: Object
     node: Node
 
@@ -100,9 +100,9 @@ def inject_into_file(
                 found = list(dict.fromkeys([str(error), *([taken] if taken else [])]))
                 if demanded:
                     raise UsageError(
-                        "\n".join(f"{file}: {place.at}: {one}" for one in found)
+                        "\n".join(f"{file}: {place.position}: {one}" for one in found)
                     ) from None
-                errors += [f"{place.at}: {one}" for one in found]
+                errors += [f"{place.position}: {one}" for one in found]
                 continue
             notes += injected.notes
             if injected.config_map is not None:
@@ -112,7 +112,7 @@ def inject_into_file(
             made.append(_render_document(one))
             count += len(one.wanted)
         except EditError as error:
-            where = one.objects_in_file[0].at
+            where = one.objects_in_file[0].position
             if demanded:
                 raise UsageError(f"{file}: {where}: {error}") from None
             errors.append(f"{where}: {error}")
@@ -171,7 +171,7 @@ def read_documents(text: str, file: Path) -> list[ParsedDocument]:
                 ParsedDocument(document, root, value, list(_iterate_objects(value, root, at, file)))
             )
     except YamlError as error:
-        place = ":".join([str(file), *map(str, error.at or ())])
+        place = ":".join([str(file), *map(str, error.position or ())])
         hint = (
             ": this is a template: render it first, for example with helm template CHART | "
             "plimsoll inject -f -"
@@ -304,7 +304,7 @@ def _remove_injected(text: str, file: Path) -> str:
                 )
             except ValueError as error:
                 raise UsageError(
-                    f"{file}: {parsed[n].objects_in_file[0].at}: {RECORD_ANNOTATION}: {error}"
+                    f"{file}: {parsed[n].objects_in_file[0].position}: {RECORD_ANNOTATION}: {error}"
                 ) from None
         texts[at] = ""
         befores[at + 1 if at + 1 < len(parsed) else at] = ""
@@ -334,7 +334,7 @@ class _ConfigMapNames:
 
     def __init__(self, objects_in_file: list[ManifestObject]) -> None:
         self.taken = {
-            self.make_key(place.value): f"the file's own {place.at}"
+            self.make_key(place.value): f"the file's own {place.position}"
             for place in objects_in_file
             if place.value["kind"] == "ConfigMap" and place.value["apiVersion"] == "v1"
         }

@@ -51,7 +51,7 @@ def check_files(files: Sequence[Path], options: InjectionOptions) -> Findings:
             continue
         known = add_file_context(options, places)
         for place in places:
-            _check_document(f"{file}: {place.at}", place.value, known, found)
+            _check_document(f"{file}: {place.position}", place.value, known, found)
     return found
 
 

@@ -21,8 +21,8 @@ MAX_BACK_OFF_S = 10.0
 BACK_OFF_RESET_S = 60.0
 """The kubelet's back-off (10 s, doubled up to 5 min, reset after 10 min), shortened for interactive
 use."""
-MAX_TAIL_LINES = 20
-MAX_TAIL_BYTES = 64 << 10
+MAX_LOG_TAIL_LINES = 20
+MAX_LOG_TAIL_BYTES = 64 << 10
 
 
 class Container:
@@ -120,11 +120,11 @@ class Container:
         """Return the last lines of the log; empty if it cannot be read."""
         try:
             with self.command.log.open("rb") as log:
-                log.seek(max(0, log.seek(0, os.SEEK_END) - MAX_TAIL_BYTES))
+                log.seek(max(0, log.seek(0, os.SEEK_END) - MAX_LOG_TAIL_BYTES))
                 lines = log.read().decode(errors="replace").splitlines()
         except OSError:
             return ""
-        return "\n".join(lines[-MAX_TAIL_LINES:])
+        return "\n".join(lines[-MAX_LOG_TAIL_LINES:])
 
 
 def describe_exit(status: int) -> str:

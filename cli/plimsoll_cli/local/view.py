@@ -27,10 +27,10 @@ from plimsoll_cli.incident_view import format_incident
 from plimsoll_cli.local.status import Snapshot
 
 REDRAW_PERIOD_S = 0.4
-MEDIUM_WIDTH, WIDE_WIDTH = 72, 90
+MEDIUM_WIDTH_COLUMNS, WIDE_WIDTH_COLUMNS = 72, 90
 """Minimum terminal widths that show more columns, and all columns."""
 MAX_SHOWN_INCIDENTS = 3
-SEGMENT_NAME_WIDTH = max(len(segment.value) for segment in Segment)
+SEGMENT_NAME_CHARS = max(len(segment.value) for segment in Segment)
 
 
 @dataclass(frozen=True)
@@ -118,14 +118,16 @@ def _render_header(screen: Screen, plain: bool) -> Text:
 def _render_budgets(memory: MemoryPolicy, assessment: Assessment, width: int, plain: bool) -> Table:
     table = Table(box=None, padding=(0, 1), pad_edge=False, expand=False)
     table.add_column(
-        "leak budget", no_wrap=True, min_width=SEGMENT_NAME_WIDTH if width >= WIDE_WIDTH else None
+        "leak budget",
+        no_wrap=True,
+        min_width=SEGMENT_NAME_CHARS if width >= WIDE_WIDTH_COLUMNS else None,
     )
     table.add_column("", no_wrap=True)
     table.add_column("used", justify="right", no_wrap=True)
     table.add_column("unexplained / budget", justify="right", no_wrap=True)
-    if width >= WIDE_WIDTH:
+    if width >= WIDE_WIDTH_COLUMNS:
         table.add_column("growth", justify="right", no_wrap=True)
-    if width >= MEDIUM_WIDTH:
+    if width >= MEDIUM_WIDTH_COLUMNS:
         table.add_column("spent", justify="right", no_wrap=True)
     for name, budget, state in (
         ("host", memory.host, assessment.host), ("device", memory.device, assessment.device)
@@ -150,9 +152,9 @@ def _render_budget(
         Text("?" if share is None else f"{share:.0%}", style=_choose_colour(share)),
         f"{used} / {format_bytes(budget.growth_bytes)}",
     ]
-    if width >= WIDE_WIDTH:
+    if width >= WIDE_WIDTH_COLUMNS:
         row.append("?" if state.unexplained is None else _format_rate(state.bytes_per_s))
-    if width >= MEDIUM_WIDTH:
+    if width >= MEDIUM_WIDTH_COLUMNS:
         row.append("?" if state.unexplained is None else _format_time(state.exhaustion_s))
     return row
 
@@ -167,7 +169,9 @@ def _render_slow_leaks(assessment: Assessment) -> list[Text]:
 def _render_segments(screen: Screen, assessment: Assessment, width: int, plain: bool) -> Table:
     table = Table(box=None, padding=(0, 1), pad_edge=False, expand=False)
     table.add_column(
-        "segment", no_wrap=True, min_width=SEGMENT_NAME_WIDTH if width >= WIDE_WIDTH else None
+        "segment",
+        no_wrap=True,
+        min_width=SEGMENT_NAME_CHARS if width >= WIDE_WIDTH_COLUMNS else None,
     )
     table.add_column("of the budget", no_wrap=True)
     table.add_column("grown", justify="right", no_wrap=True)
@@ -229,7 +233,7 @@ def _render_bar(share: float | None, width: int, plain: bool) -> Text:
 
 
 def _compute_bar_width(width: int) -> int:
-    return 10 if width < WIDE_WIDTH else min(40, width - 74)
+    return 10 if width < WIDE_WIDTH_COLUMNS else min(40, width - 74)
 
 
 def _choose_colour(share: float | None) -> str:

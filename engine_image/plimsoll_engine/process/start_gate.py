@@ -11,9 +11,9 @@ import msgspec
 
 from plimsoll_api.files import replace_file
 from plimsoll_api.start_gate import (
-    ANSWER_FILE,
-    QUESTION_BYTES,
-    QUESTION_FILE,
+    GATE_ANSWER_FILE,
+    GATE_QUESTION_BYTES,
+    GATE_QUESTION_FILE,
     GateAnswer,
     read_gate_file,
 )
@@ -35,9 +35,9 @@ def wait_until_open(run_dir: Path) -> None:
     """
     if _read_answer(run_dir) is None:
         return
-    question, start, logged = os.urandom(QUESTION_BYTES).hex(), time.time(), ""
+    question, start, logged = os.urandom(GATE_QUESTION_BYTES).hex(), time.time(), ""
     try:
-        replace_file(run_dir / QUESTION_FILE, question.encode())
+        replace_file(run_dir / GATE_QUESTION_FILE, question.encode())
     except OSError as error:
         log.warning("cannot ask the supervisor whether the devices are free: %s", error)
         return
@@ -55,7 +55,7 @@ def wait_until_open(run_dir: Path) -> None:
 
 
 def _read_answer(run_dir: Path) -> GateAnswer | None:
-    data = read_gate_file(run_dir / ANSWER_FILE)
+    data = read_gate_file(run_dir / GATE_ANSWER_FILE)
     if data is None:
         return None
     try:

@@ -81,7 +81,7 @@ class PolicyCache:
 log = logging.getLogger(__name__)
 
 REVIEW_RESULTS = ("injected", "held", "refused", "unselected", "failed")
-PENDING_START_S = 30.0
+STATUS_COUNT_DELAY_S = 30.0
 """Seconds after which an injected pod that has not started is counted in the policy's status."""
 MAX_WARNING_CHARS = 240
 """Maximum length of a warning in characters. The API server truncates longer warnings."""
@@ -173,7 +173,9 @@ class Reviewer:
         images, now = format_images(policy, self._images), self._clock()
         key = (policy.metadata.uid, images)
         tried = {
-            name: at for name, at in self._tries.pop(key, {}).items() if now - at < PENDING_START_S
+            name: at
+            for name, at in self._tries.pop(key, {}).items()
+            if now - at < STATUS_COUNT_DELAY_S
         }
         if tried:
             self._tries[key] = tried

@@ -50,7 +50,7 @@ class _LeaseState(NamedTuple):
     """
 
     version: str
-    at: float
+    changed_at: float
     taken: bool
     since: float
 
@@ -120,14 +120,14 @@ class CircuitBreaker:
             uid, version = meta["uid"], repr(lease.get("spec"))
             taken = get_holder(lease) not in ("", OPERATOR_HOLDER)
             previous = self._leases.get(uid)
-            at = previous.at if previous and previous.version == version else now
+            changed_at = previous.changed_at if previous and previous.version == version else now
             since = previous.since if previous and previous.taken == taken else now
-            fresh[uid] = _LeaseState(version, at, taken, since)
+            fresh[uid] = _LeaseState(version, changed_at, taken, since)
             if not taken:
                 continue
             self._last_turn[uid] = now
             for end, exceeded in (
-                (at + self._clocks.slot_expiry, dead),
+                (changed_at + self._clocks.slot_expiry, dead),
                 (since + self._clocks.slot_hold, overlong),
             ):
                 if now >= end:

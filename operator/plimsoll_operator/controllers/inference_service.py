@@ -70,8 +70,8 @@ class InferenceServiceController(Reconciler[_Observation]):
         store: Store,
         scraper: Scraper,
         config: Config,
-        served: Collection[str],
-        later: Callable[[Key, float], None] = lambda *_: None,
+        served_kinds: Collection[str],
+        requeue_later: Callable[[Key, float], None] = lambda *_: None,
         clock: Callable[[], str] = get_current_time,
     ) -> None:
         """Prepare a controller for the services in ``store``.
@@ -79,8 +79,8 @@ class InferenceServiceController(Reconciler[_Observation]):
         ``served_kinds`` contains the optional kinds that the cluster serves now. ``requeue_later``
         requeues a service after a number of seconds.
         """
-        super().__init__(api, store, scraper, config, later, clock)
-        self._served, self._claims = served, ClaimModeCache(api, time.monotonic)
+        super().__init__(api, store, scraper, config, requeue_later, clock)
+        self._served_kinds, self._claims = served_kinds, ClaimModeCache(api, time.monotonic)
         self.suspects: set[Key] = set()
         """Services whose current revision leaks memory in most replicas."""
         self.verdicts: dict[Key, list[tuple[str, Object]]] = {}
@@ -163,7 +163,9 @@ class InferenceServiceController(Reconciler[_Observation]):
 
     def _is_available(self, kind: str) -> bool:
         also = KINDS_BY_NAME[kind].also
-        return KINDS_BY_NAME[kind].watched or all(one in self._served for one in (kind, *also))
+        return KINDS_BY_NAME[kind].watched or all(
+            one in self._served_kinds for one in (kind, *also)
+        )
 
     async def make_status(
         self, key: Key, item: Object, observed: _Observation, failure: Failure | None
@@ -180,7 +182,7 @@ class InferenceServiceController(Reconciler[_Observation]):
             self._scraper.get_published(key),
             failure,
             now,
-            [kind.kind for kind in OPTIONAL_KINDS if kind.kind not in self._served],
+            [kind.kind for kind in OPTIONAL_KINDS if kind.kind not in self._served_kinds],
             observed.plan,
             events,
             self._scraper.get_latest(key),

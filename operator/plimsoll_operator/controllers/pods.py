@@ -135,14 +135,14 @@ def _read_deletion_time(incident: Object) -> str:
     return str((incident["metadata"].get("annotations") or {}).get(OWNER_DELETED_ANNOTATION, ""))
 
 
-def _make_deletion_patch(incident: Object, at: str = "") -> Object:
+def _make_deletion_patch(incident: Object, deleted_at: str = "") -> Object:
     """Return a patch that sets the deletion time of the incident's owner.
 
     If ``deleted_at`` is empty, the patch removes the time. Because of the UID, the API server
     rejects the patch for another object of the same name.
     """
     meta = {name: incident["metadata"][name] for name in ("name", "namespace", "uid")}
-    marks = {"annotations": {OWNER_DELETED_ANNOTATION: at}} if at else {}
+    marks = {"annotations": {OWNER_DELETED_ANNOTATION: deleted_at}} if deleted_at else {}
     return {name: incident[name] for name in ("apiVersion", "kind")} | {"metadata": meta | marks}
 
 

@@ -68,11 +68,11 @@ class Reconciler(ABC, Generic[Observation]):
         store: Store,
         scraper: Scraper,
         config: Config,
-        later: Callable[[Key, float], None],
+        requeue_later: Callable[[Key, float], None],
         clock: Callable[[], str],
     ) -> None:
         self._api, self._store, self._scraper = api, store, scraper
-        self._config, self._later, self._clock = config, later, clock
+        self._config, self._requeue_later, self._clock = config, requeue_later, clock
         self._owned, self._recorder = OwnedObjectWriter(api, store), EventRecorder(api, clock)
         self._refusals = FailureCounter()
         self._peers = PeersFileCache(time.monotonic, config.clocks.publish)
@@ -87,7 +87,7 @@ class Reconciler(ABC, Generic[Observation]):
                 self._api, self._store, key, self._list_incidents(key), self._clock(), self._config
             )
             if retention_s is not None:
-                self._later(key, retention_s)
+                self._requeue_later(key, retention_s)
             return
         if item["metadata"].get("deletionTimestamp"):
             return
@@ -109,7 +109,7 @@ class Reconciler(ABC, Generic[Observation]):
         if wanted != before and await write_status(self._api, self._store, self.KIND, item, wanted):
             await self._recorder.write(item, self.list_notices(before or {}, wanted))
         if (due_s := find_shortest_delay_s(*requeue_s, next_s)) is not None:
-            self._later(key, due_s)
+            self._requeue_later(key, due_s)
         if error:
             raise error
 

@@ -87,14 +87,17 @@ class RefusedCreations:
                 raise
         rejections, now = [], self._clock()
         for refused, event in known.read:
-            if refused.at < created or compute_seconds_between(refused.at, now) > REFUSAL_VALID_S:
+            if (
+                refused.reported_at < created
+                or compute_seconds_between(refused.reported_at, now) > REFUSAL_VALID_S
+            ):
                 continue
             owner = await self._read_owner(key.namespace, event)
             if owner is not None and (
                 by_supervisor := find_supervisor_refusal(refused, owner, policy, self._images)
             ):
                 rejections.append(by_supervisor)
-        return tuple(sorted(rejections, key=lambda rejection: rejection.at))
+        return tuple(sorted(rejections, key=lambda rejection: rejection.reported_at))
 
     def _watch(self, key: Key) -> _NamespaceEvents:
         known = self._namespaces.get(key.namespace)
@@ -129,7 +132,9 @@ class RefusedCreations:
             async for page, _ in self._api.list_pages(events, namespace):
                 count += len(page)
                 refused += [
-                    (one, event) for event in page if (one := parse_refusal_event(event)) and one.at
+                    (one, event)
+                    for event in page
+                    if (one := parse_refusal_event(event)) and one.reported_at
                 ]
                 if count >= MAX_EVENTS_PER_READ:
                     break

@@ -44,7 +44,7 @@ class _WorkloadCheck(NamedTuple):
     ``text`` describes the result."""
 
     generation: tuple[str, int, bool]
-    at: float
+    checked_at: float
     text: str
 
     @property
@@ -62,7 +62,7 @@ class RollingRestarts:
     def __init__(
         self,
         api: Api,
-        webhook: Callable[[], bool] | None,
+        is_webhook_ready: Callable[[], bool] | None,
         clock: Callable[[], float] = time.monotonic,
         clocks: Intervals = DEFAULT_INTERVALS,
     ) -> None:
@@ -71,7 +71,7 @@ class RollingRestarts:
         ``is_webhook_ready`` returns whether pods that are created now get a supervisor; None if
         there is no webhook.
         """
-        self._api, self._webhook, self._clock = api, webhook, clock
+        self._api, self._is_webhook_ready, self._clock = api, is_webhook_ready, clock
         self._clocks = clocks
         self._seen: dict[Key, tuple[tuple[str, int, bool], float]] = {}
         self._checks: dict[Key, dict[WorkloadRef, _WorkloadCheck]] = {}
@@ -126,20 +126,22 @@ class RollingRestarts:
             if injection is not None and injection.stopped is not None:
                 texts[ref] = STOPPED_MESSAGE
                 continue
-            if self._webhook is None or ref in suspects:
-                texts[ref] = SUSPECT_REVISION_MESSAGE if self._webhook else WEBHOOK_OFF_MESSAGE
+            if self._is_webhook_ready is None or ref in suspects:
+                texts[ref] = (
+                    SUSPECT_REVISION_MESSAGE if self._is_webhook_ready else WEBHOOK_OFF_MESSAGE
+                )
                 continue
             known = checks.get(ref)
             old = known is None or known.generation != generation
             late = (
                 known is not None
                 and not known.is_requested
-                and at - known.at >= self._clocks.rollout_again
+                and at - known.checked_at >= self._clocks.rollout_again
             )
             if busy and (known is None or not known.is_requested):
                 texts[ref] = UNPROVEN_MESSAGE
                 continue
-            if (old or late) and not self._webhook():
+            if (old or late) and not self._is_webhook_ready():
                 texts[ref] = WEBHOOK_NOT_READY_MESSAGE
                 continue
             if (old or late) and settled and checked < MAX_CHECKS_PER_RECONCILE:

@@ -44,13 +44,13 @@ class _CachedPod(NamedTuple):
     version: str
     pod: SelectedPod
     address: str | None
-    at: str
+    read_at: str
 
     def is_stale(self, version: str, now: str) -> bool:
         """Report whether there is a newer version, or the summary is out of date at ``now``."""
-        due = compute_next_stuck_s([self.pod], self.at)
+        due = compute_next_stuck_s([self.pod], self.read_at)
         return _is_older(self.version, version) or (
-            due is not None and compute_seconds_between(self.at, now) >= due
+            due is not None and compute_seconds_between(self.read_at, now) >= due
         )
 
 

@@ -76,18 +76,18 @@ class PolicyController(Reconciler[_Observation]):
         scraper: Scraper,
         config: Config,
         add: Callable[[Key], None] = lambda _: None,
-        later: Callable[[Key, float], None] = lambda *_: None,
+        requeue_later: Callable[[Key, float], None] = lambda *_: None,
         clock: Callable[[], str] = get_current_time,
-        webhook: Callable[[], bool] = lambda: True,
+        is_webhook_ready: Callable[[], bool] = lambda: True,
     ) -> None:
         """Prepare a controller for the policies in ``store``.
 
-        ``add`` requeues a policy at once, and ``later`` after a number of seconds. ``webhook``
-        returns whether pods that are created now get a supervisor.
+        ``add`` requeues a policy at once, and ``requeue_later`` after a number of seconds.
+        ``is_webhook_ready`` returns whether pods that are created now get a supervisor.
         """
-        super().__init__(api, store, scraper, config, later, clock)
+        super().__init__(api, store, scraper, config, requeue_later, clock)
         clocks, images = config.clocks, config.images
-        check = webhook if config.webhook is not None else None
+        check = is_webhook_ready if config.webhook is not None else None
         self._restarts = RollingRestarts(api, check, clocks=clocks)
         self._selected = PolicyPods(
             api, store, images, add, config.request_timeout_s, clocks.policy_pods, clock

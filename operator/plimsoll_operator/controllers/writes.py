@@ -44,7 +44,7 @@ MAX_CACHED_EVENTS = 1024
 CLAIM_CACHE_S = 600.0
 """Seconds for which a claim's access modes are cached. They never change, but a new claim may have
 the same name."""
-EVENT_REPEAT_S = 600.0
+EVENT_DEDUPLICATION_S = 600.0
 """Seconds within which a repeated Event is only counted. A failure causes the same Event at each
 attempt."""
 
@@ -236,7 +236,7 @@ class EventRecorder:
                 )
 
     def _make_event(self, service: Object, notice: Notice) -> Object | None:
-        """Return the Event; None if it was written less than :data:`EVENT_REPEAT_S` ago."""
+        """Return the Event; None if it was written less than :data:`EVENT_DEDUPLICATION_S` ago."""
         meta, now = service["metadata"], self._clock()
         message = make_printable_line(notice.message, MAX_MESSAGE_CHARS)
         key = compute_digest([meta["uid"], notice.type, notice.reason, message])
@@ -245,7 +245,7 @@ class EventRecorder:
         if len(self._known) > MAX_CACHED_EVENTS:
             self._known.popitem(last=False)
         event.count += 1
-        if event.written and compute_seconds_between(event.written, now) < EVENT_REPEAT_S:
+        if event.written and compute_seconds_between(event.written, now) < EVENT_DEDUPLICATION_S:
             return None
         event.written = now
         return {

@@ -18,10 +18,10 @@ from plimsoll_operator.kinds import Key
 RECREATION_WINDOW_S = 600.0
 """Seconds for which the recreation of a group counts. The kubelet counts a container's restarts for
 the same time."""
-MIN_RECREATIONS = 4
+MIN_RECREATIONS_IN_LOOP = 4
 """Number of recreations that count as a crash loop. A rollout causes one recreation, and a
 supervisor's restart budget allows three restarts an hour by default."""
-MIN_SETTLED_S = 120.0
+MIN_LEADER_AGE_FOR_RECOVERY_S = 120.0
 """Seconds for which a leader must have existed for the group to count as recovered. It must also be
 ready."""
 MAX_LEADERS_PER_GROUP = 32
@@ -42,14 +42,14 @@ class GroupStarts:
 
     @property
     def has_recovered(self) -> bool:
-        """Whether the group is ready and has not been recreated for :data:`MIN_SETTLED_S`."""
+        """Whether the group is ready and has existed for :data:`MIN_LEADER_AGE_FOR_RECOVERY_S`."""
         ready = self.leader.state is SupervisionState.SUPERVISED and self.leader.view is None
-        return ready and self.age_s >= MIN_SETTLED_S
+        return ready and self.age_s >= MIN_LEADER_AGE_FOR_RECOVERY_S
 
     @property
     def is_looping(self) -> bool:
         """Whether the group has been recreated too often and has not recovered."""
-        return self.recreations >= MIN_RECREATIONS and not self.has_recovered
+        return self.recreations >= MIN_RECREATIONS_IN_LOOP and not self.has_recovered
 
 
 class GroupHistory:

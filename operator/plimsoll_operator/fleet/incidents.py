@@ -45,13 +45,13 @@ ENGINE_RESTART_STEP = "EngineRestart"
 STARTED_OUTCOMES = frozenset({"Begun", "Succeeded"})
 """Outcomes of an engine restart that recreated the group. ``Begun`` is one of them, because the
 supervisor may be killed before it reports success."""
-MAX_KEPT_PER_POD = 10
+MAX_KEPT_INCIDENTS_PER_POD = 10
 """Maximum number of incidents kept per pod. It is half of the API's ``MAX_INCIDENTS_PER_POD``, so
 that a name is always free."""
 MAX_OPEN_INCIDENTS = 500
 """Maximum number of open incidents that are kept per service or policy: one for each replica, with
 a margin."""
-MAX_KEPT_PER_NAMESPACE = 2000
+MAX_KEPT_INCIDENTS_PER_NAMESPACE = 2000
 MAX_GROUP_NAME_CHARS, MAX_POD_PREFIX_CHARS = 63, 220
 """Maximum lengths of the names of a group, and of a pod within an incident's name."""
 _SUSPECTED_PHASES = frozenset({None, IncidentPhase.OPEN, IncidentPhase.TRIMMING})
@@ -197,10 +197,12 @@ def _update_group_incidents(
             )
         if (existing is not None or group.is_looping) and not group.has_recovered:
             changes.requeue_s = REPORT_GRACE_S
-    for gone in open_.values():
-        age = _compute_seconds_between(gone["metadata"].get("creationTimestamp") or now, now)
+    for surplus in open_.values():
+        age = _compute_seconds_between(surplus["metadata"].get("creationTimestamp") or now, now)
         if age is None or age >= RECREATION_WINDOW_S:
-            _end_incident(changes, gone, "Unresolved", "PodGone", "the group no longer exists", now)
+            _end_incident(
+                changes, surplus, "Unresolved", "PodGone", "the group no longer exists", now
+            )
         else:
             changes.requeue_s = REPORT_GRACE_S  # its leader may be recreated soon
 
@@ -289,18 +291,18 @@ def _has_restarted_group(incident: Object) -> bool:
     return done and bool(incident["spec"].get("podGroup"))
 
 
-def _is_reported(pod: str, container: str, at: str, incidents: list[Object]) -> bool:
+def _is_reported(pod: str, container: str, killed_at: str, incidents: list[Object]) -> bool:
     return any(
         (one["spec"]["kind"], one["spec"]["pod"]) == ("OutOfMemoryKill", pod)
         and one["spec"].get("container") == container
-        and (apart := _compute_seconds_between(one["spec"]["openedAt"], at)) is not None
+        and (apart := _compute_seconds_between(one["spec"]["openedAt"], killed_at)) is not None
         and abs(apart) < 2 * REPORT_GRACE_S
         for one in incidents
     )
 
 
 def _make_incident(
-    service: Object, name: str, pod: str, container: Container, kind: str, at: str,
+    service: Object, name: str, pod: str, container: Container, kind: str, opened_at: str,
     status: dict[str, Any],
 ) -> Object:  # fmt: skip
     meta = service["metadata"]
@@ -315,10 +317,10 @@ def _make_incident(
             "pod": pod,
             "container": container.name,
             "epoch": f"container:{container.restarts}",
-            "openedAt": at,
+            "openedAt": opened_at,
             "kind": kind,
         },
-        "status": _add_conditions(status, at),
+        "status": _add_conditions(status, opened_at),
     }
 
 
@@ -358,14 +360,14 @@ def _add_conditions(status: Object, opened_at: str) -> Object:
     return status | {"observedGeneration": 1, "conditions": msgspec.to_builtins(added)}
 
 
-def _parse_time(at: str) -> float | None:
+def _parse_time(timestamp: str) -> float | None:
     """Return a timestamp of the API in Unix seconds; None if it is malformed.
 
     A supervisor writes an incident's times, and the schema's ``date-time`` accepts some that cannot
     be compared, for example without a time zone.
     """
     try:
-        return parse_rfc3339(at)
+        return parse_rfc3339(timestamp)
     except (ValueError, OverflowError):
         return None
 
@@ -382,10 +384,10 @@ def find_surplus_incidents(
     """Return the incidents of a service or policy beyond the limits, oldest first.
 
     There may be ``max_ended`` ended and :data:`MAX_OPEN_INCIDENTS` open incidents, and
-    :data:`MAX_KEPT_PER_POD` incidents per pod. The namespace, which has ``other_count`` other
-    incidents, may have :data:`MAX_KEPT_PER_NAMESPACE`. Ended incidents are selected first. The
-    newest confirmed incident and all incidents younger than ``min_age_s`` are kept. ``now`` is RFC
-    3339.
+    :data:`MAX_KEPT_INCIDENTS_PER_POD` incidents per pod. The namespace, which has ``other_count``
+    other incidents, may have :data:`MAX_KEPT_INCIDENTS_PER_NAMESPACE`. Ended incidents are selected
+    first. The newest confirmed incident and all incidents younger than ``min_age_s`` are kept.
+    ``now`` is RFC 3339.
     """
     order = sorted(incidents, key=lambda one: (_is_open(one), _get_creation_time(one)))
     newest = max(filter(_is_confirmed, order), key=_get_creation_time, default=None)
@@ -393,20 +395,20 @@ def find_surplus_incidents(
     of_pods: dict[str, list[Object]] = defaultdict(list)
     for one in order:
         of_pods[str(one["spec"].get("pod"))].append(one)
-    gone: dict[str, Object] = {}
+    surplus: dict[str, Object] = {}
 
-    def shed(some: list[Object], allowed: int) -> None:
-        left = [one for one in some if _get_uid(one) not in gone]
+    def add_surplus(candidates: list[Object], allowed: int) -> None:
+        left = [one for one in candidates if _get_uid(one) not in surplus]
         over = max(0, len(left) - allowed)
         for one in [one for one in left if _get_uid(one) in free][:over]:
-            gone[_get_uid(one)] = one
+            surplus[_get_uid(one)] = one
 
-    for some in of_pods.values():
-        shed(some, MAX_KEPT_PER_POD)
-    shed([one for one in order if not _is_open(one)], max_ended)
-    shed([one for one in order if _is_open(one)], MAX_OPEN_INCIDENTS)
-    shed(order, max(0, MAX_KEPT_PER_NAMESPACE - other_count))
-    return sorted(gone.values(), key=_get_creation_time)
+    for incidents_of_pod in of_pods.values():
+        add_surplus(incidents_of_pod, MAX_KEPT_INCIDENTS_PER_POD)
+    add_surplus([one for one in order if not _is_open(one)], max_ended)
+    add_surplus([one for one in order if _is_open(one)], MAX_OPEN_INCIDENTS)
+    add_surplus(order, max(0, MAX_KEPT_INCIDENTS_PER_NAMESPACE - other_count))
+    return sorted(surplus.values(), key=_get_creation_time)
 
 
 def _get_uid(incident: Object) -> str:

@@ -17,10 +17,10 @@ from msgspec.structs import replace
 
 from plimsoll_api.decoding import MalformedError
 from plimsoll_api.learned import (
+    LEARNED_WINDOWS_H,
     MAX_LEARNED_WORKLOADS,
     MAX_OBSERVED_H,
     MAX_OBSERVED_S,
-    WINDOWS_H,
     LearnedMemory,
     LearnedWorkload,
     decode_learned,
@@ -33,7 +33,7 @@ from plimsoll_operator.fleet.supervisor_figures import SupervisorFigures
 from plimsoll_operator.kinds import Object
 
 HOUR_S = 3600.0
-MAX_STEP_DAYS = 1.0
+MAX_BUDGET_CHANGE_DAYS = 1.0
 """Maximum change of a budget in one update, in days. The change per day is limited, too."""
 MIN_CHANGE_SHARE = 0.05
 """Smallest relative change of a size that is published. Each published change is a write."""
@@ -117,11 +117,12 @@ def _merge_learned(
     budget = statistics.median_low(budgets) if budgets else None
     current = old.budget if old is not None else None
     if current is not None and before is not None:
-        days = min(MAX_STEP_DAYS, (hour - before.at) / 24)
+        days = min(MAX_BUDGET_CHANGE_DAYS, (hour - before.at) / 24)
         budget = current if budget is None else step_budget(current, budget, days)
     seen_s = max(longest, old.seen_s if old is not None else 0)
     first, second, third = (
-        statistics.median_low(one.gains[index] for one in valid) for index in range(len(WINDOWS_H))
+        statistics.median_low(one.gains[index] for one in valid)
+        for index in range(len(LEARNED_WINDOWS_H))
     )
     return LearnedMemory(
         seen_s=int(min(seen_s, MAX_OBSERVED_S) // HOUR_S * HOUR_S),

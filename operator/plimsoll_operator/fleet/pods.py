@@ -22,7 +22,7 @@ from plimsoll_operator.kinds import Object
 
 BACKOFF_RESET_S = 600.0
 """Run time in seconds after which the kubelet resets a container's back-off."""
-MIN_SETTLE_S = 30.0
+MIN_RECOVERY_RUN_S = 30.0
 """Minimum run time in seconds for a container to count as recovered. The container must also run
 twice as long as the previous time."""
 PLANNED_EXIT_CODES = (0, 143)
@@ -112,7 +112,7 @@ class Container:
         None if the previous run was so long that its end is not part of a crash loop.
         """
         if not (self.last_termination.get("startedAt") and self.last_termination.get("finishedAt")):
-            return MIN_SETTLE_S
+            return MIN_RECOVERY_RUN_S
         ran = compute_seconds_between(
             self.last_termination["startedAt"], self.last_termination["finishedAt"]
         )
@@ -120,7 +120,7 @@ class Container:
         if self.last_termination.get("exitCode") not in PLANNED_EXIT_CODES:
             # A slow engine may terminate each time before it becomes ready.
             longest = max(longest, 2 * self.startup_s)
-        return None if ran >= longest else min(longest, max(2 * ran, MIN_SETTLE_S))
+        return None if ran >= longest else min(longest, max(2 * ran, MIN_RECOVERY_RUN_S))
 
     def is_unsettled(self, now: str) -> bool:
         """Report whether the container's last termination still counts.

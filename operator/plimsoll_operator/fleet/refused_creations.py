@@ -79,7 +79,7 @@ class RefusedCreation:
 
     owner: str
     reason: str
-    at: str
+    reported_at: str
     key: str = ""
     node: str = ""
 

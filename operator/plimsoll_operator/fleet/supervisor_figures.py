@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from plimsoll_api.assessment import Segment
-from plimsoll_api.learned import MAX_OBSERVED_S, WINDOWS_H, LearnedMemory
+from plimsoll_api.learned import LEARNED_WINDOWS_H, MAX_OBSERVED_S, LearnedMemory
 from plimsoll_api.memory_contract import MemoryNeeds
 from plimsoll_api.memory_policy import NEAR_LIMIT_RATIO
 from plimsoll_api.names import UNREADY_MANUAL
@@ -270,7 +270,7 @@ def _make_learned_memory(values: Mapping[tuple[bytes, int], float | None]) -> Le
     ``values`` are keyed by metric name and window in hours, 0 for metrics without a window.
     """
     observed, growth, start, budget = _LEARNED_METRICS
-    needed = [(observed, 0), *((growth, hours) for hours in WINDOWS_H), (start, 0)]
+    needed = [(observed, 0), *((growth, hours) for hours in LEARNED_WINDOWS_H), (start, 0)]
     known = [int(value) for one in needed if (value := values.get(one)) is not None]
     if len(known) < len(needed):
         return None

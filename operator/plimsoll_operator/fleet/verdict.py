@@ -35,7 +35,7 @@ real engines were confirmed within 130 seconds (``docs/detection.md``)."""
 MIN_OBSERVED_REQUESTS = 100
 """Minimum number of requests in this time. This is a choice: a replica without traffic proves
 nothing."""
-REMAINING_STEPS_MIN = (
+REMAINING_STEPS_MINUTES = (
     5,
     10,
     15,
@@ -159,7 +159,7 @@ def _judge_growth(
         text = "most replicas stay within their leak budgets at their present pace"
         return {"leaks": Leaks.NO.value, "message": text}
     unknown: Object = {"leaks": Leaks.UNKNOWN.value, "message": reason}
-    steps = [one for one in REMAINING_STEPS_MIN if left_s <= one * 60]
+    steps = [one for one in REMAINING_STEPS_MINUTES if left_s <= one * 60]
     return unknown | ({"minutesLeft": steps[0]} if steps else {})
 
 

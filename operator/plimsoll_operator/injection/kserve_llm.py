@@ -68,7 +68,7 @@ class _Workload:
     """The part of a service's spec, at ``path``, that describes one kind of pod."""
 
     spec: Object
-    at: str
+    path: str
     port: int
     role: PodRole
 
@@ -105,7 +105,7 @@ def inject_llm_service(
     for workload in _list_workloads(spec, where):
         result = _add_supervisor(workload, name, model, options)
         if isinstance(result, str):
-            notes.append(f"{workload.at}: {format_unchanged_note(result)}")
+            notes.append(f"{workload.path}: {format_unchanged_note(result)}")
             continue
         engine, part = result
         engines.append(engine)
@@ -113,9 +113,9 @@ def inject_llm_service(
             merged |= part
         else:
             merged["prefill"] = part
-        notes += notes_of(workload.at, _make_pod(workload), engine, options)
+        notes += notes_of(workload.path, _make_pod(workload), engine, options)
         if workload.spec.get("worker") is not None:
-            notes.append(f"{workload.at}.worker: {format_unchanged_note(WORKERS_MESSAGE)}")
+            notes.append(f"{workload.path}.worker: {format_unchanged_note(WORKERS_MESSAGE)}")
     if not engines:
         return InjectedDocument(document, None, tuple(notes))
     config_name = names.make_supervisor_name(name)
@@ -161,20 +161,22 @@ def _add_supervisor(
 
     Return a text instead if the pods are left unchanged.
     """
-    labels = _get_object(workload.spec, "labels", workload.at) if "labels" in workload.spec else {}
+    labels = (
+        _get_object(workload.spec, "labels", workload.path) if "labels" in workload.spec else {}
+    )
     generated = {KSERVE_LLM_NAME_LABEL: name, PART_OF_LABEL: PART_OF_KSERVE_LLM}
     if (reason := explain_selector_mismatch({**generated, **labels}, options)) is not None:
         return reason
     if workload.spec.get("worker") is not None and not options.group_restarts:
         raise InjectionError(
-            f"{workload.at}: KServe sets restartPolicy RecreateGroupOnPodRestart, which recreates"
+            f"{workload.path}: KServe sets restartPolicy RecreateGroupOnPodRestart, which recreates"
             " the whole group whenever a container restarts, the supervisor's included; use"
             f" {options.fields.group_restarts} if you want that"
         )
-    at = f"{workload.at}.template"
-    check_types(_get_object(workload.spec, "template", workload.at), at)
+    at = f"{workload.path}.template"
+    check_types(_get_object(workload.spec, "template", workload.path), at)
     pod = _make_pod(workload)
-    annotations = _get_object(workload.spec, "annotations", workload.at)
+    annotations = _get_object(workload.spec, "annotations", workload.path)
     engine = _find_engine(pod, at, model, options, annotations)
     if engine is None:
         return (

@@ -9,7 +9,7 @@ from typing import Any
 
 from plimsoll_api import engines
 from plimsoll_api.engines import EngineType
-from plimsoll_api.units import MAX_DIGITS, parse_whole_number
+from plimsoll_api.units import MAX_WHOLE_NUMBER_DIGITS, parse_whole_number
 from plimsoll_operator.injection.command_line import VARIABLE_REFERENCE_PATTERN, expand_variables
 from plimsoll_operator.injection.errors import InjectionError
 from plimsoll_operator.injection.programs import (
@@ -139,7 +139,7 @@ def _find_port(
     unresolved = ""
     for flag in PORT_FLAGS:
         text = find_option_value(words, flag)
-        number = None if text is None else parse_whole_number(text[:MAX_DIGITS])
+        number = None if text is None else parse_whole_number(text[:MAX_WHOLE_NUMBER_DIGITS])
         if number is not None:
             return _check_port(number, f"{path}: {flag}"), f"by {flag}"
         unresolved = unresolved or (f"{flag} {text}" if text is not None else "")
@@ -163,7 +163,7 @@ def _find_port(
 
 def _find_port_in_variables(variables: Mapping[str, str | None]) -> tuple[int, str] | None:
     for name in PORT_VARIABLES:
-        number = parse_whole_number((variables.get(name) or "")[:MAX_DIGITS])
+        number = parse_whole_number((variables.get(name) or "")[:MAX_WHOLE_NUMBER_DIGITS])
         if number is not None and 0 < number <= MAX_PORT:
             return number, f"by the variable {name}"
     return None
@@ -176,7 +176,7 @@ def _find_port_in_probes(container: Object, path: str) -> tuple[int, str] | None
         http_get = probe.get("httpGet") or {}
         port = http_get.get("port")
         port = (
-            ports.get(port, parse_whole_number(port[:MAX_DIGITS]))
+            ports.get(port, parse_whole_number(port[:MAX_WHOLE_NUMBER_DIGITS]))
             if isinstance(port, str)
             else port
         )

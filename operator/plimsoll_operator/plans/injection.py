@@ -76,7 +76,7 @@ def decide_injection(
         (one for one in injected if one.start.stuck and not (one.start.engine and proven)),
         key=lambda one: one.name,
     )
-    new = [one for one in refused if one.at > (since or "") and one.key not in anyway]
+    new = [one for one in refused if one.reported_at > (since or "") and one.key not in anyway]
     cause = None
     if new:
         cause = (new[0].owner, new[0].reason, new[0].key)
@@ -137,8 +137,8 @@ def _is_refused_without_supervisor(stopped: InjectionStop, refused: RefusedCreat
     same = bool(stopped.refusal) and refused.key.split("/")[0] == stopped.refusal.split("/")[0]
     return (
         same
-        and bool(refused.at)
-        and compute_seconds_between(stopped.time, refused.at) > STOP_PROPAGATION_S
+        and bool(refused.reported_at)
+        and compute_seconds_between(stopped.time, refused.reported_at) > STOP_PROPAGATION_S
     )
 
 

@@ -60,7 +60,7 @@ from plimsoll_operator.render.objects import (
     make_supervisor_role,
 )
 
-MAX_ACCOUNTS = 100
+MAX_SERVICE_ACCOUNTS = 100
 """Maximum number of ServiceAccounts in a RoleBinding."""
 MAX_SHOWN_CHARS = 320
 MAX_LISTED_NAMES = 4
@@ -112,7 +112,7 @@ def make_plan(
             if one.may_hold_slot or one.state is SupervisionState.SUPERVISED
         }
     )
-    desired = render_objects(policy, accounts[:MAX_ACCOUNTS], chosen, held, extra_files)
+    desired = render_objects(policy, accounts[:MAX_SERVICE_ACCOUNTS], chosen, held, extra_files)
     wanted = {make_ref(one) for one in desired}
     idle = [item for slot, item in leases.items() if Ref(LEASE.kind, slot) not in wanted]
     kept = {
@@ -135,11 +135,12 @@ def make_plan(
 
 def find_account_failure(accounts: Sequence[str]) -> Failure | None:
     """Return a failure if some ``accounts`` get no permissions; None if all get them."""
-    if len(accounts) <= MAX_ACCOUNTS:
+    if len(accounts) <= MAX_SERVICE_ACCOUNTS:
         return None
     text = (
-        f"the supervised pods have {len(accounts)} ServiceAccounts, but only {MAX_ACCOUNTS} get"
-        f" permissions: with {accounts[MAX_ACCOUNTS]} and later names, a supervisor cannot write"
+        f"the supervised pods have {len(accounts)} ServiceAccounts, but only "
+        f"{MAX_SERVICE_ACCOUNTS} get permissions: with {accounts[MAX_SERVICE_ACCOUNTS]} and later "
+        "names, a supervisor cannot write"
         " incidents; use fewer accounts, or more policies"
     )
     return Failure("TooManyServiceAccounts", text, is_lasting=True)

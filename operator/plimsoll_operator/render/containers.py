@@ -73,11 +73,11 @@ def make_device_claims(wanted: EngineResources) -> tuple[list[Object], list[Obje
 
 
 QOS_RESOURCES = ("cpu", "memory")
-QUOTA_LIMITS = {"cpu": "200m", "memory": "256Mi", "ephemeral-storage": "512Mi"}
+LIMITS_UNDER_QUOTA = {"cpu": "200m", "memory": "256Mi", "ephemeral-storage": "512Mi"}
 """Limits of a container that Plimsoll adds, for resources that a ResourceQuota may count. They are
 set if all other containers have limits. The supervisor's volumes use at most 320 MiB; the rest
 is for its log."""
-QUOTA_REQUESTS = {"cpu": "20m", "memory": "96Mi", "ephemeral-storage": "64Mi"}
+REQUESTS_UNDER_QUOTA = {"cpu": "20m", "memory": "96Mi", "ephemeral-storage": "64Mi"}
 """Requests of a container that Plimsoll adds, for the same resources."""
 
 
@@ -92,14 +92,14 @@ def fit_resources(wanted: Resources, others: Iterable[Object]) -> Object:
     others = list(others)
     each = [_get_resources(one) for one in others]
     limits, requests = dict(wanted.limits), dict(wanted.requests)
-    for name in QUOTA_LIMITS:
+    for name in LIMITS_UNDER_QUOTA:
         if each and all(name in one["limits"] for one in each):
             limits.setdefault(
-                name, max(QUOTA_LIMITS[name], requests.get(name, "0"), key=parse_quantity)
+                name, max(LIMITS_UNDER_QUOTA[name], requests.get(name, "0"), key=parse_quantity)
             )
         if each and all(name in one["limits"] or name in one["requests"] for one in each):
             requests.setdefault(
-                name, limits[name] if name in wanted.limits else QUOTA_REQUESTS[name]
+                name, limits[name] if name in wanted.limits else REQUESTS_UNDER_QUOTA[name]
             )
     if is_guaranteed(others):
         requests |= {name: limits[name] for name in QOS_RESOURCES}

@@ -18,7 +18,7 @@ from plimsoll_api.units import format_duration, parse_duration
 from plimsoll_operator.render import names
 from plimsoll_operator.render.names import compute_digest
 
-PULL_MARGIN_S = 300
+SCHEDULE_AND_PULL_MARGIN_S = 300
 """Seconds for scheduling and pulling an image, in addition to the startup timeout."""
 
 
@@ -34,10 +34,10 @@ def compute_pod_hash(service: InferenceService) -> str:
     }
     drain_s = service.spec.supervision.drain.deadline_s
     drain = None if drain_s == Drain().deadline_s else format_duration(drain_s)
-    return compute_digest({"drainDeadline": drain, **concerns, **_get_later_parts(service)})
+    return compute_digest({"drainDeadline": drain, **concerns, **_get_optional_parts(service)})
 
 
-def _get_later_parts(service: InferenceService) -> dict[str, Any]:
+def _get_optional_parts(service: InferenceService) -> dict[str, Any]:
     """Return the set fields that hashes of earlier releases lack: probe and parallelism."""
     probe, parallelism = service.spec.probe, service.spec.parallelism
     parts: dict[str, Any] = {"probe": {"image": probe.image}} if probe.enabled else {}
@@ -106,7 +106,7 @@ def _compute_deadline_s(service: InferenceService) -> int:
     own = service.spec.rollout.progress_deadline
     if own is not None:
         return max(1, int(parse_duration(own)))
-    return int(parse_duration(service.spec.engine.startup_timeout)) + PULL_MARGIN_S
+    return int(parse_duration(service.spec.engine.startup_timeout)) + SCHEDULE_AND_PULL_MARGIN_S
 
 
 def make_rolling_update(
@@ -117,7 +117,7 @@ def make_rolling_update(
     If a new pod needs resources that only one pod can hold, the old pod is deleted first.
     """
     wanted = service.spec.rollout
-    is_exclusive = _is_exclusive(spec, shared_claims)
+    is_exclusive = _holds_exclusive_resource(spec, shared_claims)
     surge = "0" if is_exclusive else "1"
     unavailable = "1" if is_exclusive else "0"
     if wanted.max_surge is not None:
@@ -133,14 +133,14 @@ def make_rolling_update(
 _ZERO_COUNTS = ("0", "0%")
 
 
-def _is_exclusive(spec: dict[str, Any], shared_claims: Collection[str]) -> bool:
+def _holds_exclusive_resource(spec: dict[str, Any], shared_claims: Collection[str]) -> bool:
     """Report whether a pod holds a resource that no other pod can hold at the same time.
 
     These resources are devices (from a device plugin or a claim), host ports, and volumes of claims
     that are not in ``shared_claims``.
     """
     containers = [*(spec.get("initContainers") or ()), *spec["containers"]]
-    taken = any(_has_devices(one) or _has_node_ports(one) for one in containers)
+    taken = any(_has_devices(one) or _has_host_ports(one) for one in containers)
     claimed = any(name not in shared_claims for name in list_claims(spec))
     return bool(spec.get("hostNetwork") or spec.get("resourceClaims")) or taken or claimed
 
@@ -161,5 +161,5 @@ def _has_devices(container: dict[str, Any]) -> bool:
     return bool(held.get("claims")) or any("/" in resource for resource in named)
 
 
-def _has_node_ports(container: dict[str, Any]) -> bool:
+def _has_host_ports(container: dict[str, Any]) -> bool:
     return any(one.get("hostPort") for one in container.get("ports") or ())

@@ -25,25 +25,30 @@ from plimsoll_operator.render.containers import (
     make_restricted_context,
 )
 from plimsoll_operator.render.groups import make_parallel_args
-from plimsoll_operator.render.paths import KEYS_DIR, KEYS_FILE, ReplicaPlaces, make_pod_places
+from plimsoll_operator.render.paths import (
+    API_KEYS_DIR,
+    API_KEYS_FILE,
+    ReplicaPlaces,
+    make_pod_places,
+)
 
-KEYS_VOLUME = "api-keys"
+API_KEYS_VOLUME = "api-keys"
 
 
-def make_key_volumes(service: InferenceService) -> list[dict[str, Any]]:
+def make_api_key_volumes(service: InferenceService) -> list[dict[str, Any]]:
     """Return the volume with the API keys; empty if the service has no API keys."""
     ref = service.spec.engine.api_key_secret_ref
     if ref is None:
         return []
-    item = {"key": ref.key, "path": KEYS_FILE}
-    return [{"name": KEYS_VOLUME, "secret": {"secretName": ref.name, "items": [item]}}]
+    item = {"key": ref.key, "path": API_KEYS_FILE}
+    return [{"name": API_KEYS_VOLUME, "secret": {"secretName": ref.name, "items": [item]}}]
 
 
-def make_key_mounts(service: InferenceService) -> list[dict[str, Any]]:
+def make_api_key_mounts(service: InferenceService) -> list[dict[str, Any]]:
     """Return the mount of the API keys for the engine's container; empty without API keys."""
     if service.spec.engine.api_key_secret_ref is None:
         return []
-    return [{"name": KEYS_VOLUME, "mountPath": KEYS_DIR, "readOnly": True}]
+    return [{"name": API_KEYS_VOLUME, "mountPath": API_KEYS_DIR, "readOnly": True}]
 
 
 def make_engine_args(service: InferenceService, places: ReplicaPlaces | None = None) -> list[str]:
@@ -59,7 +64,7 @@ def make_engine_args(service: InferenceService, places: ReplicaPlaces | None = N
         f"--admin-port={at.admin_port}",
         f"--run-dir={at.run_dir}",
         f"--startup-timeout={format_seconds(parse_duration(engine.startup_timeout))}",
-        *([f"--api-key-file={KEYS_DIR}/{KEYS_FILE}"] if engine.api_key_secret_ref else []),
+        *([f"--api-key-file={API_KEYS_DIR}/{API_KEYS_FILE}"] if engine.api_key_secret_ref else []),
         *engine.args,
     ]
 
@@ -140,7 +145,7 @@ def make_engine_container(
             {"name": "cache", "mountPath": paths.CACHE_DIR},
             {"name": "tmp", "mountPath": "/tmp"},
             *model.make_model_mounts(service),
-            *make_key_mounts(service),
+            *make_api_key_mounts(service),
         ],
     }
 

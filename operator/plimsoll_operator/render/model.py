@@ -85,7 +85,7 @@ def _make_source_args(model: ModelSource) -> list[str]:
     ]
 
 
-PASSED_VARIABLES = frozenset(
+DOWNLOAD_VARIABLES = frozenset(
     {
         *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"),
         *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
@@ -98,13 +98,13 @@ for proxies, lower case is accepted, too. HF_HUB_OFFLINE is not passed on, becau
 needs the hub."""
 
 
-def _is_passed_on(name: str, has_secret: bool) -> bool:
+def _is_download_variable(name: str, has_secret: bool) -> bool:
     """Report whether the download container also gets the engine's variable ``name``.
 
     ``has_secret`` is whether a Secret contains the credentials for S3.
     """
     aws = name.startswith("AWS_") and not has_secret
-    return name.upper() in PASSED_VARIABLES or name.startswith("HF_XET_") or aws
+    return name.upper() in DOWNLOAD_VARIABLES or name.startswith("HF_XET_") or aws
 
 
 def _make_variables(variables: Iterable[EnvVar]) -> list[dict[str, Any]]:
@@ -122,7 +122,9 @@ def _make_environment(service: InferenceService) -> dict[str, Any]:
         {"name": "HOME", "value": "/tmp"},
         {"name": "HF_HOME", "value": "/tmp/huggingface"},
         *_make_variables(
-            one for one in service.spec.engine.env if _is_passed_on(one.name, keys is not None)
+            one
+            for one in service.spec.engine.env
+            if _is_download_variable(one.name, keys is not None)
         ),
     ]
     if token := source.token_secret_ref:

@@ -70,7 +70,7 @@ def make_disruption_budget(service: InferenceService) -> list[dict[str, Any]]:
             "kind": "PodDisruptionBudget",
             "metadata": {"name": service.metadata.name},
             "spec": {
-                "maxUnavailable": _count_pods(missing, service.spec.nodes),
+                "maxUnavailable": _convert_to_pod_limit(missing, service.spec.nodes),
                 "unhealthyPodEvictionPolicy": "AlwaysAllow",
                 "selector": {"matchLabels": names.make_selector(service.metadata.name)},
             },
@@ -78,7 +78,7 @@ def make_disruption_budget(service: InferenceService) -> list[dict[str, Any]]:
     ]
 
 
-def _count_pods(replicas: int | str, nodes: int) -> int | str:
+def _convert_to_pod_limit(replicas: int | str, nodes: int) -> int | str:
     """Convert a limit on unavailable replicas to a limit on unavailable pods.
 
     Each replica is a group of ``nodes`` pods, and the eviction of one pod ends its whole group. A

@@ -20,8 +20,8 @@ CONFIG_DIR = "/etc/plimsoll"
 STATE_DIR = "/var/lib/plimsoll"
 CACHE_DIR = "/var/cache/plimsoll"
 CLAIM_DIR = "/mnt/model"
-KEYS_DIR = "/etc/plimsoll-keys"
-KEYS_FILE = "keys"
+API_KEYS_DIR = "/etc/plimsoll-keys"
+API_KEYS_FILE = "keys"
 DEFAULT_REVISION = "main"
 TOKEN_DIR = "/var/run/secrets/kubernetes.io/serviceaccount"
 
@@ -57,7 +57,7 @@ POD_PLACES = SupervisorPlaces(
 
 HOST_PORTS = range(21_000, 29_000)
 """Ports of supervisors in pods with host networking, below NodePorts and ephemeral ports."""
-HOST_PORT_PAIRS = 3_989
+HOST_PORT_PAIR_COUNT = 3_989
 """Number of port pairs in :data:`HOST_PORTS` that supervisors use. It is prime, so that engine
 ports at round distances map to different pairs."""
 
@@ -67,7 +67,7 @@ def make_host_network_places(engine_port: int) -> SupervisorPlaces:
 
     The ports are derived from the engine's port, which no other pod on the node can use.
     """
-    first = HOST_PORTS.start + 2 * (engine_port % HOST_PORT_PAIRS)
+    first = HOST_PORTS.start + 2 * (engine_port % HOST_PORT_PAIR_COUNT)
     return replace(POD_PLACES, metrics_port=first, probe_port=first + 1)
 
 

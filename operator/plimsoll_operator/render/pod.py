@@ -28,7 +28,7 @@ from plimsoll_operator.render.containers import (
     make_restricted_context,
 )
 from plimsoll_operator.render.deployment import compute_pod_hash
-from plimsoll_operator.render.engine import make_engine_container, make_key_volumes
+from plimsoll_operator.render.engine import make_api_key_volumes, make_engine_container
 from plimsoll_operator.render.groups import GROUP_RESTART_POLICY, make_member_env
 from plimsoll_operator.render.paths import POD_PLACES
 from plimsoll_operator.render.probe import add_probe
@@ -241,7 +241,7 @@ def _make_volumes(service: InferenceService) -> list[dict[str, Any]]:
         },
         {"name": "token", "projected": {"sources": make_token_sources()}},
         *model.make_model_volumes(service),
-        *make_key_volumes(service),
+        *make_api_key_volumes(service),
     ]
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_operator.render import names
-from plimsoll_operator.render.engine import KEYS_VOLUME
+from plimsoll_operator.render.engine import API_KEYS_VOLUME
 
 
 class NotAllowedError(ValueError):
@@ -60,11 +60,11 @@ ALLOWED_PROFILE_TYPES = frozenset({"RuntimeDefault", "Localhost"})
 """Types of seccomp and AppArmor profiles that the standard allows."""
 ALLOWED_CAPABILITY = "NET_BIND_SERVICE"
 
-ALLOWED_MOUNTERS = {
+ALLOWED_CONTAINERS_BY_VOLUME = {
     "run": {names.ENGINE, names.SUPERVISOR},
     "token": {names.SUPERVISOR},
     "config": {names.SUPERVISOR},
-    KEYS_VOLUME: {names.ENGINE},
+    API_KEYS_VOLUME: {names.ENGINE},
 }
 """Containers that may mount a volume of the operator, by volume. ``run`` contains the admin token,
 and ``token`` the ServiceAccount's token."""
@@ -183,7 +183,7 @@ def _iterate_volume_problems(
 ) -> Iterator[str]:
     if volume.get("name") in rendered_volumes and volume == rendered_volumes[volume["name"]]:
         return
-    if volume.get("name") in ALLOWED_MOUNTERS:
+    if volume.get("name") in ALLOWED_CONTAINERS_BY_VOLUME:
         yield f"{path} is a volume that the operator manages"
     kinds = {key for key, value in volume.items() if key != "name" and value is not None}
     if kinds - ALLOWED_VOLUME_TYPES:
@@ -202,7 +202,7 @@ def _iterate_credential_problems(
 ) -> Iterator[str]:
     """Yield the mounts and variables through which a container could read credentials of others."""
     for mount in container.get("volumeMounts") or ():
-        allowed = ALLOWED_MOUNTERS.get(mount.get("name", ""))
+        allowed = ALLOWED_CONTAINERS_BY_VOLUME.get(mount.get("name", ""))
         if allowed is not None and container.get("name") not in allowed:
             owners = " and ".join(sorted(allowed))
             yield f"{path}.volumeMounts: only {owners} may mount {mount['name']}"

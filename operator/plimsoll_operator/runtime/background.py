@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 MAX_FAILURES = 8
 """Number of consecutive failures that stop the operator, after about two minutes of back-off."""
 FIRST_RETRY_DELAY_S, MAX_RETRY_DELAY_S = 1.0, 60.0
-RECOVERY_RUN_S = 300.0
+MIN_RUN_FOR_FAILURE_RESET_S = 300.0
 """Seconds for which a part must run without a failure for its failure count to be reset."""
 
 
@@ -61,7 +61,9 @@ class Background:
                 await part()
                 raise RuntimeError(f"the background task {name} ended unexpectedly")
             except Exception as error:
-                consecutive = 1 if self._clock() - started >= RECOVERY_RUN_S else consecutive + 1
+                consecutive = (
+                    1 if self._clock() - started >= MIN_RUN_FOR_FAILURE_RESET_S else consecutive + 1
+                )
                 self.failures[name] += 1
                 if needed and consecutive >= MAX_FAILURES:
                     log.critical(

@@ -18,7 +18,7 @@ from urllib.parse import urlencode
 import aiohttp
 from kubernetes.aio import client, config
 
-from plimsoll_api.units import MAX_DIGITS, parse_whole_number
+from plimsoll_api.units import MAX_WHOLE_NUMBER_DIGITS, parse_whole_number
 from plimsoll_operator.kinds import EVENT, POD, Kind, Object
 from plimsoll_operator.render.names import FIELD_MANAGER, OWNED_FIELDS_KEY, compute_digest
 from plimsoll_operator.runtime.queue import RateLimit
@@ -29,7 +29,7 @@ OBJECT_MEDIA_TYPE = "application/json"
 METADATA_MEDIA_TYPE = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 METADATA_LIST_MEDIA_TYPE = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 WATCH_TIMEOUT_S = 300
-MAX_SILENCE_S = 120.0
+MAX_WATCH_SILENCE_S = 120.0
 """Seconds without an event after which a watch counts as broken. The API server sends a bookmark
 each minute."""
 MAX_EVENT_BYTES = 4 << 20
@@ -218,7 +218,7 @@ class Api:
         query |= {"timeoutSeconds": str(WATCH_TIMEOUT_S)} | _make_field_query(kind)
         await self.limit.acquire()
         limits = aiohttp.ClientTimeout(
-            total=WATCH_TIMEOUT_S + MAX_SILENCE_S, sock_read=MAX_SILENCE_S
+            total=WATCH_TIMEOUT_S + MAX_WATCH_SILENCE_S, sock_read=MAX_WATCH_SILENCE_S
         )
         subject = f"watch of {kind.plural}"
         path = kind.path(namespace)
@@ -302,7 +302,9 @@ class Api:
             "deleteOptions": {"preconditions": {"uid": uid}},
         }
         try:
-            await self._call("POST", POD.path(namespace, pod, "eviction"), body=body, patient=False)
+            await self._call(
+                "POST", POD.path(namespace, pod, "eviction"), body=body, retries_throttled=False
+            )
         except ApiError as error:
             if error.status == 404:
                 return ""
@@ -361,10 +363,10 @@ class Api:
         query: dict[str, str] | None = None,
         body: Any = None,
         content_type: str = "application/json",
-        patient: bool = True,
+        retries_throttled: bool = True,
         accept: str = OBJECT_MEDIA_TYPE,
     ) -> Object:
-        for remaining in reversed(range(self._tries if patient else 1)):
+        for remaining in reversed(range(self._tries if retries_throttled else 1)):
             await self.limit.acquire()
             if method != "GET":
                 query = (query or {}) | self._make_timeout_parameter(method, path)
@@ -372,7 +374,7 @@ class Api:
             status, data, wait = await self._send(method, path, query, body, content_type, accept)
             if status != 429:
                 break
-            if patient:
+            if retries_throttled:
                 self.refusals += 1
             if remaining:
                 await asyncio.sleep(wait)
@@ -427,7 +429,7 @@ class Api:
         except aiohttp.ClientError as error:
             raise OSError(f"{method} {path}: {str(error) or repr(error)}") from error
         retry_after = str((response.headers or {}).get("Retry-After") or "1")
-        seconds = parse_whole_number(retry_after[:MAX_DIGITS])
+        seconds = parse_whole_number(retry_after[:MAX_WHOLE_NUMBER_DIGITS])
         wait = 1.0 if seconds is None else float(seconds)
         return response.status, bytes(data), min(wait, MAX_RETRY_AFTER_S)
 

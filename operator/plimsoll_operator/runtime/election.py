@@ -119,12 +119,12 @@ class Election:
         except (ApiError, OSError, TimeoutError) as error:
             log.warning("cannot release the leader's Lease: %s", str(error) or repr(error))
 
-    async def _try_acquire(self, within_s: float) -> str:
+    async def _try_acquire(self, timeout_s: float) -> str:
         """Acquire or renew the Lease if possible. Return its holder.
 
-        Raises TimeoutError after ``within_s`` seconds or half of ``renew``, whichever is shorter.
+        Raises TimeoutError after ``timeout_s`` seconds or half of ``renew``, whichever is shorter.
         """
-        async with asyncio.timeout(min(within_s, self._clocks.renew / 2)):
+        async with asyncio.timeout(min(timeout_s, self._clocks.renew / 2)):
             lease = await self._api.get(LEASE, self._namespace, self._name)
             if lease is None:
                 return await self._write(self._make_lease())

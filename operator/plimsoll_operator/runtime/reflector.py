@@ -43,10 +43,10 @@ class Reflector:
         namespace: str | None,
         on_list: Callable[[list[Object]], None],
         on_event: Callable[[Object, bool], None],
-        whole: bool = False,
+        complete_objects: bool = False,
     ) -> None:
-        """Create a reflector of metadata or, with ``whole``, of complete objects."""
-        self._api, self._kind, self._namespace, self._whole = api, kind, namespace, whole
+        """Create a reflector of metadata or, with ``complete_objects``, of complete objects."""
+        self._api, self._kind, self._namespace, self._whole = api, kind, namespace, complete_objects
         self._on_list, self._on_event = on_list, on_event
         self.error: ApiError | OSError | TimeoutError | None = None
         """Last failure; None while the watch works."""

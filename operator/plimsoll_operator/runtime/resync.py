@@ -47,13 +47,13 @@ class Resync:
         self.served: set[str] = set()
         self.groups = asyncio.Event()
 
-    async def run(self, every_s: float) -> None:
-        """List the objects every ``every_s`` seconds, or sooner if a watch restarts or is stale."""
+    async def run(self, interval_s: float) -> None:
+        """List all objects every ``interval_s`` seconds; sooner if a watch restarts or is stale."""
         while True:
             period = (
-                min(every_s, self._clocks.suspicious)
+                min(interval_s, self._clocks.suspicious)
                 if self._watches.list_stale_kinds(1)
-                else every_s
+                else interval_s
             )
             interrupted = await _is_set_within(period, self._watches.listing)
             if interrupted:
@@ -111,11 +111,11 @@ class Resync:
         return items, min(versions, key=lambda text: int(text) if text.isdigit() else 0)
 
 
-async def wait_until_quiet(listing: asyncio.Event, for_s: float) -> None:
-    """Clear ``listing``. Return once it has not been set for ``for_s`` seconds."""
+async def wait_until_quiet(listing: asyncio.Event, quiet_s: float) -> None:
+    """Clear ``listing``. Return once it has not been set for ``quiet_s`` seconds."""
     for _ in range(MAX_DELAYED_LISTS):
         listing.clear()
-        await asyncio.sleep(for_s)
+        await asyncio.sleep(quiet_s)
         if not listing.is_set():
             return
     listing.clear()

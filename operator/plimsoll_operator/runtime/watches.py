@@ -150,7 +150,9 @@ class PolicyWatch:
     def __init__(self, api: Api, store: Store, watches: Watches, namespaces: Sequence[str]) -> None:
         self._store, self._watches = store, watches
         self._reflectors = [
-            Reflector(api, POLICY, one, partial(self._on_list, one), self._on_event, whole=True)
+            Reflector(
+                api, POLICY, one, partial(self._on_list, one), self._on_event, complete_objects=True
+            )
             for one in namespaces or (None,)
         ]
         self.on_change: Callable[[Object, bool], None] = lambda *_: None
@@ -186,17 +188,17 @@ class GroupWatch:
     """
 
     def __init__(
-        self, api: Api, watches: Watches, namespaces: Sequence[str], served: asyncio.Event
+        self, api: Api, watches: Watches, namespaces: Sequence[str], kind_served: asyncio.Event
     ) -> None:
-        self._watches, self._served = watches, served
+        self._watches, self._kind_served = watches, kind_served
         self._reflectors = [
-            Reflector(api, LWS, one, self._on_list, self._on_event, whole=True)
+            Reflector(api, LWS, one, self._on_list, self._on_event, complete_objects=True)
             for one in namespaces or (None,)
         ]
 
     async def run(self) -> None:
         """Watch until cancelled."""
-        await self._served.wait()
+        await self._kind_served.wait()
         await _run_reflectors(self._reflectors)
 
     def _on_list(self, items: list[Object]) -> None:

@@ -18,9 +18,9 @@ from plimsoll_api.assessment import Segment, Suspicion
 from plimsoll_api.files import replace_file
 from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.start_gate import (
-    ANSWER_FILE,
+    GATE_ANSWER_FILE,
+    GATE_QUESTION_FILE,
     MAX_GATE_REASON_CHARS,
-    QUESTION_FILE,
     GateAnswer,
     Question,
     read_gate_file,
@@ -87,8 +87,8 @@ class EngineStartGate:
     def __init__(
         self, run_dir: Path, read_devices: Callable[[], Sequence[DeviceUse] | None]
     ) -> None:
-        self._answer_file, self._read_devices = run_dir / ANSWER_FILE, read_devices
-        self._question_file = run_dir / QUESTION_FILE
+        self._answer_file, self._read_devices = run_dir / GATE_ANSWER_FILE, read_devices
+        self._question_file = run_dir / GATE_QUESTION_FILE
         self._permitted_question: str | None = None
         self._held_question, self._held_since = "", 0.0
         self._late_suspicion: Suspicion | None = None

@@ -18,7 +18,7 @@ import msgspec
 from urllib3.util.ssl_ import create_urllib3_context
 
 from plimsoll_api.decoding import MalformedError, decode
-from plimsoll_api.units import MAX_DIGITS, parse_whole_number
+from plimsoll_api.units import MAX_WHOLE_NUMBER_DIGITS, parse_whole_number
 from plimsoll_sidecar.clients.http import Answer, RequestError, TooLongError, create_pool, request
 
 SERVICE_ACCOUNT_FOLDER = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -300,7 +300,7 @@ def _read_answer_time(answer: Answer) -> float | None:
 
 def _read_retry_after_s(answer: Answer) -> float | None:
     """Return the value of the Retry-After header; None if it is not a number of seconds."""
-    seconds = parse_whole_number(answer.headers.get("Retry-After", "")[:MAX_DIGITS])
+    seconds = parse_whole_number(answer.headers.get("Retry-After", "")[:MAX_WHOLE_NUMBER_DIGITS])
     return None if seconds is None else min(float(seconds), MAX_RETRY_AFTER_S)
 
 

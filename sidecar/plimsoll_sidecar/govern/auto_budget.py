@@ -31,9 +31,9 @@ from plimsoll_api.admin import LedgerEntry
 from plimsoll_api.assessment import Assessment, BudgetState
 from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.learned import (
+    LEARNED_WINDOWS_H,
     MAX_OBSERVED_H,
     MAX_OBSERVED_S,
-    WINDOWS_H,
     LearnedMemory,
     LearnedWorkload,
     step_budget,
@@ -75,8 +75,8 @@ class HourGrowth(msgspec.Struct, array_like=True):
     Attributes:
         at: The number of the hour, counted from 1970.
         seen_s: The seconds of the hour for which memory was observed.
-        gains: The largest growth in bytes over each window of :data:`WINDOWS_H` that ends in the
-            hour.
+        gains: The largest growth in bytes over each window of :data:`LEARNED_WINDOWS_H` that ends
+            in the hour.
         incident: Whether a confirmed incident of this kind of memory was open or in its cooldown.
         most: The largest size of the memory in the hour, in bytes.
 
@@ -169,7 +169,7 @@ class LearnedHistory(msgspec.Struct, omit_defaults=True):
         else:
             grown_least = grown
         self.lows.append((at, grown_least))
-        gains = (grown - find_lowest_growth(self.lows, at - window) for window in WINDOWS_H)
+        gains = (grown - find_lowest_growth(self.lows, at - window) for window in LEARNED_WINDOWS_H)
         first, second, third = map(max, hour.gains, gains)
         hour.gains = (first, second, third)
         hour.most = max(hour.most, state.current or 0)
@@ -292,12 +292,15 @@ def compute_quantile(gains: Iterable[int], share: float = GROWTH_QUANTILE) -> in
 def list_gains_within(hours: Iterable[HourGrowth], window_s: float) -> list[int]:
     """Return the growth in bytes within a window of ``window_s``, for each hour.
 
-    The growth is that of the shortest window in :data:`WINDOWS_H` that is at least as long. For a
-    window of several days, it is the growth of one day times the number of days.
+    The growth is that of the shortest window in :data:`LEARNED_WINDOWS_H` that is at least as long.
+    For a window of several days, it is the growth of one day times the number of days.
     """
     window_h = window_s / SECONDS_PER_HOUR
-    index = next((i for i, most in enumerate(WINDOWS_H) if window_h <= most), len(WINDOWS_H) - 1)
-    days = max(1, math.ceil(window_h / WINDOWS_H[-1]))
+    index = next(
+        (i for i, most in enumerate(LEARNED_WINDOWS_H) if window_h <= most),
+        len(LEARNED_WINDOWS_H) - 1,
+    )
+    days = max(1, math.ceil(window_h / LEARNED_WINDOWS_H[-1]))
     return [one.gains[index] * days for one in hours]
 
 

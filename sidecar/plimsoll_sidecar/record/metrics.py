@@ -24,7 +24,7 @@ from prometheus_client import (
 from plimsoll_api.assessment import HOST_SEGMENTS, Assessment, BudgetState
 from plimsoll_api.incident_record import StepOutcome
 from plimsoll_api.incidents import OPERATOR_ONLY_KINDS, IncidentKind, IncidentPhase
-from plimsoll_api.learned import WINDOWS_H, LearnedMemory
+from plimsoll_api.learned import LEARNED_WINDOWS_H, LearnedMemory
 from plimsoll_api.memory_contract import MemoryNeeds
 from plimsoll_api.memory_policy import MemoryPolicy
 from plimsoll_api.names import UNREADY_REASONS
@@ -297,7 +297,7 @@ class Metrics:
                 "memory_declared_unfilled_bytes", kind, need.unfilled if need else None
             )
             self._set_or_remove("memory_limit_bytes", kind, need.limit if need else None)
-            for hours, gain in zip(WINDOWS_H, one.gains if one else (), strict=False):
+            for hours, gain in zip(LEARNED_WINDOWS_H, one.gains if one else (), strict=False):
                 gains[kind, f"{hours}h"] = gain
         self._learned = _replace_series(
             self._gauges["memory_learned_growth_bytes"], gains, self._learned

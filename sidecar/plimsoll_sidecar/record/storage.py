@@ -21,7 +21,7 @@ import msgspec
 
 from plimsoll_api import decoding
 from plimsoll_api.open_enum import iterate_unknown_values
-from plimsoll_api.times import LAST_TIME_S
+from plimsoll_api.times import MAX_UNIX_TIME_S
 from plimsoll_sidecar.clock import ClockReading
 from plimsoll_sidecar.detect.detector import Checkpoint
 from plimsoll_sidecar.govern.auto_budget import LearnedBudgets
@@ -94,7 +94,7 @@ def decode_row(body: object, checksum: object, kind: type[_T]) -> _T:
     if not _has_valid_numbers(msgspec.to_builtins(value)):
         raise DamagedRowError("a number in the row is not finite or too large")
     times = _collect_times(value)
-    if any(time is not None and not 0 <= time <= LAST_TIME_S for time in times):
+    if any(time is not None and not 0 <= time <= MAX_UNIX_TIME_S for time in times):
         raise DamagedRowError("a time in the row is negative or too large")
     return value
 

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from plimsoll_api.incidents import IncidentKind, IncidentPhase
-from plimsoll_api.start_gate import ANSWER_FILE, QUESTION_FILE, GateAnswer
+from plimsoll_api.start_gate import GATE_ANSWER_FILE, GATE_QUESTION_FILE, GateAnswer
 from plimsoll_api.supervision import Action, Mode, StartGate, Supervision
 from plimsoll_engine.process import start_gate as engine
 from plimsoll_sidecar.act.start_gate import DeviceUse, EngineStartGate, GateOutcome, make_device_use
@@ -39,7 +39,7 @@ class Gate:
         self.update(answers=True)
 
     def ask(self, question: str = "0123456789abcdef") -> None:
-        (self.folder / QUESTION_FILE).write_text(question)
+        (self.folder / GATE_QUESTION_FILE).write_text(question)
 
     def update(self, seconds: float = 1.0, answers: bool = False) -> object:
         self.now += seconds
@@ -47,7 +47,7 @@ class Gate:
 
     @property
     def answer(self) -> GateAnswer:
-        return msgspec.json.decode((self.folder / ANSWER_FILE).read_bytes(), type=GateAnswer)
+        return msgspec.json.decode((self.folder / GATE_ANSWER_FILE).read_bytes(), type=GateAnswer)
 
 
 @pytest.fixture
@@ -124,10 +124,10 @@ def test_what_is_no_question_is_none(gate: Gate, text: str) -> None:
 
 
 def test_a_pipe_or_a_link_in_place_of_the_question_stops_nothing(gate: Gate) -> None:
-    os.mkfifo(gate.folder / QUESTION_FILE)
+    os.mkfifo(gate.folder / GATE_QUESTION_FILE)
     gate.update()
-    (gate.folder / QUESTION_FILE).unlink()
-    (gate.folder / QUESTION_FILE).symlink_to("/dev/zero")
+    (gate.folder / GATE_QUESTION_FILE).unlink()
+    (gate.folder / GATE_QUESTION_FILE).symlink_to("/dev/zero")
     gate.update()
     assert gate.answer.answered == ""
 
@@ -135,11 +135,11 @@ def test_a_pipe_or_a_link_in_place_of_the_question_stops_nothing(gate: Gate) -> 
 def test_without_a_gate_there_is_no_file_and_the_engine_starts(gate: Gate) -> None:
     gate.policy = None
     gate.update()
-    assert not (gate.folder / ANSWER_FILE).exists()
+    assert not (gate.folder / GATE_ANSWER_FILE).exists()
     begin = time.monotonic()
     engine.wait_until_open(gate.folder)
     assert time.monotonic() - begin < 1.0
-    assert not (gate.folder / QUESTION_FILE).exists()
+    assert not (gate.folder / GATE_QUESTION_FILE).exists()
 
 
 def test_an_engine_waits_for_its_own_answer(gate: Gate) -> None:
@@ -153,7 +153,7 @@ def test_an_engine_waits_for_its_own_answer(gate: Gate) -> None:
     thread = threading.Thread(target=start, daemon=True)
     thread.start()
     deadline = time.monotonic() + 10.0
-    while not (gate.folder / QUESTION_FILE).exists() and time.monotonic() < deadline:
+    while not (gate.folder / GATE_QUESTION_FILE).exists() and time.monotonic() < deadline:
         time.sleep(0.01)
     for _ in range(5):
         gate.update(0.1)

@@ -89,7 +89,7 @@ def test_five_thousand_documents_and_a_comment_of_ten_mebibytes_take_seconds() -
 def test_a_place_is_that_in_the_file() -> None:
     with pytest.raises(YamlError) as caught:
         [one.parse_root() for one in split_documents("a: 1\n---\n# c\nb: c: d\n")]
-    assert caught.value.at == (4, 5)
+    assert caught.value.position == (4, 5)
 
 
 def test_a_key_that_stands_twice_is_refused_where_that_is_asked_for() -> None:

@@ -16,7 +16,7 @@ from plimsoll_operator.kinds import SERVICE
 from plimsoll_operator.runtime.background import (
     MAX_FAILURES,
     MAX_RETRY_DELAY_S,
-    RECOVERY_RUN_S,
+    MIN_RUN_FOR_FAILURE_RESET_S,
     Background,
 )
 from plimsoll_operator.runtime.client import Api
@@ -74,7 +74,7 @@ def test_a_part_that_had_recovered_is_counted_from_zero() -> None:
     async def part() -> None:
         nonlocal runs
         runs += 1
-        clock.now += RECOVERY_RUN_S
+        clock.now += MIN_RUN_FOR_FAILURE_RESET_S
         if runs > 3 * MAX_FAILURES:
             raise asyncio.CancelledError
         raise ValueError

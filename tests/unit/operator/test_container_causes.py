@@ -19,7 +19,7 @@ from plimsoll_operator.controllers.pods import read_pod_events
 from plimsoll_operator.fleet.pods import (
     BACKOFF_RESET_S,
     MAX_CAUSE_CHARS,
-    MIN_SETTLE_S,
+    MIN_RECOVERY_RUN_S,
     PodView,
     compute_next_change_s,
     join_last_lines,
@@ -293,12 +293,12 @@ def test_a_container_that_outlives_its_last_run_has_recovered() -> None:
         lastState=ended(0, 2),
         restartCount=5,
     )
-    assert any_looping(pod(back), at(100 + MIN_SETTLE_S - 1))
-    assert compute_next_change_s([PodView.parse(pod(back))], at(100 + MIN_SETTLE_S - 7)) == 7.0, (
-        "somebody looks then"
-    )
-    assert not any_looping(pod(back), at(100 + MIN_SETTLE_S))
-    assert compute_next_change_s([PodView.parse(pod(back))], at(100 + MIN_SETTLE_S)) is None
+    assert any_looping(pod(back), at(100 + MIN_RECOVERY_RUN_S - 1))
+    assert (
+        compute_next_change_s([PodView.parse(pod(back))], at(100 + MIN_RECOVERY_RUN_S - 7)) == 7.0
+    ), "somebody looks then"
+    assert not any_looping(pod(back), at(100 + MIN_RECOVERY_RUN_S))
+    assert compute_next_change_s([PodView.parse(pod(back))], at(100 + MIN_RECOVERY_RUN_S)) is None
 
 
 def test_an_end_after_a_long_run_stands_for_itself() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from plimsoll_operator.controllers.writes import (
-    EVENT_REPEAT_S,
+    EVENT_DEDUPLICATION_S,
     MAX_CACHED_EVENTS,
     MAX_MESSAGE_CHARS,
     EventRecorder,
@@ -116,7 +116,7 @@ def test_a_refusal_that_repeats_is_counted_and_seldom_written() -> None:
     assert [one["count"] for one in server.events] == [1, 11, 21]
     assert len({one["metadata"]["name"] for one in server.events}) == 1, "it is one Event"
     assert server.events[-1]["firstTimestamp"] == NOW
-    assert EVENT_REPEAT_S == 600
+    assert EVENT_DEDUPLICATION_S == 600
 
 
 def test_what_is_remembered_and_what_is_written_is_bounded() -> None:

@@ -11,8 +11,8 @@ from plimsoll_api.incidents import IncidentPhase
 from plimsoll_api.leakincident import MAX_INCIDENTS_PER_POD
 from plimsoll_operator.fleet import incidents
 from plimsoll_operator.fleet.incidents import (
-    MAX_KEPT_PER_NAMESPACE,
-    MAX_KEPT_PER_POD,
+    MAX_KEPT_INCIDENTS_PER_NAMESPACE,
+    MAX_KEPT_INCIDENTS_PER_POD,
     MAX_OPEN_INCIDENTS,
 )
 
@@ -45,7 +45,7 @@ def test_open_incidents_of_one_pod_go_as_well_but_the_newest_confirmed_stays() -
     some = [incident(n, "pod", "Open") for n in range(MAX_INCIDENTS_PER_POD)]
     some[0]["status"] = {"phase": "Confirmed"}
     gone = names(surplus(some, 50, NOW))
-    assert len(gone) == MAX_INCIDENTS_PER_POD - MAX_KEPT_PER_POD
+    assert len(gone) == MAX_INCIDENTS_PER_POD - MAX_KEPT_INCIDENTS_PER_POD
     assert gone == [f"i{n}" for n in range(1, 11)], "the oldest, but not the confirmed one"
     some[5]["status"] = {"phase": "Resolved"}
     assert "i5" in names(surplus(some, 50, NOW)), "ended ones go first"
@@ -62,8 +62,8 @@ def test_a_service_and_a_namespace_keep_so_many() -> None:
     some = [incident(n, phase="AwaitingSlot") for n in range(MAX_OPEN_INCIDENTS + 3)]
     assert names(surplus(some, 50, NOW)) == ["i0", "i1", "i2"]
     few = [incident(n) for n in range(5)]
-    assert surplus(few, 50, NOW, MAX_KEPT_PER_NAMESPACE - 5) == []
-    assert names(surplus(few, 50, NOW, MAX_KEPT_PER_NAMESPACE - 3)) == ["i0", "i1"]
+    assert surplus(few, 50, NOW, MAX_KEPT_INCIDENTS_PER_NAMESPACE - 5) == []
+    assert names(surplus(few, 50, NOW, MAX_KEPT_INCIDENTS_PER_NAMESPACE - 3)) == ["i0", "i1"]
 
 
 def test_names_come_back_slowly() -> None:
@@ -71,7 +71,8 @@ def test_names_come_back_slowly() -> None:
     young = [incident(n, "pod", day=2) for n in range(MAX_INCIDENTS_PER_POD)]
     assert surplus(young, 1, "2026-01-02T00:09:00Z") == []
     assert (
-        len(surplus(young, 50, "2026-01-02T00:11:00Z")) == MAX_INCIDENTS_PER_POD - MAX_KEPT_PER_POD
+        len(surplus(young, 50, "2026-01-02T00:11:00Z"))
+        == MAX_INCIDENTS_PER_POD - MAX_KEPT_INCIDENTS_PER_POD
     )
 
 
@@ -90,7 +91,9 @@ def test_whatever_is_written_the_bounds_hold(
     gone = {one["metadata"]["name"] for one in surplus(written, kept, NOW)}
     left = [one for one in written if one["metadata"]["name"] not in gone]
     for pod in range(4):
-        assert sum(one["spec"]["pod"] == f"p{pod}" for one in left) <= MAX_KEPT_PER_POD + 1
+        assert (
+            sum(one["spec"]["pod"] == f"p{pod}" for one in left) <= MAX_KEPT_INCIDENTS_PER_POD + 1
+        )
     ended = [one for one in left if not incidents._is_open(one)]
     assert len(ended) <= kept + 1
     assert len(gone) + len(left) == len(written)

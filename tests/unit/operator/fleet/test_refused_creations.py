@@ -84,7 +84,7 @@ PSS = 'violates PodSecurity "restricted:latest": '
 def test_what_a_supervisor_may_be_the_cause_of(answer: str) -> None:
     found = ours(answer)
     assert found is not None
-    assert (found.owner, found.at) == ("ReplicaSet theirs-5d", AT)
+    assert (found.owner, found.reported_at) == ("ReplicaSet theirs-5d", AT)
     assert found.reason == answer, "the rule is named, and not the pod, whose name is made up"
 
 
@@ -201,4 +201,4 @@ def test_a_stateful_set_and_an_event_with_a_series() -> None:
     found = parse_refusal_event(event(text, "StatefulSet", eventTime=AT, series=series))
     assert found is not None
     assert found.reason.startswith("exceeded quota: q")
-    assert found.at == "2026-11-26T10:01:00.5Z"
+    assert found.reported_at == "2026-11-26T10:01:00.5Z"

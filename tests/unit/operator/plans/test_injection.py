@@ -16,7 +16,7 @@ from plimsoll_api.names import POLICY_LABEL
 from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_api.supervision_policy_status import Injection, InjectionStop
 from plimsoll_api.workloads import Membership, WorkloadRef
-from plimsoll_operator.admission.review import PENDING_START_S, PolicyCache, Reviewer
+from plimsoll_operator.admission.review import STATUS_COUNT_DELAY_S, PolicyCache, Reviewer
 from plimsoll_operator.fleet.refused_creations import RefusedCreation
 from plimsoll_operator.fleet.selected_pods import (
     SelectedPod,
@@ -524,7 +524,7 @@ def test_the_webhook_gives_a_supervisor_to_few_pods_until_one_ran() -> None:
     }}  # fmt: skip
     webhook.create(again)
     assert webhook.results[-1] == "injected"
-    webhook.now = PENDING_START_S
+    webhook.now = STATUS_COUNT_DELAY_S
     webhook.create()
     assert webhook.results[-1] == "injected", "the status says that none waits"
     webhook.show("2", injection={"images": "supervisor:1", "waiting": 2})

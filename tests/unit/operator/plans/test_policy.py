@@ -13,7 +13,7 @@ from plimsoll_operator.config import DEFAULT_IMAGES
 from plimsoll_operator.fleet.selected_pods import SelectedPod, SupervisionState, summarize
 from plimsoll_operator.fleet.supervisor_figures import SupervisorFigures
 from plimsoll_operator.kinds import Object, Ref, make_ref, parse_object
-from plimsoll_operator.plans.policy import MAX_ACCOUNTS, PolicyPlan, make_plan
+from plimsoll_operator.plans.policy import MAX_SERVICE_ACCOUNTS, PolicyPlan, make_plan
 from plimsoll_operator.plans.service import Failure
 from plimsoll_operator.status.policy import make_status
 
@@ -85,10 +85,10 @@ def test_accounts_have_rights_while_a_supervisor_runs(
 
 
 def test_more_accounts_than_a_binding_may_name_are_a_failure_that_says_so() -> None:
-    found = plan(*(pod(f"p-{n}", account=f"a-{n:03}") for n in range(MAX_ACCOUNTS + 1)))
-    assert len(subjects(found)) == MAX_ACCOUNTS
+    found = plan(*(pod(f"p-{n}", account=f"a-{n:03}") for n in range(MAX_SERVICE_ACCOUNTS + 1)))
+    assert len(subjects(found)) == MAX_SERVICE_ACCOUNTS
     assert found.failure.reason == "TooManyServiceAccounts"
-    assert f"a-{MAX_ACCOUNTS:03}" in found.failure.message
+    assert f"a-{MAX_SERVICE_ACCOUNTS:03}" in found.failure.message
 
 
 @pytest.mark.parametrize(
