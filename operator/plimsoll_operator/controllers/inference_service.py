@@ -101,7 +101,7 @@ class InferenceServiceController(Reconciler[_Observation]):
         observed.plan = await self._apply(key, item, observed.service, observed.pods)
         incidents, now, config = self._list_incidents(key), self._clock(), self._config
         next_check_s = reconcile_pods(
-            self._api, self._store, key, item, all_pods, incidents, now, config
+            self._api, self._store, key, item, all_pods, incidents, now, config, self._evictions
         )
         requeue_s += [await next_check_s, HOUR_S]
 

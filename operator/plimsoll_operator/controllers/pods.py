@@ -7,7 +7,7 @@ does not show why the pod does not start, this module reads the pod's Events.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from plimsoll_operator.config import DEFAULT_INTERVALS, Config, Intervals
 from plimsoll_operator.fleet.group_loops import GroupStarts
@@ -34,10 +34,36 @@ MAX_PODS_WITH_EVENTS = 4
 problem."""
 
 
+class Evictions:
+    """Evict pods. A refused eviction is tried again after ``retry_s`` seconds, and not before.
+
+    Reconciles may follow each other within milliseconds, and each attempt is a request that the API
+    server refuses and a line in the log. ``clock`` is monotonic.
+    """
+
+    def __init__(self, api: Api, clock: Callable[[], float], retry_s: float) -> None:
+        self._api, self._clock, self._retry_s = api, clock, retry_s
+        self._retry_at: dict[str, float] = {}
+
+    async def evict(self, key: Key, pod: PodView) -> float | None:
+        """Evict ``pod`` if due. Return the seconds until the next attempt; None if evicted."""
+        now = self._clock()
+        self._retry_at = {uid: at for uid, at in self._retry_at.items() if at > now}
+        if (retry_at := self._retry_at.get(pod.uid)) is not None:
+            return retry_at - now
+        refusal = await self._api.evict(key.namespace, pod.name, pod.uid)
+        if not refusal:
+            log.info("%s: evicted %s at its supervisor's request", key, pod.name)
+            return None
+        log.warning("%s: cannot evict %s yet: %s", key, pod.name, refusal)
+        self._retry_at[pod.uid] = now + self._retry_s
+        return self._retry_s
+
+
 async def reconcile_pods(
     api: Api, store: Store, key: Key, item: Object, pods: Sequence[PodView],
-    incidents: list[Object], now: str, config: Config, not_evicted: Collection[str] = (),
-    groups: Sequence[GroupStarts] = (),
+    incidents: list[Object], now: str, config: Config, evictions: Evictions,
+    not_evicted: Collection[str] = (), groups: Sequence[GroupStarts] = (),
 ) -> float | None:  # fmt: skip
     """Write and delete incidents, and evict pods. Return the seconds until the next check, or None.
 
@@ -60,12 +86,9 @@ async def reconcile_pods(
     for incident in changes.updates:
         await _apply_incident(api, store, incident, "status")
     requeue_s = [changes.requeue_s + 1.0] if changes.requeue_s is not None else []
-    for pod in filter(lambda one: one.name not in not_evicted, changes.evict):
-        if not (refusal := await api.evict(key.namespace, pod.name, pod.uid)):
-            log.info("%s: evicted %s at its supervisor's request", key, pod.name)
-        else:
-            log.warning("%s: cannot evict %s yet: %s", key, pod.name, refusal)
-            requeue_s.append(config.clocks.evict_again)
+    for pod in changes.evict:
+        if pod.name not in not_evicted and (retry_s := await evictions.evict(key, pod)) is not None:
+            requeue_s.append(retry_s)
     return min(requeue_s, default=None)
 
 

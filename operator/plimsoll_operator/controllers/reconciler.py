@@ -12,7 +12,7 @@ from plimsoll_api.memory_policy import MemoryPolicy
 from plimsoll_api.peers import PEERS_FILE, Peer
 from plimsoll_api.times import format_rfc3339, parse_rfc3339
 from plimsoll_operator.config import Config
-from plimsoll_operator.controllers.pods import retain_incidents
+from plimsoll_operator.controllers.pods import Evictions, retain_incidents
 from plimsoll_operator.controllers.writes import (
     EventRecorder,
     FailureCounter,
@@ -74,6 +74,7 @@ class Reconciler(ABC, Generic[Observation]):
         self._api, self._store, self._scraper = api, store, scraper
         self._config, self._requeue_later, self._clock = config, requeue_later, clock
         self._owned, self._recorder = OwnedObjectWriter(api, store), EventRecorder(api, clock)
+        self._evictions = Evictions(api, time.monotonic, config.clocks.evict_again)
         self._refusals = FailureCounter()
         self._peers = PeersFileCache(time.monotonic, config.clocks.publish)
 

@@ -139,7 +139,7 @@ class PolicyController(Reconciler[_Observation]):
         next_check_s = await reconcile_pods(
             self._api, self._store, key, item, _make_views_without_containers(pods),
             self._list_incidents(key), self._clock(), self._config,
-            {one.name for one in pods if one.member.workload is None},
+            self._evictions, {one.name for one in pods if one.member.workload is None},
             self._groups.observe(key, pods, self._clock()),
         )  # fmt: skip
         requeue_s.append(next_check_s)

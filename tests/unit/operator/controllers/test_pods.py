@@ -12,6 +12,7 @@ from plimsoll_operator.config import Config
 from plimsoll_operator.controllers.pods import (
     DELETION_FIELD_MANAGER,
     OWNER_DELETED_ANNOTATION,
+    Evictions,
     reconcile_pods,
     retain_incidents,
 )
@@ -87,12 +88,37 @@ def test_a_time_that_is_none_is_written_again_and_one_ahead_counts_as_now() -> N
     assert api.deleted == []
 
 
+def reconcile(
+    api: Api, policy: Object, pods: list[PodView], incidents: list[Object], now: str
+) -> None:
+    evictions = Evictions(api, lambda: 0.0, CONFIG.clocks.evict_again)
+    asyncio.run(reconcile_pods(api, Store(), KEY, policy, pods, incidents, now, CONFIG, evictions))
+
+
 def test_an_owner_that_is_there_again_takes_the_mark_off() -> None:
     api, item = Calls(), incident("2026-01-02T00:00:00Z")
     policy = {"metadata": {"name": "engines", "namespace": "ml", "uid": "p"}}
     now = "2026-01-03T00:00:00Z"
-    asyncio.run(reconcile_pods(cast("Api", api), Store(), KEY, policy, [], [item], now, CONFIG))
+    reconcile(cast("Api", api), policy, [], [item], now)
     assert api.applied == [({}, DELETION_FIELD_MANAGER)]
+
+
+def test_a_refused_eviction_is_tried_again_only_after_its_interval() -> None:
+    """However often the pods change meanwhile."""
+    now, asked, refusals = 0.0, list[str](), ["429 the disruption budget", "429 again", ""]
+
+    class Refusing:
+        async def evict(self, namespace: str, pod: str, uid: str) -> str:
+            asked.append(uid)
+            return refusals.pop(0)
+
+    evictions = Evictions(cast("Api", Refusing()), lambda: now, 15.0)
+    pod = PodView.make_without_containers("vllm-0", "1", "2026-01-01T00:00:00Z", False)
+    found = []
+    for now in (0.0, 0.1, 14.0, 15.0, 16.0, 30.0):  # noqa: B007
+        found.append(asyncio.run(evictions.evict(KEY, pod)))
+    assert found == [15.0, pytest.approx(14.9), 1.0, 15.0, 14.0, None]
+    assert len(asked) == 3
 
 
 def recorded(name: str, **status: Any) -> Object:
@@ -112,9 +138,7 @@ def after(api: FakeApi, *incidents: Object) -> dict[str, str]:
     """The phases of ``incidents`` once the operator found that their pod is gone."""
     items = [api.put(one) for one in incidents]
     policy = {"metadata": {"name": "engines", "namespace": "ml", "uid": "p"}}
-    asyncio.run(
-        reconcile_pods(api, Store(), KEY, policy, [], items, "2026-01-03T00:00:00Z", CONFIG)
-    )
+    reconcile(api, policy, [], items, "2026-01-03T00:00:00Z")
     return {one["metadata"]["name"]: one["status"]["phase"] for one in api.all("LeakIncident")}
 
 
@@ -130,7 +154,7 @@ def test_an_incident_whose_writes_somebody_used_up_is_ended(definitions: Definit
         api.put(recorded("vllm-0-3", revision=100, phase="Resolved", outcome="Trim")),
     ]
     now = "2026-01-03T00:00:00Z"
-    asyncio.run(reconcile_pods(api, Store(), KEY, policy, [alive], items, now, CONFIG))
+    reconcile(api, policy, [alive], items, now)
     found = {one["metadata"]["name"]: one["status"] for one in api.all("LeakIncident")}
     assert found["vllm-0-1"]["outcome"] == "WritesExhausted"
     assert found["vllm-0-1"]["phase"] == "Unresolved"
