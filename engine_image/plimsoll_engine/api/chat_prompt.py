@@ -1,4 +1,6 @@
-"""Render conversations with a checkpoint's chat template. This module does no I/O.
+"""Choose the form of a conversation that a chat template renders completely.
+
+:mod:`plimsoll_engine.frontend.requests.tokenizer` renders it. This module does no I/O.
 
 Messages and tools reach the template as the client sent them, without nulls. If the template
 rejects or drops a part of them, an equivalent form is tried:

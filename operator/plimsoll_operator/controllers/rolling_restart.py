@@ -1,4 +1,7 @@
-"""Request rolling restarts of a policy's workloads, once per generation of the policy."""
+"""Choose which workloads of a policy restart next, one first as a trial, and request it.
+
+Each workload is restarted once per generation of the policy.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Find the container of a pod that runs the engine, and the evidence for it.
 
-The evidence is, strongest first: a server's command, also in a script; the name of the image;
-options that only an engine has. The webhook and ``plimsoll inject`` both use :func:`find_engine`.
+The evidence is, strongest first: a server's command, also in a script, which
+:mod:`plimsoll_operator.injection.programs` recognizes; the name of the image; options that only an
+engine has. The webhook and ``plimsoll inject`` both use :func:`find_engine`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Decide which workloads get a rolling restart with ``spec.rollout: Restart``, and how.
+"""Define the conditions and the patch of a rolling restart with ``spec.rollout: Restart``.
 
 The workload's own controller replaces the pods with its own strategy; the operator deletes no pod.
 """

@@ -2,8 +2,8 @@
 
 A file is removed only if it belongs to this user, and no running process has mapped or opened it.
 The file must also have been written between the start of this pod's first engine and the end of the
-newest one that has ended. If a process nevertheless uses the file, its memory stays mapped and only
-the name disappears.
+newest one that has ended. :mod:`plimsoll_sidecar.signals.shared_memory` finds the files. If a
+process nevertheless uses the file, its memory stays mapped and only the name disappears.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 An engine under load needs more memory than an idle engine. Each *class* of load (0, 1, 2–3, 4–7, …
 requests) therefore has its own base. If a class first appears later, its base is its first floor
-minus the growth that is known by then.
+minus the growth that is known by then. Growth during new demand counts as explained
+(:class:`NewDemand`).
 """
 
 from __future__ import annotations

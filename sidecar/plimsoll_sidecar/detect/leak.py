@@ -1,7 +1,8 @@
 """Measure how much of a leak budget is consumed and how fast, and suspect leaks.
 
 A budget allows growth within a window, so growth is measured above its minimum in this window. For
-the memory limit, growth is measured above the baseline. The larger consumed share counts.
+the memory limit, growth is measured above the baseline. The larger consumed share counts. Growth is
+not judged while demand is higher than ever before in the epoch.
 """
 
 from __future__ import annotations

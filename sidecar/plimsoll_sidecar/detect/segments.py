@@ -1,4 +1,4 @@
-"""Compute the memory segments of a sample, and the load and demand of the last scrape.
+"""Compute memory segments, and the load of the last scrape and whether its demand is new.
 
 A value that a sample lacks is absent, never zero. A negative difference is also absent.
 """

@@ -1,4 +1,4 @@
-"""Define an incident and its life cycle.
+"""Define an incident, its life cycle, and when its growth has subsided.
 
 ::
 
