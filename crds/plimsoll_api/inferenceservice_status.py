@@ -120,7 +120,7 @@ class MemoryStatus(ResourceModel):
 
 
 class RecommendedMemory(ResourceModel):
-    """Amount of host memory."""
+    """Recommended amount of host memory, as the request or the limit of the engine's container."""
 
     memory: Annotated[str, StringConstraints(max_length=64)] = Field(
         description="Amount of memory, as a quantity."

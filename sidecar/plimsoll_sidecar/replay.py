@@ -349,7 +349,7 @@ class TraceWriter:
         trace.write_line(self._out, header)
 
     def write(self, sample: Sample) -> None:
-        """Write a sample, unless it is not later than the previous one, as a trace requires."""
+        """Write a sample if it is later than the last one: the times in a trace must increase."""
         if sample.t > self._last_t:
             self._last_t = sample.t
             trace.write_line(self._out, sample)

@@ -1,4 +1,4 @@
-"""Update ``/state``, the metrics, and the history on the page, after each sample."""
+"""Update ``/state``, the metrics, and the history for the supervisor's page after each sample."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Display:
     """State of the supervisor, for the threads that serve it to clients.
 
     ``state`` is the JSON text of a :class:`View`. Each update replaces it. ``history`` contains the
-    points of the page's charts.
+    points of the charts on the supervisor's page.
     """
 
     def __init__(self, metrics: Metrics) -> None:

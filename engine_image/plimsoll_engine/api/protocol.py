@@ -144,9 +144,9 @@ Role = Annotated[str, msgspec.Meta(pattern=r"\A[a-zA-Z0-9_.-]{1,64}\Z")]
 class Message(msgspec.Struct, kw_only=True):
     """Message of a conversation. ``content`` may have images if the model accepts them.
 
-    The chat template defines which roles are valid. ``extra`` has the other fields by name, such as
-    ``reasoning_content``. It also has each known field with the value None, so that it preserves
-    the order in which the client sent all fields.
+    The chat template defines which roles are valid. ``extra`` maps the names of all fields that the
+    client sent, in their order. The value of a field of this class is None there, as a placeholder.
+    Other fields, such as ``reasoning_content``, have the value that the client sent.
     """
 
     role: Role

@@ -152,7 +152,7 @@ class Leader:
         return reports
 
     def release_pools(self) -> None:
-        """Make the other ranks drop their KV pools, unless a rank is lost."""
+        """Make the other ranks release their KV pools, unless a rank is lost."""
         with contextlib.suppress(RanksLostError, LoadError):
             if not self.lost:
                 self.request(rank_ipc.ReleasePool(), rank_ipc.Acknowledgement)

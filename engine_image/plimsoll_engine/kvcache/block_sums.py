@@ -1,4 +1,4 @@
-"""Compute checksums of KV blocks, to find blocks that were overwritten between two workers."""
+"""Compute checksums of KV blocks, to find blocks that were overwritten during a handover."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def format_stacks() -> str:
 def format_collector() -> str:
     """Return the garbage collector's state and the most frequent object types as text.
 
-    Only types of objects that the collector tracks and that are not frozen are counted.
+    Only objects that the garbage collector tracks and that are not frozen are counted.
     """
     types = Counter(type(item).__qualname__ for item in gc.get_objects())
     lines = [

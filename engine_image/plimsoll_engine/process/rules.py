@@ -1,9 +1,10 @@
-"""Audit rules that apply to each process: frozen objects, and ``lru_cache`` on methods.
+"""Check two rules for the audit: when objects are frozen, and no ``lru_cache`` on methods.
 
 ``gc.freeze()`` excludes all existing objects from garbage collection. The engine calls it once, for
-objects that live as long as the engine. If it is called while requests run, their garbage is never
-collected. Freezing affects the whole process, which may have several engines. This module therefore
-counts the engines that have frozen their objects, and the last of them unfreezes all objects.
+objects that live as long as the engine. If it is called again while requests run, their garbage is
+never collected: this breaks the first rule. Freezing affects the whole process, which may have
+several engines. :class:`FreezeCounter` therefore counts the engines that have frozen their objects,
+and the last of them unfreezes all objects.
 """
 
 from __future__ import annotations

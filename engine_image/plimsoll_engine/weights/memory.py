@@ -32,7 +32,7 @@ class Buffer(Protocol):
 
 
 class HostBuffer:
-    """Buffer in shared host memory. It closes the file descriptor ``fd`` with the buffer."""
+    """Buffer in shared host memory. It owns the file descriptor ``fd``, and closes it too."""
 
     def __init__(self, fd: int, nbytes: int, writable: bool) -> None:
         self.fd = fd

@@ -217,7 +217,7 @@ class GarbageCollectorSettings:
         return []
 
     def close(self) -> None:
-        """Restore the collector's settings. Idempotent."""
+        """Restore the garbage collector's settings. Idempotent."""
         self.collections.stop()
         if self._thresholds is not None:
             gc.set_threshold(*self._thresholds)

@@ -68,10 +68,10 @@ def count_command_chars(container: Object) -> int:
 
 
 def parse_container(container: Object, scripts: Mapping[str, str] | None = None) -> CommandLine:
-    """Parse a container's command and arguments, up to :data:`MAX_COMMAND_CHARS` characters.
+    """Parse a container's command and arguments.
 
-    ``scripts`` is the text of files that the container may run, by path. A script beyond this
-    length is not parsed.
+    Words beyond the first :data:`MAX_COMMAND_CHARS` characters are ignored. ``scripts`` maps the
+    paths of files that the container may run to their texts. A longer file is not parsed.
     """
     words: list[str] = []
     remaining_chars = MAX_COMMAND_CHARS

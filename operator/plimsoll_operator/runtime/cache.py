@@ -73,8 +73,9 @@ class Store:
     """Cache of the newest known version of each object. Callers get copies.
 
     Anyone may create objects with Plimsoll's labels. An object from a watch or a list is therefore
-    stored only if it :meth:`is_expected`: its owner must be known and below its size limit.
-    ``changes`` counts stored and removed objects by kind.
+    stored only if :meth:`is_expected` accepts it: its owner must be known, and the objects of this
+    owner must take less than :data:`MAX_OWNED_BYTES`. ``changes`` counts stored and removed objects
+    by kind.
     """
 
     def __init__(self) -> None:
@@ -88,7 +89,8 @@ class Store:
     def is_expected(self, item: Object, owners: Container[Key] = ()) -> bool:
         """Report whether ``item`` is a service, policy or incident, or belongs to a known owner.
 
-        An owner is known if it is in the cache or in ``owners``.
+        An owner is known if it is in the cache or in ``owners``. A new object of an owner is
+        not expected if the owner's stored objects take :data:`MAX_OWNED_BYTES` or more.
         """
         key = find_key(item)
         if key is None or item["kind"] in OWNER_KINDS or item["kind"] == INCIDENT.kind:

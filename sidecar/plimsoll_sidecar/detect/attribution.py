@@ -357,7 +357,11 @@ def find_trigger(points: Sequence[MeanSample]) -> Trigger | None:
 
 @dataclass(frozen=True, slots=True)
 class _Fit:
-    """Result of a fit: the bytes for each count, the residuals, and the sum of their squares."""
+    """Result of a least-squares fit of memory sizes to a counter.
+
+    ``bytes_per_count`` is the coefficient: the growth for each increment of the counter, in bytes.
+    ``squares`` is the sum of the squares of the residuals.
+    """
 
     bytes_per_count: float
     residuals: Column

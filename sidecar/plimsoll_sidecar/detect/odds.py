@@ -208,7 +208,11 @@ class SuspectedGrowth:
         self._trend_at = self._updated_at = point.t
 
     def update(self, point: Point, trend: Trend | None, growth: float) -> bool:
-        """Add a sample, and return whether the growth is still suspected."""
+        """Add a sample. Return whether the growth is still suspected.
+
+        ``trend`` is None if the sample has no trend that is large enough for a suspicion.
+        ``growth`` is the growth up to this sample in bytes.
+        """
         if trend is not None:
             self.trend, self._trend_at = trend, point.t
             self._peak = max(self._peak, growth)

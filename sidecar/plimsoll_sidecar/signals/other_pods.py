@@ -93,7 +93,7 @@ def make_leader_matcher(kind: str, worker: str) -> Callable[[str], bool]:
 
 
 class GroupPages:
-    """Read the ``/state`` pages of the pods of a group.
+    """Reader of the ``/state`` pages of the pods of a group.
 
     ``subdomain`` is the name of the group's headless Service. ``is_wanted`` selects pods by name.
     """
@@ -186,7 +186,7 @@ class _MemberState(msgspec.Struct):
 
 
 class GroupMembers:
-    """Poll all pods of a group except its leader, in a thread."""
+    """Thread that polls the assessments of all pods of a group except its leader."""
 
     def __init__(self, pages: GroupPages, clock: Callable[[], float] = time.monotonic) -> None:
         self._pages, self._clock = pages, clock
@@ -262,7 +262,7 @@ class _LeaderState(msgspec.Struct):
 
 
 class GroupLeader:
-    """Poll the leader of a worker's group, for as long as :meth:`is_serving` is called."""
+    """Thread that polls the leader of a worker's group, while :meth:`is_serving` is called."""
 
     def __init__(self, pages: GroupPages, clock: Callable[[], float] = time.monotonic) -> None:
         self._pages, self._clock = pages, clock

@@ -287,7 +287,7 @@ class Runner(Forward):
         return [self.model.make_dummy_media()] if isinstance(self.model, MediaModel) else []
 
     def close(self) -> None:
-        """Release the model and the KV pool of this rank, and the pools of the other ranks.
+        """Release this rank's model and KV pool. Make the other ranks release their KV pools.
 
         Idempotent.
         """

@@ -40,11 +40,12 @@ TOKEN_TYPE_CODE = "i"
 
 @dataclass(slots=True)
 class DraftingState:
-    """State of speculative decoding for one request of at most ``length`` tokens.
+    """State of speculative decoding for one request.
 
-    ``misses`` is the number of attempts since the last accepted draft, and ``pause`` the number of
-    steps until the next attempt. The draft model has computed the first ``computed`` tokens, and
-    has filled the first ``filled`` blocks.
+    ``length`` is the maximum number of prompt and output tokens of the request. ``misses`` is the
+    number of attempts since the last accepted draft, and ``pause`` the number of steps until the
+    next attempt. The draft model has computed the first ``computed`` tokens, and has filled the
+    request's first ``filled`` blocks in its KV pool.
     """
 
     length: int

@@ -37,7 +37,10 @@ def get_place(request: Request) -> int:
 
 
 class WaitingQueue:
-    """Queue of waiting requests, with the number of computed tokens of each tenant."""
+    """Queue of waiting requests, which also counts the computed tokens of each tenant.
+
+    The counts decide which tenant's new request starts next.
+    """
 
     def __init__(self) -> None:
         self._stopped: list[Request] = []

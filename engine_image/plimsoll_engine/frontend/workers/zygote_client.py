@@ -135,7 +135,7 @@ class ZygoteClient:
             self._forked = None
 
     async def wait_until_exited(self) -> None:
-        """Wait until the zygote has exited, and its children are children of this process."""
+        """Wait until the zygote has exited. This process is then the parent of its children."""
         if self._process is not None:
             await self._process.wait()
 
