@@ -88,8 +88,8 @@ def status(kubectl: Any) -> dict[str, Any]:
 
 
 def of_workload(kubectl: Any, name: str) -> dict[str, Any]:
-    (found,) = [one for one in status(kubectl)["workloads"] if one.get("name") == name]
-    return dict(found)
+    """The workload's part of the status; KeyError while the status does not have it yet."""
+    return dict({one.get("name"): one for one in status(kubectl)["workloads"]}[name])
 
 
 @pytest.fixture

@@ -62,10 +62,10 @@ WRONG = [
     (["--enable-lora", "--lora-modules", '{{"name": "a"'], "--lora-modules .*truncated"),
     (
         ["--enable-lora", "--lora-modules", '{{"name": "a", "path": "{0}/no"}}'],
-        "the folder does not exist",
+        "/no does not exist or cannot be read",
     ),
     (["--enable-lora", "--lora-modules", "=x"], "--lora-modules =x: use NAME=PATH"),
-    (["--enable-lora", "--lora-modules", "one={0}/no"], "/no: the folder does not exist"),
+    (["--enable-lora", "--lora-modules", "one={0}/no"], "/no does not exist or cannot be read"),
     (["--enable-lora", "--lora-modules", "model={0}/adapter"], "the name model is already used"),
     (
         ["--enable-lora", "--lora-modules", "a={0}/adapter", "a={0}/adapter"],
