@@ -281,7 +281,9 @@ def _parse_json(text: str) -> Any:
     try:
         return _JSON_DECODER.decode(text)
     except ValueError as error:
-        raise YamlError(f"not JSON: {error}") from None
+        raise YamlError(
+            f"the value is not JSON, unlike the rest of the document: {error}"
+        ) from None
 
 
 @dataclass(frozen=True)
@@ -374,7 +376,9 @@ def _split_json_stream(before: str, text: str) -> list[Document] | None:
         except (ValueError, RecursionError) as error:
             if len(made) > 1:
                 line = text.count("\n", 0, begin) + 1
-                raise YamlError(f"not JSON: {error}", (line, 1)) from None
+                raise YamlError(
+                    f"the text after the last object is not JSON: {error}", (line, 1)
+                ) from None
             return None
         line = text.count("\n", 0, begin) + 1
         made.append(Document(before + text[at:begin], text[begin:end], line, True, True))

@@ -117,7 +117,7 @@ def test_kuberays_autoscaler_restarts_no_engine(tmp_path: Path) -> None:
          "m.yaml:1:3: not YAML: did not find expected node content: this is a template"),
         ("apiVersion: v1\nkind: Pod\nmetadata:\n  name: {{ include \"x\" . }}\n", "render it"),
         ("image:\n  repository: vllm/vllm-openai\n", "apiVersion is missing: give a manifest"),
-        ("apiVersion: v2\nname: chart\n", "kind is missing: give a manifest, such as the output"),
+        ("apiVersion: v2\nname: chart\n", "kind is missing: give a manifest; for a chart, give"),
     ],
 )  # fmt: skip
 def test_a_template_is_to_be_rendered_first(tmp_path: Path, text: str, said: str) -> None:

@@ -173,8 +173,8 @@ def read_documents(text: str, file: Path) -> list[ParsedDocument]:
     except YamlError as error:
         place = ":".join([str(file), *map(str, error.position or ())])
         hint = (
-            ": this is a template: render it first, for example with helm template CHART | "
-            "plimsoll inject -f -"
+            ": this is a template: render it first, for example with 'helm template CHART | "
+            "plimsoll inject -f -'"
             if HELM_TEMPLATE_PATTERN.search(text)
             else ""
         )
@@ -190,9 +190,8 @@ def _iterate_objects(value: Any, node: Node, position: str, file: Path) -> Itera
     for part in ("apiVersion", "kind"):
         if not isinstance(value.get(part), str):
             raise UsageError(
-                f"{file}: {position}: {part} is missing: give a manifest, such as the output "
-                "of helm "
-                "template for a chart, or of kustomize build for a kustomization"
+                f"{file}: {position}: {part} is missing: give a manifest; for a chart, give the "
+                "output of 'helm template', and for a kustomization that of 'kustomize build'"
             )
     items = value.get("items")
     if not (value["kind"].endswith("List") and isinstance(items, list)):

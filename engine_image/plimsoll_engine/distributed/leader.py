@@ -50,7 +50,7 @@ class _Peer:
             if not select.select([self.socket], [], [], left_s)[0]:
                 return None
             if not (data := self.socket.recv(1 << 20)):
-                raise ConnectionError("the rank closed the connection")
+                raise ConnectionError("its process closed it")
             self._heard += map(rank_ipc.from_rank_decoder.decode, self._reader.feed(data))
         return self._heard.popleft()
 

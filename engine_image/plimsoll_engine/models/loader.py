@@ -204,9 +204,8 @@ def build_model(
     try:
         if shard != WHOLE_MODEL and not decoder.supports(config):
             raise ValueError(
-                f"{RANKS_FLAG} {shard.size}: field model_type: {config.model_type} supports only "
-                f"one rank; use {RANKS_FLAG} 1, or a model of "
-                f"{', '.join(decoder.SUPPORTED_MODEL_TYPES)}"
+                f"field model_type: {config.model_type} supports only one rank; use {RANKS_FLAG} 1 "
+                f"instead of {shard.size}, or a model of {', '.join(decoder.SUPPORTED_MODEL_TYPES)}"
             )
         if config.model_type == "whisper":
             from plimsoll_engine.models.whisper import WhisperModel

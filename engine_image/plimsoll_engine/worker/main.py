@@ -397,5 +397,7 @@ class Worker:
         except FatalWorkerError:
             raise
         except Exception as error:  # the successor can prefill again
-            log.exception("cannot hand over the KV pool: the next worker computes it again")
+            log.exception(
+                "cannot hand over the KV pool: the next worker prefills the requests again"
+            )
             return HandoverRefusal(HandoverOutcome.FAILED, f"{type(error).__name__}: {error}")

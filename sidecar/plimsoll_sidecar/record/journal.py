@@ -327,7 +327,13 @@ class Journal:
                 self.path,
                 damage,
             )
-            log.info("cannot keep the damaged row %s in the folder set-aside: %s", what, error)
+            log.warning(
+                "the damaged row %s stays in the journal, because it cannot be moved to the folder "
+                "'%s': %s",
+                what,
+                SET_ASIDE_FOLDER,
+                error,
+            )
         else:
             log.error(
                 "moved row %s of the journal %s to %s, because it is damaged: %s",

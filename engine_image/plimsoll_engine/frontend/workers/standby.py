@@ -211,7 +211,10 @@ class Standby:
     def _start(self, devices: Sequence[DeviceMemory]) -> None:
         if (shortage := self._find_memory_shortage(devices)) is not None:
             if shortage != self.error:
-                log.warning("cannot start a standby worker", extra={"reason": shortage})
+                log.warning(
+                    "cannot start a standby worker, so a restart would take longer",
+                    extra={"reason": shortage, "next_in_s": MEMORY_CHECK_INTERVAL_S},
+                )
             self.error, self._not_before = shortage, time.monotonic() + MEMORY_CHECK_INTERVAL_S
             return
         self._memory.begin(devices)
@@ -262,7 +265,10 @@ class Standby:
         except WorkerLostError as error:
             reason = str(error)
         delay_s = self._crashes.count_crash()
-        log.warning("the standby worker failed", extra={"reason": reason, "next_in_s": delay_s})
+        log.warning(
+            "the standby worker failed, so a restart would take longer",
+            extra={"reason": reason, "next_in_s": delay_s},
+        )
         self.error = reason
         self._preparing = self._handle = None
         self._not_before = (

@@ -279,7 +279,10 @@ class WorkerProcesses:
         await self._handle_unkillable("weight server", server.pid, needed=True)
 
     async def dump_stacks(self) -> Path | None:
-        """Return the file with the serving worker's stack traces, or None if it wrote none."""
+        """Make the serving worker write its stack traces, even if it hangs.
+
+        Return the file of rank 0; None if no worker serves, or rank 0 wrote none.
+        """
         return None if self._serving is None else await self._serving.dump_stacks()
 
     async def close(self) -> None:
@@ -418,7 +421,11 @@ class WorkerProcesses:
         server.exited.set()
         if not server.stopping:
             reason = f"the weights are lost: {describe_exit(message)}"
-            log.error("the weight server exited unexpectedly", extra={"reason": reason})
+            log.error(
+                "the weight server exited unexpectedly: killing all workers, because their "
+                "weights are lost",
+                extra={"reason": describe_exit(message)},
+            )
             for worker in list(self._living.values()):
                 worker.kill_without_grace(reason)
 
@@ -426,7 +433,10 @@ class WorkerProcesses:
         """Start another zygote. The processes that the lost zygote forked continue."""
         if self._zygote is not zygote:
             return  # the zygote was still starting, and its start raises the error
-        log.error("the zygote exited unexpectedly", extra={"reason": reason})
+        log.error(
+            "the zygote, which forks all workers, exited unexpectedly: starting another one",
+            extra={"reason": reason},
+        )
         self._zygote = None
         self._renewing = asyncio.create_task(self._restart_zygote(zygote), name="zygote renewal")
 
@@ -438,7 +448,7 @@ class WorkerProcesses:
             try:
                 await self._ensure_zygote(time.monotonic() + ZYGOTE_RESTART_TIMEOUT_S)
             except (ZygoteLostError, OSError) as error:
-                log.error("cannot start the zygote", extra={"reason": str(error)})
+                log.error("cannot start another zygote", extra={"reason": str(error)})
             else:
                 return
 

@@ -114,7 +114,8 @@ def test_a_field_that_cannot_be_divided_is_named(field: str, value: int, size: i
 def test_models_of_one_rank_are_refused(kind: str) -> None:
     config = AutoConfig.for_model(kind)
     with pytest.raises(
-        LoadError, match=rf"--tensor-parallel-size 2: field model_type: {kind} supports"
+        LoadError,
+        match=rf"field model_type: {kind} supports only one rank; use --tensor-parallel-size 1 ",
     ):
         loader.build_model(Path("m"), config, torch.float32, Shard(1, 2))
 
