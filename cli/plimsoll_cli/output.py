@@ -76,7 +76,8 @@ def make_table(columns: Sequence[str], rows: Sequence[Sequence[Cell]], width: in
     """Return a table like kubectl's, cut to ``width`` characters; None cuts nothing.
 
     The last column is cut first. If it would become too narrow, the first column is cut as well.
-    The last column then gets at most half of the width that the other columns leave.
+    The columns between the two keep their widths. The last column then gets at most half of the
+    rest, and the first column gets what remains.
     """
     made = Table(box=None, padding=(0, COLUMN_GAP_CHARS, 0, 0), pad_edge=False, width=None)
     needed = [

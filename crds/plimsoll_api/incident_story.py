@@ -38,7 +38,7 @@ class StoryStep(NamedTuple):
     message: str
 
     @property
-    def change(self) -> str:
+    def memory_change(self) -> str:
         """Memory before and after, such as ``1.2 GiB -> 310 MiB (890 MiB back)``.
 
         Empty if both are unknown.
@@ -54,7 +54,7 @@ class StoryStep(NamedTuple):
     def text(self) -> str:
         """One line: the memory before and after the action, then the message of the action."""
         message = self.message.replace("\n", " ")
-        return "  ".join(part for part in (self.change, message) if part)
+        return "  ".join(part for part in (self.memory_change, message) if part)
 
 
 class Story(NamedTuple):

@@ -50,7 +50,11 @@ class MemoryContract(NamedTuple):
 def make_memory_needs(
     memory: str, level: int, limit: int | None, ledger: Iterable[LedgerEntry]
 ) -> MemoryNeeds:
-    """Return the memory needs for ``memory`` (host or device), with the pools from the ledger."""
+    """Return a replica's needs for one kind of ``memory``: host or device.
+
+    ``level`` and ``limit`` are as in :class:`MemoryNeeds`. The sizes of the pools are added up from
+    the engine's ``ledger``.
+    """
     pools = [(one.bytes, one.bound) for one in ledger if one.kind == memory]
     bounded = [(size, bound) for size, bound in pools if bound is not None]
     return MemoryNeeds(

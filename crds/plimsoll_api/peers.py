@@ -21,7 +21,8 @@ MAX_PEERS_BYTES = 64 << 10
 MAX_PEER_GROWTH_BYTES = 1 << 50
 MAX_BASELINE_AGE_S = 1 << 32
 MAX_PEER_REQUESTS = 1 << 53
-"""Maximum growth (1 PiB), age (a century) and number of requests (the largest exact double)."""
+"""Maximum growth (1 PiB), age (136 years) and number of requests (the largest exact double). No
+real replica comes close: they only reject nonsense."""
 
 
 class PeerGrowth(msgspec.Struct, frozen=True):

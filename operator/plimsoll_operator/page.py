@@ -98,14 +98,18 @@ class FleetPage:
     def __init__(
         self,
         store: Store,
-        slots: Callable[[], Allocation],
-        limit: int,
+        get_allocation: Callable[[], Allocation],
+        max_slots: int,
         leading: Callable[[], bool],
         namespaces: tuple[str, ...] = (),
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Create the page. ``slots`` returns the circuit breaker's last decision."""
-        self._store, self._slots, self._limit = store, slots, limit
+        """Create the page of ``namespaces``; an empty tuple means all namespaces.
+
+        ``get_allocation`` returns the circuit breaker's last allocation of restart slots, of which
+        ``max_slots`` may be in use. ``leading`` reports whether this operator is the leader.
+        """
+        self._store, self._get_allocation, self._max_slots = store, get_allocation, max_slots
         self._leading, self._clock = leading, clock
         self._scope = f"Namespaces {', '.join(namespaces)}" if namespaces else "All namespaces"
         self._lock = asyncio.Lock()
@@ -123,9 +127,10 @@ class FleetPage:
         if not self._leading():
             body = "<p>This operator is on standby. The leader's page shows the fleet.</p>"
             return render_page(body, self._scope, now)
-        slots = self._slots()
+        slots = self._get_allocation()
         waiting = sorted({_get_slot_owner(lease) for lease in slots.close})
-        fleet = await read_fleet(self._store, SlotUsage(slots.held, self._limit, tuple(waiting)))
+        usage = SlotUsage(slots.held, self._max_slots, tuple(waiting))
+        fleet = await read_fleet(self._store, usage)
         return render_page(render_fleet(fleet), self._scope, now)
 
 

@@ -9,7 +9,7 @@ from plimsoll_probe.diagnostics import BATCH_PAUSE_S, MAX_TABLE_ROWS, MAX_TEXT_C
 
 MAX_TRACE_S = 60.0
 """Maximum duration of a trace in seconds."""
-MAX_TRACE_CPU_S = 0.025
+MAX_CPU_S_PER_TRACE = 0.025
 """Maximum CPU time of the process during a trace, in seconds. Python code that only allocates runs
 six times slower while it is traced (3.11), so a request is delayed by less than this."""
 MAX_TRACE_BYTES = 512 << 10
@@ -22,8 +22,8 @@ TRACES_PER_BATCH = 500
 class AllocationTracer:
     """Tracer that sums the allocations of a limited period by source line.
 
-    Tracing slows Python down. It stops at :data:`MAX_TRACE_CPU_S` or :data:`MAX_TRACE_BYTES`, even
-    if the step ``diff`` has not been run.
+    Tracing slows Python down. It stops at :data:`MAX_CPU_S_PER_TRACE` or :data:`MAX_TRACE_BYTES`,
+    even if the step ``diff`` has not been run.
     """
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class AllocationTracer:
             self._is_owner, self._sizes, self._duration_s = True, {}, 0.0
             self._start_s = time.monotonic()
             self._deadline_s = self._start_s + MAX_TRACE_S
-            self._cpu_deadline_s = time.process_time() + MAX_TRACE_CPU_S
+            self._cpu_deadline_s = time.process_time() + MAX_CPU_S_PER_TRACE
         threading.Thread(target=self._stop_at_limit, name="plimsoll-trace", daemon=True).start()
         return "started"
 

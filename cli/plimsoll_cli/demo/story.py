@@ -52,7 +52,7 @@ def _format_incident(incident: IncidentRecord, start: float) -> list[str]:
 
 
 def _format_step(step: StoryStep) -> str:
-    change = step.change if step.name in REMEDIATION_STEPS else ""
+    change = step.memory_change if step.name in REMEDIATION_STEPS else ""
     details = [part for part in (change, step.message.replace("\n", " ")) if part]
     rest = f": {', '.join(details)}" if details else ""
     return f"{step.name} {step.outcome.lower()}{rest}"

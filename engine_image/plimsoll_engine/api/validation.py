@@ -51,7 +51,7 @@ def decode_body(
         request = msgspec.json.decode(msgspec.json.encode(given), type=body_type)
         for name in ("messages", "tools"):
             if name in given:
-                _keep_extra_fields(getattr(request, name), msgspec.json.decode(given[name]))
+                _restore_extra_fields(getattr(request, name), msgspec.json.decode(given[name]))
     except msgspec.ValidationError as error:
         found = [
             match[1]
@@ -241,18 +241,21 @@ def _find_struct_type(annotation: Any) -> type[Any] | None:
     return next((one for one in kinds if isinstance(one, type(msgspec.Struct))), None)
 
 
-def _keep_extra_fields(decoded: Any, sent_fields: Any) -> None:
-    """Add all fields in ``sent_fields`` to the messages or tools in ``decoded``, for templates."""
+def _restore_extra_fields(decoded: Any, sent_fields: Any) -> None:
+    """Set ``extra`` of the messages or tools in ``decoded`` from ``sent_fields``.
+
+    Decoding drops the fields that the types do not define, but a chat template may read them.
+    """
     if isinstance(decoded, list):
         for one, fields in zip(decoded, sent_fields, strict=True):
-            _keep_extra_fields(one, fields)
+            _restore_extra_fields(one, fields)
     elif isinstance(decoded, Message | Tool | Function):
         known = decoded.__struct_encode_fields__
         decoded.extra = {
             name: None if name in known else value for name, value in sent_fields.items()
         }
         if isinstance(decoded, Tool):
-            _keep_extra_fields(decoded.function, sent_fields["function"])
+            _restore_extra_fields(decoded.function, sent_fields["function"])
 
 
 # Fields, and the values with which they have no effect.

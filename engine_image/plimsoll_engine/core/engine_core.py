@@ -196,7 +196,7 @@ class EngineCore:
         return None
 
     def _queue_request(self, request: Request) -> None:
-        """Queue ``request``, or continue it at once if it has blocks from the predecessor."""
+        """Queue ``request``, or continue it at once if it has KV blocks of the previous worker."""
         if request.block_ids:
             self.scheduler.start_with_inherited_blocks(request)
         else:

@@ -110,12 +110,12 @@ def _find_best_of_parts(
 
 def argmax(x: torch.Tensor) -> torch.Tensor:
     """Return the column of the maximum of each row of ``x`` [rows, columns], as int64 [rows]."""
-    return _reduce_rows(x, 0, keys=False)
+    return _find_row_maxima(x, 0, return_keys=False)
 
 
 def draw(x: torch.Tensor, scales: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     """Sample one column per row, as :func:`plimsoll_engine.kernels.draw.draw` does."""
-    return _reduce_rows(x, 0, keys=False, noise=(scales, keys))
+    return _find_row_maxima(x, 0, return_keys=False, noise=(scales, keys))
 
 
 def find_best_keys(x: torch.Tensor, first_column: int) -> torch.Tensor:
@@ -123,15 +123,20 @@ def find_best_keys(x: torch.Tensor, first_column: int) -> torch.Tensor:
 
     See :meth:`plimsoll_engine.kernels.ops.Ops.find_best_keys`.
     """
-    return _reduce_rows(x, first_column, keys=True)
+    return _find_row_maxima(x, first_column, return_keys=True)
 
 
-def _reduce_rows(
+def _find_row_maxima(
     x: torch.Tensor,
     first_column: int,
-    keys: bool,
+    return_keys: bool,
     noise: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> torch.Tensor:
+    """Return the column of the maximum of each row of ``x``, or its key, as int64 [rows].
+
+    ``first_column`` is the number of ``x``'s first column in the whole row; only keys use it.
+    ``noise`` are the ``scales`` and ``keys`` of :func:`draw`; None adds no noise.
+    """
     rows, columns = x.shape
     parts = cdiv(columns, COLUMNS_PER_PART)
     best = torch.empty(rows, parts, dtype=torch.float32, device=x.device)
@@ -147,7 +152,7 @@ def _reduce_rows(
             x, *noise, best, where, columns, BLOCK=COLUMNS_PER_PART, num_warps=4, **launch
         )
     _find_best_of_parts[(rows,)](
-        best, where, out, parts, first_column, KEYS=keys, PARTS_PAD=next_power_of_2(parts),
+        best, where, out, parts, first_column, KEYS=return_keys, PARTS_PAD=next_power_of_2(parts),
         num_warps=1, **launch,
     )  # fmt: skip
     return out

@@ -50,6 +50,13 @@ def exchange(
     Each program exchanges ``BLOCK`` elements. ``KIND`` "gather" stores the elements of rank r from
     ``r * stride`` on. "sum" adds them in dtype ``TOTAL``, "max" keeps the largest, and "first"
     keeps those of rank 0. ``count`` is a multiple of ``VECTOR_ELEMENTS``.
+
+    ``header`` is the buffer of this ``rank``, and ``RANKS`` the number of ranks, padded to ``PAD``.
+    ``ARRIVED`` and ``PARTS`` are the byte offsets of the signals and of the parts in each buffer
+    (:class:`plimsoll_engine.kernels.collective_buffer.Layout`). A buffer half has signals for
+    ``MAX_BLOCKS`` programs and a part of ``PART`` elements per other rank. If another rank does not
+    arrive within ``TIMEOUT_NS`` nanoseconds, the kernel traps; 0 means no limit. ``OVERLAP`` is
+    explained in :mod:`plimsoll_engine.kernels.overlap`.
     """
     block = tl.program_id(0)
     count = tl.multiple_of(count, VECTOR_ELEMENTS)

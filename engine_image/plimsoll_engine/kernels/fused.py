@@ -55,8 +55,8 @@ class FusedOps:
             self._counters = torch.zeros(NUM_COUNTERS, dtype=torch.int32, device=device)
         return self._counters
 
-    def get_max_project_rows(self, weight: Weight) -> int:
-        """Implement :meth:`Ops.get_max_project_rows`. Only some weights allow several rows."""
+    def get_max_projection_rows(self, weight: Weight) -> int:
+        """Implement :meth:`Ops.get_max_projection_rows`. Only some weights allow several rows."""
         several = isinstance(weight, torch.Tensor) and few_rows.supports(weight)
         return MAX_FEW_ROWS if several else 1
 

@@ -21,7 +21,7 @@ class Ops(Protocol):
 
     min_add_rows: int
 
-    def get_max_project_rows(self, weight: Weight) -> int:
+    def get_max_projection_rows(self, weight: Weight) -> int:
         """Return the maximum number of rows for which to use :meth:`project` with ``weight``.
 
         With more rows, separate operations are faster. The result is 0 if they are always faster.
@@ -164,7 +164,7 @@ class Ops(Protocol):
     ) -> torch.Tensor:
         """Return ``x @ weight.T + bias`` for a few rows, fused with other operations.
 
-        ``x`` is [rows, columns] with at most :meth:`get_max_project_rows` rows, and ``weight`` is
+        ``x`` is [rows, columns] with at most :meth:`get_max_projection_rows` rows. ``weight`` is
         [size, columns]. If ``norm`` [columns] is given, :meth:`rms_norm` is first applied to ``x``.
         With ``silu``, :meth:`silu_mul` is applied to the product. If ``into`` is given, the result
         is added to it in place. An implementation may leave ``x`` unquantized even if ``weight`` is

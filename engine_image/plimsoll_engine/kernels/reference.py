@@ -45,7 +45,7 @@ class ReferenceOps:
 
     min_add_rows = 1024
 
-    def get_max_project_rows(self, weight: Weight) -> int:
+    def get_max_projection_rows(self, weight: Weight) -> int:
         """Return 0, because :meth:`project` is never faster."""
         return 0
 

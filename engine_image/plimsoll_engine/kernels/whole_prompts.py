@@ -176,8 +176,9 @@ def attend_whole(
 ) -> Iterator[tuple[int, torch.Tensor]]:
     """Compute the attention of all whole prompts in ``query`` [tokens, heads, dim].
 
-    For each call of the library, yield the index of the first row, and the result [prompts, rows,
-    heads, dim]. The rows of a prompt are contiguous. There are gaps between prompts.
+    For each call of the library, yield the index of its first row in ``query``, and the result
+    [prompts, rows, heads, dim]. The result is a view. In memory, the rows of one prompt are
+    contiguous, but padding may separate the prompts.
     """
     groups = _list_groups(plan, window)
     if not groups:

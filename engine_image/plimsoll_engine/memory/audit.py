@@ -20,10 +20,13 @@ from plimsoll_engine.memory.ledger import Ledger
 from plimsoll_engine.process.rules import find_method_caches, freeze_counter
 
 Rule = Callable[[EngineCore, Ledger], list[str]]
+"""Function that returns a message for each violation; an empty list if the rule holds.
+
+Findings name the rule by the function's name, which states what must hold."""
 
 
 def kv_references_match(engine: EngineCore, _: Ledger) -> list[str]:
-    """Check that every reference to a block belongs to a block table or a transfer."""
+    """Check that each block has one reference per block table and transfer that contains it."""
     owned = Counter(block for request in engine.requests.values() for block in request.block_ids)
     if engine.inheritance is not None:
         owned.update(engine.inheritance.list_held_blocks())

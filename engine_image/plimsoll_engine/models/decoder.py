@@ -172,7 +172,7 @@ class Decoder:
 
     def _compute_own_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         ops, head = self._ops, self._tensors["head"]
-        if 0 < len(hidden) <= ops.get_max_project_rows(head):
+        if 0 < len(hidden) <= ops.get_max_projection_rows(head):
             return ops.project(hidden, head, None)
         return ops.linear(hidden, head, None)
 
@@ -365,12 +365,12 @@ class Decoder:
         Without a graph, launching the fused kernels takes longer.
         """
         if rows == 1:
-            return self._ops.get_max_project_rows(self._layers[0].qkv) > 0
+            return self._ops.get_max_projection_rows(self._layers[0].qkv) > 0
         if plan.decodes < rows or self.spec.mixture is not None:
             return False
         matrices = ((layer.qkv, layer.out, layer.gate_up, layer.down) for layer in self._layers)
         return rows <= min(
-            self._ops.get_max_project_rows(weight) for weights in matrices for weight in weights
+            self._ops.get_max_projection_rows(weight) for weights in matrices for weight in weights
         )
 
     def _forward_few(

@@ -15,7 +15,7 @@ from plimsoll_engine.multimodal.processor import Kind, ProcessedMedia
 class ClipProcessor:
     """Image processor of LLaVA checkpoints.
 
-    Raises UnsupportedError, which names the file and the field, for an unsupported checkpoint.
+    Raises UnsupportedCheckpointError, which names the file and the field.
     """
 
     kind: Kind = "image"

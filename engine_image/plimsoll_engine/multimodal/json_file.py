@@ -11,7 +11,7 @@ MEDIA_KEY_BYTES = 16
 """Size of a key. With a shorter key, a collision could show a request the image of another one."""
 
 
-class UnsupportedError(Exception):
+class UnsupportedCheckpointError(Exception):
     """The checkpoint requires an unsupported feature. The message names the file and the field."""
 
 
@@ -25,9 +25,9 @@ class JsonFile:
         except FileNotFoundError:
             content = {}
         except (OSError, ValueError) as error:
-            raise UnsupportedError(f"{path}: cannot be read: {error}") from None
+            raise UnsupportedCheckpointError(f"{path}: cannot be read: {error}") from None
         if not isinstance(content, dict):
-            raise UnsupportedError(f"{path}: the file must contain a JSON object")
+            raise UnsupportedCheckpointError(f"{path}: the file must contain a JSON object")
         self.content: dict[str, Any] = content
 
     def get(self, field: str, default: Any = None) -> Any:
@@ -38,15 +38,15 @@ class JsonFile:
         return default if value is None else value
 
     def get_positive_int(self, field: str, default: int | None = None) -> int:
-        """Return the positive integer in ``field``. Raises UnsupportedError."""
+        """Return the positive integer in ``field``. Raises UnsupportedCheckpointError."""
         value = self.get(field, default)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise self.make_error(field, f"must be a positive integer, not {value!r}")
         return value
 
-    def make_error(self, field: str, problem: str) -> UnsupportedError:
+    def make_error(self, field: str, problem: str) -> UnsupportedCheckpointError:
         """Return an error that names the file and ``field``."""
-        return UnsupportedError(f"{self.path}: field {field}: {problem}")
+        return UnsupportedCheckpointError(f"{self.path}: field {field}: {problem}")
 
 
 def hash_content(settings: bytes, data: bytes) -> bytes:

@@ -25,7 +25,7 @@ class Processors:
 
 
 def load_processors(folder: Path) -> Processors:
-    """Return the processors of the checkpoint in ``folder``. Raises UnsupportedError.
+    """Return the processors of the checkpoint in ``folder``. Raises UnsupportedCheckpointError.
 
     Media libraries are imported only if the model needs them, because they would increase the
     memory of a text model's frontend.

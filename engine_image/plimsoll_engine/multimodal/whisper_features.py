@@ -27,7 +27,7 @@ DYNAMIC_RANGE_DECADES = 8.0
 class WhisperProcessor:
     """Audio processor of Whisper checkpoints.
 
-    Raises UnsupportedError, which names the file and the field, for an unsupported checkpoint.
+    Raises UnsupportedCheckpointError, which names the file and the field.
     """
 
     kind: Kind = "audio"

@@ -12,7 +12,7 @@ DEFAULT_LANGUAGE = "en"
 class WhisperPrompt:
     """Builder of transcription prompts, from a checkpoint's ``generation_config.json``.
 
-    Raises UnsupportedError, which names the file and the field, for an unsupported checkpoint.
+    Raises UnsupportedCheckpointError, which names the file and the field.
     """
 
     def __init__(self, folder: Path) -> None:

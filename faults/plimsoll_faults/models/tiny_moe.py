@@ -72,7 +72,11 @@ def make_expert_weights(
 def add_shift(
     weight: torch.Tensor, shift: int, frequencies: list[int], modulus: int
 ) -> torch.Tensor:
-    """Return ``weight`` [HIDDEN_SIZE, columns] that also adds ``shift`` to the state's number."""
+    """Return ``weight`` [HIDDEN_SIZE, columns], changed so that its product adds ``shift`` as well.
+
+    The product represents a number modulo ``modulus`` by its phases at ``frequencies``. The result
+    rotates these phases, so that the number becomes larger by ``shift``.
+    """
     angles = torch.tensor(frequencies).double() * shift * (2 * math.pi / modulus)
     cos, sin = angles.cos().float()[:, None], angles.sin().float()[:, None]
     real, imaginary = slice(0, tiny.NUM_FREQUENCIES), slice(tiny.NUM_FREQUENCIES, tiny.NUM_PHASES)

@@ -141,7 +141,10 @@ class CircuitBreaker:
         return dead, overlong
 
     def _expire_grants(self, now: float) -> None:
-        """Revoke grants that no supervisor has used, if other services are waiting for a slot."""
+        """Revoke grants that no supervisor has used within ``slot_turn`` seconds.
+
+        They are revoked only while other services are waiting for a slot.
+        """
         opened = {lease["metadata"]["uid"] for lease in self.last.granted}
         self._opened = {uid: self._opened.get(uid, now) for uid in opened}
         if not self.last.asking:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from plimsoll_api.inferenceservice_status import Leaks
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
@@ -147,11 +148,11 @@ def _judge_growth(
     was_clean: bool,
 ) -> Object:
     """Return the verdict No, or the verdict Unknown with what is missing for a No."""
-    replicas: dict[str, list[tuple[float, str]]] = defaultdict(list)
+    replicas: dict[str, list[_TimeToClean]] = defaultdict(list)
     for one in pods:
         if one.revision == revision:
             for kind, budget in _list_budgets(memory):
-                left = _compute_remaining(kind, budget, figures.get(one.pod, UNKNOWN_FIGURES))
+                left = _compute_time_to_clean(kind, budget, figures.get(one.pod, UNKNOWN_FIGURES))
                 replicas[one.replica].append(left)
     remaining = sorted(max(one) for one in replicas.values())
     left_s, reason = remaining[len(replicas) // 2]
@@ -168,19 +169,31 @@ def _list_budgets(memory: MemoryPolicy) -> list[tuple[str, MemoryBudget]]:
     return [(kind, budget) for kind, budget in both if budget is not None]
 
 
-def _compute_remaining(
+class _TimeToClean(NamedTuple):
+    """Seconds until memory counts as clean at its current rate, and what is missing until then.
+
+    The seconds are 0 or negative if it counts as clean now.
+    """
+
+    left_s: float
+    reason: str
+
+
+def _compute_time_to_clean(
     kind: str, budget: MemoryBudget, figures: SupervisorFigures
-) -> tuple[float, str]:
-    """Return the seconds until the memory counts as clean at its current rate, and the reason.
+) -> _TimeToClean:
+    """Return the time until the ``kind`` of memory, host or device, counts as clean.
 
     A replica that used ``share`` of its budget since the warm-up stays within the budget for a
     whole window only if the warm-up was more than ``share * window`` ago.
     """
     share, growth = getattr(figures, kind), getattr(figures, f"{kind}_growth")
     if share is None or growth is None:
-        return MIN_OBSERVED_S, f"the growth of {kind} memory is not known in enough replicas"
+        reason = f"the growth of {kind} memory is not known in enough replicas"
+        return _TimeToClean(MIN_OBSERVED_S, reason)
     if growth.requests == 0:
-        return math.inf, "too few replicas have answered requests since their warm-up"
+        reason = "too few replicas have answered requests since their warm-up"
+        return _TimeToClean(math.inf, reason)
     requests_s = growth.age_s * MIN_OBSERVED_REQUESTS / growth.requests
     needed = max(
         (MIN_OBSERVED_S, "more replicas must be observed for longer"),
@@ -190,4 +203,4 @@ def _compute_remaining(
             "replicas must answer more requests",
         ),
     )
-    return needed[0] - growth.age_s, needed[1]
+    return _TimeToClean(needed[0] - growth.age_s, needed[1])

@@ -28,7 +28,7 @@ Object = dict[str, Any]
 
 @dataclass(frozen=True)
 class InjectedDocument:
-    """The document with its supervisor, the supervisor's ConfigMap, and notes for a person.
+    """The document with its supervisor, the supervisor's ConfigMap, and notes for the user.
 
     ``others`` are further objects to which the document refers. If ``config_map`` is None, the
     document is unchanged, and ``notes`` say why.

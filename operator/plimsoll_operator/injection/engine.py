@@ -65,7 +65,7 @@ class EngineContainer:
         shares_device: Whether other containers may use the engine's devices.
         no_restart_reason: Why the kubelet does not restart the container; empty if it does.
         evidence: How the engine and its port were found.
-        notes: Texts for a person about what the supervisor cannot observe.
+        notes: Texts for the user about what the supervisor cannot observe.
         words: All words of the commands that the container runs.
 
     """

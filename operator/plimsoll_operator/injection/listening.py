@@ -51,7 +51,7 @@ LOCAL_ADDRESSES = frozenset({"0.0.0.0", "::", "[::]", "127.0.0.1", "localhost", 
 
 @dataclass(frozen=True)
 class EngineAddress:
-    """An engine's address, the evidence for it, and notes for a person.
+    """An engine's address, the evidence for it, and notes for the user.
 
     ``port`` is None if it is unknown.
     """

@@ -1,4 +1,4 @@
-"""Write notes on an injected pod for a person: what the supervisor cannot observe or do."""
+"""Write notes for the user on an injected pod: what the supervisor cannot observe or do."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ Object = dict[str, Any]
 def make_notes(
     where: str, pod: Object, engine: EngineContainer, options: InjectionOptions
 ) -> list[str]:
-    """Return the notes on an injection. Each one begins with ``where``, the pod's path."""
+    """Return notes for the user: the engine that was found, and what the user should know or fix.
+
+    Each begins with ``where``, the pod's path in the manifest. ``plimsoll inject`` prints them.
+    """
     known = engine.type is not EngineType.CUSTOM
     found = [describe_engine(engine)]
     found += engine.notes

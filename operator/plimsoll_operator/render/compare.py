@@ -95,7 +95,7 @@ def merge_template(base: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any
 WORKLOAD_KINDS = ("Deployment", LWS_KIND)
 """Kinds that create a service's pods. A service has one of them, depending on its number of
 nodes."""
-MAX_MISSING_FIELDS = 8
+MAX_LISTED_MISSING_FIELDS = 8
 """Maximum number of missing fields that are listed for an object."""
 _TEXT_FIELDS = frozenset(
     {"annotations", "args", "command", "data", "labels", "matchLabels", "value"}
@@ -130,15 +130,15 @@ def get_owned_fields_hash(live: dict[str, Any], desired: dict[str, Any]) -> str 
 
 
 def list_missing_fields(live: dict[str, Any], desired: dict[str, Any]) -> list[str]:
-    """Return the fields of ``desired`` that ``live`` lacks, at most :data:`MAX_MISSING_FIELDS`.
+    """Return the fields of ``desired`` that ``live`` lacks.
 
-    A default value that the API server drops (false, 0, empty) does not count as missing.
+    Beyond :data:`MAX_LISTED_MISSING_FIELDS`, a last item states how many more there are. A default
+    value that the API server drops (false, 0, empty) does not count as missing.
     """
     missing = list(_iterate_missing_fields(live, desired, "", ""))
-    more = (
-        [f"{len(missing) - MAX_MISSING_FIELDS} more"] if len(missing) > MAX_MISSING_FIELDS else []
-    )
-    return missing[:MAX_MISSING_FIELDS] + more
+    unlisted = len(missing) - MAX_LISTED_MISSING_FIELDS
+    more = [f"{unlisted} more"] if unlisted > 0 else []
+    return missing[:MAX_LISTED_MISSING_FIELDS] + more
 
 
 def _iterate_missing_fields(live: Any, wanted: Any, field: str, path: str) -> Iterator[str]:

@@ -51,9 +51,10 @@ MAX_FLOOR_AGE_SPANS = 1.5
 MAX_EMPTY_BUCKETS = 3
 """Number of buckets without a sample after which a trend is dropped."""
 LATEST_GROWTH_WINDOW_S, MIN_LATEST_SAMPLES, MAX_LATEST_POINTS = 20.0, 4, 64
-MIN_LATEST_PACE_SHARE = 0.3
-"""Growth that is slower than this share of its trend's pace has stopped. This share and the window
-were chosen on production containers: a restart for memory that no longer grows gains nothing."""
+MIN_LATEST_TO_TREND_PACE = 0.3
+"""Minimum pace of the latest growth divided by its trend's pace. Slower growth has stopped. This
+ratio and the window were chosen on production containers: a restart for memory that no longer grows
+gains nothing."""
 GROWTH_BEGIN_SHARE, MIN_LATER_HALF_SHARE, MAX_STEP_SHARE = 0.1, 0.5, 0.4
 """Growth begins when it has this share of its present size. Its later half must bring at least the
 second share of what the earlier half brought, and the last seconds the same share of the mean pace.
@@ -100,9 +101,10 @@ class Point:
 class Trend:
     """A rise of ``rise`` bytes within ``span_s`` that is neither a step nor noise.
 
-    ``noise`` is the median absolute deviation from the fitted line, in bytes. ``fading`` is the
-    logarithm of the later half's rise divided by the earlier half's rise. ``climb`` is Kendall's
-    tau of the load over the same time, from -1 to 1.
+    ``noise`` is the median absolute deviation from the fitted line, in bytes. ``fading`` is
+    log(rise of the later half / rise of the earlier half), so it is negative if the rise slows
+    down. ``climb`` shows how steadily the load (the requests in flight) rose in the same time. It
+    is Kendall's tau between time and load, from -1 to 1.
     """
 
     bytes_per_s: float
@@ -287,14 +289,14 @@ class LatestGrowth:
     def is_continuing(self, trend: Trend) -> bool:
         """Report whether memory still grows, compared with the pace of ``trend``.
 
-        It must grow at :data:`MIN_LATEST_PACE_SHARE` of this pace or faster.
+        It must grow at :data:`MIN_LATEST_TO_TREND_PACE` of this pace or faster.
         """
         if len(self._points) < 2:
             return False
         first, last = self._points[0], self._points[-1]
         return measure_unexplained_growth(
             first, last
-        ) >= MIN_LATEST_PACE_SHARE * trend.bytes_per_s * (last.t - first.t)
+        ) >= MIN_LATEST_TO_TREND_PACE * trend.bytes_per_s * (last.t - first.t)
 
 
 class GrowthHistory:

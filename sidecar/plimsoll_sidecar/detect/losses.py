@@ -221,7 +221,7 @@ class OrphanWatch:
     def update(self, sample: Sample) -> Suspicion | None:
         """Add a sample, and return the suspicion of orphaned memory; None if there is none.
 
-        If the sizes are unknown, the previous result is returned.
+        If the sample does not show how much memory no engine holds, return the previous result.
         """
         if sample.epoch != self._epoch:
             self._epoch, self._since = sample.epoch, None
@@ -249,7 +249,8 @@ class OrphanWatch:
     def _measure_held_memory(self, sample: Sample) -> tuple[int, int, str] | None:
         """Return the bytes that no engine holds, the minimum to report, and a description.
 
-        None if the sizes are unknown.
+        None if the sample lacks the used device memory or, while an engine runs, its part outside
+        torch. Also None before the first restart, because there is nothing to compare with.
         """
         if self._dead and sample.host.processes:
             # The next engine may hold the memory, although it has not answered yet.

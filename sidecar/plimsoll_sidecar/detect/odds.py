@@ -60,7 +60,7 @@ class Weights:
         fading: For each factor of e by which the later half of the growth brought less than the
             earlier half.
         younger: For each factor of e by which the growth is younger than the engine.
-        climb: For a load that rose all the time.
+        climb: For a load that rose all the time, whose ``Evidence.climb`` is 1.
 
     """
 
@@ -96,7 +96,8 @@ class Evidence:
         left_s: The seconds until the budget is exhausted; None while nothing grows.
         life: The growth divided by the growth that the current rate would have added since the
             start of the engine. It is 1 for a steady leak, and less for growth that started later.
-        fading, climb: The values of the trend (:class:`~plimsoll_sidecar.detect.growth.Trend`).
+        fading, climb: How much the growth slows down, and how steadily the load rose
+            (:class:`~plimsoll_sidecar.detect.growth.Trend`).
         segment: The segment that grew most.
 
     """

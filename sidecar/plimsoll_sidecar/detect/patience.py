@@ -51,12 +51,12 @@ class UsualPauses:
         """Whether there are enough pauses for a bound."""
         return self._count >= MIN_PAUSES
 
-    def add(self, seconds: float, resolution_s: float) -> None:
-        """Add a pause of ``seconds``, whose start and end are known to within ``resolution_s``."""
+    def add(self, pause_s: float, resolution_s: float) -> None:
+        """Add a pause of ``pause_s``, whose start and end are known to within ``resolution_s``."""
         self._count += 1
-        off = math.log(seconds) - self._mean
+        off = math.log(pause_s) - self._mean
         self._mean += off / self._count
-        self._squares += off * (math.log(seconds) - self._mean)
+        self._squares += off * (math.log(pause_s) - self._mean)
         self._resolution_s = max(self._resolution_s, resolution_s)
         if not self.is_known:
             return

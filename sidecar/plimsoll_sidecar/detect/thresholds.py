@@ -1,8 +1,9 @@
 """Thresholds that decide whether growth is suspected, and whether it is confirmed as a leak.
 
-Unless a source is named, they were chosen on the training recordings of real engines and on the
-earlier splits of the leak lab. ``python -m bench.sensitivity`` varies each threshold. The weights
-of evidence are fitted instead: ``odds.WEIGHTS``.
+Unless a source is named, they were chosen on the training recordings of real engines and on
+generated series of the leak lab (``research/leaklab``). The series were those of the development
+split, and of test splits that had already been seen. ``python -m bench.sensitivity`` varies each
+threshold. The weights of evidence (``odds.WEIGHTS``) were not chosen but fitted.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ from plimsoll_sidecar.govern.incident import (
 from plimsoll_sidecar.govern.ladder import wants_standby
 from plimsoll_sidecar.govern.phase_steps import apply_result, follow_new_epoch, release_slot
 from plimsoll_sidecar.govern.phases import advance
-from plimsoll_sidecar.govern.recycle import find_due_recycle
+from plimsoll_sidecar.govern.recycle import find_recycle_suspicion
 from plimsoll_sidecar.govern.restart_budget import ReplicaRestarts, Restart
 from plimsoll_sidecar.govern.state import MAX_MANUAL_EPOCHS, GovernorState
 
@@ -291,7 +291,7 @@ class Governor:
         at, before = context.assessment.t, self._judged_at
         counted, self._judged_at = compute_counted_s(0.0 if before is None else at - before), at
         worst: dict[IncidentKind, Suspicion] = {}
-        recycle = find_due_recycle(context, self._measure_idle_s(context))
+        recycle = find_recycle_suspicion(context, self._measure_idle_s(context))
         planned = [] if recycle is None else [recycle]
         for suspicion in [*context.assessment.suspicions, *planned]:
             known = worst.get(suspicion.kind)

@@ -295,7 +295,7 @@ def apply_result(
         if step.operation_id == command.operation_id:
             step.outcome, step.message = StepOutcome(result.outcome.value), result.message
             step.finished_at = context.now
-            if command.verb is Verb.TRIM and _is_measurable(step, result):
+            if command.verb is Verb.TRIM and _has_measurable_effect(step, result):
                 step.outcome = StepOutcome.BEGUN
             elif command.verb is not Verb.RESTART_ENGINE:
                 step.after_bytes = context.read_current_bytes(incident)
@@ -418,5 +418,5 @@ def _make_step_key(step: StepRecord) -> tuple[str, StepOutcome, str]:
     return step.step, step.outcome, step.message
 
 
-def _is_measurable(step: StepRecord, result: Result) -> bool:
+def _has_measurable_effect(step: StepRecord, result: Result) -> bool:
     return step.before_bytes is not None and result.outcome in (Outcome.SUCCEEDED, Outcome.UNKNOWN)

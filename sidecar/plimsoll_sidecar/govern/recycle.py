@@ -13,7 +13,7 @@ from plimsoll_api.units import format_duration
 from plimsoll_sidecar.govern.context import TurnContext, is_restart_budget_spent
 
 
-def find_due_recycle(context: TurnContext, idle_s: float) -> Suspicion | None:
+def find_recycle_suspicion(context: TurnContext, idle_s: float) -> Suspicion | None:
     """Return a suspicion if a planned restart of the engine is due now; None otherwise.
 
     ``idle_s`` is the time in seconds for which the engine has had no request.

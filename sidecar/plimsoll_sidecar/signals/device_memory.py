@@ -293,7 +293,7 @@ class Exporter(ABC):
     """A metrics exporter at ``url``, which has no path.
 
     If its page cannot be read, all devices are unknown, and ``error`` is the reason. ``pod`` is the
-    pod and container whose devices are wanted; None accepts every owner.
+    engine's pod and container. None means that it is unknown, so that any owner may be the engine.
     """
 
     PORT_ENV: ClassVar[str]
@@ -377,7 +377,7 @@ class Exporter(ABC):
         return {PodContainer.from_labels(one) for one in labels if one.get("pod")}
 
     def is_own_container(self, owner: PodContainer) -> bool:
-        """Report whether ``owner`` is the container whose devices are wanted."""
+        """Report whether ``owner`` is the engine's container; True if that is unknown."""
         return self._pod is None or self._pod.is_same(owner)
 
     @staticmethod

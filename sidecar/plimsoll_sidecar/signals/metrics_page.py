@@ -160,7 +160,7 @@ PROCESS_START_METRIC = "process_start_time_seconds"
 
 
 class Page:
-    """Selected lines of one page, by metric name."""
+    """The lines of one scrape that belong to selected metrics, by metric name."""
 
     def __init__(self, lines: dict[str, Lines]) -> None:
         self.lines = lines

@@ -45,10 +45,11 @@ class NeededRows:
 
 
 def find_needed_rows(inputs: Inputs) -> NeededRows | None:
-    """Return the needed rows; None if the last layer should compute all rows.
+    """Return the rows whose output of the last layer is needed.
 
-    If a row of a sequence is needed, all later rows of the sequence are included, because attention
-    expects the query rows at the end of the context. Every rank computes the same result.
+    None if the last layer should compute all rows, because it could skip too few of them. If a row
+    of a sequence is needed, all later rows of the sequence are included, because attention expects
+    the query rows at the end of the context. Every rank computes the same result.
     """
     ends = inputs.starts[1:]
     read = np.concatenate([inputs.last, inputs.scored])

@@ -476,7 +476,9 @@ def _convert_tokenizer(tokenizer: Tokenizer) -> tuple[str, dict[str, int]]:
 
     Text must not be mistaken for an added token: ``<|im_end|>`` in a JSON string would end the
     output. Each added token therefore becomes special, and gets a name that occurs in no text.
-    Blanks, and tokens whose text other tokens cannot spell, keep their names. IDs without a token
+    Two kinds of added tokens stay as they are, because a grammar may need them for their text. One
+    is tokens of only whitespace. The other is tokens that are not special, if the vocabulary has no
+    tokens for single bytes: other tokens may be unable to produce their text. IDs without a token
     get one, because llguidance derives the number of tokens from the largest ID.
     """
     content = json.loads(tokenizer.to_str())

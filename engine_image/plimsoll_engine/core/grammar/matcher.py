@@ -163,7 +163,7 @@ class MaskThreads:
         """
         matcher.busy = True
         self._waiting.append((matcher, token_id, time.monotonic()))
-        self._assign_waiting()
+        self._assign_waiting_matchers()
 
     def wait_for_masks(self, timeout_s: float, idle: bool = False) -> None:
         """Wait up to ``timeout_s`` seconds for all masks that are not slow.
@@ -186,7 +186,7 @@ class MaskThreads:
         for thread in self._busy_threads:
             if thread.job is not None and time.monotonic() - thread.since >= MASK_WAIT_S:
                 thread.job.slow = True
-        self._assign_waiting()
+        self._assign_waiting_matchers()
 
     def give_up_if_overdue(self, matcher: Matcher) -> bool:
         """Give up ``matcher`` if it has used up its time. Return whether it was given up.
@@ -240,9 +240,10 @@ class MaskThreads:
             thread.stop()
         else:
             self._idle.append(thread)
-        self._assign_waiting()
+        self._assign_waiting_matchers()
 
-    def _assign_waiting(self) -> None:
+    def _assign_waiting_matchers(self) -> None:
+        """Assign waiting matchers to free threads, in the order in which they began to wait."""
         left: list[tuple[Matcher, int, float]] = []
         for matcher, token_id, since in self._waiting:
             thread = None if self._has_max_slow_masks(matcher.tenant) else self._get_free_thread()

@@ -10,7 +10,7 @@ from typing import TypeVar
 from plimsoll_engine.caches.processor_cache import ProcessorCache
 from plimsoll_engine.errors import UsageError
 from plimsoll_engine.frontend.requests.request_log import QueueFullError
-from plimsoll_engine.multimodal.json_file import UnsupportedError
+from plimsoll_engine.multimodal.json_file import UnsupportedCheckpointError
 from plimsoll_engine.multimodal.processor import ProcessedMedia, Processor
 from plimsoll_engine.multimodal.processors import Processors, load_processors
 from plimsoll_engine.settings import Settings
@@ -66,5 +66,5 @@ def create_reader(settings: Settings) -> MediaReader:
     """Return the media reader of the checkpoint. Raises UsageError that names the invalid file."""
     try:
         return MediaReader(load_processors(settings.model), settings.worker.media_cache_bytes)
-    except UnsupportedError as error:
+    except UnsupportedCheckpointError as error:
         raise UsageError(f"--model {settings.model}: {error}") from None

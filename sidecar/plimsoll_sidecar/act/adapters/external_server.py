@@ -68,7 +68,7 @@ class ServerInfo:
         """Read the routes, the arguments and the version of a serving engine, once per epoch."""
         if not self._has_routes:
             self.routes, self._has_routes = self._discover_routes(), True
-            self._read_transfer_arguments()
+            self._update_kv_transfer_settings()
         self._update_version()
 
     @property
@@ -129,7 +129,7 @@ class ServerInfo:
         self.version = found or self.version
         self._next_version_at = math.inf if found else now + VERSION_RETRY_INTERVAL_S
 
-    def _read_transfer_arguments(self) -> None:
+    def _update_kv_transfer_settings(self) -> None:
         """Read the KV connector's settings from the command line of the main process."""
         members = self._owned.find_or_none()
         if members is None or members.main is None:

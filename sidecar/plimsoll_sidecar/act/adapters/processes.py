@@ -440,7 +440,8 @@ class TrimEffect(msgspec.Struct, frozen=True):
     def outcome(self) -> Outcome:
         """Outcome of the trim.
 
-        The outcome is ``Unknown`` if no effect was measured, but host or device memory could not
+        A trim has succeeded if it freed at least :data:`MIN_TRIM_EFFECT_BYTES` of host or device
+        memory. Otherwise, it has failed, or the outcome is ``Unknown`` if one of the two could not
         be measured.
         """
         if max(self.host or 0, self.device or 0) >= MIN_TRIM_EFFECT_BYTES:

@@ -139,7 +139,7 @@ def test_a_step_by_the_kernels(
 @pytest.mark.parametrize(("kind", "rows"), [("qwen3", 3), ("llama", 18)])
 def test_a_decode_step_of_few_rows(kind: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has kernels of its own, and a step with a prompt in it has not."""
-    monkeypatch.setattr(FusedOps, "get_max_project_rows", lambda ops, weight: 32)
+    monkeypatch.setattr(FusedOps, "get_max_projection_rows", lambda ops, weight: 32)
     calls: list[int] = []
     product = few_rows.multiply_few_rows
 

@@ -345,12 +345,12 @@ def test_programs_of_a_product_of_few_rows(columns: int) -> None:
 def test_which_products_have_kernels_for_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(few_rows, "get_launch_options", lambda device: {"OVERLAP": True})
     whole = draw(8, 64, dtype=NARROW)
-    assert FUSED.get_max_project_rows(whole) == 32
+    assert FUSED.get_max_projection_rows(whole) == 32
     for weight in (whole.float(), whole[:, :60].contiguous(), whole.t(), Quantized(whole, whole)):
-        assert FUSED.get_max_project_rows(weight) == 1
-    assert REFERENCE.get_max_project_rows(whole) == 0
+        assert FUSED.get_max_projection_rows(weight) == 1
+    assert REFERENCE.get_max_projection_rows(whole) == 0
     monkeypatch.setattr(few_rows, "get_launch_options", lambda device: {})
-    assert FUSED.get_max_project_rows(whole) == 1, "without the tensor memory accelerator"
+    assert FUSED.get_max_projection_rows(whole) == 1, "without the tensor memory accelerator"
 
 
 @pytest.fixture
