@@ -301,8 +301,12 @@ def _compute_max_connections(settings: Settings) -> int:
     allowed = max(1, min(wanted, soft - RESERVED_FILE_DESCRIPTORS))
     if allowed < wanted:
         log.warning(
-            "the limit of open files allows fewer connections than --max-connections: raise the "
-            "limit with ulimit -n",
+            "the limit of %d open files allows only %d of %d connections: raise the limit to %d "
+            "with ulimit -n",
+            soft,
+            allowed,
+            wanted,
+            wanted + RESERVED_FILE_DESCRIPTORS,
             extra={"connections": allowed, "wanted": wanted, "open_files": soft},
         )
     return allowed

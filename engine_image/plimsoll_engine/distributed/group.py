@@ -130,7 +130,7 @@ class TorchCollectives:
         dist.all_reduce(x, group=self._group)
         return x
 
-    def find_max(self, x: torch.Tensor) -> torch.Tensor:
+    def all_reduce_max(self, x: torch.Tensor) -> torch.Tensor:
         """Replace each element of ``x`` by its maximum over all ranks, and return ``x``."""
         dist.all_reduce(x, dist.ReduceOp.MAX, group=self._group)
         return x
@@ -247,7 +247,7 @@ class ProcessGroup(Group):
         Ties go to the first column.
         """
         keys = ops.find_best_keys(x, self.shard.rank * x.shape[1])
-        return decode_columns(self._collectives.find_max(keys))
+        return decode_columns(self._collectives.all_reduce_max(keys))
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         """Return the columns of all ranks' ``x`` [rows, columns], as [rows, size * columns]."""

@@ -213,11 +213,11 @@ class AsyncEngine:
         """Submit all carried-over requests to the serving worker, and return their number."""
         if self.ready is None:
             return 0
-        carried = [g for g in self.requests.list_carried_over() if not g.with_worker]
-        for generation in self.failures.requests.admit(carried):
+        carried_over = [g for g in self.requests.list_carried_over() if not g.with_worker]
+        for generation in self.failures.requests.queue_suspects(carried_over):
             self._submit(generation)
         self._submit_next_suspect()
-        return len(carried)
+        return len(carried_over)
 
     def _submit_next_suspect(self) -> None:
         if (

@@ -133,7 +133,7 @@ class Collectives:
         self._exchange(x, x, "sum")
         return x
 
-    def find_max(self, x: torch.Tensor) -> torch.Tensor:
+    def all_reduce_max(self, x: torch.Tensor) -> torch.Tensor:
         """Replace each element of ``x`` by its maximum over all ranks, and return ``x``."""
         self._exchange(x, x, "max")
         return x

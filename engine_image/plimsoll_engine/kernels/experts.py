@@ -46,10 +46,10 @@ class Tile(NamedTuple):
 
 
 FEW_PAIRS_TILE = Tile(rows=16, columns=64, depth=128, sort=1024, warps=4, stages=4)
-SOME_PAIRS_TILE = Tile(rows=64, columns=128, depth=64, sort=1024, warps=4, stages=4)
+MEDIUM_PAIRS_TILE = Tile(rows=64, columns=128, depth=64, sort=1024, warps=4, stages=4)
 MANY_PAIRS_TILE = Tile(rows=128, columns=128, depth=64, sort=4096, warps=8, stages=3)
-MAX_FEW_PAIRS, MAX_SOME_PAIRS = 8, 96
-"""Maximum mean number of pairs per expert for FEW_PAIRS_TILE and for SOME_PAIRS_TILE.
+MAX_FEW_PAIRS_PER_EXPERT, MAX_MEDIUM_PAIRS_PER_EXPERT = 8, 96
+"""Maximum mean number of pairs per expert for FEW_PAIRS_TILE and for MEDIUM_PAIRS_TILE.
 
 These values are derived from the specifications of an H200, and were not measured. With fewer than
 about 150 rows per expert, reading the weights takes longer than the arithmetic, so each weight
@@ -65,7 +65,7 @@ def list_tiles(dtype: torch.dtype) -> tuple[Tile, ...]:
     return (
         (FLOAT32_FEW_PAIRS_TILE, FLOAT32_MANY_PAIRS_TILE)
         if dtype == torch.float32
-        else (FEW_PAIRS_TILE, SOME_PAIRS_TILE, MANY_PAIRS_TILE)
+        else (FEW_PAIRS_TILE, MEDIUM_PAIRS_TILE, MANY_PAIRS_TILE)
     )
 
 
@@ -73,11 +73,13 @@ def choose_tile(pairs: int, experts: int, dtype: torch.dtype) -> Tile:
     """Return the tile for ``pairs`` (row, expert) pairs in a layer with ``experts`` experts."""
     if dtype == torch.float32:
         return (
-            FLOAT32_FEW_PAIRS_TILE if pairs <= MAX_FEW_PAIRS * experts else FLOAT32_MANY_PAIRS_TILE
+            FLOAT32_FEW_PAIRS_TILE
+            if pairs <= MAX_FEW_PAIRS_PER_EXPERT * experts
+            else FLOAT32_MANY_PAIRS_TILE
         )
-    if pairs <= MAX_FEW_PAIRS * experts:
+    if pairs <= MAX_FEW_PAIRS_PER_EXPERT * experts:
         return FEW_PAIRS_TILE
-    return SOME_PAIRS_TILE if pairs <= MAX_SOME_PAIRS * experts else MANY_PAIRS_TILE
+    return MEDIUM_PAIRS_TILE if pairs <= MAX_MEDIUM_PAIRS_PER_EXPERT * experts else MANY_PAIRS_TILE
 
 
 @triton.jit(do_not_specialize=["pairs"])

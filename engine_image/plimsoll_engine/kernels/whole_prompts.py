@@ -34,7 +34,7 @@ The plan for this call takes 45 ms on the host. For two prompts of 4,000 tokens,
 two saves 0.8 ms per step of a model with the shape of Qwen3-0.6B (H200). With the shape of
 Llama-3.1-8B, it saves 1.6 ms.
 """
-MAX_COUNTED_GROUPS = 64
+MAX_COUNTED_PROMPT_GROUPS = 64
 """Maximum number of groups of equal prompts whose steps are counted."""
 LIBRARY_BACKENDS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
 """Backends of the library, the fastest first."""
@@ -122,7 +122,7 @@ class EqualPrompts:
     def count_step(self, whole: tuple[int, ...]) -> frozenset[int]:
         """Count a step with whole prompts of the lengths ``whole``. Return the lengths to join."""
         groups = {(rows, count) for rows, count in Counter(whole).items() if count > 1}
-        if len(self._steps) > MAX_COUNTED_GROUPS:
+        if len(self._steps) > MAX_COUNTED_PROMPT_GROUPS:
             self._steps.clear()
         self._steps.update(groups)
         return frozenset(

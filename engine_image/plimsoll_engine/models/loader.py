@@ -55,8 +55,8 @@ LENGTH_DEPENDENT_ROPE_TYPES = ("dynamic", "longrope")
 class NativeModel(Model, Protocol):
     """Model that this engine implements. The caller allocates its tensors and loads the weights.
 
-    ``parts`` describes, for each tensor by name, the checkpoint tensors that it concatenates. Their
-    names are those that :meth:`normalize_name` returns.
+    ``parts`` maps the name of each tensor to the checkpoint tensors that it concatenates. The
+    checkpoint tensors have the names that :meth:`normalize_name` returns.
     """
 
     parts: dict[str, Part]

@@ -228,7 +228,7 @@ def write_checkpoint(
 def main() -> None:
     """Write the tiny Qwen3 checkpoint into a folder."""
     parser = argparse.ArgumentParser(description="Write the tiny Qwen3 checkpoint.")
-    parser.add_argument("out", type=Path, help="folder to write it to")
+    parser.add_argument("out", type=Path, help="folder to write the checkpoint to")
     write_checkpoint(parser.parse_args().out)
 
 

@@ -218,7 +218,7 @@ def main() -> None:
     """Write tiny LLaVA or Whisper checkpoints into a folder."""
     parser = argparse.ArgumentParser(description="Write a tiny multimodal checkpoint.")
     parser.add_argument("kind", choices=[*sorted(WRITERS), "all"])
-    parser.add_argument("out", type=Path, help="folder to write it to")
+    parser.add_argument("out", type=Path, help="folder to write the checkpoint to")
     arguments = parser.parse_args()
     if arguments.kind != "all":
         WRITERS[arguments.kind](arguments.out)

@@ -125,7 +125,7 @@ def write_checkpoint(folder: Path) -> None:
 def main() -> None:
     """Write the tiny Qwen3-MoE checkpoint into a folder."""
     parser = argparse.ArgumentParser(description="Write the tiny Qwen3-MoE checkpoint.")
-    parser.add_argument("out", type=Path, help="folder to write it to")
+    parser.add_argument("out", type=Path, help="folder to write the checkpoint to")
     write_checkpoint(parser.parse_args().out)
 
 

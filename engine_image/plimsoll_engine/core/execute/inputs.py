@@ -47,7 +47,7 @@ class RequestRows(Protocol):
 
     @property
     def count(self) -> int:
-        """Number of rows before the drafts."""
+        """Number of rows of the request, without those of its drafts, which follow."""
         ...
 
     @property

@@ -38,9 +38,9 @@ class EpochCounts:
     def count_admitted(
         self, prompt_ids: Sequence[int], media: Iterable[Media], choices: int = 1
     ) -> None:
-        """Count ``choices`` requests that share one prompt.
+        """Count ``choices`` requests that share one prompt, and the prompt itself if it is new.
 
-        A prompt counts as distinct again if another prompt has overwritten its hash slot.
+        A repeated prompt counts as new if another prompt has overwritten its hash slot.
         """
         self.requests += choices
         self.prompt_tokens += choices * len(prompt_ids)

@@ -139,16 +139,20 @@ class Quarantine:
         if generation is self._tried:
             self._tried = None
 
-    def admit(self, carried: Sequence[Generation]) -> list[Generation]:
-        """Return the requests in ``carried`` that are not suspected.
+    def queue_suspects(self, carried_over: Sequence[Generation]) -> list[Generation]:
+        """Queue the suspected requests of ``carried_over``, and return the other requests.
 
-        :meth:`get_next_suspect` returns the suspected requests one by one.
+        :meth:`get_next_suspect` returns the queued requests one by one.
         """
         suspects = [
-            generation for generation in carried if generation.losses >= CRASHES_UNTIL_SUSPECTED
+            generation
+            for generation in carried_over
+            if generation.losses >= CRASHES_UNTIL_SUSPECTED
         ]
         self._waiting = deque(suspects)
-        return [generation for generation in carried if generation.losses < CRASHES_UNTIL_SUSPECTED]
+        return [
+            generation for generation in carried_over if generation.losses < CRASHES_UNTIL_SUSPECTED
+        ]
 
     def get_next_suspect(self) -> Generation | None:
         """Return the suspected request to run next, or None.

@@ -15,9 +15,9 @@ from plimsoll_engine.kernels.experts import (
     FEW_PAIRS_TILE,
     FLOAT32_FEW_PAIRS_TILE,
     MANY_PAIRS_TILE,
-    MAX_FEW_PAIRS,
-    MAX_SOME_PAIRS,
-    SOME_PAIRS_TILE,
+    MAX_FEW_PAIRS_PER_EXPERT,
+    MAX_MEDIUM_PAIRS_PER_EXPERT,
+    MEDIUM_PAIRS_TILE,
 )
 from plimsoll_engine.kernels.fused import FusedOps
 from plimsoll_engine.kernels.ops import Ops
@@ -167,10 +167,19 @@ def test_every_tile_computes_the_same(tile: Any) -> None:
 
 
 def test_the_tile_grows_with_the_rows_of_an_expert() -> None:
-    kinds = [experts.choose_tile(pairs, 16, torch.bfloat16) for pairs in (1, 16 * MAX_FEW_PAIRS)]
+    kinds = [
+        experts.choose_tile(pairs, 16, torch.bfloat16)
+        for pairs in (1, 16 * MAX_FEW_PAIRS_PER_EXPERT)
+    ]
     assert kinds == [FEW_PAIRS_TILE, FEW_PAIRS_TILE]
-    assert experts.choose_tile(16 * MAX_FEW_PAIRS + 1, 16, torch.bfloat16) == SOME_PAIRS_TILE
-    assert experts.choose_tile(16 * MAX_SOME_PAIRS + 1, 16, torch.bfloat16) == MANY_PAIRS_TILE
+    assert (
+        experts.choose_tile(16 * MAX_FEW_PAIRS_PER_EXPERT + 1, 16, torch.bfloat16)
+        == MEDIUM_PAIRS_TILE
+    )
+    assert (
+        experts.choose_tile(16 * MAX_MEDIUM_PAIRS_PER_EXPERT + 1, 16, torch.bfloat16)
+        == MANY_PAIRS_TILE
+    )
     assert experts.choose_tile(1, 16, torch.float32) == FLOAT32_FEW_PAIRS_TILE
 
 

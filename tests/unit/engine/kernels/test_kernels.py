@@ -429,7 +429,7 @@ def test_equal_prompts_are_joined_once_they_have_come_often(
     never_twice = [(n, n) for n in range(2000, 2400)]
     equal = whole_prompts.EqualPrompts()
     assert not any(equal.count_step(whole) for whole in never_twice)
-    assert len(equal._steps) <= whole_prompts.MAX_COUNTED_GROUPS + 1, "bounded"
+    assert len(equal._steps) <= whole_prompts.MAX_COUNTED_PROMPT_GROUPS + 1, "bounded"
 
 
 def plans_of(plans: set[Any]) -> list[int]:

@@ -49,15 +49,15 @@ def expected(
 EXCHANGES = {
     "all_gather": (torch.bfloat16, torch.float32, torch.int32),
     "all_reduce": (torch.bfloat16, torch.float32, torch.float64, torch.int64),
-    "find_max": (torch.int64, torch.float32),
+    "all_reduce_max": (torch.int64, torch.float32),
     "broadcast": (torch.int64, torch.bfloat16, torch.uint8),
 }
 """Collectives, with dtypes of each."""
 EACH: list[Exchange] = [
-    ("all_gather", torch.bfloat16, (3, 72)), ("find_max", torch.int64, (7,)),
+    ("all_gather", torch.bfloat16, (3, 72)), ("all_reduce_max", torch.int64, (7,)),
     ("broadcast", torch.int64, (5,)), ("all_reduce", torch.bfloat16, (4, 48)),
     ("all_gather", torch.float32, (5, 9)), ("broadcast", torch.uint8, (1,)),
-    ("all_reduce", torch.int64, (700,)), ("find_max", torch.int64, (0,)),
+    ("all_reduce", torch.int64, (700,)), ("all_reduce_max", torch.int64, (0,)),
 ]  # fmt: skip
 """Each of them, also larger than the buffers, empty, and of rows that are no vectors."""
 
@@ -73,7 +73,7 @@ def collect(name: str, parts: list[torch.Tensor]) -> torch.Tensor:
         for part in wide[1:]:
             total = total + part
         return total.to(stacked.dtype)
-    return stacked.amax(0) if name == "find_max" else parts[0]
+    return stacked.amax(0) if name == "all_reduce_max" else parts[0]
 
 
 @st.composite
