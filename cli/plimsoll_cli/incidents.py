@@ -124,7 +124,9 @@ def list_incidents(
                     show_progress(f"reading incidents: {len(found)}")
         return list(found.values())
     except UnreadableError as error:
-        raise RunError(f"{error}: another version of Plimsoll may have written it") from None
+        raise RunError(
+            f"{error}: another version of Plimsoll may have written the incident"
+        ) from None
 
 
 def make_label_queries(target: str | None) -> list[dict[str, str]]:

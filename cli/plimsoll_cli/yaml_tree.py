@@ -288,13 +288,14 @@ def _parse_json(text: str) -> Any:
 
 @dataclass(frozen=True)
 class Document:
-    """Document of a file: its ``text``, and the separator ``before`` it.
+    """Document of a file: its ``text``, and the ``separator`` before it.
 
-    ``line`` is the number of its first line. ``is_json`` is whether its values are JSON, and
-    ``stream`` whether the file consists of JSON objects without separators.
+    ``separator`` is a line that begins with ``---``, or the byte order mark or white space before
+    the text. ``line`` is the number of the first line of the text. ``is_json`` is whether its
+    values are JSON, and ``stream`` whether the file consists of JSON objects without separators.
     """
 
-    before: str
+    separator: str
     text: str
     line: int = 1
     is_json: bool = False
@@ -324,13 +325,13 @@ class Document:
 def split_documents(text: str) -> list[Document]:
     """Split a file into documents as kubectl does. Raises YamlError.
 
-    The texts ``before`` and ``text`` of all documents, in order, make up the file.
+    The separators and texts of all documents, in order, make up the file.
     """
     if len(text) > MAX_FILE_BYTES:
         raise YamlError(f"the file is larger than {MAX_FILE_BYTES >> 20} MiB: split it")
-    before = "\ufeff" if text.startswith("\ufeff") else ""
-    text = text.removeprefix(before)
-    if (stream := _split_json_stream(before, text)) is not None:
+    separator = "\ufeff" if text.startswith("\ufeff") else ""
+    text = text.removeprefix(separator)
+    if (stream := _split_json_stream(separator, text)) is not None:
         return stream
     made: list[Document] = []
     held: list[str] = []
@@ -345,26 +346,26 @@ def split_documents(text: str) -> list[Document]:
                 "kubectl cannot parse this line: move the text after --- to its own line",
                 (number, 4),
             )
-        made.append(_make_document(before, "".join(held), first, is_first=not made))
-        before, held, first = line, [], number + 1
-    return [*made, _make_document(before, "".join(held), first, is_first=not made)]
+        made.append(_make_document(separator, "".join(held), first, is_first=not made))
+        separator, held, first = line, [], number + 1
+    return [*made, _make_document(separator, "".join(held), first, is_first=not made)]
 
 
 _LINE_PATTERN = re.compile(r"[^\n]*\n|[^\n]+")
 
 
-def _make_document(before: str, text: str, line: int, is_first: bool) -> Document:
+def _make_document(separator: str, text: str, line: int, is_first: bool) -> Document:
     """Return a document. Only the first document of a file may be JSON that is not YAML."""
     if not is_first or not text.lstrip().startswith("{"):
-        return Document(before, text, line)
+        return Document(separator, text, line)
     try:
         _JSON_DECODER.decode(text)
     except (ValueError, RecursionError):
-        return Document(before, text, line)
-    return Document(before, text, line, is_json=True)
+        return Document(separator, text, line)
+    return Document(separator, text, line, is_json=True)
 
 
-def _split_json_stream(before: str, text: str) -> list[Document] | None:
+def _split_json_stream(separator: str, text: str) -> list[Document] | None:
     """Split a file of JSON objects without separators. Return None for any other file."""
     if not text.lstrip().startswith("{"):
         return None
@@ -381,9 +382,9 @@ def _split_json_stream(before: str, text: str) -> list[Document] | None:
                 ) from None
             return None
         line = text.count("\n", 0, begin) + 1
-        made.append(Document(before + text[at:begin], text[begin:end], line, True, True))
-        before, at = "", end
-    return [*made, Document(before + text[at:], "", stream=True)]
+        made.append(Document(separator + text[at:begin], text[begin:end], line, True, True))
+        separator, at = "", end
+    return [*made, Document(separator + text[at:], "", stream=True)]
 
 
 def _skip_space(text: str, start: int) -> int:

@@ -18,7 +18,11 @@ JOURNAL_FILE = "journal.sqlite"
 
 
 class Reason(OpenEnum):
-    """Outcome of an incident (``status.outcome`` of a LeakIncident)."""
+    """Outcome of an incident (``status.outcome`` of a LeakIncident).
+
+    ``LadderExhausted`` means that no action is left that is allowed and supported.
+    ``PartlyReturned`` means that a restart returned only part of the memory growth.
+    """
 
     CLEARED = "Cleared"
     TRIM = "Trim"

@@ -82,10 +82,12 @@ class Header(msgspec.Struct, kw_only=True):
 
 
 class RoleRss(msgspec.Struct, omit_defaults=True):
-    """Memory of one process in bytes. ``role`` is its name in an external engine, or its role.
+    """Memory of one process in bytes.
 
-    ``in_use`` is the memory of malloc and of Python's objects, and ``retained`` the unused memory
-    in malloc; null if the process does not report these values.
+    ``role`` is the name that an external engine gives to the process, or its role in Plimsoll's
+    engine. ``in_use`` is the memory that is allocated with malloc or belongs to Python's objects.
+    ``retained`` is the unused memory that malloc keeps. Both are null if the process does not
+    report them.
     """
 
     role: str
@@ -220,10 +222,10 @@ class LedgerLine(msgspec.Struct, omit_defaults=True):
 class Sample(msgspec.Struct, omit_defaults=True):
     """One observation, ``t`` seconds after the start. ``epoch`` increases at each engine restart.
 
-    ``serving`` is whether the serving port responded; null if it was not queried, which is usual
-    while the status is available. ``ready`` is false while the engine reports that it starts, warms
-    up or replaces its worker; null in an unknown state. ``load_age_s`` is the age of ``load`` if
-    the load is polled. ``parts`` are an external engine's names for its processes.
+    ``serving`` is whether the serving port responded. It is null if the port was not queried, as in
+    most samples with a status. ``ready`` is false while the engine reports that it starts, warms up
+    or replaces its worker; null if the engine's state is unknown. ``load_age_s`` is the age of
+    ``load`` if the load is polled. ``parts`` are an external engine's names for its processes.
     """
 
     t: float

@@ -25,7 +25,7 @@ MAX_TENSORS = 100_000
 
 
 class LoopOwner(NamedTuple):
-    """Object that runs the loop of the main thread, and the role of its process."""
+    """Role of this process, and the object that runs the loop of its main thread."""
 
     role: str
     instance: Any

@@ -212,7 +212,7 @@ def make_engine_view(sample: Sample) -> EngineView:
 
 
 def make_unknown_results(turn: Turn) -> list[Result]:
-    """Return a list with an ``Unknown`` result for the command of ``turn``; empty without one.
+    """Return one ``Unknown`` result if ``turn`` has a command, otherwise an empty list.
 
     A replay cannot execute commands.
     """

@@ -178,7 +178,7 @@ class Cluster:
         raise RunError(f"{method} {path}: HTTP {status}: {reason}") from None
 
     def _check_crd(self, plural: str) -> None:
-        """Raise RunError if the CRD of the kind lacks the version that this program needs."""
+        """Raise RunError if the CRD of the kind lacks the version that this command needs."""
         try:
             group = self.get(f"/apis/{API_GROUP}")
         except NotFoundError:
@@ -189,9 +189,9 @@ class Cluster:
         versions = [one["version"] for one in group["versions"]]
         if CRD_VERSION not in versions:
             raise RunError(
-                f"{plural}.{API_GROUP} is installed in {', '.join(versions)}, but this program"
-                f" needs {CRD_VERSION}: use the command line of the installed version, or upgrade"
-                " the CRDs"
+                f"{plural}.{API_GROUP} is installed in {', '.join(versions)}, but this plimsoll"
+                f" command needs {CRD_VERSION}: use the command of the installed version, or"
+                " upgrade the CRDs"
             )
 
 

@@ -116,7 +116,7 @@ def inject_into_file(
             if demanded:
                 raise UsageError(f"{file}: {where}: {error}") from None
             errors.append(f"{where}: {error}")
-            made.append(one.document.before + one.document.text)
+            made.append(one.document.separator + one.document.text)
     if errors and not count:
         raise UsageError("\n".join(f"{file}: {error}" for error in errors))
     if not count:
@@ -240,7 +240,7 @@ def _render_document(parsed: ParsedDocument) -> str:
     """Return the text of a document with the injected changes. Raises EditError."""
     document = parsed.document
     if parsed.root is None or parsed.value is None or not parsed.wanted:
-        return document.before + document.text
+        return document.separator + document.text
     wanted = _replace_objects(parsed.value, parsed.root, parsed.wanted)
     made = find_changes(document.text, parsed.root, wanted, document.is_json)
     text = apply_changes(document.text, made)
@@ -256,14 +256,14 @@ def _render_document(parsed: ParsedDocument) -> str:
         added["metadata"] = {**added["metadata"], "annotations": annotations}
     if document.stream:
         shown = [json.dumps(added, indent=2) + "\n" for added in parsed.added]
-        return document.before + "".join(shown) + text
+        return document.separator + "".join(shown) + text
     end = get_line_end(document.text)
     blocks = [dump(added).replace("\n", end) for added in parsed.added]
     separator = f"---{end}"
     if document.is_json:
         # kubectl reads further documents as YAML, but this one is JSON.
-        return document.before + text + "".join(separator + block for block in blocks)
-    return document.before + "".join(block + separator for block in blocks) + text
+        return document.separator + text + "".join(separator + block for block in blocks)
+    return document.separator + "".join(block + separator for block in blocks) + text
 
 
 def _replace_objects(value: Any, node: Node, replacements: dict[int, Object]) -> Any:
@@ -286,7 +286,7 @@ def _remove_injected(text: str, file: Path) -> str:
     parsed = read_documents(text, file)
     records = [_find_record(one) for one in parsed]
     texts = [one.document.text for one in parsed]
-    befores = [one.document.before for one in parsed]
+    separators = [one.document.separator for one in parsed]
     for at, lines in enumerate(records):
         if lines is None:
             continue
@@ -306,8 +306,8 @@ def _remove_injected(text: str, file: Path) -> str:
                     f"{file}: {parsed[n].objects_in_file[0].position}: {RECORD_ANNOTATION}: {error}"
                 ) from None
         texts[at] = ""
-        befores[at + 1 if at + 1 < len(parsed) else at] = ""
-    return "".join(before + one for before, one in zip(befores, texts, strict=True))
+        separators[at + 1 if at + 1 < len(parsed) else at] = ""
+    return "".join(map("".join, zip(separators, texts, strict=True)))
 
 
 def _find_record(parsed: ParsedDocument) -> list[str] | None:

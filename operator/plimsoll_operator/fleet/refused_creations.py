@@ -74,21 +74,21 @@ class RefusedCreation:
     """Rejection of the pods of one ``owner``, last reported at ``reported_at`` (RFC 3339).
 
     ``reason`` is the API server's message. ``key`` begins with the owner's UID, and is the same for
-    equal messages. ``node`` is the Ray node type of the pod; empty if the pod is not a Ray node.
+    equal messages. ``ray_node_type`` is ``head`` or ``worker``; empty if the pod is not a Ray node.
     """
 
     owner: str
     reason: str
     reported_at: str
     key: str = ""
-    node: str = ""
+    ray_node_type: str = ""
 
 
 def parse_refusal_event(event: Object) -> RefusedCreation | None:
     """Parse the Event of a rejected pod. Return None for an Event about anything else."""
     reference, text = event.get("involvedObject") or {}, str(event.get("message") or "")
-    node = RAY_CREATION_FAILED_REASONS.get(str(event.get("reason")), "")
-    if not (node or event.get("reason") == CREATION_FAILED_REASON):
+    ray_node_type = RAY_CREATION_FAILED_REASONS.get(str(event.get("reason")), "")
+    if not (ray_node_type or event.get("reason") == CREATION_FAILED_REASON):
         return None
     if not _REFUSAL_PATTERN.search(text) or _UNRELATED_REFUSAL_PATTERN.search(text):
         return None
@@ -101,7 +101,7 @@ def parse_refusal_event(event: Object) -> RefusedCreation | None:
     # A denial may contain the pod's generated name.
     plain = re.sub(r'"[^"]*-[^"]*"', '""', reason)
     return RefusedCreation(
-        owner, reason, str(series or time), f"{uid[:36]}/{compute_digest(plain)}", node
+        owner, reason, str(series or time), f"{uid[:36]}/{compute_digest(plain)}", ray_node_type
     )
 
 
@@ -120,29 +120,36 @@ def find_supervisor_refusal(
     would exceed a quota even without the supervisor.
     """
     pods = [
-        _make_pod_from_template(template, owner, creation.node)
-        for template in _list_templates(owner, creation.node)
+        _make_pod_from_template(template, owner, creation.ray_node_type)
+        for template in _list_pod_templates(owner, creation.ray_node_type)
     ]
     caused = (_may_be_caused_by_supervisor(creation, pod, policy, images) for pod in pods)
     return creation if any(caused) else None
 
 
-def _list_templates(owner: Object, node: str) -> list[Object]:
+def _list_pod_templates(owner: Object, ray_node_type: str) -> list[Object]:
     spec = owner.get("spec") or {}
-    if not node:
+    if not ray_node_type:
         return [spec.get("template") or {}]
-    groups = [spec.get("headGroupSpec")] if node == RAY_HEAD else spec.get("workerGroupSpecs") or ()
+    groups = (
+        [spec.get("headGroupSpec")]
+        if ray_node_type == RAY_HEAD
+        else spec.get("workerGroupSpecs") or ()
+    )
     return [group.get("template") or {} for group in groups if isinstance(group, dict)]
 
 
-def _make_pod_from_template(template: Object, owner: Object, node: str) -> Object:
+def _make_pod_from_template(template: Object, owner: Object, ray_node_type: str) -> Object:
     """Return the fields of the pod that ``owner`` would create which the injection reads."""
     meta, spec = template.get("metadata") or {}, template.get("spec") or {}
     reference = {"apiVersion": owner.get("apiVersion"), "kind": owner.get("kind")}
     reference |= {key: owner["metadata"].get(key) for key in ("name", "uid")}
     pod_meta: Object = {"name": "", "ownerReferences": [reference | {"controller": True}]}
-    if node:
-        ray_labels = {RAY_CLUSTER_LABEL: owner["metadata"].get("name"), RAY_NODE_TYPE_LABEL: node}
+    if ray_node_type:
+        ray_labels = {
+            RAY_CLUSTER_LABEL: owner["metadata"].get("name"),
+            RAY_NODE_TYPE_LABEL: ray_node_type,
+        }
         pod_meta["labels"] = (meta.get("labels") or {}) | ray_labels
         spec = spec | {"containers": _add_ray_start(spec.get("containers") or [])}
     return {"metadata": meta | pod_meta, "spec": spec}

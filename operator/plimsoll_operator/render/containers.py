@@ -127,7 +127,7 @@ def list_native_sidecars(pod: Object) -> list[Object]:
 
 
 def _get_resources(container: Object) -> dict[str, Object]:
-    """Return the container's limits and requests as objects, whatever their type in a manifest."""
+    """Return the container's limits and requests; empty where the manifest has no object."""
     value = container.get("resources")
     declared = value if isinstance(value, dict) else {}
     return {

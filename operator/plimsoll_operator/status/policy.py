@@ -256,7 +256,10 @@ def _make_recommendation(
 
 
 def _make_workload_fields(ref: WorkloadRef | None) -> Object:
-    """Return group, kind and name for a status. The creator of a pod may set any text there."""
+    """Return the workload's group, kind and name for a status.
+
+    They are made printable and truncated, because the creator of a pod can set any text.
+    """
     if ref is None:
         return {"kind": "Pod"}
     group = {"apiGroup": make_printable_line(ref.api_group, 253)} if ref.api_group else {}

@@ -318,12 +318,12 @@ class ProcessTriggers:
         return self._watches.get((role, True)) or self._watches.get((role, False))
 
 
-def describe_trigger(hypothesis: Trigger) -> str | None:
-    """Return the hypothesis in a few words; None if its confidence is too low."""
-    if hypothesis.confidence < MIN_STATED_CONFIDENCE:
+def describe_trigger(trigger: Trigger) -> str | None:
+    """Return a short description of ``trigger``; None if its confidence is too low."""
+    if trigger.confidence < MIN_STATED_CONFIDENCE:
         return None
-    size, unit = format_bytes(hypothesis.bytes_each), COUNTER_UNITS[hypothesis.counter]
-    return f"about {size} per {unit} (hypothesis, confidence {hypothesis.confidence:.0%})"
+    size, unit = format_bytes(trigger.bytes_each), COUNTER_UNITS[trigger.counter]
+    return f"about {size} per {unit} (hypothesis, confidence {trigger.confidence:.0%})"
 
 
 def find_trigger(points: Sequence[MeanSample]) -> Trigger | None:

@@ -272,9 +272,9 @@ class Baseline:
 class NewDemand:
     """Growth of memory while the demand is higher than ever before.
 
-    The new demand explains the growth up to the highest size, because the memory that an allocator
-    keeps is not proportional to the demand. It does not explain growth that began before the new
-    demand and continues at ``pace_bytes_per_s``.
+    The new demand explains all growth up to the highest size of memory in this time. The rise of
+    the demand sets no limit, because allocators do not keep memory in proportion to the demand.
+    Growth that began before the new demand and continues at ``pace_bytes_per_s`` is not explained.
     """
 
     def __init__(self, floor: Point, pace_bytes_per_s: float) -> None:

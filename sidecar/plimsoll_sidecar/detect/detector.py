@@ -236,8 +236,8 @@ class _Epoch:
         self.host.resume(stored.host, stored.host_owners, stored.host_slow, t)
         self.device.resume(stored.device, stored.device_owners, stored.device_slow, t)
         self.in_use.resume(stored.in_use, stored.in_use_owners, stored.in_use_slow, t)
-        self._roles.resume(stored.roles)
-        self._shared_roles.resume(stored.shared_roles)
+        self._roles.restore_bases(stored.roles)
+        self._shared_roles.restore_bases(stored.shared_roles)
 
     def _create_watch(self, kind: IncidentKind) -> MemoryWatch:
         return MemoryWatch(kind, self.memory, self.interval_s)

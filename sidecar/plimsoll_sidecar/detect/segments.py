@@ -37,6 +37,7 @@ class HostMemoryFields:
     All samples of a series use the same fields. The anonymous memory of the cgroup is preferred,
     because a sum over processes counts a copy-on-write page once for each fork. Swapped memory
     counts as anonymous memory, so that swapping looks neither like growth nor like recovery.
+    ``beside`` lists the segments that are neither anonymous nor shared memory.
     """
 
     anon: str
@@ -97,7 +98,7 @@ class HostMemoryFields:
         return _sum_sizes([*parts, *self.read_remaining_segments(host).values()])
 
     def read_remaining_segments(self, host: Host) -> dict[Segment, int | None]:
-        """Return the segments that are neither anonymous nor shared memory, in bytes."""
+        """Return the bytes of each segment in ``beside``; None if its size is unknown."""
         sizes = _read_remaining_segments(host)
         return {segment: sizes[segment] for segment in self.beside}
 
@@ -231,11 +232,11 @@ class RoleSizes:
 
     @property
     def bases(self) -> dict[str, int]:
-        """Bytes of each role at the end of the warm-up."""
+        """Bytes at the end of the warm-up, by role."""
         return dict(self._bases)
 
-    def resume(self, bases: Mapping[str, int]) -> None:
-        """Continue from the :attr:`bases` of an earlier detector in this epoch."""
+    def restore_bases(self, bases: Mapping[str, int]) -> None:
+        """Restore the :attr:`bases`, in bytes by role, of an earlier detector in this epoch."""
         self._bases |= bases
 
     def compute_growth(self, role: str | None) -> int | None:

@@ -108,8 +108,8 @@ class Drift:
         return self.bytes_per_s + t * self.error
 
     @property
-    def certainty(self) -> float:
-        """Student's t of the pace, tested against a pace of zero."""
+    def t_statistic(self) -> float:
+        """Student's t statistic of the pace against zero; infinite if the error is zero."""
         return self.bytes_per_s / self.error if self.error else math.inf
 
 
@@ -252,7 +252,7 @@ class SlowLeakWatch:
                 grows = not fades and _is_leak(each, headroom)
             if grows:
                 growing.append(each)
-        return max(growing, key=lambda drift: drift.certainty, default=None)
+        return max(growing, key=lambda drift: drift.t_statistic, default=None)
 
 
 def _is_leak(drift: Drift, headroom: int | None) -> bool:

@@ -120,14 +120,14 @@ def _judge_by_bytes(incident: Incident, unexplained: int, noise: float, now: flo
     return Verdict.PARTLY if returned >= MIN_PARTLY_CURED_SHARE * growth else Verdict.USELESS
 
 
-PRIOR_NOISE_SHARE = 0.04
-"""Assumed noise as a share of an engine's memory, until two of its starts have been observed.
+PRIOR_NOISE_SHARE_OF_BASELINE = 0.04
+"""Assumed noise as a share of the baseline, until two of its starts have been observed.
 
 Measured with vLLM 0.32 and 2.75 GB: the memory after two starts differs by 1 %. In the first two
 minutes of load, the difference grows by another 3.3 %.
 """
-MIN_NOISE_SHARE, MAX_NOISE_SHARE = 0.01, 0.10
-"""Bounds of the learned noise, as shares of memory.
+MIN_NOISE_SHARE_OF_BASELINE, MAX_NOISE_SHARE_OF_BASELINE = 0.01, 0.10
+"""Bounds of the learned noise, as shares of the baseline.
 
 Two equal starts do not prove that there is no noise. If a start differs by more than the upper
 bound, the engine was changed or has leaked.
@@ -200,15 +200,18 @@ class StartHistory(msgspec.Struct, omit_defaults=True):
     def estimate_noise(self, kind: IncidentKind, base: int) -> float:
         """Return the bytes by which memory after a start may differ from the baseline ``base``.
 
-        The estimate is the range of the observed starts, times n / (n - 1) for n starts. A few
-        starts show less than the full range.
+        The estimate is the range of the n observed starts, times n / (n - 1), because a few starts
+        show less than the full range. The range is the difference between their highest ``least``
+        and their lowest ``base``.
         """
         seen = self.host if kind is IncidentKind.HOST_GROWTH else self.device
         if len(seen) < 2:
-            return PRIOR_NOISE_SHARE * base
+            return PRIOR_NOISE_SHARE_OF_BASELINE * base
         observed_range = max(one.least for one in seen) - min(one.base for one in seen)
         learned = observed_range * len(seen) / (len(seen) - 1)
-        return min(max(learned, MIN_NOISE_SHARE * base), MAX_NOISE_SHARE * base)
+        return min(
+            max(learned, MIN_NOISE_SHARE_OF_BASELINE * base), MAX_NOISE_SHARE_OF_BASELINE * base
+        )
 
 
 def get_process_part(epoch: str) -> str:
@@ -231,6 +234,6 @@ def _update_lowest(before: StartMemory | None, state: BudgetState | None) -> Sta
 def _append_start(starts: list[StartMemory], start: StartMemory | None) -> list[StartMemory]:
     if start is None:
         return starts
-    if starts and abs(start.base - starts[-1].base) > MAX_NOISE_SHARE * starts[-1].base:
+    if starts and abs(start.base - starts[-1].base) > MAX_NOISE_SHARE_OF_BASELINE * starts[-1].base:
         return [start]
     return [*starts, start][-MAX_STORED_STARTS:]

@@ -1,4 +1,4 @@
-"""Decide when to query the probes of an engine's processes, keep the reports, and send trims.
+"""Query the probes of an engine's processes, keep their reports, and ask them to trim memory.
 
 Probes report what is not visible from outside: the allocators of each process, torch's memory on
 each device, and the engine's caches with their bounds.

@@ -210,7 +210,7 @@ class Sampler:
         return serving
 
     def _find_signals(self, sample: Sample) -> dict[str, Signal]:
-        found = find_signals(sample, shared_memory=self._orphaned is not None)
+        found = find_signals(sample, is_shm_monitored=self._orphaned is not None)
         if not sample.scrape_ok:
             found["engine"] = self._engine_signal
         page = self._page()
@@ -409,11 +409,11 @@ def _make_torch(device: EngineDevice) -> Torch | None:
     return Torch(allocated=device.torch_allocated, reserved=device.torch_reserved)
 
 
-def find_signals(sample: Sample, shared_memory: bool = False) -> dict[str, Signal]:
+def find_signals(sample: Sample, is_shm_monitored: bool = False) -> dict[str, Signal]:
     """Return the signals of the sample by name, each with the reason if it is missing.
 
     ``engine`` and ``host`` are always included, ``device`` if the sample has devices, and
-    ``shared_memory`` if the pod's ``/dev/shm`` is monitored.
+    ``shared_memory`` if ``is_shm_monitored``, for the pod's ``/dev/shm``.
     """
     host = sample.host
     found = {
@@ -431,7 +431,7 @@ def find_signals(sample: Sample, shared_memory: bool = False) -> dict[str, Signa
             SignalReason.DEVICE_MEMORY_UNREADABLE,
             "no source reports how much device memory is in use",
         )
-    if shared_memory:
+    if is_shm_monitored:
         found["shared_memory"] = _make_signal(
             host.shm_orphan is not None,
             SignalReason.SHARED_MEMORY_UNREADABLE,

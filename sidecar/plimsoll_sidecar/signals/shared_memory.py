@@ -134,14 +134,16 @@ def find_files_in_use(files: Iterable[SharedFile], proc: Path = PROC) -> FilesIn
             owner = _find_unreadable_owner(folder)
             if owner == 0:  # root may open any file
                 raise UnknownUsersError(
-                    f"cannot read the files of process {pid}, which runs as root"
+                    f"cannot list the files that process {pid} uses: it runs as root"
                 ) from None
             has_unreadable = has_unreadable or owner is not None
         except (FileNotFoundError, ProcessLookupError):
             continue  # the process has ended
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
-            raise UnknownUsersError(f"cannot list the files of process {pid}: {reason}") from None
+            raise UnknownUsersError(
+                f"cannot list the files that process {pid} uses: {reason}"
+            ) from None
     return FilesInUse(frozenset(held), has_unreadable)
 
 

@@ -38,7 +38,7 @@ def read(text: str) -> None:
     ],
 )
 def test_the_documents_are_the_file(text: str) -> None:
-    assert "".join(one.before + one.text for one in split_documents(text)) == text
+    assert "".join(one.separator + one.text for one in split_documents(text)) == text
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,11 @@ from plimsoll_api.incidents import IncidentKind
 from plimsoll_sidecar.govern.command import Verb
 from plimsoll_sidecar.govern.state import GovernorState
 from plimsoll_sidecar.govern.verification import (
-    MAX_NOISE_SHARE,
+    MAX_NOISE_SHARE_OF_BASELINE,
     MAX_STORED_STARTS,
     MEMORY_SETTLE_S,
     NUM_LEARNING_ASSESSMENTS,
-    PRIOR_NOISE_SHARE,
+    PRIOR_NOISE_SHARE_OF_BASELINE,
     StartHistory,
 )
 from tests.unit.govern.governed import BASELINE, World, done
@@ -91,11 +91,18 @@ def test_the_prior_holds_until_two_starts_were_seen_and_the_bounds_ever_after() 
     starts = StartHistory()
     seen(starts, BASELINE)
     assert (
-        starts.estimate_noise(IncidentKind.DEVICE_GROWTH, BASELINE) == PRIOR_NOISE_SHARE * BASELINE
+        starts.estimate_noise(IncidentKind.DEVICE_GROWTH, BASELINE)
+        == PRIOR_NOISE_SHARE_OF_BASELINE * BASELINE
     )
     seen(starts, *(BASELINE + i * 90 * MB for i in range(MAX_STORED_STARTS)))
-    assert starts.estimate_noise(IncidentKind.DEVICE_GROWTH, BASELINE) == MAX_NOISE_SHARE * BASELINE
-    assert starts.estimate_noise(IncidentKind.HOST_GROWTH, BASELINE) == PRIOR_NOISE_SHARE * BASELINE
+    assert (
+        starts.estimate_noise(IncidentKind.DEVICE_GROWTH, BASELINE)
+        == MAX_NOISE_SHARE_OF_BASELINE * BASELINE
+    )
+    assert (
+        starts.estimate_noise(IncidentKind.HOST_GROWTH, BASELINE)
+        == PRIOR_NOISE_SHARE_OF_BASELINE * BASELINE
+    )
 
 
 def test_only_the_newest_are_kept_and_those_of_one_engine_alone() -> None:
