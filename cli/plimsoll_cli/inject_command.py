@@ -218,7 +218,7 @@ def inject(
             amd_exporter_port=amd_exporter_port,
         ),
         unrecognized=everything,
-        assigned_user=_parse_option("--platform", _parse_platform, platform),
+        assigned_user=_parse_option("--platform", _is_openshift, platform),
         group_restarts=allow_group_restarts,
     )
     wanted = command.Selection(
@@ -347,7 +347,8 @@ def _parse_mode(text: str) -> Mode:
     return Mode(text)
 
 
-def _parse_platform(platform: str | None) -> bool:
+def _is_openshift(platform: str | None) -> bool:
+    """Report whether ``platform`` is OpenShift. Raises ValueError for an unknown platform."""
     if platform not in (None, "openshift"):
         raise ValueError(f"{platform!r} is not a platform: use openshift, or omit the option")
     return platform is not None

@@ -58,10 +58,10 @@ class Checkpoint:
     """Configuration, tokenizer and chat templates of a checkpoint.
 
     ``special_tokens`` maps the names in TEMPLATE_TOKEN_NAMES to the texts of the tokens.
-    ``num_tokens`` is the largest token ID plus one. ``chat_templates`` maps the names of the
-    templates to their sources. ``sampling_defaults`` are the values of sampling fields for requests
-    that omit them. ``sources`` maps ``stop_token_ids``, ``chat_template`` and ``sampling`` to the
-    names of the files that define them.
+    ``num_tokens`` is the size of the vocabulary: the largest usable token ID plus one.
+    ``chat_templates`` maps the names of the templates to their sources. ``sampling_defaults`` are
+    the values of sampling fields for requests that omit them. ``sources`` maps ``stop_token_ids``,
+    ``chat_template`` and ``sampling`` to the names of the files that define them.
     """
 
     folder: Path
@@ -94,8 +94,8 @@ class Checkpoint:
             "sampling": GENERATION_CONFIG_FILE if defaults else "",
         }
         return cls(
-            folder, tokenizer, _count_tokens(folder, tokenizer), ends, special, templates, defaults,
-            {name: source for name, source in sources.items() if source},
+            folder, tokenizer, _count_vocabulary(folder, tokenizer), ends, special, templates,
+            defaults, {name: source for name, source in sources.items() if source},
         )  # fmt: skip
 
     def make_summary(self) -> dict[str, Any]:
@@ -172,8 +172,8 @@ def _get_token_text(value: Any, field: str) -> str:
     return text
 
 
-def _count_tokens(folder: Path, tokenizer: Tokenizer) -> int:
-    """Return the number of token IDs that both the tokenizer and the model support.
+def _count_vocabulary(folder: Path, tokenizer: Tokenizer) -> int:
+    """Return the largest token ID that both the tokenizer and the model support, plus one.
 
     On a GPU, a larger token ID would cause an error that ends the worker.
     """

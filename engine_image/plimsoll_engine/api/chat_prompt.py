@@ -169,9 +169,9 @@ class ChatPrompt:
     def _make_template_message(self, message: Message, number: int) -> TemplateMessage:
         plain: TemplateMessage = {"role": message.role}
         try:
-            content, thoughts = self._make_content(message)
-            if thoughts and "reasoning_content" not in message.extra:
-                plain["reasoning_content"] = "\n".join(thoughts)
+            content, reasoning = self._split_reasoning(message)
+            if reasoning and "reasoning_content" not in message.extra:
+                plain["reasoning_content"] = "\n".join(reasoning)
             if content is None and isinstance(message.extra.get("refusal"), str):
                 content = message.extra["refusal"]
             if content is not None:
@@ -190,21 +190,23 @@ class ChatPrompt:
             raise
         return _restore_sent_fields(message.extra, plain)
 
-    def _make_content(
+    def _split_reasoning(
         self, message: Message
     ) -> tuple[str | list[dict[str, Any]] | None, list[str]]:
-        """Return the content for the template, and the reasoning in the message's parts."""
+        """Return the content without reasoning, for the template, and the reasoning texts."""
         content = message.content
         if isinstance(content, str):
             return self._make_text(content), []
         if content is None:
             return None, []
-        thinks = message.role == "assistant"
-        thoughts = [text for part in content if thinks and (text := get_reasoning_text(part))]
-        rest = [part for part in content if not (thinks and get_reasoning_text(part))]
-        if thoughts and not rest:
-            return None, thoughts
-        return chat_images.make_template_parts(rest, self._image is not None), thoughts
+        is_assistant = message.role == "assistant"
+        reasoning = [
+            text for part in content if is_assistant and (text := get_reasoning_text(part))
+        ]
+        rest = [part for part in content if not (is_assistant and get_reasoning_text(part))]
+        if reasoning and not rest:
+            return None, reasoning
+        return chat_images.make_template_parts(rest, self._image is not None), reasoning
 
     def _make_text(self, text: str) -> str | list[dict[str, Any]]:
         return text if self._accepts_texts else [{"type": "text", "text": text}]

@@ -63,7 +63,7 @@ class ResponsesResponse(GenerationResponse):
 
     def make_delta_events(self, choice: Choice, delta: Delta) -> Iterator[bytes]:
         """Yield the events for ``delta``."""
-        yield from self._output.add(delta)
+        yield from self._output.stream(delta)
 
     async def _send_end_of_stream(self, send: Send) -> None:
         """Send the last event. It has the whole response, as this API has no other end marker."""
@@ -85,7 +85,7 @@ class ResponsesResponse(GenerationResponse):
 
     def collect(self, choice: Choice, delta: Delta) -> None:
         """Add ``delta`` to a response that is not streamed."""
-        for _ in self._output.add(delta):
+        for _ in self._output.stream(delta):
             pass
 
     def list_output_warnings(self) -> list[str]:
@@ -158,22 +158,25 @@ class ResponseOutput:
         self._events += 1
         return f"event: {kind}\ndata: ".encode() + msgspec.json.encode(fields) + b"\n\n"
 
-    def add(self, delta: Delta) -> Iterator[bytes]:
-        """Add ``delta`` to the output items. Yield the events that stream it."""
+    def stream(self, delta: Delta) -> Iterator[bytes]:
+        """Yield the events that stream ``delta``, and add it to the output items meanwhile.
+
+        The caller must consume all events. The private generators work in the same way.
+        """
         parsed = self._parts.parse(delta)
         calls = list(parsed.calls)
         while calls and not calls[0].id:  # the rest of the open call, which text may follow
-            yield from self._add_call(calls.pop(0))
+            yield from self._stream_call(calls.pop(0))
         if parsed.reasoning:
             yield from self._close_message("completed")
             yield from self._close_call("incomplete")
-            yield from self._add_reasoning(parsed.reasoning)
+            yield from self._stream_reasoning(parsed.reasoning)
         is_content = self._open_reasoning is None and self._parts.has_reasoning_ended
         is_content = is_content and self._open_arguments is None and not parsed.calls
         if parsed.text or (delta.logprobs and is_content):
             yield from self._close_reasoning("completed")
             yield from self._close_call("incomplete")
-            yield from self._add_text(
+            yield from self._stream_text(
                 parsed.text,
                 logprobs.make_chat_entries(
                     delta.logprobs, self._get_token_text, self._get_token_bytes
@@ -184,10 +187,10 @@ class ResponseOutput:
                 yield from self._close_reasoning("completed")
                 yield from self._close_message("completed")
                 yield from self._close_call("incomplete")
-            yield from self._add_call(call)
+            yield from self._stream_call(call)
         if delta.finish_reason is not None:
             if not self.items:
-                yield from self._add_text("", [])
+                yield from self._stream_text("", [])
             status = "incomplete" if delta.finish_reason == "length" else "completed"
             yield from self.close_items(status)
             self.finish_reason = delta.finish_reason
@@ -198,7 +201,7 @@ class ResponseOutput:
         yield from self._close_message(status)
         yield from self._close_call("incomplete")
 
-    def _add_text(self, text: str, tokens: list[msgspec.Raw]) -> Iterator[bytes]:
+    def _stream_text(self, text: str, tokens: list[msgspec.Raw]) -> Iterator[bytes]:
         if self._open_text is None:
             self._open_text, self._logprobs = [], []
             item = {
@@ -230,7 +233,7 @@ class ResponseOutput:
         self.items[-1] |= {"status": status, "content": [part]}
         yield self._make_item_event("response.output_item.done", {"item": self.items[-1]})
 
-    def _add_reasoning(self, text: str) -> Iterator[bytes]:
+    def _stream_reasoning(self, text: str) -> Iterator[bytes]:
         if self._open_reasoning is None:
             self._open_reasoning = []
             item = {
@@ -254,7 +257,7 @@ class ResponseOutput:
         self.items[-1] |= {"status": status, "content": content}
         yield self._make_item_event("response.output_item.done", {"item": self.items[-1]})
 
-    def _add_call(self, call: ToolCall) -> Iterator[bytes]:
+    def _stream_call(self, call: ToolCall) -> Iterator[bytes]:
         if call.id:
             item = {
                 "type": "function_call",

@@ -311,17 +311,17 @@ def _make_response_format(text: TextOptions | None) -> dict[str, Any] | None:
     return {"type": text_format.type}
 
 
-def drop_hosted_tools(body: ResponsesRequest, skip: bool, warnings: list[str]) -> None:
+def drop_hosted_tools(body: ResponsesRequest, may_drop: bool, warnings: list[str]) -> None:
     """Remove the tools that only OpenAI runs, with a warning.
 
-    Raises ApiError for such a tool unless ``skip`` is True.
+    Raises ApiError for such a tool if ``may_drop`` is False.
     """
     tools = body.tools or []
     hosted = [str(tool.get("type"))[:64] for tool in tools if not _is_function(tool)]
     if not hosted:
         return
     named = ", ".join(repr(one) for one in hosted)
-    if not skip:
+    if not may_drop:
         raise ApiError(
             400,
             f"tools of type {named} are not supported: use only functions, or start the engine"

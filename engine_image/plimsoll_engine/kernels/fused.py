@@ -115,12 +115,12 @@ class FusedOps:
         plan.derived = None if pairs is None else FreshRows(pairs, query)
         return query[: qkv.shape[0]]
 
-    def rotate(
+    def normalize_and_rotate(
         self, query: torch.Tensor, rotary_table: torch.Tensor, norm: torch.Tensor | None,
         eps: float, dim: int,
     ) -> torch.Tensor:  # fmt: skip
-        """Implement :meth:`Ops.rotate` in one kernel."""
-        return rotary.rotate(query, rotary_table, norm, eps, dim)
+        """Implement :meth:`Ops.normalize_and_rotate` in one kernel."""
+        return rotary.normalize_and_rotate(query, rotary_table, norm, eps, dim)
 
     def store(self, key: torch.Tensor, value: torch.Tensor, plan: StepPlan, layer: int) -> None:
         """Implement :meth:`Ops.store`. Also keep keys and values for the attention of prompts."""

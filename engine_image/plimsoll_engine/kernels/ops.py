@@ -90,7 +90,7 @@ class Ops(Protocol):
         """
         ...
 
-    def rotate(
+    def normalize_and_rotate(
         self, query: torch.Tensor, rotary: torch.Tensor, norm: torch.Tensor | None, eps: float,
         dim: int,
     ) -> torch.Tensor:  # fmt: skip

@@ -104,11 +104,11 @@ class ReferenceOps:
         rotated = rotate(query, rotary)
         return rotated if out is None else out.copy_(rotated)
 
-    def rotate(
+    def normalize_and_rotate(
         self, query: torch.Tensor, rotary: torch.Tensor, norm: torch.Tensor | None, eps: float,
         dim: int,
     ) -> torch.Tensor:  # fmt: skip
-        """Implement :meth:`Ops.rotate`."""
+        """Implement :meth:`Ops.normalize_and_rotate`."""
         query = query.view(len(query), -1, dim)
         return rotate(query if norm is None else self.rms_norm(query, norm, eps), rotary)
 

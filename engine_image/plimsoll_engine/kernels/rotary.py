@@ -197,7 +197,7 @@ def rotate_and_store(
     return query, fresh
 
 
-def rotate(
+def normalize_and_rotate(
     query: torch.Tensor, rotary: torch.Tensor, norm: torch.Tensor | None, eps: float, dim: int
 ) -> torch.Tensor:
     """Return the rotated ``query`` [tokens, heads * dim] as [tokens, heads, dim].

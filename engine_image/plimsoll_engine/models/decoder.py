@@ -290,7 +290,7 @@ class Decoder:
         bias = None if layer.qkv_bias is None else layer.qkv_bias[:inner]
         weight = slice_rows(layer.qkv, 0, inner)
         query = lora.apply_linear(x, weight, bias, adapters, spec.layers - 1, "qkv", ops.linear)
-        return ops.rotate(query, rotary, layer.q_norm, spec.eps, spec.dim)
+        return ops.normalize_and_rotate(query, rotary, layer.q_norm, spec.eps, spec.dim)
 
     def _add_attention(
         self, stream: torch.Tensor, query: torch.Tensor, index: int, plan: StepPlan

@@ -153,7 +153,10 @@ class Zygote:
                 os.close(fd)
             status = self._run_role(message)
         except BaseException:
-            log.exception("the forked process failed")
+            log.exception(
+                "the forked process failed and exits",
+                extra={"role": message.role, "number": message.number, "rank": message.rank},
+            )
         finally:
             with contextlib.suppress(Exception):
                 sys.stdout.flush()

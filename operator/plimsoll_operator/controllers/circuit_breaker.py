@@ -84,7 +84,10 @@ class CircuitBreaker:
             try:
                 await self.run_once()
             except (ApiError, OSError, TimeoutError) as error:
-                log.warning("circuit breaker: a request failed: %s", str(error) or repr(error))
+                log.warning(
+                    "circuit breaker: cannot read or write a Lease: %s; retrying in %.1f s",
+                    str(error) or repr(error), self._clocks.breaker,
+                )  # fmt: skip
 
     async def run_once(self) -> None:
         """Allocate slots and write the Leases, unless nothing has changed and nothing is due."""

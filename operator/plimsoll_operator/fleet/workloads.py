@@ -121,7 +121,7 @@ def group_by_slots(pods: Iterable[SelectedPod], scope: SlotScope) -> list[Worklo
         if one.role in KV_ROLES and one.may_hold_slot and not one.member.worker:
             assert one.role is not None
             graphs[one.member.graph].setdefault(one.role, []).append(one.name)
-    roles = {graph: _format_bounded_roles(by_role) for graph, by_role in graphs.items()}
+    roles = {graph: _format_shortened_roles(by_role) for graph, by_role in graphs.items()}
     workloads = []
     for owner, owned in by_owner.items():
         graph_ref = next((one.member.graph for one in owned if one.role in KV_ROLES), None)
@@ -130,8 +130,11 @@ def group_by_slots(pods: Iterable[SelectedPod], scope: SlotScope) -> list[Worklo
     return sorted(workloads, key=lambda one: one.sort_key)
 
 
-def _format_bounded_roles(pods: dict[PodRole, list[str]]) -> str:
-    """Format the pods of each role within :data:`MAX_ROLES_BYTES`, with an equal share per role."""
+def _format_shortened_roles(pods: dict[PodRole, list[str]]) -> str:
+    """Return the pod names of each role as a text of at most :data:`MAX_ROLES_BYTES`.
+
+    Each role gets an equal share of the bytes. Names beyond this share are omitted.
+    """
     share, kept = MAX_ROLES_BYTES // len(pods), {}
     for role, names in pods.items():
         text = ",".join(names)

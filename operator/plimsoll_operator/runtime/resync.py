@@ -19,9 +19,9 @@ from plimsoll_operator.runtime.watches import Watches
 
 log = logging.getLogger(__name__)
 
-MAX_DELAYED_LISTS = 20
-"""Maximum number of times that a list is delayed. Without a limit, a watch that keeps restarting
-would delay it forever."""
+MAX_LIST_DELAYS = 20
+"""Maximum number of times that one list of objects is delayed. Without a limit, a watch that keeps
+restarting would delay it forever."""
 
 
 class Resync:
@@ -113,7 +113,7 @@ class Resync:
 
 async def wait_until_quiet(listing: asyncio.Event, quiet_s: float) -> None:
     """Clear ``listing``. Return once it has not been set for ``quiet_s`` seconds."""
-    for _ in range(MAX_DELAYED_LISTS):
+    for _ in range(MAX_LIST_DELAYS):
         listing.clear()
         await asyncio.sleep(quiet_s)
         if not listing.is_set():

@@ -185,8 +185,9 @@ class Journal:
         except OSError as error:
             raise self._make_error(error) from error
         if self._damage is None and _read_inode(self.path) != self._inode:
-            self._report_lost_file("the file was emptied or replaced while in use")
-            self._damage = sqlite3.DatabaseError("the file was replaced")
+            reason = "the file was emptied or replaced while in use"
+            self._report_lost_file(reason)
+            self._damage = sqlite3.DatabaseError(reason)
         if self._damage is None:
             try:
                 self._write_transaction(state, changed.values(), engine, clock, learned)

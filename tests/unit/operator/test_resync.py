@@ -13,9 +13,7 @@ from plimsoll_operator.config import DEFAULT_INTERVALS
 from plimsoll_operator.runtime import resync
 
 
-@pytest.mark.parametrize(
-    ("beginnings", "waits"), [(0, 1), (4, 5), (10**9, resync.MAX_DELAYED_LISTS)]
-)
+@pytest.mark.parametrize(("beginnings", "waits"), [(0, 1), (4, 5), (10**9, resync.MAX_LIST_DELAYS)])
 def test_it_waits_until_no_watch_begins_any_more(
     monkeypatch: pytest.MonkeyPatch, beginnings: int, waits: int
 ) -> None:

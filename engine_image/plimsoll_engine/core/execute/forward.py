@@ -141,7 +141,7 @@ class Forward:
     def has_missing_graphs(self) -> bool:
         """Whether :meth:`capture_more` has work left."""
         known = [graphs for graphs in (self.graphs, self.layers) if graphs is not None]
-        return any(graphs.has_missing for graphs in known) or bool(self._unplanned)
+        return any(graphs.has_uncaptured_sizes for graphs in known) or bool(self._unplanned)
 
     def capture_more(self) -> bool:
         """Capture one more graph, or plan one more attention. Return False if none is left."""

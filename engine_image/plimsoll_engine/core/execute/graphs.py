@@ -101,8 +101,8 @@ class DecodeGraphs:
         return self._width * self._block_size
 
     @property
-    def has_missing(self) -> bool:
-        """Whether sizes are left to capture."""
+    def has_uncaptured_sizes(self) -> bool:
+        """Whether there are batch sizes that are still to be captured."""
         return bool(self._missing)
 
     def has_graph(self, rows: int) -> bool:

@@ -116,8 +116,8 @@ class LayerGraphs:
         self.nbytes = sum(tensor.nbytes for tensor in (*own, *both))
 
     @property
-    def has_missing(self) -> bool:
-        """Whether pieces are left to capture."""
+    def has_uncaptured_sizes(self) -> bool:
+        """Whether there are step sizes whose pieces are still to be captured."""
         return bool(self._missing)
 
     def has_graph(self, rows: int) -> bool:

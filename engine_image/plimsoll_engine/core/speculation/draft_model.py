@@ -173,10 +173,11 @@ class DraftModel:
     def _draw_next(
         self, wanted: Sequence[tuple[Request, int]], rows: list[tuple[int, int]], count: int
     ) -> _DrawnDrafts | None:
-        """Draw draft number ``count`` (from 0) of each request.
+        """Draw one more draft for some requests. They already have ``count`` drafts each.
 
-        Each item of ``rows`` is the row of the preceding draft, which only the device knows, and
-        the index of its request.
+        ``wanted`` are pairs (request, maximum number of drafts). ``rows`` are pairs (row of the
+        request's last draft, index of the request in ``wanted``). The last draft is still only on
+        the device.
         """
         chunks, requests = [], []
         for row, number in rows:
@@ -192,9 +193,10 @@ class DraftModel:
     def _draw(
         self, inputs: Inputs, requests: list[tuple[int, Request]], count: int, last: list[int]
     ) -> _DrawnDrafts | None:
-        """Compute a step, and draw draft number ``count`` of each request.
+        """Compute a step, and draw one draft for each request, which already has ``count`` drafts.
 
-        ``last`` has one row for each request. The draft follows this row.
+        ``requests`` are pairs (index, request). ``last`` has one row for each request. The draft
+        follows this row.
         """
         np.minimum(inputs.ids, self._draft_vocabulary - 1, out=inputs.ids)
         tokens, logits = self.forward.compute(inputs)
@@ -202,7 +204,7 @@ class DraftModel:
             return None
         sampling_plan = plan_sampling(
             [
-                SamplingRow(_remove_logprobs(request), request.num_outputs + count)
+                SamplingRow(_copy_sampling_without_logprobs(request), request.num_outputs + count)
                 for _, request in requests
             ]
         )
@@ -246,7 +248,7 @@ def _create_request_view(
     return _RequestView(request.token_ids, request.block_ids, computed, in_flight or InFlight())
 
 
-def _remove_logprobs(request: Request) -> Sampling:
+def _copy_sampling_without_logprobs(request: Request) -> Sampling:
     sampling = request.sampling
     return (
         sampling if sampling.logprobs is None else msgspec.structs.replace(sampling, logprobs=None)

@@ -33,7 +33,7 @@ def played(
     deltas = [Delta(piece, None, [token]) for piece in pieces] + [Delta("", reason, [])]
     events = []
     for delta in deltas:
-        for event in output.add(delta):
+        for event in output.stream(delta):
             kind, data = event.decode().splitlines()[:2]
             events.append(json.loads(data.removeprefix("data: ")))
             assert kind == f"event: {events[-1]['type']}"
@@ -107,7 +107,7 @@ def test_a_failure_closes_the_open_item_with_what_it_has() -> None:
         output = ResponseOutput(
             "x", str, tool_families.create_parser("hermes", {}), ReasoningParser()
         )
-        list(output.add(Delta(piece if kind == "reasoning" else f"</think>{piece}", None, [])))
+        list(output.stream(Delta(piece if kind == "reasoning" else f"</think>{piece}", None, [])))
         *_, last = output.close_items("incomplete")
         done = json.loads(last.decode().splitlines()[1].removeprefix("data: "))
         assert done["type"] == "response.output_item.done"

@@ -65,5 +65,5 @@ def test_a_size_without_memory_is_not_to_be_had(monkeypatch: pytest.MonkeyPatch)
     while graphs.capture_next():
         pass
     assert tried == [8, 4, 2]
-    assert not graphs.has_missing
+    assert not graphs.has_uncaptured_sizes
     assert [graphs.has_graph(rows) for rows in (1, 3, 8, 9)] == [True, True, True, False]

@@ -191,7 +191,7 @@ def test_a_step_by_captured_pieces(kind: str, monkeypatch: pytest.MonkeyPatch) -
     capture = GraphCapturer(torch.cuda.graph_pool_handle()) if DEVICE.type == "cuda" else Again
     captured.layers = LayerGraphs(model, captured.kv, BLOCK, None, capture, 40)
     while captured.capture_more():
-        assert captured.has_missing_graphs == captured.layers.has_missing
+        assert captured.has_missing_graphs == captured.layers.has_uncaptured_sizes
     assert [captured.layers.has_graph(rows) for rows in (1, 48, 49)] == [True, True, False]
     assert torch.equal(captured.kv, plain.kv)  # the trials wrote nothing
     for wanted in steps:

@@ -224,9 +224,9 @@ def test_queries_apart_from_keys_and_values(
     assert torch.equal(plan.values, whole.values)
     some = torch.tensor([7, 0, 3], device=DEVICE)
     norm = None if norms is None else norms[0]
-    found = FUSED.rotate(query[some], rotary[some], norm, 1e-6, dim)
+    found = FUSED.normalize_and_rotate(query[some], rotary[some], norm, 1e-6, dim)
     assert torch.equal(found, expected[some])
-    wanted = REFERENCE.rotate(query[some], rotary[some], norm, 1e-6, dim)
+    wanted = REFERENCE.normalize_and_rotate(query[some], rotary[some], norm, 1e-6, dim)
     assert error(found, wanted) < tolerance
 
 
