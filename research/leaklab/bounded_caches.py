@@ -1,7 +1,7 @@
 """Caches that take memory as they are used, and only look like leaks: each stops at its bound.
 
-Standard library and ``mechanisms.py`` only. Like leaks, they are told the bytes to take. Sizes are
-in bytes.
+This module imports only the standard library and ``mechanisms.py``. As with leaks, the caller
+passes the number of bytes to take. Sizes are in bytes.
 """
 
 from __future__ import annotations

@@ -268,8 +268,8 @@ def receive_buffers() -> Take:
 
 
 def pending_calls() -> Take:
-    """Calls to another process, in a table by their number: whoever made them has gone, and nobody
-    takes the replies."""
+    """Pending calls to another process, in a table by number. Their callers have left, so nobody
+    takes the replies out."""
     calls: dict[int, Future[bytes]] = {}
 
     def take(size: int) -> None:

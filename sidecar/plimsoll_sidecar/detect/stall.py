@@ -84,8 +84,8 @@ class _Port:
 class StallWatch:
     """Watch the progress of one epoch.
 
-    If the load comes from a metrics page, which is not read for every sample, the times at which
-    the page was read count.
+    If the load comes from a metrics page, the times of its scrapes count, because not every sample
+    has a new scrape.
     """
 
     def __init__(self, timeout_s: float, interval_s: float) -> None:

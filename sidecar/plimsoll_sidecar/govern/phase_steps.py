@@ -213,12 +213,12 @@ def defer_restart(context: TurnContext, incident: Incident) -> None:
     if incident.has_subsided:
         if incident.waits is not WaitReason.SUBSIDED:  # the probability changes with every sample
             chance = incident.attribution.confidence
-            message = f"deferred: the probability of a leak has decreased to {chance:.0%}"
-            if chance >= SUBSIDED_PROBABILITY:
-                message = (
-                    f"deferred: memory has not grown for {SUBSIDED_AFTER_S:.0f} s; the growth "
-                    f"before was a leak with a probability of {chance:.0%}"
-                )
+            message = (
+                f"deferred: the probability of a leak has decreased to {chance:.0%}"
+                if chance < SUBSIDED_PROBABILITY
+                else f"deferred: memory has not grown for {SUBSIDED_AFTER_S:.0f} s; the growth "
+                f"before was a leak with a probability of {chance:.0%}"
+            )
             set_wait_reason(context, incident, WaitReason.SUBSIDED, message)
         return
     suspicion = context.suspicions.get(incident.kind)

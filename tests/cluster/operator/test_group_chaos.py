@@ -41,7 +41,8 @@ from tests.lab.processes import alive, die_with_parent
 __all__ = ["groups"]
 CHAOS_S = float(os.environ.get("PLIMSOLL_GROUP_CHAOS_S", "180"))
 CONVERGES_S = 60.0
-"""More than a group without Plimsoll needs after the same kills."""
+"""In all, with the time that Kubernetes' own controllers need. A group without Plimsoll, restarted
+after the same kills, shows how much that is; after outages of the API server, it may be all."""
 PATIENCE_S = 300.0
 """For what is no figure: on a busy machine, a start takes minutes."""
 BUDGET = RestartBudget(count=1000, window_s=3600.0)
@@ -388,7 +389,7 @@ def test_no_group_restarts_twice_while_controllers_are_killed(
                 seen = len(leaders.uids[name]) - 1
                 assert seen == leaders.asked[group], f"{name}: restarts asked and seen"
         assert leaders.most_down <= 1, "one slot"
-        assert after_s["converged"] <= CONVERGES_S + after_s["a plain group"]
+        assert after_s["converged"] <= CONVERGES_S
     finally:
         shutil.copytree(cluster.home / "log", tmp_path / "log")
         cluster.plane.restart_controller_manager()
