@@ -16,6 +16,9 @@ from leaklab.mechanisms import LARGE, MIB, PAGE, Take
 
 USER, LINE = 512, 200
 """Bytes of what is known of a user, and of a line of a log."""
+SEGMENT = 176 << 10
+"""Bytes of an entry that glibc maps by itself, so that memory goes back when it is freed. From the
+heap it would go back only if nothing newer lay above it."""
 WORD = 448
 """Bytes of what is known of a word, with its place in the table."""
 
@@ -83,9 +86,9 @@ def generational_cache(bound: int = 48 * MIB) -> Take:
 
     def take(size: int) -> None:
         nonlocal young, old
-        for _ in range(max(1, size // LARGE)):
-            young.append(bytearray(b"\1") * LARGE)
-            if len(young) * LARGE >= bound:
+        for _ in range(max(1, size // SEGMENT)):
+            young.append(bytearray(b"\1") * SEGMENT)
+            if len(young) * SEGMENT >= bound:
                 young, old = [], young
 
     return take

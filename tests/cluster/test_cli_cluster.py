@@ -348,7 +348,7 @@ def test_the_last_ready_pod_of_a_service_is_drained_only_by_force(kube: Kube) ->
 def test_another_version_of_the_crds_is_said(kube: Kube, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "CRD_VERSION", "v9")
     done = plimsoll(kube, "incidents")
-    assert "is installed in v1alpha1, but this program needs v9" in str(done.exception)
+    assert "is installed in v1alpha1, but this plimsoll command needs v9" in str(done.exception)
     monkeypatch.setattr(client, "API_GROUP", "absent.dev")
     assert "absent.dev is not installed" in str(plimsoll(kube, "incidents").exception)
 

@@ -35,7 +35,8 @@ control_plane.operator_kubeconfig = lambda kube, target: target
 signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in a background job of a shell
 with control_plane.control_plane():
     print(processes.running["etcd"], flush=True)
-    time.sleep(600)
+    while True:  # CPython runs the handler of a signal just before a sleep only after that sleep
+        time.sleep(0.1)
 """
 
 
