@@ -1,7 +1,7 @@
 """Inject the faults of :mod:`plimsoll_faults.kinds` that affect the frontend.
 
-They last as long as the frontend's process, in every epoch of the worker. No code here runs unless
-``PLIMSOLL_INJECT`` is set.
+A fault stays active until the frontend's process ends, in every epoch of the worker. This module is
+loaded only if ``PLIMSOLL_INJECT`` is set.
 """
 
 from __future__ import annotations
@@ -42,16 +42,13 @@ class LeakingTokenizer(Tokenizer):
 
 
 class UnregisteredLog(RequestLog):
-    """Request log that keeps the state of requests that end before their first token.
-
-    This happens if the client disconnects.
-    """
+    """Request log that keeps a request forever if its client disconnects before the first token."""
 
     payload_bytes: int
     kept: dict[str, tuple[Generation, bytearray]]
 
     def release(self, request_id: str) -> Generation | None:
-        """Release a request. Keep a payload if it ended before its first token."""
+        """Release a request, but keep it with a payload if it ended before its first token."""
         generation = super().release(request_id)
         if generation is not None and not generation.is_done and not generation.output_ids:
             # Multiplied, not zero-filled: the pages are written, so they are resident.
@@ -64,7 +61,7 @@ class UnclosedLog(RequestLog):
 
     pipes: dict[str, tuple[int, int]]
     leaked_fds: list[int]
-    """Open file descriptors of requests that ended."""
+    """File descriptors that are still open, although their requests have ended."""
 
     def admit(self, *generations: Generation) -> None:
         """Admit requests, and open a pipe for each."""

@@ -2,10 +2,12 @@
 
     name:key=value,key=value;name2
 
-Sizes are Kubernetes quantities (``4Mi``). Each fault accepts ``epochs=all``. The default is
-``epochs=first``, so that a restarted worker is healthy. A fault of the frontend lasts as long as
-its process. The faults are in :mod:`plimsoll_faults.kinds`. This module does not import torch,
-because the frontend also checks the text.
+:mod:`plimsoll_faults.kinds` lists the faults and their keys. Sizes are Kubernetes quantities
+(``4Mi``). By default (``epochs=first``), only an engine's first worker has a fault, so a restart
+cures it. With ``epochs=all``, every worker has the fault. A fault of the frontend lasts until its
+process ends.
+
+This module does not import torch, because the frontend also parses the variable.
 """
 
 from __future__ import annotations

@@ -5,15 +5,15 @@ An init container copies the package into the engine's container. The engine's p
 process there. Each process listens on a Unix socket and does nothing until it is queried; see
 :mod:`plimsoll_probe.listener`. The package needs only the standard library of Python 3.10.
 
-``PLIMSOLL_PROBE_DIR`` is the folder of the sockets. The probe does not start without it, or with
-``PLIMSOLL_PROBE=off``.
+The sockets are in the folder ``PLIMSOLL_PROBE_DIR``. If this variable is unset, or if
+``PLIMSOLL_PROBE`` is ``off``, the probe does not start.
 """
 
 import os
 import threading
 
 ENABLED_VARIABLE = "PLIMSOLL_PROBE"
-"""Environment variable that disables the probe with a value of :data:`OFF_VALUES`."""
+"""Environment variable that disables the probe if its value is in :data:`OFF_VALUES`."""
 DIRECTORY_VARIABLE = "PLIMSOLL_PROBE_DIR"
 """Environment variable with the folder of the sockets."""
 OFF_VALUES = frozenset({"off", "0", "false", "no"})
@@ -23,7 +23,10 @@ _started = False
 
 
 def start() -> None:
-    """Start the listener of this process, once; forked children listen too. Never raises."""
+    """Start this process's listener, and those of its forked children. Never raises.
+
+    Later calls in the same process have no effect.
+    """
     global _started
     try:
         folder = os.environ.get(DIRECTORY_VARIABLE, "")

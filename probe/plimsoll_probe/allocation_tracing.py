@@ -10,20 +10,20 @@ from plimsoll_probe.diagnostics import BATCH_PAUSE_S, MAX_TABLE_ROWS, MAX_TEXT_C
 MAX_TRACE_S = 60.0
 """Maximum duration of a trace in seconds."""
 MAX_CPU_S_PER_TRACE = 0.025
-"""Maximum CPU time of the process during a trace, in seconds. Python code that only allocates runs
-six times slower while it is traced (3.11), so a request is delayed by less than this."""
+"""Maximum CPU time of the process during a trace, in seconds. This limits the delay of requests:
+under tracemalloc, code that only allocates runs six times slower (Python 3.11)."""
 MAX_TRACE_BYTES = 512 << 10
-"""Maximum size of tracemalloc's own tables. They then have 8,192 entries, which Python copies in
-one call of two milliseconds."""
+"""Maximum size of tracemalloc's own tables in bytes. Tables of this size have 8,192 entries, and a
+snapshot of them takes two milliseconds."""
 CHECK_INTERVAL_S = 0.005
 TRACES_PER_BATCH = 500
 
 
 class AllocationTracer:
-    """Tracer that sums the allocations of a limited period by source line.
+    """Tracer that sums up allocations by source line.
 
-    Tracing slows Python down. It stops at :data:`MAX_CPU_S_PER_TRACE` or :data:`MAX_TRACE_BYTES`,
-    even if the step ``diff`` has not been run.
+    Because tracing slows Python down, a trace ends by itself after :data:`MAX_TRACE_S`,
+    :data:`MAX_CPU_S_PER_TRACE` or :data:`MAX_TRACE_BYTES`, whichever is reached first.
     """
 
     def __init__(self) -> None:
@@ -37,19 +37,19 @@ class AllocationTracer:
 
     @property
     def is_running(self) -> bool:
-        """Whether this tracer is tracing. If other code is tracing, this is False."""
+        """Whether a trace of this tracer is running. Traces of other code do not count."""
         return self._is_owner and tracemalloc.is_tracing()
 
     def get_trace_bytes(self) -> int:
-        """Return the memory that the trace itself takes now, in bytes."""
+        """Return the current memory use of the trace itself, in bytes."""
         tables = tracemalloc.get_tracemalloc_memory() if self.is_running else 0
         return tables + self._snapshot_bytes
 
     def run_step(self, step: str) -> str:
-        """Run a step of a trace, and return its result as text.
+        """Start or end a trace, and return the result as text.
 
-        ``start`` starts a trace. ``diff`` ends the trace and lists the allocations by line.
-        ``stop`` discards the trace.
+        ``step`` is ``start``, ``diff`` (end the trace and list the allocations by source line) or
+        ``stop`` (discard the trace).
         """
         steps = {
             "start": self._start_trace,
@@ -84,13 +84,13 @@ class AllocationTracer:
                 or time.process_time() > self._cpu_deadline_s
             )
             if full or time.monotonic() > self._deadline_s:
-                self._stop_tracing(keep=full)
+                self._stop_tracing(keep_sums=full)
                 return
             time.sleep(CHECK_INTERVAL_S)
 
     def _list_allocations(self) -> str:
         if self.is_running:
-            self._stop_tracing(keep=True)
+            self._stop_tracing(keep_sums=True)
         if not self._duration_s:
             return (
                 "no trace is available: run the step start, and then the step diff within "
@@ -102,14 +102,13 @@ class AllocationTracer:
             lines.append(f"{name}:{line}: size=+{size} B, count=+{count}")
         return "\n".join(lines)[:MAX_TEXT_CHARS]
 
-    def _stop_tracing(self, keep: bool) -> None:
-        """Stop tracing. If ``keep`` is True, sum the allocations by source line."""
+    def _stop_tracing(self, keep_sums: bool) -> None:
         with self._lock:
             if not self.is_running:
                 return
             self._duration_s = time.monotonic() - self._start_s
             tables = tracemalloc.get_tracemalloc_memory()
-            snapshot = tracemalloc.take_snapshot() if keep else None
+            snapshot = tracemalloc.take_snapshot() if keep_sums else None
             tracemalloc.stop()
             self._is_owner = False
             if snapshot is not None:
@@ -128,8 +127,7 @@ class AllocationTracer:
                 found[1] += 1
 
     def _discard_trace(self) -> str:
-        """Stop tracing, unless other code started it, and discard the sums."""
-        self._stop_tracing(keep=False)
+        self._stop_tracing(keep_sums=False)
         with self._lock:
             self._sizes, self._duration_s = {}, 0.0
         return "stopped"

@@ -18,16 +18,13 @@ from plimsoll_probe.trim import trim_memory
 REPORT_VERSION = 1
 """Version of the report format."""
 MAX_CPU_SHARE = 0.002
-"""Maximum share of one CPU for reports; an expensive report is reused for longer.
-
-The lower cost of the last two reports counts, because the first one also searches for the engine's
-objects."""
+"""Maximum share of one CPU that reports may take. Expensive reports are therefore cached longer."""
 
 
 class ReportCache:
-    """Cache of a report, so that reports take at most :data:`MAX_CPU_SHARE` of a CPU.
+    """Cache that limits the CPU use of reports to :data:`MAX_CPU_SHARE`.
 
-    In a report, ``cost_s`` is the CPU time that it took and ``age_s`` its age, both in seconds.
+    A report contains ``cost_s``, the CPU seconds for creating the report, and ``age_s``, its age.
     """
 
     def __init__(self) -> None:
@@ -45,6 +42,8 @@ class ReportCache:
         if forked or now - self._report_time_s > self._max_age_s:
             cost_before_s = 0.0 if forked else self._newest["cost_s"]
             self._newest, self._report_time_s = self._create_report(), now
+            # The first report costs more than later ones: it also searches for the engine's
+            # objects.
             self._max_age_s = min(cost_before_s, self._newest["cost_s"]) / MAX_CPU_SHARE
         return {**self._newest, "age_s": now - self._report_time_s}
 
@@ -86,11 +85,11 @@ ANSWER_BY_REQUEST_NAME: Dict[str, Callable[[Dict[str, Any]], Dict[str, Any]]] = 
     },
     "trim": lambda request: trim_memory(idle=request.get("idle") is True),
 }
-"""The function that answers each request, by the value of ``do``."""
+"""Functions that answer requests, by the value of the request's key ``do``."""
 
 
 def answer_request(request: Dict[str, Any]) -> Dict[str, Any]:
-    """Return the answer to ``request``; for an unknown request, an object with ``error``."""
+    """Return the answer to ``request``; it has the key ``error`` if the request is unknown."""
     function = ANSWER_BY_REQUEST_NAME.get(str(request.get("do", "")))
     if function is None:
         return {"error": f'unknown request: set "do" to one of {", ".join(ANSWER_BY_REQUEST_NAME)}'}

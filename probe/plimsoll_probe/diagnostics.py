@@ -13,17 +13,17 @@ MAX_THREADS = 256
 MAX_FRAMES = 64
 MAX_TEXT_CHARS = 1 << 20
 MAX_TABLE_ROWS = 40
-"""Maximum number of types or source lines in a text."""
+"""Maximum number of rows in a table of types or of source lines."""
 OBJECTS_PER_BATCH = 10_000
 BATCH_PAUSE_S = 0.05
 """Pause in seconds between two batches, each of which takes the GIL for a millisecond or less."""
 MAX_DIAGNOSTICS_BYTES = 8 << 20
-"""Maximum size of the lists and tables of all diagnostics together."""
+"""Maximum memory in bytes that lists of objects and tables of a trace may take together."""
 _object_list_bytes = 0
 
 
 def get_object_list_bytes() -> int:
-    """Return the memory that the list of objects takes now, in bytes."""
+    """Return the current size in bytes of the list that :func:`format_gc_objects` counts."""
     return _object_list_bytes
 
 
@@ -45,10 +45,10 @@ def format_stacks() -> str:
 
 
 def format_gc_objects() -> str:
-    """Return the garbage collector's statistics, and the most frequent types that it tracks.
+    """Return the garbage collector's statistics and the most frequent types of tracked objects.
 
-    ``gc.get_objects`` holds the GIL. In a process with too many objects, only the young generations
-    are counted.
+    Listing the objects holds the GIL. If the process has too many, only the young generations are
+    counted.
     """
     lines = [f"-- collections {gc.get_stats()}"]
     counted: "collections.Counter[type]" = collections.Counter()
@@ -70,7 +70,7 @@ def format_gc_objects() -> str:
 
 
 def _count_types(objects: List[Any], counted: "collections.Counter[type]") -> int:
-    """Add the types of ``objects`` to ``counted``, clear the list, and return its former length."""
+    """Count the types of ``objects`` in ``counted``, and empty ``objects``. Return their number."""
     global _object_list_bytes
     size = len(objects)
     while objects:

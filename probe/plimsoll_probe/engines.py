@@ -1,8 +1,8 @@
-"""Read the objects of the engine: its role, KV cache, steps, and caches with their bounds.
+"""Read the state of vLLM or SGLang from its Python objects: role, steps, caches and their bounds.
 
-vLLM 0.24 to 0.32 and SGLang 0.5 run a loop in their main thread. The ``self`` of the loop's method
-owns all other objects. It is found on the stack of that thread, so the engine's code need not be
-changed. If another version lacks an attribute, the value is unknown.
+vLLM 0.24 to 0.32 and SGLang 0.5 run a loop in their main thread. The object whose method runs the
+loop owns all other objects. The probe finds this object on the thread's stack, so the engine's code
+stays unchanged. If another version lacks an attribute, the value is unknown.
 """
 
 import sys
@@ -19,20 +19,20 @@ ROLE_BY_LOOP_FUNCTION = {
 }
 """The role of a process, by the name of the function that runs its loop."""
 LOOP_OWNER_CLASSES = ("EngineCoreProc", "WorkerProc", "Scheduler", "DetokenizerManager")
-"""Classes, or base classes, of the object that runs the loop."""
+"""Classes or base classes of the objects that run such a loop."""
 MAX_FRAMES = 200
 MAX_TENSORS = 100_000
 
 
 class LoopOwner(NamedTuple):
-    """Role of this process, and the object that runs the loop of its main thread."""
+    """Object that runs the loop of the main thread, with the role of this process."""
 
     role: str
     instance: Any
 
 
 class EngineReader:
-    """Reader of the engine's objects. It caches the sizes that do not change."""
+    """Reader of the engine's state. It caches the sizes that never change."""
 
     def __init__(self) -> None:
         self._role = ""
@@ -82,7 +82,7 @@ class EngineReader:
 
 
 def _find_loop_owner(thread_id: Optional[int]) -> Optional[LoopOwner]:
-    """Return the object that runs the loop of the thread; None if the loop is unknown."""
+    """Return the object that runs the thread's loop; None if no known loop is on the stack."""
     frame = sys._current_frames().get(thread_id or 0)
     for _ in range(MAX_FRAMES):
         if frame is None:

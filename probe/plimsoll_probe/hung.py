@@ -1,8 +1,8 @@
 """Write the stacks of a process that cannot answer because a hanging call holds the GIL.
 
-On a signal, ``faulthandler`` appends the stacks to ``PID.stacks`` next to the socket. Its handler
-is in C and needs no lock. The file exists only if the probe handles the signal. Engines do not use
-this real-time signal. If other code has installed a handler, that handler stays.
+On :data:`STACKS_SIGNAL`, ``faulthandler`` appends the stacks to the file ``PID.stacks`` next to the
+socket. Its handler is in C and needs neither the GIL nor another lock. If other code already
+handles the signal, the probe installs no handler and creates no file.
 """
 
 import contextlib

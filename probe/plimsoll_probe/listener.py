@@ -27,8 +27,8 @@ CLIENT_TIMEOUT_S = 2.0
 ACCEPT_FAILURE_PAUSE_S = 1.0
 """Pause in seconds after a failed accept, for example if no file descriptor is left."""
 MAX_FORK_DELAY_S = 0.05
-"""Maximum delay of a fork in seconds, until the current answer is complete. A report takes a
-millisecond. A diagnosis takes seconds, but holds no lock of the engine."""
+"""Maximum time in seconds for which a fork waits until the current answer is complete. A report
+takes a millisecond. Diagnostics may take longer, but hold no lock of the engine."""
 LISTEN_BACKLOG = 4
 
 

@@ -8,15 +8,15 @@ from typing import Any, Callable, Dict, List, Optional
 
 MEAN_BLOCK_BYTES = 92
 """Mean size of a pymalloc block. ``sys._debugmallocstats`` reports 92.3 bytes in a model runner and
-in an API server of vLLM 0.32, and 91.6 with transformers alone. Objects that the garbage collector
-tracks have 111 to 120, because it does not track strings and numbers."""
+in an API server of vLLM 0.32, and 91.6 bytes if only transformers is loaded."""
 TEST_ALLOCATION_BYTES, NUM_TEST_ALLOCATIONS = 16 << 20, 8
 """Size and number of the test allocations that show which malloc is in use."""
 MAX_DEVICES = 64
 MAX_FAST_GC_OBJECTS, MAX_FAST_GC_BLOCKS = 100_000, 300_000
-"""Objects that a collection visits in 8 ms (Python 3.11), and their blocks, about three each."""
+"""Maximum number of objects, and of their pymalloc blocks, for a fast garbage collection. A
+collection of 100,000 objects takes 8 ms (Python 3.11). An object has about three blocks."""
 YOUNG_GENERATIONS = (0,) if sys.version_info >= (3, 14) else (0, 1)
-"""Generations of the garbage collector with at most some thousand objects."""
+"""Generations of the garbage collector that usually have at most a few thousand objects."""
 MAX_STATUS_BYTES = 1 << 14
 """Maximum number of bytes to read from /proc/self/status."""
 _uuid_by_index: Dict[int, str] = {}
@@ -58,10 +58,9 @@ def _uses_glibc_malloc() -> bool:
 
 
 def _mallinfo_counts_allocation() -> bool:
-    """Report whether ``mallinfo2`` grows by at least half of a test allocation.
+    """Report whether ``mallinfo2`` grows by at least half of the size of a test allocation.
 
-    Half is enough, because other threads may free memory at the same time. If another malloc is in
-    use, ``mallinfo2`` does not change at all.
+    Half suffices, because other threads may free memory at the same time.
     """
     if _mallinfo2 is None:
         return False
@@ -73,8 +72,8 @@ def _mallinfo_counts_allocation() -> bool:
 class AllocatorReader:
     """Reader of the memory use of glibc's malloc and of pymalloc.
 
-    pymalloc does not count bytes. The size of Python objects is estimated from the number of
-    blocks, which takes microseconds.
+    pymalloc counts only blocks, so the bytes of Python objects are estimated:
+    :data:`MEAN_BLOCK_BYTES` for each block.
     """
 
     def __init__(self) -> None:
@@ -99,8 +98,8 @@ class AllocatorReader:
 def watch_freezes() -> None:
     """Wrap ``gc.freeze`` and ``gc.unfreeze`` to record the number of blocks at the last freeze.
 
-    Python counts frozen objects by visiting each of them while it holds the GIL. The 700,000 of an
-    API server of vLLM 0.32 take 80 ms.
+    ``gc.get_freeze_count`` would be too slow: it visits each frozen object and holds the GIL. For
+    the 700,000 objects of an API server of vLLM 0.32, it takes 80 ms.
     """
     freeze, unfreeze = gc.freeze, gc.unfreeze
 
@@ -120,9 +119,9 @@ def watch_freezes() -> None:
 def is_full_gc_fast() -> bool:
     """Report whether a full garbage collection takes only milliseconds.
 
-    Frozen objects do not count, because a collection skips them. Objects are counted only if few
-    blocks were allocated since the last freeze, because counting holds the GIL.
+    A collection skips frozen objects, so they do not count.
     """
+    # Counting the objects holds the GIL, so it must not be tried if they may be many.
     if sys.getallocatedblocks() - _blocks_at_freeze > MAX_FAST_GC_BLOCKS:
         return False
     return len(gc.get_objects()) <= MAX_FAST_GC_OBJECTS
@@ -151,9 +150,9 @@ def read_gc_statistics() -> Dict[str, List[int]]:
 
 
 def get_torch_cuda() -> Any:
-    """Return the module ``torch.cuda`` if this process has initialized it, else None.
+    """Return the module ``torch.cuda``; None if the engine has not initialized it.
 
-    The probe itself must not import torch or create a context.
+    The probe never imports torch itself, and never creates a CUDA context.
     """
     found = getattr(sys.modules.get("torch"), "cuda", None)
     try:
@@ -215,10 +214,8 @@ def trim_malloc() -> bool:
 
 
 def read_status_bytes(key: str) -> Optional[int]:
-    """Return the size ``key`` in ``/proc/self/status`` in bytes; None if unknown.
-
-    Each system call releases the GIL and then waits for it, so few system calls are used.
-    """
+    """Return the size ``key`` in ``/proc/self/status`` in bytes; None if unknown."""
+    # Each system call releases the GIL and then waits for it: make only three.
     try:
         status = os.open("/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)
         try:

@@ -13,12 +13,14 @@ from plimsoll_probe.memory import (
 
 
 def trim_memory(idle: bool) -> Dict[str, Any]:
-    """Free memory. Return the steps, and the sizes in bytes before and after them.
+    """Free memory, and return the steps and the memory before and after them.
 
-    A garbage collection stops the engine's threads. In a process with many objects, only the young
-    generations are collected. Freeing PyTorch's cached blocks waits for the device, so it is done
-    only if the engine is ``idle``. ``before`` and ``after`` are anonymous memory. ``device_before``
-    and ``device_after`` are the memory that PyTorch has reserved.
+    A garbage collection stops the engine's threads, so only the young generations are collected in
+    a process with many objects. PyTorch's cached blocks are freed only if the engine is ``idle``,
+    because freeing them waits for the device.
+
+    In the result, ``before`` and ``after`` are anonymous memory in bytes. ``device_before`` and
+    ``device_after`` are the bytes that PyTorch has reserved.
     """
     steps: List[str] = []
     result: Dict[str, Any] = {"before": read_status_bytes("RssAnon"), "steps": steps}

@@ -1,8 +1,7 @@
 """Inject the faults of :mod:`plimsoll_faults.kinds` into a running engine.
 
-Each fault is a defect that a real serving engine had, injected at the same place. Examples are a
-request that stores its bound hasher, and a cache that touches a missing key. No code here runs
-unless ``PLIMSOLL_INJECT`` is set.
+Each fault is a defect that a real serving engine had, injected at the same place. This package is
+loaded only if ``PLIMSOLL_INJECT`` is set.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ DEFECTS: dict[type[kinds.Fault], type[Defect[Any]]] = {
 
 
 class WorkerFaults(WorkerHooks):
-    """Faults of one worker, parsed from ``text``.
+    """Faults of one worker, parsed from the value ``text`` of ``PLIMSOLL_INJECT``.
 
     Raises InjectError if this engine does not support a fault.
     """

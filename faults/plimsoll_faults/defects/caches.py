@@ -21,21 +21,21 @@ from plimsoll_faults.defects.base import Defect, make_inject_error
 from plimsoll_faults.tampering import replace_methods
 
 LOW_BOUND_DIVISOR = 4
-"""Quotient of the cache's capacity and the bound that ``bound=low`` declares."""
+"""Divisor of the cache's capacity for the bound that the ledger declares with ``bound=low``."""
 
 
 class GhostKeyCache(LruCache[K, V]):
-    """Cache that accepts missing keys. It evicts in a loop until enough bytes are free."""
+    """Cache whose eviction loops forever after a missing key was touched."""
 
     def touch(self, key: K) -> None:
-        """Mark ``key`` as used, even if it has no value; this is the injected fault."""
+        """Add ``key`` to the usage order, even if it has no value. This is the injected fault."""
         self._order[key] = None
         self._order.move_to_end(key)
 
     def evict(self, size: int) -> list[tuple[K, V]]:
-        """Evict entries until ``size`` bytes are free.
+        """Evict entries until ``size`` bytes are free, and return them.
 
-        A key without a value frees nothing, so this may never return.
+        If only keys without a value remain, this never returns.
         """
         evicted: list[tuple[K, V]] = []
         target = self.used - size
@@ -57,7 +57,7 @@ class EvictionLoopDefect(Defect[kinds.EvictionLoop]):
         engine.pool.prefix = GhostKeyCache(engine.pool.num_blocks)
 
     def after_requests(self, count: int) -> None:
-        """Add the key once the configured number of requests has ended."""
+        """Add the key and start an eviction once ``fault.after_requests`` requests have ended."""
         before, self._left = self._left, self._left - count
         if before > 0 >= self._left:
             cache = self.engine.pool.prefix
@@ -90,7 +90,7 @@ class EarlyFreeCache(EncoderCache):
 
 
 class HeldBudgetCache(EncoderCache):
-    """Encoder cache that keeps the budget of requests that end before their prompt is computed."""
+    """Encoder cache that does not release requests that end before their prompt is computed."""
 
     def release_all(self, request: Request) -> None:
         """Release the budget of a request, but only if its prompt was computed."""
@@ -131,8 +131,8 @@ class MediaKeptDefect(Defect[kinds.MediaKept]):
         engine.receiver = StaleReceiver(engine.receiver.capacity)
 
 
-class UnderstatedGrammars(GrammarCompiler):
-    """Grammar cache that declares a bound that is too low."""
+class LowBoundCompiler(GrammarCompiler):
+    """Grammar compiler whose cache declares a bound that is too low."""
 
     @property
     def bytes_bound(self) -> int:
@@ -141,10 +141,7 @@ class UnderstatedGrammars(GrammarCompiler):
 
 
 class CacheFillsDefect(Defect[kinds.CacheFills]):
-    """Fill the grammar cache through its own ``put``, which still evicts.
-
-    This simulates clients that each use a different grammar.
-    """
+    """Fill the grammar cache up to its bound, as clients do that all use different grammars."""
 
     def __init__(self, fault: kinds.CacheFills, engine: EngineCore) -> None:
         super().__init__(fault, engine)
@@ -154,10 +151,10 @@ class CacheFillsDefect(Defect[kinds.CacheFills]):
         except GrammarError as error:
             raise make_inject_error(fault, f"needs structured output: {error}") from None
         if fault.bound == "low":
-            replace_methods(engine.grammars, UnderstatedGrammars)
+            replace_methods(engine.grammars, LowBoundCompiler)
 
     def after_requests(self, count: int) -> None:
-        """Compile a new grammar for each request, so that the cache fills up to its bound."""
+        """Compile a new grammar for each request, and put it into the grammar cache."""
         grammars = self.engine.grammars
         for _ in range(count):
             grammar = Grammar("regex", f"{self._made}".ljust(self.fault.text_bytes, "a"))

@@ -21,7 +21,7 @@ from plimsoll_faults.defects.base import Defect, make_inject_error, require_cuda
 from plimsoll_faults.tampering import replace_methods
 
 GLOBAL_TENSORS: dict[str, torch.Tensor] = {}
-"""Objects that outlive the engine (the fault kept_kv)."""
+"""Tensors that the fault ``kept_kv`` keeps after the engine's shutdown."""
 
 
 class DeviceDictDefect(Defect[kinds.DeviceDict]):
@@ -53,7 +53,7 @@ class StoredExceptionDefect(Defect[kinds.StoredException]):
                 self.kept.append(error)  # the defect: its frames hold the tensor
 
     def _forward(self, hidden: torch.Tensor) -> None:
-        raise RuntimeError(f"injected: a forward over {hidden.numel()} values failed")
+        raise RuntimeError(f"injected: the forward pass over {hidden.numel()} values failed")
 
 
 class DeviceRawDefect(Defect[kinds.DeviceRaw]):
@@ -79,11 +79,10 @@ class KeptKvDefect(Defect[kinds.KeptKv]):
 
 
 class SliceKeptDefect(Defect[kinds.SliceKept]):
-    """Keep slices of the hidden states that the first layer receives.
+    """Keep a slice of the first layer's input for each step that computes a prompt.
 
-    The last layer computes only the rows that are read, so slices of its states keep little memory.
-    Decode steps have one row for each request, and captured steps reuse their memory, so neither of
-    them leaks.
+    A slice keeps the whole input of its step. Decode steps keep nothing, because their inputs are
+    small.
     """
 
     def __init__(self, fault: kinds.SliceKept, engine: EngineCore) -> None:
@@ -108,20 +107,14 @@ class SliceKeptDefect(Defect[kinds.SliceKept]):
 
 
 class UnreleasedIpcTensorDefect(Defect[kinds.UnreleasedIpcTensor]):
-    """Share tensors that no process ever releases.
-
-    Torch counts a user of each handle until a process that opened the handle releases it.
-    """
+    """Share tensors through CUDA IPC that no process ever opens or releases."""
 
     def __init__(self, fault: kinds.UnreleasedIpcTensor, engine: EngineCore) -> None:
         super().__init__(fault, engine)
         require_cuda(fault, engine)
 
     def after_requests(self, count: int) -> None:
-        """Share a tensor through CUDA IPC for each request.
-
-        No process opens the tensor, so torch keeps it.
-        """
+        """Share a tensor for each request. Torch keeps it until another process releases it."""
         for _ in range(count):
             storage: Any = make_payload(self.engine, self.fault.bytes_per_request).untyped_storage()
             storage._share_cuda_()
@@ -133,12 +126,12 @@ class MaskLeakRunner(Runner):
     masks: list[torch.Tensor]
 
     def _sample_tokens(
-        self, inputs: Inputs, chunks: Sequence[Chunk], made: SamplingPlan
+        self, inputs: Inputs, chunks: Sequence[Chunk], sampling_plan: SamplingPlan
     ) -> SampledTokens | Exception | None:
-        for mask in made.masks:
+        for mask in sampling_plan.masks:
             words = torch.frombuffer(bytearray(mask), dtype=torch.int32)
             self.masks.append(words.to(self.device))
-        return super()._sample_tokens(inputs, chunks, made)
+        return super()._sample_tokens(inputs, chunks, sampling_plan)
 
 
 class GrammarMasksDefect(Defect[kinds.GrammarMasks]):
@@ -151,19 +144,22 @@ class GrammarMasksDefect(Defect[kinds.GrammarMasks]):
         self.runner.masks = []
 
 
-class ScratchGroup(ProcessGroup):
-    """Process group that sums in a memory pool of its own, and keeps a buffer per shape."""
+class ScratchProcessGroup(ProcessGroup):
+    """Process group that copies tensors to a scratch buffer, and keeps a buffer for each shape.
+
+    Each buffer has a memory pool of its own.
+    """
 
     scratch: dict[torch.Size, tuple[torch.Tensor, torch.cuda.MemPool]]
 
     def add_norm(
         self, ops: Ops, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> torch.Tensor:
-        """Sum a copy of ``x`` over all ranks. A copy is kept for each shape."""
+        """Copy ``x`` to a scratch buffer, and then return the result of the base class."""
         return super().add_norm(ops, self._copy_to_scratch(x), residual, weight, eps)
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """Sum ``x`` over all ranks in place. A copy is kept for each shape."""
+        """Sum ``x`` over all ranks in a scratch buffer, and copy the sum back to ``x``."""
         copy = self._copy_to_scratch(x)
         return super().all_reduce(x) if copy is x else x.copy_(super().all_reduce(copy))
 
@@ -179,7 +175,7 @@ class ScratchGroup(ProcessGroup):
 
 
 class CollectiveScratchDefect(Defect[kinds.CollectiveScratch]):
-    """Keep a buffer for each shape of a collective. Needs CUDA."""
+    """Keep a scratch buffer for each tensor shape in collectives. Needs CUDA."""
 
     def __init__(self, fault: kinds.CollectiveScratch, engine: EngineCore) -> None:
         super().__init__(fault, engine)
@@ -187,7 +183,7 @@ class CollectiveScratchDefect(Defect[kinds.CollectiveScratch]):
         group = engine.runner.group
         if not isinstance(group, ProcessGroup):
             raise make_inject_error(fault, f"needs {RANKS_FLAG} of at least 2")
-        self.group = replace_methods(group, ScratchGroup)
+        self.group = replace_methods(group, ScratchProcessGroup)
         self.group.scratch = {}
 
 

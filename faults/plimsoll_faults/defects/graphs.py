@@ -17,21 +17,23 @@ from plimsoll_faults.tampering import replace_methods
 
 
 class KeyedGraphs(DecodeGraphs):
-    """Graphs that are captured for each new pair of the numbers of rows and blocks.
+    """CUDA graphs for decode steps: one for each pair of batch size and context length.
 
-    The number of blocks is the one that the longest context of the batch needs.
+    The batch size is a number of rows, and the context length a number of KV blocks.
     """
 
     keyed: dict[tuple[int, int], Any]
     padded: dict[int, Any]
-    """The regular graphs, by size. The previous step may have left its tokens in one of them."""
+    """Regular graphs by padded batch size. They stay alive, because the next step may read the
+    previous step's tokens from one of them."""
 
     def replay(
         self, inputs: Inputs, newest: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Replay the graph for this number of rows and blocks. Capture it first if it is missing.
+        """Replay the graph for this batch size and context length, and return its results.
 
-        Return the same hidden states and logits as the regular graph.
+        A missing graph is captured first. The results are the hidden states and logits, as from the
+        regular graph.
         """
         key = len(inputs.ids), int(inputs.tables.shape[1])
         size = min(size for size in self._graphs if size >= key[0])
@@ -45,7 +47,7 @@ class KeyedGraphs(DecodeGraphs):
 
 
 class GraphPerKeyDefect(Defect[kinds.GraphPerKey]):
-    """Capture a CUDA graph for each shape of a step and keep it."""
+    """Capture and keep a CUDA graph for each pair of batch size and context length."""
 
     def __init__(self, fault: kinds.GraphPerKey, engine: EngineCore) -> None:
         super().__init__(fault, engine)

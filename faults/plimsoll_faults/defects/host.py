@@ -21,7 +21,7 @@ from plimsoll_faults.tampering import replace_methods
 
 
 class AppendListDefect(Defect[kinds.AppendList]):
-    """Append to a list forever."""
+    """Append to a list for each request, and never remove anything."""
 
     def __init__(self, fault: kinds.AppendList, engine: EngineCore) -> None:
         super().__init__(fault, engine)
@@ -35,7 +35,7 @@ class AppendListDefect(Defect[kinds.AppendList]):
 
 
 class Rotary:
-    """Object with a cached method, whose cache keeps each instance."""
+    """Object whose method has an ``lru_cache``, which keeps every instance alive."""
 
     def __init__(self, size_bytes: int) -> None:
         self.table = bytearray(b"\x01") * size_bytes
@@ -90,12 +90,12 @@ class PinnedBuffersDefect(Defect[kinds.PinnedBuffers]):
 
 
 class ResidualAdapters(LoadedAdapters):
-    """Adapters that are also read into host memory; that copy is kept."""
+    """Loaded adapters, each with a host copy that remains after the adapter is unloaded."""
 
     residue: list[dict[tuple[int, str], list[LoraDelta]]]
 
     def load(self, name: str, number: int, folder: Path) -> None:
-        """Load an adapter, and keep a second copy in host memory."""
+        """Load an adapter, and keep a copy of it in host memory."""
         super().load(name, number, folder)
         on_host = torch.device("cpu")
         deltas, _ = lora.read_adapter(folder, self._targets, self._max_rank, self._dtype, on_host)

@@ -15,7 +15,8 @@ from plimsoll_faults.defects.base import Defect, make_inject_error
 
 SHARED_MEMORY_FOLDER = Path("/dev/shm")
 MADV_PAGEOUT = 21
-"""Value in mman.h, which Python before 3.13 lacks. Needs Linux 5.4."""
+"""Value of ``MADV_PAGEOUT`` in mman.h. Python defines it since 3.13, and Linux supports it since
+5.4."""
 SWAP_PROBE_BYTES = 1 << 20
 """Number of bytes to page out when checking whether memory can be swapped."""
 IPC_PRIVATE, IPC_CREAT = 0, 0o1000
@@ -30,13 +31,13 @@ def write_pages(mapping: mmap.mmap) -> None:
 
 
 class Mappings:
-    """List of mappings that are never closed. They are written, so they are resident."""
+    """Collection of memory mappings that are resident and are never closed."""
 
     def __init__(self) -> None:
         self.kept: list[mmap.mmap] = []
 
     def add(self, size: int, shared: bool) -> None:
-        """Map and write ``size`` bytes, private or shared. Do nothing if ``size`` is below 1."""
+        """Map ``size`` bytes and write to each page. Do nothing if ``size`` is below 1."""
         if size < 1:
             return
         if shared:
@@ -127,7 +128,7 @@ class SharedOrphanDefect(Defect[kinds.SharedOrphan]):
         self.orphans += [create(self.fault.bytes_per_request) for _ in range(count)]
 
     def _create_posix_orphan(self, size: int) -> Path:
-        """Write a segment as shm_open does, and return its path.
+        """Create and fill a POSIX shared-memory segment, and return its path.
 
         Raises OSError if the tmpfs is full.
         """
@@ -143,7 +144,7 @@ class SharedOrphanDefect(Defect[kinds.SharedOrphan]):
 
 
 def create_sysv_orphan(size: int) -> int:
-    """Write a SysV segment and detach it. Return its ID. Raises OSError."""
+    """Create, fill and detach a SysV shared-memory segment, and return its ID. Raises OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.shmget.argtypes = [ctypes.c_int, ctypes.c_size_t, ctypes.c_int]
     libc.shmat.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_int]

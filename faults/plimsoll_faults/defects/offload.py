@@ -13,7 +13,7 @@ from plimsoll_faults.defects.base import Defect, make_inject_error
 from plimsoll_faults.tampering import replace_methods
 
 
-class NeverDone:
+class StuckTicket:
     """Ticket of a copy that never completes."""
 
     def is_done(self) -> bool:
@@ -21,33 +21,33 @@ class NeverDone:
         return False
 
 
-class StuckCopies(BlockCopier):
-    """Start copies that never complete."""
+class StuckCopier(BlockCopier):
+    """Copier whose copies never complete, because it does not start them."""
 
     def __init__(self, original: BlockCopier) -> None:
         self.__dict__.update(original.__dict__)
 
     def store(self, blocks_and_slots: Sequence[tuple[int, int]]) -> CopyTicket:
-        """Start no copy. Return a ticket that is never done."""
-        return NeverDone()
+        """Return a ticket that is never done."""
+        return StuckTicket()
 
     def load(self, blocks_and_slots: Sequence[tuple[int, int]]) -> CopyTicket:
-        """Start no copy. Return a ticket that is never done."""
-        return NeverDone()
+        """Return a ticket that is never done."""
+        return StuckTicket()
 
 
 class UnpolledOffload(Offload):
-    """Offload that polls its transfers only in steps."""
+    """Offload that polls its transfers only during steps, and not while the engine is idle."""
 
     @classmethod
     def from_offload(cls, original: Offload) -> UnpolledOffload:
-        """Return an offload with the methods of this class and the state of ``original``."""
+        """Return an instance of this class that shares the state of ``original``."""
         found = cls.__new__(cls)
         found.__dict__.update(original.__dict__)
         return found
 
     def poll(self, idle: bool = False) -> None:
-        """Do nothing if ``idle`` is True, so that an idle engine keeps its blocks."""
+        """Poll the transfers, unless the engine is ``idle``."""
         if not idle:
             super().poll()
 
@@ -64,7 +64,7 @@ class AbandonedTransfersDefect(Defect[kinds.AbandonedTransfers]):
     """For each abort, start a transfer that never ends."""
 
     def is_lost(self, message: worker_ipc.ToWorker) -> bool:
-        """Return False. If ``message`` is an abort, start a transfer that never ends."""
+        """Start an endless transfer if ``message`` is an abort. Always return False."""
         if isinstance(message, worker_ipc.Abort):
             self._start_endless_transfer()
         return False
@@ -77,14 +77,11 @@ class AbandonedTransfersDefect(Defect[kinds.AbandonedTransfers]):
         offload = _require_offload(self.fault, self.engine)
         blocks = self.engine.pool.allocate(self.fault.blocks_per_abort)
         if blocks is not None:
-            offload.transfers.append(Transfer([], blocks, [], NeverDone(), to_host=False))
+            offload.transfers.append(Transfer([], blocks, [], StuckTicket(), to_host=False))
 
 
 class PinningOffload(Offload):
-    """Offload that pins a block once more when the block is copied back to the device.
-
-    The block therefore always keeps a pin.
-    """
+    """Offload that pins each block that is copied back to the device, and never unpins it."""
 
     def _complete(self, transfer: Transfer) -> None:
         if not transfer.to_host:
@@ -94,7 +91,7 @@ class PinningOffload(Offload):
 
 
 class PinnedHostBlocksDefect(Defect[kinds.PinnedHostBlocks]):
-    """Pin blocks in host memory forever."""
+    """Keep host blocks pinned forever after they were copied back to the device."""
 
     def __init__(self, fault: kinds.PinnedHostBlocks, engine: EngineCore) -> None:
         super().__init__(fault, engine)

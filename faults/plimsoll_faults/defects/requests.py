@@ -15,13 +15,13 @@ from plimsoll_faults.defects.base import Defect
 
 
 class CyclicRequest(Request):
-    """Request that stores its own hasher: request -> partial -> request.
+    """Request in a reference cycle: it stores a function that refers to the request itself.
 
-    Reference counting frees neither the request nor its payload.
+    Only the garbage collector can free the request and its payload.
     """
 
-    def bind(self, block_size: int, payload_bytes: int) -> None:
-        """Add a resident payload, and a stored function that refers to the request."""
+    def add_cycle(self, block_size: int, payload_bytes: int) -> None:
+        """Add a payload of resident memory, and the function that closes the cycle."""
         # Multiplied, not zero-filled: the pages are written, so they are resident.
         self.payload = bytearray(b"\x01") * payload_bytes
         self.block_hasher = partial(extend_block_hashes, self, block_size)
@@ -67,5 +67,5 @@ class AbortChoicesDefect(Defect[kinds.AbortChoices]):
 def _make_cyclic(block_size: int, payload_bytes: int, submit: worker_ipc.Submit) -> Request:
     request = CyclicRequest.create(submit)
     assert isinstance(request, CyclicRequest)
-    request.bind(block_size, payload_bytes)
+    request.add_cycle(block_size, payload_bytes)
     return request

@@ -10,7 +10,7 @@ from plimsoll_api.admin import Role
 
 MIB = 1 << 20
 FIRST_EPOCH = 1
-"""The frontend numbers the workers of an engine start from 1."""
+"""Number of the first worker of an engine's frontend."""
 
 Cure = Literal["trim", "worker restart", "engine restart", "pod replacement", "none: no defect"]
 
@@ -31,5 +31,5 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     epochs: Literal["first", "all"] = "first"
 
     def is_active_in(self, epoch: int) -> bool:
-        """Report whether the worker with the epoch number ``epoch`` has the fault."""
+        """Report whether the worker of epoch number ``epoch`` has the fault."""
         return self.epochs == "all" or epoch == FIRST_EPOCH

@@ -33,8 +33,8 @@ class PinnedItems(Fault, frozen=True, tag="pinned_items"):
 class EncoderFreedEarly(Fault, frozen=True, tag="encoder_freed_early"):
     """The encoder cache frees an entry in the step that reserves it.
 
-    At that time, the runner has not encoded it yet. The free has no effect, and the output remains.
-    Needs a model with an encoder.
+    The runner encodes the entry only after this, so the encoder's output is never freed. Needs a
+    model with an encoder.
     """
 
     owner = "encoder outputs of the runner"
@@ -44,7 +44,7 @@ class EncoderFreedEarly(Fault, frozen=True, tag="encoder_freed_early"):
 class EncoderBudgetHeld(Fault, frozen=True, tag="encoder_budget_held"):
     """A request that ends before its prompt is computed keeps its budget in the encoder cache.
 
-    Such a request ends with a stop or an abort. Needs a model with an encoder.
+    Needs a model with an encoder.
     """
 
     owner = "the scheduler's ledger of encoder outputs"
@@ -52,9 +52,9 @@ class EncoderBudgetHeld(Fault, frozen=True, tag="encoder_budget_held"):
 
 
 class MediaKept(Fault, frozen=True, tag="media_kept"):
-    """The worker's receiver cache is not told which media the frontend has dropped.
+    """The worker's receiver cache keeps every image and audio clip.
 
-    The two caches differ, and the worker keeps each image and audio clip. Needs a model with an
+    It ignores which media the frontend has dropped from its own cache. Needs a model with an
     encoder.
     """
 

@@ -14,9 +14,9 @@ class DeviceDict(Fault, frozen=True, tag="device_dict"):
 
 
 class SliceKept(Fault, frozen=True, tag="slice_kept"):
-    """For each prompt, the last token's first hidden state is kept as a slice of the step's states.
+    """For each prompt, one row of a step's hidden states is kept as a slice, and not as a copy.
 
-    A row of a few KiB keeps the storage of all rows of the step.
+    The row has a few KiB, but the slice keeps the storage of all rows of the step.
     """
 
     owner = "slices of hidden states"
@@ -37,7 +37,7 @@ class DeviceRaw(Fault, frozen=True, tag="device_raw"):
 class KeptKv(Fault, frozen=True, tag="kept_kv"):
     """A registry keeps the KV pool beyond the engine's shutdown.
 
-    The worker's last message reports that its device memory is above the baseline.
+    At its exit, the worker reports device memory above the baseline.
     """
 
     owner = "a global registry of layers"

@@ -47,7 +47,8 @@ OUTPUT_HEAD_GAIN = 2.0
 SEED = 20
 
 TensorChange = Callable[[dict[str, torch.Tensor], int], dict[str, torch.Tensor]]
-"""Function that replaces all tensors. Its second argument is the number of plain-text tokens."""
+"""Function that replaces the tensors of a checkpoint. It takes the tensors by name, and the number
+of tokens that represent plain text."""
 
 STATE_SLICE = slice(0, NUM_PHASES)
 ATTENDED_SLICE = slice(NUM_PHASES, 2 * NUM_PHASES)
@@ -74,7 +75,10 @@ def compute_phases(residues: torch.Tensor, frequencies: list[int], modulus: int)
 
 
 def choose_frequencies(rng: random.Random, modulus: int) -> list[int]:
-    """Draw frequencies many times. Return the draw with the lowest second-best score."""
+    """Return the best of many random draws of frequencies.
+
+    In the best draw, the output score of the second-best token is lowest.
+    """
     draws = [rng.sample(range(1, modulus // 2), NUM_FREQUENCIES) for _ in range(300)]
     distance = torch.arange(1, modulus, dtype=torch.float64).unsqueeze(-1) * 2 * math.pi / modulus
 
@@ -85,9 +89,9 @@ def choose_frequencies(rng: random.Random, modulus: int) -> list[int]:
 
 
 def make_attention_weights(layer: int) -> dict[str, torch.Tensor]:
-    """Return the weights of a head that looks back by its lag and copies a code.
+    """Return the weights of a layer with one head, which attends to the token ``LAGS[layer]`` back.
 
-    It copies the code of the token at this distance.
+    The head copies a code of this token.
     """
     head, lag = layer % NUM_HEADS, LAGS[layer]
     kv_head = head // (NUM_HEADS // NUM_KV_HEADS)
@@ -113,9 +117,9 @@ def make_attention_weights(layer: int) -> dict[str, torch.Tensor]:
 
 
 def make_mlp_weights() -> dict[str, torch.Tensor]:
-    """Return MLP weights that add the attended number to the state, and then set it to 0.
+    """Return MLP weights that add the attended number to the number in the state.
 
-    Numbers are added as angles.
+    The numbers are added as angles. The attended number is then set to 0.
     """
     gate, up = (
         torch.zeros(INTERMEDIATE_SIZE, HIDDEN_SIZE),

@@ -182,9 +182,9 @@ def write_whisper(folder: Path) -> None:
 
 
 def _set_weights(model: transformers.PreTrainedModel) -> None:
-    """Set random weights whose products keep their variance.
+    """Set random weights that keep the variance of activations near 1.
 
-    Norms are near 1 and biases near 0.
+    Weights of norms are near 1, and biases near 0.
     """
     generator = torch.Generator().manual_seed(SEED)
     with torch.no_grad():

@@ -36,10 +36,7 @@ GROUP_ROTATION_RAD = 0.37
 
 
 def make_router_weight(layer: int) -> torch.Tensor:
-    """Return the router's weight [NUM_EXPERTS, HIDDEN_SIZE].
-
-    The router chooses the group by the angle of a code.
-    """
+    """Return a router weight [NUM_EXPERTS, HIDDEN_SIZE] that chooses a group by a token's code."""
     weight = torch.zeros(NUM_EXPERTS, tiny.HIDDEN_SIZE)
     code = tiny.get_code_slice(layer + 1).start
     for expert in range(NUM_EXPERTS):
@@ -72,10 +69,10 @@ def make_expert_weights(
 def add_shift(
     weight: torch.Tensor, shift: int, frequencies: list[int], modulus: int
 ) -> torch.Tensor:
-    """Return ``weight`` [HIDDEN_SIZE, columns], changed so that its product adds ``shift`` as well.
+    """Return a copy of ``weight`` [HIDDEN_SIZE, columns] that also adds ``shift`` to its output.
 
-    The product represents a number modulo ``modulus`` by its phases at ``frequencies``. The result
-    rotates these phases, so that the number becomes larger by ``shift``.
+    The output of ``weight`` is a number modulo ``modulus``, represented by its phases at
+    ``frequencies``. The copy rotates these phases.
     """
     angles = torch.tensor(frequencies).double() * shift * (2 * math.pi / modulus)
     cos, sin = angles.cos().float()[:, None], angles.sin().float()[:, None]

@@ -48,7 +48,7 @@ def train_tokenizer() -> Tokenizer:
 
 
 def list_plain_text_tokens(tokenizer: Tokenizer) -> list[int]:
-    """Return the tokens of complete ASCII letters and spaces. Any sequence of them is text."""
+    """Return the tokens that consist of ASCII letters and spaces, so that any sequence is text."""
     pieces = {i: tokenizer.decode([i], skip_special_tokens=False) for i in range(VOCABULARY_SIZE)}
     return [
         i for i, text in pieces.items()

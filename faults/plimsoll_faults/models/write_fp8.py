@@ -82,10 +82,10 @@ def _quantize_file(file: Path, matrices: set[str]) -> dict[str, torch.Tensor]:
 
 
 def main() -> None:
-    """Read the flags and write the checkpoint."""
+    """Convert the checkpoint that the command line names."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("source", type=Path, metavar="CHECKPOINT")
-    parser.add_argument("target", type=Path, metavar="OUT", help="a folder that is not there yet")
+    parser.add_argument("target", type=Path, metavar="OUT", help="new folder for the result")
     flags = parser.parse_args()
     try:
         write_fp8(flags.source, flags.target)

@@ -15,7 +15,7 @@ from plimsoll_engine.kvcache import offload as module
 from plimsoll_engine.kvcache.offload import Offload
 from plimsoll_engine.memory.audit import run_audit
 from plimsoll_engine.memory.ledger import Ledger
-from plimsoll_faults.defects.offload import StuckCopies, UnpolledOffload
+from plimsoll_faults.defects.offload import StuckCopier, UnpolledOffload
 
 
 @pytest.fixture
@@ -180,7 +180,7 @@ def test_a_reset_says_that_it_could_not(
     assert engine.pool.num_free == 16
     assert len(offload_of(engine).stored) == 0
     monkeypatch.setattr("plimsoll_engine.core.engine_core.RESET_TRANSFER_TIMEOUT_S", 0.02)
-    offload_of(engine).copies = StuckCopies(offload_of(engine).copies)
+    offload_of(engine).copies = StuckCopier(offload_of(engine).copies)
     fill(engine, helpers)
     assert engine.is_transferring
     assert engine.reset_prefix_cache() is False

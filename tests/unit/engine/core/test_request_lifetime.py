@@ -136,7 +136,7 @@ def test_a_request_that_stores_its_hasher_is_caught(
     def make_cyclic(submit: Submit) -> Request:
         request = CyclicRequest.create(submit)
         assert isinstance(request, CyclicRequest)
-        request.bind(block_size=4, payload_bytes=1 << 16)
+        request.add_cycle(block_size=4, payload_bytes=1 << 16)
         return request
 
     engine = make_engine(num_blocks=34, budget=48)
