@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.production import Row, figures, judged, lives, read
+from bench.production import Row, figures, judged, lives, read, series
 from leaklab.series import DAY, GIB, HOUR, MIB
 
 LIMIT = 2 * GIB
@@ -23,7 +23,7 @@ def day(mib_an_hour: float, since: float) -> list[tuple[float, int, int | None]]
 def test_a_container_that_stays_as_it_is_is_left_alone() -> None:
     row = judged("flat", list(lives(day(0.0, 0.0))), 12 * HOUR)
     assert row.judged_hours == pytest.approx(12.0, abs=0.1)
-    assert row == Row("flat", row.judged_hours, 0, 0, 0, 0, 0)
+    assert row == Row("flat", row.judged_hours, 0, 0, 0, 0, 0, True, True)
 
 
 def test_a_leak_that_nears_the_limit_is_restarted_and_its_death_was_told() -> None:
@@ -50,10 +50,30 @@ def test_restarts_have_the_interval_of_their_count() -> None:
 def test_a_line_that_is_no_point_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "a.csv"
     file.write_text("0,100,\n60,110,200\n")
-    assert list(read(file)) == [(0.0, 100, None), (60.0, 110, 200)]
+    assert read(file) == ("a", [(0.0, 100, None), (60.0, 110, 200)])
     columns = "currentTime,totalMemory,usedMemory\n"
     file.write_text(columns + "1970-01-01 00:01:00+00:00,9,4\n")
-    assert list(read(file)) == [(60.0, 4, 9)]
+    assert read(file) == ("a", [(60.0, 4, 9)])
     file.write_text("0,100\nt,size\n")
     with pytest.raises(SystemExit, match=r"a\.csv:2"):
-        list(read(file))
+        read(file)
+
+
+def test_the_pods_of_a_workload_follow_each_other(tmp_path: Path) -> None:
+    columns = "Time,PodName,MemoryUsage(Mi),MemoryUsageRate(%)\n"
+    for day, pod in (("30", "web-5f55b6cf68-qmx8k"), ("29", "web-5f55b6cf68-77cfw")):
+        at = f"2023-01-{day} 08:00:00.9 +0000 UTC m=+0.1"
+        lines = f"{at},{pod},50,25\n{at},{pod},0,0\n"
+        (tmp_path / f"{pod}.csv").write_text(columns + lines)
+    (name, samples), *others = series(tmp_path).items()
+    assert (name, others) == ("web", [])
+    assert [(one.epoch, one.host.rss_anon, one.host.cgroup_limit) for one in samples] == [
+        (1, 50 * MIB, 200 * MIB),
+        (2, 50 * MIB, 200 * MIB),
+    ]
+    assert samples[1].t - samples[0].t == DAY
+
+
+def test_a_pause_is_not_judged() -> None:
+    points = [point for point in day(0.0, 0.0) if not 16 <= point[0] / HOUR < 20]
+    assert judged("flat", list(lives(points)), 12 * HOUR).judged_hours == pytest.approx(8, abs=0.1)
