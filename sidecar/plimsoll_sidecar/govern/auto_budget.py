@@ -49,8 +49,12 @@ from plimsoll_api.memory_policy import (
 SECONDS_PER_HOUR = 3600.0
 HOURS_PER_DAY = 24
 MAX_STORED_STARTS = 8
-MAX_SAMPLE_GAP_S = 60.0
-"""Longest time between two samples that counts as observed, in seconds."""
+MAX_SAMPLE_GAP_S = 180.0
+"""Longest time between two samples that counts as observed, in seconds.
+
+A recording with one sample a minute may lack two. At 60 s, sampling every 60.06 s was never enough
+to learn a budget.
+"""
 BUDGET_FACTOR = 1.5
 """Factor from the growth quantile to the budget."""
 GROWTH_QUANTILE = 0.99

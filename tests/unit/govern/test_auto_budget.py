@@ -74,6 +74,14 @@ def test_a_day_of_growth_sets_the_budget() -> None:
     assert learned.starts == [BASE]
 
 
+@pytest.mark.parametrize("step_s", [1.0, 60.06, 120.0])
+def test_a_budget_is_learned_at_any_sampling_interval(step_s: float) -> None:
+    learned, now = LearnedHistory(), 40 * 365 * 24 * SECONDS_PER_HOUR
+    for sample in range(int(24 * SECONDS_PER_HOUR / step_s) + 2):
+        learned.observe(now + sample * step_s, "epoch", "r1", state(0), incident=False)
+    assert learned.is_learned(MEMORY.auto)
+
+
 def test_a_quiet_day_leaves_the_floor() -> None:
     learned = LearnedHistory()
     now = live(learned, 0.0, [*day(MIB), 0, 0])
