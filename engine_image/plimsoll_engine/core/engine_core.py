@@ -1,12 +1,12 @@
-"""The engine: accept requests, run one step at a time, and return tokens.
+"""Engine core: queue requests, run one step at a time, and return tokens.
 
-A step is scheduled and launched while the device still computes the previous step. The tokens of
-the previous step are read afterwards, so a request that has ended may have computed one extra
-token. This is harmless: the device works in launch order, so the next request that gets its KV
-blocks overwrites the extra keys and values before it reads them.
+The engine core schedules and launches a step while the device still computes the previous step. It
+reads the tokens of the previous step afterwards. The launched step may therefore compute one token
+too many for a request that has just ended. This is harmless: the device runs steps in launch order,
+so the next owner of the request's KV blocks overwrites the extra keys and values.
 
-When a step fails, its requests are computed again one by one. Only a request that also fails alone
-is ended with an error. An error that leaves the device unusable ends the worker.
+When a step fails, the engine core computes its requests again one by one, and ends only those that
+fail alone. An error that leaves the device unusable ends the worker.
 """
 
 from __future__ import annotations
@@ -47,19 +47,19 @@ from plimsoll_engine.process.owners import Owner
 log = logging.getLogger(__name__)
 
 GRAMMAR_COMPILE_WAIT_S = 0.01
-"""Longest wait of a step without other work for a grammar, before the worker reads messages."""
+"""Longest wait for a grammar when no request can run. The worker then reads messages again."""
 
 DEADLINE_CHECK_INTERVAL_S = 0.05
-"""Interval between checks of the requests' deadlines. A check in each step would be too slow."""
+"""Interval between checks of request deadlines. Checking them in each step would be too slow."""
 
 QUIESCE_GRAMMAR_WAIT_S = 0.1
-"""Longest wait for grammars before a handover to another worker.
+"""Longest wait, before a handover, for grammars to accept the newest tokens.
 
-If a request's grammar has not accepted the newest token by then, that token is computed again.
+The next worker computes the tokens that were not accepted in time again.
 """
 
 RESET_TRANSFER_TIMEOUT_S = 1.0
-"""Longest wait of a prefix cache reset for transfers. They usually take less (25 GB/s, PCIe 5)."""
+"""Longest wait of a prefix cache reset for KV transfers, which usually take less time."""
 
 
 @dataclass(slots=True)
@@ -68,7 +68,7 @@ class StepOutput:
 
     tokens: list[Token] = field(default_factory=list)
     scores: list[PromptScores] = field(default_factory=list)
-    """Prompt log probabilities, to be sent before the tokens."""
+    """Prompt log probabilities. They must be sent before the tokens."""
     dropped: list[RequestFailure] = field(default_factory=list)
 
 
@@ -85,7 +85,7 @@ class Counters:
 
 
 class EngineCore:
-    """Engine that runs all requests of one worker. Only the worker's loop may call it."""
+    """Engine core, which runs all requests of one worker. Only the worker's loop may call it."""
 
     name = "engine"
 
@@ -105,24 +105,24 @@ class EngineCore:
         self.counters = Counters()
         self.requests: dict[str, Request] = {}
         self.live: WeakSet[Request] = WeakSet()
-        """Every existing request object, for the audit. Only those in ``requests`` should exist."""
+        """All existing request objects. The audit reports objects that are not in ``requests``."""
         self.abandoned: frozenset[str] = frozenset()
-        """IDs of requests without a client, from the frontend's latest message."""
+        """IDs of requests whose client has disconnected, from the frontend's latest message."""
         self.make_request: Callable[[Submit], Request] = Request.create
         self.inheritance: Inheritance | None = None
-        """The predecessor's block tables until their requests arrive; None otherwise."""
+        """Block tables of the predecessor that no request has claimed yet; None without any."""
         self._suspects: deque[str] = deque()
         self._next_expiry = 0.0
         self.waited_s = 0.0
-        """Time in seconds that the host has waited for the device."""
+        """Total time in seconds that the host has waited for the device."""
         self._in_flight: InFlightStep | None = None
-        """Launched step whose tokens are not read yet; None if there is none."""
+        """Launched step whose tokens have not been read yet; None if there is none."""
         self._unconfirmed: list[Request] = []
-        """Requests whose grammar has not accepted their newest token yet."""
+        """Requests whose newest token has not been accepted by their grammar yet."""
 
     @property
     def pool(self) -> BlockPool:
-        """The scheduler's block pool."""
+        """Block pool of the scheduler."""
         return self.scheduler.pool
 
     @property
@@ -134,18 +134,18 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        """Whether a request exists, running or waiting."""
+        """Whether any request is running or waiting."""
         return bool(self.requests)
 
     @property
     def is_transferring(self) -> bool:
-        """Whether blocks are being copied to or from host memory."""
+        """Whether KV blocks are being copied to or from host memory."""
         return self.scheduler.offload is not None and bool(self.scheduler.offload.transfers)
 
     def poll(self, idle: bool = False) -> None:
-        """Complete finished transfers, and release inherited tables that were not claimed in time.
+        """Complete finished KV transfers, and release inherited tables that nobody claimed in time.
 
-        Call this between steps. Set ``idle`` while no request exists.
+        Call this between steps. ``idle`` means that there are no requests.
         """
         if self.inheritance is not None:
             self.inheritance.release_expired_tables()
@@ -166,7 +166,7 @@ class EngineCore:
         return settled
 
     def submit(self, message: Submit) -> RequestFailure | MissingMedia | None:
-        """Queue a request. If it is refused, return the failure or the keys of missing media."""
+        """Queue a request. Return a failure if it is refused, or the keys of its missing media."""
         whole = self.receiver.restore_cached_media(message)
         if message.request_id in self.requests:
             return self._create_refusal(message, "a request with this ID is already running")
@@ -196,14 +196,14 @@ class EngineCore:
         return None
 
     def _queue_request(self, request: Request) -> None:
-        """Queue ``request``, or continue it at once if it has KV blocks of the previous worker."""
+        """Queue ``request``, or start it at once if it has KV blocks of the previous worker."""
         if request.block_ids:
             self.scheduler.start_with_inherited_blocks(request)
         else:
             self.scheduler.add(request)
 
     def release_unclaimed_tables(self) -> Inheritance | None:
-        """Release inherited tables whose requests did not arrive. Return the inheritance, if any.
+        """Release inherited tables that no request has claimed. Return the inheritance, or None.
 
         The worker calls this once, after the frontend has submitted all carried-over requests.
         """
@@ -215,8 +215,8 @@ class EngineCore:
     def quiesce(self) -> StepOutput:
         """Finish the step in progress without launching another, and wait for the device.
 
-        Return the results of the step. Afterwards, the KV pool contains all tokens that count as
-        computed. Raises :class:`DeviceLostError`.
+        Return the results of the step. Afterwards, the KV pool contains the keys and values of all
+        tokens that the requests count as computed. Raises :class:`DeviceLostError`.
         """
         output = StepOutput()
         self._finish_step(output)
@@ -229,7 +229,7 @@ class EngineCore:
         return output
 
     def _set_adapter(self, request: Request, number: int) -> str | None:
-        """Set the adapter of ``request``. Return an error message if the adapter is not loaded."""
+        """Set the adapter of ``request``. Return an error message if it is not loaded."""
         adapters = self.runner.adapters
         request.adapter = None if adapters is None else adapters.get(number)
         return "the request's adapter is not loaded" if request.adapter is None else None
@@ -244,9 +244,9 @@ class EngineCore:
         return True
 
     def _queue_compiled_requests(self, wait_s: float = 0.0) -> list[RequestFailure]:
-        """Queue requests whose grammar is compiled. Return failures for invalid grammars.
+        """Queue requests whose grammar has been compiled. Return failures for invalid grammars.
 
-        Waits up to ``wait_s`` seconds for the first compilation to end.
+        If no compilation has ended, wait up to ``wait_s`` seconds for the first.
         """
         dropped = []
         for request_id, outcome in self.grammars.collect_finished(wait_s):
@@ -261,7 +261,7 @@ class EngineCore:
         return dropped
 
     def end_expired_requests(self, now: float) -> list[RequestFailure]:
-        """End the requests whose deadline has passed. Return a failure for each of them."""
+        """End the requests whose deadline has passed, and return their failures."""
         late = [r for r in self.requests.values() if r.deadline is not None and r.deadline <= now]
         for request in late:
             self.counters.errors += 1
@@ -320,7 +320,7 @@ class EngineCore:
         return output
 
     def _add_drafts(self, speculation: Speculation, chunks: list[Chunk]) -> None:
-        """Add drafts to ``chunks``. If this fails, disable drafts for their requests."""
+        """Add drafts to ``chunks``. On an error, disable drafts for all requests in ``chunks``."""
         try:
             speculation.add_drafts(chunks, self.scheduler)
         except FatalWorkerError:
@@ -341,7 +341,6 @@ class EngineCore:
         return draft is not None and draft.forward.capture_more()
 
     def _record_computed(self, chunks: list[Chunk]) -> None:
-        """Count the tokens of launched ``chunks`` as computed. The device runs steps in order."""
         for chunk in chunks:
             ends = chunk.has_newest_token
             self.scheduler.record_computed(chunk)
@@ -375,7 +374,10 @@ class EngineCore:
     def _append_accepted_drafts(
         self, request: Request, tokens: list[NextToken], drafts: int, output: StepOutput
     ) -> None:
-        """Append the ``tokens`` of accepted drafts, after verifying ``drafts`` drafts."""
+        """Append the ``tokens`` that follow the first: one for each accepted draft.
+
+        ``num_drafts`` is the number of drafts that were verified.
+        """
         assert self.speculation is not None
         self.speculation.count_verified(request, drafts, len(tokens))
         for token_id, logprobs in tokens:
@@ -388,7 +390,6 @@ class EngineCore:
             self._append_token(request, token_id, logprobs, output)
 
     def _end_without_token(self, request: Request, output: StepOutput) -> None:
-        """End ``request`` with an error: its logits are not finite."""
         self.counters.errors += 1
         self._end_request(request)
         message = "the model's logits for this request are not finite: the request cannot continue"
@@ -397,7 +398,6 @@ class EngineCore:
     def _append_token(
         self, request: Request, token_id: int, logprobs: Logprobs | None, output: StepOutput
     ) -> None:
-        """Append a token to ``request``. End the request if the token is its last."""
         request.append(token_id)
         self.counters.generation_tokens += 1
         reason = request.get_finish_reason(token_id, self.scheduler.max_model_len)
@@ -413,8 +413,8 @@ class EngineCore:
     ) -> None:
         """Append the tokens that grammars have accepted, and add them to ``output``.
 
-        Wait up to ``wait_s`` seconds for fast grammars. If ``idle``, wait for slow grammars as
-        well. A request ends if its grammar becomes too complex, or takes too long to check a token.
+        Wait up to ``wait_s`` seconds for fast grammars. If ``idle``, also wait for slow grammars.
+        End requests whose grammar fails or takes too long to check a token.
         """
         if not self._unconfirmed:
             return
@@ -489,7 +489,6 @@ class EngineCore:
             self._free_outputs()
 
     def _free_outputs(self) -> None:
-        """Free the encoder outputs that earlier steps released. Call this before each step."""
         if self.scheduler.encoder is not None and self.runner.outputs is not None:
             self.runner.outputs.free(self.scheduler.encoder.take_freed_keys())
 
@@ -498,10 +497,10 @@ class EngineCore:
         return RequestFailure(message.request_id, message.attempt, "invalid", reason)
 
     def count_request_bytes(self) -> int:
-        """Return the host memory of all requests in bytes.
+        """Return the host memory of all requests, in bytes.
 
-        This includes tokens, penalty counts, grammar states, token masks, draft indexes, and media
-        that are not in the receiver cache.
+        The sum includes tokens, penalty counts, grammar states, token masks, draft indexes, and
+        media that are not in the receiver cache.
         """
         media = {
             item.key: len(item.data or b"")
@@ -519,7 +518,7 @@ class EngineCore:
         )
 
     def list_owners(self) -> list[Owner]:
-        """Return all owners of this engine's memory."""
+        """Return the memory owners of this engine core."""
         return create_owners(self)
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
-"""List of an engine's memory owners, in the order in which they are opened.
+"""Memory owners of an engine core.
 
-The ledger, the audit, a trim and the engine's shutdown all use this list. If you add a component
-that holds memory, add it here and nowhere else.
+The ledger, the audit, the trim and the shutdown all use this list. If you add a component that
+holds memory, add it here and nowhere else.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ HOST = MemoryKind.HOST
 
 
 def create_owners(engine: EngineCore) -> list[Owner]:
-    """Return the memory owners of ``engine``. The last owner in the list is closed first."""
+    """Return the memory owners of ``engine`` in opening order, so the last one is closed first."""
     runner, pool, receiver = engine.runner, engine.pool, engine.receiver
     grammars, scheduler = engine.grammars, engine.scheduler
     owners = runner.list_owners()

@@ -1,4 +1,4 @@
-"""Choose the size and dtype of the KV pool, and batch limits, from settings and free memory."""
+"""Choose the size and dtype of the KV pool, and the batch limits."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from plimsoll_engine.models import decoder
 DEFAULT_BLOCK_SIZE = 16
 """Default number of tokens in a KV block."""
 CUDA_KV_FRACTION = 0.8
-"""Fraction of the device memory free after loading that the KV pool takes."""
+"""Fraction of the free device memory, after loading the weights, that the KV pool takes."""
 DEFAULT_CPU_KV_BYTES = 64 << 20
 """Default size of the KV pool on a CPU."""
 CACHE_DTYPES = {"fp8": FP8, "fp8_e4m3": FP8}
 """Dtype for each value of ``--kv-cache-dtype`` except ``auto``, as in vLLM."""
 MIN_FP8_COMPUTE_CAPABILITY = (8, 9)
-"""Lowest compute capability of GPUs that can convert e4m3 (PTX ISA, ``cvt``)."""
+"""Lowest compute capability of GPUs with instructions that convert to e4m3."""
 
 
 class EngineSizes(msgspec.Struct, frozen=True):
@@ -37,22 +37,22 @@ class EngineSizes(msgspec.Struct, frozen=True):
     def compute_kv_bytes(
         self, kv: KVShape, dtype: torch.dtype, draft: KVShape | None = None
     ) -> int:
-        """Return the size in bytes of the KV pool, with that of the draft model, if any."""
+        """Return the size of the KV pool in bytes, including the draft model's pool, if any."""
         return self.num_blocks * self.block_size * compute_token_bytes(kv, dtype, draft)
 
 
 def compute_token_bytes(kv: KVShape, dtype: torch.dtype, draft: KVShape | None) -> int:
-    """Return the bytes per token in the KV pools of the model and the draft model, if any."""
+    """Return the KV pool's bytes per token, including the draft model's pool, if any."""
     return kv.compute_bytes_per_token(dtype) + (
         0 if draft is None else draft.compute_bytes_per_token(dtype)
     )
 
 
 def choose_cache_dtype(name: str, dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """Return the dtype of the KV pool for the value ``name`` of ``--kv-cache-dtype``.
+    """Return the KV pool's dtype for the value ``name`` of ``--kv-cache-dtype``.
 
-    For ``auto``, this is the model's ``dtype``. Raises :class:`SettingsError` if ``name`` is
-    unknown or the device does not support it.
+    ``auto`` selects the model's ``dtype``. Raises :class:`SettingsError` if ``name`` is unknown, or
+    if the device does not support the dtype.
     """
     if name == "auto":
         return dtype
@@ -81,21 +81,20 @@ def check_adapter_support(requested: WorkerConfig, config: Any) -> None:
 
 
 MAX_LIFELONG_MEDIA = 8
-"""Maximum number of media of the largest size in an encoder-decoder model's encoder cache.
+"""Capacity of an encoder-decoder model's encoder cache, in media of the largest size.
 
-Each running request holds its media in the cache until it ends, so this number limits the batch
-size. Each item takes as much memory as a long context.
+Each running request keeps its media in the cache until it ends, so this also limits the batch size.
 """
 
 
 def choose_encoder_budget(
     requested_tokens: int | None, sizes: EngineSizes, max_media_tokens: int, lifelong: bool
 ) -> int:
-    """Return the budget of the encoder cache, in tokens.
+    """Return the budget of the encoder cache in tokens.
 
-    One image or sound takes up to ``max_media_tokens`` tokens. ``lifelong`` means that a request
-    needs its media until it ends. Raises :class:`SettingsError` if ``requested_tokens`` is less
-    than ``max_media_tokens``.
+    An image or audio clip takes up to ``max_media_tokens`` tokens. ``lifelong`` means that each
+    request keeps its media until it ends. Raises :class:`SettingsError` if ``requested_tokens`` is
+    less than ``max_media_tokens``.
     """
     if requested_tokens is not None and requested_tokens < max_media_tokens:
         raise SettingsError(
@@ -119,11 +118,11 @@ def resolve_sizes(
     free_bytes: int | None = None,
     draft: KVShape | None = None,
 ) -> EngineSizes:
-    """Return the sizes for the ``requested`` settings. Call this after the weights are loaded.
+    """Return the sizes for ``settings``. Call this after the weights are loaded.
 
-    ``kv`` is the shape of the model's keys and values, and ``draft`` that of the draft model, if
-    any. ``max_positions`` is the model's maximum context in tokens. ``dtype`` is the dtype of the
-    KV pool. ``pool_bytes`` is the size of an existing KV pool. ``free_bytes`` is the device memory
+    ``kv`` and ``draft`` are the shapes of the keys and values of the model and of the draft model.
+    ``max_positions`` is the model's maximum context in tokens, and ``dtype`` the KV pool's dtype.
+    ``pool_bytes`` is the size of a KV pool that already exists. ``free_bytes`` is the device memory
     that is free on every rank; None on a CPU. Raises :class:`SettingsError` if a setting is
     invalid, or if the sizes do not fit into memory.
     """
@@ -183,7 +182,7 @@ def _choose_max_batched_tokens(requested: WorkerConfig, device: torch.device) ->
 
 
 def compute_max_step_rows(requested: WorkerConfig, device: torch.device) -> int:
-    """Return the maximum number of rows of a step, not counting draft tokens."""
+    """Return the maximum number of rows in a step, without rows of draft tokens."""
     return max(
         _choose_max_num_seqs(requested, device), _choose_max_batched_tokens(requested, device)
     )

@@ -1,9 +1,9 @@
 """Run warm-up requests before the engine serves.
 
-The first run (:func:`load_kernels`) loads libraries and kernels. Its pool has only a few blocks,
-because a predecessor may still hold the memory of the real pool. The second run (:func:`warm_up`)
-uses the real pool, with the largest prefill and the decode step with the most rows. Afterwards,
-every buffer exists and the working memory is at its maximum, so the baseline can be measured.
+:func:`load_kernels` loads libraries and kernels on a small KV pool, because a predecessor may still
+use the real pool. :func:`warm_up` then uses the real pool, with the largest prefill and the decode
+step with the most rows. Afterwards, all buffers exist and the working memory is at its maximum, so
+the baseline can be measured.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from plimsoll_engine.models.decoder import Decoder
 from plimsoll_engine.models.model import MediaModel, Model
 
 SMALL_POOL_BLOCKS, SMALL_POOL_BLOCK_SIZE = 32, 16
-"""Number of blocks, and tokens per block, of the first run's pool: 64 MiB for an 8B model."""
+"""Size of the small pool in blocks, and its block size in tokens: 64 MiB for an 8B model."""
 SMALL_DECODE_ROWS = 4
-"""Number of rows in the decode step of the first run."""
+"""Number of rows in the decode step on the small pool."""
 
 
 def load_kernels(
@@ -37,9 +37,9 @@ def load_kernels(
 ) -> None:
     """Load the kernels of ``model`` by running it on a small KV pool, on every rank.
 
-    Only the first layers are computed, as many as are needed to use every kind of kernel. A
-    predecessor may still serve on the devices, so each collective takes long. ``kv_dtype`` is the
-    dtype of the pool; None means the model's dtype. Raises :class:`WarmUpError`.
+    Only the first few layers run, at least one of each kind, because collectives are slow while a
+    predecessor serves on the same devices. ``kv_dtype`` is the pool's dtype; None means the model's
+    dtype. Raises :class:`WarmUpError`.
     """
     if isinstance(model, Decoder):
         model = model.truncate(model.num_representative_layers)
@@ -57,7 +57,7 @@ def load_kernels(
 
 
 def load_sampling(vocabulary: int, dtype: torch.dtype, device: torch.device) -> None:
-    """Load the kernels for sampling by sampling a few rows. Any thread may call this."""
+    """Load the sampling kernels by sampling a few rows. May be called in any thread."""
     rows = sampling.plan_sampling(
         [sampling.SamplingRow(Sampling(1, temperature=1.0), 0)] * SMALL_DECODE_ROWS
     )
@@ -95,10 +95,9 @@ def warm_up(engine: EngineCore) -> None:
 
 
 class _ZeroProposer:
-    """Proposer that always proposes the maximum number of drafts, so that a step is full."""
+    """Proposer of as many drafts as allowed, so that a step is full. All drafts are token 0."""
 
     def propose(self, wanted: Sequence[tuple[Request, int]]) -> list[list[int]]:
-        """Return the maximum number of drafts for each request. All drafts are token 0."""
         return [[0] * most for _, most in wanted]
 
 

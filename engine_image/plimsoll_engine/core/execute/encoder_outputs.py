@@ -1,6 +1,6 @@
-"""Store encoder outputs in the runner, by key of the image or sound.
+"""Storage of encoder outputs on the device, by the key of the image or audio clip.
 
-The scheduler decides which outputs are computed and freed (core/schedule/encoder_cache.py).
+The scheduler decides which outputs to compute and to free (core/schedule/encoder_cache.py).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from plimsoll_engine.models.model import MediaModel
 
 
 class EncoderOutputs:
-    """Encoder outputs [tokens, ...] by key, on the model's device."""
+    """Encoder outputs [tokens, ...] by media key, on the model's device."""
 
     def __init__(self, model: MediaModel) -> None:
         self._model: MediaModel | None = model
@@ -36,7 +36,7 @@ class EncoderOutputs:
         return 0 if self._model is None else self._model.output_bytes
 
     def find_problems(self, known: set[bytes]) -> list[str]:
-        """Return a message, for the audit, if outputs exist whose keys are not in ``known``."""
+        """Return an audit message if there are outputs whose keys are not in ``known``."""
         lost = self._tensors.keys() - known
         return (
             [f"{len(lost)} encoder outputs are in the runner but not in the encoder cache"]
@@ -45,22 +45,22 @@ class EncoderOutputs:
         )
 
     def count_unknown_tokens(self, known: set[bytes]) -> int:
-        """Return the number of tokens in all outputs whose keys are not in ``known``."""
+        """Return the number of tokens in outputs whose keys are not in ``known``."""
         return sum(tensor.shape[0] for key, tensor in self._tensors.items() if key not in known)
 
     def free(self, keys: Sequence[bytes]) -> None:
-        """Free the outputs with these ``keys``. Unknown keys are ignored."""
+        """Free the outputs with these ``keys``. Keys without an output are ignored."""
         for key in keys:
             self._tensors.pop(key, None)
 
     def prepare_step(
         self, chunks: Sequence[Chunk], ids: torch.Tensor, step: StepPlan
     ) -> torch.Tensor | None:
-        """Encode the media of ``chunks``, and add all outputs that the step needs to its inputs.
+        """Encode the media of ``chunks``. Return the input embeddings [tokens, hidden] of the step.
 
-        If the model's outputs are ``lifelong``, add them to ``step`` and return None. Otherwise,
-        return the input embeddings [tokens, hidden] of ``ids`` int64 [tokens], with the outputs in
-        place of the placeholder tokens; None if there are no placeholders.
+        Return None if the embeddings of ``ids`` int64 [tokens] need no change. For a ``lifelong``
+        model, the outputs are stored in ``step`` for cross attention. For other models, they
+        replace the embeddings of placeholder tokens.
         """
         assert self._model is not None
         self._encode([media for chunk in chunks for media in chunk.encode])

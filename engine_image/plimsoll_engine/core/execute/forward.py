@@ -1,7 +1,7 @@
-"""Run the model with its KV pool on every rank, from the inputs of a step to the logits.
+"""Run the model on one rank, from the inputs of a step to the logits.
 
-The host may not know the newest token of a sequence yet. :attr:`Forward.newest` has the tokens of
-the last step on the device, and the next step reads them from there.
+The host may not know the newest token of a sequence yet. The next step then reads this token on the
+device, from :attr:`Forward.newest`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from plimsoll_engine.process.owners import Owner
 
 
 class Forward:
-    """Model with its KV pool on one device."""
+    """Model and its KV pool on one device."""
 
     name = "kv_pool"
 
@@ -47,7 +47,7 @@ class Forward:
     ) -> None:
         """Use ``memory``, uint8 [bytes], as the KV pool. If it is None, allocate a pool.
 
-        ``kv_dtype`` is the dtype of the pool; None means the model's dtype.
+        ``kv_dtype`` is the pool's dtype; None means the model's dtype.
         """
         self.model: Model | None = model
         self.group: Group = model.group if isinstance(model, Decoder) else SINGLE_RANK_GROUP
@@ -57,9 +57,9 @@ class Forward:
         self.graphs: DecodeGraphs | None = None
         self.layers: LayerGraphs | None = None
         self._unplanned: list[int] = []
-        """Padded prompt lengths whose attention is not planned yet."""
+        """Padded prompt lengths for which the attention is not planned yet."""
         self.adapters: LoadedAdapters | None = None
-        """Loaded LoRA adapters; None if the engine does not serve adapters."""
+        """LoRA adapters; None if the engine does not serve adapters."""
         self._ops = choose_ops(self.device)
         slots = num_blocks * block_size
         self.pool_is_mapped = memory is not None
@@ -71,14 +71,14 @@ class Forward:
         self.newest: torch.Tensor | None = None
         """Tokens that the last step sampled, int64 [rows] on the device.
 
-        ``InFlight.row`` of a request is the index of its token.
+        A request's row is its ``InFlight.row``.
         """
         self.scores: Scores | None = None
-        """Scores of prompt rows in the last step; None if the step scored no rows."""
+        """Scores of prompt rows in the last step; None if no row was scored."""
 
     @property
     def kv_bytes(self) -> int:
-        """Size of the KV pool in bytes, summed over all ranks."""
+        """Size of the KV pool in bytes, over all ranks."""
         if self.kv is None:
             return 0
         return PoolTensors(self.kv, self.kv_scales).nbytes * self.group.shard.size
@@ -98,7 +98,7 @@ class Forward:
         ]
 
     def compute_block_sums(self, blocks: Sequence[int]) -> list[int]:
-        """Return a checksum of this rank's part of each block in ``blocks``."""
+        """Return the checksum of this rank's part of each block in ``blocks``."""
         assert self.kv is not None
         return compute_pool_sums(PoolTensors(self.kv, self.kv_scales), self.block_size, blocks)
 
@@ -110,12 +110,12 @@ class Forward:
     def capture_graphs(
         self, max_rows: int, max_blocks: int, deferred: bool = False, max_prompt_tokens: int = 0
     ) -> None:
-        """Capture decode steps of a few batch sizes as CUDA graphs. Do nothing on a CPU.
+        """Capture decode steps as CUDA graphs for a few batch sizes. Do nothing on a CPU.
 
-        :meth:`capture_more` captures the other sizes of up to ``max_rows`` rows. If ``deferred`` is
-        True, this method captures none, and :meth:`capture_more` captures all sizes. It also
-        captures the layers of steps with prompts, and plans the attention of whole prompts, both
-        for up to ``max_prompt_tokens`` tokens. A request has at most ``max_blocks`` blocks.
+        :meth:`capture_more` captures the other sizes, up to ``max_rows`` rows. If ``deferred``, it
+        captures all sizes. It also captures the layers of steps with prompts of up to
+        ``max_prompt_tokens`` tokens, and plans their attention. A request has at most
+        ``max_blocks`` blocks.
         """
         if self.device.type != "cuda" or not isinstance(self.model, Decoder):
             return
@@ -144,7 +144,7 @@ class Forward:
         return any(graphs.has_uncaptured_sizes for graphs in known) or bool(self._unplanned)
 
     def capture_more(self) -> bool:
-        """Capture one more graph, or plan one more attention. Return False if none is left."""
+        """Capture one graph, or plan attention for one prompt length. Return False if all exist."""
         for graphs in (self.graphs, self.layers):
             if graphs is not None and graphs.capture_next():
                 return True
@@ -162,7 +162,7 @@ class Forward:
     def compute_as_follower(self, inputs: Inputs) -> None:
         """Compute a step on a rank other than 0.
 
-        If the step is not greedy, receive the sampled tokens from rank 0.
+        Unless the step is greedy, receive the sampled tokens from rank 0.
         """
         tokens, logits = self.compute(inputs)
         if tokens is not None and inputs.greedy:
@@ -178,10 +178,10 @@ class Forward:
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """Compute a step. Return the greedy tokens and the logits of the rows ``inputs.last``.
 
-        The tokens are int64 [rows] if a graph computed them, otherwise None. The logits are [rows,
+        The tokens are int64 [rows]; None if no graph has computed them. The logits are [rows,
         vocabulary] in the model's dtype. They are None if no row is sampled, or if all rows are
-        greedy and their tokens are returned. ``chunks`` contain the media and adapters of the step.
-        A graph is never used for a step with an adapter.
+        greedy and have a token. ``chunks`` provide the step's media and adapters. Steps with
+        adapters never use a graph.
         """
         self.scores = adapters = None
         if self.adapters is not None:

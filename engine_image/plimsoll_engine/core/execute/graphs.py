@@ -1,8 +1,8 @@
-"""Capture decode steps as CUDA graphs, which need one launch per step instead of hundreds.
+"""Capture decode steps as CUDA graphs. A step then needs one launch instead of hundreds.
 
 A batch is padded to the next captured size. Padding rows have no context and write nothing. All
-graphs share one input buffer and one memory pool, so they never run at the same time. The output of
-a replay is valid only until the next replay.
+graphs share one input buffer and one memory pool, so they must never run at the same time. The
+output of a replay is valid only until the next replay.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ from plimsoll_engine.models.decoder import Decoder
 log = logging.getLogger(__name__)
 
 CAPTURE_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
-"""Numbers of rows for which a decode step is captured."""
+"""Batch sizes, in rows, for which a decode step is captured."""
 MIN_SIZES_BEFORE_SERVING = 4
-"""Minimum number of sizes, spread over all sizes, that are captured before the engine serves."""
+"""Minimum number of batch sizes to capture before the engine serves."""
 SLOW_CAPTURE_S = 0.1
-"""Minimum duration of a capture that is logged. Most captures are faster."""
+"""Duration from which a capture is logged as slow."""
 INPUTS_PER_ROW = 5
-"""Number of int32 inputs per row, without the table: ids, sources, positions, slots, contexts."""
+"""Number of int32 inputs per row: ID, source, position, slot and context, without the table."""
 
 
 def list_capture_sizes(rows: int) -> list[int]:
-    """Return the batch sizes to capture, in ascending order. The last size is ``rows``."""
+    """Return the batch sizes to capture, in ascending order. The last one is ``rows``."""
     return [size for size in CAPTURE_SIZES if size < rows] + [rows]
 
 
 def split_capture_sizes(
     sizes: list[int], kind: Callable[[int], Hashable]
 ) -> tuple[list[int], list[int]]:
-    """Return the sizes to capture before the engine serves, and the sizes to capture later.
+    """Return the sizes to capture before the engine serves, and those to capture later.
 
-    ``kind`` returns the same value for sizes that use the same kernels. The first list has sizes
-    spread over all ``sizes``, and at least the largest size of each kind, because other kernels
-    would be compiled while streams wait. The largest size is captured first, because its memory is
-    enough for the others.
+    The first list is spread over all ``sizes``. It begins with the largest size, whose memory
+    suffices for all others. ``get_kind`` returns the same value for sizes that use the same
+    kernels. The list has the largest size of each kind, so that no kernel is compiled while the
+    engine serves.
     """
     step = max(1, len(sizes) // (MIN_SIZES_BEFORE_SERVING - 1))
     first = [sizes[-1], *sizes[:-1:step]][:MIN_SIZES_BEFORE_SERVING]
@@ -60,7 +60,7 @@ def split_capture_sizes(
 
 
 class DecodeGraphs:
-    """Captured decode steps of one model with one KV pool."""
+    """Captured decode steps of one model and its KV pool."""
 
     def __init__(
         self,
@@ -102,20 +102,20 @@ class DecodeGraphs:
 
     @property
     def has_uncaptured_sizes(self) -> bool:
-        """Whether there are batch sizes that are still to be captured."""
+        """Whether there are batch sizes that are not captured yet."""
         return bool(self._missing)
 
     def has_graph(self, rows: int) -> bool:
-        """Report whether a captured graph can compute a batch of ``rows`` rows."""
+        """Report whether a batch of ``rows`` rows can be computed by a captured graph."""
         return any(size >= rows for size in self._graphs)
 
     def capture_first_sizes(self) -> None:
-        """Capture a few sizes, including the largest, so that every batch has a graph."""
+        """Capture the sizes that the engine needs before it serves, including the largest."""
         for _ in range(self._first):
             self.capture_next()
 
     def capture_next(self) -> bool:
-        """Capture one more size. Return False if no size is left."""
+        """Capture one more size. Return False if none is left."""
         if not self._missing:
             return False
         size = self._missing.pop(0)
@@ -181,8 +181,8 @@ class DecodeGraphs:
         """Replay the graph for ``inputs``. Return each row's greedy token and this rank's logits.
 
         The tokens are int64 [rows], and the logits [rows, vocabulary / ranks] in the model's dtype.
-        The next replay overwrites both. ``newest`` int64 has the tokens that the previous step
-        sampled, and at most as many rows as the largest size.
+        The next replay overwrites both. ``newest`` int64 [rows] are the tokens that the previous
+        step sampled.
         """
         rows = len(inputs.ids)
         size = min(size for size in self._graphs if size >= rows)

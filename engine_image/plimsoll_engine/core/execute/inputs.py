@@ -1,4 +1,4 @@
-"""Collect the integer inputs of a step on the host, and copy them to the device in one transfer."""
+"""Collect the integer inputs of a step, and copy them to the device in one transfer."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from plimsoll_engine.messages.rank_ipc import Array, Inputs
 
 
 class RequestState(Protocol):
-    """Properties of a request that the inputs of a step depend on."""
+    """Properties of a request on which the inputs of a step depend."""
 
     @property
     def token_ids(self) -> Sequence[int]:
-        """Tokens of the request that the host knows."""
+        """Tokens that the host knows."""
         ...
 
     @property
     def block_ids(self) -> list[int]:
-        """KV blocks of the request, in the order of its tokens."""
+        """KV blocks, in the order of the tokens."""
         ...
 
     @property
@@ -33,26 +33,26 @@ class RequestState(Protocol):
 
     @property
     def in_flight(self) -> InFlight:
-        """Tokens of the request that only the device knows."""
+        """Tokens that only the device knows."""
         ...
 
 
 class RequestRows(Protocol):
-    """Rows of one request in a step. This is the part of a :class:`Chunk` that inputs depend on."""
+    """Rows of one request in a step: the properties of a :class:`Chunk` on which inputs depend."""
 
     @property
     def request(self) -> RequestState:
-        """The request that the rows belong to."""
+        """Request to which the rows belong."""
         ...
 
     @property
     def count(self) -> int:
-        """Number of rows of the request, without those of its drafts, which follow."""
+        """Number of rows, without those of drafts."""
         ...
 
     @property
     def drafts(self) -> Sequence[int]:
-        """Draft tokens. Each draft is an additional row."""
+        """Draft tokens. Each adds one row."""
         ...
 
     @property
@@ -69,9 +69,9 @@ def collect_inputs(
 ) -> Inputs:
     """Return the inputs of a step. ``chunks`` must be sorted by :func:`get_row_order`.
 
-    Each draft is a decode row of its own, with the blocks of its request. This is possible because
-    a layer stores the keys and values of all rows before any row attends to them. With ``by_row``,
-    each prompt token is a decode row as well. ``scored`` are the rows to score.
+    Each draft is a decode row that reads the blocks of its request. This works because a layer
+    stores the keys and values of all rows before any row attends to them. If ``by_row``, each
+    prompt token is a decode row as well. ``scored`` are the rows to score.
     """
     counts = np.fromiter((chunk.count for chunk in chunks), np.int32, len(chunks))
     computed = np.fromiter((chunk.request.computed for chunk in chunks), np.int32, len(chunks))
@@ -131,8 +131,8 @@ def _create_array(values: list[int]) -> Array:
 def get_row_order(chunk: RequestRows) -> tuple[int, int]:
     """Return the sort key of a chunk within a step.
 
-    Decode rows come first, the longest context before the others, because it takes the most time.
-    Continued prompts follow, and then whole prompts, the shortest first.
+    Decode rows come first, in descending order of context, because long contexts take the most
+    time. Continued prompts come next. Whole prompts come last, in ascending order of length.
     """
     if chunk.count == 1:
         return 0, -chunk.request.computed
@@ -146,10 +146,9 @@ def copy_to_device(fields: Sequence[Array], device: torch.device) -> list[torch.
 
 
 def copy_array_to_device(values: Array, device: torch.device) -> torch.Tensor:
-    """Copy the int32 ``values`` to ``device``, and return the copy.
+    """Return a copy of the int32 ``values`` on ``device``.
 
-    On CUDA, the copy uses pinned memory, so the host does not wait for it. torch keeps the pinned
-    memory until the copy is done.
+    On CUDA, the copy uses pinned memory, so the host does not wait for it.
     """
     if device.type != "cuda":
         return torch.from_numpy(values)

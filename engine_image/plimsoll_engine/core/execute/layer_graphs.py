@@ -1,10 +1,12 @@
-"""Capture steps with prompts as CUDA graphs, except attention: two launches per layer, not nine.
+"""Capture the layers of prefill steps as CUDA graphs, with two launches per layer instead of nine.
 
-Attention depends on the lengths of the sequences. Everything else depends only on the number of
-rows. The kernels between the attentions of two layers are therefore captured for some numbers of
-rows, and attention is launched between the graphs. A step is padded to the next captured number of
-rows. This costs little, because matrix products compute tiles of :data:`CAPTURED_ROWS_STEP` rows
-anyway. Padding rows write nothing to the KV pool.
+Attention depends on the sequence lengths, so it is not captured. All other kernels depend only on
+the number of rows. The kernels between the attentions of two layers form one graph, and attention
+is launched between the graphs.
+
+Graphs are captured for some numbers of rows, and a step is padded to the next of them. Padding
+costs little, because matrix products compute tiles of :data:`CAPTURED_ROWS_STEP` rows anyway.
+Padding rows write nothing to the KV pool.
 """
 
 from __future__ import annotations
@@ -23,18 +25,18 @@ from plimsoll_engine.models.decoder import Decoder
 log = logging.getLogger(__name__)
 
 CAPTURED_ROWS_STEP = 128
-"""Steps are captured for each multiple of this number of rows."""
+"""Difference between captured numbers of rows."""
 MAX_CAPTURED_ROWS = 1408
-"""Maximum captured number of rows. In longer steps, the host is not the bottleneck."""
+"""Maximum captured number of rows. The host does not delay longer steps."""
 MAX_PIECES_PER_CALL = 4
-"""Maximum number of pieces to capture in one call. Each delays the next step by milliseconds."""
+"""Maximum number of pieces to capture in one call. Each piece delays a step by milliseconds."""
 
 
 class GraphPiece(Protocol):
-    """Captured piece of a step: the part of :class:`torch.cuda.CUDAGraph` that is used here."""
+    """Captured piece of a step: the used part of the interface of :class:`torch.cuda.CUDAGraph`."""
 
     def replay(self) -> None:
-        """Run the captured kernels on the same tensors as in the capture."""
+        """Run the captured kernels on the captured tensors."""
 
     def reset(self) -> None:
         """Free the captured piece."""
@@ -43,7 +45,7 @@ class GraphPiece(Protocol):
 class GraphCapturer:
     """Function that captures graphs in one memory ``pool``.
 
-    The graphs share this memory, so they must never run at the same time.
+    The graphs share the pool's memory, so they must never run at the same time.
     """
 
     def __init__(self, pool: Any) -> None:
@@ -51,10 +53,10 @@ class GraphCapturer:
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def __call__(self, compute: Callable[[], None]) -> GraphPiece:
-        """Capture the kernels that ``compute`` launches, and return them as a graph.
+        """Return a graph of the kernels that ``compute`` launches.
 
-        ``torch.cuda.graph`` is not used, because it empties torch's memory cache before each
-        capture, and the next step would have to allocate memory from the driver again.
+        This does not use ``torch.cuda.graph``, which empties torch's memory cache before each
+        capture. The next step would then have to allocate its memory from the driver again.
         """
         current = torch.cuda.current_stream()
         self._stream.wait_stream(current)
@@ -74,10 +76,10 @@ class GraphCapturer:
 
 
 class LayerGraphs:
-    """Captured pieces of one model with one KV pool. Each piece ends at the attention of a layer.
+    """Captured pieces of a model with its KV pool. Each piece ends at the attention of a layer.
 
-    The last piece ends before the last layer, which computes only the needed rows. All pieces use
-    the same few tensors, whose values are not used after the step.
+    The last layer is not captured, because it computes only the needed rows. All pieces share a few
+    tensors, whose values are not needed after the step.
     """
 
     def __init__(
@@ -89,7 +91,7 @@ class LayerGraphs:
         capture: Callable[[Callable[[], None]], GraphPiece],
         max_rows: int,
     ) -> None:
-        """Capture steps of up to ``max_rows`` rows, but at most :data:`MAX_CAPTURED_ROWS`."""
+        """Prepare steps of up to ``max_rows`` rows, but at most :data:`MAX_CAPTURED_ROWS`."""
         sizes = range(
             CAPTURED_ROWS_STEP,
             CAPTURED_ROWS_STEP * cdiv(min(max_rows, MAX_CAPTURED_ROWS), CAPTURED_ROWS_STEP) + 1,
@@ -98,7 +100,7 @@ class LayerGraphs:
         self._model: Decoder | None = model
         self._capture = capture
         self._missing = list(reversed(sizes))
-        """Sizes to capture, the largest first, because its memory is enough for the others."""
+        """Sizes to capture, the largest first, because its memory suffices for all others."""
         self._pieces: dict[int, list[GraphPiece]] = {}
         self._begun: list[GraphPiece] = []
         """Pieces of the first missing size that are already captured."""
@@ -117,11 +119,11 @@ class LayerGraphs:
 
     @property
     def has_uncaptured_sizes(self) -> bool:
-        """Whether there are step sizes whose pieces are still to be captured."""
+        """Whether there are step sizes that are not captured yet."""
         return bool(self._missing)
 
     def has_graph(self, rows: int) -> bool:
-        """Report whether pieces exist for a step of ``rows`` rows."""
+        """Report whether all pieces for a step of ``rows`` rows are captured."""
         return any(size >= rows for size in self._pieces)
 
     @torch.inference_mode()
@@ -153,7 +155,7 @@ class LayerGraphs:
     def _create_piece(self, size: int, index: int) -> Callable[[], None]:
         """Return a function that computes ``size`` rows between the attentions of two layers.
 
-        The function begins after the attention of layer ``index`` - 1, and ends before that of
+        The function starts after the attention of layer ``index`` - 1, and ends before that of
         layer ``index``.
         """
         model, kv, slots = self._model, self._kv, self._slots[:size]

@@ -1,6 +1,6 @@
-"""Load LoRA adapters into a worker within ``--max-loras``, and free them after their last use.
+"""Load and unload LoRA adapters, within the limit of ``--max-loras``.
 
-The memory of an unloaded adapter is freed when the last request that uses it has ended.
+An unloaded adapter stays in memory until the last request that uses it has ended.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from plimsoll_engine.models.lora import Adapter, StepAdapters
 
 
 class LoadedAdapters:
-    """Adapters in memory, by number: at most ``max_adapters``, each of rank ``max_rank`` or less.
+    """Adapters by number: at most ``max_adapters``, each with a rank of at most ``max_rank``.
 
-    The object keeps no reference to ``model``.
+    This object keeps no reference to ``model``.
     """
 
     def __init__(self, model: Decoder, max_adapters: int, max_rank: int) -> None:
@@ -33,7 +33,7 @@ class LoadedAdapters:
         self._max_adapters, self._max_rank = max_adapters, max_rank
         self._loaded: dict[int, Adapter] = {}
         self.living: WeakSet[Adapter] = WeakSet()
-        """Adapters in memory: loaded adapters, and unloaded adapters that requests still use."""
+        """Adapters in memory: loaded ones, and unloaded ones that requests still use."""
         self.bytes_bound = max_adapters * sum(
             target.compute_nbytes(max_rank, self._dtype) for target in self._targets.values()
         )
@@ -46,8 +46,8 @@ class LoadedAdapters:
     def load(self, name: str, number: int, folder: Path) -> None:
         """Load the adapter in ``folder`` under ``number``.
 
-        Raises LoadError if the limit of adapters is reached, LoadError or OSError if the files are
-        invalid, and torch's OutOfMemoryError if there is too little device memory.
+        Raises LoadError if too many adapters are in memory, LoadError or OSError if a file is
+        invalid, and torch's OutOfMemoryError if device memory is exhausted.
         """
         if len(self.living) >= self._max_adapters:
             raise LoadError(
@@ -63,11 +63,14 @@ class LoadedAdapters:
         return self._loaded.get(number)
 
     def unload(self, number: int) -> None:
-        """Unload an adapter if it is loaded. Requests that use the adapter keep it in memory."""
+        """Unload the adapter with this ``number``, if it is loaded.
+
+        It stays in memory until no request uses it.
+        """
         self._loaded.pop(number, None)
 
     def find_problems(self, used: Sequence[Adapter]) -> list[str]:
-        """Return a message, for the audit, if adapters are neither loaded nor in ``used``."""
+        """Return an audit message if there are adapters that are neither loaded nor in ``used``."""
         held = {*self._loaded.values(), *used}
         lost = sorted(adapter.name for adapter in self.living if adapter not in held)
         return (
@@ -84,10 +87,10 @@ class LoadedAdapters:
 def collect_step_adapters(
     chunks: Sequence[Chunk], device: torch.device, selected_rows: Array | None = None
 ) -> StepAdapters | None:
-    """Return the adapters of ``chunks``; None if no chunk has an adapter.
+    """Return the adapters of ``chunks`` with their rows; None if no chunk has an adapter.
 
     ``chunks`` must be in the order of their rows. If ``selected_rows`` (int32 row indices) is
-    given, only these rows are included, and row ``selected_rows[i]`` gets the index i.
+    given, only these rows count, and index i then means row ``selected_rows[i]``.
     """
     rows: dict[Adapter, list[Array]] = {}
     row = 0

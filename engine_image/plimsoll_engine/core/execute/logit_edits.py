@@ -1,8 +1,8 @@
-"""Edit single logits before sampling, for biases, banned tokens and penalties.
+"""Edit logits before sampling: biases, banned tokens and penalties.
 
-Most rows have no edits, and the other rows only a few. The edits of a step are therefore lists of
-(row, token) pairs that the host collects. The device has no state that could leak, or that could be
-wrong after a preemption.
+Most rows need no edits, and the others only a few. The host therefore collects the edits of each
+step as lists of (row, token) pairs. No state on the device can leak, or be wrong after a
+preemption.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from plimsoll_engine.core.schedule.token_rules import TokenCounts
 from plimsoll_engine.messages.worker_ipc import Sampling
 
 BANNED_BIAS = -1e30
-"""Value that is added to the logit of a banned token.
+"""Bias of a banned token.
 
 It is finite, so that a banned token can still be sampled if no other token is allowed.
 """
@@ -25,11 +25,10 @@ It is finite, so that a banned token can still be sampled if no other token is a
 
 @dataclass(slots=True)
 class LogitEdits:
-    """Edits of the logits of one step, which the host collects row by row.
+    """Edits of the logits of one step.
 
-    Bias ``biases[i]`` is added to the logit of token ``bias_tokens[i]`` in row ``bias_rows[i]``.
-    ``penalized`` has the index, the sampling parameters and the token counts of each row with a
-    penalty.
+    ``biases[i]`` is added to the logit of token ``bias_tokens[i]`` in row ``bias_rows[i]``.
+    ``penalized`` lists (row, sampling parameters, token counts) for each row with a penalty.
     """
 
     bias_rows: list[int] = field(default_factory=list)
@@ -48,9 +47,9 @@ class LogitEdits:
         counts: TokenCounts | None,
         banned: Sequence[int] = (),
     ) -> None:
-        """Add the edits for ``row``, which samples output token number ``position``.
+        """Add the edits for ``row``, which samples the output token with index ``position``.
 
-        The tokens in ``banned`` must not be sampled.
+        ``banned`` are tokens that must not be sampled.
         """
         if sampling.logit_bias:
             self._add_bias(row, sampling.logit_bias.keys(), sampling.logit_bias.values())
@@ -70,8 +69,8 @@ class LogitEdits:
     def apply(self, logits: torch.Tensor) -> None:
         """Edit ``logits`` float32 [rows, vocabulary] in place, in the same order as vLLM.
 
-        First, biases are added. Then the repetition penalty divides positive logits, and multiplies
-        the others. Last, the frequency and presence penalties are subtracted, as OpenAI defines
+        Biases are added first. The repetition penalty then divides positive logits and multiplies
+        the others. The frequency and presence penalties are subtracted last, as OpenAI defines
         them.
         """
         flat, size, device = logits.view(-1), logits.shape[-1], logits.device

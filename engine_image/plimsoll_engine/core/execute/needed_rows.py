@@ -1,8 +1,7 @@
-"""Find the rows of a step whose output of the last layer is needed.
+"""Select the rows for which the last layer computes its output.
 
-These are the rows whose next token is sampled or verified, and the scored rows. For all other rows,
-the last layer computes only keys and values. A prompt of thousands of tokens has one needed row,
-and a chunk that does not end the prompt has none.
+These are the rows that are sampled, verified or scored. For all other rows, the last layer computes
+only keys and values. A chunk that ends a prompt has one needed row, and other chunks have none.
 """
 
 from __future__ import annotations
@@ -14,10 +13,9 @@ import numpy as np
 from plimsoll_engine.messages.rank_ipc import Array, Inputs
 
 MIN_ROWS_SAVED = 128
-"""Minimum number of rows that the last layer skips.
+"""Minimum number of rows to save. If fewer rows can be skipped, all rows are computed.
 
-Computing fewer rows takes little more time than reading the layer's weights, and skipping needs six
-more small kernels.
+Skipping needs six more small kernels, and a few rows add little to the time for reading weights.
 """
 
 
@@ -27,12 +25,11 @@ class NeededRows:
 
     See :class:`plimsoll_engine.kernels.step_plan.NeededPlan`.
 
-    ``rows`` int32 [needed] are the indices of the needed rows in the step. ``sequences`` int32 are
-    the sequences with needed rows; sequences with one needed row come first. ``starts`` are the
-    offsets of the sequences in ``rows``. ``decodes`` is the number of sequences with one needed
-    row. ``longest`` is the maximum number of needed rows of a sequence with more than one.
-    ``last`` and ``scored`` are the fields of
-    :class:`plimsoll_engine.messages.rank_ipc.Inputs`, but as indices into ``rows``.
+    ``rows`` int32 [needed] are the indices of the needed rows. ``sequences`` int32 are the
+    sequences with needed rows; those with one needed row come first, and ``decodes`` is their
+    number. ``starts`` are the offsets of the sequences in ``rows``. ``longest`` is the maximum
+    number of needed rows of the other sequences. ``last`` and ``scored`` are as in
+    :class:`plimsoll_engine.messages.rank_ipc.Inputs`, but are indices into ``rows``.
     """
 
     rows: Array
@@ -45,11 +42,10 @@ class NeededRows:
 
 
 def find_needed_rows(inputs: Inputs) -> NeededRows | None:
-    """Return the rows whose output of the last layer is needed.
+    """Return the rows for which the last layer computes its output; None means all rows.
 
-    None if the last layer should compute all rows, because it could skip too few of them. If a row
-    of a sequence is needed, all later rows of the sequence are included, because attention expects
-    the query rows at the end of the context. Every rank computes the same result.
+    If a row is needed, all later rows of its sequence are included, because attention expects query
+    rows at the end of the context. Every rank computes the same result.
     """
     ends = inputs.starts[1:]
     read = np.concatenate([inputs.last, inputs.scored])

@@ -1,7 +1,7 @@
 """Compute log probabilities of prompt tokens, for requests with ``prompt_logprobs``.
 
-Scoring a row means to compute the log probability of the prompt token that follows it. All rows of
-a prompt except the last are scored. The output head processes a few rows at a time, so device
+To score a row means to compute the log probability of the prompt token after it. All rows of a
+prompt except the last are scored. The output head processes a few rows at a time, so that device
 memory does not grow with the prompt.
 """
 
@@ -19,17 +19,17 @@ from plimsoll_engine.core.schedule.scheduler import Chunk
 from plimsoll_engine.messages.worker_ipc import PromptScores
 
 MAX_SCORED_ROWS = 32
-"""Maximum number of rows to score at a time, the same on all ranks.
+"""Number of rows to score at a time, equal on all ranks.
 
-A buffer for these rows takes 19 MiB with a vocabulary of 152,000 tokens.
+The logits of these rows take 19 MiB with a vocabulary of 152,000 tokens.
 """
 
 
 class ScoredRows(NamedTuple):
     """Rows of one request that a step scores.
 
-    The first row is that of token number ``first`` of the request, and has the index ``row`` in the
-    step. ``targets`` has the ID of the token that follows each row.
+    The first of them has the index ``row`` in the step, and belongs to token ``first`` of the
+    request. ``targets`` are the IDs of the tokens that follow the rows.
     """
 
     request: Request
@@ -40,11 +40,11 @@ class ScoredRows(NamedTuple):
 
 @dataclass(slots=True)
 class Scores:
-    """Scores of the prompt token that follows each row.
+    """Scores of the prompt tokens that follow each row.
 
-    ``chosen`` float32 [rows] are the log probabilities of these tokens, and ``ranks`` int32 [rows]
-    their ranks among all tokens. ``top_ids`` int32 and ``top`` float32 [rows, largest requested
-    number] are the IDs and log probabilities of the likeliest tokens.
+    ``chosen`` float32 [rows] are their log probabilities, and ``ranks`` int32 [rows] their ranks in
+    the vocabulary. ``top_ids`` int32 and ``top`` float32 [rows, largest requested number] are the
+    IDs and log probabilities of the likeliest tokens.
     """
 
     chosen: torch.Tensor
@@ -53,7 +53,7 @@ class Scores:
     top: torch.Tensor
 
     def to_host(self) -> Scores:
-        """Return a copy in host memory, which is valid once the stream has reached this point."""
+        """Return a copy in host memory, which is valid once the stream has completed it."""
         columns = self.chosen, self.ranks, self.top_ids, self.top
         return Scores(*(column.to("cpu", non_blocking=True) for column in columns))
 
@@ -62,11 +62,11 @@ class Scores:
 class LaunchedScores:
     """Scores of a launched step.
 
-    The references to requests are weak, because requests may end before the step does.
+    References to requests are weak, because a request may end before the step does.
     """
 
     parts: list[tuple[ref[Request], int, int]]
-    """For each request: the position of its first scored token, and the number of scored tokens."""
+    """(request, position of the first scored token, number of scored tokens) for each request."""
     scores: Scores
 
     def create_messages(self) -> list[PromptScores]:
@@ -98,7 +98,7 @@ def _to_bytes(tensor: torch.Tensor) -> bytes:
 
 
 def list_scored_rows(chunks: Sequence[Chunk]) -> list[ScoredRows]:
-    """Return the rows of a step to score. ``chunks`` must be in the order of their rows."""
+    """Return the rows that a step scores. ``chunks`` must be in the order of their rows."""
     found, start = [], 0
     for chunk in chunks:
         request = chunk.request
@@ -118,10 +118,10 @@ def compute_scores(
     compute_logits: Callable[[torch.Tensor], torch.Tensor], hidden: torch.Tensor,
     targets: torch.Tensor, top_count: int,
 ) -> Scores:  # fmt: skip
-    """Return the scores of the tokens ``targets`` int64 [rows], given ``hidden`` [rows, hidden].
+    """Return the scores of the tokens ``targets`` int64 [rows], for ``hidden`` [rows, hidden].
 
-    The result includes the ``top_count`` likeliest tokens of each row. Every rank must call this
-    function with the same rows.
+    The scores include the ``top_count`` likeliest tokens of each row. ``compute_logits`` may use
+    collectives, so every rank must call this function for the same rows.
     """
     found = []
     for start in range(0, len(hidden), MAX_SCORED_ROWS):

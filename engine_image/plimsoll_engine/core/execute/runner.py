@@ -1,8 +1,8 @@
-"""Run the model on scheduled chunks, and return the next tokens of their requests.
+"""Run the model on scheduled chunks, and return the next tokens of the requests.
 
-A step is launched, and its tokens are read later, when the next step may already be launched. Each
-step needs one copy to the device and one copy back. With several ranks, the runner is on rank 0,
-and each call also sends a command to the other ranks.
+The runner launches a step, and reads its tokens later, when the next step may already be launched.
+A step needs one copy to the device and one copy back. With several ranks, the runner is on rank 0,
+and each of its calls also sends a command to the other ranks.
 """
 
 from __future__ import annotations
@@ -41,26 +41,26 @@ from plimsoll_engine.models.model import MediaModel, Model
 MAX_SHORT_STEP_ROWS = 64
 """Maximum number of rows of a step with short prompts that is computed as a decode step.
 
-Such a step takes about as long as a step with one row, because most time is for reading weights.
+The rows cost little, because reading the weights takes most of the time.
 """
 MAX_SHORT_STEP_CONTEXT = 16_384
-"""Maximum total number of context tokens that the rows of such a step read.
+"""Maximum number of context tokens, over all rows, of such a step.
 
-For an 8B model, this is 64 MiB per layer, which takes 0.7 ms in all layers (H100).
+Reading this many takes 0.7 ms in an 8B model on an H100 (64 MiB per layer).
 """
 
 
 class NextToken(NamedTuple):
-    """Sampled token, with log probabilities if requested."""
+    """Sampled token, with log probabilities if the request asks for them."""
 
     token_id: int
     logprobs: Logprobs | None
 
 
 class StepResult(NamedTuple):
-    """Next tokens of one request: one token, and one more for each accepted draft.
+    """Next tokens of one request: one token, and another for each accepted draft.
 
-    ``drafts`` is the number of verified drafts.
+    ``drafts`` is the number of drafts that were verified.
     """
 
     request: Request
@@ -70,21 +70,21 @@ class StepResult(NamedTuple):
 
 @dataclass(slots=True)
 class InFlightStep:
-    """Step that was launched and whose tokens have not been read yet.
+    """Launched step whose tokens have not been read yet.
 
-    The references to requests are weak, because requests may end before the step does. A request
-    has one row in ``sampled`` for its next token, and one for each of its ``drafts``.
+    References to requests are weak, because a request may end before the step does. ``sampled`` has
+    one row for the next token of a request, and one for each of its ``drafts``.
     """
 
     requests: list[ref[Request]]
     drafts: list[Sequence[int]]
     sampled: SampledTokens | None
     copied: Any
-    """CUDA event after the copy of the tokens to the host; None on a CPU."""
+    """CUDA event that follows the copy of the tokens to the host; None on a CPU."""
     scored: LaunchedScores | None = None
 
     def collect_prompt_scores(self) -> list[PromptScores]:
-        """Wait for the step. Return prompt log probabilities for requests that still exist."""
+        """Wait for the step. Return the prompt log probabilities of requests that still exist."""
         if self.scored is None:
             return []
         if self.copied is not None:
@@ -92,7 +92,7 @@ class InFlightStep:
         return self.scored.create_messages()
 
     def collect_results(self) -> list[StepResult]:
-        """Wait for the step. Return the next tokens of each request that still exists."""
+        """Wait for the step. Return the next tokens of requests that still exist."""
         if self.sampled is None:
             return []
         if self.copied is not None:
@@ -114,8 +114,8 @@ class InFlightStep:
 def count_valid_tokens(drafts: Sequence[int], tokens: Sequence[int]) -> int:
     """Return how many of the sampled ``tokens`` are valid: one more than the accepted drafts.
 
-    ``tokens`` has one token more than ``drafts``. A draft is accepted if it equals the token that
-    was sampled at its position, and all drafts before it are accepted.
+    ``tokens`` has one item more than ``drafts``. A draft is accepted if it equals the token sampled
+    at its position, and all drafts before it are accepted.
     """
     for number, (draft, token) in enumerate(zip(drafts, tokens, strict=False)):
         if draft != token:
@@ -124,7 +124,7 @@ def count_valid_tokens(drafts: Sequence[int], tokens: Sequence[int]) -> int:
 
 
 class Runner(Forward):
-    """:class:`Forward` for scheduled requests. ``leader`` controls the other ranks, if any."""
+    """:class:`Forward` for scheduled requests. ``leader`` connects to the other ranks, if any."""
 
     def __init__(
         self,
@@ -138,14 +138,14 @@ class Runner(Forward):
         super().__init__(model, num_blocks, block_size, memory, kv_dtype)
         self._leader = leader
         self.pools: list[rank_ipc.PoolReply] = []
-        """KV pools of the other ranks."""
+        """Descriptions of the KV pools of the other ranks."""
         if leader is not None:
             shared = memory is not None
             command = rank_ipc.CreatePool(num_blocks, block_size, model.kv.layers, shared)
             self.pools = leader.request(command, rank_ipc.PoolReply)
 
     def compute_block_sums(self, blocks: Sequence[int]) -> list[int]:
-        """Return a checksum of each block in ``blocks``, combined over all ranks."""
+        """Return a checksum of each block in ``blocks`` that covers all ranks."""
         sums = super().compute_block_sums(blocks)
         if self._leader is None:
             return sums
@@ -174,7 +174,7 @@ class Runner(Forward):
 
     @property
     def graph_bytes(self) -> int:
-        """Device memory of the captured steps on all ranks, in bytes."""
+        """Device memory of the CUDA graphs on all ranks, in bytes."""
         others = [] if self._leader is None else self._leader.get_memory_reports()
         return super().graph_bytes + sum(rank.graph_bytes for rank in others)
 
@@ -183,7 +183,7 @@ class Runner(Forward):
 
     @torch.inference_mode()
     def launch(self, chunks: Sequence[Chunk]) -> InFlightStep:
-        """Launch a step of ``chunks``. A token is sampled for each chunk with the newest token.
+        """Launch a step that samples a token for each chunk with the newest token of its request.
 
         Raises :class:`plimsoll_engine.errors.RanksLostError` if the step fails with several ranks.
         Any other exception affects only this step.
@@ -219,7 +219,8 @@ class Runner(Forward):
     def _has_short_prompts(self, chunks: Sequence[Chunk]) -> bool:
         """Report whether the prompts are short enough to be computed as a captured decode step.
 
-        Without a graph, the host would launch the kernels more slowly than the device runs them.
+        This saves the launches of single kernels, which would take the host longer than the
+        computation.
         """
         rows = sum(chunk.rows for chunk in chunks)
         if self.graphs is None or rows > MAX_SHORT_STEP_ROWS or not self.graphs.has_graph(rows):
@@ -244,7 +245,7 @@ class Runner(Forward):
         """Compute the step. Return the sampled tokens; None if no row is sampled.
 
         If sampling fails, return the exception. The other ranks then still receive tokens, so that
-        only this step fails.
+        the failure affects only this step.
         """
         tokens, logits = self.compute(inputs, chunks)
         # The tokens may be in a graph's memory. All readers are launched before the next replay.
@@ -277,17 +278,17 @@ class Runner(Forward):
 
     @property
     def needs_media(self) -> bool:
-        """Whether every request must have an image or a sound (encoder-decoder models)."""
+        """Whether every request needs an image or audio clip, as in encoder-decoder models."""
         return (
             self.outputs is not None and isinstance(self.model, MediaModel) and self.model.lifelong
         )
 
     def create_example_media(self) -> list[Media]:
-        """Return one image or sound of the maximum size; an empty list for a text model."""
+        """Return an image or audio clip of the maximum size; an empty list for a text model."""
         return [self.model.make_dummy_media()] if isinstance(self.model, MediaModel) else []
 
     def close(self) -> None:
-        """Release this rank's model and KV pool. Make the other ranks release their KV pools.
+        """Release the model and the KV pool of this rank, and the KV pools of the other ranks.
 
         Idempotent.
         """

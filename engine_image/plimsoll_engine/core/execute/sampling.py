@@ -1,8 +1,9 @@
 """Sample the next token of each row of logits.
 
-The random noise for output token i of a request depends only on (seed, i) and the token ID
-(kernels/draw.py). It does not depend on the batch, the device, preemptions or restarts. Only the
-work that a row needs is done: a greedy row needs only an argmax, and a row without filters no sort.
+The random noise for output token i of a request depends only on (seed, i) and on token IDs, see
+kernels/draw.py. The same request therefore gets the same tokens in any batch, on any device, and
+after a preemption or restart. Each row is only processed as far as it needs: greedy rows need only
+an argmax, and rows without filters are not sorted.
 """
 
 from __future__ import annotations
@@ -23,22 +24,21 @@ from plimsoll_engine.kernels.draw import compute_noise
 from plimsoll_engine.messages.worker_ipc import Logprobs, Sampling
 
 MAX_WORKSPACE_ELEMENTS = 1 << 23
-"""Maximum number of logits to filter at a time. Filtering needs several float64 buffers of 64 MiB.
-"""
+"""Maximum number of logits to filter at once. Filtering needs several float64 copies of them."""
 INT32_BITS = 32
 NO_TOKEN = -1
-"""Token ID of a row without a token, because its best logit is not finite or none is allowed."""
+"""Token ID of a row for which no token could be sampled, because no logit is finite or allowed."""
 MIN_SAMPLING_TEMPERATURE = 1e-5
-"""Temperature below which sampling is greedy, as in vLLM. Dividing by less would overflow."""
+"""Temperature below which sampling is greedy, as in vLLM. Dividing by it could overflow."""
 
 
 class SamplingRow(NamedTuple):
     """Sampling parameters and state of one row.
 
-    ``position`` is the number of output tokens so far. ``counts`` has the token counts if a penalty
-    needs them. ``allowed`` is the bit mask of the tokens that may be sampled: token t is bit t % 32
-    of the little-endian int32 word t // 32. ``banned`` are the tokens that would complete a bad
-    word.
+    ``position`` is the number of output tokens so far. ``counts`` are the token counts for
+    penalties; None without penalties. ``allowed`` is the bit mask of tokens that may be sampled:
+    token t is bit t % 32 of the little-endian int32 word t // 32. ``banned`` are tokens that would
+    complete a bad word.
     """
 
     sampling: Sampling
@@ -49,10 +49,7 @@ class SamplingRow(NamedTuple):
 
 
 def create_row(request: Request, drafts: Sequence[int] = ()) -> SamplingRow:
-    """Return the row that samples the next token of ``request``, after ``drafts``.
-
-    The drafts count as output tokens of the request.
-    """
+    """Return the row that samples the token after the output of ``request`` and ``drafts``."""
     allowed = request.allowed if request.matcher is None else request.matcher.mask
     counts = request.counts
     if counts is not None and drafts:
@@ -63,9 +60,9 @@ def create_row(request: Request, drafts: Sequence[int] = ()) -> SamplingRow:
 
 @dataclass(slots=True)
 class _Draws:
-    """Rows whose tokens are drawn at random, each with its parameters and its noise key.
+    """Rows whose tokens are drawn at random.
 
-    The parameters are (1 / temperature, top_k, top_p, min_p).
+    ``parameters`` are (1 / temperature, top_k, top_p, min_p).
     """
 
     rows: list[int] = field(default_factory=list)
@@ -75,9 +72,9 @@ class _Draws:
 
 @dataclass(slots=True)
 class SamplingPlan:
-    """Rows of one step, grouped by how they are sampled.
+    """Rows of a step, grouped by sampling method.
 
-    It is created on the host before the logits are computed.
+    The host creates the plan before the logits are computed.
     """
 
     edits: LogitEdits = field(default_factory=LogitEdits)
@@ -92,7 +89,7 @@ class SamplingPlan:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether every row takes the argmax of unedited logits, without log probabilities."""
+        """Whether all rows take the argmax of unedited logits and need no log probabilities."""
         wanted = self.edits, self.plain.rows, self.filtered.rows, self.masks, self.logprob_rows
         return not any(wanted)
 
@@ -101,11 +98,11 @@ class SamplingPlan:
 class SampledTokens:
     """Sampled tokens, and the requested log probabilities.
 
-    ``tokens`` int64 [rows] is on the logits' device; NO_TOKEN means that a row has no token. For
-    the n rows with log probabilities, ``chosen`` float32 [n] has those of the sampled tokens.
-    ``top_ids`` int64 and ``top`` float32 [n, largest requested number] are the IDs and log
-    probabilities of the likeliest tokens. For the m rows with a list of token IDs in their request,
-    ``named_values`` float32 [m, length of the longest list] has the log probabilities of these IDs.
+    ``tokens`` int64 [rows] is on the device of the logits, and contains NO_TOKEN for rows without a
+    token. For the n rows with log probabilities, ``chosen`` float32 [n] are those of the sampled
+    tokens. ``top_ids`` int64 and ``top`` float32 [n, largest requested number] are the IDs and log
+    probabilities of the likeliest tokens. For the m rows whose request lists token IDs,
+    ``named_values`` float32 [m, length of the longest list] are their log probabilities.
     """
 
     tokens: torch.Tensor
@@ -119,7 +116,7 @@ class SampledTokens:
     named_values: torch.Tensor | None = None
 
     def to_host(self) -> SampledTokens:
-        """Return a copy in host memory, which is valid once the stream has reached this point."""
+        """Return a copy in host memory, which is valid once the stream has completed it."""
 
         def copy(tensor: torch.Tensor | None) -> torch.Tensor | None:
             return None if tensor is None else tensor.to("cpu", non_blocking=True)
@@ -131,7 +128,7 @@ class SampledTokens:
         )  # fmt: skip
 
     def get_logprobs(self) -> dict[int, Logprobs]:
-        """Return the log probabilities by row index. The tensors must be on the host."""
+        """Return the log probabilities by row index. The tensors must be in host memory."""
         if self.chosen is None or self.top_ids is None or self.top is None:
             return {}
         columns = self.chosen.tolist(), self.top_ids.tolist(), self.top.tolist()
@@ -151,7 +148,6 @@ class SampledTokens:
 def _create_named_logprobs(
     token: int, chosen: float, ids: list[int], values: list[float]
 ) -> Logprobs:
-    """Return the log probabilities of the tokens ``ids`` and of the sampled ``token``."""
     values = values[: len(ids)]
     if token in ids:
         return Logprobs(chosen, ids, values)
@@ -159,14 +155,14 @@ def _create_named_logprobs(
 
 
 def create_noise_key(seed: int, position: int) -> tuple[int, int]:
-    """Return the key of the random noise for output token number ``position``: two int32."""
+    """Return the two int32 words of the noise key for the output token with index ``position``."""
     digest = blake2b(f"{seed}:{position}".encode(), digest_size=8).digest()
     first, second = unpack("<ii", digest)
     return first, second
 
 
 def plan_sampling(rows: Sequence[SamplingRow]) -> SamplingPlan:
-    """Return a plan that groups ``rows`` by how they are sampled."""
+    """Return the sampling plan for ``rows``."""
     sampling_plan = SamplingPlan()
     for number, (sampling, position, counts, allowed, banned) in enumerate(rows):
         sampling_plan.edits.collect_row(number, sampling, position, counts, banned)
@@ -197,9 +193,9 @@ def plan_sampling(rows: Sequence[SamplingRow]) -> SamplingPlan:
 
 
 def sample(logits: torch.Tensor, sampling_plan: SamplingPlan) -> SampledTokens:
-    """Return the next token of each row of ``logits`` [rows, vocabulary].
+    """Sample the next token of each row of ``logits`` [rows, vocabulary].
 
-    The logits may have any floating-point dtype. This function may overwrite them.
+    The logits may have any floating-point dtype, and may be overwritten.
     """
     raw = None
     if sampling_plan.logprob_rows:
@@ -235,9 +231,9 @@ def sample(logits: torch.Tensor, sampling_plan: SamplingPlan) -> SampledTokens:
 def _add_named_logprobs(
     sampled: SampledTokens, raw: torch.Tensor, sampling_plan: SamplingPlan
 ) -> None:
-    """Add the log probabilities of named tokens to ``sampled``.
+    """Add the log probabilities of the token IDs that requests list to ``sampled``.
 
-    ``raw`` has the log probabilities of all tokens, for each row that requests log probabilities.
+    ``raw`` are the log probabilities of all tokens, in the rows that request log probabilities.
     """
     if not sampling_plan.named_rows:
         return
@@ -253,7 +249,7 @@ def _add_named_logprobs(
 
 
 def _apply_masks(logits: torch.Tensor, sampling_plan: SamplingPlan) -> None:
-    """Set the logits of all tokens that a row's mask does not allow to minus infinity."""
+    """Set the logits of tokens that a row's mask does not allow to minus infinity."""
     if not sampling_plan.masked_rows:
         return
     # A shorter mask does not allow the tokens beyond its end.
@@ -279,7 +275,7 @@ def _draw_filtered(
 ) -> torch.Tensor:
     """Draw one token per row after filtering with top_k, min_p and top_p.
 
-    As in vLLM, top_p applies to the probability that is left after min_p and top_k.
+    As in vLLM, top_p is a share of the probability that remains after top_k and min_p.
     """
     scale, top_k, top_p, min_p = parameters.unsqueeze(-1).unbind(dim=1)
     ordered, tokens = logits.sort(dim=-1, descending=True, stable=True)

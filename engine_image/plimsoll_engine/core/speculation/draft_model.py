@@ -1,11 +1,11 @@
 """Create drafts with a smaller model that has the same tokenizer.
 
-The draft model's KV pool has as many blocks as the target model's pool, and block b has the same
-tokens in both pools. The draft model therefore allocates no blocks itself. Requests with the same
-prefix share its computed blocks.
+The KV pools of the draft model and the target model have the same number of blocks, and block b
+contains the same tokens in both. The draft model therefore allocates no blocks itself, and requests
+with the same prefix share its computed blocks.
 
-Each draft is drawn with the seed and the position of the token that it predicts. If both models
-have the same distribution, they draw the same token.
+Each draft is drawn with the seed and the position of the token that it predicts. Models with equal
+distributions therefore draw equal tokens.
 """
 
 from __future__ import annotations
@@ -29,13 +29,12 @@ from plimsoll_engine.messages.rank_ipc import Inputs
 from plimsoll_engine.messages.worker_ipc import Sampling
 
 MAX_CATCH_UP_ROWS = 8
-"""Maximum number of missed tokens to compute as decode rows. More are computed as a prefill chunk.
-"""
+"""Maximum number of missed tokens to compute as decode rows. More form a prefill chunk."""
 
 
 @dataclass(slots=True)
 class _RequestView:
-    """State of a request for one step of the draft model.
+    """State of a request in a step of the draft model.
 
     ``computed`` is the number of tokens that the draft model has computed.
     """
@@ -48,8 +47,6 @@ class _RequestView:
 
 @dataclass(slots=True)
 class _Rows:
-    """Rows of one request in a step of the draft model, as in a ``Chunk``."""
-
     request: _RequestView
     count: int
     has_newest_token: bool
@@ -57,9 +54,9 @@ class _Rows:
 
 
 class _CatchUp(NamedTuple):
-    """Tokens of a request, up to ``end``, that the model must compute before it creates drafts.
+    """Tokens, up to index ``end``, that the draft model must compute before it can draft.
 
-    ``number`` is the index of the request in the list of requests that get drafts.
+    ``number`` is the index of their request in ``draft_limits``.
     """
 
     number: int
@@ -70,17 +67,17 @@ class _CatchUp(NamedTuple):
 
 @dataclass(slots=True)
 class _DrawnDrafts:
-    """Drafts of one step: the index of each row's request, and one token per row on the device."""
+    """Drafts of one step: a token per row, on the device, and the index of each row's request."""
 
     numbers: list[int]
     tokens: torch.Tensor
 
 
 class DraftModel:
-    """:class:`plimsoll_engine.core.speculation.drafting.Proposer` that uses a draft model.
+    """:class:`plimsoll_engine.core.speculation.drafting.Proposer` that runs a draft model.
 
-    ``pool`` is the target model's block pool. ``max_tokens`` is the maximum number of tokens in a
-    step. ``target_vocabulary`` and ``draft_vocabulary`` are the sizes of the models' vocabularies.
+    ``pool`` is the block pool of the target model, and ``max_tokens`` the maximum number of tokens
+    in a step. ``target_vocabulary`` and ``draft_vocabulary`` are the models' vocabulary sizes.
     """
 
     def __init__(
@@ -97,13 +94,13 @@ class DraftModel:
         self._target_vocabulary = target_vocabulary
         self._draft_vocabulary = draft_vocabulary
         self._filled = array("Q", [0]) * pool.num_blocks
-        """For each block, its allocation count in the pool when this model had computed it all.
+        """Allocation count that each block had when the draft model last computed all its tokens.
 
-        If the count has changed since, the block has other tokens.
+        If the pool's count differs, the block now has other tokens.
         """
 
     def propose(self, wanted: Sequence[tuple[Request, int]]) -> list[list[int] | None]:
-        """Return drafts, as in :class:`Proposer`; None for requests with missed tokens."""
+        """Return drafts, as :class:`Proposer` requires; None for requests with missed tokens."""
         found: list[list[int] | None] = [None for _ in wanted]
         steps = self._create_drafts(wanted)
         if not steps:
@@ -173,11 +170,10 @@ class DraftModel:
     def _draw_next(
         self, wanted: Sequence[tuple[Request, int]], rows: list[tuple[int, int]], count: int
     ) -> _DrawnDrafts | None:
-        """Draw one more draft for some requests. They already have ``count`` drafts each.
+        """Draw one more draft for requests that already have ``num_drafts`` drafts.
 
-        ``wanted`` are pairs (request, maximum number of drafts). ``rows`` are pairs (row of the
-        request's last draft, index of the request in ``wanted``). The last draft is still only on
-        the device.
+        ``rows`` are pairs (row of the last draft, index of the request in ``draft_limits``). The
+        last draft is only on the device.
         """
         chunks, requests = [], []
         for row, number in rows:
@@ -193,10 +189,10 @@ class DraftModel:
     def _draw(
         self, inputs: Inputs, requests: list[tuple[int, Request]], count: int, last: list[int]
     ) -> _DrawnDrafts | None:
-        """Compute a step, and draw one draft for each request, which already has ``count`` drafts.
+        """Compute a step, and draw one draft for each request with ``num_drafts`` drafts.
 
-        ``requests`` are pairs (index, request). ``last`` has one row for each request. The draft
-        follows this row.
+        ``requests`` are pairs (index, request), and ``last`` the row after which to draw for each
+        of them.
         """
         np.minimum(inputs.ids, self._draft_vocabulary - 1, out=inputs.ids)
         tokens, logits = self.forward.compute(inputs)
@@ -222,7 +218,7 @@ class DraftModel:
         return _DrawnDrafts([number for number, _ in requests], tokens)
 
     def _count_shared_tokens(self, request: Request) -> int:
-        """Return how many first tokens of ``request`` the model has computed for other requests."""
+        """Return how many of the first tokens of ``request`` were computed for other requests."""
         size, allocation_counts = self._pool.block_size, self._pool.allocation_counts
         blocks = 0
         for block in request.block_ids[: (len(request.token_ids) - 1) // size]:
@@ -238,7 +234,7 @@ class DraftModel:
         drafting.filled = full
 
     def close(self) -> None:
-        """Close the model, its pool and its graphs. Idempotent."""
+        """Close the model, its KV pool and its graphs. Idempotent."""
         self.forward.close()
 
 

@@ -1,16 +1,16 @@
 """Speculative decoding: propose drafts of the next tokens, and verify them in one step.
 
 A decode step with k drafts has k + 1 rows for the request. Each row is sampled as if the preceding
-drafts were output tokens. The first draft that differs from the sampled token is rejected, and so
-are all later drafts. The result is the same as that of single steps without drafts.
+drafts were output tokens. The first draft that differs from the sampled token is rejected, with all
+drafts after it. The output is the same as without drafts.
 
-This is rejection sampling in which the distribution q of a draft d has all its mass on d. A token x
-is drawn from the model's distribution p, and the draft is accepted if x = d. The probability of
-acceptance is thus p(d), which is min(1, p/q). After a rejection, x has the distribution p without
-d, normalised, which is the positive part of p - q. Output token i is always drawn with (seed, i),
-so the text of a request does not depend on drafts or restarts.
+This is rejection sampling with a draft distribution q that has all its mass on the draft d. A token
+x is drawn from the model's distribution p, and the draft is accepted if x = d. The probability of
+acceptance is p(d), which equals min(1, p/q). After a rejection, x has the distribution p without d,
+normalised, which is the positive part of p - q. Output token i is always drawn with (seed, i), so
+neither drafts nor restarts change the text of a request.
 
-Drafts use only tokens, rows and blocks that a step has left, so they never preempt or delay a
+Drafts use only tokens, rows and blocks that a step has left over. They never preempt or delay a
 request.
 """
 
@@ -27,38 +27,40 @@ from plimsoll_engine.core.speculation.ngram import NgramIndex
 from plimsoll_engine.messages.speculative import Speculative
 
 MAX_INDEXED_TOKENS_PER_STEP = 4096
-"""Maximum number of tokens of all requests to index in one step, which takes milliseconds."""
+"""Maximum number of tokens, over all requests, to index in one step. It takes milliseconds."""
 MAX_MISSES_BEFORE_PAUSE = 3
-"""Number of consecutive attempts without an accepted draft after which drafts are paused."""
+"""Number of consecutive attempts without an accepted draft that pauses the drafts of a request."""
 MAX_PAUSE_STEPS = 16
-"""Maximum number of steps of a pause, during which a request gets no drafts."""
+"""Maximum number of steps for which a request gets no drafts."""
 MAX_SPECULATIVE_ROWS = 256
-"""Maximum number of rows in a decode step with drafts. Up to this number, rows cost little."""
+"""Maximum number of rows in a decode step with drafts. More rows would slow down the step."""
 
 
 class Proposer(Protocol):
-    """Source of drafts. A wrong draft costs only time."""
+    """Source of drafts. Wrong drafts only cost time."""
 
     def propose(self, wanted: Sequence[tuple[Request, int]]) -> Sequence[list[int] | None]:
-        """Return drafts of the next tokens for each pair (request, maximum number of drafts).
+        """Return drafts for each pair (request, maximum number of drafts).
 
-        The result for a request is an empty list if there is no proposal. It is None if the draft
-        model must first compute tokens of the request that it has missed. The host must know all
-        tokens of each request. Each request must have a :class:`DraftingState`, and blocks for its
-        drafts.
+        The drafts of a request are an empty list if there is no proposal, and None if a draft model
+        must first compute missed tokens. The host must know all tokens of each request. Each
+        request must have a :class:`DraftingState`, and blocks for its drafts.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class NgramProposer:
-    """:class:`Proposer` that looks up matches of ``shortest`` to ``longest`` tokens in the text."""
+    """:class:`Proposer` that finds earlier occurrences of the last tokens in the request's text.
+
+    A match has ``shortest`` to ``longest`` tokens.
+    """
 
     shortest: int
     longest: int
 
     def propose(self, wanted: Sequence[tuple[Request, int]]) -> list[list[int]]:
-        """Return drafts, as in :class:`Proposer`, from the indexed part of each request's text."""
+        """Return drafts, as :class:`Proposer` requires, from the indexed part of each text."""
         budget, found = MAX_INDEXED_TOKENS_PER_STEP, []
         for request, most in wanted:
             drafting = request.drafting
@@ -74,8 +76,8 @@ class NgramProposer:
 class DraftCounts:
     """Counts since the worker started.
 
-    ``drafts`` is the number of verifications, ``draft_tokens`` that of verified draft tokens, and
-    ``accepted_tokens`` that of accepted draft tokens.
+    ``drafts`` counts verifications, ``draft_tokens`` verified tokens, and ``accepted_tokens``
+    accepted tokens.
     """
 
     drafts: int = 0
@@ -84,9 +86,9 @@ class DraftCounts:
 
 
 class Speculation:
-    """Choice of the requests that get drafts, and of the number of their drafts.
+    """Selection of the requests that get drafts, and of the number of their drafts.
 
-    A request gets at most ``max_drafts`` drafts. A step with drafts has at most ``max_rows`` rows.
+    A request gets up to ``max_drafts`` drafts. A step with drafts has up to ``max_rows`` rows.
     """
 
     def __init__(self, proposer: Proposer, max_drafts: int, max_rows: int) -> None:
@@ -112,7 +114,7 @@ class Speculation:
             request.drafting = DraftingState(min(request.max_length, max_model_len))
 
     def add_drafts(self, chunks: Sequence[Chunk], scheduler: Scheduler) -> None:
-        """Add drafts to the chunks of decode rows. ``chunks`` must be all chunks of a step."""
+        """Add drafts to the decode rows in ``chunks``, which must be all chunks of a step."""
         self._steps += 1
         room = scheduler.max_num_batched_tokens - sum(chunk.count for chunk in chunks)
         room = min(room, self.max_rows - len(chunks))
@@ -136,7 +138,7 @@ class Speculation:
                 self._count_miss(chunk.request)
 
     def _choose_draft_count(self, chunk: Chunk) -> int:
-        """Return the maximum number of drafts for ``chunk``. Count down the request's pause."""
+        """Return the maximum number of drafts for ``chunk``, and count down its request's pause."""
         request = chunk.request
         if (drafting := request.drafting) is None or chunk.count != 1 or not chunk.has_newest_token:
             return 0
@@ -149,7 +151,7 @@ class Speculation:
         return min(self.max_drafts, drafting.length - len(request.token_ids) - 1)
 
     def count_verified(self, request: Request, drafts: int, accepted: int) -> None:
-        """Count ``drafts`` verified drafts of ``request``, of which ``accepted`` were accepted."""
+        """Count ``drafts`` verified drafts of ``request``, ``accepted`` of which were accepted."""
         self.counters.drafts += 1
         self.counters.draft_tokens += drafts
         self.counters.accepted_tokens += accepted
@@ -184,8 +186,5 @@ def create_speculation(
 
 
 def compute_max_rows(max_num_seqs: int, max_drafts: int) -> int:
-    """Return the maximum number of rows of a decode step.
-
-    Each request has up to ``max_drafts`` drafts.
-    """
+    """Return the maximum number of rows in a decode step with up to ``max_drafts`` drafts each."""
     return max(max_num_seqs, min(MAX_SPECULATIVE_ROWS, max_num_seqs * (1 + max_drafts)))

@@ -1,9 +1,8 @@
-"""Prompt lookup: if the newest tokens occur earlier in the text, propose what followed them there.
+"""Prompt lookup: find the last tokens earlier in the text, and propose what followed them there.
 
-The index is that of LZ77. A table has the newest position of each hash of ``shortest`` tokens. An
-array has, for each position, the previous position with the same hash. A lookup compares a limited
-number of positions, and a step indexes a limited number of tokens. The index takes 4 bytes per
-token in addition to the table.
+The index is that of LZ77. A table maps each hash of ``shortest`` tokens to its newest position. An
+array maps each position to the previous position with the same hash, at 4 bytes per token. Lookups
+compare, and steps index, a limited number of positions.
 """
 
 from __future__ import annotations
@@ -12,14 +11,14 @@ from array import array
 from collections.abc import Sequence
 
 MAX_TABLE_BITS = 15
-"""Base-2 logarithm of the maximum number of table entries, which take 128 KiB."""
+"""Base-2 logarithm of the maximum number of table entries, which then take 128 KiB."""
 MAX_COMPARED_POSITIONS = 32
-"""Maximum number of positions that a lookup compares. It begins with the newest position."""
+"""Maximum number of positions that a lookup compares, the newest first."""
 NO_POSITION = -1
 
 
 class NgramIndex:
-    """Index of all sequences of ``shortest`` tokens in a text of at most ``length`` tokens."""
+    """Index of all sequences of ``shortest`` tokens in a text of up to ``length`` tokens."""
 
     __slots__ = ("_before", "_mask", "_newest", "_shortest")
 
@@ -28,7 +27,7 @@ class NgramIndex:
         self._mask = (1 << min(MAX_TABLE_BITS, length.bit_length())) - 1
         self._newest = array("i", [NO_POSITION]) * (self._mask + 1)
         self._before = array("i")
-        """Previous position with the same hash, for each position.
+        """Previous position with the same hash, by position.
 
         Item i belongs to the sequence that ends at token ``shortest + i - 1``.
         """
@@ -39,10 +38,10 @@ class NgramIndex:
         return (len(self._newest) + len(self._before)) * self._newest.itemsize
 
     def extend(self, tokens: Sequence[int], limit: int) -> int:
-        """Index up to ``limit`` more sequences of ``tokens``, and return their number.
+        """Index up to ``limit`` more sequences of ``tokens``, and return how many were indexed.
 
-        Between two calls, tokens may only be appended to the text. The last sequence is not
-        indexed, because no token follows it yet.
+        Between calls, tokens may only be appended. The last sequence is not indexed, because no
+        token follows it yet.
         """
         size = self._shortest
         first = size + len(self._before)
@@ -54,12 +53,11 @@ class NgramIndex:
         return max(0, last - first + 1)
 
     def propose(self, tokens: Sequence[int], longest: int, count: int) -> list[int]:
-        """Return ``count`` tokens that may follow ``tokens``, or an empty list if nothing matches.
+        """Return ``count`` tokens that may follow ``tokens``, or an empty list without a match.
 
-        Earlier places in the text are compared with its end. The proposal is what follows the
-        longest match, or the newest of several longest matches. A match has at most ``longest``
-        tokens. If fewer than ``count`` tokens follow the match, the proposal continues from its own
-        start, so that a repetition goes on.
+        The proposal is the text after the longest earlier match with the end of ``tokens``. Among
+        equally long matches, the newest counts. A match has up to ``longest`` tokens. If fewer than
+        ``count`` tokens follow it, the proposal repeats them.
         """
         size, total = self._shortest, len(tokens)
         if total <= size or count < 1:
@@ -88,7 +86,7 @@ class NgramIndex:
 def _count_matching(tokens: Sequence[int], end: int, known: int, longest: int) -> int:
     """Return how many tokens before index ``end`` equal the last tokens of ``tokens``.
 
-    Count at most ``longest`` tokens. The first ``known`` of them are known to be equal.
+    Count up to ``longest`` tokens. The first ``known`` of them are known to be equal.
     """
     total, matched = len(tokens), known
     while matched < min(longest, end):
