@@ -143,7 +143,7 @@ class EngineCore:
         return self.scheduler.offload is not None and bool(self.scheduler.offload.transfers)
 
     def poll(self, idle: bool = False) -> None:
-        """Complete finished KV transfers, and release inherited tables that nobody claimed in time.
+        """Complete finished KV transfers, and release inherited tables whose requests are late.
 
         Call this between steps. ``idle`` means that there are no requests.
         """
@@ -262,13 +262,15 @@ class EngineCore:
 
     def end_expired_requests(self, now: float) -> list[RequestFailure]:
         """End the requests whose deadline has passed, and return their failures."""
-        late = [r for r in self.requests.values() if r.deadline is not None and r.deadline <= now]
-        for request in late:
+        expired = [
+            r for r in self.requests.values() if r.deadline is not None and r.deadline <= now
+        ]
+        for request in expired:
             self.counters.errors += 1
             self._end_request(request)
         return [
             RequestFailure(r.request_id, r.attempt, "deadline", _format_deadline_message(r))
-            for r in late
+            for r in expired
         ]
 
     def step(self) -> StepOutput:
@@ -280,8 +282,8 @@ class EngineCore:
             self._next_expiry = now + DEADLINE_CHECK_INTERVAL_S
             if expired := self.end_expired_requests(now):
                 return StepOutput(dropped=expired)
-        if wrong := self._queue_compiled_requests():
-            return StepOutput(dropped=wrong)
+        if failures := self._queue_compiled_requests():
+            return StepOutput(dropped=failures)
         self.poll()
         output = StepOutput()
         if self._suspects or any(r.awaits_token for r in self.scheduler.running):
@@ -309,14 +311,16 @@ class EngineCore:
             raise
         except Exception as error:  # noqa: BLE001 - any error of a model spares other requests
             message = f"{type(error).__name__}: {error}"
-            lacking = isinstance(error, MemoryError | torch.OutOfMemoryError)
+            out_of_memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
         else:
             self._record_computed(chunks)
             self._finish_step(output)
             self._in_flight = step
             return output
         self._finish_step(output)
-        self._retry_requests_alone(chunks, message, "unavailable" if lacking else "error", output)
+        self._retry_requests_alone(
+            chunks, message, "unavailable" if out_of_memory else "error", output
+        )
         return output
 
     def _add_drafts(self, speculation: Speculation, chunks: list[Chunk]) -> None:
@@ -351,45 +355,45 @@ class EngineCore:
         step, self._in_flight = self._in_flight, None
         if step is None:
             return
-        begun = time.perf_counter()
+        started = time.perf_counter()
         try:
             output.scores += step.collect_prompt_scores()
             results = step.collect_results()
         except RuntimeError as error:
             raise DeviceLostError(f"the device is lost: {error}") from None
-        self.waited_s += time.perf_counter() - begun
-        for request, tokens, drafts in results:
+        self.waited_s += time.perf_counter() - started
+        for request, tokens, num_drafts in results:
             token_id, logprobs = tokens[0]
             if token_id == NO_TOKEN:
-                self._end_without_token(request, output)
+                self._end_with_invalid_logits(request, output)
             elif request.matcher is None:
                 self._append_token(request, token_id, logprobs, output)
-                if drafts:
-                    self._append_accepted_drafts(request, tokens[1:], drafts, output)
+                if num_drafts:
+                    self._append_accepted_drafts(request, tokens[1:], num_drafts, output)
             else:
                 request.in_flight.unconfirmed = token_id, logprobs
                 self._unconfirmed.append(request)
                 self.grammars.masks.advance(request.matcher, token_id)
 
     def _append_accepted_drafts(
-        self, request: Request, tokens: list[NextToken], drafts: int, output: StepOutput
+        self, request: Request, tokens: list[NextToken], num_drafts: int, output: StepOutput
     ) -> None:
         """Append the ``tokens`` that follow the first: one for each accepted draft.
 
         ``num_drafts`` is the number of drafts that were verified.
         """
         assert self.speculation is not None
-        self.speculation.count_verified(request, drafts, len(tokens))
+        self.speculation.count_verified(request, num_drafts, len(tokens))
         for token_id, logprobs in tokens:
             if request.released:
                 break
             if token_id == NO_TOKEN:
-                self._end_without_token(request, output)
+                self._end_with_invalid_logits(request, output)
                 break
             self.scheduler.record_accepted(request)
             self._append_token(request, token_id, logprobs, output)
 
-    def _end_without_token(self, request: Request, output: StepOutput) -> None:
+    def _end_with_invalid_logits(self, request: Request, output: StepOutput) -> None:
         self.counters.errors += 1
         self._end_request(request)
         message = "the model's logits for this request are not finite: the request cannot continue"
@@ -428,9 +432,9 @@ class EngineCore:
             if matcher.busy and not masks.give_up_if_overdue(matcher):
                 self._unconfirmed.append(request)
                 continue
-            wrong = None
+            error = None
             if matcher.busy:
-                wrong = self.grammars.refuse_overdue(matcher)
+                error = self.grammars.refuse_overdue(matcher)
             else:
                 (token_id, logprobs), request.in_flight.unconfirmed = (
                     request.in_flight.unconfirmed,
@@ -438,11 +442,11 @@ class EngineCore:
                 )
                 self._append_token(request, token_id, logprobs, output)
                 if matcher.error is not None:
-                    wrong = GrammarError(matcher.field, matcher.error)
-            if wrong is not None and not request.released:
+                    error = GrammarError(matcher.field, matcher.error)
+            if error is not None and not request.released:
                 self.counters.errors += 1
                 self._end_request(request)
-                output.dropped.append(_create_grammar_failure(request, wrong))
+                output.dropped.append(_create_grammar_failure(request, error))
 
     def _retry_requests_alone(
         self, chunks: list[Chunk], message: str, reason: str, output: StepOutput
@@ -481,7 +485,7 @@ class EngineCore:
 
     def _end_request(self, request: Request) -> None:
         del self.requests[request.request_id]
-        self._unconfirmed = [one for one in self._unconfirmed if one is not request]
+        self._unconfirmed = [other for other in self._unconfirmed if other is not request]
         if not self.grammars.cancel(request.request_id):
             self.scheduler.remove(request)
         request.release(self.pool)

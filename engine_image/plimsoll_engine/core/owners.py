@@ -27,11 +27,11 @@ def create_owners(engine: EngineCore) -> list[Owner]:
     if draft_model is not None:
         owners += draft_model.forward.list_owners("draft_kv_pool")
     if tensors is MemoryKind.DEVICE:
-        computing = [runner] if draft_model is None else [runner, draft_model.forward]
+        forwards = [runner] if draft_model is None else [runner, draft_model.forward]
         owners.append(
             Owner(
                 name="cuda_graphs", kind=tensors,
-                nbytes=lambda: sum(forward.graph_bytes for forward in computing),
+                nbytes=lambda: sum(forward.graph_bytes for forward in forwards),
             )
         )  # fmt: skip
     owners.append(

@@ -71,16 +71,16 @@ def choose_cache_dtype(name: str, dtype: torch.dtype, device: torch.device) -> t
     return CACHE_DTYPES[name]
 
 
-def check_adapter_support(requested: WorkerConfig, config: Any) -> None:
+def check_adapter_support(settings: WorkerConfig, config: Any) -> None:
     """Raise :class:`SettingsError` if adapters are enabled but the model does not support them."""
-    if requested.max_loras and not decoder.supports(config):
+    if settings.max_loras and not decoder.supports(config):
         raise SettingsError(
             f"--enable-lora: models of type {config.model_type} do not support adapters. Omit the"
             f" flag, or use a text model of {', '.join(decoder.SUPPORTED_MODEL_TYPES)}"
         )
 
 
-MAX_LIFELONG_MEDIA = 8
+MAX_ENCODER_DECODER_MEDIA = 8
 """Capacity of an encoder-decoder model's encoder cache, in media of the largest size.
 
 Each running request keeps its media in the cache until it ends, so this also limits the batch size.
@@ -88,12 +88,15 @@ Each running request keeps its media in the cache until it ends, so this also li
 
 
 def choose_encoder_budget(
-    requested_tokens: int | None, sizes: EngineSizes, max_media_tokens: int, lifelong: bool
+    requested_tokens: int | None,
+    sizes: EngineSizes,
+    max_media_tokens: int,
+    is_encoder_decoder: bool,
 ) -> int:
     """Return the budget of the encoder cache in tokens.
 
-    An image or audio clip takes up to ``max_media_tokens`` tokens. ``lifelong`` means that each
-    request keeps its media until it ends. Raises :class:`SettingsError` if ``requested_tokens`` is
+    An image or audio clip takes up to ``max_media_tokens`` tokens. Requests of an encoder-decoder
+    model keep their media until they end. Raises :class:`SettingsError` if ``requested_tokens`` is
     less than ``max_media_tokens``.
     """
     if requested_tokens is not None and requested_tokens < max_media_tokens:
@@ -103,13 +106,13 @@ def choose_encoder_budget(
         )
     if requested_tokens is not None:
         return requested_tokens
-    if lifelong:
-        return max_media_tokens * min(sizes.max_num_seqs, MAX_LIFELONG_MEDIA)
+    if is_encoder_decoder:
+        return max_media_tokens * min(sizes.max_num_seqs, MAX_ENCODER_DECODER_MEDIA)
     return max(max_media_tokens, sizes.max_num_batched_tokens)
 
 
 def resolve_sizes(
-    requested: WorkerConfig,
+    settings: WorkerConfig,
     kv: KVShape,
     max_positions: int,
     dtype: torch.dtype,
@@ -129,24 +132,24 @@ def resolve_sizes(
     for name in (
         "max_num_seqs", "max_model_len", "max_num_batched_tokens", "block_size", "num_blocks"
     ):  # fmt: skip
-        value = getattr(requested, name)
+        value = getattr(settings, name)
         if value is not None and value < 1:
             raise SettingsError(
                 f"--{name.replace('_', '-')} {value} is too small; it must be at least 1"
             )
-    max_model_len = requested.max_model_len or max_positions
+    max_model_len = settings.max_model_len or max_positions
     if max_model_len > max_positions:
         raise SettingsError(
             f"--max-model-len {max_model_len} is too large: the model supports {max_positions}"
             " positions (max_position_embeddings)"
         )
-    block_size = requested.block_size or DEFAULT_BLOCK_SIZE
-    max_num_seqs = _choose_max_num_seqs(requested, device)
+    block_size = settings.block_size or DEFAULT_BLOCK_SIZE
+    max_num_seqs = _choose_max_num_seqs(settings, device)
     # Blocks for twice the maximum number of sequences, each of maximum length. A small model's pool
     # would otherwise have millions of blocks that no request can fill, each with an entry in host
     # memory.
     useful = 2 * max_num_seqs * -(-max_model_len // block_size)
-    num_blocks = requested.num_blocks
+    num_blocks = settings.num_blocks
     per_token = compute_token_bytes(kv, dtype, draft)
     if pool_bytes is not None:
         num_blocks = pool_bytes // (per_token * block_size)
@@ -154,7 +157,7 @@ def resolve_sizes(
         room = DEFAULT_CPU_KV_BYTES if free_bytes is None else int(free_bytes * CUDA_KV_FRACTION)
         num_blocks = min(room // (per_token * block_size), useful)
     if num_blocks * block_size < max_model_len:
-        if requested.max_model_len is not None and requested.num_blocks is None:
+        if settings.max_model_len is not None and settings.num_blocks is None:
             raise SettingsError(
                 f"--max-model-len {max_model_len} is too large: only {num_blocks} KV blocks of"
                 f" {block_size} tokens fit into memory; lower --max-model-len"
@@ -167,22 +170,20 @@ def resolve_sizes(
     return EngineSizes(
         max_num_seqs=max_num_seqs,
         max_model_len=max_model_len,
-        max_num_batched_tokens=_choose_max_batched_tokens(requested, device),
+        max_num_batched_tokens=_choose_max_batched_tokens(settings, device),
         block_size=block_size,
         num_blocks=num_blocks,
     )
 
 
-def _choose_max_num_seqs(requested: WorkerConfig, device: torch.device) -> int:
-    return requested.max_num_seqs or (256 if device.type == "cuda" else 32)
+def _choose_max_num_seqs(settings: WorkerConfig, device: torch.device) -> int:
+    return settings.max_num_seqs or (256 if device.type == "cuda" else 32)
 
 
-def _choose_max_batched_tokens(requested: WorkerConfig, device: torch.device) -> int:
-    return requested.max_num_batched_tokens or (8192 if device.type == "cuda" else 1024)
+def _choose_max_batched_tokens(settings: WorkerConfig, device: torch.device) -> int:
+    return settings.max_num_batched_tokens or (8192 if device.type == "cuda" else 1024)
 
 
-def compute_max_step_rows(requested: WorkerConfig, device: torch.device) -> int:
+def compute_max_step_rows(settings: WorkerConfig, device: torch.device) -> int:
     """Return the maximum number of rows in a step, without rows of draft tokens."""
-    return max(
-        _choose_max_num_seqs(requested, device), _choose_max_batched_tokens(requested, device)
-    )
+    return max(_choose_max_num_seqs(settings, device), _choose_max_batched_tokens(settings, device))

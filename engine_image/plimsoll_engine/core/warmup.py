@@ -48,7 +48,7 @@ def load_kernels(
     pool = BlockPool(SMALL_POOL_BLOCKS, SMALL_POOL_BLOCK_SIZE)
     cache = None
     if isinstance(model, MediaModel):
-        cache = EncoderCache(model.make_dummy_media().tokens, model.lifelong)
+        cache = EncoderCache(model.make_dummy_media().tokens, model.is_encoder_decoder)
     engine = EngineCore(runner, Scheduler(pool, SMALL_DECODE_ROWS, tokens // 2, tokens // 2, cache))
     try:
         warm_up(engine)
@@ -97,8 +97,8 @@ def warm_up(engine: EngineCore) -> None:
 class _ZeroProposer:
     """Proposer of as many drafts as allowed, so that a step is full. All drafts are token 0."""
 
-    def propose(self, wanted: Sequence[tuple[Request, int]]) -> list[list[int]]:
-        return [[0] * most for _, most in wanted]
+    def propose(self, draft_limits: Sequence[tuple[Request, int]]) -> list[list[int]]:
+        return [[0] * limit for _, limit in draft_limits]
 
 
 def _run_requests(
@@ -108,10 +108,12 @@ def _run_requests(
     media: list[Media],
     max_tokens: int = 2,
 ) -> None:
-    wanted = Sampling(max_tokens=max_tokens, temperature=temperature, ignore_eos=True)
+    sampling_params = Sampling(max_tokens=max_tokens, temperature=temperature, ignore_eos=True)
     for number, length in enumerate(lengths):
         fitting = [item for item in media if item.length < length]
-        engine.submit(Submit(f"warm-up-{number}", [number % 7] * length, wanted, media=fitting))
+        engine.submit(
+            Submit(f"warm-up-{number}", [number % 7] * length, sampling_params, media=fitting)
+        )
     while engine.has_work:
         output = engine.step()
         if output.dropped:

@@ -34,7 +34,7 @@ class LlavaModel:
     device until :meth:`bind`.
     """
 
-    lifelong = False
+    is_encoder_decoder = False
 
     def __init__(self, config: Any, dtype: torch.dtype) -> None:
         self._text = Decoder(config.text_config, dtype)

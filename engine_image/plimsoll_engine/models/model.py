@@ -60,12 +60,12 @@ class Model(Protocol):
 class MediaModel(Model, Protocol):
     """Model with an encoder for images or audio.
 
-    If ``lifelong`` (encoder-decoder), all tokens of a request attend to the encoder's output, so
-    the output is kept until the request ends. Otherwise, the output replaces the embeddings of
-    placeholder tokens. ``output_bytes`` is the size of the output per token, in bytes.
+    In an encoder-decoder model, all tokens of a request attend to the encoder's output, which is
+    kept until the request ends. In other models, the output replaces the embeddings of placeholder
+    tokens. ``output_bytes`` is the size of the output in bytes per token.
     """
 
-    lifelong: bool
+    is_encoder_decoder: bool
     output_bytes: int
 
     def encode(self, media: Sequence[Media]) -> list[torch.Tensor]:

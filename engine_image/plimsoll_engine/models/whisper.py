@@ -68,7 +68,7 @@ class WhisperModel:
     device until :meth:`bind`.
     """
 
-    lifelong = True
+    is_encoder_decoder = True
 
     def __init__(self, config: Any, dtype: torch.dtype) -> None:
         if config.activation_function != "gelu":

@@ -238,14 +238,14 @@ class CoreLifecycle:
         )
         encoder = None
         if isinstance(self.model, MediaModel):
-            lifelong = self.model.lifelong
+            is_encoder_decoder = self.model.is_encoder_decoder
             budget = sizes.choose_encoder_budget(
                 config.encoder_cache_tokens,
                 settings,
                 self.model.make_dummy_media().tokens,
-                lifelong,
+                is_encoder_decoder,
             )
-            encoder = EncoderCache(budget, lifelong)
+            encoder = EncoderCache(budget, is_encoder_decoder)
         scheduler = Scheduler(
             pool,
             settings.max_num_seqs,

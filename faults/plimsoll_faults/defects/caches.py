@@ -81,7 +81,7 @@ class EarlyFreeCache(EncoderCache):
 
     def reserve(self, request: Request, count: int) -> tuple[int, list[Media]]:
         """Reserve entries, and free them again in the same step."""
-        if self.lifelong and request.computed:
+        if self.is_encoder_decoder and request.computed:
             return count, []
         count, encode = super().reserve(request, count)
         for media in encode:
@@ -167,7 +167,7 @@ class CacheFillsDefect(Defect[kinds.CacheFills]):
 
 def _replace_encoder(fault: kinds.Fault, engine: EngineCore, kind: type[EncoderCache]) -> None:
     original = _require_encoder(fault, engine)
-    engine.scheduler.encoder = kind(original.budget, original.lifelong)
+    engine.scheduler.encoder = kind(original.budget, original.is_encoder_decoder)
 
 
 def _require_encoder(fault: kinds.Fault, engine: EngineCore) -> EncoderCache:

@@ -58,13 +58,13 @@ class EncoderOutputs:
     ) -> torch.Tensor | None:
         """Encode the media of ``chunks``. Return the input embeddings [tokens, hidden] of the step.
 
-        Return None if the embeddings of ``ids`` int64 [tokens] need no change. For a ``lifelong``
-        model, the outputs are stored in ``step`` for cross attention. For other models, they
-        replace the embeddings of placeholder tokens.
+        Return None if the embeddings of ``ids`` int64 [tokens] need no change. In an
+        encoder-decoder model, the outputs are stored in ``step`` for cross attention. In other
+        models, they replace the embeddings of placeholder tokens.
         """
         assert self._model is not None
         self._encode([media for chunk in chunks for media in chunk.encode])
-        if self._model.lifelong:
+        if self._model.is_encoder_decoder:
             step.attended = [
                 (chunk.rows, self._tensors[chunk.request.media[0].key]) for chunk in chunks
             ]

@@ -40,7 +40,7 @@ def list_capture_sizes(rows: int) -> list[int]:
 
 
 def split_capture_sizes(
-    sizes: list[int], kind: Callable[[int], Hashable]
+    sizes: list[int], get_kind: Callable[[int], Hashable]
 ) -> tuple[list[int], list[int]]:
     """Return the sizes to capture before the engine serves, and those to capture later.
 
@@ -51,10 +51,10 @@ def split_capture_sizes(
     """
     step = max(1, len(sizes) // (MIN_SIZES_BEFORE_SERVING - 1))
     first = [sizes[-1], *sizes[:-1:step]][:MIN_SIZES_BEFORE_SERVING]
-    known = {kind(size) for size in first}
+    known = {get_kind(size) for size in first}
     for size in reversed(sizes):
-        if kind(size) not in known:
-            known.add(kind(size))
+        if get_kind(size) not in known:
+            known.add(get_kind(size))
             first.append(size)
     return first, [size for size in reversed(sizes) if size not in first]
 

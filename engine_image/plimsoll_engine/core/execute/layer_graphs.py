@@ -102,7 +102,7 @@ class LayerGraphs:
         self._missing = list(reversed(sizes))
         """Sizes to capture, the largest first, because its memory suffices for all others."""
         self._pieces: dict[int, list[GraphPiece]] = {}
-        self._begun: list[GraphPiece] = []
+        self._captured_pieces: list[GraphPiece] = []
         """Pieces of the first missing size that are already captured."""
         rows, device, dtype, spec = sizes[-1], kv.device, model.dtype, model.spec
         self._ids, self._positions = torch.zeros(2, rows, dtype=torch.int64, device=device)
@@ -136,18 +136,19 @@ class LayerGraphs:
         before = torch.cuda.memory_reserved() if self._ids.is_cuda else 0
         try:
             for index in range(
-                len(self._begun), min(layers, len(self._begun) + MAX_PIECES_PER_CALL)
+                len(self._captured_pieces),
+                min(layers, len(self._captured_pieces) + MAX_PIECES_PER_CALL),
             ):
-                self._begun.append(self._capture(self._create_piece(size, index)))
+                self._captured_pieces.append(self._capture(self._create_piece(size, index)))
         except torch.OutOfMemoryError as error:
             # Steps of this size use the next larger graphs, or none.
             log.warning("cannot capture CUDA graphs for steps of %d rows: %s", size, error)
-            self._reset_pieces(self._begun)
-            self._begun = []
+            self._reset_pieces(self._captured_pieces)
+            self._captured_pieces = []
             self._missing.pop(0)
-        if len(self._begun) == layers:
-            self._pieces[self._missing.pop(0)] = self._begun
-            self._begun = []
+        if len(self._captured_pieces) == layers:
+            self._pieces[self._missing.pop(0)] = self._captured_pieces
+            self._captured_pieces = []
         if self._ids.is_cuda:
             self.nbytes += max(0, torch.cuda.memory_reserved() - before)
         return True
@@ -211,9 +212,9 @@ class LayerGraphs:
 
     def close(self) -> None:
         """Free the graphs and their memory. Idempotent."""
-        for pieces in (*self._pieces.values(), self._begun):
+        for pieces in (*self._pieces.values(), self._captured_pieces):
             self._reset_pieces(pieces)
-        self._pieces, self._begun, self._missing = {}, [], []
+        self._pieces, self._captured_pieces, self._missing = {}, [], []
         # A reference to this object must keep neither the KV pool nor the model alive.
         self._model = self._kv = self._scales = None
         self._ids = self._positions = self._slots = self._rotary = torch.empty(0)

@@ -77,11 +77,11 @@ class LogitEdits:
         if self.bias_rows:
             tokens = torch.tensor(self.bias_tokens)
             known = tokens < size  # a larger token ID would address the next row
-            places = (torch.tensor(self.bias_rows) * size + tokens)[known]
-            places = places.to(device, non_blocking=True)
+            indices = (torch.tensor(self.bias_rows) * size + tokens)[known]
+            indices = indices.to(device, non_blocking=True)
             biases = torch.tensor(self.biases, dtype=torch.float32)[known]
             biases = biases.to(device, non_blocking=True)
-            flat.index_put_((places,), biases, accumulate=True)
+            flat.index_put_((indices,), biases, accumulate=True)
         if not self.penalized:
             return
         lengths = torch.tensor([len(counts) for _, _, counts in self.penalized])
@@ -98,10 +98,10 @@ class LogitEdits:
             dtype=torch.float32,
         ).repeat_interleave(lengths, dim=0)
         count = torch.frombuffer(outputs, dtype=torch.float64).float()
-        taken_off = parameters[:, 1] * count + parameters[:, 2] * (count > 0)
-        places = torch.frombuffer(counted, dtype=torch.int64) + starts.repeat_interleave(lengths)
-        places = places.to(device, non_blocking=True)
-        packed = torch.stack([parameters[:, 0], taken_off]).to(device, non_blocking=True)
-        values = flat[places]
+        penalties = parameters[:, 1] * count + parameters[:, 2] * (count > 0)
+        indices = torch.frombuffer(counted, dtype=torch.int64) + starts.repeat_interleave(lengths)
+        indices = indices.to(device, non_blocking=True)
+        packed = torch.stack([parameters[:, 0], penalties]).to(device, non_blocking=True)
+        values = flat[indices]
         values = torch.where(values > 0, values / packed[0], values * packed[0]) - packed[1]
-        flat[places] = values
+        flat[indices] = values

@@ -280,7 +280,9 @@ class Runner(Forward):
     def needs_media(self) -> bool:
         """Whether every request needs an image or audio clip, as in encoder-decoder models."""
         return (
-            self.outputs is not None and isinstance(self.model, MediaModel) and self.model.lifelong
+            self.outputs is not None
+            and isinstance(self.model, MediaModel)
+            and self.model.is_encoder_decoder
         )
 
     def create_example_media(self) -> list[Media]:

@@ -1,11 +1,12 @@
-"""Compile grammars for structured output, outside the worker's loop.
+"""Compile grammars for structured output with llguidance, outside the worker's loop.
 
-llguidance compiles the grammars. A grammar that is not cached is compiled twice. The first
-compilation is a trial in a process with limits of CPU time and memory
-(:mod:`plimsoll_engine.core.grammar.trial`). If it succeeds, the second compilation runs in a thread
-of the worker, and takes about as much time and memory. :mod:`plimsoll_engine.core.grammar.queue`
-orders the compilations. :mod:`plimsoll_engine.core.grammar.matcher` computes the allowed next
-tokens. llguidance releases the interpreter's lock, so streams continue meanwhile.
+A grammar that is not cached is compiled twice. The first compilation is a trial in a process with
+limits of CPU time and memory (:mod:`plimsoll_engine.core.grammar.trial`). If it succeeds, a thread
+of the worker compiles the grammar again, at about the same cost. llguidance releases the
+interpreter's lock, so streams continue meanwhile.
+
+:mod:`plimsoll_engine.core.grammar.queue` orders the compilations.
+:mod:`plimsoll_engine.core.grammar.matcher` computes the allowed next tokens.
 """
 
 from __future__ import annotations
@@ -55,21 +56,21 @@ MAX_COMPILATIONS = 2
 GRAMMAR_CACHE_BYTES = 64 << 20
 """Capacity of the cache of compiled grammars."""
 MIN_COMPILED_BYTES, MIN_COMPILED_BYTES_PER_CHARACTER = 96 << 10, 128
-"""Minimum size that is recorded for a compiled grammar, even if its trial measured less.
+"""Minimum size to record for a compiled grammar, because trials may measure too little.
 
 Measured with mallinfo2 and a vocabulary of 150,000 tokens: 43-79 KiB and 52-120 bytes per
 character.
 """
 TOKENIZER_BYTES_PER_FILE_BYTE = 20
-"""Memory of the token trie per byte of tokenizer.json: 97 MB for 4.9 MB (mallinfo2)."""
+"""Memory of the token trie per byte of tokenizer.json. Measured: 97 MB for 4.9 MB (mallinfo2)."""
 REFUSAL_CACHE_BYTES, REFUSAL_ENTRY_BYTES = 64 << 10, 400
-"""Capacity of the cache of refused grammars, and the size of one entry without its message.
+"""Capacity of the cache of refused grammars, and the size of an entry without its message.
 
-An entry has a digest and items in several dictionaries (CPython 3.11, rounded up).
+The size was estimated for CPython 3.11 and rounded up.
 """
 
 SENTENCEPIECE_SPACE = "\u2581"
-"""Character that stands for a space in tokens of SentencePiece tokenizers."""
+"""Character that represents a space in tokens of SentencePiece tokenizers."""
 
 PARSER_LIMITS = LLParserLimits(
     max_lexer_states=20_000,  # 1-2 KB each
@@ -77,25 +78,25 @@ PARSER_LIMITS = LLParserLimits(
 )
 
 JSON_OPTIONS: JsonCompileOptions = {"whitespace_pattern": r"[ \t\r\n]{0,20}"}
-"""Options for JSON schemas. The whitespace pattern permits indentation, but no endless spaces."""
+"""Options for JSON schemas. The whitespace pattern permits indentation, but not endless spaces."""
 
 _LARK_TOKEN_PATTERN = re.compile(
     r'"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\])+/|//[^\n]*|(<[^<>\s\[][^<>\s]*>)|(%json\s*\{)(\s*\})?'
 )
-"""Pattern that finds strings, regular expressions, comments, token names and schemas in Lark text.
+"""Pattern of the strings, regular expressions, comments, token names and schemas in Lark text.
 
-Group 1 is the name of a token. Group 2 is the beginning of a schema, and group 3 the end of an
-empty schema.
+Group 1 is the name of a token, group 2 the beginning of a schema, and group 3 the end of an empty
+schema.
 """
 
 _LARK_ERROR_PATTERN = re.compile(
     r"at (\d+)\(\d+\): (?:failed to compile JSON schema: )?(.*?)(?=\n *\d+ \| |\Z)", re.DOTALL
 )
-"""Pattern of llguidance's errors in Lark grammars: the line number, the error, and grammar text."""
+"""Pattern of llguidance's errors in Lark grammars. Its groups are the line number and the error."""
 
 Key = tuple[str, str]
 _RESOURCE_ERRORS = (TrialFailedError, OSError, MemoryError, RuntimeError)
-"""Errors caused by a lack of processes, files, memory or threads, and not by the grammar."""
+"""Errors that a lack of processes, files, memory or threads causes, not the grammar."""
 
 
 class GrammarError(ValueError):
@@ -112,10 +113,10 @@ class GrammarError(ValueError):
 
 
 class Vocabulary:
-    """Token trie of a checkpoint, with which grammars are compiled.
+    """Token trie of a checkpoint, for which grammars are compiled.
 
     ``added`` maps the text of added tokens to their IDs. Building the trie of a large vocabulary
-    takes a second and holds the interpreter's lock, so it is built once for all workers.
+    takes a second and holds the interpreter's lock, so all workers share one trie.
     """
 
     def __init__(
@@ -132,8 +133,8 @@ class Vocabulary:
     def load(cls, model: Path) -> Vocabulary | None:
         """Return the vocabulary of the checkpoint in ``model``.
 
-        Return None if llguidance cannot read tokenizer.json, or if the vocabulary has no end token.
-        The engine then refuses only requests with grammars.
+        Return None if llguidance cannot read tokenizer.json, or if there is no end token. The
+        engine then refuses requests with grammars, and serves all others.
         """
         try:
             checkpoint = Checkpoint.read(model)
@@ -155,18 +156,18 @@ class Vocabulary:
         return compiled
 
     def compile_for_trial(self, grammar: Grammar) -> TrialPassed | GrammarRefused:
-        """Compile ``grammar`` and compute its first mask. Return the compiled size or a refusal."""
+        """Compile ``grammar`` and compute its first mask. Return the size, or a refusal."""
         before = host_memory.read_malloc_bytes()[0] or 0
         try:
             compiled = self.compile(grammar)
             held = max(0, (host_memory.read_malloc_bytes()[0] or 0) - before)
             matcher = Matcher(compiled.deep_copy(), grammar.field, held, "", ("", ""))
         except GrammarError as error:
-            return GrammarRefused(error.why, certain=True)
+            return GrammarRefused(error.why, permanent=True)
         return (
             TrialPassed(held)
             if matcher.error is None
-            else GrammarRefused(matcher.error, certain=True)
+            else GrammarRefused(matcher.error, permanent=True)
         )
 
 
@@ -175,7 +176,7 @@ Outcome = Matcher | GrammarError | GrammarServerLostError
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
 class _Job:
-    """Compilation for one request. ``future`` is None until the compilation has started."""
+    """Compilation for one request. ``future`` is None until it starts."""
 
     number: int
     grammar: Grammar
@@ -187,9 +188,9 @@ class _Job:
 
 
 class GrammarCompiler:
-    """Compiler of grammars in one worker. Only the worker's loop may call it.
+    """Compiler of grammars for one worker. Only the worker's loop may call it.
 
-    If ``trials`` is None, the time of a compilation is not limited.
+    Without ``trials``, the time of a compilation is not limited.
     """
 
     def __init__(
@@ -206,11 +207,11 @@ class GrammarCompiler:
         self._threads: ThreadPoolExecutor | None = None
         self._queue = GrammarQueue(MAX_COMPILATIONS)
         self._jobs: dict[str, _Job] = {}
-        """Compilations by request ID."""
+        """Compilation of each request, by request ID."""
         self._numbers = itertools.count()
         self._queued: dict[int, _Job] = {}
         self._in_progress: dict[int, _Job] = {}
-        """Compilations in progress by number, including those of aborted requests."""
+        """Compilations in progress, by number. Some of their requests may have been aborted."""
         self.masks = MaskThreads(COMPILER_STACK_BYTES)
 
     def __len__(self) -> int:
@@ -223,7 +224,7 @@ class GrammarCompiler:
     def start_compilation(
         self, request_id: str, grammar: Grammar, output_ids: Sequence[int], tenant: str = ""
     ) -> None:
-        """Queue the compilation of ``grammar`` for a request that already has ``output_ids``."""
+        """Queue the compilation of ``grammar`` for a request with the output ``output_ids``."""
         job = _Job(next(self._numbers), grammar, list(output_ids), tenant)
         self._jobs[request_id] = self._queued[job.number] = job
         self._queue.add(job.number, tenant, len(grammar.text))
@@ -242,7 +243,7 @@ class GrammarCompiler:
         return True
 
     def collect_finished(self, wait_s: float = 0.0) -> list[tuple[str, Matcher | GrammarError]]:
-        """Return the request ID, and the matcher or error, of each compilation that has ended.
+        """Return (request ID, matcher or error) for each compilation that has ended.
 
         If none has ended, wait up to ``wait_s`` seconds for the first. Raises
         :class:`GrammarServerLostError`.
@@ -259,7 +260,7 @@ class GrammarCompiler:
     def refuse_overdue(self, matcher: Matcher) -> GrammarError:
         """Return the error for a request whose ``matcher`` took too long to compute a mask.
 
-        If the mask used up its CPU time, the grammar is refused from now on.
+        If the mask has used up its CPU time, the compiler also refuses the grammar from now on.
         """
         if not self.masks.has_used_cpu_time(matcher):
             why = (
@@ -275,11 +276,11 @@ class GrammarCompiler:
         return GrammarError(matcher.field, why)
 
     def _cache_refusal(self, key: Key, why: str) -> None:
-        """Refuse the grammar ``key`` from now on, for the reason ``why``. Hold the lock."""
+        """Refuse the grammar ``key`` from now on because of ``why``. Call with the lock held."""
         self._refused.put(_digest(key), why, REFUSAL_ENTRY_BYTES + len(why))
 
     def flush(self) -> int:
-        """Remove all compiled grammars from the cache. Return the size of the freed memory."""
+        """Remove all compiled grammars from the cache. Return the freed memory in bytes."""
         with self._lock:
             held = self._cache.used
             self._cache.evict(held)
@@ -287,7 +288,7 @@ class GrammarCompiler:
 
     @property
     def bytes(self) -> int:
-        """Host memory of cached grammars, trials in progress and the vocabulary, in bytes."""
+        """Host memory of cached grammars, running trials and the vocabulary, in bytes."""
         trials = sum(job.trial.bytes for job in self._in_progress.values())
         return self._cache.used + self._refused.used + trials + self._vocabulary_bytes
 
@@ -355,7 +356,7 @@ class GrammarCompiler:
     def _run_job(self, job: _Job) -> Outcome:
         """Compile the grammar of ``job``, and measure the time. Return the matcher or the error.
 
-        Errors are not raised, because their traceback would keep ``job`` alive.
+        Errors are returned, because the traceback of a raised error would keep ``job`` alive.
         """
         begun = time.monotonic()
         try:
@@ -416,14 +417,14 @@ class GrammarCompiler:
             return 0
         verdict = job.trial.run(self._trials, job.grammar)
         if isinstance(verdict, GrammarRefused):
-            if verdict.certain:
+            if verdict.permanent:
                 with self._lock:
                     self._cache_refusal(key, verdict.message)
             raise GrammarError(job.grammar.field, verdict.message)
         return verdict.bytes
 
     def compile(self, grammar: Grammar) -> LLMatcher:
-        """Compile ``grammar`` without the cache. Return a new matcher. Raises GrammarError."""
+        """Compile ``grammar`` without the cache, and return a new matcher. Raises GrammarError."""
         if self._vocabulary is None:
             raise GrammarError(
                 grammar.field,
@@ -436,8 +437,8 @@ class GrammarCompiler:
 def _create_schema_error(grammar: Grammar, why: str) -> GrammarError:
     """Return the error for a refused ``grammar``.
 
-    Clients do not know the grammar of a forced tool call, because the engine creates it. The error
-    for such a grammar therefore names the tool's schema, and not a line of the grammar.
+    The engine itself creates the grammar of a forced tool call, so clients do not know it. Its
+    error names the tool's schema instead of a line of the grammar.
     """
     found = _LARK_ERROR_PATTERN.match(why) if grammar.tool_fields else None
     if found is None:
@@ -448,7 +449,6 @@ def _create_schema_error(grammar: Grammar, why: str) -> GrammarError:
 
 
 def _lower_priority() -> None:
-    """Lower the priority of this thread, so that streams have precedence."""
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), TRIAL_NICENESS)
 
@@ -474,12 +474,13 @@ def _split_merge(merge: str | list[str]) -> tuple[str, str, str]:
 def _convert_tokenizer(tokenizer: Tokenizer) -> tuple[str, dict[str, int]]:
     """Return ``tokenizer`` as JSON for llguidance, and the IDs of its added tokens by text.
 
-    Text must not be mistaken for an added token: ``<|im_end|>`` in a JSON string would end the
-    output. Each added token therefore becomes special, and gets a name that occurs in no text.
-    Two kinds of added tokens stay as they are, because a grammar may need them for their text. One
-    is tokens of only whitespace. The other is tokens that are not special, if the vocabulary has no
-    tokens for single bytes: other tokens may be unable to produce their text. IDs without a token
-    get one, because llguidance derives the number of tokens from the largest ID.
+    Output text must not be mistaken for an added token: ``<|im_end|>`` in a JSON string would end
+    the output. Each added token therefore becomes special, with a name that no text contains.
+
+    Some added tokens stay as they are, because a grammar may need their text. One kind is
+    whitespace. The other kind is tokens that are not special, if the vocabulary has no tokens for
+    single bytes. IDs without a token get one, because llguidance derives the vocabulary size from
+    the largest ID.
     """
     content = json.loads(tokenizer.to_str())
     model, added = content["model"], content["added_tokens"]
@@ -539,8 +540,8 @@ def _convert_grammar(grammar: Grammar, added: Mapping[str, int]) -> str:
 def _convert_lark(text: str, added: Mapping[str, int]) -> str:
     """Return the Lark grammar ``text`` for llguidance.
 
-    Token names such as ``<|im_end|>`` are replaced by their IDs. Schemas in the grammar get
-    :data:`JSON_OPTIONS`, unless they have options of their own.
+    Token names such as ``<|im_end|>`` are replaced by their IDs. Schemas without options get
+    :data:`JSON_OPTIONS`.
     """
     options = f'"x-guidance": {json.dumps(JSON_OPTIONS)}'
 

@@ -1,11 +1,12 @@
-"""Compute the allowed next tokens of requests with grammars (masks), in threads beside the steps.
+"""Compute masks (the allowed next tokens of requests with grammars) in threads beside the steps.
 
-A mask usually takes a millisecond, but with a malicious grammar it can take seconds, because
-llguidance limits only the number of parser items. Masks are therefore computed in threads that
-release the interpreter's lock. A step waits briefly for them, and a request whose mask is not ready
-skips the step. If a mask takes more than :data:`MAX_MASK_CPU_S`, its request ends with an error.
-The thread cannot be stopped. It continues at the lowest priority until it reaches llguidance's
-limits, and another thread replaces it.
+A mask usually takes a millisecond, but a malicious grammar can make it take seconds, because
+llguidance limits only the number of parser items. A step therefore waits only briefly for masks,
+and requests whose mask is not ready skip the step.
+
+If a mask takes more than :data:`MAX_MASK_CPU_S`, its request ends with an error. Its thread cannot
+be stopped. It continues at the lowest priority until llguidance's limits end it, and another thread
+replaces it.
 """
 
 from __future__ import annotations
@@ -27,24 +28,24 @@ Masks of typical schemas and expressions take 0.1 to 5 ms with a vocabulary of 1
 MAX_MASK_CPU_S = 0.5
 """Maximum CPU time to compute one mask."""
 MAX_MASK_WALL_S = 10.0
-"""Maximum wall-clock time of one mask, if its thread gets no CPU time or if no thread is free."""
+"""Maximum wall-clock time to compute one mask, and maximum time to wait for a thread."""
 MAX_FAST_MASK_THREADS = 2
-"""Maximum number of threads for fast masks. Threads with slow masks are not counted."""
+"""Maximum number of threads, not counting those with slow masks."""
 MAX_MASK_THREADS = 8
-"""Maximum number of threads for fast and slow masks."""
+"""Maximum number of threads, including those with slow masks."""
 MAX_SLOW_MASKS_PER_TENANT = 2
-"""Maximum number of slow masks of one tenant. With more, the tenant's masks wait."""
+"""Maximum number of slow masks of a tenant. Its other masks wait until one of them is ready."""
 
 MAX_ERROR_CHARACTERS = 500
 _ONE_OF_OPTION = "Enable 'coerce_one_of' option to approximate oneOf with anyOf"
-"""Advice in llguidance's messages that refers to an option that this engine's API does not have."""
+"""Advice in llguidance's messages about an option that the engine's API does not have."""
 
 
 class Matcher:
-    """State of one request's output in its grammar. ``key`` is the grammar's kind and text.
+    """State of a request's output in its grammar. ``key`` is the kind and the text of the grammar.
 
     ``mask`` has one bit per token, little-endian, which is set if the token may come next. While
-    ``busy`` is true, ``mask`` is still that of the previous token. ``bytes`` is the size of the
+    ``busy`` is true, it is still the mask for the previous token. ``bytes`` is the size of the
     compiled grammar. If ``error`` is not None, the request must end.
     """
 
@@ -72,16 +73,16 @@ class Matcher:
         self.mask = b""
         self.error: str | None = None
         self.complete = False
-        """Whether the output matches the grammar and no token may follow."""
+        """Whether the output is a complete text of the grammar, after which no token may follow."""
         self.busy = False
         self.slow = False
-        """Whether the mask takes longer than :data:`MASK_WAIT_S`, so that steps do not wait."""
+        """Whether the mask takes longer than :data:`MASK_WAIT_S`. Steps do not wait for it."""
         self.update_mask()
 
     def consume_token(self, token_id: int) -> None:
         """Advance by one output token, and compute the next mask.
 
-        Do nothing once the output matches the whole grammar.
+        Do nothing once the output is complete.
         """
         if self.complete:
             return
@@ -98,7 +99,7 @@ class Matcher:
 
 
 def shorten_error(message: str) -> str:
-    """Return a short form of llguidance's error ``message`` for clients, without internals."""
+    """Return llguidance's error ``message`` in a short form for clients."""
     if message.startswith("panic"):
         return "the grammar is too large or too complex"
     if message.startswith("NoExtensionBias"):
@@ -110,7 +111,7 @@ def shorten_error(message: str) -> str:
 class _MaskThread(threading.Thread):
     """Thread that advances one matcher at a time.
 
-    Only the worker's loop may access ``job``, which is the matcher that the thread works on.
+    ``job`` is the matcher that the thread works on. Only the worker's loop may access it.
     """
 
     def __init__(self, done: SimpleQueue[_MaskThread]) -> None:
@@ -146,30 +147,29 @@ class _MaskThread(threading.Thread):
 
 
 class MaskThreads:
-    """Threads of one worker that compute masks. Only the worker's loop may call the methods."""
+    """Threads of a worker that compute masks. Only the worker's loop may call the methods."""
 
     def __init__(self, stack_bytes: int) -> None:
         self._stack_bytes = stack_bytes
         self._threads: list[_MaskThread] = []
         self._idle: list[_MaskThread] = []
         self._waiting: list[tuple[Matcher, int, float]] = []
-        """Each waiting matcher with its token and the time since when it waits."""
+        """Waiting matchers, each with its token and the time since which it waits."""
         self._done: SimpleQueue[_MaskThread] = SimpleQueue()
 
     def advance(self, matcher: Matcher, token_id: int) -> None:
-        """Advance ``matcher`` by a token in a thread. ``matcher.busy`` is True meanwhile.
+        """Advance ``matcher`` by a token in a thread. It is ``busy`` until the mask is ready.
 
-        If no thread is free, the matcher waits for a thread.
+        If no thread is free, the matcher waits for one.
         """
         matcher.busy = True
         self._waiting.append((matcher, token_id, time.monotonic()))
         self._assign_waiting_matchers()
 
     def wait_for_masks(self, timeout_s: float, idle: bool = False) -> None:
-        """Wait up to ``timeout_s`` seconds for all masks that are not slow.
+        """Wait up to ``timeout_s`` seconds for masks that are not slow. Mark late masks as slow.
 
-        Masks that take longer are marked as slow. If ``idle``, also wait until one slow mask is
-        ready.
+        If ``idle``, also wait until one slow mask is ready.
         """
         deadline = time.monotonic() + timeout_s
         while True:
@@ -189,10 +189,10 @@ class MaskThreads:
         self._assign_waiting_matchers()
 
     def give_up_if_overdue(self, matcher: Matcher) -> bool:
-        """Give up ``matcher`` if it has used up its time. Return whether it was given up.
+        """Give up ``matcher`` if its time is used up. Return whether it was given up.
 
-        If the matcher still waits for a thread, it gets none. If a thread works on it, the thread
-        cannot be stopped, and continues at the lowest priority.
+        A matcher that still waits for a thread gets none. A thread that works on the matcher cannot
+        be stopped, and continues at the lowest priority.
         """
         thread = self._find_thread(matcher)
         if thread is None:
@@ -211,7 +211,7 @@ class MaskThreads:
         return True
 
     def has_used_cpu_time(self, matcher: Matcher) -> bool:
-        """Report whether the mask of ``matcher`` has taken :data:`MAX_MASK_CPU_S` or more."""
+        """Report whether the mask of ``matcher`` has used its CPU time, :data:`MAX_MASK_CPU_S`."""
         thread = self._find_thread(matcher)
         return thread is not None and thread.read_cpu_s() - thread.cpu_since >= MAX_MASK_CPU_S
 
@@ -219,7 +219,7 @@ class MaskThreads:
         return next((thread for thread in self._busy_threads if thread.job is matcher), None)
 
     def close(self) -> None:
-        """Stop all threads. A busy thread stops when llguidance returns."""
+        """Stop all threads. A busy thread stops as soon as llguidance returns."""
         for thread in self._threads:
             thread.stop()
         self._threads, self._idle, self._waiting = [], [], []
@@ -243,7 +243,7 @@ class MaskThreads:
         self._assign_waiting_matchers()
 
     def _assign_waiting_matchers(self) -> None:
-        """Assign waiting matchers to free threads, in the order in which they began to wait."""
+        """Assign waiting matchers to free threads, the longest waiting first."""
         left: list[tuple[Matcher, int, float]] = []
         for matcher, token_id, since in self._waiting:
             thread = None if self._has_max_slow_masks(matcher.tenant) else self._get_free_thread()

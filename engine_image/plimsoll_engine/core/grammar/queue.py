@@ -1,9 +1,9 @@
-"""Order grammar compilations fairly between tenants, then between small and large texts. Pure.
+"""Order grammar compilations fairly between tenants, and between small and large grammars. Pure.
 
 A tenant has at most one compilation in progress. The next compilation is that of the waiting tenant
-whose previous compilations took the least time. The same rule decides between the small and the
-large texts of one tenant, so that a short expression does not wait for thirty long ones. When a
-tenant returns, its time starts at the lowest time of the other tenants.
+whose previous compilations took the least time in total. The same rule decides between the small
+and the large grammars of one tenant, so that a short expression does not wait for thirty long ones.
+When a tenant returns, its time starts at the lowest time of the other tenants.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 MAX_SMALL_GRAMMAR_CHARACTERS = 4 << 10
-"""Maximum length of a grammar's text that counts as small."""
+"""Maximum length of a small grammar."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueuedCompilation:
     """Compilation in the queue.
 
-    ``large`` means that the text is longer than :data:`MAX_SMALL_GRAMMAR_CHARACTERS`.
+    ``large`` means that the grammar is longer than :data:`MAX_SMALL_GRAMMAR_CHARACTERS`.
     """
 
     compilation_number: int
@@ -28,9 +28,9 @@ class QueuedCompilation:
 
 
 class GrammarQueue:
-    """Queue of compilations, each identified by a number.
+    """Queue of compilations, identified by numbers.
 
-    At most ``slots`` compilations are in progress at the same time.
+    At most ``slots`` compilations are in progress at a time.
     """
 
     def __init__(self, slots: int) -> None:
@@ -51,7 +51,7 @@ class GrammarQueue:
         return len(self._in_progress)
 
     def add(self, compilation_number: int, tenant: str, characters: int) -> None:
-        """Queue a compilation for ``tenant``, whose grammar has ``characters`` characters."""
+        """Queue a compilation for ``tenant``. Its grammar has ``characters`` characters."""
         if tenant not in self._seconds:
             self._seconds[tenant] = min(self._seconds.values(), default=0.0)
         self._waiting[compilation_number] = QueuedCompilation(
@@ -59,7 +59,7 @@ class GrammarQueue:
         )
 
     def start_next(self) -> int | None:
-        """Mark the next compilation as started, and return its number; None if none may start."""
+        """Mark the next compilation as started and return its number; None if none may start."""
         if len(self._in_progress) >= self._slots:
             return None
         busy = {one.tenant for one in self._in_progress.values()}

@@ -1,12 +1,13 @@
-"""Try to compile a new grammar in a process with limits of CPU time and memory.
+"""Try to compile new grammars in a process with limits of CPU time and memory.
 
 llguidance limits the number of items and states, but not the time: 64 KiB of text can take minutes.
-Each new grammar is therefore compiled in a trial first. At its start, while it has one thread and
-no CUDA context, the worker forks a server. The server forks a process for each trial. This process
-shares the token trie, compiles the grammar, reports its size, and exits. If the trial succeeds, the
-worker compiles the grammar itself, in about the same time.
+Each new grammar is therefore first compiled in a trial. If the trial succeeds, the worker compiles
+the grammar itself.
 
-The worker exits if the server exits. The server and all trials exit if the worker exits.
+At its start, while it has one thread and no CUDA context, the worker forks a server. The server
+forks a process for each trial. The process shares the token trie, compiles the grammar, reports its
+size, and exits. The worker exits if the server exits, and the server and all trials exit if the
+worker exits.
 """
 
 from __future__ import annotations
@@ -35,18 +36,18 @@ MAX_TRIAL_CPU_S = 2
 A schema of 60 KB with 2,000 properties takes 0.5 s (2 cores, vocabulary of 150,000 tokens).
 """
 TRIAL_TIMEOUT_S = 20.0
-"""Maximum wall-clock time of a trial, for a machine that is too busy."""
+"""Maximum wall-clock time of a trial, which ends trials on an overloaded machine."""
 MAX_TRIAL_BYTES = 256 << 20
-"""Maximum memory that a trial does not share with the worker. Up to 57 MiB were measured."""
+"""Maximum memory that a trial does not share with the worker. At most 57 MiB were measured."""
 COMPILER_STACK_BYTES = 256 << 20
 """Stack size of the threads that compile grammars or compute masks.
 
-The compiler recurses once for each link in a chain of rules, and a stack overflow ends the process.
-A chain of 8,000 rules (64 KiB of text) needs more than 8 MiB and less than 32 MiB. The stack is
-only address space: pages are allocated when they are used.
+The compiler recurses for each link in a chain of rules, and a stack overflow ends the process. A
+chain of 8,000 rules (64 KiB of text) needs between 8 and 32 MiB. Only the used part of the stack
+takes memory.
 """
 TRIAL_NICENESS = 10
-"""Niceness of trials and compiling threads, so that streams have precedence."""
+"""Niceness of trials and compiling threads, so that streams get the CPU first."""
 
 TRIAL_ENDED_MESSAGE = (
     "the process that compiled the grammar was killed, probably for lack of memory: send the"
@@ -59,23 +60,23 @@ OVER_LIMITS_MESSAGE = (
 
 
 class TrialFailedError(Exception):
-    """The trial had no result: its process could not start, got no CPU time, or was killed.
+    """The trial has no result: its process did not start, got no CPU time, or was killed.
 
     The grammar may be valid.
     """
 
 
 class TrialPassed(msgspec.Struct, tag="passed"):
-    """Result of a trial that succeeded. ``bytes`` is the memory of the compiled grammar."""
+    """Result of a successful trial. ``bytes`` is the memory of the compiled grammar."""
 
     bytes: int
 
 
 class GrammarRefused(msgspec.Struct, tag="refused"):
-    """Result of a trial that failed. ``certain`` means that it would fail again."""
+    """Result of a trial that refused the grammar. ``permanent`` means that it always will."""
 
     message: str
-    certain: bool = False
+    permanent: bool = False
 
 
 class _TrialStarted(msgspec.Struct, tag="begun"):
@@ -84,7 +85,7 @@ class _TrialStarted(msgspec.Struct, tag="begun"):
 
 
 class _TrialDied(msgspec.Struct, tag="died"):
-    """Message that the process ended without a result.
+    """Message that the trial's process ended without a result.
 
     ``code`` is the exit code, or the negative number of the signal that killed the process.
     """
@@ -93,14 +94,14 @@ class _TrialDied(msgspec.Struct, tag="died"):
 
 
 CompileTrial = Callable[[Grammar], TrialPassed | GrammarRefused]
-"""Function that compiles a grammar in the process of a trial."""
+"""Function that compiles a grammar in a trial's process."""
 
 _messages = msgspec.msgpack.Decoder(_TrialStarted | TrialPassed | GrammarRefused | _TrialDied)
 _grammars = msgspec.msgpack.Decoder(Grammar)
 
 
 class Trial:
-    """One trial. A thread runs it and waits for the result. Other threads may cancel it."""
+    """Trial of one grammar. A thread runs it, and other threads may cancel it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -182,7 +183,7 @@ class Trial:
 
 
 class TrialServer:
-    """Connection of the worker to the process that forks a process for each trial."""
+    """Connection of the worker to the server that forks the processes of trials."""
 
     def __init__(self, pid: int, control: socket.socket) -> None:
         self.pid = pid
@@ -192,9 +193,9 @@ class TrialServer:
     def fork(
         cls, compile_grammar: CompileTrial, close: Callable[[], None] = lambda: None
     ) -> TrialServer:
-        """Fork the server, and return the connection to it. This process must have one thread.
+        """Fork the server, and return the connection to it. This process must have only one thread.
 
-        The server calls ``close`` to release inherited resources that it does not need.
+        The server calls ``close`` to release inherited resources.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         parent = os.getpid()
@@ -304,7 +305,7 @@ def _compile_and_report(connection: socket.socket, compile_grammar: CompileTrial
     verdict = (
         verdicts[0]
         if done.is_set() and verdicts
-        else GrammarRefused(OVER_LIMITS_MESSAGE, certain=True)
+        else GrammarRefused(OVER_LIMITS_MESSAGE, permanent=True)
     )
     connection.sendall(msgspec.msgpack.encode(verdict))
     connection.shutdown(socket.SHUT_WR)  # the server must not send a message after this one

@@ -1,7 +1,7 @@
-"""Validate the block tables in a handover message. Pure.
+"""Validate the block tables of a handover message. Pure.
 
-In valid tables, every block exists, and two requests share a block only if all their tokens up to
-the end of the block are equal.
+In valid tables, all blocks exist, and requests share a block only if all their tokens up to its end
+are equal.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from plimsoll_engine.messages.handover import (
 )
 
 MODEL_FIELDS = ("weights", "dtype", "shape")
-"""Fields of :class:`PoolLayout` that differ only if the model differs."""
+"""Fields of :class:`PoolLayout` that differ only between different models."""
 
 
 def check_handover(handover: Handover, layout: PoolLayout, max_num_seqs: int) -> None:
-    """Raise :class:`HandoverRefusedError` unless ``handover`` is valid for a pool of ``layout``."""
+    """Raise :class:`HandoverRefusedError` unless ``handover`` fits a pool with ``layout``."""
     for name in PoolLayout.__struct_fields__:
-        theirs, ours = getattr(handover.layout, name), getattr(layout, name)
-        if theirs != ours:
-            other = (
+        predecessor, own = getattr(handover.layout, name), getattr(layout, name)
+        if predecessor != own:
+            outcome = (
                 HandoverOutcome.OTHER_MODEL if name in MODEL_FIELDS else HandoverOutcome.OTHER_POOL
             )
             raise HandoverRefusedError(
-                other,
-                f"the predecessor's {name} was {_format_value(theirs)}, but this worker's is"
-                f" {_format_value(ours)}",
+                outcome,
+                f"the predecessor's {name} was {_format_value(predecessor)}, but this worker's is"
+                f" {_format_value(own)}",
             )
     for problem in find_problems(handover, max_num_seqs):
         raise HandoverRefusedError(HandoverOutcome.BAD_TABLES, problem)
@@ -45,44 +45,44 @@ def find_problems(handover: Handover, max_num_seqs: int) -> Iterator[str]:
         yield f"the message has {len(tables)} requests, but at most {max_num_seqs} can run"
     if len({table.request_id for table in tables}) != len(tables):
         yield "a request has more than one table"
-    meanings: dict[int, tuple[str | bytes, int]] = {}
+    contents: dict[int, tuple[str | bytes, int]] = {}
     for table in tables:
         yield from _find_table_problems(table, layout)
         # A partial block belongs to one request, so its ID serves as the key.
         keys: list[str | bytes] = [*table.hashes, table.request_id]
-        for block, meaning in zip(table.blocks, zip(keys, table.sums, strict=False), strict=False):
-            if meanings.setdefault(block, meaning) != meaning:
+        for block, content in zip(table.blocks, zip(keys, table.sums, strict=False), strict=False):
+            if contents.setdefault(block, content) != content:
                 yield (
                     f"two requests have different contents for block {block}; one of them is"
                     f" {table.request_id}"
                 )
-    held = sum(len(table.blocks) for table in tables)
-    if (handover.used_blocks, handover.block_references) != (len(meanings), held):
+    num_references = sum(len(table.blocks) for table in tables)
+    if (handover.used_blocks, handover.block_references) != (len(contents), num_references):
         yield (
             f"the predecessor counted {handover.used_blocks} blocks with "
             f"{handover.block_references} references, but"
-            f" the tables have {len(meanings)} with {held}"
+            f" the tables have {len(contents)} blocks with {num_references} references"
         )
 
 
 def _find_table_problems(table: BlockTable, layout: PoolLayout) -> Iterator[str]:
-    size, who = layout.block_size, f"request {table.request_id}"
+    size, subject = layout.block_size, f"request {table.request_id}"
     if table.computed < 1:
-        yield f"{who} has no computed tokens"
+        yield f"{subject} has no computed tokens"
     if len(table.blocks) != -(-table.computed // size):
-        yield f"{who} has {len(table.blocks)} blocks for {table.computed} tokens"
+        yield f"{subject} has {len(table.blocks)} blocks for {table.computed} tokens"
     if len(table.hashes) != table.computed // size:
-        yield f"{who} has {len(table.hashes)} hashes for {table.computed} tokens"
+        yield f"{subject} has {len(table.hashes)} hashes for {table.computed} tokens"
     if len(table.sums) != len(table.blocks):
-        yield f"{who} has {len(table.sums)} checksums for {len(table.blocks)} blocks"
+        yield f"{subject} has {len(table.sums)} checksums for {len(table.blocks)} blocks"
     if len(table.tail) != (HASH_BYTES if table.computed % size else 0):
-        yield f"{who} has a hash of the last block with the wrong length {len(table.tail)}"
+        yield f"{subject} has a hash of {len(table.tail)} bytes for the last block, which is wrong"
     if any(len(key) != HASH_BYTES for key in table.hashes):
-        yield f"{who} has a hash whose length is not {HASH_BYTES} bytes"
+        yield f"{subject} has a hash whose length is not {HASH_BYTES} bytes"
     if table.blocks and max(table.blocks) >= layout.num_blocks:
-        yield f"{who} has block {max(table.blocks)}, but the pool has {layout.num_blocks} blocks"
+        yield f"{subject} has block {max(table.blocks)}, but the pool has {layout.num_blocks}"
     if len(set(table.blocks)) != len(table.blocks):
-        yield f"{who} has the same block twice"
+        yield f"{subject} has the same block twice"
 
 
 def _format_value(value: object) -> str:

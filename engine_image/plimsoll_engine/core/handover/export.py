@@ -1,7 +1,7 @@
-"""Hand over the KV blocks of running requests to the successor in a planned restart.
+"""Hand over the KV blocks of running requests to the next worker in a planned restart.
 
-The handover message has a block table for each request: the request's blocks, the hashes of its
-tokens, and a checksum of each block. The successor reads the message in
+The handover message has a block table for each request: its blocks, the hashes of its tokens, and
+the checksums of the blocks. The next worker reads the message in
 :mod:`plimsoll_engine.core.handover.inheritance`.
 """
 
@@ -17,7 +17,7 @@ from plimsoll_engine.messages.handover import BlockTable, Handover, PoolLayout
 def export_tables(engine: EngineCore, layout: PoolLayout) -> bytes:
     """Return the handover message with the block tables of the requests of ``engine``.
 
-    Call this only when no step is in progress. Raises
+    No step may be in progress. Raises
     :class:`plimsoll_engine.messages.handover.HandoverRefusedError` if the message would be too
     large.
     """
@@ -49,7 +49,7 @@ def export_tables(engine: EngineCore, layout: PoolLayout) -> bytes:
 
 
 def _can_export(request: Request, engine: EngineCore) -> bool:
-    """Report whether the host knows all tokens of ``request``, and a client waits for them."""
+    """Report whether the host knows all tokens of ``request`` and a client waits for them."""
     known = request.in_flight.is_empty
     return known and request.computed > 0 and request.request_id not in engine.abandoned
 

@@ -1,9 +1,9 @@
-"""Inherit the KV blocks of the predecessor's requests in a planned restart.
+"""Inherit the KV blocks of the previous worker's requests in a planned restart.
 
-Only blocks in the tables of the handover message are taken over, and all other blocks are free (see
-:mod:`plimsoll_engine.core.handover.export`). A table is kept until the frontend submits its request
-again with all tokens. The request gets the table only if the blocks were computed for the same
-tokens.
+Only blocks in the tables of the handover message are kept, see
+:mod:`plimsoll_engine.core.handover.export`. All other blocks are free. A table is kept until the
+frontend submits its request again. The request gets the table only if the blocks were computed for
+the same tokens.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from plimsoll_engine.messages.handover import (
 CLAIM_TIMEOUT_S = 10.0
 """Time after which unclaimed tables are released.
 
-The frontend submits carried-over requests at once. The time is measured from the worker's first
-step, because the worker's start may take longer if the machine is busy.
+It begins with the worker's first step, because a busy machine can delay the worker's start. The
+frontend usually submits carried-over requests at once.
 """
 
 
 def validate_tables(
     data: bytes, layout: PoolLayout, runner: Runner, max_num_seqs: int
 ) -> list[BlockTable]:
-    """Return the tables in the handover message ``data``, after checking all but their tokens.
+    """Return the tables in the handover message ``data``. Their tokens are not checked yet.
 
-    Raises :class:`HandoverRefusedError` if a check fails.
+    Raises :class:`HandoverRefusedError` if any other check fails.
     """
     handover = messages.decode_handover(data)
     audit.check_handover(handover, layout, max_num_seqs)
@@ -62,31 +62,31 @@ def validate_tables(
 
 
 class Inheritance:
-    """Inherited tables whose requests have not arrived yet.
+    """Inherited tables that no request has claimed yet.
 
-    Each table has a reference to each of its blocks in ``pool``.
+    Each table holds a reference to each of its blocks in ``pool``.
     """
 
     def __init__(self, tables: Sequence[BlockTable], pool: BlockPool) -> None:
         self._tables = {table.request_id: table for table in tables}
         self._pool = pool
         self._since: float | None = None
-        """Time of the first call of :meth:`release_expired_tables`, or None before that call."""
+        """Time of the first call of :meth:`release_expired_tables`; None before that."""
         self.adopted: list[str] = []
         self.refused: dict[str, str] = {}
-        """By request ID, the reason why the request did not get its table."""
+        """Reason reason a request did not get its table, by request ID."""
 
     def release_expired_tables(self) -> None:
         """Release unclaimed tables after :data:`CLAIM_TIMEOUT_S`. Call this between steps.
 
-        The reasons are kept in :attr:`refused` until the frontend queries them.
+        :attr:`refused` contains the reasons until the frontend queries them.
         """
         now = time.monotonic()
         if self._since is None:
             self._since = now
         if now - self._since > CLAIM_TIMEOUT_S:
-            late = f"the request did not arrive within {CLAIM_TIMEOUT_S:g} s"
-            self.refused |= dict.fromkeys(self._tables, late)
+            reason = f"the request did not arrive within {CLAIM_TIMEOUT_S:g} s"
+            self.refused |= dict.fromkeys(self._tables, reason)
             self.release_tables()
 
     def list_held_blocks(self) -> list[int]:
@@ -94,13 +94,13 @@ class Inheritance:
         return [block for table in self._tables.values() for block in table.blocks]
 
     def claim_table(self, request: Request) -> None:
-        """Give ``request`` its inherited table, if there is one for the same tokens."""
+        """Give ``request`` its inherited table, if its tokens are the same."""
         table = self._tables.pop(request.request_id, None)
         if table is None:
             return
-        if (why := self._find_mismatch(table, request)) is not None:
+        if (reason := self._find_mismatch(table, request)) is not None:
             self._pool.release(table.blocks)
-            self.refused[request.request_id] = why
+            self.refused[request.request_id] = reason
             return
         request.block_ids = list(table.blocks)
         request.computed = table.computed

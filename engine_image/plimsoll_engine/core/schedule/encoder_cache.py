@@ -1,13 +1,13 @@
-"""Record in the scheduler which media are encoded, and which requests need the outputs.
+"""Record of the media that are encoded, and of the requests that need their encoder outputs.
 
-The runner has the outputs themselves. Requests with the same image or sound share one entry. The
-entry exists as long as a request needs it, usually until the placeholder tokens are computed. An
-encoder-decoder model attends to the output in every step, so the request needs it until it ends.
-Only running requests have entries, so their share of the budget is always returned.
+The scheduler keeps this record, and the runner stores the outputs. Requests with the same image or
+audio clip share an entry, which exists as long as one of them needs it. Usually, that is until the
+placeholder tokens are computed. In an encoder-decoder model, it is until the request ends. Only
+running requests have entries, so the budget is always returned.
 
 A step frees outputs before it creates new ones. Outputs that step N releases are therefore freed in
-step N + 1 or later, or when the engine becomes idle. If an entry were created and freed in the same
-step, its output would be created after it was freed, and would never be freed again.
+step N + 1 or later, or when the engine becomes idle. An output that is created and released in the
+same step would otherwise be freed before it exists, and then never again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from plimsoll_engine.messages.worker_ipc import Media
 
 @dataclass(slots=True)
 class EncoderCacheEntry:
-    """Entry for one image or sound: the size of its output in tokens, and who needs the output."""
+    """Image or audio clip: the size of its encoder output in tokens, and who needs the output."""
 
     tokens: int
     holders: set[str] = field(default_factory=set)
@@ -29,28 +29,24 @@ class EncoderCacheEntry:
 
 
 class EncoderCache:
-    """Record of encoder outputs.
+    """Record of encoder outputs, with at most ``budget`` tokens in total."""
 
-    All entries together have at most ``budget`` tokens. ``lifelong`` means that a request needs its
-    outputs until it ends.
-    """
-
-    def __init__(self, budget: int, lifelong: bool = False) -> None:
+    def __init__(self, budget: int, is_encoder_decoder: bool = False) -> None:
         if budget < 1:
             raise ValueError(
                 f"encoder cache budget {budget} is too small: it must be at least 1 token"
             )
         self.budget = budget
-        self.lifelong = lifelong
+        self.is_encoder_decoder = is_encoder_decoder
         self.used = 0
         self.entries: dict[bytes, EncoderCacheEntry] = {}
         self._freed: list[bytes] = []
-        self._ordered: set[bytes] = set()
-        """Keys to encode in this step. The runner does not have their outputs yet."""
+        self._to_encode: set[bytes] = set()
+        """Keys of media to encode in this step. The runner does not have their outputs yet."""
 
     def find_refusal(self, request: Request) -> str | None:
-        """Return the reason why ``request`` can never run in this engine; None if it can."""
-        if self.lifelong and not request.media:
+        """Return why ``request`` can never run on this engine; None if it can."""
+        if self.is_encoder_decoder and not request.media:
             return "this model can only transcribe audio: use /v1/audio/transcriptions"
         for media in request.media:
             if media.tokens > self.budget:
@@ -59,7 +55,7 @@ class EncoderCache:
                     f" cache has {self.budget}: increase --encoder-cache-tokens"
                 )
         total = sum({media.key: media.tokens for media in request.media}.values())
-        if self.lifelong and total > self.budget:
+        if self.is_encoder_decoder and total > self.budget:
             return (
                 f"the prompt's media take {total} tokens of the encoder cache, but the cache has"
                 f" {self.budget}: increase --encoder-cache-tokens"
@@ -67,9 +63,9 @@ class EncoderCache:
         return None
 
     def reserve(self, request: Request, count: int) -> tuple[int, list[Media]]:
-        """Return how many of ``count`` tokens can be computed, and the media to encode first.
+        """Return how many of ``count`` tokens can be computed now, and the media to encode first.
 
-        If an image or sound does not fit into the budget, only the tokens before it can be
+        If an image or audio clip does not fit into the budget, only the tokens before it can be
         computed.
         """
         start = request.computed
@@ -86,15 +82,15 @@ class EncoderCache:
                 kept = media.key in self._freed  # in this step, so the runner may still have it
                 if kept:
                     self._freed.remove(media.key)
-                if not kept or media.key in self._ordered:
+                if not kept or media.key in self._to_encode:
                     encode.append(media)
-                    self._ordered.add(media.key)
+                    self._to_encode.add(media.key)
             entry.holders.add(request.request_id)
         return count, encode
 
     def release_computed(self, request: Request) -> None:
         """Release the outputs whose placeholder tokens are all computed."""
-        if self.lifelong:
+        if self.is_encoder_decoder:
             return
         done = request.computed
         # A prompt may contain the same content twice, and the second copy may be partly computed.
@@ -109,22 +105,22 @@ class EncoderCache:
             self._release(request, media.key)
 
     def take_freed_keys(self) -> list[bytes]:
-        """Return the keys of outputs that the runner must free, and forget these keys.
+        """Return the keys of the outputs that the runner must free, and forget them.
 
         Call this before a step is scheduled, and when the engine becomes idle.
         """
         freed, self._freed = self._freed, []
-        self._ordered.clear()
+        self._to_encode.clear()
         return freed
 
     def list_known_keys(self) -> set[bytes]:
-        """Return the keys of all outputs that the runner may have now."""
+        """Return the keys of all outputs that the runner may have."""
         return set(self.entries).union(self._freed)
 
     def find_problems(self, running: Iterable[str]) -> list[str]:
-        """Return a message for each inconsistency, for the audit.
+        """Return an audit message for each inconsistency.
 
-        ``running`` are the IDs of all running requests. Only these may have entries.
+        ``running`` are the IDs of the running requests, which alone may have entries.
         """
         found = []
         if dead := self.list_holders().difference(running):
@@ -147,7 +143,7 @@ class EncoderCache:
         return {name for entry in self.entries.values() for name in entry.holders}
 
     def _is_needed(self, media: Media, start: int, stop: int) -> bool:
-        if self.lifelong:
+        if self.is_encoder_decoder:
             return True
         return media.start < stop and media.start + media.length > start
 

@@ -1,4 +1,4 @@
-"""Represent a request in the worker, from its submission to its release.
+"""State of a request in the worker, from its submission to its release.
 
 Reference counting alone must free a request that has ended. A request therefore has no attribute,
 such as a callback, that refers back to the request.
@@ -35,17 +35,16 @@ if TYPE_CHECKING:
 
 
 TOKEN_TYPE_CODE = "i"
-"""Type code of the arrays of token IDs: int32. A list would take ten times the memory."""
+"""Array type code of token IDs: int32. A list would take ten times the memory."""
 
 
 @dataclass(slots=True)
 class DraftingState:
     """State of speculative decoding for one request.
 
-    ``length`` is the maximum number of prompt and output tokens of the request. ``misses`` is the
-    number of attempts since the last accepted draft, and ``pause`` the number of steps until the
-    next attempt. The draft model has computed the first ``computed`` tokens, and has filled the
-    request's first ``filled`` blocks in its KV pool.
+    ``length`` is the maximum number of prompt and output tokens. ``misses`` counts the attempts
+    since the last accepted draft, and ``pause`` the steps until the next attempt. The draft model
+    has computed the first ``computed`` tokens, and all tokens of the first ``filled`` blocks.
     """
 
     length: int
@@ -57,18 +56,17 @@ class DraftingState:
 
     @property
     def nbytes(self) -> int:
-        """Host memory of the n-gram index in bytes; 0 without an index."""
+        """Host memory of the n-gram index, in bytes; 0 without an index."""
         return 0 if self.index is None else self.index.nbytes
 
 
 @dataclass(slots=True)
 class InFlight:
-    """Sampled tokens of one request that are not part of its output yet.
+    """Sampled tokens of a request that its output does not contain yet.
 
-    ``tokens`` is the number of these tokens, at most 1 when a step is scheduled. Before the host
-    has read the token, only the device knows it: it is in ``row`` of the last step. ``unconfirmed``
-    is the token if the host has read it, but the grammar has not accepted it yet. Until then, the
-    request joins no step.
+    ``tokens`` is their number, at most 1 when a step is scheduled. Until the host has read the
+    token, only the device has it, in ``row`` of the last step. ``unconfirmed`` is a token that the
+    host has read, but that the grammar has not accepted yet. Until then, the request joins no step.
     """
 
     tokens: int = 0
@@ -83,20 +81,20 @@ class InFlight:
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
 class Request:
-    """One request in the worker. Times are in seconds of CLOCK_MONOTONIC.
+    """Request in the worker. Times are in seconds of CLOCK_MONOTONIC.
 
-    - ``computed``: number of tokens whose keys and values are in the pool.
-    - ``cached_tokens``: number of prompt tokens found in the prefix cache at the first start, which
-      was at ``started_at``.
+    - ``computed``: number of tokens whose keys and values are in the KV pool.
+    - ``cached_tokens``: number of prompt tokens that the prefix cache had at the first start.
+    - ``started_at``: time of the first start.
     - ``order``: position in the order of arrival. ``place``: position among running and preempted
       requests. The waiting queue assigns both.
     - ``registered``: number of blocks that are registered in the prefix cache.
-    - ``fetched``: whether the prompt's blocks have been searched in host memory.
-    - ``in_flight``: sampled tokens that are not yet in ``token_ids``.
+    - ``fetched``: whether host memory has been searched for the prompt's blocks.
+    - ``in_flight``: sampled tokens that are not in ``token_ids`` yet.
     - ``drafting``: None if the request gets no drafts.
     - ``scored``: number of prompt tokens whose log probabilities have been sent.
     - ``allowed``: bit mask of the tokens that may be sampled; None if all may be sampled.
-    - ``bad_word_lookback``: number of preceding tokens that the bad words depend on.
+    - ``bad_word_lookback``: number of preceding tokens on which the bad words depend.
     """
 
     request_id: str
@@ -132,7 +130,7 @@ class Request:
 
     @classmethod
     def create(cls, submit: Submit) -> Request:
-        """Return the request in ``submit``. A carried-over one continues after ``output_ids``."""
+        """Return the request in ``submit``. A carried-over request continues after its output."""
         sampling, allowed = submit.sampling, submit.sampling.allowed_token_ids
         if allowed is not None:  # a list takes many times the memory of the mask
             sampling = msgspec.structs.replace(sampling, allowed_token_ids=None)
@@ -170,9 +168,9 @@ class Request:
 
     @property
     def needs_previous_token(self) -> bool:
-        """Whether the host must know the previous token before the next token is sampled.
+        """Whether the host must know each token before the next one is sampled.
 
-        This is the case with penalties, a grammar, bad words or drafts.
+        Penalties, grammars, bad words and drafts require this.
         """
         if self.drafting is not None and not self.drafting.pause:
             return True
@@ -180,12 +178,12 @@ class Request:
 
     @property
     def has_unscored_rows(self) -> bool:
-        """Whether log probabilities of prompt tokens are requested but not all computed yet."""
+        """Whether log probabilities of prompt tokens are requested and not all computed yet."""
         return self.sampling.prompt_logprobs is not None and self.scored < self.num_prompt - 1
 
     @property
     def awaits_token(self) -> bool:
-        """Whether the next step must wait until the host has read the pending token."""
+        """Whether the request can join a step only after the host has read its pending token."""
         return (
             self.in_flight.tokens > 0
             and self.needs_previous_token
@@ -199,7 +197,7 @@ class Request:
 
     @property
     def num_uncomputed(self) -> int:
-        """Number of tokens whose keys and values are not computed yet; at least 1."""
+        """Number of tokens whose keys and values must still be computed; at least 1."""
         return len(self.token_ids) + self.in_flight.tokens - self.computed
 
     @property
@@ -208,7 +206,7 @@ class Request:
         return self.num_prompt + self.sampling.max_tokens
 
     def get_finish_reason(self, token_id: int, max_model_len: int) -> str | None:
-        """Return the finish reason after the newest token ``token_id``; None to continue."""
+        """Return the finish reason if ``token_id`` is the last token, otherwise None."""
         if not self.sampling.ignore_eos and token_id in self.sampling.stop_token_ids:
             return "stop"
         if self.matcher is not None and self.matcher.complete:
@@ -217,12 +215,12 @@ class Request:
         return "length" if len(self.token_ids) >= length else None
 
     def is_full(self, max_model_len: int) -> bool:
-        """Report whether the pending token is the last token that the request may have."""
+        """Report whether the pending token is the last that the request may have."""
         length = min(self.max_length, max_model_len)
         return len(self.token_ids) + self.in_flight.tokens >= length
 
     def take_start_statistics(self) -> FirstTokenStatistics | None:
-        """Return the statistics of the first start, but only once; None at any other time."""
+        """Return the statistics of the first start. Return None before it, and on later calls."""
         if self.started_at is None or self.start_reported:
             return None
         self.start_reported = True

@@ -1,21 +1,20 @@
-"""Choose the tokens of the next step: continuous batching with chunked prefill.
+"""Select the tokens of the next step: continuous batching with chunked prefill.
 
-Running requests come first, then waiting requests, in the order of their places (see waiting.py). A
-step is full when the token budget, the number of sequences or the KV blocks are used up. A prompt
-longer than the budget is computed in chunks over several steps. When blocks run out, the last
-request in this order is preempted: it releases its blocks and waits. Its tokens are computed again
-later, mostly from the prefix cache.
+Running requests come first, then waiting requests, by place (see waiting.py). A step is full when
+the token budget, the number of sequences or the KV blocks are used up. A prompt longer than the
+token budget is computed in chunks over several steps. When blocks run out, the last running request
+is preempted: it releases its blocks and waits. Its tokens are later computed again, mostly from the
+prefix cache.
 
-Priorities apply only between requests of the same tenant. The more urgent requests of a tenant have
-its earlier places. A running request is preempted for a more urgent waiting request of its tenant.
-A request of low priority waits as long as more urgent requests occupy all places of the tenant.
+Priorities apply only between requests of the same tenant. The tenant's most urgent requests have
+its first places, and preempt its less urgent running requests. A request of low priority may
+therefore wait as long as more urgent requests of its tenant arrive.
 
-One tenant cannot occupy the whole engine. If a request has waited for
-:data:`FAIRNESS_PREEMPTION_WAIT_S` because another tenant has the places or blocks that it needs,
-this tenant gives up some of them. It keeps at least an equal share.
+No tenant can occupy the whole engine. If another tenant has kept a request waiting for
+:data:`FAIRNESS_PREEMPTION_WAIT_S`, it gives up places or blocks, but keeps at least an equal share.
 
 There is no deadlock. A request that could not run alone in an empty pool is refused at once. The
-first request in the order is never preempted for another tenant.
+running request in the first place is never preempted for another tenant.
 """
 
 from __future__ import annotations
@@ -36,26 +35,25 @@ from plimsoll_engine.kvcache.offload import Offload
 from plimsoll_engine.messages.worker_ipc import Media
 
 MIN_FIRST_CHUNK_FRACTION = 1 / 8
-"""Share of the step's token budget that the first chunk of a prompt has at least.
+"""Minimum size of a prompt's first chunk, as a fraction of the token budget.
 
 Smaller chunks cost more than they save: each chunk reads the context again, and attention is faster
-for whole prompts. The first chunk may be smaller if it is the whole prompt.
+for whole prompts. The minimum does not apply to shorter prompts.
 """
 
 FAIRNESS_PREEMPTION_WAIT_S = 1.0
-"""Waiting time after which another tenant must give up places or blocks for a request.
+"""Waiting time of a request after which another tenant must give up places or blocks.
 
-Under an even load, places become free earlier, so no tokens are computed twice.
+Under an even load, places become free sooner, and nothing is computed twice.
 """
 
 
 @dataclass(slots=True)
 class Chunk:
-    """Part of a step: ``count`` tokens of ``request``, beginning at token ``request.computed``.
+    """Part of a step: ``count`` tokens of ``request``, starting at token ``request.computed``.
 
     The media in ``encode`` are encoded first. ``count`` is 0 if the request must wait, for example
-    for space in the encoder cache. ``drafts`` are proposed next tokens, each of which is an
-    additional row of the step.
+    for space in the encoder cache. Each token in ``drafts`` adds a row to the step.
     """
 
     request: Request
@@ -65,17 +63,17 @@ class Chunk:
 
     @property
     def rows(self) -> int:
-        """Number of rows that this chunk has in the step."""
+        """Number of rows in the step, including those of drafts."""
         return self.count + len(self.drafts)
 
     @property
     def has_newest_token(self) -> bool:
-        """Whether the chunk includes the newest token, so that the next token is sampled."""
+        """Whether the chunk has the request's newest token, so that the next token is sampled."""
         return self.count == self.request.num_uncomputed
 
 
 class Scheduler:
-    """Scheduler of the requests of one engine. It has no tensors."""
+    """Scheduler of an engine's requests. It uses no tensors."""
 
     def __init__(
         self,
@@ -95,16 +93,16 @@ class Scheduler:
         self.waiting = WaitingQueue()
         self.running: list[Request] = []
         """Running requests, sorted by place."""
-        self._kept: WeakSet[Request] = WeakSet()
-        """Requests that have a predecessor's blocks but cannot run yet."""
+        self._waiting_with_blocks: WeakSet[Request] = WeakSet()
+        """Requests that have blocks of the previous worker but cannot run yet."""
         self._blocks_in_step: set[bytes] = set()
-        """Hashes of the blocks that are filled in the step that is being scheduled."""
+        """Hashes of blocks that the step being scheduled fills."""
         self.preemptions_total = 0
         self.prefix_query_tokens_total = 0
         self.prefix_hit_tokens_total = 0
 
     def find_refusal(self, request: Request) -> str | None:
-        """Return the reason why ``request`` can never run in this engine; None if it can."""
+        """Return why ``request`` can never run on this engine; None if it can."""
         if not request.num_prompt:
             return "the prompt is empty"
         if request.num_outputs >= request.sampling.max_tokens:
@@ -137,16 +135,16 @@ class Scheduler:
     def keep_inherited_blocks(self, request: Request) -> None:
         """Let ``request`` keep the blocks of the previous worker while its grammar is compiled.
 
-        If the pool runs out of blocks, they are freed, and the request computes them again.
+        If the pool runs out of blocks, they are freed, and their tokens must be computed again.
         """
-        self._kept.add(request)
+        self._waiting_with_blocks.add(request)
 
     def start_with_inherited_blocks(self, request: Request) -> None:
-        """Start ``request`` with the blocks that the previous worker filled for it.
+        """Start ``request`` with the blocks that the previous worker computed for it.
 
         If the batch is full, the request loses these blocks and waits like a new request.
         """
-        self._kept.discard(request)
+        self._waiting_with_blocks.discard(request)
         self.waiting.add(request)
         if len(self.running) >= self.max_num_seqs:
             self._release_blocks_and_outputs(request)
@@ -155,7 +153,7 @@ class Scheduler:
         self._insert_running(request)
 
     def remove(self, request: Request) -> None:
-        """Remove a ``request`` that has ended. Its blocks are released by the caller."""
+        """Remove ``request``, which has ended. The caller must release its blocks."""
         if request in self.running:
             self.running.remove(request)
         else:
@@ -164,20 +162,20 @@ class Scheduler:
         if self.encoder is not None:
             self.encoder.release_all(request)
 
-    def schedule(self, only: Request | None = None) -> list[Chunk]:
+    def schedule(self, single_request: Request | None = None) -> list[Chunk]:
         """Return the chunks of the next step; empty if nothing can run.
 
-        If ``only`` is given, the step has only this waiting request. After a failed batch, the
-        caller thus finds the request that fails. Running requests are preempted, one after another,
-        until ``only`` can start. If it cannot start even alone, the list is empty.
+        If ``single_request`` is given, only this waiting request is scheduled. Running requests are
+        preempted, one after another, until it can start. This identifies the request that makes a
+        batch fail.
         """
         self._blocks_in_step.clear()
-        if only is not None:
+        if single_request is not None:
             if self.offload is not None:
                 self.offload.reclaim()
-                only.fetched = True
+                single_request.fetched = True
             while (
-                not (chunk := self._start_waiting(only, self.max_num_batched_tokens))
+                not (chunk := self._start_waiting(single_request, self.max_num_batched_tokens))
                 or not chunk.count
             ):
                 if not self.running:
@@ -235,8 +233,8 @@ class Scheduler:
     def _preempt_for_fairness(self) -> None:
         """Preempt requests of the tenant with the largest share if another has waited too long.
 
-        Do nothing if the largest tenant would then have less than the tenant that waits, because
-        the two tenants would preempt each other in turn.
+        Do nothing if the larger tenant would then have the smaller share, because the two tenants
+        would preempt each other in turn.
         """
         head = self.waiting.find_next_new()
         if (
@@ -269,9 +267,9 @@ class Scheduler:
         self._preempt_for(yielding[-1], head)
 
     def _preempt_for(self, request: Request, replacement: Request) -> None:
-        """Preempt a running ``request`` for the waiting request ``replacement``.
+        """Preempt the running ``request`` for the waiting request ``replacement``.
 
-        ``replacement`` takes over the place of ``request``, unless it has a place of its own.
+        ``replacement`` gets the place of ``request``, unless it already has a place.
         """
         self.running.remove(request)
         self._release_blocks_and_outputs(request)
@@ -282,14 +280,14 @@ class Scheduler:
         self.preemptions_total += 1
 
     def _continue_running(self, request: Request, budget: int) -> Chunk | None:
-        """Return the next chunk of a running request; None if it lacks blocks."""
+        """Return the next chunk of a running request; None if there are too few blocks."""
         count = min(request.num_uncomputed, budget)
         return self._create_chunk(request, count) if self._reserve_blocks(request, count) else None
 
     def _start_waiting(self, request: Request, budget: int) -> Chunk | None:
         """Start a waiting request, and return its first chunk.
 
-        Return None if the batch is full or blocks are missing, and a chunk of 0 tokens if the
+        Return None if the batch is full or blocks are missing. Return a chunk of 0 tokens if the
         request must wait for another reason.
         """
         if len(self.running) >= self.max_num_seqs:
@@ -323,7 +321,7 @@ class Scheduler:
         return chunk
 
     def _insert_running(self, request: Request) -> None:
-        """Add ``request`` to the running requests, and order its tenant's places by priority."""
+        """Add ``request`` to the running requests, and sort its tenant's places by priority."""
         insort(self.running, request, key=get_place)
         same = [one for one in self.running if one.tenant == request.tenant]
         if all(one.priority == request.priority for one in same):
@@ -335,7 +333,7 @@ class Scheduler:
         self.running.sort(key=get_place)
 
     def _record_blocks_in_step(self, chunk: Chunk) -> None:
-        """Record the blocks that ``chunk`` fills, so that requests with its prefix can wait."""
+        """Record the blocks that ``chunk`` fills. Requests with the same prefix wait for them."""
         if chunk.count > 1:
             start = chunk.request.computed
             size = self.pool.block_size
@@ -345,7 +343,7 @@ class Scheduler:
     def _is_next_block_in_step(self, request: Request) -> bool:
         """Report whether another request fills the next block of ``request`` in this step.
 
-        In the next step, ``request`` can take this block from the prefix cache.
+        ``request`` can take the block from the prefix cache in the next step.
         """
         index = len(request.block_ids)
         usable = self._count_cacheable_blocks(request)
@@ -359,15 +357,15 @@ class Scheduler:
         return Chunk(request, count, encode)
 
     def _release_blocks_and_outputs(self, request: Request) -> None:
-        """Release the blocks and encoder outputs of a request that is not running."""
         request.drop_blocks(self.pool)
         if self.encoder is not None:
             self.encoder.release_all(request)
 
     def _must_fetch(self, request: Request) -> bool:
-        """Report whether ``request`` must wait for blocks that are copied from host memory.
+        """Report whether ``request`` must wait for blocks that are being copied from host memory.
 
-        A request waits for only one transfer. Blocks that it still lacks afterwards are computed.
+        A request waits for only one transfer. Blocks that are still missing afterwards are
+        computed.
         """
         if self.offload is None or (request.fetched and not self.offload.transfers):
             return False
@@ -381,7 +379,8 @@ class Scheduler:
     def _count_cacheable_blocks(self, request: Request) -> int:
         """Return how many of its first blocks ``request`` may take from a cache.
 
-        The last token is always computed. So are prompt tokens whose log probabilities are missing.
+        The last token is always computed, and so are prompt tokens whose log probabilities are
+        missing.
         """
         tokens = request.scored if request.has_unscored_rows else len(request.token_ids) - 1
         return tokens // self.pool.block_size
@@ -402,10 +401,10 @@ class Scheduler:
         blocks = self.pool.allocate(missing)
         if blocks is None and self.offload is not None and self.offload.reclaim():
             blocks = self.pool.allocate(missing)
-        if blocks is None and self._kept:
-            for kept in list(self._kept):
+        if blocks is None and self._waiting_with_blocks:
+            for kept in list(self._waiting_with_blocks):
                 kept.drop_blocks(self.pool)
-            self._kept.clear()
+            self._waiting_with_blocks.clear()
             blocks = self.pool.allocate(missing)
         if blocks is None:
             return False
@@ -415,7 +414,7 @@ class Scheduler:
     def reserve_drafts(self, request: Request, count: int) -> int:
         """Allocate blocks for up to ``count`` drafts. Return the number of drafts that fit.
 
-        Only available blocks are allocated, so no other request loses a block.
+        No other request loses a block.
         """
         missing = self.pool.count_blocks(request.computed + 1 + count) - len(request.block_ids)
         if count > 0 and missing > 0:
@@ -426,20 +425,20 @@ class Scheduler:
     def record_accepted(self, request: Request) -> None:
         """Count one more accepted draft of ``request`` as computed.
 
-        The keys and values of the draft are already in the pool.
+        The pool already contains the keys and values of the draft.
         """
         self.waiting.charge_tokens(request, 1)
         self._add_computed(request, 1)
 
     def preempt(self, request: Request) -> None:
-        """Preempt a running request. It waits again, and keeps its place in the order."""
+        """Preempt a running request. It waits again, and keeps its place."""
         self.running.remove(request)
         self._release_blocks_and_outputs(request)
         self.waiting.requeue(request)
         self.preemptions_total += 1
 
     def record_computed(self, chunk: Chunk) -> None:
-        """Count the chunk's tokens as computed, and add full blocks to the prefix cache."""
+        """Count the tokens of ``chunk`` as computed, and add full blocks to the prefix cache."""
         self._add_computed(chunk.request, chunk.count)
 
     def _add_computed(self, request: Request, count: int) -> None:

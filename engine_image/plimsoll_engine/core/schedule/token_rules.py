@@ -1,7 +1,7 @@
-"""Compute which tokens may come next, and the token counts that penalties need. Pure.
+"""Compute which tokens may come next, and the token counts for penalties. Pure.
 
-``allowed_token_ids`` and ``bad_words`` have the same meaning as in vLLM. The rules depend only on
-the output, so they are the same after a request is carried over to another worker.
+``allowed_token_ids`` and ``bad_words`` work as in vLLM. The rules depend only on the tokens, so
+they still hold after a request was carried over to another worker.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from plimsoll_engine.messages.worker_ipc import Sampling
 
 WORD_BITS = 32
 COUNTED_TOKEN_BYTES = 90
-"""Host memory per counted token: two array items and one dictionary entry (CPython 3.11)."""
+"""Host memory per counted token in bytes (CPython 3.11)."""
 
 
 def make_mask(token_ids: Iterable[int]) -> bytes:
-    """Return a bit mask in which only the bits of ``token_ids`` are set, as short as possible.
+    """Return the shortest bit mask in which exactly the bits of ``token_ids`` are set.
 
     The bit of token t is bit t % 32 of the little-endian int32 word t // 32, as in a grammar's
     mask.
@@ -32,7 +32,7 @@ def make_mask(token_ids: Iterable[int]) -> bytes:
 
 
 def find_banned_tokens(words: Sequence[Sequence[int]], output: Sequence[int]) -> tuple[int, ...]:
-    """Return the tokens that would complete one of ``words`` if they followed ``output``."""
+    """Return the tokens that would complete one of ``words`` after ``output``."""
     found: dict[int, None] = {}
     for word in words:
         before = len(word) - 1
@@ -47,17 +47,17 @@ def count_bad_word_lookback(words: Sequence[Sequence[int]]) -> int:
 
 
 class TokenCounts:
-    """Number of times that each token of a request occurs in the output.
+    """Number of occurrences in the output, for each token of the prompt and the output.
 
     Tokens that occur only in the prompt have the count 0.
     """
 
-    __slots__ = ("_places", "outputs", "tokens")
+    __slots__ = ("_indices", "outputs", "tokens")
 
     def __init__(self, prompt_ids: Iterable[int], output_ids: Iterable[int]) -> None:
         self.tokens = array("q")
         self.outputs = array("d")
-        self._places: dict[int, int] = {}
+        self._indices: dict[int, int] = {}
         for token in prompt_ids:
             self._get_index(token)
         for token in output_ids:
@@ -67,7 +67,7 @@ class TokenCounts:
     def create_if_needed(
         cls, sampling: Sampling, prompt_ids: Sequence[int], output_ids: Sequence[int]
     ) -> TokenCounts | None:
-        """Return the counts that the penalties in ``sampling`` need; None without a penalty."""
+        """Return the counts for the penalties in ``sampling``; None if there are no penalties."""
         if sampling.repetition_penalty != 1.0:
             return cls(prompt_ids, output_ids)
         if sampling.presence_penalty or sampling.frequency_penalty:
@@ -78,25 +78,25 @@ class TokenCounts:
         return len(self.tokens)
 
     def copy_with_outputs(self, tokens: Iterable[int]) -> TokenCounts:
-        """Return a read-only copy that also counts ``tokens``."""
-        made = TokenCounts((), ())
-        made.tokens, made.outputs = self.tokens[:], self.outputs[:]
-        for token, times in Counter(tokens).items():
-            place = self._places.get(token)
-            if place is None:
-                made.tokens.append(token)
-                made.outputs.append(times)
+        """Return a copy that also counts ``tokens``. The copy is read-only."""
+        copy = TokenCounts((), ())
+        copy.tokens, copy.outputs = self.tokens[:], self.outputs[:]
+        for token, count in Counter(tokens).items():
+            index = self._indices.get(token)
+            if index is None:
+                copy.tokens.append(token)
+                copy.outputs.append(count)
             else:
-                made.outputs[place] += times
-        return made
+                copy.outputs[index] += count
+        return copy
 
     def add(self, token: int) -> None:
         """Count one more occurrence of ``token`` in the output."""
         self.outputs[self._get_index(token)] += 1
 
     def _get_index(self, token: int) -> int:
-        place = self._places.setdefault(token, len(self.tokens))
-        if place == len(self.tokens):
+        index = self._indices.setdefault(token, len(self.tokens))
+        if index == len(self.tokens):
             self.tokens.append(token)
             self.outputs.append(0)
-        return place
+        return index

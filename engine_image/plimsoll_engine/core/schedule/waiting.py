@@ -1,18 +1,17 @@
 """Queue waiting requests, and share the engine fairly between tenants.
 
-The next new request comes from the tenant with the fewest computed tokens. Priorities order only
-the requests of one tenant: the lowest number first, then the oldest request. A tenant that queues a
-thousand requests therefore delays only itself. A tenant with long prompts starts fewer requests. No
-priority makes another tenant wait longer.
+New requests start in the order of their tenants' computed tokens: the tenant with the fewest comes
+first. A tenant that queues a thousand requests therefore delays only itself, and a tenant with long
+prompts starts fewer requests. Among the requests of one tenant, the lowest priority number comes
+first, then the oldest request. A priority never delays another tenant.
 
-A running request has a place. Places are numbered in the order in which requests start. A preempted
-request keeps its place, and resumes before any new request starts. But a more urgent request of the
-same tenant may take over the place, and so may a tenant that has waited too long for its share. The
-preempted request then waits like a new request. Priorities therefore only move requests between the
-places of a tenant.
+Each running request has a place, numbered in the order of starts. A preempted request keeps its
+place and resumes before new requests start. Its place may pass to a more urgent request of the same
+tenant, or to a tenant that has waited too long for its share. The preempted request then waits like
+a new request.
 
-When a tenant returns, its count starts at the lowest count of the other tenants, so that an idle
-tenant does not accumulate credit. (This is the counter of Sheng et al., "Fairness in Serving Large
+When a tenant returns, its count starts at the lowest count of the other tenants, so that idle
+tenants accumulate no credit. (This is the counter of Sheng et al., "Fairness in Serving Large
 Language Models", OSDI 2024, with the number of computed tokens as the cost.)
 """
 
@@ -26,41 +25,38 @@ from plimsoll_engine.core.schedule.request import Request
 
 
 def get_urgency(request: Request) -> tuple[int, int]:
-    """Return the sort key of new requests of one tenant: the most urgent first, then the oldest."""
+    """Return the sort key of a tenant's new requests: the most urgent first, then the oldest."""
     return request.priority, request.order
 
 
 def get_place(request: Request) -> int:
-    """Return the place of ``request``, the sort key of running and preempted requests."""
+    """Return the place of ``request``: the sort key of running and preempted requests."""
     assert request.place is not None
     return request.place
 
 
 class WaitingQueue:
-    """Queue of waiting requests, which also counts the computed tokens of each tenant.
-
-    The counts decide which tenant's new request starts next.
-    """
+    """Queue of waiting requests, with the number of computed tokens of each tenant."""
 
     def __init__(self) -> None:
-        self._stopped: list[Request] = []
-        """Preempted requests, sorted by place."""
+        self._preempted: list[Request] = []
+        """Preempted requests that keep their place, sorted by place."""
         self._new: dict[str, list[Request]] = {}
         """New requests by tenant, sorted by urgency."""
         self._orders = 0
         self._places = 0
         self._present: Counter[str] = Counter()
         self.computed: dict[str, int] = {}
-        """Number of computed tokens of each tenant with a waiting or running request."""
+        """Number of computed tokens, for each tenant with a waiting or running request."""
 
     def __len__(self) -> int:
-        return len(self._stopped) + sum(map(len, self._new.values()))
+        return len(self._preempted) + sum(map(len, self._new.values()))
 
     def __contains__(self, request: Request) -> bool:
         return any(request is one for one in self)
 
     def __iter__(self) -> Iterator[Request]:
-        yield from self._stopped
+        yield from self._preempted
         for queue in self._new.values():
             yield from queue
 
@@ -75,7 +71,7 @@ class WaitingQueue:
 
     def requeue(self, request: Request) -> None:
         """Add a preempted request, which keeps its place."""
-        insort(self._stopped, request, key=get_place)
+        insort(self._preempted, request, key=get_place)
 
     def requeue_for(self, request: Request, replacement: Request) -> None:
         """Add a preempted ``request``, and give its place to ``replacement``, which also waits."""
@@ -85,34 +81,34 @@ class WaitingQueue:
         self._add_new(request)
 
     def peek(self) -> Request | None:
-        """Return the request that should start next, without removing it; None if none waits."""
-        if self._stopped:
-            stopped = self._stopped[0]
+        """Return the request that starts next, without removing it; None if no request waits."""
+        if self._preempted:
+            stopped = self._preempted[0]
             return self.find_more_urgent(stopped) or stopped
         return self.find_next_new()
 
     def find_next_new(self) -> Request | None:
-        """Return the new request that should start next; None if there are no new requests."""
+        """Return the new request that starts next; None if there are no new requests."""
         heads = (queue[0] for queue in self._new.values())
         return min(heads, key=lambda one: (self.computed[one.tenant], one.order), default=None)
 
     def find_more_urgent(self, request: Request) -> Request | None:
-        """Return the most urgent waiting request of the tenant of ``request``.
+        """Return the most urgent waiting request of the same tenant.
 
-        Return None if no waiting request is more urgent than ``request``.
+        Return None if it is not more urgent than ``request``.
         """
-        same = [one for one in self._stopped if one.tenant == request.tenant]
+        same = [one for one in self._preempted if one.tenant == request.tenant]
         same += self._new.get(request.tenant, [])[:1]
         best = min(same, key=get_urgency, default=None)
         return best if best is not None and best.priority < request.priority else None
 
     def start(self, request: Request) -> None:
-        """Remove ``request`` from the queue because it starts. Assign a place if it has none."""
+        """Remove ``request`` from the queue, and give it a place if it has none."""
         if request.place is None:
-            same = (one for one in self._stopped if one.tenant == request.tenant)
+            same = (one for one in self._preempted if one.tenant == request.tenant)
             stopped = next((one for one in same if one.priority > request.priority), None)
             if stopped is not None:  # ``request`` takes over its turn and place
-                self._stopped.remove(stopped)
+                self._preempted.remove(stopped)
                 self.requeue_for(stopped, request)
         self.remove(request)
         if request.place is None:
@@ -122,7 +118,7 @@ class WaitingQueue:
     def remove(self, request: Request) -> None:
         """Remove ``request``. Raises ValueError if it is not waiting."""
         if request.place is not None:
-            self._stopped.remove(request)
+            self._preempted.remove(request)
             return
         queue = self._new.get(request.tenant, [])
         queue.remove(request)
@@ -136,7 +132,7 @@ class WaitingQueue:
     def forget_request(self, request: Request) -> None:
         """Record that ``request`` has ended.
 
-        If its tenant has no other requests, discard the tenant's count.
+        Discard the token count of its tenant if the tenant has no other requests.
         """
         self._present[request.tenant] -= 1
         if not self._present[request.tenant]:
@@ -144,9 +140,9 @@ class WaitingQueue:
             del self.computed[request.tenant]
 
     def find_problems(self) -> list[str]:
-        """Return a message for each inconsistency in this queue, for the audit."""
+        """Return an audit message for each inconsistency in this queue."""
         found = []
-        places = [request.place for request in self._stopped]
+        places = [request.place for request in self._preempted]
         if None in places or any(r.place is not None for q in self._new.values() for r in q):
             found.append("a new request has a place, or a preempted request has none")
         if self._present.keys() != self.computed.keys():

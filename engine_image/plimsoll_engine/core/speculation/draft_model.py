@@ -99,10 +99,10 @@ class DraftModel:
         If the pool's count differs, the block now has other tokens.
         """
 
-    def propose(self, wanted: Sequence[tuple[Request, int]]) -> list[list[int] | None]:
+    def propose(self, draft_limits: Sequence[tuple[Request, int]]) -> list[list[int] | None]:
         """Return drafts, as :class:`Proposer` requires; None for requests with missed tokens."""
-        found: list[list[int] | None] = [None for _ in wanted]
-        steps = self._create_drafts(wanted)
+        found: list[list[int] | None] = [None for _ in draft_limits]
+        steps = self._create_drafts(draft_limits)
         if not steps:
             return found
         tokens = torch.cat([step.tokens for step in steps]).tolist()
@@ -113,25 +113,25 @@ class DraftModel:
         return found
 
     @torch.inference_mode()
-    def _create_drafts(self, wanted: Sequence[tuple[Request, int]]) -> list[_DrawnDrafts]:
-        drawn = self._catch_up(wanted)
+    def _create_drafts(self, draft_limits: Sequence[tuple[Request, int]]) -> list[_DrawnDrafts]:
+        drawn = self._catch_up(draft_limits)
         steps = []
-        count = 1
+        num_drafts = 1
         while drawn is not None:
             steps.append(drawn)
             self.forward.newest = drawn.tokens
             rows = [
                 (row, number)
                 for row, number in enumerate(drawn.numbers)
-                if wanted[number][1] > count
+                if draft_limits[number][1] > num_drafts
             ]
-            drawn = self._draw_next(wanted, rows, count) if rows else None
-            count += 1
+            drawn = self._draw_next(draft_limits, rows, num_drafts) if rows else None
+            num_drafts += 1
         self.forward.newest = None
         return steps
 
-    def _catch_up(self, wanted: Sequence[tuple[Request, int]]) -> _DrawnDrafts | None:
-        behind = self._list_catch_ups(wanted)
+    def _catch_up(self, draft_limits: Sequence[tuple[Request, int]]) -> _DrawnDrafts | None:
+        behind = self._list_catch_ups(draft_limits)
         if not behind:
             return None
         behind.sort(key=lambda one: get_row_order(one.chunk))
@@ -147,9 +147,9 @@ class DraftModel:
             self._mark_filled(one.request, drafting)
         return drawn
 
-    def _list_catch_ups(self, wanted: Sequence[tuple[Request, int]]) -> list[_CatchUp]:
+    def _list_catch_ups(self, draft_limits: Sequence[tuple[Request, int]]) -> list[_CatchUp]:
         left, found = self._max_tokens, []
-        for number, (request, most) in enumerate(wanted):
+        for number, (request, most) in enumerate(draft_limits):
             drafting = request.drafting
             assert drafting is not None
             if not most or not left:
@@ -168,7 +168,10 @@ class DraftModel:
         return found
 
     def _draw_next(
-        self, wanted: Sequence[tuple[Request, int]], rows: list[tuple[int, int]], count: int
+        self,
+        draft_limits: Sequence[tuple[Request, int]],
+        rows: list[tuple[int, int]],
+        num_drafts: int,
     ) -> _DrawnDrafts | None:
         """Draw one more draft for requests that already have ``num_drafts`` drafts.
 
@@ -177,17 +180,17 @@ class DraftModel:
         """
         chunks, requests = [], []
         for row, number in rows:
-            request = wanted[number][0]
+            request = draft_limits[number][0]
             seen = _create_request_view(
-                request, len(request.token_ids) + count - 1, InFlight(1, row)
+                request, len(request.token_ids) + num_drafts - 1, InFlight(1, row)
             )
             chunks.append(_Rows(seen, 1, has_newest_token=True))
             requests.append((number, request))
         inputs = collect_inputs(chunks, self._pool.block_size)
-        return self._draw(inputs, requests, count, list(range(len(rows))))
+        return self._draw(inputs, requests, num_drafts, list(range(len(rows))))
 
     def _draw(
-        self, inputs: Inputs, requests: list[tuple[int, Request]], count: int, last: list[int]
+        self, inputs: Inputs, requests: list[tuple[int, Request]], num_drafts: int, last: list[int]
     ) -> _DrawnDrafts | None:
         """Compute a step, and draw one draft for each request with ``num_drafts`` drafts.
 
@@ -200,7 +203,9 @@ class DraftModel:
             return None
         sampling_plan = plan_sampling(
             [
-                SamplingRow(_copy_sampling_without_logprobs(request), request.num_outputs + count)
+                SamplingRow(
+                    _copy_sampling_without_logprobs(request), request.num_outputs + num_drafts
+                )
                 for _, request in requests
             ]
         )

@@ -39,7 +39,7 @@ MAX_SPECULATIVE_ROWS = 256
 class Proposer(Protocol):
     """Source of drafts. Wrong drafts only cost time."""
 
-    def propose(self, wanted: Sequence[tuple[Request, int]]) -> Sequence[list[int] | None]:
+    def propose(self, draft_limits: Sequence[tuple[Request, int]]) -> Sequence[list[int] | None]:
         """Return drafts for each pair (request, maximum number of drafts).
 
         The drafts of a request are an empty list if there is no proposal, and None if a draft model
@@ -59,16 +59,16 @@ class NgramProposer:
     shortest: int
     longest: int
 
-    def propose(self, wanted: Sequence[tuple[Request, int]]) -> list[list[int]]:
+    def propose(self, draft_limits: Sequence[tuple[Request, int]]) -> list[list[int]]:
         """Return drafts, as :class:`Proposer` requires, from the indexed part of each text."""
         budget, found = MAX_INDEXED_TOKENS_PER_STEP, []
-        for request, most in wanted:
+        for request, limit in draft_limits:
             drafting = request.drafting
             assert drafting is not None
             if drafting.index is None:
                 drafting.index = NgramIndex(self.shortest, drafting.length)
             budget -= drafting.index.extend(request.token_ids, budget)
-            found.append(drafting.index.propose(request.token_ids, self.longest, most))
+            found.append(drafting.index.propose(request.token_ids, self.longest, limit))
         return found
 
 
@@ -118,21 +118,21 @@ class Speculation:
         self._steps += 1
         room = scheduler.max_num_batched_tokens - sum(chunk.count for chunk in chunks)
         room = min(room, self.max_rows - len(chunks))
-        found = [(chunk, self._choose_draft_count(chunk)) for chunk in chunks]
-        wanted = [(chunk, most) for chunk, most in found if most > 0]
+        limits = [(chunk, self._choose_draft_count(chunk)) for chunk in chunks]
+        drafted = [(chunk, limit) for chunk, limit in limits if limit > 0]
         if room < 1:
-            for chunk, _ in wanted:
+            for chunk, _ in drafted:
                 self._count_miss(chunk.request)
             return
-        if not wanted:
+        if not drafted:
             return
-        share = max(1, room // len(wanted))
-        asked = []
-        for chunk, most in wanted:
-            fitting = scheduler.reserve_drafts(chunk.request, min(most, share, room))
-            asked.append((chunk.request, fitting))
+        share = max(1, room // len(drafted))
+        draft_limits = []
+        for chunk, limit in drafted:
+            fitting = scheduler.reserve_drafts(chunk.request, min(limit, share, room))
+            draft_limits.append((chunk.request, fitting))
             room -= fitting
-        for (chunk, _), drafts in zip(wanted, self.proposer.propose(asked), strict=True):
+        for (chunk, _), drafts in zip(drafted, self.proposer.propose(draft_limits), strict=True):
             chunk.drafts = drafts or ()
             if drafts == []:
                 self._count_miss(chunk.request)

@@ -20,13 +20,13 @@ NO_POSITION = -1
 class NgramIndex:
     """Index of all sequences of ``shortest`` tokens in a text of up to ``length`` tokens."""
 
-    __slots__ = ("_before", "_mask", "_newest", "_shortest")
+    __slots__ = ("_mask", "_newest", "_previous", "_shortest")
 
     def __init__(self, shortest: int, length: int) -> None:
         self._shortest = shortest
         self._mask = (1 << min(MAX_TABLE_BITS, length.bit_length())) - 1
         self._newest = array("i", [NO_POSITION]) * (self._mask + 1)
-        self._before = array("i")
+        self._previous = array("i")
         """Previous position with the same hash, by position.
 
         Item i belongs to the sequence that ends at token ``shortest + i - 1``.
@@ -35,7 +35,7 @@ class NgramIndex:
     @property
     def nbytes(self) -> int:
         """Host memory of the index in bytes."""
-        return (len(self._newest) + len(self._before)) * self._newest.itemsize
+        return (len(self._newest) + len(self._previous)) * self._newest.itemsize
 
     def extend(self, tokens: Sequence[int], limit: int) -> int:
         """Index up to ``limit`` more sequences of ``tokens``, and return how many were indexed.
@@ -44,11 +44,11 @@ class NgramIndex:
         token follows it yet.
         """
         size = self._shortest
-        first = size + len(self._before)
+        first = size + len(self._previous)
         last = min(len(tokens) - 1, first + limit - 1)
         for end in range(first, last + 1):
             place = hash(tuple(tokens[end - size : end])) & self._mask
-            self._before.append(self._newest[place])
+            self._previous.append(self._newest[place])
             self._newest[place] = end
         return max(0, last - first + 1)
 
@@ -74,7 +74,7 @@ class NgramIndex:
                     best, follows = matched, end
                 if best >= longest:
                     break
-            end = self._before[end - size]
+            end = self._previous[end - size]
         if follows == NO_POSITION:
             return []
         found = list(tokens[follows : follows + count])

@@ -81,7 +81,7 @@ def make_engine(models: dict[str, Any]) -> Iterator[MakeMediaEngine]:
         encoder_tokens: int = 400,
     ) -> EngineCore:
         model = models[kind]
-        cache = EncoderCache(encoder_tokens, model.lifelong)
+        cache = EncoderCache(encoder_tokens, model.is_encoder_decoder)
         scheduler = Scheduler(BlockPool(num_blocks, block_size), seqs, budget, 440, cache)
         engine = EngineCore(Runner(model, num_blocks, block_size), scheduler)
         engines.append(engine)

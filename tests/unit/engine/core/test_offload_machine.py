@@ -266,9 +266,9 @@ class ForgetsUnderWay(Offload):
 class StopsWhatDoesNotRun(Scheduler):
     """A bug: a request that waits for a transfer preempts others where none runs."""
 
-    def schedule(self, only: Request | None = None) -> list[Chunk]:
-        chunks = super().schedule(only)
-        if only is not None and not chunks:
+    def schedule(self, single_request: Request | None = None) -> list[Chunk]:
+        chunks = super().schedule(single_request)
+        if single_request is not None and not chunks:
             self.preempt(self.running[-1])
         return chunks
 
