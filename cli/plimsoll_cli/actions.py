@@ -28,18 +28,20 @@ WORKER_RESTART_EFFECT = "replaces its worker; running requests pause, then conti
 """Effect of ``restart`` if the engine can restart its worker alone."""
 STATUS_TIMEOUT_S = 30.0
 EXEC_START_MARGIN_S = 30.0
-"""Additional time for starting the program in the pod, beyond the timeout of the action."""
+"""Time for starting the program in the pod, in addition to the timeout of the action."""
 
 
 def run_action(
     call: CallSupervisor, action: str, pod: str, yes: bool, deadline_s: float, confirm: Confirm,
     whole_service: bool = False,
 ) -> ActionAnswer:  # fmt: skip
-    """Run an action through a replica's supervisor, and return the answer.
+    """Run an action through a replica's supervisor, and return the supervisor's answer.
 
-    Without ``yes``, a person must confirm. The supervisor then refuses the action if the engine's
-    epoch has changed since the question. Raises RunError if the supervisor refuses or does not
-    answer, and UsageError if there is no terminal for the question.
+    Unless ``yes`` is True, ask for confirmation. The supervisor refuses the action if the engine's
+    epoch has changed since then.
+
+    Raises RunError if the supervisor refuses the action or does not answer, and UsageError if there
+    is no terminal to ask for confirmation.
     """
     epoch = CURRENT_EPOCH
     if not yes:
@@ -67,7 +69,7 @@ def run_action(
 
 
 def describe_effect(action: str, current: ActionAnswer) -> str:
-    """Return a clause that says what the action does to the replica."""
+    """Return the effect of the action on the replica, as the predicate of a sentence."""
     restarts_worker = (
         action == "restart" and Capability.RESTART_WORKER.value in current.capabilities
     )
@@ -75,7 +77,7 @@ def describe_effect(action: str, current: ActionAnswer) -> str:
 
 
 def get_status(call: CallSupervisor, pod: str) -> ActionAnswer:
-    """Return a replica's status, as its supervisor reports it. Raises RunError."""
+    """Ask a replica's supervisor for the status, and return its answer. Raises RunError."""
     with show_spinner(f"asking {pod}"):
         return _call_supervisor(call, pod, ["status"], STATUS_TIMEOUT_S)
 

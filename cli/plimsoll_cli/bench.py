@@ -20,7 +20,7 @@ PROMPT = "Write a short story about a ship that carries more than its mark allow
 
 @dataclass
 class RequestTiming:
-    """Timing of one request, in seconds of a monotonic clock."""
+    """Times of one request and of its chunks, in seconds of a monotonic clock."""
 
     sent: float
     chunks: list[float] = field(default_factory=list)
@@ -40,7 +40,7 @@ class RequestTiming:
 
 @dataclass(frozen=True)
 class LoadProfile:
-    """Load to send: ``count`` requests, at most ``concurrency`` of them at the same time."""
+    """Number, concurrency and parameters of the requests to send."""
 
     url: str
     model: str
@@ -55,7 +55,7 @@ async def run_load(
 ) -> tuple[list[RequestTiming], float]:
     """Send all requests, and return their timings and the total duration in seconds.
 
-    ``on_done`` is called after each request. Raises RunError if every request fails.
+    Calls ``on_done`` after each request. Raises RunError if all requests fail.
     """
     limit = asyncio.Semaphore(load.concurrency)
     headers = {"Authorization": f"Bearer {load.api_key}"} if load.api_key else {}
@@ -65,20 +65,22 @@ async def run_load(
     ) as client:
         begin = time.perf_counter()
 
-        async def send_request(request_number: int) -> RequestTiming:
+        async def send_when_free(request_number: int) -> RequestTiming:
             async with limit:
-                timing = await _send(client, load, request_number)
+                timing = await _send_request(client, load, request_number)
             on_done()
             return timing
 
-        found = await asyncio.gather(*(send_request(number) for number in range(load.count)))
+        found = await asyncio.gather(*(send_when_free(number) for number in range(load.count)))
         total_s = time.perf_counter() - begin
     if all(timing.error for timing in found):
         raise RunError(f"{load.url}: all requests failed; the first error: {found[0].error}")
     return list(found), total_s
 
 
-async def _send(client: httpx.AsyncClient, load: LoadProfile, request_number: int) -> RequestTiming:
+async def _send_request(
+    client: httpx.AsyncClient, load: LoadProfile, request_number: int
+) -> RequestTiming:
     # Different first tokens avoid hits in the prefix cache.
     body = {
         "model": load.model, "prompt": f"{request_number}: {PROMPT}", "max_tokens": load.max_tokens,
@@ -110,7 +112,10 @@ def _record_chunk(timing: RequestTiming, chunk: dict[str, Any]) -> None:
 def summarize_timings(
     timings: list[RequestTiming], duration_s: float
 ) -> dict[str, float | int | None]:
-    """Return the results by name. Each name ends with the unit; an unknown result is None."""
+    """Return percentiles, counts and throughput by name. Unknown values are None.
+
+    Each name ends with the unit.
+    """
     good = [timing for timing in timings if timing.error is None]
     ttft = [timing.ttft_s for timing in good if timing.ttft_s is not None]
     gaps = [gap for timing in good for gap in timing.gaps_s]

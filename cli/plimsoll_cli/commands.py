@@ -278,15 +278,17 @@ def _run_action(
         )
         return
     from plimsoll_cli.cluster.actions import (
-        act_on_all,
         check_not_last_ready_pod,
         make_supervisor_caller,
+        run_action_on_pods,
     )
     from plimsoll_cli.targets import parse_target
 
     found, cluster = parse_target(target), options.connect(kubeconfig, context, namespace)
     if not found.is_pod:
-        act_on_all(cluster, action, found, yes, deadline, typer.confirm, service, print_answer)
+        run_action_on_pods(
+            cluster, action, found, yes, deadline, typer.confirm, service, print_answer
+        )
         return
     pod = found.name
     if action == "drain" and not force:

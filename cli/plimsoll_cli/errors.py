@@ -4,11 +4,11 @@ from __future__ import annotations
 
 
 class UsageError(Exception):
-    """A file, field or option is invalid; the exit status is 2.
+    """Invalid file, field or option; the program exits with status 2.
 
-    The message names it and says what to do.
+    The message names the file, field or option, and says what to do.
     """
 
 
 class RunError(Exception):
-    """A valid command failed; the exit status is 1."""
+    """Failure of a valid command; the program exits with status 1."""

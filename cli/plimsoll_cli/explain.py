@@ -81,8 +81,8 @@ NEXT_STEPS_WHILE_WAITING = {
     "leases -l {slots}",
     "SlotConflict": "wait: another replica took the slot at the same moment.",
     "NoSlot": "wait until the operator has created the slot Leases. Check that the operator runs.",
-    "CircuitBreaker": "wait: as many services as the operator's --max-disruptions allows are "
-    "restarting.",
+    "CircuitBreaker": "wait: the operator's --max-disruptions limits how many services may restart "
+    "at the same time.",
     "LastReadyReplica": "wait until another replica is ready, or add one.",
     "MaintenanceWindow": "wait: the restart happens in spec.supervision.maintenanceWindow, or "
     "earlier if memory would run out.",
@@ -101,7 +101,7 @@ NEXT_STEPS_BY_KIND = {
     "Recycle": "nothing: spec.supervision.recycle requests it. It waits until a slot is free and "
     "another replica is ready.",
 }
-"""Next steps for kinds that no action of the supervisor fixes, in any phase."""
+"""Next steps for kinds of incidents that the supervisor cannot resolve; valid in any phase."""
 LOCAL_LOG_HINT = "read the engine's output."
 LOCAL_NEXT_STEPS = {
     "Observed": "let the supervisor act: plimsoll watch --recover -- COMMAND, or "
@@ -114,7 +114,7 @@ LOCAL_NEXT_STEPS = {
     "Failed": "read the message above. " + LOCAL_LOG_HINT,
     "Refused": LOCAL_LOG_HINT,
 }
-"""Next steps for an engine on this machine. They replace those in :data:`NEXT_STEPS`."""
+"""Next steps that replace those in :data:`NEXT_STEPS` for an engine on this machine."""
 
 
 def choose_next_step(incident: IncidentView) -> str:
@@ -143,7 +143,10 @@ def choose_next_step(incident: IncidentView) -> str:
 
 
 def format_lines(incident: IncidentView, width: int, plain: bool = False) -> Iterator[Text]:
-    """Yield the lines of the story. A line that is a sentence may be longer than ``width``."""
+    """Yield the lines of the story.
+
+    Charts and steps fit into ``width`` columns; sentences may be longer.
+    """
     spec, story = incident.spec, incident.story
     yield Text.assemble((incident.name, "bold"), "  ", format_state(story))
     yield Text(f"{story.kind}: {PROBLEMS_BY_KIND.get(spec.kind, 'a problem')}.")
@@ -171,7 +174,7 @@ def format_lines(incident: IncidentView, width: int, plain: bool = False) -> Ite
 
 
 def _format_owner(incident: IncidentView) -> str:
-    """Return the service, or the workload of a policy as KIND NAMESPACE/NAME (POLICY)."""
+    """Return the name of the incident's service, or of its workload and policy."""
     spec, space = incident.spec, f"{incident.namespace}/" if incident.namespace else ""
     workload = spec.workload_ref
     if spec.policy_ref is None:

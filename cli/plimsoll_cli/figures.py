@@ -1,7 +1,7 @@
-"""Results of a measurement as a JSON object with values, machine and command.
+"""Results of a measurement as a JSON object: the figures, the machine and the command.
 
-The names of values are in snake_case and end with the unit. The suffixes ``_low`` and ``_high``
-mark the ends of an interval. A value that could not be measured is absent, never zero.
+The names of figures are in snake_case and end with the unit. The suffixes ``_low`` and ``_high``
+mark the ends of an interval. A figure that could not be measured is absent, never zero.
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ def make_result(
     command: Sequence[str],
     samples: Any = None,
 ) -> dict[str, Any]:
-    """Return the result as a JSON object. Raises ValueError for a name without a unit."""
+    """Return the result ``name`` as a JSON object.
+
+    Raises ValueError if the name of a figure does not end with a unit.
+    """
     for key in figures:
         if not _NAME_PATTERN.match(key):
             raise ValueError(
@@ -58,7 +61,7 @@ def make_result(
 
 
 def find_percentile(values: Sequence[float], share: float) -> float | None:
-    """Return the nearest-rank percentile: p99 for a ``share`` of .99. None without values."""
+    """Return a percentile by nearest rank; None without values. A ``share`` of .99 means p99."""
     if not values:
         return None
     ordered = sorted(values)
@@ -81,10 +84,9 @@ def describe_machine() -> dict[str, Any]:
 
 
 def find_commit(folder: Path = PACKAGE_FOLDER) -> str | None:
-    """Return the commit of the source tree around ``folder``; None outside a git repository.
+    """Return the commit of the git repository around ``folder``; None if there is none.
 
-    The suffix ``-dirty`` marks uncommitted changes. Changes to ``research/bench/results`` do not
-    count.
+    The suffix ``-dirty`` marks uncommitted changes outside of ``research/bench/results``.
     """
     sources = (":/", ":(top,exclude)research/bench/results")
     try:

@@ -1,4 +1,4 @@
-"""Represent incidents for all commands, from a LeakIncident or a journal."""
+"""Common form of incidents from a cluster and from a local journal, and their text lines."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from plimsoll_cli.targets import parse_target
 
 
 class IncidentView(msgspec.Struct, kw_only=True):
-    """Content of a LeakIncident. Times are in RFC 3339."""
+    """Incident in the form of a LeakIncident. Times are in RFC 3339."""
 
     name: str
     namespace: str
@@ -27,12 +27,12 @@ class IncidentView(msgspec.Struct, kw_only=True):
 
     @property
     def story(self) -> Story:
-        """The incident's story as a list of facts."""
+        """Facts about the incident for display."""
         return make_object_story(self.name, self.spec, self.status)
 
 
 class UnreadableError(ValueError):
-    """The object is no valid LeakIncident. The message names it."""
+    """Raised for an object that is not a valid LeakIncident. The message names the object."""
 
 
 def make_view_from_object(item: dict[str, Any]) -> IncidentView:
@@ -51,7 +51,7 @@ def make_view_from_object(item: dict[str, Any]) -> IncidentView:
 
 
 def make_view_from_journal(incident: IncidentRecord) -> IncidentView:
-    """Return the view of an incident in a local journal. The replica has the service's name."""
+    """Return the view of an incident in a local journal, with the service's name as pod name."""
     service = incident.name.rpartition("-")[0]
     return IncidentView(
         name=incident.name,
@@ -62,15 +62,15 @@ def make_view_from_journal(incident: IncidentRecord) -> IncidentView:
 
 
 def format_target(incident: IncidentView) -> str:
-    """Return the name of the service, or KIND/NAME, in the form that commands accept."""
+    """Return the incident's service (NAME) or workload (KIND/NAME) as an argument for commands."""
     found = incident.spec.workload_ref
     return found.name if found.kind == SERVICE_KIND else f"{found.kind.lower()}/{found.name}"
 
 
 def matches_target(incident: IncidentView, name: str) -> bool:
-    """Report whether ``name`` is the name of the incident's service, workload or policy.
+    """Report whether ``name`` names the incident's service, workload, pod or policy.
 
-    It may also be KIND/NAME.
+    ``name`` is NAME or KIND/NAME. A pod is only found as ``pod/NAME``.
     """
     spec = incident.spec
     policy = spec.policy_ref.name if spec.policy_ref else None
@@ -90,7 +90,7 @@ STYLE_BY_STATE = {
     "Requested": "yellow",
     "Resolved": "bold green", "Unresolved": "bold red", "Suppressed": "bold magenta",
 }  # fmt: skip
-"""Styles of the phases of incidents and of the outcomes of steps."""
+"""Styles by outcome of a step, or by final phase of an incident."""
 OPEN_INCIDENT_STYLE = "bold yellow"
 
 
@@ -101,7 +101,7 @@ def format_state(story: Story) -> Text:
 
 
 def truncate(line: Text, width: int, plain: bool) -> Text:
-    """Cut a line to ``width`` columns. ``plain`` marks the cut in ASCII."""
+    """Return ``line`` cut to ``width`` columns. If ``plain``, the mark of the cut is in ASCII."""
     if line.cell_len > width:
         line.truncate(width - 3 if plain else width, overflow="crop" if plain else "ellipsis")
         line.append("..." if plain else "")
@@ -122,6 +122,6 @@ def format_incident(story: Story, width: int, plain: bool = False) -> list[Text]
 
 
 def format_step(start: str, step: StoryStep, width: int = 0) -> Text:
-    """Return one line: ``start``, the step's outcome padded to ``width``, and the step's text."""
+    """Return a line with ``start``, the outcome of ``step`` in ``width`` columns, and its text."""
     outcome = (f"{step.outcome:<{width}}", STYLE_BY_STATE.get(step.outcome, ""))
     return Text.assemble("  ", start, outcome, "  " if step.text else "", step.text)

@@ -42,12 +42,15 @@ MIN_TERMINAL_WIDTHS = {"OPENED": 90, "TARGET": 110, "OUTCOME": 75, "RETURNED": 1
 POLL_INTERVAL_S = 2.0
 MAX_LABEL_CHARS = 63
 INCIDENTS_PER_PROGRESS_REPORT = 500
-"""Number of incidents after which progress is reported."""
+"""Number of incidents between two progress reports."""
 
 
 @dataclass(frozen=True)
 class IncidentFilter:
-    """Filter of incidents; None matches all. ``target`` is as in :func:`matches_target`."""
+    """Filter for incidents. A field that is None matches all incidents.
+
+    ``target`` is a name as in :func:`matches_target`.
+    """
 
     target: str | None = None
     phase: str | None = None
@@ -75,7 +78,7 @@ class IncidentFilter:
 
 
 def read_journal(journal: Path) -> list[IncidentRecord]:
-    """Return the incidents in a journal, newest first. Raises UsageError."""
+    """Return the incidents in a supervisor's journal, newest first. Raises UsageError."""
     if not journal.is_file():
         raise UsageError(
             f"{journal}: the journal does not exist: check that the service ran on this machine"
@@ -92,7 +95,10 @@ def read_journal(journal: Path) -> list[IncidentRecord]:
 
 
 def read_local_incidents(service: str | None, run_dir: Path | None) -> list[IncidentView]:
-    """Return incidents on this machine: of a run directory, of a service, or of all services."""
+    """Return the incidents of services on this machine.
+
+    ``run_dir`` or ``service`` limits them to one service.
+    """
     if run_dir is not None:
         journals = [run_dir / STATE_DIR / JOURNAL_FILE]
     elif service is not None:
@@ -109,10 +115,10 @@ def read_local_incidents(service: str | None, run_dir: Path | None) -> list[Inci
 def list_incidents(
     cluster: Cluster, target: str | None, show_progress: Callable[[str], None]
 ) -> list[IncidentView]:
-    """Return all incidents that may belong to ``target``. Raises RunError.
+    """Return the incidents that may belong to ``target``; all incidents if it is None.
 
-    Label selectors narrow the list at the API server. ``show_progress`` is called with the number
-    of incidents from time to time.
+    Label selectors limit what the API server returns, but may also match incidents of another
+    target. Calls ``show_progress`` with a text from time to time. Raises RunError.
     """
     found: dict[tuple[str, str], IncidentView] = {}
     try:
@@ -130,7 +136,10 @@ def list_incidents(
 
 
 def make_label_queries(target: str | None) -> list[dict[str, str]]:
-    """Return the query parameters of the list requests that together cover ``target``."""
+    """Return the query parameters of list requests that find all incidents of ``target``.
+
+    There is one item for each request.
+    """
     if target is None or ((parsed := parse_target(target)).is_pod and "/" in target):
         return [{}]
     # A name without a kind may be that of a service, a workload or a policy.
@@ -141,9 +150,9 @@ def make_label_queries(target: str | None) -> list[dict[str, str]]:
 
 
 def get_incident(cluster: Cluster, name: str) -> IncidentView:
-    """Return the incident with this name.
+    """Return the incident with this object name, or with this ID in a supervisor's log.
 
-    The shorter name on the supervisor's page and in its log is also accepted.
+    Raises UsageError if it does not exist, and RunError.
     """
     item = cluster.get_custom_object(INCIDENT_PLURAL, name) or next(
         (
@@ -176,7 +185,7 @@ def select_newest(
 def print_list(incidents: Sequence[IncidentView], output: Output, omitted_count: int = 0) -> None:
     """Print the incidents in the format ``output``.
 
-    ``omitted_count`` is the number of older incidents that ``incidents`` lacks.
+    ``omitted_count`` is the number of older incidents that are not in ``incidents``.
     """
     if not output.is_table:
         print_value([make_incident_object(incident) for incident in incidents], output)
@@ -201,7 +210,7 @@ def print_list(incidents: Sequence[IncidentView], output: Output, omitted_count:
 def print_changes(
     read_all: Callable[[], list[IncidentView]], incident_filter: IncidentFilter, output: Output
 ) -> None:
-    """Read the incidents every two seconds, and print each change until Ctrl-C."""
+    """Print each change of incidents until Ctrl-C. ``read_all`` is called every two seconds."""
     with contextlib.suppress(KeyboardInterrupt):
         _print_changes(read_all, incident_filter, output)
 

@@ -1,7 +1,4 @@
-"""Commands ``inject`` and ``validate``.
-
-The options of ``inject`` are converted to the settings of a policy.
-"""
+"""Commands ``inject`` and ``validate``."""
 
 from __future__ import annotations
 
@@ -259,12 +256,15 @@ def validate(
 
 
 def _merge_settings(policy: SupervisorSettings, **options: Any) -> SupervisorSettings:
-    """Return the policy's settings of the supervisor, overridden by command-line ``options``."""
+    """Return the policy's settings of the supervisor. ``options`` that are set override them."""
     return policy.model_copy(update={key: one for key, one in options.items() if one})
 
 
 def _parse_resources(requests: str | None, limits: str | None) -> Resources | None:
-    """Return the supervisor's resources from kubectl's syntax; None for the default."""
+    """Return the supervisor's resources; None if no option sets them. Raises UsageError.
+
+    The syntax is that of kubectl: ``cpu=20m,memory=96Mi``.
+    """
     from pydantic import ValidationError
 
     from plimsoll_api.resources import Resources
@@ -301,7 +301,6 @@ def _is_option_set(context: typer.Context, name: str) -> bool:
 
 
 def _read_policy_options(file: Path, image: str) -> InjectionOptions:
-    """Return the injection options of the policy in ``file``."""
     from plimsoll_cli.manifest import read_policy
     from plimsoll_operator.injection.options import OptionNames, make_options
 

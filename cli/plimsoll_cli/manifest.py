@@ -1,6 +1,6 @@
-"""Read manifests with one InferenceService or SupervisionPolicy, and validate them.
+"""Read manifests with one InferenceService or SupervisionPolicy.
 
-The rules are those of the API server.
+They are validated with the rules of the API server.
 """
 
 from __future__ import annotations
@@ -70,7 +70,10 @@ def _read_resource(path: Path, expected_kind: str, model: type[T]) -> T:
 
 
 def parse_document(position: str, document: dict[str, Any], model: type[T]) -> T:
-    """Return ``document`` as a ``model``. Raises UsageError; each line begins with ``position``."""
+    """Parse ``document`` as a ``model``. Raises UsageError.
+
+    Each line of the message begins with ``position``.
+    """
     if (version := document.get("apiVersion")) != API_VERSION:
         raise UsageError(
             f"{position}: apiVersion: {version!r} is not supported: write {API_VERSION}"

@@ -42,9 +42,9 @@ def make_console() -> Console:
 
 @contextlib.contextmanager
 def show_spinner(text: str) -> Iterator[Callable[[str], None]]:
-    """Show a spinner with ``text`` within the context if standard error is a terminal.
+    """Return a context that shows a spinner with ``text`` if standard error is a terminal.
 
-    Yields a function that changes the text.
+    The context's value is a function that changes the text.
     """
     out = Console(stderr=True, highlight=False)
     if not out.is_terminal:
@@ -61,7 +61,7 @@ def is_ascii_only(console: Console) -> bool:
 
 
 def format_value(value: Any, output: Output) -> str:
-    """Return ``value``, which consists of JSON types, as JSON or YAML."""
+    """Return ``value``, which consists of JSON types, as JSON text or YAML text."""
     if output is Output.YAML:
         return yaml_text.dump(value)
     return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
@@ -73,11 +73,10 @@ def print_value(value: Any, output: Output) -> None:
 
 
 def make_table(columns: Sequence[str], rows: Sequence[Sequence[Cell]], width: int | None) -> Table:
-    """Return a table like kubectl's, cut to ``width`` characters; None cuts nothing.
+    """Return a table like kubectl's. If ``width`` is set, it is cut to this number of characters.
 
-    The last column is cut first. If it would become too narrow, the first column is cut as well.
-    The columns between the two keep their widths. The last column then gets at most half of the
-    rest, and the first column gets what remains.
+    The last column is cut first, and then also the first column. The other columns keep their
+    widths.
     """
     made = Table(box=None, padding=(0, COLUMN_GAP_CHARS, 0, 0), pad_edge=False, width=None)
     needed = [
@@ -108,9 +107,9 @@ def fit_columns(
     width: int,
     min_widths: Mapping[str, int],
 ) -> tuple[list[str], list[list[Cell]]]:
-    """Return the columns that fit into ``width``, and their cells.
+    """Return the columns to show in a terminal of ``width`` characters, and their cells.
 
-    ``min_widths`` maps a column to the terminal width that it needs.
+    ``min_widths`` maps a column to the minimum width of the terminal that shows it.
     """
     kept = [at for at, name in enumerate(columns) if width >= min_widths.get(name, 0)]
     return [columns[at] for at in kept], [[row[at] for at in kept] for row in rows]
@@ -139,9 +138,9 @@ def draw_sparkline(
     low: float | None = None,
     high: float | None = None,
 ) -> str:
-    """Return the newest ``width`` values as a line of bars, with a space for None.
+    """Return the newest ``width`` values as a line of bars. A value of None becomes a space.
 
-    The scale includes the values, ``low`` and ``high``.
+    The scale begins at ``low`` or below, and ends at ``high`` or above, so that all values fit.
     """
     shown = list(values)[-width:]
     known = [value for value in shown if value is not None]
@@ -168,10 +167,9 @@ def draw_bar(share: float | None, width: int, plain: bool = False) -> str:
 def draw_area_chart(
     points: Sequence[tuple[float, float]], width: int, height: int, plain: bool
 ) -> list[str]:
-    """Return an area chart as ``height`` lines, from top to bottom.
+    """Return an area chart of ``points`` as ``height`` lines, from top to bottom.
 
-    ``points`` have increasing x, and values between them are interpolated. The result is empty if
-    all points have the same x.
+    ``points`` are pairs of x and y, in the order of x. The result is empty if all have the same x.
     """
     begin, end = points[0][0], points[-1][0]
     if len(points) < 2 or end <= begin:
@@ -192,7 +190,7 @@ def draw_area_chart(
 
 
 def _interpolate(points: Sequence[tuple[float, float]], x: float) -> float:
-    """Return the interpolated y at ``x``. Of points with the same x, the last one counts."""
+    """Return the interpolated y at ``x``. If several points have this x, use the last of them."""
     for (x0, y0), (x1, y1) in zip(reversed(points[:-1]), reversed(points[1:]), strict=True):
         if x >= x0:
             return y1 if x1 <= x0 else y0 + (y1 - y0) * min((x - x0) / (x1 - x0), 1.0)

@@ -16,8 +16,8 @@ from plimsoll_cli.errors import UsageError
 from plimsoll_cli.manifest import format_field_path
 
 Ask = Callable[[str, str], str]
-"""Function that asks a person for a field in :data:`QUESTIONS` and returns the answer. It takes the
-field's name and its default."""
+"""Function that asks a person for the value of a field and returns the answer. It takes the name of
+the field, as in :data:`QUESTIONS`, and its default value."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,11 @@ QUESTIONS = {
 }
 
 
-def ask_all(options: dict[str, Any], ask: Ask) -> Answers:
-    """Ask for each field that ``options`` lacks. Raises UsageError for an invalid number."""
+def ask_missing(options: dict[str, Any], ask: Ask) -> Answers:
+    """Ask for each field that ``options`` does not set, and return all fields.
+
+    Raises UsageError for an invalid number.
+    """
     values = dict(options)
     for field in QUESTIONS:
         if values.get(field) is None:

@@ -12,10 +12,9 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def run_until_signal(main: Coroutine[Any, Any, None]) -> bool:
-    """Run ``main`` until it ends or a signal stops it. Return False after a signal.
+    """Run ``main``. Return True if it ends by itself, and False if a signal stops it.
 
-    The first signal cancels ``main``, which may then clean up. The second signal cancels the
-    cleanup.
+    The first signal cancels ``main``, which may then clean up. A second signal cancels the cleanup.
     """
 
     async def run_guarded() -> bool:
@@ -42,9 +41,9 @@ def run_until_signal(main: Coroutine[Any, Any, None]) -> bool:
 
 @contextlib.asynccontextmanager
 async def run_in_background(*coroutines: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Run coroutines within the context, and cancel them at its end.
+    """Return a context in which ``coroutines`` run. They are cancelled at its end.
 
-    Their errors are raised at the end, unless the block itself has raised an error.
+    If a coroutine failed, its error is raised at the end of the context.
     """
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:

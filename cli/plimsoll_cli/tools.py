@@ -49,7 +49,7 @@ def init(
             )
         return str(typer.prompt(starter.QUESTIONS[field], default=default or None, err=True))
 
-    typer.echo(starter.format_manifest(starter.ask_all(given, ask)), nl=False)
+    typer.echo(starter.format_manifest(starter.ask_missing(given, ask)), nl=False)
 
 
 def bench(

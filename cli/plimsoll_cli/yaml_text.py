@@ -23,7 +23,7 @@ import yaml
 class YamlError(ValueError):
     """Raised for text that kubectl rejects, or that exceeds a limit.
 
-    ``position`` is the line and column of the text.
+    ``position`` is the line and column of the problem; None if unknown.
     """
 
     def __init__(self, problem: str, position: tuple[int, int] | None = None) -> None:
@@ -46,7 +46,8 @@ YAML_CONSTANTS: dict[str, Any] = {
     **dict.fromkeys([sign + word for sign in ("", "+") for word in _INFINITY_SPELLINGS], math.inf),
     **dict.fromkeys(["-" + word for word in _INFINITY_SPELLINGS], -math.inf),
 }
-"""Unquoted constants of go.yaml.in/yaml/v2, which sigs.k8s.io/yaml uses."""
+"""Values of the unquoted words that go.yaml.in/yaml/v2, and therefore sigs.k8s.io/yaml, reads as
+constants."""
 INTEGER_PATTERN = re.compile(
     r"(?P<sign>[-+]?)(?:0[xX](?P<hex>[0-9a-fA-F]+)|0[bB](?P<bin>[01]+)|0[oO]?(?P<oct>[0-7]+)"
     r"|(?P<dec>0|[1-9][0-9]*))"
@@ -95,7 +96,7 @@ def parse_plain(text: str) -> Any:
 
 
 def _parse_float(digits: str, text: str) -> Any:
-    """Return the number, or ``text`` itself if the number is too large."""
+    """Return the number that ``digits`` represents; ``text`` itself if the number is too large."""
     number = float(digits)
     return text if math.isinf(number) else number
 
@@ -118,7 +119,7 @@ def parse_scalar(tag: str | None, text: str, unquoted: bool) -> Any:
 
 
 def to_json_value(value: Any) -> Any:
-    """Return a scalar as Go writes it to JSON: 1.0 becomes 1. Raises YamlError."""
+    """Convert a scalar as Go does when it writes JSON: 1.0 becomes 1. Raises YamlError."""
     if not isinstance(value, float):
         return value
     if not math.isfinite(value):
@@ -127,7 +128,7 @@ def to_json_value(value: Any) -> Any:
 
 
 def format_float_key(number: float) -> str:
-    """Return a float key as Go formats it: with as many digits as a 32-bit float needs."""
+    """Format a key of a mapping that is a number, as Go formats a 32-bit float."""
     if math.isnan(number):
         return ".nan"
     try:
@@ -156,7 +157,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 OTHER_LINE_BREAKS_PATTERN = re.compile("[\r\x85\u2028\u2029\ufeff]")
-"""Characters that are line breaks in only one version of YAML; PyYAML would fold them."""
+"""Characters that only some versions of YAML treat as line breaks. PyYAML would fold them."""
 
 
 def _represent_string(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
@@ -192,9 +193,9 @@ def dump_all(documents: Iterable[Any], **style: Any) -> str:
     return text
 
 
-def dump_flow(value: Any, json_text: bool = False) -> str:
-    """Return ``value`` on one line, to be inserted into a flow collection."""
-    if json_text:
+def dump_flow(value: Any, as_json: bool = False) -> str:
+    """Return ``value`` as YAML in flow style, or as JSON, on one line."""
+    if as_json:
         return json.dumps(value)
     text: str = yaml.dump(
         [value], Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=UNLIMITED_WIDTH,

@@ -1,8 +1,8 @@
 """Parse manifests as kubectl does, and record the position of each value in the text.
 
-kubectl's scanner is a port of libyaml, so libyaml accepts the same texts. It only provides the
-positions; :mod:`plimsoll_cli.yaml_text` interprets the scalars. Files are untrusted, so their size,
-their depth and the number of expanded aliases are limited.
+kubectl's scanner is a port of libyaml, so libyaml accepts the same texts and is used here.
+:mod:`plimsoll_cli.yaml_text` interprets the scalars. Files are untrusted, so their size, depth and
+number of expanded aliases are limited.
 """
 
 from __future__ import annotations
@@ -30,17 +30,22 @@ MAX_DOCUMENT_BYTES = 3 << 20
 """Maximum size of a document, which is also the API server's limit for requests."""
 MAX_NESTING_LEVELS = 100
 MAX_EXPANDED_VALUES = 100_000
-"""Maximum number of values with expanded aliases. kubectl rejects more than about 400,000."""
+"""Maximum number of values in a document after all aliases are expanded. kubectl's own limit is
+about 400,000."""
 
 
 @dataclass(slots=True)
 class Node:
-    """Value at ``text[start:end]``, with its anchor or tag, but without comments.
+    """Value at ``text[start:end]``. The range includes an anchor or tag, but no comments.
 
-    ``children`` are the items of a list, or the alternating keys and values of a mapping.
-    ``target`` is the node to which an alias refers. ``size`` is the number of values and ``height``
-    the number of levels, both with expanded aliases. ``keeps_line_ends`` is whether empty lines
-    after the value belong to it.
+    Attributes:
+        children: The items of a list, or the alternating keys and values of a mapping.
+        target: The node that an alias refers to.
+        size: The number of values in the node, with aliases expanded.
+        height: The number of levels in the node, with aliases expanded.
+        keeps_line_ends: Whether empty lines after the value belong to it.
+        open: Whether the end of the collection has not been read yet.
+
     """
 
     kind: Literal["scalar", "list", "mapping", "alias"]
@@ -62,13 +67,13 @@ class Node:
         return self.target if self.target is not None else self
 
     def iterate_entries(self) -> Iterator[tuple[Node, Node]]:
-        """Yield the keys and values of a mapping."""
+        """Yield the pairs of key and value of a mapping."""
         return zip(self.children[::2], self.children[1::2], strict=True)
 
     def find_entry(self, name: str) -> Node | None:
-        """Return the value of the key ``name``, without merged mappings; None if it is absent.
+        """Return the last value with the key ``name``; None if there is none.
 
-        If the key occurs twice, the last value is returned.
+        Merged mappings are not searched.
         """
         found = None
         for key, value in (
@@ -79,9 +84,9 @@ class Node:
         return found
 
     def read_value(self, strict: bool = False) -> Any:
-        """Return the value as kubectl reads it. With ``strict``, refuse duplicate keys.
+        """Return the value as kubectl reads it.
 
-        Raises YamlError if kubectl rejects the value.
+        Raises YamlError if kubectl rejects the value, and if ``strict``, also for a duplicate key.
         """
         node = self.resolved
         if node.kind == "scalar":
@@ -103,7 +108,10 @@ class Node:
         return made
 
     def list_merged_mappings(self) -> list[Node]:
-        """Return the mappings of the merge key ``<<``. Later ones override earlier ones."""
+        """Return the mappings that the value of a merge key ``<<`` names, lowest priority first.
+
+        Raises YamlError if the value contains anything else.
+        """
         listed = self.kind == "list"
         sources = self.children[::-1] if listed else [self]
         if any(one.resolved.kind != "mapping" for one in sources):
@@ -133,15 +141,18 @@ MERGE_KEY = _Merge()
 
 
 class _Composer:
-    """Composer of nodes from libyaml's events. PyYAML's composer loses the positions of aliases."""
+    """Composer of nodes from libyaml's events.
 
-    def __init__(self, text: str, json_text: bool) -> None:
-        self.text, self.json_text = text, json_text
+    PyYAML's own composer cannot be used, because it loses the positions of aliases.
+    """
+
+    def __init__(self, text: str, is_json: bool) -> None:
+        self.text, self.is_json = text, is_json
         self.anchors: dict[str, Node] = {}
         self.aliased = 0
         # Mask characters that the scanner rejects. It only provides positions; JSON reads the
         # strings.
-        shown = _mask_rejected_characters(text) if json_text else text
+        shown = _mask_rejected_characters(text) if is_json else text
         self.events: Iterator[Any] = yaml.parse(shown, Loader=yaml.CSafeLoader)
 
     def compose_document(self) -> Node | None:
@@ -161,7 +172,6 @@ class _Composer:
         return None
 
     def compose_node(self, event: Any, depth: int) -> Node:
-        """Return the node that begins with ``event``, at the level ``depth``."""
         start, end = event.start_mark.index, event.end_mark.index
         if isinstance(event, yaml.AliasEvent):
             return self.compose_alias(event, depth)
@@ -180,7 +190,6 @@ class _Composer:
         return made
 
     def fill_collection(self, node: Node, depth: int) -> None:
-        """Read the children of a list or mapping."""
         for event in self.events:
             if isinstance(event, yaml.CollectionEndEvent):
                 break
@@ -197,12 +206,11 @@ class _Composer:
             node.keeps_line_ends = node.children[-1].keeps_line_ends
 
     def compose_scalar(self, event: Any, start: int, end: int) -> Node:
-        """Return a scalar node with its value."""
         made = Node("scalar", start, end)
         tag = event.tag
         unquoted = event.implicit[0]
         try:
-            if self.json_text:
+            if self.is_json:
                 made.scalar = _parse_json(self.text[start:end])
             elif event.value == "<<" and (
                 (unquoted and tag is None) or tag == f"{TAG_PREFIX}merge"
@@ -212,7 +220,7 @@ class _Composer:
                 made.scalar = parse_scalar(tag, event.value, unquoted)
         except YamlError as error:
             raise YamlError(str(error), _get_position(event)) from None
-        quoted = self.text[start:end] if event.style == '"' and not self.json_text else ""
+        quoted = self.text[start:end] if event.style == '"' and not self.is_json else ""
         if r"\/" in quoted and r"\/" in ESCAPE_PATTERN.findall(quoted):
             raise YamlError(
                 "kubectl cannot parse the escape \\/, which is valid only in JSON: write / instead",
@@ -290,9 +298,12 @@ def _parse_json(text: str) -> Any:
 class Document:
     """Document of a file: its ``text``, and the ``separator`` before it.
 
-    ``separator`` is a line that begins with ``---``, or the byte order mark or white space before
-    the text. ``line`` is the number of the first line of the text. ``is_json`` is whether its
-    values are JSON, and ``stream`` whether the file consists of JSON objects without separators.
+    Attributes:
+        separator: A line that begins with ``---``, a byte order mark, or white space.
+        line: The number of the first line of ``text`` in the file.
+        is_json: Whether ``text`` is JSON, and not only YAML.
+        stream: Whether the file consists of JSON objects without separators.
+
     """
 
     separator: str
@@ -302,7 +313,7 @@ class Document:
     stream: bool = False
 
     def parse_root(self) -> Node | None:
-        """Return the value of the document with positions; None if the document is empty.
+        """Return the document's value as a node; None if the document is empty.
 
         Raises YamlError, with the position in the file, if kubectl rejects the document.
         """
@@ -325,7 +336,7 @@ class Document:
 def split_documents(text: str) -> list[Document]:
     """Split a file into documents as kubectl does. Raises YamlError.
 
-    The separators and texts of all documents, in order, make up the file.
+    Joined in order, the separators and texts of all documents are ``text``.
     """
     if len(text) > MAX_FILE_BYTES:
         raise YamlError(f"the file is larger than {MAX_FILE_BYTES >> 20} MiB: split it")
@@ -355,7 +366,10 @@ _LINE_PATTERN = re.compile(r"[^\n]*\n|[^\n]+")
 
 
 def _make_document(separator: str, text: str, line: int, is_first: bool) -> Document:
-    """Return a document. Only the first document of a file may be JSON that is not YAML."""
+    """Return a document, and detect whether it is JSON.
+
+    Only the first document of a file may be JSON; kubectl reads the others as YAML.
+    """
     if not is_first or not text.lstrip().startswith("{"):
         return Document(separator, text, line)
     try:

@@ -125,7 +125,7 @@ def test_two_workloads_of_one_name_have_no_configuration_in_common(tmp_path: Pat
         DEPLOYMENT + "---\n" + DEPLOYMENT.replace("Deployment", "StatefulSet")
     )
     _, notes = command.inject_into_file(tmp_path / "m.yaml", OPTIONS, Selection())
-    assert "taken by the one of Deployment.apps/chat" in notes[-1]
+    assert "taken by the supervisor's ConfigMap of Deployment.apps/chat" in notes[-1]
 
 
 def test_the_command_takes_it_out_or_says_that_nothing_is_there(tmp_path: Path) -> None:

@@ -21,13 +21,13 @@ from plimsoll_cli.output import show_spinner
 from plimsoll_cli.targets import Target
 
 READY_TIMEOUT_S = 900.0
-"""Time within which a restarted pod must be ready. Large models take minutes to load."""
+"""Maximum time that a restarted pod may take to become ready. Large models load for minutes."""
 POLL_PERIOD_S = 2.0
 HANDSHAKE_STATUS_PATTERN = re.compile(r"Handshake status (\d{3})\b")
 OnAnswer = Callable[[str, ActionAnswer], None]
 
 
-def act_on_all(
+def run_action_on_pods(
     cluster: Cluster,
     action: str,
     target: Target,
@@ -39,8 +39,10 @@ def act_on_all(
 ) -> None:
     """Run ``action`` on each supervised pod of ``target``, and call ``on_answer`` with each answer.
 
-    After a restart, a pod must be ready before the next pod restarts. The first failure ends the
-    loop with a RunError that names the remaining pods.
+    Pods restart one after the other, each only when the one before is ready. After a failure, no
+    further pod is changed.
+
+    Raises RunError, which names the unchanged pods, and UsageError for the action ``drain``.
     """
     if action == "drain":
         raise UsageError(f"drain {target}: this would leave no ready pod; name one pod instead")
@@ -95,7 +97,7 @@ def _read_epoch(cluster: Cluster, pod: str) -> str | None:
 
 
 def check_not_last_ready_pod(cluster: Cluster, pod: str) -> None:
-    """Raise RunError if ``pod`` is the last ready pod of a Service, or if this is unknown."""
+    """Raise RunError if ``pod`` is, or may be, the last ready pod of a Service."""
     try:
         last = _find_service_with_only_ready_pod(cluster, pod)
     except NotFoundError:
@@ -113,7 +115,7 @@ def check_not_last_ready_pod(cluster: Cluster, pod: str) -> None:
 
 
 def _find_service_with_only_ready_pod(cluster: Cluster, pod: str) -> str | None:
-    """Return the name of a Service whose only ready pod is ``pod``; None if there is none."""
+    """Return the name of a Service without another ready pod; None if there is no such Service."""
     found, namespace = cluster.get(_make_pod_path(cluster, pod)), cluster.namespace or "default"
     if not is_ready(found):
         return None

@@ -34,7 +34,7 @@ from plimsoll_cli.errors import RunError
 from plimsoll_operator.fleet.pods import Cause, PodView
 
 MAX_LISTED_WORKLOADS = 4
-"""Maximum number of workloads, and of pods of one workload, that a line lists."""
+"""Maximum number of workloads in a line, and of pods of each workload."""
 RESTARTABLE_KINDS = ("Deployment", "StatefulSet", "DaemonSet")
 """Kinds that ``kubectl rollout restart`` supports."""
 WEBHOOK_CONFIGURATIONS_PATH = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
@@ -48,14 +48,14 @@ PROBLEM_CONDITIONS = {
 }  # fmt: skip
 """Conditions of an InferenceService, with the status that indicates a problem."""
 MIN_REMAINING_VALIDITY = datetime.timedelta(days=20)
-"""Remaining validity below which a renewal is overdue; the operator and cert-manager renew
-earlier."""
+"""Minimum remaining validity of a certificate. The operator and cert-manager renew certificates
+earlier, so below this value the renewal is overdue."""
 INSTALL_WEBHOOK_HINT = "install the chart with --set webhook.enabled=true"
 
 
 @dataclass(frozen=True)
 class Check:
-    """Result of a check, printed as one line. ``ok`` is None if the result is unknown."""
+    """Result of one check, printed as a line. ``ok`` is None if the check could not be made."""
 
     name: str
     ok: bool | None
@@ -63,7 +63,10 @@ class Check:
 
 
 def get_or_list(cluster: Cluster, plural: str, name: str | None) -> list[Object]:
-    """Return the object ``name``, or all objects if it is None. Raises RunError."""
+    """Return the object ``name`` of a Plimsoll kind; all objects if ``name`` is None.
+
+    Raises RunError, also if the object does not exist.
+    """
     if name is None:
         return list(cluster.list_custom_objects(plural))
     found = cluster.get_custom_object(plural, name)
@@ -76,7 +79,7 @@ def get_or_list(cluster: Cluster, plural: str, name: str | None) -> list[Object]
 
 
 def check_service(service: Object) -> Check:
-    """Check the conditions of an InferenceService. The text lists all problems."""
+    """Check the conditions of an InferenceService. The result lists all problems."""
     name = f"service {service['metadata']['name']}"
     found, unread = _read_conditions(service)
     if unread:
@@ -93,7 +96,10 @@ def check_service(service: Object) -> Check:
 
 
 def check_memory(name: str, status: Object) -> Iterator[Check]:
-    """Check the memory request and limit, if ``status`` has a recommendation for them."""
+    """Compare the memory request and limit with the recommendation in ``status``.
+
+    Yields nothing if there is no recommendation.
+    """
     recommendation = status.get("recommendation") or {}
     if not recommendation:
         return
@@ -106,7 +112,7 @@ def check_memory(name: str, status: Object) -> Iterator[Check]:
 
 
 def _read_conditions(item: Object) -> tuple[dict[str, Object], str]:
-    """Return the conditions by type, and a message if they are outdated; empty otherwise."""
+    """Return the conditions by type, and a message that they are outdated, or an empty string."""
     meta, status = item["metadata"], item.get("status") or {}
     found = {str(one["type"]): one for one in status.get("conditions") or ()}
     if "Ready" in found and status.get("observedGeneration") == meta.get("generation"):
@@ -115,9 +121,9 @@ def _read_conditions(item: Object) -> tuple[dict[str, Object], str]:
 
 
 def find_first_cause(cluster: Cluster, pod: Object) -> Cause | None:
-    """Return the reason why a container of ``pod`` is not ready; None if there is none.
+    """Return why ``pod`` is not ready; None if no cause is known.
 
-    A reason that does not go away by itself takes precedence.
+    If several containers are not ready, a cause that needs a person's action takes precedence.
     """
     meta, spec, events = pod["metadata"], pod["spec"], list[Object]()
     view = PodView.parse(pod)
@@ -145,7 +151,7 @@ def find_first_cause(cluster: Cluster, pod: Object) -> Cause | None:
 
 
 def check_policy(cluster: Cluster, policy: Object) -> Iterator[Check]:
-    """Check a policy's status, and whether its pods wait for a supervisor."""
+    """Check a policy's status, and whether selected pods still lack a supervisor."""
     name = f"policy {policy['metadata']['name']}"
     yield from check_policy_status(policy)
     try:
@@ -190,7 +196,7 @@ def check_policy_status(policy: Object) -> Iterator[Check]:
 
 
 def _format_by_workload(pods: Sequence[Object]) -> str:
-    """Return the pods by workload, each with the command that recreates them."""
+    """Return the names of ``pods`` by workload, each group with the command that recreates it."""
     held = defaultdict(list)
     for pod in pods:
         held[find_membership(pod["metadata"]).workload].append(str(pod["metadata"]["name"]))
@@ -245,7 +251,7 @@ def check_secret(cluster: Cluster, deployments: Sequence[Object]) -> Iterator[Ch
 
 
 def check_certificate(cluster: Cluster, now: datetime.datetime) -> Check:
-    """Check the newest certificate that the API server trusts for the webhook."""
+    """Check the expiry of the certificate that the API server trusts for the webhook."""
     name = "webhook certificate"
     try:
         found = cluster.get(WEBHOOK_CONFIGURATIONS_PATH)["items"]
@@ -261,7 +267,7 @@ def check_certificate(cluster: Cluster, now: datetime.datetime) -> Check:
 
 
 def check_certificate_bundle(bundle: str, now: datetime.datetime) -> Check:
-    """Check the expiry of the newest certificate in ``bundle``, a webhook's ``caBundle``."""
+    """Check the expiry of the newest certificate in ``bundle``, the value of a ``caBundle``."""
     name = "webhook certificate"
     try:
         read = x509.load_pem_x509_certificates(base64.b64decode(bundle, validate=True))
@@ -323,9 +329,10 @@ def check_admission(name: str, created_pod: Object, policy: str) -> Check:
 
 
 def make_test_pod(policy: Object) -> Object | None:
-    """Return a pod that ``policy`` selects and can supervise; None if its labels are unknown.
+    """Return a pod that ``policy`` selects and can supervise, for a dry run.
 
-    The pod meets the restricted Pod Security Standard.
+    Returns None if the policy's selector does not determine the labels of a pod. The pod meets the
+    restricted Pod Security Standard.
     """
     spec = policy.get("spec") or {}
     try:

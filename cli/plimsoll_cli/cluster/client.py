@@ -1,7 +1,7 @@
 """Client of the API server for the command line: paginated lists, single objects, access reviews.
 
-Errors are raised as :class:`RunError`, whose message names the cause: no cluster, a missing
-permission with the RBAC rule that grants it, or a missing CRD version.
+Errors are raised as :class:`RunError`. The message says what is wrong: the API server does not
+answer, a permission is missing (with the RBAC rule that grants it), or a CRD version is missing.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from plimsoll_cli.errors import RunError, UsageError
 Object = dict[str, Any]
 MAX_OBJECTS_PER_PAGE = 500
 MAX_LIST_RESTARTS = 5
-"""Maximum number of restarts of a list. The API server keeps the state of a list for five
-minutes."""
+"""Maximum number of times that a list is read again from its first page. The API server keeps the
+state of a paginated list for only five minutes."""
 REQUEST_TIMEOUT_S = 15.0
 
 
@@ -85,10 +85,10 @@ class Cluster:
     def list_objects(
         self, root: str, plural: str, namespace: str | None = None, **query: Any
     ) -> Iterator[Object]:
-        """Yield the objects of a kind in ``namespace``; None means the client's namespace.
+        """Yield the objects of a kind in ``namespace``, by default in the client's namespace.
 
-        If the list expires between two pages, it is restarted. No object is yielded twice. Raises
-        RunError.
+        If the list expires between two pages, it is read again from the start. Each object is
+        still yielded only once. Raises RunError.
         """
         chosen = namespace or self.namespace
         where = f"/namespaces/{chosen}" if chosen else ""
@@ -129,10 +129,7 @@ class Cluster:
             return None
 
     def check_namespace(self) -> None:
-        """Raise UsageError if the client's namespace does not exist.
-
-        The check passes if reading namespaces is forbidden.
-        """
+        """Raise UsageError if the client's namespace is known not to exist."""
         if self.namespace is None:
             return
         try:
@@ -226,7 +223,10 @@ def _is_single_object(path: str) -> bool:
 
 
 def get_required_rule(method: str, path: str) -> tuple[str, str, str, str | None]:
-    """Return the verb, API group, resource and namespace that RBAC checks for a request."""
+    """Return the verb, API group, resource and namespace of the RBAC rule for a request.
+
+    The namespace is None for a cluster-scoped request.
+    """
     parts = [part for part in path.split("?")[0].split("/") if part]
     group, rest = ("", parts[2:]) if parts[0] == "api" else (parts[1], parts[3:])
     namespace = None

@@ -34,8 +34,8 @@ from plimsoll_cli.cluster.supervised import (
 from plimsoll_cli.errors import RunError, UsageError
 
 MIN_KUBERNETES_MINOR = 34
-"""Minor version of the oldest tested Kubernetes release. 1.33 refuses the resource definitions,
-because it estimates a higher cost of their rules."""
+"""Minor version of the oldest supported Kubernetes release. 1.33 rejects the CRDs, because it
+estimates that their CEL rules cost too much."""
 MAX_TESTED_KUBERNETES_MINOR = 37
 """Minor version of the newest tested Kubernetes release."""
 REQUIRED_PERMISSIONS = (
@@ -59,7 +59,10 @@ MAX_WEBHOOK_TESTS = 8
 
 
 def run_checks(cluster: Cluster, service: str | None, policy: str | None) -> Iterator[Check]:
-    """Yield the results of all checks. A check whose failure explains others comes first."""
+    """Yield the results of all checks. Checks whose failure may explain other failures come first.
+
+    ``service`` or ``policy`` limits the checks to one service or policy.
+    """
     try:
         yield check_version(cluster.host, cluster.get("/version"))
     except RunError as error:
@@ -140,7 +143,7 @@ def _check_permissions(cluster: Cluster) -> Iterator[Check]:
 
 
 def _check_kserve(cluster: Cluster) -> Iterator[Check]:
-    """Warn if the name ``inferenceservices`` may also mean KServe's kind in kubectl."""
+    """Warn if KServe is installed, because kubectl may confuse ``inferenceservices`` of both."""
     with contextlib.suppress(RunError):
         cluster.get(f"/apis/{KSERVE_API_GROUP}")
         yield Check(
@@ -176,7 +179,6 @@ def _check_operator(cluster: Cluster) -> Iterator[Check]:
 
 
 def _check_services(cluster: Cluster, service: str | None) -> Iterator[Check]:
-    """Check the services by the conditions in their status."""
     try:
         for one in checks.get_or_list(cluster, SERVICES, service):
             yield checks.check_service(one)
@@ -187,7 +189,6 @@ def _check_services(cluster: Cluster, service: str | None) -> Iterator[Check]:
 
 
 def _check_policies(cluster: Cluster, name: str | None) -> Iterator[Check]:
-    """Check the policies and their webhook."""
     try:
         found = checks.get_or_list(cluster, POLICIES, name)
     except RunError as error:
@@ -202,7 +203,7 @@ def _check_policies(cluster: Cluster, name: str | None) -> Iterator[Check]:
 
 
 def _check_replicas(cluster: Cluster, service: str | None, policy: str | None) -> Iterator[Check]:
-    """Check each supervisor, and whether a person drained all pods."""
+    """Check each supervised pod, and whether a person drained all pods of a service or workload."""
     from plimsoll_cli.actions import get_status
     from plimsoll_cli.cluster.actions import make_supervisor_caller
 
@@ -248,7 +249,7 @@ def _check_replicas(cluster: Cluster, service: str | None, policy: str | None) -
 
 
 def format_out_of_service(pod: str, answer: ActionAnswer) -> str:
-    """Return the reasons why the supervisor keeps its pod unready; empty if the pod is ready."""
+    """Return why the supervisor keeps its pod unready; empty if it does not."""
     if not answer.out_of_service:
         return ""
     reasons = ", ".join(
@@ -262,7 +263,6 @@ def format_out_of_service(pod: str, answer: ActionAnswer) -> str:
 
 
 def _format_observation(answer: ActionAnswer) -> str:
-    """Return what a supervisor observes, and what its engine supports."""
     host = (
         f"host memory by {answer.host_memory}"
         if answer.host_memory
@@ -282,10 +282,9 @@ def _format_observation(answer: ActionAnswer) -> str:
 
 
 def check_shared_memory(name: str, answer: ActionAnswer) -> Iterator[Check]:
-    """Check for memory in ``/dev/shm`` that no process uses.
+    """Report the size of the files in ``/dev/shm`` that no process uses.
 
-    Yields nothing if the pod has no volume there, because the supervisor then cannot see this
-    memory.
+    Yields nothing if the supervisor cannot see the engine's ``/dev/shm``.
     """
     if answer.shared_memory_error:
         yield Check(f"{name} /dev/shm", None, f"unknown: {answer.shared_memory_error}")

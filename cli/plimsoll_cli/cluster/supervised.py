@@ -31,7 +31,7 @@ def is_supervised(pod: Object) -> bool:
 
 
 def list_labelled_pods(cluster: Cluster) -> Iterator[Object]:
-    """Yield each pod of an InferenceService, SupervisionPolicy or ``plimsoll inject`` once."""
+    """Yield the pods with a label of Plimsoll: each pod of a service or policy, or from inject."""
     seen = set()
     for label in (SERVICE_LABEL, POLICY_LABEL):
         for pod in cluster.list_objects(CORE_API_PATH, "pods", labelSelector=label):
@@ -42,9 +42,9 @@ def list_labelled_pods(cluster: Cluster) -> Iterator[Object]:
 
 
 def list_policy_pods(cluster: Cluster, policy: Object) -> list[Object]:
-    """Return the pods that ``policy`` selects, with or without a supervisor.
+    """Return the pods that ``policy`` selects, including those without a supervisor.
 
-    Raises RunError if the selector of the policy is invalid.
+    Raises RunError if the policy's selector is invalid.
     """
     meta = policy["metadata"]
     try:
@@ -65,9 +65,9 @@ def is_supervised_by(pod: Object, policy: str) -> bool:
 
 
 def list_target_pods(cluster: Cluster, target: Target) -> list[str]:
-    """Return the names of the supervised pods of ``target``, an object other than a pod.
+    """Return the names of the supervised pods of ``target``, which is not a pod itself.
 
-    Raises RunError if the object does not exist, or if it has no supervised pods.
+    Raises RunError if ``target`` does not exist or has no supervised pods.
     """
     if target.kind == POLICY_KIND:
         policy = _get_existing(cluster, POLICY_PLURAL, target)

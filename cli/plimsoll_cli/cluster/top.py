@@ -1,4 +1,4 @@
-"""``plimsoll top``: list services and policies, the most consumed leak budget first."""
+"""``plimsoll top``: list services and policies, worst first."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ MIN_TERMINAL_WIDTHS = {"DEVICE%": 50, "INCIDENTS": 56, "PODS": 70, "RESTARTS": 9
 
 @dataclass
 class BudgetHistory:
-    """Consumed budgets of each row over the last refreshes."""
+    """Consumed leak budget of each row, in percent, at the last refreshes."""
 
     values: dict[str, deque[float | None]] = field(default_factory=dict)
 
     def add(self, rows: Iterable[FleetRow]) -> None:
-        """Add the values of a refresh, and drop rows that no longer exist."""
+        """Add the values of a refresh, and drop the history of rows that no longer exist."""
         fresh = {row.key: row for row in rows}
         self.values = {
             key: self.values.get(key) or deque(maxlen=MAX_HISTORY_VALUES) for key in fresh
@@ -61,7 +61,7 @@ class BudgetHistory:
 
 
 def show_rows(cluster: Cluster, output: Output, once: bool) -> None:
-    """Show the rows: updated continuously in a terminal, and once otherwise."""
+    """Show services and policies. In a terminal, refresh them until Ctrl-C, unless ``once``."""
     out = make_console()
     rows = _read_rows(cluster)
     if not output.is_table:
@@ -119,7 +119,7 @@ def render_frame(
 
 
 def choose_columns(wide: bool, width: int, trend: bool = True) -> list[str]:
-    """Return the names of the columns that fit into ``width`` characters."""
+    """Return the column names for ``--output wide`` or a terminal of ``width`` characters."""
     names = ["NAME", "KIND", "PODS", "HOST%", "DEVICE%", "RESTARTS", "INCIDENTS", "STATE"]
     if width >= MIN_CHART_WIDTH:
         names[3:3] = ["BUDGET", "TREND"] if trend else ["BUDGET"]
@@ -129,7 +129,10 @@ def choose_columns(wide: bool, width: int, trend: bool = True) -> list[str]:
 def make_cells(
     row: FleetRow, history: BudgetHistory | None, wide: bool, width: int, ascii_only: bool
 ) -> list[Cell]:
-    """Return the cells of a row, without the trend if ``history`` is None."""
+    """Return the cells of a row, in the order of :func:`choose_columns`.
+
+    Without ``history``, there is no cell for the trend.
+    """
     style = _choose_style(row.consumed_percent)
     made: list[Cell] = [
         row.display_name,

@@ -34,9 +34,9 @@ DEMO_MANIFEST = Path(__file__).with_name("leaky.yaml")
 
 
 def run_demo(out: Path, streams: int, file: Path | None, device: str, view: bool) -> None:
-    """Run the demo and write its report to ``out``.
+    """Run the demo and write its report to the directory ``out``.
 
-    Raises RunError if the demo failed; the report is written even then.
+    Raises RunError if the demo failed. The report is still written.
     """
     model.require_modules("demo", "torch", "plimsoll_faults", "matplotlib")
     file = file or DEMO_MANIFEST
@@ -109,7 +109,7 @@ def _write_report(
 
 
 def check_manifest(file: Path, service: InferenceService) -> None:
-    """Raise UsageError if the service in the manifest is unsuitable for the demo."""
+    """Raise UsageError if ``service`` lacks settings that the demo needs."""
     spec = service.spec
     if not any(variable.name == INJECT_ENV for variable in spec.engine.env):
         raise UsageError(f"{file}: spec.engine.env: add {INJECT_ENV}: without it, nothing leaks")
@@ -126,7 +126,10 @@ def check_manifest(file: Path, service: InferenceService) -> None:
 
 
 def set_device(service: InferenceService, device: str) -> InferenceService:
-    """Return a copy of ``service`` on ``cpu`` or ``cuda``, in float32 for comparable texts."""
+    """Return a copy of ``service`` that runs on ``cpu`` or ``cuda``.
+
+    The model runs in float32, so that texts can be compared between runs.
+    """
     args = [*service.spec.engine.args, f"--device={device}", "--dtype=float32"]
     return _update_engine(service, {"args": args})
 

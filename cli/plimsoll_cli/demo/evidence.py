@@ -1,8 +1,8 @@
 """Compute the results of the demo from incidents, trace and replies. No I/O.
 
-Memory is computed from the trace as in the detector. The baseline is the memory before the first
-request. The memory after the cure is the memory of the new worker while it is idle, after the last
-request.
+Host memory is computed from the trace as in the detector. The baseline is the memory of the idle
+engine before the first request. It is compared with the memory of the idle engine after the last
+request, when a new worker runs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WORKER_RESTART_STEP = Reason.WORKER_RESTART.value
 
 @dataclass(frozen=True)
 class MemorySample:
-    """Host memory of the replica at the time ``at``, in Unix seconds."""
+    """Host memory of the replica at the Unix time ``at``."""
 
     at: float
     bytes: int
@@ -33,7 +33,7 @@ class MemorySample:
 
 @dataclass(frozen=True)
 class LeakProbability:
-    """Probability of a leak of host memory at the time ``at``, in Unix seconds."""
+    """Probability, at the Unix time ``at``, that host memory leaks."""
 
     at: float
     probability: float
@@ -41,7 +41,7 @@ class LeakProbability:
 
 @dataclass(frozen=True)
 class PhaseTimes:
-    """Start and end of the traffic, and of the idle phases around it, in Unix seconds."""
+    """Start and end of the traffic, and of the idle phases before and after it, in Unix seconds."""
 
     idle_from: float
     traffic_from: float
@@ -51,7 +51,7 @@ class PhaseTimes:
 
 @dataclass(frozen=True)
 class DeviceBytes:
-    """PyTorch's device memory while the engine is idle, in bytes; None if unknown."""
+    """PyTorch's device memory in bytes before and after the traffic; None if unknown."""
 
     before: int | None = None
     after: int | None = None
@@ -59,7 +59,7 @@ class DeviceBytes:
 
 @dataclass(frozen=True)
 class Observations:
-    """All observations of one demo."""
+    """Everything that was observed during a demo."""
 
     incidents: Sequence[IncidentRecord]
     memory: Sequence[MemorySample]
@@ -100,7 +100,10 @@ def find_restarts(incidents: Sequence[IncidentRecord]) -> list[tuple[float, floa
 
 
 def find_pauses(replies: Sequence[Reply], windows: Sequence[tuple[float, float]]) -> list[float]:
-    """Return the longest pause in seconds, for each reply and each restart in ``windows``."""
+    """Return the longest pause in seconds of each reply that a restart interrupted.
+
+    ``windows`` are the start and end of each restart. A reply occurs once for each restart.
+    """
     return [
         max(end - begin for begin, end in met)
         for window in windows
@@ -112,7 +115,7 @@ def find_pauses(replies: Sequence[Reply], windows: Sequence[tuple[float, float]]
 def find_overlapping_gaps(reply: Reply, window: tuple[float, float]) -> list[tuple[float, float]]:
     """Return the start and end of each gap between chunks that overlaps ``window``.
 
-    Empty if the reply was not running at the start of the window.
+    Returns an empty list if the reply was not running at the start of ``window``.
     """
     begin, end = window
     if not reply.sent_at <= begin <= reply.ended_at:
@@ -122,13 +125,16 @@ def find_overlapping_gaps(reply: Reply, window: tuple[float, float]) -> list[tup
 
 
 def compute_idle_bytes(memory: Sequence[MemorySample], begin: float, end: float) -> int | None:
-    """Return the median memory from ``begin`` to ``end`` in bytes; None without a sample."""
+    """Return the median of the samples from ``begin`` to ``end`` in bytes; None without samples."""
     sizes = [point.bytes for point in memory if begin <= point.at <= end]
     return round(median(sizes)) if sizes else None
 
 
 def compute_figures(observed: Observations) -> dict[str, float | int | None]:
-    """Return the results by name. Each name ends with the unit; an unknown result is None."""
+    """Return the results of the demo by name. Unknown results are None.
+
+    Each name ends with the unit.
+    """
     incident = find_cured_incident(observed.incidents)
     windows = find_restarts(observed.incidents)
     met = find_pauses(observed.replies, windows)
@@ -170,7 +176,7 @@ def compute_figures(observed: Observations) -> dict[str, float | int | None]:
 
 
 def _find_budget_exceeded_at(observed: Observations, incident: IncidentRecord) -> float | None:
-    """Return when memory had grown by more than the leak budget, in Unix seconds; None if never."""
+    """Return the Unix time at which the growth exceeded the leak budget; None if it never did."""
     if incident.baseline_bytes is None or observed.budget_bytes is None:
         return None
     line = incident.baseline_bytes + observed.budget_bytes

@@ -22,7 +22,7 @@ MIB = 1 << 20
 MIN_DRAWN_GAP_S = 0.5
 """Minimum length of a gap that is drawn; shorter gaps are normal on a slow machine."""
 WORKER_OVERLAP_S = 1.5
-"""Time after a restart within which a sample may include both workers."""
+"""Time after a restart for which a sample may include the memory of both workers."""
 TEXT_COLOUR, PAUSE_COLOUR, GAP_COLOUR = "#b5cde3", "tab:red", "#f0b56a"
 LEGEND_POSITION: dict[str, Any] = {"bbox_to_anchor": (1.01, 1), "loc": "upper left"}
 STEP_COLOURS = {"Trim": "tab:olive", "WorkerRestart": "tab:red", "EngineRestart": "tab:red"}

@@ -31,15 +31,18 @@ from plimsoll_cli.local.status import Poller
 from plimsoll_cli.local.view import LiveView, Screen
 
 IDLE_PHASE_S = 4.0
-"""Duration of the idle phase before the traffic, which is long enough for several samples."""
+"""Duration of the idle phase before the traffic. It is long enough for several samples."""
 EXTRA_STREAMING_S = 8.0
-"""Time for which the clients continue after an incident was resolved."""
+"""Time for which the clients continue to send requests after an incident was resolved."""
 POLL_INTERVAL_S = 0.25
 STOP_TIMEOUT_S = 10.0
 
 
 class DemoRun:
-    """One run of the leaky service. ``problems`` are failures that no result shows."""
+    """One run of the leaky service.
+
+    ``problems`` lists failures such as an exit of a container, which the results do not show.
+    """
 
     def __init__(
         self, service: InferenceService, plan: Plan, texts: Sequence[str], streams: int
@@ -56,9 +59,9 @@ class DemoRun:
     async def run(
         self, trace: Path, deadline: float, console: Console | None, print_line: runner.PrintLine
     ) -> Observations:
-        """Run the leaky service until :data:`EXTRA_STREAMING_S` after an incident was resolved.
+        """Run the leaky service until a worker restart has resolved an incident, or ``deadline``.
 
-        The run ends without an error at ``deadline``, which is a time of the event loop.
+        ``deadline`` is a time of the event loop. Reaching it is recorded in ``problems``.
         """
 
         def record_problem(line: str) -> None:
@@ -70,7 +73,7 @@ class DemoRun:
             recorder.start()
             background = [self._poller.run(), self._record_probabilities()]
             if console is not None and console.is_terminal:
-                background.append(LiveView(console, self._make_screens()).run())
+                background.append(LiveView(console, self._make_screen_factory()).run())
             try:
                 async with stopping.run_in_background(*background):
                     await self._run_phases(deadline)
@@ -110,7 +113,6 @@ class DemoRun:
         self._device = DeviceBytes(before, _sum_torch_allocated(self._poller))
 
     async def _record_probabilities(self) -> None:
-        """Record the supervisor's leak probabilities until cancelled."""
         while True:
             view = self._poller.snapshot.view
             if view is not None and (not self._odds or view.time > self._odds[-1].at):
@@ -134,7 +136,7 @@ class DemoRun:
             await asyncio.sleep(POLL_INTERVAL_S)
         self.problems.append("no incident was resolved before the deadline")
 
-    def _make_screens(self) -> Callable[[], Screen]:
+    def _make_screen_factory(self) -> Callable[[], Screen]:
         base, clients = make_screen_factory(self._plan, self._poller), self._clients
         return lambda: replace(base(), traffic=clients.get_traffic(), note=self._status)
 
@@ -149,7 +151,7 @@ def _make_recorder(plan: Plan, file: Path, on_exit: Callable[[str], None]) -> Co
 
 
 def _sum_torch_allocated(poller: Poller) -> int | None:
-    """Return the bytes that PyTorch allocated on all devices; None on a CPU or if unknown."""
+    """Return PyTorch's allocated bytes on all devices; None without a device or if unknown."""
     status = poller.snapshot.status
     sizes = [device.torch_allocated for device in status.devices] if status else []
     known = [size for size in sizes if size is not None]

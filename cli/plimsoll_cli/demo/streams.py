@@ -32,14 +32,15 @@ PROMPTS = tuple(
     )
 )
 TOKENS_PER_COMPLETION = 128
-"""Enough for a second or more, so that a restart interrupts most streams."""
+"""Number of tokens in each reply. A reply takes a second or more, so a restart interrupts most
+streams."""
 CHUNK_TIMEOUT_S = 60.0
 """Time without a chunk after which a stream counts as broken. It is longer than any restart."""
 PAUSE_AFTER_ERROR_S = 0.5
 
 
 class ReplyState(StrEnum):
-    """State of a reply: ``failed`` before its stream began, ``broken`` after that."""
+    """State of a reply. ``failed`` means an error before the stream, ``broken`` an error in it."""
 
     RUNNING = "running"
     COMPLETE = "complete"
@@ -66,7 +67,10 @@ class Reply:
 
 
 class StreamingClients:
-    """``count`` concurrent clients, each of which sends one prompt after another."""
+    """Group of ``count`` concurrent clients, each of which sends one prompt after another.
+
+    ``references`` are the expected texts of the prompts.
+    """
 
     def __init__(self, url: str, model: str, count: int, references: Sequence[str]) -> None:
         self.replies: list[Reply] = []
@@ -81,7 +85,7 @@ class StreamingClients:
                 group.create_task(self._run_stream(client, number))
 
     def finish(self) -> None:
-        """Let each client end after its current reply."""
+        """Make each client stop after its current reply."""
         self._finishing = True
 
     async def _run_stream(self, client: httpx.AsyncClient, stream_number: int) -> None:
@@ -96,7 +100,7 @@ class StreamingClients:
             turn += 1
 
     def count_different_replies(self) -> int:
-        """Return the number of complete replies whose text differs from the reference."""
+        """Return the number of complete replies whose text differs from the expected text."""
         return sum(
             reply.end is ReplyState.COMPLETE and reply.text != self._references[reply.prompt]
             for reply in self.replies
@@ -125,7 +129,10 @@ def find_longest_gap(reply: Reply) -> float | None:
 
 
 async def collect_references(url: str, model: str) -> list[str]:
-    """Return the text of each prompt from the service without the leak. Raises RunError."""
+    """Return the service's reply to each prompt, as expected texts. Raises RunError.
+
+    The service must run without the leak.
+    """
     replies = [Reply(0, index, get_unix_time()) for index in range(len(PROMPTS))]
     async with _make_client(url, len(PROMPTS)) as client, asyncio.TaskGroup() as group:
         for reply in replies:
@@ -158,7 +165,7 @@ async def send_prompt(client: httpx.AsyncClient, model: str, reply: Reply) -> No
 
 
 async def _read_stream(answer: httpx.Response, reply: Reply) -> str | None:
-    """Read the events of a stream, and return an error; None if the stream is complete.
+    """Read a stream into ``reply``. Return what is wrong with the stream; None if it is complete.
 
     Raises ValueError for an event that is not JSON.
     """
@@ -184,7 +191,7 @@ _CLOCK_OFFSET_S = time.time() - time.monotonic()
 
 
 def get_unix_time() -> float:
-    """Return the Unix time from a monotonic clock."""
+    """Return the Unix time, from a clock that never goes back."""
     return _CLOCK_OFFSET_S + time.monotonic()
 
 

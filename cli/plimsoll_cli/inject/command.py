@@ -1,7 +1,7 @@
 """Add supervisors to the workloads in a file, or remove them.
 
 Only the changed parts of a document's text are rewritten. An annotation of the supervisor's
-ConfigMap records the changes, so that they can be undone.
+ConfigMap records the changes, so that :func:`remove_from_file` can undo them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,10 @@ HELM_TEMPLATE_PATTERN = re.compile(r"\{\{-?\s*[.$a-zA-Z/]")
 
 @dataclass
 class ManifestObject:
-    """Object in a file: a document, or an item of a List. ``position`` is for messages."""
+    """Object in a file: a document, or an item of a List.
+
+    ``position`` describes its place in the file, for messages.
+    """
 
     position: str
     value: Object
@@ -55,10 +58,10 @@ class ManifestObject:
 
 @dataclass
 class ParsedDocument:
-    """Document of a file; ``value`` is None if the document is empty.
+    """Document of a file, and its changes. ``value`` is None if the document is empty.
 
-    ``added`` are the objects to insert before the document. ``wanted`` maps the IDs of nodes to the
-    objects that replace the nodes' values.
+    ``added`` are the objects to insert before the document. ``replacements`` are the changed
+    objects in the document, by the ``id`` of the node that they replace.
     """
 
     document: Document
@@ -66,16 +69,16 @@ class ParsedDocument:
     value: Object | None = None
     objects_in_file: list[ManifestObject] = field(default_factory=list)
     added: list[Object] = field(default_factory=list)
-    wanted: dict[int, Object] = field(default_factory=dict)
+    replacements: dict[int, Object] = field(default_factory=dict)
 
 
 def inject_into_file(
     file: Path, options: InjectionOptions, selection: Selection
 ) -> tuple[str, list[str]]:
-    """Return the changed file, and notes for a person.
+    """Return the text of ``file`` with supervisors, and notes for a person.
 
     Raises UsageError if the file cannot be read, if a workload that ``selection`` names cannot be
-    supervised, or if nothing was injected. The message names file, object and field.
+    supervised, or if no supervisor was added. The message names file, object and field.
     """
     text = _remove_injected(read_text(file), file)
     parsed = read_documents(text, file)
@@ -106,11 +109,11 @@ def inject_into_file(
                 continue
             notes += injected.notes
             if injected.config_map is not None:
-                one.wanted[id(place.node)] = injected.document
+                one.replacements[id(place.node)] = injected.document
                 one.added += [injected.config_map, *injected.others]
         try:
             made.append(_render_document(one))
-            count += len(one.wanted)
+            count += len(one.replacements)
         except EditError as error:
             where = one.objects_in_file[0].position
             if demanded:
@@ -127,9 +130,9 @@ def inject_into_file(
 
 
 def remove_from_file(file: Path) -> str:
-    """Return the file without the changes of :func:`inject_into_file`.
+    """Return the text of ``file`` without the changes of :func:`inject_into_file`.
 
-    Raises UsageError if no changes are recorded.
+    Raises UsageError if the file records no such changes.
     """
     text = read_text(file)
     made = _remove_injected(text, file)
@@ -183,7 +186,7 @@ def read_documents(text: str, file: Path) -> list[ParsedDocument]:
 
 
 def _iterate_objects(value: Any, node: Node, position: str, file: Path) -> Iterator[ManifestObject]:
-    """Yield the objects in a document, with their positions. Raises UsageError."""
+    """Yield the object ``value``, or the items if it is a List. Raises UsageError."""
     if not isinstance(value, dict):
         shown = {list: "a list", type(None): "nothing"}.get(type(value), "a string or a number")
         raise UsageError(f"{file}: {position}: is {shown}, and not an object: give a manifest")
@@ -198,7 +201,7 @@ def _iterate_objects(value: Any, node: Node, position: str, file: Path) -> Itera
         yield ManifestObject(position, value, node)
         return
     nodes = node.find_entry("items")
-    assert nodes is not None, "it has this value"
+    assert nodes is not None, "the list above is its value"
     for number, (item, child) in enumerate(zip(items, nodes.resolved.children, strict=True), 1):
         if isinstance(item, dict):
             yield from _iterate_objects(item, child, f"{position}, item {number}", file)
@@ -207,7 +210,7 @@ def _iterate_objects(value: Any, node: Node, position: str, file: Path) -> Itera
 def add_file_context(
     options: InjectionOptions, objects_in_file: list[ManifestObject]
 ) -> InjectionOptions:
-    """Return ``options`` with the ConfigMaps and KServe runtimes that the file contains."""
+    """Return a copy of ``options`` with the ConfigMaps and KServe runtimes in the file."""
     return replace(
         options,
         config_maps=_collect_fields_by_name(objects_in_file, "ConfigMap", "data"),
@@ -220,7 +223,7 @@ def add_file_context(
 def _collect_fields_by_name(
     objects_in_file: list[ManifestObject], kind: str, field: str
 ) -> dict[str, Object]:
-    """Return a field of all objects of a kind, by the name of the object."""
+    """Return the values of ``field`` in all objects of a kind, by the object's name."""
     return {
         str(metadata.get("name")): parsed
         for place in objects_in_file
@@ -237,11 +240,11 @@ def format_kind(document: Object) -> str:
 
 
 def _render_document(parsed: ParsedDocument) -> str:
-    """Return the text of a document with the injected changes. Raises EditError."""
+    """Return the text of a document with its changes applied. Raises EditError."""
     document = parsed.document
-    if parsed.root is None or parsed.value is None or not parsed.wanted:
+    if parsed.root is None or parsed.value is None or not parsed.replacements:
         return document.separator + document.text
-    wanted = _replace_objects(parsed.value, parsed.root, parsed.wanted)
+    wanted = _replace_objects(parsed.value, parsed.root, parsed.replacements)
     made = find_changes(document.text, parsed.root, wanted, document.is_json)
     text = apply_changes(document.text, made)
     try:
@@ -267,7 +270,7 @@ def _render_document(parsed: ParsedDocument) -> str:
 
 
 def _replace_objects(value: Any, node: Node, replacements: dict[int, Object]) -> Any:
-    """Return a copy of a document's value in which ``replacements`` replace objects, by node ID."""
+    """Return a copy of ``value`` with ``replacements``, which are keyed by the ``id`` of a node."""
     if id(node) in replacements:
         return replacements[id(node)]
     items = node.find_entry("items")
@@ -311,7 +314,7 @@ def _remove_injected(text: str, file: Path) -> str:
 
 
 def _find_record(parsed: ParsedDocument) -> list[str] | None:
-    """Return the lines of the record in an object's annotation; None without a record."""
+    """Return the recorded changes in an object's annotation, as lines; None without a record."""
     metadata = (parsed.value or {}).get("metadata")
     annotations = metadata.get("annotations") if isinstance(metadata, dict) else None
     found = annotations.get(RECORD_ANNOTATION) if isinstance(annotations, dict) else None
@@ -340,15 +343,15 @@ class _ConfigMapNames:
 
     @staticmethod
     def make_key(config_map: Object) -> tuple[str, str]:
-        """Return namespace and name of a ConfigMap."""
         metadata = config_map.get("metadata")
         meta = metadata if isinstance(metadata, dict) else {}
         return str(meta.get("namespace") or ""), str(meta.get("name"))
 
     def find_name_conflict(self, document: Object, config_map: Object | None = None) -> str | None:
-        """Return an error message if the name of a supervisor's ConfigMap is taken; None if not.
+        """Return an error message if the supervisor's ConfigMap has the name of another ConfigMap.
 
-        ``config_map`` is this ConfigMap; None if another problem prevented its creation.
+        Returns None if there is no conflict. ``config_map`` is the ConfigMap of the supervisor for
+        ``document``; None if it could not be created for another reason.
         """
         namespace, name = self.make_key(document)
         key = (
@@ -364,12 +367,14 @@ class _ConfigMapNames:
         )
 
     def reserve_name(self, injected: InjectedDocument, document: Object) -> None:
-        """Reserve the name of the supervisor's ConfigMap. Raises InjectionError if it is taken."""
+        """Reserve the name of a supervisor's ConfigMap. Raises InjectionError if it is taken."""
         if injected.config_map is None:
             return
         if (taken := self.find_name_conflict(document, injected.config_map)) is not None:
             raise InjectionError(taken)
-        self.taken[self.make_key(injected.config_map)] = f"the one of {_format_identity(document)}"
+        self.taken[self.make_key(injected.config_map)] = (
+            f"the supervisor's ConfigMap of {_format_identity(document)}"
+        )
 
 
 Labels = Mapping[str, str]
@@ -388,7 +393,7 @@ _COMMA_PATTERN = re.compile(r",(?![^(]*\))")
 
 @dataclass(frozen=True)
 class Selection:
-    """Selection of documents by name and labels. Without ``names``, all names match."""
+    """Selection of objects by name and labels. If ``names`` is empty, all names match."""
 
     names: frozenset[str] = frozenset()
     requirements: tuple[Requirement, ...] = ()
@@ -425,8 +430,8 @@ def _parse_requirement(text: str) -> Requirement:
 
 
 def _require_one_of(key: str, values: set[str], negated: bool) -> Requirement:
-    """Return a requirement that a label has one of ``values``, or none of them if ``negated``.
+    """Return the requirement that a label has one of ``values``, or none of them if ``negated``.
 
-    As in the Kubernetes API, an object without the label meets a negated requirement.
+    An object without the label meets a negated requirement, as in the Kubernetes API.
     """
     return lambda labels: ((key in labels) and labels[key] in values) is not negated

@@ -1,7 +1,7 @@
 """Minimal edits of a YAML or JSON text, and their reversal.
 
-An edit adds entries or items, or replaces a value. :func:`format_record` writes a line for each
-edit, and :func:`find_reversals` finds the edits that restore the original text from these lines.
+An edit adds an entry or an item, or replaces a value. :func:`format_record` describes each edit in
+a line. From these lines, :func:`find_reversals` finds the edits that restore the original text.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ Path = tuple[str, ...]
 
 
 class EditError(ValueError):
-    """The edit is impossible in this form of YAML, so a person must rewrite the document."""
+    """Raised if this form of YAML cannot be edited, so that a person must rewrite the document."""
 
 
 @dataclass(frozen=True)
 class TextEdit:
     """Replacement of ``text[start:end]`` by ``new``.
 
-    ``was`` is the original text of a replaced value; None for an addition.
+    ``was`` is the original text of a replaced value; None if ``new`` is an addition.
     """
 
     start: int
@@ -40,9 +40,9 @@ class TextEdit:
 
 
 def find_changes(text: str, root: Node, new_value: Any, is_json: bool = False) -> list[TextEdit]:
-    """Return the edits that change ``root`` to the value ``new_value``, in the order of the text.
+    """Return the edits that change the value ``root`` to ``new_value``, in the order of the text.
 
-    Raises EditError if they are impossible.
+    Raises EditError if this form of YAML cannot be edited.
     """
     editor = _Editor(text, is_json)
     editor.add_edits(root, root.read_value(), new_value, ())
@@ -72,7 +72,10 @@ def format_record(changes: Sequence[TextEdit]) -> list[str]:
 
 
 def find_reversals(text: str, root: Node | None, lines: Sequence[str]) -> list[TextEdit]:
-    """Return the edits that undo the recorded edits. Skip edits whose value no longer exists."""
+    """Return the edits that undo the edits in ``lines``, the output of :func:`format_record`.
+
+    Edits whose value no longer exists are skipped.
+    """
     spots = []
     for line in lines:
         sign, _, rest = line.partition(" ")
@@ -144,7 +147,6 @@ class _Editor:
         self.within.pop()
 
     def add_entry_edits(self, node: Node, old: Any, new: Any, path: Path) -> None:
-        """Add the edits for the entries of a mapping."""
         own = {name: found for name in old if (found := node.find_entry(name)) is not None}
         if any(key not in new for key in old):
             self.within.pop()
@@ -164,7 +166,6 @@ class _Editor:
             self.append(node, {key: value}, (*path, key), is_first=not at)
 
     def add_item_edits(self, node: Node, old: list[Any], new: list[Any], path: Path) -> None:
-        """Add the edits for the items of a list."""
         names, wanted = make_item_keys(old), dict(zip(make_item_keys(new), new, strict=True))
         kept = [name for name in wanted if name in names]
         if kept != names:
@@ -188,11 +189,17 @@ class _Editor:
             self.append(node, [wanted[name]], (*path, name), is_first=not at)
 
     def mark_anchors_changed(self) -> None:
-        """Mark the anchors that enclose an edit as changed, so that their aliases are expanded."""
+        """Mark the anchored values around the current edit as changed.
+
+        :meth:`expand_aliases` then replaces their aliases.
+        """
         self.touched |= {id(one) for one in self.within if one.anchored}
 
     def append(self, node: Node, value: Any, path: Path, is_first: bool) -> None:
-        """Add an entry or item at the end of ``node``; ``is_first`` marks the first addition."""
+        """Add an entry or item at the end of ``node``.
+
+        ``is_first`` is whether it is the first addition to this node.
+        """
         if node.flow or not node.children:
             self.append_in_brackets(node, value, path, is_first)
             return
@@ -219,7 +226,6 @@ class _Editor:
         self.made.append(TextEdit(at, at, new, path, indent=indent))
 
     def append_in_brackets(self, node: Node, value: Any, path: Path, is_first: bool) -> None:
-        """Add an entry or item at the end of a flow collection."""
         at = node.children[-1].end if node.children else _find_inner_start(self.text, node)
         comma = ", " if node.children or not is_first else ""
         new = comma + dump_flow(value, self.is_json)[1:-1]
@@ -227,7 +233,6 @@ class _Editor:
         self.made.append(TextEdit(at, at, new, path, indent=len(path)))
 
     def replace(self, node: Node, new: Any, path: Path) -> None:
-        """Replace ``node`` by ``new``."""
         spot = _Location(self.within[-1] if self.within else None, node)
         if spot.owner is None:
             raise EditError("cannot replace the whole document")
@@ -240,7 +245,7 @@ class _Editor:
         )
 
     def expand_aliases(self, node: Node, old: Any, new: Any, path: Path) -> None:
-        """Replace aliases of changed anchors by copies, so that the aliases keep their values."""
+        """Replace aliases of changed values by copies of the original values."""
         if not self.touched or any(one.path == path and one.was is not None for one in self.made):
             return
         if node.kind == "alias":
@@ -283,7 +288,7 @@ def is_json_equal(old: Any, new: Any) -> bool:
 
 
 def make_item_keys(items: Sequence[Any]) -> list[str]:
-    """Return a key for each item: ``name=NAME``, or its index if the name is not unique."""
+    """Return a key for each item: ``name=NAME``, or the index if there is no unique name."""
     names = [one.get("name") if isinstance(one, dict) else None for one in items]
     return [
         f"name={name}" if isinstance(name, str) and names.count(name) == 1 else str(at)
@@ -293,20 +298,23 @@ def make_item_keys(items: Sequence[Any]) -> list[str]:
 
 @dataclass(frozen=True)
 class _Location:
-    """Value in a document, with its parent."""
+    """Value ``node`` in a document, and the collection ``owner`` that contains it."""
 
     owner: Node | None
     node: Node
 
     @property
     def child_index(self) -> int:
-        """Index of the value, or of its key, among the children of its parent."""
+        """Index of the value in ``owner.children``; in a mapping, the index of the key."""
         assert self.owner is not None
         at = next(at for at, one in enumerate(self.owner.children) if one is self.node)
         return at - 1 if self.owner.kind == "mapping" else at
 
     def get_range(self, text: str) -> tuple[int, int]:
-        """Return the start and end of the value in the text. The start is after the key's colon."""
+        """Return the start and end of the value in the text.
+
+        In a mapping, the start is directly after the key's colon.
+        """
         if self.owner is None or self.owner.kind == "list":
             return self.node.start, self.node.end
         key = self.owner.children[self.child_index]
@@ -316,17 +324,16 @@ class _Location:
         return colon + 1, self.node.end
 
     def get_gap(self, text: str) -> str:
-        """Return the white space that must precede another value in this place."""
+        """Return the white space that must precede a new value that replaces this one."""
         start, end = self.get_range(text)
         if start == end and text[start - 1 : start] == "-":
             return " "
         return " " if self.owner is not None and self.owner.kind == "mapping" else ""
 
     def get_removal_range(self, text: str, added: set[int]) -> tuple[int, int]:
-        """Return start and end of the text to remove, with its separators.
+        """Return the start and end of the text to remove with this value, including separators.
 
-        In a flow collection, this includes neighbours that were also added. ``added`` are the IDs
-        of the added values.
+        In a flow collection, adjacent values are also removed if their ``id`` is in ``added``.
         """
         assert self.owner is not None
         siblings, place = self.owner.children, self.child_index
@@ -369,7 +376,7 @@ def _find_inner_start(text: str, node: Node) -> int:
 
 
 def _find_indent(text: str, node: Node) -> int:
-    """Return the column of the entries or items of a block."""
+    """Return the column at which the entries or items of a block begin. Raises EditError."""
     begin = node.children[0].start if node.kind == "mapping" else node.start
     line = text.rfind("\n", 0, begin) + 1
     if node.kind == "mapping" and text[line:begin].strip(" -"):
@@ -397,7 +404,7 @@ def _find_line_end(text: str, node: Node) -> int:
 
 
 def _find_start_with_comments(text: str, item: Node, indent: int) -> int:
-    """Return the start of the item: the line with its dash, or the comments above this line."""
+    """Return the start of the line with the item's dash, or of the comments above that line."""
     lead = " " * indent
     at = text.rfind("\n", 0, item.start) + 1
     while not text.startswith(f"{lead}-", at):
@@ -416,9 +423,9 @@ COMMENT_PATTERN = re.compile(r"(?:[ \t]*\r?\n)*([ ]*)#[^\n]*(?:\n|$)")
 
 
 def _find_insertion_point(text: str, node: Node, indent: int) -> tuple[int, bool]:
-    """Return the position of a new entry of a block, and whether a line end precedes it.
+    """Return the position for a new last entry of a block, and whether a line end precedes it.
 
-    The position is after the comments that follow the last entry and belong to the block.
+    The position is after comments that belong to the block.
     """
     at = _find_line_end(text, node)
     while (found := COMMENT_PATTERN.match(text, at)) is not None and len(found[1]) >= indent > 0:

@@ -24,7 +24,7 @@ PLACEHOLDER_IMAGES = Images("engine", "supervisor")
 
 @dataclass
 class Findings:
-    """Messages about ``invalid`` documents and ``refused`` workloads, and notes on valid ones."""
+    """Messages about invalid documents, refused workloads and valid documents."""
 
     invalid: list[str] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
@@ -32,12 +32,12 @@ class Findings:
 
     @property
     def exit_status(self) -> int:
-        """Exit status: 2 if a document is invalid, 1 if a workload gets no supervisor, or 0."""
+        """Exit status: 2 if a document is invalid, else 1 if a workload is refused, else 0."""
         return 2 if self.invalid else 1 if self.refused else 0
 
 
 def check_files(files: Sequence[Path], options: InjectionOptions) -> Findings:
-    """Check all documents in ``files``."""
+    """Check all objects in ``files``."""
     found = Findings()
     for file in files:
         try:
@@ -77,7 +77,7 @@ def _check_document(
 def check_object(position: str, document: Object) -> None:
     """Check an object of Plimsoll as the API server and the operator do.
 
-    Raises UsageError; each line of the message begins with ``position``.
+    Raises UsageError. Each line of the message begins with ``position``.
     """
     kind = document["kind"]
     if kind == POLICY_KIND:

@@ -57,12 +57,12 @@ def run_locally(file: Path, run_dir: Path | None, duration_s: float | None, view
 
 
 def make_screen_factory(replica_plan: plan.SupervisorPlan, poller: Poller) -> Callable[[], Screen]:
-    """Return a function that returns the current content of the live view."""
+    """Return a function that makes the current content of the live view."""
     growth = SegmentGrowth()
 
-    def screen() -> Screen:
+    def make_screen() -> Screen:
         snapshot = poller.snapshot
         grown = growth.update(snapshot.view.assessment) if snapshot.view else {}
         return Screen(replica_plan.config.service.name, replica_plan.config.memory, snapshot, grown)
 
-    return screen
+    return make_screen

@@ -1,7 +1,7 @@
 """Container of the local replica: a process that is restarted when it ends.
 
-Each container is a session. When its first process ends, its process group is killed, as in a PID
-namespace.
+As in a PID namespace, all processes of a container are killed when its first process ends. They are
+found by their process group.
 """
 
 from __future__ import annotations
@@ -19,14 +19,17 @@ from plimsoll_cli.local.plan import Command
 FIRST_BACK_OFF_S = 1.0
 MAX_BACK_OFF_S = 10.0
 BACK_OFF_RESET_S = 60.0
-"""The kubelet's back-off (10 s, doubled up to 5 min, reset after 10 min), shortened for interactive
-use."""
+"""Time after which the next restart has no delay again. The kubelet's delays are longer: 10 s,
+doubled up to 5 min, reset after 10 min."""
 MAX_LOG_TAIL_LINES = 20
 MAX_LOG_TAIL_BYTES = 64 << 10
 
 
 class Container:
-    """Container with one process. ``on_exit`` is called with a message at each unexpected exit."""
+    """Process that is restarted until :meth:`stop` is called.
+
+    ``on_exit`` is called with a message after each unexpected exit.
+    """
 
     def __init__(self, command: Command, on_exit: Callable[[str], None]) -> None:
         self.command = command
@@ -39,11 +42,11 @@ class Container:
         self._stopping = asyncio.Event()
 
     def start(self) -> None:
-        """Start the process, and restart it each time it ends."""
+        """Start the process. It is restarted whenever it ends."""
         self._run_task = asyncio.create_task(self._run_forever(), name=self.command.name)
 
     def check(self) -> None:
-        """If the process could not be started, raise the error."""
+        """Raise the error that prevented the process from starting, if there was one."""
         if self._run_task is not None and self._run_task.done() and not self._run_task.cancelled():
             self._run_task.result()
 
@@ -96,7 +99,7 @@ class Container:
             os.killpg(group, signal.SIGKILL)
 
     async def stop(self, grace_s: float) -> None:
-        """Send SIGTERM, and SIGKILL after ``grace_s`` seconds. Wait until all processes ended."""
+        """Send SIGTERM, and SIGKILL after ``grace_s`` seconds. Wait until the process has ended."""
         self._stopping.set()
         if self._run_task is None:
             return

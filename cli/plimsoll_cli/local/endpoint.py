@@ -49,7 +49,7 @@ from plimsoll_sidecar.signals.tcp_sockets import find_listening_ports
 CONTAINER_RUNTIMES = ("docker", "podman", "nerdctl")
 """Container runtimes whose ``inspect`` has Docker's format."""
 PORT_PROXIES = frozenset({"docker-proxy", "rootlessport", "rootlesskit", "slirp4netns", "pasta"})
-"""Programs that listen on the published ports of containers."""
+"""Programs that listen on the published ports of containers and forward the connections."""
 COMMAND_TIMEOUT_S = 10.0
 ANSWER_TIMEOUT_S = 3.0
 MAX_CONCURRENT_PORTS = 16
@@ -60,7 +60,7 @@ KNOWN_ENGINE_TYPES = (EngineType.VLLM, EngineType.SGLANG)
 
 @dataclass(frozen=True)
 class FoundEngine:
-    """Running engine, and the name under which it is supervised."""
+    """Engine, and the name that its supervisor uses."""
 
     name: str
     endpoint: EngineEndpoint
@@ -81,16 +81,16 @@ def find_engine(target: str, port: int | None = None) -> FoundEngine:
     return _find_engine_by_container(target, port)
 
 
-def find_engine_of_command(words: Sequence[str], port: int | None) -> FoundEngine:
-    """Return the engine that a command starts. Raises UsageError.
+def predict_engine(command: Sequence[str], port: int | None) -> FoundEngine:
+    """Return the engine that ``command`` will start. Raises UsageError.
 
-    Without ``port``, the port is taken from the command, or is the default of the engine type.
+    If ``port`` is None, the port is that in the command's arguments, or the engine type's default.
     """
-    program = shutil.which(words[0])
+    program = shutil.which(command[0])
     if program is None:
-        raise UsageError(f"{words[0]}: the program does not exist: check the path")
-    kind = _detect_command_type(words)
-    number = port or _parse_command_port(words, kind)
+        raise UsageError(f"{command[0]}: the program does not exist: check the path")
+    kind = _detect_command_type(command)
+    number = port or _parse_command_port(command, kind)
     if number is None:
         raise UsageError("watch: the port of the engine is unknown: add --port before the command")
     url = f"http://{LOOPBACK}:{number}"
@@ -134,9 +134,10 @@ def _find_engine_by_url(target: str) -> FoundEngine:
 
 
 def _find_engine_by_pid(pid: int, port: int | None, addresses: Sequence[str] = ()) -> FoundEngine:
-    """Return the engine with the process ``pid``.
+    """Return the engine that the process ``pid`` belongs to. Raises UsageError.
 
-    ``addresses`` are base URLs in order of preference; if empty, the engine's own ports are tried.
+    ``addresses`` are the engine's possible base URLs, best first. If there are none, its listening
+    ports on the loopback address are tried.
     """
     main = _find_main_process(pid)
     tree = read_parent_pids()
@@ -166,7 +167,10 @@ def _find_engine_by_pid(pid: int, port: int | None, addresses: Sequence[str] = (
 
 
 def _find_main_process(pid: int) -> ProcessId:
-    """Return the main process of the engine to which ``pid`` belongs, or that ``pid`` started."""
+    """Return the main process of an engine, given the PID of its main, child or wrapper process.
+
+    Raises UsageError if there is no such process.
+    """
     tree = read_parent_pids()
     line = read_command_line(pid)
     if any(has_helper_title(line, kind) for kind in KNOWN_ENGINE_TYPES):
@@ -195,11 +199,11 @@ def _find_main_process(pid: int) -> ProcessId:
 def _find_serving_url(
     urls: Sequence[str], kind: EngineType, expected: int | None
 ) -> tuple[str, EngineType]:
-    """Return the first URL that answers, and the type of the engine there.
+    """Return the URL of the engine's API, and the type of the engine.
 
-    The ``expected`` port is tried first, and then all other ports at the same time. A port of
-    another protocol, such as PyTorch's for its ranks, may accept a request and never answer. URLs
-    of a known engine type take precedence. If no URL answers, the URL is empty.
+    The port ``expected`` is tried first, and then all other ports at the same time. URLs of a known
+    engine type take precedence. If no URL answers, the returned URL is empty, and the type is
+    ``kind``.
     """
     first = [url for url in urls if urlsplit(url).port == expected]
     found: list[tuple[str, EngineType]] = []
@@ -213,7 +217,7 @@ def _find_serving_url(
 
 
 def _detect_server_type(url: str) -> EngineType | None:
-    """Return the type of the server: CUSTOM if unknown, None if it does not answer."""
+    """Return the type of the server at ``url``: CUSTOM if unknown, None without an answer."""
     server = HttpClient(url)
     kind = identify_engine_type(server)
     if kind is not None:
@@ -286,7 +290,7 @@ class _Inspection(msgspec.Struct, frozen=True, rename="pascal"):
     network_settings: _NetworkSettings = _NetworkSettings()
 
     def list_addresses(self) -> list[str]:
-        """Return base URLs: first of the published ports, then of the container's own addresses."""
+        """Return the base URLs of the published ports, then those of the container's addresses."""
         published = [
             f"http://{LOOPBACK}:{one.host_port}"
             for key, many in sorted((self.network_settings.ports or {}).items())
@@ -339,5 +343,5 @@ def _read_output(command: list[str]) -> bytes | None:
 
 
 def _make_safe_name(text: str) -> str:
-    """Return ``text`` as a valid name for folders and pods."""
+    """Return ``text`` converted to a valid name of a folder and of a pod."""
     return re.sub(r"[^a-z0-9.-]+", "-", text.lower()).strip("-.")[:63] or "engine"

@@ -1,4 +1,4 @@
-"""Provide a local replica's checkpoint: a local directory, a download, or a tiny checkpoint."""
+"""Find, download or generate the checkpoint of a local replica."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ HUB_SCHEME = "hf://"
 BUCKET_SCHEME = "s3://"
 DEFAULT_REVISION = "main"
 COMPLETE_MARKER_FILE = ".plimsoll-complete"
-"""Name of the file that the engine's download writes into a directory that is complete."""
+"""File in a downloaded checkpoint's directory. The download writes it once it is complete."""
 GENERATE_TIMEOUT_S = 120.0
-"""Timeout for generating a checkpoint. It takes 5 s, most of it to import torch."""
+"""Timeout for generating a tiny checkpoint, which usually takes 5 s."""
 
 
 def require_modules(command: str, *modules: str) -> None:
-    """Raise UsageError unless the optional ``modules`` are installed."""
+    """Raise UsageError if some of ``modules``, which ``command`` needs, are not installed."""
     missing = [name for name in modules if importlib.util.find_spec(name) is None]
     if missing:
         raise UsageError(
@@ -34,9 +34,10 @@ def require_modules(command: str, *modules: str) -> None:
 
 
 def find_checkpoint(service: InferenceService, root: Path) -> tuple[Path, bool]:
-    """Return the checkpoint's directory, and whether it must first be generated or downloaded.
+    """Return the checkpoint's directory, and whether the checkpoint is still missing there.
 
-    Raises :class:`UsageError`, which names the invalid field of the manifest.
+    A missing checkpoint must be generated or downloaded. Raises :class:`UsageError`, which names
+    the invalid field of the manifest.
     """
     uri = service.spec.model.uri
     if uri.startswith(HUB_SCHEME):
@@ -72,7 +73,7 @@ def find_checkpoint(service: InferenceService, root: Path) -> tuple[Path, bool]:
 async def provide_checkpoint(
     service: InferenceService, folder: Path, print_line: Callable[[str], None]
 ) -> None:
-    """Download or generate a missing checkpoint. Raises :class:`RunError`."""
+    """Download or generate the missing checkpoint into ``folder``. Raises :class:`RunError`."""
     if service.spec.model.uri.startswith((HUB_SCHEME, BUCKET_SCHEME)):
         print_line(f"downloading {service.spec.model.uri} into {folder}")
         await download_checkpoint(service, folder, print_line)
@@ -84,10 +85,10 @@ async def provide_checkpoint(
 async def download_checkpoint(
     service: InferenceService, folder: Path, print_line: Callable[[str], None]
 ) -> None:
-    """Download the checkpoint as the init container does in a cluster. Raises :class:`RunError`.
+    """Download the checkpoint with the program of the init container. Raises :class:`RunError`.
 
-    A private repository needs HF_TOKEN. A private bucket needs AWS_ACCESS_KEY_ID and
-    AWS_SECRET_ACCESS_KEY. Each request has a timeout, but the download as a whole has none.
+    Credentials are environment variables: HF_TOKEN for a private repository, AWS_ACCESS_KEY_ID and
+    AWS_SECRET_ACCESS_KEY for a private bucket. Requests have timeouts, but the download has none.
     """
     model = service.spec.model
     source = [f"--s3={model.uri}"]
@@ -116,7 +117,7 @@ async def download_checkpoint(
 
 
 async def make_tiny_checkpoint(folder: Path) -> None:
-    """Generate the tiny checkpoint atomically. Raises RunError and UsageError."""
+    """Generate the tiny checkpoint in ``folder`` atomically. Raises RunError and UsageError."""
     partial = folder.with_name(f"{folder.name}.{os.getpid()}")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)

@@ -1,9 +1,9 @@
 """Run a command that the kernel kills when its parent exits.
 
-python -m plimsoll_cli.local.parent_death PARENT_PID COMMAND...
+    python -m plimsoll_cli.local.parent_death PARENT_PID COMMAND...
 
-The kernel sends SIGKILL when the parent exits (prctl(2), PR_SET_PDEATHSIG). The children of the
-engine and of the supervisor end with them.
+The kernel sends SIGKILL to the command (prctl(2), PR_SET_PDEATHSIG). The engine and the supervisor
+make sure that their own child processes end with them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from plimsoll_engine.process.parent_death import die_with_parent
 
 
 def main(arguments: list[str]) -> None:
-    """Request SIGKILL for the parent's exit, and then execute the command."""
+    """Ask the kernel for SIGKILL at the parent's exit, and then execute the command."""
     parent, command = int(arguments[0]), arguments[1:]
     die_with_parent(parent)
     os.execv(command[0], command)  # noqa: S606 - a shell would be in between

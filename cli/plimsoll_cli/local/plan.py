@@ -1,7 +1,7 @@
-"""Plan what local mode runs. No I/O.
+"""Plan the processes of local mode: their commands, environments and files. No I/O.
 
-A plan is either rendered from a manifest as for a cluster, or it is a supervisor for a running
-engine.
+A plan is rendered from a manifest, with the same code as for a cluster, or it contains only a
+supervisor for an engine without a manifest.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from plimsoll_operator.render import (
 
 LOOPBACK = "127.0.0.1"
 STOP_MARGIN_S = 10.0
-"""Time after the drain until the engine is killed. It frees its memory in this time."""
+"""Time after a drain for which the engine may free its memory before it is killed."""
 REMOVED_VARIABLES = ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT", "PLIMSOLL_INJECT")
-"""Environment variables that are removed: local mode uses no cluster, and only the manifest may
-inject faults."""
+"""Variables that processes do not inherit from the environment. Local mode uses no cluster, and
+only the manifest may inject faults."""
 
 
 @dataclass(frozen=True)
 class Command:
-    """Process of a container, which writes its output to ``log``."""
+    """Command of a process. Its output goes to the file ``log``."""
 
     name: str
     argv: tuple[str, ...]
@@ -45,9 +45,10 @@ class Command:
 
 @dataclass(frozen=True, kw_only=True)
 class SupervisorPlan:
-    """Plan of a supervisor, and of the engine if local mode starts it. Times are in seconds.
+    """Plan of a supervisor, and of its engine if local mode starts the engine.
 
-    Without ``startup_timeout_s``, local mode does not wait for the engine.
+    If ``startup_timeout_s`` is None, local mode does not wait until the engine is ready.
+    ``engine_stop_s`` is the time until a stopping engine is killed, in seconds.
     """
 
     root: Path
@@ -70,7 +71,7 @@ class SupervisorPlan:
 
     @property
     def probe_url(self) -> str:
-        """URL of the launcher's readiness probe."""
+        """Base URL of the supervisor's readiness and liveness probes."""
         return f"http://{LOOPBACK}:{self.places.probe_port}"
 
     @property
@@ -100,10 +101,9 @@ class Plan(SupervisorPlan):
 
 
 def list_requested_ports(service: InferenceService) -> list[int | None]:
-    """Return the ports for serving, admin, metrics and probe; None means any free port.
+    """Return the requested ports for serving, admin, metrics and probe; None means any free port.
 
-    Only the serving port is taken from the manifest, because other fixed ports would conflict
-    between runs.
+    Only the serving port comes from the manifest. Other fixed ports would conflict between runs.
     """
     return [service.spec.engine.port, None, None, None]
 
@@ -169,7 +169,7 @@ def plan_supervisor(
     """Return the plan of a supervisor for an engine without a manifest.
 
     ``ports`` are the ports for metrics and probe. ``root`` is an absolute path. ``command`` starts
-    the engine; it is empty if the engine is already running.
+    the engine; an empty command means that the engine is already running.
     """
     metrics_port, probe_port = ports
     places = SupervisorPlaces(

@@ -1,4 +1,4 @@
-"""Directories of local replicas, and calls to their supervisors as by ``kubectl exec``."""
+"""Directories of local replicas, and calls to their supervisors."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def get_service_dir(service: str) -> Path:
 
 
 def make_supervisor_caller(folder: Path) -> Callable[[list[str], float], tuple[int, str, str]]:
-    """Return a function that calls the supervisor of the run in ``folder``.
+    """Return a function that runs the ``ask`` program for the supervisor in ``folder``.
 
-    The function runs the ``ask`` program, and returns its exit status, output and error. It raises
-    RunError after a timeout. Raises UsageError if no service ran in ``folder``.
+    The function is a :data:`~plimsoll_cli.actions.CallSupervisor`, and raises RunError after a
+    timeout. Raises UsageError if no service ran in ``folder``.
     """
     config = folder / "etc" / CONFIG_FILE
     if not config.is_file():

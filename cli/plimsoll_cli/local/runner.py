@@ -1,7 +1,6 @@
-"""Run one replica on this machine, in the order of a pod.
+"""Run one replica on this machine, in the order of a pod with a native sidecar.
 
-As a native sidecar, the supervisor starts before the engine, which waits for its admin token, and
-stops after it.
+The supervisor starts before the engine, which needs its admin token, and stops after the engine.
 """
 
 from __future__ import annotations
@@ -29,10 +28,11 @@ from plimsoll_cli.local.plan import LOOPBACK, Plan, SupervisorPlan
 
 SUPERVISOR_START_TIMEOUT_S = 60.0
 SUPERVISOR_STOP_TIMEOUT_S = 10.0
-"""It is longer than the launcher's grace period for its child."""
+"""Time until a stopping supervisor is killed. It exceeds the grace period that the launcher gives
+the supervisor's own process."""
 READY_MARGIN_S = 30.0
-"""Time that is added to the engine's startup timeout, as in the rendered startup probe. The engine
-then fails first, with a message."""
+"""Time to wait in addition to the engine's startup timeout, so that the engine fails first, with a
+message. The startup probe in a cluster has the same margin."""
 PROBE_PERIOD_S = 0.2
 PROBE_TIMEOUT_S = 2.0
 
@@ -45,9 +45,9 @@ async def prepare_plan(
     print_line: PrintLine,
     environ: Mapping[str, str] | None = None,
 ) -> Plan:
-    """Return the plan of ``service`` below ``root``, an absolute path.
+    """Choose free ports, provide the checkpoint, and return the plan of ``service``.
 
-    Free ports are chosen, and the checkpoint is provided. Raises UsageError and RunError.
+    ``root`` is the run directory as an absolute path. Raises UsageError and RunError.
     """
     folder, missing = model.find_checkpoint(service, root)
     if missing:
@@ -59,7 +59,7 @@ async def prepare_plan(
 
 
 class LocalReplica:
-    """Engine and supervisor of a plan, or only the supervisor if the engine already runs."""
+    """Running engine and supervisor of a plan, or only its supervisor."""
 
     def __init__(self, plan: SupervisorPlan, print_line: PrintLine) -> None:
         self.plan = plan
@@ -73,9 +73,10 @@ class LocalReplica:
         return self._engine
 
     async def start(self) -> None:
-        """Start the replica, and wait for its engine if the plan has a startup timeout.
+        """Start the processes, and wait until the supervisor and the engine are ready.
 
-        Raises :class:`RunError` with the last log lines of the container that failed.
+        Without a startup timeout in the plan, do not wait for the engine. Raises :class:`RunError`
+        with the last log lines of the container that failed.
         """
         self.supervisor.start()
         await self._wait_ready(
@@ -92,7 +93,7 @@ class LocalReplica:
             )
 
     async def stop(self) -> None:
-        """Stop the engine, which first ends its requests, and then the supervisor."""
+        """Stop the engine, and then the supervisor. The engine first ends its requests."""
         if self._engine is not None:
             await self._engine.stop(self.plan.engine_stop_s)
         await self.supervisor.stop(SUPERVISOR_STOP_TIMEOUT_S)
@@ -125,9 +126,9 @@ class LocalReplica:
 
 @contextlib.asynccontextmanager
 async def run_replica(plan: SupervisorPlan, print_line: PrintLine) -> AsyncIterator[LocalReplica]:
-    """Run a replica within the context: it is ready at the start, and stopped at the end.
+    """Return a context in which a replica runs. It starts before the context and stops after it.
 
-    If the stop is cancelled, the processes are killed.
+    If the stop is cancelled, all processes are killed.
     """
     replica = LocalReplica(plan, print_line)
     with _lock_run_dir(plan.root):
@@ -146,7 +147,7 @@ async def run_replica(plan: SupervisorPlan, print_line: PrintLine) -> AsyncItera
 
 
 def _lock_run_dir(root: Path) -> IO[str]:
-    """Create and lock the run directory. Closing the returned file unlocks it."""
+    """Create and lock the run directory, until the returned file is closed. Raises UsageError."""
     try:
         root.mkdir(parents=True, exist_ok=True)
         lock = (root / "lock").open("w")
@@ -162,7 +163,7 @@ def _lock_run_dir(root: Path) -> IO[str]:
 
 
 def _write_files(plan: SupervisorPlan) -> None:
-    """Write the files of a new pod, and keep the journal of earlier runs."""
+    """Write the configuration, and delete the files of earlier runs except for the journal."""
     config = Path(plan.places.config_file)
     try:
         for folder in (plan.run_dir, plan.state_dir, config.parent):
@@ -185,15 +186,15 @@ def _make_unusable_error(root: Path, error: OSError) -> UsageError:
 
 
 PORT_RANGE = range(20_000, 32_000)
-"""Ports below Linux's default ephemeral range (32768 to 60999, ip(7)). No outgoing connection can
-take a port from it before the port is used."""
+"""Range of free ports to choose from. It is below Linux's default ephemeral range (32768 to 60999,
+ip(7)), so no outgoing connection takes a chosen port before it is used."""
 MAX_PORT_TRIES = 200
 
 
 def choose_free_ports(requested_ports: Sequence[int | None]) -> list[int]:
-    """Return different free ports on the loopback address, one for each requested port.
+    """Return a free port on the loopback address for each requested port, all different.
 
-    A requested port that is None or taken is replaced by another one. Raises OSError if no port is
+    A requested port is returned if it is free. None requests any port. Raises OSError if no port is
     free.
     """
     with contextlib.ExitStack() as held:

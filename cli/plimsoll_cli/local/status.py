@@ -23,7 +23,7 @@ RATE_WINDOW_S = 5.0
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Newest status. A field is None if its last poll failed."""
+    """Status from the last poll. A field is None if its part of the poll failed."""
 
     view: View | None = None
     status: admin.Status | None = None
@@ -33,7 +33,7 @@ class Snapshot:
 class Poller:
     """Poller that updates ``snapshot`` every half second while :meth:`run` runs.
 
-    Only Plimsoll's own engine reports a status.
+    Of the engine types, only Plimsoll's own engine has a status to poll.
     """
 
     def __init__(self, plan: SupervisorPlan) -> None:
@@ -75,7 +75,7 @@ class Poller:
             return None
 
     def _compute_rate(self, status: admin.Status | None) -> float | None:
-        """Return the tokens per second in the last seconds of this epoch; None if unknown."""
+        """Return the tokens per second over the last :data:`RATE_WINDOW_S`; None if unknown."""
         total = status.load.generation_tokens_total if status else None
         if status is None or total is None:
             self._tokens.clear()

@@ -1,6 +1,6 @@
 """Record and replay traces of a service on this machine, with the supervisor's code.
 
-Only this module and endpoint.py import the supervisor's package.
+In this program, only this module and endpoint.py import the supervisor's package.
 """
 
 from __future__ import annotations
@@ -32,7 +32,11 @@ from plimsoll_sidecar.tune import Tuning as Tuning
 def record_trace(
     out: Path, service: str | None, run_dir: Path | None, duration_s: float | None
 ) -> int:
-    """Record until ``duration_s`` has passed or a signal arrives. Return the number of samples."""
+    """Record a trace into ``out``, and return the number of samples.
+
+    The recording ends when ``duration_s`` has passed or a signal arrives. Raises UsageError and
+    RunError.
+    """
     if not out.name.endswith(trace.TRACE_SUFFIXES):
         raise UsageError(
             f"{out}: use a name that ends with one of {', '.join(trace.TRACE_SUFFIXES)}"
@@ -63,7 +67,10 @@ def replay_trace(file: Path, mode: Mode, budget: str | None) -> int:
 
 
 def read_tunings(source: str, run_dir: Path | None, limit: int | None) -> list[Tuning]:
-    """Return the tuning data of a service, a journal, a trace or a series. Raises UsageError."""
+    """Return the growth and recommended budget of each kind of memory. Raises UsageError.
+
+    ``source`` is a service on this machine, or the path of a journal, a trace or a series.
+    """
     file = Path(source)
     try:
         if source.endswith(trace.TRACE_SUFFIXES):
@@ -84,7 +91,7 @@ def read_tunings(source: str, run_dir: Path | None, limit: int | None) -> list[T
 
 
 def read_trace(file: Path) -> tuple[float, list[Sample]]:
-    """Return the start in Unix seconds, and the samples of a trace. Raises RunError."""
+    """Return the start of a trace in Unix seconds, and its samples. Raises RunError."""
     try:
         header, samples = trace.read(file)
         return parse_rfc3339(header.started_at), list(samples)
@@ -93,7 +100,7 @@ def read_trace(file: Path) -> tuple[float, list[Sample]]:
 
 
 def compute_host_memory(samples: Iterable[Sample]) -> list[tuple[float, int]]:
-    """Return the host memory over time: seconds since the start, and bytes as in the detector."""
+    """Return pairs of seconds since the start and host memory in bytes, as in the detector."""
     found = list(samples)
     source = next(
         (s for s in (HostMemoryFields.choose(sample.host) for sample in found) if s), None

@@ -23,9 +23,9 @@ MIB = 1 << 20
 
 
 def show_tuning(source: str, run_dir: Path | None, limit: str | None, output: Output) -> None:
-    """Print the growth, the recommendation and its effect on past days.
+    """Print the observed growth, the recommended budget and its effect on past days.
 
-    Raises UsageError and RunError.
+    ``limit`` is the memory limit of a series. Raises UsageError and RunError.
     """
     try:
         size = POSITIVE_BYTES_FORM.read(limit) if limit is not None else None
@@ -59,7 +59,7 @@ def format_summary(tuning: Tuning) -> list[str]:
         f"{tuning.memory} memory: observed for {format_span(tuning.observed_s)}, limit {limit}"
     ]
     if tuning.starts:
-        lines.append(f"after a start, it needs up to {format_bytes(max(tuning.starts))}")
+        lines.append(f"after a start, a replica needs up to {format_bytes(max(tuning.starts))}")
     if tuning.level:
         gains = ", ".join(f"{format_bytes(size)} in {span}" for span, size in tuning.level.items())
         lines.append(f"a healthy replica gains {gains}")
@@ -81,20 +81,20 @@ def _format_proposal(tuning: Tuning) -> Iterator[str]:
         and tuning.starts
         and tuning.proposal > tuning.limit - max(tuning.starts)
     ):
-        yield "this is more than the free memory below the limit: raise the limit first"
+        yield "this budget is more than the memory between a start and the limit: raise the limit"
 
 
 def describe_effect(day: DayGrowth) -> str:
     """Return the effect that the recommended budget would have had on a past day."""
     if day.incident:
-        return "an incident was open: no data for learning"
+        return "an incident was open, so nothing was learned from this day"
     if day.spends:
-        return "budget spent: a notice, and a restart if a leak soon reaches the limit"
+        return "budget exhausted: an incident; a restart only if memory would soon reach the limit"
     return "nothing"
 
 
 def make_manifest(tunings: list[Tuning]) -> dict[str, object]:
-    """Return the recommendations as a part of a manifest's ``spec``, in whole MiB."""
+    """Return the recommended budgets in the form of a manifest, in whole MiB."""
     budgets = {
         tuning.memory: {
             "growthBudget": f"{-(-tuning.proposal // MIB)}Mi",

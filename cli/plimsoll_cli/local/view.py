@@ -28,7 +28,7 @@ from plimsoll_cli.local.status import Snapshot
 
 REDRAW_PERIOD_S = 0.4
 MEDIUM_WIDTH_COLUMNS, WIDE_WIDTH_COLUMNS = 72, 90
-"""Minimum terminal widths that show more columns, and all columns."""
+"""Minimum terminal widths at which the view shows more columns, and all columns."""
 MAX_SHOWN_INCIDENTS = 3
 SEGMENT_NAME_CHARS = max(len(segment.value) for segment in Segment)
 
@@ -47,10 +47,10 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Screen:
-    """Content of a frame.
+    """Content of the view at one time.
 
-    ``memory`` is the memory policy of the manifest. ``grown`` is the growth of each segment since
-    the warm-up of the epoch in bytes; it is empty during the warm-up.
+    ``grown`` is the growth of each segment in bytes since the warm-up of the epoch; it is empty
+    during the warm-up.
     """
 
     service: str
@@ -62,7 +62,7 @@ class Screen:
 
 
 def render_screen(screen: Screen, width: int, plain: bool = False) -> RenderableType:
-    """Return a frame that is ``width`` columns wide. ``plain`` uses only ASCII."""
+    """Return ``screen`` drawn in ``width`` columns. If ``plain``, only ASCII is used."""
     view = screen.snapshot.view
     parts: list[RenderableType] = [_render_header(screen, plain)]
     if view is None:
@@ -160,7 +160,6 @@ def _render_budget(
 
 
 def _render_slow_leaks(assessment: Assessment) -> list[Text]:
-    """Return a line for each slow leak."""
     return [
         Text(f"slow leak: {text}", style="yellow") for text in format_slow_leaks(assessment.slow)
     ]
@@ -193,7 +192,7 @@ def _render_segments(screen: Screen, assessment: Assessment, width: int, plain: 
 
 
 def _render_load(screen: Screen, view: View) -> list[Text]:
-    """Return a line on the engine's load, or no line for an engine without a status."""
+    """Return a line about the engine's load, or no line if the engine has no status."""
     status, rate = screen.snapshot.status, screen.snapshot.tokens_per_s
     if status is None:
         if view.engine_state is not None:
@@ -258,7 +257,7 @@ class SegmentGrowth:
         self._first: dict[Segment, int] = {}
 
     def update(self, assessment: Assessment) -> dict[Segment, int]:
-        """Add an assessment, and return the growth of each segment in bytes; empty in warm-up."""
+        """Return the growth of each segment until ``assessment`` in bytes; empty in the warm-up."""
         if not assessment.warm:
             return {}
         if assessment.epoch != self._epoch:
@@ -273,11 +272,11 @@ class SegmentGrowth:
 class LiveView:
     """Terminal view that redraws the screen several times per second."""
 
-    def __init__(self, console: Console, screen: Callable[[], Screen]) -> None:
-        self._console, self._screen = console, screen
+    def __init__(self, console: Console, make_screen: Callable[[], Screen]) -> None:
+        self._console, self._make_screen = console, make_screen
 
     async def run(self) -> None:
-        """Draw until cancelled; the last frame stays on the terminal."""
+        """Draw until cancelled. The last frame stays on the terminal."""
         with Live(console=self._console, auto_refresh=False, transient=False) as live:
             while True:
                 live.update(self._render_frame(), refresh=True)
@@ -285,4 +284,4 @@ class LiveView:
 
     def _render_frame(self) -> RenderableType:
         plain = not self._console.encoding.lower().startswith("utf")
-        return render_screen(self._screen(), self._console.width, plain)
+        return render_screen(self._make_screen(), self._console.width, plain)

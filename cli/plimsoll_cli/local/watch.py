@@ -36,14 +36,17 @@ from plimsoll_cli.starter import Answers
 T = TypeVar("T")
 
 DEFAULT_HOST_BUDGET, DEFAULT_DEVICE_BUDGET = "2Gi", "1Gi"
-"""Default budgets. The budget Auto would have no effect on the first day."""
+"""Default budgets. They are not ``Auto``, which has no effect on the first day."""
 PROCESS_POLL_PERIOD_S = 2.0
-"""Time between two checks for a new process of a container or unit."""
+"""Time between two checks whether the engine's process still runs."""
 
 
 @dataclass(frozen=True)
 class WatchOptions:
-    """Options of ``plimsoll watch``. Sizes are in bytes, times in seconds."""
+    """Options of ``plimsoll watch``.
+
+    ``command`` starts the engine. If it is empty, ``target`` names a running engine.
+    """
 
     target: str | None
     command: tuple[str, ...]
@@ -57,7 +60,7 @@ class WatchOptions:
 def make_memory_policy(
     host: str | None, device: str | None, window: str | None, warmup: str
 ) -> MemoryPolicy:
-    """Return the memory policy. A budget or window of None means the default. Raises UsageError."""
+    """Return the memory policy of the options; None means a default. Raises UsageError."""
     sizes = {"host-budget": host or DEFAULT_HOST_BUDGET}
     sizes["device-budget"] = device or DEFAULT_DEVICE_BUDGET
     window_s = _parse_option("window", POSITIVE_DURATION_FORM.read, window or Answers.window)
@@ -80,7 +83,7 @@ def _parse_option(name: str, parse: Callable[[str], T], text: str) -> T:
 
 
 def run(options: WatchOptions) -> None:
-    """Supervise until ``duration_s`` has passed, a signal arrives, or the process ends.
+    """Supervise an engine until the duration has passed, a signal arrives, or its process ends.
 
     Raises UsageError and RunError.
     """
@@ -128,7 +131,7 @@ def run(options: WatchOptions) -> None:
 
 def _find_engine(options: WatchOptions) -> FoundEngine:
     if options.command:
-        return endpoint.find_engine_of_command(options.command, options.port)
+        return endpoint.predict_engine(options.command, options.port)
     if options.target is None:
         raise UsageError("watch: name a URL, a PID, a container or a systemd unit (NAME.service)")
     return endpoint.find_engine(options.target, options.port)
@@ -149,7 +152,10 @@ def _describe_engine(engine: FoundEngine) -> str:
 async def _wait_until_end(
     options: WatchOptions, watch_plan: plan.SupervisorPlan, poller: Poller, print_line: PrintLine
 ) -> None:
-    """Wait until supervision ends. If a container or unit restarts, supervise its new process."""
+    """Return when the duration has passed or the engine's process has ended.
+
+    If the engine is a container or systemd unit, supervise its next process instead.
+    """
     loop, pid = asyncio.get_running_loop(), watch_plan.config.engine.pid
     deadline = loop.time() + (
         UNLIMITED_DURATION_S if options.duration_s is None else options.duration_s
@@ -188,7 +194,7 @@ def _is_lost(view: View | None) -> bool:
 
 
 class EventPrinter:
-    """Printer of events for output that is not a terminal."""
+    """Printer of a line for each event, used if the output is not a terminal."""
 
     def __init__(self, poller: Poller, print_line: PrintLine) -> None:
         self._poller, self._print_line = poller, print_line

@@ -23,14 +23,14 @@ def test_questions_are_asked_only_for_what_no_flag_says() -> None:
         asked.append(question)
         return default or "file:///m"
 
-    answers = starter.ask_all({"name": "x", "gpus": 0, "mode": "Recover"}, ask)
+    answers = starter.ask_missing({"name": "x", "gpus": 0, "mode": "Recover"}, ask)
     assert len(asked) == len(starter.QUESTIONS) - 3
     spec = InferenceService.model_validate(yaml.safe_load(starter.format_manifest(answers))).spec
     assert spec.supervision.mode.value == "Recover"
     assert spec.engine.args == ["--device=cpu", "--dtype=float32"]
     assert spec.memory.device is None
     with pytest.raises(UsageError, match="replicas: 'two' is not a number"):
-        starter.ask_all({"replicas": "two"}, ask)
+        starter.ask_missing({"replicas": "two"}, ask)
 
 
 def test_a_manifest_that_would_be_refused_names_its_fields() -> None:
