@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from plimsoll_engine.distributed.group import Group, ProcessGroup, Shard, SumShape
+from plimsoll_engine.distributed.group import AllReduceShape, Group, ProcessGroup, Shard
 from plimsoll_engine.distributed.peer_memory import PeerMemory
 from plimsoll_engine.kernels import all_reduce
 from plimsoll_engine.kernels.fused import FusedOps
@@ -32,7 +32,7 @@ def formed(
     shard: Shard, store: Path, dtype: torch.dtype, columns: int = COLUMNS
 ) -> Iterator[ProcessGroup]:
     device = torch.device("cuda", shard.rank)
-    group = ProcessGroup(shard, device, store, SumShape(MOST, columns, dtype))
+    group = ProcessGroup(shard, device, store, AllReduceShape(MOST, columns, dtype))
     try:
         yield group
     finally:
@@ -199,7 +199,10 @@ def check_lost(shard: Shard, store: Path) -> None:
     """A rank that never comes: the kernel of the other ends with an error, within its bound."""
     all_reduce.TIMEOUT_NS = 2_000_000_000
     group = ProcessGroup(
-        shard, torch.device("cuda", shard.rank), store, SumShape(MOST, COLUMNS, torch.bfloat16)
+        shard,
+        torch.device("cuda", shard.rank),
+        store,
+        AllReduceShape(MOST, COLUMNS, torch.bfloat16),
     )
     weight = torch.ones(COLUMNS, device="cuda", dtype=torch.bfloat16)
     rows = 4 if os.environ["LOST_IN"] == "words" else 200

@@ -29,10 +29,10 @@ from plimsoll_engine.core.execute.graphs import DecodeGraphs
 from plimsoll_engine.distributed.group import (
     SINGLE_RANK_GROUP,
     WHOLE_MODEL,
+    AllReduceShape,
     Group,
     ProcessGroup,
     Shard,
-    SumShape,
 )
 from plimsoll_engine.messages.rank_ipc import Array, Inputs
 from plimsoll_engine.models.decoder import Decoder
@@ -130,7 +130,7 @@ def run(shard: Shard, store: Path, arguments: argparse.Namespace) -> None:
     torch.cuda.set_device(shard.rank)
     torch.manual_seed(shard.rank)
     config = SHAPES[arguments.shape]()
-    sums = SumShape(PROMPTS * PROMPT, config.hidden_size, DTYPE)
+    sums = AllReduceShape(PROMPTS * PROMPT, config.hidden_size, DTYPE)
     group = ProcessGroup(shard, torch.device("cuda", shard.rank), store, sums)
     mapped = group._sums, group._collectives
     group._open_nccl()

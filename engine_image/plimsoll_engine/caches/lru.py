@@ -1,9 +1,9 @@
-"""LRU cache of limited size, whose items can be pinned to prevent their eviction.
+"""LRU cache of limited size. Items can be pinned, which prevents their eviction.
 
-The audit checks two invariants: ``_order`` and ``_data`` have the same keys, and every pinned key
-is in the cache. :meth:`LruCache.touch` therefore ignores a missing key, because eviction would loop
-forever if ``_order`` had such a key. An eviction visits each item at most once, so it ends even if
-all items are pinned.
+The audit checks two invariants: ``_order`` and ``_data`` have the same keys, and all pinned keys
+are in the cache. :meth:`LruCache.touch` ignores a missing key, because eviction would loop forever
+if only ``_order`` had it. An eviction visits each item at most once, so it ends even if all items
+are pinned.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ V = TypeVar("V")
 
 
 class LruCache(Generic[K, V]):
-    """LRU cache of items whose sizes add up to at most ``capacity``.
+    """LRU cache of items whose total size is at most ``capacity``.
 
-    The caller chooses the unit of sizes, for example bytes, or 1 for each item. An item can be
-    pinned several times, and can be evicted once all pins are removed.
+    The caller chooses the unit of size, for example bytes, or 1 per item. An item may have several
+    pins, and can be evicted when all of them are removed.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -28,7 +28,7 @@ class LruCache(Generic[K, V]):
             raise ValueError(f"capacity {capacity} is too small: must be at least 1")
         self.capacity = capacity
         self.used = 0
-        """Sum of the sizes of all items."""
+        """Total size of all items."""
         self._data: dict[K, V] = {}
         self._sizes: dict[K, int] = {}
         self._order: OrderedDict[K, None] = OrderedDict()
@@ -54,12 +54,12 @@ class LruCache(Generic[K, V]):
         return self._data.get(key)
 
     def touch(self, key: K) -> None:
-        """Make ``key`` the most recently used key. Do nothing if it is missing."""
+        """Make ``key`` the most recently used key, unless it is missing."""
         if key in self._data:
             self._order.move_to_end(key)
 
     def put(self, key: K, value: V, size: int = 1) -> list[tuple[K, V]]:
-        """Store ``value`` under ``key``. Return the items that were evicted to make room.
+        """Store ``value`` under ``key``, and return the items that were evicted for it.
 
         ``key`` becomes the most recently used key. Raises MemoryError, without any change, if
         pinned items leave too little space.
@@ -91,7 +91,7 @@ class LruCache(Generic[K, V]):
         self._order.move_to_end(key)
 
     def unpin(self, key: K) -> None:
-        """Remove a pin from ``key``. Without other pins, it becomes the most recently used key."""
+        """Remove a pin from ``key``. After its last pin, ``key`` is the most recently used key."""
         remaining = self._pins[key] - 1
         if remaining:
             self._pins[key] = remaining
@@ -100,10 +100,10 @@ class LruCache(Generic[K, V]):
             self._order.move_to_end(key)
 
     def evict(self, size: int) -> list[tuple[K, V]]:
-        """Remove the least recently used items without pins, and return them.
+        """Remove unpinned items, the least recently used first, and return them.
 
-        Stops when the removed items have at least ``size`` in total, or when all remaining items
-        are pinned. Pinned items that are passed over become the most recently used items.
+        Stop when the removed items have a total of at least ``size``, or when only pinned items are
+        left. Pinned items that are skipped become the most recently used items.
         """
         evicted: list[tuple[K, V]] = []
         target = self.used - size
@@ -118,11 +118,11 @@ class LruCache(Generic[K, V]):
         return evicted
 
     def clear(self) -> list[tuple[K, V]]:
-        """Remove and return every item that is not pinned."""
+        """Remove and return all items that are not pinned."""
         return [(key, self._remove(key)) for key in list(self._order) if key not in self._pins]
 
     def discard(self, key: K) -> None:
-        """Remove ``key`` if it is present and not pinned."""
+        """Remove ``key``, unless it is pinned or missing."""
         if key in self._data and key not in self._pins:
             self._remove(key)
 
@@ -136,7 +136,7 @@ class LruCache(Generic[K, V]):
         return self.used - kept - self._sizes.get(excluded_key, 0)
 
     def find_problems(self) -> list[str]:
-        """Return a message for each inconsistency in this cache, for the audit."""
+        """Return an audit message for each inconsistency in this cache."""
         found = []
         order, data = set(self._order), set(self._data)
         if order != data:

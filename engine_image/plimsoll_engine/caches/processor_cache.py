@@ -1,4 +1,4 @@
-"""Cache processed media in the frontend, so that a repeated image is decoded only once."""
+"""Frontend's cache of processed media, so that a repeated image is processed only once."""
 
 from __future__ import annotations
 
@@ -7,37 +7,37 @@ from plimsoll_engine.multimodal.processor import ProcessedMedia
 
 
 class ProcessorCache:
-    """Cache of processed media by key. Its tensors take at most ``capacity`` bytes."""
+    """Cache of processed media by key. Its tensors have up to ``capacity`` bytes in total."""
 
     def __init__(self, capacity: int) -> None:
         self._items: LruCache[bytes, ProcessedMedia] = LruCache(capacity)
 
     @property
     def nbytes(self) -> int:
-        """Total size of the cached tensors, in bytes."""
+        """Total size of the cached tensors in bytes."""
         return self._items.used
 
     @property
     def capacity(self) -> int:
-        """Maximum total size of the tensors, in bytes."""
+        """Maximum total size of the cached tensors in bytes."""
         return self._items.capacity
 
     def get(self, key: bytes) -> ProcessedMedia | None:
-        """Return the item for ``key``, and make it the most recently used; None if missing."""
+        """Return the item for ``key``, now the most recently used; None if it is missing."""
         cached = self._items.get(key)
         if cached is not None:
             self._items.touch(key)
         return cached
 
     def put(self, item: ProcessedMedia) -> None:
-        """Cache ``item`` unless it is larger than the capacity."""
+        """Cache ``item``, unless it is larger than the capacity."""
         if len(item.data) <= self._items.capacity:
             self._items.put(item.key, item, len(item.data))
 
     def clear(self) -> int:
-        """Remove all items, and return their number. Running requests keep their items."""
+        """Remove all items and return their number. Running requests keep their items."""
         return len(self._items.clear())
 
     def find_problems(self) -> list[str]:
-        """Return a message for each inconsistency in this cache, for the audit."""
+        """Return an audit message for each inconsistency in this cache."""
         return self._items.find_problems()

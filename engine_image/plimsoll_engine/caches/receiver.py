@@ -1,7 +1,7 @@
-"""Worker side of the media cache, which stores and removes items only as the sender directs.
+"""Worker's side of the media cache, which stores and removes items as the sender instructs.
 
-The receiver has no LRU order and never evicts by itself, so it always has the items that the sender
-expects.
+The receiver has no LRU order and evicts nothing by itself, so it always has the items that the
+sender expects.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from plimsoll_engine.messages.worker_ipc import Media, MissingMedia, Submit
 
 
 class MediaCacheReceiver:
-    """Cache of media tensors by key. The sender limits it to ``capacity`` bytes."""
+    """Media tensors by key. The sender keeps their total size within ``capacity`` bytes."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -26,9 +26,9 @@ class MediaCacheReceiver:
         return key in self._held
 
     def restore_cached_media(self, submit: Submit) -> Submit | MissingMedia:
-        """Apply the cache changes in ``submit``. Return ``submit`` with the data of all media.
+        """Apply the cache changes in ``submit``, and return it with the data of all media.
 
-        If the data of media is missing, return a message with their keys instead.
+        If data is missing, return a message with the keys of these media instead.
         """
         for key in submit.forget:
             self._remove(key)
@@ -48,18 +48,18 @@ class MediaCacheReceiver:
         return replace(media, data=self._held[media.key]) if media.data is None else media
 
     def list_keys(self) -> list[bytes]:
-        """Return the sorted keys of all items. The audit compares them with the sender's keys."""
+        """Return the sorted keys of all items, which the audit compares with the sender's keys."""
         return sorted(self._held)
 
     def clear(self) -> int:
-        """Remove all items, and return their number. Running requests keep their items."""
+        """Remove all items and return their number. Running requests keep their items."""
         count = len(self._held)
         self._held.clear()
         self.bytes = 0
         return count
 
     def find_problems(self) -> list[str]:
-        """Return a message for each inconsistency in this cache, for the audit."""
+        """Return an audit message for each inconsistency in this cache."""
         total = sum(map(len, self._held.values()))
         if total != self.bytes:
             return [f"the items have {total} bytes in total, but {self.bytes} are recorded"]

@@ -1,10 +1,10 @@
-"""Frontend side of the media cache, which always knows the items that the worker has cached.
+"""Frontend's side of the media cache. It always knows which items the worker has cached.
 
-The worker keeps the tensors of images and audio, so that media used by many requests are sent only
-once. Only the sender decides what the worker keeps, each time it sends a submission. The socket
-delivers messages completely and in order, so both sides have the same keys whenever no message is
-in flight. (If each side evicted items by itself, one lost message would make them differ.) There is
-one sender for each connection, and each worker starts with an empty cache.
+The worker caches the tensors of images and audio clips, so that media of many requests are sent
+only once. With each submission, the sender decides which items the worker keeps. The socket
+delivers messages completely and in order, so both sides have the same keys when no message is in
+flight. (If both sides evicted items, one lost message would make them differ.) Each connection has
+its own sender, and each worker starts with an empty cache.
 """
 
 from __future__ import annotations
@@ -16,20 +16,19 @@ from plimsoll_engine.messages.worker_ipc import Media, Submit, ToWorker, Trim
 
 
 class MediaCacheSender:
-    """List of the items in the worker's media cache, which has up to ``capacity`` bytes."""
+    """Keys and sizes of the items in the worker's media cache of ``capacity`` bytes."""
 
     def __init__(self, capacity: int) -> None:
         self._held: LruCache[bytes, None] = LruCache(capacity)
         self.changes = 0
-        """Number of changes so far. While it stays the same, the cache has not changed."""
+        """Number of changes to the cache so far."""
         self.sent_bytes_total = 0
         self.spared_bytes_total = 0
 
     def omit_cached_media(self, message: ToWorker) -> ToWorker:
-        """Return a copy of ``message`` without the data of media that the worker already has.
+        """Return a copy of ``message`` without the data of media that the worker has cached.
 
-        The copy also lists the items that the worker must remove from its cache. The caller must
-        send the copy before it calls this method again.
+        The copy also lists the items that the worker must remove. Send it before the next call.
         """
         match message:
             case Submit(media=media) if media:
@@ -41,7 +40,7 @@ class MediaCacheSender:
         return message
 
     def mark_missing(self, keys: list[bytes]) -> None:
-        """Record that the worker has no data for ``keys``, so that the data is sent again."""
+        """Record that the worker lacks the data for ``keys``, so that the data is sent again."""
         self.changes += 1
         for key in keys:
             self._held.discard(key)
@@ -51,7 +50,7 @@ class MediaCacheSender:
         return set(self._held)
 
     def find_problems(self) -> list[str]:
-        """Return a message for each inconsistency in this cache, for the audit."""
+        """Return an audit message for each inconsistency in this cache."""
         return self._held.find_problems()
 
     def _omit_cached_data(self, submit: Submit) -> Submit:

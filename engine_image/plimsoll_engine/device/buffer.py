@@ -1,8 +1,8 @@
 """Allocate, export, map and free device memory through the CUDA driver.
 
-torch's allocator is unsuitable: many tensors share a segment, and each exported handle expects
-exactly one consumer. Memory from ``cuMemAlloc`` can be opened by any number of processes, one after
-another or at the same time (CUDA Driver API, "Memory Management").
+torch's allocator does not fit: several tensors share a segment, and each exported handle must be
+opened exactly once. Any number of processes can open memory from ``cuMemAlloc`` (CUDA Driver API,
+"Memory Management").
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ PAGE_BYTES = 2 << 20
 """Largest page size of the device, in bytes.
 
 A process that opens an allocation through IPC maps it with the largest pages that divide its size
-(seen on H100 and H200, driver 580). With pages of 4 KiB, an H100 reads weights at 2.2 instead of
-4.0 TB/s, and mapping 16 GB takes 83 ms instead of 0.7 ms.
+(seen on H100 and H200, driver 580). With pages of 4 KiB, an H100 reads weights at 2.2 TB/s instead
+of 4.0 TB/s. Mapping 16 GB then takes 83 ms instead of 0.7 ms.
 """
 
 
 class CudaError(RuntimeError):
-    """A CUDA driver call failed. The message contains the call and the driver's reason."""
+    """A CUDA driver call failed. The message names the call and the driver's reason."""
 
 
 class _Handle(ctypes.Structure):
@@ -38,9 +38,10 @@ class _Handle(ctypes.Structure):
 
 
 class DeviceBuffer:
-    """Device memory that this process allocated, or mapped from another process.
+    """Device memory that this process has allocated, or mapped from another process.
 
-    torch reads ``__cuda_array_interface__`` (version 3). The tensor keeps this object alive.
+    torch reads ``__cuda_array_interface__`` (version 3). A tensor of this memory keeps the object
+    alive.
     """
 
     def __init__(self, pointer: int, nbytes: int, is_owner: bool) -> None:
@@ -68,7 +69,7 @@ class DeviceBuffer:
 
     @classmethod
     def map(cls, handle: bytes, nbytes: int) -> DeviceBuffer:
-        """Map the ``nbytes`` bytes that another process exported as ``handle``."""
+        """Map ``nbytes`` bytes that another process has exported as ``handle``."""
         _ensure_context()
         pointer = ctypes.c_uint64()
         opened = _load_driver().cuIpcOpenMemHandle_v2(
@@ -101,7 +102,7 @@ class DeviceBuffer:
         }
 
     def close(self) -> bool:
-        """Free or unmap the memory and return True. Idempotent. No kernel may still use it."""
+        """Free or unmap the memory, which no kernel may still use. Return True. Idempotent."""
         if not self.pointer:
             return True
         pointer, self.pointer = ctypes.c_uint64(self.pointer), 0
@@ -114,10 +115,10 @@ class DeviceBuffer:
 
 @contextlib.contextmanager
 def retain_primary_context(index: int) -> Iterator[None]:
-    """Retain the primary context of device ``index``, and create it if needed.
+    """Retain the primary context of device ``index``, which is created if needed.
 
-    torch uses this context. Creation takes 0.2 s on an H200. Unlike torch, this function releases
-    the GIL during that time. Raises CudaError.
+    torch uses this context. Creating it takes 0.2 s on an H200. Unlike torch, this function
+    releases the GIL meanwhile. Raises CudaError.
     """
     driver, device, context = _load_driver(), ctypes.c_int(), ctypes.c_void_p()
     _check(driver.cuInit(0), "cuInit")

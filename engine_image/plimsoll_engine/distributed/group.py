@@ -1,7 +1,7 @@
 """Group of ranks that compute one model together (tensor parallelism), and its collectives.
 
-Rank r is a process of its own and, on CUDA, uses device r. Models use only the interface of
-:class:`Group`, which itself is a group of one rank, whose collectives return their inputs.
+Each rank is a process. On CUDA, rank r uses device r. Models only use the interface of
+:class:`Group`, which itself is a group of one rank.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
 
 RANKS_FLAG = "--tensor-parallel-size"
 COLLECTIVE_TIMEOUT_S = 60.0
-"""Timeout for forming a group, and for each collective outside a CUDA graph.
+"""Timeout for forming a group, and for each collective outside of CUDA graphs.
 
-It never expires on an idle rank, which does not wait in a collective.
+It does not affect idle ranks, because they do not wait in a collective.
 """
 LOOPBACK_ENVIRONMENT = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
-"""Environment variables by which ranks connect over loopback, because all run on one host.
+"""Environment variables that make ranks connect over loopback, because all run on one host.
 
 Values that the user has set take precedence.
 """
 
 
 class Shard(NamedTuple):
-    """Part of a model that process ``rank`` computes, of ``size`` equal parts."""
+    """Share of a model for ``rank``: one of ``size`` equal shares."""
 
     rank: int = 0
     size: int = 1
@@ -46,8 +46,8 @@ class Shard(NamedTuple):
 WHOLE_MODEL = Shard()
 
 
-class SumShape(NamedTuple):
-    """Largest shape for which all-reduces are optimised: up to ``rows`` rows of ``columns``."""
+class AllReduceShape(NamedTuple):
+    """Shape for which all-reduces are optimised: up to ``rows`` rows of ``columns`` elements."""
 
     rows: int
     columns: int
@@ -55,23 +55,23 @@ class SumShape(NamedTuple):
 
 
 class Group:
-    """Group of one rank. Every collective returns its input."""
+    """Group of one rank. Each collective returns its input."""
 
     shard = WHOLE_MODEL
 
     @property
     def nbytes(self) -> int:
-        """Device memory that the group holds on this rank, in bytes."""
+        """Device memory of the group on this rank, in bytes."""
         return 0
 
     def add_norm(
         self, ops: Ops, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> torch.Tensor:
-        """Add all ranks' ``x`` to ``residual`` in place. Return the RMSNorm of the result.
+        """Add the sum of all ranks' ``x`` to ``residual`` in place, and return the RMSNorm.
 
-        See :meth:`Ops.add_rms_norm`. A rank may update only the rows of ``residual`` that it needs
-        for the next call with as many rows; :meth:`get_stream_rows` returns complete rows. The
-        result is valid until that next call.
+        See :meth:`Ops.add_rms_norm`. A rank may update only those rows of ``residual`` that it
+        needs for the next call. :meth:`get_stream_rows` returns complete rows. The result is valid
+        until the next call with the same number of rows.
         """
         return ops.add_rms_norm(self.all_reduce(x), residual, weight, eps)
 
@@ -80,30 +80,30 @@ class Group:
     ) -> torch.Tensor:
         """Return the rows at ``index`` int [rows] of ``residual`` after :meth:`add_norm`.
 
-        The result is [rows, columns], and is complete on every rank.
+        The result is [rows, columns], and complete on every rank.
         """
         return ops.gather_rows(residual, index)
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """Sum ``x``, of any shape and dtype, over all ranks in place, and return it."""
+        """Replace ``x``, of any shape and dtype, by its sum over all ranks, and return it."""
         return x
 
     def find_best_columns(self, ops: Ops, x: torch.Tensor) -> torch.Tensor:
-        """Return the argmax of each row, int64 [rows], over the concatenated ``x`` of all ranks."""
+        """Return the argmax of each row, int64 [rows], over the columns of ``x`` on all ranks."""
         return ops.argmax(x)
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the columns of all ranks' ``x`` [rows, columns], concatenated in rank order."""
+        """Return the columns of ``x`` [rows, columns] on all ranks, concatenated in rank order."""
         return x
 
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:
-        """Copy rank 0's ``x``, of any shape and dtype, to all ranks in place, and return it."""
+        """Replace ``x``, of any shape and dtype, by that of rank 0, and return it."""
         return x
 
-    def close(self, lost: bool = False) -> None:
+    def close(self, rank_lost: bool = False) -> None:
         """Leave the group. Every rank must call this. Idempotent.
 
-        If ``lost`` is True, a rank has exited, and running collectives are aborted.
+        Set ``rank_lost`` if another rank has exited. Running collectives are then aborted.
         """
 
 
@@ -111,7 +111,7 @@ SINGLE_RANK_GROUP = Group()
 
 
 class TorchCollectives:
-    """Collectives of one rank by ``torch.distributed``, in ``group`` or in the default group.
+    """Collectives by ``torch.distributed`` in ``group``, or in the default group.
 
     They have the interface of :class:`Collectives`.
     """
@@ -120,13 +120,13 @@ class TorchCollectives:
         self._size, self._group = size, group
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
-        """Return all ranks' ``x``, as [ranks, *shape of x]."""
+        """Return ``x`` of all ranks, as [ranks, *shape of x]."""
         out = x.new_empty(self._size, *x.shape)
         dist.all_gather_into_tensor(out.flatten(0, 1), x, group=self._group)
         return out
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """Sum ``x`` over all ranks in place, and return it."""
+        """Replace ``x`` by its sum over all ranks, and return it."""
         dist.all_reduce(x, group=self._group)
         return x
 
@@ -136,7 +136,7 @@ class TorchCollectives:
         return x
 
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:
-        """Copy rank 0's ``x`` to all ranks in place, and return it."""
+        """Replace ``x`` by that of rank 0, and return it."""
         dist.broadcast(x, 0, group=self._group)
         return x
 
@@ -144,20 +144,23 @@ class TorchCollectives:
 class ProcessGroup(Group):
     """Group of several processes.
 
-    On CUDA, collectives go through memory that all ranks map, optimised for all-reduces of the
-    shape ``sums``. They run in the current stream and can be captured in CUDA graphs; reset these
-    before you close the group. If the devices cannot map each other's memory, NCCL performs the
-    collectives. On CPUs, gloo does.
+    On CUDA, collectives use memory that all ranks map, and are optimised for all-reduces of
+    ``sum_shape``. They run in the current stream, and CUDA graphs can capture them; reset such
+    graphs before you close the group. NCCL performs the collectives if the devices cannot map each
+    other's memory, and gloo does on CPUs.
 
-    The default group of ``torch.distributed`` is gloo's, which also connects the ranks for the
-    exchange of memory handles. They find each other through the file ``store``, which must be new,
-    and connect over loopback.
+    The default group of ``torch.distributed`` uses gloo, and also exchanges memory handles. The
+    ranks find each other through the new file ``store``, and connect over loopback.
     """
 
     def __init__(
-        self, shard: Shard, device: torch.device, store: Path, sums: SumShape | None = None
+        self,
+        shard: Shard,
+        device: torch.device,
+        store: Path,
+        sum_shape: AllReduceShape | None = None,
     ) -> None:
-        """Form the group once all ranks have joined. Raises RuntimeError after a timeout."""
+        """Form the group once all ranks have joined. Raises RuntimeError on a timeout."""
         self.shard = shard
         self._device = device
         self._memory: PeerMemory | None = None
@@ -175,27 +178,27 @@ class ProcessGroup(Group):
         try:
             dist.barrier()
             if device.type == "cuda":
-                if sums is not None:
-                    self._connect(sums)
+                if sum_shape is not None:
+                    self._connect(sum_shape)
                 if self._sums is None:
                     self._open_nccl()
         except BaseException:
-            self.close(lost=True)
+            self.close(rank_lost=True)
             raise
 
-    def _connect(self, sums: SumShape) -> None:
+    def _connect(self, sum_shape: AllReduceShape) -> None:
         from plimsoll_engine.kernels.all_reduce import AllReduce, choose_layout
         from plimsoll_engine.kernels.collectives import Collectives
 
         rank, size = self.shard
-        if size > MAX_RANKS or sums.columns * sums.dtype.itemsize % 16:
+        if size > MAX_RANKS or sum_shape.columns * sum_shape.dtype.itemsize % 16:
             return
-        sum_layout: Layout = choose_layout(size, sums.rows, sums.columns, sums.dtype)
+        sum_layout: Layout = choose_layout(size, sum_shape.rows, sum_shape.columns, sum_shape.dtype)
         self._memory = PeerMemory.connect(rank, size, sum_layout.nbytes, self._exchange_bytes)
         if self._memory is not None:
             addresses = self._memory.addresses
             self._sums = AllReduce(
-                self._memory.as_tensor(), addresses, rank, sum_layout, sums.dtype
+                self._memory.as_tensor(), addresses, rank, sum_layout, sum_shape.dtype
             )
             self._collectives = Collectives(self._sums)
 
@@ -232,7 +235,7 @@ class ProcessGroup(Group):
     def get_stream_rows(
         self, ops: Ops, residual: torch.Tensor, index: torch.Tensor
     ) -> torch.Tensor:
-        """Implement :meth:`Group.get_stream_rows`, with an all-reduce if the ranks share memory."""
+        """Implement :meth:`Group.get_stream_rows`, with an all-reduce if ranks share the rows."""
         if self._sums is None or not self._sums.is_shared(residual):
             return super().get_stream_rows(ops, residual, index)
         return self.all_reduce(self._sums.get_own_rows(residual, index))
@@ -244,13 +247,13 @@ class ProcessGroup(Group):
     def find_best_columns(self, ops: Ops, x: torch.Tensor) -> torch.Tensor:
         """Implement :meth:`Group.find_best_columns` by exchanging eight bytes per row.
 
-        Ties go to the first column.
+        If several columns have the maximum, the first is returned.
         """
         keys = ops.find_best_keys(x, self.shard.rank * x.shape[1])
         return decode_columns(self._collectives.all_reduce_max(keys))
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the columns of all ranks' ``x`` [rows, columns], as [rows, size * columns]."""
+        """Return the columns of ``x`` [rows, columns] on all ranks, as [rows, size * columns]."""
         rows, columns = x.shape
         gathered = self._collectives.all_gather(x.contiguous())
         return gathered.transpose(0, 1).reshape(rows, self.shard.size * columns)
@@ -259,17 +262,17 @@ class ProcessGroup(Group):
         """Implement :meth:`Group.broadcast`. All ranks must pass the same shape and dtype."""
         return self._collectives.broadcast(x)
 
-    def close(self, lost: bool = False) -> None:
-        """Destroy the group. If ``lost`` is True, do not wait for the other ranks."""
+    def close(self, rank_lost: bool = False) -> None:
+        """Destroy the group. If ``rank_lost``, do not wait for the other ranks."""
         if not dist.is_initialized():
             return
         if self._memory is not None:
             self._sums, self._collectives = None, TorchCollectives(self.shard.size)
-            if not lost:
+            if not rank_lost:
                 with contextlib.suppress(RuntimeError):  # raised if the device is lost
                     torch.cuda.synchronize(self._device)
-            self._memory.close(None if lost else self._exchange_bytes)
-        if lost:
+            self._memory.close(None if rank_lost else self._exchange_bytes)
+        if rank_lost:
             # Stop gloo from waiting for the lost rank. NCCL's kernels may continue to run.
             with contextlib.suppress(RuntimeError):
                 assert dist.group.WORLD is not None

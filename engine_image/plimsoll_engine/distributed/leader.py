@@ -20,46 +20,43 @@ from plimsoll_engine.messages.framing import FrameReader
 from plimsoll_engine.messages.zygote_ipc import make_rendezvous_paths
 
 REPLY_TIMEOUT_S = 30.0
-"""Timeout for a reply. A rank first finishes the steps that precede the command."""
+"""Timeout for a reply. The rank first completes all earlier commands."""
 LOAD_TIMEOUT_S = 1800.0
-"""Timeout for loading a rank's weights: 140 GB from a slow disk."""
+"""Timeout for loading the weights of a rank, for example 140 GB from a slow disk."""
 SHUTDOWN_TIMEOUT_S = 10.0
 FIND_LOST_RANK_TIMEOUT_S = 1.0
-"""Time to look for a failed rank after a collective has failed."""
+"""Time to find out which rank has failed, after a collective has failed."""
 
-Answer = TypeVar("Answer", bound=rank_ipc.Reply)
+ReplyT = TypeVar("ReplyT", bound=rank_ipc.Reply)
 
 
 class _Peer:
-    """Connection to one rank."""
-
     def __init__(self, connection: socket.socket) -> None:
         connection.settimeout(SEND_TIMEOUT_S)
         self.socket = connection
         self._reader = FrameReader()
-        self._heard: deque[rank_ipc.Reply] = deque()
+        self._received: deque[rank_ipc.Reply] = deque()
 
     def receive(self, timeout_s: float) -> rank_ipc.Reply | None:
-        """Return the next message, or None if none arrives within ``timeout_s`` seconds.
+        """Return the next message; None if no message arrives within ``timeout_s`` seconds.
 
         Raises ConnectionError if the rank has exited.
         """
         deadline = time.monotonic() + timeout_s
-        while not self._heard:
+        while not self._received:
             left_s = max(0.0, deadline - time.monotonic())
             if not select.select([self.socket], [], [], left_s)[0]:
                 return None
             if not (data := self.socket.recv(1 << 20)):
                 raise ConnectionError("its process closed it")
-            self._heard += map(rank_ipc.from_rank_decoder.decode, self._reader.feed(data))
-        return self._heard.popleft()
+            self._received += map(rank_ipc.from_rank_decoder.decode, self._reader.feed(data))
+        return self._received.popleft()
 
 
 class Leader:
-    """Rank 0's connections to the other ranks. The constructor starts to listen for them.
+    """Connections of rank 0 to the other ranks. The constructor starts to listen for them.
 
-    ``lost`` is True once the group has failed. The other ranks exit when :meth:`close` closes their
-    connections.
+    ``lost`` is True once a rank has failed. :meth:`close` makes the other ranks exit.
     """
 
     shard: Shard
@@ -70,7 +67,7 @@ class Leader:
         self._path, self.store = make_rendezvous_paths(run_dir, epoch)
         self._peers: dict[int, _Peer] = {}
         self._reports: dict[int, rank_ipc.RankReport] = {}
-        self._asked = False
+        self._report_requested = False
         # Remove the files of a killed predecessor. Other ranks retry until this one listens.
         self.store.unlink(missing_ok=True)
         self._path.unlink(missing_ok=True)
@@ -80,7 +77,7 @@ class Leader:
         self._listener.listen()
 
     def join_group(self) -> None:
-        """Wait until all ranks have initialised their device and connected."""
+        """Wait until all other ranks have initialised their device and connected."""
         deadline = time.monotonic() + CONNECT_TIMEOUT_S
         while len(self._peers) < self.shard.size - 1:
             self._listener.settimeout(max(0.01, deadline - time.monotonic()))
@@ -95,21 +92,21 @@ class Leader:
             self._peers[hello.rank] = peer
 
     def wait_until_loaded(self) -> None:
-        """Wait until all ranks have loaded their part of the model."""
+        """Wait until all other ranks have loaded their share of the model."""
         self._gather(rank_ipc.RankReady, LOAD_TIMEOUT_S)
 
     def send(self, command: rank_ipc.Command) -> None:
-        """Send a command to all other ranks. Raises RanksLostError if one has exited."""
+        """Send ``command`` to all other ranks. Raises RanksLostError if one has exited."""
         data = rank_ipc.encode_frame(command)
         for rank, peer in self._peers.items():
             try:
                 peer.socket.sendall(data)
             except OSError as error:
                 raise self._mark_rank_lost(
-                    f"the command could not be sent: {error}", rank, gone=True
+                    f"the command could not be sent: {error}", rank, rank_exited=True
                 ) from None
 
-    def request(self, command: rank_ipc.Command, kind: type[Answer]) -> list[Answer]:
+    def request(self, command: rank_ipc.Command, kind: type[ReplyT]) -> list[ReplyT]:
         """Send ``command`` to all other ranks. Return their replies in rank order.
 
         Raises RanksLostError, or LoadError if a rank reports a permanent failure.
@@ -121,8 +118,8 @@ class Leader:
     def run_together(self, command: rank_ipc.Command) -> Iterator[None]:
         """Run the body of the ``with`` statement while all other ranks run ``command``.
 
-        Their collectives wait for each other, so an exception in the body ends the group and raises
-        RanksLostError.
+        The body and the command wait for each other in collectives. An exception in the body
+        therefore ends the group, and raises RanksLostError.
         """
         self.send(command)
         try:
@@ -131,21 +128,24 @@ class Leader:
             raise self._explain_failure(f"{type(error).__name__}: {error}") from None
 
     def get_memory_reports(self) -> list[rank_ipc.RankReport]:
-        """Return the latest memory report of each other rank. Only the first call waits."""
+        """Return the latest memory report of each other rank.
+
+        Only the first call waits for a report.
+        """
         if not self._reports:
             self.request(rank_ipc.ReportMemory(), rank_ipc.RankReport)
-        elif not self._asked:
+        elif not self._report_requested:
             self.send(rank_ipc.ReportMemory())
-            self._asked = True
+            self._report_requested = True
         else:
             self._listen()
         return [report for _, report in sorted(self._reports.items())]
 
     def take_standby_memory_reports(self) -> list[rank_ipc.RankReport]:
-        """Return the memory reports of the other ranks, and discard them.
+        """Return the memory reports of the other ranks as a standby, and discard them.
 
-        These reports describe a standby. A serving rank needs more memory, so the next call of
-        :meth:`get_memory_reports` must wait for new ones.
+        Serving needs more memory, so the next call of :meth:`get_memory_reports` waits for new
+        reports.
         """
         reports = self.get_memory_reports()
         self._reports = {}
@@ -158,13 +158,13 @@ class Leader:
                 self.request(rank_ipc.ReleasePool(), rank_ipc.Acknowledgement)
 
     def start_shutdown(self) -> None:
-        """Ask the other ranks to shut down. :meth:`wait_until_shut_down` returns their reports."""
+        """Send Shutdown to the other ranks. :meth:`wait_until_shut_down` returns their reports."""
         with contextlib.suppress(RanksLostError):
             if not self.lost:
                 self.send(rank_ipc.Shutdown())
 
     def wait_until_shut_down(self) -> list[rank_ipc.RankShutdownReport] | None:
-        """Return each rank's report of memory that it still holds, or None if a rank is lost."""
+        """Return the memory that each other rank still holds; None if a rank is lost."""
         if self.lost or len(self._peers) < self.shard.size - 1:
             return None
         try:
@@ -173,7 +173,7 @@ class Leader:
             return None
 
     def close(self) -> None:
-        """Close all connections, so that the other ranks exit. Idempotent."""
+        """Close all connections, which makes the other ranks exit. Idempotent."""
         for peer in self._peers.values():
             peer.socket.close()
         self._peers.clear()
@@ -187,7 +187,7 @@ class Leader:
     def _find_missing_rank(self) -> int:
         return min(set(range(1, self.shard.size)) - self._peers.keys())
 
-    def _gather(self, kind: type[Answer], timeout_s: float) -> list[Answer]:
+    def _gather(self, kind: type[ReplyT], timeout_s: float) -> list[ReplyT]:
         deadline = time.monotonic() + timeout_s
         return [
             self._receive_reply(peer, rank, kind, deadline - time.monotonic())
@@ -195,15 +195,15 @@ class Leader:
         ]
 
     def _receive_reply(
-        self, peer: _Peer, rank: int, kind: type[Answer], timeout_s: float
-    ) -> Answer:
+        self, peer: _Peer, rank: int, kind: type[ReplyT], timeout_s: float
+    ) -> ReplyT:
         deadline = time.monotonic() + timeout_s
         while True:
             try:
                 message = peer.receive(max(0.0, deadline - time.monotonic()))
             except OSError as error:
                 raise self._mark_rank_lost(
-                    f"lost its connection: {error}", rank, gone=True
+                    f"lost its connection: {error}", rank, rank_exited=True
                 ) from None
             if message is None:
                 raise self._mark_rank_lost(f"did not answer within {timeout_s:.0f} s", rank)
@@ -218,23 +218,23 @@ class Leader:
                     self._record(rank, message)
             except OSError as error:
                 raise self._mark_rank_lost(
-                    f"lost its connection: {error}", rank, gone=True
+                    f"lost its connection: {error}", rank, rank_exited=True
                 ) from None
 
     def _record(self, rank: int, message: rank_ipc.Reply) -> None:
         if isinstance(message, rank_ipc.RankReport):
             self._reports[rank] = message
-            self._asked = False
+            self._report_requested = False
         elif isinstance(message, rank_ipc.RankError):
             lost = self._mark_rank_lost(message.message, rank)
             raise LoadError(message.message) if message.permanent else lost
 
-    def _mark_rank_lost(self, reason: str, rank: int, gone: bool = False) -> RanksLostError:
+    def _mark_rank_lost(self, reason: str, rank: int, rank_exited: bool = False) -> RanksLostError:
         self.lost = True
-        return RanksLostError(f"rank {rank}: {reason}", gone)
+        return RanksLostError(f"rank {rank}: {reason}", rank_exited)
 
     def _explain_failure(self, failure: str) -> RanksLostError:
-        """Return an error that names the cause: a rank that exited or failed, else rank 0."""
+        """Return the error of a rank that failed or exited, or else an error that names rank 0."""
         self.lost = True
         by_socket = {peer.socket: rank for rank, peer in self._peers.items()}
         deadline = time.monotonic() + FIND_LOST_RANK_TIMEOUT_S

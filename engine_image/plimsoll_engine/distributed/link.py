@@ -1,4 +1,4 @@
-"""Connection to rank 0, for the other ranks."""
+"""Connection of another rank to rank 0."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from plimsoll_engine.messages.framing import FrameReader
 from plimsoll_engine.messages.zygote_ipc import make_rendezvous_paths
 
 SEND_TIMEOUT_S = 30.0
-"""Time after which a peer that does not read is considered lost."""
+"""Time after which a process that reads nothing is considered lost."""
 CONNECT_TIMEOUT_S = 60.0
-"""Timeout for connecting. Rank 0 listens from its start.
+"""Timeout for connecting to rank 0.
 
-A rank that is not forked from the zygote takes seconds to import its modules.
+A rank that the zygote does not fork takes seconds to import its modules.
 """
 CONNECT_RETRY_INTERVAL_S = 0.01
 
 
 class LeaderGone(ConnectionError):
-    """Rank 0 has closed the connection or does not read from it, so this rank must exit."""
+    """Rank 0 has closed the connection or reads nothing, so this rank must exit."""
 
 
-class Link:
-    """Connection to rank 0."""
+class LeaderConnection:
+    """Connection of this rank to rank 0."""
 
     def __init__(self, run_dir: str | Path, epoch: int, shard: Shard) -> None:
-        """Connect to rank 0. Raises :class:`LeaderGone` after a timeout."""
+        """Connect to rank 0. Raises :class:`LeaderGone` after :data:`CONNECT_TIMEOUT_S`."""
         self.shard = shard
         path, self.store = make_rendezvous_paths(run_dir, epoch)
         self._socket = _connect(path)
@@ -42,7 +42,7 @@ class Link:
         self._commands: deque[rank_ipc.Command] = deque()
 
     def join_group(self) -> None:
-        """Report to rank 0 that this rank has initialised its device. Does not wait for a reply."""
+        """Report to rank 0 that this rank has initialised its device. Does not wait."""
         self.send(rank_ipc.RankHello(self.shard.rank, os.getpid()))
 
     def send(self, message: rank_ipc.Reply) -> None:
@@ -66,10 +66,7 @@ class Link:
         return self._commands.popleft()
 
     def wait_closed(self, timeout_s: float) -> None:
-        """Wait for up to ``timeout_s`` seconds until rank 0 closes the connection.
-
-        Messages are ignored.
-        """
+        """Wait up to ``timeout_s`` seconds until rank 0 closes the connection. Ignore messages."""
         deadline = time.monotonic() + timeout_s
         with contextlib.suppress(OSError):
             while (left_s := deadline - time.monotonic()) > 0:

@@ -9,13 +9,13 @@ from plimsoll_engine.distributed.group import (
     RANKS_FLAG,
     SINGLE_RANK_GROUP,
     WHOLE_MODEL,
+    AllReduceShape,
     Group,
     ProcessGroup,
     Shard,
-    SumShape,
 )
 from plimsoll_engine.distributed.leader import Leader
-from plimsoll_engine.distributed.link import Link
+from plimsoll_engine.distributed.link import LeaderConnection
 from plimsoll_engine.errors import SettingsError
 from plimsoll_engine.messages import rank_ipc
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
@@ -25,36 +25,36 @@ from plimsoll_engine.process.owners import Owner
 class Member:
     """Membership of this process in the group of its worker's ranks.
 
-    ``end`` is this rank's connection to the others, or None if there is one rank. ``leader`` is
-    None except on rank 0 of several ranks.
+    ``connection`` connects this rank to the others; None if it is the only rank. ``leader`` is the
+    connection of rank 0; None on other ranks.
     """
 
     name = "ranks"
 
-    def __init__(self, end: Leader | Link | None) -> None:
-        self._end = end
-        self.leader = end if isinstance(end, Leader) else None
+    def __init__(self, connection: Leader | LeaderConnection | None) -> None:
+        self._connection = connection
+        self.leader = connection if isinstance(connection, Leader) else None
         self.group: Group = SINGLE_RANK_GROUP
         self._unreleased = 0
         self._reports: list[rank_ipc.RankShutdownReport] | None = []
 
     @property
     def shard(self) -> Shard:
-        """Part of the model that this process computes."""
-        return WHOLE_MODEL if self._end is None else self._end.shard
+        """Share of the model that this process computes."""
+        return WHOLE_MODEL if self._connection is None else self._connection.shard
 
     @property
     def is_single_process(self) -> bool:
         """Whether the worker has only one rank."""
-        return self._end is None
+        return self._connection is None
 
     @property
     def is_follower(self) -> bool:
         """Whether this rank executes the commands of rank 0."""
-        return isinstance(self._end, Link)
+        return isinstance(self._connection, LeaderConnection)
 
     def check_settings(self, config: WorkerConfig) -> None:
-        """Raise SettingsError if a setting is not supported with several ranks."""
+        """Raise SettingsError if several ranks do not support a setting in ``config``."""
         size = config.tensor_parallel_size
         if size != self.shard.size:
             raise SettingsError(
@@ -67,28 +67,28 @@ class Member:
             )
 
     def join_group(self) -> None:
-        """Join the other ranks after this rank has initialised its device. Rank 0 waits for all."""
-        if self._end is not None:
-            self._end.join_group()
+        """Join the group once this rank has initialised its device. Rank 0 waits for all ranks."""
+        if self._connection is not None:
+            self._connection.join_group()
 
-    def form_group(self, device: torch.device, sums: SumShape) -> None:
-        """Form the process group, optimised for all-reduces of shape ``sums``.
+    def form_group(self, device: torch.device, sum_shape: AllReduceShape) -> None:
+        """Form the process group, optimised for all-reduces of ``sum_shape``.
 
         Call :meth:`join_group` first.
         """
-        if self._end is not None:
-            self.group = ProcessGroup(self.shard, device, self._end.store, sums)
+        if self._connection is not None:
+            self.group = ProcessGroup(self.shard, device, self._connection.store, sum_shape)
 
     @property
     def nbytes(self) -> int:
-        """Device memory that the group holds or could not release on this rank, in bytes."""
+        """Device memory of the group on this rank, in bytes, even if it could not be released."""
         return self._unreleased + self.group.nbytes
 
     def find_min_free_bytes(self, free: int | None) -> int | None:
-        """Return the minimum of all ranks' free device bytes, or None on a CPU.
+        """Return the minimum of ``free`` over all ranks; None on a CPU.
 
-        ``free`` is this rank's value. The minimum limits the KV pool, which has the same size on
-        all ranks.
+        ``free`` is the free memory of this rank's device in bytes. The minimum limits the KV pool,
+        which has the same size on all ranks.
         """
         values = [free]
         if self.leader is not None:
@@ -99,7 +99,7 @@ class Member:
         return min((value for value in values if value is not None), default=None)
 
     def report_started(self) -> None:
-        """Send the other ranks the message that the start is complete."""
+        """Send the other ranks the message that the worker has started."""
         if self.leader is not None:
             self.leader.send(rank_ipc.Freeze())
 
@@ -109,11 +109,11 @@ class Member:
         return self.leader is not None and self.leader.lost
 
     def abort_collectives(self) -> None:
-        """Abort gloo's collectives, which may wait in this process for a lost rank."""
-        self.group.close(lost=True)
+        """Abort gloo's collectives, in which this process may wait for a lost rank."""
+        self.group.close(rank_lost=True)
 
     def list_owners(self) -> list[Owner]:
-        """Return the owner of the device memory for all-reduces; empty if there is none."""
+        """Return the owner of the device memory for collectives; an empty list if there is none."""
         size, nbytes = self.shard.size, self.group.nbytes
         if not nbytes:
             return []
@@ -125,7 +125,7 @@ class Member:
         ]  # fmt: skip
 
     def close(self) -> None:
-        """Leave the group, and shut down the other ranks if this is rank 0. Idempotent.
+        """Leave the group. On rank 0, also shut down the other ranks. Idempotent.
 
         Reset the CUDA graphs first, because they contain collectives.
         """
@@ -140,16 +140,16 @@ class Member:
 
     @property
     def is_fenced(self) -> bool:
-        """Whether no other rank can write to its KV pool any more. Valid after :meth:`close`."""
+        """Whether no other rank can still write to its KV pool. Valid after :meth:`close`."""
         return self._reports is not None and all(rank.fenced for rank in self._reports)
 
     def get_allocated_after_shutdown(
         self, allocated: int | None, baseline: int | None
     ) -> tuple[int | None, int | None]:
-        """Return the sums over all ranks of ``allocated`` and ``baseline`` device bytes.
+        """Return ``allocated`` and ``baseline`` device bytes, each summed over all ranks.
 
-        Both arguments are this rank's values after shutdown. The sums are None on a CPU, or if a
-        rank sent no report.
+        The arguments are the values of this rank after its shutdown. A sum is None on a CPU, or if
+        a rank sent no report.
         """
         if self._reports is None:
             return None, None

@@ -1,6 +1,6 @@
 """Device buffers that all ranks map, for collectives on CUDA.
 
-They are shared through CUDA IPC, like the weight server's buffers (CUDA Driver API, "Unified
+CUDA IPC shares them, as it shares the buffers of the weight server (CUDA Driver API, "Unified
 Addressing", "Memory Management"). Devices write to each other's memory over NVLink or PCIe.
 """
 
@@ -17,7 +17,7 @@ from plimsoll_engine.device.buffer import IPC_HANDLE_BYTES, CudaError, DeviceBuf
 log = logging.getLogger(__name__)
 
 Gather = Callable[[bytes], list[bytes]]
-"""Collective that exchanges bytes: returns the argument of each rank, in rank order."""
+"""Collective that returns the ``bytes`` argument of every rank, in rank order."""
 
 
 class PeerMemory:
@@ -35,9 +35,9 @@ class PeerMemory:
 
     @classmethod
     def connect(cls, rank: int, size: int, nbytes: int, gather: Gather) -> PeerMemory | None:
-        """Allocate a buffer of ``nbytes`` bytes on each rank, and map all of them on every rank.
+        """Allocate a buffer of ``nbytes`` bytes on each rank, and map every buffer on every rank.
 
-        If this fails on any rank, return None on all; the rank that failed logs the reason.
+        If this fails on any rank, return None on all ranks, and log the reason on that rank.
         """
         own_buffer, handle, other_buffers = None, bytes(IPC_HANDLE_BYTES), {}
         try:
@@ -71,13 +71,13 @@ class PeerMemory:
 
     @property
     def addresses(self) -> list[int]:
-        """Addresses of all buffers in this process, in rank order."""
+        """Addresses of all ranks' buffers in this process, in rank order."""
         buffers = self._other_buffers | {self._rank: self._own_buffer}
         return [buffers[rank].pointer for rank in range(len(buffers))]
 
     @property
     def nbytes(self) -> int:
-        """Size of this rank's buffer in bytes; 0 once it is freed."""
+        """Size of this rank's buffer in bytes; 0 after it was freed."""
         return self._own_buffer.nbytes if self._own_buffer.pointer else 0
 
     def as_tensor(self) -> torch.Tensor:
@@ -87,8 +87,8 @@ class PeerMemory:
     def close(self, gather: Gather | None) -> None:
         """Unmap and free the buffers. No kernel of this rank may still use them. Idempotent.
 
-        ``gather`` waits until no rank uses the buffers. Pass None after the loss of a rank:
-        the call then does not wait.
+        ``gather`` waits until no rank uses the buffers. Pass None if a rank is lost, to avoid this
+        wait.
         """
         if not self._own_buffer.pointer:
             return

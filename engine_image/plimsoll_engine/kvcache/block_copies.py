@@ -1,7 +1,7 @@
 """Copy KV blocks asynchronously between the pool on the device and host memory.
 
-On CUDA, a separate stream copies to and from pinned memory while the model computes, and an event
-marks the end of a batch. On a CPU, a batch is copied when its ticket is first polled.
+On CUDA, a separate stream copies to and from pinned memory while the model computes. An event marks
+the end of a batch of copies. On a CPU, a batch is copied when its ticket is first polled.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ POLL_INTERVAL_S = 0.0005
 
 
 class CopyTicket(Protocol):
-    """Handle for a batch of copies."""
+    """Handle to a batch of copies."""
 
     def is_done(self) -> bool:
-        """Report, without waiting, whether all copies in the batch are complete."""
+        """Report whether all copies of the batch are complete. Does not wait."""
 
 
 class _DeferredTicket:
-    """Ticket for a batch that is copied when the ticket is first polled."""
+    """Ticket of a batch that is copied when the ticket is first polled."""
 
     def __init__(self, copy: Callable[[], None]) -> None:
         self._copy: Callable[[], None] | None = copy
@@ -47,8 +47,8 @@ class BlockCopier:
     """Copier of blocks between the pool on the device and a host buffer of ``slots`` blocks.
 
     ``kv`` [2, layers, blocks * block_size, heads, dim] is the pool. ``scales`` [2, layers, blocks *
-    block_size, heads] are the scales of an FP8 pool. The buffer has the pool's dtype and the shape
-    [slots, 2, layers, block_size, ...]. Scales are copied to a buffer of their own.
+    block_size, heads] are the scales of an FP8 pool. The host buffer has the pool's dtype, and the
+    shape [slots, 2, layers, block_size, ...]. Scales have a host buffer of their own.
     """
 
     def __init__(
@@ -62,15 +62,15 @@ class BlockCopier:
 
     @property
     def nbytes(self) -> int:
-        """Total size of the host buffers, in bytes; 0 after :meth:`close`."""
+        """Size of all host buffers in bytes; 0 after :meth:`close`."""
         return sum(buffer.nbytes for buffer in self._host)
 
     def store(self, blocks_and_slots: Sequence[tuple[int, int]]) -> CopyTicket:
-        """Start copying device blocks to host slots, for each pair (block, slot)."""
+        """Start to copy blocks to the host. Each pair is (device block, host slot)."""
         return self._start_copies(blocks_and_slots, to_host=True)
 
     def load(self, blocks_and_slots: Sequence[tuple[int, int]]) -> CopyTicket:
-        """Start copying host slots to device blocks, for each pair (block, slot)."""
+        """Start to copy slots to the device. Each pair is (device block, host slot)."""
         return self._start_copies(blocks_and_slots, to_host=False)
 
     def _start_copies(
@@ -99,7 +99,7 @@ class BlockCopier:
                 target.copy_(source, non_blocking=True)
 
     def close(self) -> None:
-        """Wait for running copies and release the buffers. Idempotent."""
+        """Wait for copies in progress, and release the buffers. Idempotent."""
         if self._stream is not None:
             self._stream.synchronize()
             self._stream = None
@@ -110,7 +110,7 @@ class BlockCopier:
 def _allocate_buffer(pool: torch.Tensor, block_size: int, slots: int) -> torch.Tensor:
     """Return a host buffer for ``slots`` blocks of ``pool`` [2, layers, tokens, ...].
 
-    The buffer is filled with zeros, so that all its pages are resident from the start.
+    It is filled with zeros, so that all its pages are resident from the start.
     """
     two, layers, _, *rest = pool.shape
     shape = (slots, two, layers, block_size, *rest)
@@ -118,7 +118,7 @@ def _allocate_buffer(pool: torch.Tensor, block_size: int, slots: int) -> torch.T
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
-    """Wait up to ``timeout_s`` seconds for ``condition``. Return whether it became true."""
+    """Wait up to ``timeout_s`` seconds until ``condition`` is true. Return whether it is."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() >= deadline:

@@ -1,6 +1,6 @@
-"""Compute hashes of KV blocks. A hash covers the block's tokens and all tokens before them.
+"""Compute hashes of KV blocks. The hash of a block also covers all tokens before it.
 
-The lookup of a prompt's prefix by these hashes is in :mod:`plimsoll_engine.kvcache.block_pool`.
+:mod:`plimsoll_engine.kvcache.block_pool` finds the cached prefix of a prompt by these hashes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Protocol
 from plimsoll_engine.messages.worker_ipc import Media
 
 HASH_BYTES = 16
-"""Size of a hash. With 128 bits, a collision is unlikely for fewer than 2**64 blocks.
+"""Size of a hash in bytes. Collisions of 128 bits are unlikely below 2**64 blocks.
 
 After a collision, a prompt would use the keys and values of another prompt.
 """
@@ -22,27 +22,27 @@ After a collision, a prompt would use the keys and values of another prompt.
 class AdapterIdentity(Protocol):
     """Identity of a loaded LoRA adapter.
 
-    Within one worker, the number is enough. A later worker may load changed files under the same
-    name and number, so the digest is needed as well.
+    The number identifies the adapter within a worker. Another worker may load changed files under
+    the same name and number, so the digest is needed as well.
     """
 
     @property
     def number(self) -> int:
-        """Number of this load of the adapter. Numbers are never reused."""
+        """Number of this load. Numbers are never reused."""
 
     @property
     def name(self) -> str:
-        """Name by which requests select the adapter."""
+        """Name that requests use."""
 
     @property
     def digest(self) -> bytes:
-        """Digest of the adapter's tensors."""
+        """Digest of the tensors."""
 
 
 class HashableRequest(Protocol):
-    """Properties of a request that its block hashes depend on.
+    """Properties of a request on which its block hashes depend.
 
-    Hashes are computed by functions, because a hasher object in the request would create a
+    A protocol and functions are used, because a hasher object in the request would create a
     reference cycle.
     """
 
@@ -52,7 +52,7 @@ class HashableRequest(Protocol):
 
     @property
     def token_ids(self) -> Sequence[int]:
-        """All tokens so far, beginning with the prompt."""
+        """Tokens of the prompt and the output so far."""
 
     @property
     def adapter(self) -> AdapterIdentity | None:
@@ -62,15 +62,15 @@ class HashableRequest(Protocol):
 def hash_block(parent: bytes, token_ids: Sequence[int], extra: bytes = b"") -> bytes:
     """Return the hash of a block.
 
-    ``parent`` is the hash of the previous block, or that of :func:`hash_root` for the first block.
-    ``extra`` identifies the media behind placeholder tokens.
+    ``parent`` is the hash of the previous block, or :func:`hash_root` for the first block.
+    ``extra`` identifies the media of placeholder tokens.
     """
     content = array("q", token_ids).tobytes() + extra
     return blake2b(content, digest_size=HASH_BYTES, key=parent).digest()
 
 
 def hash_root(cache_salt: str, adapter: AdapterIdentity | None = None) -> bytes:
-    """Return the hash that the first block of a prompt has as its parent.
+    """Return the parent hash of a prompt's first block.
 
     Requests with different salts or adapters have different roots, so they share no cached blocks.
     """
@@ -84,7 +84,7 @@ def hash_root(cache_salt: str, adapter: AdapterIdentity | None = None) -> bytes:
 
 
 def extend_block_hashes(request: HashableRequest, block_size: int) -> None:
-    """Append the hashes of newly filled blocks to ``request.block_hashes``."""
+    """Append the hashes of blocks that are newly full to ``request.block_hashes``."""
     hashes = request.block_hashes
     for start in range(len(hashes) * block_size, len(request.token_ids), block_size):
         tokens = request.token_ids[start : start + block_size]
@@ -95,10 +95,10 @@ def extend_block_hashes(request: HashableRequest, block_size: int) -> None:
 
 
 def hash_tail(request: HashableRequest, computed: int, block_size: int) -> bytes:
-    """Return the hash of the last, partly filled block of the first ``computed`` tokens.
+    """Return the hash of the last block of the first ``computed`` tokens, if it is partly filled.
 
-    Return an empty hash if the block is full. The hashes of all full blocks must already be in
-    ``request.block_hashes``.
+    Return an empty hash if the block is full. ``request.block_hashes`` must contain the hashes of
+    all full blocks.
     """
     full = computed // block_size
     start = full * block_size
@@ -112,9 +112,9 @@ def hash_tail(request: HashableRequest, computed: int, block_size: int) -> bytes
 
 
 def _encode_media(media: Sequence[Media], start: int, size: int) -> bytes:
-    """Return the keys and offsets of the media that overlap the ``size`` tokens from ``start``.
+    """Return the keys and offsets of the media that overlap ``size`` tokens from ``start`` on.
 
-    Media without placeholder tokens are treated as one token at their start.
+    Media without placeholder tokens count as one token.
     """
     if not media:
         return b""

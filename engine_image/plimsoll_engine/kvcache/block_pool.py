@@ -1,8 +1,8 @@
-"""Manage the KV blocks: allocation, reference counts, and the lookup of cached prefixes.
+"""Manage KV blocks: allocation, reference counts, and the lookup of cached prefixes.
 
-A block is *used* (it has references), *cached* (it has no references, but a later prompt can find
-it by its hash) or *free*. The three counts always add up to the pool's size. This module manages
-only block numbers. The runner has the tensors.
+A block is in one of three states. A *used* block has references. A *cached* block has none, but a
+later prompt can find it by its hash. All other blocks are *free*. This module manages block numbers
+only. The runner has the tensors.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from itertools import islice
 from plimsoll_engine.caches.lru import LruCache
 
 INDEX_ENTRY_BYTES = 400
-"""Host memory of a cached block's hash and index entry (CPython 3.11, rounded up)."""
+"""Host memory of a cached block's hash and index entry in bytes (CPython 3.11, rounded up)."""
 
 
 class BlockPool:
     """Pool of ``num_blocks`` blocks of ``block_size`` tokens each.
 
-    The prefix cache maps hashes to blocks, and pins the blocks that are used. When no block is
-    free, cached blocks are evicted in LRU order.
+    The prefix cache maps hashes to blocks. Used blocks are pinned. If no block is free, cached
+    blocks are evicted in LRU order.
     """
 
     def __init__(
@@ -29,8 +29,8 @@ class BlockPool:
     ) -> None:
         """Create a pool in which the blocks in ``tables`` are used and all others are free.
 
-        ``tables`` are block tables inherited from the previous worker. Block numbers must be less
-        than ``num_blocks`` and unique within a table.
+        ``tables`` are block tables inherited from the previous worker. Their block numbers must be
+        less than ``num_blocks``, and unique within each table.
         """
         if num_blocks < 1 or block_size < 1:
             raise ValueError(
@@ -41,7 +41,7 @@ class BlockPool:
         self.prefix: LruCache[bytes, int] = LruCache(num_blocks)
         self._references = [0] * num_blocks
         self.allocation_counts = array("Q", [0]) * num_blocks
-        """Number of times that each block has been allocated.
+        """Number of times that each block was allocated, by block number.
 
         The contents of a full block change only when the block is allocated again. This is an array
         because the memory of a list would grow during the first million requests.
@@ -49,7 +49,7 @@ class BlockPool:
         self._hashes: list[bytes | None] = [None] * num_blocks
         self.num_used = 0
         self.num_references = 0
-        """Number of references to all blocks, for comparison with the requests' block tables."""
+        """Number of references to all blocks, to compare with the block tables of the requests."""
         for table in tables:
             for block in table:
                 self.num_used += not self._references[block]
@@ -60,21 +60,21 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Number of blocks that are neither used nor cached."""
+        """Number of free blocks."""
         return len(self._free)
 
     @property
     def num_cached(self) -> int:
-        """Number of blocks in the prefix cache that are not used."""
+        """Number of cached blocks that are not used."""
         return len(self.prefix) - self.prefix.num_pinned
 
     @property
     def num_available(self) -> int:
-        """Number of blocks that can be allocated: free and cached ones."""
+        """Number of blocks that can be allocated: free and cached blocks."""
         return self.num_free + self.num_cached
 
     def count_blocks(self, tokens: int) -> int:
-        """Return the number of blocks that are needed for ``tokens`` tokens."""
+        """Return the number of blocks that ``tokens`` tokens need."""
         return -(-tokens // self.block_size)
 
     def allocate(self, count: int) -> list[int] | None:
@@ -92,10 +92,7 @@ class BlockPool:
         return blocks
 
     def find_cached_prefix(self, hashes: Iterable[bytes]) -> list[int]:
-        """Return the blocks of the longest prefix of ``hashes`` that is cached.
-
-        Does not add references to the blocks.
-        """
+        """Return the cached blocks of the longest prefix of ``hashes``. Adds no references."""
         matched = []
         for key in hashes:
             block = self.prefix.get(key)
@@ -117,7 +114,7 @@ class BlockPool:
     def register(self, block: int, key: bytes) -> None:
         """Add a full block with the hash ``key`` to the prefix cache.
 
-        Do nothing if the cache already has this block, or another one with the same hash.
+        Do nothing if the cache already has this block, or another block with the same hash.
         """
         if key in self.prefix or self._hashes[block] is not None:
             return
@@ -127,7 +124,7 @@ class BlockPool:
         self._hashes[block] = key
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Remove one reference from each block. Blocks at the end of the list are evicted first."""
+        """Remove one reference from each block. Of these blocks, the last is evicted first."""
         for block in reversed(blocks):
             if self._references[block] < 1:
                 raise AssertionError(
@@ -145,26 +142,26 @@ class BlockPool:
                 self.prefix.unpin(key)
 
     def list_oldest_cached(self, count: int) -> list[tuple[bytes, int]]:
-        """Return (hash, block) for each cached block that is evicted soon.
+        """Return (hash, block) for the cached blocks that will be evicted next.
 
-        Only the ``count`` least recently used entries of the prefix cache are considered.
+        Only the ``count`` least recently used entries of the prefix cache are searched.
         """
         oldest = ((key, self.prefix.get(key)) for key in islice(self.prefix, count))
         return [(k, b) for k, b in oldest if b is not None and not self._references[b]]
 
     def reset_prefix_cache(self) -> int:
-        """Evict all blocks that are not used from the prefix cache. Return their number."""
+        """Evict all unused blocks from the prefix cache. Return their number."""
         evicted = self.prefix.evict(len(self.prefix))
         self._free_evicted(evicted)
         return len(evicted)
 
     def compute_index_bytes(self) -> int:
-        """Return the host memory of the prefix cache's index, in bytes."""
+        """Return the host memory of the prefix cache's index in bytes."""
         return len(self.prefix) * INDEX_ENTRY_BYTES
 
     @property
     def max_index_bytes(self) -> int:
-        """Maximum host memory of the prefix cache's index, in bytes."""
+        """Maximum host memory of the prefix cache's index in bytes."""
         return self.num_blocks * INDEX_ENTRY_BYTES
 
     def count_references(self) -> dict[int, int]:
@@ -172,7 +169,7 @@ class BlockPool:
         return {block: count for block, count in enumerate(self._references) if count}
 
     def find_problems(self) -> list[str]:
-        """Return a message for each inconsistency in this pool, for the audit."""
+        """Return an audit message for each inconsistency in this pool."""
         problems = []
         if (referenced := len(self.count_references())) != self.num_used:
             problems.append(

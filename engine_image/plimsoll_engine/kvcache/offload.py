@@ -1,13 +1,13 @@
 """Copy cached KV blocks to host memory before the pool on the device evicts them.
 
 Blocks that will be evicted soon are copied to the host ahead of time, and stay cached on the
-device. If the pool allocates such a block again during the copy, the copy is discarded. A prompt
-whose prefix is on the host waits until the prefix is copied back. Copies run in parallel with the
-model. :meth:`Offload.poll` completes them between steps, and while the engine is idle.
+device. If the pool allocates such a block during the copy, the copy is discarded. A prompt whose
+prefix is on the host waits until the prefix is copied back. The model computes meanwhile.
+:meth:`Offload.poll` completes transfers between steps, and while the engine is idle.
 
-A transfer belongs to no request. A transfer to the device has references of its own to its blocks.
-When it completes, its blocks become ordinary cached blocks. Aborts and preemptions therefore
-neither affect transfers nor leak their blocks.
+A transfer belongs to no request. A transfer to the device holds references to its blocks. When it
+completes, they become ordinary cached blocks. Aborts and preemptions therefore neither affect
+transfers nor leak their blocks.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from plimsoll_engine.kvcache.block_pool import BlockPool
 from plimsoll_engine.kvcache.pool_memory import PoolTensors
 
 OFFLOAD_AHEAD_FRACTION, MAX_OFFLOAD_AHEAD_BLOCKS = 1 / 4, 256
-"""Share, and maximum number, of the pool's blocks that are copied ahead of their eviction.
+"""Blocks to copy ahead of their eviction: as a fraction of the pool's blocks, and at most.
 
-The maximum limits the time to scan these blocks in every step.
+The maximum limits the time that each step needs to search for these blocks.
 """
 MAX_IN_TRANSFER_FRACTION = 1 / 8
-"""Maximum share of the pool's blocks that are in transfer at the same time."""
+"""Maximum fraction of the pool's blocks that are in transfer at a time."""
 STALE_TRANSFER_S = 5.0
-"""Age above which a transfer counts as stuck. A healthy transfer takes milliseconds."""
+"""Age from which a transfer counts as stuck. Transfers normally take milliseconds."""
 RECLAIM_TIMEOUT_S = 2.0
-"""Longest wait for transfers when blocks have run out."""
+"""Longest wait for transfers when the pool has run out of blocks."""
 
 
 @dataclass(slots=True)
@@ -42,8 +42,8 @@ class Transfer:
     """Copy of blocks that is in progress. Each list has one item per block.
 
     ``keys`` are hashes, ``blocks`` are block numbers on the device, and ``slots`` are slots on the
-    host. For a copy to the host, ``allocation_counts`` contains the number of times that each block
-    had been allocated when the copy started. ``started`` is in seconds of CLOCK_MONOTONIC.
+    host. ``allocation_counts`` are the pool's counts when a copy to the host started. ``started``
+    is in seconds of CLOCK_MONOTONIC.
     """
 
     keys: list[bytes]
@@ -63,7 +63,7 @@ class Offload:
         self.copies = copies
         self.slots = slots
         self.stored: LruCache[bytes, int] = LruCache(slots)
-        """Host slots by hash. A slot is pinned while a transfer reads or writes it."""
+        """Slots on the host by hash. A slot is pinned during a transfer."""
         self.transfers: list[Transfer] = []
         self.stored_total = 0
         self.loaded_total = 0
@@ -101,7 +101,7 @@ class Offload:
         self._start_offloading()
 
     def fetch(self, keys: Sequence[bytes]) -> bool:
-        """Start copying a prompt's blocks from the host, after those cached on the device.
+        """Start to copy a prompt's blocks from the host, if they follow its blocks on the device.
 
         ``keys`` are the prompt's block hashes. Return whether the prompt must wait for a copy.
         """
@@ -135,7 +135,7 @@ class Offload:
     def is_fetching(self, keys: Sequence[bytes]) -> bool:
         """Report whether a block in ``keys`` is being copied to the device.
 
-        Stuck transfers are ignored.
+        Stuck transfers do not count.
         """
         wanted = set(keys)
         stale_before = time.monotonic() - STALE_TRANSFER_S
@@ -145,10 +145,9 @@ class Offload:
         )
 
     def reclaim(self) -> bool:
-        """Wait until all transfers are complete, so that their blocks can be allocated.
+        """Wait until all transfers have completed, so that their blocks can be allocated.
 
-        Return False if no transfer holds blocks, or if transfers are still in progress after
-        :data:`RECLAIM_TIMEOUT_S`.
+        Return False if no transfer holds blocks, or after :data:`RECLAIM_TIMEOUT_S`.
         """
         return bool(self.list_held_blocks()) and self.wait_for_transfers(RECLAIM_TIMEOUT_S)
 
@@ -164,15 +163,16 @@ class Offload:
         return wait_until(settled, timeout_s)
 
     def clear(self) -> int:
-        """Remove all blocks from the cache that are not in transfer. Return their number."""
+        """Remove all blocks that are not in transfer from the cache. Return their number."""
         cleared = self.stored.clear()
         self._free += [slot for _, slot in cleared]
         return len(cleared)
 
     def list_held_blocks(self, started_after: float = -math.inf) -> list[int]:
-        """Return the device blocks that transfers reference, with one entry per reference.
+        """Return the blocks on the device that transfers hold, one item per reference.
 
-        Only transfers that started after ``started_after`` (seconds of CLOCK_MONOTONIC) count.
+        Transfers that started at or before ``started_after`` (seconds of CLOCK_MONOTONIC) are
+        ignored.
         """
         return [
             block
@@ -182,16 +182,16 @@ class Offload:
         ]
 
     def count_lost_slots(self, started_after: float = -math.inf) -> int:
-        """Return the number of host blocks that are pinned, but not by a transfer in progress.
+        """Return the number of slots that are pinned without a transfer in progress.
 
-        These blocks cannot be reused. Only transfers that started after ``started_after`` (seconds
-        of CLOCK_MONOTONIC) count.
+        These slots can never be reused. Transfers that started at or before ``started_after``
+        (seconds of CLOCK_MONOTONIC) are ignored.
         """
         in_transfer = {key for t in self.transfers if t.started > started_after for key in t.keys}
         return self.stored.num_pinned - len(in_transfer)
 
     def find_stuck_transfers(self) -> list[str]:
-        """Return a message, for the audit, if transfers are older than :data:`STALE_TRANSFER_S`."""
+        """Return an audit message if a transfer is older than :data:`STALE_TRANSFER_S`."""
         now = time.monotonic()
         ages = [age for t in self.transfers if (age := now - t.started) > STALE_TRANSFER_S]
         if not ages:
@@ -201,7 +201,7 @@ class Offload:
         ]
 
     def find_problems(self) -> list[str]:
-        """Return a message for each inconsistency in this cache, for the audit."""
+        """Return an audit message for each inconsistency in this cache."""
         problems = [f"host cache: {problem}" for problem in self.stored.find_problems()]
         slots = [slot for key in self.stored if (slot := self.stored.get(key)) is not None]
         if sorted(slots + self._free) != list(range(self.slots)):
@@ -218,7 +218,7 @@ class Offload:
         return problems
 
     def close(self) -> None:
-        """Wait for running copies and release all blocks. Idempotent."""
+        """Wait for copies in progress, and release all blocks. Idempotent."""
         self.copies.close()
         self.pool.release(self.list_held_blocks())
         for transfer in self.transfers:
@@ -228,7 +228,7 @@ class Offload:
         self.clear()
 
     def _count_transferable_blocks(self) -> int:
-        """Return the number of blocks for which transfers may be started now."""
+        """Return the number of blocks that may be added to transfers now."""
         in_transfer = sum(len(transfer.blocks) for transfer in self.transfers)
         return max(1, int(self.pool.num_blocks * MAX_IN_TRANSFER_FRACTION)) - in_transfer
 

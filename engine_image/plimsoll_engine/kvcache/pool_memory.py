@@ -1,7 +1,7 @@
 """Create the tensors of the KV pool, in new memory or in a mapped buffer.
 
-An FP8 pool also has a scale for each token's key and value, in each head and layer. In a mapped
-buffer, the scales follow all keys and values.
+An FP8 pool also has a scale for the key and the value of each token, in each head and layer. In a
+mapped buffer, the scales follow all keys and values.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class PoolTensors(NamedTuple):
     """Tensors of a KV pool.
 
     ``pairs`` [2, layers, slots, heads, dim] are the keys and values. ``scales`` float32 [2, layers,
-    slots, heads] are the scales of an FP8 pool, or None for other pools. The scales of each block
-    are contiguous, in the order of :class:`plimsoll_engine.kernels.step_plan.Pages`.
+    slots, heads] are the scales of an FP8 pool; None for other pools. The scales of each block are
+    contiguous, in the order of :class:`plimsoll_engine.kernels.step_plan.Pages`.
     """
 
     pairs: torch.Tensor
@@ -29,7 +29,7 @@ class PoolTensors(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Total size of both tensors, in bytes."""
+        """Size of both tensors in bytes."""
         return self.pairs.nbytes + (0 if self.scales is None else self.scales.nbytes)
 
 
@@ -42,9 +42,9 @@ def make_pool_tensors(
 ) -> PoolTensors:
     """Return the tensors of a pool for ``slots`` tokens.
 
-    If ``memory`` uint8 [bytes] is given, they are views of it, and keep its contents. Otherwise,
-    new memory is filled with zeros at once, because pages that become resident later would look
-    like growth.
+    If ``memory`` uint8 [bytes] is given, the tensors are views of it, and keep its contents.
+    Otherwise, they are new and filled with zeros, because pages that become resident later would
+    look like growth.
     """
     layers, heads, dim = kv
     shape = (2, layers, slots, heads, dim)

@@ -1,4 +1,4 @@
-"""Recent activity of the worker's loop, which shows what a Stop message had to wait for."""
+"""Durations of the worker loop's recent activities, which show what delayed a Stop message."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections import deque
 from collections.abc import Callable
 
 MAX_RECORDED_SPANS = 32
-"""Number of recorded spans. They cover several iterations of the loop."""
+"""Maximum number of recorded spans. They cover several iterations of the loop."""
 
 
 class Activity:
-    """Recorder of the consecutive spans of one thread. Each span ends where the next one begins."""
+    """Recorder of consecutive spans of one thread. A span begins when the previous one ends."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -19,20 +19,20 @@ class Activity:
         self._since = clock()
 
     def begin(self) -> None:
-        """Begin the next span now, so that earlier waiting is not counted."""
+        """Begin the next span now, so that it does not include the wait before."""
         self._since = self._clock()
 
     def record(self, name: str) -> None:
-        """End the current span and record it under ``name``."""
+        """End the current span, and record it under ``name``."""
         now = self._clock()
         self._spans.append((name, self._since, now))
         self._since = now
 
-    def get_durations_since(self, moment: float) -> dict[str, float]:
-        """Return the seconds of each activity since ``moment``, oldest first."""
-        found: dict[str, float] = {}
-        for name, begun, ended in self._spans:
-            took = ended - max(begun, moment)
-            if took > 0:
-                found[name] = round(found.get(name, 0.0) + took, 4)
-        return found
+    def get_durations_since(self, start: float) -> dict[str, float]:
+        """Return the seconds of each activity since ``start``, by name. The oldest comes first."""
+        durations: dict[str, float] = {}
+        for name, begin, end in self._spans:
+            seconds = end - max(begin, start)
+            if seconds > 0:
+                durations[name] = round(durations.get(name, 0.0) + seconds, 4)
+        return durations

@@ -1,4 +1,4 @@
-"""Worker side of the socket to the frontend."""
+"""Worker's end of the socket to the frontend."""
 
 from __future__ import annotations
 
@@ -11,25 +11,24 @@ from plimsoll_engine.messages import worker_ipc
 from plimsoll_engine.messages.framing import FrameReader
 
 SEND_TIMEOUT_S = 30.0
-"""Seconds after which the worker exits if the frontend reads nothing."""
+"""Time after which the worker exits if the frontend reads nothing."""
 MAX_UNSENT_BYTES = 16 << 20
-"""Number of unsent bytes above which the worker runs no steps. 100,000 tokens need fewer.
+"""Number of unsent bytes from which the worker runs no more steps: over 100,000 tokens.
 
-The queue may exceed it by the output of one step and by replies to queries.
+The output of the last step and replies to queries may exceed it.
 """
 CONNECT_TIMEOUT_S = 10.0
 
 
 class FrontendGoneError(ConnectionError):
-    """The frontend closed the socket or does not read it, so the worker must exit."""
+    """The frontend has closed the socket or reads nothing, so the worker must exit."""
 
 
 class Channel:
     """Non-blocking connection to the frontend.
 
-    Bytes that the socket does not accept at once are sent in later calls, so that a step does not
-    wait for a busy frontend. While the channel :attr:`is_full`, its owner makes no steps, but still
-    receives messages.
+    Bytes that the socket does not accept at once are queued, so that a step does not wait for a
+    busy frontend. While :attr:`is_full`, the worker runs no steps, but still receives messages.
     """
 
     def __init__(self, path: str) -> None:
@@ -46,13 +45,12 @@ class Channel:
         self._unsent: deque[memoryview] = deque()
         self._unsent_bytes = 0
         self._sent_at = 0.0
-        """Time when the socket last accepted bytes or the queue was empty (CLOCK_MONOTONIC).
-        """
+        """Time when the socket last accepted bytes, or the queue was empty (CLOCK_MONOTONIC)."""
 
     def send(self, message: worker_ipc.FromWorker, last: bool = False) -> None:
         """Send a message, or queue it if the socket is full.
 
-        If ``last`` is True, block until the queue is empty. Raises FrontendGoneError.
+        If ``last``, block until the queue is empty. Raises FrontendGoneError.
         """
         frame = memoryview(worker_ipc.encode_frame(message))
         if not self._unsent:
@@ -72,7 +70,7 @@ class Channel:
     def _flush(self) -> None:
         """Send the queued bytes that the socket accepts now.
 
-        Raises FrontendGoneError, also after the send timeout.
+        Raises FrontendGoneError, also after :data:`SEND_TIMEOUT_S`.
         """
         try:
             while self._unsent:
@@ -95,10 +93,10 @@ class Channel:
         return max(0.0, self._sent_at + SEND_TIMEOUT_S - time.monotonic())
 
     def receive(self, timeout_s: float) -> list[worker_ipc.ToWorker]:
-        """Return the messages that arrive within ``timeout_s`` seconds, which may be none.
+        """Return the messages that arrive within ``timeout_s`` seconds, and send queued messages.
 
-        Returns after the first bytes, or when the channel is no longer full. Sends queued messages
-        meanwhile. Raises FrontendGoneError.
+        Returns early when bytes arrive, or when the channel is no longer full. Raises
+        FrontendGoneError.
         """
         deadline = time.monotonic() + timeout_s
         while True:
@@ -121,7 +119,7 @@ class Channel:
         return [worker_ipc.to_worker_decoder.decode(body) for body in self._reader.feed(data)]
 
     def is_readable(self) -> bool:
-        """Report whether a message has arrived or the frontend has exited."""
+        """Report whether a message has arrived, or the frontend has exited."""
         return bool(select.select([self._socket], [], [], 0.0)[0])
 
     def wait_closed(self, timeout_s: float) -> None:
@@ -137,5 +135,5 @@ class Channel:
             return
 
     def close(self) -> None:
-        """Close the socket. The frontend then counts the worker as ended."""
+        """Close the socket. The frontend then considers the worker ended."""
         self._socket.close()

@@ -1,4 +1,4 @@
-"""Entry point of the ranks above 0, whose loop is in :mod:`plimsoll_engine.worker.rank_loop`.
+"""Entry point of the ranks above 0. Their loop is in :mod:`plimsoll_engine.worker.rank_loop`.
 
 In an engine, the zygote forks these ranks. Without a zygote, as in a benchmark, rank 0 starts
 ``python -m plimsoll_engine.worker.follower --config JSON --rank N`` for each of them.
@@ -17,7 +17,7 @@ import msgspec
 import torch
 
 from plimsoll_engine.distributed.group import Shard
-from plimsoll_engine.distributed.link import LeaderGone, Link
+from plimsoll_engine.distributed.link import LeaderConnection, LeaderGone
 from plimsoll_engine.messages import rank_ipc
 from plimsoll_engine.messages.weight_ipc import MappingLostError
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
@@ -30,25 +30,25 @@ from plimsoll_engine.worker.rank_loop import CommandFailedError, Follower
 log = logging.getLogger(__name__)
 
 FAILURE_REPORT_WAIT_S = 5.0
-"""Time for rank 0 to report why the group failed.
+"""Time in which rank 0 can report why the group failed.
 
-If this rank exited earlier, its exit would be mistaken for the cause.
+If this rank exited at once, its exit would look like the cause.
 """
 LEADER_EXIT_TIMEOUT_S = 60.0
-"""Time to wait for rank 0 to exit. It is longer than rank 0 stays after its final message."""
+"""Longest wait for rank 0 to exit. Rank 0 exits within this time after its final message."""
 
 
 def run(config: WorkerConfig, epoch: int, rank: int) -> int:
     """Run a rank in a newly forked process. Return the exit status.
 
-    If rank 0 is gone, return immediately and release nothing: only the exit of this process ends a
-    kernel that waits for rank 0.
+    If rank 0 is gone, return at once without releasing anything. Only the exit of this process ends
+    a kernel that waits for rank 0.
     """
     write_stacks_on_sigusr1(config.run_dir, "worker")
     size = config.tensor_parallel_size
     torch.set_num_threads(count_cores_per_process(size))
     try:
-        link = Link(config.run_dir, epoch, Shard(rank, size))
+        link = LeaderConnection(config.run_dir, epoch, Shard(rank, size))
         lifecycle = CoreLifecycle(config, ranks=link)
         try:
             lifecycle.prepare()
@@ -57,16 +57,18 @@ def run(config: WorkerConfig, epoch: int, rank: int) -> int:
         except LeaderGone:
             raise
         except CommandFailedError as error:
-            return _fail(
+            return _report_failure(
                 link, rank, str(error), FAILURE_REPORT_WAIT_S if error.expects_reply else 0.0
             )
         except PERMANENT_ERRORS as error:
-            return _fail(link, rank, str(error), FAILURE_REPORT_WAIT_S, permanent=True)
+            return _report_failure(link, rank, str(error), FAILURE_REPORT_WAIT_S, permanent=True)
         except MappingLostError as error:
-            return _fail(link, rank, str(error), FAILURE_REPORT_WAIT_S)
+            return _report_failure(link, rank, str(error), FAILURE_REPORT_WAIT_S)
         except Exception as error:
             log.exception("the worker failed", extra={"rank": rank})
-            return _fail(link, rank, f"{type(error).__name__}: {error}", FAILURE_REPORT_WAIT_S)
+            return _report_failure(
+                link, rank, f"{type(error).__name__}: {error}", FAILURE_REPORT_WAIT_S
+            )
         link.wait_closed(LEADER_EXIT_TIMEOUT_S)
     except LeaderGone as error:
         log.error("%s", error, extra={"rank": rank})
@@ -74,7 +76,9 @@ def run(config: WorkerConfig, epoch: int, rank: int) -> int:
     return 0
 
 
-def _fail(link: Link, rank: int, message: str, wait_s: float, permanent: bool = False) -> int:
+def _report_failure(
+    link: LeaderConnection, rank: int, message: str, wait_s: float, permanent: bool = False
+) -> int:
     log.error("%s", message, extra={"rank": rank})
     with contextlib.suppress(LeaderGone):
         link.send(rank_ipc.RankError(message, permanent))
@@ -83,7 +87,7 @@ def _fail(link: Link, rank: int, message: str, wait_s: float, permanent: bool = 
 
 
 def main() -> NoReturn:
-    """Run one rank above 0 until rank 0 has exited. Does not return."""
+    """Run a rank above 0 until rank 0 has exited. Does not return."""
     parser = argparse.ArgumentParser(prog="plimsoll_engine.worker.follower")
     parser.add_argument("--config", required=True, help="WorkerConfig of rank 0 as JSON")
     parser.add_argument("--rank", required=True, type=int)

@@ -1,4 +1,4 @@
-"""Extension points for fault injection in the worker. They change nothing by default."""
+"""Hooks of the worker's loop for fault injection. By default, they do nothing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from plimsoll_engine.messages.worker_ipc import ToWorker
 
 
 class WorkerHooks:
-    """Callbacks of the worker's loop. ``names`` lists the injected faults."""
+    """Callbacks of the worker's loop. ``names`` are the injected faults."""
 
     names: Sequence[str] = ()
 
@@ -18,7 +18,7 @@ class WorkerHooks:
         """Run after a step in which ``finished`` requests ended."""
 
     def tick(self) -> None:
-        """Run before each report, also while the worker is idle."""
+        """Run before each report, even if the worker is idle."""
 
     def should_drop(self, message: ToWorker) -> bool:
         """Report whether to drop ``message`` instead of handling it."""
@@ -26,10 +26,10 @@ class WorkerHooks:
 
 
 def create_worker_hooks(text: str, epoch: int, engine: EngineCore) -> WorkerHooks:
-    """Return the hooks for the faults in ``text`` that affect the worker of ``epoch``.
+    """Return the hooks for the faults in ``text`` that apply to the worker of ``epoch``.
 
-    ``text`` is the value of ``PLIMSOLL_INJECT``. Raises SettingsError for a fault that this engine
-    does not support.
+    ``text`` is the value of ``PLIMSOLL_INJECT``. Raises SettingsError if this engine does not
+    support a fault.
     """
     hooks: WorkerHooks = (
         injection.load_entry_point("worker")(text, epoch, engine) if text else WorkerHooks()

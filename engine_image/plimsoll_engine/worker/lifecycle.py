@@ -1,8 +1,8 @@
-"""Start and shutdown of a worker's engine core.
+"""Start and shut down a worker's engine core.
 
-The parts of the worker are opened in order and closed in reverse order. ``shutdown()`` is explicit,
-complete and idempotent. It works after a success, after a start that failed at any stage, and after
-a failed forward pass. Nothing relies on ``__del__``, on the garbage collector or on the end of the
+The parts of a worker are opened in order, and closed in reverse order. ``shut_down()`` is complete
+and idempotent. It works after a success, after a start that failed at any stage, and after a failed
+forward pass. It does not rely on ``__del__``, on the garbage collector or on the end of the
 process. On CUDA, torch's allocated bytes return exactly to the baseline, which is measured once the
 context exists and its libraries have run.
 """
@@ -35,9 +35,9 @@ from plimsoll_engine.core.schedule.scheduler import Scheduler
 from plimsoll_engine.core.speculation import drafting
 from plimsoll_engine.core.speculation.draft_model import DraftModel
 from plimsoll_engine.core.warmup import load_kernels, load_sampling, warm_up
-from plimsoll_engine.distributed.group import SumShape
+from plimsoll_engine.distributed.group import AllReduceShape
 from plimsoll_engine.distributed.leader import Leader
-from plimsoll_engine.distributed.link import Link
+from plimsoll_engine.distributed.link import LeaderConnection
 from plimsoll_engine.distributed.member import Member
 from plimsoll_engine.errors import SettingsError
 from plimsoll_engine.kvcache.block_pool import BlockPool
@@ -67,21 +67,21 @@ log = logging.getLogger(__name__)
 
 
 class CoreLifecycle:
-    """Owner of one engine core's memory, from start to shutdown.
+    """Owner of an engine core's memory, from start to shutdown.
 
     A start has two phases. :meth:`prepare` needs little device memory, so it can run while a
-    predecessor serves. :meth:`take_over` then takes the KV pool.
+    predecessor serves. :meth:`take_over` needs the memory of the KV pool.
     """
 
     def __init__(
         self,
         config: WorkerConfig,
         vocabulary: Vocabulary | None = None,
-        ranks: Leader | Link | None = None,
+        ranks: Leader | LeaderConnection | None = None,
         trials: TrialServer | None = None,
         on_stage: Callable[[str], None] = lambda name: None,
     ) -> None:
-        """Create a lifecycle. ``on_stage`` receives the name of each stage when it begins."""
+        """Create a lifecycle. ``on_stage`` is called with the name of each stage when it begins."""
         self.config = config
         self.vocabulary = vocabulary
         self.trials = trials
@@ -92,58 +92,60 @@ class CoreLifecycle:
         self.heap = GarbageCollectorSettings()
         self.engine: EngineCore | None = None
         self._parts: list[WorkerPart] = [self.device, self.weights, self.member]
-        """Open parts, in the order of opening. :meth:`shut_down` closes them in reverse order."""
+        """Open parts, in opening order. :meth:`shut_down` closes them in reverse order."""
         self.ledger = Ledger(self._parts)
         self.settings: sizes.EngineSizes | None = None
         self.stages_s: dict[str, float] = {}
         """Duration of each stage of the start, in seconds."""
-        self.ended_s: dict[str, float] = {}
-        """Duration of closing each part, in seconds."""
+        self.close_stages_s: dict[str, float] = {}
+        """Time to close each part, in seconds."""
         self._model_config: Any = None
         self._kv_dtype: torch.dtype | None = None
         self._claim = rank_ipc.PoolReply()
-        """The weight server's reply to this process's claim of the KV pool."""
+        """Reply of the weight server when this process claimed the KV pool."""
         self.refusal: HandoverRefusal | None = None
-        """Reason why a handover was refused; None if none was."""
+        """Reason why the handover was refused; None if it was not refused."""
 
     def start(self) -> EngineCore:
-        """Run both phases of the start. If a phase fails, release everything."""
+        """Run both phases of the start. On failure, release everything."""
         self.prepare()
         return self.take_over()
 
     def prepare(self) -> None:
         """Create the context, the process group, the weights and the kernels.
 
-        On failure, release everything. A second thread creates the context and maps the weights;
-        neither holds the GIL. A rank above 0 loads its kernels in the steps of rank 0.
+        On failure, release everything. A second thread creates the context and maps the weights
+        without holding the GIL. Ranks above 0 load their kernels in the steps of rank 0.
         """
-        with self._release_on_error(), ThreadPoolExecutor(1, "device") as beside:
+        with self._release_on_error(), ThreadPoolExecutor(1, "device") as executor:
             with self._time_stage("model_config"):
                 self.member.check_settings(self.config)
-                chosen = beside.submit(loader.choose_device, self.config.device, self.member.shard)
-                context = beside.submit(lambda: create_context(chosen.result()))
+                device_future = executor.submit(
+                    loader.choose_device, self.config.device, self.member.shard
+                )
+                context = executor.submit(lambda: create_context(device_future.result()))
                 self._model_config = loader.load_config(Path(self.config.model))
                 sizes.check_adapter_support(self.config, self._model_config)
-                device = self.device.device = chosen.result()
+                device = self.device.device = device_future.result()
                 dtype = loader.choose_dtype(self.config.dtype, self._model_config, device)
                 self._kv_dtype = sizes.choose_cache_dtype(self.config.kv_cache_dtype, dtype, device)
                 # Early, so that the weight server loads while this process creates its context.
                 self.weights.request(self._model_config, dtype)
-                mapped = beside.submit(self.weights.map) if self.weights.is_mapped else None
+                mapped = executor.submit(self.weights.map) if self.weights.is_mapped else None
             with self._time_stage("context"):
                 context.result()
                 self.device.open(dtype)
                 if self.device.is_cuda and not self.member.is_follower:
                     # An error here is ignored: it occurs again when the kernels are needed.
-                    words = loader.get_text_config(self._model_config).vocab_size
-                    beside.submit(load_sampling, words, dtype, device)
+                    vocabulary_size = loader.get_text_config(self._model_config).vocab_size
+                    executor.submit(load_sampling, vocabulary_size, dtype, device)
             if not self.member.is_single_process:
                 with self._time_stage("ranks_met"):
                     self.member.join_group()
                 with self._time_stage("process_group"):
                     columns = loader.get_text_config(self._model_config).hidden_size
                     rows = sizes.compute_max_step_rows(self.config, device)
-                    self.member.form_group(device, SumShape(rows, columns, dtype))
+                    self.member.form_group(device, AllReduceShape(rows, columns, dtype))
             with self._time_stage("weights"):
                 model = self.weights.open(
                     None if mapped is None else mapped.result(), self._model_config, dtype, device
@@ -161,10 +163,10 @@ class CoreLifecycle:
     def take_over(self, quick: bool = False, handover: bytes | None = None) -> EngineCore:
         """Create the KV pool and the engine core, warm up the engine core, and return it.
 
-        On failure, release everything. If ``quick`` is True, a predecessor with the same sizes has
-        run the largest steps. The warm-up is then skipped, and all graphs are captured while the
-        worker serves. Only then is the predecessor's ``handover`` used. If it is refused,
-        :attr:`refusal` has the reason.
+        On failure, release everything. ``quick`` means that a predecessor with the same sizes has
+        run the largest steps. There is then no warm-up, graphs are captured while the worker
+        serves, and the predecessor's ``handover`` is used. If it is refused, :attr:`refusal` gives
+        the reason.
         """
         with self._release_on_error():
             with self._time_stage("kv_pool"):
@@ -190,9 +192,9 @@ class CoreLifecycle:
             return engine
 
     def _open_pools(self) -> tuple[Runner, Forward | None]:
-        """Open the KV pools. Return the target model and the draft model, each with its pool.
+        """Return the target model and the draft model, each with a KV pool.
 
-        The draft model is None without speculative decoding by a draft model.
+        The draft model is None if drafts need no model.
         """
         device, model, draft = self.model.device, self.model, self.weights.draft
         adapters = None
@@ -212,19 +214,19 @@ class CoreLifecycle:
             free,
             None if draft is None else draft.kv,
         )
-        own = settings.compute_kv_bytes(model.kv, self.kv_dtype)
-        drafted = 0 if draft is None else settings.compute_kv_bytes(draft.kv, self.kv_dtype)
-        pool = self.weights.map_pool(own + drafted)
+        target_bytes = settings.compute_kv_bytes(model.kv, self.kv_dtype)
+        draft_bytes = 0 if draft is None else settings.compute_kv_bytes(draft.kv, self.kv_dtype)
+        pool = self.weights.map_pool(target_bytes + draft_bytes)
         count, size = settings.num_blocks, settings.block_size
         runner = Runner(
-            model, count, size, None if pool is None else pool[:own], self.member.leader,
+            model, count, size, None if pool is None else pool[:target_bytes], self.member.leader,
             self.kv_dtype,
         )  # fmt: skip
         self._parts.append(runner)
         runner.adapters = adapters
         if draft is None:
             return runner, None
-        memory = None if pool is None else pool[own : own + drafted]
+        memory = None if pool is None else pool[target_bytes : target_bytes + draft_bytes]
         forward = Forward(draft, count, size, memory, self.kv_dtype)
         self._parts.append(forward)
         return runner, forward
@@ -282,7 +284,7 @@ class CoreLifecycle:
         return engine
 
     def hand_over(self) -> bytes:
-        """Return the message with which a successor can use the KV blocks of running requests.
+        """Return the message that lets the next worker use the KV blocks of running requests.
 
         No step may be in progress, and only :meth:`shut_down` may follow. Raises
         HandoverRefusedError.
@@ -323,7 +325,7 @@ class CoreLifecycle:
         return []
 
     def _get_layout(self, runner: Runner) -> PoolLayout:
-        """Return the KV pool's layout, which must be equal in both workers for a handover."""
+        """Return the KV pool's layout. A handover needs the same layout in both workers."""
         claims = [self._claim, *runner.pools]
         return PoolLayout(
             b"".join(claim.weights for claim in claims),
@@ -336,19 +338,19 @@ class CoreLifecycle:
         )
 
     def freeze(self) -> None:
-        """End the start: hide existing objects from the garbage collector until shutdown."""
+        """Complete the start: exclude existing objects from garbage collection until shutdown."""
         self._parts.append(self.heap)
         self.heap.open()
 
     @property
     def model(self) -> Model:
-        """The model. Available after :meth:`prepare`."""
+        """Model. Available after :meth:`prepare`."""
         assert self.weights.model is not None
         return self.weights.model
 
     @property
     def kv_dtype(self) -> torch.dtype:
-        """The dtype of the KV pool. Available after :meth:`prepare`."""
+        """Dtype of the KV pool. Available after :meth:`prepare`."""
         assert self._kv_dtype is not None
         return self._kv_dtype
 
@@ -359,7 +361,7 @@ class CoreLifecycle:
 
     @property
     def mapped_host_bytes(self) -> int:
-        """Bytes of the weight server's shared memory that this process maps."""
+        """Size of the weight server's shared memory that this process maps, in bytes."""
         return 0 if self.device.is_cuda else self.weights.mapped_bytes
 
     @contextlib.contextmanager
@@ -379,8 +381,8 @@ class CoreLifecycle:
     def shut_down(self) -> None:
         """Release everything on every rank. Idempotent.
 
-        After the loss of a rank on CUDA, nothing is released: kernels still wait for that rank.
-        NCCL 2.28.9 waited for more than 60 s on an H200. The frontend kills this process.
+        After the loss of a rank on CUDA, release nothing, because kernels still wait for that rank.
+        (NCCL 2.28.9 waited for more than 60 s on an H200.) The frontend kills this process.
         """
         if self.member.lost:
             if self.device.is_cuda:
@@ -388,28 +390,28 @@ class CoreLifecycle:
                 return
             self.member.abort_collectives()
         if self.device.is_cuda:
-            with _record_duration(self.ended_s, "synchronize"), contextlib.suppress(RuntimeError):
+            with (
+                _record_duration(self.close_stages_s, "synchronize"),
+                contextlib.suppress(RuntimeError),
+            ):
                 torch.cuda.synchronize(self.device.device)  # do not wait for a lost device
         self.engine = None
         while self._parts:
             part = self._parts.pop()
-            with _record_duration(self.ended_s, part.name):
+            with _record_duration(self.close_stages_s, part.name):
                 part.close()
 
     def get_allocated_after_shutdown(self) -> tuple[int | None, int | None]:
-        """Return the bytes that are still allocated on all ranks' devices, and their baselines.
+        """Return the allocated device bytes and their baseline, each summed over all ranks.
 
-        Call it after :meth:`shut_down`. Each value is None on a CPU, or if a rank did not report.
+        Call this after :meth:`shut_down`. A sum is None on a CPU, or if a rank sent no report.
         """
         return self.member.get_allocated_after_shutdown(
             self.measure_allocated_device_bytes(), self.device.baseline
         )
 
     def measure_allocated_device_bytes(self) -> int | None:
-        """Return the device bytes that torch and the process group have allocated.
-
-        Return None on a CPU.
-        """
+        """Return the device bytes allocated by torch and the process group; None on a CPU."""
         allocated = self.device.read_allocated_bytes()
         return None if allocated is None else allocated + self.member.nbytes
 

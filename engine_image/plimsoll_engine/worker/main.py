@@ -1,7 +1,7 @@
-"""Main loop of a worker: connect, prepare, take over, serve until Stop.
+"""Main loop of a worker: connect, prepare, take over, and serve until a Stop message.
 
-The loop has one thread. It reads messages between steps and never waits for a busy frontend
-(``channel.py``). It sends a report at least once a second, also while idle.
+The loop has one thread. It reads messages between steps, and never waits for a busy frontend
+(``channel.py``). It sends a report at least once a second, even while idle.
 """
 
 from __future__ import annotations
@@ -55,23 +55,23 @@ log = logging.getLogger(__name__)
 
 REPORT_INTERVAL_S = 0.5
 TRANSFER_POLL_INTERVAL_S = 0.01
-"""Interval at which an idle worker polls its KV transfers, in seconds."""
+"""Interval at which an idle worker polls KV transfers."""
 CLOSE_TIMEOUT_S = 10.0
 CAPTURE_INTERVAL_S = 0.2
-"""Interval between captures of decode graphs while requests run. While idle, a tenth of it."""
+"""Interval between captures of CUDA graphs while requests run. While idle, it is a tenth."""
 MAX_CAPTURE_DELAY_S = 1.0
-"""Maximum time that messages postpone a capture. The first of them may be a Stop."""
+"""Maximum time for which messages postpone a capture, because one of them may be a Stop."""
 FIRST_CAPTURE_DELAY_S = 0.05
 """Delay of the first capture and the first report after Ready.
 
-Carried-over requests arrive within this time, and their streams wait for them.
+Carried-over requests arrive within this time, and must not wait for a capture.
 """
 PERMANENT_ERRORS = (LoadError, SettingsError)
-"""Errors that would recur in another worker with the same settings and checkpoint."""
+"""Errors that a new worker with the same settings and checkpoint would repeat."""
 
 
 def run(config: WorkerConfig, epoch: int, vocabulary: Vocabulary | None = None) -> int:
-    """Run a worker in a freshly forked process. Return the exit status."""
+    """Run a worker in a newly forked process. Return the exit status."""
     # Before all else: a fork copies one thread only and must not inherit a CUDA context.
     trials = None if vocabulary is None else TrialServer.fork(vocabulary.compile_for_trial)
     write_stacks_on_sigusr1(config.run_dir, "worker")
@@ -94,15 +94,15 @@ def run(config: WorkerConfig, epoch: int, vocabulary: Vocabulary | None = None) 
     )
     try:
         channel.send(worker_ipc.Hello(epoch, os.getpid()))
-        begun = time.monotonic()
+        started = time.monotonic()
         injection.check_faults(config.inject)
         lifecycle.prepare()
         channel.send(_create_prepared_message(epoch, lifecycle))
-        order = _wait_for_command(channel)
-        if isinstance(order, worker_ipc.Stop):
+        command = _wait_for_command(channel)
+        if isinstance(command, worker_ipc.Stop):
             _release_and_report(lifecycle, channel)
             return 0
-        engine = lifecycle.take_over(order.quick, order.handover)
+        engine = lifecycle.take_over(command.quick, command.handover)
         settings = lifecycle.settings
         assert settings is not None
         channel.send(
@@ -111,12 +111,12 @@ def run(config: WorkerConfig, epoch: int, vocabulary: Vocabulary | None = None) 
                 max_model_len=settings.max_model_len,
                 num_blocks=settings.num_blocks,
                 block_size=settings.block_size,
-                load_s=time.monotonic() - begun,
+                load_s=time.monotonic() - started,
                 stages_s=lifecycle.stages_s,
                 refusal=lifecycle.refusal,
             )
         )
-        del order  # with the handover in it
+        del command  # with the handover in it
         Worker(lifecycle, channel, create_worker_hooks(config.inject, epoch, engine)).serve()
     except FrontendGoneError as error:
         log.error("%s", error)
@@ -143,7 +143,6 @@ def run(config: WorkerConfig, epoch: int, vocabulary: Vocabulary | None = None) 
 
 
 def _create_prepared_message(epoch: int, lifecycle: CoreLifecycle) -> worker_ipc.Prepared:
-    """Return the Prepared message, with the current memory of each rank."""
     memory = measure_process_memory(
         Role.WORKER, PythonMemoryEstimator(), excluded_shared_bytes=lifecycle.mapped_host_bytes
     )
@@ -166,13 +165,13 @@ def _release_and_report(
     lifecycle: CoreLifecycle,
     channel: Channel,
     handover: bytes | HandoverRefusal | None = None,
-    before_s: dict[str, float] | None = None,
+    earlier_stages_s: dict[str, float] | None = None,
 ) -> None:
     """Release everything, report it, and wait until the frontend closes the socket.
 
-    The process exits only then, because the driver is busy while it destroys a CUDA context, which
-    would delay the successor. The handover is sent once nothing in this process can write to the
-    KV pool. ``before_s`` has the durations of earlier stages.
+    The process exits only then, because destroying a CUDA context keeps the driver busy, which
+    would delay the next worker. The handover is sent once this process can no longer write to the
+    KV pool. ``earlier_stages_s`` are the durations of the stages before the release.
     """
     lifecycle.shut_down()
     if isinstance(handover, bytes) and not lifecycle.weights.is_fenced:
@@ -184,7 +183,7 @@ def _release_and_report(
         stopped.handover = handover
     else:
         stopped.refusal = handover
-    stopped.stages_s = (before_s or {}) | lifecycle.ended_s
+    stopped.stages_s = (earlier_stages_s or {}) | lifecycle.close_stages_s
     stopped.sent = time.monotonic()
     channel.send(stopped, last=True)
     channel.wait_closed(CLOSE_TIMEOUT_S)
@@ -200,7 +199,7 @@ def _report_failure(channel: Channel, message: str, permanent: bool = False) -> 
 
 
 class Worker:
-    """Loop that passes messages between the channel and the engine core."""
+    """Worker loop, which passes messages between the channel and the engine core."""
 
     def __init__(self, lifecycle: CoreLifecycle, channel: Channel, hooks: WorkerHooks) -> None:
         assert lifecycle.engine is not None
@@ -213,8 +212,8 @@ class Worker:
         self.allocations = AllocationReporter()
         self.stopping = self._handover_requested = False
         self._activity = Activity()
-        self._ended_s: dict[str, float] = {}
-        """Duration in seconds of each stage of the stop before memory is released."""
+        self._stop_stages_s: dict[str, float] = {}
+        """Duration of each stage between the Stop message and the release, in seconds."""
         self._next_report = self._next_capture = time.monotonic() + FIRST_CAPTURE_DELAY_S
 
     def serve(self) -> None:
@@ -237,7 +236,7 @@ class Worker:
             else:
                 self.engine.poll(idle=not self.engine.has_work)
             self._activity.record("step")
-            self._capture()
+            self._capture_graph()
             self._activity.record("capture")
             if time.monotonic() >= self._next_report:
                 self.hooks.tick()
@@ -264,14 +263,14 @@ class Worker:
         for dropped in output.dropped:
             self.channel.send(dropped)
 
-    def _capture(self) -> None:
-        """Capture a missing graph. This happens often while idle, and rarely between steps.
+    def _capture_graph(self) -> None:
+        """Capture a missing graph, if one is due. An idle worker captures more often.
 
         A capture delays the next step, or a Stop, by tens of milliseconds.
         """
         now = time.monotonic()
-        late = now >= self._next_capture + MAX_CAPTURE_DELAY_S
-        if now >= self._next_capture and (late or not self.channel.is_readable()):
+        overdue = now >= self._next_capture + MAX_CAPTURE_DELAY_S
+        if now >= self._next_capture and (overdue or not self.channel.is_readable()):
             missing = self.engine.capture_more()
             pause_s = CAPTURE_INTERVAL_S if missing else math.inf
             self._next_capture = now + (pause_s if self.engine.has_work else pause_s / 10)
@@ -310,9 +309,11 @@ class Worker:
                 self._handover_requested = hand_over
                 if sent is not None:
                     self._activity.record("messages")
-                    self._ended_s["noticed"] = round(time.monotonic() - sent, 4)
+                    self._stop_stages_s["noticed"] = round(time.monotonic() - sent, 4)
                     waited_s = self._activity.get_durations_since(sent)
-                    self._ended_s |= {f"noticed_after_{what}": s for what, s in waited_s.items()}
+                    self._stop_stages_s |= {
+                        f"noticed_after_{what}": s for what, s in waited_s.items()
+                    }
 
     def _load_adapter(self, command: worker_ipc.LoadAdapter) -> worker_ipc.AdapterLoadResult:
         answer = worker_ipc.AdapterLoadResult(command.query_id, command.number)
@@ -328,8 +329,8 @@ class Worker:
     def _create_report(self) -> worker_ipc.Report:
         engine, counters = self.engine, self.engine.counters
         scheduler = engine.scheduler
-        drafted = DraftCounts() if engine.speculation is None else engine.speculation.counters
-        others = [] if self.leader is None else self.leader.get_memory_reports()
+        draft_counts = DraftCounts() if engine.speculation is None else engine.speculation.counters
+        rank_reports = [] if self.leader is None else self.leader.get_memory_reports()
         return worker_ipc.Report(
             load=Load(
                 running=len(scheduler.running),
@@ -349,15 +350,15 @@ class Worker:
                 self.lifecycle.heap.collections,
                 self.lifecycle.mapped_host_bytes,
             ),
-            others=[rank.memory for rank in others],
+            others=[rank.memory for rank in rank_reports],
             devices=read_device_memory(engine.runner.device)
-            + [d for r in others for d in r.devices],
+            + [d for r in rank_reports for d in r.devices],
             ledger=self.lifecycle.ledger.list_entries(),
             prefix_hit_tokens_total=scheduler.prefix_hit_tokens_total,
             prefix_query_tokens_total=scheduler.prefix_query_tokens_total,
-            drafts_total=drafted.drafts,
-            draft_tokens_total=drafted.draft_tokens,
-            accepted_tokens_total=drafted.accepted_tokens,
+            drafts_total=draft_counts.drafts,
+            draft_tokens_total=draft_counts.draft_tokens,
+            accepted_tokens_total=draft_counts.accepted_tokens,
             kv_blocks_used=engine.pool.num_used,
             kv_blocks_total=engine.pool.num_blocks,
             kv_blocks_lost=count_lost_blocks(engine),
@@ -374,22 +375,22 @@ class Worker:
         # The process exits. A collection now would also traverse the objects that the zygote froze
         # and copy their pages, while streams wait.
         gc.disable()
-        begun = time.monotonic()
+        started = time.monotonic()
         handover = self._create_handover() if self._handover_requested else None
         if self._handover_requested:
-            tables_s = time.monotonic() - begun - self._ended_s["last_step"]
-            self._ended_s["tables"] = round(tables_s, 4)
+            tables_s = time.monotonic() - started - self._stop_stages_s["last_step"]
+            self._stop_stages_s["tables"] = round(tables_s, 4)
         del self.engine, self.hooks
-        _release_and_report(self.lifecycle, self.channel, handover, self._ended_s)
+        _release_and_report(self.lifecycle, self.channel, handover, self._stop_stages_s)
 
     def _create_handover(self) -> bytes | HandoverRefusal:
-        """Finish the current step. Return the handover of the KV pool, or why there is none.
+        """Finish the current step. Return the handover of the KV pool, or why it is not possible.
 
         Raises DeviceLostError, because the contents of the pool are then unknown.
         """
-        begun = time.monotonic()
+        started = time.monotonic()
         self._send_output(self.engine.quiesce())
-        self._ended_s["last_step"] = round(time.monotonic() - begun, 4)
+        self._stop_stages_s["last_step"] = round(time.monotonic() - started, 4)
         try:
             return self.lifecycle.hand_over()
         except HandoverRefusedError as error:

@@ -1,4 +1,4 @@
-"""Parts of a worker process that the lifecycle opens and closes, except its engine.
+"""Parts of a worker that its lifecycle opens and closes, except the engine core.
 
 Each implements :class:`plimsoll_engine.process.owners.WorkerPart`.
 """
@@ -29,7 +29,7 @@ from plimsoll_engine.process.rules import freeze_counter
 from plimsoll_engine.weights.mapping import WeightMapping
 
 GC_THRESHOLDS = (20_000, 50, 1_000)
-"""Thresholds of the garbage collector. Full collections pause all streams, so they must be rare."""
+"""Garbage collector thresholds that make full collections rare, because they pause all streams."""
 
 
 class DeviceContext:
@@ -40,15 +40,15 @@ class DeviceContext:
     def __init__(self) -> None:
         self.device: torch.device | None = None
         self.baseline: int | None = None
-        """Bytes allocated on the device before this worker allocates any; None on a CPU."""
+        """Device bytes that are allocated before the worker allocates any itself; None on a CPU."""
 
     @property
     def is_cuda(self) -> bool:
-        """Whether a CUDA device was chosen."""
+        """Whether the device is a CUDA device."""
         return self.device is not None and self.device.type == "cuda"
 
     def open(self, dtype: torch.dtype) -> None:
-        """Make the device current in this thread. Measure its baseline for ``dtype``."""
+        """Make the device current in this thread, and measure its baseline with ``dtype``."""
         assert self.device is not None
         if self.is_cuda:
             torch.cuda.set_device(self.device)
@@ -60,15 +60,15 @@ class DeviceContext:
         return []
 
     def measure_free_bytes(self) -> int | None:
-        """Return the free bytes of the device; None on a CPU."""
+        """Return the free device memory in bytes; None on a CPU."""
         return int(torch.cuda.mem_get_info(self.device)[0]) if self.is_cuda else None
 
     def read_allocated_bytes(self) -> int | None:
-        """Return the bytes that torch has allocated on the device; None on a CPU."""
+        """Return the device memory that torch has allocated, in bytes; None on a CPU."""
         return torch.cuda.memory_allocated(self.device) if self.is_cuda else None
 
     def close(self) -> None:
-        """Release the device memory that torch caches. Idempotent."""
+        """Release the device memory in torch's caches. Idempotent."""
         if has_compiled():
             torch.compiler.reset()
         for name in ("last_type", "last_value", "last_traceback", "last_exc"):
@@ -79,7 +79,7 @@ class DeviceContext:
 
 
 class Weights:
-    """Weights of the model and of its draft model.
+    """Weights of the model and of the draft model.
 
     If a weight server is configured, it owns the weights and the KV pool, and this process maps
     them.
@@ -94,15 +94,15 @@ class Weights:
         self._unbound: NativeModel | None = None
         self.draft: Decoder | None = None
         self.pool: torch.Tensor | None = None
-        """The weight server's KV pool as uint8 [bytes], once it is mapped; None before."""
+        """KV pool of the weight server, as uint8 [bytes]; None unless it is mapped."""
         self.is_fenced = False
-        """Whether this process can no longer write to the weight server's KV pool."""
+        """Whether this process can no longer write to the KV pool of the weight server."""
         self._mapping: WeightMapping | None = None
         self._sizes: dict[str, int] = {}
-        """Bytes of the weights by owner, once the weights are bound."""
+        """Size of the weights in bytes, by owner. Known once the weights are bound."""
 
     def request(self, model_config: Any, dtype: torch.dtype) -> None:
-        """Request the weights from the weight server, if one serves this model."""
+        """Request the weights from the weight server, if it serves this model."""
         if not self._config.weights:
             return
         shard = self._member.shard
@@ -112,11 +112,11 @@ class Weights:
 
     @property
     def is_mapped(self) -> bool:
-        """Whether the weights belong to the weight server."""
+        """Whether the weight server owns the weights."""
         return self._mapping is not None
 
     def map(self) -> dict[str, torch.Tensor]:
-        """Map the weight server's weights and its KV pool, if any. Return the weights by name."""
+        """Map the weights and the KV pool of the weight server. Return the weights by name."""
         assert self._mapping is not None
         tensors = self._mapping.map_weights()
         self.map_pool()
@@ -129,7 +129,7 @@ class Weights:
         dtype: torch.dtype,
         device: torch.device,
     ) -> Model:
-        """Return the model with the ``mapped`` weights; None loads them from files."""
+        """Return the model with the ``mapped`` weights. If None, load the weights from files."""
         draft = None if self._config.draft_model is None else Path(self._config.draft_model)
         if mapped is not None and self._unbound is not None:
             own, drafts = draft_models.split_tensors(mapped)
@@ -153,10 +153,10 @@ class Weights:
         return self.model
 
     def map_pool(self, nbytes: int = 0) -> torch.Tensor | None:
-        """Map the KV pool of the weight server for this rank. Return it as uint8 [bytes].
+        """Map this rank's KV pool of the weight server. Return it as uint8 [bytes].
 
-        A missing pool is created with ``nbytes``, unless that is 0. Return None without a pool or a
-        weight server.
+        If there is no pool, create one of ``nbytes`` bytes. Return None without a weight server, or
+        if there is no pool and ``nbytes`` is 0.
         """
         if self._mapping is not None and self.pool is None:
             self.pool = self._mapping.map_pool(nbytes)
@@ -171,11 +171,11 @@ class Weights:
 
     @property
     def mapped_bytes(self) -> int:
-        """Bytes of the weight server's memory that this process maps."""
+        """Size of the weight server's memory that this process maps, in bytes."""
         return 0 if self._mapping is None else self._mapping.nbytes + self._mapping.pool_nbytes
 
     def list_owners(self) -> list[Owner]:
-        """Return the owners of the weights of all ranks, and of the draft model's weights."""
+        """Return the owners of all ranks' weights, including those of the draft model."""
         if self.model is None:
             return []
         process = Role.WEIGHT_SERVER if self.is_mapped else Role.WORKER
@@ -186,7 +186,7 @@ class Weights:
         ]
 
     def close(self) -> None:
-        """Close the models, then unmap their weights. Idempotent."""
+        """Close the models, and unmap their weights. Idempotent."""
         for model in (self.model, self.draft):
             if model is not None:
                 model.close()
@@ -197,7 +197,7 @@ class Weights:
 
 
 class GarbageCollectorSettings:
-    """Settings of the garbage collector in a serving worker."""
+    """Garbage collector settings of a serving worker."""
 
     name = "heap"
 
@@ -213,11 +213,11 @@ class GarbageCollectorSettings:
         self.collections.start()
 
     def list_owners(self) -> list[Owner]:
-        """Return an empty list, because other owners count the frozen objects."""
+        """Return an empty list, because other owners count the excluded objects."""
         return []
 
     def close(self) -> None:
-        """Restore the garbage collector's settings. Idempotent."""
+        """Restore the previous settings. Idempotent."""
         self.collections.stop()
         if self._thresholds is not None:
             gc.set_threshold(*self._thresholds)
@@ -232,8 +232,7 @@ def _count_bytes(model: Model) -> int:
 def has_compiled() -> bool:
     """Report whether torch.compile has compiled anything in this process.
 
-    Call this before a reset of the compiler. Without compiled code, a reset is not needed, and it
-    would import the compiler, which adds 2 s to a restart.
+    If not, do not reset the compiler: this would import it, which adds 2 s to a restart.
     """
     dynamo = sys.modules.get("torch._dynamo.utils")
     return dynamo is not None and bool(dynamo.counters)
@@ -263,7 +262,7 @@ def measure_baseline_bytes(device: torch.device, dtype: torch.dtype) -> int | No
 
 
 def release_device_caches() -> None:
-    """Release the memory that torch caches: cuBLAS workspaces, free segments and pinned memory."""
+    """Release the memory in torch's caches: cuBLAS workspaces, free segments and pinned memory."""
     torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()
     torch._C._host_emptyCache()

@@ -1,4 +1,4 @@
-"""Loop of a rank above 0, which executes the commands of rank 0 in order."""
+"""Loop of a rank above 0, which runs the commands of rank 0 in order."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 from plimsoll_api.admin import Role
 from plimsoll_engine.core.execute.forward import Forward
-from plimsoll_engine.distributed.link import Link
+from plimsoll_engine.distributed.link import LeaderConnection
 from plimsoll_engine.memory.device_memory import read_device_memory
 from plimsoll_engine.memory.trim import trim_process
 from plimsoll_engine.messages import rank_ipc
@@ -18,8 +18,8 @@ from plimsoll_engine.worker.lifecycle import CoreLifecycle
 class CommandFailedError(RuntimeError):
     """A command of rank 0 failed.
 
-    ``expects_reply`` means that rank 0 waits for a reply, which reports the error. Otherwise rank 0
-    waits in a collective, which only the exit of this process ends.
+    If ``expects_reply``, rank 0 waits for a reply, which can report the error. Otherwise, it waits
+    in a collective, which only the exit of this process ends.
     """
 
     def __init__(self, message: str, expects_reply: bool) -> None:
@@ -28,12 +28,12 @@ class CommandFailedError(RuntimeError):
 
 
 class Follower:
-    """Executor of rank 0's commands.
+    """Rank above 0. It runs the commands of rank 0.
 
     ``lifecycle`` has prepared the model. Commands create and release the KV pool.
     """
 
-    def __init__(self, lifecycle: CoreLifecycle, link: Link) -> None:
+    def __init__(self, lifecycle: CoreLifecycle, link: LeaderConnection) -> None:
         self._lifecycle = lifecycle
         self._link = link
         self._forward: Forward | None = None

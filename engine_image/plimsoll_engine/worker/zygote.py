@@ -1,8 +1,8 @@
 """Zygote: a process that has imported torch and the model code, and forks workers.
 
-The workers and the weight server are its children. The frontend starts the zygote as ``python -m
-plimsoll_engine.worker.zygote --control-fd FD --config JSON``
-(:mod:`plimsoll_engine.messages.zygote_ipc`).
+The frontend starts the zygote as ``python -m plimsoll_engine.worker.zygote --control-fd FD --config
+JSON`` (:mod:`plimsoll_engine.messages.zygote_ipc`). The workers and the weight server are its
+children.
 
 The zygote has one thread and no CUDA context, because a fork copies only one thread. Locks of other
 threads would stay locked in the child, and OpenMP would wait for its lost threads. The zygote
@@ -51,9 +51,9 @@ log = logging.getLogger(__name__)
 
 THREAD_COUNT_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 ONEDNN_CACHE_CAPACITY = "128"
-"""Capacity of oneDNN's cache of compiled CPU kernels, in entries.
+"""Capacity of oneDNN's cache of compiled CPU kernels, in entries of up to 0.3 MB.
 
-An entry takes up to 0.3 MB, and the default capacity is 1,024 entries.
+The default is 1,024 entries.
 """
 PRELOADED_MODULES = (
     "torch",
@@ -66,14 +66,14 @@ OPTIONAL_MODULES = ("triton",)
 """Modules that are published only for Linux on x86-64."""
 
 FORK_SAFE_THREADS = {"jemalloc_bg_thd"}
-"""Threads that may exist during a fork.
+"""Names of threads that may exist during a fork.
 
 jemalloc, which some libraries include, stops its thread around a fork (pthread_atfork).
 """
 
 
 class Zygote:
-    """Server that forks processes on request and reaps them."""
+    """Server that forks processes on request, and reaps them."""
 
     def __init__(
         self, control: socket.socket, config: WorkerConfig, weights: socket.socket | None
@@ -88,12 +88,12 @@ class Zygote:
         self.weights = weights
         """Listening socket of the weight server, which the frontend owns.
 
-        Workers can therefore connect before a weight server runs, and workers of the next zygote
-        reach the same one.
+        Workers can connect to it before a weight server runs. The workers of the next zygote
+        connect to the same weight server.
         """
 
     def serve(self) -> None:
-        """Serve until the frontend has exited. Then kill the remaining children."""
+        """Serve until the frontend has exited, then kill the remaining children."""
         poll = select.poll()
         poll.register(self.control, select.POLLIN)
         try:
@@ -185,7 +185,7 @@ class Zygote:
         self.send(Exited(child.number, child.pid, code, child.role, child.rank))
 
     def _kill_children(self) -> None:
-        """Kill the workers before the weight server, because they use its memory."""
+        """Kill the workers first, then the weight server, whose memory they use."""
         for fd in sorted(
             self.children, key=lambda fd: self.children[fd].role == Role.WEIGHT_SERVER
         ):
@@ -198,9 +198,9 @@ class Zygote:
 
 
 def import_everything(model: Path, device: str) -> None:
-    """Import every module that workers of ``model`` on ``device`` need.
+    """Import all modules that workers of ``model`` on ``device`` need.
 
-    First limit the libraries to one thread, because they read this setting when they load.
+    Before that, limit the libraries to one thread, because they read this setting when they load.
     """
     os.environ.update(dict.fromkeys(THREAD_COUNT_VARIABLES, "1"))
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", ONEDNN_CACHE_CAPACITY)

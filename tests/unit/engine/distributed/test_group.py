@@ -19,10 +19,10 @@ RANK = """
 import sys
 from pathlib import Path
 import torch
-from plimsoll_engine.distributed.group import ProcessGroup, Shard, SumShape
+from plimsoll_engine.distributed.group import ProcessGroup, Shard, AllReduceShape
 from plimsoll_engine.kernels.reference import ReferenceOps
 rank, folder = int(sys.argv[1]), Path(sys.argv[2])
-sums = SumShape(64, 32, torch.float32)
+sums = AllReduceShape(64, 32, torch.float32)
 group = ProcessGroup(Shard(rank, 2), torch.device("cpu"), folder / "store", sums)
 given = torch.load(folder / "given")
 residual = given["residual"].clone()

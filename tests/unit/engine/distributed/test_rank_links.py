@@ -16,7 +16,7 @@ import pytest
 from plimsoll_api.admin import ProcessMemory, Role
 from plimsoll_engine.distributed.group import Shard
 from plimsoll_engine.distributed.leader import Leader
-from plimsoll_engine.distributed.link import LeaderGone, Link
+from plimsoll_engine.distributed.link import LeaderConnection, LeaderGone
 from plimsoll_engine.distributed.member import Member
 from plimsoll_engine.errors import LoadError, RanksLostError, SettingsError
 from plimsoll_engine.messages import rank_ipc
@@ -31,9 +31,9 @@ INPUTS = Inputs(
 
 
 @pytest.fixture
-def pair(tmp_path: Path) -> Iterator[tuple[Leader, Link]]:
+def pair(tmp_path: Path) -> Iterator[tuple[Leader, LeaderConnection]]:
     leader = Leader(tmp_path, 1, 2)
-    link = Link(tmp_path, 1, Shard(1, 2))
+    link = LeaderConnection(tmp_path, 1, Shard(1, 2))
     link.join_group()
     leader.join_group()
     yield leader, link
@@ -48,7 +48,7 @@ def beside() -> Iterator[Callable[..., Future[object]]]:
         yield pool.submit
 
 
-def test_commands_come_whole_and_in_order(pair: tuple[Leader, Link]) -> None:
+def test_commands_come_whole_and_in_order(pair: tuple[Leader, LeaderConnection]) -> None:
     leader, link = pair
     with leader.run_together(rank_ipc.Step(INPUTS)):
         pass
@@ -62,7 +62,7 @@ def test_commands_come_whole_and_in_order(pair: tuple[Leader, Link]) -> None:
 
 
 def test_answers_and_reports_are_distinguished(
-    pair: tuple[Leader, Link], beside: Callable[..., Future[object]]
+    pair: tuple[Leader, LeaderConnection], beside: Callable[..., Future[object]]
 ) -> None:
     leader, link = pair
 
@@ -87,7 +87,9 @@ def test_answers_and_reports_are_distinguished(
     following.result(10)
 
 
-def test_a_lost_rank_and_a_local_failure_are_distinguished(pair: tuple[Leader, Link]) -> None:
+def test_a_lost_rank_and_a_local_failure_are_distinguished(
+    pair: tuple[Leader, LeaderConnection],
+) -> None:
     leader, link = pair
     with (
         pytest.raises(RanksLostError, match="failed on rank 0: ValueError: odd") as here,
@@ -112,7 +114,7 @@ def test_a_lost_rank_and_a_local_failure_are_distinguished(pair: tuple[Leader, L
 
 @pytest.mark.parametrize(("permanent", "kind"), [(True, LoadError), (False, RanksLostError)])
 def test_a_ranks_own_word_for_its_failure_is_passed_on(
-    pair: tuple[Leader, Link], permanent: bool, kind: type[Exception]
+    pair: tuple[Leader, LeaderConnection], permanent: bool, kind: type[Exception]
 ) -> None:
     leader, link = pair
     link.send(rank_ipc.RankError("no such tensor", permanent))
@@ -123,7 +125,7 @@ def test_a_ranks_own_word_for_its_failure_is_passed_on(
 
 def test_no_rank_outlives_rank_0_unnoticed(tmp_path: Path) -> None:
     leader = Leader(tmp_path, 3, 2)
-    link = Link(tmp_path, 3, Shard(1, 2))
+    link = LeaderConnection(tmp_path, 3, Shard(1, 2))
     closing = threading.Timer(0.2, leader.close)
     link.join_group()
     leader.join_group()
@@ -133,7 +135,9 @@ def test_no_rank_outlives_rank_0_unnoticed(tmp_path: Path) -> None:
     link.close()
 
 
-def test_what_one_rank_alone_can_do_is_refused_by_name(pair: tuple[Leader, Link]) -> None:
+def test_what_one_rank_alone_can_do_is_refused_by_name(
+    pair: tuple[Leader, LeaderConnection],
+) -> None:
     leader, _ = pair
     config = WorkerConfig("m", "/r", "s", kv_offload_bytes=1 << 20, tensor_parallel_size=2)
     with pytest.raises(
