@@ -1,8 +1,8 @@
-"""Implement the decoder of Llama, Mistral, Qwen2, Qwen3 and Qwen3-MoE with the paged KV pool.
+"""Decoder of Llama, Mistral, Qwen2, Qwen3 and Qwen3-MoE, with the paged KV pool.
 
-The architectures differ in biases, query and key norms (Qwen3), rotary embedding and sliding
-windows. Qwen3-MoE has experts instead of an MLP. The query, key and value projections are fused
-into one matrix, and the gate and up projections into another, so a layer has four matrix products.
+The architectures differ in biases, query and key norms (Qwen3), rotary embeddings and sliding
+windows. Qwen3-MoE has experts instead of an MLP. The query, key and value projections form one
+matrix, and so do the gate and up projections. A layer therefore has four matrix products.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SUPPORTED_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", *mixture.MIXTURE_
 
 
 def supports(config: Any) -> bool:
-    """Report whether :class:`Decoder` implements the model of a transformers ``config``."""
+    """Report whether :class:`Decoder` implements the model with the transformers ``config``."""
     return (
         config.model_type in SUPPORTED_MODEL_TYPES
         and getattr(config, "hidden_act", "silu") == "silu"
@@ -42,11 +42,11 @@ def supports(config: Any) -> bool:
 
 
 class Decoder:
-    """Decoder-only model, which implements :class:`plimsoll_engine.models.model.Model`.
+    """Decoder-only model that implements :class:`plimsoll_engine.models.model.Model`.
 
     Its tensors are on the meta device until :meth:`bind` is called. With tensor parallelism, each
-    rank has a ``shard`` of the heads, with their keys and values, and of the intermediate columns.
-    Each layer has two all-reduces, through :attr:`group`.
+    rank has a ``shard`` of the attention heads and of the intermediate columns. Each layer has two
+    all-reduces, through :attr:`group`.
     """
 
     def __init__(
@@ -74,12 +74,12 @@ class Decoder:
 
     @property
     def ignored_tensors(self) -> frozenset[str]:
-        """Names of checkpoint tensors that are not loaded: the output head if it is tied."""
+        """Names of checkpoint tensors that are not loaded: the output head, if it is tied."""
         return frozenset({"lm_head.weight"} if self.spec.tied else ())
 
     @staticmethod
     def normalize_name(name: str) -> str:
-        """Return ``name`` unchanged, because checkpoints already use the names in :attr:`parts`."""
+        """Return ``name`` unchanged, because :attr:`parts` uses the names in checkpoints."""
         return name
 
     @property
@@ -89,21 +89,21 @@ class Decoder:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Dtype of activations, and of all weights that are not quantized."""
+        """Dtype of activations and of all weights that are not quantized."""
         return self._tensors["embed"].dtype
 
     def get_parameters(self) -> dict[str, torch.Tensor]:
-        """Return all tensors by their names in ``parts``, without a tied output head."""
+        """Return all tensors by name in ``parts``, without a tied output head."""
         return {name: self._tensors[name] for name in self.parts if name in self._tensors}
 
     def bind(self, tensors: dict[str, torch.Tensor]) -> None:
         """Use ``tensors`` as weights, without copying them.
 
-        The tensors must have the names, shapes and dtypes of ``parts``, and be on one device.
-        Raises ValueError, naming the first tensor that does not fit.
+        They must have the names, shapes and dtypes of ``parts``, and be on one device. Raises
+        ValueError, naming the first tensor that does not match.
         """
-        if odd := sorted(tensors.keys() ^ self.parts.keys()):
-            raise ValueError(f"tensor {odd[0]} is missing, or is not part of this model")
+        if unmatched := sorted(tensors.keys() ^ self.parts.keys()):
+            raise ValueError(f"tensor {unmatched[0]} is missing, or is not part of this model")
         embed = tensors["embed"]
         for name, tensor in tensors.items():
             if tuple(tensor.shape) != self.parts[name].shape:
@@ -139,7 +139,7 @@ class Decoder:
 
     @property
     def num_representative_layers(self) -> int:
-        """Minimum number of first layers that include every kind of layer; at least two."""
+        """Number of first layers that include every kind of layer; at least two."""
         kinds = [
             (window, layer.router is None)
             for window, layer in zip(self.spec.windows, self._layers, strict=True)
@@ -147,7 +147,7 @@ class Decoder:
         return min(len(kinds), max(2, *(1 + kinds.index(kind) for kind in set(kinds))))
 
     def truncate(self, layers: int) -> Decoder:
-        """Return a model with only the first ``layers`` layers. It shares tensors and group."""
+        """Return a model of the first ``layers`` layers. It shares the tensors and the group."""
         model = copy.copy(self)
         model.spec = replace(self.spec, layers=layers, windows=self.spec.windows[:layers])
         model.kv = KVShape(layers, self.kv.heads, self.kv.dim)
@@ -165,7 +165,7 @@ class Decoder:
     def compute_best_tokens(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the likeliest token of each row, int64 [rows], and this rank's part of the logits.
 
-        Pass the part to the group's ``all_gather`` to get the logits of all ranks.
+        The group's ``all_gather`` returns the logits of all ranks.
         """
         logits = self._compute_own_logits(hidden)
         return self.group.find_best_columns(self._ops, logits), logits
@@ -185,12 +185,12 @@ class Decoder:
     ) -> torch.Tensor:
         """Return the final normalised hidden states [tokens, hidden] of ``ids`` int64 [tokens].
 
-        ``positions`` int64 [tokens] are the tokens' positions. If ``embeds`` [tokens, hidden] is
-        given, it replaces the embeddings of ``ids``. The result has the model's dtype. If
-        ``plan.needed`` is not None, only these rows are returned.
+        ``positions`` int64 [tokens] are the positions of the tokens. ``embeds`` [tokens, hidden]
+        replaces the embeddings of ``ids``, if given. The result has the model's dtype. It has only
+        the rows in ``plan.needed``, unless that is None.
         """
-        if plan.adapters is None and self._is_few_rows(len(ids), plan):
-            return self._forward_few(ids, positions, plan, embeds)
+        if plan.adapters is None and self._is_small_step(len(ids), plan):
+            return self._forward_small_step(ids, positions, plan, embeds)
         stream, x, rotary = self.begin_forward(ids, positions, embeds)
         for index in range(self.spec.layers - 1):
             query = self.compute_query(x, rotary, index, plan)
@@ -219,8 +219,8 @@ class Decoder:
     ) -> torch.Tensor:
         """Return the queries of layer ``index``, and store its keys and values in the KV pool.
 
-        ``x`` is the layer's normalised input. The queries are [tokens, heads, dim], and are written
-        to ``out`` if it is given.
+        ``x`` is the layer's normalised input. The queries are [tokens, heads, dim]. If ``out`` is
+        given, they are written to it.
         """
         ops, layer, adapters = self._ops, self._layers[index], plan.adapters
         qkv = lora.apply_linear(x, layer.qkv, layer.qkv_bias, adapters, index, "qkv", ops.linear)
@@ -231,7 +231,7 @@ class Decoder:
     ) -> torch.Tensor:
         """Return the attention output of layer ``index``, in the shape of ``query``.
 
-        The output is written to ``out`` if it is given.
+        If ``out`` is given, the output is written to it.
         """
         window = self.spec.windows[index]
         return self._ops.attend(query, plan, index, self.spec.dim**-0.5, window, out)
@@ -317,7 +317,7 @@ class Decoder:
     def _add_mlp(
         self, stream: torch.Tensor, x: torch.Tensor, index: int, adapters: RowAdapters | None
     ) -> torch.Tensor:
-        """Add the output of the MLP for ``x`` to ``stream``. Return the next layer's input."""
+        """Add the output of the MLP for ``x`` to ``stream``. Return the input of the next layer."""
         ops, layer, norm = self._ops, self._layers[index], self._get_norm_after(index)
         if layer.router is not None:
             x = self._compute_experts(x, layer, layer.router)
@@ -358,11 +358,11 @@ class Decoder:
         plain = self.group is SINGLE_RANK_GROUP and bias is None and adapters is None
         return plain and stream.shape[0] >= self._ops.min_add_rows
 
-    def _is_few_rows(self, rows: int, plan: StepPlan) -> bool:
-        """Report whether to compute a step of ``rows`` rows by :meth:`_forward_few`.
+    def _is_small_step(self, rows: int, plan: StepPlan) -> bool:
+        """Report whether :meth:`_forward_small_step` computes a step of ``rows`` rows faster.
 
-        For more than one row, this is faster only in a decode step, which runs as a CUDA graph.
-        Without a graph, launching the fused kernels takes longer.
+        For more than one row, it must be a decode step, which runs as a CUDA graph. Without a
+        graph, it takes longer to launch the fused kernels.
         """
         if rows == 1:
             return self._ops.get_max_projection_rows(self._layers[0].qkv) > 0
@@ -373,7 +373,7 @@ class Decoder:
             self._ops.get_max_projection_rows(weight) for weights in matrices for weight in weights
         )
 
-    def _forward_few(
+    def _forward_small_step(
         self,
         ids: torch.Tensor,
         positions: torch.Tensor,
@@ -386,10 +386,10 @@ class Decoder:
         stream. With several ranks, the all-reduce between two products does both.
         """
         ops, eps, scale, group = self._ops, self.spec.eps, self.spec.dim**-0.5, self.group
-        alone = group is SINGLE_RANK_GROUP
+        is_single_rank = group is SINGLE_RANK_GROUP
         rotary = ops.compute_rotary_table(positions, self._inverse)
         stream = self.embed(ids) if embeds is None else embeds.clone()
-        x = stream if alone else ops.rms_norm(stream, self._layers[0].attention_norm, eps)
+        x = stream if is_single_rank else ops.rms_norm(stream, self._layers[0].attention_norm, eps)
 
         def add_norm(x: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
             return group.add_norm(ops, x, stream, norm, eps)
@@ -397,36 +397,36 @@ class Decoder:
         def add_product(
             x: torch.Tensor, weight: Weight, bias: torch.Tensor | None, norm: torch.Tensor
         ) -> torch.Tensor:
-            if alone:
+            if is_single_rank:
                 return ops.project(x, weight, bias, into=stream)
             return add_norm(ops.project(x, weight, bias), norm)
 
         for index, layer in enumerate(self._layers):
             after = self._get_norm_after(index)
-            norm = layer.attention_norm if alone else None
+            norm = layer.attention_norm if is_single_rank else None
             qkv = ops.project(x, layer.qkv, layer.qkv_bias, norm, eps)
             query = ops.rotate_and_store(qkv, rotary, layer.norms, eps, plan, index)
             x = ops.attend(query, plan, index, scale, self.spec.windows[index]).flatten(1)
             x = add_product(x, layer.out, layer.out_bias, layer.mlp_norm)
             if layer.router is not None:
-                x = ops.rms_norm(x, layer.mlp_norm, eps) if alone else x
+                x = ops.rms_norm(x, layer.mlp_norm, eps) if is_single_rank else x
                 x = self._compute_experts(x, layer, layer.router)
-                x = stream.add_(x) if alone else add_norm(x, after)
+                x = stream.add_(x) if is_single_rank else add_norm(x, after)
                 continue
-            norm = layer.mlp_norm if alone else None
+            norm = layer.mlp_norm if is_single_rank else None
             x = ops.project(x, layer.gate_up, layer.gate_up_bias, norm, eps, silu=True)
             x = add_product(x, layer.down, layer.down_bias, after)
-        return ops.rms_norm(x, self._tensors["norm"], eps) if alone else x
+        return ops.rms_norm(x, self._tensors["norm"], eps) if is_single_rank else x
 
     def _get_norm_after(self, index: int) -> torch.Tensor:
-        """Return the weight of the norm that follows layer ``index``."""
+        """Return the weight of the norm after layer ``index``."""
         following = index + 1
         if following < len(self._layers):
             return self._layers[following].attention_norm
         return self._tensors["norm"]
 
     def _compute_experts(self, x: torch.Tensor, layer: Layer, router: torch.Tensor) -> torch.Tensor:
-        """Return the experts' output for ``x``. The caller must sum the outputs of all ranks."""
+        """Return this rank's part of the experts' output for ``x``, to be summed over all ranks."""
         mixed = self.spec.mixture
         assert mixed is not None
         return self._ops.compute_experts(

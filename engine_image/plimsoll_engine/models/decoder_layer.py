@@ -1,4 +1,4 @@
-"""Hold the tensors of one decoder layer."""
+"""Tensors of one decoder layer."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from plimsoll_engine.kernels.quantized import Weight
 
 @dataclass(slots=True)
 class Layer:
-    """Tensors of one decoder layer, with the names that :func:`make_parts` uses.
+    """Tensors of one decoder layer. The field names are those in :func:`make_parts`.
 
-    In a layer with a ``router``, ``gate_up`` and ``down`` stack the matrices of all experts.
+    If the layer has a ``router``, ``gate_up`` and ``down`` stack the matrices of all experts.
     """
 
     attention_norm: torch.Tensor
@@ -32,7 +32,7 @@ class Layer:
 
     @property
     def norms(self) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Weights [dim] of the query norm and the key norm, or None if there are no such norms."""
+        """Weights [dim] of the query norm and the key norm; None if the layer has no such norms."""
         if self.q_norm is None or self.k_norm is None:
             return None
         return self.q_norm, self.k_norm

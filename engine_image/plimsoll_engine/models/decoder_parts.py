@@ -1,8 +1,8 @@
-"""Describe a decoder's sizes, and how its tensors are assembled from those of a checkpoint.
+"""Sizes of a decoder, and how its tensors are assembled from those of a checkpoint.
 
 With tensor parallelism, each rank has an equal share of the attention heads, of the intermediate
-columns and of the vocabulary. A matrix that computes such a share is split by rows. A matrix that
-reads such a share is split by columns, and its products are summed over the ranks.
+columns and of the vocabulary. Matrices that compute such a share are split by rows. Matrices that
+read such a share are split by columns, and their products are summed over the ranks.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class DecoderSpec:
 
     @classmethod
     def from_config(cls, config: Any) -> DecoderSpec:
-        """Return the spec for a transformers config, which :func:`decoder.supports` must accept."""
+        """Return the spec for a transformers config that :func:`decoder.supports` accepts."""
         attention_bias = bool(getattr(config, "attention_bias", False))
         qwen2 = config.model_type == "qwen2"
         return cls(
@@ -63,7 +63,7 @@ class DecoderSpec:
         )
 
     def for_shard(self, shard: Shard) -> DecoderSpec:
-        """Return the spec of one rank of ``shard.size`` ranks.
+        """Return the spec for one of ``shard.size`` ranks.
 
         Heads and intermediate columns are divided by the number of ranks. Raises ValueError, naming
         the field, if a number is not divisible.
@@ -91,10 +91,9 @@ class DecoderSpec:
 
 
 def _read_windows(config: Any) -> list[int | None]:
-    """Return the sliding window of each layer, in tokens; None for a layer with full attention.
+    """Return the sliding window of each layer in tokens; None for a layer with full attention.
 
-    If the config has no ``layer_types``, its ``sliding_window`` is used only for Mistral and
-    Qwen3-MoE.
+    Without ``layer_types``, only Mistral and Qwen3-MoE use the config's ``sliding_window``.
     """
     window = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None)
@@ -108,9 +107,9 @@ def _read_windows(config: Any) -> list[int | None]:
 class Part:
     """Tensor of the model: its shape, and the checkpoint tensors that it concatenates.
 
-    ``sources`` lists the name of each checkpoint tensor, and its number of rows in this tensor.
-    ``split`` is the dimension in which each checkpoint tensor is split over the ranks, or None if
-    each rank loads all of it.
+    ``sources`` are pairs (name of a checkpoint tensor, number of its rows in this tensor).
+    ``split`` is the dimension in which the ranks split each checkpoint tensor; None if each rank
+    loads all of it.
     """
 
     sources: tuple[tuple[str, int], ...]
@@ -121,14 +120,14 @@ class Part:
     """Dtype of the tensor; None means the model's dtype."""
 
     def get_source_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the whole shape of a checkpoint tensor of which this rank loads ``shape``."""
+        """Return the full shape of a checkpoint tensor of which this rank loads ``shape``."""
         return tuple(
             size * self.shard.size if dimension == self.split else size
             for dimension, size in enumerate(shape)
         )
 
     def get_source_slices(self, shape: tuple[int, ...]) -> tuple[slice, ...]:
-        """Return which slices of a checkpoint tensor this rank loads into a tensor of ``shape``."""
+        """Return the slices of a checkpoint tensor that this rank loads as ``shape``."""
         return tuple(
             slice(self.shard.rank * size, (self.shard.rank + 1) * size)
             if dimension == self.split
@@ -138,15 +137,15 @@ class Part:
 
 
 SCALE_SUFFIX = "_scale"
-"""Suffix of the name of a tensor with a quantized matrix's scales."""
+"""Suffix of the name of the tensor with a quantized matrix's scales."""
 SUMMED_MATRICES = ("out", "down")
-"""Matrices that are split by columns, so that their products are summed over the ranks."""
+"""Matrices that are split by columns. Their products are summed over the ranks."""
 
 
 def make_parts(
     spec: DecoderSpec, shard: Shard = WHOLE_MODEL, quantization: Quantization | None = None
 ) -> dict[str, Part]:
-    """Return all tensors of the model by name. ``spec`` must be the spec of one rank.
+    """Return all tensors of the model by name. ``spec`` is the spec of one rank.
 
     Raises ValueError if a router, or only a part of a fused matrix, is quantized.
     """

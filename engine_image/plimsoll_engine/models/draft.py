@@ -12,11 +12,11 @@ from plimsoll_engine.models import decoder, loader
 from plimsoll_engine.models.decoder import Decoder
 
 DRAFT_PREFIX = "draft."
-"""Prefix of the draft model's tensors in a buffer that both models share."""
+"""Prefix of the draft model's tensor names in a buffer that both models share."""
 
 
 def build_draft_model(folder: Path, dtype: torch.dtype) -> Decoder:
-    """Return the draft model in ``folder``, with tensors on the meta device. Raises LoadError."""
+    """Return the draft model in ``folder`` on the meta device. Raises LoadError."""
     config = loader.load_config(folder)
     if not decoder.supports(config):
         raise LoadError(
@@ -47,7 +47,7 @@ def load_draft_model(folder: Path, dtype: torch.dtype, device: torch.device) -> 
 def merge_tensors(
     tensors: Mapping[str, torch.Tensor], draft: Decoder | None
 ) -> dict[str, torch.Tensor]:
-    """Return ``tensors`` and the tensors of ``draft``.
+    """Return ``tensors`` together with the tensors of ``draft``.
 
     The names of the draft model's tensors get the prefix :data:`DRAFT_PREFIX`.
     """
@@ -58,7 +58,7 @@ def merge_tensors(
 def split_tensors(
     tensors: Mapping[str, torch.Tensor],
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """Undo :func:`merge_tensors`. Return the target model's and the draft model's tensors."""
+    """Return the target model's and the draft model's tensors, as before :func:`merge_tensors`."""
     drafts = {
         name.removeprefix(DRAFT_PREFIX): tensor
         for name, tensor in tensors.items()

@@ -1,4 +1,4 @@
-"""Implement LLaVA with the vision tower and projector of transformers, and this engine's decoder.
+"""LLaVA with the vision tower and projector of transformers, and the decoder of this engine.
 
 The projector's output replaces the embeddings of an image's placeholder tokens.
 """
@@ -31,7 +31,7 @@ class LlavaModel:
     """Vision-language model: a vision tower, a projector and a decoder.
 
     It implements :class:`plimsoll_engine.models.model.MediaModel`. Its tensors are on the meta
-    device until :meth:`bind`.
+    device until :meth:`bind` is called.
     """
 
     is_encoder_decoder = False
@@ -61,9 +61,9 @@ class LlavaModel:
 
     @staticmethod
     def normalize_name(name: str) -> str:
-        """Return the name that ``parts`` uses for the checkpoint tensor ``name``.
+        """Return the name in ``parts`` of the checkpoint tensor ``name``.
 
-        Checkpoints of all versions of transformers are supported.
+        Checkpoints of all transformers versions are supported.
         """
         name = name.removeprefix("model.") if name.startswith(_NESTED_PREFIXES) else name
         name = name.replace("vision_tower.vision_model.", TOWER_PREFIX)
@@ -94,7 +94,7 @@ class LlavaModel:
     def bind(self, tensors: dict[str, torch.Tensor]) -> None:
         """Use ``tensors`` as weights, without copying them.
 
-        Raises ValueError, naming the first tensor that does not fit.
+        Raises ValueError, naming the first tensor that does not match.
         """
         for name, part in self.parts.items():
             if name not in tensors or tuple(tensors[name].shape) != part.shape:
@@ -110,7 +110,7 @@ class LlavaModel:
     def encode(self, media: Sequence[Media]) -> list[torch.Tensor]:
         """Return the embeddings [image tokens, hidden] of each image, in the model's dtype.
 
-        Each item of ``media`` contains float32 pixels [channels, height, width].
+        ``media`` contain float32 pixels [channels, height, width].
         """
         pixels = media_input.stack_media(media, self._shape, self.dtype, self.device)
         states = self._tower(pixels, output_hidden_states=True, return_dict=True).hidden_states
@@ -121,7 +121,7 @@ class LlavaModel:
         return [rows.clone() for rows in self._projector(torch.cat(chosen, dim=-1))]
 
     def make_dummy_media(self) -> Media:
-        """Return an image of zeros, in the size that the processor produces, for the warm-up."""
+        """Return an image of zeros for the warm-up, in the size that the processor produces."""
         return media_input.make_dummy_media("image", self._shape, self._tokens, self._tokens)
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:

@@ -1,8 +1,8 @@
-"""Load a model from a local folder, as a model of this engine or of transformers.
+"""Load a model from a local folder.
 
 :func:`load_model` does this in one step. The weight server needs three steps. :func:`build_model`
 returns a model on the meta device, :func:`bind_tensors` sets its tensors, and :func:`load_tensors`
-reads the files into the tensors.
+reads the files into them.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from plimsoll_engine.models.safetensors_files import (
     list_weight_files,
     loses_precision,
     open_safetensors,
-    raise_for_wrong_tensors,
+    raise_for_invalid_tensors,
     read_index,
-    warn_of_rounding,
+    warn_about_rounding,
 )
 
 DTYPES_BY_NAME = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -49,14 +49,14 @@ REQUIRED_CONFIG_FIELDS = (
     "max_position_embeddings",
 )
 LENGTH_DEPENDENT_ROPE_TYPES = ("dynamic", "longrope")
-"""RoPE types that depend on the longest sequence of the batch, so that keys cannot be cached."""
+"""RoPE types that depend on the longest sequence in a batch, which prevents caching of keys."""
 
 
 class NativeModel(Model, Protocol):
     """Model that this engine implements. The caller allocates its tensors and loads the weights.
 
-    ``parts`` maps the name of each tensor to the checkpoint tensors that it concatenates. The
-    checkpoint tensors have the names that :meth:`normalize_name` returns.
+    ``parts`` maps the name of each tensor to the checkpoint tensors that it concatenates. These
+    have the names that :meth:`normalize_name` returns.
     """
 
     parts: dict[str, Part]
@@ -66,23 +66,23 @@ class NativeModel(Model, Protocol):
         """Names, as in ``parts``, of checkpoint tensors that are not loaded."""
 
     def normalize_name(self, name: str) -> str:
-        """Return the name that ``parts`` uses for the checkpoint tensor ``name``."""
+        """Return the name in ``parts`` of the checkpoint tensor ``name``."""
 
     def bind(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Use ``tensors`` as weights. Names, shapes and dtypes must be those of ``parts``."""
+        """Use ``tensors``, with the names, shapes and dtypes of ``parts``, as weights."""
 
 
 MULTIMODAL_MODULES = {"llava": "llava", "whisper": "whisper"}
-"""Modules of the multimodal models, by model type.
+"""Module of each multimodal model type.
 
-Each module imports transformers' model code, which takes seconds, so it is imported only if needed.
+A module is imported only if needed, because transformers' model code takes seconds to import.
 """
 
 
 def import_model_code(folder: Path) -> None:
     """Import all code that the model in ``folder`` needs, before processes are forked.
 
-    An invalid config is ignored here, because loading the model reports the error.
+    Ignore an invalid config, because loading the model reports the error.
     """
     with contextlib.suppress(LoadError):
         config = load_config(folder)
@@ -99,7 +99,7 @@ def import_model_code(folder: Path) -> None:
 def choose_device(name: str, shard: Shard = WHOLE_MODEL) -> torch.device:
     """Return the device for the value ``name`` of ``--device``: ``auto``, ``cpu`` or ``cuda``.
 
-    With several ranks, rank r gets CUDA device r. Raises LoadError if there is no such device.
+    With several ranks, rank r gets CUDA device r. Raises LoadError if the device does not exist.
     """
     if name not in ("auto", "cpu", "cuda"):
         raise LoadError(f"--device {name!r} is not supported: use auto, cpu or cuda")
@@ -155,7 +155,7 @@ def load_config(folder: Path) -> Any:
 
 
 def read_quantization(config: Any) -> Quantization | None:
-    """Return the quantization of the weights, or None if they are not quantized.
+    """Return the quantization of the weights; None if they are not quantized.
 
     Raises ValueError, naming the field, if a field is not supported.
     """
@@ -164,12 +164,12 @@ def read_quantization(config: Any) -> Quantization | None:
 
 
 def get_text_config(config: Any) -> Any:
-    """Return the decoder's config, which may be nested in a multimodal model's config."""
+    """Return the decoder's config, which multimodal configs contain."""
     return config.text_config if config.model_type == "llava" else config
 
 
 def get_max_context_length(config: Any) -> int:
-    """Return the maximum context length of the decoder, in tokens."""
+    """Return the decoder's maximum context length in tokens."""
     if config.model_type == "whisper":
         return int(config.max_target_positions)
     return int(get_text_config(config).max_position_embeddings)
@@ -178,9 +178,8 @@ def get_max_context_length(config: Any) -> int:
 def choose_dtype(name: str, config: Any, device: torch.device) -> torch.dtype:
     """Return the dtype for the value ``name`` of ``--dtype``. Raises LoadError if it is unknown.
 
-    ``auto`` means float32 on a CPU. On CUDA, it means float32 if this is the config's dtype, and
-    bfloat16 otherwise. Converting a float16 checkpoint to bfloat16 loses precision, which
-    :func:`load_tensors` logs.
+    On a CPU, ``auto`` means float32. On CUDA, it means the config's dtype if that is float32, and
+    bfloat16 otherwise. A float16 checkpoint then loses precision, which :func:`load_tensors` logs.
     """
     if name in DTYPES_BY_NAME:
         return DTYPES_BY_NAME[name]
@@ -198,8 +197,8 @@ def build_model(
 ) -> NativeModel | None:
     """Return this engine's model on the meta device; None if only transformers implements it.
 
-    With several ranks, the model is the rank's shard. Raises LoadError, naming ``folder``, if the
-    model is not supported.
+    With several ranks, the model is a shard. Raises LoadError, naming ``folder``, if the model is
+    not supported.
     """
     try:
         if shard != WHOLE_MODEL and not decoder.supports(config):
@@ -230,7 +229,7 @@ def build_model(
 def bind_tensors(model: NativeModel, tensors: dict[str, torch.Tensor]) -> None:
     """Use ``tensors`` as the weights of ``model``, without copying them.
 
-    Raises ValueError, naming the first tensor that does not fit.
+    Raises ValueError, naming the first tensor that does not match.
     """
     model.bind(tensors)
 
@@ -238,8 +237,7 @@ def bind_tensors(model: NativeModel, tensors: dict[str, torch.Tensor]) -> None:
 def load_tensors(model: NativeModel, folder: Path) -> None:
     """Copy the checkpoint in ``folder`` into the tensors of ``model``.
 
-    Raises LoadError if a tensor of the checkpoint is missing, unknown, or has a wrong shape or
-    dtype.
+    Raises LoadError if a checkpoint tensor is missing or unknown, or has a wrong shape or dtype.
     """
     targets = {
         source: (target, model.parts[name])
@@ -283,7 +281,7 @@ def load_tensors(model: NativeModel, folder: Path) -> None:
                 ):
                     mismatched.append(f"{where} contains a negative or non-finite scale")
     places = {model.normalize_name(name): file for name, file in read_index(folder).items()}
-    raise_for_wrong_tensors(
+    raise_for_invalid_tensors(
         folder,
         missing=[
             f"{n} (which {INDEX_FILE} places in {places[n]})" if n in places else n for n in missing
@@ -291,13 +289,13 @@ def load_tensors(model: NativeModel, folder: Path) -> None:
         mismatched=mismatched,
         unexpected=unexpected,
     )
-    warn_of_rounding(folder, rounded)
+    warn_about_rounding(folder, rounded)
 
 
 def load_model(
     folder: Path, config: Any, dtype: torch.dtype, device: torch.device, shard: Shard = WHOLE_MODEL
 ) -> Model:
-    """Load the model in ``folder``, or a rank's shard of it, to ``device``. Raises LoadError."""
+    """Load the model in ``folder``, or its ``shard``, to ``device``. Raises LoadError."""
     model = build_model(folder, config, dtype, shard)
     if model is None:
         from plimsoll_engine.models import transformers_loader

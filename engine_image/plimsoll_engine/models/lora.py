@@ -1,7 +1,7 @@
-"""Read LoRA adapters from PEFT's files, and add their results to those of the decoder.
+"""Read LoRA adapters from PEFT's files, and apply them to the decoder's projections.
 
-An adapter changes a projection W to W + scale * B @ A. A and B stay separate from W, so each row of
-a step may use a different adapter, or none.
+An adapter changes a projection W to W + scale * B @ A. A and B are kept separate from W, so each
+row of a step may use a different adapter, or none.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from plimsoll_engine.models.decoder_parts import SCALE_SUFFIX, Part
 from plimsoll_engine.models.safetensors_files import (
     find_mismatch,
     open_safetensors,
-    raise_for_wrong_tensors,
+    raise_for_invalid_tensors,
 )
 
 ProductFunction = Callable[[torch.Tensor, Weight, torch.Tensor | None], torch.Tensor]
@@ -34,13 +34,13 @@ TENSOR_PREFIX = "base_model.model."
 """Prefix of tensor names in PEFT's files."""
 DIGEST_BYTES = 16
 MAX_CONFIG_BYTES = 1 << 20
-"""Maximum size of a config file, hundreds of times the size that PEFT writes."""
+"""Maximum size of a config file, hundreds of times what PEFT writes."""
 
 
 class LoraTarget(NamedTuple):
-    """Projection that an adapter may change: a part of the matrix ``matrix`` of ``layer``.
+    """Projection that an adapter may change: some rows of the matrix ``matrix`` of ``layer``.
 
-    The part has ``rows`` rows, beginning at row ``first``, and ``columns`` columns.
+    The projection has ``rows`` rows, from row ``first`` of the matrix on, and ``columns`` columns.
     """
 
     layer: int
@@ -50,12 +50,12 @@ class LoraTarget(NamedTuple):
     columns: int
 
     def compute_nbytes(self, rank: int, dtype: torch.dtype) -> int:
-        """Return the size of A and B together in bytes, for an adapter with LoRA rank ``rank``."""
+        """Return the total size of A and B in bytes for the LoRA rank ``rank``."""
         return rank * (self.rows + self.columns) * dtype.itemsize
 
 
 def find_targets(parts: Mapping[str, Part]) -> dict[str, LoraTarget]:
-    """Return the projections of a decoder by path, such as ``model.layers.0.self_attn.q_proj``."""
+    """Return a decoder's projections by path, such as ``model.layers.0.self_attn.q_proj``."""
     targets = {}
     for name, part in parts.items():
         if not name.startswith("layers.") or len(part.shape) != 2 or name.endswith(SCALE_SUFFIX):
@@ -72,7 +72,7 @@ def find_targets(parts: Mapping[str, Part]) -> dict[str, LoraTarget]:
 
 
 class LoraDelta(NamedTuple):
-    """Low-rank matrices of one projection, which begins at row ``first`` of its matrix.
+    """Low-rank matrices of a projection, which begins at row ``first`` of its matrix.
 
     ``a`` is [rank, in] and ``b`` is [out, rank], in the model's dtype. ``b`` includes the scale.
     """
@@ -84,7 +84,7 @@ class LoraDelta(NamedTuple):
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
 class Adapter:
-    """Loaded adapter. ``deltas`` has its low-rank matrices by (layer, matrix).
+    """Loaded adapter. ``deltas`` are its low-rank matrices by (layer, matrix).
 
     ``number`` is unique, even if an adapter with the same ``name`` is loaded again. ``digest``
     identifies the contents of the files.
@@ -97,12 +97,12 @@ class Adapter:
 
     @property
     def nbytes(self) -> int:
-        """Device memory of all low-rank matrices, in bytes."""
+        """Device memory of all low-rank matrices in bytes."""
         return sum(d.a.nbytes + d.b.nbytes for deltas in self.deltas.values() for d in deltas)
 
 
 class StepAdapters:
-    """Adapters of one step, each with the indices int32 [n] of the rows that use it."""
+    """Adapters of a step, each with the indices int32 [n] of the rows that use it."""
 
     def __init__(self, rows: Sequence[tuple[Adapter, torch.Tensor]]) -> None:
         self._rows = rows
@@ -112,7 +112,7 @@ class StepAdapters:
     ) -> None:
         """Add the adapters' results for ``x`` [tokens, in] to ``y`` [tokens, out] in place.
 
-        ``y`` is the product of ``x`` and the rows of the matrix ``matrix`` from row ``first_row``
+        ``y`` is the product of ``x`` and the rows of the matrix ``matrix``, from row ``first_row``
         on.
         """
         for adapter, rows in self._rows:
@@ -138,9 +138,8 @@ def apply_linear(
 ) -> torch.Tensor:
     """Return ``x @ weight.T + bias``, plus the results of the step's adapters, as [tokens, out].
 
-    ``x`` is [tokens, in]. ``weight`` [out, in] contains the rows of the matrix ``matrix`` of
-    ``layer`` from row ``first_row`` on. ``product`` is the function that computes the result
-    without adapters.
+    ``x`` is [tokens, in]. ``weight`` [out, in] has the rows of the matrix ``matrix`` of ``layer``,
+    from row ``first_row`` on. ``product`` computes the result without adapters.
     """
     y = product(x, weight, bias)
     if adapters is not None:
@@ -149,7 +148,7 @@ def apply_linear(
 
 
 class _Config(msgspec.Struct):
-    """Fields of ``adapter_config.json`` that affect an adapter's result."""
+    """Fields of ``adapter_config.json`` that change the result of an adapter."""
 
     r: int
     lora_alpha: float
@@ -178,9 +177,9 @@ UNSUPPORTED_FIELDS = (
     "use_dora", "modules_to_save", "lora_bias", "fan_in_fan_out", "rank_pattern", "alpha_pattern",
     "layer_replication", "trainable_token_indices",
 )  # fmt: skip
-"""Fields that must not be set, because their effect is not implemented."""
+"""Fields that must not be set, because the engine does not implement them."""
 BASE_CHANGING_INIT_PREFIXES = ("pissa", "olora", "corda", "loftq")
-"""Prefixes of ``init_lora_weights`` values with which PEFT also changes the base model's weights.
+"""Prefixes of ``init_lora_weights`` values for which PEFT also changes the base model's weights.
 
 Such an adapter gives wrong results with the original weights (PEFT, ``LoraConfig``).
 """
@@ -255,10 +254,10 @@ def read_adapter(
     dtype: torch.dtype,
     device: torch.device,
 ) -> tuple[dict[tuple[int, str], list[LoraDelta]], bytes]:
-    """Read the adapter in ``folder``. Return its low-rank matrices on ``device``, and their digest.
+    """Read the adapter in ``folder``. Return its low-rank matrices by (layer, matrix), and digest.
 
-    The matrices are in a mapping by (layer, matrix). Raises LoadError, naming the file and the
-    field or tensor, if the adapter is not supported, and OSError if a file cannot be read.
+    The matrices are on ``device``. Raises LoadError, naming the file and the field or tensor, if
+    the adapter is not supported, and OSError if a file cannot be read.
     """
     if not folder.is_dir():
         raise LoadError(
@@ -301,7 +300,7 @@ def read_adapter(
         for half in "AB"
         if half not in halves.get(source, {})
     ]
-    raise_for_wrong_tensors(folder, unexpected=unexpected, mismatched=mismatched, missing=missing)
+    raise_for_invalid_tensors(folder, unexpected=unexpected, mismatched=mismatched, missing=missing)
     if not halves:
         raise LoadError(f"{path}: the file contains no tensors")
     deltas: dict[tuple[int, str], list[LoraDelta]] = {}

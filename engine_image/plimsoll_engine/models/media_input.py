@@ -15,7 +15,7 @@ def stack_media(
 ) -> torch.Tensor:
     """Return the data of all ``media`` as one tensor [items, *shape] of ``dtype``.
 
-    Raises ValueError if an item is not float32, or if its shape is not ``shape``.
+    Raises ValueError if an item is not float32, or does not have this ``shape``.
     """
     tensors = []
     for item in media:
@@ -32,7 +32,7 @@ def stack_media(
 def make_dummy_media(
     kind: Literal["image", "audio"], shape: Sequence[int], placeholders: int, tokens: int
 ) -> Media:
-    """Return an image or audio clip of zeros, for the warm-up.
+    """Return an image or audio clip of zeros for the warm-up.
 
     It has ``placeholders`` placeholder tokens in the prompt, and ``tokens`` encoder output tokens.
     """

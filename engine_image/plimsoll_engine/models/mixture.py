@@ -1,8 +1,8 @@
-"""Describe a mixture of experts: its config and its checkpoint tensors.
+"""Mixture of experts: its config, and its tensors in a checkpoint.
 
-Each layer stacks its experts in two matrices: one has the gate and up projections, expert by
-expert, and the other the down projections. With several ranks, each rank has a share of the
-intermediate columns of every expert.
+Each layer stacks its experts in two matrices: one has the gate and up projections of each expert,
+and the other the down projections. With several ranks, each rank has a share of the intermediate
+columns of every expert.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from plimsoll_engine.distributed.group import RANKS_FLAG, Shard
 
 MIXTURE_MODEL_TYPES = ("qwen3_moe",)
 MAX_EXPERTS = 1024
-"""Maximum number of experts of a layer, several times that of published models.
+"""Maximum number of experts in a layer, several times that of published models.
 
-A limit is needed because kernels process all experts in one block.
+Kernels process all experts in one block, so there must be a limit.
 """
 MAX_EXPERTS_PER_TOKEN = 64
 """Maximum number of experts that process one token."""
 
 Sources = tuple[tuple[str, int], ...]
-"""Pairs of a checkpoint tensor's name, without the layer's prefix, and its number of rows."""
+"""Pairs (name of a checkpoint tensor without the layer's prefix, number of its rows)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Mixture:
 
     @classmethod
     def from_config(cls, config: Any) -> Mixture | None:
-        """Return the mixture of a transformers config, or None if no layer has experts.
+        """Return the mixture in a transformers config; None if no layer has experts.
 
         Raises ValueError, naming the field, if a field is invalid.
         """
@@ -69,7 +69,7 @@ class Mixture:
         )
 
     def for_shard(self, shard: Shard) -> Mixture:
-        """Return the mixture of one rank of ``shard.size`` ranks.
+        """Return the mixture for one of ``shard.size`` ranks.
 
         Raises ValueError if ``width`` is not divisible by the number of ranks.
         """

@@ -1,4 +1,4 @@
-"""Interfaces of models, as the runner uses them."""
+"""Interfaces of models for the runner."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from plimsoll_engine.messages.worker_ipc import Media
 
 
 class Model(Protocol):
-    """Causal language model that uses the paged KV pool."""
+    """Causal language model with the paged KV pool."""
 
     kv: KVShape
 
@@ -37,9 +37,9 @@ class Model(Protocol):
     ) -> torch.Tensor:
         """Return the final normalised hidden states [tokens, hidden] of ``ids`` int64 [tokens].
 
-        ``positions`` int64 [tokens] are the tokens' positions. If ``embeds`` [tokens, hidden] is
-        given, it replaces ``embed(ids)``. The result has the model's dtype. If ``plan.needed`` is
-        not None, only these rows are returned, in the same order.
+        ``positions`` int64 [tokens] are the positions of the tokens. ``embeds`` [tokens, hidden]
+        replaces ``embed(ids)``, if given. The result has the model's dtype. It has only the rows in
+        ``plan.needed``, in the same order, unless that is None.
         """
         ...
 
@@ -48,7 +48,7 @@ class Model(Protocol):
         ...
 
     def get_parameters(self) -> dict[str, torch.Tensor]:
-        """Return all tensors by name. A tied tensor is included once."""
+        """Return all tensors by name. A tied tensor occurs once."""
         ...
 
     def close(self) -> None:
@@ -76,5 +76,5 @@ class MediaModel(Model, Protocol):
         ...
 
     def make_dummy_media(self) -> Media:
-        """Return an image or audio clip of the maximum size, at position 0, for the warm-up."""
+        """Return an image or audio clip of the maximum size for the warm-up, at position 0."""
         ...

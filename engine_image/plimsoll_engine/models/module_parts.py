@@ -1,4 +1,4 @@
-"""Load the parameters of a transformers module that is part of a model of this engine."""
+"""Use a module of transformers as a part of a model of this engine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from plimsoll_engine.models.decoder_parts import Part
 
 
 def make_module_parts(module: torch.nn.Module, prefix: str) -> dict[str, Part]:
-    """Return a part for each parameter by its name in the checkpoint: ``prefix`` + its path."""
+    """Return a part for each parameter, by its name in the checkpoint: ``prefix`` + its path."""
     return {
         prefix + name: Part(((prefix + name, parameter.shape[0]),), tuple(parameter.shape))
         for name, parameter in module.named_parameters()
@@ -26,7 +26,7 @@ def bind_module(module: torch.nn.Module, tensors: dict[str, torch.Tensor], prefi
 
 
 def init_buffers(module: torch.nn.Module, device: torch.device) -> None:
-    """Create the buffers that checkpoints do not contain: the position IDs of vision towers.
+    """Create the buffers that checkpoints do not contain: position IDs of vision towers.
 
     Raises ValueError if ``module`` has any other buffer.
     """
@@ -39,7 +39,7 @@ def init_buffers(module: torch.nn.Module, device: torch.device) -> None:
 
 
 def clear_tensors(module: Any) -> None:
-    """Remove all tensors from ``module``, so that a reference to it does not keep them alive."""
+    """Remove all tensors from ``module``, so that references to it do not keep them in memory."""
     for part in module.modules():
         part._parameters.clear()
         part._buffers.clear()

@@ -1,8 +1,8 @@
 """Parse the quantization config of a checkpoint: FP8 in the format of compressed-tensors.
 
-Only the scheme that vLLM and LLM Compressor call FP8 dynamic is supported: e4m3 weights with one
-scale per output channel, and activations quantized per token. Other values and unknown fields are
-errors, so that no checkpoint gives wrong results.
+The only supported scheme is the one that vLLM and LLM Compressor call FP8 dynamic: e4m3 weights
+with a scale per output channel, and activations quantized per token. Other values and unknown
+fields are errors, because ignoring them could give wrong results.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ MAX_PATTERN_REPETITIONS = 4
 Each repetition can multiply the time of a match by the length of the name.
 """
 ALLOWED_PATTERN_ELEMENT = re.compile(r"[\w^$\-]|\.\*?|\\[.d]\+?")
-r"""Elements that a pattern may have: names, dots, ``.*`` and ``\d+``."""
+r"""Permitted elements of a pattern: names, dots, ``.*`` and ``\d+``."""
 
 ARGUMENT_DEFAULTS: Mapping[str, Any] = {
     "num_bits": 8, "type": "int", "symmetric": True, "strategy": None, "dynamic": False,
     "group_size": None, "block_structure": None, "actorder": None,
 }  # fmt: skip
-"""Values that compressed-tensors uses for missing fields of weights and activations."""
+"""Defaults of compressed-tensors for fields of weights and activations."""
 WEIGHT_ARGUMENTS = {**ARGUMENT_DEFAULTS, "type": "float", "strategy": "channel"}
 ACTIVATION_ARGUMENTS = {**ARGUMENT_DEFAULTS, "type": "float", "strategy": "token", "dynamic": True}
 FIELDS_WITHOUT_EFFECT = ("observer", "observer_kwargs", "scale_dtype", "zp_dtype")
-"""Fields that do not affect the result: calibration settings, and dtypes of existing tensors."""
+"""Fields that do not change the result: calibration settings, and dtypes of existing tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class Quantization:
 
 
 def parse_config(value: Any, tied: bool = False) -> Quantization | None:
-    """Return the quantization for the config field ``quantization_config``; None if it is missing.
+    """Return the quantization in the config field ``quantization_config``; None if it is missing.
 
     ``tied`` means that the output head is the embedding, which is never quantized. Raises
     ValueError, naming the field, if a field is not supported.

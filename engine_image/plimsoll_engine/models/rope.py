@@ -11,16 +11,15 @@ SUPPORTED_ROPE_TYPES = ("default", "linear", "llama3")
 
 
 def get_rope_type(config: Any) -> str:
-    """Return the RoPE type of a transformers config, for example ``default`` or ``llama3``."""
+    """Return the RoPE type in a transformers config, for example ``default`` or ``llama3``."""
     parameters = getattr(config, "rope_parameters", None) or {}
     return str(parameters.get("rope_type", "default"))
 
 
 def compute_inverse_frequencies(config: Any, dim: int) -> torch.Tensor:
-    """Return the inverse frequencies, float32 [dim / 2].
+    """Return the inverse frequencies float32 [dim / 2], for one of :data:`SUPPORTED_ROPE_TYPES`.
 
-    The RoPE type must be one of :data:`SUPPORTED_ROPE_TYPES`. Raises ValueError, naming the field,
-    if a field is missing.
+    Raises ValueError, naming the field, if a field is missing.
     """
     parameters = config.rope_parameters
     kind = get_rope_type(config)
@@ -41,9 +40,9 @@ def compute_inverse_frequencies(config: Any, dim: int) -> torch.Tensor:
 def _scale_llama3(
     inverse: torch.Tensor, parameters: dict[str, Any], positions: int
 ) -> torch.Tensor:
-    """Return the inverse frequencies ``inverse``, scaled as in Llama 3.1.
+    """Return ``inverse`` scaled as in Llama 3.1.
 
-    Low frequencies are divided by ``factor``. High frequencies are not changed. Frequencies in
+    Low frequencies are divided by ``factor``, and high frequencies are not changed. Frequencies in
     between are interpolated.
     """
     factor = float(parameters["factor"])

@@ -24,18 +24,18 @@ log = logging.getLogger(__name__)
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 FLOAT_DTYPES = ("F32", "BF16", "F16", "F64")
-"""Safetensors dtypes that can be converted to the model's dtype without scales."""
+"""Safetensors dtypes that are converted to the model's dtype without scales."""
 SIGNIFICANT_BITS = {"BF16": 8, "F16": 11, "F32": 24, "F64": 53}
 """Number of significant bits of each safetensors dtype, including the implicit bit."""
 FP8_DTYPES = ("F8_E4M3",)
-"""Safetensors dtypes of quantized matrices, whose scales are separate tensors."""
+"""Safetensors dtypes of quantized matrices. Their scales are separate tensors."""
 
 
 def list_weight_files(folder: Path) -> list[Path]:
     """Return the weight files in ``folder``. Raises LoadError if one of them is missing.
 
-    If ``model.safetensors`` exists, it is the only weight file. Otherwise, the weight files are
-    those in the index, or all ``*.safetensors`` if there is no index.
+    These are ``model.safetensors`` if it exists, otherwise the files in the index, otherwise all
+    ``*.safetensors`` files.
     """
     if (folder / SINGLE_FILE).is_file():
         return [folder / SINGLE_FILE]
@@ -70,7 +70,7 @@ def read_index(folder: Path) -> dict[str, str]:
 
 @contextmanager
 def open_safetensors(path: Path) -> Iterator[Any]:
-    """Open the file at ``path``, and yield it. Raises LoadError if it cannot be read."""
+    """Open the file at ``path`` and yield it. Raises LoadError if it cannot be read."""
     try:
         with safe_open(path, framework="pt") as file:
             yield file
@@ -81,8 +81,7 @@ def open_safetensors(path: Path) -> Iterator[Any]:
 def count_tensor_dtypes(folder: Path) -> Counter[str]:
     """Return the number of tensors of each safetensors dtype in the weight files of ``folder``.
 
-    Only the headers of the files are read. Raises LoadError, naming the file, if one cannot be
-    read.
+    Only the headers of the files are read. Raises LoadError, naming the file, if this fails.
     """
     types: Counter[str] = Counter()
     for path in list_weight_files(folder):
@@ -91,40 +90,40 @@ def count_tensor_dtypes(folder: Path) -> Counter[str]:
     return types
 
 
-def loses_precision(in_file: str, dtype: torch.dtype) -> bool:
-    """Report whether values of the safetensors dtype ``in_file`` are rounded to ``dtype``."""
-    if in_file not in SIGNIFICANT_BITS or not dtype.is_floating_point:
+def loses_precision(file_dtype: str, dtype: torch.dtype) -> bool:
+    """Report whether values of the safetensors dtype ``file_dtype`` are rounded to ``dtype``."""
+    if file_dtype not in SIGNIFICANT_BITS or not dtype.is_floating_point:
         return False
-    return SIGNIFICANT_BITS[in_file] > 1 - round(math.log2(torch.finfo(dtype).eps))
+    return SIGNIFICANT_BITS[file_dtype] > 1 - round(math.log2(torch.finfo(dtype).eps))
 
 
-def warn_of_rounding(folder: Path, rounded: Mapping[str, int]) -> None:
-    """Log a warning for each dtype in ``rounded``, the number of rounded tensors by dtype."""
-    for kind, count in sorted(rounded.items()):
+def warn_about_rounding(folder: Path, counts: Mapping[str, int]) -> None:
+    """Log a warning for each dtype in ``counts``, the numbers of rounded tensors by dtype."""
+    for kind, count in sorted(counts.items()):
         log.warning(
             "weights were rounded: --dtype float32 avoids this, but needs more memory",
             extra={"model": str(folder), "tensors": count, "type": kind},
         )
 
 
-def raise_for_wrong_tensors(folder: Path, **wrong: Collection[str]) -> None:
-    """Raise LoadError, naming the tensors, if an argument in ``wrong`` is not empty.
+def raise_for_invalid_tensors(folder: Path, **names_by_problem: Collection[str]) -> None:
+    """Raise LoadError, naming the tensors, if any list in ``names_by_problem`` is not empty.
 
-    The name of each argument says what is wrong with its tensors, for example ``missing``.
+    A keyword is the problem of its tensors, for example ``missing``.
     """
-    for kind, tensors in wrong.items():
+    for problem, tensors in names_by_problem.items():
         if names := sorted(tensors):
             shown = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
-            raise LoadError(f"{folder}: {len(names)} {kind} tensors: {shown}")
+            raise LoadError(f"{folder}: {len(names)} {problem} tensors: {shown}")
 
 
 def find_mismatch(
     name: str, tensor: Any, expected: tuple[int, ...], types: Sequence[str] = FLOAT_DTYPES
 ) -> str | None:
-    """Return an error message if ``tensor`` cannot be loaded, or None if it can.
+    """Return an error message if ``tensor`` has a wrong shape or dtype, otherwise None.
 
-    ``tensor`` is a slice of a safetensors file. It must have the shape ``expected``, and one of the
-    dtypes in ``types``.
+    ``tensor`` is a slice of a safetensors file. ``expected`` is its shape, and ``types`` are the
+    permitted dtypes.
     """
     if tuple(tensor.get_shape()) != expected:
         return format_shape_mismatch(name, tensor.get_shape(), expected)
@@ -133,6 +132,7 @@ def find_mismatch(
     return None
 
 
-def format_shape_mismatch(name: str, in_file: Sequence[int], in_model: Sequence[int]) -> str:
-    """Return the error message for the tensor ``name``, whose shape is wrong."""
-    return f"{name}: the shape is {tuple(in_file)} in the file, but {tuple(in_model)} in the model"
+def format_shape_mismatch(name: str, file_shape: Sequence[int], model_shape: Sequence[int]) -> str:
+    """Return the error message for a tensor with a wrong shape."""
+    shapes = f"{tuple(file_shape)} in the file, but {tuple(model_shape)} in the model"
+    return f"{name}: the shape is {shapes}"

@@ -1,8 +1,8 @@
 """Check that a transformers model gives the same result with and without the paged KV pool.
 
 An architecture may keep other state than keys and values, add terms to its attention scores, or use
-another mask, and the engine cannot see this from its code. When a model is loaded, the same tokens
-are therefore run twice: with transformers' own attention, and on the KV pool, in chunks and
+another mask. Its code does not show this to the engine. When a model is loaded, the same tokens are
+therefore computed twice: with transformers' own attention, and on the KV pool, in chunks and
 together with another sequence.
 """
 
@@ -17,24 +17,26 @@ from plimsoll_engine.models.transformers_model import ATTENTION_NAME, Transforme
 
 BLOCK_SIZE = 4
 SEQUENCE_TOKENS, STEP_BOUNDARIES = 23, (0, 13, 22, 23)
-"""Number of tokens of a sequence, and the boundaries of its steps: two prompt chunks, which end
-inside blocks, and a decode step."""
+"""Length of the sequence, and the ends of its steps: two prompt chunks and a decode step.
+
+The chunks end inside blocks.
+"""
 OTHER_SEQUENCE_ENDS = (6, 12, 13)
-"""Number of computed tokens of the second sequence after each step."""
+"""Number of computed tokens of the other sequence after each step."""
 MAX_RELATIVE_DIFFERENCES = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 """Maximum relative difference of a supported architecture, by dtype.
 
-Rounding causes at most a tenth of this difference. An unsupported architecture differs by about 1.
+Rounding causes at most a tenth of it. An unsupported architecture differs by about 1.
 """
 SEED = 3
 
 
 @torch.inference_mode()
 def measure_difference(model: TransformersModel) -> float:
-    """Return the relative difference of the last token's logits with and without the KV pool.
+    """Return the relative difference between the last token's logits with and without the KV pool.
 
-    This is the norm of the difference, divided by the norm of the logits. If the model cannot run
-    on the pool, the model's exception is raised.
+    This is the norm of the difference, divided by the norm of the logits. An exception of the model
+    on the KV pool is raised.
     """
     vocabulary = model.module.get_input_embeddings().weight.shape[0]
     generator = torch.Generator().manual_seed(SEED)
@@ -73,7 +75,7 @@ def _run_step(
 ) -> torch.Tensor:
     """Run one step. Return the hidden state [hidden] of the first sequence's last row.
 
-    ``spans`` are the tokens of the step: (sequence, first token, end) for each sequence.
+    ``spans`` are (sequence, first token, end) for each sequence of the step.
     """
     spans = sorted(spans, key=lambda span: (span[2] - span[1] > 1, not span[1], span[2] - span[1]))
     counts = [last - first for _, first, last in spans]

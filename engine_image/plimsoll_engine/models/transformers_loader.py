@@ -1,6 +1,6 @@
-"""Load a model that only transformers implements, and make it use this engine's attention.
+"""Load a model that only transformers implements, with this engine's attention.
 
-Importing this module takes seconds, so it is imported only if it is needed.
+Import this module only if it is needed, because this takes seconds.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from plimsoll_engine.models.safetensors_files import (
     count_tensor_dtypes,
     format_shape_mismatch,
     loses_precision,
-    raise_for_wrong_tensors,
-    warn_of_rounding,
+    raise_for_invalid_tensors,
+    warn_about_rounding,
 )
 from plimsoll_engine.models.transformers_model import TransformersModel
 
 
 def import_model_code(config: Any) -> None:
-    """Import all modules of the model in ``config``, before processes are forked."""
+    """Import all modules of the model with the config ``config``, before processes are forked."""
     transformers_model.register_attention()
     with contextlib.suppress(KeyError, ValueError):
         AutoModelForCausalLM._model_mapping[type(config)]
@@ -48,7 +48,7 @@ def load_transformers_model(
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     types = count_tensor_dtypes(folder)
-    warn_of_rounding(folder, {t: n for t, n in types.items() if loses_precision(t, dtype)})
+    warn_about_rounding(folder, {t: n for t, n in types.items() if loses_precision(t, dtype)})
     try:
         module, info = AutoModelForCausalLM.from_pretrained(
             folder,
@@ -63,7 +63,7 @@ def load_transformers_model(
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         raise LoadError(f"{folder}: {error}") from None
     # A mismatched key is (name, shape in the file, shape in the model).
-    raise_for_wrong_tensors(
+    raise_for_invalid_tensors(
         folder,
         missing=info.get("missing_keys") or (),
         mismatched=[format_shape_mismatch(*key) for key in info.get("mismatched_keys") or ()],

@@ -14,7 +14,7 @@ ATTENTION_NAME = "plimsoll_paged"
 
 
 def get_kv_shape(config: Any) -> KVShape:
-    """Return the shape of the keys and values for a transformers config."""
+    """Return the shape of keys and values in a transformers config."""
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return KVShape(config.num_hidden_layers, heads, dim)
@@ -32,8 +32,8 @@ def compute_paged_attention(
 ) -> tuple[torch.Tensor, None]:
     """Return the attention output of one layer, [1, tokens, heads, dim], and None.
 
-    ``query``, ``key`` and ``value`` are [1, heads, tokens, dim]. transformers determines this
-    interface. Raises NotImplementedError if an option is not supported with the KV pool.
+    ``query``, ``key`` and ``value`` are [1, heads, tokens, dim]. transformers defines this
+    interface. Raises NotImplementedError if the KV pool does not support an option.
     """
     for name in ("softcap", "s_aux", "position_bias"):
         if options.get(name) is not None:
@@ -58,7 +58,7 @@ def register_attention() -> None:
 
 
 class TransformersModel:
-    """Implementation of :class:`plimsoll_engine.models.model.Model` with a transformers module.
+    """:class:`plimsoll_engine.models.model.Model` that runs a transformers module.
 
     ``module`` is the loaded model of transformers. :meth:`close` releases its tensors.
     """
@@ -100,7 +100,7 @@ class TransformersModel:
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return the logits [rows, vocabulary] of ``hidden`` [rows, hidden].
 
-        The logits are scaled and capped as the model's config specifies.
+        They are scaled and capped as the model's config specifies.
         """
         scores: torch.Tensor = self.module.get_output_embeddings()(hidden)
         config = self.module.config
@@ -114,11 +114,11 @@ class TransformersModel:
         return scores
 
     def get_parameters(self) -> dict[str, torch.Tensor]:
-        """Return all parameters and buffers by their names in the module."""
+        """Return all parameters and buffers by name in the module."""
         return dict(self.module.named_parameters()) | dict(self.module.named_buffers())
 
     def close(self) -> None:
-        """Remove all tensors from all modules, because reference cycles keep the modules alive."""
+        """Remove all tensors from all modules, which reference cycles may keep in memory."""
         for module in self.module.modules():
             module._parameters.clear()
             module._buffers.clear()

@@ -1,4 +1,4 @@
-"""Implement Whisper with the encoder of transformers, and a decoder with the paged KV pool.
+"""Whisper with the encoder of transformers, and a decoder with the paged KV pool.
 
 The decoder's cross-attention keys and values are computed once, when the audio is encoded. Every
 step attends to them, so they are kept until the request ends.
@@ -65,7 +65,7 @@ class WhisperModel:
     """Speech recognition model: an audio encoder and a text decoder.
 
     It implements :class:`plimsoll_engine.models.model.MediaModel`. Its tensors are on the meta
-    device until :meth:`bind`.
+    device until :meth:`bind` is called.
     """
 
     is_encoder_decoder = True
@@ -98,7 +98,7 @@ class WhisperModel:
 
     @staticmethod
     def normalize_name(name: str) -> str:
-        """Return ``name`` unchanged, because checkpoints already use the names in ``parts``."""
+        """Return ``name`` unchanged, because ``parts`` uses the names in checkpoints."""
         return name
 
     @property
@@ -119,7 +119,7 @@ class WhisperModel:
     def bind(self, tensors: dict[str, torch.Tensor]) -> None:
         """Use ``tensors`` as weights, without copying them.
 
-        Raises ValueError, naming the first tensor that does not fit.
+        Raises ValueError, naming the first tensor that does not match.
         """
         for name, part in self.parts.items():
             if name not in tensors or tuple(tensors[name].shape) != part.shape:
@@ -131,8 +131,8 @@ class WhisperModel:
     def encode(self, media: Sequence[Media]) -> list[torch.Tensor]:
         """Return the decoder's cross-attention keys and values for each audio clip.
 
-        Their shape is [tokens, layers, 2, heads, dim], in the model's dtype. In memory, the order
-        of the dimensions is [layers, 2, heads, tokens, dim], as attention reads them.
+        They are [tokens, layers, 2, heads, dim] in the model's dtype. In memory, the dimensions are
+        in the order in which attention reads them: [layers, 2, heads, tokens, dim].
         """
         mel = media_input.stack_media(media, self._shape, self.dtype, self.device)
         states = self._encoder(mel).last_hidden_state
@@ -146,7 +146,7 @@ class WhisperModel:
         return [output.clone().permute(3, 0, 1, 2, 4) for output in outputs]
 
     def make_dummy_media(self) -> Media:
-        """Return an audio clip of zeros, as long as the processor's output, for the warm-up."""
+        """Return an audio clip of zeros for the warm-up, as long as the processor's output."""
         return media_input.make_dummy_media("audio", self._shape, 0, self._tokens)
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
@@ -163,7 +163,7 @@ class WhisperModel:
         """Return the final normalised hidden states [tokens, hidden] of ``ids`` int64 [tokens].
 
         See :meth:`plimsoll_engine.models.model.Model.forward`. ``plan.attended`` must contain the
-        results of :meth:`encode` for cross-attention.
+        results of :meth:`encode`.
         """
         x = self.embed(ids) if embeds is None else embeds
         x = x + embedding(positions, self._tensors[f"{DECODER_PREFIX}embed_positions.weight"])
