@@ -9,7 +9,8 @@ more that has it; the main one listens once ``--hold`` is gone. The first ``--bu
 its version are errors, and ``--requests-s`` are answered in each second. ``--cache-mib`` is what a
 trim gives back. With ``--outstays`` SIGTERM ends
 the titled processes alone, as vLLM's server does while it has open streams. A ``--worker`` of a
-multi-node engine listens nowhere.
+multi-node engine listens nowhere. With ``--transfers`` it completes prompts, as an engine that
+exchanges KV blocks with others.
 """
 
 import argparse
@@ -34,6 +35,10 @@ SGLANG = {
     "/continue_generation": "POST",
     "/release_memory_occupation": "POST",
 }
+TRANSFERS = {
+    "/v1/models": {"data": [{"id": "m"}]},
+    "/v1/completions": {"choices": [{"finish_reason": "length"}], "kv_transfer_params": {"at": 1}},
+}
 ROUTES = {
     "vllm": VLLM,
     "vllm-pause": VLLM | PAUSE,
@@ -49,6 +54,7 @@ class Engine:
         self.kind, self.log = arguments.kind, Path(arguments.log)
         self.running, self.busy, self.asked = arguments.running, arguments.busy, 0
         self.registries, self.pages = arguments.registries, 0
+        self.version, self.transfers = arguments.version, arguments.transfers
         self.cache = b"\1" * (arguments.cache_mib << 20)
         self.sick, self.requests_s = Path(arguments.sick), arguments.requests_s
         self.began, self.paused_at = time.monotonic(), 0.0
@@ -110,7 +116,9 @@ def handler(engine: Engine) -> type[BaseHTTPRequestHandler]:
             path = self.path.partition("?")[0]
             self.rfile.read(int(self.headers.get("Content-Length", 0)))
             method = ROUTES[engine.kind].get(path)
-            if method is None:
+            if engine.transfers and path in TRANSFERS:
+                self.answer(200, json.dumps(TRANSFERS[path]))
+            elif method is None:
                 self.answer(404)
             elif method != self.command:
                 self.answer(405)
@@ -120,7 +128,7 @@ def handler(engine: Engine) -> type[BaseHTTPRequestHandler]:
                 # SGLang's comes from its scheduler, which may be busy: here it is at first.
                 engine.asked += 1
                 busy = engine.asked <= engine.busy
-                text = json.dumps({"version": "0.5.23", "internal_states": [{}]})
+                text = json.dumps({"version": engine.version, "internal_states": [{}]})
                 self.answer(500 if busy else 200, text)
             elif path == "/is_paused":
                 engine.note(self.path)
@@ -158,6 +166,8 @@ def main() -> None:
     parse.add_argument("--title", action="append", default=[])
     parse.add_argument("--outstays", action="store_true")
     parse.add_argument("--worker", action="store_true")
+    parse.add_argument("--transfers", action="store_true")
+    parse.add_argument("--version", default="0.5.23")
     parse.add_argument("--hold", type=Path, default=Path("/nonexistent"))
     arguments, _ = parse.parse_known_args()
     started = []

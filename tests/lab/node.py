@@ -79,7 +79,7 @@ class Node:
         self._daemon("containerd", argv)
         self._until("containerd", lambda: self._ctr("version").returncode == 0)
         self.load(pause_image(self.home, binaries))
-        self._start_kubelet()
+        self.start_kubelet()
         self._daemon(
             "kube-proxy",
             [*binaries.command("kube-proxy"), f"--config={self.home / 'kube-proxy.json'}"],
@@ -98,22 +98,31 @@ class Node:
 
         Then the kubelet starts again. Returns before it has looked at its pods.
         """
+        self.kill_kubelet()
+        wanted = f'labels."io.kubernetes.pod.uid"=={pod_uid}'
+        for one in self._ctr("-n", "k8s.io", "containers", "ls", "-q", wanted).stdout.split():
+            self._ctr("-n", "k8s.io", "tasks", "kill", "-s", "SIGKILL", one)
+        self.start_kubelet()
+
+    def kill_kubelet(self) -> None:
+        """SIGKILL. The pods run on."""
         outer = self.plane.processes.running["kubelet"]
         # nsenter waits for the kubelet, and would leave it behind.
         for inner in Path(f"/proc/{outer}/task/{outer}/children").read_text().split():
             os.kill(int(inner), signal.SIGKILL)
         self.plane.processes.stop("kubelet")
-        wanted = f'labels."io.kubernetes.pod.uid"=={pod_uid}'
-        for one in self._ctr("-n", "k8s.io", "containers", "ls", "-q", wanted).stdout.split():
-            self._ctr("-n", "k8s.io", "tasks", "kill", "-s", "SIGKILL", one)
-        self._start_kubelet()
+
+    def volume(self, pod_uid: str, name: str) -> Path:
+        """The folder of a pod's emptyDir on disk."""
+        return self.home / "kubelet" / "pods" / pod_uid / "volumes/kubernetes.io~empty-dir" / name
 
     def stop(self) -> None:
         """Everything of the node ends with its namespaces, running pods too."""
         self.sandbox.stop()
         self.plane.processes.stop("kube-proxy", "kubelet", "containerd")
 
-    def _start_kubelet(self) -> None:
+    def start_kubelet(self) -> None:
+        """The first time or after its end; returns at once."""
         self._daemon(
             "kubelet",
             [

@@ -12,8 +12,6 @@ import base64
 import os
 import random
 import shutil
-import signal
-import subprocess
 import threading
 import time
 from collections import Counter
@@ -28,15 +26,14 @@ import yaml
 from plimsoll_api.supervision import RestartBudget
 from plimsoll_sidecar.act.slots import LeaseSlots
 from plimsoll_sidecar.clients.kube import KubeClient, KubeError
-from tests.cluster.operator.chaos_record import VERBOSE, History, PlainGroup
 from tests.cluster.operator.conftest import FAST, eventually
 from tests.cluster.operator.test_fleet_safety import OPENED, leaking
 from tests.cluster.operator.test_groups import OWN, SLOT, groups, names, pods, service, serving
-from tests.lab.errors import LabError
+from tests.lab.chaos import Chaos, Generations, Person
+from tests.lab.chaos_record import VERBOSE, History, PlainGroup
 from tests.lab.lab import Lab
 from tests.lab.leader_worker_set import LeaderWorkerSets
 from tests.lab.operator import Operator
-from tests.lab.processes import alive, die_with_parent
 
 __all__ = ["groups"]
 CHAOS_S = float(os.environ.get("PLIMSOLL_GROUP_CHAOS_S", "180"))
@@ -47,82 +44,6 @@ PATIENCE_S = 300.0
 """For what is no figure: on a busy machine, a start takes minutes."""
 BUDGET = RestartBudget(count=1000, window_s=3600.0)
 GROUPS = (0, 1)
-PAUSE_S, DOWN_S = (3.0, 10.0), (0.0, 4.0)
-"""Between two kills, and from a kill to the next start."""
-
-
-class Chaos:
-    """The processes that are killed with SIGKILL, and started again. ``kills`` counts them.
-
-    As a kubelet would, it also starts again what ends by itself without an API server.
-    """
-
-    def __init__(
-        self,
-        cluster: Lab,
-        groups: LeaderWorkerSets,
-        operator: Callable[[], Operator],
-        seed: int,
-        history: History,
-    ) -> None:
-        self._cluster, self._groups, self._start = cluster, groups, operator
-        self._dice, self._history = random.Random(seed), history
-        self.operators = [operator()]
-        self.kills: Counter[str] = Counter()
-        self.ended: Counter[str] = Counter()
-
-    def run(self, seconds: float) -> None:
-        """Return with all processes running."""
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            self._wait(self._dice.uniform(*PAUSE_S))
-            victim = self._dice.choice((self._kill_operator, self._kill_groups, self._kill_server))
-            victim()
-            self._history.note("kills", f"{dict(self.kills)}, all run again")
-
-    def keep_up(self) -> None:
-        """Start what has ended by itself."""
-        if not self.operators[-1].runs():
-            self.ended["operator"] += 1
-            self.operators.append(self._start())
-        if not alive(self._groups.pid):
-            self.ended["LeaderWorkerSet controller"] += 1
-            self._groups.run()
-
-    def _wait(self, seconds: float) -> None:
-        deadline = time.monotonic() + seconds
-        while (left := deadline - time.monotonic()) > 0:
-            time.sleep(min(left, 1.0))
-            self.keep_up()
-
-    def _down(self, name: str) -> None:
-        self.kills[name] += 1
-        self._history.note("kills", name)
-        time.sleep(self._dice.uniform(*DOWN_S))
-
-    def _kill_operator(self) -> None:
-        self.operators[-1].kill()
-        self._down("operator")
-        self.operators.append(self._start())
-
-    def _kill_groups(self) -> None:
-        os.kill(self._groups.pid, signal.SIGKILL)
-        self._down("LeaderWorkerSet controller")
-        self._groups.run()
-
-    def _kill_server(self) -> None:
-        os.kill(self._cluster.plane.processes.running["kube-apiserver"], signal.SIGKILL)
-        self._down("API server")
-        eventually(self._server_is_back, 3 * PATIENCE_S)
-
-    def _server_is_back(self) -> bool:
-        """On a busy machine, its own checks at a start end it again."""
-        try:
-            self._cluster.plane.restart_api_server()
-        except LabError:
-            self.ended["API server"] += 1
-            return False
-        return True
 
 
 class Leaders:
@@ -137,8 +58,8 @@ class Leaders:
         ca.write_bytes(base64.b64decode(cluster_of["certificate-authority-data"]))
         token.write_text(kubectl("create", "token", "qwen-supervisor", "--duration=1h").strip())
         self._kube = KubeClient(cluster_of["server"], token, ca)
-        self.uids: dict[str, list[str]] = {name: [] for name in names(*GROUPS)}
-        """Of each pod that ever had the name, the first one first."""
+        self._watching = Generations(kubectl, OWN, history)
+        self.uids = self._watching.uids
         self.asked: Counter[int] = Counter()
         self.ways: Counter[str] = Counter()
         self.unasked: list[str] = []
@@ -146,30 +67,27 @@ class Leaders:
         self.steps = dict.fromkeys(GROUPS, "begin")
         """What each group's supervisor does now, and the last error of that."""
         self.most_down = 0
-        self.left_over: set[str] = set()
-        """UIDs of pods that were deleted by hand, as a service's condition asked."""
+        self.person = Person(kubectl, "qwen", [names(one) for one in GROUPS], history)
         self._again: set[str] = set()
         """UIDs of pods whose container was started again: their status stays as it is."""
         self._status = threading.Lock()
         self._sent: set[tuple[int, int]] = set()
         self._ending, self._resting = threading.Event(), threading.Event()
-        self._watching: subprocess.Popen[str] | None = None
         supervisors = [threading.Thread(target=self._supervise, args=(one,)) for one in GROUPS]
-        others = [threading.Thread(target=one) for one in (self._watch, self._play)]
-        self._supervisors, self._threads = supervisors, [*others, *supervisors]
+        self._supervisors = supervisors
+        self._threads = [threading.Thread(target=self._play), *supervisors]
 
     def __enter__(self) -> Leaders:
-        self._threads[0].start()
-        eventually(lambda: all(self.uids.values()), PATIENCE_S)
-        for thread in self._threads[1:]:
+        self._watching.__enter__()
+        eventually(lambda: names(*GROUPS) <= self.uids.keys(), PATIENCE_S)
+        for thread in self._threads:
             thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._resting.set()
         self._ending.set()
-        if self._watching is not None:
-            self._watching.kill()
+        self._watching.__exit__(None, None, None)
         for thread in self._threads:
             thread.join(PATIENCE_S)
 
@@ -181,54 +99,17 @@ class Leaders:
     def at_rest(self) -> bool:
         return not any(thread.is_alive() for thread in self._supervisors)
 
-    def _watch(self) -> None:
-        """A pod that lives for a moment is seen, too: a watch tells of each one."""
-        columns = "jsonpath={.metadata.name} {.metadata.uid} {.metadata.deletionTimestamp}{'\\n'}"
-        place = [f"--kubeconfig={self._kubectl.kubeconfig}", f"-n={self._kubectl.namespace}"]
-        get = ["get", "pods", f"-l={OWN}", "--watch", "-o", columns]
-        while not self._ending.is_set():
-            with subprocess.Popen(
-                [*self._kubectl.kubectl, *place, *get],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                text=True,
-                preexec_fn=die_with_parent,  # noqa: PLW1509 - the threads hold no lock here
-            ) as self._watching:
-                assert self._watching.stdout is not None
-                for line in self._watching.stdout:
-                    name, uid, *deleted = line.split()
-                    self._history.note(f"pod {name}", f"{uid} {'is deleted' if deleted else ''}")
-                    seen = self.uids.setdefault(name, [])
-                    if uid not in seen:
-                        seen.append(uid)
-            time.sleep(1.0)  # the API server is away
-
     def _play(self) -> None:
         while not self._ending.wait(0.3):
             try:
                 with self._status:
                     self._kubectl.play_kubelet("qwen", leave=self._again)
                 found = pods(self._kubectl)
-                self._delete_left_over(found)
+                self.person.look()
             except AssertionError:
                 continue  # the API server is away
             down = sum(not names(one) <= found.keys() for one in GROUPS)
             self.most_down = max(self.most_down, down)
-
-    def _delete_left_over(self, found: dict[str, dict[str, Any]]) -> None:
-        """Do by hand what the message of ``Progressing`` asks for."""
-        message = self._kubectl.condition("qwen", "Progressing").get("message", "")
-        if "left over" not in message:
-            return
-        for group in GROUPS:
-            leader, worker = (found.get(name) for name in sorted(names(group)))
-            if leader is None or worker is None:
-                continue
-            older = worker["metadata"]
-            if older["creationTimestamp"] < leader["metadata"]["creationTimestamp"]:
-                self.left_over.add(older["uid"])
-                self._history.note("left over", f"{older['uid']}: {message}")
-                self._kubectl.delete("pod", older["name"])
 
     def _supervise(self, group: int) -> None:
         leader = f"qwen-lws-{group}"
@@ -379,7 +260,7 @@ def test_no_group_restarts_twice_while_controllers_are_killed(
             f"seed {seed}, {CHAOS_S:.0f} s: killed {dict(chaos.kills)}, ended by themselves"
             f" {dict(chaos.ended)}, restarts asked {dict(leaders.asked)} by {dict(leaders.ways)},"
             f" seen { {name: len(uids) - 1 for name, uids in leaders.uids.items()} },"
-            f" {len(leaders.left_over)} left-over pods deleted, converged in"
+            f" {len(leaders.person.deleted)} left-over pods deleted, converged in"
             f" {after_s['converged']:.1f} s, a plain group in {after_s['a plain group']:.1f} s"
         )
         assert leaders.unasked == []

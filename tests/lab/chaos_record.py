@@ -22,11 +22,12 @@ spec:
     restartPolicy: RecreateGroupOnPodRestart
     workerTemplate:
       spec:
-        nodeSelector: {plimsoll.dev/no-node: "true"}
-        securityContext: {runAsNonRoot: true, seccompProfile: {type: RuntimeDefault}}
+        terminationGracePeriodSeconds: 1
+        securityContext:
+          {runAsUser: 10001, runAsNonRoot: true, seccompProfile: {type: RuntimeDefault}}
         containers:
           - name: one
-            image: one
+            command: [sleep, infinity]
             securityContext: {allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}}
 """
 
@@ -50,14 +51,22 @@ class PlainGroup:
 
     After outages of the API server, each watch of Kubernetes' own controllers waits for up to 60 s
     (client-go's reflector), and several of them take part in the restart of a group.
+
+    ``image`` is one for its pods on a real node. Without it they are on no node, and their status
+    is written here.
     """
 
-    def __init__(self, kubectl: Any) -> None:
-        self._kubectl = kubectl
+    def __init__(self, kubectl: Any, image: str = "") -> None:
+        self._kubectl, self._image = kubectl, image
         self._old: set[str] = set()
 
     def start(self) -> None:
-        self._kubectl.apply(yaml.safe_load(PLAIN))
+        made = yaml.safe_load(PLAIN)
+        spec = made["spec"]["leaderWorkerTemplate"]["workerTemplate"]["spec"]
+        spec["containers"][0]["image"] = self._image or "one"
+        if not self._image:
+            spec["nodeSelector"] = {"plimsoll.dev/no-node": "true"}
+        self._kubectl.apply(made)
 
     def restart(self) -> None:
         """Delete its leader. All pods of the group are replaced then."""
@@ -67,7 +76,7 @@ class PlainGroup:
     def runs(self) -> bool:
         """Whether both pods are there, none is from before the restart, and the set says so."""
         found = self._pods()
-        for pod in found:
+        for pod in () if self._image else found:
             self._kubectl.set_running(pod)
         group = self._kubectl.get("leaderworkerset", "plain") or {}
         ready = (group.get("status") or {}).get("readyReplicas") == 1
