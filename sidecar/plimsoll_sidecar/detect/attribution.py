@@ -1,14 +1,13 @@
 """Explain growth by the memory that the engine declares, or by one of the engine's counters.
 
-Growth within the bounds that the ledger declares is explained. The remaining growth follows one of
+The ledger explains growth within the bounds that it declares. The remaining growth follows one of
 the engine's counters, or time.
 
-The model of memory over a window is ``size = base + each x counter + held x requests in flight``,
-fitted for each counter by non-negative least squares. The hypothesis is the counter with the
-smallest residuals. Its confidence is its share of the likelihoods of all counters, for normal
-residuals with autocorrelation. If several counters moved together, the confidence is low, because
-the growth may follow any of them. The counters are fitted one by one: a joint fit found the right
-counter less often, because it assigned noise to the others.
+For each counter, non-negative least squares fit the model ``size = base + each * counter + held *
+requests in flight``. The hypothesis is the counter with the smallest residuals. Its confidence is
+its share of the likelihoods of all counters. If several counters rose together, the confidence is
+low, because the growth may follow any of them. A joint fit of all counters found the right one less
+often, because it assigned noise to the others.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ MAX_OWNERS = 64
 
 
 class Owner(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One owner of declared memory, as the checkpoint stores it, in bytes.
+    """Memory that one owner declares, as the checkpoint stores it. All sizes are in bytes.
 
-    ``bound`` is the largest bound that the owner declared. ``earlier`` is the memory that it held
-    when it was first seen, and that therefore explains no growth.
+    ``bound`` is the largest bound that the owner has declared. ``earlier`` is the part of its
+    memory that does not explain growth.
     """
 
     bound: int
@@ -43,13 +42,13 @@ class Owner(msgspec.Struct, frozen=True, omit_defaults=True):
 class LedgerAccount:
     """Compute how much growth the owners of one kind of memory explain, in bytes.
 
-    An owner may appear late. vLLM's probe sees the KV cache only after the engine's loop has
-    started, and a busy process may report nothing for a while, although it holds the memory. A new
-    owner therefore explains at most the growth that is still unexplained. The same limit applies to
-    memory that an owner adds while it is absent, or when its bound rises.
+    An owner may appear late: vLLM's probe sees the KV cache only after the engine's loop has
+    started. The memory of a new owner may therefore not be new. It explains at most the growth that
+    no other owner explains. The same limit applies when an owner reports again after an absence,
+    and when its bound rises.
 
     An owner is incomplete if it is absent, or if it declares less than its largest bound because
-    one of several ranks does not report. It then counts with the smallest size that it ever had.
+    one of several ranks does not report. An incomplete owner counts with its smallest size so far.
     """
 
     def __init__(self, kind: str) -> None:
@@ -70,7 +69,7 @@ class LedgerAccount:
         self.owners = {**self.owners, **owners}
 
     def explain(self, ledger: Sequence[LedgerLine], compute_growth: Callable[[int], int]) -> int:
-        """Return how many bytes the owners explain. Only results of the same epoch are comparable.
+        """Return how many bytes the owners explain; comparable only within one epoch.
 
         ``compute_growth`` returns the unexplained growth for a given number of explained bytes.
         """
@@ -105,10 +104,6 @@ class LedgerAccount:
         return total
 
     def _find_complete_owners(self, sizes: Mapping[str, tuple[int, int]]) -> set[str]:
-        """Return the owners that declare at least their largest bound, and new owners.
-
-        There are at most :data:`MAX_OWNERS` in all.
-        """
         new = [name for name in sizes if name not in self.owners]
         complete = {
             name
@@ -120,7 +115,7 @@ class LedgerAccount:
     def _get_largest_size(self, name: str, current_size: int) -> int:
         """Return the largest size of an owner so far, in bytes; 0 if the owner is new.
 
-        If only an earlier detector saw the owner, its current size is returned.
+        An owner that was restored from a checkpoint starts with its current size.
         """
         return self._most.get(name, current_size) if name in self.owners else 0
 
@@ -159,7 +154,7 @@ COUNTER_FIELDS = {
     "distinct_prompts": "distinct_prompts_total",
     "adapters": "adapters_total",
 }
-"""Possible triggers of growth, each with its counter in :class:`SampleLoad`."""
+"""Field of :class:`SampleLoad` with the counter of each possible trigger."""
 COUNTER_UNITS = {
     "requests": "request",
     "aborts": "aborted request",
@@ -172,25 +167,24 @@ COUNTER_UNITS = {
     "adapters": "adapter load",
     TIME_TRIGGER: "hour, independent of load",
 }
-"""Name of one event of each trigger."""
+"""Noun for one event of each trigger, for messages."""
 COUNTERS = (*COUNTER_FIELDS, TIME_TRIGGER)
 ROWS_PER_E_FOLD = 48
-"""Number of rows for each factor of e by which the age of samples grows."""
+"""Number of rows for samples whose ages differ by a factor of e."""
 MAX_UNMERGED_ROWS = 64
 """Number of new rows after which older rows are merged."""
 VALUES_PER_ROW = 5 + len(COUNTERS)
 INITIAL_ROWS = 768
 """Number of rows that are allocated at first. A year needs about 710."""
 MIN_TRIGGER_POINTS = 16
-"""Minimum number of points for a fit: fewer say too little about ten counters."""
+"""Minimum number of points for a fit. Fewer points cannot distinguish ten counters."""
 REFRESH_WINDOW_SHARE = 1 / 16
-"""Share by which the window must grow before its trigger is computed again."""
+"""Growth of the window, as a share of its length, after which the trigger is computed again."""
 MAX_AUTOCORRELATION = 0.95
 MIN_STATED_CONFIDENCE = 0.5
-"""Minimum confidence of a hypothesis in the evidence: below it, the hypothesis is probably
-wrong."""
+"""Minimum confidence at which the evidence states a hypothesis."""
 MAX_ROLES = 16
-"""Maximum number of roles with a trigger finder, which takes 92 KiB. Engines have a few roles."""
+"""Maximum number of roles with a trigger finder of 92 KiB each. Engines have a few roles."""
 _HOUR_S = 3600.0
 Column = list[float]
 
@@ -226,7 +220,7 @@ class TriggerFinder:
         self._trigger: Trigger | None = None
 
     def add(self, t: float, size: int, in_flight: int | None, load: SampleLoad) -> None:
-        """Add a sample: memory of ``size`` bytes without declared memory, and the load."""
+        """Add a sample. ``size`` is the memory in bytes, without declared memory."""
         values = [getattr(load, field) for field in COUNTER_FIELDS.values()]
         counters = [math.nan if value is None else float(value) for value in values]
         requests = math.nan if in_flight is None else in_flight
@@ -287,9 +281,8 @@ def _average_rows(earlier: array[float], later: array[float]) -> array[float]:
 class ProcessTriggers:
     """Find the triggers of the engine's processes, by role.
 
-    The size of a process is the memory in use in its allocators. Memory that an allocator keeps
-    unused is no growth, and a trim frees it. If a process does not report its memory in use, its
-    size is its anonymous memory.
+    The size of a process is the memory in use in its allocators, because a trim frees unused
+    memory. If a process does not report its memory in use, its size is its anonymous memory.
     """
 
     def __init__(self) -> None:
@@ -298,7 +291,7 @@ class ProcessTriggers:
     def add(
         self, t: float, processes: Iterable[RoleRss], in_flight: int | None, load: SampleLoad
     ) -> None:
-        """Add a sample, without the roles that have a process of unknown size."""
+        """Add a sample. Roles with a process of unknown size are skipped."""
         roles: dict[str, list[RoleRss]] = {}
         for one in processes:
             roles.setdefault(one.role, []).append(one)
@@ -357,10 +350,10 @@ def find_trigger(points: Sequence[MeanSample]) -> Trigger | None:
 
 @dataclass(frozen=True, slots=True)
 class _Fit:
-    """Result of a least-squares fit of memory sizes to a counter.
+    """Least-squares fit of memory sizes to a counter.
 
-    ``bytes_per_count`` is the coefficient: the growth for each increment of the counter, in bytes.
-    ``squares`` is the sum of the squares of the residuals.
+    ``bytes_per_count`` is the growth in bytes for each increment of the counter. ``squares`` is the
+    sum of the squares of the residuals.
     """
 
     bytes_per_count: float
@@ -369,7 +362,7 @@ class _Fit:
 
 
 def _fit_sizes(sizes: Column, counts: Column, load: Column) -> _Fit:
-    """Fit the sizes to a counter and the requests in flight, with non-negative factors."""
+    """Fit the sizes to a counter and to the requests in flight, with non-negative coefficients."""
     xx, xl, xy = _dot(counts, counts), _dot(counts, load), _dot(counts, sizes)
     ll, ly = _dot(load, load), _dot(load, sizes)
     determinant = xx * ll - xl * xl

@@ -1,9 +1,9 @@
-"""Measure the memory of a warm engine, and its growth beyond that at comparable load.
+"""Measure the memory of a warm engine, and its later growth at comparable load.
 
-An engine under load needs more memory than an idle engine. Each *class* of load (0, 1, 2–3, 4–7, …
-requests) therefore has its own base. If a class first appears later, its base is its first floor
-minus the growth that is known by then. Growth during new demand counts as explained
-(:class:`NewDemand`).
+An engine under load needs more memory than an idle engine. Loads are therefore grouped into
+*classes* (0, 1, 2-3, 4-7, ... requests), and each class has its own base. A class that first
+appears later gets a base that keeps the growth measured so far. Growth during new demand counts as
+explained (:class:`NewDemand`).
 """
 
 from __future__ import annotations
@@ -13,45 +13,46 @@ from dataclasses import replace
 from plimsoll_sidecar.detect.growth import Point, is_load_comparable, measure_unexplained_growth
 
 MIN_SETTLING_FLOORS = 8
-"""Number of floors that show whether memory has settled."""
+"""Number of floors from which memory can be called settled."""
 MAX_SETTLED_RISE_BYTES = 4 << 20
-"""Memory has settled if the later half of the floors is above the earlier half by at most this.
-pymalloc and glibc take memory in steps of 1 MiB."""
+"""Maximum rise from the earlier to the later half of the floors of settled memory. pymalloc and
+glibc take memory in steps of 1 MiB."""
 MAX_WARMUP_FACTOR = 2.0
 """Maximum length of a warm-up as a multiple of its configured length. Most real leaks begin with
-the first request, and would never be seen if the warm-up waited for memory to settle."""
+the first request. A warm-up that waited for memory to settle would hide them."""
 MAX_SLOWING_HALVES_RATIO, MAX_SETTLED_HALVES_RATIO = 0.8, 0.1
 """A climb slows down if its later half rises by less than the first ratio of its earlier half. It
 has settled if the later half rises by at most the second ratio."""
 MIN_CLIMB_DURATION_S = 60.0
-"""Minimum time after which a climb is judged: a slow machine needs more than the configured
+"""Minimum duration of a climb before it is judged. A slow machine needs more than the configured
 time."""
 STEADY_RISE_BUDGET_SHARE = 0.33
-"""A steady rise by this share of the budget after the minimum warm-up counts as growth."""
+"""Share of the budget. A steady rise by this much after the minimum warm-up counts as growth."""
 MAX_WARMUP_BUDGET_FACTOR = 8
-"""A warm-up may take what the engine declares and this multiple of the budget, which a leak takes
-in eight windows. A steady climb beyond that is a leak that is faster than the warm-up."""
+"""Maximum growth of a warm-up beyond declared memory, as a multiple of the budget. A steady climb
+beyond it counts as a fast leak."""
 PACE_MARK_SHARES = (0.1, 0.55, 1.0)
-"""Shares of :data:`MAX_WARMUP_BUDGET_FACTOR` between which the pace of a climb is measured."""
+"""Shares of the growth that :data:`MAX_WARMUP_BUDGET_FACTOR` allows. The pace of a climb is
+measured between them."""
 MIN_PACE_SAMPLES = 4
 """Minimum number of samples between two of :data:`PACE_MARK_SHARES`."""
 LOAD_CLASS_SETTLE_S = 45.0
-"""Time in seconds that requests which arrived together need to reach their full size."""
+"""Time that requests need to reach their full size, if they arrive together."""
 MAX_LOAD_CLASS_EXCESS_FACTOR = 1.25
 """A load still belongs to a class if it exceeds the class by less than this factor. Otherwise,
 loads of 7 and 8 requests would alternate between two classes."""
 MAX_WAIT_FOR_LOAD_S = 900.0
-"""Maximum time before the warm-up of an engine that reports neither load nor readiness starts. An
-engine that reports that it is not ready has no such limit."""
+"""Maximum time to wait before the warm-up starts, for an engine that reports neither load nor
+readiness."""
 
 
 class Warmup:
     """Warm-up of one epoch: the time from a ready engine to a base of its memory.
 
-    The warm-up ends once the minimum time ``min_s`` has passed and memory has settled, or after
-    twice that time. If memory climbed steadily until then, the climb counts as growth. The warm-up
-    also ends as soon as memory has climbed steadily beyond what a warm-up takes. ``served`` states
-    whether any request was completed: if not, the base is provisional.
+    The warm-up ends when the minimum time ``min_s`` has passed and memory has settled. After twice
+    that time it ends in any case, and a steady climb counts as growth. It ends early if memory
+    climbs steadily beyond what a warm-up takes. ``served`` is False until a request has completed;
+    until then, the base is provisional.
     """
 
     def __init__(self, min_s: float, budget: int | None, interval_s: float) -> None:
@@ -72,8 +73,8 @@ class Warmup:
     def add(self, point: Point, ready: bool | None) -> bool:
         """Add a sample, and return whether the engine is warm.
 
-        When the engine is warm, :attr:`floor` is the base, and :attr:`climbing` is True if memory
-        never settled. ``ready`` is None if the engine does not report whether it is ready.
+        Once it is warm, :attr:`floor` is the base, and :attr:`climbing` is True if memory never
+        settled. ``ready`` is None if the engine does not report its readiness.
         """
         self.served = point.requests != 0
         if self._first_seen is None:
@@ -114,7 +115,7 @@ class Warmup:
 
     @property
     def has_started(self) -> bool:
-        """Whether the engine has become ready, which starts the warm-up."""
+        """Whether the warm-up has started, which it does when the engine becomes ready."""
         return self._started_at is not None
 
     def _exceeds_warmup(self, point: Point) -> bool:
@@ -143,7 +144,7 @@ class Warmup:
             self._slice = point
 
     def _is_slowing(self) -> bool:
-        """Report whether the climb slows down, which a warm-up does, but not a leak."""
+        """Report whether the climb slows down: a warm-up does, a leak does not."""
         if len(self._climb) < MIN_SETTLING_FLOORS:
             return True
         earlier, later = _measure_rise_of_each_half(self._climb)
@@ -181,7 +182,7 @@ def _find_lowest(points: list[Point]) -> Point:
 class Baseline:
     """Base of memory for each class of load, and growth of memory above the base, in bytes.
 
-    ``measured`` is True once the growth has been measured.
+    ``measured`` is False until the growth has been measured once.
     """
 
     def __init__(self, floor: Point) -> None:
@@ -200,7 +201,7 @@ class Baseline:
 
     @classmethod
     def restore(cls, bases: list[Point]) -> Baseline:
-        """Return a baseline with the ``bases`` of an earlier baseline, which are not empty."""
+        """Return a baseline with the ``bases`` of an earlier baseline, at least one."""
         baseline = cls(bases[0])
         baseline._bases = {_find_load_class(base.load): base for base in bases}
         return baseline
@@ -219,7 +220,7 @@ class Baseline:
         self.explained = max(0, floor.declared - base.declared)
 
     def replace_bases(self, growth: int, *floors: Point) -> None:
-        """Replace all bases by ``floors`` minus ``growth``, the known growth in bytes."""
+        """Replace all bases, so that the growth at each of ``floors`` is ``growth`` bytes."""
         self._bases = {
             _find_load_class(floor.load): replace(floor, bytes=floor.bytes - growth)
             for floor in floors
@@ -227,16 +228,18 @@ class Baseline:
         self._entering = None
 
     def measure_growth(self, point: Point) -> int:
-        """Return the growth at ``point`` in bytes; ``point`` need not be a floor.
+        """Return the growth at ``point`` in bytes, at least the growth that was measured last.
 
-        If no base applies to the load at ``point``, return the growth that was measured last.
+        ``point`` need not be a floor. If its load has no base, the last growth is returned.
         """
         base = self._find_base(point.load)
         growth = 0 if base is None else measure_unexplained_growth(base, point)
         return max(0, self.growth, growth)
 
     def is_settling(self) -> bool:
-        """Report whether the load is above every class with a base: the growth is unknown."""
+        """Report whether the load is above every class with a base, which leaves the growth
+        unknown.
+        """
         return self._entering is not None and self._entering[0] > max(self._bases)
 
     def _find_base(self, load: int | None) -> Point | None:
@@ -248,8 +251,8 @@ class Baseline:
     def _enter_class(self, class_number: int, floor: Point) -> Point | None:
         """Return the base of a new class of load; None until memory at this load has settled.
 
-        A lighter load does not need more memory. The growth is therefore at least the growth above
-        the base of the next busier class.
+        A lighter load needs no more memory than a busier one. The growth is therefore at least the
+        growth above the base of the next busier class.
         """
         busier = [other for other in self._bases if other > class_number >= 0]
         if busier:
@@ -270,11 +273,11 @@ class Baseline:
 
 
 class NewDemand:
-    """Growth of memory while the demand is higher than ever before.
+    """Memory growth while demand is higher than ever before in the epoch.
 
-    The new demand explains all growth up to the highest size of memory in this time. The rise of
-    the demand sets no limit, because allocators do not keep memory in proportion to the demand.
-    Growth that began before the new demand and continues at ``pace_bytes_per_s`` is not explained.
+    The new demand explains all growth up to the highest memory in this time, whatever the size of
+    its rise: allocators do not keep memory in proportion to demand. A leak from before that
+    continues at ``pace_bytes_per_s`` is not explained.
     """
 
     def __init__(self, floor: Point, pace_bytes_per_s: float) -> None:
@@ -289,7 +292,7 @@ class NewDemand:
         self._highest = replace(larger, load=busiest.load)
 
     def finish(self, baseline: Baseline, floor: Point) -> int:
-        """Raise the bases by the bytes that the new demand explains, and return these bytes."""
+        """Add the growth that the new demand explains to the bases, and return it in bytes."""
         rose = max(0, measure_unexplained_growth(self._first, floor))
         leaked = min(rose, int(self._pace_bytes_per_s * (floor.t - self._first.t)))
         most = max(rose, measure_unexplained_growth(self._first, self._highest))

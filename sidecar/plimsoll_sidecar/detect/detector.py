@@ -1,6 +1,6 @@
 """Turn each sample into the current suspicions, without a clock or I/O.
 
-The state belongs to one epoch, and stays bounded however long the epoch lasts.
+The state covers one epoch. Its size is bounded for an epoch of any length.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ from plimsoll_sidecar.detect.slow_leak import SlowState
 from plimsoll_sidecar.detect.stall import StallWatch
 
 MIN_OPEN_FILES_RATIO = 0.8
-"""Share of their limit from which open files are evidence: at the limit, a process accepts no more
-connections. The alert PlimsollEngineOpenFilesHigh has the same threshold."""
+"""Share of their limit above which open files are evidence. At the limit, a process accepts no more
+connections. The alert PlimsollEngineOpenFilesHigh uses the same share."""
 UNOWNED_SEGMENTS = (
     Segment.SHARED_ORPHAN, Segment.HUGETLB, Segment.KERNEL, Segment.SOCKETS, Segment.CHARGED_OTHER,
 )  # fmt: skip
-"""Segments that are not part of the memory of any single process."""
+"""Segments that belong to no single process."""
 PLIMSOLL_ENGINE_ROLES = ("worker", "frontend")
-"""Roles of the processes in Plimsoll's own engine."""
+"""Roles of the processes of Plimsoll's own engine."""
 MAX_SHARED_REASON_CHARS = 200
 MAX_MISSING_SAMPLES = 30
-"""Number of samples without the chosen source of memory, after which another source is chosen and a
-new baseline begins."""
+"""Number of samples without the chosen source of memory after which another source is chosen, with
+a new baseline."""
 
 
 class Checkpoint(msgspec.Struct, frozen=True, omit_defaults=True):
-    """State of one epoch that the detector of a restarted supervisor needs.
+    """State of one epoch with which a restarted supervisor continues.
 
     Without it, a new detector would take leaked memory for its baseline. ``host``, ``device`` and
-    ``in_use`` have a base for each class of load. ``in_use`` is device memory without the memory
-    that the allocator keeps unused. The owners are those of the ledger; they are null in a
-    checkpoint of an older release, which stored no owners. ``roles`` and ``shared_roles`` are the
-    bytes of anonymous and shared memory by process role. If ``shared_device`` is not empty, the
-    bases of the device cover only the engine's own memory.
+    ``in_use`` hold a base for each class of load. ``in_use`` is device memory without the unused
+    memory that the allocator keeps. The owners are those of the ledger; null if an older release
+    wrote the checkpoint. ``roles`` and ``shared_roles`` hold the bytes of anonymous and shared
+    memory by process role. If ``shared_device`` is not empty, the device's bases cover only the
+    engine's own memory.
     """
 
     host: list[Point] = []
@@ -103,12 +103,12 @@ class Detector:
 
     @property
     def watches(self) -> list[MemoryWatch]:
-        """Watches of this epoch: host memory, device memory, and device memory in use."""
+        """Watches of this epoch: of host memory, device memory, and device memory in use."""
         epoch = self._epoch
         return [] if epoch is None else [epoch.host, epoch.device, epoch.in_use]
 
     def make_checkpoint(self) -> Checkpoint:
-        """Return the state that a later detector needs; empty until the warm-up has ended."""
+        """Return the state for a later detector; empty until the warm-up has ended."""
         checkpoint = self._epoch.make_checkpoint() if self._epoch else Checkpoint()
         return msgspec.structs.replace(checkpoint, shared_device=self._shared)
 
@@ -125,9 +125,8 @@ class Detector:
     def _mark_device_as_shared(self, reason: str | None) -> None:
         """Evaluate only the engine's own device memory from now on, if other pods use the device.
 
-        ``reason`` states why the device counts as shared; None if it is not shared. A shared device
-        stays shared, because another pod may take the memory that one pod frees. On a shared
-        device, memory that belongs to no known process cannot be attributed.
+        ``reason`` states why the device counts as shared; None if it does not. A device that was
+        once shared stays so, because another pod may take any memory that is freed.
         """
         if not reason or self._shared:
             return
@@ -147,8 +146,6 @@ def _add_open_files(suspicions: Iterable[Suspicion], files: OpenFiles | None) ->
 
 
 class _Epoch:
-    """Watches and measurements of one epoch, which is one run of the engine's worker."""
-
     def __init__(self, epoch_number: int, detector: Detector) -> None:
         self.number = epoch_number
         self.memory, self.interval_s = detector.memory, detector.interval_s
@@ -184,7 +181,7 @@ class _Epoch:
         self._update_device(sample)
 
     def restart_device_watches(self, memory: MemoryPolicy) -> None:
-        """Start new watches of device memory, because earlier sizes include that of other pods."""
+        """Restart the watches of device memory: earlier sizes include memory of other pods."""
         self.memory = memory
         self.device = self._create_watch(IncidentKind.DEVICE_GROWTH)
         self.in_use = self._create_watch(IncidentKind.DEVICE_GROWTH)
@@ -280,10 +277,7 @@ class _Epoch:
         self._update_in_use(sample, total, sizes)
 
     def _drop_unused_devices(self, sample: Sample) -> Sample:
-        """Return ``sample`` without the devices on which the engine's allocator never held memory.
-
-        Other pods use these devices, and no memory of the engine is there.
-        """
+        """Return ``sample`` without the devices that the engine's allocator has never used."""
         self._own_devices |= {one.index for one in sample.device if one.torch is not None}
         own = [one for one in sample.device if one.index in self._own_devices]
         return replace(sample, device=own)
@@ -303,9 +297,9 @@ class _Epoch:
                 self._in_use_missing = None
 
     def _collect_slow_growth(self, watches: Iterable[MemoryWatch]) -> dict[str, SlowGrowth]:
-        """Return the slow growth of ``host`` and ``device`` memory, by this name.
+        """Return the slow growth by memory, "host" or "device".
 
-        For the device, a slow leak of memory in use takes precedence.
+        For the device, slow growth of the memory in use takes precedence.
         """
         result: dict[str, SlowGrowth] = {}
         for watch in watches:
@@ -340,10 +334,9 @@ class _Epoch:
         return replace(found, process=role)
 
     def _find_process_name(self, suspicion: Suspicion) -> str | None:
-        """Return the engine's own name of the suspected process; None if it is unknown.
+        """Return the name of the suspected process in the engine's own terms; None if unknown.
 
-        An external engine has no worker. Its process that runs the steps or the model is named
-        instead.
+        For an external engine, "worker" stands for the process that runs the steps, or the model.
         """
         parts = self.parts
         if parts is None or suspicion.process not in PLIMSOLL_ENGINE_ROLES:

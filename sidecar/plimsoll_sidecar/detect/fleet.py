@@ -52,21 +52,21 @@ SCOPE_PROBABILITIES_IF_NO_LEAK = (0.1, 0.2, 0.7)
 GROWTH_DEVIATION_SHARE = 0.5
 """Standard deviation of another replica's growth, as a share of this replica's growth."""
 MIN_COMPARABLE_SHARE = 0.5
-"""A replica is comparable if its time since the warm-up and its requests per second are at least
-this share of those of the growing replica."""
+"""Minimum share for a comparable replica. Its time since the warm-up and its requests per second
+are each at least this share of this replica's."""
 MAX_SAME_GROWTH_FACTOR = 2.0
-"""Maximum factor between the growth that the operator published and the present growth. The
-publication is late by some time. If the factor is larger, it describes another growth."""
+"""Maximum factor between the growth that the operator published, which is older, and the present
+growth. Beyond it, the two are different growths."""
 MIN_SHOWN_PROBABILITY = 0.0005
-"""Half of the unit in which probabilities are rounded, which is a tenth of a percent."""
+"""Minimum probability in messages, which round to a tenth of a percent."""
 LEADER_PLACEHOLDER = ""
-"""Stands for the name of the leader's pod."""
+"""Placeholder for the name of the leader's pod."""
 UNKNOWN_BUDGET, UNKNOWN_ASSESSMENT = BudgetState(), Assessment(0.0, 0, False)
 
 
 @dataclass(frozen=True, slots=True)
 class PeerEvidence:
-    """Natural log-odds of a leak from the other replicas alone, and a sentence that explains it."""
+    """Log-odds of a leak from the other replicas alone, and a sentence that explains them."""
 
     log_odds: float
     sentence: str
@@ -75,8 +75,8 @@ class PeerEvidence:
 def weigh_peers(assessment: Assessment, pod: str, peers: Sequence[Peer]) -> Assessment:
     """Return ``assessment`` of ``pod``, with the evidence from its ``peers``.
 
-    ``peers`` may include the pod itself. Only the probability and the evidence of each suspected
-    growth change: peers never confirm a leak.
+    The evidence changes only the probability and the evidence of each suspicion of growth. It never
+    confirms a leak. If ``peers`` does not include ``pod`` itself, the assessment stays as it is.
     """
     mine = next((peer for peer in peers if peer.pod == pod), None)
     if mine is None:
@@ -92,8 +92,8 @@ def compare_growth(
 ) -> PeerEvidence | None:
     """Return the evidence from the growth of other replicas; None if no replica is comparable.
 
-    ``own_growth`` is the growth of this replica. ``same_revision`` and ``other_revisions`` contain
-    the growth of each other replica of the same revision and of other revisions.
+    ``same_revision`` and ``other_revisions`` hold the growth of the replicas of this revision and
+    of other revisions.
     """
     siblings = _compute_growth_shares(own_growth, same_revision)
     strangers = _compute_growth_shares(own_growth, other_revisions)
@@ -184,10 +184,10 @@ def join_group(
 ) -> Assessment:
     """Return the leader's assessment of its multi-node group.
 
-    ``own_assessment`` is the leader's assessment of its own pod. ``members`` are the assessments of
-    the other pods by pod name; None for a pod that reports nothing now. ``origins`` maps the kind
-    of each open incident to the pod that leaked, or to :data:`LEADER_PLACEHOLDER`. The growth of an
-    incident is measured in this pod until the incident ends.
+    ``own_assessment`` is the leader's assessment of its own pod. ``members`` holds the assessments
+    of the other pods by pod name; None for a pod that does not report now. ``origins`` maps the
+    kind of each open incident to the pod that leaked, or to :data:`LEADER_PLACEHOLDER`. Until an
+    incident ends, its growth is measured in this pod.
     """
     result, warm = own_assessment, own_assessment.warm
     for kind in GROWTH_INCIDENT_KINDS:

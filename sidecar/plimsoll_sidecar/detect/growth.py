@@ -1,14 +1,13 @@
 """Find trends in a series of memory sizes, over several horizons at once.
 
-A trend states whether memory rises over time at comparable load, and how fast. It is Theil–Sen's
-slope with Kendall's tau as its confidence, restricted to *conclusive* pairs of points. Memory
-follows the load: a rise is conclusive only if the load did not rise with it, and a fall only if the
-load did not fall. A step is no trend: all thirds of a trend must rise. ``odds.py`` decides how
-likely a trend is a leak.
+A trend states how fast memory rises at comparable load. It is Theil-Sen's slope with Kendall's tau
+as its confidence, over *conclusive* pairs of points only. Memory follows the load: a rise is
+conclusive only if the load did not rise, and a fall only if the load did not fall. A step is no
+trend: all thirds of a trend must rise. ``odds.py`` decides how likely a trend is a leak.
 
-Each horizon keeps the lowest sizes (floors) of the last time buckets of one width. A leak of 400 MB
-per minute needs buckets of seconds, and a leak of 90 bytes per request needs buckets of hours. The
-memory of the detector itself stays bounded, however long the run is.
+Each horizon divides time into buckets of one width, and keeps the lowest size (the floor) of its
+last buckets. A leak of 400 MB per minute needs buckets of seconds; a leak of 90 bytes per request
+needs buckets of hours. The memory of the detector itself stays bounded.
 
 A rise counts only beyond the *swing*: the largest recent fall at comparable load, in this horizon
 or a longer one. Garbage collection causes such rises and falls all the time.
@@ -29,18 +28,17 @@ from plimsoll_sidecar.detect.thresholds import THRESHOLDS
 
 MIN_TREND_POINTS = 8
 MIN_HALVES_RATIO, MAX_HALVES_RATIO = 0.05, 20.0
-"""Bounds of the rise of the later half divided by the rise of the earlier half, from which
-:attr:`Trend.fading` is computed."""
+"""Bounds for the rise of the later half divided by the rise of the earlier half, in
+:attr:`Trend.fading`."""
 MIN_RISE_SHARE_PER_THIRD = 0.2
-"""Minimum share of the rise that the middle third and the last third of a trend each contribute."""
+"""Minimum share of the rise in the middle third, and in the last third, of a trend."""
 MIN_DIFFERING_PAIRS_SHARE = 0.5
-"""Share of all pairs of points with different loads from which the trend of the load counts
-fully."""
+"""Share of pairs with different loads from which the trend of the load has its full weight."""
 MAX_COMPARABLE_LOAD_FACTOR = 1.1
-"""Maximum factor between two comparable loads, which may also differ by one more request."""
+"""Maximum factor between two comparable loads. One more request is always comparable."""
 BUCKET_WIDTHS_S = (1.0, 5.0, 30.0, 180.0, 450.0, 900.0, 5400.0, 32400.0)
-"""Widths of the buckets. The horizons overlap, so that no trend is lost between two of them: eight
-buckets are shorter than two buckets of the next width but one."""
+"""Widths of the buckets of all horizons. The horizons overlap, so that each trend fits into one of
+them."""
 BUCKETS_PER_HORIZON = 20
 SWING_FACTOR = 1.5
 """A rise counts only beyond this multiple of the swing."""
@@ -49,35 +47,35 @@ SWING_DECAY_PER_BUCKET = 0.995
 MAX_FLOOR_AGE_SPANS = 1.5
 """Maximum age of a floor that counts, as a multiple of the span of its horizon."""
 MAX_EMPTY_BUCKETS = 3
-"""Number of buckets without a sample after which a trend is dropped."""
+"""Number of buckets without a sample after which a trend expires."""
 LATEST_GROWTH_WINDOW_S, MIN_LATEST_SAMPLES, MAX_LATEST_POINTS = 20.0, 4, 64
 MIN_LATEST_TO_TREND_PACE = 0.3
-"""Minimum pace of the latest growth divided by its trend's pace. Slower growth has stopped. This
-ratio and the window were chosen on production containers: a restart for memory that no longer grows
-gains nothing."""
+"""Minimum pace of the latest growth, as a share of its trend's pace. Slower growth counts as ended.
+This share and the window were chosen on production containers. Restarting for memory that no longer
+grows gains nothing."""
 GROWTH_BEGIN_SHARE, MIN_LATER_HALF_SHARE, MAX_STEP_SHARE = 0.1, 0.5, 0.4
-"""Growth begins when it has this share of its present size. Its later half must bring at least the
-second share of what the earlier half brought, and the last seconds the same share of the mean pace.
-No step may bring more than the last share, because the newest step of a table that doubles brings
-half of the growth."""
+"""Shares that growth must meet before it is confirmed. Growth begins at ``GROWTH_BEGIN_SHARE`` of
+its present size. Its later half brings at least ``MIN_LATER_HALF_SHARE`` of what the earlier half
+brought, and its last seconds at least this share of the mean pace. No step brings more than
+``MAX_STEP_SHARE``: the last step of a table that doubles brings half of the growth."""
 FLOOR_WINDOW_S = 5.0
-"""Growth is measured at the lowest size within this time, which delays it by as much."""
+"""Window whose lowest size is the floor. Growth is measured at floors, which delays it by this
+time."""
 MAX_CONFIRMATION_S = 120.0
-"""Time within which a steady leak that spends its budget in ten minutes is to be confirmed."""
+"""Time within which a steady leak that exhausts its budget in ten minutes is confirmed."""
 MIN_GROWTH_DURATION_S = (1 - GROWTH_BEGIN_SHARE) * (MAX_CONFIRMATION_S - FLOOR_WINDOW_S)
-"""Minimum duration of growth before it is confirmed. It is as long as :data:`MAX_CONFIRMATION_S`
-allows, because it excludes caches that fill evenly. A minimum that is shorter by a third of a
-minute confirms two or three more of these caches in the recordings."""
+"""Minimum duration of growth before it is confirmed. It excludes caches that fill evenly, and is as
+long as :data:`MAX_CONFIRMATION_S` allows."""
 FAST_BUDGET_SHARE, MIN_FAST_DURATION_S, MIN_FAST_HALF_SHARE = 0.8, 30.0, 0.9
-"""Growth that would spend this share of its budget within :data:`MIN_GROWTH_DURATION_S` is judged
-after :data:`MIN_FAST_DURATION_S`, the time of a restart. Its later half must then bring
-``MIN_FAST_HALF_SHARE`` of what the earlier half brought. This excludes caches that fill with a time
-constant below 140 s."""
+"""Growth is fast if it would consume ``FAST_BUDGET_SHARE`` of the budget within
+:data:`MIN_GROWTH_DURATION_S`. Fast growth is judged after ``MIN_FAST_DURATION_S``, the time of a
+restart. Its later half must bring ``MIN_FAST_HALF_SHARE`` of what the earlier half brought, which
+excludes caches that fill with a time constant below 140 s."""
 URGENT_BUDGET_FACTOR = 2.0
-"""Growth by this multiple of the budget is judged even before :data:`MIN_FAST_DURATION_S`."""
+"""Multiple of the budget. Growth by this much is judged even before :data:`MIN_FAST_DURATION_S`."""
 MAX_UNTHINNED_POINTS, POINTS_PER_E_FOLD = 64, 24
-"""Number of points that are collected before older points are dropped, and number of points for
-each factor of e by which their age grows."""
+"""Number of points up to which none is dropped, and number of points that remain for ages that
+differ by a factor of e."""
 SLOTS_PER_WINDOW = 48
 
 
@@ -103,8 +101,8 @@ class Trend:
 
     ``noise`` is the median absolute deviation from the fitted line, in bytes. ``fading`` is
     log(rise of the later half / rise of the earlier half), so it is negative if the rise slows
-    down. ``climb`` shows how steadily the load (the requests in flight) rose in the same time. It
-    is Kendall's tau between time and load, from -1 to 1.
+    down. ``climb`` is Kendall's tau between time and load, from -1 to 1: how steadily the load
+    rose.
     """
 
     bytes_per_s: float
@@ -135,7 +133,7 @@ def measure_unexplained_growth(earlier: Point, later: Point) -> int:
 def fit_trend(points: Sequence[Point], min_rise: float) -> Trend | None:
     """Return the trend of ``points``, which are in order of time; None if there is none.
 
-    A trend rises by at least ``min_rise`` bytes.
+    ``min_rise`` is the minimum rise of a trend in bytes.
     """
     sizes = [point.bytes for point in points]
     if len(points) < MIN_TREND_POINTS or max(sizes) - min(sizes) < min_rise:
@@ -185,10 +183,7 @@ def fit_trend(points: Sequence[Point], min_rise: float) -> Trend | None:
 
 
 class Horizon:
-    """Floors of the last :data:`BUCKETS_PER_HORIZON` time buckets of one width, and their trend.
-
-    The floor of a bucket is the point with the smallest size.
-    """
+    """Floors of the last :data:`BUCKETS_PER_HORIZON` buckets of one width, and their trend."""
 
     def __init__(self, width_s: float) -> None:
         self.floors: deque[Point] = deque(maxlen=BUCKETS_PER_HORIZON)
@@ -199,7 +194,7 @@ class Horizon:
         self._floor: Point | None = None
 
     def add(self, point: Point) -> bool:
-        """Add a sample, and return whether it completed a bucket and so added a floor."""
+        """Add a sample, and return whether it completed a bucket, which adds a floor."""
         bucket = int(point.t // self._width_s)
         completed = self._floor is not None and bucket != self._bucket
         if self._floor is not None and completed:
@@ -235,7 +230,7 @@ class Horizon:
 
 
 class Trends:
-    """All horizons of one series. ``min_rise`` is the smallest rise that matters, in bytes."""
+    """Trends of one series over all horizons. ``min_rise`` is their minimum rise in bytes."""
 
     def __init__(self, interval_s: float, min_rise: float) -> None:
         widths = sorted({max(width, interval_s) for width in BUCKET_WIDTHS_S})
@@ -243,7 +238,7 @@ class Trends:
         self.min_rise = min_rise
 
     def add(self, point: Point) -> None:
-        """Add a sample, and fit each horizon in which it completes a bucket."""
+        """Add a sample, and update the trends of the horizons in which it completes a bucket."""
         swing = 0.0
         for horizon in reversed(self.horizons):
             completed = horizon.add(point)
@@ -268,8 +263,8 @@ class Trends:
 class LatestGrowth:
     """Growth of the last :data:`LATEST_GROWTH_WINDOW_S` seconds.
 
-    It shows whether memory is still growing, because a trend lasts longer than the growth from
-    which it was fitted.
+    A trend outlasts the growth from which it was fitted. This class shows whether memory still
+    grows.
     """
 
     def __init__(self, interval_s: float) -> None:
@@ -283,13 +278,13 @@ class LatestGrowth:
             self._points.popleft()
 
     def clear(self) -> None:
-        """Drop all samples: growth under a new load proves nothing yet."""
+        """Drop all samples after a change of the load."""
         self._points.clear()
 
     def is_continuing(self, trend: Trend) -> bool:
         """Report whether memory still grows, compared with the pace of ``trend``.
 
-        It must grow at :data:`MIN_LATEST_TO_TREND_PACE` of this pace or faster.
+        The minimum is :data:`MIN_LATEST_TO_TREND_PACE` of this pace.
         """
         if len(self._points) < 2:
             return False
@@ -302,9 +297,8 @@ class LatestGrowth:
 class GrowthHistory:
     """Growth since the warm-up, to distinguish sustained growth from growth that ends.
 
-    It keeps points ``(t, growth, requests)``. The distance between two points is at most a share of
-    their age. One array holds all points, because many small allocations would fragment the heap
-    over time.
+    Each point is ``(t, growth, requests)``. Older points are farther apart. One array holds all
+    points, because many small allocations would fragment the heap over time.
     """
 
     def __init__(self, interval_s: float) -> None:
@@ -330,11 +324,9 @@ class GrowthHistory:
     def is_sustained(self, budget: int) -> bool:
         """Report whether the growth has lasted, continues, and neither fades nor is a step.
 
-        Growth begins when it last had a tenth of its present size. Caches that fill, tables that
-        double and nightly jobs resemble a leak until they end. Growth that fades is sustained only
-        if it will exceed ``budget``, in bytes, even though each further half brings less by the
-        same ratio. Growth that would spend most of the budget before it has lasted long enough is
-        judged earlier, but must not have slowed down.
+        Caches that fill, tables that double and nightly jobs resemble a leak until they end. Growth
+        that fades counts as sustained only if its extrapolation exceeds ``budget``, in bytes. Fast
+        growth is judged earlier (:data:`FAST_BUDGET_SHARE`), but must not have slowed down.
         """
         points = self._list_points_since(GROWTH_BEGIN_SHARE)
         (begin, low, served), (now, high, served_now) = points[0], points[-1]
@@ -375,7 +367,7 @@ class GrowthHistory:
         return points[::-1]
 
     def _thin_points(self, now: float) -> None:
-        """Drop each point that is too close to the previous point for its age."""
+        """Drop the points that are closer together than their age allows."""
         kept = self._rows[:3]
         for number in range(3, len(self._rows), 3):
             t = self._rows[number]
@@ -405,9 +397,8 @@ class SegmentGrowth:
     def find_largest(self) -> Segment | None:
         """Return the segment that grew most beyond declared caches; None without segments.
 
-        The ledger does not state the segment of a cache. Each segment is therefore tried as the
-        place of the caches. The right place leaves the least growth outside the segment that grew
-        most.
+        The ledger does not state which segment holds a cache. The caches are therefore assigned to
+        the segment that leaves the least growth unexplained.
         """
         if self._declared is None:
             return None
@@ -427,8 +418,8 @@ class SegmentGrowth:
 class SlidingMinimum:
     """Smallest growth within a sliding window of :data:`SLOTS_PER_WINDOW` slots.
 
-    Each slot keeps the mean of its readings, because the minimum of single readings is noise. The
-    current slot does not count, so that growth is not compared with itself.
+    The value of a slot is the mean of its samples, because the minimum of single samples is noise.
+    The current slot does not count, so that growth is not compared with itself.
     """
 
     def __init__(self, window_s: float) -> None:

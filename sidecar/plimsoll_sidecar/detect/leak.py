@@ -1,8 +1,8 @@
 """Measure how much of a leak budget is consumed and how fast, and suspect leaks.
 
-A budget allows growth within a window, so growth is measured above its minimum in this window. For
-the memory limit, growth is measured above the baseline. The larger consumed share counts. Growth is
-not judged while demand is higher than ever before in the epoch.
+A budget limits growth within a window, so growth is measured above its minimum in this window.
+Consumption of the memory limit is measured above the baseline. The larger of the two shares counts.
+While demand is higher than ever before in the epoch, growth is not judged.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from plimsoll_sidecar.detect.thresholds import THRESHOLDS
 MIN_RISE_BYTES = 2 << 20
 MAX_RECENT_POINTS = 64
 RESUMED_WARMUP_S = 60.0
-"""Time after which a resumed detector is warm: before, a trend could not have shown again."""
+"""Time after which a resumed detector counts as warm. A trend needs this time to show again."""
 NEW_DEMAND_MESSAGE = (
     "more requests or longer prompts than ever before may need this memory, unless its growth "
     "continues"
@@ -63,14 +63,15 @@ SHARED_DEVICE_MESSAGE = (
 
 
 MIN_EXPLAINED_SHARE = 0.1
-"""Share of the growth above which the part that the ledger explains matters for the trigger."""
+"""Share of the growth. If the ledger explains more, the trigger is sought for the whole engine, not
+for one process."""
 
 
 class MemoryWatch:
-    """Watch the growth of host or device memory in one epoch, depending on ``kind``.
+    """Watch of the growth of host or device memory in one epoch, depending on ``kind``.
 
-    Without a budget, growth is measured but never suspected. ``slow`` is the slow growth of the
-    memory; it is None until the memory has been watched for long enough.
+    Without a budget, growth is measured but not suspected. ``slow`` is the slow growth; None until
+    the memory has been watched for long enough.
     """
 
     def __init__(self, kind: IncidentKind, policy: MemoryPolicy, interval_s: float) -> None:
@@ -112,7 +113,7 @@ class MemoryWatch:
 
     @property
     def slow_state(self) -> SlowState:
-        """The state of the search for slow growth."""
+        """State of the search for slow growth."""
         return self._slow_leak.state
 
     def resume(
@@ -120,8 +121,7 @@ class MemoryWatch:
     ) -> None:
         """Continue from the state of an earlier detector in the same epoch.
 
-        The watch counts as warm only after a time in which a trend would show again. Before, the
-        absence of a suspicion proves nothing.
+        The watch counts as warm only after :data:`RESUMED_WARMUP_S`.
         """
         if not bases or self.baseline is not None:
             return
@@ -168,7 +168,7 @@ class MemoryWatch:
         return Trends(self._interval_s, max(MIN_RISE_BYTES, early / 2))
 
     def _restart_warmup(self, point: Point) -> None:
-        """Restart the warm-up at the first request, which fills caches and arenas."""
+        """Restart the warm-up at the first request, because it fills caches and arenas."""
         first = self.baseline is not None and not self._warmup.served and bool(point.requests)
         if first and self._suspected is None:
             self.baseline, self._explained = None, 0
@@ -177,7 +177,7 @@ class MemoryWatch:
     def _warm_up(self, point: Point, sizes: dict[Segment, int], ready: bool | None) -> bool:
         """Add a sample to the warm-up, and return whether the warm-up has ended.
 
-        The warm-up starts again while the engine is not ``ready``.
+        The warm-up restarts while ``ready`` is False.
         """
         if ready is False:
             self._warmup = self._create_warmup()
@@ -236,7 +236,6 @@ class MemoryWatch:
         self._update_state(point, floor, baseline)
 
     def _defer_judgment(self, point: Point, floor: Point) -> None:
-        """Suspect no growth while the demand is new, because the demand may need the memory."""
         if self._new_demand is None:
             trend = self._trends.find_steepest()
             self._new_demand = NewDemand(floor, trend.bytes_per_s if trend is not None else 0.0)
@@ -284,7 +283,6 @@ class MemoryWatch:
             self._suspected = SuspectedGrowth(trend, point, growth)
 
     def _add_report(self, sample: Sample, point: Point) -> None:
-        """Update the fields that do not depend on the budget: age, requests, limit, slow growth."""
         if self.bases:
             base = self.bases[0]
             self.state.age_s = max(0.0, point.t - base.t)
@@ -313,7 +311,7 @@ class MemoryWatch:
     # ---- the verdict
 
     def is_warm(self, t: float) -> bool:
-        """Report whether memory was watched for long enough to conclude that nothing leaks."""
+        """Report whether memory has been watched for long enough to rule out a leak."""
         suspected = self._suspected is not None
         return self.baseline is not None and (suspected or t >= self._conclusive_at)
 
@@ -345,9 +343,9 @@ class MemoryWatch:
     ) -> Suspicion | None:
         """Return the suspicion at ``t`` with all evidence; None if no growth is suspected.
 
-        ``get_trigger_finder`` returns the trigger finder of the process in which the given segment
-        grew. It is not used if the ledger explains a part of the growth, because a ledger does not
-        name processes.
+        ``get_trigger_finder`` returns the trigger finder of the process in which a given segment
+        grew. It is not called if the ledger explains more than :data:`MIN_EXPLAINED_SHARE` of the
+        growth, because a ledger names no processes.
         """
         evidence = self.make_evidence()
         if evidence is None or self._suspected is None or self.budget is None:

@@ -1,24 +1,24 @@
-"""Detect lost KV cache, memory that earlier engines left behind, and kills by the kernel.
+"""Detect lost KV cache, memory that ended engines left behind, and kills by the kernel.
 
-:class:`CapacityWatch` reports KV cache that is in use and that nothing will release. An engine that
-accounts for the owners of its cache reports the loss itself, at any load. For other engines, the
-loss shows only when the engine is idle: the cache is in use without requests. A prefill engine
-holds the blocks of ended requests until a decode engine has read them. These blocks count as lost
-after the connector's timeout.
+:class:`CapacityWatch` reports KV cache that is in use and will never be released. An engine that
+accounts for the owners of its cache reports such a loss itself, at any load. For other engines, the
+loss shows only while the engine is idle: the cache is in use without requests. A prefill engine
+holds the blocks of ended requests until a decode engine has read them. After the connector's
+timeout, these blocks count as lost.
 
 :class:`LeftBehindWatch` reports shared memory that earlier containers of the engine left in the
-pod. Memory that an earlier epoch left is part of the baseline of the next epoch. A service that
-leaves a little memory at each restart would therefore never exceed its budget, and one day could
-not start. This class measures from the first epoch on.
+pod. A new epoch includes such memory in its baseline. An engine that leaves some memory at each
+restart would never exceed its budget, and would one day fail to start. The watch therefore measures
+across epochs.
 
-:class:`OomKillWatch` reports kills that the kernel counts in the engine's control group. It sees
-the death of one process of several. If the kernel kills the whole container, the control group ends
+:class:`OomKillWatch` reports the kills that the kernel counts in the engine's control group. It
+shows the death of one process of several. If the whole container is killed, its control group ends
 too, and the operator reports the kill from the container's status.
 
 :class:`OrphanWatch` reports device memory that stays in use after the engine's processes have
-ended. Memory of the next engine does not count as orphaned, although that engine holds it long
-before it answers. Only the sum of the whole device is visible, so the memory of other pods on the
-device counts as well. Orphaned memory is therefore only reported, and causes no action.
+ended. Memory of the next engine does not count, although that engine holds it long before it
+answers. Only the total of the device is visible, including memory of other pods. Orphaned memory is
+therefore only reported.
 """
 
 from __future__ import annotations
@@ -33,16 +33,17 @@ from plimsoll_api.units import format_bytes
 from plimsoll_sidecar.detect.segments import compute_device_segments, sum_device_bytes
 
 MIN_IDLE_S = 10.0
-"""Time without requests after which blocks in use are lost. Until then, transfers may hold them."""
+"""Time without requests after which blocks in use count as lost. Until then, transfers may hold
+them."""
 MIN_REPORTED_LOSS_RATIO = 0.02
-"""Share of the KV cache below which a loss is not reported."""
+"""Minimum share of the KV cache that must be lost for a report."""
 MIN_LOSS_RATIO_FOR_RESTART = 0.10
-"""Share of the KV cache whose loss is worth a restart."""
+"""Minimum share of the KV cache that must be lost for a restart."""
 CAPACITY_CONFIDENCE = 0.95
 
 
 class CapacityWatch:
-    """Watch the KV cache capacity of one epoch.
+    """Watch of the KV cache capacity of one epoch.
 
     A loss is reported until the engine reports another value, or is idle without a loss.
     """
@@ -86,7 +87,7 @@ class CapacityWatch:
 
 
 def _find_reported_loss(load: SampleLoad) -> tuple[float, str] | None:
-    """Return the largest lost share that the engine reports, and a description; None if unknown."""
+    """Return the largest loss that the engine reports, as a share and in words; None if unknown."""
     shares = (
         (load.kv_lost_ratio, "of the KV cache belongs to no request that a client waits for"),
         (load.offload_lost_ratio, "of the host's KV blocks is pinned without a transfer"),
@@ -109,15 +110,16 @@ def _make_loss_suspicion(ratio: float, description: str) -> Suspicion:
 
 
 MIN_LEFT_BEHIND_RATIO = 0.25
-"""Share of the host's budget from which memory left behind is suspected, as for other growth."""
+"""Share of the host's leak budget from which memory left behind is suspected, as for other
+growth."""
 LEFT_BEHIND_CONFIDENCE = 0.9
 
 
 class LeftBehindWatch:
-    """Find shared memory that ended workers of the engine have left behind.
+    """Watch of the shared memory that ended workers of the engine have left behind.
 
-    Files that are older than the first engine, such as those of an init container, are not
-    included. Without a memory budget, no loss is suspected.
+    Files that are older than the first engine do not count, such as those of an init container.
+    Without a memory budget, nothing is suspected.
     """
 
     def __init__(self, budget: MemoryBudget | None) -> None:
@@ -128,7 +130,7 @@ class LeftBehindWatch:
     def update(self, sample: Sample) -> Suspicion | None:
         """Add a sample, and return the suspicion; None if too little was left behind.
 
-        If the sample does not contain the memory left behind, the previous result is returned.
+        A sample without this measurement does not change the result.
         """
         earlier = sample.host.shm_orphan_earlier
         if self._budget is None or earlier is None:
@@ -154,11 +156,11 @@ class LeftBehindWatch:
 
 
 KILL_REPORT_DURATION_S = 60.0
-"""Time for which a kill is reported. Another kill within it belongs to the same incident."""
+"""Time for which a kill is reported. Later kills within this time belong to the same incident."""
 
 
 class OomKillWatch:
-    """Watch OOM kills across epochs, because a kill ends an epoch."""
+    """Watch of OOM kills across epochs, because a kill ends an epoch."""
 
     def __init__(self) -> None:
         self._kills: int | None = None
@@ -169,7 +171,7 @@ class OomKillWatch:
     def update(self, sample: Sample) -> Suspicion | None:
         """Add a sample, and return the suspicion of a recent kill; None if there is none.
 
-        A counter that has decreased belongs to a new control group.
+        If the counter has decreased, the control group is new.
         """
         host = sample.host
         if host.oom_kills is not None:
@@ -195,19 +197,19 @@ class OomKillWatch:
 DRIVER_SETTLE_S = 30.0
 """Time that the driver may take to free the memory of ended processes."""
 MIN_ORPHANED_BYTES = 2 << 30
-"""Minimum size without an engine. NVML also counts memory that the driver reserves: about 600 MiB
-on large devices."""
+"""Minimum orphaned memory while no engine runs. NVML also counts memory that the driver reserves:
+about 600 MiB on large devices."""
 MIN_ADDED_ORPHANED_BYTES = 1 << 30
-"""Minimum size beyond what was in use outside the engine before its restart."""
+"""Minimum increase of the memory in use outside the engine across a restart."""
 ORPHAN_CONFIDENCE = 0.7
 WHOLE_DEVICE_NOTE = "this size covers the whole device, including other pods that share it"
 
 
 class OrphanWatch:
-    """Watch device memory that no living engine holds, across epochs.
+    """Watch, across epochs, of device memory that no living engine holds.
 
-    Such memory is found after an engine has ended. It is also found if more memory is in use
-    outside the next engine than before.
+    Such memory is found while no engine runs, or if more memory is in use outside the new engine
+    than was outside the previous engine.
     """
 
     def __init__(self) -> None:
@@ -221,7 +223,7 @@ class OrphanWatch:
     def update(self, sample: Sample) -> Suspicion | None:
         """Add a sample, and return the suspicion of orphaned memory; None if there is none.
 
-        If the sample does not show how much memory no engine holds, return the previous result.
+        A sample without the necessary measurements does not change the result.
         """
         if sample.epoch != self._epoch:
             self._epoch, self._since = sample.epoch, None
@@ -247,10 +249,9 @@ class OrphanWatch:
         return self._standing
 
     def _measure_held_memory(self, sample: Sample) -> tuple[int, int, str] | None:
-        """Return the bytes that no engine holds, the minimum to report, and a description.
+        """Return the orphaned bytes, the minimum to report, and a description; None if unknown.
 
-        None if the sample lacks the used device memory or, while an engine runs, its part outside
-        torch. Also None before the first restart, because there is nothing to compare with.
+        They are unknown before the first restart, because there is nothing to compare with.
         """
         if self._dead and sample.host.processes:
             # The next engine may hold the memory, although it has not answered yet.

@@ -1,17 +1,18 @@
 """Compute the odds that growth is a leak, compared with its other possible explanations.
 
-A leak competes with four explanations. Each has weights of evidence for and against the leak, in
-natural log-odds, as in a naive Bayes classifier: a prior, and what each observation adds.
+A leak competes with four other explanations. As in a naive Bayes classifier, each explanation has a
+prior and weights for the observations, in natural log-odds.
 
-Two observations count against all explanations. The first is the consumed share of the budget,
-because growth that is no leak ends at some share. If it ends at any share with equal probability,
-the part ``1 - s`` of it exceeds the share ``s``, so the odds of a leak grow by ``-log(1 - s)``. The
-second is speed: healthy engines hardly ever consume a window's budget within a small part of the
-window. Each other observation concerns one explanation. For example, memory that fills up grows
-slower and slower, and temporary work starts later than the engine. The probability of a leak
-follows from the sum over the explanations.
+Two observations count against all other explanations. The first is the consumed share ``s`` of the
+budget. Growth that is no leak ends at some share. If all shares are equally probable, it exceeds
+``s`` with probability ``1 - s``, so the odds of a leak grow by ``-log(1 - s)``. The second
+observation is speed: healthy engines hardly ever consume a budget within a small part of its
+window.
 
-``python -m bench.odds_fit`` fits the weights by maximum likelihood to the labelled runs of the leak
+Every other observation concerns one explanation. For example, memory that fills up grows slower and
+slower, and temporary work starts later than the engine.
+
+``python -m bench.odds_fit`` fits the weights by maximum likelihood to labelled runs of the leak
 lab. Each suspicion counts once, so the result is the odds that a suspicion is a leak
 (``research/bench/calibration.py``).
 """
@@ -30,14 +31,14 @@ from plimsoll_sidecar.detect.thresholds import THRESHOLDS
 REUSABLE_SEGMENTS = frozenset({Segment.MALLOC_RETAINED, Segment.TORCH_RESERVED_UNUSED})
 """Memory that an allocator keeps unused, and will return or use again."""
 MIN_LEFT_S = 30.0
-"""Minimum time to exhaustion that counts as evidence of speed. A restart takes as long."""
+"""Minimum time to exhaustion that counts as evidence of speed: the time of a restart."""
 MAX_SHARE = 0.98
 """Maximum consumed share of the budget that counts as evidence."""
 MAX_YOUNGER = 2.0
-"""Bound of the evidence from :attr:`Evidence.age_evidence`: the logarithm of a factor of 7."""
+"""Bound for :attr:`Evidence.age_evidence`: the logarithm of about 7."""
 MAX_LOG_ODDS = 50.0
 CLEAR_SPANS = 3.0
-"""Time for which a suspicion lasts without a new trend, as a multiple of its trend's span."""
+"""Duration of a suspicion without a new trend, as a multiple of its last trend's span."""
 
 
 class Explanation(StrEnum):
@@ -55,12 +56,12 @@ class Weights:
 
     Attributes:
         size: For each factor of e by which the remaining budget shrinks.
-        speed: For each factor of e by which the budget is exhausted sooner than its window ends.
+        speed: For each factor of e by which the budget is exhausted before its window ends.
         filling, later_work, load, retained: Priors of the explanations.
-        fading: For each factor of e by which the later half of the growth brought less than the
+        fading: For each factor of e by which the later half of the growth is smaller than the
             earlier half.
         younger: For each factor of e by which the growth is younger than the engine.
-        climb: For a load that rose all the time, whose ``Evidence.climb`` is 1.
+        climb: For a load that rose all the time, with an ``Evidence.climb`` of 1.
 
     """
 
@@ -82,9 +83,9 @@ WEIGHTS = Weights(
     load=1.61, climb=5.99,
     retained=2.37,
 )  # fmt: skip
-"""Fitted on a quarter of the runs of the first ten splits, whose budgets are for a day
-(``research/bench/results/odds-fit.json``). The weight of the size is close to 1, as expected if
-healthy growth ends at any share with equal probability."""
+"""Weights that ``bench.odds_fit`` found (``research/bench/results/odds-fit.json``). They were
+fitted on a quarter of the runs of the first ten splits, with budgets for a day. The weight of the
+size is close to 1, as expected if healthy growth ends at each share with equal probability."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +95,8 @@ class Evidence:
     Attributes:
         share: The consumed share of the budget, which applies to ``window_s`` seconds.
         left_s: The seconds until the budget is exhausted; None while nothing grows.
-        life: The growth divided by the growth that the current rate would have added since the
-            start of the engine. It is 1 for a steady leak, and less for growth that started later.
+        life: The growth, divided by what the current rate would have added since the start of the
+            engine. It is 1 for a steady leak, and less for growth that started later.
         fading, climb: How much the growth slows down, and how steadily the load rose
             (:class:`~plimsoll_sidecar.detect.growth.Trend`).
         segment: The segment that grew most.
@@ -112,41 +113,41 @@ class Evidence:
 
     @property
     def size_evidence(self) -> float:
-        """Evidence from the consumed share of the budget, before its weight is applied."""
+        """Evidence from the consumed share of the budget, unweighted."""
         return -math.log1p(-min(MAX_SHARE, max(0.0, self.share)))
 
     @property
     def speed_evidence(self) -> float:
-        """Evidence from the time to exhaustion; 0 if the budget lasts for its whole window."""
+        """Evidence from the time to exhaustion, unweighted; 0 if the budget outlasts its window."""
         left = self.window_s if self.left_s is None else self.left_s
         return max(0.0, math.log(self.window_s / max(MIN_LEFT_S, left)))
 
     @property
     def slowing_evidence(self) -> float:
-        """Evidence from growth that slows down: negative, or 0 if it does not slow down."""
+        """Evidence from growth that slows down, unweighted: negative or 0."""
         return min(0.0, self.fading)
 
     @property
     def age_evidence(self) -> float:
-        """Evidence from growth that started later than the engine: negative or 0."""
+        """Evidence from growth that started later than the engine, unweighted: negative or 0."""
         return max(-MAX_YOUNGER, min(0.0, math.log(max(1e-9, self.life))))
 
 
 @dataclass(frozen=True, slots=True)
 class Odds:
-    """Natural log-odds of a leak, against all explanations together and against each one alone."""
+    """Natural log-odds of a leak, against all explanations together and against each alone."""
 
     log_odds: float
     against: dict[Explanation, float]
 
     @property
     def probability(self) -> float:
-        """The probability of a leak."""
+        """Probability of a leak."""
         return 1.0 / (1.0 + math.exp(-self.log_odds))
 
     @property
     def likeliest_alternative(self) -> tuple[Explanation, float]:
-        """The most likely explanation other than a leak, and its probability."""
+        """Most likely explanation other than a leak, and its probability."""
         likeliest = min(self.against, key=lambda explanation: self.against[explanation])
         return likeliest, self.probability * math.exp(-self.against[likeliest])
 
@@ -173,10 +174,10 @@ def compute_odds(evidence: Evidence, weights: Weights = WEIGHTS) -> Odds:
 def compute_required_log_odds(remaining_s: float, window_s: float) -> float:
     """Return the log-odds that confirm a leak ``remaining_s`` before its budget is exhausted.
 
-    Waiting costs little while the budget lasts, and provides evidence, because most growth that is
-    no leak ends in the meantime. The required odds therefore rise with the remaining time. In a
-    sequential test (Wald 1945), they likewise rise with the cost of a false alarm, compared with
-    the cost of waiting. The log-odds are never negative: a leak must be at least as likely as not.
+    The required odds rise with the remaining time. Waiting costs little while the budget lasts, and
+    most growth that is no leak ends in the meantime. In a sequential test (Wald 1945), they rise
+    likewise with the cost of a false alarm relative to the cost of waiting. The log-odds are at
+    least 0: a leak must be at least as likely as not.
     """
     at = THRESHOLDS
     reference_s = at.odds_left_s * (DAY_S / window_s) ** at.haste
@@ -198,8 +199,8 @@ def is_confirmed(evidence: Evidence, posterior: Odds) -> bool:
 class SuspectedGrowth:
     """Suspected growth, from its first trend to its end.
 
-    ``trend`` is the newest trend, and ``since`` the time at which the first trend started.
-    ``growth`` is in bytes.
+    ``trend`` is the newest trend, ``since`` the time at which the first trend started, and
+    ``growth`` the growth in bytes.
     """
 
     def __init__(self, trend: Trend, point: Point, growth: float) -> None:
@@ -209,10 +210,10 @@ class SuspectedGrowth:
         self._trend_at = self._updated_at = point.t
 
     def update(self, point: Point, trend: Trend | None, growth: float) -> bool:
-        """Add a sample. Return whether the growth is still suspected.
+        """Add a sample, and return whether the growth is still suspected.
 
-        ``trend`` is None if the sample has no trend that is large enough for a suspicion.
-        ``growth`` is the growth up to this sample in bytes.
+        ``trend`` is None if no trend is large enough for a suspicion. ``growth`` is the growth so
+        far in bytes.
         """
         if trend is not None:
             self.trend, self._trend_at = trend, point.t
@@ -222,6 +223,6 @@ class SuspectedGrowth:
         return recent and growth >= self._peak / 2
 
     def skip(self, point: Point) -> None:
-        """Ignore the time since the last sample, which proves nothing about the growth."""
+        """Exclude the time since the last sample, which proves nothing about the growth."""
         self._trend_at += point.t - self._updated_at
         self._updated_at = point.t

@@ -1,25 +1,26 @@
-"""Find how long a busy engine may pause before the pause is a stall.
+"""Compute how long a busy engine may pause before the pause counts as a stall.
 
-The limit never exceeds the configured timeout. A shorter pause is a stall only if nothing else
-explains it. A pause that resembles earlier pauses is explained up to a length that they would not
-exceed. A pause of a new kind is a stall only with two pieces of evidence. First, the engine uses
-hardly any processor time. Second, it took so many steps without such a pause that the pause is not
-chance. An engine that uses the processor may be compiling. If its processor time is unknown, only
-the timeout decides.
+The limit is at most the configured timeout. A shorter pause is a stall only if no other explanation
+fits.
 
-The history (:class:`PauseHistory`) contains the pauses between two signs of progress while requests
-were running. It applies only to demand that it contains. With more requests or more new prompt
-tokens than ever before, a longer pause may be a long prefill or a compilation.
+- A pause that resembles earlier pauses is allowed up to a length that they would not exceed.
+- A pause of a new kind needs two pieces of evidence: the engine uses hardly any processor time, and
+  took so many steps before that such a pause is not chance.
+- An engine that uses the processor may be compiling.
+- If the processor time is unknown, only the timeout decides.
 
-:class:`UsualPauses` bounds the next pause by the lengths of all earlier pauses. Lengths vary by a
-factor rather than by seconds, so their logarithms are modelled as normally distributed, with
+The history (:class:`PauseHistory`) holds the pauses between two signs of progress while requests
+were running. It applies to demand up to the highest in it. With more requests or more new prompt
+tokens, a longer pause may be a long prefill or a compilation.
+
+:class:`UsualPauses` predicts a bound for the next pause from all earlier pauses. Pauses differ by
+factors rather than by seconds, so their logarithms are modelled as normally distributed, with
 unknown mean and variance. The next logarithm then has Student's t distribution (the prediction
 interval of Hahn and Meeker, *Statistical Intervals*). If all pauses are alike, the bound is little
-longer than the longest pause. If a few pauses differ, the bound is many times as long.
+longer than the longest pause. If a few differ, the bound is many times as long.
 
-Each pause is compared with the bound from the earlier pauses. After ``n`` pauses, a usual pause
-exceeds the bound with probability ``MAX_ERROR_CHANCE / (n (n + 1))``. These probabilities add up to
-``MAX_ERROR_CHANCE`` over the whole life of an engine, however many pauses it makes.
+After ``n`` pauses, a usual pause exceeds the bound with probability ``MAX_ERROR_CHANCE / (n (n +
+1))``. The sum over all ``n`` is ``MAX_ERROR_CHANCE``, however many pauses an engine makes.
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ import math
 from dataclasses import dataclass
 
 MAX_ERROR_CHANCE = 0.05
-"""Maximum probability that any usual pause in the life of an engine exceeds its bound."""
+"""Maximum probability that any usual pause in the life of an engine exceeds the bound."""
 MIN_PAUSES = 2
 """Minimum number of pauses for a bound: a single pause does not show how much pauses differ."""
 MAX_DEGREES_OF_FREEDOM = 100
-"""Maximum degrees of freedom. More would change the quantile by less than a hundredth."""
+"""Maximum degrees of freedom. More change the quantile by less than a hundredth."""
 _SAMPLING_DEVIATION = 1 / math.sqrt(6)
 """Standard deviation of a length that is measured between two samples, in sample intervals."""
 
 
 class UsualPauses:
-    """Running mean and variance of the logarithms of the pauses (Welford), and their bound."""
+    """Running mean and variance (Welford) of the logarithms of pauses, and the bound from them."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -48,11 +49,11 @@ class UsualPauses:
 
     @property
     def is_known(self) -> bool:
-        """Whether there are enough pauses for a bound."""
+        """Whether enough pauses are known for a bound."""
         return self._count >= MIN_PAUSES
 
     def add(self, pause_s: float, resolution_s: float) -> None:
-        """Add a pause of ``pause_s``, whose start and end are known to within ``resolution_s``."""
+        """Add a pause of ``pause_s`` seconds, measured to within ``resolution_s`` seconds."""
         self._count += 1
         off = math.log(pause_s) - self._mean
         self._mean += off / self._count
@@ -120,7 +121,7 @@ class PauseDemand:
 
 
 class PauseHistory:
-    """Longest pause, distribution of long pauses, and rate of steps."""
+    """Demand, longest pause, distribution of long pauses, and rate of steps so far."""
 
     def __init__(self) -> None:
         self.longest_s = 0.0
@@ -137,11 +138,11 @@ class PauseHistory:
         computed: bool = False,
         interval_s: float = 0.0,
     ) -> None:
-        """Add a pause after which the engine made progress.
+        """Add a pause that ended with progress.
 
-        The pause was the longest one of ``steps`` steps. It lasted at least ``silent_s``, and ended
-        within the next ``interval_s``. If the engine ``computed`` in the pause, for example
-        compiled, the pause counts only for the rate of steps and for the demand.
+        It was the longest pause among ``steps`` steps. It lasted at least ``silent_s`` and at most
+        ``interval_s`` longer. If ``computed`` is True, the engine used the processor, for example
+        to compile; such a pause counts only for the rate of steps and for the demand.
         """
         seconds = silent_s + interval_s
         self.steps += max(1, steps)
@@ -156,7 +157,7 @@ class PauseHistory:
         )
 
     def add_service(self, seconds: float, steps: int) -> None:
-        """Add ``steps`` within ``seconds``, without knowing the pauses between the steps."""
+        """Add ``steps`` that were completed within ``seconds`` without a known pause."""
         self.steps += max(0, steps)
         self.served_s += seconds
 
@@ -164,13 +165,12 @@ class PauseHistory:
         """Return the probability of a pause of ``seconds`` or more at the observed rate of steps.
 
         This is the tail of the Lomax distribution, the predictive distribution of an exponential
-        model. If less than ``min_service_s`` of service was observed, the steps count as if they
-        had taken that long.
+        model. The rate of steps is computed over at least ``min_service_s``.
         """
         return math.exp(-self.steps * math.log1p(seconds / max(self.served_s, min_service_s)))
 
     def has_seen(self, demand: PauseDemand) -> bool:
-        """Report whether the history contains pauses under at least this much demand."""
+        """Report whether the engine has already made pauses under at least this demand."""
         return (
             demand.inflight <= self._most.inflight
             and demand.prompt_tokens <= self._most.prompt_tokens
@@ -178,33 +178,32 @@ class PauseHistory:
 
 
 PAUSE_MARGIN_S = 4.0
-"""Margin above the longest pause. With sampling and confirmation, a stall is then confirmed within
-10 s."""
+"""Margin above the longest pause. A stall is then confirmed within 10 s, including sampling."""
 LONG_SERVICE_S, LONG_SERVICE_LIMIT_S = 240.0, 8.0
-"""Time of service after which a pause is unusual at the second length: five minutes with idle
-moments. The pause must also exceed the longest pause by the margin. With the page's period and a
-round, a stall is then confirmed within 20 s."""
+"""Time of service after which a pause of ``LONG_SERVICE_LIMIT_S`` is unusual. The pause must also
+exceed the longest pause by the margin. A stall is then confirmed within 20 s, including the metrics
+page's period."""
 SHORT_SERVICE_S, SHORT_SERVICE_LIMIT_S = 60.0, 21.0
-"""The same for an engine after its first minute, and for new demand: a stall is confirmed within 30
-s. It also applies in the first minute if the engine uses no processor time, because new work that
-takes long is computed."""
+"""The same limits for an engine after its first minute, and for new demand. A stall is then
+confirmed within 30 s. An idle processor makes the limit apply in the first minute too, because new
+work that takes long is computed."""
 MAX_CHANCE_PROBABILITY = 1e-6
-"""Probability, at the observed rate of steps, below which a pause is not chance. The rate is needed
-because pages show no single pauses. 36 steps suffice in the first minute, in however few seconds,
-and 421 steps in four minutes."""
+"""Maximum probability, at the observed rate of steps, of a pause that is not chance. Metrics pages
+show the rate, but no single pauses. In the first minute, 36 steps suffice; in four minutes, 421
+steps."""
 COMPUTING_EXTRA_S, MIN_COMPUTING_CPU_SHARE = 50.0, 0.25
-"""Extra time for a process that uses at least this share of one core. It may compile for a new kind
-of request, or spin forever. Measured on vLLM 0.32 on a slow CPU: the first request with log
+"""Extra time for a process that uses at least ``MIN_COMPUTING_CPU_SHARE`` of one core. It may be
+compiling for a new kind of request. On vLLM 0.32 on a slow CPU, the first request with log
 probabilities takes 30 s, and 45 s beside other work."""
 
 MAX_IDLE_CPU_SHARE = 0.1
 """Share of one core below which an engine is idle. It is above 0, because an idle engine polls, and
-because the last two seconds before a hang may count."""
+because the measurement may include the last two seconds before a hang."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """The present pause. ``cpu_s`` is the processor time that was used in it; None if unknown."""
+    """Present pause. ``cpu_s`` is the processor time since its start; None if unknown."""
 
     seconds: float
     demand: PauseDemand
@@ -212,12 +211,12 @@ class Pause:
 
     @property
     def is_computing(self) -> bool:
-        """Whether the engine is known to have used the processor."""
+        """Whether the engine uses the processor; False if unknown."""
         return self._cpu_share is not None and self._cpu_share >= MIN_COMPUTING_CPU_SHARE
 
     @property
     def is_idle(self) -> bool:
-        """Whether the engine is known to have used hardly any processor time."""
+        """Whether the engine uses hardly any processor time; False if unknown."""
         return self._cpu_share is not None and self._cpu_share < MAX_IDLE_CPU_SHARE
 
     @property
@@ -228,9 +227,9 @@ class Pause:
 
 
 def find_pause_limit(pause: Pause, history: PauseHistory, timeout_s: float) -> tuple[float, str]:
-    """Return the longest allowed pause in seconds, and the reason for it.
+    """Return the longest allowed pause in seconds, and the reason for this limit.
 
-    The reason is text to append to a sentence; it is empty if the limit is the timeout.
+    The reason is text to append to a sentence; empty if the limit is the timeout.
     """
     if pause.cpu_s is None:
         limit_s, reason = _find_limit_from_history(pause, history)

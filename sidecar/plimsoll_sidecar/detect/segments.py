@@ -1,6 +1,6 @@
-"""Compute memory segments, and the load of the last scrape and whether its demand is new.
+"""Compute memory segments, the load at the last scrape, and whether demand is new.
 
-A value that a sample lacks is absent, never zero. A negative difference is also absent.
+A value that a sample lacks is absent, never zero. A negative difference is absent too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from plimsoll_api.trace import Host, LedgerLine, RoleRss, Sample, SampleLoad
 from plimsoll_sidecar.detect.stall import count_inflight
 
 MAX_ROLES = 256
-"""Maximum number of roles. An engine has at most a dozen, so a longer list is not credible."""
+"""Maximum number of roles. A longer list is not credible, because an engine has a dozen at most."""
 
 
 def _drop_invalid_size(value: int | None) -> int | None:
@@ -36,8 +36,8 @@ class HostMemoryFields:
 
     All samples of a series use the same fields. The anonymous memory of the cgroup is preferred,
     because a sum over processes counts a copy-on-write page once for each fork. Swapped memory
-    counts as anonymous memory, so that swapping looks neither like growth nor like recovery.
-    ``beside`` lists the segments that are neither anonymous nor shared memory.
+    counts as anonymous, so that swapping looks neither like growth nor like recovery. ``beside``
+    lists the segments that are neither anonymous nor shared memory.
     """
 
     anon: str
@@ -48,7 +48,7 @@ class HostMemoryFields:
 
     @classmethod
     def choose(cls, host: Host) -> HostMemoryFields | None:
-        """Return the best of the fields that ``host`` has; None without anonymous memory."""
+        """Return the best fields of those that ``host`` has; None without anonymous memory."""
         anon = _find_first_known_field(host, "cgroup_anon", "rss_anon")
         if anon is None:
             return None
@@ -69,12 +69,12 @@ class HostMemoryFields:
         )
 
     def sum_anonymous_bytes(self, host: Host) -> int | None:
-        """Return resident and swapped anonymous memory in bytes; None if a part is unknown."""
+        """Return the anonymous memory in bytes, resident and swapped; None if a part is unknown."""
         resident = _drop_invalid_size(getattr(host, self.anon))
         return resident if self.swap is None else _sum_sizes((resident, getattr(host, self.swap)))
 
     def sum_shared_bytes(self, host: Host) -> int | None:
-        """Return the memory that living processes share, in bytes; None if it is unknown."""
+        """Return the shared memory of living processes in bytes; None if unknown."""
         if self.shared is None:
             return None
         shared = _drop_invalid_size(getattr(host, self.shared))
@@ -89,7 +89,7 @@ class HostMemoryFields:
         return _drop_invalid_size(host.shm_orphan) if self.orphan else None
 
     def sum_bytes(self, host: Host) -> int | None:
-        """Return the memory of all these fields in bytes; None if a part is unknown."""
+        """Return the sum of all these fields in bytes; None if a part is unknown."""
         parts = [self.sum_anonymous_bytes(host)]
         if self.shared is not None:
             parts.append(self.sum_shared_bytes(host))
@@ -127,11 +127,11 @@ def _find_first_known_field(host: Host, *fields: str) -> str | None:
 def compute_host_segments(
     sample: Sample, source: HostMemoryFields, has_allocator_history: bool = False
 ) -> dict[Segment, int]:
-    """Return the size of each known host segment, in bytes.
+    """Return the size of each known host segment in bytes.
 
-    ``anonymous_other`` is anonymous memory that belongs to no allocator. ``has_allocator_history``
-    states that earlier samples reported the memory of the allocators. If this sample does not
-    report it, ``anonymous_other`` is unknown.
+    ``anonymous_other`` is anonymous memory outside all allocators. If an earlier sample reported
+    the allocators' memory (``has_allocator_history``) and this sample does not, ``anonymous_other``
+    is absent.
     """
     malloc, host = sample.malloc, sample.host
     sizes: dict[Segment, int | None] = {}
@@ -152,14 +152,14 @@ def compute_host_segments(
 
 
 def sum_device_bytes(sample: Sample) -> int | None:
-    """Return the used memory of all devices in bytes; None if it is unknown for any device."""
+    """Return the used memory of all devices in bytes; None if unknown for any device."""
     return _sum_sizes(device.used for device in sample.device) if sample.device else None
 
 
 def sum_unused_device_bytes(sample: Sample) -> int | None:
     """Return the device memory that the engine's allocator keeps unused, in bytes.
 
-    None if it is unknown for any device.
+    None if unknown for any device.
     """
     allocated = sum_torch_bytes(sample, "allocated")
     reserved = sum_torch_bytes(sample, "reserved")
@@ -171,14 +171,14 @@ def sum_unused_device_bytes(sample: Sample) -> int | None:
 def sum_torch_bytes(sample: Sample, field: str) -> int | None:
     """Return the sum of a field of the engine's allocator over all devices, in bytes.
 
-    None if it is unknown for any device.
+    None if unknown for any device.
     """
     devices = [device.torch for device in sample.device]
     return _sum_sizes(getattr(t, field) if t else None for t in devices) if devices else None
 
 
 def compute_device_segments(sample: Sample) -> dict[Segment, int]:
-    """Return the size of each known device segment, in bytes.
+    """Return the size of each known device segment in bytes.
 
     ``NON_TORCH`` is the memory outside the engine's allocator.
     """
@@ -197,8 +197,8 @@ def _drop_unknown_sizes(sizes: Mapping[Segment, int | None]) -> dict[Segment, in
 class RoleSizes:
     """Sizes of one kind of memory by process role.
 
-    ``size`` returns the bytes of a process; None if they are unknown. ``known`` is True once the
-    size of any process has been known.
+    ``size`` returns the bytes of a process; None if unknown. ``known`` is True once any process had
+    a known size.
     """
 
     def __init__(self, size: Callable[[RoleRss], int | None]) -> None:
@@ -210,8 +210,8 @@ class RoleSizes:
     def update(self, processes: Iterable[RoleRss], warm: bool) -> None:
         """Add a sample. Until the epoch is ``warm``, the sizes become the bases.
 
-        A role whose processes have ended has neither a size nor growth. A sample without processes
-        changes nothing, because the processes could not be read.
+        A role without processes has no size and no growth. A sample without any process is ignored,
+        because the processes could not be read.
         """
         sums: dict[str, int] = {}
         living: set[str] = set()
@@ -232,7 +232,7 @@ class RoleSizes:
 
     @property
     def bases(self) -> dict[str, int]:
-        """Bytes at the end of the warm-up, by role."""
+        """Sizes at the end of the warm-up in bytes, by role."""
         return dict(self._bases)
 
     def restore_bases(self, bases: Mapping[str, int]) -> None:
@@ -240,7 +240,7 @@ class RoleSizes:
         self._bases |= bases
 
     def compute_growth(self, role: str | None) -> int | None:
-        """Return the growth of a role since its base, negative if it shrank; None if unknown."""
+        """Return the growth of a role since its base in bytes; None if unknown."""
         if role is None or role not in self._newest:
             return None
         return self._newest[role] - self._bases[role] if role in self._bases else None
@@ -251,10 +251,9 @@ class RoleSizes:
         return max(grown, key=lambda role: grown[role], default=None)
 
     def find_majority(self) -> str | None:
-        """Return the role with more than half of the growth of all roles; None without such a role.
+        """Return the role with more than half of the growth of all roles; None if there is none.
 
-        Growth in pages that two processes share counts for both processes, so neither has more than
-        half.
+        The growth of pages that two processes share counts for both, so neither has more than half.
         """
         role, grown = self.find_largest(), self._compute_positive_growth()
         return role if role is not None and 2 * grown[role] > sum(grown.values()) else None
@@ -265,23 +264,22 @@ class RoleSizes:
 
 
 NEW_DEMAND_SETTLE_S = 45.0
-"""Time in seconds that requests which arrived together need to reach their full size."""
+"""Time that requests need to reach their full size, if they arrive together."""
 NEW_DEMAND_FACTOR, NEW_DEMAND_EXTRA_REQUESTS, NEW_DEMAND_TOKEN_FACTOR = 1.05, 2, 1.3
-"""The number of requests is new demand if it exceeds its maximum by this factor and by two
-requests. The mean of prompt tokens is new demand if it exceeds its maximum by the last factor.
-Arrivals and prompts vary less by chance."""
+"""Minimum excess of new demand over the earlier maximum, which arrivals and prompts do not reach by
+chance. The number of requests must exceed it by the factor and by the extra requests, and the mean
+of prompt tokens by the last factor."""
 DEMAND_MEAN_WINDOW_S, MAX_DEMAND_PAGES, MIN_ARRIVED_REQUESTS = 15.0, 64, 10
 MAX_NEW_DEMAND_S, NEW_DEMAND_WINDOW_S = 300.0, 3600.0
-"""New demand explains growth for at most this many seconds in an hour, because a load that rises
-for hours must not hide a leak."""
+"""Maximum time per hour for which new demand explains growth. Otherwise, a load that rises for
+hours would hide a leak."""
 
 
 class DemandWatch:
     """Highest demand on an engine in its epoch, and whether it was exceeded recently.
 
-    It is unknown how much memory new demand needs, and how much of it an allocator keeps. Requests
-    and prompts are means over :data:`DEMAND_MEAN_WINDOW_S`, because a single sample may show a
-    peak.
+    Requests and prompts are means over :data:`DEMAND_MEAN_WINDOW_S`, because a single sample may
+    show a peak.
     """
 
     def __init__(self) -> None:
@@ -294,8 +292,8 @@ class DemandWatch:
     def update(self, t: float, page: SampleLoad | None) -> bool:
         """Add a metrics page, and return whether the demand is new.
 
-        Demand is new for a while after it has exceeded all earlier demand. ``page`` is None if
-        there is no page now.
+        Demand stays new for :data:`NEW_DEMAND_SETTLE_S` after it exceeded its maximum. ``page`` is
+        None without a current page.
         """
         if page is not None:
             self._pages.append((t, page))
@@ -322,8 +320,8 @@ class DemandWatch:
     ) -> None:
         """Raise the maximum of the gauge ``name`` to ``value``, and note new demand.
 
-        ``value`` must exceed the maximum by ``factor`` and by ``margin``. The first value becomes
-        the maximum without being new demand.
+        A value below ``factor * maximum`` or ``maximum + margin`` changes nothing. The first value
+        becomes the maximum, but is not new demand.
         """
         if value is None:
             return
@@ -336,7 +334,7 @@ class DemandWatch:
         return fmean(values) if values else None
 
     def _compute_prompt_tokens(self) -> float | None:
-        """Return the mean number of prompt tokens per request, since the oldest page that is kept.
+        """Return the mean number of prompt tokens per request over the stored pages.
 
         None if it is unknown, or if too few requests arrived.
         """
@@ -354,17 +352,17 @@ def _compute_increase(earlier: float | None, later: float | None) -> float | Non
 
 
 MAX_LOAD_AGE_S = 30.0
-"""Time for which load and ledger stay valid after the last successful scrape."""
+"""Time for which the load stays valid after the last successful scrape."""
 LOAD_WINDOW_S = 30.0
-"""The load is the maximum of the pages in this time. A single page shows one moment of a load that
-changes within milliseconds."""
+"""Window whose maximum is the load, because the load of a single page changes within
+milliseconds."""
 
 
 class LastScrape:
     """Engine state at the last successful scrape.
 
-    ``load`` is the number of requests in flight, ``requests`` the number of requests completed in
-    this epoch; both are None if unknown.
+    ``load`` is the number of requests in flight, and ``requests`` the number of requests completed
+    in this epoch; both are None if unknown.
     """
 
     def __init__(self) -> None:
@@ -378,7 +376,7 @@ class LastScrape:
         self._loads: deque[tuple[float, int]] = deque()
 
     def update(self, sample: Sample) -> None:
-        """Add a sample, and forget the load if the last successful scrape is too old."""
+        """Add a sample. The load becomes unknown if the last successful scrape is too old."""
         if sample.scrape_ok:
             self._scraped_at, self.ready = sample.t, sample.ready
             self.load, self.requests = self._find_load(sample), sample.load.requests_total

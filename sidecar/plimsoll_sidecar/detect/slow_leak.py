@@ -1,11 +1,11 @@
-"""Find growth that stays within its budget but does not stop, and when it reaches the limit.
+"""Find growth that stays within its budget but does not stop, and predict when it hits the limit.
 
-The input is growth at comparable load that no ledger explains. A *level* is the mean growth of one
-hour: the mean of the lowest sizes of its twelve five-minute cells, which garbage and bursts do not
-raise. The mean of two levels of an hour is one level of two hours, and so on up to 64 hours, so
-weeks need only a few hundred numbers.
+The input is growth at comparable load that no ledger explains. An hour has twelve cells of five
+minutes. Its *level* is the mean of the lowest sizes of its cells, which garbage and bursts do not
+raise. The mean of two levels of an hour is one level of two hours, and so on up to 64 hours. Weeks
+therefore need only a few hundred numbers.
 
-Memory is closer to a random walk than to independent noise, so a fitted line would look far too
+Memory resembles a random walk more than independent noise, so a fitted line would look far too
 certain. The test uses the steps from one level to the next instead. The steps of a random walk are
 independent. The steps of noise around a constant are negatively correlated, which makes the test
 conservative. Student's t over few large blocks is valid for both, even with unequal variances
@@ -31,52 +31,50 @@ from plimsoll_api.units import DAY_S
 
 HOUR_S = 3600.0
 CELL_WIDTH_S = 300.0
-"""Width of a cell. It is longer than a burst of requests, and than most garbage collections."""
+"""Width of a cell, which is longer than a burst of requests and most garbage collections."""
 CELLS_PER_LEVEL = 12
 NUM_SCALES = 7
-"""Levels have 1, 2, 4 … 64 hours. The widest window is six weeks, longer than pods live."""
+"""Number of scales: levels of 1, 2, 4, ... 64 hours. The widest window is six weeks, longer than
+pods live."""
 MIN_STEPS, MAX_STEPS = 8, 16
-"""Number of steps that a test uses. The maximum is twice the minimum, so that some scale fits each
+"""Number of steps in a test. The maximum is twice the minimum, so that some scale fits each
 span."""
 RAISE_QUANTILE = 5.408
-"""Quantile of Student's t for 7 degrees of freedom and a probability of 1 in 2,000. There are about
-two tests per hour. By the union bound, a random walk without drift is raised in at most 1 of 1,000
-hours."""
+"""Quantile of Student's t for 7 degrees of freedom and a probability of 1 in 2,000. With about two
+tests per hour, a random walk without drift is raised in at most 1 of 1,000 hours (union bound)."""
 CLEAR_QUANTILE = 1.895
-"""Quantile for a probability of 1 in 20. It decides when a leak is cleared, and the forecast's
-width."""
+"""Quantile for a probability of 1 in 20. It clears a leak, and sets the width of a forecast."""
 RANDOM_WALK_ERROR_FACTOR = 1.28
-"""Steps between *averages* of a random walk correlate by a quarter (Working, "Note on the
-Correlation of First Differences of Averages in a Random Chain", Econometrica 28, 1960). For 8
-steps, the quantile needs this factor (2·10⁵ simulated walks)."""
+"""Factor on the quantile for 8 steps (2·10⁵ simulated walks). Steps between *averages* of a random
+walk correlate by a quarter (Working, "Note on the Correlation of First Differences of Averages in a
+Random Chain", Econometrica 28, 1960)."""
 MIN_RISE_BYTES = 8 << 20
-"""Minimum rise of a leak: twice the rise of settled memory, as allocators take steps of 1 MiB."""
+"""Minimum rise of a leak: twice the rise of settled memory."""
 MIN_STEADY_RATIO = 0.7
 """Minimum rise of the later half, divided by the rise of the earlier half. A cache that fills with
-a time constant of 1.4 windows reaches it."""
+a time constant of 1.4 windows reaches this ratio."""
 MIN_STEADY_RATIO_AFTER_RAISE = 0.5
-"""The same minimum for a leak that was raised before, and for the last steps."""
+"""The same minimum for a leak that is already raised, and for the last steps."""
 MAX_FORECAST_FACTOR = 4.0
-"""Maximum length of a forecast, as a multiple of the time for which growth was watched."""
+"""Maximum length of a forecast, as a multiple of the time of observation."""
 MIN_UNLIMITED_WATCH_S = DAY_S
-"""Time of watching from which a forecast has no maximum length. Less time may show only the rhythm
-of a day."""
+"""Time of observation from which a forecast has no maximum length. A shorter time may show only the
+rhythm of a day."""
 
 
 class Level(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Mean time in seconds and mean growth in bytes of one block of hours."""
+    """Mean growth in bytes of one block of hours, and its mean time in seconds."""
 
     t: float
     bytes: float
 
 
 class SlowState(msgspec.Struct, frozen=True, omit_defaults=True):
-    """State with which a watch continues after a restart of the supervisor, in the same epoch.
+    """State with which a restarted supervisor continues to watch, in the same epoch.
 
-    A level is the mean memory of an interval, and the scales are intervals of increasing length.
     ``levels`` has the levels of each scale, oldest first. ``halves`` holds the newest level of each
-    scale while it waits to be averaged with the next level. ``peaks`` has the highest floor of each
-    of the last hours in bytes. The present hour is not stored, so the state changes once per hour.
+    scale while it waits to be averaged with the next. ``peaks`` has the highest floor of each of
+    the last hours in bytes. The present hour is not stored, so the state changes once per hour.
     """
 
     levels: list[list[Level]] = []
@@ -133,7 +131,7 @@ def estimate_drift(levels: Sequence[Level]) -> Drift | None:
 
 
 class SlowLeakWatch:
-    """Search for slow growth of one kind of memory, from the end of the warm-up on.
+    """Search for slow growth of one kind of memory after the warm-up.
 
     ``drift`` is the growth that does not stop; None without such growth. ``peak`` is the highest
     floor of the last day in bytes. Both change once per hour.
@@ -153,7 +151,7 @@ class SlowLeakWatch:
 
     @property
     def is_known(self) -> bool:
-        """Whether the memory has been watched for long enough for a result."""
+        """Whether the watch has lasted long enough for a result."""
         return len(self._levels[0]) > MIN_STEPS
 
     @property
@@ -162,10 +160,10 @@ class SlowLeakWatch:
         return self._cell is not None or self.peak is not None
 
     def add(self, t: float, growth: int, floor: int, limit: int | None) -> bool:
-        """Add a sample, and return whether it completed an hour and so updated the result.
+        """Add a sample, and return whether the result was updated, which happens once per hour.
 
-        ``growth`` is in bytes. ``floor`` is the lowest size of all memory in the last seconds, in
-        bytes. ``limit`` is the memory limit in bytes; None if unknown.
+        ``growth`` is in bytes. ``floor`` is the lowest total memory of the last seconds in bytes.
+        ``limit`` is the memory limit in bytes; None if unknown.
         """
         cell = int(t // CELL_WIDTH_S)
         self._highest = max(self._highest, floor)
@@ -188,8 +186,7 @@ class SlowLeakWatch:
     def resume(self, state: SlowState, t: float, limit: int | None) -> None:
         """Continue at ``t`` from the state of an earlier watch in the same epoch.
 
-        The two watches have different clocks. All levels are moved by the same time, so that the
-        newest hour ends at ``t``.
+        Because the clocks differ, all levels are shifted so that the newest hour ends at ``t``.
         """
         if not state.levels or not state.levels[0] or not state.peaks:
             return
@@ -228,7 +225,7 @@ class SlowLeakWatch:
     def _find_best_drift(self, headroom: int | None, was_raised: bool) -> Drift | None:
         """Return the most certain drift of all scales that neither fades nor has stopped.
 
-        A drift has stopped if the last steps of the same or a shorter scale are less than half as
+        A drift has stopped if the last steps, of this or a shorter scale, are less than half as
         fast.
         """
         scales = [list(levels) for levels in self._levels]

@@ -1,16 +1,15 @@
 """Detect stalls: requests wait, and the engine makes no progress.
 
 A pause is a stall if it exceeds all earlier pauses under at least the same demand by a margin.
-After the configured timeout, a pause is always a stall. An idle engine does not stall, nor does a
-request that waits only for the compilation of its grammar. Time does not count if progress is
-unknown (a failed scrape, a worker that starts) or if the engine was paused on purpose.
+After the configured timeout, a pause is always a stall. An idle engine does not stall. A request
+that waits only for the compilation of its grammar does not count. Time does not count while
+progress is unknown (a failed scrape, a starting worker), or while the engine is paused on purpose.
 
 A frontend with living processes has stalled if neither its status nor its serving port answers. One
 of the two must also have been silent for much longer than ever before, or for twice the timeout.
-Each port has its own history. If only the serving port is silent, this is also a stall, once the
-port has answered for a minute. If only the status is silent, the supervisor cannot see the engine,
-but the engine may serve clients. A frontend that ended and left its other processes running serves
-no requests.
+Each port has its own history. A serving port that is silent alone is also a stall, once it has
+answered for a minute. If only the status is silent, the engine may still serve clients, and there
+is no stall. A main process that ended while its other processes still run is also a stall.
 """
 
 from __future__ import annotations
@@ -30,20 +29,19 @@ from plimsoll_sidecar.detect.patience import (
 FRONTEND_TIMEOUT_FACTOR = 2.0
 """Multiple of the timeout after which a frontend that does not answer has always stalled."""
 MIN_ANSWERED_S, MIN_SILENCE_S = 60.0, 16.0
-"""After a minute of answers, a silence of the second length at both ports is a stall. At one of the
-ports at least, it must exceed all earlier silences by a margin. A request to a port is given up
-after 3 s, so five requests in a row got no answer. With the wait for the last request and a round
-to confirm, the stall is found less than 30 s after the hang."""
+"""After a port has answered for ``MIN_ANSWERED_S``, a silence of ``MIN_SILENCE_S`` can be a stall.
+It must exceed all earlier silences of at least one port by a margin. A request is given up after 3
+s, so five requests in a row got no answer. A stall is then found less than 30 s after the hang."""
 MIN_MAIN_PROCESS_ABSENCE_S = 10.0
-"""Time without a main process after which the other processes count as left behind. The main
-process may end first, but the others then end within less time: vLLM takes 0.8 to 4 s."""
+"""Time without a main process after which the remaining processes count as left behind. At a normal
+end, they follow sooner: after 0.8 to 4 s for vLLM."""
 MAX_OBSERVED_GAP_INTERVALS = 5.0
 """Longest gap between two samples that counts as observed, in sample intervals."""
 MAX_UNANSWERED_GAP_S = 8.0
-"""Longest gap between two samples of an engine that does not answer, whatever the interval. A
-sample waits for both the status and the serving port."""
+"""Length up to which each gap between two samples counts as observed. A sample of a silent engine
+waits for both the status and the serving port."""
 MAX_SAME_PAGE_DIFFERENCE_S = 0.01
-"""Two page times that differ by less than this belong to the same page."""
+"""Maximum difference between two times of the same page."""
 
 
 class _Port:
@@ -59,7 +57,7 @@ class _Port:
         return self._before.served_s >= MIN_ANSWERED_S
 
     def end_silence(self, elapsed_s: float) -> None:
-        """Record the silence that ends with an answer, ``elapsed_s`` after the previous sample."""
+        """Record an answer, ``elapsed_s`` after the previous sample."""
         if self.silent_s > 0.0:
             self._before.add(self.silent_s, PauseDemand(), interval_s=elapsed_s)
         else:
@@ -67,9 +65,9 @@ class _Port:
         self.silent_s = 0.0
 
     def find_limit(self, max_s: float) -> tuple[float, str]:
-        """Return the longest usual silence in seconds, and a description of it.
+        """Return the longest usual silence in seconds, at most ``max_s``, and a description of it.
 
-        The result is at most ``max_s``; it is ``max_s`` if the usual silence is unknown.
+        If the usual silence is unknown, the result is ``max_s``.
         """
         if not self.is_known:
             return max_s, ""
@@ -82,10 +80,10 @@ class _Port:
 
 
 class StallWatch:
-    """Watch the progress of one epoch.
+    """Watch of the progress of one epoch.
 
-    If the load comes from a metrics page, the times of its scrapes count, because not every sample
-    has a new scrape.
+    If the load comes from a metrics page, time is measured between scrapes of this page, because
+    not every sample has a new one.
     """
 
     def __init__(self, timeout_s: float, interval_s: float) -> None:
@@ -150,8 +148,8 @@ class StallWatch:
     def _add_serving(self, sample: Sample, elapsed_s: float) -> None:
         """Record whether the serving port answered.
 
-        If the supervisor asks the serving port only while the status is silent, an answer of the
-        status counts as an answer of the serving port.
+        Some supervisors ask the serving port only while the status is silent. An answer of the
+        status then counts as an answer of the serving port.
         """
         port = self._serving
         self._unasked_s += elapsed_s
@@ -170,7 +168,7 @@ class StallWatch:
 
     @property
     def _silent_s(self) -> float:
-        """Time in seconds for which both ports have been silent."""
+        """Time for which both ports have been silent."""
         return min(self._status.silent_s, self._serving.silent_s)
 
     def _add_throttling(self, sample: Sample) -> None:
@@ -215,11 +213,11 @@ class StallWatch:
         self._progress, self._idle = progress, inflight == 0
 
     def _have_clients_given_up(self) -> bool:
-        """Report whether all clients gave up during a long pause, and may soon try again.
+        """Report whether all clients gave up during a long pause, and may soon retry.
 
-        This is False once they have been away for as long as the pause. Clients and proxies often
-        time out sooner than the engine, and try again. The pause then continues, without the time
-        in which no request is in flight.
+        Clients and proxies often time out sooner than the engine. The pause then continues, without
+        the time in which no request is in flight. The result is False once no request has come for
+        as long as the pause.
         """
         return self._frozen_s >= LONG_PAUSE_S and self._unused_s < self._frozen_s
 
@@ -229,7 +227,6 @@ class StallWatch:
         self._cpu_s, self._cpu_spent = sample.host.cpu_s, None
 
     def _raise_demand(self, inflight: int, accepted_tokens: int | None) -> None:
-        """Raise the demand of the present pause."""
         tokens = 0
         if accepted_tokens is not None and self._prompt_tokens is not None:
             tokens = max(0, accepted_tokens - self._prompt_tokens)
@@ -238,8 +235,7 @@ class StallWatch:
     def _update_cpu_time(self, sample: Sample) -> None:
         """Update the processor time of the pause.
 
-        The processor time of the pause is unknown if a sample lacks it, or if the sum decreases
-        because a process has ended.
+        It is unknown if a sample lacks it, or if it decreased because a process has ended.
         """
         now, since = sample.host.cpu_s, self._cpu_s
         if now is None or since is None or now < since:
@@ -308,7 +304,7 @@ class StallWatch:
 
 
 def count_inflight(load: SampleLoad) -> int | None:
-    """Return the number of requests in flight: the larger count of the frontend and the engine.
+    """Return the number of requests in flight: the larger of the frontend's and the engine's count.
 
     None if both are unknown.
     """
@@ -322,9 +318,7 @@ def count_inflight(load: SampleLoad) -> int | None:
 def _count_requests_needing_step(load: SampleLoad) -> int | None:
     """Return the number of requests in flight that need a step of the engine; None if unknown.
 
-    A request that waits for its grammar does not count, because compilations have their own limits.
-    A request that waits for something else, such as another engine's KV blocks, does not count
-    either.
+    Requests that wait for a grammar or for another engine's KV blocks do not count.
     """
     inflight = count_inflight(load)
     if inflight is None:
@@ -333,7 +327,7 @@ def _count_requests_needing_step(load: SampleLoad) -> int | None:
 
 
 def _read_progress(load: SampleLoad) -> tuple[int, ...] | None:
-    """Return the counters of completed work; None if unknown. Accepted requests are no progress."""
+    """Return the counters of completed work; None if unknown. Accepting requests is no progress."""
     if load.steps_total is not None:
         return (load.steps_total,)
     tokens = (load.generation_tokens_total, load.prompt_tokens_total)

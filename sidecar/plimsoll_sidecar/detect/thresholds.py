@@ -1,9 +1,9 @@
 """Thresholds that decide whether growth is suspected, and whether it is confirmed as a leak.
 
-Unless a source is named, they were chosen on the training recordings of real engines and on
-generated series of the leak lab (``research/leaklab``). The series were those of the development
-split, and of test splits that had already been seen. ``python -m bench.sensitivity`` varies each
-threshold. The weights of evidence (``odds.WEIGHTS``) were not chosen but fitted.
+They were chosen on the training recordings of real engines and on generated series of the leak lab
+(``research/leaklab``), unless a docstring names another source. The series came from the
+development split, and from test splits that had already been seen. ``python -m bench.sensitivity``
+varies each threshold. The weights of evidence (``odds.WEIGHTS``) are fitted instead.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ class Thresholds:
     """Shares of the leak budget and times in seconds, unless a docstring says otherwise."""
 
     early_share: float = 0.06
-    """Minimum share for suspecting growth that would exhaust its budget soon, or that has lasted
-    long: 31 MiB of 512 MiB. The trend itself must have contributed half of it."""
+    """Minimum share at which growth is suspected if it would exhaust its budget soon, or has lasted
+    long. It is 31 MiB of 512 MiB. The trend itself must have contributed half of it."""
     suspect_share: float = 0.25
-    """Minimum share for suspecting any other growth."""
+    """Minimum share at which any other growth is suspected."""
     soon_s: float = 150.0
     """Time to exhaustion that counts as soon, because drain, restart and warm-up of an engine take
     minutes."""
     slow_s: float = 1200.0
-    """Duration from which a trend is slow. A slow trend is suspected from ``early_share`` on, if
-    its budget would not last for the window."""
+    """Duration from which a trend is slow. A slow trend is suspected from ``early_share`` on if it
+    would exhaust its budget within the window."""
     tau: float = 0.8
     """Minimum Kendall's tau of a trend. Two equal steps reach 0.70 and three 0.79. With 8 points, a
     chance trend has a probability below 1 % (Kendall's test, z 2.8)."""
@@ -36,13 +36,13 @@ class Thresholds:
     """Time to exhaustion at which ``odds`` apply. An on-call engineer can respond in half an
     hour."""
     patience: float = 0.75
-    """Power of the remaining time with which the required odds rise: 8 to 1 with a minute left,
-    1,800 to 1 with a day left. With 8 to 1, a leak of 400 MB a minute is confirmed after 30 s."""
+    """Exponent of the remaining time in the required odds: 8 to 1 with a minute left, 1,800 to 1
+    with a day left. With 8 to 1, a leak of 400 MB a minute is confirmed after 30 s."""
     haste: float = 0.67
-    """Power with which ``odds_left_s`` rises as the budget's window falls below a day. With 0, four
-    of 40 real leaks against budgets for an hour were missed, and with 0.5 to 0.75 none."""
+    """Exponent with which ``odds_left_s`` rises as the budget's window falls below a day. With 0,
+    four of 40 real leaks against budgets for an hour were missed; with 0.5 to 0.75, none."""
     noise: float = 2.0
-    """A budget counts as exhausted if the growth exceeds it by this multiple of the trend's noise.
+    """Multiple of the trend's noise by which growth must exceed the budget to count as exhausted.
     Memory just below its budget sometimes exceeds it by chance."""
 
 
