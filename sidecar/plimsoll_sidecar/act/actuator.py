@@ -1,8 +1,8 @@
 """Execute the governor's commands, one at a time, in a separate thread.
 
-The supervisor continues to take samples meanwhile. Each trim runs in a thread of its own, because
-it hangs if the engine hangs. Each command returns a result within a bounded time. After a restart
-of the supervisor, the same command may safely be sent again (see
+Meanwhile, the supervisor continues to take samples. Each trim runs in a thread of its own, because
+it hangs if the engine hangs. Each command returns a result within a bounded time. A restarted
+supervisor may safely send the same command again (see
 :class:`~plimsoll_sidecar.act.adapters.engine_adapter.EngineAdapter`).
 """
 
@@ -36,41 +36,36 @@ from plimsoll_sidecar.signals.process_table import ProcessId
 log = logging.getLogger(__name__)
 
 SLOT_LEASE_ERRORS = (KubeError, UnreadableCountError, SlotLostError)
-"""Errors after which reading or writing the slot Leases is tried again."""
+"""Errors of the slot Leases after which the access is retried."""
 EVICTION_WAIT_S = 120.0
-"""Seconds for which a pod that has left its Services waits for the operator to evict it."""
+"""Seconds for which a pod outside its Services waits until the operator evicts it."""
 
 RESUME_RETRY_INTERVAL_S = 5.0
 """Seconds between two attempts to resume an engine after a drain."""
 NO_SLOT_REQUEST = SlotRequest(None)
 SaveDiagnostics = Callable[[Command], tuple[str, ...]]
-"""Function that saves diagnostics for a command, and returns the names of the saved files."""
+"""Function that saves diagnostics for a command, and returns the names of the files."""
 
 
 class _ResumeRequest(NamedTuple):
-    """Queued request to resume the engine in ``epoch``, after a drain without a restart."""
+    """Queued request to resume the engine in ``epoch`` after a drain without a restart."""
 
     epoch: str
 
 
 class Actuator:
-    """Execute commands, and hold the restart slot.
+    """Executes commands, and holds the restart slot.
 
-    The owner of the configuration may change two attributes at any time. ``restart_budget`` limits
-    the restarts. ``may_end_leftovers`` states whether the actuator may end processes that an
-    earlier engine left behind.
+    ``restart_budget`` limits the restarts. ``may_end_leftovers`` states whether the actuator may
+    end processes that an earlier engine left behind. Both may be replaced at any time.
 
-    Args:
-        engine: The adapter of the engine.
-        slots: The restart slots of the replica's service.
-        service_exit: The removal of the pod from its Services; None for a pod without Services.
-        save_diagnostics: A function that saves diagnostics and returns the names of the files.
-        state_dir: The directory for the reasons why the pod is not ready.
-        restart_budget: The initial restart budget.
-        get_main_process: A function that returns the last known main process of the engine. The
-            actuator ends this process if the engine does not answer.
-        partners: The engines with which this engine exchanges KV blocks; None without any.
-
+    Args: engine: The adapter of the engine. slots: The restart slots of the replica's service.
+    service_exit: The removal of the pod from its Services; None for a pod without Services.
+    save_diagnostics: A function that saves diagnostics and returns the names of the files.
+    state_dir: The directory for the reasons why the pod is not ready. restart_budget: The initial
+    restart budget. get_main_process: A function that returns the last known main process of the
+    engine. The actuator ends this process if the engine does not answer. partners: The engines with
+    which this engine exchanges KV blocks; None without any.
     """
 
     def __init__(
@@ -103,12 +98,12 @@ class Actuator:
 
     @property
     def can_test_partners(self) -> bool:
-        """Whether a restarted engine can be tested together with its partners."""
+        """Whether a restarted engine can be tested with its partners."""
         return self._partners is not None and self._engine.can_test_partners
 
     @property
     def restart_blocker(self) -> str | None:
-        """Reason why this engine must not restart without its partners; None if it may."""
+        """Reason why this engine must not restart without its partners; None if it may restart."""
         return self._engine.restart_blocker
 
     def start(self) -> None:
@@ -119,7 +114,7 @@ class Actuator:
     def stop(self) -> None:
         """Stop the threads after the current command.
 
-        A command that has no result stays in the journal, and the next supervisor sends it again.
+        The journal keeps a command without a result, and the next supervisor sends it again.
         """
         self._command_loop.stop()
         self._commands.put(None)
@@ -127,7 +122,7 @@ class Actuator:
         self.standby.stop()
 
     def queue_command(self, command: Command) -> None:
-        """Queue a command that the journal has recorded.
+        """Queue a command that the journal has stored.
 
         :meth:`take_results` returns its result later.
         """
@@ -141,10 +136,10 @@ class Actuator:
         return found
 
     def set_slot_request(self, request: SlotRequest) -> None:
-        """Set which incident needs a restart slot, according to the journal.
+        """Set the journal's request for a restart slot.
 
-        If no incident needs one, a drain for an earlier incident ends. Call this before queueing
-        the command that takes the slot.
+        If no incident needs a slot, the drain for an earlier incident ends. Call this before
+        queueing the command that takes the slot.
         """
         if request == self._slots.slot_request:
             return
@@ -158,7 +153,7 @@ class Actuator:
     def resume_after_drains(self, epoch: str) -> None:
         """Queue a request to resume the engine in ``epoch`` if a drain has ended.
 
-        Call this only while no command is running, because a drain can be part of a command.
+        Call this only while no command is running, because the drain may be part of a command.
         """
         if self._resuming or time.monotonic() < self._resume_at:
             return
@@ -167,18 +162,17 @@ class Actuator:
             self._commands.put(_ResumeRequest(epoch))
 
     def take_stored_restarts(self) -> ReplicaRestarts | None:
-        """Return the restarts of this replica that are stored outside its journal.
+        """Return the restarts of this replica that are stored outside its journal, once.
 
-        They are returned only once. The result is None before they have been read, and after they
-        have been returned.
+        Return None before they have been read, and in later calls.
         """
         return None if self._stored_restarts.empty() else self._stored_restarts.get_nowait()
 
     def store_restarts(self, restarts: ReplicaRestarts) -> None:
-        """Request that the journal's ``restarts`` are also stored outside the journal.
+        """Request that ``restarts`` from the journal are also stored outside the journal.
 
-        This does not block. Call it once the journal contains the restarts that
-        :meth:`take_stored_restarts` returned.
+        This does not block. Call it after the journal has stored the result of
+        :meth:`take_stored_restarts`.
         """
         self._has_merged_restarts = True
         if restarts != self._slots.known_restarts:
@@ -205,7 +199,7 @@ class Actuator:
         self._results.put(self.execute(command))
 
     def _resume(self, epoch: str) -> None:
-        """Resume the engine after a drain, unless another reason keeps the pod unready."""
+        """Resume the engine after a drain, unless the pod is unready for another reason."""
         try:
             if readiness.is_ready(self._state_dir):
                 self._engine.resume(epoch)
@@ -221,8 +215,8 @@ class Actuator:
     def _maintain_slot(self) -> float:
         """Renew the slot, store the restarts, and end leftover processes.
 
-        Return the seconds until the next call. If a step fails, the remaining steps still run. The
-        first error is raised afterwards.
+        Return the seconds until the next call. A failed step does not prevent the next steps; the
+        first error is raised at the end.
         """
         failed: Exception | None = None
         for step in (
@@ -245,7 +239,7 @@ class Actuator:
             self._has_loaded_restarts = True
 
     def _store_restarts(self) -> None:
-        """Store the restarts, but only after the stored ones were merged into the journal."""
+        """Store the restarts, after the stored restarts were merged into the journal."""
         if self._has_merged_restarts:
             self._slots.store_restarts(self.restart_budget)
 
@@ -253,12 +247,11 @@ class Actuator:
         self._slots.reconcile(self.restart_budget)
 
     def _end_leftover_processes(self) -> None:
-        """End processes of an earlier engine that still run beside the current engine."""
         if self.may_end_leftovers and (summary := self._engine.end_leftover_processes()):
             log.warning("ended processes of an earlier engine: %s", summary)
 
     def execute(self, command: Command) -> Result:
-        """Execute one command, and return its result. An error becomes the result ``Failed``."""
+        """Execute one command, and return its result. An error becomes the outcome ``Failed``."""
         log.info(
             "started command %s as operation %s in epoch %s",
             command.verb,
@@ -320,7 +313,7 @@ class Actuator:
         return _catch_slot_errors(command, acquire)
 
     def _run_with_slot(self, command: Command, action: Callable[[Command], Result]) -> Result:
-        """Return the result of ``action``, or the result ``Refused`` if the slot is not held."""
+        """Run ``action`` while the slot is held, and return its result, or else ``Refused``."""
         refusal = _catch_slot_errors(
             command, lambda: self._slots.ensure_held(command.incident, self.restart_budget)
         )
@@ -332,7 +325,7 @@ class Actuator:
     def _leave_services(self, command: Command) -> Result:
         """Remove the pod from its Services before its eviction, and wait for running requests.
 
-        If the pod is not evicted within :data:`EVICTION_WAIT_S`, it becomes ready again.
+        A pod that is not evicted within :data:`EVICTION_WAIT_S` becomes ready again.
         """
         longest_s = command.deadline_s + LEAVE_SERVICES_TIMEOUT_S + EVICTION_WAIT_S
         readiness.set_unready(self._state_dir, readiness.DRAIN, longest_s)
@@ -341,7 +334,6 @@ class Actuator:
         return self._engine.finish_requests(command)
 
     def _drain(self, command: Command) -> Result:
-        """Remove the pod from its Services, and then drain the engine."""
         longest_s = (
             command.deadline_s + LEAVE_SERVICES_TIMEOUT_S + readiness.RESTART_UNREADY_TIMEOUT_S
         )
@@ -364,7 +356,7 @@ class Actuator:
     def _test_partners(self, command: Command) -> Result:
         """Test the engine with its partners, and return the pod to its Services on success.
 
-        If ``command.gives_up``, the pod returns to its Services in any case.
+        With ``command.gives_up``, the pod returns to its Services in any case.
         """
         found = PartnerTestResult(
             Outcome.UNKNOWN, "this engine no longer has partners in the configuration"
@@ -405,7 +397,7 @@ class Actuator:
 
 
 def _catch_slot_errors(command: Command, acquire: Callable[[], Refusal | None]) -> Refusal | None:
-    """Return the result of ``acquire``, or a refusal if the Leases cannot be read or written.
+    """Return the result of ``acquire``, or a refusal if the Leases cannot be accessed.
 
     A KubeError that is not transient is raised.
     """

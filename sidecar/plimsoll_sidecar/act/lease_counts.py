@@ -1,4 +1,4 @@
-"""Count the restarts of a service and of its replicas, in the annotations of slot Leases.
+"""Count the restarts of a service and of its replicas in the annotations of slot Leases.
 
 ``plimsoll.dev/restarts`` lists the restarts of all replicas of the service.
 ``plimsoll.dev/replica-restarts`` stores the restarts in each replica's journal, by the UID of the
@@ -28,20 +28,18 @@ from plimsoll_sidecar.clients.kube import ConflictError, KubeClient, Object
 from plimsoll_sidecar.govern.restart_budget import NO_RESTARTS, ReplicaRestarts
 
 MAX_SERVICE_RESTARTS = 1000
-"""Maximum number of stored restarts of the service, and maximum of ``restartBudget.count``."""
+"""Maximum number of stored restarts of the service, and of ``restartBudget.count``."""
 MAX_RESTARTS_PER_REPLICA = 64
-"""Maximum number of stored restarts of one replica: the newest ones."""
+"""Maximum number of stored restarts of one replica; the newest are kept."""
 MAX_REPLICAS_PER_LEASE = 64
-"""Maximum number of replicas on one Lease: the replicas that restarted last.
+"""Maximum number of replicas on one Lease; those that restarted last are kept.
 
-Together they need less than 96 KiB. Kubernetes limits the annotations of an object to 256 KiB.
-"""
+Together they need less than 96 KiB. Kubernetes limits the annotations of an object to 256 KiB."""
 MAX_ANNOTATION_BYTES = 1 << 17
 MAX_CLOCK_SKEW_S = 86_400.0
-"""Maximum error of a node's clock, in seconds.
+"""Maximum error of a node's clock in seconds.
 
-The restarts of a replica are stored for this time after they have left the window.
-"""
+A replica's restarts are stored this much longer than the window."""
 
 
 class ServiceRestart(msgspec.Struct):
@@ -61,14 +59,14 @@ _Replicas = Annotated[
 
 
 class UnreadableCountError(ValueError):
-    """Error for an annotation that does not contain valid restarts.
+    """An annotation that does not contain valid restarts.
 
     The message names the Lease and the command that clears the annotation.
     """
 
 
 def read_service_restarts(lease: Object, window_s: float, now: float) -> list[ServiceRestart]:
-    """Return the service's restarts within ``window_s`` before ``now``.
+    """Return the service's restarts in the ``window_s`` seconds before ``now``.
 
     Raises UnreadableCountError.
     """
@@ -77,7 +75,7 @@ def read_service_restarts(lease: Object, window_s: float, now: float) -> list[Se
 
 
 def add_service_restart(lease: Object, incident: str, window_s: float, now: float) -> None:
-    """Add a restart of the service at ``now``, unless ``incident`` already has one.
+    """Add a restart of the service at ``now``, at most one for each ``incident``.
 
     Raises UnreadableCountError.
     """
@@ -88,10 +86,7 @@ def add_service_restart(lease: Object, incident: str, window_s: float, now: floa
 
 
 def read_replica_restarts(lease: Object, replica_key: str) -> ReplicaRestarts:
-    """Return the restarts of the replica that are stored on ``lease``.
-
-    Raises UnreadableCountError.
-    """
+    """Return the restarts of one replica on ``lease``. Raises UnreadableCountError."""
     known: dict[str, ReplicaRestarts] = _read_annotation(
         lease, REPLICA_RESTARTS_ANNOTATION, _Replicas, b"{}"
     )
@@ -103,7 +98,7 @@ def store_replica_restarts(
 ) -> None:
     """Store the restarts of one replica on ``lease``.
 
-    Replicas whose restarts are all older than the window are removed. Raises UnreadableCountError.
+    Replicas without a restart in the window are removed. Raises UnreadableCountError.
     """
     known = _read_annotation(lease, REPLICA_RESTARTS_ANNOTATION, _Replicas, b"{}")
     known[replica_key] = ReplicaRestarts(
@@ -127,12 +122,10 @@ def store_replica_restarts(
 def clear_replica_restarts(lease: Object, replica_key: str, pod: str) -> int:
     """Remove the restarts of a replica from both annotations of ``lease``.
 
-    Among the restarts of the service, those of the pod named ``pod`` are removed. An unreadable
-    annotation is removed completely, because a person requested the reset.
+    In the annotation of the service, these are the restarts of ``pod``. An unreadable annotation is
+    removed completely, because a person requested the reset.
 
-    Returns:
-        The number of restarts that were removed from the annotation of the service.
-
+    Returns: The number of restarts that were removed from the annotation of the service.
     """
     try:
         known = _read_annotation(lease, REPLICA_RESTARTS_ANNOTATION, _Replicas, b"{}")
@@ -152,7 +145,7 @@ def clear_replica_restarts(lease: Object, replica_key: str, pod: str) -> int:
 def clear_service_restarts(lease: Object) -> int:
     """Remove all restarts of the service from ``lease``, and return their number.
 
-    The number is 0 if the annotation cannot be read.
+    0 if unreadable.
     """
     try:
         count = len(_read_annotation(lease, SERVICE_RESTARTS_ANNOTATION, _Restarts, b"[]"))
@@ -190,15 +183,15 @@ def _write_annotation(lease: Object, name: str, value: object) -> None:
 
 
 MAX_UPDATE_ATTEMPTS = 5
-"""Maximum number of attempts to update a Lease that other clients may update concurrently."""
+"""Maximum number of attempts to update a Lease that other clients also update."""
 UPDATE_RETRY_PAUSE_S = 0.1
 
 
 def make_replica_key(group: GroupMember | None, uid: str) -> str:
-    """Return the key under which a replica's restarts are stored: the pod's UID, or the group.
+    """Return the key for a replica's restarts: the pod's UID, or the group.
 
-    The key of a group does not depend on its pods: a restart of the group may replace them, which
-    must not reset the restart budget.
+    A restart of a group may replace its pods, which must not reset the restart budget. The key of a
+    group therefore does not depend on its pods.
     """
     return uid if group is None or not group.key else f"group {group.key}"
 
@@ -221,13 +214,11 @@ def read_pod_uid(token_file: Path) -> str:
 def reset_counts(
     kube: KubeClient, config: SupervisorConfig, pod: str, replica_key: str, whole_service: bool
 ) -> str:
-    """Clear the restarts of this replica on the slot Leases.
+    """Clear the restarts of this replica, or of the ``whole_service``, on the slot Leases.
 
-    With ``whole_service``, clear the restarts of all replicas. Raises KubeError.
+    Raises KubeError.
 
-    Returns:
-        A sentence with the numbers of cleared and remaining restarts.
-
+    Returns: A sentence with the numbers of cleared and remaining restarts.
     """
     cleared, left = 0, 0
     for name in config.slots:

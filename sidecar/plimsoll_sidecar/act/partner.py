@@ -1,10 +1,9 @@
-"""Test a restarted engine together with the engines with which it exchanges KV blocks.
+"""Test a restarted engine with its partners: the engines with which it exchanges KV blocks.
 
-These engines are its partners. A test request goes through a prefill engine and a decode engine.
-The prefill engine answers with one token and with the location of its KV blocks. The decode engine
-reads the blocks and continues the request. The first request after a restart makes both engines
-connect again. The supervisor sends this request, so that no client's request fails if the engines
-cannot connect.
+A test request goes through a prefill engine and a decode engine. The prefill engine answers with
+one token and with the location of its KV blocks. The decode engine reads the blocks and continues
+the request. The first request after a restart makes both engines connect again. If they cannot
+connect, the supervisor's request fails instead of a client's.
 """
 
 from __future__ import annotations
@@ -32,20 +31,21 @@ from plimsoll_sidecar.govern.command import Outcome
 log = logging.getLogger(__name__)
 
 MAX_PARTNERS = 4
-"""Maximum number of partners with which a restarted engine is tested."""
+"""Maximum number of partners that test a restarted engine."""
 REQUEST_TIMEOUT_S = 20.0
-"""Timeout of one request, in seconds. The first request also makes the engines connect."""
+"""Timeout of one request in seconds, including the time in which the engines connect."""
 PARTNER_TEST_TIMEOUT_S = 60.0
-"""Seconds after which no test with a further partner begins."""
+"""Seconds after which no further partner is tested."""
 NUM_PROMPT_TOKENS = 128
-"""Number of tokens of the prompt. They fill several KV blocks: only full blocks are transferred."""
+"""Number of tokens of the prompt, which fill several KV blocks. Only full blocks are
+transferred."""
 TOKEN_ID_LIMIT = 250
-"""Token IDs in a prompt are smaller. Every tokenizer has these IDs."""
+"""Exclusive upper bound of the token IDs in a prompt. Every tokenizer has these IDs."""
 COMPLETIONS_PATH, MODELS_PATH = "/v1/completions", "/v1/models"
 
 
 class PartnerTestResult(NamedTuple):
-    """Result of a test with partners. The outcome ``Unknown`` means that no test was possible."""
+    """Result of a test with partners. ``Unknown`` means that no test was possible."""
 
     outcome: Outcome
     message: str
@@ -72,7 +72,7 @@ class Partners:
     """The engines with which this engine exchanges KV blocks.
 
     ``role`` is the role of this engine. ``find_partners`` returns the URL of each ready partner by
-    the name of its pod. It may raise KubeError.
+    pod name, and may raise KubeError.
     """
 
     def __init__(
@@ -84,10 +84,9 @@ class Partners:
         self._endpoint, self._role, self._find_partners = endpoint, role, find_partners
 
     def send_test_requests(self) -> PartnerTestResult:
-        """Send a request through this engine and each partner, for at most ``MAX_PARTNERS``.
+        """Send a request through this engine and each of at most ``MAX_PARTNERS`` random partners.
 
-        The partners are a random choice of the ready ones. The first test that does not succeed
-        ends the method and is its result.
+        The first test without success is the last, and its result is returned.
         """
         try:
             partners = sorted(self._find_partners().items())
@@ -138,8 +137,8 @@ class Partners:
     ) -> tuple[_Completion | None, PartnerTestResult]:
         """Send a completion request to ``server``, and return its response and the result.
 
-        The response is None if the request did not succeed. If the server cannot be reached, or
-        rejects the request as invalid, the outcome is ``Unknown``.
+        The response is None without success. If the server cannot be reached, or rejects the
+        request as invalid, the outcome is ``Unknown``.
         """
         body = {
             "prompt": prompt,

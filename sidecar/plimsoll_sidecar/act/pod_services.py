@@ -1,4 +1,4 @@
-"""Remove a pod from its Services' endpoints, and find out whether other replicas are ready."""
+"""Remove a pod from its Services' endpoints, and check whether other replicas are ready."""
 
 from __future__ import annotations
 
@@ -17,28 +17,27 @@ ENDPOINTS_POLL_INTERVAL_S = 0.5
 LEAVE_SERVICES_TIMEOUT_S = 30.0
 """Seconds until an unready pod has left its endpoints.
 
-This covers the period of the readiness probe and the update of the rules by kube-proxy.
-"""
+They cover the period of the readiness probe and kube-proxy's update of its rules."""
 UNKNOWN_ENDPOINTS_WAIT_S = 10.0
-"""Seconds to wait if the endpoints are unknown. An update of endpoints usually takes less time."""
+"""Seconds to wait if the endpoints are unknown, which is longer than most updates take."""
 
 
 class ServiceExit:
     """Removal of a pod from its Services, without access to their EndpointSlices.
 
-    It is unknown which other replicas are ready. The wait for the removal takes a fixed time.
+    The readiness of other replicas is unknown, and the wait takes a fixed time.
     """
 
     def is_last_ready(self, planned: bool = False) -> bool:
         """Report whether a drain would stop the service, because no other replica is ready.
 
-        The readiness of other replicas is unknown here, so return ``planned``. A planned restart
-        can wait, but an unplanned restart must remain possible.
+        Without access to EndpointSlices, this is unknown. The result is then ``planned``, because a
+        planned restart can wait, and an unplanned restart must remain possible.
         """
         return planned
 
     def wait_until_left(self, timeout_s: float = LEAVE_SERVICES_TIMEOUT_S) -> bool:
-        """Wait for a fixed time, at most ``timeout_s``, and return True."""
+        """Wait for a fixed time, at most ``timeout_s`` seconds, and return True."""
         time.sleep(min(timeout_s, UNKNOWN_ENDPOINTS_WAIT_S))
         return True
 
@@ -48,16 +47,11 @@ class PodServices(ServiceExit):
 
     The methods raise :class:`~plimsoll_sidecar.clients.kube.KubeError`.
 
-    Args:
-        slices: The EndpointSlices of the pod's namespace.
-        pod: The name of the pod.
-        service: The name of the pod's Service. None for a pod of a SupervisionPolicy, whose
-            Services are looked up.
-        list_replicas: A function that returns the pods of the workload, grouped by replica.
-        unused_services: Names of Services that route no requests to the pod.
-        members_service: The name of the Service that lists all pods of the policy and routes no
-            requests. Empty if there is none.
-
+    Args: slices: The EndpointSlices of the pod's namespace. pod: The name of the pod. service: The
+    name of the pod's Service. None for a pod of a SupervisionPolicy, whose Services are looked up.
+    list_replicas: A function that returns the pods of the workload, grouped by replica.
+    unused_services: Names of Services that route no requests to the pod. members_service: The name
+    of the Service that lists all pods of the policy and routes no requests; empty without one.
     """
 
     def __init__(
@@ -74,10 +68,7 @@ class PodServices(ServiceExit):
         self._unused_services = {*unused_services, members_service}
 
     def read_readiness_by_service(self) -> list[dict[str, bool]]:
-        """Return one mapping for each Service that routes to this pod.
-
-        The mapping states for the name of each pod of the Service whether the pod is ready.
-        """
+        """Return, for each Service that routes to this pod, the readiness of its pods by name."""
         return self._read_readiness(self._find_service_names())
 
     def _find_service_names(self) -> set[str]:
@@ -95,12 +86,14 @@ class PodServices(ServiceExit):
     def is_last_ready(self, planned: bool = False) -> bool:
         """Report whether a Service of the pod has other replicas, but none of them is ready.
 
-        The pods of the workload within a Service are also checked separately, because other
-        workloads may serve another model. Without a Service, for example in an InferencePool, only
-        the pods of the workload are checked. The pods of one replica restart together, so they do
-        not replace each other. The only replica of a service may restart, because no other replica
-        could take over. A ``planned`` restart requires at least one Service, and another ready
-        replica in each Service.
+        Within a Service, the pods of the workload are also checked alone, because other workloads
+        may serve another model. Without a Service, for example in an InferencePool, only the pods
+        of the workload are checked. The pods of one replica restart together, so they do not
+        replace each other.
+
+        The only replica of a service may restart, because no other replica could take over. A
+        ``planned`` restart requires at least one Service, and another ready replica in each
+        Service.
         """
         replicas = self._list_replicas()
         own = next((set(pods) for pods in replicas if self._pod in pods), {self._pod})
@@ -117,7 +110,7 @@ class PodServices(ServiceExit):
     def _read_sibling_readiness(self, siblings: set[str]) -> list[dict[str, bool]]:
         """Return the readiness of ``siblings`` by pod name, from the policy's own Service.
 
-        The mapping is the only item of the list. The list is empty if the readiness is unknown.
+        The list has one item, or none if the readiness is unknown.
         """
         if not self._members_service:
             return []
@@ -145,8 +138,8 @@ class PodServices(ServiceExit):
 def wait_until_left(service_exit: ServiceExit) -> None:
     """Wait until the pod has left its endpoints, or for a fixed time if they cannot be read.
 
-    While the API server does not answer, the endpoints do not change, and clients still reach the
-    pod. Reading the endpoints is therefore repeated for :data:`LEAVE_SERVICES_TIMEOUT_S`.
+    While the API server does not answer, the endpoints stay the same, and clients still reach the
+    pod. Reading the endpoints is therefore retried for :data:`LEAVE_SERVICES_TIMEOUT_S`.
     """
     left_s, message = LEAVE_SERVICES_TIMEOUT_S, ""
     deadline = time.monotonic() + left_s
@@ -175,7 +168,7 @@ def create_pod_services(
     pod: str,
     list_replicas: Callable[[], Sequence[Sequence[str]]] = tuple,
 ) -> ServiceExit:
-    """Return the object that waits until no Service routes to ``pod``.
+    """Return the object that removes ``pod`` from its Services.
 
     ``service`` is the pod's InferenceService or SupervisionPolicy. ``list_replicas`` returns the
     pods of the workload, grouped by replica. Without ``kube``, the EndpointSlices are not read.
@@ -203,8 +196,8 @@ def _lacks_other_ready_pod(
 ) -> bool:
     """Report whether there are pods other than ``own_pods``, but none of them is ready.
 
-    ``readiness`` states for each pod whether it is ready. If ``planned``, the result is also True
-    if there are no other pods.
+    ``readiness`` maps pod names to readiness. If ``planned``, the result is also True without other
+    pods.
     """
     others = [ready for name, ready in readiness.items() if name not in own_pods]
     return (planned or bool(others)) and not any(others)

@@ -1,11 +1,10 @@
-"""Store the reasons why the pod is not ready. Each reason ends independently.
+"""Store the reasons why the pod is not ready.
 
-The pod is not ready while any reason is active. Each reason has one owner and one file, so that the
-end of one reason never ends another reason. For example, a manual drain continues after the restart
-for an incident has ended. A file contains the time at which its reason ends, in seconds of
-CLOCK_BOOTTIME, and the boot ID. The pod therefore becomes ready again if the supervisor dies, and
-changes of the wall clock have no effect. After a reboot of the node, only a manual drain stays
-active.
+The pod is unready while any reason is active. Each reason has one owner and one file, so that
+reasons end independently. For example, a manual drain continues after the restart for an incident
+has ended. A file contains the time at which its reason ends, in seconds of CLOCK_BOOTTIME, and the
+boot ID. The pod therefore becomes ready again if the supervisor dies, and changes of the wall clock
+have no effect. After a reboot of the node, only a manual drain stays active.
 
 During a drain, the engine does not accept requests either. The file of an ended drain therefore
 remains until the supervisor has resumed the engine.
@@ -27,27 +26,26 @@ if TYPE_CHECKING:
 
 MANUAL, DRAIN, RESTART = REASONS = UNREADY_REASONS
 DRAIN_REASONS = (MANUAL, DRAIN)
-"""Reasons that also drain the engine."""
+"""Reasons for which the engine is also drained."""
 REASONS_FOLDER = "unready"
-"""Folder in the state directory with one file for each active reason."""
+"""Folder in the state directory with one file for each reason."""
 MAX_UNREADY_DURATION_S = 30 * 86_400.0
-"""Maximum number of seconds for which a reason is active.
+"""Maximum duration of a reason in seconds.
 
-A manual drain that a reboot interrupted starts this time again.
-"""
+After a reboot, a manual drain starts this time again."""
 RESTART_UNREADY_TIMEOUT_S = 900.0
-"""Seconds until the pod becomes ready again if the supervisor dies during an engine restart."""
+"""Seconds after which the pod becomes ready again if the supervisor dies during an engine
+restart."""
 MAX_KUBELET_LAG_S = 10.0
 """Maximum number of seconds until the kubelet notices that the engine has ended.
 
-Until then, the engine's container counts as ready, because its last probe succeeded.
-"""
+Until then, the engine's container counts as ready because of its last probe."""
 
 
 def set_unready(state_dir: str, reason: str, duration_s: float) -> None:
     """Make the pod unready for ``reason``, for ``duration_s`` seconds. Raises OSError.
 
-    The duration is limited to :data:`MAX_UNREADY_DURATION_S`.
+    The maximum duration is :data:`MAX_UNREADY_DURATION_S`.
     """
     ends_at = time.clock_gettime(time.CLOCK_BOOTTIME) + min(duration_s, MAX_UNREADY_DURATION_S)
     _write_reason(state_dir, reason, ends_at)
@@ -74,13 +72,13 @@ def clear_reasons(state_dir: str, *reasons: str) -> None:
 
 
 def end_drain(state_dir: str, drain: str) -> None:
-    """End the reason ``drain`` if it exists, without resuming the engine. Raises OSError."""
+    """End the drain with the reason ``drain``, without resuming the engine. Raises OSError."""
     if os.path.exists(os.path.join(state_dir, REASONS_FOLDER, drain)):
         _write_reason(state_dir, drain, 0.0)
 
 
 def list_ended_drains(state_dir: str) -> list[str]:
-    """Return the reasons whose drain has ended, but after which the engine was not resumed."""
+    """Return the reasons whose drain has ended without resuming the engine."""
     held = read_active_reasons(state_dir)
     files = (
         (one, os.path.join(state_dir, REASONS_FOLDER, one))
@@ -91,7 +89,7 @@ def list_ended_drains(state_dir: str) -> list[str]:
 
 
 def read_active_reasons(state_dir: str) -> dict[str, float]:
-    """Return the remaining seconds of each active reason, by reason.
+    """Return the active reasons with their remaining seconds.
 
     A reason whose file cannot be read is not active.
     """
@@ -112,7 +110,7 @@ def read_active_reasons(state_dir: str) -> dict[str, float]:
 
 
 def is_ready(state_dir: str) -> bool:
-    """Report whether the pod is ready, because no reason is active."""
+    """Report whether no reason makes the pod unready."""
     return not read_active_reasons(state_dir)
 
 
@@ -121,10 +119,9 @@ def end_engine_while_unready(
 ) -> Result:
     """Make the pod unready, call ``end_engine``, and return its result.
 
-    No request then arrives at a port on which no process listens. After the engine has ended, the
-    pod stays unready for ``unready_after_s`` seconds. From then on, the readiness probe of the next
-    engine decides. If the engine does not end, the reasons for the restart and for a preceding
-    drain end.
+    No client then sends a request to a port that nobody listens on. The pod stays unready for
+    ``unready_after_s`` seconds after the end; then the readiness probe of the next engine decides.
+    If the engine does not end, the pod becomes ready again.
     """
     from plimsoll_sidecar.govern.command import Outcome  # the launcher does not need it
 
@@ -144,7 +141,7 @@ def end_engine_while_unready(
 
 
 def _read_boot_id() -> str:
-    """Return the ID of the current boot; empty if it is unknown."""
+    """Return the ID of the current boot; empty if unknown."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as source:
             return source.read(64).strip()

@@ -1,13 +1,14 @@
 """Hold restart slots: Leases that limit how many replicas of a service restart at the same time.
 
 The operator creates the Leases. A supervisor takes, renews and releases a Lease with a PUT request
-that contains the resource version it has read. Of two concurrent writers, only one succeeds. A slot
-has expired if the spec of its Lease has not changed for the duration of the Lease. Only the clock
-of this node measures that time: clocks of different nodes are never compared. Restart counts use
-the API server's time.
+that contains the resource version from its last read. Of two concurrent writers, only one succeeds.
 
-Only the journal stores which incident needs a slot, if any, as a :class:`SlotRequest`.
-:meth:`Slots.reconcile` applies the request to the Leases every few seconds.
+A slot has expired if the spec of its Lease has not changed for the duration of the Lease. Each
+supervisor measures that time with the clock of its own node, because clocks of different nodes may
+differ. Restart counts use the API server's time.
+
+Only the journal stores which incident needs a slot, as a :class:`SlotRequest`.
+:meth:`Slots.reconcile` applies this request to the Leases every few seconds.
 
 The PUT request that takes a slot also updates the restart counts in the annotations (see
 :mod:`plimsoll_sidecar.act.lease_counts`), so every restart is counted.
@@ -38,23 +39,20 @@ from plimsoll_sidecar.govern.command import Refusal, SlotRequest
 from plimsoll_sidecar.govern.restart_budget import NO_RESTARTS, ReplicaRestarts
 
 LEASE_DURATION_S = 60
-"""Seconds without a renewal after which a slot has expired.
-
-A container restarts within seconds.
-"""
+"""Seconds without a renewal after which a slot has expired. A container restarts within seconds."""
 RENEW_INTERVAL_S = 15.0
 NOT_CREATED_ERRORS = (ForbiddenError, NotFoundError)
-"""Errors that occur until the operator has created the slot and granted this pod access to it."""
+"""Errors before the operator has created the slot and granted this pod access to it."""
 
 
 class SlotLostError(Exception):
-    """Another replica holds the slot of a restart that is in progress."""
+    """The slot of a running restart has been taken by another replica."""
 
 
 class Slots:
-    """Restart slots without a cluster: the only replica may always restart.
+    """Restart slots without a cluster, in which the only replica may always restart.
 
-    The owner of the journal sets two attributes. ``known_restarts`` contains the restarts of this
+    The owner of the journal sets two attributes. ``known_restarts`` holds the restarts of this
     replica. ``slot_request`` names the incident that needs a slot; None until the journal has been
     read.
     """
@@ -67,24 +65,22 @@ class Slots:
     ) -> Refusal | None:
         """Acquire a slot for ``incident``.
 
-        The restart is counted at the time ``counted_at``, in Unix seconds, if ``budget`` allows it.
-        With None, a lost slot is acquired again without counting a restart.
+        If ``budget`` allows a restart, it is counted at ``counted_at``, in Unix seconds. If
+        ``counted_at`` is None, a lost slot is acquired again without counting a restart.
 
-        Returns:
-            None if this replica now holds a slot, or else the refusal with its reason.
-
+        Returns: None if this replica now holds a slot, or else the refusal with its reason.
         """
         return None
 
     def ensure_held(self, incident: str, budget: RestartBudget) -> Refusal | None:
         """Renew the slot or acquire it again.
 
-        Return None if this replica holds the slot, or else the refusal with its reason.
+        Return None if this replica holds the slot, or else the refusal.
         """
         return None
 
     def reconcile(self, budget: RestartBudget) -> None:
-        """Renew the slot if ``slot_request`` names an incident, or else release the slot."""
+        """Renew the slot if ``slot_request`` names an incident, or else release it."""
 
     def read_stored_restarts(self) -> ReplicaRestarts:
         """Return the restarts of this replica that are stored outside its journal."""
@@ -98,9 +94,9 @@ class LeaseSlots(Slots):
     """Restart slots as Leases of the API server. Thread-safe.
 
     ``lease_names`` are the names of the Leases in ``namespace``. ``holder`` is the name of this
-    replica's pod. ``replica_key`` is the name under which the restarts of this replica are stored
-    (see :func:`~plimsoll_sidecar.act.lease_counts.make_replica_key`). The methods raise KubeError
-    if the API server does not answer, and UnreadableCountError if a restart count is invalid.
+    replica's pod. ``replica_key`` is the key of this replica's restarts (see
+    :func:`~plimsoll_sidecar.act.lease_counts.make_replica_key`). The methods raise KubeError if the
+    API server does not answer, and UnreadableCountError if a restart count is invalid.
     """
 
     def __init__(
@@ -119,7 +115,7 @@ class LeaseSlots(Slots):
         self._held_name: str | None = None
         self._renewed_at = 0.0
         self._has_released_all = False
-        """True once all slots were released, including slots that an earlier process acquired."""
+        """True once all slots were released, including those of an earlier process."""
         self._last_stored: ReplicaRestarts | None = None
         self._lock = threading.RLock()
 
@@ -128,7 +124,7 @@ class LeaseSlots(Slots):
     ) -> Refusal | None:
         """Acquire the slot that this replica already holds, or else a free or expired slot.
 
-        Return None if this replica now holds a slot, or else the refusal with its reason.
+        Return None if this replica now holds a slot, or else the refusal.
         """
         with self._lock:
             try:
@@ -140,8 +136,8 @@ class LeaseSlots(Slots):
     def list_replicas(self) -> list[tuple[str, ...]]:
         """Return the pods of the replicas that can replace each other, grouped by replica.
 
-        This includes the pods of this replica. A pod can be replaced only by pods of the same role.
-        The list is empty if the Lease names no pods or does not exist yet. Raises KubeError.
+        They include the pods of this replica, and have the same role. The list is empty if the
+        Lease names no pods or does not exist yet. Raises KubeError.
         """
         annotations = self._read_annotations()
         replicas = parse_replicas(annotations.get(SLOT_REPLICAS_ANNOTATION, ""))
@@ -185,9 +181,9 @@ class LeaseSlots(Slots):
         return Refusal(refusals[0].reason, "; ".join(one.message for one in refusals))
 
     def ensure_held(self, incident: str, budget: RestartBudget) -> Refusal | None:
-        """Renew the slot if a renewal is due. If the slot was lost, acquire it again.
+        """Renew the slot if a renewal is due, or acquire a lost slot again.
 
-        Return None if this replica holds the slot, or else the refusal with its reason.
+        Return None if this replica holds the slot, or else the refusal.
         """
         with self._lock:
             return None if self._renew_if_due() else self.acquire(incident, budget)
@@ -208,7 +204,7 @@ class LeaseSlots(Slots):
                 raise SlotLostError(f"the restart slot was lost: {refusal.message}")
 
     def _renew_if_due(self) -> bool:
-        """Renew the slot if a renewal is due, and report whether this replica still holds it."""
+        """Renew the slot if a renewal is due, and return whether this replica still holds it."""
         if self._held_name is None:
             return False
         age = self._clock() - self._renewed_at
@@ -228,7 +224,7 @@ class LeaseSlots(Slots):
         return False
 
     def release(self) -> None:
-        """Release all slots of this replica, including slots that an earlier process acquired."""
+        """Release all slots of this replica, including those that an earlier process acquired."""
         with self._lock:
             if self._has_released_all:
                 return
@@ -251,9 +247,9 @@ class LeaseSlots(Slots):
             return found
 
     def store_restarts(self, budget: RestartBudget) -> None:
-        """Store ``known_restarts`` in the Leases if they changed while no slot was taken.
+        """Store ``known_restarts`` in the Leases if they have changed without a slot.
 
-        They change, for example, after a crash of the engine or a reset of the count.
+        Examples are a crash of the engine and a reset of the count.
         """
         with self._lock:
             known = self.known_restarts

@@ -1,7 +1,7 @@
 """Lease the engine's standby worker while it is needed, in a separate thread.
 
-If the supervisor disappears, the lease expires and the engine stops the standby worker. Without the
-lease, the next restart of the worker is slower, but nothing else changes.
+If the supervisor disappears, the lease expires and the engine stops the standby worker. The next
+restart of the worker is then slower.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from plimsoll_sidecar.clients.http import EngineError
 log = logging.getLogger(__name__)
 
 LEASE_DURATION_S = 60.0
-"""Seconds from the last renewal of a lease until it expires."""
+"""Seconds from the last renewal of a lease to its end."""
 RENEW_INTERVAL_S = 15.0
 MAX_ERROR_CHARS = 500
-"""Maximum number of characters of the engine's error in the log."""
+"""Maximum length of the engine's error in the log."""
 
 
 class StandbyLease:
-    """Lease on the engine's standby worker. It is renewed while a standby worker is wanted."""
+    """Lease on the engine's standby worker, renewed while a standby worker is wanted."""
 
     def __init__(self, engine: EngineAdapter, clock: Callable[[], float] = time.monotonic) -> None:
         self._engine, self._clock = engine, clock
@@ -52,19 +52,22 @@ class StandbyLease:
             self._thread.start()
 
     def stop(self) -> None:
-        """Stop renewing the lease, but keep it, so that the next supervisor can renew it."""
+        """Stop renewing the lease, but keep it for the next supervisor."""
         if self._thread is not None:
             self._thread.stop()
 
     def _run_once(self) -> float | None:
-        """Renew or release the lease. Return the seconds to wait, or None to wait for a wake-up."""
+        """Renew or release the lease, and return the seconds until the next call.
+
+        Return None to wait for a wake-up.
+        """
         self.renew_or_release()
         _, wanted = self._wanted
         idle = not wanted and self._leased_epoch is None
         return None if idle else RENEW_INTERVAL_S
 
     def renew_or_release(self) -> None:
-        """Renew the lease if a standby worker is wanted, or else release the lease."""
+        """Renew the lease if a standby worker is wanted, or else release it."""
         epoch, wanted = self._wanted
         if not wanted:
             if self._leased_epoch not in (None, epoch):

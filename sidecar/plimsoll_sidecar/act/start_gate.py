@@ -1,6 +1,6 @@
-"""Hold the start of an engine until the memory in use on its devices has been freed.
+"""Hold the start of an engine until its devices are free.
 
-An earlier engine may have left this memory behind.
+An earlier engine may have left memory in use.
 """
 
 from __future__ import annotations
@@ -33,21 +33,19 @@ from plimsoll_sidecar.signals.process_table import read_command_line
 log = logging.getLogger(__name__)
 
 MAX_IDLE_BYTES, MAX_IDLE_SHARE = 1 << 30, 0.02
-"""Largest use of a free device: this size in bytes, or this share of its memory if that is more.
+"""Maximum use of a free device: the larger of this size and this share of its memory.
 
-The driver uses 600 MB of an H100.
-"""
+The driver uses 600 MB of an H100."""
 MAX_NAMED_HOLDERS = 4
 POD_REPLACE_WAIT_S = 600.0
-"""Additional seconds for which a start is held if the operator should replace the pod.
+"""Additional seconds for which a start is held while the operator is to replace the pod.
 
-After that, the engine starts: the operator may be down, or the disruption budget may forbid the
-eviction.
-"""
+Then the engine starts, because the operator may be down, or the disruption budget may forbid the
+eviction."""
 
 
 class DeviceUse(NamedTuple):
-    """Memory in use on a device, in bytes, and a text about the processes that hold it."""
+    """Memory in use on a device in bytes, and the processes that hold it as text."""
 
     name: str
     used: int
@@ -56,12 +54,12 @@ class DeviceUse(NamedTuple):
 
     @property
     def is_free(self) -> bool:
-        """Whether so little memory is in use that an engine can start."""
+        """Whether an engine can start, because hardly any memory is in use."""
         return self.used <= max(MAX_IDLE_BYTES, MAX_IDLE_SHARE * self.total)
 
 
 class GateOutcome(StrEnum):
-    """Reason why a held start was permitted. The values are label values of a metric."""
+    """Reason for permitting a held start, and label value of a metric."""
 
     FREE = "free"
     TIMEOUT = "timeout"
@@ -73,15 +71,15 @@ GATE_REASONS = {
     GateOutcome.TIMEOUT: "its devices are still in use after the timeout",
     GateOutcome.UNKNOWN: "the use of its devices is unknown",
 }
-"""Text in the log for each outcome."""
+"""Text of each outcome in the log."""
 
 
 class EngineStartGate:
-    """Hold the start of one engine while its devices are in use.
+    """Holds the start of one engine while its devices are in use.
 
-    The engine asks in a file in ``run_dir`` whether it may start, and reads the answer from another
-    file. ``read_devices`` returns the use of the engine's devices, or None if it is unknown. The
-    engine may start if the use is unknown.
+    The engine requests its start in a file in ``run_dir``, and reads the answer from another file.
+    ``read_devices`` returns the use of the engine's devices; None if unknown. An unknown use does
+    not hold the start.
     """
 
     def __init__(
@@ -93,24 +91,21 @@ class EngineStartGate:
         self._held_question, self._held_since = "", 0.0
         self._late_suspicion: Suspicion | None = None
         self.permitted_starts: list[tuple[GateOutcome, float]] = []
-        """Outcome of each permitted start, and the seconds for which the start was held.
+        """Outcome of each permitted start, and the seconds for which it was held.
 
-        The owner clears the list.
-        """
+        The owner clears the list."""
 
     def update(
         self, policy: StartGate | None, engine_answers: bool, now: float
     ) -> Suspicion | None:
-        """Answer an engine that asks to start.
+        """Answer an engine that requests its start.
 
-        Args:
-            policy: The configuration of the start gate; None if no engine is to be held.
-            engine_answers: Whether the engine answers a request for its status.
-            now: The time in Unix seconds.
+        Args: policy: The configuration of the start gate; None if no start is to be held.
+        engine_answers: Whether the engine answers a request for its status. now: The time in Unix
+        seconds.
 
-        Returns:
-            A suspicion if the start has been held for longer than the policy allows, or else None.
-
+        Returns: A suspicion if the start has been held for longer than the policy allows, or else
+        None.
         """
         if policy is None:
             with contextlib.suppress(OSError):
@@ -165,7 +160,7 @@ class EngineStartGate:
             self._permitted_question = question
 
     def _write_answer(self, answer: GateAnswer) -> bool:
-        """Write the engine's answer file, and return whether it could be written."""
+        """Write the answer file, and return whether this succeeded."""
         try:
             replace_file(self._answer_file, msgspec.json.encode(answer))
         except OSError as error:
@@ -180,8 +175,8 @@ class EngineStartGate:
 def make_device_use(name: str, memory: DeviceBytes, users: DeviceUsers | None) -> DeviceUse:
     """Return the use of the device ``name``.
 
-    ``users`` are the processes that hold its memory, or None if they are unknown. The driver names
-    only processes in this pod.
+    ``users`` are the processes that hold its memory; None if unknown. The driver names only
+    processes in this pod.
     """
     held = (
         [f"process {pid} ({_read_program_name(pid)})" for pid in users.processes] if users else []

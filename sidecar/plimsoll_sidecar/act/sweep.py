@@ -1,9 +1,9 @@
 """Remove files that an engine left behind in ``/dev/shm``, if the configuration allows it.
 
 A file is removed only if it belongs to this user, and no running process has mapped or opened it.
-The file must also have been written between the start of this pod's first engine and the end of the
-newest one that has ended. :mod:`plimsoll_sidecar.signals.shared_memory` finds the files. If a
-process nevertheless uses the file, its memory stays mapped and only the name disappears.
+The engine must have written the file between the start of the pod's first engine and the end of the
+last engine. :mod:`plimsoll_sidecar.signals.shared_memory` finds the files. If a process
+nevertheless uses a removed file, its memory stays mapped and only the name disappears.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from plimsoll_sidecar.signals.shared_memory import (
 log = logging.getLogger(__name__)
 
 HELPER_EXIT_TIMEOUT_S = 15.0
-"""Seconds after the end of the main process for which helper processes may still use its files."""
+"""Seconds after the end of the main process in which helper processes may still use files."""
 
 
 class SharedMemorySweep:
-    """Remove files that an ended engine left behind in ``root``, the pod's ``/dev/shm``.
+    """Removes files that an ended engine left behind in ``root``, the pod's ``/dev/shm``.
 
     ``clock`` returns the time in Unix seconds. ``proc`` is the directory that shows the pod's
     processes.
@@ -56,11 +56,11 @@ class SharedMemorySweep:
         return cls() if has_private_shm() else None
 
     def update(self, main: ProcessId | None, enabled: bool) -> int:
-        """Remove leftover files if the main process has ended, and return the removed bytes.
+        """Remove leftover files after the main process has ended, and return the removed bytes.
 
-        ``main`` is the engine's last known main process; None if it is unknown. Files are removed
-        only if ``enabled``. Each call in the first :data:`HELPER_EXIT_TIMEOUT_S` seconds after the
-        end of the main process removes files, because helper processes may still use some files.
+        ``main`` is the engine's last known main process; None if unknown. Files are removed only if
+        ``enabled``. The removal is repeated for :data:`HELPER_EXIT_TIMEOUT_S`, because helper
+        processes may still use some files.
         """
         now = self._clock()
         alive = main is not None and is_running(main)

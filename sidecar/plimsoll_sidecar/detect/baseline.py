@@ -237,9 +237,7 @@ class Baseline:
         return max(0, self.growth, growth)
 
     def is_settling(self) -> bool:
-        """Report whether the load is above every class with a base, which leaves the growth
-        unknown.
-        """
+        """Report whether the growth is unknown, because no class is busier than this load."""
         return self._entering is not None and self._entering[0] > max(self._bases)
 
     def _find_base(self, load: int | None) -> Point | None:

@@ -1,9 +1,10 @@
-"""Learn budgets with ``growthBudget: Auto`` from the growth of healthy replicas, without I/O.
+"""Learn ``Auto`` budgets from the growth of healthy replicas, without I/O.
 
-The journal stores what a replica has learned, on a volume that ends with the pod. For new pods and
-revisions, the operator merges the reports of all replicas (``fleet/learned.py``) and stores them as
-``learned.json`` in the ConfigMap with the configuration; :meth:`LearnedHistory.inherit` takes them.
-``plimsoll tune`` recommends budgets with the same formulas (:mod:`plimsoll_sidecar.tune`).
+The journal stores what a replica has learned, on a volume that is deleted with the pod. For new
+pods and revisions, the operator merges the reports of all replicas (``fleet/learned.py``). It
+stores them as ``learned.json`` in the ConfigMap with the configuration, which
+:meth:`LearnedHistory.inherit` reads. ``plimsoll tune`` recommends budgets with the same formulas
+(:mod:`plimsoll_sidecar.tune`).
 
 Each hour has three growth values: the largest unexplained growth over the 1, 6 and 24 hours that
 end in it. The budget for a window is 1.5 times the 99th percentile of the hours' values. It is at
@@ -50,25 +51,22 @@ SECONDS_PER_HOUR = 3600.0
 HOURS_PER_DAY = 24
 MAX_STORED_STARTS = 8
 MAX_SAMPLE_GAP_S = 180.0
-"""Longest time between two samples that counts as observed, in seconds.
+"""Longest gap between two samples that counts as observed, in seconds.
 
-A recording with one sample a minute may lack two. At 60 s, sampling every 60.06 s was never enough
-to learn a budget.
-"""
+It allows two missing samples in a recording with one sample a minute."""
 BUDGET_FACTOR = 1.5
-"""Factor from the growth quantile to the budget."""
+"""Budget as a multiple of the growth quantile."""
 GROWTH_QUANTILE = 0.99
 MIN_SHARE_OF_LIMIT = 0.03
 """Minimum budget, as a share of the memory limit."""
 MIN_BUDGET_BYTES = 64 << 20
-"""Minimum budget in bytes if no limit is known: 3 % of 2 GiB."""
+"""Minimum budget if no limit is known: 3 % of 2 GiB."""
 MAX_SHARE_OF_HEADROOM = 0.5
-"""Maximum budget, as a share of the memory between the size after a start and the limit."""
+"""Maximum budget, as a share of the headroom between the size after a start and the limit."""
 MIN_RELATIVE_CHANGE = 0.05
-"""Smallest relative change of a budget that is applied.
+"""Minimum relative change at which a new budget applies.
 
-The detector discards its trends after each change.
-"""
+The detector discards its trends with each change."""
 MAX_REVISION_CHARS = 200
 GROWTH_KINDS = {"host": IncidentKind.HOST_GROWTH, "device": IncidentKind.DEVICE_GROWTH}
 
@@ -77,8 +75,8 @@ class HourGrowth(msgspec.Struct, array_like=True):
     """Growth of host or device memory in one hour.
 
     Attributes:
-        at: The number of the hour, counted from 1970.
-        seen_s: The seconds of the hour for which memory was observed.
+        at: The number of the hour since 1970.
+        seen_s: The observed seconds of the hour.
         gains: The largest growth in bytes over each window of :data:`LEARNED_WINDOWS_H` that ends
             in the hour.
         incident: Whether a confirmed incident of this kind of memory was open or in its cooldown.
@@ -94,7 +92,7 @@ class HourGrowth(msgspec.Struct, array_like=True):
 
 
 class LearnedHistory(msgspec.Struct, omit_defaults=True):
-    """History of a replica's host or device memory, and the budget in force.
+    """History of one kind of memory of a replica, and its budget in force.
 
     Sizes are in bytes.
 
@@ -105,12 +103,12 @@ class LearnedHistory(msgspec.Struct, omit_defaults=True):
         lows: The number and the lowest growth of each hour in the current ``epoch``.
         starts: The sizes after the newest warm-ups.
         limit: The newest known memory limit; None if none is known.
-        observed_s: The seconds of observation in this and earlier revisions.
+        observed_s: The observed seconds in this and earlier revisions.
         budget: The budget in force; None until one has been learned.
         budget_at: The number of the hour in which ``budget`` was set.
         seen_at: The time of the newest sample, in Unix seconds.
-        inherited: The values that the workload's other replicas had learned when this replica
-            started; None without any.
+        inherited: What the workload's other replicas had learned before; None if nothing was
+            inherited.
 
     """
 
@@ -131,13 +129,10 @@ class LearnedHistory(msgspec.Struct, omit_defaults=True):
     ) -> None:
         """Add a sample.
 
-        Args:
-            now: The time in Unix seconds.
-            epoch: The engine's epoch.
-            revision: The revision of the workload. In another revision, learning starts again.
-            state: The state of the leak budget; None if it is unknown.
-            incident: Whether an incident of this kind of memory is open or in its cooldown.
-
+        Args: now: The time in Unix seconds. epoch: The engine's epoch. revision: The revision of
+        the workload. A new revision restarts the learning. state: The state of the leak budget;
+        None if unknown. incident: Whether an incident of this kind of memory is open or in its
+        cooldown.
         """
         at = int(now // SECONDS_PER_HOUR)
         if revision != self.revision:
@@ -179,9 +174,9 @@ class LearnedHistory(msgspec.Struct, omit_defaults=True):
         hour.most = max(hour.most, state.current or 0)
 
     def update_budget(self, now: float, budget: MemoryBudget, auto: AutoBudgets) -> bool:
-        """Update the budget in force, at most once an hour. Return whether it may have changed.
+        """Update the budget in force, at most once an hour, and return whether it may have changed.
 
-        ``now`` is in Unix seconds. ``budget`` and ``auto`` are settings of the configuration.
+        ``now`` is in Unix seconds. ``budget`` and ``auto`` come from the configuration.
         """
         at = int(now // SECONDS_PER_HOUR)
         if self.budget is None:
@@ -203,9 +198,9 @@ class LearnedHistory(msgspec.Struct, omit_defaults=True):
         return True
 
     def is_learned(self, auto: AutoBudgets) -> bool:
-        """Report whether the replica was observed long enough to act on its growth.
+        """Report whether the observations suffice to act on growth.
 
-        The observations of other replicas count as well, if they were inherited.
+        Inherited observations of other replicas count as well.
         """
         seen_s = self.observed_s
         if self.inherited is not None:
@@ -215,7 +210,6 @@ class LearnedHistory(msgspec.Struct, omit_defaults=True):
         return self.budget is not None or seen_s >= auto.learning_s
 
     def _compute_first_budget(self, budget: MemoryBudget) -> int:
-        """Return the first learned budget, in bytes."""
         limit = self.find_limit(budget)
         if self.inherited is not None and self.inherited.budget is not None:
             start = max(self.starts, default=self.inherited.start)
@@ -224,7 +218,7 @@ class LearnedHistory(msgspec.Struct, omit_defaults=True):
         return compute_provisional_budget(limit) if wanted is None else wanted
 
     def inherit(self, known: LearnedMemory | None) -> None:
-        """Use the values of other replicas, until this replica has learned a budget."""
+        """Use what other replicas have learned, until this replica has a budget of its own."""
         if known is None or self.budget is not None or known == self.inherited:
             return
         if not self.hours:
@@ -236,7 +230,7 @@ class LearnedHistory(msgspec.Struct, omit_defaults=True):
     def list_healthy_hours(self) -> list[HourGrowth]:
         """Return the healthy hours of this replica.
 
-        The inherited history of other replicas is added as one hour.
+        Inherited values count as one more hour.
         """
         found = select_healthy_hours(self.hours)
         if self.inherited is not None and self.inherited.seen_s:
@@ -248,7 +242,7 @@ class LearnedHistory(msgspec.Struct, omit_defaults=True):
         return max((one.most for one in select_healthy_hours(self.hours)), default=0) or None
 
     def make_report(self, auto: AutoBudgets) -> LearnedMemory | None:
-        """Return the values that other replicas may inherit; None before the first hour."""
+        """Return what other replicas may inherit; None before the first hour."""
         hours = self.list_healthy_hours()
         seen_s = sum(one.seen_s for one in hours)
         if not hours or not self.hours:
@@ -264,17 +258,20 @@ class LearnedHistory(msgspec.Struct, omit_defaults=True):
         )
 
     def find_limit(self, budget: MemoryBudget) -> int | None:
-        """Return the memory limit in bytes: the configured one, or else the newest known one."""
+        """Return the configured memory limit in bytes, or else the newest known limit.
+
+        None if no limit is known.
+        """
         return budget.limit_bytes if budget.limit_bytes is not None else self.limit
 
 
 def find_lowest_growth(lows: Sequence[tuple[int, int]], first_hour: int) -> int:
-    """Return the lowest growth in bytes of the hours from number ``first_hour`` on."""
+    """Return the lowest growth in bytes since the hour with the number ``first_hour``."""
     return min(low for at, low in lows if at >= first_hour)
 
 
 def select_healthy_hours(hours: Sequence[HourGrowth]) -> list[HourGrowth]:
-    """Return the hours that are not within a day of an incident."""
+    """Return the observed hours that are more than a day away from any incident."""
     struck = [one.at for one in hours if one.incident]
     return [
         one for one in hours
@@ -283,21 +280,21 @@ def select_healthy_hours(hours: Sequence[HourGrowth]) -> list[HourGrowth]:
 
 
 def sum_healthy_s(hours: Sequence[HourGrowth]) -> float:
-    """Return the seconds of observation in healthy hours."""
+    """Return the observed seconds of all healthy hours."""
     return sum(one.seen_s for one in select_healthy_hours(hours))
 
 
 def compute_quantile(gains: Iterable[int], share: float = GROWTH_QUANTILE) -> int | None:
-    """Return the ``share`` quantile of ``gains`` by nearest rank; None if there are no gains."""
+    """Return the ``share`` quantile of ``gains`` by nearest rank; None without gains."""
     ordered = sorted(gains)
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else None
 
 
 def list_gains_within(hours: Iterable[HourGrowth], window_s: float) -> list[int]:
-    """Return the growth in bytes within a window of ``window_s``, for each hour.
+    """Return the growth in bytes within a window of ``window_s`` seconds, for each hour.
 
-    The growth is that of the shortest window in :data:`LEARNED_WINDOWS_H` that is at least as long.
-    For a window of several days, it is the growth of one day times the number of days.
+    The value is that of the shortest window in :data:`LEARNED_WINDOWS_H` that is at least as long.
+    For several days, it is the growth of one day times the number of days.
     """
     window_h = window_s / SECONDS_PER_HOUR
     index = next(
@@ -309,7 +306,7 @@ def list_gains_within(hours: Iterable[HourGrowth], window_s: float) -> list[int]
 
 
 def propose_budget(learned: LearnedHistory, budget: MemoryBudget) -> int | None:
-    """Return the budget in bytes that the learned growth suggests; None before the first hour."""
+    """Return the budget in bytes for the learned growth; None before the first hour."""
     found = compute_quantile(list_gains_within(learned.list_healthy_hours(), budget.window_s))
     if found is None:
         return None
@@ -318,10 +315,9 @@ def propose_budget(learned: LearnedHistory, budget: MemoryBudget) -> int | None:
 
 
 def limit_budget(proposed: int, limit: int | None, start: int) -> int:
-    """Return ``proposed``, limited to the smallest and the largest allowed budget, in bytes.
+    """Return ``proposed``, raised to the minimum or lowered to the maximum budget, in bytes.
 
-    ``limit`` is the memory limit; None if it is unknown. ``start`` is the size after a start. The
-    headroom is the difference between both.
+    ``limit`` is the memory limit; None if unknown. ``start`` is the size after a start.
     """
     if limit is None:
         return max(proposed, MIN_BUDGET_BYTES)
@@ -332,8 +328,8 @@ def limit_budget(proposed: int, limit: int | None, start: int) -> int:
 class BudgetsInForce(NamedTuple):
     """Leak budgets in force.
 
-    ``memory`` contains the budgets. ``learning`` contains the kinds whose budget has not been
-    learned yet. Incidents of these kinds are only reported.
+    ``learning`` holds the kinds whose budget has not been learned yet. Their incidents are only
+    reported.
     """
 
     memory: MemoryPolicy
@@ -341,7 +337,7 @@ class BudgetsInForce(NamedTuple):
 
 
 class LearnedBudgets(msgspec.Struct, omit_defaults=True):
-    """Learned budgets of a replica's host and device memory, stored as a row of the journal."""
+    """What a replica has learned of its host and device memory, stored as a row of the journal."""
 
     host: LearnedHistory = msgspec.field(default_factory=LearnedHistory)
     device: LearnedHistory = msgspec.field(default_factory=LearnedHistory)
@@ -354,10 +350,9 @@ class LearnedBudgets(msgspec.Struct, omit_defaults=True):
         assessment: Assessment,
         incidents: Collection[IncidentKind],
     ) -> None:
-        """Add an assessment at ``now`` (Unix seconds).
+        """Add an assessment at ``now`` (Unix seconds) of the workload's ``revision``.
 
-        ``revision`` is the revision of the workload. ``incidents`` contains the kinds with an
-        incident that is open or in its cooldown.
+        ``incidents`` holds the kinds with an incident that is open or in its cooldown.
         """
         self.host.observe(now, epoch, revision, assessment.host, GROWTH_KINDS["host"] in incidents)
         self.device.observe(
@@ -365,9 +360,9 @@ class LearnedBudgets(msgspec.Struct, omit_defaults=True):
         )
 
     def list_memory_needs(self, ledger: Sequence[LedgerEntry]) -> dict[str, MemoryNeeds]:
-        """Return the memory needs by the names ``host`` and ``device``.
+        """Return the memory needs of "host" and "device".
 
-        A name is missing if the largest healthy size of this memory is unknown.
+        A key is missing if the largest healthy size of this memory is unknown.
         """
         return {
             name: make_memory_needs(name, found, one.limit, ledger)
@@ -381,13 +376,13 @@ class LearnedBudgets(msgspec.Struct, omit_defaults=True):
         return any(b is not None and b.auto and one.budget is None for one, b in pairs)
 
     def inherit(self, known: LearnedWorkload | None) -> None:
-        """Use the values of the workload's other replicas; None if there are no such values."""
+        """Use what the workload's other replicas have learned; None if nothing is known."""
         if known is not None:
             self.host.inherit(known.host)
             self.device.inherit(known.device)
 
     def make_reports(self, auto: AutoBudgets) -> dict[str, LearnedMemory]:
-        """Return the values that other replicas may inherit, by ``host`` and ``device``."""
+        """Return what other replicas may inherit, for "host" and "device"."""
         found = {"host": self.host.make_report(auto), "device": self.device.make_report(auto)}
         return {name: one for name, one in found.items() if one is not None}
 
@@ -403,9 +398,9 @@ class LearnedBudgets(msgspec.Struct, omit_defaults=True):
     def find_changed_budgets(
         self, now: float, memory: MemoryPolicy, previous: BudgetsInForce
     ) -> BudgetsInForce | None:
-        """Update the ``Auto`` budgets, and return the budgets that apply from now on.
+        """Update the ``Auto`` budgets, and return the budgets in force.
 
-        None if ``previous`` still applies. ``now`` is in Unix seconds.
+        None if they did not change. ``now`` is in Unix seconds.
         """
         self.update_budgets(now, memory)
         found = self.resolve_budgets(memory)
@@ -415,7 +410,7 @@ class LearnedBudgets(msgspec.Struct, omit_defaults=True):
         return None if same else found
 
     def resolve_budgets(self, memory: MemoryPolicy) -> BudgetsInForce:
-        """Return ``memory`` with a size for each ``Auto`` budget, and the kinds not yet learned."""
+        """Return the budgets in force, with a size for each ``Auto`` budget."""
         learning: set[IncidentKind] = set()
 
         def resolve(
@@ -438,7 +433,7 @@ class LearnedBudgets(msgspec.Struct, omit_defaults=True):
 
 
 def has_budget_changed(old: MemoryPolicy, new: MemoryPolicy) -> bool:
-    """Report whether a budget differs by more than :data:`MIN_RELATIVE_CHANGE` of its old size."""
+    """Report whether a budget has changed by more than :data:`MIN_RELATIVE_CHANGE`."""
     pairs = ((old.host, new.host), (old.device, new.device))
     return any(
         a is not None and b is not None

@@ -1,4 +1,4 @@
-"""Define the governor's commands, their results, and the events of a turn."""
+"""Define the governor's commands, their results, and the output of a turn."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from plimsoll_sidecar.govern.incident import Incident
 
 
 class Verb(StrEnum):
-    """Kinds of commands to the actuator.
+    """Kind of a command to the actuator, in the order of a remediation.
 
-    The order is that of a remediation. ``TAKE_SLOT`` takes a restart slot. ``LEAVE`` removes the
-    pod from its Services. ``MEET_PARTNER`` tests the engine with its partners.
+    ``TAKE_SLOT`` takes a restart slot. ``LEAVE`` removes the pod from its Services.
+    ``MEET_PARTNER`` tests the engine with its partners.
     """
 
     DIAGNOSE = "diagnose"
@@ -31,23 +31,24 @@ class Verb(StrEnum):
 
 
 class Command(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """A command to the actuator, which is written to the journal before it is sent.
+    """A command to the actuator, which the journal stores before it is sent.
 
     Attributes:
-        operation_id: The ID of the command. A command that is sent again has the same ID.
+        operation_id: The ID of the command, also if it is sent again.
         incident: The name of the incident that needs the command.
         epoch: The epoch that the command is for. An engine in another epoch refuses it.
-        stalled: Whether the engine serves no requests. Waiting for other replicas or for a drain is
-            then useless.
+        stalled: Whether the engine serves no requests, so that the command waits neither for other
+            replicas nor for a drain.
         leaves: Whether the slot is for an action that takes the pod out of service. The last ready
             replica must not do this.
-        planned: Whether nothing is wrong. The restart can then wait for another ready replica.
+        planned: Whether the restart has no fault as its cause, and can wait for another ready
+            replica.
         meets_partner: Whether the pod stays out of its Services after the restart, until a request
             has passed through the engine and its partner.
         gives_up: Whether this is the last test with the partner. The pod then returns to its
             Services in any case.
-        process: The suspected process, as incidents name it; None if it is unknown.
-        mode: The way in which a drain treats running requests.
+        process: The suspected process, as incidents name it; None if unknown.
+        mode: What a drain does with running requests.
         deadline_s: The longest drain in seconds.
         at: The time at which a restart is counted, in Unix seconds; None if none is counted.
 
@@ -68,23 +69,23 @@ class Command(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     at: float | None = None
 
     def make_result(self, outcome: Outcome, message: str = "") -> Result:
-        """Return a result of this command, with the command's operation ID."""
+        """Return a result of this command."""
         return Result(operation_id=self.operation_id, outcome=outcome, message=message)
 
     def sort_suspected_first(self, processes: Iterable[ProcessMemory]) -> list[ProcessMemory]:
         """Return ``processes`` with the suspected process first.
 
-        Reports of limited size then include it.
+        Reports have a limited size, and must include this process.
         """
         return sorted(processes, key=lambda process: process.label != self.process)
 
 
 class SlotRequest(msgspec.Struct, frozen=True):
-    """Request for a restart slot, according to the journal.
+    """Request for a restart slot, as the journal states it.
 
     ``incident`` is the name of the incident that needs the slot; None if no incident needs one.
-    ``taking`` is true while a command that takes the slot is in progress. Its result then decides
-    whether the slot is held.
+    ``taking`` is true while a command that takes the slot is in progress; whether the slot is held
+    is then unknown.
     """
 
     incident: str | None
@@ -92,9 +93,9 @@ class SlotRequest(msgspec.Struct, frozen=True):
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """Reason why a restart slot was refused.
+    """Reason for the refusal of a restart slot.
 
-    ``message`` explains the reason to a person. It does not change while the reason is the same.
+    ``message`` explains it to a person, and stays the same while the reason is the same.
     """
 
     reason: WaitReason
@@ -117,8 +118,8 @@ class Outcome(StrEnum):
 class Result(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Result of a command.
 
-    ``diagnostics`` contains the names of the saved files. ``waits`` is the reason why a slot was
-    refused; None if none was refused.
+    ``diagnostics`` holds the names of the saved files. ``waits`` is the reason for the refusal of a
+    slot; None if no slot was refused.
     """
 
     operation_id: str
@@ -131,7 +132,7 @@ class Result(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 class EngineProcess(msgspec.Struct, frozen=True):
     """One process of the engine.
 
-    ``role`` is its role in Plimsoll's engine, or the name that another engine gives the process.
+    ``role`` is its role in Plimsoll's engine, or the name that an external engine gives it.
     """
 
     role: str
@@ -139,7 +140,7 @@ class EngineProcess(msgspec.Struct, frozen=True):
 
 
 class EngineView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """State of the engine. It comes from the same sample as the assessment of a turn.
+    """State of the engine, from the same sample as the assessment of a turn.
 
     Attributes:
         epoch: The engine's epoch; None while the engine does not answer.
@@ -152,11 +153,11 @@ class EngineView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
         meets_partner: Whether the engine serves together with another engine, its partner, and the
             supervisor can send a request through both.
         restart_blocker: The reason why the engine must not restart without its partner; None if it
-            may.
+            may restart.
         group: The multi-node group that restarts together with the engine; empty without a group.
-        idle: Whether the engine has no request; None if this is unknown.
-        processes: The processes that the engine reports, the main process first; empty if it does
-            not answer.
+        idle: Whether the engine has no request; None if unknown.
+        processes: The processes that the engine reports, the main process first; empty if the
+            engine does not answer.
 
     """
 
@@ -174,12 +175,12 @@ class EngineView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
     @property
     def answers(self) -> bool:
-        """Whether the engine answered the request for its status, which contains the epoch."""
+        """Whether the engine answered the request for its status, which states the epoch."""
         return self.epoch is not None
 
 
 class EventType(StrEnum):
-    """Changes of an incident. The values are the reasons of the Kubernetes Events."""
+    """Type of a change of an incident: the reason of the Kubernetes Event."""
 
     OPENED = "Opened"
     CONFIRMED = "Confirmed"
@@ -192,7 +193,7 @@ class EventType(StrEnum):
 class Event(msgspec.Struct, frozen=True, kw_only=True):
     """A change of an incident at the time ``at``, in Unix seconds.
 
-    ``action`` is the action that starts, for the type ``Remediation``; None for other types.
+    ``action`` is the action that starts with an event ``Remediation``; None for other types.
     """
 
     type: EventType
@@ -204,8 +205,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 class Turn(msgspec.Struct):
     """Output of one turn of the governor: at most one new command, and the events.
 
-    ``changed`` states whether the governor's state has changed. It must then be written to the
-    journal before the command is sent.
+    ``changed`` states whether the governor's state has changed. The journal must then store it
+    before the command is sent.
     """
 
     command: Command | None = None

@@ -1,4 +1,4 @@
-"""Decide whether a restart is due or may wait, and hold the input and output of a turn."""
+"""Hold the input and output of a turn, and decide whether a restart is due or can wait."""
 
 from __future__ import annotations
 
@@ -17,25 +17,20 @@ from plimsoll_sidecar.govern.incident import DISRUPTING_PHASES, Incident, move_t
 from plimsoll_sidecar.govern.state import GovernorState, start_cooldown
 
 LEAVING_ACTIONS = (Action.ENGINE_RESTART, Action.POD_REPLACE)
-"""Actions that take the pod out of service for some time."""
+"""Actions that take the pod out of service."""
 MAX_STALLED_DRAIN_S = 1.0
-"""Longest drain of a stalled engine, in seconds. Its streams deliver nothing during the drain."""
+"""Longest drain of a stalled engine in seconds. A longer drain is useless, because no stream
+continues."""
 
 
 class TurnContext:
-    """Input of one turn, and the methods that change the state.
+    """Input and output of one turn, and the methods that change the governor's state.
 
-    Args:
-        state: The governor's state.
-        policy: The supervision settings of the configuration.
-        memory: The memory settings of the configuration.
-        assessment: The detector's assessment of the newest sample.
-        engine: The state of the engine in this sample.
-        now: The time in Unix seconds.
-        hold: The reason why no command may be sent; None if commands may be sent.
-        turn: The output, which the methods fill.
-        learning: The kinds whose budget has not been learned yet.
-
+    Args: state: The governor's state. policy: The supervision settings of the configuration.
+    memory: The memory settings of the configuration. assessment: The detector's assessment of the
+    newest sample. engine: The state of the engine in this sample. now: The time in Unix seconds.
+    hold: The reason why no command may be sent; None if commands may be sent. turn: The output,
+    which the methods fill. learning: The kinds whose budget has not been learned yet.
     """
 
     def __init__(
@@ -61,7 +56,7 @@ class TurnContext:
     ) -> None:
         """Add an event of ``incident`` to this turn, and mark the state as changed.
 
-        Each incident has at most one event ``Advanced`` per turn.
+        A turn has at most one event ``Advanced`` for each incident.
         """
         self.turn.changed = True
         if event_type is EventType.ADVANCED and any(
@@ -80,7 +75,7 @@ class TurnContext:
     def end_incident(
         self, incident: Incident, phase: IncidentPhase, reason: Reason, message: str = ""
     ) -> None:
-        """End the incident in ``phase`` with a reason, and start the cooldown of its kind."""
+        """End the incident in ``phase`` with ``reason``, and start the cooldown of its kind."""
         move_to_phase(incident, phase, self.now)
         incident.ended_at, incident.reason, incident.message = self.now, reason, message
         start_cooldown(self.state, incident, self.now)
@@ -92,8 +87,7 @@ class TurnContext:
     ) -> Command:
         """Create the pending command, add its step to the incident, and return the command.
 
-        If the command is sent again, its operation ID stays the same. ``gives_up`` is explained in
-        :class:`~plimsoll_sidecar.govern.command.Command`.
+        ``gives_up`` is that of :class:`~plimsoll_sidecar.govern.command.Command`.
         """
         carry = verb is Verb.RESTART_WORKER
         mode = self.policy.drain.mode
@@ -135,18 +129,18 @@ class TurnContext:
         return seen.process if seen.pod is None else None
 
     def make_step(self, name: str, outcome: StepOutcome, message: str) -> StepRecord:
-        """Return an entry of the timeline with this turn's time."""
+        """Return an entry of the timeline at the time of this turn."""
         return StepRecord(time=self.now, step=name, outcome=outcome, message=message)
 
     @property
     def has_no_pending_command(self) -> bool:
-        """Whether no command is in progress. At most one command is in progress at a time."""
+        """Whether no command is in progress; there is at most one."""
         return self.state.pending is None
 
     def read_current_bytes(self, incident: Incident) -> int | None:
-        """Return the bytes in use of the memory that the incident's budget limits.
+        """Return the current size of the memory that the incident's budget limits, in bytes.
 
-        None if the size is unknown or the incident has no budget.
+        None if the size is unknown, or if the incident has no budget.
         """
         budget = incident.get_budget_state(self.assessment)
         return budget.current if budget else None
@@ -154,9 +148,9 @@ class TurnContext:
     def estimate_time_to_limit_s(self, incident: Incident) -> float | None:
         """Return the seconds until memory of the incident's kind reaches its limit.
 
-        The result is None if the time is unknown, and infinite if the memory does not grow. At the
-        limit, the engine ends. The leak budget is much smaller, so that enough time for a drain
-        remains when the budget is spent.
+        None if unknown; infinite if the memory does not grow. At the limit, the engine ends. The
+        leak budget is much smaller than the limit, so that a drain has enough time once the budget
+        is spent.
         """
         budget = incident.get_budget_state(self.assessment)
         if budget is None or budget.current is None:
@@ -168,17 +162,17 @@ class TurnContext:
         return max(0.0, budget.limit - budget.current) / budget.bytes_per_s
 
     def explain_observe_only(self, incident: Incident) -> str | None:
-        """Return the reason why no action follows on the incident; None if actions may follow."""
+        """Return the reason why no action on the incident is allowed; None if actions are."""
         if self.policy.mode is Mode.OBSERVE:
             return "mode is Observe"
         return LEARNING_MESSAGE if incident.kind in self.learning else None
 
     def defers_restart(self, incident: Incident) -> bool:
-        """Report whether an ``Auto`` budget is spent, but a restart can wait.
+        """Report whether a restart can wait although the ``Auto`` budget is spent.
 
-        An ``Auto`` budget is the usual growth, and not a limit that the owner has set. If it is
-        exceeded, a restart becomes urgent only when memory comes near its limit. If the limit is
-        unknown, the result is True.
+        An ``Auto`` budget describes the usual growth, and is no limit that the owner has set. A
+        restart for it is urgent only near the memory limit. If the limit is unknown, the restart
+        can wait.
         """
         budget = self.memory.get_auto_budget(incident.kind)
         if budget is None or self.is_at_limit(incident):
@@ -202,10 +196,7 @@ class TurnContext:
         return left is not None and left <= self.policy.drain.deadline_s
 
     def read_growth_bytes(self, incident: Incident) -> int:
-        """Return the unexplained growth in bytes.
-
-        If it is unknown, return the growth of the last suspicion.
-        """
+        """Return the unexplained growth in bytes, or that of the last suspicion if unknown."""
         budget = incident.get_budget_state(self.assessment)
         known = budget.unexplained if budget else None
         return incident.growth_bytes if known is None else known
@@ -218,17 +209,17 @@ EXHAUSTED_MESSAGE = (
 
 
 def is_conclusive(context: TurnContext, kind: IncidentKind) -> bool:
-    """Report whether a missing suspicion of ``kind`` shows that there is no such problem."""
+    """Report whether the absence of a suspicion of ``kind`` shows that there is no such problem."""
     return context.engine.answers and (kind is IncidentKind.STALL or context.assessment.warm)
 
 
 def find_skip_outcome(
     context: TurnContext, action: Action, incident: Incident
 ) -> tuple[StepOutcome, str] | None:
-    """Return the outcome and the reason if ``action`` is skipped now; None if it may be taken.
+    """Return the outcome and the reason if ``action`` is skipped now; None if it is allowed.
 
-    The outcome is ``Would`` if nothing else prevents the action but the mode ``Observe``, or a
-    budget that has not been learned yet. It is ``Skipped`` otherwise.
+    The outcome is ``Would`` if only the mode ``Observe``, or a budget that is not learned yet,
+    prevents the action. Otherwise, it is ``Skipped``.
     """
     reason = ladder.find_skip_reason(action, incident, context.policy, context.engine)
     observes = context.explain_observe_only(incident)
@@ -243,10 +234,12 @@ def find_skip_outcome(
 def is_restart_due(context: TurnContext, incident: Incident) -> bool:
     """Report whether a restart is due.
 
-    A restart for growth is due if the leak budget is spent, or if memory would reach its limit
-    before a drain could end. In addition, memory must still grow and probably leak, or be at its
-    limit. If the budget is ``Auto``, the limit must also be near. A restart is always due for a
-    stall, and after an action that did not resolve the incident.
+    For a stall, and after an action that did not resolve the incident, a restart is always due. For
+    growth, it needs two conditions:
+
+    - The leak budget is spent, or memory would reach its limit before a drain could end. If the
+      budget is ``Auto``, memory must also be near its limit.
+    - Memory still grows and probably leaks, or it is at its limit.
     """
     if incident.kind is IncidentKind.RECYCLE:
         return incident.kind in context.suspicions or incident.escalated
@@ -272,9 +265,8 @@ def is_restart_budget_spent(context: TurnContext) -> bool:
 def is_other_restart_running(context: TurnContext, incident: Incident) -> bool:
     """Report whether a restart for an incident other than ``incident`` is in progress.
 
-    The restart has ended once a new epoch begins, because its verification does not affect the
-    engine. A pod that waits for its replacement may be restarted meanwhile, because the operator
-    may be down.
+    A restart ends when the new epoch begins, because its verification does not affect the engine. A
+    pod that waits for its replacement does not count, because the operator may be down.
     """
     return any(
         other is not incident
@@ -288,9 +280,9 @@ def is_other_restart_running(context: TurnContext, incident: Incident) -> bool:
 
 
 def is_engine_starting(context: TurnContext, incident: Incident) -> bool:
-    """Report whether the engine is starting, so that a restart for its memory must wait.
+    """Report whether a restart must wait because the engine is starting; False for a stall.
 
-    Such restarts could repeat before the engine has started. The result is False for a stall.
+    A restart for memory during the start could repeat before the engine has ever served.
     """
     starting = (EngineState.STARTING, EngineState.WARMING)
     return incident.kind is not IncidentKind.STALL and context.engine.state in starting

@@ -1,9 +1,8 @@
 """Create incidents that only record an event: a crash, or a manual action.
 
-Such an incident opens and ends in one turn. A crash is an end of the engine or its worker
-without a request. A new epoch shows that a crash has happened. The supervisor records the crash
-only if it observed the epoch that ended. Otherwise, the cause is unknown: the node may have
-restarted, or a person may have restarted the service.
+Such an incident opens and ends in one turn. A crash is an end of the engine or its worker that
+nobody requested. It shows as a new epoch. The supervisor records a crash only if it observed the
+epoch that ended. Otherwise, the cause is unknown: the node or the service may have been restarted.
 """
 
 from __future__ import annotations
@@ -29,10 +28,9 @@ HEALTHY_STATES = frozenset({EngineState.SERVING, EngineState.DRAINING, EngineSta
 class LastHealthyState(msgspec.Struct, frozen=True):
     """Last healthy state of an epoch.
 
-    If the epoch was never healthy, it is the last state with the largest number of processes. Sizes
-    are in bytes; None if unknown. ``at`` is in Unix seconds. ``ending`` states whether the engine
-    has reported that it is stopping. ``oom_killed`` states whether the kernel killed a process
-    because memory ran out.
+    If the epoch was never healthy, it is the last state with the most processes. Sizes are in
+    bytes; None if unknown. ``at`` is in Unix seconds. ``ending`` is set when the engine reports
+    that it is stopping, and ``oom_killed`` when the kernel kills a process because memory ran out.
     """
 
     epoch: str
@@ -45,10 +43,9 @@ class LastHealthyState(msgspec.Struct, frozen=True):
     oom_killed: bool = False
 
     def update(self, view: EngineView, assessment: Assessment, now: float) -> LastHealthyState:
-        """Return this state, updated from a new sample.
+        """Return the state after a new sample.
 
-        If the kernel has killed a process because memory ran out, only ``oom_killed`` is set. A
-        separate incident reports the kill.
+        After an OOM kill, only ``oom_killed`` is set, because a separate incident reports the kill.
         """
         oom_killed = self.oom_killed or any(
             one.kind is IncidentKind.OUT_OF_MEMORY_KILL for one in assessment.suspicions
@@ -76,13 +73,9 @@ def make_crash_record(
 ) -> Incident:
     """Return the incident that records an unexpected end of an epoch.
 
-    Args:
-        last_state: The last healthy state of the epoch that ended.
-        view: The state of the engine in the next epoch.
-        replica: The first part of the incident's name.
-        host_limit: The limit of host memory in bytes; None if it is unknown.
-        now: The time in Unix seconds.
-
+    Args: last_state: The last healthy state of the epoch that ended. view: The state of the engine
+    in the next epoch. replica: The first part of the incident's name. host_limit: The limit of host
+    memory in bytes; None if unknown. now: The time in Unix seconds.
     """
     engine = get_process_part(last_state.epoch) != get_process_part(view.epoch or "")
     lost = [one for one in last_state.processes if one not in view.processes]
@@ -129,7 +122,7 @@ def make_crash_record(
 def _find_ended_process(processes: Sequence[EngineProcess], role: Role) -> str:
     """Return ``role`` if a process has it, or else the name of the first process.
 
-    The processes of external engines have names instead of Plimsoll's roles.
+    The processes of external engines have names instead of roles.
     """
     names = [one.role for one in processes]
     return role.value if role in names or not names else names[0]
@@ -186,10 +179,9 @@ class ManualAction(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 def make_manual_action_record(action: ManualAction, replica: str, now: float) -> Incident:
-    """Return the incident that records a manual action that has ended.
+    """Return the incident that records a finished manual action.
 
-    The incident's name consists of ``replica`` and the end of the action's ID. ``now`` is in Unix
-    seconds.
+    Its name is ``replica`` with the end of the action's ID. ``now`` is in Unix seconds.
     """
     outcome = action.outcome or Outcome.UNKNOWN
     ended = action.finished_at or now

@@ -1,7 +1,7 @@
-"""Decide from suspicions which actions to take, without a clock or I/O.
+"""Decide which actions to take on suspicions, without a clock or I/O.
 
-:meth:`Governor.advance` takes an assessment, the engine's state and the result of the pending
-command. It returns the events of the incidents and at most one new command. The caller writes
+:meth:`Governor.advance` takes an assessment, the engine's state and the results of commands. It
+returns the events of the incidents and at most one new command. The caller writes
 :attr:`Governor.state` to the journal before it sends the command. After a restart of the
 supervisor, the governor continues from the state in the journal.
 
@@ -50,16 +50,15 @@ from plimsoll_sidecar.govern.state import MAX_MANUAL_EPOCHS, GovernorState
 LEASE_EPOCH_PLACEHOLDER = "lease"
 """Placeholder for the epoch of a restart that is recorded only in the slot's Lease."""
 UNKNOWN_EPOCH_PLACEHOLDER = "unseen"
-"""Placeholder for the epoch of an engine that ended before its first answer."""
+"""Placeholder for the epoch of an engine that never answered."""
 
 
 class Governor:
-    """Decide on the incidents of one replica, within its ladder and its restart budget.
+    """Decides on the incidents of one replica, within its ladder and its restart budget.
 
-    ``replica`` is the first part of the names of incidents: the pod's name, or the name of the
-    service in local mode. If the configuration changes, ``policy`` and ``memory`` may be replaced
-    at any time. ``learning`` contains the kinds whose budget has not been learned yet. Incidents of
-    these kinds are only reported.
+    ``replica`` is the first part of the names of incidents: the pod's name, or the service's name
+    in local mode. ``policy`` and ``memory`` may be replaced at any time. ``learning`` holds the
+    kinds whose budget has not been learned yet; their incidents are only reported.
     """
 
     def __init__(
@@ -90,21 +89,16 @@ class Governor:
     ) -> Turn:
         """Advance all incidents by one turn.
 
-        Args:
-            assessment: The newest assessment of this replica.
-            engine: The state of the engine.
-            now: The time in Unix seconds; in a replay, the time ``t`` of the sample.
-            results: The results of commands since the last turn.
-            hold: The reason why no command may be sent, for example because the journal cannot be
-                written; None if commands may be sent. Incidents are recorded in any case.
-            manual_actions: The manual actions that are in progress or have ended. Pass an ended
-                action until the journal contains a turn with it, and not again.
-            pod_assessment: The assessment of this pod alone, if ``assessment`` covers its
-                multi-node group. It is used for crashes and starts.
+        Args: assessment: The newest assessment of this replica. engine: The state of the engine.
+        now: The time in Unix seconds; in a replay, the time ``t`` of the sample. results: The
+        results of commands since the last turn. hold: The reason why no command may be sent, for
+        example because the journal cannot be written; None if commands may be sent. Incidents are
+        recorded in any case. manual_actions: The manual actions that are in progress or finished.
+        Pass a finished action again until the journal has stored a turn with it. pod_assessment:
+        The assessment of this pod alone, if ``assessment`` covers its multi-node group. It is used
+        for crashes and starts.
 
-        Returns:
-            The events of this turn, and at most one new command.
-
+        Returns: The events of this turn, and at most one new command.
         """
         turn, own = Turn(), pod_assessment or assessment
         self.state.limit_waits(now)
@@ -130,12 +124,12 @@ class Governor:
         return turn
 
     def wants_standby(self, engine: EngineView) -> bool:
-        """Report whether the worker may be restarted soon, so that a standby worker is useful."""
+        """Report whether to prepare a standby worker, because the worker may be restarted soon."""
         acted_on = [one for one in self.state.incidents if one.kind not in self.learning]
         return wants_standby(acted_on, self.policy, engine, self.state.exhausted)
 
     def count_restarts_left(self, now: float) -> int:
-        """Return the number of restarts that this replica's restart budget allows at ``now``."""
+        """Return how many restarts the replica's restart budget still allows at ``now``."""
         if self.state.exhausted:
             return 0
         budget = self.policy.restart_budget
@@ -149,28 +143,25 @@ class Governor:
     def apply_budgets(self, budgets: BudgetsInForce) -> None:
         """Apply ``budgets`` from the next turn on.
 
-        The cooldowns of kinds whose budget has now been learned end. A leak that was only reported
-        can therefore open another incident.
+        A kind whose budget has now been learned leaves its cooldown, so that a leak that was only
+        reported can open another incident.
         """
         for kind in self.learning - budgets.learning:
-            self.state.quiet.pop(kind, None)
+            self.state.cooldowns.pop(kind, None)
         self.memory, self.learning = budgets
 
     def list_growing_kinds(self) -> frozenset[IncidentKind]:
         """Return the kinds with a confirmed open incident, or in a cooldown."""
         confirmed = {one.kind for one in self.state.incidents if one.confirmed_at is not None}
-        return frozenset(confirmed | self.state.quiet.keys())
+        return frozenset(confirmed | self.state.cooldowns.keys())
 
     def copy_restarts(self) -> ReplicaRestarts:
-        """Return the restarts of this replica in the form that is stored outside the journal."""
+        """Return the restarts of this replica, for storage outside the journal."""
         at = tuple(sorted(restart.at for restart in self.state.restarts))
         return ReplicaRestarts(at, self.state.exhausted)
 
     def merge_restarts(self, stored: ReplicaRestarts) -> int:
-        """Merge restarts that were stored outside the journal.
-
-        Return the number of restarts that the journal did not contain.
-        """
+        """Add restarts that were stored outside the journal, and return the number of new ones."""
         known = {restart.at for restart in self.state.restarts}
         lacking = [at for at in stored.at if at not in known]
         joined = [Restart(at=at, epoch=f"{LEASE_EPOCH_PLACEHOLDER}:{at!r}") for at in lacking]
@@ -180,17 +171,17 @@ class Governor:
         return len(lacking)
 
     def reset_restart_budget(self) -> None:
-        """Restore the full restart budget and end all cooldowns, as a person has requested."""
+        """Restore the full restart budget and end all cooldowns, on request of a person."""
         self.state.exhausted = False
         self.state.restarts = []
-        self.state.quiet = {}
+        self.state.cooldowns = {}
         self.state.failures = {}
 
     def _apply_epoch(self, context: TurnContext) -> None:
         """Apply a new epoch to all incidents.
 
-        Crashes and failed starts do not count against the restart budget, because it limits only
-        requested restarts.
+        Crashes and failed starts do not count against the restart budget, which limits requested
+        restarts.
         """
         epoch, last = context.engine.epoch, self.state.epoch
         if epoch is None or (epoch == last and self.state.epoch_at is not None):
@@ -202,7 +193,7 @@ class Governor:
         self.state.starts.begin_start(epoch)
         if last is None:
             return
-        if last in self.state.by_hand:
+        if last in self.state.manual_epochs:
             restart = Restart(at=context.now, epoch=last)
             restart_budget.record_restart(self.state.restarts, restart, self.policy.restart_budget)
         self._record_crash(context, last)
@@ -212,7 +203,7 @@ class Governor:
                 follow_new_epoch(context, incident, last)
 
     def _track_health(self, context: TurnContext, pod_assessment: Assessment) -> None:
-        """Update the last healthy state of the engine. The report of a crash contains it."""
+        """Update the last healthy state of the engine, for the report of a crash."""
         epoch = context.engine.epoch
         if epoch is not None and (self._seen is None or self._seen.epoch != epoch):
             self._seen = LastHealthyState(epoch, context.now)
@@ -220,9 +211,9 @@ class Governor:
             self._seen = self._seen.update(context.engine, pod_assessment, context.now)
 
     def _learn_start_noise(self, context: TurnContext, pod_assessment: Assessment) -> None:
-        """Learn from this assessment how much memory a start needs.
+        """Learn from this assessment by how much memory differs between starts.
 
-        Nothing is learned while a restart is being verified.
+        While a restart is being verified, nothing is learned.
         """
         if any(incident.phase is IncidentPhase.VERIFYING for incident in self.state.incidents):
             return
@@ -232,11 +223,11 @@ class Governor:
     def _record_manual_actions(
         self, context: TurnContext, manual_actions: Sequence[ManualAction]
     ) -> None:
-        """Record manual actions that have ended, and the epochs that manual restarts may end."""
+        """Record finished manual actions, and the epochs that manual restarts may end."""
         for action in manual_actions:
-            epochs = self.state.by_hand
+            epochs = self.state.manual_epochs
             if action.ends_epoch and action.epoch not in epochs:
-                self.state.by_hand = [*epochs, action.epoch][-MAX_MANUAL_EPOCHS:]
+                self.state.manual_epochs = [*epochs, action.epoch][-MAX_MANUAL_EPOCHS:]
                 context.turn.changed = True
             elif not action.ends_epoch and action.action == "restart" and action.epoch in epochs:
                 epochs.remove(action.epoch)
@@ -246,16 +237,13 @@ class Governor:
                 )
 
     def _record_crash(self, context: TurnContext, ended_epoch: str) -> None:
-        """Record a crash if neither the supervisor nor a person requested the end of an epoch.
-
-        ``ended_epoch`` is the epoch that has ended.
-        """
+        """Record a crash, unless the end of ``ended_epoch`` was requested."""
         seen, pending = self._seen, self.state.pending
         if (
             seen is None
             or seen.epoch != ended_epoch
             or seen.oom_killed
-            or ended_epoch in self.state.by_hand
+            or ended_epoch in self.state.manual_epochs
         ):
             return
         if pending is not None and _is_restart(pending) and pending.epoch == ended_epoch:
@@ -270,7 +258,6 @@ class Governor:
         )
 
     def _emit_closed_incident(self, context: TurnContext, record: Incident) -> None:
-        """Emit the events of an incident that opens and ends in this turn."""
         context.emit_event(EventType.OPENED, record)
         context.emit_event(EventType.ENDED, record)
 
@@ -284,9 +271,9 @@ class Governor:
                 apply_result(context, incident, pending, result)
 
     def _assign_suspicions(self, context: TurnContext) -> None:
-        """Update open incidents from the suspicions of their kind, and open new incidents.
+        """Update the open incidents with the suspicions of their kinds, and open new incidents.
 
-        There is at most one open incident of each kind.
+        Each kind has at most one open incident.
         """
         at, before = context.assessment.t, self._judged_at
         counted, self._judged_at = compute_counted_s(0.0 if before is None else at - before), at
@@ -308,11 +295,11 @@ class Governor:
                     incident.baseline_bytes = budget.baseline
             elif is_conclusive(context, incident.kind):
                 incident.seen_s, incident.missed_s = 0.0, incident.missed_s + counted
-        for kind in list(self.state.quiet):
-            if self.state.quiet[kind].has_ended(
+        for kind in list(self.state.cooldowns):
+            if self.state.cooldowns[kind].has_ended(
                 kind in worst, context.engine.epoch, context.now, counted
             ):
-                del self.state.quiet[kind]
+                del self.state.cooldowns[kind]
                 context.turn.changed = True
         opened = {incident.kind for incident in self.state.incidents}
         if IncidentKind.STALL in worst and self.state.epoch is None:
@@ -320,11 +307,10 @@ class Governor:
             # running.
             self.state.epoch, context.turn.changed = UNKNOWN_EPOCH_PLACEHOLDER, True
         for kind, suspicion in worst.items():
-            if kind not in opened and kind not in self.state.quiet and self.state.epoch:
+            if kind not in opened and kind not in self.state.cooldowns and self.state.epoch:
                 self._open_incident(context, suspicion, self.state.epoch, counted)
 
     def _measure_idle_s(self, context: TurnContext) -> float:
-        """Return the seconds for which the engine is known to have had no request."""
         if not context.engine.idle:
             self._idle_since = None
         elif self._idle_since is None:
@@ -350,10 +336,7 @@ class Governor:
         context.emit_event(EventType.OPENED, incident)
 
     def _release_slot(self, context: TurnContext) -> None:
-        """Release the restart slot if no open incident needs it.
-
-        This happens, for example, after a refused restart, or after a crash of the supervisor.
-        """
+        """Release the restart slot if no open incident needs it."""
         holder = self.state.slot_holder
         if holder is not None and not any(
             one.name == holder and one.needs_slot for one in self.state.incidents

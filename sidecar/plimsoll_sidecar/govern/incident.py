@@ -1,4 +1,4 @@
-"""Define an incident, its life cycle, and when its growth has subsided.
+"""Define an incident and its life cycle.
 
 ::
 
@@ -6,7 +6,7 @@ Open -> Trimming -> Confirmed -> AwaitingSlot -> [Draining] -> Restarting -> Ver
 
 A new epoch moves an incident from any phase to Verifying. An incident ends if its suspicion
 disappears before a disruptive action has started. If a restart was refused or freed too little
-memory, the incident returns to Confirmed, and the next rung is chosen.
+memory, the incident returns to Confirmed and takes the next rung.
 """
 
 from __future__ import annotations
@@ -27,45 +27,43 @@ from plimsoll_api.supervision import Action
 from plimsoll_sidecar.detect.growth import LATEST_GROWTH_WINDOW_S
 
 ROUND_DURATION_S = 4.5
-"""Length of a round in seconds: five assessments, about a second apart."""
+"""Length of a round in seconds: about five assessments."""
 SUBSIDED_PROBABILITY, SUBSIDED_AFTER_S = 0.5, 30.0
-"""Confirmed growth has subsided if, for so many seconds, memory did not grow or a leak was less
-probable than this.
+"""Confirmed growth has subsided after ``SUBSIDED_AFTER_S`` seconds in which memory did not grow, or
+in which a leak was less probable than ``SUBSIDED_PROBABILITY``.
 
-Between two bursts, growth pauses only for a few seconds. The odds do not suffice, because they
-come from the trend: it lasts for minutes after growth that took minutes.
-"""
+Between two bursts, growth pauses only for a few seconds. The probability alone does not suffice,
+because it follows the trend, which outlasts the growth by minutes."""
 RESUMED_AFTER_S = LATEST_GROWTH_WINDOW_S / 2
-"""Growth that has subsided resumes after so many seconds of further growth: noise alone rarely
-looks like growth for half of the time over which growth is measured."""
+"""Seconds of further growth after which subsided growth has resumed. Noise rarely looks like growth
+for so long."""
 MAX_STORED_STEPS = 64
-"""Maximum number of steps in the timeline of an incident: the oldest and the newest steps.
+"""Maximum number of steps in the timeline of an incident. Beyond it, middle steps are dropped.
 
-A complete remediation needs about twenty.
-"""
+A complete remediation needs about twenty."""
 
 
 DISRUPTING_PHASES = frozenset(
     {IncidentPhase.DRAINING, IncidentPhase.RESTARTING, IncidentPhase.VERIFYING}
 )
-"""Phases of an incident in which no other incident may start anything disruptive."""
+"""Phases of an incident during which other incidents must not disrupt the engine."""
 
 
 class Incident(IncidentRecord, omit_defaults=True, kw_only=True):
-    """An incident, with the state that the governor needs to continue after a restart.
+    """An incident, with the state that the governor needs after a restart of the supervisor.
 
     Attributes:
         phase_since: The time at which the current phase started, in Unix seconds.
-        seen_s: The seconds in this phase for which there was a suspicion.
+        seen_s: The seconds in this phase with a suspicion.
         missed_s: The seconds since the last suspicion in this phase.
         doubted_s: The seconds for which memory has not grown, or a leak has been improbable. It
-            is bounded, and decreases again if growth resumes after it has subsided.
+            has a maximum, and decreases if growth resumes after it has subsided.
         tried: The rungs that did not resolve the incident.
-        unconfirmed: Whether there is another possible explanation for the suspicion.
+        unconfirmed: Whether the suspicion has another possible explanation.
         trimmed: Whether a trim has run, and may have freed memory.
         diagnosed: Whether diagnostics were collected.
         escalated: Whether a rung did not resolve the incident.
-        fenced_epoch: The epoch that a restart for this incident has ended or is to end.
+        fenced_epoch: The epoch that a restart for this incident ends.
         growth_bytes: The growth in the last suspicion.
         growth_at_trim: The growth in bytes before the trim.
         warm_at: The time at which the engine had warmed up after the restart; None before.
@@ -103,27 +101,27 @@ class Incident(IncidentRecord, omit_defaults=True, kw_only=True):
     sent: int = 0
 
     def get_budget_state(self, assessment: Assessment) -> BudgetState | None:
-        """Return the state of this incident's leak budget; None for a kind without a budget."""
+        """Return the state of this incident's leak budget; None if its kind has no budget."""
         return find_budget_state(self.kind, self.attribution.segment, assessment)
 
     @property
     def owner(self) -> str | None:
-        """Name of what holds the memory; None if unknown.
+        """Role of the process that holds the memory; None if unknown.
 
-        This is the role of a process, or the segment ``shared_orphan`` if no process holds it.
+        For memory that no process holds, it is the segment ``shared_orphan``.
         """
         segment = self.attribution.segment
         return segment if segment == Segment.SHARED_ORPHAN else self.attribution.process
 
     @property
     def has_subsided(self) -> bool:
-        """Whether growth stopped, or became improbable as a leak, :data:`SUBSIDED_AFTER_S` ago."""
+        """Whether the growth of this incident has subsided (:data:`SUBSIDED_AFTER_S`)."""
         growth = self.kind in GROWTH_INCIDENT_KINDS
         return growth and self.doubted_s >= SUBSIDED_AFTER_S
 
     @property
     def is_disrupting(self) -> bool:
-        """Whether an action of this incident affects the engine's requests now or soon."""
+        """Whether an action of this incident disrupts the engine's requests now or soon."""
         return self.phase in DISRUPTING_PHASES and self.rung is not Action.POD_REPLACE
 
     @property
@@ -138,24 +136,24 @@ class Incident(IncidentRecord, omit_defaults=True, kw_only=True):
         return self.name.rpartition("-")[2]
 
     def make_operation_id(self, verb: str) -> str:
-        """Return a new ID for the next command of this incident.
+        """Return a new ID for the next command of this incident, with the number of the command.
 
-        The ID contains the number of the command. This number is stored, because a full timeline
-        drops steps. If an older journal lacks the number, the steps with an ID are counted.
+        The number is stored, because a full timeline drops steps. An older journal lacks it; steps
+        with an ID are then counted.
         """
         self.sent = max(self.sent, sum(1 for step in self.timeline if step.operation_id)) + 1
         return f"{self.short_id}-{self.sent:02d}-{verb}"
 
     def add_step(self, step: StepRecord) -> None:
-        """Add a step to the timeline. If the timeline is full, remove a step from its middle."""
+        """Add a step to the timeline. A full timeline drops a step from its middle."""
         self.timeline.append(step)
         if len(self.timeline) > MAX_STORED_STEPS:
             del self.timeline[MAX_STORED_STEPS // 2]
 
     def set_phase(self, phase: IncidentPhase, now: float) -> None:
-        """Set the phase, its start ``now`` in Unix seconds, and reset the times of the old phase.
+        """Enter ``phase`` at ``now`` (Unix seconds), and reset the durations of the previous phase.
 
-        Nothing changes if the incident is already in ``phase``.
+        If the incident is already in ``phase``, nothing changes.
         """
         if phase is not self.phase:
             self.phase, self.phase_since, self.seen_s, self.missed_s = phase, now, 0.0, 0.0
@@ -164,9 +162,9 @@ class Incident(IncidentRecord, omit_defaults=True, kw_only=True):
     def observe(self, suspicion: Suspicion, counted_s: float) -> None:
         """Update the incident from a suspicion of its kind.
 
-        ``counted_s`` is the time in seconds that the suspicion counts for. The attribution contains
-        the largest growth so far. It does not change after a restart has started, because samples
-        then mix the old and the new engine.
+        ``counted_s`` is the number of seconds that the suspicion covers. The attribution keeps the
+        largest growth. It does not change once a restart has started, because samples then mix two
+        engines.
         """
         self.seen_s, self.missed_s = self.seen_s + counted_s, 0.0
         if suspicion.growing and suspicion.confidence >= SUBSIDED_PROBABILITY:
@@ -197,9 +195,9 @@ class Incident(IncidentRecord, omit_defaults=True, kw_only=True):
 
 
 def compute_counted_s(elapsed_s: float) -> float:
-    """Return the seconds that an assessment counts for, ``elapsed_s`` after the previous one.
+    """Return the seconds that an assessment covers, ``elapsed_s`` after the previous assessment.
 
-    The result is ``elapsed_s``, limited so that a round consists of two to five assessments.
+    The result is limited, so that a round consists of two to five assessments.
     """
     return min(max(ROUND_DURATION_S / 5, elapsed_s), ROUND_DURATION_S / 2)
 
@@ -207,8 +205,8 @@ def compute_counted_s(elapsed_s: float) -> float:
 def make_incident_name(replica: str, kind: IncidentKind, epoch: str, opened_at: float) -> str:
     """Return the name ``REPLICA-ID``, in which the ID is a hash of the arguments.
 
-    ``opened_at`` is in Unix seconds. A long ``replica`` is shortened, because the name of a
-    Kubernetes object has at most 253 characters.
+    ``opened_at`` is in Unix seconds. A long ``replica`` is truncated, because names of Kubernetes
+    objects have at most 253 characters.
     """
     digest = hashlib.sha256(f"{replica}/{kind}/{epoch}/{opened_at:.3f}".encode()).hexdigest()
     return f"{replica[:244]}-{digest[:8]}"
@@ -217,10 +215,9 @@ def make_incident_name(replica: str, kind: IncidentKind, epoch: str, opened_at: 
 def find_budget_state(
     kind: IncidentKind, segment: str | None, assessment: Assessment
 ) -> BudgetState | None:
-    """Return the state of the leak budget for growth of ``segment``.
+    """Return the state of the leak budget for growth of ``segment``; None if ``kind`` has none.
 
-    Device memory that the allocator reserves without using it has a separate budget. None for a
-    kind without a budget.
+    Device memory that the allocator reserves without using it has a separate budget.
     """
     if kind is IncidentKind.HOST_GROWTH:
         return assessment.host

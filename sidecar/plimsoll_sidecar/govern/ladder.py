@@ -1,7 +1,6 @@
 """Choose the action of the remediation ladder for an incident, and explain skipped actions.
 
-An action of the ladder is called a rung. This module also decides whether the engine should prepare
-a standby worker.
+A rung is an action of the ladder. This module also decides when to prepare a standby worker.
 """
 
 from __future__ import annotations
@@ -38,10 +37,10 @@ def find_skip_reason(
 ) -> str | None:
     """Return the reason why ``action`` is skipped, for the timeline; None if it is allowed.
 
-    A worker restart frees only the worker's memory. Only a new pod frees memory that outlives the
-    container, unless the supervisor removes it between two engines. If the engine does not answer,
-    it can still be restarted with signals, and its pod can be replaced. A restart of a multi-node
-    group frees the memory of all its pods.
+    A worker restart frees only the worker's memory. Memory that outlives the container needs a new
+    pod, unless the supervisor removes it between two engines. An engine that does not answer can
+    still be restarted with signals, and its pod can be replaced. A restart of a multi-node group
+    frees the memory of all its pods.
     """
     kind, owner, pod = incident.kind, incident.owner, incident.attribution.pod
     if action not in policy.ladder:
@@ -71,15 +70,15 @@ def find_skip_reason(
 
 
 def _replaces_pod_for_start_gate(kind: IncidentKind, policy: Supervision) -> bool:
-    """Report whether the start gate causes incidents of ``kind``, and may replace the pod."""
+    """Report whether ``kind`` comes from the start gate, and the start gate may replace the pod."""
     gate = policy.start_gate
     return kind is IncidentKind.ORPHAN_DEVICE_MEMORY and gate is not None and gate.then is not None
 
 
 def choose_next_rung(incident: Incident, policy: Supervision, engine: EngineView) -> Action | None:
-    """Return the least disruptive allowed action that ``incident`` has not tried yet.
+    """Return the least disruptive allowed rung that ``incident`` has not tried yet.
 
-    None if there is no such action.
+    None if no rung is left.
     """
     for action in (Action.WORKER_RESTART, Action.ENGINE_RESTART, Action.POD_REPLACE):
         if (
@@ -98,13 +97,13 @@ PHASES_BEFORE_RESTART = frozenset(
         IncidentPhase.AWAITING_SLOT,
     }
 )
-"""Phases of an incident after which a restart may follow."""
+"""Phases of an incident that can lead to a restart."""
 
 
 def wants_standby(
     incidents: Iterable[Incident], policy: Supervision, engine: EngineView, exhausted: bool
 ) -> bool:
-    """Report whether an incident is restarting the worker, or may soon restart it.
+    """Report whether an incident restarts the worker, or may do so soon.
 
     ``exhausted`` states whether the restart budget is exhausted. The result is False if the engine
     does not support a standby worker, or if no restart is allowed.

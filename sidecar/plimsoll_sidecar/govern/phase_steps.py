@@ -1,6 +1,6 @@
-"""Decide when an incident escalates, defers its restart or ends early; apply command results.
+"""Steps that several phases of an incident share (:mod:`plimsoll_sidecar.govern.phases`).
 
-Several phases share these steps: :mod:`plimsoll_sidecar.govern.phases`.
+They escalate an incident, defer its restart, end it early, and apply the results of commands.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ WITHDRAWN_STEP = "PodReplaceWithdrawn"
 
 
 def confirm_incident(context: TurnContext, incident: Incident) -> None:
-    """Confirm the incident, so that the ladder may act on it."""
+    """Confirm the incident, which allows the actions of the ladder."""
     incident.confirmed_at = context.now
     context.enter_phase(incident, IncidentPhase.CONFIRMED)
     context.emit_event(EventType.CONFIRMED, incident)
 
 
 def escalate(context: TurnContext, incident: Incident, message: str) -> None:
-    """Mark the current rung as tried, so that the incident continues with the next rung.
+    """Mark the current rung as tried, and let the incident continue with the next rung.
 
     ``message`` says why the current rung did not help.
     """
@@ -54,7 +54,7 @@ def escalate(context: TurnContext, incident: Incident, message: str) -> None:
 
 
 def request_replacement(context: TurnContext, incident: Incident) -> None:
-    """Ask the operator to evict the pod, with a step that is published with the incident."""
+    """Ask the operator to evict the pod, by a step in the incident's timeline."""
     incident.tried.append(Action.POD_REPLACE)
     text = "waiting for the operator to evict the pod"
     step = context.make_step(Action.POD_REPLACE.value, StepOutcome.REQUESTED, text)
@@ -63,10 +63,10 @@ def request_replacement(context: TurnContext, incident: Incident) -> None:
 
 
 def defer_if_manually_drained(context: TurnContext, incident: Incident) -> bool:
-    """Report whether a person has drained the replica.
+    """Return whether a person has drained the replica, and withdraw the restart in this case.
 
-    If so, withdraw the restart of ``incident``. No restart follows until a person resumes the
-    replica. The withdrawal does not count as a refusal.
+    No restart follows until a person resumes the replica. The withdrawal does not count as a
+    refusal.
     """
     if not context.engine.manually_drained:
         return False
@@ -97,9 +97,9 @@ def set_wait_reason(
 
 
 def return_to_confirmed(context: TurnContext, incident: Incident, message: str) -> None:
-    """Count a refusal, and return the incident to the phase Confirmed.
+    """Count a refusal, and return the incident to the phase Confirmed, to try the rung again.
 
-    The same rung is then tried again. After ``MAX_REFUSALS``, the incident ends instead.
+    After ``MAX_REFUSALS`` refusals, the incident ends instead.
     """
     incident.refusals += 1
     incident.rung = None
@@ -110,17 +110,16 @@ def return_to_confirmed(context: TurnContext, incident: Incident, message: str) 
 
 
 def stop_restarting(context: TurnContext, incident: Incident) -> None:
-    """End the incident, and prevent all restarts until a person resets the restart budget.
+    """End the incident, and allow no restart until a person resets the restart budget.
 
-    If the incident is a planned restart, only the incident ends. Restarts for leaks must remain
-    possible.
+    A planned restart only ends its own incident, because restarts for leaks must remain possible.
     """
     if incident.kind is IncidentKind.RECYCLE:
         context.end_incident(
             incident,
             IncidentPhase.RESOLVED,
             Reason.CLEARED,
-            "the restart budget has no restart left for a planned restart",
+            "the restart budget allows no planned restart",
         )
         return
     context.state.exhausted = True
@@ -130,7 +129,7 @@ def stop_restarting(context: TurnContext, incident: Incident) -> None:
 
 
 def end_if_not_suspected(context: TurnContext, incident: Incident) -> bool:
-    """End the incident if there has been no suspicion for a round. Return whether it ended."""
+    """End the incident after a round without a suspicion, and return whether it ended."""
     if incident.escalated or incident.missed_s < ROUND_DURATION_S:
         return False
     returned = max(0, incident.growth_at_trim - context.read_growth_bytes(incident))
@@ -149,10 +148,11 @@ def end_if_not_suspected(context: TurnContext, incident: Incident) -> bool:
 
 
 def end_if_memory_was_freed(context: TurnContext, incident: Incident) -> bool:
-    """End the incident if its memory has been freed since the restarts that freed too little.
+    """End the incident if its memory has been freed since, and return whether it ended.
 
-    The detector cannot show this, because the engine has a new baseline after each restart. Memory
-    is therefore compared with its size before the first restart. Return whether the incident ended.
+    This applies after restarts that freed too little. The detector cannot show it, because each
+    restart gives it a new baseline. Memory is compared with its size before the first restart
+    instead.
     """
     if not incident.escalated or incident.missed_s < ROUND_DURATION_S:
         return False
@@ -176,10 +176,10 @@ def end_if_memory_was_freed(context: TurnContext, incident: Incident) -> bool:
 
 
 def collect_diagnostics(context: TurnContext, incident: Incident) -> bool:
-    """Request diagnostics before a restart destroys the evidence, once per incident.
+    """Collect diagnostics once per incident, because a restart destroys the evidence.
 
-    Return False while the diagnostics are being collected, and True if the incident can continue.
-    Diagnostics slow the engine, so call this only before a restart.
+    Return True if the incident can continue, and False while the collection runs. It slows the
+    engine, so call this only before a restart.
     """
     if incident.kind is IncidentKind.RECYCLE:
         return True
@@ -193,8 +193,8 @@ def collect_diagnostics(context: TurnContext, incident: Incident) -> bool:
 def must_wait_for_window(context: TurnContext, incident: Incident) -> bool:
     """Report whether a restart must wait for the maintenance window.
 
-    A restart for a stall does not wait. Other restarts do not wait if memory would reach its limit
-    before the window, or if the time until the limit is unknown.
+    A restart for a stall does not wait, nor does any other restart if memory would reach its limit
+    before the window, or at an unknown time.
     """
     window, left = context.policy.maintenance_window, context.estimate_time_to_limit_s(incident)
     if window is None or incident.kind is IncidentKind.STALL or left is None:
@@ -216,8 +216,8 @@ def defer_restart(context: TurnContext, incident: Incident) -> None:
             message = (
                 f"deferred: the probability of a leak has decreased to {chance:.0%}"
                 if chance < SUBSIDED_PROBABILITY
-                else f"deferred: memory has not grown for {SUBSIDED_AFTER_S:.0f} s; the growth "
-                f"before was a leak with a probability of {chance:.0%}"
+                else f"deferred: memory has not grown for {SUBSIDED_AFTER_S:.0f} s; the "
+                f"probability of a leak is {chance:.0%}"
             )
             set_wait_reason(context, incident, WaitReason.SUBSIDED, message)
         return
@@ -237,8 +237,8 @@ def defer_restart(context: TurnContext, incident: Incident) -> None:
 def release_slot(context: TurnContext) -> None:
     """Store that no incident holds the slot, so that the actuator releases the Lease.
 
-    The incident that held the slot waits before it requests a slot again, so that other replicas
-    can take it.
+    The incident that held the slot pauses before its next request, so that another replica can take
+    it.
     """
     for incident in context.state.incidents:
         if incident.name == context.state.slot_holder:
@@ -257,13 +257,13 @@ def abandon_trim(context: TurnContext) -> None:
         for step in other.timeline:
             if step.operation_id == pending.operation_id:
                 step.outcome, step.finished_at = StepOutcome.UNKNOWN, context.now
-                step.message = "the result was not awaited, because the engine is stalled"
+                step.message = "the engine stalled before it returned a result"
 
 
 def judge_trim(context: TurnContext, incident: Incident) -> None:
-    """Set the outcome of a trim from the memory in use now, one round after the trim.
+    """Set the outcome of a trim from the memory in use, one round after the trim.
 
-    The outcome does not depend on how much memory the engine reported as freed.
+    The engine's own report of freed memory does not count.
     """
     step = next((s for s in incident.timeline if is_unmeasured_trim(s)), None)
     if step is None:
@@ -276,13 +276,13 @@ def judge_trim(context: TurnContext, incident: Incident) -> None:
         enough = returned >= MIN_TRIMMED_SHARE * incident.growth_at_trim
         step.outcome = StepOutcome.SUCCEEDED if enough else StepOutcome.FAILED
         if not enough:
-            nothing = f"the trim freed too little memory: {format_bytes(max(0, returned))}"
-            step.message = "; ".join(filter(None, (step.message, nothing)))
+            text = f"the trim freed too little memory: {format_bytes(max(0, returned))}"
+            step.message = "; ".join(filter(None, (step.message, text)))
     context.emit_event(EventType.ADVANCED, incident)
 
 
 def is_unmeasured_trim(step: StepRecord) -> bool:
-    """Report whether the step is a trim that ended and has not been measured yet."""
+    """Report whether the step is a finished trim that has not been measured yet."""
     ended = step.outcome is StepOutcome.BEGUN and step.finished_at is not None
     return ended and step.step == Action.TRIM.value
 
@@ -321,10 +321,10 @@ def apply_result(
 def apply_slot_result(
     context: TurnContext, incident: Incident, command: Command, result: Result
 ) -> None:
-    """Apply the result of an attempt to take a restart slot.
+    """Apply the result of a request for a restart slot.
 
-    Consecutive refusals for the same reason become one step of the timeline. Attempts may continue
-    for half an hour.
+    Consecutive refusals for the same reason become one step of the timeline, because requests can
+    continue for half an hour.
     """
     incident.retry_at = context.now + SLOT_RETRY_INTERVAL_S
     merge_repeated_step(context, incident)
@@ -338,8 +338,8 @@ def apply_partner_result(
 ) -> None:
     """Apply the result of a test of the restarted engine with its partner.
 
-    The partner counts as lost if the last test failed. The outcome ``Unknown``, for example because
-    no partner is ready, does not count as a failure.
+    The partner counts as lost if the last test fails. The outcome ``Unknown`` is no failure; it
+    means, for example, that no partner is ready.
     """
     merge_repeated_step(context, incident)
     incident.retry_at = context.now + SLOT_RETRY_INTERVAL_S
@@ -350,7 +350,7 @@ def apply_partner_result(
 
 
 def merge_repeated_step(context: TurnContext, incident: Incident) -> None:
-    """Merge the newest step of the timeline into the previous step if both say the same."""
+    """Merge the newest step of the timeline into the previous step if both are alike."""
     newest = incident.timeline[-2:]
     if len({_make_step_key(step) for step in newest}) == len(newest):
         context.emit_event(EventType.ADVANCED, incident)
@@ -362,9 +362,9 @@ def merge_repeated_step(context: TurnContext, incident: Incident) -> None:
 def apply_restart_result(
     context: TurnContext, incident: Incident, command: Command, result: Result
 ) -> None:
-    """Apply the result of a command that is part of a restart or of a pod replacement.
+    """Apply the result of a command of a restart or of a pod replacement.
 
-    On success, the incident continues with the next command or with its verification. After a
+    After a success, the incident continues with the next command or with its verification. After a
     failure, it continues with the next rung.
     """
     if incident.phase is IncidentPhase.VERIFYING:
@@ -395,10 +395,7 @@ def apply_restart_result(
 
 
 def follow_new_epoch(context: TurnContext, incident: Incident, ended_epoch: str) -> None:
-    """Verify the incident in a new epoch that no command of this incident has started.
-
-    ``ended_epoch`` is the previous epoch.
-    """
+    """Verify the incident in a new epoch that no command for this incident has started."""
     if incident.phase is IncidentPhase.VERIFYING and incident.fenced_epoch == ended_epoch:
         return
     for step in filter(is_unmeasured_trim, incident.timeline):

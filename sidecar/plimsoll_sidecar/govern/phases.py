@@ -1,7 +1,7 @@
-"""Decide when an incident trims, is confirmed, takes a slot, restarts, and ends: phase by phase.
+"""Handle each phase of an incident: trim, confirm, take a slot, restart, verify, end.
 
-Each phase has a handler in :data:`PHASE_HANDLERS`. It advances the incident until the result of a
-command is needed. :mod:`plimsoll_sidecar.govern.phase_steps` applies the results, and
+Each phase has a handler in :data:`PHASE_HANDLERS`, which advances the incident until the result of
+a command is needed. :mod:`plimsoll_sidecar.govern.phase_steps` applies the results, and
 :mod:`plimsoll_sidecar.govern.incident` defines the order of the phases.
 """
 
@@ -57,14 +57,11 @@ TAKE_SLOT_STEP, PARTNER_TEST_STEP = "TakeSlot", "MeetPartner"
 GROUP_STEP = "GroupRestart"
 """Name of the step before a restart of a multi-node group."""
 KINDS_WITHOUT_TRIM = (IncidentKind.STALL, IncidentKind.RECYCLE)
-"""Kinds that are confirmed without a trim, because a trim does not help."""
+"""Kinds that are confirmed without a trim, which would not help."""
 
 
 def advance(context: TurnContext, incident: Incident) -> None:
-    """Advance the incident until the result of a command is needed.
-
-    An incident that waits for the result of a pending command does not advance.
-    """
+    """Advance the incident, unless it waits for the result of a command."""
     pending = context.state.pending
     if pending is not None and pending.incident == incident.name:
         return
@@ -72,14 +69,14 @@ def advance(context: TurnContext, incident: Incident) -> None:
 
 
 def retry_rung(context: TurnContext, incident: Incident) -> None:
-    """Try the rung again, because its pending command was lost together with the journal."""
+    """Try the rung again after a journal without its pending command was restored."""
     return_to_confirmed(context, incident, "interrupted")
 
 
 def on_restarting(context: TurnContext, incident: Incident) -> None:
-    """Wait for the operator to replace the pod; for other rungs, try the rung again.
+    """Wait for the operator to replace the pod, or try another rung again.
 
-    Other rungs have a pending command in this phase. If not, the journal was lost.
+    The other rungs have a pending command in this phase, unless the journal was lost.
     """
     if incident.rung is Action.POD_REPLACE:
         wait_for_replacement(context, incident)
@@ -92,7 +89,7 @@ def on_ended(context: TurnContext, incident: Incident) -> None:
 
 
 def on_open(context: TurnContext, incident: Incident) -> None:
-    """Trim a suspected leak, or confirm a stall or a planned restart."""
+    """Trim the engine for a suspected leak; confirm a stall or a planned restart."""
     if end_if_not_suspected(context, incident) or incident.seen_s < ROUND_DURATION_S:
         return
     if incident.kind in KINDS_WITHOUT_TRIM:
@@ -116,7 +113,7 @@ def on_open(context: TurnContext, incident: Incident) -> None:
 
 
 def on_trimming(context: TurnContext, incident: Incident) -> None:
-    """Judge the trim. Confirm growth that persists afterwards, or end the incident."""
+    """Judge the trim. Confirm growth that persists after it, or end the incident."""
     if incident.seen_s + incident.missed_s >= ROUND_DURATION_S:
         judge_trim(context, incident)
     if end_if_not_suspected(context, incident) or incident.seen_s < CONFIRMATION_DURATION_S:
@@ -161,8 +158,8 @@ def on_confirmed(context: TurnContext, incident: Incident) -> None:
 def end_if_restart_is_blocked(context: TurnContext, incident: Incident) -> bool:
     """End the incident if the engine must not restart without its partner.
 
-    A stalled engine is restarted in any case, because it does not serve its partner either. Return
-    whether the incident ended.
+    Return whether it ended. A stalled engine is restarted in any case, because it does not serve
+    its partner either.
     """
     if context.engine.restart_blocker is None or incident.kind is IncidentKind.STALL:
         return False
@@ -175,7 +172,8 @@ def end_if_restart_is_blocked(context: TurnContext, incident: Incident) -> bool:
 def on_awaiting_slot(context: TurnContext, incident: Incident) -> None:
     """Request a restart slot until one is acquired, and then start the rung.
 
-    Return to the phase Confirmed if the policy now requires another rung, or no restart is due.
+    The incident returns to the phase Confirmed if the policy requires another rung, or no restart
+    is due.
     """
     if end_if_not_suspected(context, incident):
         return
@@ -212,7 +210,7 @@ def on_awaiting_slot(context: TurnContext, incident: Incident) -> None:
 
 
 def start_rung(context: TurnContext, incident: Incident) -> None:
-    """Count the restart, and create the first disruptive command of the incident's rung."""
+    """Count the restart, and create the first disruptive command of the rung."""
     assert incident.rung is not None
     assert context.state.epoch is not None
     incident.fenced_epoch, incident.warm_at, incident.least_bytes = context.state.epoch, None, None
@@ -226,7 +224,7 @@ def start_rung(context: TurnContext, incident: Incident) -> None:
     )
     replaces = incident.rung is Action.POD_REPLACE
     if context.engine.group and incident.rung is not Action.WORKER_RESTART:
-        text = f"one slot and one restart count for all pods of group {context.engine.group}"
+        text = f"all pods of group {context.engine.group} share one slot and one restart"
         incident.add_step(context.make_step(GROUP_STEP, StepOutcome.SUCCEEDED, text))
     drains = serves and incident.rung is Action.ENGINE_RESTART
     leaves = serves and replaces and context.engine.abrupt
@@ -257,10 +255,10 @@ def start_rung(context: TurnContext, incident: Incident) -> None:
 
 
 def wait_for_replacement(context: TurnContext, incident: Incident) -> None:
-    """Wait for the operator to evict the pod. The operator may be down.
+    """Wait for the operator to evict the pod; the operator may be down.
 
-    The slot is released after :data:`MAX_SLOT_WAIT_S`, because other replicas wait for a slot no
-    longer than that. Without the slot, the disruption budget still limits evictions.
+    After :data:`MAX_SLOT_WAIT_S`, the slot is released for other replicas, which wait no longer
+    than that. The disruption budget still limits evictions.
     """
     if context.policy.mode is Mode.OBSERVE or Action.POD_REPLACE not in context.policy.ladder:
         restart_budget.withdraw_restart(context.state.restarts, incident.fenced_epoch or "")
@@ -283,10 +281,10 @@ def wait_for_replacement(context: TurnContext, incident: Incident) -> None:
 
 
 def on_verifying(context: TurnContext, incident: Incident) -> None:
-    """Judge the effect of the restart, once the engine has warmed up in its new epoch.
+    """Judge the effect of the restart after the warm-up of the new epoch.
 
-    Then end the incident or continue with the next rung. An engine with a partner must first be
-    tested with the partner.
+    Then end the incident or continue with the next rung. An engine with a partner is first tested
+    with the partner.
     """
     if must_wait_for_partner(context, incident):
         return
@@ -312,11 +310,11 @@ def on_verifying(context: TurnContext, incident: Incident) -> None:
     elif answer is Verdict.PARTLY or incident.rung is None:
         context.end_incident(incident, IncidentPhase.UNRESOLVED, Reason.PARTLY_RETURNED)
     else:
-        escalate(context, incident, "after the restart, less than half of the growth was freed")
+        escalate(context, incident, "the restart freed less than half of the growth")
 
 
 def must_wait_for_partner(context: TurnContext, incident: Incident) -> bool:
-    """Report whether the restarted engine must still be tested with its partner.
+    """Report whether the restarted engine must still be tested with its partner, and request tests.
 
     Tests continue for :data:`PARTNER_TEST_DURATION_S` after the engine starts to serve. An engine
     that does not start in time is judged without a test.

@@ -1,7 +1,7 @@
 """Decide when a healthy engine is due for a planned restart because of its age (recycling).
 
-A planned restart is an incident, so that slots, the restart budget and the verification apply to
-it. If the engine becomes busy or the window closes before the restart, the incident ends.
+A planned restart is an incident, which gives it slots, the restart budget and the verification. The
+incident ends without a restart if the engine becomes busy or the window closes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from plimsoll_sidecar.govern.context import TurnContext, is_restart_budget_spent
 
 
 def find_recycle_suspicion(context: TurnContext, idle_s: float) -> Suspicion | None:
-    """Return a suspicion if a planned restart of the engine is due now; None otherwise.
+    """Return a suspicion if a planned restart is due now; None otherwise.
 
     ``idle_s`` is the time in seconds for which the engine has had no request.
     """

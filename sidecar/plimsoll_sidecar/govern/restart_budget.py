@@ -1,7 +1,7 @@
 """Count a replica's restarts against its restart budget: a number of restarts within a window.
 
-Once the budget is spent, no restart is allowed until a person resets the budget.
-The restarts of the whole service are counted in :mod:`plimsoll_sidecar.act.lease_counts`.
+A spent budget allows no restart until a person resets it. :mod:`plimsoll_sidecar.act.lease_counts`
+counts the restarts of the whole service.
 """
 
 from __future__ import annotations
@@ -11,18 +11,16 @@ import msgspec
 from plimsoll_api.supervision import RestartBudget
 
 MAX_STORED_RESTARTS = 256
-"""Maximum number of stored restarts. No useful budget is nearly as large.
+"""Maximum number of stored restarts, far beyond any useful budget.
 
-The limit prevents a crash loop from filling the journal.
-"""
+It prevents a crash loop from filling the journal."""
 
 
 class Restart(msgspec.Struct, omit_defaults=True):
     """One restart of the engine or its worker that an incident or a person requested.
 
-    It is stored before the command for the restart is sent. ``at`` is the time in Unix seconds.
-    ``epoch`` is the epoch that the restart ends. ``operation_id`` is the ID of the command; None
-    without one.
+    It is stored before its command is sent. ``at`` is the time in Unix seconds, and ``epoch`` the
+    epoch that the restart ends. ``operation_id`` is the ID of the command; None without a command.
     """
 
     at: float
@@ -31,23 +29,23 @@ class Restart(msgspec.Struct, omit_defaults=True):
 
 
 class ReplicaRestarts(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Restarts of one replica, in the form that is stored outside its journal.
+    """Restarts of one replica, for storage outside its journal.
 
-    ``at`` contains the times of the restarts in Unix seconds, oldest first. ``exhausted`` states
-    whether no restart is allowed until a person resets the restart budget.
+    ``at`` holds the times of the restarts in Unix seconds, oldest first. While ``exhausted`` is
+    set, no restart is allowed until a person resets the restart budget.
     """
 
     at: tuple[float, ...] = ()
     exhausted: bool = False
 
     def list_within_window(self, window_s: float, now: float) -> tuple[float, ...]:
-        """Return the times of the restarts in the last ``window_s`` seconds before ``now``."""
+        """Return the times of the restarts in the ``window_s`` seconds before ``now``."""
         return tuple(at for at in self.at if now - at < window_s)
 
     def merge(self, other: ReplicaRestarts) -> ReplicaRestarts:
-        """Return the union of these restarts and ``other``, which are of the same replica.
+        """Return the union of two lists of restarts of the same replica.
 
-        Restarts with equal times are one restart.
+        Two restarts with equal times are the same restart.
         """
         at = tuple(sorted({*self.at, *other.at}))
         return ReplicaRestarts(at, self.exhausted or other.exhausted)
@@ -59,8 +57,7 @@ NO_RESTARTS = ReplicaRestarts()
 def count_restarts_within_window(restarts: list[Restart], budget: RestartBudget, now: float) -> int:
     """Return the number of restarts in the window of ``budget`` that ends at ``now``.
 
-    A restart with a time after ``now`` is included. Otherwise, a clock that is set back would allow
-    more restarts.
+    Restarts after ``now`` count too: otherwise, setting the clock back would allow more restarts.
     """
     return sum(1 for restart in restarts if now - restart.at < budget.window_s)
 
@@ -71,9 +68,9 @@ def count_remaining_restarts(restarts: list[Restart], budget: RestartBudget, now
 
 
 def record_restart(restarts: list[Restart], restart: Restart, budget: RestartBudget) -> None:
-    """Add ``restart`` to ``restarts``, unless a restart of the same epoch is in the list.
+    """Add ``restart`` to ``restarts``, unless the list has a restart of the same epoch.
 
-    Restarts that have left the window of ``budget`` are removed.
+    Restarts before the window of ``budget`` are removed.
     """
     if any(known.epoch == restart.epoch for known in restarts):
         return
@@ -84,5 +81,5 @@ def record_restart(restarts: list[Restart], restart: Restart, budget: RestartBud
 
 
 def withdraw_restart(restarts: list[Restart], epoch: str) -> None:
-    """Remove the restart of ``epoch`` from ``restarts``, because it was refused or not started."""
+    """Remove the restart of ``epoch``, which was refused or not started."""
     restarts[:] = [known for known in restarts if known.epoch != epoch]

@@ -1,4 +1,4 @@
-"""Define the governor's state, which the journal stores, and the waiting times of the governor."""
+"""Define the governor's state, which the journal stores, and its waiting times."""
 
 from __future__ import annotations
 
@@ -15,42 +15,39 @@ from plimsoll_sidecar.govern.verification import StartHistory
 CONFIRMATION_DURATION_S = 2 * ROUND_DURATION_S
 """Seconds for which a suspicion must persist after the trim to be confirmed."""
 SLOT_RETRY_INTERVAL_S = 5.0
-"""Seconds between two attempts to take a restart slot. A slot is usually held for a minute."""
+"""Seconds between two requests for a restart slot. A replica usually holds a slot for a minute."""
 PARTNER_TEST_DURATION_S = 180.0
 """Seconds for which a restarted engine is tested with its partner.
 
-A test begins every :data:`SLOT_RETRY_INTERVAL_S`. After this time, the pod returns to its Services
-in any case, because the fault may be in its partners.
-"""
+A test starts every :data:`SLOT_RETRY_INTERVAL_S`. Then the pod returns to its Services in any case,
+because the fault may be in its partners."""
 MAX_SLOT_WAIT_S = 1800.0
-"""Longest wait in seconds for a slot.
+"""Longest wait for a slot in seconds, after which the incident ends.
 
-The incident then ends. Another incident of its kind may open after the back-off.
-"""
+Another incident of its kind can open after the back-off."""
 MAX_MANUAL_EPOCHS = 8
-"""Maximum number of epochs in :attr:`GovernorState.by_hand`."""
+"""Maximum number of epochs in :attr:`GovernorState.manual_epochs`."""
 FIRST_BACK_OFF_S = 300.0
 MAX_BACK_OFF_S = 3600.0
 MAX_REFUSALS = 3
 """Number of refused restarts after which an incident ends."""
 MIN_TRIMMED_SHARE = 0.1
-"""Minimum share of the growth that a trim must free to count as effective.
+"""Minimum share of the growth that an effective trim frees.
 
-The memory of a busy engine varies by less than this.
-"""
+The memory of a busy engine varies by less than this."""
 
 
 class Cooldown(msgspec.Struct, omit_defaults=True, kw_only=True):
     """Period in which no new incident of one kind opens.
 
-    It ends when the first of its conditions is met. Without conditions, it lasts until the restart
+    It ends as soon as one of its conditions is met. Without conditions, it lasts until the restart
     budget is reset.
 
     Attributes:
         until: The time at which it ends, in Unix seconds; None without this condition.
         epoch: The epoch with which it ends; None without this condition.
         while_suspected: Whether it ends after a round without a suspicion.
-        absent_s: The seconds for which there has been no suspicion.
+        absent_s: The seconds without a suspicion so far.
 
     """
 
@@ -62,8 +59,8 @@ class Cooldown(msgspec.Struct, omit_defaults=True, kw_only=True):
     def has_ended(self, suspected: bool, epoch: str | None, now: float, counted_s: float) -> bool:
         """Report whether the cooldown has ended at ``now`` (Unix seconds).
 
-        ``suspected`` states whether there is a suspicion of this kind. ``epoch`` is the current
-        epoch. ``counted_s`` is the time in seconds that the newest assessment counts for.
+        ``suspected`` states whether this kind is suspected now. ``epoch`` is the current epoch.
+        ``counted_s`` is the number of seconds that the newest assessment covers.
         """
         self.absent_s = 0.0 if suspected else self.absent_s + counted_s
         if self.until is not None and now >= self.until:
@@ -74,28 +71,28 @@ class Cooldown(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 class GovernorState(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """The governor's state, serializable with msgspec.
+    """The governor's state, as the journal stores it.
 
     Attributes:
         incidents: The open incidents.
-        quiet: The cooldown of each kind.
+        cooldowns: The cooldown of each kind.
         failures: The number of consecutive unresolved incidents, by kind.
         restarts: The restarts that count against the restart budget.
-        pending: The command in progress. After a restart of the supervisor, it is sent again with
-            the same operation ID.
-        slot_holder: The name of the incident for which the restart slot is held; None without one.
+        pending: The command in progress. A restarted supervisor sends it again with the same
+            operation ID.
+        slot_holder: The name of the incident that holds the restart slot; None without one.
         exhausted: Whether the restart budget is exhausted. No restart follows until a person resets
             the budget.
         epoch: The last epoch that the engine reported; None before the first.
         epoch_at: The time at which ``epoch`` was first reported, in Unix seconds.
-        by_hand: The newest epochs that ended by a manual restart, and the current epoch while a
-            manual restart is in progress.
+        manual_epochs: The newest epochs that ended by a manual restart, and the current epoch while
+            a manual restart is in progress.
         starts: The memory that the most recent starts of the engine needed.
 
     """
 
     incidents: list[Incident] = []
-    quiet: dict[IncidentKind, Cooldown] = {}
+    cooldowns: dict[IncidentKind, Cooldown] = msgspec.field(default_factory=dict, name="quiet")
     failures: dict[IncidentKind, int] = {}
     restarts: list[Restart] = []
     pending: Command | None = None
@@ -103,7 +100,7 @@ class GovernorState(msgspec.Struct, omit_defaults=True, kw_only=True):
     exhausted: bool = False
     epoch: str | None = None
     epoch_at: float | None = None
-    by_hand: list[str] = []
+    manual_epochs: list[str] = msgspec.field(default_factory=list, name="by_hand")
     starts: StartHistory = msgspec.field(default_factory=StartHistory)
 
     @property
@@ -113,10 +110,10 @@ class GovernorState(msgspec.Struct, omit_defaults=True, kw_only=True):
         return SlotRequest(self.slot_holder, pending is not None and pending.verb is Verb.TAKE_SLOT)
 
     def limit_waits(self, now: float) -> None:
-        """Limit the stored times, so that no wait from ``now`` on exceeds its maximum.
+        """Limit stored times, so that no wait from ``now`` on exceeds its maximum.
 
-        If the clock was set back while the supervisor was down, all stored times are in the future,
-        and waits would be too long. ``now`` is in Unix seconds.
+        If the clock was set back while the supervisor was down, stored times are in the future.
+        ``now`` is in Unix seconds.
         """
         for incident in self.incidents:
             incident.phase_since = min(incident.phase_since, now)
@@ -127,32 +124,32 @@ class GovernorState(msgspec.Struct, omit_defaults=True, kw_only=True):
                 incident.warm_at = min(incident.warm_at, now)
         if self.epoch_at is not None:
             self.epoch_at = min(self.epoch_at, now)
-        for quiet in self.quiet.values():
-            if quiet.until is not None:
-                quiet.until = min(quiet.until, now + MAX_BACK_OFF_S)
+        for cooldown in self.cooldowns.values():
+            if cooldown.until is not None:
+                cooldown.until = min(cooldown.until, now + MAX_BACK_OFF_S)
 
 
 def shift_times(state: GovernorState, step_s: float) -> None:
-    """Shift all times by ``step_s`` seconds, by which the clock was set forward or back.
+    """Shift all times by ``step_s`` seconds after the clock was set forward or back by as much.
 
-    Waits then keep their length, and restarts stay within the window of the restart budget. Call
-    this while no incident is open. The times of ended incidents do not change.
+    Waits keep their length, and restarts stay within the window of the restart budget. Call this
+    while no incident is open; the times of ended incidents do not change.
     """
     if state.epoch_at is not None:
         state.epoch_at = max(0.0, state.epoch_at + step_s)
     for restart in state.restarts:
         restart.at = max(0.0, restart.at + step_s)
-    for quiet in state.quiet.values():
-        if quiet.until is not None:
-            quiet.until = max(0.0, quiet.until + step_s)
+    for cooldown in state.cooldowns.values():
+        if cooldown.until is not None:
+            cooldown.until = max(0.0, cooldown.until + step_s)
 
 
 REASONS_UNTIL_CHANGE = (Reason.OBSERVED, Reason.EFFECT_UNKNOWN)
-"""Reasons after which no new incident opens until another epoch begins or the suspicion ends."""
+"""Reasons that prevent a new incident until another epoch begins or the suspicion ends."""
 
 
 def start_cooldown(state: GovernorState, incident: Incident, now: float) -> None:
-    """Start the cooldown after an ended incident. The reason why it ended decides on the length.
+    """Start the cooldown after an ended incident; its length depends on the reason for the end.
 
     ``now`` is in Unix seconds. A resolved incident causes no cooldown.
     """
@@ -162,10 +159,10 @@ def start_cooldown(state: GovernorState, incident: Incident, now: float) -> None
     if incident.phase is IncidentPhase.RESOLVED:
         state.failures.pop(kind, None)
     elif incident.reason in REASONS_UNTIL_CHANGE or kind not in ladder.CURABLE_KINDS:
-        state.quiet[kind] = Cooldown(while_suspected=True, epoch=state.epoch)
+        state.cooldowns[kind] = Cooldown(while_suspected=True, epoch=state.epoch)
     elif incident.reason is Reason.RESTART_BUDGET_EXHAUSTED:
-        state.quiet[kind] = Cooldown()
+        state.cooldowns[kind] = Cooldown()
     else:
         failures = state.failures[kind] = state.failures.get(kind, 0) + 1
         pause = min(FIRST_BACK_OFF_S * 2.0 ** (failures - 1), MAX_BACK_OFF_S)
-        state.quiet[kind] = Cooldown(until=now + pause)
+        state.cooldowns[kind] = Cooldown(until=now + pause)

@@ -1,8 +1,8 @@
 """Judge the effect of a restart in the new epoch of the engine.
 
-The memory in use after the restart is compared with the memory before it. Starts without any leak
-differ as well, because of allocators, caches and the order of the first requests. This difference
-is learned from the engine's own starts, within bounds. The journal stores the starts.
+Memory after the restart is compared with memory before it. Two starts differ even without a leak,
+because of allocators, caches and the order of the first requests. This difference, the noise, is
+learned from the engine's own starts, within bounds. The journal stores the starts.
 """
 
 from __future__ import annotations
@@ -21,23 +21,20 @@ from plimsoll_sidecar.govern.incident import ROUND_DURATION_S, Incident
 MEMORY_SETTLE_S = 60.0
 """Seconds after the warm-up of the new epoch in which memory may still decrease."""
 MAX_START_DURATION_S = 900.0
-"""Longest start of an engine in seconds, without its warm-up.
+"""Longest start of an engine in seconds, without its warm-up. Loading large weights takes minutes.
 
-Loading large weights takes minutes. For comparison, ``progressDeadlineSeconds`` of a Deployment has
-the default 600.
-"""
+The default ``progressDeadlineSeconds`` of a Deployment is 600."""
 MIN_CURED_SHARE = 0.9
-"""Share of the growth that an action must free to resolve the incident."""
+"""Share of the growth that a restart must free to resolve the incident."""
 MIN_PARTLY_CURED_SHARE = 0.5
-"""Share of the growth that an action must free. Otherwise, the next rung is tried."""
+"""Share of the growth below which the next rung is tried."""
 
 
 class Verdict(Enum):
     """Effect of a restart.
 
-    ``WAIT`` means that the effect is not known yet. ``PARTLY`` means that some of the memory was
-    freed. ``USELESS`` means that too little memory was freed, or that the engine did not become
-    healthy.
+    ``WAIT``: not known yet. ``PARTLY``: some of the memory was freed. ``USELESS``: too little
+    memory was freed, or the engine did not become healthy.
     """
 
     WAIT = auto()
@@ -59,17 +56,11 @@ def judge_restart(
     The lowest memory since the restart counts, because the load may increase before the verdict. It
     is stored in ``incident``.
 
-    Args:
-        incident: The incident that caused the restart.
-        assessment: The newest assessment.
-        engine: The current state of the engine.
-        starts: The memory after the newest starts.
-        warmup_s: The length of the warm-up in seconds.
-        now: The time in Unix seconds.
+    Args: incident: The incident that caused the restart. assessment: The newest assessment. engine:
+    The current state of the engine. starts: The memory after the newest starts. warmup_s: The
+    length of the warm-up in seconds. now: The time in Unix seconds.
 
-    Returns:
-        The verdict, or ``Verdict.WAIT``.
-
+    Returns: The verdict; ``Verdict.WAIT`` until it is known.
     """
     late = now - incident.phase_since > MAX_START_DURATION_S + warmup_s
     renewed = engine.epoch is not None and engine.epoch != incident.fenced_epoch
@@ -95,9 +86,9 @@ def judge_restart(
 
 
 def _estimate_noise(incident: Incident, starts: StartHistory) -> float:
-    """Return the bytes by which memory after two starts may differ without a leak.
+    """Return the bytes by which memory may differ between two starts without a leak.
 
-    The result is 0 for a restart of the worker alone, and if the baseline is unknown.
+    0 after a restart of the worker alone, or if the baseline is unknown.
     """
     if incident.rung is Action.WORKER_RESTART or incident.baseline_bytes is None:
         return 0.0
@@ -121,23 +112,20 @@ def _judge_by_bytes(incident: Incident, unexplained: int, noise: float, now: flo
 
 
 PRIOR_NOISE_SHARE_OF_BASELINE = 0.04
-"""Assumed noise as a share of the baseline, until two of its starts have been observed.
+"""Assumed noise as a share of the baseline, until two starts have been observed.
 
-Measured with vLLM 0.32 and 2.75 GB: the memory after two starts differs by 1 %. In the first two
-minutes of load, the difference grows by another 3.3 %.
-"""
+Measured with vLLM 0.32 and 2.75 GB: the memory of two starts differs by 1 %. The first two minutes
+of load add another 3.3 %."""
 MIN_NOISE_SHARE_OF_BASELINE, MAX_NOISE_SHARE_OF_BASELINE = 0.01, 0.10
 """Bounds of the learned noise, as shares of the baseline.
 
 Two equal starts do not prove that there is no noise. If a start differs by more than the upper
-bound, the engine was changed or has leaked.
-"""
+bound, the engine was changed or has leaked."""
 MAX_STORED_STARTS = 8
 NUM_LEARNING_ASSESSMENTS = 60
-"""Number of assessments after the warm-up that count for the lowest memory of a start.
+"""Number of assessments after the warm-up that determine the lowest memory of a start.
 
-The verification of a restart lasts as long.
-"""
+The verification of a restart takes as long."""
 
 
 class StartMemory(msgspec.Struct, frozen=True):
@@ -154,8 +142,8 @@ class StartMemory(msgspec.Struct, frozen=True):
 class StartHistory(msgspec.Struct, omit_defaults=True):
     """The newest starts of the engine, oldest first.
 
-    ``boot`` identifies the current start; None before the first start. ``assessments`` counts the
-    assessments of the current start. After :data:`NUM_LEARNING_ASSESSMENTS`, the start is added.
+    ``boot`` identifies the current start; None before the first. ``assessments`` counts the
+    assessments of the current start, which is added after :data:`NUM_LEARNING_ASSESSMENTS`.
     """
 
     host: list[StartMemory] = []
@@ -166,20 +154,20 @@ class StartHistory(msgspec.Struct, omit_defaults=True):
     current_device: StartMemory | None = msgspec.field(default=None, name="begun_device")
 
     def begin_start(self, epoch: str) -> None:
-        """Observe the start of ``epoch``, unless only the engine's worker was restarted."""
+        """Observe a new start, unless ``epoch`` differs only in the engine's worker."""
         boot = get_process_part(epoch)
         if boot != self.boot:
             self.boot, self.assessments = boot, 0
             self.current_host = self.current_device = None
 
     def discard_start(self) -> None:
-        """Ignore the current start, because the restart did not resolve its incident."""
+        """Exclude the current start, because the restart did not resolve its incident."""
         self.assessments = NUM_LEARNING_ASSESSMENTS
 
     def add_assessment(self, assessment: Assessment) -> bool:
-        """Add an assessment of the current start.
+        """Add an assessment, and return whether it completes the current start.
 
-        Return whether the start is complete with this assessment, and was added to the history.
+        A complete start is added to the history.
         """
         if self.boot is None or self.assessments >= NUM_LEARNING_ASSESSMENTS:
             return False
@@ -200,9 +188,8 @@ class StartHistory(msgspec.Struct, omit_defaults=True):
     def estimate_noise(self, kind: IncidentKind, base: int) -> float:
         """Return the bytes by which memory after a start may differ from the baseline ``base``.
 
-        The estimate is the range of the n observed starts, times n / (n - 1), because a few starts
-        show less than the full range. The range is the difference between their highest ``least``
-        and their lowest ``base``.
+        The estimate is the range of the n observed starts, times n / (n - 1), because few starts
+        show less than the full range. The range goes from their lowest to their highest ``least``.
         """
         seen = self.host if kind is IncidentKind.HOST_GROWTH else self.device
         if len(seen) < 2:
@@ -215,7 +202,7 @@ class StartHistory(msgspec.Struct, omit_defaults=True):
 
 
 def get_process_part(epoch: str) -> str:
-    """Return the part of ``epoch`` that stays the same when only the engine's worker restarts."""
+    """Return the part of ``epoch`` that a restart of the worker alone does not change."""
     try:
         return Epoch.parse(epoch).boot_id
     except ValueError:

@@ -112,7 +112,7 @@ def _has_valid_numbers(value: object) -> bool:
 def _collect_times(value: Row) -> list[float | None]:
     if isinstance(value, GovernorState):
         found: list[float | None] = [restart.at for restart in value.restarts]
-        found += [quiet.until for quiet in value.quiet.values()]
+        found += [cooldown.until for cooldown in value.cooldowns.values()]
         return found + [time for incident in value.incidents for time in _collect_times(incident)]
     if isinstance(value, Incident):
         found = [value.opened_at, value.phase_since, value.confirmed_at, value.ended_at]

@@ -73,10 +73,10 @@ def test_a_step_changes_no_window_and_no_back_off(step: float) -> None:
     now, policy = 1_000_000.0, RestartBudget(count=1, window_s=HOURS)
     state = GovernorState(
         restarts=[Restart(at=now - 10.0, epoch="ab:0")],
-        quiet={IncidentKind.STALL: Cooldown(until=now + 60.0)},
+        cooldowns={IncidentKind.STALL: Cooldown(until=now + 60.0)},
     )
     assert restart_budget.count_remaining_restarts(state.restarts, policy, now) == 0
     shift_times(state, step)
     assert restart_budget.count_remaining_restarts(state.restarts, policy, now + step) == 0
     assert restart_budget.count_remaining_restarts(state.restarts, policy, now + step + HOURS) == 1
-    assert state.quiet[IncidentKind.STALL].until == now + step + 60.0
+    assert state.cooldowns[IncidentKind.STALL].until == now + step + 60.0

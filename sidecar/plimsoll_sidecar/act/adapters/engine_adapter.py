@@ -1,6 +1,6 @@
 """Define the operations on an engine, and create the adapter for an engine type.
 
-The status of an engine lists its capabilities. The ladder skips actions that the engine does not
+An engine's status lists its capabilities. The ladder skips actions that the engine does not
 support.
 """
 
@@ -20,10 +20,10 @@ from plimsoll_sidecar.signals.process_table import ProcessId
 
 
 class EngineAdapter(Protocol):
-    """Operations on one engine. Each operation returns within a bounded time.
+    """Operations on one engine, each within a bounded time.
 
-    Operations with a :class:`Command` and a :class:`Result` never raise. The outcome ``Refused``
-    means that nothing was started. The same command may be sent again, with the same
+    Operations that take a :class:`Command` never raise, and return a :class:`Result`. The outcome
+    ``Refused`` means that nothing was started. A command may be sent again with the same
     ``operation_id``.
     """
 
@@ -40,7 +40,7 @@ class EngineAdapter(Protocol):
 
     @property
     def restart_blocker(self) -> str | None:
-        """Reason why this engine must not restart without its partners; None if it may."""
+        """Reason why this engine must not restart without its partners; None if it may restart."""
 
     def status(self) -> Status:
         """Return the engine's status. Raises :class:`EngineError` if it cannot be read."""
@@ -48,74 +48,70 @@ class EngineAdapter(Protocol):
     def read_metrics_signal(self) -> Signal | None:
         """Return a signal that states whether the metrics page is usable.
 
-        None if the adapter reads no such page.
+        None without such a page.
         """
 
     def is_serving(self) -> bool:
-        """Report whether the serving port answers a request, even with an error.
+        """Report whether the serving port answers, even with an error.
 
-        Any answer shows that the frontend is running, even if the engine's status cannot be read.
+        Any answer shows that the frontend runs, even if the engine's status cannot be read.
         """
 
     def trim(self, command: Command) -> Result:
-        """Make the engine free cached memory. This does not affect its requests."""
+        """Make the engine free cached memory, without affecting its requests."""
 
     def drain(self, command: Command, is_wanted: Callable[[], bool] = lambda: True) -> Result:
         """Refuse new requests, and wait at most ``command.deadline_s`` for running requests.
 
-        If ``is_wanted`` returns False meanwhile, the drain ends early, and the engine accepts
-        requests again.
+        If ``is_wanted`` returns False during the wait, the engine accepts requests again.
         """
 
     def finish_requests(self, command: Command) -> Result:
-        """Wait at most ``command.deadline_s`` for running requests.
-
-        The engine accepts new requests meanwhile.
-        """
+        """Wait for running requests, at most ``command.deadline_s``. New requests are accepted."""
 
     def resume(self, epoch: str) -> None:
         """End a drain in ``epoch`` without a restart. Raises :class:`EngineError`."""
 
     def lease_standby(self, epoch: str, lease_s: float) -> StandbyStatus | None:
-        """Request a standby worker for the next ``lease_s`` seconds, or end the lease with 0.
+        """Request a standby worker for the next ``lease_s`` seconds; 0 ends the lease.
 
-        Return the status of the standby worker; None if the engine does not report it. Only for an
-        engine with :attr:`Capability.STANDBY`. Raises :class:`EngineError`, for example if
-        ``epoch`` has ended.
+        Return the status of the standby worker; None if the engine does not report it. The engine
+        must have :attr:`Capability.STANDBY`. Raises :class:`EngineError`, for example if ``epoch``
+        has ended.
         """
 
     def restart_worker(self, command: Command) -> Result:
-        """Replace the worker. The new worker continues the requests of the old worker."""
+        """Replace the worker. The new worker continues the running requests."""
 
     def restart_engine(self, command: Command) -> Result:
         """End all processes of the engine. The kubelet then restarts its container."""
 
     def list_processes(self) -> list[ProcessMemory]:
-        """Return the engine's running processes, from ``/proc``.
+        """Return the engine's running processes, from ``/proc``; empty if none is found.
 
-        The main process has the role ``Frontend``. The list is empty if no process is found.
+        The main process has the role ``Frontend``.
         """
 
     def has_ended(self) -> bool:
-        """Report whether the main process has ended, but other processes of the engine still run.
+        """Report whether the main process has ended while other processes of the engine still run.
 
-        The result is also True if it ended before the supervisor first saw it.
+        The main process may have ended before the supervisor first saw it.
         """
 
     def end_leftover_processes(self) -> str:
-        """End processes of an earlier engine that still run beside the current engine.
+        """End the processes that an earlier engine left behind, and return their names as text.
 
-        Return a text that names these processes; empty if there were none.
+        The text is empty if there were none.
         """
 
     def end_processes(self, main: ProcessId | None) -> TerminationResult:
         """End all processes of an engine that does not answer, with signals.
 
-        ``main`` is the last known main process of the engine; None if it is unknown.
+        ``main`` is the last known main process of the engine; None if unknown.
         """
 
     def read_diagnostic(self, kind: Diagnostic, command: Command) -> bytes:
-        """Return the text of the diagnostic ``kind``.
+        """Return the diagnostic ``kind`` as text.
 
         Raises :class:`EngineError` if it is not available.
         """
@@ -130,8 +126,8 @@ def create_adapter(
     """Return the adapter for the engine type ``endpoint.type``.
 
     ``token_file`` contains the token of the admin protocol, which only Plimsoll's engine has.
-    ``is_group_serving`` returns whether the multi-node group of this worker serves; None for a pod
-    that is not a worker.
+    ``is_group_serving`` returns whether the multi-node group of this worker serves; None for any
+    other pod.
     """
     # The imports are here, because each adapter imports modules that the other does not need.
     if endpoint.type is EngineType.PLIMSOLL:

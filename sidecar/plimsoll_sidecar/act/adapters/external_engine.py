@@ -1,11 +1,11 @@
 """Supervise engines without Plimsoll's admin protocol: vLLM, SGLang and any HTTP server.
 
-The adapter creates a :class:`~plimsoll_api.admin.Status` from the processes in the engine's
-container, the answers of its port, and its metrics. The epoch consists of the main process's start
-time and PID, and of the number of times that all helper processes were replaced. Such a replacement
-counts only if counters on the metrics page also decrease. A decrease alone starts no epoch.
+The adapter derives a :class:`~plimsoll_api.admin.Status` from the processes in the engine's
+container, its port and its metrics. The epoch consists of the main process's start time and PID,
+and of the number of times that all helper processes were replaced. A replacement counts only if
+counters on the metrics page also decrease. A decrease alone starts no epoch.
 
-Known engines listen on their port only when they are ready. An engine that does not listen is
+vLLM and SGLang listen on their port only when they are ready. An engine that does not listen is
 starting.
 """
 
@@ -63,24 +63,23 @@ REQUEST_TIMEOUT_S = 3.0
 TRIM_TIMEOUT_S = 5.0
 """Timeout for all requests of a trim together, in seconds.
 
-Each takes milliseconds unless the engine hangs.
-"""
+A request takes milliseconds unless the engine hangs."""
 PAUSE_TIMEOUT_S = 5.0
 """Timeout of a request to pause or resume the engine, in seconds."""
 POLL_INTERVAL_S = 0.5
 """Seconds between two checks for running requests."""
 EXIT_GRACE_S = 30.0
-"""Seconds for the shutdown of the server, after the deadline of the drain."""
+"""Seconds for the shutdown of the server after the deadline of the drain."""
 MIN_IDLE_POLLS = 2
-"""Number of consecutive checks without requests after which an engine counts as idle."""
+"""Number of consecutive checks without requests that make an engine idle."""
 
 
 class ExternalEngine(OwnedEngine):
     """Adapter for one external engine. Thread-safe.
 
     ``probes`` reads the reports of plimsoll-probe in the engine's processes. ``is_group_serving``
-    returns whether the multi-node group of this worker serves. If it is None, a worker always
-    counts as serving.
+    returns whether the multi-node group of this worker serves. Without it, a worker always counts
+    as serving.
     """
 
     def __init__(
@@ -115,8 +114,8 @@ class ExternalEngine(OwnedEngine):
     def status(self) -> Status:
         """Return a status from the engine's metrics page, its probes and ``/proc``.
 
-        Raises EngineError if the main process is not running, or if the port does not answer as
-        expected.
+        Raises EngineError if the main process is not running, or if the port's answer is
+        unexpected.
         """
         with self._lock:
             members = self._find_processes()
@@ -156,7 +155,7 @@ class ExternalEngine(OwnedEngine):
 
     @property
     def restart_blocker(self) -> str | None:
-        """Reason why this engine must not restart without its partners; None if it may."""
+        """Reason why this engine must not restart without its partners; None if it may restart."""
         return find_restart_blocker(self._info.connector, self._info.version)
 
     def read_metrics_signal(self) -> Signal | None:
@@ -176,7 +175,7 @@ class ExternalEngine(OwnedEngine):
         )
 
     def _find_processes(self) -> EngineProcesses:
-        """Return the engine's processes. Raises EngineError if there is no main process."""
+        """Return the engine's processes. Raises EngineError without a main process."""
         try:
             members = self._owned.find()
         except EngineNotFoundError as error:
@@ -197,7 +196,7 @@ class ExternalEngine(OwnedEngine):
         return members
 
     def _has_replaced_helpers(self) -> bool:
-        """Report whether all helpers that were running at the last usable page have ended."""
+        """Report whether all helpers at the time of the last usable page have ended."""
         return bool(self._page_helpers) and self._page_helpers.isdisjoint(self._current_helpers)
 
     def _make_epoch(self, main: ProcessId) -> str:
@@ -206,10 +205,10 @@ class ExternalEngine(OwnedEngine):
     def _determine_state(self) -> EngineState:
         """Return the state of the engine.
 
-        Any answer of the health path shows that the frontend is running. A status of 500 or more
-        shows that the engine core is not running. A worker of a multi-node engine has no port. It
-        is starting until its group serves, and then serving until its process ends. Raises
-        EngineError if a port that listens does not answer, or belongs to another engine.
+        Any answer of the health path shows that the frontend runs, and a status of 500 or more that
+        the engine core does not. A worker of a multi-node engine has no port. It is starting until
+        its group serves, and serves until its process ends. Raises EngineError if an open port does
+        not answer, or belongs to another engine.
         """
         if not self._endpoint.serves:
             self._group_served = (
@@ -232,7 +231,7 @@ class ExternalEngine(OwnedEngine):
         return EngineState.FAILED if self._served else EngineState.STARTING
 
     def read_diagnostic(self, kind: Diagnostic, command: Command) -> bytes:
-        """Return the text of the diagnostic ``kind``, from the processes' probes or py-spy.
+        """Return the diagnostic ``kind`` as text, from the processes' probes or py-spy.
 
         Raises EngineError if no process provides it.
         """
@@ -259,7 +258,7 @@ class ExternalEngine(OwnedEngine):
     # ---- verbs
 
     def trim(self, command: Command) -> Result:
-        """Empty the engine's caches. This does not affect running requests.
+        """Empty the engine's caches, without affecting running requests.
 
         The outcome depends on how much memory was freed.
         """
@@ -296,9 +295,8 @@ class ExternalEngine(OwnedEngine):
     def drain(self, command: Command, is_wanted: Callable[[], bool] = lambda: True) -> Result:
         """Wait for running requests, and then pause the engine if it supports pauses.
 
-        Also wait while the engine holds KV blocks that another engine must still read. Without
-        metrics, open connections count as requests. Requests that are still running at the deadline
-        end with the engine.
+        The wait includes KV blocks that another engine must still read. Without metrics, open
+        connections count as requests. Requests that still run at the deadline end with the engine.
         """
         reason = self._explain_other_epoch(command.epoch)
         if reason is not None:
@@ -318,7 +316,7 @@ class ExternalEngine(OwnedEngine):
         return command.make_result(Outcome.SUCCEEDED, summary)
 
     def finish_requests(self, command: Command) -> Result:
-        """Wait for running requests. The engine is not paused."""
+        """Wait for running requests without pausing the engine."""
         reason = self._explain_other_epoch(command.epoch)
         if reason is not None:
             return command.make_result(Outcome.REFUSED, reason)
@@ -366,7 +364,7 @@ class ExternalEngine(OwnedEngine):
     # ---- parts
 
     def _explain_other_epoch(self, epoch: str) -> str | None:
-        """Return the reason to refuse a command for ``epoch``; None if the engine is in it."""
+        """Return the reason to refuse a command for ``epoch``; None if it is the current epoch."""
         with self._lock:
             try:
                 self._find_processes()
@@ -383,13 +381,11 @@ class ExternalEngine(OwnedEngine):
     def _wait_until_idle(
         self, command: Command, is_wanted: Callable[[], bool] = lambda: True
     ) -> str:
-        """Wait until no request is running, or until the deadline of the command.
+        """Wait until no request is running, at most until the deadline of the command.
 
         The wait also ends if ``is_wanted`` returns False.
 
-        Returns:
-            A text about the requests that are left, or the KV blocks that are still held.
-
+        Returns: A text about the requests that still run, or the KV blocks that are still held.
         """
         limit_s = 0.0 if command.mode is DrainMode.ABORT else command.deadline_s
         deadline, quiet = time.monotonic() + limit_s, 0
@@ -398,7 +394,7 @@ class ExternalEngine(OwnedEngine):
             time.sleep(POLL_INTERVAL_S)
         left = self._count_requests() if quiet < MIN_IDLE_POLLS else 0
         if left != 0:
-            return f"{'an unknown number of' if left is None else left} requests left"
+            return f"requests still running: {'unknown' if left is None else left}"
         lease_s = self._info.kv_lease_s
         if lease_s is None:
             return "idle"
@@ -410,12 +406,11 @@ class ExternalEngine(OwnedEngine):
         return f"no request is running, but other engines still hold {held:.1%} of the KV cache"
 
     def _read_kv_cache_usage(self) -> float | None:
-        """Return the share of the KV cache that is in use; None if it is unknown."""
+        """Return the share of the KV cache that is in use; None if unknown."""
         load = self._scrape_load()
         return load.kv_usage_ratio if load is not None else None
 
     def _count_requests(self) -> int | None:
-        """Return the number of requests in flight; None if it is unknown."""
         if not self._profile.metrics:
             return len(find_socket_inodes(self._port, TCP_ESTABLISHED))
         load = self._scrape_load()
@@ -424,14 +419,14 @@ class ExternalEngine(OwnedEngine):
         return load.inflight or 0
 
     def _scrape_load(self) -> Load | None:
-        """Scrape the metrics page, and return the load; None if the page cannot be read."""
+        """Return the load from a new scrape; None if the metrics page cannot be read."""
         with self._lock:
             self._load.request_scrape()
             newest = self._load.get_newest()
         return newest[0] if newest is not None else None
 
     def _post(self, path: str, body: bytes | None, timeout_s: float) -> str | None:
-        """Send a POST request. Return None if it succeeded, or else the error as text."""
+        """Send a POST request. Return None on success, or else the error as text."""
         try:
             status, _ = self._server.call("POST", path, timeout_s, body)
         except EngineError as error:
@@ -444,9 +439,9 @@ def collect_diagnostics(
 ) -> bytes | None:
     """Return the diagnostic ``kind`` of all processes as one text; None if no process has one.
 
-    The suspected process is first. A process without a probe provides only stacks, which py-spy
-    must be able to read. If ``command.stalled``, processes also receive a signal to write their
-    stacks, because they are ended next.
+    The suspected process comes first. A process without a probe provides only stacks, from py-spy.
+    If ``command.stalled``, processes also receive a signal to write their stacks, because they end
+    next.
     """
     texts: dict[int, bytes] = dict(probes.read_texts(kind))
     if kind is Diagnostic.STACKS:

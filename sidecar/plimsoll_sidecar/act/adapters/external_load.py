@@ -1,9 +1,9 @@
-"""Read the load of an external engine: its metrics page, requests at its frontend, and pauses.
+"""Read the load of an external engine from its metrics page and its frontend.
 
 In vLLM and SGLang, the process that runs the steps updates the gauges. If that process hangs while
 idle, the gauges stay at zero when requests arrive. Requests are therefore also counted at the
-frontend. The sources are the server's own counter, if it has one, and the connections that wait for
-an answer.
+frontend: from the server's own counter, if it has one, and from the connections that wait for an
+answer.
 
 In development mode, vLLM's ``/is_paused`` reports whether vLLM is paused. SGLang has no such path.
 Its ``/ready`` answers 503 while SGLang is paused, but also after a failed health check, for example
@@ -37,22 +37,20 @@ from plimsoll_sidecar.signals.metrics_page import (
 
 SCRAPE_INTERVAL_S = 2.0
 STALLED_SCRAPE_INTERVAL_S = 1.0
-"""Seconds between two scrapes while requests are in flight, but make no progress."""
+"""Seconds between two scrapes while requests in flight make no progress."""
 REQUEST_TIMEOUT_S = 2.0
 PAUSE_TIMEOUT_S = 1.0
 """Timeout in seconds for reading whether the engine is paused.
 
-The server may forward the request to a process that hangs.
-"""
+The server may forward this request to a process that hangs."""
 RETRY_INTERVAL_S = 10.0
-"""Seconds until the next request to a server that gave no valid answer."""
+"""Seconds between two requests to a server that gives no valid answer."""
 HTTP_NOT_FOUND = 404
 MIN_CONSISTENT_PAGES = 300
-"""Number of consecutive consistent pages after which an inconsistency has ended.
+"""Number of consecutive consistent pages that end an inconsistency.
 
 Each page is read with a new connection. If two servers share a port and one answers 90 % of all
-requests, the probability that it answers all of these requests is 2e-14.
-"""
+requests, all these pages come from this server with a probability of 2e-14."""
 UNREAD_PAGE_SIGNAL = Signal(True)
 """Signal before the first page has been read."""
 INCONSISTENT_PAGES_SIGNAL = Signal(
@@ -61,27 +59,23 @@ INCONSISTENT_PAGES_SIGNAL = Signal(
     "the metrics pages contradict each other: several servers with separate counters answer on "
     "one port, so memory is supervised without the load; run one metrics registry per port",
 )
-"""Signal for pages that show the counters of several processes."""
+"""Signal for pages whose counters come from several processes."""
 
 
 class ExternalLoad:
-    """Scrape the metrics page of an engine, and store the load of the most recent scrape.
+    """Scrapes the metrics page of an engine, and keeps the load of the most recent scrape.
 
     If the counters on the page decrease and ``are_helpers_replaced`` returns True, all helper
     processes were restarted without the main process. ``restarts`` counts these restarts. If
-    counters decrease otherwise, several metrics registries answer on one port
-    (:class:`RegistryCheck`). A page then does not describe the whole engine, and is not used.
-    ``signal`` states whether the newest page is usable.
+    counters decrease otherwise, several metrics registries share the port (:class:`RegistryCheck`).
+    Such a page does not describe the whole engine, and is not used. ``signal`` states whether the
+    newest page is usable.
 
-    Args:
-        server: The client of the engine's server.
-        profile: The paths and metrics of the engine type.
-        clock: A function that returns a monotonic time in seconds.
-        count_waiting: A function that returns the number of connections that wait for an answer,
-            or None if it is unknown.
-        are_helpers_replaced: A function that returns whether all helper processes have been
-            replaced since the previous page.
-
+    Args: server: The client of the engine's server. profile: The paths and metrics of the engine
+    type. clock: A function that returns a monotonic time in seconds. count_waiting: A function that
+    returns the number of connections that wait for an answer, or None if unknown.
+    are_helpers_replaced: A function that returns whether all helper processes have been replaced
+    since the previous page.
     """
 
     def __init__(
@@ -110,7 +104,7 @@ class ExternalLoad:
     def get_newest(self) -> tuple[Load, float] | None:
         """Return the load and its age in seconds; None if the most recent scrape failed.
 
-        If a scrape is due, scrape the page first.
+        The page is scraped first if a scrape is due.
         """
         now = self._clock()
         if self._profile.metrics and now >= self._next:
@@ -121,7 +115,7 @@ class ExternalLoad:
         return self._load, now - self._at
 
     def reset(self) -> None:
-        """Discard all data of the previous process, because another process serves now."""
+        """Discard all data of the previous process after a new process has replaced it."""
         self._load, self._at, self._next = None, None, 0.0
         self._moved, self._entered, self._known, self.restarts = None, 0, 0, 0
         self._registry, self._aborts = RegistryCheck(self._profile), AbortCounter(self._profile)
@@ -129,7 +123,7 @@ class ExternalLoad:
         self.signal = UNREAD_PAGE_SIGNAL
 
     def request_scrape(self) -> None:
-        """Make the next call of :meth:`get_newest` scrape the page, even if no scrape is due."""
+        """Request a scrape in the next call of :meth:`get_newest`."""
         self._next = 0.0
 
     def _scrape(self, now: float) -> None:
@@ -160,11 +154,10 @@ class ExternalLoad:
     def _set_inflight(self, load: Load, page: Page, now: float) -> None:
         """Set the number of requests in flight, including requests that only the frontend knows.
 
-        At each progress of the engine, the numbers of requests in the engine and at the frontend
-        are stored. Requests that reach the frontend afterwards are added to the engine's number.
-        Earlier requests at the frontend are not added. Otherwise, a server that forgets to
-        subtract a request would seem busy forever. The engine may accept a request before its next
-        progress, so the larger number is used.
+        Requests that reached the frontend since the engine's last progress are added to the
+        engine's number. Earlier ones are not: otherwise, a server that forgets to subtract a
+        request would seem busy forever. The engine may accept a request before its next progress,
+        so the larger number is used.
         """
         known = (load.running or 0) + (load.waiting or 0)
         moved = (load.steps_total, load.prompt_tokens_total, load.generation_tokens_total)
@@ -181,7 +174,7 @@ class ExternalLoad:
         self._moved = moved
 
     def _read_frontend_inflight(self, page: Page) -> int | None:
-        """Return the frontend's own number of unanswered requests; None if it is unknown."""
+        """Return the frontend's own number of unanswered requests; None if unknown."""
         profile = self._profile
         if profile.inflight is not None:
             entered = page.compute_value(profile.inflight)
@@ -202,10 +195,10 @@ class ExternalLoad:
 
 
 class RegistryCheck:
-    """Check whether all metrics pages of one process come from the same metrics registry.
+    """Check that all metrics pages of one process come from the same metrics registry.
 
-    Several servers can share a port, through SO_REUSEPORT or an inherited socket. Each request is
-    then answered by one of them, with its own counters. No page describes all servers.
+    Several servers can share a port, through SO_REUSEPORT or an inherited socket. One of them
+    answers each request, with its own counters, so no page describes all servers.
     """
 
     def __init__(self, profile: EngineProfile) -> None:
@@ -217,7 +210,7 @@ class RegistryCheck:
     def is_consistent(self, page: Page) -> bool:
         """Add a page, and return whether it is consistent with the previous pages.
 
-        It is inconsistent if a counter has decreased or has another start time. A rank that is
+        A page is inconsistent if a counter has decreased or has another start time. A rank that is
         absent from the page does not count as a decrease.
         """
         counters = page.read_counters(self._all_series)
@@ -241,9 +234,9 @@ class RegistryCheck:
 
     @property
     def is_inconsistent(self) -> bool:
-        """Whether pages must not be used, because some pages contradicted earlier pages.
+        """Whether pages must not be used, because recent pages contradict each other.
 
-        A library may reset its counters once. A single contradiction is therefore forgotten after
+        A library may reset its counters once, so a single contradiction expires after
         :data:`MIN_CONSISTENT_PAGES`.
         """
         return self._contradictions > 1 or (
@@ -251,7 +244,7 @@ class RegistryCheck:
         )
 
     def add_absent_ranks(self, page: Page) -> None:
-        """Add the last known counters of ranks that are absent from the page to ``page``."""
+        """Add the last known counters of absent ranks to ``page``."""
         page.add_absent_counters(self._counters)
 
 
@@ -267,7 +260,7 @@ class _ServerLoad(msgspec.Struct):
 def read_load(page: Page, profile: EngineProfile) -> Load | None:
     """Return the load from the page; None if the page lacks the number of running requests.
 
-    A sum of several series is unknown if one of them has no line on the page.
+    A sum of several series is unknown if one of them is absent from the page.
     """
     known = {
         figure: value
@@ -317,10 +310,7 @@ def _make_status_signal(status: int) -> Signal:
 
 
 def _make_page_signal(page: Page, profile: EngineProfile) -> Signal:
-    """Return a signal that states whether the page has all gauges that a load needs.
-
-    Its message names the missing gauges.
-    """
+    """Return a signal that states which gauges of the load are missing from the page."""
     gauges = [one for one in profile.metrics.values() if one.kind is not Kind.COUNTER]
     absent = [one.name for one in gauges if not page.has_series(one)]
     if len(absent) == len(gauges):
@@ -339,7 +329,7 @@ def _make_page_signal(page: Page, profile: EngineProfile) -> Signal:
 
 
 class AbortCounter:
-    """Counter of the aborted requests of one process. It never decreases."""
+    """Counter of the aborted requests of one process, which never decreases."""
 
     def __init__(self, profile: EngineProfile) -> None:
         self._profile = profile
@@ -347,10 +337,10 @@ class AbortCounter:
         self._previous_missing = math.inf
 
     def count_aborts(self, load: Load, page: Page) -> int | None:
-        """Return the number of aborted requests up to ``page``; None if it is unknown.
+        """Return the number of aborted requests up to ``page``; None if unknown.
 
         The engine does not count every abort. Requests that have received a token, but are neither
-        finished nor in the engine, are therefore added.
+        finished nor in the engine, are added.
         """
         counted, profile = load.aborted_total, self._profile
         if (
@@ -388,10 +378,9 @@ class _PauseAnswer(msgspec.Struct):
 
 
 class PauseReader:
-    """Read whether the engine is paused, from ``path`` of its server.
+    """Reads from ``path`` of the engine's server whether the engine is paused.
 
-    ``path`` is None if the engine type has no such path. It is then unknown whether the engine is
-    paused.
+    Without a ``path``, the result is unknown.
     """
 
     def __init__(
@@ -404,11 +393,11 @@ class PauseReader:
         self._absent, self._next = False, 0.0
 
     def reset(self) -> None:
-        """Forget that the previous process did not serve the path. The new process may serve it."""
+        """Try the path again, because a new process may serve it."""
         self._absent, self._next = False, 0.0
 
     def read(self) -> bool | None:
-        """Return whether the engine is paused; None if it is unknown."""
+        """Return whether the engine is paused; None if unknown."""
         now = self._clock()
         if self._path is None or self._absent or now < self._next:
             return None

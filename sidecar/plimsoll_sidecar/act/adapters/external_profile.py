@@ -1,9 +1,9 @@
 """Map the paths and metrics of vLLM and SGLang to load: requests running and waiting, and more.
 
-vLLM: https://docs.vllm.ai/en/latest/api/vllm/entrypoints/ and its metrics page. In 0.14, ``/pause``
-was available by default. Since 0.16, it requires the development mode, as ``/reset_*`` always did.
-Plimsoll never enables this mode, because it also opens ``/collective_rpc`` to every client. SGLang:
-https://docs.sglang.ai/ (native API, production metrics).
+vLLM: https://docs.vllm.ai/en/latest/api/vllm/entrypoints/ and its metrics page. ``/pause`` was
+available by default in 0.14. Since 0.16, it requires the development mode, as ``/reset_*`` always
+did. Plimsoll never enables this mode, because it also opens ``/collective_rpc`` to every client.
+SGLang: https://docs.sglang.ai/ (native API, production metrics).
 
 Two paths are not used. ``/sleep`` moves the weights to host memory, and
 ``/release_memory_occupation`` frees them. Neither frees leaked memory, and both interrupt the
@@ -70,7 +70,7 @@ class EngineProfile:
     steps_are_progress: bool = False
 
     def iterate_series(self) -> Iterator[Series]:
-        """Yield all metrics of this engine type that are read from its metrics page."""
+        """Yield all metrics that are read from the metrics page of this engine type."""
         yield from self.metrics.values()
         for counted in self.steps:
             yield from counted

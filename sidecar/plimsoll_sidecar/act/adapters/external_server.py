@@ -1,7 +1,7 @@
 """Identify an external engine's server: its type, version, routes and arguments.
 
-They are read once per epoch. A route is checked with an OPTIONS request, which has no effect. The
-server answers 405 if the route exists for another method, and 404 if it does not exist.
+They are read once per epoch. An OPTIONS request, which has no effect, checks each route. The server
+answers 405 if the route exists for another method, and 404 if it does not exist.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 REQUEST_TIMEOUT_S = 3.0
 IDENTIFY_TIMEOUT_S = 2.0
 VERSION_RETRY_INTERVAL_S = 30.0
-"""Seconds after a failure until the version is requested again."""
+"""Seconds between a failed request for the version and the next."""
 _METRIC_PREFIX_PATTERN = rb'^(?:\{")?(?:ray_)?%s[:_]'
 """Pattern for the start of a metrics line with an engine's prefix, in all spellings."""
 
@@ -42,7 +42,7 @@ class ServerInfo:
         version: The version that the server reports, or else the configured version.
         routes: The routes in the engine's profile that the server has.
         kv_lease_s: The longest time in seconds for which the server holds KV blocks for another
-            engine; None if it does not.
+            engine; None if it holds none.
         connector: The name of its KV connector; empty without a connector.
 
     """
@@ -55,9 +55,9 @@ class ServerInfo:
         self.reset()
 
     def reset(self) -> None:
-        """Discard the information about the previous process, because another process serves now.
+        """Discard the information about the previous process after a new process has replaced it.
 
-        The version is kept until the new process reports its version.
+        The version is kept until the new process reports its own.
         """
         self.routes: frozenset[str] = frozenset()
         self.kv_lease_s: float | None = None
@@ -73,17 +73,14 @@ class ServerInfo:
 
     @property
     def capabilities(self) -> list[Capability]:
-        """Capabilities of the engine: drain, restart, and trim if the server has a route for it."""
+        """Capabilities of the engine: drain, restart, and trim if the server supports it."""
         found = [Capability.DRAIN, Capability.RESTART_ENGINE]
         if any(path in self.routes for path in self._profile.trim_paths):
             found.insert(0, Capability.TRIM)
         return found
 
     def verify_type(self) -> None:
-        """Check that the server is of the configured engine type.
-
-        Raises EngineError if it is not.
-        """
+        """Raise EngineError if the server is not of the configured engine type."""
         wanted = self._endpoint.type
         if wanted is EngineType.CUSTOM:
             return
@@ -120,7 +117,7 @@ class ServerInfo:
     def _update_version(self) -> None:
         """Request the version once per epoch, and again some time after a failure.
 
-        SGLang must ask its scheduler for the version, and the scheduler may be too busy to answer.
+        SGLang asks its scheduler for the version, which may be too busy to answer.
         """
         now = time.monotonic()
         if now < self._next_version_at:
@@ -130,7 +127,6 @@ class ServerInfo:
         self._next_version_at = math.inf if found else now + VERSION_RETRY_INTERVAL_S
 
     def _update_kv_transfer_settings(self) -> None:
-        """Read the KV connector's settings from the command line of the main process."""
         members = self._owned.find_or_none()
         if members is None or members.main is None:
             return
@@ -165,9 +161,9 @@ class _Version(msgspec.Struct):
 
 
 def identify_engine_type(server: HttpClient) -> EngineType | None:
-    """Return the engine type of a server, from its metrics or its list of models.
+    """Return the engine type of a server, from its metrics or its list of models; None if unknown.
 
-    None if neither shows a known type, for example because the server requires an API key.
+    It is unknown, for example, if the server requires an API key.
     """
     page = _fetch(server, "/metrics") or b""
     for kind, profile in ENGINE_PROFILES.items():
@@ -186,7 +182,7 @@ def identify_engine_type(server: HttpClient) -> EngineType | None:
 
 
 def read_server_version(server: HttpClient, profile: EngineProfile) -> str:
-    """Return the version that the server reports; empty if it does not report one in time."""
+    """Return the version that the server reports; empty without a timely report."""
     for path in profile.version_paths:
         try:
             status, body = server.call("GET", path, IDENTIFY_TIMEOUT_S)

@@ -2,7 +2,7 @@
 
 A prefill engine holds the blocks of a finished request until a decode engine has read them, or
 until a timeout of the KV connector. No request runs or waits meanwhile, but these blocks are not
-leaked. If the prefill engine ends before, the request in the decode engine fails.
+leaked. If the prefill engine ends earlier, the request in the decode engine fails.
 
 The timeout depends on the arguments and the environment of the engine's main process.
 """
@@ -28,33 +28,31 @@ None if the variable is not set, or if the environment cannot be read.
 """
 
 NIXL_LEASE_S = 480.0
-"""vLLM up to 0.13: the default of ``VLLM_NIXL_ABORT_REQUEST_TIMEOUT``, in seconds.
+"""Default of ``VLLM_NIXL_ABORT_REQUEST_TIMEOUT`` in vLLM up to 0.13, in seconds.
 
-In later versions, the decode engine renews a lease of 30 s while its request waits. A lease of
-480 s applies to blocks on the decode engine.
-"""
+In later versions, the decode engine renews a lease of 30 s while its request waits. A lease of 480
+s applies to blocks on the decode engine."""
 MOONCAKE_LEASE_S = 480.0
-"""vLLM: the default of ``VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT``, in seconds."""
+"""Default of ``VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT`` in vLLM, in seconds."""
 MORIIO_LEASE_S = 3600.0
-"""vLLM: the constant ``VLLM_MORI_READ_ABORT_REQUEST_TIMEOUT``, in seconds."""
+"""Constant ``VLLM_MORI_READ_ABORT_REQUEST_TIMEOUT`` of vLLM, in seconds."""
 SGLANG_LEASE_S = 300.0
-"""SGLang: the default of ``SGLANG_DISAGGREGATION_WAITING_TIMEOUT``, in seconds."""
+"""Default of ``SGLANG_DISAGGREGATION_WAITING_TIMEOUT`` in SGLang, in seconds."""
 UNKNOWN_CONNECTOR_LEASE_S = 480.0
-"""Assumed lease of a prefill engine with a connector that this module does not know, in seconds."""
+"""Assumed lease of a prefill engine with an unknown connector, in seconds."""
 NIXL_CONNECTOR_PREFIX = "Nixl"
 """Prefix of the names of vLLM's connectors that use NIXL."""
 LAST_BLOCKED_VERSIONS = {NIXL_CONNECTOR_PREFIX: (0, 26)}
-"""Last version of vLLM in which an engine cannot reconnect to a restarted partner, by connector.
+"""Last version of vLLM whose engines cannot reconnect to a restarted partner, by connector.
 
-Up to 0.26, vLLM installs NIXL 1.3.2 or earlier. After a restart of the other engine, decode engines
-with these versions crash, or transfers fail: vllm-project/vllm#49238.
+Up to 0.26, vLLM installs NIXL 1.3.2 or earlier. After a restart of the partner, decode engines
+crash, or transfers fail: vllm-project/vllm#49238.
 
-An engine with a later version may restart alone, and is then tested with its partners.
-"""
+An engine with a later version may restart alone, and is then tested with its partners."""
 _VERSION_PATTERN = re.compile(r"(\d{1,4})\.(\d{1,4})")
 MAX_LEASE_S = 86_400.0
 MAX_CONNECTORS = 16
-"""Maximum number of connectors that are read from a ``MultiConnector``."""
+"""Maximum number of connectors in a ``MultiConnector`` that are read."""
 
 
 def read_lease_s(
@@ -62,8 +60,8 @@ def read_lease_s(
 ) -> float | None:
     """Return the longest time in seconds for which the engine holds KV blocks for another engine.
 
-    ``arguments`` is the command line of the engine. The result is None if the engine holds no
-    blocks for other engines, or if its configuration cannot be read.
+    ``arguments`` is the command line of the engine. None if the engine holds no blocks for other
+    engines, or if its configuration cannot be read.
     """
     if kind is EngineType.SGLANG:
         if next(iterate_option_values(arguments, DISAGGREGATION_MODE_FLAG), "null") == "null":
@@ -83,7 +81,7 @@ def read_lease_s(
 def read_connector(kind: EngineType, arguments: Sequence[str]) -> str:
     """Return the name of vLLM's KV connector from its command line; empty without a connector.
 
-    If there are several connectors, prefer one that uses NIXL, because it determines how engines
+    Of several connectors, the first that uses NIXL is preferred, because it determines how engines
     connect.
     """
     config = parse_transfer_config(arguments) if kind is EngineType.VLLM else None
@@ -95,15 +93,15 @@ def read_connector(kind: EngineType, arguments: Sequence[str]) -> str:
 
 
 def can_test_connector(connector: str) -> bool:
-    """Report whether the supervisor knows how to test engines with this connector."""
+    """Report whether engines with this connector can be tested with their partners."""
     return connector.startswith(NIXL_CONNECTOR_PREFIX)
 
 
 def find_restart_blocker(connector: str, version: str) -> str | None:
-    """Return the reason why an engine must not restart without its partners; None if it may.
+    """Return the reason why an engine must not restart without its partners.
 
-    ``connector`` is the name of its KV connector, and ``version`` the version of vLLM. If the
-    version is unknown, the engine may restart alone.
+    None if it may restart. ``connector`` is the name of its KV connector, and ``version`` the
+    version of vLLM. An engine with an unknown version may restart alone.
     """
     tied = (last for prefix, last in LAST_BLOCKED_VERSIONS.items() if connector.startswith(prefix))
     last = next(tied, None)
@@ -141,7 +139,7 @@ def _get_connector_lease_s(config: TransferConfig, read_variable: ReadVariable) 
 def _parse_seconds(text: str | None, default: float) -> float:
     """Return the number of seconds in ``text``, at most :data:`MAX_LEASE_S`.
 
-    Return ``default`` if the text is None, empty, invalid, or not positive.
+    Return ``default`` if the text is missing, invalid or not positive.
     """
     try:
         seconds = float(text) if text else default

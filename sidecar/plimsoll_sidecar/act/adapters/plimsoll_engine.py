@@ -38,32 +38,30 @@ REQUEST_TIMEOUT_S = 3.0
 FIRST_POLL_PAUSE_S, MAX_POLL_PAUSE_S = 0.02, 0.25
 """First and longest pause between two polls of an operation, in seconds.
 
-Most operations end within the first pause. The pause doubles after each poll.
-"""
+The pause doubles after each poll. Most operations end within the first pause."""
 TRIM_TIMEOUT_S = 60.0
 """Timeout of a trim in seconds."""
 DRAIN_GRACE_S = 15.0
-"""Seconds after the deadline of a drain within which it must have ended."""
+"""Seconds after the deadline of a drain in which the drain must end."""
 WORKER_START_TIMEOUT_S = 600.0
-"""Timeout of a worker's start in seconds. The worker may have to load the weights again."""
+"""Timeout of a worker's start in seconds. The worker may have to load the weights."""
 ENGINE_EXIT_GRACE_S = 60.0
-"""Seconds after the deadline of a restart within which the engine must have ended."""
+"""Seconds after the deadline of a restart in which the engine must end."""
 DIAGNOSTIC_TIMEOUT_S = 15.0
 MAX_MESSAGE_CHARS = 1000
-"""Maximum number of characters of a result's message, which is logged, stored and shown."""
+"""Maximum length of a result's message, which is logged, stored and shown."""
 MAX_STATUS_BYTES = 1 << 20
 MAX_EPOCH_CHARS = 128
-"""Maximum number of characters of an epoch.
+"""Maximum length of an epoch, because the journal stores many epochs.
 
-The journal stores many epochs, and an epoch of Plimsoll's engine has about 20 characters.
-"""
+An epoch of Plimsoll's engine has about 20 characters."""
 _FINAL_STATES = frozenset({OperationState.SUCCEEDED, OperationState.FAILED})
 
 _T = TypeVar("_T")
 
 
 class RefusedError(EngineError):
-    """Error for a request that the engine refused. ``status`` is the HTTP status."""
+    """A request that the engine refused. ``status`` is the HTTP status."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -71,7 +69,7 @@ class RefusedError(EngineError):
 
 
 class PlimsollEngine(OwnedEngine):
-    """Adapter of one Plimsoll engine. Thread-safe."""
+    """Adapter for one Plimsoll engine. Thread-safe."""
 
     has_status_port = True
 
@@ -100,7 +98,7 @@ class PlimsollEngine(OwnedEngine):
         return self._call("GET", f"/diagnostics/{kind.value}", timeout_s=DIAGNOSTIC_TIMEOUT_S)
 
     def read_stacks(self, command: Command) -> bytes | None:
-        """Return None. On a signal, this engine writes its stacks to the shared directory."""
+        """Return None: this engine writes its stacks to the shared directory on a signal."""
         return None
 
     def resume(self, epoch: str) -> None:
@@ -111,7 +109,7 @@ class PlimsollEngine(OwnedEngine):
         self._call("POST", "/resume", admin.ResumeRequest(expected_epoch=epoch))
 
     def lease_standby(self, epoch: str, lease_s: float) -> StandbyStatus | None:
-        """Request a standby worker for ``lease_s`` seconds in ``epoch``, or end the lease with 0.
+        """Request a standby worker for ``lease_s`` seconds in ``epoch``; 0 ends the lease.
 
         Return the status of the standby worker; None if the engine does not report it. Raises
         EngineError, for example if the epoch has ended.
@@ -127,7 +125,7 @@ class PlimsollEngine(OwnedEngine):
     def drain(self, command: Command, is_wanted: Callable[[], bool] = lambda: True) -> Result:
         """Start a drain, and wait for its end until :data:`DRAIN_GRACE_S` after its deadline.
 
-        ``is_wanted`` is not called, because the engine itself ends the drain on a resume.
+        ``is_wanted`` is not called: a request to resume ends the drain in the engine itself.
         """
         body = admin.DrainRequest(
             operation_id=command.operation_id,
@@ -138,13 +136,13 @@ class PlimsollEngine(OwnedEngine):
         return self._run_operation(command, "/drain", body, command.deadline_s + DRAIN_GRACE_S)
 
     def finish_requests(self, command: Command) -> Result:
-        """Return success without waiting: this engine finishes its requests when its pod ends."""
+        """Return success without waiting: the engine finishes its requests when its pod ends."""
         return _make_result(
             command, Outcome.SUCCEEDED, "the engine itself finishes its requests when its pod ends"
         )
 
     def restart_worker(self, command: Command) -> Result:
-        """Start a restart of the worker, and wait until the new worker serves.
+        """Restart the worker, and wait until the new worker serves.
 
         The wait ends :data:`WORKER_START_TIMEOUT_S` after the deadline of the drain.
         """
@@ -154,7 +152,7 @@ class PlimsollEngine(OwnedEngine):
         )
 
     def restart_engine(self, command: Command) -> Result:
-        """Start a restart of the engine, and wait until all its processes have ended."""
+        """Restart the engine, and wait until all its processes have ended."""
         body = self._make_restart_request(command, admin.Scope.ENGINE)
         limit_s = command.deadline_s + ENGINE_EXIT_GRACE_S
         before = self._owned.find_or_none()
@@ -185,9 +183,9 @@ class PlimsollEngine(OwnedEngine):
     ) -> Result:
         """Start an operation, and wait at most ``limit_s`` seconds for its end.
 
-        If a response is lost, the request is sent again with the same operation ID. If the engine
-        has restarted meanwhile, it refuses the request, because the epoch differs. With
-        ``ends_engine``, the operation has succeeded if an engine that accepted it stops answering.
+        A request whose response is lost is sent again with the same operation ID. An engine that
+        has restarted meanwhile refuses it, because the epoch differs. With ``ends_engine``, the
+        operation has succeeded once the engine accepted it and stops answering.
         """
         deadline = time.monotonic() + limit_s
         accepted = False

@@ -1,8 +1,8 @@
 """Find and end the processes of one engine.
 
-Each signal is sent only if the PID still belongs to the same process. All processes of an engine
-are ended together. Otherwise, helper processes would outlive a frontend that was killed, and hold
-host or device memory.
+A signal is sent only if the PID still belongs to the same process. All processes of an engine are
+ended together. Otherwise, helper processes would outlive a killed frontend, and hold host or device
+memory.
 """
 
 from __future__ import annotations
@@ -49,16 +49,14 @@ log = logging.getLogger(__name__)
 TERM_GRACE_S = 5.0
 """Seconds between SIGTERM and SIGKILL for a main process.
 
-A frontend that hangs does not handle SIGTERM. A slow frontend has time to end cleanly.
-"""
+A frontend that hangs ignores SIGTERM; a slow frontend needs time for its shutdown."""
 NO_HELPERS_GRACE_S = 5.0
-"""Seconds until SIGKILL for a main process after all its helpers have ended.
+"""Seconds until SIGKILL for a main process whose helpers have all ended.
 
-Such a process cannot finish any request. The main process of vLLM nevertheless waits as long as
-clients keep their streams open.
-"""
+Such a process can finish no request, but vLLM's waits as long as clients keep their streams
+open."""
 HELPER_EXIT_WAIT_S = 3.0
-"""Seconds to wait for the end of helpers after their main process has ended without SIGKILL."""
+"""Seconds to wait for the end of helpers after their main process ended without SIGKILL."""
 KILL_WAIT_S = 5.0
 """Seconds to wait for the end of a process after SIGKILL."""
 POLL_INTERVAL_S = 0.05
@@ -67,19 +65,18 @@ MAIN_EXIT_WAIT_S = 5.0
 SEARCH_INTERVAL_S = 5.0
 """Seconds between two searches for the engine's processes."""
 MIN_ORPHAN_AGE_S = 60.0
-"""Minimum age in seconds at which helpers without a main process count as orphaned."""
+"""Minimum age in seconds of orphaned helpers."""
 MIN_TRIM_EFFECT_BYTES = 1 << 20
-"""Smallest amount of freed memory that counts as an effect of a trim, in bytes.
+"""Minimum freed memory of an effective trim.
 
-A serving engine allocates and frees smaller amounts all the time.
-"""
+A serving engine allocates and frees smaller amounts all the time."""
 
 
 class TerminationResult(msgspec.Struct, frozen=True):
     """Result of ending the processes of an engine.
 
-    ``summary`` is a text for the incident's timeline. ``error`` names the processes that are still
-    running, and the reason; None if all have ended.
+    ``summary`` is a text for the incident's timeline. ``error`` names the processes that still run
+    and says why; None if all have ended.
     """
 
     summary: str
@@ -87,16 +84,11 @@ class TerminationResult(msgspec.Struct, frozen=True):
 
 
 class Terminator:
-    """End the processes of one engine with signals.
+    """Ends the processes of one engine with signals, including new child processes.
 
-    Child processes that start meanwhile are ended as well.
-
-    Args:
-        processes: The processes of the engine.
-        is_allowed: A function that returns whether a process still belongs to the engine. It is
-            called before every signal.
-        required_helpers: The helpers without which the main process cannot finish requests.
-
+    Args: processes: The processes of the engine. is_allowed: A function that returns whether a
+    process still belongs to the engine. It is called before every signal. required_helpers: The
+    helpers without which the main process cannot finish requests.
     """
 
     def __init__(
@@ -115,9 +107,9 @@ class Terminator:
     def terminate(self, main: ProcessId | None, grace_s: float = TERM_GRACE_S) -> TerminationResult:
         """End ``main``, and then all other processes.
 
-        Each process receives SIGTERM, and later SIGKILL if it is still running. For ``main``, the
-        time between them is ``grace_s`` seconds, or less if all required helpers have ended. If
-        ``main`` is None, only the other processes are ended.
+        Each process receives SIGTERM, and SIGKILL if it is still running later. ``main`` has
+        ``grace_s`` seconds between the two, or less if all required helpers have ended. If ``main``
+        is None, only the other processes are ended.
         """
         summary: list[str] = []
         if main is not None and is_running(main):
@@ -151,7 +143,7 @@ class Terminator:
         return TerminationResult("; ".join(summary))
 
     def _terminate_main(self, process: ProcessId, grace_s: float) -> signal.Signals:
-        """End the main process. Return the signal that ended it, or the last signal sent to it."""
+        """End the main process, and return the last signal that it received."""
         self._send_signal(process, signal.SIGTERM)
         deadline = time.monotonic() + grace_s
         if self._required_helpers:
@@ -165,7 +157,7 @@ class Terminator:
         return signal.SIGKILL
 
     def _find_running(self) -> set[ProcessId]:
-        """Return the processes that are running, including new child processes."""
+        """Return the running processes, including new child processes."""
         alive = {process for process in self._processes if is_running(process)}
         children = find_descendants({process.pid for process in alive}, read_parent_pids())
         alive |= {found for pid in children if (found := identify(pid)) is not None}
@@ -225,8 +217,7 @@ def _format_pids(processes: Iterable[ProcessId]) -> str:
 class OwnedEngine:
     """Operations of an adapter that need no answer from the engine.
 
-    They implement a part of
-    :class:`~plimsoll_sidecar.act.adapters.engine_adapter.EngineAdapter`.
+    They are part of :class:`~plimsoll_sidecar.act.adapters.engine_adapter.EngineAdapter`.
     """
 
     has_status_port = False
@@ -236,12 +227,12 @@ class OwnedEngine:
 
     @property
     def can_test_partners(self) -> bool:
-        """False, because this engine exchanges no KV blocks with other engines."""
+        """Always False: this engine exchanges no KV blocks with other engines."""
         return False
 
     @property
     def restart_blocker(self) -> str | None:
-        """None, because a restart of this engine affects no other engine."""
+        """Always None: a restart of this engine affects no other engine."""
         return None
 
     def list_processes(self) -> list[ProcessMemory]:
@@ -249,15 +240,15 @@ class OwnedEngine:
         return self._owned.list_all()
 
     def read_metrics_signal(self) -> Signal | None:
-        """Return None, because this adapter reads no metrics page."""
+        """Return None: this adapter reads no metrics page."""
         return None
 
     def has_ended(self) -> bool:
-        """Report whether the main process has ended, but the engine's helpers still run."""
+        """Report whether the main process has ended while the engine's helpers still run."""
         return self._owned.has_main_ended()
 
     def end_leftover_processes(self) -> str:
-        """End processes of an earlier engine, and return a text that names them."""
+        """End the processes that an earlier engine left behind, and return their names as text."""
         return self._owned.end_leftover_processes()
 
     def end_processes(self, main: ProcessId | None) -> TerminationResult:
@@ -272,7 +263,7 @@ class OwnedEngine:
 class OwnedProcesses:
     """Processes of one engine. Thread-safe.
 
-    After the main process has been found, it stays the same until it ends.
+    The main process stays the same until it ends.
     """
 
     def __init__(
@@ -290,7 +281,7 @@ class OwnedProcesses:
         self._leftovers: set[ProcessId] = set()
 
     def find(self) -> EngineProcesses:
-        """Return the running processes, from a search in the last :data:`SEARCH_INTERVAL_S`.
+        """Return the running processes, from a search within the last :data:`SEARCH_INTERVAL_S`.
 
         Raises :class:`EngineNotFoundError` if there are none, and logs the error once.
         """
@@ -321,10 +312,10 @@ class OwnedProcesses:
         return self._found
 
     def list_all(self, members: EngineProcesses | None = None) -> list[ProcessMemory]:
-        """Return the processes in ``members`` with their roles and names.
+        """Return the processes in ``members`` with their roles and names; empty if there are none.
 
-        The main process has the role ``Frontend``. If ``members`` is None, find the running
-        processes first. The list is empty if there are none.
+        The main process has the role ``Frontend``. Without ``members``, the running processes are
+        found first.
         """
         members = members or self.find_or_none()
         if members is None:
@@ -340,10 +331,10 @@ class OwnedProcesses:
             return None
 
     def has_main_ended(self) -> bool:
-        """Report whether the only running processes are orphaned helpers of an engine.
+        """Report whether only orphaned helpers of an engine are running.
 
-        They must be at least :data:`MIN_ORPHAN_AGE_S` old, because an engine that is starting may
-        not have been found completely.
+        They must be at least :data:`MIN_ORPHAN_AGE_S` old, because the search may not find all
+        processes of an engine that is starting.
         """
         members = self.find_or_none()
         if members is None or members.main is not None:
@@ -352,19 +343,15 @@ class OwnedProcesses:
         return bool(parts) and min(map(compute_age_s, parts)) >= MIN_ORPHAN_AGE_S
 
     def _find_titled_helpers(self, members: EngineProcesses) -> list[ProcessId]:
-        """Return the processes with a title that only helpers of this engine type have."""
+        """Return the processes whose title only helpers of this engine type have."""
         return [
             p for p in members.processes if has_helper_title(read_command_line(p.pid), self._kind)
         ]
 
     def end_leftover_processes(self) -> str:
-        """End the processes that an earlier engine left behind.
+        """End the processes that an earlier engine left behind, and return their names as text.
 
-        Some container runtimes already end such processes.
-
-        Returns:
-            A text that names the processes; empty if there were none.
-
+        The text is empty if there were none. Some container runtimes end such processes themselves.
         """
         with self._lock:
             members = self._found
@@ -381,9 +368,9 @@ class OwnedProcesses:
     ) -> TerminationResult:
         """End every process of the engine.
 
-        ``main`` is the main process at the time of the decision to end the engine; None if it is
-        unknown. An engine that has started since then is not affected. ``grace_s`` is the time in
-        seconds between SIGTERM and SIGKILL.
+        ``main`` is the main process at the time of the decision to end the engine; None if unknown.
+        An engine that has started since then is not affected. ``grace_s`` is the time in seconds
+        between SIGTERM and SIGKILL.
         """
         with self._lock:
             try:
@@ -402,9 +389,9 @@ class OwnedProcesses:
 
 
 def end_orphaned_helpers(members: EngineProcesses) -> TerminationResult:
-    """Wait for the end of an engine's main process, and then end its remaining processes.
+    """Wait for the end of an engine's main process, and then end its other processes.
 
-    If the main process is still running after :data:`MAIN_EXIT_WAIT_S`, no process is ended.
+    If the main process still runs after :data:`MAIN_EXIT_WAIT_S`, no process is ended.
     """
     deadline = time.monotonic() + MAIN_EXIT_WAIT_S
     while members.main is not None and is_running(members.main):
@@ -428,8 +415,8 @@ def _make_terminator(
 class TrimEffect(msgspec.Struct, frozen=True):
     """Memory that a trim has freed, in bytes.
 
-    A value is negative if memory grew during the trim, and None if it is unknown. ``has_devices``
-    states whether the engine uses devices.
+    A value is negative if memory grew during the trim, and None if unknown. ``has_devices`` states
+    whether the engine uses devices.
     """
 
     host: int | None
@@ -440,9 +427,9 @@ class TrimEffect(msgspec.Struct, frozen=True):
     def outcome(self) -> Outcome:
         """Outcome of the trim.
 
-        A trim has succeeded if it freed at least :data:`MIN_TRIM_EFFECT_BYTES` of host or device
-        memory. Otherwise, it has failed, or the outcome is ``Unknown`` if one of the two could not
-        be measured.
+        A trim succeeds if it frees at least :data:`MIN_TRIM_EFFECT_BYTES` of host or device memory.
+        Otherwise, the outcome is ``Failed``, or ``Unknown`` if one of the two could not be
+        measured.
         """
         if max(self.host or 0, self.device or 0) >= MIN_TRIM_EFFECT_BYTES:
             return Outcome.SUCCEEDED
@@ -451,7 +438,7 @@ class TrimEffect(msgspec.Struct, frozen=True):
 
     @property
     def summary(self) -> str:
-        """Text about the freed memory, for the incident's timeline."""
+        """Freed memory as text, for the incident's timeline."""
         parts = [f"{_format_bytes(self.host)} of host memory"]
         if self.has_devices or self.device is not None:
             parts.append(f"{_format_bytes(self.device)} of device memory")
@@ -473,7 +460,7 @@ def measure_trim_effect(
 def measure_trimmable_bytes(pids: Iterable[int]) -> int | None:
     """Return the host memory of the processes ``pids`` that a trim can free, in bytes.
 
-    None if it is unknown for at least one process.
+    None if unknown for at least one process.
     """
     sizes = [read_resident_memory(pid) for pid in pids]
     known = [size.anon + size.shmem + (size.swap or 0) for size in sizes if size is not None]
