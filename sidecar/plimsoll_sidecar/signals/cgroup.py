@@ -1,11 +1,11 @@
 """Read the memory of the engine's cgroup, version 1 or 2.
 
 In a pod, the engine runs in another container, and sees its cgroup at ``/sys/fs/cgroup``. The
-supervisor reads this folder through ``/proc/PID/root``, which needs the same UID. Outside
-containers, the path of the cgroup is in ``/proc/PID/cgroup``.
+supervisor reads this folder through ``/proc/PID/root``, which requires the same UID. Outside
+containers, ``/proc/PID/cgroup`` contains the path of the cgroup.
 
-The memory is unknown if the supervisor is in the same cgroup, or if the cgroup has processes of
-other programs, as in the session of a terminal. Missing files and values are also unknown.
+The memory is unknown if the supervisor is in the same cgroup. It is also unknown if the cgroup has
+processes of other programs, as in the session of a terminal. Missing files and values are unknown.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from plimsoll_sidecar.signals.process_table import (
 
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 MAX_FILE_BYTES = 1 << 16
-"""Maximum number of bytes that are read from a file; memory.stat has about 2 KiB."""
+"""Maximum number of bytes read from a file. memory.stat has about 2 KiB."""
 UNLIMITED_BYTES = 1 << 60
-"""Smallest limit in version 1 that means "no limit", in bytes: the kernel writes almost 2**63."""
+"""Limits from this size on mean "no limit" in version 1, where the kernel writes almost 2**63."""
 
 
 class CgroupMemory(msgspec.Struct, frozen=True):
@@ -41,7 +41,7 @@ class CgroupMemory(msgspec.Struct, frozen=True):
 
     Attributes:
         file: Page cache, without shared memory.
-        kernel: Kernel memory, without reclaimable memory, which version 1 does not report.
+        kernel: Kernel memory that cannot be reclaimed. Version 1 does not report it.
         sock: Socket buffers.
         other: Memory that is charged to the group but appears in none of the kernel's counters,
             such as the unmapped parts of transparent huge pages.
@@ -50,8 +50,8 @@ class CgroupMemory(msgspec.Struct, frozen=True):
             anonymous.
         limit: The lowest limit of the group and of its visible ancestors.
         oom_kills: The number of processes of the group that the kernel killed.
-        ``ooms``: How often the group ran out of memory.
-        throttled: How often the group exceeded ``memory.high``.
+        ooms: The number of times that the group ran out of memory.
+        throttled: The number of times that the group exceeded ``memory.high``.
         stalled_some_s, stalled_full_s: The seconds since the group's creation in which some or all
             of its tasks waited for memory (pressure stall information, PSI).
 
@@ -76,7 +76,7 @@ class CgroupMemory(msgspec.Struct, frozen=True):
 
     @property
     def limit_ratio(self) -> float | None:
-        """Share of the limit that is in use and cannot be reclaimed; None if unknown."""
+        """Share of the limit that is in use and not reclaimable; None if unknown."""
         if self.current is None or self.reclaimable is None or not self.limit:
             return None
         return max(0, self.current - self.reclaimable) / self.limit
@@ -86,7 +86,7 @@ class Cgroup:
     """Memory files of the cgroup of one process."""
 
     def __init__(self, folder: Path, version: int, root: Path | None = None) -> None:
-        """Initialize with the folder of the cgroup; ``root`` is its highest visible ancestor.
+        """Initialize with the folder of the cgroup and of its highest visible ancestor, ``root``.
 
         Without ``root``, only the limit of the cgroup itself is read.
         """
@@ -129,9 +129,10 @@ class Cgroup:
 
 
 def _has_other_processes(folder: Path, pid: int) -> bool:
-    """Report whether the cgroup has processes that do not belong to the process tree of ``pid``.
+    """Report whether the cgroup has processes outside the process tree of ``pid``.
 
-    Shells that started the tree are ignored. Also return True if the processes cannot be listed.
+    Shells that started the tree do not count. If the processes cannot be listed, the result is
+    True.
     """
     members = {int(one) for one in _read_text(folder / "cgroup.procs").split() if one.isdigit()}
     tree = read_parent_pids()
@@ -143,7 +144,7 @@ def _has_other_processes(folder: Path, pid: int) -> bool:
 
 
 def _has_other_root(pid: int) -> bool | None:
-    """Report whether the process has another root directory than this one; None if unknown."""
+    """Report whether the process has a root directory of its own; None if unknown."""
     try:
         theirs, ours = os.stat(f"/proc/{pid}/root/"), os.stat("/")
     except OSError:
@@ -190,7 +191,7 @@ def _read_v2(folder: Path) -> CgroupMemory:
 def _read_v1(folder: Path) -> CgroupMemory:
     """Read the memory of a version 1 cgroup.
 
-    Values named ``total_*`` include child groups. ``cache`` includes shared memory.
+    Values named ``total_*`` include child groups, and ``cache`` includes shared memory.
     """
     stat = _read_table(folder / "memory.stat")
     cache, shmem = stat.get("total_cache"), stat.get("total_shmem")
@@ -217,8 +218,8 @@ def _read_v1(folder: Path) -> CgroupMemory:
 def _read_text(path: Path) -> str:
     """Return the text of a file; empty if it cannot be read.
 
-    The folder is in the engine's mount namespace. The engine could put a file of any size there, or
-    a pipe, which would block the reader.
+    The engine controls this folder. It could contain a file of any size, or a pipe, which would
+    block the reader.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -235,7 +236,6 @@ def _read_number(path: Path) -> int | None:
 
 
 def _sum_known(parts: Iterable[int | None]) -> int | None:
-    """Return the sum of ``parts``; None if any part is unknown."""
     known = list(parts)
     return None if None in known else sum(one for one in known if one is not None)
 
@@ -245,7 +245,7 @@ def _find_min_known(limits: Iterable[int | None]) -> int | None:
 
 
 def _compute_difference(whole: int | None, part: int | None) -> int | None:
-    """Return ``whole`` minus ``part``, at least 0, because their files are not read together."""
+    """Return ``whole`` minus ``part``, at least 0, because the two were not read together."""
     return None if whole is None or part is None else max(0, whole - part)
 
 
@@ -259,7 +259,7 @@ def _read_table(path: Path) -> dict[str, int]:
 
 
 def _read_pressure(path: Path) -> dict[str, float]:
-    """Return the ``total`` of each line in seconds, by its first word; empty without PSI."""
+    """Return the ``total`` of each line in seconds, by the line's first word; empty without PSI."""
     found: dict[str, float] = {}
     for line in _read_text(path).splitlines():
         share, _, values = line.partition(" ")

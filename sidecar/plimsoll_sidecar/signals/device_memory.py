@@ -1,13 +1,13 @@
 """Measure device memory from outside the engine: through NVML or a metrics exporter.
 
-NVML lists only the processes of its caller's PID namespace (driver 580, H100). Earlier drivers
-listed all processes, by their PIDs on the host. NVML is therefore used for the totals of a device,
-and for hints about its other users. The engine's own processes come from its container
-(:mod:`plimsoll_sidecar.signals.engine_processes`). The two are compared in
-:mod:`plimsoll_sidecar.signals.device_sharing`.
+NVML lists only the processes in the PID namespace of its caller (driver 580, H100). Earlier drivers
+listed all processes, by their PIDs on the host. NVML therefore serves only for the totals of a
+device, and for hints about its other users. The engine's own processes come from its container
+(:mod:`plimsoll_sidecar.signals.engine_processes`). :mod:`plimsoll_sidecar.signals.device_sharing`
+compares the two.
 
 Devices are matched by UUID, because NVML and CUDA order them differently. Missing data is unknown,
-never an error. The page of an exporter has one sample per device, with labels that name the pod to
+never an error. The page of an exporter has one sample per device, whose labels name the pod to
 which the device is assigned.
 """
 
@@ -37,17 +37,17 @@ from plimsoll_sidecar.signals.metrics_page import MAX_METRIC_VALUE, make_sample_
 log = logging.getLogger(__name__)
 
 SCRAPE_PERIOD_S = 10.0
-"""Time between two scrapes. By default, the exporters collect only every 30 s."""
+"""Time between two scrapes. By default, the exporters collect data only every 30 s."""
 SCRAPE_TIMEOUT_S = 2.0
 MAX_EXPORTER_SAMPLES = 4096
 MIB = 1 << 20
 NVML_FIRST_RETRY_PAUSE_S, NVML_MAX_RETRY_PAUSE_S = 5.0, 300.0
-"""First and longest pause after a failure, before NVML is initialized again."""
+"""First and longest pause before NVML is initialized again after a failure."""
 NVML_MEMORY_CALL = "nvmlDeviceGetMemoryInfo"
 """Name of the NVML function that returns the memory of a device."""
 NVML_DEVICE_ERRORS = (2, 3, 4, 6)
-"""NVML errors that concern one device and not the driver (nvml.h): invalid argument, not supported,
-no permission, not found."""
+"""NVML errors of one device, as opposed to the driver (nvml.h): invalid argument, not supported, no
+permission, not found."""
 LABEL_PATTERN = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)\s*=\s*"((?:[^"\\\n]|\\.)*+)"')
 
 
@@ -61,8 +61,8 @@ class DeviceBytes(msgspec.Struct, frozen=True):
 class DeviceUsers(msgspec.Struct, frozen=True):
     """Users of a device that the driver reports in this PID namespace.
 
-    ``processes`` maps PIDs to bytes; None if unknown. ``other_bytes`` is the remaining memory in
-    use, which belongs to the driver or to processes in other PID namespaces. ``mps_clients`` is the
+    ``processes`` maps PIDs to bytes; None if unknown. ``other_bytes`` is the other memory in use,
+    which belongs to the driver or to processes in other PID namespaces. ``mps_clients`` is the
     number of MPS clients.
     """
 
@@ -79,7 +79,7 @@ class DeviceSource(Protocol):
 
     @property
     def error(self) -> str | None:
-        """Reason why values are missing; None if the source has values or was not queried."""
+        """Reason why values are missing; None if the source works or was not queried."""
 
 
 @runtime_checkable
@@ -87,14 +87,14 @@ class AssignmentSource(Protocol):
     """Source that also knows which devices are assigned to this pod."""
 
     def list_assigned_devices(self) -> list[str]:
-        """Return the names of this pod's devices, in the form that ``read_memory`` takes."""
+        """Return the names of this pod's devices, as ``read_memory`` takes them."""
 
 
 NOT_CONFIGURED_MESSAGES = {
     "dcgm": "no port is configured (set dcgmExporterPort, or plimsoll inject --dcgm-exporter-port)",
     "amd": "no port is configured (set amdExporterPort, or plimsoll inject --amd-exporter-port)",
 }
-"""Message for each exporter that is not in use; it says how to configure the exporter."""
+"""Message for each exporter that is not in use, with the way to configure it."""
 
 
 def select_available_sources(
@@ -117,7 +117,7 @@ def list_assigned_devices(sources: Iterable[DeviceSource]) -> list[DeviceMemory]
 def explain_unused_sources(
     sources: Mapping[str, DeviceSource], in_use: str | None, devices: list[str]
 ) -> list[str]:
-    """Return the reason why each source other than ``in_use`` provides no data.
+    """Return the reason why each source except ``in_use`` provides no data.
 
     ``devices`` are the known devices of the engine.
     """
@@ -144,9 +144,9 @@ def explain_unused_sources(
 class Nvml:
     """NVML, which is loaded on first use.
 
-    The driver may start later than the supervisor, and may be reloaded while the supervisor runs.
-    NVML is therefore initialized again after each failure, first after seconds and later every few
-    minutes. ``error`` is the reason of the present failure. Each change is logged once.
+    The driver may start after the supervisor, and may be reloaded. NVML is therefore initialized
+    again after each failure, first after seconds and later every few minutes. ``error`` is the
+    reason of the present failure. Each change is logged once.
     """
 
     def __init__(self, clock: Callable[[], float] | None = None) -> None:
@@ -158,7 +158,7 @@ class Nvml:
         self._back_off = NVML_FIRST_RETRY_PAUSE_S
 
     def read_memory(self, uuid: str) -> DeviceBytes | None:
-        """Return used and total bytes of the device ``uuid``; None if they are unknown."""
+        """Return used and total bytes of the device ``uuid``; None if unknown."""
         info = self._query_device(uuid, NVML_MEMORY_CALL)
         return None if info is None else DeviceBytes(used=int(info.used), total=int(info.total))
 
@@ -239,7 +239,7 @@ class Nvml:
 
 
 class PodContainer(NamedTuple):
-    """A pod and one of its containers, or all of them if ``container`` is empty."""
+    """A pod and one of its containers, or all its containers if ``container`` is empty."""
 
     namespace: str
     name: str
@@ -253,13 +253,13 @@ class PodContainer(NamedTuple):
 
     @classmethod
     def from_labels(cls, labels: dict[str, str]) -> PodContainer:
-        """Return the pod and the container in the labels of a sample."""
+        """Return the pod and the container that a sample's labels name."""
         return cls(labels.get("namespace", ""), labels.get("pod", ""), labels.get("container", ""))
 
     def is_same(self, other: PodContainer) -> bool:
         """Report whether ``other`` is the same container of the same pod.
 
-        If one of the two has no container, only the pods are compared.
+        If one of the two names no container, only the pods are compared.
         """
         if not self.name or (self.namespace, self.name) != (other.namespace, other.name):
             return False
@@ -282,7 +282,7 @@ class ExporterSample(NamedTuple):
 
 
 def make_node_url(port: str | None) -> str | None:
-    """Return the URL of ``port`` on the pod's node; None if the node or the port is unknown."""
+    """Return the URL of ``port`` on the pod's node; None if either is unknown."""
     host = os.environ.get(NODE_IP_ENV)
     if not host or not port:
         return None
@@ -293,7 +293,7 @@ class Exporter(ABC):
     """A metrics exporter at ``url``, which has no path.
 
     If its page cannot be read, all devices are unknown, and ``error`` is the reason. ``pod`` is the
-    engine's pod and container. None means that it is unknown, so that any owner may be the engine.
+    engine's pod and container. If it is None, each owner of a device may be the engine.
     """
 
     PORT_ENV: ClassVar[str]
@@ -311,12 +311,12 @@ class Exporter(ABC):
 
     @classmethod
     def from_environment(cls, pod: PodContainer | None = None) -> Self | None:
-        """Return the exporter on this node; None if the environment has no port for it."""
+        """Return the exporter on this node; None if the environment names no port."""
         url = make_node_url(os.environ.get(cls.PORT_ENV))
         return cls(url, pod=pod) if url is not None else None
 
     def read_samples(self) -> list[ExporterSample]:
-        """Return the newest samples. The page is read at most every :data:`SCRAPE_PERIOD_S`."""
+        """Return the newest samples, from a page that is at most :data:`SCRAPE_PERIOD_S` old."""
         now = self._clock()
         if now >= self._next:
             self._next = now + SCRAPE_PERIOD_S
@@ -346,7 +346,7 @@ class Exporter(ABC):
     def find_values(self, uuid: str) -> dict[str, float]:
         """Return the largest value of each metric of the device, by metric name.
 
-        If several pods share the device, each pod has a sample with the values of the whole device.
+        On a shared device, each pod has a sample with the values of the whole device.
         """
         found: dict[str, float] = {}
         for row in self.read_samples():
@@ -355,10 +355,7 @@ class Exporter(ABC):
         return found
 
     def list_assigned_devices(self) -> list[str]:
-        """Return the names of the devices that are assigned to the pod.
-
-        Empty if the samples have no pod labels.
-        """
+        """Return the names of the pod's devices; empty if the samples have no pod labels."""
         if self._pod is None:
             return []
         rows = [row.labels for row in self.read_samples()]
@@ -366,10 +363,9 @@ class Exporter(ABC):
         return sorted({name for labels in mine if (name := self.get_device_name(labels))})
 
     def find_owners(self, uuid: str) -> set[PodContainer]:
-        """Return the containers to which the device is assigned.
+        """Return the containers to which the device is assigned; empty without pod labels.
 
-        Empty if the samples have no pod labels. If several containers share a device, some
-        exporters name only one of them.
+        If several containers share a device, some exporters name only one of them.
         """
         labels = [
             row.labels for row in self.read_samples() if self.get_device_name(row.labels) == uuid
@@ -377,13 +373,13 @@ class Exporter(ABC):
         return {PodContainer.from_labels(one) for one in labels if one.get("pod")}
 
     def is_own_container(self, owner: PodContainer) -> bool:
-        """Report whether ``owner`` is the engine's container; True if that is unknown."""
+        """Report whether ``owner`` is the engine's container; True if unknown."""
         return self._pod is None or self._pod.is_same(owner)
 
     @staticmethod
     @abstractmethod
     def get_device_name(labels: dict[str, str]) -> str:
-        """Return the name of the device in ``labels``, in the form that ``read_memory`` takes."""
+        """Return the name of the device in ``labels``, as ``read_memory`` takes it."""
 
 
 class Dcgm(Exporter):
@@ -399,7 +395,7 @@ class Dcgm(Exporter):
     )
 
     def read_memory(self, uuid: str) -> DeviceBytes | None:
-        """Return used and total bytes; None unless the page has both for the device."""
+        """Return used and total bytes; None unless the page has both."""
         # Memory belongs to the GPU instance, not to the compute instance.
         found = self.find_values("/".join(uuid.split("/")[:2]))
         used, free = found.get(self.USED), found.get(self.FREE)
@@ -428,7 +424,7 @@ class AmdExporter(Exporter):
     METRICS = USED, TOTAL, METRIC_PREFIX + USED, METRIC_PREFIX + TOTAL
 
     def read_memory(self, uuid: str) -> DeviceBytes | None:
-        """Return used and total bytes; None unless the page has both for the device."""
+        """Return used and total bytes; None unless the page has both."""
         found = {
             n.removeprefix(self.METRIC_PREFIX): value for n, value in self.find_values(uuid).items()
         }
@@ -439,6 +435,6 @@ class AmdExporter(Exporter):
 
     @staticmethod
     def get_device_name(labels: dict[str, str]) -> str:
-        """Return ``AMD-`` and the number of the device; empty if it has no number."""
+        """Return ``AMD-`` and the number of the device; empty without a number."""
         number = labels.get("gpu_id", "")
         return f"AMD-{number}" if number else ""

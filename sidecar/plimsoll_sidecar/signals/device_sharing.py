@@ -1,8 +1,8 @@
 """Detect devices that other pods also use, because memory there may not be the engine's.
 
-The resource name in the pod does not show this: a device plugin can assign one GPU to several pods
+The pod's resource names do not show this: a device plugin can assign one GPU to several pods
 (time-slicing). A device is shared if an exporter names another owner, if the driver reports other
-users, or if the container has an environment variable that device sharing sets.
+users, or if device sharing has set an environment variable in the container.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ log = logging.getLogger(__name__)
 
 SHARING_CHECK_PERIOD_S = 10.0
 MIN_OTHER_OWNER_S = 45.0
-"""Time for which another owner must be reported. An exporter collects every 30 s, and until then
-its page may name the previous pod of the device."""
+"""Time for which an exporter must report another owner. Its page may name the device's previous pod
+until it collects again, every 30 s."""
 MIN_OTHER_GROWTH_BYTES = 512 << 20
-"""Growth of the memory of other processes that shows a shared device. The driver's own memory,
-about 500 MiB on a large device, is in use from the start."""
+"""Growth of other processes' memory that shows a shared device. The driver's own memory, about 500
+MiB on a large device, is in use from the start."""
 SHARING_VARIABLES = (
     "CUDA_MPS_PIPE_DIRECTORY",
     "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
@@ -31,12 +31,12 @@ SHARING_VARIABLES = (
     "CUDA_DEVICE_MEMORY_LIMIT_0",
     "CUDA_DEVICE_SM_LIMIT",
 )
-"""Environment variables of CUDA MPS clients and of HAMi's device slices. An empty variable counts
-as not set."""
+"""Environment variables of CUDA MPS clients and of HAMi's device slices. An empty variable does not
+count."""
 
 
 class SharingDetector:
-    """Detect shared devices. A device that was found to be shared stays so until :meth:`reset`."""
+    """Detects shared devices. A shared device stays shared until :meth:`reset`."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class SharingDetector:
         self.reset()
 
     def reset(self) -> None:
-        """Discard all findings, because the next engine may use other devices."""
+        """Discard all results, because the next engine may use other devices."""
         self._next = 0.0
         self._found: dict[str, str] = {}
         self._other_owner_since: dict[str, float] = {}
@@ -123,10 +123,10 @@ class SharingDetector:
         return self._find_reason_in_growth(uuid, users.other_bytes)
 
     def _find_reason_in_growth(self, uuid: str, other_bytes: int | None) -> str | None:
-        """Return a reason if the memory of other processes on the device grows; None if not.
+        """Return a reason if the memory of other processes on the device grows; None otherwise.
 
         Memory that an earlier engine left on the device does not grow, and the driver's own memory
-        hardly grows.
+        hardly does.
         """
         if other_bytes is None:
             return None

@@ -1,20 +1,22 @@
-"""Find the processes of the engine: all processes of its own container, and no others.
+"""Find the processes of the engine: all processes of its container, and no others.
 
-The environment variable :data:`~plimsoll_api.supervisor_config.CONTAINER_ENV` of each container has
-the name of the container, which selects the engine's container. Pods of earlier releases lack this
-variable. In these pods, the process that listens on the serving port shows the engine's container.
-If no process does, the only program of this engine type shows it. Outside containers, the engine is
-a process tree: the outermost process that one of these three rules selects, and its descendants. If
-the configuration names the main process, no rule is needed.
+The first of these rules that applies selects the engine's container:
+
+1. The environment variable :data:`~plimsoll_api.supervisor_config.CONTAINER_ENV` holds the name of
+   the container. Pods of earlier releases lack it.
+2. A process of the container listens on the serving port.
+3. The container runs the only program of this engine type.
+
+Outside containers, the engine is a process tree: the outermost process that a rule selects, and its
+descendants. If the configuration names the main process, no rule is needed.
 
 The containers of a pod share the supervisor's PID namespace. A process in a nested PID namespace,
-such as a pod seen from its node, can only be selected by its port.
+such as a pod seen from its node, can only be selected by its port. The supervisor and its ancestors
+are never processes of the engine.
 
-The supervisor and its ancestors are never processes of the engine.
-
-Known engines set process titles in their helper processes. A word in an argument proves nothing: a
-build, an editor or a proxy may name an engine in its arguments. An engine can set any title, so a
-title counts only if it begins with one of the names that are defined here.
+vLLM and SGLang set process titles in their helper processes. A word in an argument proves nothing:
+a build, an editor or a proxy may name an engine in its arguments. A title counts only if it begins
+with a name that is defined here, because an engine can set any title.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ from plimsoll_sidecar.signals.tcp_sockets import TCP_LISTEN, find_socket_inodes,
 WRAPPER_PROGRAMS = frozenset(
     {"sh", "bash", "dash", "ash", "busybox", "tini", "dumb-init", "catatonit"}
 )
-"""Programs that start an engine, and that do not forward its signals or that end with it."""
+"""Programs that start an engine. They do not forward signals to the engine, or they end with it."""
 MAX_STORED_PROCESSES = 256
 
 ListeningSockets = Callable[[], set[str]]
@@ -66,9 +68,9 @@ class EngineProgram:
         title_prefixes: Prefixes of the titles of helper processes.
         port: Default serving port.
         main: Name of the main process, which has no title.
-        names: Process names, without ranks, by the start of a title after ``PREFIX::``.
+        names: Process names without ranks, by the start of a title after ``PREFIX::``.
         steps: Name of the process that runs the scheduler's steps.
-        runs: Names of the processes that may run the model; the first one that exists runs it.
+        runs: Names of processes that may run the model. The first that exists runs it.
 
     """
 
@@ -152,13 +154,13 @@ def is_helper_command(line: Sequence[str], kind: EngineType) -> bool:
 
 
 def has_helper_title(line: Sequence[str], kind: EngineType) -> bool:
-    """Report whether the process title is one that only helper processes of this type have."""
+    """Report whether only helper processes of this engine type have this process title."""
     program = ENGINE_PROGRAMS.get(kind)
     return program is not None and bool(line) and line[0].startswith(program.title_prefixes)
 
 
 def find_helper_name(line: Sequence[str], kind: EngineType) -> str | None:
-    """Return the engine's name for the helper with this command line; None without a name."""
+    """Return the engine's own name of the helper with this command line; None if it has none."""
     program = ENGINE_PROGRAMS.get(kind)
     _, separator, title = (line[0] if line else "").partition("::")
     if program is None or not separator:
@@ -169,9 +171,9 @@ def find_helper_name(line: Sequence[str], kind: EngineType) -> str | None:
 def assign_roles(
     command_lines: Iterable[tuple[int, Sequence[str]]], main_pid: int | None, kind: EngineType
 ) -> list[ProcessMemory]:
-    """Return the processes of an engine, with their roles and names.
+    """Return the processes of an engine with their roles and names.
 
-    ``command_lines`` has the PID and the command line of each process.
+    ``command_lines`` holds the PID and the command line of each process.
     """
     program = ENGINE_PROGRAMS.get(kind)
     names = {pid: find_helper_name(line, kind) for pid, line in command_lines}
@@ -188,7 +190,7 @@ def assign_roles(
 
 
 def find_process_names(processes: Iterable[ProcessMemory], kind: EngineType) -> ProcessNames:
-    """Return the names of the processes that serve, run the scheduler's steps and run the model."""
+    """Return the names of the processes that serve, schedule the steps, and run the model."""
     program = ENGINE_PROGRAMS.get(kind)
     names = {process.name: process.role for process in processes if process.name is not None}
     if program is None:
@@ -203,8 +205,8 @@ def find_process_names(processes: Iterable[ProcessMemory], kind: EngineType) -> 
 def may_listen_on(line: Sequence[str], port: int, default_port: int | None) -> bool:
     """Report whether a process with this command line may listen on ``port``.
 
-    ``default_port`` is the port of the process if the command line names none. A port that is not a
-    number, such as the name of a variable, may be any port.
+    A command line without a port means ``default_port``. A port that is not a number, such as the
+    name of a variable, may be any port.
     """
     value = find_port_option(line)
     if value is None:
@@ -214,7 +216,7 @@ def may_listen_on(line: Sequence[str], port: int, default_port: int | None) -> b
 
 
 def find_port_option(line: Sequence[str]) -> str | None:
-    """Return the port in the command line as it is written; None if there is none."""
+    """Return the port in the command line as written; None if there is none."""
     for at, word in enumerate(line):
         if word == "--port" and at + 1 < len(line):
             return line[at + 1]
@@ -224,21 +226,21 @@ def find_port_option(line: Sequence[str]) -> str | None:
 
 
 def find_default_port(kind: EngineType) -> int | None:
-    """Return the default serving port of this engine type; None if it is unknown."""
+    """Return the default serving port of this engine type; None if unknown."""
     program = ENGINE_PROGRAMS.get(kind)
     return program.port if program else None
 
 
 class EngineNotFoundError(Exception):
-    """The engine's process was not found. The message says why, and what to do."""
+    """The engine's process was not found. The message gives the reason and what to do."""
 
 
 class EngineProcesses(msgspec.Struct, frozen=True):
     """Processes of one engine.
 
-    ``main`` is the main process, whose end also ends the other processes. It is None if it has
-    ended and other processes still run. ``processes`` are all processes, and ``helpers`` the
-    descendants of ``main``. ``container`` is None outside containers.
+    The end of ``main``, the main process, ends the others. It is None if only others still run.
+    ``processes`` are all processes, and ``helpers`` the descendants of ``main``. ``container`` is
+    None outside containers.
     """
 
     main: ProcessId | None
@@ -248,16 +250,16 @@ class EngineProcesses(msgspec.Struct, frozen=True):
 
 
 class EngineFinder:
-    """Find the engine's processes.
+    """Finds the engine's processes.
 
-    The finder remembers the processes that it found. If processes outlive their engine, they are
-    not mistaken for processes of the next engine.
+    It remembers the processes that it found. Processes that outlive their engine are therefore not
+    mistaken for processes of the next engine.
     """
 
     def __init__(
         self, port: int, kind: EngineType, container: str = "", main: ProcessId | None = None
     ) -> None:
-        """Search by port, engine type and container, or only by ``main`` if it is given."""
+        """Search by port, engine type and container, or only by ``main`` if given."""
         self._port, self._kind, self._name = port, kind, container
         self._configured_main = main
         self._known: dict[ProcessId, bool] = {}
@@ -299,8 +301,8 @@ class EngineFinder:
     ) -> EngineProcesses:
         """Return the engine's processes ``member_pids``, and store them for the next search.
 
-        ``identifying_pids`` are the members that identified the engine. The other members belong to
-        the same container or process tree.
+        ``identifying_pids`` are the members that identified the engine. The others belong to the
+        same container or process tree.
         """
         identities = {pid: found for pid in sorted(member_pids) if (found := identify(pid))}
         main = self._find_main_process(
@@ -316,7 +318,7 @@ class EngineFinder:
     def _find_identifying_processes(
         self, candidates: set[int], own_container: Container, listening: ListeningSockets
     ) -> set[int]:
-        """Return the PIDs that identify the engine, by the most reliable rule that applies."""
+        """Return the PIDs that identify the engine, by the first rule that applies."""
         if self._configured_main is not None:
             return (
                 {self._configured_main.pid} & candidates

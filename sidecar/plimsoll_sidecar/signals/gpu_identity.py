@@ -1,12 +1,12 @@
 """Find the devices that an external engine uses.
 
-If the device plugin sets its environment variable, the variable names the devices. With CDI, the
-variable is ``NVIDIA_VISIBLE_DEVICES=void``, and with DRA there is no variable. The open files of
-the engine's processes then show the devices. ``/proc/PID/fd`` leads to the device files, and
-``/proc/driver/nvidia``, which is the same in every container, maps their minor numbers to UUIDs. A
-process that uses a MIG slice also has the capability files of the slice open.
+The environment variable of the device plugin names the devices. With CDI, it is
+``NVIDIA_VISIBLE_DEVICES=void``, and with DRA it is absent. The open files of the engine's processes
+then show the devices: ``/proc/PID/fd`` leads to the device files, and ``/proc/driver/nvidia`` maps
+their minor numbers to UUIDs. A process that uses a MIG slice also has the capability files of the
+slice open.
 
-Processes open these files some time after their start, so the search is repeated. It finds which
+Processes open these files some time after their start, so the search is repeated. It shows which
 devices are in use, but not how much memory.
 """
 
@@ -34,10 +34,10 @@ DEVICE_DRIVER_NAMES, CAPABILITY_DRIVER_NAME = (
     "nvidia-caps",
 )
 NVIDIA_MAJOR = 195
-"""Major number of NVIDIA's device files on all machines, for containers whose ``/proc/devices``
-does not show it."""
+"""Major number of NVIDIA's device files on all machines. It replaces a missing entry in
+``/proc/devices``."""
 FIRST_SEARCH_PERIOD_S, LATER_SEARCH_PERIOD_S = 5.0, 60.0
-"""Time between two searches, until a device is found and afterwards. A process may open another
+"""Time between two searches before and after a device has been found. A process may open another
 device later."""
 VISIBLE_DEVICES_ENV = "NVIDIA_VISIBLE_DEVICES"
 MAX_GPU_NAME_CHARS = 96
@@ -45,7 +45,7 @@ MAX_GPU_NAME_CHARS = 96
 
 
 class DeviceFinder:
-    """Find the GPUs of one engine. Call :meth:`reset` when another engine has started."""
+    """Finds the GPUs of one engine. Call :meth:`reset` when another engine has started."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, proc: Path = PROC) -> None:
         self._clock, self._proc = clock, proc
@@ -59,8 +59,7 @@ class DeviceFinder:
     def find_devices(self, main_pid: int, pids: Iterable[int]) -> list[DeviceMemory]:
         """Return the devices by UUID, without their memory; empty if none is known yet.
 
-        ``main_pid`` is the process whose environment names the devices. ``pids`` are all processes
-        of the engine.
+        The environment of ``main_pid`` names the devices. ``pids`` are all processes of the engine.
         """
         now = self._clock()
         if now >= self._next:
@@ -74,7 +73,7 @@ class DeviceFinder:
 def _read_visible_devices(main_pid: int) -> list[str]:
     """Return the devices that the variable of the device plugin names.
 
-    The list is empty if the variable names no device, or stands for all devices of the node.
+    The list is empty if it names no device, or all devices of the node.
     """
     names = (read_environment_variable(main_pid, VISIBLE_DEVICES_ENV) or "").split(",", MAX_GPUS)[
         :MAX_GPUS
@@ -84,7 +83,7 @@ def _read_visible_devices(main_pid: int) -> list[str]:
 
 
 def find_open_devices(pids: Iterable[int], proc: Path = PROC) -> list[str]:
-    """Return the names of the devices that these processes have open; empty if none is known.
+    """Return the names of the devices that these processes have open; empty if unknown.
 
     A name is ``GPU-…``, or ``MIG-GPU-…/GI/CI`` (GPU instance, compute instance) for a MIG slice.
     """
@@ -151,7 +150,7 @@ def _read_gpu_uuids(proc: Path) -> dict[int, str]:
 
 
 def _find_open_slices(proc: Path, opened: set[int]) -> dict[int, list[str]]:
-    """Return ``GI/CI`` of each MIG slice that is open, by the minor number of its GPU."""
+    """Return ``GI/CI`` of each open MIG slice, by the minor number of its GPU."""
     found: dict[int, list[str]] = {}
     folder = proc / "driver/nvidia/capabilities"
     for gpu in _list_folder(folder)[:MAX_GPUS] if opened else []:

@@ -1,10 +1,10 @@
 """Read selected metrics from the Prometheus text page of another program.
 
-Lines are selected by name before they are parsed. The page of an engine has a thousand lines, of
-which only a dozen matter. Parsing all lines would cost more than the rest of a sample.
+Lines are selected by name before they are parsed. An engine's page has a thousand lines, of which
+only a dozen matter. Parsing all lines would cost more than the rest of a sample.
 
-A page may have a line for each engine, rank, mode and outcome. It depends on the metric which of
-these lines add up. :class:`Series` describes how the lines of one metric are combined, and
+A page may have a line for each engine, rank, mode and outcome. The metric determines which of these
+lines add up. :class:`Series` describes how to combine the lines of one metric, and
 :func:`make_page_reader` applies this.
 """
 
@@ -17,11 +17,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 MAX_METRIC_VALUE = 2.0**53
-"""Largest accepted value. Integers are exact below it, and its MiB still fit into 64 bits of
-bytes."""
+"""Largest accepted value. Smaller integers are exact, and as MiB they fit into 64 bits of bytes."""
 MAX_LINE_BYTES = 16 << 10
-"""Maximum length of a line. Known engines and exporters write less than 1 KiB. The memory for
-matching grows with the labels."""
+"""Maximum length of a line, which limits the memory for matching its labels. Known engines and
+exporters write less than 1 KiB."""
 MAX_METRIC_LINES = 4096
 """Maximum number of lines of a metric. An engine with 64 ranks has fewer than 1,000."""
 _LABELS_PATTERN = rb'((?:[^"}\n]|"(?:[^"\\\n]|\\.)*+")*+)'
@@ -36,11 +35,11 @@ _RANK_LABEL_PATTERN = re.compile(
     r"(?:(?:attn|moe)_)?(?:tp|pp|cp|ep|sp|dcp|pcp)_rank"
     r"|(?:tensor|pipeline|context|expert|sequence)_parallel_rank"
 )
-"""Pattern for labels of ranks that work on the same requests: each rank reports all requests."""
+"""Pattern for labels of ranks that work on the same requests. Each rank reports all requests."""
 _REPLICA_LABEL_PATTERN = re.compile(
     r"engine|(?:(?:attn|moe)_)?dp_rank|data_parallel_rank|engine_type|ReplicaId|WorkerId|pid"
 )
-"""Pattern for labels of parts of an engine with their own requests and their own KV cache."""
+"""Pattern for labels of engine parts with their own requests and their own KV cache."""
 
 SampleReader = Callable[[bytes], Iterator[tuple[str, bytes | None, float]]]
 
@@ -48,9 +47,9 @@ SampleReader = Callable[[bytes], Iterator[tuple[str, bytes | None, float]]]
 def make_sample_reader(names: Iterable[str]) -> SampleReader:
     """Return a function that reads the samples of ``names`` from a page.
 
-    It yields the name, the labels as they are written, and the value of each sample. The name may
-    be in front of the braces, or be their first, quoted element. A value that is not a number is
-    NaN. A line that is malformed or too long has the labels None and the value NaN.
+    It yields the name, the labels as written, and the value of each sample. The name may precede
+    the braces, or be the first, quoted element in them. A value that is not a number is NaN. A
+    malformed or too long line has the labels None and the value NaN.
     """
     wanted = {name.encode(): name for name in names}
 
@@ -80,10 +79,9 @@ class Kind(StrEnum):
     GAUGE = "gauge"
     """A present value. The values of parts with their own requests add up."""
     COUNTER = "counter"
-    """A count since a start.
+    """A count since a start, which adds up like a gauge.
 
-    The values add up as for a gauge. If a part is absent from the page, its last values are kept.
-    """
+    A part that is absent from the page keeps its last values."""
     RATIO = "ratio"
     """A share of a pool, from 0 to 1. The shares of several pools are averaged by pool size."""
 
@@ -99,7 +97,8 @@ class Series:
         only_label: A label and its value. Only lines with this label count; None accepts all lines.
         total: A label. The line in which it is empty is the sum of the other lines.
         pool: For a ratio, the name of the gauge with the size of its pool.
-        pool_label: The label of the gauge ``pool`` with the size; empty if its value is the size.
+        pool_label: The label of the gauge ``pool`` that holds the size; empty if the value of the
+            gauge is the size.
 
     """
 
@@ -112,7 +111,7 @@ class Series:
     pool_label: str = ""
 
     def iterate_names(self) -> Iterator[str]:
-        """Yield the names that the metric may have on a page, starting with the most likely."""
+        """Yield the possible names of the metric on a page, the most likely first."""
         for name in (self.name, *self.older_names):
             yield from iterate_spellings(name)
 
@@ -137,8 +136,8 @@ def make_created_name(name: str) -> str:
 class PoolRatio(float):
     """A ratio over all pools.
 
-    If the pools have unknown sizes and different ratios, the value is the largest ratio, and
-    ``least`` is the smallest ratio. The mean is between the two.
+    If the pools have unknown sizes and different ratios, the mean is unknown. The value is then the
+    largest ratio, and ``least`` the smallest.
     """
 
     least: float
@@ -154,13 +153,13 @@ Labels = frozenset[tuple[str, str]]
 Lines = dict[Labels, float]
 """Values by labels; NaN if a value is unknown."""
 MALFORMED_LABELS: Labels = frozenset({("", "")})
-"""Stands for labels that cannot be parsed. Such a line may be any line of its metric."""
+"""Placeholder for labels that cannot be parsed. Such a line may be any line of its metric."""
 PROCESS_START_METRIC = "process_start_time_seconds"
 """Name of the metric with the start time of a process, in Unix seconds."""
 
 
 class Page:
-    """The lines of one scrape that belong to selected metrics, by metric name."""
+    """The lines of selected metrics in one scrape, by metric name."""
 
     def __init__(self, lines: dict[str, Lines]) -> None:
         self.lines = lines
@@ -168,8 +167,7 @@ class Page:
     def compute_value(self, series: Series) -> float | None:
         """Return the value of the metric; None if the page does not have it.
 
-        Also return None if a line has an impossible value: the sum of the other lines would be
-        wrong.
+        A line with an impossible value also makes it None, because the sum would be wrong.
         """
         found = self._find_lines(series)
         if series.only_label is not None:
@@ -199,7 +197,7 @@ class Page:
     def read_counters(self, series_list: Iterable[Series]) -> dict[tuple[str, Labels], float]:
         """Return the value of each line of the counters in ``series_list``, by name and labels.
 
-        A value that is impossible for a counter is NaN.
+        A value that no counter can have is NaN.
         """
         return {
             (name, labels): value if 0.0 <= value < MAX_METRIC_VALUE else math.nan
@@ -209,7 +207,7 @@ class Page:
         }
 
     def read_start_times(self, series_list: Iterable[Series]) -> dict[tuple[str, Labels], float]:
-        """Return the start times of the process and of the counters, in Unix seconds.
+        """Return the start times of the process and of the counters in Unix seconds.
 
         The keys are the names and labels of the lines.
         """
@@ -225,7 +223,7 @@ class Page:
         }
 
     def add_absent_counters(self, counters: Mapping[tuple[str, Labels], float]) -> None:
-        """Add each line of ``counters`` that the page lacks, with its last value."""
+        """Add the lines of ``counters`` that the page lacks, with their last values."""
         for (name, labels), value in counters.items():
             if name in self.lines and len(self.lines[name]) < MAX_METRIC_LINES:
                 self.lines[name].setdefault(labels, value)
@@ -250,7 +248,7 @@ class Page:
         return PoolRatio(held / math.fsum(weights))
 
     def _read_pool_sizes(self, series: Series) -> Mapping[Labels, float]:
-        """Return the size of each pool, without pools for which several sizes are given."""
+        """Return the size of each pool, without pools that have several sizes."""
         if not series.pool:
             return {}
         lines = self._find_lines(Series(series.pool))
@@ -289,7 +287,7 @@ def _merge_ranks(lines: Lines, total: str) -> Lines:
     """Return one value for each part of the engine that has its own requests.
 
     All ranks of a part report the same requests, at slightly different times, so the largest value
-    is used. ``total`` is :attr:`Series.total`.
+    counts. ``total`` is :attr:`Series.total`.
     """
     if total:
         sums = {labels - {(total, "")} for labels in lines if (total, "") in labels}

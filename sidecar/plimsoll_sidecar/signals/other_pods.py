@@ -1,12 +1,12 @@
 """Read the state of other pods: the members of a multi-node group, and the other replicas.
 
-The state of a group's pods comes from the ``/state`` pages of their supervisors. The leader's
-supervisor reads the newest assessment of each worker. The processes of a worker do not show whether
-it has loaded its part of the model, which can take many minutes. The warm-up of a worker therefore
-starts when the page of the leader reports that the leader's engine is ready.
+The supervisors of a group's pods serve their state on ``/state`` pages. The leader's supervisor
+reads the newest assessment of each worker. A worker's processes do not show whether the worker has
+loaded its part of the model, which can take many minutes. The warm-up of a worker therefore starts
+when the leader's page reports that the engine is ready.
 
 The headless Service of the group lists its pods. Any program in these pods can serve such a page,
-so reads are bounded. A forged page can make the leader restart its own group, but nothing else.
+so reads are bounded. A forged page can only make the leader restart its own group.
 """
 
 from __future__ import annotations
@@ -44,28 +44,28 @@ POLL_PERIOD_S = 5.0
 PAGE_TIMEOUT_S = 2.0
 MAX_PODS = 64
 MAX_CONCURRENT_REQUESTS = 16
-"""Maximum number of concurrent requests. A round takes at most ``MAX_PODS / MAX_CONCURRENT_REQUESTS
-* PAGE_TIMEOUT_S`` seconds, even if no pod answers."""
+"""Maximum number of concurrent requests. If no pod answers, a round takes at most ``MAX_PODS /
+MAX_CONCURRENT_REQUESTS * PAGE_TIMEOUT_S`` seconds."""
 MAX_PAGE_AGE_S = 20.0
-"""Time for which a page is valid. Healthy pods answer again sooner: within the longest round and
-:data:`POLL_PERIOD_S`."""
+"""Time for which a page is valid. Healthy pods answer again within the longest round and
+:data:`POLL_PERIOD_S`, which is less."""
 MAX_STATE_BYTES = 1 << 20
 MAX_TEXT_CHARS = 200
 """Maximum length of a text from another pod."""
 MAX_EVIDENCE_LINES = 8
 """Maximum number of suspicions of one pod, and of evidence lines of one suspicion."""
 MAX_MEMORY_BYTES = 1 << 60
-"""Largest accepted size: more memory than any pod has."""
+"""Largest accepted size, which exceeds the memory of any pod."""
 POLLING_IDLE_TIMEOUT_S = 10.0
-"""Time without a call of :meth:`GroupLeader.is_serving` after which polling stops."""
+"""Time after the last call of :meth:`GroupLeader.is_serving` at which polling stops."""
 MIN_LEADER_READY_S = 10.0
-"""Time for which the leader must have been ready. Before that, it may not have noticed that its
-group restarts."""
+"""Minimum time for which the leader must have been ready. At first, it may not have noticed that
+its group restarts."""
 MAX_PEERS_AGE_S = 300.0
-"""Time for which the peers file is valid after a change. The operator writes the data every minute,
-and the kubelet takes up to 90 s to update the file."""
+"""Time for which the peers file is valid after a change. The operator writes it every minute, and
+the kubelet takes up to 90 s to update it."""
 _HEAD_POD_PATTERN = re.compile(r".*-head(-.*)?")
-"""Pattern for the names of KubeRay's head pods: in the Service, only the name shows them."""
+"""Pattern for the names of KubeRay's head pods, which nothing else marks in the Service."""
 
 
 def make_worker_matcher(kind: str, leader: str) -> Callable[[str], bool]:
@@ -93,7 +93,7 @@ def make_leader_matcher(kind: str, worker: str) -> Callable[[str], bool]:
 
 
 class GroupPages:
-    """Reader of the ``/state`` pages of the pods of a group.
+    """Reads the ``/state`` pages of the pods of a group.
 
     ``subdomain`` is the name of the group's headless Service. ``is_wanted`` selects pods by name.
     """
@@ -111,7 +111,7 @@ class GroupPages:
         self._queried: set[str] = set()
 
     def list_pods(self) -> dict[str, str] | None:
-        """Return the address of each wanted pod by pod name, at most :data:`MAX_PODS`.
+        """Return the address of each selected pod by pod name, at most :data:`MAX_PODS`.
 
         None if the API server does not answer, which is logged.
         """
@@ -127,7 +127,7 @@ class GroupPages:
         return found
 
     def read_pages(self, pods: Mapping[str, str], kind: type[Page]) -> dict[str, Page]:
-        """Return the page of each pod that answers, by pod name, and log other results."""
+        """Return the page of each pod that answers, by pod name, and log the errors."""
         self._errors = {
             source: error
             for source, error in self._errors.items()
@@ -155,7 +155,7 @@ class GroupPages:
         return found
 
     def log_error_once(self, source: str, error: str) -> None:
-        """Log ``error`` when it first occurs, and its end when it becomes empty."""
+        """Log ``error`` when it first occurs, and its end when ``error`` is empty."""
         before = self._errors.get(source, "")
         self._errors[source] = error
         if error and not before:
@@ -173,8 +173,6 @@ def _is_address(text: str) -> bool:
 
 
 class _MemberState(msgspec.Struct):
-    """The part of a worker's ``/state`` page that the leader reads."""
-
     assessment: Assessment
 
     def __post_init__(self) -> None:
@@ -186,7 +184,7 @@ class _MemberState(msgspec.Struct):
 
 
 class GroupMembers:
-    """Thread that polls the assessments of all pods of a group except its leader."""
+    """Polls the assessments of all pods of a group except its leader, in a thread."""
 
     def __init__(self, pages: GroupPages, clock: Callable[[], float] = time.monotonic) -> None:
         self._pages, self._clock = pages, clock
@@ -203,7 +201,7 @@ class GroupMembers:
         self._part.stop()
 
     def read_assessments(self) -> dict[str, Assessment | None]:
-        """Return the newest assessment by pod name; None for an assessment that is too old."""
+        """Return the newest assessment by pod name; None if it is too old."""
         now = self._clock()
         with self._lock:
             return {
@@ -256,13 +254,11 @@ def _list_budget_sizes(budget: BudgetState | None) -> list[int]:
 
 
 class _LeaderState(msgspec.Struct):
-    """The part of the leader's ``/state`` page that a worker reads."""
-
     engine_state: EngineState | None = None
 
 
 class GroupLeader:
-    """Thread that polls the leader of a worker's group, while :meth:`is_serving` is called."""
+    """Polls the leader of a worker's group in a thread, while :meth:`is_serving` is called."""
 
     def __init__(self, pages: GroupPages, clock: Callable[[], float] = time.monotonic) -> None:
         self._pages, self._clock = pages, clock
@@ -281,7 +277,10 @@ class GroupLeader:
         return self.measure_ready_s() >= MIN_LEADER_READY_S
 
     def measure_ready_s(self) -> float:
-        """Return the seconds since the leader became ready; negative infinity if not ready."""
+        """Return the seconds since the leader became ready.
+
+        Negative infinity if it is not ready.
+        """
         since = self._ready_since
         return float("-inf") if since is None else self._clock() - since
 
@@ -297,7 +296,7 @@ class GroupLeader:
         return POLL_PERIOD_S
 
     def poll(self) -> None:
-        """Poll the leader once. If it does not answer, it counts as not ready."""
+        """Poll the leader once. A leader that does not answer counts as not ready."""
         leaders = self._pages.list_pods()
         if leaders is not None:
             self._pages.log_error_once(
@@ -313,10 +312,10 @@ class GroupLeader:
 class PeersFile:
     """File in which the operator publishes the memory of the other replicas.
 
-    The kubelet updates the file some time after the operator wrote it, and the file does not change
-    while the operator is down. The clocks of different machines are never compared. Instead, the
-    file is valid for :data:`MAX_PEERS_AGE_S` after each change. The age of a file that exists at
-    the start is unknown, so the file becomes valid with its first change.
+    The kubelet updates the file some time after the operator has written it, and the operator may
+    be down. The age of its contents is unknown, because clocks of different machines are never
+    compared. The file is therefore valid for :data:`MAX_PEERS_AGE_S` after each change that this
+    process observes.
     """
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
@@ -326,7 +325,7 @@ class PeersFile:
         self._peers: tuple[Peer, ...] = ()
 
     def read_peers(self) -> tuple[Peer, ...]:
-        """Return the peers in the file; empty if there is no valid data. Never raises."""
+        """Return the peers in the file; empty without valid data. Never raises."""
         now, data = self._clock(), self._read()
         if data != self._data:
             self._data, self._until = data, now + MAX_PEERS_AGE_S
@@ -347,10 +346,7 @@ class LearnedFile:
         self._path = path
 
     def read(self, workload: WorkloadRef | None) -> LearnedWorkload | None:
-        """Return the values that the pods of ``workload`` have learned; None if unknown.
-
-        Never raises.
-        """
+        """Return what the pods of ``workload`` have learned; None if unknown. Never raises."""
         name = str(workload) if workload is not None else ""
         try:
             found = learned.decode_learned(_read_file(self._path, MAX_LEARNED_BYTES))

@@ -1,8 +1,8 @@
-"""Query the probe of one process after checking who owns its socket, and merge the reports.
+"""Query the probes of an engine's processes, and merge their reports.
 
 Each probe listens on ``PID.sock`` in a shared folder. Any process that can write to the folder can
-replace the socket, so a probe is queried only if the kernel confirms that the socket belongs to the
-process. Reports come from the engine and are not trusted: a malformed report is rejected.
+replace the socket. A probe is therefore queried only if the kernel confirms that the socket belongs
+to the process. Reports come from the engine and are not trusted: a malformed report is rejected.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from plimsoll_api.admin import (
 READ_CHUNK_BYTES = 1 << 16
 MAX_REPORT_BYTES = 64 << 10
 MAX_TEXT_BYTES = 4 << 20
-"""Maximum size of an answer with text. A text of 1 MiB may grow fourfold as JSON."""
+"""Maximum size of an answer with text. As JSON, a text of 1 MiB may grow fourfold."""
 MAX_OWNERS = 32
 MAX_DEVICES = 64
 PINNED_OWNER = "pinned_host"
@@ -41,7 +41,7 @@ Ratio = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Owner = Annotated[str, msgspec.Meta(pattern=r"^[a-z][a-z0-9_]{0,31}$")]
 Uuid = Annotated[str, msgspec.Meta(pattern=r"^(GPU|MIG)-[0-9A-Za-z/-]{1,90}$")]
 WORKER_ROLES = frozenset({"Worker", "Scheduler"})
-"""Roles, in a report, of the processes that run the model."""
+"""Roles in a report of the processes that run the model."""
 PROCESS_NAMES = {
     "EngineCore": "EngineCore",
     "Worker": "Worker",
@@ -54,8 +54,7 @@ PROCESS_NAMES = {
 class ProbeRequests:
     """Pending requests to probes, each on its own connection.
 
-    A process that is busy, or that gets little CPU time, may answer later than a sample can wait.
-    Its answer is then collected in a later round.
+    A busy process may answer later than a sample can wait. A later sample then collects the answer.
     """
 
     def __init__(self, limit: int = MAX_REPORT_BYTES) -> None:
@@ -69,7 +68,7 @@ class ProbeRequests:
         return bool(self._connections)
 
     def send(self, folder: Path, pid: int, request: bytes) -> bool:
-        """Send a request to the probe of ``pid``, instead of its pending request.
+        """Send a request to the probe of ``pid``, and drop its pending request.
 
         Return False if the process has no probe.
         """
@@ -81,7 +80,7 @@ class ProbeRequests:
         return True
 
     def collect(self, awaited_pids: Iterable[int], timeout_s: float) -> dict[int, bytes]:
-        """Return the complete answers by PID; empty bytes for a request that failed.
+        """Return the complete answers by PID; empty bytes for a failed request.
 
         Wait up to ``timeout_s`` for the answers from ``awaited_pids``. Other answers are returned
         only if they have already arrived.
@@ -129,10 +128,9 @@ def query_probes(
     timeout_s: float,
     limit: int = MAX_REPORT_BYTES,
 ) -> dict[int, bytes]:
-    """Return the answers that arrive completely and in time, by PID.
+    """Return the answers that arrive completely within ``timeout_s``, by PID.
 
-    All requests together take at most ``timeout_s`` seconds. Answers are returned without a check
-    of their content.
+    Their contents are not checked.
     """
     exchange = ProbeRequests(limit)
     asked = [pid for pid in pids if exchange.send(folder, pid, request)]
@@ -143,9 +141,9 @@ def query_probes(
 
 
 def _connect_to_probe(path: Path, pid: int) -> socket.socket | None:
-    """Return a connection to the probe of ``pid``; None if the probe is not reachable.
+    """Return a connection to the probe of ``pid``; None if it is not reachable.
 
-    A socket at ``path`` that belongs to another process is not used.
+    A socket that belongs to another process is not used.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -167,7 +165,7 @@ def _connect_to_probe(path: Path, pid: int) -> socket.socket | None:
 def _send_request(connection: socket.socket, request: bytes) -> bool:
     """Send a short request, and return whether the socket accepted it at once.
 
-    Close the connection if it did not.
+    Otherwise, the connection is closed.
     """
     try:
         if connection.send(request) == len(request):
@@ -181,7 +179,7 @@ def _send_request(connection: socket.socket, request: bytes) -> bool:
 def _read_once(connection: socket.socket, data: bytearray, limit: int) -> bool | None:
     """Read once from the connection.
 
-    Return True if the answer is complete, False if it failed, and None if more data follows.
+    Return True if the answer is complete, False after a failure, and None if more data follows.
     """
     try:
         piece = connection.recv(READ_CHUNK_BYTES)
@@ -231,7 +229,7 @@ class EngineReport(msgspec.Struct):
 
 
 class Report(msgspec.Struct):
-    """Report of one process. Sizes are in bytes, None if unknown."""
+    """Report of one process. Sizes are in bytes; None if unknown."""
 
     pid: Number
     py_blocks: Number | None = None
@@ -248,10 +246,7 @@ class Report(msgspec.Struct):
 
 
 def merge_process(process: ProcessMemory, report: Report) -> ProcessMemory:
-    """Return ``process`` with its reported memory.
-
-    A process that runs the model gets the role of a worker.
-    """
+    """Return ``process`` with its reported memory, as a worker if it runs the model."""
     runs = report.engine.role in WORKER_ROLES or any(
         line.owner == "weights" for line in report.engine.ledger
     )
@@ -298,7 +293,7 @@ def merge_ledgers(accounts: Iterable[tuple[Role, Report]]) -> list[LedgerEntry]:
 def merge_devices(devices: list[DeviceMemory], reports: Iterable[Report]) -> list[DeviceMemory]:
     """Return ``devices`` with torch's memory, summed over the processes that use each device.
 
-    If ``devices`` is empty, return the devices that the reports name.
+    If ``devices`` is empty, the reported devices are returned.
     """
     sums: dict[str | int, TorchDevice] = {}
     for report in reports:

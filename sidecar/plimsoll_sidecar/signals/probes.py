@@ -1,4 +1,4 @@
-"""Query the probes of an engine's processes, keep their reports, and ask them to trim memory.
+"""Query the probes of an engine's processes, keep their reports, and request trims.
 
 Probes report what is not visible from outside: the allocators of each process, torch's memory on
 each device, and the engine's caches with their bounds.
@@ -32,17 +32,17 @@ REPORT_TIMEOUT_S = 0.3
 """Time for which a sample waits for all reports. A report takes about a millisecond."""
 MAX_LATE_ANSWER_S = 10.0
 """Time after which a pending report is given up. Until then, later samples collect it without
-waiting, because the process may hang. A process that computes all the time on a busy machine may
-need longer than :data:`REPORT_TIMEOUT_S`."""
+waiting. A process that hangs would delay them, and a busy process may need longer than
+:data:`REPORT_TIMEOUT_S`."""
 RETRY_PAUSE_S = 5.0
-"""Time after which a process that did not answer is queried again."""
+"""Time after which a silent process is queried again."""
 MAX_REPORT_AGE_S = 30.0
 """Time for which a report is valid."""
 TEXT_TIMEOUT_S = 10.0
 STACKS_TIMEOUT_S = 3.0
 """Timeout for stacks. A process answers within milliseconds, or never if a hang holds the GIL."""
 TRACE_DURATION_S = 5.0
-"""Time for which allocations are traced."""
+"""Duration of a trace of allocations."""
 TRIM_TIMEOUT_S = 5.0
 REPORT_REQUEST = b'{"do":"report"}\n'
 
@@ -51,9 +51,9 @@ REPORT_REQUEST = b'{"do":"report"}\n'
 class _ProcessState:
     """State of one process. Times are monotonic, in seconds.
 
-    ``report`` is the last report of the process, made at ``reported_at``. The process is not
-    queried before ``next_at``. ``asked_at`` is the time of the pending request; None without a
-    pending request. ``is_prompt`` is True if the last answer came within :data:`REPORT_TIMEOUT_S`.
+    ``report`` is the last report, made at ``reported_at``. The next query is due at ``next_at``.
+    ``asked_at`` is the time of the pending request; None without one. ``is_prompt`` is True if the
+    last answer came within :data:`REPORT_TIMEOUT_S`.
     """
 
     report: Report | None = None
@@ -76,7 +76,7 @@ class _TrimAnswer(msgspec.Struct):
 class TrimResult(msgspec.Struct, frozen=True):
     """Number of processes that trimmed their memory, and the device memory that torch freed.
 
-    ``device`` is in bytes; None if torch is not in use or was not asked to trim.
+    ``device`` is in bytes; None if torch is not in use, or did not trim.
     """
 
     processes: int
@@ -84,7 +84,7 @@ class TrimResult(msgspec.Struct, frozen=True):
 
 
 class Probes:
-    """Client of the probes whose sockets are in ``folder``; None means that there are no probes.
+    """Client of the probes whose sockets are in ``folder``; without a folder, there are no probes.
 
     :meth:`add_reports` must not run concurrently with itself. Other methods may run in other
     threads.
@@ -98,14 +98,14 @@ class Probes:
 
     @classmethod
     def from_environment(cls) -> Probes:
-        """Return the probes in the pod's shared folder; no probes if its variable is not set."""
+        """Return the probes in the pod's shared folder, or no probes if its variable is not set."""
         folder = os.environ.get(PROBE_DIR_ENV)
         return cls(Path(folder) if folder else None)
 
     def add_reports(self, status: Status) -> Status:
         """Return ``status`` with the reports from its processes and their descendants.
 
-        If no probe answers, return ``status`` itself.
+        If no probe answers, ``status`` itself is returned.
         """
         if self._folder is None:
             return status
@@ -168,7 +168,7 @@ class Probes:
         }
 
     def _request_report(self, folder: Path, process: ProcessId, state: _ProcessState) -> bool:
-        """Query a process if it is due. Return whether this sample waits for its answer."""
+        """Query a process if this is due, and return whether this sample waits for the answer."""
         now = self._clock()
         if state.asked_at is not None or now < state.next_at:
             return False
@@ -219,7 +219,7 @@ class Probes:
         )
 
     def _trace_allocations(self) -> dict[int, bytes]:
-        """Return the allocations by source line in :data:`TRACE_DURATION_S`, by PID.
+        """Return the allocations in :data:`TRACE_DURATION_S` by source line, for each PID.
 
         If the supervisor can no longer end the trace, the probe ends it.
         """
@@ -270,7 +270,7 @@ class Probes:
 
 
 def _add_descendants(processes: Iterable[ProcessMemory]) -> dict[ProcessId, ProcessMemory]:
-    """Return those ``processes`` that still run, and their descendants with the role ``Other``."""
+    """Return the running ``processes`` with their descendants, which get the role ``Other``."""
     found: dict[ProcessId, ProcessMemory] = {}
     waiting = list(processes)
     seen = {process.pid for process in waiting}

@@ -2,7 +2,7 @@
 
 A result may be outdated as soon as it is returned. A signal is sent only to a process with a known
 start time (:class:`ProcessId`). A process can change its own arguments and environment, so only a
-bounded part of them is read. psutil would read and split all of them
+bounded part of them is read; psutil would read and split all of them
 (docs/decisions/0002-libraries.md).
 """
 
@@ -26,31 +26,31 @@ from plimsoll_api.trace import OpenFiles
 MAX_ANCESTORS = 64
 MAX_COMMAND_WORDS = 64
 MAX_COMMAND_BYTES = 64 << 10
-"""Maximum number of words and bytes of a command line that are read: it may have megabytes."""
+"""Maximum size of a command line that is read. It may have megabytes."""
 MAX_DESCRIPTORS = 65_536
-"""Maximum number of open files of one process that are read. A container may allow a million."""
+"""Maximum number of open files of one process that are listed. A container may allow a million."""
 MAX_ENVIRONMENT_BYTES = 1 << 20
-"""Maximum number of bytes of an environment that are read; Linux allows 2 MiB by default."""
+"""Maximum size of an environment that is read. Linux allows 2 MiB by default."""
 MAX_THREADS = 8192
-"""Maximum number of threads of one process whose children are read in each sample. Engines have a
-tenth as many."""
+"""Maximum number of threads of one process whose children are read. Engines have a tenth as
+many."""
 MAX_CHILDREN_ATTEMPTS = 3
-"""Maximum number of attempts to read the children of a process while its threads start and end."""
+"""Maximum number of attempts to read the children of a process whose threads start and end."""
 OPEN_FILES_PERIOD_S = 15.0
 """Time between two counts of open files."""
 MAX_COUNTED_FILES = 65_536
-"""Maximum number of open files that are counted one by one, on kernels before 6.2. If there are
-more, their number is unknown."""
+"""Maximum number of open files that are counted one by one, on kernels before 6.2. Beyond it, the
+number is unknown."""
 ENDED_STATES = frozenset({psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD})
 """States of a process that has ended."""
 
 
 def read_proc_file(pid: int, name: str, limit: int = -1) -> bytes:
-    """Return up to ``limit`` bytes of ``/proc/PID/NAME``, or all. Raises OSError on failure.
+    """Return up to ``limit`` bytes of ``/proc/PID/NAME``, or all. Raises OSError.
 
-    The path is a string, because pathlib interns each part of a path, here the numbers of processes
-    and threads. The interpreter would then rebuild its table of interned strings every few hundred
-    samples, which temporarily takes a megabyte that the heap may keep.
+    The path is a string: pathlib would intern the numbers of processes and threads. The interpreter
+    would then rebuild its table of interned strings every few hundred samples. The heap may keep
+    the megabyte that this takes.
     """
     with open(f"/proc/{pid}/{name}", "rb", buffering=0) as file:
         if limit < 0:
@@ -63,7 +63,7 @@ def read_proc_file(pid: int, name: str, limit: int = -1) -> bytes:
 
 
 def list_names(folder: str | Path, limit: int) -> list[str]:
-    """Return at most ``limit`` names of entries in a folder. Raises OSError on failure."""
+    """Return at most ``limit`` names of entries in a folder. Raises OSError."""
     with os.scandir(folder) as entries:
         return [entry.name for entry in itertools.islice(entries, limit)]
 
@@ -80,7 +80,7 @@ class ProcessId(msgspec.Struct, frozen=True):
 
 
 def identify(pid: int) -> ProcessId | None:
-    """Return the process that has this PID now; None if it does not exist or is a zombie."""
+    """Return the process that has this PID now; None without one, or if it is a zombie."""
     try:
         stat = read_proc_file(pid, "stat")  # the name may have any encoding
     except OSError:
@@ -107,10 +107,10 @@ def send_signal(
     signal_number: int,
     is_allowed: Callable[[ProcessId], bool] = lambda process: True,
 ) -> None:
-    """Send a signal to this process, and to no process that reuses its PID.
+    """Send a signal to this process, never to a process that reuses its PID.
 
-    The signal is not sent if ``is_allowed`` returns False. A pidfd always refers to the same
-    process. Raises ``ProcessLookupError`` if the process has ended.
+    A pidfd always refers to the same process. If ``is_allowed`` returns False, no signal is sent.
+    Raises ``ProcessLookupError`` if the process has ended.
     """
     descriptor = os.pidfd_open(process.pid)
     try:
@@ -121,10 +121,10 @@ def send_signal(
 
 
 class Container(NamedTuple):
-    """A container, identified by what its processes share: the cgroup and the mount namespace.
+    """A container, identified by the cgroup and the mount namespace of its processes.
 
-    ``mounts`` is the inode of the mount namespace. It is None if it cannot be read, because the
-    process has more capabilities than the supervisor.
+    ``mounts`` is the inode of the mount namespace; None if the process has more capabilities than
+    the supervisor, which then cannot read it.
     """
 
     cgroup: str
@@ -133,12 +133,12 @@ class Container(NamedTuple):
     def is_different_from(self, other: Container) -> bool:
         """Report whether ``other`` is another container.
 
-        Login sessions of one machine also have different cgroups, but the same mounts.
+        Login sessions of one machine have different cgroups too, but the same mounts.
         """
         return self.cgroup != other.cgroup and (self.mounts is None or self.mounts != other.mounts)
 
     def is_same_as(self, other: Container) -> bool:
-        """Report whether ``other`` is this container. Mounts are ignored if one is unknown."""
+        """Report whether ``other`` is this container. An unknown mount namespace is ignored."""
         known = self.mounts is not None and other.mounts is not None
         return self.cgroup == other.cgroup and (not known or self.mounts == other.mounts)
 
@@ -210,11 +210,11 @@ def find_descendants(pids: set[int], parent_pids: Mapping[int, int]) -> set[int]
 
 
 def read_children(pid: int) -> list[int] | None:
-    """Return the child PIDs of all threads of the process.
+    """Return the child PIDs of all threads of the process; None if unknown.
 
-    Empty if the process has ended, or if the kernel does not list children. None if its threads
-    changed meanwhile, or if it has more than :data:`MAX_THREADS` threads. psutil would scan all of
-    /proc.
+    Unknown means that its threads changed meanwhile, or exceed :data:`MAX_THREADS`. The list is
+    empty if the process has ended, or if the kernel does not list children. psutil would scan all
+    of /proc.
     """
     folder = f"/proc/{pid}/task"
     for _ in range(MAX_CHILDREN_ATTEMPTS):
@@ -238,7 +238,7 @@ def read_children(pid: int) -> list[int] | None:
 
 
 def read_cpu_s(pid: int) -> float | None:
-    """Return the CPU seconds of the process and of its ended children; None if it has ended."""
+    """Return the CPU seconds of the process and its ended children; None if it has ended."""
     try:
         times = psutil.Process(pid).cpu_times()
     except psutil.Error:
@@ -247,9 +247,9 @@ def read_cpu_s(pid: int) -> float | None:
 
 
 def read_command_line(pid: int) -> list[str]:
-    """Return the first words of the command line, which the process may have changed.
+    """Return at most :data:`MAX_COMMAND_WORDS` words of the command line; empty if unknown.
 
-    Empty if unknown; at most :data:`MAX_COMMAND_WORDS` words.
+    The process may have changed it.
     """
     try:
         line = read_proc_file(pid, "cmdline", MAX_COMMAND_BYTES)
@@ -262,9 +262,9 @@ def read_command_line(pid: int) -> list[str]:
 
 
 def read_environment_variable(pid: int, name: str) -> str | None:
-    """Return an environment variable as it was when the process started.
+    """Return an environment variable from the start of the process.
 
-    None if it is not set or cannot be read.
+    None if not set or unreadable.
     """
     try:
         entries = b"\0" + read_proc_file(pid, "environ", MAX_ENVIRONMENT_BYTES)
@@ -275,7 +275,7 @@ def read_environment_variable(pid: int, name: str) -> str | None:
 
 
 def read_command_name(pid: int) -> str:
-    """Return the kernel's name of the process, up to 15 characters; empty if it has ended."""
+    """Return the kernel's name of the process, at most 15 characters; empty if it has ended."""
     try:
         return read_proc_file(pid, "comm").decode(errors="replace").strip()
     except OSError:
@@ -283,7 +283,7 @@ def read_command_name(pid: int) -> str:
 
 
 class OpenFilesReader:
-    """Count open files, at most every :data:`OPEN_FILES_PERIOD_S`."""
+    """Counts open files, at most every :data:`OPEN_FILES_PERIOD_S`."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -291,7 +291,7 @@ class OpenFilesReader:
         self._newest: OpenFiles | None = None
 
     def read(self, get_names: Callable[[], Mapping[int, str]]) -> OpenFiles | None:
-        """Return the open files of the process that is nearest to its limit; None if unknown.
+        """Return the open files of the process nearest to its limit; None if unknown.
 
         ``get_names`` returns the names of the engine's processes by PID.
         """
@@ -303,7 +303,7 @@ class OpenFilesReader:
 
 
 def find_nearest_to_limit(names: Mapping[int, str]) -> OpenFiles | None:
-    """Return the open files of the process that is nearest to its limit; None if unknown."""
+    """Return the open files of the process nearest to its limit; None if unknown."""
     found = []
     for pid, name in names.items():
         count, limit = _count_open_files(f"/proc/{pid}/fd"), _read_open_files_limit(pid)
@@ -325,7 +325,7 @@ def _count_open_files(folder: str) -> int | None:
 
 
 def _read_open_files_limit(pid: int) -> int | None:
-    """Return the soft limit of open files; None if there is no limit or it cannot be read."""
+    """Return the soft limit of open files; None without a limit, or if it cannot be read."""
     try:
         soft, _ = psutil.Process(pid).rlimit(psutil.RLIMIT_NOFILE)
     except (psutil.Error, OSError):

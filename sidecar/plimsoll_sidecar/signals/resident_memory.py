@@ -1,8 +1,8 @@
 """Read the resident memory of the engine's processes from ``/proc/PID/status``.
 
-The file is readable for all users, and takes tens of microseconds per process. If a process ends
-while it is read, or its PID is reused, the result of this sample is unknown, never smaller. Files
-are read as bytes, because the name of a process may have any encoding.
+All users can read this file, in tens of microseconds per process. If a process ends while it is
+read, or its PID is reused, the result is unknown, never smaller. Files are read as bytes, because
+the name of a process may have any encoding.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from plimsoll_sidecar.signals.process_table import (
 )
 
 MAX_PROCESSES = 256
-"""Maximum number of processes; with more, the memory is unknown. An engine has a few. A fork bomb
+"""Maximum number of processes, beyond which the memory is unknown. An engine has a few. A fork bomb
 in its container must not stop the sampler."""
 
 
@@ -37,7 +37,7 @@ class ResidentMemory(msgspec.Struct, frozen=True):
     swap: int | None = None
     """Anonymous memory in swap; None if the kernel does not report it."""
     hugetlb: int | None = None
-    """Huge pages from a pool (hugetlb), which the other values exclude."""
+    """Huge pages from a pool (hugetlb), which the other values do not include."""
 
     @property
     def total_bytes(self) -> int:
@@ -46,11 +46,10 @@ class ResidentMemory(msgspec.Struct, frozen=True):
 
 
 class EngineProcessTable:
-    """Processes of one engine: the processes that it reports, and their descendants.
+    """Processes of one engine: those that it reports, and their descendants.
 
-    The processes that the engine reported last are stored with their start times. They can
-    therefore be read while the engine does not answer. A process that reuses a PID is not mistaken
-    for one of them.
+    The reported processes are stored with their start times, so that they can be read while the
+    engine does not answer. A process that reuses a PID is not mistaken for one of them.
     """
 
     def __init__(self) -> None:
@@ -62,7 +61,8 @@ class EngineProcessTable:
     def set_processes(self, processes: Iterable[ProcessMemory]) -> None:
         """Store the processes that the engine reports.
 
-        PIDs of the supervisor and its ancestors are ignored: they come from another PID namespace.
+        PIDs of the supervisor and its ancestors are ignored, because they come from another PID
+        namespace.
         """
         named: dict[ProcessId, ProcessMemory] = {}
         for process in processes:
@@ -130,8 +130,8 @@ class EngineProcessTable:
     def read_helpers_cpu_s(self) -> float | None:
         """Return the CPU seconds of all processes except the frontend, with their ended children.
 
-        If the frontend is the only process, return its CPU seconds. None if a process cannot be
-        read.
+        Without other processes, the frontend's CPU seconds are returned. None if a process cannot
+        be read.
         """
         living = self._find_running()
         if living is None:
@@ -142,7 +142,7 @@ class EngineProcessTable:
         return sum(known) if len(known) == len(spent) and any(known) else None
 
     def _find_running(self) -> dict[int, ProcessMemory] | None:
-        """Return the running processes by PID; None if not all of them are known."""
+        """Return the running processes by PID; None if not all are known."""
         named = {p.pid: one for p, one in self._reported.items() if is_running(p)}
         found = dict(named)
         waiting = list(named)
@@ -176,7 +176,7 @@ def _limit_anonymous_bytes(
 
 
 def read_resident_memory(pid: int) -> ResidentMemory | None:
-    """Return the memory of the process; None if the process does not exist or is a zombie."""
+    """Return the memory of the process; None if it does not exist or is a zombie."""
     values: dict[bytes, int] = {}
     try:
         with open(f"/proc/{pid}/status", "rb") as status:
@@ -209,7 +209,7 @@ def has_huge_pages(meminfo_path: str = "/proc/meminfo") -> bool:
 
 
 def sum_known(sizes: Iterable[int | None]) -> int | None:
-    """Return the sum of ``sizes``; None if any of them is unknown."""
+    """Return the sum of ``sizes``; None if any is unknown."""
     result = 0
     for size in sizes:
         if size is None:

@@ -52,18 +52,18 @@ log = logging.getLogger(__name__)
 
 MAX_MESSAGE_CHARS = 400
 WORKING_STATES = frozenset({EngineState.SERVING, EngineState.DRAINING, EngineState.DRAINED})
-"""States in which a worker should execute steps. In other states, its load is unknown."""
+"""States in which a worker executes steps. In other states, its load is unknown."""
 MIN_MISSING_LOG_S = 20.0
-"""Time after which a missing signal is logged: the engine may be starting or slow to answer."""
+"""Time after which a missing signal is logged. Until then, the engine may be starting or slow."""
 SERVING_CHECK_PERIOD_S = 5.0
-"""Time between two requests to the serving port while it and the status both answer."""
+"""Time between two requests to the serving port while both the port and the status answer."""
 MAX_PROBE_SILENCE_S = 60.0
-"""Time after which a process whose probe does not answer counts as a process without a probe. It
+"""Time after which a process with a silent probe counts as a process without a probe, because it
 must have become another program."""
 
 
 class StatusSource(Protocol):
-    """Methods of an engine adapter that the sampler needs."""
+    """The part of an engine adapter that the sampler needs."""
 
     def status(self) -> Status:
         """Return the engine's status. Raises EngineError if it cannot be read."""
@@ -79,11 +79,11 @@ class StatusSource(Protocol):
         """Return the engine's running processes, as ``/proc`` shows them."""
 
     def has_ended(self) -> bool:
-        """Report whether the main process has ended and other processes of the engine still run."""
+        """Report whether the main process has ended while other engine processes still run."""
 
 
 class _ServingCheck:
-    """Request to the serving port. It starts on creation, in its own thread."""
+    """Request to the serving port, in a thread that starts on creation."""
 
     def __init__(self, engine: StatusSource) -> None:
         self._engine, self._serving = engine, False
@@ -107,11 +107,11 @@ class _ServingCheck:
 
 
 class Sampler:
-    """Sample one engine.
+    """Samples one engine.
 
     ``status`` is the engine's status in the newest sample; None if the engine did not answer.
     ``signals`` states which signals the newest sample has. ``page`` returns the signal of the
-    engine's metrics page; None for an engine without such a page.
+    engine's metrics page; None without such a page.
 
     ``device_source`` is the source of device memory: ``engine`` (cudaMemGetInfo), ``nvml``,
     ``dcgm`` or ``amd`` (exporters on the node), or None. It is chosen once for each epoch, because
@@ -151,7 +151,7 @@ class Sampler:
         self._next_serving_check = 0.0
 
     def sample(self) -> Sample:
-        """Return one sample. This takes no longer than the timeouts of the adapter."""
+        """Return one sample, within the timeouts of the adapter."""
         begin = self._clock()
         # Both ports of a silent engine are queried at the same time, because each wait takes
         # seconds.
@@ -193,10 +193,10 @@ class Sampler:
         )
 
     def _check_serving(self, status: Status | None, host: Host, now: float) -> bool | None:
-        """Return whether the serving port answered; None if unknown.
+        """Return whether the serving port answered.
 
-        It is unknown if the port was not queried, or has not answered yet. This waits for the port
-        only if the status does not answer.
+        None if it was not queried or has not answered yet. This waits for the port only if the
+        status does not answer.
         """
         asked = self._serving_check
         if status is None:
@@ -229,7 +229,7 @@ class Sampler:
             return None
 
     def _apply_epoch(self, status: Status) -> None:
-        """If the epoch in ``status`` is new, count it and forget the previous engine."""
+        """Count a new epoch in ``status``, and forget the previous engine."""
         if status.epoch != self._epoch_text:
             self._epoch_text = status.epoch
             self._epoch += 1
@@ -294,8 +294,8 @@ class Sampler:
     def _read_devices(self, status: Status | None, has_ended: bool) -> list[Device]:
         """Return the memory of the devices.
 
-        ``has_ended`` states that no process of the engine runs. Then, only NVML or an exporter can
-        report the memory that is still in use.
+        ``has_ended`` states that no process of the engine runs. Only NVML or an exporter then
+        reports the memory that is still in use.
         """
         listed = (status.devices or list_assigned_devices(self._sources.values())) if status else []
         reported = {device.index: device for device in listed}
@@ -342,7 +342,7 @@ class Sampler:
         return explain_unused_sources(self._sources, self.device_source, list(self._uuids.values()))
 
     def _choose_source(self) -> str | None:
-        """Return the first source with the memory of all devices; None if there is none."""
+        """Return the first source that reports the memory of all devices; None if there is none."""
         for name, source in self._sources.items():
             if self._uuids and all(source.read_memory(uuid) for uuid in self._uuids.values()):
                 return name
@@ -367,14 +367,14 @@ class Sampler:
 
 
 def make_load(status: Status) -> SampleLoad:
-    """Return the engine's load; unknown values unless a worker of this epoch is running."""
+    """Return the engine's load, with unknown values unless a worker of this epoch runs."""
     if status.report_age_s is None or status.state not in WORKING_STATES:
         return SampleLoad()
     return copy.copy(status.load)
 
 
 def _sum_allocator_memory(status: Status) -> Malloc | None:
-    """Return the worker's allocator memory, summed over its ranks; None if it is unknown.
+    """Return the worker's allocator memory, summed over its ranks; None if unknown.
 
     With probes, the sum covers all processes with a probe.
     """
@@ -397,7 +397,7 @@ def _sum_allocator_memory(status: Status) -> Malloc | None:
 
 
 def _sum_known(values: Iterable[int | None]) -> int | None:
-    """Return the sum of ``values``; None if a value is unknown, or if there are none."""
+    """Return the sum of ``values``; None if one is unknown, or if there are none."""
     every = list(values)
     known = [value for value in every if value is not None]
     return sum(known) if known and len(known) == len(every) else None
@@ -412,8 +412,8 @@ def _make_torch(device: EngineDevice) -> Torch | None:
 def find_signals(sample: Sample, is_shm_monitored: bool = False) -> dict[str, Signal]:
     """Return the signals of the sample by name, each with the reason if it is missing.
 
-    ``engine`` and ``host`` are always included, ``device`` if the sample has devices, and
-    ``shared_memory`` if ``is_shm_monitored``, for the pod's ``/dev/shm``.
+    ``engine`` and ``host`` are always included, and ``device`` if the sample has devices.
+    ``shared_memory`` is included if ``is_shm_monitored``, for the pod's ``/dev/shm``.
     """
     host = sample.host
     found = {
@@ -445,7 +445,7 @@ def _make_signal(ok: bool, reason: SignalReason, message: str) -> Signal:
 
 
 class SignalLog:
-    """Log each signal that has been missing for :data:`MIN_MISSING_LOG_S`, and its return."""
+    """Logs each signal that has been missing for :data:`MIN_MISSING_LOG_S`, and its return."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -1,14 +1,15 @@
 """Measure orphaned shared memory: files in ``/dev/shm`` that no process of the pod uses.
 
 A file in ``/dev/shm`` outlives the process that created it. If the tmpfs belongs to the pod, the
-file also outlives the container. It then belongs to no process, and is never freed. The devices and
-inodes in ``/proc/PID/maps`` and ``/proc/PID/fd`` show which processes use a file. These are read up
-to a limit, and fast enough to be read every minute. If they are too large or cannot be read, the
-size is unknown, and :class:`UnknownUsersError` gives the reason.
+file also outlives the container. It then belongs to no process, and is never freed.
 
-A scan runs every minute, and when the engine's main process has changed. If a scan fails, the last
-result stays valid for a few minutes; after that, the size is unknown. The reason is logged, and
-``plimsoll doctor`` shows it.
+The devices and inodes in ``/proc/PID/maps`` and ``/proc/PID/fd`` show which processes use a file.
+They are read up to a limit, fast enough for a scan every minute. If they are too large or cannot be
+read, the size is unknown, and :class:`UnknownUsersError` gives the reason.
+
+A scan also runs when the engine's main process has changed. If a scan fails, the last result stays
+valid for a few minutes; after that, the size is unknown. The reason is logged, and ``plimsoll
+doctor`` shows it.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from plimsoll_sidecar.signals.process_table import (
 
 PROC = Path("/proc")
 MAX_SHARED_FILES = 4096
-"""Maximum number of files, and maximum number of SysV segments."""
+"""Maximum number of files, and of SysV segments."""
 MAX_FOLDER_DEPTH = 8
 MAX_PROCESSES = 512
 MAX_MAPS_BYTES = 16 << 20
@@ -50,7 +51,7 @@ FileId = tuple[int, int]
 
 
 class UnknownUsersError(Exception):
-    """It is unknown which processes use shared memory. The message gives the reason."""
+    """The users of shared memory are unknown. The message gives the reason."""
 
 
 class SharedFile(msgspec.Struct, frozen=True):
@@ -151,8 +152,8 @@ def sum_unattached_segment_bytes(min_age_s: float, now: float, proc: Path = PROC
     """Return the bytes of SysV segments that have been unattached for at least ``min_age_s``.
 
     ``now`` is in Unix seconds. The result is 0 if the kernel has no SysV segments. Raises
-    :class:`UnknownUsersError` if there are too many segments, if the pod shares them with its node,
-    or if they cannot be listed.
+    :class:`UnknownUsersError` if they cannot be listed, are too many, or belong to the node as
+    well.
     """
     table = proc / "sysvipc/shm"
     try:
@@ -270,9 +271,9 @@ SCAN_PERIOD_S = 60.0
 MAX_RESULT_AGE_S = 300.0
 """Time for which the last result stays valid if scans fail."""
 MIN_FILE_AGE_S = 60.0
-"""Age from which a new file is checked: its creator needs a moment to map it."""
+"""Minimum age of a file in a scan, because its creator needs a moment to map it."""
 MIN_EARLIER_FILE_AGE_S = 2.0
-"""Age from which a file is checked that is older than the engine. The previous engine may have
+"""Minimum age in a scan of a file that is older than the engine. The previous engine may have
 written to it until its end."""
 
 
@@ -291,7 +292,7 @@ UNKNOWN_BYTES = OrphanedBytes()
 
 
 class OrphanedMemory:
-    """Scan ``root``, the pod's tmpfs, for files that no process in ``proc`` uses.
+    """Scans ``root``, the pod's tmpfs, for files that no process in ``proc`` uses.
 
     ``error`` is the reason why the last scan failed; None if it succeeded.
     """
@@ -313,17 +314,14 @@ class OrphanedMemory:
 
     @classmethod
     def create_for_this_pod(cls) -> OrphanedMemory | None:
-        """Return the scanner for this pod.
-
-        None outside a pod, or if ``/dev/shm`` belongs to the node.
-        """
+        """Return the scanner for this pod; None without a ``/dev/shm`` that belongs to the pod."""
         return cls() if has_private_shm() else None
 
     def read(self, pid: int | None) -> OrphanedBytes:
         """Return the orphaned memory, after a new scan if one is due.
 
         ``pid`` is the engine's main process; None if no engine is running. The result is unknown
-        until the first engine was found, because its processes may not be visible.
+        until the first engine has been found, because its processes may not be visible.
         """
         now = self._clock()
         engine = identify(pid) if pid is not None else None
@@ -376,7 +374,7 @@ class OrphanedMemory:
 
 
 def has_private_shm() -> bool:
-    """Report whether ``/dev/shm`` is a tmpfs that belongs only to this pod."""
+    """Report whether ``/dev/shm`` is a tmpfs of this pod alone."""
     if not os.environ.get("POD_NAME"):
         return False
     try:
@@ -392,8 +390,7 @@ def has_private_shm() -> bool:
 def _has_same_shm(root: Path, pid: int) -> bool:
     """Report whether the process has the same tmpfs at ``/dev/shm``.
 
-    Also return False if this cannot be read, because the files of the process cannot be read
-    either.
+    If this cannot be read, the result is False, because the process's files cannot be read either.
     """
     try:
         return os.stat(f"/proc/{pid}/root{SHM}").st_dev == os.stat(root).st_dev

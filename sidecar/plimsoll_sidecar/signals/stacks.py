@@ -34,7 +34,7 @@ SIGNAL_WAIT_S = 0.5
 MAX_OUTPUT_BYTES = 1 << 20
 PY_SPY = "py-spy"
 PY_SPY_TIMEOUT_S = 10.0
-"""Timeout for all processes together. Each process takes about one second."""
+"""Timeout for all processes together. Each takes about one second."""
 
 
 def read_stacks_by_signal(folder: Path, processes: Iterable[ProcessId]) -> dict[int, bytes]:
@@ -98,7 +98,7 @@ def _run_program(command: list[str], timeout_s: float) -> tuple[bytes, int]:
 
 
 def has_signal_handler(pid: int, signal_number: int = STACKS_SIGNAL) -> bool:
-    """Report whether the process handles the signal, which would end it otherwise."""
+    """Report whether the process handles the signal, which would otherwise end it."""
     try:
         for line in read_proc_file(pid, "status").splitlines():
             if line.startswith(b"SigCgt:"):

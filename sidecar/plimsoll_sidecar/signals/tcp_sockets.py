@@ -1,8 +1,8 @@
 """List TCP sockets of this network namespace: listeners, and connections that wait for an answer.
 
 The kernel lists the sockets in given states without any permission (sock_diag(7)). Reading
-``/proc/net/tcp`` instead would walk the table of all connections, even for listeners alone. This
-takes milliseconds if the table is large.
+``/proc/net/tcp`` walks the table of all connections, even for listeners alone, which takes
+milliseconds if the table is large.
 
 The containers of a pod share the network and, with ``shareProcessNamespace``, the processes. Only
 the same user can read the file descriptors of a process, and only if the process has no more
@@ -45,7 +45,7 @@ MIN_TCP_INFO_BYTES = 160
 """Size of ``struct tcp_info`` up to the last field that is read."""
 MIN_WAITING_MS = 500
 """Time in milliseconds after which a request counts as waiting. Most requests are answered sooner,
-and the engine itself counts them."""
+and the engine counts them itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class TcpSocket:
 
 
 def query_tcp_sockets(port: int, state: int, attribute: int = 0) -> Iterator[TcpSocket]:
-    """Yield the sockets on the local ``port`` in ``state``, with one ``attribute`` if it is not 0.
+    """Yield the sockets on the local ``port`` in ``state``, with one ``attribute`` unless it is 0.
 
     States are numbered as in include/net/tcp_states.h. Raises OSError or struct.error if the kernel
     does not list the sockets completely.
@@ -91,9 +91,9 @@ def _query_kernel(request: bytes, port: int) -> Iterator[TcpSocket]:
 
 
 def parse_messages(data: bytes, port: int) -> tuple[bool, list[TcpSocket]]:
-    """Return whether ``data`` ends the list, and the sockets in it on the local ``port``.
+    """Return whether the datagram ``data`` ends the list, and its sockets on the local ``port``.
 
-    ``data`` is one datagram. Raises OSError or struct.error if the kernel reports an error.
+    Raises OSError or struct.error if the kernel reports an error.
     """
     found: list[TcpSocket] = []
     at = 0
@@ -131,10 +131,7 @@ def find_socket_inodes(port: int, state: int) -> set[str]:
 
 
 def find_socket_inodes_from_proc(port: int, state: int) -> set[str]:
-    """Return the same as :func:`find_socket_inodes`, from /proc.
-
-    This works on kernels without sock_diag.
-    """
+    """Return the result of :func:`find_socket_inodes` from /proc, on kernels without sock_diag."""
     return {inode for local, inode in _read_table("/proc/net", state) if local == port}
 
 
@@ -156,7 +153,7 @@ def _read_table(folder: str, state: int) -> Iterator[tuple[int, str]]:
 
 
 def find_socket_owners(inodes: Iterable[str], pids: Iterable[int]) -> set[int]:
-    """Return those of ``pids`` that have one of the sockets open and can be read."""
+    """Return those of ``pids`` that can be read and have one of the sockets open."""
     links = {f"socket:[{inode}]" for inode in inodes}
     return {pid for pid in pids if _has_any_socket_open(pid, links)} if links else set()
 
@@ -180,7 +177,7 @@ def count_unanswered_connections(port: int) -> int | None:
 
     None if the kernel does not report it. A connection counts :data:`MIN_WAITING_MS` after the
     client last sent data. Idle connections, which load balancers keep open, do not count. The
-    kernel knows when each socket last received and sent data (``tcp_info``), to its tick of 1 to 10
+    kernel records when a socket last received and sent data (``tcp_info``), to its tick of 1 to 10
     ms. A request that follows an answer within one tick seems to be answered, and does not count.
     """
     try:
