@@ -25,16 +25,16 @@ INTERRUPTED_ANSWER = (
     '{"outcome":"Unknown","message":"the supervisor ended during the action: check the '
     "replica's incidents and its epoch before you try again\"}"
 )
-"""Answer to the user if the supervisor ended during the action."""
+"""Answer if the supervisor ended during the action."""
 TIMEOUT_ANSWER = (
     '{"outcome":"Unknown","message":"the supervisor did not answer in time and may still act: '
     "check the replica's incidents and its epoch before you try again\"}"
 )
-"""Answer to the user if the supervisor did not answer in time."""
+"""Answer if the supervisor did not answer in time."""
 
 
 def send_to_supervisor(arguments: list[str]) -> tuple[int, str] | None:
-    """Send an action to the supervisor, and return the exit status and the text of the answer.
+    """Send an action to the supervisor, and return the exit status and the text of its answer.
 
     None if no supervisor is running, or if the supervisor does not perform this action.
     """

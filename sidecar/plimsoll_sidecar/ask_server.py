@@ -2,8 +2,8 @@
 
 The socket is in the state directory, which no other container mounts, and only this user may open
 it. Each request has a thread and a deadline. At most :data:`MAX_CONCURRENT_ACTIONS` actions run at
-the same time. The server rejects further requests as busy. Resume does not count against the limit,
-because the running actions may be drains, and resume ends them.
+the same time; further requests are rejected as busy. Resume does not count against the limit,
+because it must be able to end running drains.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ from plimsoll_sidecar.background import BackgroundThread, run_in_thread
 log = logging.getLogger(__name__)
 
 MAX_CONCURRENT_ACTIONS = 4
-"""Maximum number of concurrent actions, without resume.
+"""Maximum number of concurrent actions except resume.
 
-Twice as many connections may be open.
-"""
+Twice as many connections may be open."""
 MAX_REQUEST_BYTES = 1 << 14
 IO_TIMEOUT_S = 5.0
 """Timeout for reading a request or writing its answer, in seconds."""
@@ -35,7 +34,7 @@ BUSY_ANSWER = b"2\nthe supervisor is busy with other actions: try again later"
 
 
 class AskServer:
-    """Serve manual actions.
+    """Serves manual actions.
 
     ``perform`` performs an action. It takes the arguments of the command, and returns the exit
     status and the text of the answer.
@@ -49,7 +48,7 @@ class AskServer:
         self._thread = BackgroundThread("ask-server", self._accept_connection, expected=(OSError,))
 
     def start(self) -> None:
-        """Start to listen for manual actions.
+        """Start listening for manual actions.
 
         If the socket cannot be created, ``ask`` performs the actions in its own process, which
         takes longer.
@@ -128,7 +127,7 @@ class AskServer:
 
 
 def _read_request(connection: socket.socket) -> bytes:
-    """Return the request, at most :data:`MAX_REQUEST_BYTES` of it. Raises TimeoutError."""
+    """Return the request, at most :data:`MAX_REQUEST_BYTES`. Raises TimeoutError."""
     data, deadline = b"", time.monotonic() + IO_TIMEOUT_S
     while len(data) <= MAX_REQUEST_BYTES:
         connection.settimeout(max(0.001, deadline - time.monotonic()))

@@ -38,8 +38,7 @@ FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0
 MAX_RETRY_AFTER_S = 300.0
 """Longest pause in seconds that an error may request with ``retry_after_s``.
 
-Without a limit, a server could stop the thread for a day.
-"""
+Otherwise, a server could stop the thread for a day."""
 HANG_TIMEOUT_S = 60.0
 """Seconds without a sample after which the main thread counts as hanging.
 
@@ -83,11 +82,11 @@ class BackgroundThread(threading.Thread):
 
     @property
     def is_stopping(self) -> bool:
-        """Whether :meth:`stop` was called, so that no further turn starts."""
+        """Whether :meth:`stop` was called. No further turn then starts."""
         return self._ending.is_set()
 
     def wake(self) -> None:
-        """Start the next turn immediately, or as soon as the current turn has ended."""
+        """Start the next turn as soon as the current turn has ended."""
         self._woken.set()
 
     def stop(self) -> None:
@@ -96,7 +95,7 @@ class BackgroundThread(threading.Thread):
         self._woken.set()
 
     def run(self) -> None:
-        """Call ``turn`` in a loop until :meth:`stop` is called. This runs in the new thread."""
+        """Call ``turn`` in the new thread until :meth:`stop` is called."""
         while not self._ending.is_set():
             self._woken.clear()
             try:
@@ -130,7 +129,7 @@ def run_in_thread(name: str, task: Callable[[], object]) -> None:
     """Run ``task`` in a daemon thread with the given name, and log its exception.
 
     Raises RuntimeError if no thread can be started, for example because the engine's processes have
-    used up the pod's limit.
+    reached the pod's limit.
     """
 
     def run() -> None:
@@ -143,7 +142,7 @@ def run_in_thread(name: str, task: Callable[[], object]) -> None:
 
 
 def read_thread_status() -> dict[str, bool]:
-    """Return a mapping from the names of running threads to whether their newest turn succeeded."""
+    """Return for each running thread, by name, whether its newest turn succeeded."""
     found: dict[str, bool] = {}
     for thread in threading.enumerate():
         if isinstance(thread, BackgroundThread):
@@ -152,7 +151,7 @@ def read_thread_status() -> dict[str, bool]:
 
 
 class SamplingWatchdog:
-    """Detect that the main thread takes no samples, for example because a driver hangs.
+    """Detects that the main thread takes no samples, for example because a driver hangs.
 
     Another thread calls :meth:`is_ok`, which then logs the stack of the main thread once.
     """
@@ -167,7 +166,7 @@ class SamplingWatchdog:
     def is_ok(self) -> bool:
         """Report whether the last sample is younger than :data:`HANG_TIMEOUT_S`.
 
-        Before the first sample, the start of the supervisor counts.
+        Before the first sample, the age of the supervisor counts.
         """
         age_s = time.monotonic() - self._sampled_at
         if age_s < HANG_TIMEOUT_S:

@@ -1,9 +1,9 @@
 """Measure time in Unix seconds, independently of changes of the wall clock.
 
 Waits and deadlines of an incident are differences of such times. If the wall clock is set forward,
-waits must not end early, because a verification that ends too early causes another restart. If the
-clock is set back, waits must not become endless. The same applies to a restart of the supervisor.
-If the node has not rebooted, the new supervisor continues from the last time in the journal.
+waits must not end early: a verification that ends too early causes another restart. If it is set
+back, waits must not become endless. The same holds across a restart of the supervisor. Unless the
+node has rebooted, the new supervisor continues from the last time in the journal.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from pathlib import Path
 import msgspec
 
 MIN_CLOCK_STEP_S = 5.0
-"""Smallest difference in seconds that counts as a step of the wall clock.
+"""Minimum difference in seconds that counts as a step of the wall clock.
 
-NTP corrects smaller differences gradually.
-"""
+NTP corrects smaller differences gradually."""
 BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -39,7 +38,7 @@ def read_boottime_s() -> float:
 
 
 def read_boot_id() -> str:
-    """Return the ID of the current boot; empty if it is unknown."""
+    """Return the ID of the current boot; empty if unknown."""
     try:
         return BOOT_ID_FILE.read_text().strip()
     except OSError:
@@ -56,10 +55,9 @@ class SteadyClock:
         read_boottime: Callable[[], float] = read_boottime_s,
         read_boot_id: Callable[[], str] = read_boot_id,
     ) -> None:
-        """Create a clock that continues from ``previous``, if it was read during the current boot.
+        """Continue from ``previous`` if it is from the current boot, or else from the wall clock.
 
-        Otherwise, it starts with the wall clock's time. The functions return Unix seconds, seconds
-        since boot, and the ID of the current boot.
+        The functions return Unix seconds, seconds since boot, and the ID of the current boot.
         """
         self._read_wall_clock, self._read_boottime = read_wall_clock, read_boottime
         self._boot_id = read_boot_id()
@@ -76,9 +74,8 @@ class SteadyClock:
     def apply_step(self) -> float:
         """Apply a step of the wall clock to this clock, and return the step in seconds.
 
-        Return 0 if the wall clock has not been set. Call this only while no incident is open. The
-        caller must then shift stored times (see
-        :func:`plimsoll_sidecar.govern.state.shift_times`).
+        Return 0 if the wall clock was not set. Call this only while no incident is open, and then
+        shift stored times (see :func:`plimsoll_sidecar.govern.state.shift_times`).
         """
         step = self._read_wall_clock() - self._read_boottime() - self._offset
         if abs(step) <= MIN_CLOCK_STEP_S:

@@ -3,7 +3,7 @@
 The kubelet updates a ConfigMap volume by renaming a directory atomically, so the file is always
 complete. If a new file is invalid, the previous configuration stays in force. Without a file, for
 example after the deletion of a policy, the supervisor only observes. All pods of a service or a
-policy have the same file. Settings that differ between pods come from environment variables.
+policy have the same file. Environment variables hold the settings that differ between pods.
 """
 
 from __future__ import annotations
@@ -37,18 +37,17 @@ log = logging.getLogger(__name__)
 _Struct = TypeVar("_Struct", bound=msgspec.Struct)
 
 DEFAULT_ENGINE_URL = "http://127.0.0.1:8000"
-"""URL of the engine if neither a file nor the environment contains one.
+"""URL of the engine if neither the file nor the environment names one.
 
-The port is the default of an InferenceService, of vLLM and of most other servers.
-"""
+The port is the default of an InferenceService, of vLLM and of most other servers."""
 
 
 class ConfigError(ValueError):
-    """Error for an invalid configuration. The message names the file and the field."""
+    """An invalid configuration. The message names the file and the field."""
 
 
 class MissingConfigError(ConfigError):
-    """Error for a configuration file that does not exist."""
+    """A configuration file that does not exist."""
 
 
 class ConfigFile:
@@ -64,8 +63,8 @@ class ConfigFile:
     def __init__(self, path: Path) -> None:
         """Read the file.
 
-        If the file is invalid or missing in a pod, use the default configuration. Outside a pod,
-        raise :class:`ConfigError`.
+        In a pod, an invalid or missing file is replaced by the default configuration. Outside a
+        pod, it raises :class:`ConfigError`.
         """
         self._path = path
         self.error: str | None = None
@@ -83,7 +82,7 @@ class ConfigFile:
     def reload(self) -> bool:
         """Read the file again, and return whether ``current`` has changed.
 
-        If the file cannot be used, set :attr:`error` instead of raising it.
+        If the file cannot be used, :attr:`error` holds the reason.
         """
         try:
             config = _read_config_file(self._path)
@@ -101,7 +100,7 @@ class ConfigFile:
         return changed
 
     def _set_error(self, error: ConfigError) -> None:
-        """Store the error and its effect in :attr:`error`. Log it if the text is new."""
+        """Store the error and its effect in :attr:`error`, and log a new text."""
         text = f"{error}; the previous configuration stays in force"
         if self.is_missing:
             text = f"the supervisor only observes, because it has no configuration: {error}"
@@ -131,7 +130,7 @@ def _read_config_file(path: Path) -> SupervisorConfig:
 
 
 def _read_variable(name: str, kind: type[_Struct]) -> _Struct | None:
-    """Return the settings in the environment variable ``name``; None if the variable is not set.
+    """Return the settings in the environment variable ``name``; None if it is not set.
 
     Raises ConfigError if the settings are invalid.
     """
@@ -147,8 +146,8 @@ def _read_variable(name: str, kind: type[_Struct]) -> _Struct | None:
 def _make_default_config(pod: str) -> SupervisorConfig:
     """Return the configuration of a supervisor that starts without a usable file.
 
-    This supervisor only observes. The service has no UID in the configuration, so the supervisor
-    publishes nothing and takes no restart slot.
+    This supervisor only observes. Because its service has no UID, it publishes nothing and takes no
+    restart slot.
     """
     try:
         own = _read_variable(POD_ENGINE_ENV, PodEngine)

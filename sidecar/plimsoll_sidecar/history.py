@@ -1,7 +1,7 @@
 """Store a limited number of points of memory over time, and draw charts of them as SVG.
 
 One chart shows the segments as stacked areas, with the baseline and the budget. A leak of megabytes
-is not visible next to a baseline of gigabytes, so a second chart shows only the growth and the
+is not visible beside a baseline of gigabytes, so a second chart shows only the growth and the
 budget.
 """
 
@@ -45,11 +45,10 @@ class HistoryPoint:
 
 
 class History:
-    """Points over the whole run, written by one thread and read by others.
+    """Points over the whole run, for one writing thread and any number of reading threads.
 
-    When the history has ``max_points``, every second point is removed and the interval between
-    points doubles. All memory is allocated at the start, because arrays that grow and shrink
-    fragment the heap.
+    At ``max_points``, every second point is removed and the interval between points doubles. All
+    memory is allocated at the start, because arrays that grow and shrink fragment the heap.
     """
 
     def __init__(self, max_points: int = MAX_POINTS) -> None:
@@ -134,15 +133,15 @@ LEFT_MARGIN_PX, RIGHT_MARGIN_PX, TOP_MARGIN_PX, BOTTOM_MARGIN_PX = 76, 12, 12, 2
 GRID_INTERVALS = 4
 """Number of intervals between the horizontal grid lines of a chart."""
 CHART_HEADROOM_FACTOR = 1.05
-"""Factor from the largest value to the height of a chart, so that no line is at its edge."""
+"""Height of a chart relative to the largest value, so that no line is at its edge."""
 
 
 @dataclass(frozen=True)
 class MemoryBand:
-    """One kind of memory.
+    """One kind of memory in a chart, in bytes.
 
-    ``segments`` are listed from bottom to top. ``baselines`` are the baselines of the points, and
-    ``budget`` is the leak budget, all in bytes.
+    ``segments`` are listed from bottom to top. ``baselines`` has one baseline for each point, and
+    ``budget`` is the leak budget.
     """
 
     name: str
@@ -152,7 +151,7 @@ class MemoryBand:
 
 
 def draw_segment_chart(band: MemoryBand, points: Sequence[HistoryPoint]) -> str:
-    """Return the SVG chart of the segments; empty if there are fewer than two points."""
+    """Return the SVG chart of the segments; empty with fewer than two points."""
     known = [i for i, p in enumerate(points) if any(s in p.segments for s in band.segments)]
     if len(known) < 2:
         return ""
@@ -179,8 +178,8 @@ def draw_segment_chart(band: MemoryBand, points: Sequence[HistoryPoint]) -> str:
 def draw_growth_chart(name: str, growth: Sequence[tuple[float, int | None]], budget: int) -> str:
     """Return the SVG chart of unexplained growth, with a line at ``budget``.
 
-    ``growth`` contains times in Unix seconds and sizes in bytes. An unknown size is None, and
-    leaves a gap. The result is empty if fewer than two sizes are known.
+    ``growth`` holds times in Unix seconds and sizes in bytes. An unknown size is None, and leaves a
+    gap. The result is empty with fewer than two known sizes.
     """
     known = [(at, size) for at, size in growth if size is not None]
     if len(known) < 2:
@@ -203,7 +202,7 @@ def draw_growth_chart(name: str, growth: Sequence[tuple[float, int | None]], bud
 
 
 def _draw_growth_areas(scale: _ChartScale, growth: Sequence[tuple[float, int | None]]) -> list[str]:
-    """Return the SVG elements of an area for each sequence of points without a gap."""
+    """Return the SVG elements of an area for each run of points without a gap."""
     stretches: list[list[tuple[float, int]]] = [[]]
     for at, size in growth:
         if size is None:
@@ -270,9 +269,9 @@ def _draw_areas(
 
 
 def _draw_named_line(scale: _ChartScale, size: int | None, name: str, offset: int) -> list[str]:
-    """Return the SVG elements of a horizontal line at ``size`` bytes, and of its name.
+    """Return the SVG elements of a horizontal line at ``size`` bytes and its name.
 
-    The name is ``offset`` pixels below the line. Different offsets keep the names of close lines
+    The name is ``offset`` pixels below the line, so that the names of close lines can be kept
     apart. The list is empty if ``size`` is None.
     """
     if size is None:

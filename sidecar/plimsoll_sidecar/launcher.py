@@ -1,11 +1,11 @@
 """Run as PID 1 of the supervisor's container: answer the probes and restart the supervisor.
 
 A pod is ready only if its native sidecars are ready, so a crash of the supervisor must not take a
-healthy engine out of service. The launcher therefore answers the readiness probe. The answer is
-ready unless the pod is kept out of service. The launcher imports few modules: it runs as long as
-the pod, and its memory is part of Plimsoll's cost.
+healthy engine out of service. The launcher therefore answers the readiness probe. It reports ready
+unless the pod is kept out of service. The launcher runs as long as the pod, and its memory is part
+of Plimsoll's cost, so it imports few modules.
 
-The launcher also writes the admin token. An engine waits for this token when it starts.
+The launcher also writes the admin token, for which an engine waits when it starts.
 """
 
 from __future__ import annotations
@@ -26,16 +26,15 @@ from plimsoll_sidecar.act.readiness import is_ready
 FIRST_BACK_OFF_S = 0.5
 """First pause in seconds between two starts of the supervisor."""
 MAX_BACK_OFF_S = 30.0
-"""Longest pause in seconds between two starts."""
+"""Longest pause in seconds between two starts of the supervisor."""
 MIN_STABLE_RUN_S = 60.0
-"""Seconds of running after which the next pause is :data:`FIRST_BACK_OFF_S` again."""
+"""Seconds of running after which the pause is :data:`FIRST_BACK_OFF_S` again."""
 STOP_TIMEOUT_S = 8.0
 """Seconds after which a supervisor that does not stop is killed.
 
-The grace period of sidecars is longer.
-"""
+The grace period of sidecars is longer."""
 MAX_EVENT_WAIT_S = 0.5
-"""Longest wait for a probe or a signal before the supervisor is checked again, in seconds."""
+"""Longest wait in seconds for a probe or a signal before the supervisor is checked again."""
 USAGE = (
     "usage: plimsoll-supervisor --config FILE --run-dir DIR --state-dir DIR"
     " [--metrics-port PORT] [--probe-port PORT] [--host H]\n"
@@ -46,7 +45,7 @@ USAGE = (
 def read_option(arguments: list[str], name: str, default: str | None = None) -> str:
     """Return the value of the option ``name``, given as ``--name VALUE`` or ``--name=VALUE``.
 
-    If the option is missing, return ``default``. Without a default, exit with status 2.
+    If the option is missing, return ``default``, or exit with status 2 without a default.
     """
     for index, argument in enumerate(arguments):
         if argument == name and index + 1 < len(arguments):
@@ -60,7 +59,7 @@ def read_option(arguments: list[str], name: str, default: str | None = None) -> 
 
 
 class Launcher:
-    """Run the supervisor as a child process: answer probes, restart it, and handle signals."""
+    """Runs the supervisor as a child process: answers probes, restarts it, and handles signals."""
 
     def __init__(self, arguments: list[str]) -> None:
         self._arguments = arguments
@@ -79,7 +78,7 @@ class Launcher:
         self._next_start_at = 0.0
         self._back_off = FIRST_BACK_OFF_S
         self._kill_at: float | None = None
-        """Time at which the child is killed; None until the launcher must stop."""
+        """Time at which the child is killed; None unless the launcher must stop."""
 
     def run(self) -> int:
         """Run until a SIGTERM or SIGINT arrives, and return the exit status."""
@@ -142,10 +141,7 @@ class Launcher:
         self._back_off = min(2 * self._back_off, MAX_BACK_OFF_S)
 
     def _answer_probe(self, request: web.Request) -> web.Answer:
-        """Answer a probe.
-
-        ``/ready`` answers 503 while the pod is kept out of service. Other paths always answer 200.
-        """
+        """Answer a probe: 503 on ``/ready`` while the pod is kept out of service, otherwise 200."""
         if request.path == "/ready" and not is_ready(self._state_dir):
             return 503, web.TEXT_CONTENT_TYPE, b"the pod is kept out of service\n"
         return 200, web.TEXT_CONTENT_TYPE, b"ok\n"

@@ -56,7 +56,7 @@ log = logging.getLogger(__name__)
 
 
 def create_parser() -> argparse.ArgumentParser:
-    """Return the parser of the supervisor's options. The launcher passes its own options on."""
+    """Return the parser of the supervisor's options, which the launcher passes on."""
     parse = argparse.ArgumentParser(prog="python -m plimsoll_sidecar.main", description=__doc__)
     parse.add_argument("--config", type=Path, required=True, help="supervisor.json")
     parse.add_argument(
@@ -79,10 +79,7 @@ def create_parser() -> argparse.ArgumentParser:
 
 
 def create_detector(config: SupervisorConfig) -> Detector:
-    """Return a new detector for ``config``.
-
-    The supervisor needs one at its start, and after each change of the detection settings.
-    """
+    """Return a new detector for ``config``."""
     return Detector(config.memory, config.supervision.stall.timeout_s, config.sample_interval_s)
 
 
@@ -96,10 +93,8 @@ def build_supervisor(
     ``arguments`` are the parsed options. ``kube`` is the client of the API server; None in local
     mode. ``clock`` returns the time of samples, in seconds since an arbitrary time.
 
-    Raises:
-        ConfigError: If the configuration is invalid.
-        OSError: If the state directory cannot be created.
-
+    Raises: ConfigError: If the configuration is invalid. OSError: If the state directory cannot be
+    created.
     """
     config = ConfigFile(arguments.config)
     current, state_dir, run_dir = config.current, arguments.state_dir, arguments.run_dir
@@ -171,7 +166,7 @@ def build_supervisor(
 def main(argv: list[str] | None = None) -> int:
     """Run the supervisor until it receives SIGTERM or SIGINT, or the launcher ends.
 
-    Return the exit status: 0, or 2 if a file or a port cannot be used, with the reason on stderr.
+    Return the exit status: 0, or 2 with a reason on stderr if a file or a port cannot be used.
     """
     arguments = create_parser().parse_args(argv)
     logs.configure_logging()

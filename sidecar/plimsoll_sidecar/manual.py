@@ -43,7 +43,7 @@ VERB_BY_ACTION = {
 }
 """Verb of the command for each action."""
 SHARED_DEVICE_NOTE = " (shared with other pods: only the engine's own allocator counts)"
-"""Text after the source of device memory if the device is shared."""
+"""Text after the source of a shared device's memory."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -160,10 +160,10 @@ def _execute_action(
 def _drain(
     state_dir: str, engine: EngineAdapter, config: SupervisorConfig, command: Command
 ) -> Result:
-    """Drain the replica: remove the pod from its Services, and drain the engine.
+    """Remove the pod from its Services, drain the engine, and return the result.
 
-    Return the result. A drained engine refuses new requests, so that no client may reach it.
-    If this fails, an earlier manual drain stays active. A concurrent resume ends the drain.
+    No client may reach a drained engine, because it refuses new requests. If the drain fails, an
+    earlier manual drain stays active. A concurrent resume ends the drain.
     """
 
     def is_wanted() -> bool:
@@ -202,7 +202,7 @@ def _restart_engine(engine: EngineAdapter, config: SupervisorConfig, command: Co
 
 
 def _leave_services(config: SupervisorConfig) -> None:
-    """Wait until no Service routes to this pod. Outside of a pod, return at once."""
+    """Wait until no Service routes to this pod; return at once outside a pod."""
     pod = os.environ.get("POD_NAME")
     if not pod:
         return
@@ -214,9 +214,9 @@ def _leave_services(config: SupervisorConfig) -> None:
 
 
 def _try_write_note(state_dir: Path, action: ManualAction) -> str | None:
-    """Write the note of an action. Return None, or the error if the note cannot be written.
+    """Write the note of an action, and return the error if this fails; None otherwise.
 
-    The action continues without a note.
+    Without a note, the action continues.
     """
     try:
         write_note(state_dir, action)
@@ -230,7 +230,7 @@ def _add_signals(
 ) -> ActionAnswer:
     """Add the available sources of memory sizes to ``answer``, and return it.
 
-    A sample shows which sources are available. A check of mounts and permissions would show less.
+    A sample shows the available sources better than a check of mounts and permissions.
     """
     from plimsoll_api.version import get_version
     from plimsoll_sidecar.signals.device_memory import AmdExporter, Dcgm, Nvml, PodContainer
@@ -327,14 +327,11 @@ def run_command(
 ) -> tuple[int, str]:
     """Run a manual action, and return the exit status and the answer.
 
-    Args:
-        argv: The arguments of the command.
-        missing_signals: The reason for each missing signal, for the answer to ``status``.
+    Args: argv: The arguments of the command. missing_signals: The reason for each missing signal,
+    for the answer to ``status``.
 
-    Returns:
-        Status 0 for success or 1 for a failed or refused action, with the answer as JSON. Status 2
-        if the action could not be attempted, with the reason as text.
-
+    Returns: Status 0 for success or 1 for a failed or refused action, with the answer as JSON.
+    Status 2 if the action could not be attempted, with the reason as text.
     """
     try:
         arguments = create_parser().parse_args(argv)
@@ -353,9 +350,9 @@ def run_command(
 log = logging.getLogger(__name__)
 
 NOTES_FOLDER = "by-hand"
-"""Folder in the state directory that contains the notes."""
+"""Folder in the state directory with the notes."""
 MAX_NOTES = 64
-"""Maximum number of notes that are read at a time."""
+"""Maximum number of notes that are read at once."""
 MAX_NOTE_BYTES = 1 << 14
 """Maximum size of a note in bytes."""
 
@@ -379,10 +376,10 @@ def write_note(state_dir: Path, action: ManualAction) -> None:
 
 
 class NoteInbox:
-    """Reader of the notes of manual actions, for the supervisor.
+    """Reads the notes of manual actions, for the supervisor.
 
-    :meth:`read` returns each ended action exactly once. :meth:`remove_read` deletes the notes of
-    these actions. Call :meth:`remove_read` after the journal has recorded the actions.
+    :meth:`read` returns each finished action once. Call :meth:`remove_read`, which deletes the
+    notes of these actions, after the journal has stored them.
     """
 
     def __init__(self, state_dir: Path) -> None:
@@ -390,7 +387,7 @@ class NoteInbox:
         self._returned: set[Path] = set()
 
     def read(self) -> list[ManualAction]:
-        """Return the actions that are running, or have ended since the last call.
+        """Return the actions that are running, or have finished since the last call.
 
         Invalid notes are deleted, because the folder is only for notes.
         """
@@ -419,7 +416,7 @@ class NoteInbox:
         return found
 
     def remove_read(self) -> None:
-        """Delete the notes of ended actions that :meth:`read` has returned."""
+        """Delete the notes of finished actions that :meth:`read` has returned."""
         for path in self._returned:
             _remove_note(path)
         self._returned.clear()

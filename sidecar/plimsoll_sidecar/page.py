@@ -1,7 +1,7 @@
 """Render the supervisor's read-only web page, which loads no other resources.
 
-The functions have no side effects. The page is rendered on request, and all external text is
-escaped.
+The page is rendered on request, and all external text is escaped. The functions have no side
+effects.
 """
 
 from __future__ import annotations
@@ -83,9 +83,9 @@ details{border-top:1px solid var(--line);padding:.4rem 0}summary{cursor:pointer}
 
 
 def render_page(state: bytes, points: Sequence[HistoryPoint], live: bool = False) -> bytes:
-    """Return an HTML page in UTF-8 that shows ``state``, which is the JSON text of ``/state``.
+    """Return an HTML page in UTF-8 that shows ``state``, the JSON text of ``/state``.
 
-    ``points`` are the points of the charts. With ``live``, the browser reloads the page every
+    ``points`` are the points of the charts. If ``live``, the browser reloads the page every
     :data:`RELOAD_INTERVAL_S` seconds.
     """
     known = None if state == EMPTY_STATE else decode(state, View)
@@ -198,7 +198,7 @@ PHASE_RUNGS = {
     IncidentPhase.TRIMMING: Action.TRIM.value,
     IncidentPhase.CONFIRMED: Action.TRIM.value,
 }
-"""Rung to show for an incident in a phase in which no rung has been chosen yet."""
+"""Rung to show for an incident whose phase has no rung yet."""
 OBSERVE_RUNG = "Observe"
 
 
@@ -207,7 +207,7 @@ def render_budgets(
 ) -> str:
     """Return an HTML table with a meter for each leak budget.
 
-    ``rows`` contains names, budgets and their states. ``warm`` states whether the engine has warmed
+    ``rows`` holds names, budgets and their states. ``warm`` states whether the engine has warmed
     up.
     """
     made = []
@@ -240,7 +240,7 @@ def render_suspicions(assessment: Assessment) -> str:
 
 
 def render_ladder(rungs: Sequence[Action], mode: str, incidents: Sequence[IncidentRecord]) -> str:
-    """Return the rungs as an HTML list, the least disruptive first, with the current rung marked.
+    """Return the rungs as an HTML list with the current rung marked, the least disruptive first.
 
     ``mode`` is the mode of the supervisor. ``incidents`` are the open incidents.
     """
@@ -268,7 +268,7 @@ def find_current_rung(incidents: Sequence[IncidentRecord]) -> str:
 
 
 def render_incidents(incidents: Sequence[IncidentRecord]) -> str:
-    """Return HTML with one expandable entry for each incident, which contains its steps."""
+    """Return HTML with one expandable entry for each incident and its steps."""
     if not incidents:
         return "<p>There are no incidents.</p>"
     return "".join(_render_incident(make_record_story(one)) for one in incidents)
@@ -335,8 +335,8 @@ def _format_size(value: int | None) -> str:
 def _render_table(caption: str, head: Sequence[str], rows: Iterable[str]) -> str:
     """Return an HTML table.
 
-    ``head`` contains the names of the columns. A name that begins with ``>`` right-aligns its
-    column. ``rows`` contains the HTML of each row.
+    ``head`` holds the names of the columns. A name with the prefix ``>`` right-aligns its column.
+    ``rows`` holds the HTML of each row.
     """
     cells = "".join(
         f"<th scope=col{' class=n' if name.startswith('>') else ''}>{name.lstrip('>')}</th>"

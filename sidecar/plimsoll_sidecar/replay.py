@@ -1,7 +1,7 @@
 """Record traces of an engine and replay them, for ``plimsoll record`` and ``plimsoll replay``.
 
-A replay uses the same detector and governor as a running supervisor. Only the clock and the source
-of samples differ. A replay cannot execute commands, so the effect of each action is unknown.
+A replay uses the same detector and governor as a running supervisor, with another clock and another
+source of samples. It cannot execute commands, so the effect of each action is unknown.
 """
 
 from __future__ import annotations
@@ -44,18 +44,17 @@ from plimsoll_sidecar.signals.device_memory import AmdExporter, Dcgm, PodContain
 from plimsoll_sidecar.signals.sampler import Sampler
 
 UNASSESSED_GROWTH = SlowGrowth()
-"""Slow growth of host or device memory before it has been assessed."""
+"""Slow growth of memory before it has been assessed."""
 FIRST_ANSWER_TIMEOUT_S = 60.0
 """Seconds to wait for the engine's first answer.
 
-If there is none, recording starts without the engine's version.
-"""
+Without an answer, recording starts without the engine's version."""
 
 
 class ReplayLine(msgspec.Struct, omit_defaults=True, kw_only=True):
     """One line of the output. Unknown values are absent.
 
-    The event ``ended`` means that an incident ended without being confirmed or cleared. The event
+    The event ``ended`` means that an incident ended without being confirmed or cleared.
     ``still-open`` means that an incident was neither confirmed nor ended at the last sample. ``t``
     is the time of the sample. ``limit_s`` is the time in seconds until a slow leak reaches the
     memory limit.
@@ -91,8 +90,8 @@ def replay(
 ) -> Iterator[ReplayLine | Summary]:
     """Yield the events of the trace in order of time, and then a summary.
 
-    ``budget`` replaces the recorded budget of host memory, if it is not None. Raises
-    :class:`TraceError` if the trace is invalid.
+    A ``budget`` replaces the recorded budget of host memory. Raises :class:`TraceError` if the
+    trace is invalid.
     """
     header, samples = trace.read(path)
     memory = make_memory_policy(path, header)
@@ -160,7 +159,7 @@ def replay_samples(
 def _make_slow_leak_lines(assessment: Assessment, leaking: set[str]) -> Iterator[ReplayLine]:
     """Yield a line for each slow leak that starts or ends with ``assessment``.
 
-    ``leaking`` is the set of memory kinds (``host``, ``device``) with a slow leak. It is updated.
+    ``leaking`` is the set of memory kinds (``host``, ``device``) with a slow leak, and is updated.
     """
     for memory in ("host", "device"):
         slow = assessment.slow.get(memory, UNASSESSED_GROWTH)
@@ -199,9 +198,9 @@ def make_memory_policy(path: Path, header: Header) -> MemoryPolicy:
 
 
 def make_engine_view(sample: Sample) -> EngineView:
-    """Return the state of the engine in ``sample``.
+    """Return the state of the engine in ``sample``, with all capabilities.
 
-    The engine has all capabilities, so that a replay shows every action.
+    A replay therefore shows every action.
     """
     return EngineView(
         epoch=f"trace:{sample.epoch}" if sample.scrape_ok else None,
@@ -212,7 +211,7 @@ def make_engine_view(sample: Sample) -> EngineView:
 
 
 def make_unknown_results(turn: Turn) -> list[Result]:
-    """Return one ``Unknown`` result if ``turn`` has a command, otherwise an empty list.
+    """Return the result ``Unknown`` for the command of ``turn``; empty without a command.
 
     A replay cannot execute commands.
     """
@@ -225,7 +224,7 @@ def make_unknown_results(turn: Turn) -> list[Result]:
 
 
 def make_line(event: Event, t: float) -> ReplayLine | None:
-    """Return the line of output for ``event`` at time ``t``; None if the event has no line."""
+    """Return the line of output for ``event`` at time ``t``; None if it has no line."""
     incident = event.incident
     match event.type:
         case EventType.OPENED:
@@ -338,7 +337,7 @@ def _read_budget(
 
 
 class TraceWriter:
-    """Write samples to a trace.
+    """Writes samples to a trace.
 
     The file is compressed if its name ends in ``.gz``. The methods raise OSError.
     """
@@ -349,7 +348,10 @@ class TraceWriter:
         trace.write_line(self._out, header)
 
     def write(self, sample: Sample) -> None:
-        """Write a sample if it is later than the last one: the times in a trace must increase."""
+        """Write a sample that is later than the last one.
+
+        Others are skipped, because times must increase.
+        """
         if sample.t > self._last_t:
             self._last_t = sample.t
             trace.write_line(self._out, sample)

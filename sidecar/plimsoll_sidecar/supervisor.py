@@ -2,8 +2,8 @@
 
 The main thread samples and decides. The actuator, the publisher and the web server have threads of
 their own. Each command is written to the journal before it is sent. If a supervisor is killed at
-any point, the next one can therefore continue. It sends the last command again with the same
-operation ID. The engine's epoch shows whether the command was executed.
+any point, the next supervisor can therefore continue. It sends the last command again with the same
+operation ID, and the engine's epoch shows whether the command was executed.
 """
 
 from __future__ import annotations
@@ -59,27 +59,19 @@ CONFIG_CHECK_INTERVAL_S = 2.0
 
 
 class Supervisor:
-    """Supervise one engine.
+    """Supervises one engine.
 
-    Args:
-        config: The configuration file.
-        source: The source of samples.
-        create_detector: A function that creates a detector, at the start and after a change of the
-            detection settings.
-        create_actuator: A function that creates the actuator. Its argument is a function that
-            returns the last known main process of the engine.
-        publisher: The publisher of incidents; None in local mode.
-        metrics: The metrics of the supervisor.
-        state_dir: The directory of the journal and of other state.
-        replica: The name of this replica, with which the names of its incidents begin.
-        group: The other pods of the multi-node group if this pod is its leader; None otherwise.
-        peers: The file in which the operator publishes the growth of other replicas; None without
-            an operator.
-        learned: The file in which the operator publishes the growth that other replicas have
-            learned; None without an operator.
-        run_dir: The directory that the engine shares with the supervisor. The default is
-            ``state_dir``.
-
+    Args: config: The configuration file. source: The source of samples. create_detector: A function
+    that creates a detector, at the start and after a change of the detection settings.
+    create_actuator: A function that creates the actuator. Its argument is a function that returns
+    the last known main process of the engine. publisher: The publisher of incidents; None in local
+    mode. metrics: The metrics of the supervisor. state_dir: The directory of the journal and of
+    other state. replica: The name of this replica, and the first part of the names of its
+    incidents. group: The other pods of the multi-node group if this pod is its leader; None
+    otherwise. peers: The file in which the operator publishes the growth of other replicas; None
+    without an operator. learned: The file in which the operator publishes what other replicas have
+    learned about their growth; None without an operator. run_dir: The directory that the engine
+    shares with the supervisor. The default is ``state_dir``.
     """
 
     def __init__(
@@ -123,20 +115,20 @@ class Supervisor:
 
     @property
     def service(self) -> ServiceRef:
-        """Service in the current configuration, or the SupervisionPolicy."""
+        """InferenceService or SupervisionPolicy in the current configuration."""
         return self._config.current.service
 
     def explain_missing_signals(self) -> dict[str, str]:
-        """Return the reason for each missing signal of the newest sample, by signal."""
+        """Return the reason for each signal that the newest sample lacks, by signal."""
         signals = self._source.signals
         return {n: f"{one.reason}: {one.message}" for n, one in signals.items() if not one.ok}
 
     def run(self, wait_for_stop: Callable[[float], bool]) -> None:
         """Sample and decide in a loop until ``wait_for_stop`` returns True.
 
-        ``wait_for_stop`` waits for the given seconds, until the next sample, or until the
-        supervisor must stop. It returns whether the supervisor must stop. The loop also ends if a
-        new configuration requires a restart of the supervisor.
+        ``wait_for_stop`` waits the given seconds for the next sample. It returns True, without
+        waiting longer, if the supervisor must stop. The loop also ends if a new configuration
+        requires a restart of the supervisor.
         """
         _set_log_level(self._config.current)
         self._set_slot_request()
@@ -172,7 +164,7 @@ class Supervisor:
     def _read_clock(self) -> float:
         """Return the current time in Unix seconds.
 
-        A step of the wall clock is applied first, but only while no incident is open.
+        While no incident is open, a step of the wall clock is applied first.
         """
         step = 0.0 if self._governor.state.incidents else self._clock.apply_step()
         if step:
@@ -247,7 +239,7 @@ class Supervisor:
         self._inherited = self._journal.engine
 
     def _resolve_config(self) -> SupervisorConfig:
-        """Return the configuration, with the leak budgets in force in place of ``Auto``."""
+        """Return the configuration with the leak budgets in force in place of ``Auto``."""
         return msgspec.structs.replace(self._config.current, memory=self._governor.memory)
 
     def _observe(self, now: float) -> Observation:
@@ -293,9 +285,9 @@ class Supervisor:
         return Observation(now, assessment, engine, status, out_of_service, signals)
 
     def _check_start(self, assessment: Assessment, engine_answers: bool, now: float) -> None:
-        """Answer an engine that asks to start.
+        """Answer an engine that requests its start.
 
-        If its start is held for too long, add a suspicion to ``assessment``.
+        If the start is held for too long, a suspicion is added to ``assessment``.
         """
         policy = self._config.current.supervision.start_gate
         held = self._start_gate.update(policy, engine_answers, now)
@@ -308,7 +300,7 @@ class Supervisor:
     def _read_device_use(self) -> list[DeviceUse] | None:
         """Return the memory in use on each of the engine's devices.
 
-        None if it is unknown, or if other pods use the devices as well.
+        None if unknown, or if other pods use the devices as well.
         """
         if self._governor.memory.shared_device:
             return None
@@ -318,7 +310,7 @@ class Supervisor:
     def _write_and_send(self, turn: Turn) -> None:
         """Write the changes to the journal, and then send the turn's command.
 
-        If the journal cannot be written, the command is not sent, and its result is ``Refused``.
+        If the write fails, the command is not sent, and its result is ``Refused``.
         """
         written = self._write()
         if written:
@@ -381,10 +373,7 @@ class Supervisor:
     # ---- the engine and the configuration
 
     def _store_engine(self, status: Status | None) -> None:
-        """Store the engine's main process and capabilities.
-
-        The supervisor needs them to restart the engine if the engine no longer answers.
-        """
+        """Store the engine's main process and capabilities, to restart it if it hangs."""
         if status is None:
             return
         frontend = next((p for p in status.processes if p.role is Role.FRONTEND), None)
@@ -484,7 +473,7 @@ def _list_processes(status: Status | None) -> tuple[EngineProcess, ...]:
 
 
 def _is_idle(load: Load) -> bool | None:
-    """Return whether the engine has no request; None if this is unknown."""
+    """Return whether the engine has no request; None if unknown."""
     if load.running is None or load.waiting is None:
         return None
     return not (load.running or load.waiting or load.inflight)

@@ -1,6 +1,6 @@
 """Recommend leak budgets for ``plimsoll tune``, from a journal, trace or series.
 
-The formulas are those of ``growthBudget: Auto``, in :mod:`plimsoll_sidecar.govern.auto_budget`.
+The formulas are those of ``growthBudget: Auto`` in :mod:`plimsoll_sidecar.govern.auto_budget`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ UNIX_EPOCH_DATE = date(1970, 1, 1)
 MAX_SERIES_LINES = 10_000_000
 """Maximum number of lines that are read from the file of a series."""
 MAX_SIZE_SHARE_AFTER_RESTART = 0.5
-"""If a size is below this share of the previous size, the engine was restarted in between."""
+"""Maximum size after a restart, as a share of the size before it."""
 
 
 class DayGrowth(msgspec.Struct, kw_only=True):
@@ -50,7 +50,7 @@ class DayGrowth(msgspec.Struct, kw_only=True):
 
     Attributes:
         date: The date in ISO 8601.
-        observed_s: The seconds of observation.
+        observed_s: The observed seconds.
         gain: The largest growth within the window of the budget, in bytes.
         incident: Whether there was a confirmed incident on this day.
         spends: Whether the growth exceeded the proposed budget.
@@ -67,14 +67,14 @@ class DayGrowth(msgspec.Struct, kw_only=True):
 class Tuning(msgspec.Struct, kw_only=True):
     """Growth of host or device memory, and the leak budget to set for it. Sizes are in bytes.
 
-    A value that can be computed only from healthy hours is None without such an hour.
+    Values that need a healthy hour are None without one.
 
     Attributes:
         memory: ``host`` or ``device``.
         revision: The revision of the workload.
-        observed_s: The seconds of observation.
+        observed_s: The observed seconds.
         starts: The sizes after the newest warm-ups.
-        limit: The memory limit; None if it is unknown.
+        limit: The memory limit; None if unknown.
         level: The 99th percentile of the growth within 1h, 6h and 24h, by this window.
         usual: The 99th percentile of the growth within the window of the budget.
         window_s: The window of the budget in seconds.
@@ -104,7 +104,7 @@ class Tuning(msgspec.Struct, kw_only=True):
 
 
 def make_tunings(learned: LearnedBudgets, memory: MemoryPolicy) -> list[Tuning]:
-    """Return the tuning of each kind of memory, host and device, that was observed."""
+    """Return the tuning of each kind of memory that was observed."""
     pairs = (("host", learned.host, memory.host), ("device", learned.device, memory.device))
     return [
         make_tuning(name, one, budget or parse_growth_budget("Auto"))
@@ -114,7 +114,7 @@ def make_tunings(learned: LearnedBudgets, memory: MemoryPolicy) -> list[Tuning]:
 
 
 def make_tuning(name: str, learned: LearnedHistory, budget: MemoryBudget) -> Tuning:
-    """Return the tuning of the memory ``name``, which is ``host`` or ``device``.
+    """Return the tuning of the memory ``name``, "host" or "device".
 
     ``learned`` is the observed growth, and ``budget`` the configured budget.
     """
@@ -154,8 +154,8 @@ def make_tuning(name: str, learned: LearnedHistory, budget: MemoryBudget) -> Tun
 def explain_unsuitable_budgets(learned: LearnedBudgets, memory: MemoryPolicy) -> list[str]:
     """Return a sentence for each budget that is too small or too large.
 
-    A budget is too small if it is less than the usual growth. It is too large if it exceeds the
-    memory between the size after a start and the limit. ``Auto`` budgets are not checked.
+    A budget is too small if it is less than the usual growth, and too large if it exceeds the
+    headroom between the size after a start and the limit. ``Auto`` budgets are not checked.
     """
     found = []
     budgets = {"host": memory.host, "device": memory.device}
@@ -196,7 +196,7 @@ def _iterate_days(
 
 
 def learn_from_trace(path: Path) -> tuple[LearnedBudgets, MemoryPolicy]:
-    """Return the budgets that a supervisor would have learned from a trace, and the trace's policy.
+    """Return what a supervisor would have learned from a trace, and the trace's policy.
 
     Raises ValueError if the trace is invalid.
     """
@@ -224,12 +224,12 @@ def learn_from_trace(path: Path) -> tuple[LearnedBudgets, MemoryPolicy]:
 
 
 def learn_from_series(path: Path, limit: int | None) -> LearnedBudgets:
-    """Return the budgets that a supervisor would have learned from a series of memory sizes.
+    """Return what a supervisor would have learned from a series of memory sizes.
 
-    Each line of the CSV file ``path`` contains a time in Unix seconds and a size in bytes, in order
-    of time. Other lines, such as a heading, are skipped. Growth is measured from the smallest size
-    in the first hour after each start. ``limit`` is the memory limit in bytes; None if it is
-    unknown. Raises OSError if the file cannot be read, and ValueError if it has no such line.
+    Each line of the CSV file ``path`` has a time in Unix seconds and a size in bytes, in order of
+    time. Other lines, such as a heading, are skipped. Growth is measured from the smallest size in
+    the first hour after each start. ``limit`` is the memory limit in bytes; None if unknown. Raises
+    OSError if the file cannot be read, and ValueError if it has no such line.
     """
     learned = LearnedBudgets()
     with path.open(newline="", encoding="utf-8", errors="replace") as lines:

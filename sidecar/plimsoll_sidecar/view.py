@@ -45,7 +45,7 @@ class Observation(NamedTuple):
 class Display:
     """State of the supervisor, for the threads that serve it to clients.
 
-    ``state`` is the JSON text of a :class:`View`. Each update replaces it. ``history`` contains the
+    ``state`` is the JSON text of a :class:`View`, which each update replaces. ``history`` holds the
     points of the charts on the supervisor's page.
     """
 
@@ -60,7 +60,7 @@ class Display:
     ) -> None:  # fmt: skip
         """Update the state and the metrics from the result of one turn.
 
-        Call this after the turn was written to the journal.
+        Call this after the journal has stored the turn.
         """
         left, standing = governor.count_restarts_left(observation.now), governor.state
         self._metrics.count_events(events)

@@ -1,9 +1,8 @@
 """Serve HTTP/1.1 in one loop, so that no client can block the server.
 
-Each connection carries one request, and has a deadline at which it is closed. The number of
-connections is limited. If all are in use, a new client is still accepted. The server then closes
-the oldest connection of the address that has the most connections. A client that floods the port
-therefore only displaces its own connections.
+Each connection carries one request, and is closed at its deadline. The number of connections is
+limited. If all are in use, a new client replaces the oldest connection of the address that has the
+most connections. A client that floods the port therefore only displaces its own connections.
 
 No client is rejected because of its address. The address of the kubelet's probes depends on the
 network plugin: it can be that of the node, of a bridge or of a tunnel. A list of allowed addresses
@@ -25,19 +24,18 @@ MAX_CONNECTIONS = 64
 MAX_HEAD_BYTES = 16 << 10
 """Maximum size of the request line and the headers, in bytes."""
 REQUEST_TIMEOUT_S = 5.0
-"""Maximum number of seconds from the start of a connection to the end of the request headers."""
+"""Maximum number of seconds from the start of a connection to the end of the request's headers."""
 WRITE_TIMEOUT_S = 10.0
 """Maximum number of seconds from the start of an answer to the end of the connection.
 
-The server waits for the client to close the connection. If the server closed it first, data that
-the client has not read could be lost.
-"""
+The server waits for the client to close the connection. Closing it first could lose data that the
+client has not read."""
 LISTEN_BACKLOG = 1024
 """Maximum number of connections that the kernel queues."""
 MAX_ACCEPTS_PER_ROUND = 16
 """Maximum number of new connections that are accepted before existing ones are served again."""
 NO_DESCRIPTOR_PAUSE_S = 0.05
-"""Pause in seconds if no file descriptor is available."""
+"""Pause in seconds while no file descriptor is available."""
 REASON_PHRASES = {
     200: "OK",
     400: "Bad Request",
@@ -52,9 +50,9 @@ REASON_PHRASES = {
 TEXT_CONTENT_TYPE = "text/plain; charset=utf-8"
 READING, WRITING, CLOSING = range(3)
 _LINGER_RESET = (1).to_bytes(4, sys.byteorder) + bytes(4)
-"""Value of SO_LINGER with which closing a connection resets it."""
+"""Value of SO_LINGER that resets a connection on close."""
 _EVICTION_ORDER = {CLOSING: 0, READING: 1, WRITING: 2}
-"""Order in which the connections of one address are closed for a new client, by state."""
+"""Order by state in which an address's connections are closed for a new client."""
 
 Answer = tuple[int, str, bytes]
 """Status, content type and body of an answer."""
@@ -63,7 +61,7 @@ Answer = tuple[int, str, bytes]
 class Request:
     """A request without its body.
 
-    ``path`` does not contain the query. ``host`` is the Host header; None if it is missing.
+    ``path`` excludes the query. ``host`` is the Host header; None if missing.
     """
 
     __slots__ = ("host", "method", "path")
@@ -73,9 +71,9 @@ class Request:
 
 
 def parse_request(head: bytes) -> Request | None:
-    """Parse the request line and the headers of a request.
+    """Parse the request line and the headers of a request; None if they are invalid.
 
-    Return None if the version is not HTTP/1.x, or if there is more than one Host header. Only an
+    They are invalid with another version than HTTP/1.x, or more than one Host header. Only an
     HTTP/1.0 request may omit the Host header.
     """
     first, *lines = head.decode("latin-1").split("\r\n")
@@ -100,10 +98,10 @@ class _Connection:
 
 
 class HttpServer:
-    """Serve requests in the thread that calls :meth:`handle_events`.
+    """Serves requests in the thread that calls :meth:`handle_events`.
 
     ``answer`` returns the answer to a request. If it raises an exception, the status is 500.
-    ``headers`` contains header lines for each answer. Each line ends with CRLF.
+    ``headers`` holds header lines for each answer, each with CRLF at its end.
     """
 
     def __init__(
@@ -111,7 +109,7 @@ class HttpServer:
     ) -> None:
         """Listen on ``port`` of ``host``.
 
-        Raises OSError if this is not possible, and OverflowError for an invalid port.
+        Raises OSError if this fails, and OverflowError for an invalid port.
         """
         self._answer, self._headers = answer, headers
         self._listener = _create_listener(host, port)
@@ -169,7 +167,7 @@ class HttpServer:
             self._advance(connection)  # most requests arrive together with their connection
 
     def _advance(self, connection: _Connection) -> None:
-        """Read, answer and write on ``connection`` as much as possible without blocking."""
+        """Read, answer and write on ``connection`` as far as possible without blocking."""
         try:
             if connection.state == READING:
                 self._read(connection)

@@ -119,7 +119,7 @@ def end_engine_while_unready(
 ) -> Result:
     """Make the pod unready, call ``end_engine``, and return its result.
 
-    No client then sends a request to a port that nobody listens on. The pod stays unready for
+    No request then arrives at a port without a listener. The pod stays unready for
     ``unready_after_s`` seconds after the end; then the readiness probe of the next engine decides.
     If the engine does not end, the pod becomes ready again.
     """

@@ -1,8 +1,8 @@
-"""Send HTTP requests with a limit on the total time, and on the size of the head and body.
+"""Send HTTP requests with limits on the total time, and on the size of head and body.
 
 urllib3 applies its timeout to each read of the socket. A server that sends one byte from time to
-time could therefore block its caller forever. The limits of this module cover the whole response:
-status line, headers, chunks and body. All clients in the supervisor use :func:`request`.
+time could block its caller forever. The limits of this module cover the whole response: status
+line, headers, chunks and body. All clients in the supervisor use :func:`request`.
 """
 
 from __future__ import annotations
@@ -25,32 +25,33 @@ from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
 
 MAX_BODY_BYTES = 4 << 20
-"""Default maximum size of a body; the pages of known engines are smaller than 1 MiB."""
+"""Default maximum size of a body. The pages of known engines are smaller than 1 MiB."""
 MAX_HEAD_BYTES = 64 << 10
 """Maximum size of status line and headers, and of the framing of a body."""
 READ_CHUNK_BYTES = 1 << 16
 MAX_MESSAGE_CHARS = 500
 """Maximum length of an error message, which may quote a malformed line of the response."""
 LOOPBACK = "127.0.0.1"
-"""Host in a URL that stands for all addresses of this pod: the engine may listen on any of them."""
+"""Host in a URL that stands for all addresses of this pod, because the engine may listen on any of
+them."""
 
 
 class RequestError(Exception):
-    """The server sent no response, an incomplete one, or one that was too large or too slow."""
+    """No response, or a response that was incomplete, too large or too slow."""
 
 
 class TooLongError(RequestError):
-    """The body of a response is larger than the limit."""
+    """A response whose body is larger than the limit."""
 
 
 class EngineError(Exception):
-    """A call to the engine failed, or its response could not be used; the message says why."""
+    """A failed call to the engine, or an unusable response. The message gives the reason."""
 
 
 class Answer(NamedTuple):
     """Response of a server.
 
-    ``headers`` ignores case. ``body`` is empty if only the head was read.
+    The names of ``headers`` ignore case. ``body`` is empty if only the head was read.
     """
 
     status: int
@@ -62,7 +63,7 @@ def iterate_pod_addresses() -> Iterator[str]:
     """Yield the addresses on which an engine of this pod may listen, loopback first.
 
     An engine may listen only on its pod's address, or only on one address family. Connecting a UDP
-    socket sends no packet. It only shows which local address the kernel would use.
+    socket shows which local address the kernel would use, and sends no packet.
     """
     yield from (LOOPBACK, "::1")
     for family, remote in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
@@ -159,7 +160,7 @@ class _TlsPool(HTTPSConnectionPool):
 
 
 def create_pool(**options: Any) -> urllib3.PoolManager:
-    """Return a pool manager with the bounded connections above, and urllib3's ``options``."""
+    """Return a pool manager with bounded connections, and urllib3's ``options``."""
     pool = urllib3.PoolManager(retries=False, **options)
     pool.pool_classes_by_scheme = {"http": _Pool, "https": _TlsPool}
     return pool
@@ -203,7 +204,7 @@ def request(
 
 
 def _read_body(answer: urllib3.BaseHTTPResponse, limit: int) -> bytes:
-    """Return the whole body. After its last byte, the connection returns to the pool."""
+    """Return the whole body, and then return the connection to the pool."""
     pieces, size = [], 0
     try:
         while piece := answer.read1(READ_CHUNK_BYTES):
@@ -221,11 +222,10 @@ def _read_body(answer: urllib3.BaseHTTPResponse, limit: int) -> bytes:
 
 
 class HttpClient:
-    """Thread-safe client of an engine's server. ``url`` is the base URL, without a path.
+    """Client of an engine's server at the base URL ``url``. Thread-safe.
 
     Each request uses a new connection. During a drain, the engine would count an open connection as
-    a client. If the server closed the connection between two requests, the next one would seem to
-    fail.
+    a client. If the server closed it between two requests, the next request would fail.
 
     Certificates of ``https`` URLs are not verified, because the engine's certificate names the
     Service. No secret is sent, and the server is on the pod's own loopback interface, or gets a
@@ -262,7 +262,7 @@ class HttpClient:
         return answer.status, answer.body
 
     def has_answer(self, path: str, timeout_s: float) -> bool:
-        """Report whether a GET request to ``path`` gets a response, whatever its status."""
+        """Report whether a GET request to ``path`` gets a response with any status."""
         try:
             with self._create_pool() as connections:
                 request(connections, "GET", self._url + path, timeout_s, head_only=True)

@@ -26,12 +26,12 @@ SERVICE_ACCOUNT_FOLDER = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 REQUEST_TIMEOUT_S = 10.0
 FIELD_MANAGER = "plimsoll-supervisor"
 MAX_OBJECTS_PER_PAGE = 64
-"""Maximum number of objects in a page. It is divided by 4 until a page fits into one response."""
+"""Maximum number of objects in a page. If a page is too large, the number is divided by 4."""
 MAX_PAGES = 1000
 LIST_TIMEOUT_S = 60.0
 """Timeout for all pages of a collection together, in seconds."""
 MAX_RETRY_AFTER_S = 600.0
-"""Maximum pause before the next request, in seconds, whatever the server asks for."""
+"""Maximum pause before the next request in seconds, even if the server asks for more."""
 MAX_MESSAGE_CHARS = 500
 """Maximum length of the server's error message, which may come from a webhook."""
 
@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 
 class KubeError(Exception):
-    """A request to the API server failed. ``status`` is 0 if there was no usable response.
+    """A failed request to the API server. ``status`` is 0 without a usable response.
 
     ``retry_after_s`` is the pause in seconds that the server asks for (status 429 or 503).
     """
@@ -77,7 +77,7 @@ class TooLargeError(KubeError):
 
 
 class UnexpectedAnswerError(KubeError):
-    """A successful response lacks the expected object; it may come from a proxy."""
+    """A successful response without the expected object, for example from a proxy."""
 
 
 _ERROR_BY_STATUS = {
@@ -98,7 +98,7 @@ class _Page(msgspec.Struct, Generic[T]):
 
 
 class KubeClient:
-    """Thread-safe client of one API server.
+    """Client of one API server. Thread-safe.
 
     Outside a cluster, it can use a client certificate.
     """
@@ -114,7 +114,7 @@ class KubeClient:
         self._server = server.rstrip("/")
         self._token_file = token_file
         self._server_time: tuple[float, float] | None = None
-        """Unix time in the newest response, and the monotonic time when the response arrived."""
+        """Unix time in the newest response, and the monotonic time of its arrival."""
         self._http = create_pool(
             maxsize=4,
             ssl_context=_create_tls_context(has_own_ca=ca_file is not None),
@@ -140,8 +140,7 @@ class KubeClient:
     def estimate_server_time(self) -> float:
         """Return the server's time in Unix seconds, or this node's time before the first response.
 
-        Pods on different nodes compare these times, so all of them must come from the server's
-        clock.
+        Pods on different nodes compare these times, so all must come from the server's clock.
         """
         if self._server_time is None:
             return time.time()
@@ -153,10 +152,10 @@ class KubeClient:
         return _decode_object("GET", path, self._call("GET", path))
 
     def list_items(self, path: str, kind: type[T], **query: str) -> Iterator[T]:
-        """Yield the objects of the collection at ``path``, decoded as ``kind``.
+        """Yield the objects of the collection at ``path``, decoded as ``kind``, page by page.
 
-        The collection is read page by page. Raises KubeError, for example if it has more than
-        :data:`MAX_PAGES` pages or takes longer than :data:`LIST_TIMEOUT_S`.
+        Raises KubeError, for example if it has more than :data:`MAX_PAGES` pages or takes longer
+        than :data:`LIST_TIMEOUT_S`.
         """
         limit, continue_token, deadline = (
             MAX_OBJECTS_PER_PAGE,
@@ -208,7 +207,7 @@ class KubeClient:
         return _decode_object("POST", path, self._call("POST", path, body))
 
     def apply(self, path: str, body: Object) -> Object:
-        """Apply ``body`` server-side with the supervisor's field manager; return the stored object.
+        """Apply ``body`` server-side with the supervisor's field manager, and return the object.
 
         Raises KubeError.
         """
@@ -254,8 +253,8 @@ class KubeClient:
 def _create_tls_context(has_own_ca: bool) -> ssl.SSLContext:
     """Return a TLS context that verifies certificates as kubectl does.
 
-    By default, Python 3.13 also requires key identifiers, which the CAs of many clusters lack, such
-    as those of EKS. The system's CAs are loaded unless the pool will add the cluster's own CA.
+    Python 3.13 requires key identifiers by default, which the CAs of many clusters lack, such as
+    those of EKS. The system's CAs are loaded unless the pool will add the cluster's own CA.
     """
     context = create_urllib3_context(cert_reqs=ssl.CERT_REQUIRED)
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
@@ -291,7 +290,7 @@ def _read_error_message(answer: Answer) -> str:
 
 
 def _read_answer_time(answer: Answer) -> float | None:
-    """Return the time in the response's Date header, in Unix seconds; None without a valid date."""
+    """Return the time in the response's Date header in Unix seconds; None if invalid."""
     try:
         return parsedate_to_datetime(answer.headers.get("Date", "")).timestamp()
     except (ValueError, TypeError, OverflowError):
@@ -299,14 +298,14 @@ def _read_answer_time(answer: Answer) -> float | None:
 
 
 def _read_retry_after_s(answer: Answer) -> float | None:
-    """Return the value of the Retry-After header; None if it is not a number of seconds."""
+    """Return the Retry-After header in seconds; None if it is no number."""
     seconds = parse_whole_number(answer.headers.get("Retry-After", "")[:MAX_WHOLE_NUMBER_DIGITS])
     return None if seconds is None else min(float(seconds), MAX_RETRY_AFTER_S)
 
 
 SERVICE_NAME_LABEL = "kubernetes.io/service-name"
 MAX_ENDPOINTS = 10_000
-"""Maximum number of endpoints of all Services together; each takes about 200 bytes of memory."""
+"""Maximum number of endpoints of all Services together. Each takes about 200 bytes of memory."""
 
 
 class _Conditions(msgspec.Struct):
@@ -347,7 +346,7 @@ class Endpoint(msgspec.Struct, frozen=True):
 
 
 class EndpointSlices:
-    """Reader of the EndpointSlices of one namespace. All methods raise KubeError."""
+    """Reads the EndpointSlices of one namespace. All methods raise KubeError."""
 
     def __init__(self, kube: KubeClient, namespace: str) -> None:
         self._kube = kube
@@ -382,7 +381,7 @@ class EndpointSlices:
         } - {""}
 
     def find_ready_addresses(self, pods: Collection[str]) -> dict[str, str]:
-        """Return the address of each of ``pods`` that is ready in any Service, by pod name."""
+        """Return the addresses of those ``pods`` that are ready in any Service, by pod name."""
         return {
             converted.pod: converted.address
             for endpoint_slice in self._iterate_slices()
@@ -398,8 +397,8 @@ class EndpointSlices:
 def _make_endpoint(service: str, endpoint: _Endpoint) -> Endpoint:
     """Convert an endpoint of an EndpointSlice. An absent condition counts as true, as in the API.
 
-    A Service with ``publishNotReadyAddresses`` reports all its pods as ready. The condition
-    ``serving`` then shows whether the pod itself is ready.
+    A Service with ``publishNotReadyAddresses`` reports all its pods as ready. ``serving`` then
+    shows whether the pod itself is ready.
     """
     conditions = endpoint.conditions or _Conditions()
     return Endpoint(

@@ -4,8 +4,8 @@ The limit is at most the configured timeout. A shorter pause is a stall only if 
 fits.
 
 - A pause that resembles earlier pauses is allowed up to a length that they would not exceed.
-- A pause of a new kind needs two pieces of evidence: the engine uses hardly any processor time, and
-  took so many steps before that such a pause is not chance.
+- A pause of a new kind needs two pieces of evidence. The engine uses hardly any processor time, and
+  it took so many steps before that such a pause is not chance.
 - An engine that uses the processor may be compiling.
 - If the processor time is unknown, only the timeout decides.
 

@@ -337,7 +337,7 @@ class BudgetsInForce(NamedTuple):
 
 
 class LearnedBudgets(msgspec.Struct, omit_defaults=True):
-    """What a replica has learned of its host and device memory, stored as a row of the journal."""
+    """Learned growth and budgets of a replica's host and device memory, a row of the journal."""
 
     host: LearnedHistory = msgspec.field(default_factory=LearnedHistory)
     device: LearnedHistory = msgspec.field(default_factory=LearnedHistory)

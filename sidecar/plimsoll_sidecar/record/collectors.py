@@ -1,4 +1,4 @@
-"""Collect metrics of cgroup, threads and open files at each scrape, and count memory growth."""
+"""Collect metrics of the cgroup, threads and open files at each scrape, and count memory growth."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ EXPORTED_CGROUP_FIELDS = (
     "current", "anon", "shmem", "file", "slab", "kernel", "sock", "other", "reclaimable", "swap",
     "limit",
 )  # fmt: skip
-"""Exported fields of :class:`CgroupMemory`. Their names are the values of the label ``kind``."""
+"""Exported fields of :class:`CgroupMemory`, and the values of the label ``kind``."""
 
 
 class CgroupCollector(Collector):
-    """Collector of the memory of the engine's cgroup. ``get_newest`` returns the newest reading."""
+    """Collects the memory of the engine's cgroup. ``get_newest`` returns the newest reading."""
 
     def __init__(self, get_newest: Callable[[], CgroupMemory]) -> None:
         self._get_newest = get_newest
 
     def collect(self) -> Iterable[Metric]:
-        """Yield the sizes, event counts and stall times of the newest sample."""
+        """Yield the sizes, event counts and stall times of the newest reading."""
         group = self._get_newest()
         sizes = GaugeMetricFamily(
             f"{CGROUP_PREFIX}_bytes", "Memory of the engine's cgroup by kind.", labels=("kind",)
@@ -61,10 +61,7 @@ class CgroupCollector(Collector):
 
 
 class ThreadCollector(Collector):
-    """Collector of the status of the supervisor's threads.
-
-    The status of a thread states whether its last turn succeeded.
-    """
+    """Collects the status of the supervisor's threads: whether their last turns succeeded."""
 
     def __init__(self, sampling: SamplingWatchdog) -> None:
         self._sampling = sampling
@@ -84,13 +81,13 @@ class ThreadCollector(Collector):
 
 
 class OpenFilesCollector(Collector):
-    """Collector of the engine's open file descriptors. The owner sets the newest reading."""
+    """Collects the engine's open file descriptors. The owner sets the newest reading."""
 
     def __init__(self) -> None:
         self.newest: OpenFiles | None = None
 
     def collect(self) -> Iterable[Metric]:
-        """Return the metrics for the number and the limit; without a value if it is unknown."""
+        """Return the metrics for the number and the limit, without a value if unknown."""
         count = GaugeMetricFamily(
             "plimsoll_engine_open_fds",
             "Open file descriptors of the engine's process that is nearest to its limit.",
@@ -119,7 +116,7 @@ DEAD_BAND_SHARE = 0.01
 
 
 def compute_dead_band_bytes(budget_bytes: int | None) -> int:
-    """Return the dead band of a leak budget in bytes. Smaller changes of memory are noise.
+    """Return the dead band of a leak budget in bytes, below which changes of memory are noise.
 
     ``budget_bytes`` is None without a budget.
     """
@@ -127,12 +124,12 @@ def compute_dead_band_bytes(budget_bytes: int | None) -> int:
 
 
 class GrowthCounter:
-    """Counter of memory growth, computed from a noisy gauge that starts again in each epoch.
+    """Counter of memory growth, computed from a noisy gauge that restarts in each epoch.
 
     Burn-rate alerts need a counter, so that ``increase()`` works over any range and across
-    restarts. The sum of all increases of a noisy gauge would include its noise. An increase
-    therefore counts only above a level, which is the highest value so far. If the gauge decreases
-    by more than ``band`` below the level, the level follows it at that distance (hysteresis).
+    restarts. The sum of all increases of a noisy gauge would include its noise. Only increases
+    above the highest value so far, the level, therefore count. If the gauge falls more than
+    ``band`` below the level, the level follows at that distance (hysteresis).
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Save diagnostics before a restart: once per incident, in a directory of limited size."""
+"""Save diagnostics before a restart, once per incident, in a directory of limited size."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from plimsoll_sidecar.signals.process_table import ProcessId, list_names, send_s
 log = logging.getLogger(__name__)
 
 DIAGNOSTICS_FOLDER = "diagnostics"
-"""Folder in the state directory that holds the diagnostics."""
+"""Folder in the state directory with the diagnostics."""
 STACKS_WAIT_S = 0.5
 """Seconds to wait for the stacks after a signal.
 
 faulthandler writes them within milliseconds, even if the process hangs.
 """
 MAX_FILES_PER_KIND = 16
-"""Maximum number of files of one kind per incident. There is one file for each process."""
+"""Maximum number of files of one kind per incident, one for each process."""
 MAX_LISTED_NAMES = 1024
 """Maximum number of file names that are read from the engine's folder."""
 MAX_TOTAL_BYTES = 64 << 20
@@ -43,11 +43,11 @@ GROWTH_DIAGNOSTICS = (Diagnostic.STACKS, Diagnostic.GC, Diagnostic.TRACEMALLOC, 
 
 
 class DiagnosticsWriter:
-    """Save diagnostics in ``<state-dir>/diagnostics/<incident>/``.
+    """Saves diagnostics in ``<state-dir>/diagnostics/<incident>/``.
 
-    If all diagnostics exceed :data:`MAX_TOTAL_BYTES`, those of the oldest incidents are deleted.
-    ``run_dir`` is the directory that the engine shares with the supervisor. ``get_main_process``
-    returns the engine's last known main process.
+    Beyond :data:`MAX_TOTAL_BYTES`, the diagnostics of the oldest incidents are deleted. ``run_dir``
+    is the directory that the engine shares with the supervisor. ``get_main_process`` returns the
+    engine's last known main process.
     """
 
     def __init__(
@@ -65,14 +65,11 @@ class DiagnosticsWriter:
 
         Diagnostics that the engine does not provide, or that do not fit on the volume, are left
         out. If the folder of the incident exists, nothing is saved: an earlier supervisor has
-        already collected the diagnostics, and collecting them slows the engine.
+        collected the diagnostics, and collecting them slows the engine.
 
-        Returns:
-            The paths of the files, relative to the state directory.
+        Returns: The paths of the files, relative to the state directory.
 
-        Raises:
-            OSError: If the folder cannot be created.
-
+        Raises: OSError: If the folder cannot be created.
         """
         folder = self._root / command.incident
         try:
@@ -107,7 +104,7 @@ class DiagnosticsWriter:
         return saved
 
     def _save_stacks(self, folder: Path, command: Command) -> list[Path]:
-        """Save the stacks that the adapter can read without an answer from the engine."""
+        """Save the stacks that can be read without an answer from the engine."""
         text = self._engine.read_stacks(command)
         if text is None:
             return []
@@ -118,10 +115,10 @@ class DiagnosticsWriter:
             return []
 
     def _signal_frontend(self) -> None:
-        """Send SIGUSR1 to a hanging frontend, so that it writes its stacks.
+        """Send SIGUSR1 to a hanging frontend, which makes it write its stacks.
 
-        A frontend that handles the signal has created a file for its stacks at its start. If there
-        is no such file, no signal is sent, because it would end the process.
+        A frontend that handles the signal creates a file for its stacks at its start. Without this
+        file, no signal is sent, because the signal would end the process.
         """
         frontend = self._get_main_process()
         if frontend is None:
@@ -157,7 +154,7 @@ class DiagnosticsWriter:
         return found
 
     def _delete_oldest(self, keep: Path) -> None:
-        """Delete the folders of the oldest incidents, except ``keep``, down to the maximum size."""
+        """Delete the oldest incidents' folders, except ``keep``, down to the maximum size."""
         folders = sorted(
             (path for path in self._root.iterdir() if path.is_dir()),
             key=lambda path: path.stat().st_mtime,
@@ -174,8 +171,8 @@ class DiagnosticsWriter:
 def _copy_smaps(folder: Path, processes: Sequence[ProcessMemory]) -> list[Path]:
     """Copy ``smaps_rollup`` of each process to ``folder``, and return the paths of the copies.
 
-    The file contains exact sizes. It is read only once per incident, because the kernel needs
-    milliseconds for each read.
+    The file contains exact sizes. It is read only once per incident, because each read takes the
+    kernel milliseconds.
     """
     saved = []
     for member in processes[:MAX_FILES_PER_KIND]:
@@ -192,7 +189,7 @@ def _copy_file(source: Path, target: Path) -> bool:
     """Copy at most :data:`MAX_FILE_BYTES` of the engine's file ``source`` to ``target``.
 
     Return False if the source is empty or not a regular file: the engine may have replaced it with
-    a link or a pipe. Raises OSError, and then leaves no partial copy.
+    a link or a pipe. After an OSError, no partial copy is left.
     """
     if (taken := open_regular(source)) is None:
         return False
@@ -213,7 +210,7 @@ def _write_file(path: Path, data: bytes) -> Path:
 
 @contextlib.contextmanager
 def _create_file(path: Path) -> Iterator[IO[bytes]]:
-    """Yield a new file for writing. If an OSError occurs, delete the file."""
+    """Yield a new file for writing, and delete it after an OSError."""
     try:
         with path.open("wb") as out:
             yield out

@@ -4,7 +4,7 @@ Each transaction contains the whole state of the governor, including the next co
 changed incidents. With ``synchronous=FULL`` in WAL mode, a committed transaction survives a crash
 of the node.
 
-Intact data stays usable if other data is damaged. A damaged row or file is moved to ``set-aside``,
+Damage to one part leaves the other parts usable. A damaged row or file is moved to ``set-aside``,
 and the next write replaces it. If the volume is not writable, a write fails with an error.
 """
 
@@ -35,18 +35,17 @@ log = logging.getLogger(__name__)
 MAX_INCIDENTS = 200
 """Maximum number of incidents in the journal."""
 MAX_UNPUBLISHED_INCIDENTS = 1000
-"""Maximum number of incidents if they cannot be published.
+"""Maximum number of incidents while they cannot be published.
 
-Beyond this number, the oldest incidents that have ended are deleted.
-"""
+Beyond it, the oldest incidents that have ended are deleted."""
 MAX_INCIDENTS_PER_READ = 64
-"""Maximum number of incidents that are read at a time for publishing: the newest ones."""
+"""Maximum number of incidents that are read at once for publishing; the newest are read."""
 BUSY_TIMEOUT_S = 5.0
 """Seconds to wait while another process locks the file."""
 PAGE_CACHE_KIB = 64
 """Size of SQLite's page cache in KiB. SQLite's default is 2 MiB."""
 DAMAGED_ROW, DAMAGED_FILE = "row", "file"
-"""Parts of a journal that can be damaged, as a metric names them."""
+"""Damaged parts of a journal, as a metric names them."""
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS state (key TEXT PRIMARY KEY, body BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS incidents (
@@ -58,12 +57,11 @@ _DELETE_OLD_INCIDENTS = (
     "DELETE FROM incidents WHERE ended AND (published = revision OR NOT ?)"
     " AND name NOT IN (SELECT name FROM incidents ORDER BY opened_at DESC LIMIT ?)"
 )
-"""Delete incidents that have ended and are not among the newest ones.
+"""Delete the oldest incidents that have ended.
 
-Parameters: whether to keep unpublished incidents, and the number of newest incidents.
-"""
+Parameters: whether to keep unpublished incidents, and the number of newest incidents to keep."""
 SQLITE_ERRORS = (sqlite3.Error, UnicodeDecodeError)
-"""Errors of SQLite. An error's text can quote the damaged file, so decoding the text can fail."""
+"""Errors of SQLite. Decoding their text can fail, because it can quote the damaged file."""
 _SCHEMA_CHECKS = (
     "SELECT key, body, checksum FROM state LIMIT 0",
     "SELECT name, opened_at, ended, revision, published, body, checksum FROM incidents LIMIT 0",
@@ -80,7 +78,7 @@ _VOLUME_ERRORS = frozenset(
 
 
 class JournalError(Exception):
-    """Error for a journal that cannot be read or written.
+    """A journal that cannot be read or written.
 
     The message names the file and what to do.
     """
@@ -98,15 +96,15 @@ class Journal:
     ) -> None:
         """Open the journal at ``path``, or create it. Raises :class:`JournalError`.
 
-        ``publishes`` states whether incidents are published. An incident is then deleted only after
-        it was published. ``on_damage`` is called with ``row`` or ``file`` for each damaged part.
+        If ``publishes``, an incident is deleted only after it was published. ``on_damage`` is
+        called with ``row`` or ``file`` for each damaged part.
         """
         self.path, self._publishes, self._on_damage = path, publishes, on_damage
         self._damaged_parts = DamagedParts(path.with_name(SET_ASIDE_FOLDER))
         self._restarts = RestartCopy(path.with_name(RESTARTS_FILE))
         self._unreadable: set[bytes] = set()
         self.clock: ClockReading | None = None
-        """Clock reading in the journal, after :meth:`load`; None if there is none."""
+        """Clock reading in the journal, after :meth:`load`; None without one."""
         self.learned = LearnedBudgets()
         """Learned budgets in the journal, after :meth:`load`."""
         self._damage: Exception | None = None
@@ -126,11 +124,11 @@ class Journal:
 
     @property
     def set_aside_names(self) -> list[str]:
-        """Names of the files with damaged parts in ``set-aside``, oldest first."""
+        """Names of the damaged parts in ``set-aside``, oldest first."""
         return self._damaged_parts.list_names()
 
     def load(self) -> tuple[GovernorState, LastKnownEngine]:
-        """Return the governor's state and the engine's state from the last write.
+        """Return the states of the governor and of the engine from the last write.
 
         They are empty if nothing was written. Raises :class:`JournalError`.
         """
@@ -170,14 +168,10 @@ class Journal:
 
         When the call returns, the data is on disk. Raises :class:`JournalError`.
 
-        Args:
-            state: The governor's state.
-            incidents: The incidents that have changed.
-            engine: The last known state of the engine; None to leave the stored state.
-            clock: A reading of the clock on which the times in ``state`` and ``incidents`` are
-                based; None to leave the stored reading.
-            learned: The learned budgets; None to leave the stored budgets.
-
+        Args: state: The governor's state. incidents: The incidents that have changed. engine: The
+        last known state of the engine; None to keep the stored state. clock: A reading of the clock
+        on which the times in ``state`` and ``incidents`` are based; None to keep the stored
+        reading. learned: The learned budgets; None to keep the stored budgets.
         """
         changed = {incident.name: incident for incident in incidents}
         try:
@@ -208,10 +202,10 @@ class Journal:
             raise self._make_error(error) from error
 
     def read_unpublished(self) -> list[tuple[int, Incident]]:
-        """Return incidents whose last revision has not been published, each with the revision.
+        """Return incidents with an unpublished revision, each with this revision.
 
-        At most :data:`MAX_INCIDENTS_PER_READ` incidents are returned. Open incidents have
-        precedence, and then newer ones. The result is in reverse order of precedence.
+        At most :data:`MAX_INCIDENTS_PER_READ` incidents are returned: open incidents first, then
+        the newest. The result is in reverse order.
         """
         found = self._select_incidents(
             "published < revision ORDER BY ended, opened_at DESC LIMIT ?", (MAX_INCIDENTS_PER_READ,)
@@ -304,7 +298,7 @@ class Journal:
     ) -> None:
         """Move a damaged row from ``table`` to a file.
 
-        If the file cannot be written, the row stays in the journal, and is skipped.
+        If the file cannot be written, the row stays in the journal and is skipped.
         """
         name = key if isinstance(key, bytes) else repr(key).encode()
         if name in self._unreadable:
@@ -372,7 +366,7 @@ class Journal:
     def _reconnect(self) -> None:
         """Open the file again, because the volume may have become writable.
 
-        A connection that was opened on a read-only volume stays read-only.
+        A connection to a read-only volume stays read-only.
         """
         with contextlib.suppress(*SQLITE_ERRORS):
             again = _open_connection(self.path)

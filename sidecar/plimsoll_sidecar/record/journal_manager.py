@@ -1,8 +1,8 @@
 """Write the journal and publish its incidents.
 
-If the journal cannot be opened or written, the manager tries again every few seconds. Until this
-succeeds, the supervisor sends no command to the engine. :attr:`JournalManager.hold` contains the
-reason.
+If the journal cannot be opened or written, the manager retries every few seconds. Until a retry
+succeeds, the supervisor sends no command to the engine, for the reason in
+:attr:`JournalManager.hold`.
 """
 
 from __future__ import annotations
@@ -28,17 +28,16 @@ WRITE_RETRY_INTERVAL_S = 5.0
 LEARNED_WRITE_INTERVAL_S = 300.0
 """Seconds between two writes of the learned budgets.
 
-A crash loses what was learned since the last write.
-"""
+A crash loses what was learned since the last write."""
 MAX_SHOWN_INCIDENTS = 20
 """Maximum number of incidents on the page."""
 
 
 class JournalManager:
-    """Journal in ``state_dir``, and the state that has not been written to it yet.
+    """Journal in ``state_dir``, and the changes that are not written yet.
 
-    ``is_published_elsewhere`` returns whether another pod publishes an incident. The leader of a
-    multi-node group publishes the incidents of all pods of the group.
+    ``is_published_elsewhere`` returns whether another pod publishes an incident: the leader of a
+    multi-node group publishes the incidents of all its pods.
 
     Attributes:
         unwritten: The changed incidents that have not been written, by name.
@@ -74,19 +73,19 @@ class JournalManager:
 
     @property
     def clock(self) -> ClockReading | None:
-        """Clock reading in the journal when it was opened; None if there was none."""
+        """Clock reading in the journal when it was opened; None without one."""
         return self._journal.clock if self._journal is not None else None
 
     @property
     def set_aside(self) -> list[str]:
-        """Names of the files with damaged parts of the journal, oldest first."""
+        """Names of the damaged parts of the journal in files, oldest first."""
         return self._journal.set_aside_names if self._journal is not None else []
 
     @property
     def is_due(self) -> bool:
-        """Whether the journal may be written now.
+        """Whether a write is allowed now.
 
-        After a failed write, the next one is due after :data:`WRITE_RETRY_INTERVAL_S`.
+        After a failed write, it is allowed again after :data:`WRITE_RETRY_INTERVAL_S`.
         """
         return self.hold is None or time.monotonic() >= self._retry_at
 
@@ -121,9 +120,9 @@ class JournalManager:
         return state
 
     def add_unwritten(self, state: GovernorState, incidents: Iterable[Incident]) -> None:
-        """Add to ``state`` the ``incidents`` that opened before the journal was read.
+        """Add ``incidents`` that opened before the journal was read to ``state``.
 
-        An incident is dropped if ``state`` contains one of the same kind.
+        An incident whose kind is already in ``state`` is dropped.
         """
         kinds = {incident.kind for incident in state.incidents}
         newer = [incident for incident in incidents if incident.kind not in kinds]
@@ -134,7 +133,7 @@ class JournalManager:
     def write(self, state: GovernorState, clock: ClockReading, is_last: bool = False) -> bool:
         """Write the state and the changed incidents, and return whether the write succeeded.
 
-        With ``is_last``, the learned budgets are written even if they are not due.
+        If ``is_last``, the learned budgets are written even if they are not due.
         """
         if self._journal is None:
             return False

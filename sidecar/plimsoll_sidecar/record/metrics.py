@@ -1,7 +1,7 @@
 """Export the supervisor's Prometheus metrics.
 
-An unknown value is absent, and not exported as zero. Namespace, pod and service are labels of the
-scrape target. No label contains a request, a PID or an incident.
+An unknown value is absent, not zero. Namespace, pod and service are labels of the scrape target. No
+label contains a request, a PID or an incident.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ MEMORY_KINDS = {
     IncidentKind.ORPHAN_DEVICE_MEMORY: "device",
     IncidentKind.CAPACITY_LOSS: "device",
 }
-"""Kind of memory that an action for an incident of this kind frees."""
+"""Kind of memory that an action frees, by kind of incident."""
 DURATION_BUCKETS_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0)
 """Histogram buckets of the duration of an action, in seconds."""
 WAIT_BUCKETS_S = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 1800.0)
@@ -154,7 +154,7 @@ GAUGES: dict[str, tuple[str, ...]] = {
     ),
     "supervisor_publish_backlog": ("Incidents that wait to be published to the API server.",),
 }
-"""Gauges: the name without prefix, mapped to the description and the names of the labels."""
+"""Gauges: the description and the names of the labels, by name without prefix."""
 COUNTERS: dict[str, tuple[str, ...]] = {
     "memory_unexplained_growth_bytes": (
         "Unexplained growth, summed over epochs, for burn rates.",
@@ -197,7 +197,7 @@ HISTOGRAMS: dict[str, tuple[Any, ...]] = {
         "Time that incidents waited for the service's restart slot.",
     ),
 }
-"""Histograms: the name without prefix, mapped to buckets, description and names of the labels."""
+"""Histograms: buckets, description and names of the labels, by name without prefix."""
 # Without this call, each series has a second sample with its creation time, which nothing reads.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
@@ -247,7 +247,7 @@ class Metrics:
     def _create_zero_counters(self) -> None:
         """Create the series of counters with the value zero.
 
-        Prometheus does not see an increase in the first value of a new series.
+        Prometheus cannot see an increase in the first value of a series.
         """
         for end in GateOutcome:
             self._counters["engine_starts"].labels(end.value)
@@ -266,13 +266,13 @@ class Metrics:
             self._counters["supervisor_journal_damaged"].labels(part)
 
     def show_role(self, service: ServiceRef) -> None:
-        """Export the role of the pod if it has one. Call this once."""
+        """Export the role of a pod that has one. Call this once."""
         if service.role is not None:
             group = service.group.key if service.group is not None else ""
             self._gauges["pod_info"].labels(service.role.value, group).set(1)
 
     def show_budgets(self, memory: MemoryPolicy) -> None:
-        """Export the leak budgets. Call this at the start and after each change of the budgets."""
+        """Export the leak budgets. Call this at the start and whenever the budgets change."""
         for kind, budget in (("host", memory.host), ("device", memory.device)):
             growth, window_s = (budget.growth_bytes, budget.window_s) if budget else (None, None)
             self._dead_bands[kind] = compute_dead_band_bytes(growth)
@@ -308,8 +308,8 @@ class Metrics:
     ) -> None:
         """Export an assessment and count its growth. Call this once for each assessment.
 
-        ``known_signals`` states for each signal whether it was known in the sample. ``duration_s``
-        is the time in seconds that the sample took.
+        ``known_signals`` states for each signal whether the sample has it. ``duration_s`` is the
+        time in seconds that the sample took.
         """
         self._sampling.record_sample()
         self._counters["supervisor_samples"].inc()
@@ -337,7 +337,7 @@ class Metrics:
         self._observe_resource_usage()
 
     def count_events(self, events: list[Event]) -> None:
-        """Count incidents, their waits for a restart slot, and actions that have ended."""
+        """Count incidents, their waits for a restart slot, and finished actions."""
         for event in events:
             incident = event.incident
             if event.type is EventType.OPENED:
@@ -362,20 +362,20 @@ class Metrics:
         self._gauges["supervisor_publish_backlog"].set(num_unpublished)
 
     def show_missing_signals(self, signals: Mapping[str, Signal]) -> None:
-        """Export the reason for each signal that is missing in the newest sample."""
+        """Export the reason for each signal that the newest sample lacks."""
         found = {(name, one.reason): 1.0 for name, one in signals.items() if not one.ok}
         self._missing = _replace_series(
             self._gauges["supervisor_signal_missing"], found, self._missing
         )
 
     def show_open_files(self, files: OpenFiles | None) -> None:
-        """Export the number of the engine's open files; ``files`` is None if it is unknown."""
+        """Export the number of the engine's open files; ``files`` is None if unknown."""
         self._open_files.newest = files
 
     def count_starts(self, permitted_starts: Iterable[tuple[str, float]]) -> None:
         """Count the engine starts that the start gate has permitted.
 
-        Each item contains the outcome, and the seconds for which the start was held.
+        Each item is the outcome, and the seconds for which the start was held.
         """
         for outcome, held_s in permitted_starts:
             self._counters["engine_starts"].labels(outcome).inc()
@@ -511,7 +511,7 @@ class Metrics:
 def _choose_larger_growth(
     device: BudgetState | None, reserved: BudgetState | None
 ) -> BudgetState | None:
-    """Return the budget with the larger unexplained growth; None if both are None."""
+    """Return the budget with the larger unexplained growth; None without a budget."""
     known = [one for one in (device, reserved) if one is not None]
     return max(known, key=lambda one: one.unexplained or 0, default=None)
 
@@ -521,8 +521,8 @@ def _replace_series(
 ) -> frozenset[tuple[str, str]]:
     """Set the series in ``values``, and remove the previous series that have no new value.
 
-    ``shown_labels`` contains the label values of the previous series. Return the label values of
-    the new series. A concurrent scrape does not miss a series that is in both.
+    ``shown_labels`` holds the label values of the previous series. Return those of the new series.
+    A concurrent scrape sees every series that is in both.
     """
     for labels, value in values.items():
         gauge.labels(*labels).set(value)

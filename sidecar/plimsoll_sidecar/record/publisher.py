@@ -1,12 +1,12 @@
 """Publish the journal's incidents in Kubernetes, as LeakIncident objects and Events.
 
-The publisher runs in a thread, so that an API server that is down for hours blocks nothing else. It
-holds only the newest state of each incident. The journal marks the incidents that have not been
-published, so a restart of the supervisor loses nothing.
+The publisher runs in a thread, so that an unreachable API server blocks nothing else. It holds only
+the newest state of each incident. The journal marks the incidents that have not been published, so
+a restart of the supervisor loses nothing.
 
 An admission policy limits what a pod may write (``plimsoll_api.leakincident``). The objects of a
-pod use a fixed set of names, and each status may be written only a limited number of times. Changes
-within a phase are therefore published at increasing intervals.
+pod have a fixed set of names, and the number of writes of each status is limited. Changes within a
+phase are therefore published at increasing intervals.
 """
 
 from __future__ import annotations
@@ -38,14 +38,13 @@ log = logging.getLogger(__name__)
 WARNING_PHASES = frozenset({IncidentPhase.CONFIRMED, IncidentPhase.UNRESOLVED})
 """Phases whose Event has the type Warning."""
 MAX_IMMEDIATE_WRITES = 60
-"""Number of writes of one incident after which even a phase change is published with a delay."""
+"""Number of writes of one incident after which even phase changes are delayed."""
 MAX_POD_NAME_CHARS = 230
-"""Maximum number of characters of the pod's name in the name of an Event.
+"""Maximum length of the pod's name in the name of an Event.
 
-A name may have 253 characters.
-"""
+A name may have 253 characters."""
 NEVER_S = float("inf")
-"""Value for a publishing delay: the next state to be published is the end of the incident."""
+"""Publishing delay if only the end of the incident will still be published."""
 
 
 class PublishedObject(NamedTuple):
@@ -69,8 +68,8 @@ def compute_publish_delay_s(
     """Return the seconds until ``incident`` may be published; 0 for immediately.
 
     :data:`NEVER_S` means that only the end of the incident may still be published. Write number n
-    follows n²/5 s after the previous write, so all writes but the last together take half a day.
-    ``now`` is the monotonic time.
+    follows n²/5 s after the previous write, so that all writes but the last together take half a
+    day. ``now`` is the monotonic time.
     """
     if written is None or incident.ended:
         return 0.0
@@ -82,9 +81,9 @@ def compute_publish_delay_s(
 
 
 class Publisher:
-    """Publish incidents in Kubernetes, in a thread.
+    """Publishes incidents in Kubernetes, in a thread.
 
-    The journal's thread calls :meth:`queue_incident` and :meth:`take_acknowledged`. They never
+    :meth:`queue_incident` and :meth:`take_acknowledged` are for the journal's thread, and never
     block.
     """
 
@@ -114,8 +113,8 @@ class Publisher:
     def queue_incident(self, revision: int, incident: Incident) -> None:
         """Queue the state of an incident for publishing, in place of its earlier states.
 
-        The caller must not change ``incident`` afterwards. ``revision`` is the number that the
-        journal gave this state.
+        The caller must not change ``incident`` afterwards. ``revision`` is the journal's number of
+        this state.
         """
         with self._lock:
             self._latest[incident.name] = (revision, incident)
@@ -137,7 +136,7 @@ class Publisher:
     def _publish_next(self) -> float | None:
         """Publish one incident.
 
-        Return the seconds until the next incident can be published; None if none is waiting.
+        Return the seconds until the next incident is due; None if no incident waits.
         """
         item, due_s = self._take_next_incident()
         if item is None:
@@ -155,7 +154,7 @@ class Publisher:
     def publish(self, incident: Incident) -> None:
         """Write the LeakIncident object of ``incident``, its status and an Event.
 
-        Calling the method again after an error is safe. Raises KubeError.
+        A retry after an error is safe. Raises KubeError.
         """
         namespace = self._service.namespace
         known = self._written.get(incident.name) or self._find_or_create(incident)
@@ -185,9 +184,9 @@ class Publisher:
             del self._written[incident.name]
 
     def _find_or_create(self, incident: Incident) -> PublishedObject:
-        """Return the LeakIncident object of the incident.
+        """Return the LeakIncident object of the incident, which is created if it does not exist.
 
-        If there is none, create it under a free name. Raises KubeError if no name is free.
+        Raises KubeError if no name is free.
         """
         namespace = self._service.namespace
         for name in list_object_names(incident, self._pod):
@@ -211,8 +210,8 @@ class Publisher:
     def _create_event(self, incident: Incident, written: PublishedObject) -> None:
         """Create an Event for the phase of the incident, unless it exists.
 
-        The Event's name consists of the pod's name, the incident's number and the phase. The
-        admission policy accepts only such names from a pod, which limits the number of its Events.
+        Its name consists of the pod's name, the incident's number and the phase. The admission
+        policy accepts only such names from a pod, which limits the number of its Events.
         """
         number = written.name.rpartition("-")[2]
         name = f"{self._pod[:MAX_POD_NAME_CHARS]}-{number}.{incident.phase.value.lower()}"

@@ -24,26 +24,21 @@ SECURITY_HEADERS = (
     f"Content-Security-Policy: {CONTENT_SECURITY_POLICY}\r\nX-Content-Type-Options: nosniff\r\n"
 )
 CACHE_TTL_S = 0.5
-"""Seconds for which a page is cached, so that many clients cause no more work than one client."""
+"""Seconds for which a page is cached, so that many clients cause no more work than one."""
 MAX_EVENT_WAIT_S = 60.0
 """Longest wait for events of connections in one turn, in seconds."""
 
 
 class StateServer:
-    """Serve the metrics, the state and the page in a thread.
+    """Serves the metrics, the state and the page in a thread.
 
-    Args:
-        host: The address to listen on.
-        port: The TCP port. With 0, the system chooses a free port.
-        render_metrics: A function that returns the metrics in the Prometheus text format.
-        get_state: A function that returns the state as JSON.
-        render_page: A function that returns the HTML page. Its argument states whether the page
-            reloads itself.
-        hosts: The Host headers that the server accepts.
+    Args: host: The address to listen on. port: The TCP port. With 0, the system chooses a free
+    port. render_metrics: A function that returns the metrics in the Prometheus text format.
+    get_state: A function that returns the state as JSON. render_page: A function that returns the
+    HTML page. Its argument states whether the page reloads itself. hosts: The Host headers that the
+    server accepts.
 
-    Raises:
-        OSError: If the server cannot listen on the port. The message contains host and port.
-
+    Raises: OSError: If the server cannot listen on the port. The message contains host and port.
     """
 
     def __init__(
@@ -114,7 +109,7 @@ class StateServer:
 def cache_briefly(make: Callable[[], bytes]) -> Callable[[], bytes]:
     """Return a function that calls ``make`` and caches its result for :data:`CACHE_TTL_S`.
 
-    The function is for one thread.
+    It is not thread-safe.
     """
     made, at = b"", float("-inf")
 
@@ -131,8 +126,7 @@ def cache_briefly(make: Callable[[], bytes]) -> Callable[[], bytes]:
 ALLOWED_HOSTS_ENV = "PLIMSOLL_ALLOWED_HOSTS"
 """Environment variable with further allowed host names, separated by commas.
 
-An example is the host of an Ingress.
-"""
+An example is the host of an Ingress."""
 RESOLV_CONF = Path("/etc/resolv.conf")
 LOCALHOST = "localhost"
 
@@ -140,8 +134,8 @@ LOCALHOST = "localhost"
 class AllowedHosts:
     """Host headers that the server accepts.
 
-    They prevent a website from reading the page through a browser (DNS rebinding). IP addresses are
-    always allowed, because Prometheus and the operator use the pod's address.
+    The check prevents a website from reading the page through a browser (DNS rebinding). IP
+    addresses are always allowed, because Prometheus and the operator use the pod's address.
     """
 
     def __init__(
@@ -177,7 +171,7 @@ class AllowedHosts:
     def explain_refusal(self, host: str | None) -> str | None:
         """Return the reason to refuse a request with the Host header ``host``; None if allowed.
 
-        A request without the header is allowed, because it uses HTTP/1.0, and no browser does.
+        A request without the header is allowed: it uses HTTP/1.0, which no browser does.
         """
         if host is None:
             return None

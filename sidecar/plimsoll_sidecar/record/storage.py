@@ -1,10 +1,10 @@
 """Encode the journal's rows with checksums, and manage the files beside the journal.
 
-These files contain damaged parts of the journal, and a copy of the restarts.
+These files hold damaged parts of the journal, and a copy of the restarts.
 
 A row is JSON with a checksum. SQLite checks the structure of its file, but not the content of a
-row: a flipped bit can change a number unnoticed. If a row differs from what was written,
-:class:`DamagedRowError` is raised.
+row: a flipped bit can change a number unnoticed. A row that does not match its checksum raises
+:class:`DamagedRowError`.
 """
 
 from __future__ import annotations
@@ -38,19 +38,17 @@ _RENAMED_KEYS = {
 }
 """Keys and commands in journals of earlier versions, and their current spelling.
 
-JSON escapes quotation marks, so these texts never occur within a string.
-"""
+These texts never occur within a string, because JSON escapes quotation marks."""
 
 
 class DamagedRowError(Exception):
-    """Error for a row that cannot be read. The message contains the reason."""
+    """A row that cannot be read. The message contains the reason."""
 
 
 class LastKnownEngine(msgspec.Struct, frozen=True, omit_defaults=True):
     """Last known state of the engine, for a restarted supervisor whose engine does not answer.
 
-    ``frontend_pid`` and ``frontend_started`` identify the engine's main process; None if it is
-    unknown.
+    ``frontend_pid`` and ``frontend_started`` identify the engine's main process; None if unknown.
     """
 
     capabilities: frozenset[str] = frozenset()
@@ -74,7 +72,7 @@ def encode_row(value: Row) -> tuple[bytes, int]:
 def decode_row(body: object, checksum: object, kind: type[_T]) -> _T:
     """Return the value of a row. Raises :class:`DamagedRowError`.
 
-    ``checksum`` is None for a row of an early version, which is then not checked.
+    ``checksum`` is None for a row of an early version, which is not checked.
     """
     if not isinstance(body, bytes):
         raise DamagedRowError(f"the row's body must be of type bytes, not {type(body).__name__}")
@@ -137,7 +135,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 class DamagedParts:
     """Damaged parts of the journal, stored for diagnosis in a folder of limited size.
 
-    The files are named ``NNNN-NAME``. The number increases with each file, so the order does not
+    The files are named ``NNNN-NAME``. The number increases with each file, so their order does not
     depend on the clock.
     """
 
@@ -157,7 +155,7 @@ class DamagedParts:
     def move_file(self, source: Path, companion_suffixes: tuple[str, ...] = ()) -> Path:
         """Move a damaged file to the folder, and return its new path. Raises OSError.
 
-        Files with the same name and one of ``companion_suffixes`` are moved as well, if they exist.
+        Files with the same name and one of ``companion_suffixes`` are moved with it.
         """
         path = self._make_next_path(source.name)
         os.replace(source, path)
@@ -205,7 +203,7 @@ class StoredRestarts(msgspec.Struct, frozen=True, omit_defaults=True):
 class RestartCopy:
     """Copy of the restarts that count against the restart budget.
 
-    If the journal is lost, the copy prevents a reset of the budget. The copy is written before the
+    If the journal is lost, the copy prevents a reset of the budget. It is written before the
     journal, so it contains every restart that has started. In a cluster, the slot Leases also
     contain the restarts. In local mode, this file is the only copy.
     """
@@ -216,7 +214,7 @@ class RestartCopy:
 
     @property
     def exists(self) -> bool:
-        """Whether there is a copy. If not, the replica is new, and has no journal yet."""
+        """Whether there is a copy. A new replica has none, and no journal either."""
         return self._path.exists()
 
     def write(self, state: GovernorState) -> None:
@@ -238,7 +236,7 @@ class RestartCopy:
         self._written = spent
 
     def add_missing_restarts(self, state: GovernorState) -> int:
-        """Add the copy's restarts that ``state`` lacks to ``state``, and return their number."""
+        """Add the restarts that ``state`` lacks from the copy, and return their number."""
         try:
             spent = decoding.decode(self._path.read_bytes(), StoredRestarts)
         except (OSError, decoding.MalformedError):

@@ -50,7 +50,7 @@ class CgroupMemory(msgspec.Struct, frozen=True):
             anonymous.
         limit: The lowest limit of the group and of its visible ancestors.
         oom_kills: The number of processes of the group that the kernel killed.
-        ooms: The number of times that the group ran out of memory.
+        ``ooms``: The number of times that the group ran out of memory.
         throttled: The number of times that the group exceeded ``memory.high``.
         stalled_some_s, stalled_full_s: The seconds since the group's creation in which some or all
             of its tasks waited for memory (pressure stall information, PSI).

@@ -81,8 +81,7 @@ def read_lease_s(
 def read_connector(kind: EngineType, arguments: Sequence[str]) -> str:
     """Return the name of vLLM's KV connector from its command line; empty without a connector.
 
-    Of several connectors, the first that uses NIXL is preferred, because it determines how engines
-    connect.
+    The first connector that uses NIXL is preferred, because it determines how engines connect.
     """
     config = parse_transfer_config(arguments) if kind is EngineType.VLLM else None
     names = [one.kv_connector for one in _iterate_connectors(config)] if config is not None else []
