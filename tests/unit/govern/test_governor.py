@@ -251,7 +251,7 @@ def test_a_stall_does_not_wait_for_a_trim_that_hangs_with_the_engine() -> None:
     (growth, stall) = world.open
     steps = {step.operation_id: step for step in growth.timeline}
     assert steps[trim.operation_id].outcome is StepOutcome.UNKNOWN
-    assert "is stalled" in steps[trim.operation_id].message
+    assert "the engine stalled" in steps[trim.operation_id].message
     slot = world.answer(diagnose)
     assert slot.verb is Verb.TAKE_SLOT
     world.tick(done(trim, Outcome.FAILED))  # it comes back in the end, and changes nothing
