@@ -1,4 +1,4 @@
-"""Compute the activation of a gated MLP: silu(gate) * up."""
+"""Activation of a gated MLP: silu(gate) * up."""
 
 from __future__ import annotations
 

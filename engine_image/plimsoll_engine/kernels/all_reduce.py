@@ -1,4 +1,4 @@
-"""All-reduce on one rank: choose the kernel and launch it with the buffers of all ranks.
+"""All-reduce on one rank: select the kernel, and launch it with the buffers of all ranks.
 
 The kernels are in :mod:`plimsoll_engine.kernels.all_reduce_kernels`, and all other collectives in
 :mod:`plimsoll_engine.kernels.collectives`.
@@ -24,28 +24,28 @@ from plimsoll_engine.kernels.sizes import (
 )
 
 TIMEOUT_NS = 60_000_000_000
-"""Maximum time, in nanoseconds, for which a kernel waits for another rank before it traps."""
+"""Time in nanoseconds after which a kernel stops waiting for another rank, and traps."""
 MAX_WORD_ROWS = {2: 64, 4: 8}
-"""Maximum number of rows that are sent in words, by the number of ranks.
+"""Maximum number of rows that are sent in words, by number of ranks.
 
-Words double the bytes that are sent to each other rank. Above this limit, that takes longer than
-the signals that words save. Measured with ``bench/rank_sums.py`` on two and four H100s.
+Words need no signals, but double the bytes that a rank sends. With more rows, the bytes take longer
+than the signals. Measured with ``bench/rank_sums.py`` on two and four H100s.
 """
 MAX_WHOLE_ROWS = {4: 40}
-"""Maximum number of rows for which every rank sums all rows, by the number of ranks.
+"""Maximum number of rows for which every rank sums all rows, by number of ranks.
 
-With more rows, each rank sums a share of them. It then sends and receives about twice the size of
-its part, for any number of ranks, but waits twice. Two ranks always sum all rows, because sharing
-would save no bytes.
+With more rows, each rank sums a share of the rows. It then waits twice, but sends and receives only
+about twice its part, for any number of ranks. Two ranks always sum all rows, because sharing would
+save no bytes.
 """
 FALLBACK_RANKS = 4
-"""Number of ranks whose limits are used for numbers of ranks that were not measured."""
+"""Number of ranks whose limits apply to numbers of ranks that were not measured."""
 BLOCKS_PER_WAIT = 1024
-"""Number of blocks for whose results one program waits."""
+"""Number of blocks for whose results a program waits."""
 
 
 def choose_layout(ranks: int, rows: int, columns: int, dtype: torch.dtype) -> Layout:
-    """Return the buffer layout for sums of at most ``rows`` rows with ``columns`` elements."""
+    """Return the buffer layout for sums of up to ``rows`` rows with ``columns`` elements."""
     words = MAX_WORD_ROWS.get(ranks, MAX_WORD_ROWS[FALLBACK_RANKS]) if dtype.itemsize == 2 else 0
     whole = rows if ranks == 2 else MAX_WHOLE_ROWS.get(ranks, MAX_WHOLE_ROWS[FALLBACK_RANKS])
     return Layout(ranks, rows, columns, dtype.itemsize, min(words, rows), whole)
@@ -54,9 +54,9 @@ def choose_layout(ranks: int, rows: int, columns: int, dtype: torch.dtype) -> La
 class AllReduce:
     """All-reduce of tensors [rows, columns] over all ranks, through buffers of one ``layout``.
 
-    ``buffer`` uint8 [bytes] is this rank's buffer. It must be zero before any rank starts the first
-    sum. ``addresses`` are the addresses of all ranks' buffers in this process, in rank order. Every
-    rank must compute the same sums in the same order.
+    ``buffer`` uint8 [bytes] is this rank's buffer, which must be zero before any rank starts the
+    first sum. ``addresses`` are the addresses of all ranks' buffers in this process, in rank order.
+    All ranks must compute the same sums in the same order.
     """
 
     def __init__(
@@ -79,19 +79,19 @@ class AllReduce:
         self.wait_ns = TIMEOUT_NS if buffer.is_cuda else 0
 
     def supports(self, x: torch.Tensor) -> bool:
-        """Report whether :meth:`add_norm` supports the shape and the dtype of ``x``."""
+        """Report whether :meth:`add_norm` supports the shape and dtype of ``x``."""
         rows, columns = x.shape
         layout = self.layout
         return 0 < rows <= layout.rows and columns == layout.columns and x.dtype == self._dtype
 
     def is_shared(self, x: torch.Tensor) -> bool:
-        """Report whether :meth:`add_norm` of ``x`` updates only a share of ``residual``."""
+        """Report whether :meth:`add_norm` of ``x`` updates only a share of the rows."""
         return self.supports(x) and len(x) > self.layout.whole_rows
 
     def get_own_rows(self, residual: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
         """Return the rows at ``index`` int [rows] of a shared ``residual``.
 
-        Rows that other ranks keep are zeros.
+        Rows of other ranks' shares are zeros.
         """
         rows, columns = residual.shape
         out = residual.new_empty(len(index), columns)
@@ -105,11 +105,11 @@ class AllReduce:
     def add_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> torch.Tensor:
-        """Add all ranks' ``x`` to ``residual`` in place. Return the RMSNorm of the result.
+        """Add the sum of all ranks' ``x`` to ``residual`` in place, and return the RMSNorm.
 
         See :meth:`plimsoll_engine.kernels.ops.Ops.add_rms_norm`. With more than
-        ``layout.whole_rows`` rows, only this rank's share of ``residual`` is updated, which is all
-        that the next sum needs. The result is then valid only until the next sum.
+        ``layout.whole_rows`` rows, only this rank's share of ``residual`` is updated, because the
+        next sum needs no more. The result is then valid only until the next sum.
         """
         layout, rows = self.layout, len(x)
         x = x.contiguous()

@@ -3,15 +3,15 @@
 Each rank writes its part into the other ranks' buffers, sets a signal there, and reads only its own
 buffer. Parts are added in float32 in rank order, so all ranks get bitwise identical results.
 
-``header`` is this rank's own buffer (:mod:`plimsoll_engine.kernels.collective_buffer`). Its int64
-number :data:`COUNTER_INDEX` is a counter: the upper half counts sums, and the lower half counts the
-programs of the current sum that have started. A captured graph can therefore be replayed any number
-of times. The number of a sum has 32 bits and wraps around. That is safe, because every second sum
+``header`` is this rank's buffer (:mod:`plimsoll_engine.kernels.collective_buffer`). The int64 at
+:data:`COUNTER_INDEX` is a counter: its upper half counts sums, and its lower half counts programs
+of the current sum that have started. A captured graph can therefore be replayed any number of
+times. The number of a sum has 32 bits and wraps around. This is safe, because every second sum
 overwrites the numbers in a buffer half.
 
-A program waits for the program with the same index on other ranks, so all ranks must start their
-programs in the same order, as the hardware does. After ``TIMEOUT_NS`` nanoseconds, the kernel
-considers the other rank lost and traps. 0 means no limit, as Triton's interpreter requires.
+A program waits for the programs with the same index on other ranks. All ranks must therefore start
+their programs in the same order, as the hardware does. After ``TIMEOUT_NS`` nanoseconds, the kernel
+considers the other rank lost, and traps. 0 means no limit, as Triton's interpreter requires.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ LOWER_32_BITS = tl.constexpr((1 << 32) - 1)
 
 @triton.jit
 def get_buffer(header, rank, dtype: tl.constexpr):
-    """Return a pointer to the buffer of ``rank``, which is mapped into this process."""
+    """Return a pointer to the buffer of ``rank``, as mapped into this process."""
     return tl.multiple_of(tl.load(header + rank).to(tl.pointer_type(dtype)), 16)
 
 
 @triton.jit
 def get_peer_buffers(header, rank, RANKS: tl.constexpr, dtype: tl.constexpr):
-    """Return pointers to the other ranks' buffers, beginning with the next rank.
+    """Return pointers to the other ranks' buffers, from the next rank on.
 
-    The order spreads the writes. Addresses never change, so this may run before the wait for the
-    previous kernel.
+    This order spreads the writes. Addresses never change, so they may be read before the wait for
+    the previous kernel.
     """
     buffers = ()
     for step in tl.static_range(1, RANKS):
@@ -56,7 +56,7 @@ def get_own_buffer(header, dtype: tl.constexpr):
 
 @triton.jit
 def begin_sum(header):
-    """Return the number of this sum, in the upper half of an int64, and the buffer half to use.
+    """Return the number of this sum, in the upper half of an int64, and its buffer half.
 
     Each program must call this once.
     """
@@ -86,14 +86,14 @@ def _trap_on_timeout(started, TIMEOUT_NS: tl.constexpr):
 
 @triton.jit
 def _have_all_arrived(signals, number, mask):
-    """Return 1 if all ``signals`` [n] selected by ``mask`` equal ``number``, else 0."""
+    """Return 1 if all ``signals`` [n] that ``mask`` selects equal ``number``, otherwise 0."""
     values = tl.atomic_add(signals, 0, mask=mask, sem="acquire", scope="sys")
     return tl.min(((values == number) | ~mask).to(tl.int32), axis=0)
 
 
 @triton.jit
 def wait_for_signals(signals, number, mask, TIMEOUT_NS: tl.constexpr):
-    """Wait until all ``signals`` [n] selected by ``mask`` equal ``number``.
+    """Wait until all ``signals`` [n] that ``mask`` selects equal ``number``.
 
     Afterwards, all threads may read the data that the signals announce.
     """
@@ -107,7 +107,7 @@ def wait_for_signals(signals, number, mask, TIMEOUT_NS: tl.constexpr):
 
 @triton.jit
 def _have_all_arrived_without_acquire(signals, number, mask):
-    """Return as :func:`_have_all_arrived` does, but without acquire, and for any n."""
+    """Return the result of :func:`_have_all_arrived` without acquire. Any n is supported."""
     values = tl.load(signals, mask=mask, other=0, volatile=True)
     return tl.min(((values == number) | ~mask).to(tl.int32), axis=0)
 
@@ -124,9 +124,9 @@ def _wait_without_acquire(signals, number, mask, TIMEOUT_NS: tl.constexpr):
 
 @triton.jit
 def set_signals(signals, number, mask):
-    """Set the ``signals`` [n] selected by ``mask`` to ``number``, after this program's writes.
+    """Set the ``signals`` [n] that ``mask`` selects to ``number``, after this program's writes.
 
-    Set all of them in one call, because each call waits for the writes.
+    Set all signals in one call, because each call waits for the writes.
     """
     tl.debug_barrier()
     tl.atomic_xchg(signals, number, mask=mask, sem="release", scope="sys")
@@ -134,7 +134,7 @@ def set_signals(signals, number, mask):
 
 @triton.jit
 def load_buffers(header, RANKS: tl.constexpr, PAD: tl.constexpr):
-    """Return the indices of all ranks and int32 pointers to their buffers, both padded to [PAD]."""
+    """Return the ranks and int32 pointers to their buffers, both padded to [PAD]."""
     ranks = tl.arange(0, PAD)
     addresses = tl.load(header + ranks, mask=ranks < RANKS, other=0)
     return ranks, addresses.to(tl.pointer_type(tl.int32))
@@ -142,10 +142,7 @@ def load_buffers(header, RANKS: tl.constexpr, PAD: tl.constexpr):
 
 @triton.jit
 def _add_norm(total, before, residual, scale, out, at, inside, columns, eps):
-    """Store ``total`` plus ``before`` in ``residual``, and its RMSNorm in ``out``.
-
-    Return the RMSNorm.
-    """
+    """Store ``total`` + ``before`` in ``residual``, and its RMSNorm in ``out``. Return the norm."""
     total += before.to(tl.float32)
     rounded = total.to(residual.dtype.element_ty)
     tl.store(residual + at, rounded, mask=inside)
@@ -158,10 +155,9 @@ def _add_norm(total, before, residual, scale, out, at, inside, columns, eps):
 
 @triton.jit
 def _load_words(pointers, stride, rank, RANKS: tl.constexpr, inside):
-    """Return a tuple of the words of all ranks at ``pointers``, ``stride`` words apart.
+    """Return a tuple of all ranks' words at ``pointers``, which are ``stride`` words apart.
 
-    The words of this rank are zeros. All loads are issued together, because each round trip takes
-    time.
+    This rank's words are zeros. All loads are issued together, because each round trip takes time.
     """
     loaded = ()
     for source in tl.static_range(0, RANKS):
@@ -173,7 +169,7 @@ def _load_words(pointers, stride, rank, RANKS: tl.constexpr, inside):
 
 @triton.jit
 def _is_missing(words, rank, RANKS: tl.constexpr, inside, number):
-    """Return 1 if any word of another rank for sum ``number`` has not arrived yet, else 0."""
+    """Return 1 if another rank's word for sum ``number`` has not arrived yet, otherwise 0."""
     all_valid = ~inside
     for source in tl.static_range(0, RANKS):
         valid = ((words[source] & UPPER_32_BITS) == number) | (source == rank) | ~inside
@@ -187,11 +183,11 @@ def sum_words(
     WORDS: tl.constexpr, WORD_ROWS: tl.constexpr, RANKS: tl.constexpr, BLOCK: tl.constexpr,
     TIMEOUT_NS: tl.constexpr, OVERLAP: tl.constexpr = False,
 ):  # fmt: skip
-    """Sum rows of 16-bit elements, sent in words that also contain the number of the sum.
+    """Sum rows of 16-bit elements that are sent in words.
 
-    Each program sums one row. A 64-bit word is written atomically, and contains two elements and
-    the number of the sum. This doubles the bytes, but has the lowest latency, because no separate
-    signal has to wait for the writes.
+    Each program sums one row. A word has 64 bits and is written atomically. It contains two
+    elements and the number of the sum. This doubles the bytes, but has the lowest latency, because
+    no signal has to wait for the writes.
     """
     half = columns // 2
     row = tl.program_id(0)
@@ -246,7 +242,7 @@ def _sum_parts(
 ):  # fmt: skip
     """Return the sum of ``own`` and the other ranks' parts at ``at``, added in rank order.
 
-    This rank's part is selected without a branch, so that all loads are issued before any result is
+    This rank's part is selected without a branch, so that all loads are issued before a result is
     used.
     """
     total = tl.zeros(own.shape, tl.float32)
@@ -264,7 +260,7 @@ def sum_whole(
     RANKS: tl.constexpr, PAD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
     TIMEOUT_NS: tl.constexpr, OVERLAP: tl.constexpr = False,
 ):  # fmt: skip
-    """Sum ``ROWS`` rows per program: every rank sends its part to all others and sums all rows."""
+    """Sum ``ROWS`` rows per program. Each rank sends its part to all others, and sums all rows."""
     block = tl.program_id(0)
     row = block * ROWS + tl.arange(0, ROWS)[:, None]
     column = tl.arange(0, BLOCK)[None, :]
@@ -303,12 +299,12 @@ def sum_shared(
     ROWS: tl.constexpr, BLOCK: tl.constexpr, BLOCKS_PER_WAIT: tl.constexpr,
     TIMEOUT_NS: tl.constexpr, OVERLAP: tl.constexpr = False,
 ):  # fmt: skip
-    """Sum ``ROWS`` rows per program: one rank sums each block and sends the result to all others.
+    """Sum ``ROWS`` rows per program. One rank sums each block, and sends the result to all others.
 
     ``out`` is the result area of this rank's buffer. A rank updates only the rows of its own blocks
-    in ``residual``, and these are the same in every sum with the same number of rows. The first
-    ``blocks`` programs send and sum, and exit early. Each program after them waits for the results
-    of ``BLOCKS_PER_WAIT`` blocks.
+    in ``residual``. These are the same in every sum with the same number of rows. The first
+    ``blocks`` programs send, sum and exit. Each later program waits for the results of
+    ``BLOCKS_PER_WAIT`` blocks.
     """
     block = tl.program_id(0)
     owner = block % RANKS
@@ -359,9 +355,9 @@ def copy_kept_rows(
     residual, index, out, columns, rank, RANKS: tl.constexpr, ROWS: tl.constexpr,
     BLOCK: tl.constexpr, OVERLAP: tl.constexpr = False,
 ):  # fmt: skip
-    """Copy the rows at ``index`` from ``residual``, which :func:`sum_shared` updated, to ``out``.
+    """Copy the rows at ``index`` of ``residual``, which :func:`sum_shared` updated, to ``out``.
 
-    Rows that belong to other ranks become zeros.
+    Rows of other ranks' shares become zeros.
     """
     column = tl.arange(0, BLOCK)
     allow_next_kernel(OVERLAP)

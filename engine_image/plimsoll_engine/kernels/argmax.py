@@ -1,13 +1,13 @@
-"""Find the argmax of each row of logits, which is the next token of greedy requests.
+"""Argmax of each row of logits, which is the next token of a greedy request.
 
-Each row is split into parts, one per program, so that even a single row fills the GPU. A second
-kernel combines the parts. If several columns have the maximum, the first is returned, as in torch.
-NaN is ignored. The result for a row of only NaN and -inf is -1.
+A row is split into parts, one per program, so that even a single row fills the GPU. A second kernel
+combines the parts. If several columns have the maximum, the first is returned, as in torch. NaN is
+ignored. The result for a row of only NaN and -inf is -1.
 
-If each rank has only some columns of a row, the rank encodes its highest value and that value's
-column as an integer key. The largest key of all ranks gives the argmax of the whole row.
+If each rank has only some columns of a row, it encodes its highest value and the column of it as an
+integer key. The largest key of all ranks gives the argmax of the whole row.
 
-If noise is added to each row, the argmax is a sample from the row's softmax (kernels/draw.py).
+If noise is added to the row, the argmax is a sample from the row's softmax (kernels/draw.py).
 """
 
 from __future__ import annotations
@@ -109,17 +109,17 @@ def _find_best_of_parts(
 
 
 def argmax(x: torch.Tensor) -> torch.Tensor:
-    """Return the column of the maximum of each row of ``x`` [rows, columns], as int64 [rows]."""
+    """Return the column of each row's maximum in ``x`` [rows, columns], as int64 [rows]."""
     return _find_row_maxima(x, 0, return_keys=False)
 
 
 def draw(x: torch.Tensor, scales: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """Sample one column per row, as :func:`plimsoll_engine.kernels.draw.draw` does."""
+    """Sample a column of each row, as :func:`plimsoll_engine.kernels.draw.draw` does."""
     return _find_row_maxima(x, 0, return_keys=False, noise=(scales, keys))
 
 
 def find_best_keys(x: torch.Tensor, first_column: int) -> torch.Tensor:
-    """Return a key for the maximum of each row of ``x`` [rows, columns], as int64 [rows].
+    """Return a key for each row's maximum in ``x`` [rows, columns], as int64 [rows].
 
     See :meth:`plimsoll_engine.kernels.ops.Ops.find_best_keys`.
     """
@@ -132,10 +132,10 @@ def _find_row_maxima(
     return_keys: bool,
     noise: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> torch.Tensor:
-    """Return the column of the maximum of each row of ``x``, or its key, as int64 [rows].
+    """Return the column of each row's maximum in ``x``, or a key for it, as int64 [rows].
 
-    ``first_column`` is the number of ``x``'s first column in the whole row; only keys use it.
-    ``noise`` are the ``scales`` and ``keys`` of :func:`draw`; None adds no noise.
+    Keys need ``first_column``, the number of the first column of ``x`` in the whole row. ``noise``
+    are the ``scales`` and ``keys`` of :func:`draw`; None adds no noise.
     """
     rows, columns = x.shape
     parts = cdiv(columns, COLUMNS_PER_PART)

@@ -9,7 +9,7 @@ from plimsoll_engine.kernels.reference import ReferenceOps
 
 
 def choose_ops(device: torch.device) -> Ops:
-    """Return the Triton implementation for a CUDA device, or the torch implementation for a CPU.
+    """Return the decoder operations in Triton for a CUDA device, or in torch for a CPU.
 
     Triton is imported only for CUDA.
     """

@@ -1,9 +1,9 @@
 """Layout of the buffer that each rank shares with the others for collectives.
 
-Every rank has one such buffer, and all ranks map all buffers. Consecutive collectives alternate
-between two halves of the buffer. A rank that starts a collective has received the signals of all
-others in the previous one, so no rank still reads the half that is written next. One exchange of
-signals per collective is therefore enough.
+All ranks map the buffers of all ranks. Consecutive collectives alternate between two halves of the
+buffer. When a rank starts a collective, it has received the signals of all others in the previous
+one. No rank then still reads the half that is written next, so one exchange of signals per
+collective is enough.
 """
 
 from __future__ import annotations
@@ -12,22 +12,21 @@ from dataclasses import dataclass
 
 MAX_RANKS = 16
 COUNTER_INDEX = MAX_RANKS
-"""Index of the counter in the int64 header. The addresses of all ranks' buffers precede it."""
+"""Index of the counter in the int64 header, after the addresses of all ranks' buffers."""
 BUFFER_ALIGNMENT_BYTES = 256
 NUM_HALVES = 2
 SIGNAL_BYTES = 4
 WORD_BYTES = 8
-"""Size of a word. It consists of :data:`PAYLOAD_BYTES` bytes of a row and the number of the sum."""
+"""Size of a word: :data:`PAYLOAD_BYTES` bytes of a row, and the number of the sum."""
 PAYLOAD_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Layout for sums of at most ``rows`` rows with ``columns`` elements of ``itemsize`` bytes.
+    """Layout for sums of up to ``rows`` rows with ``columns`` elements of ``itemsize`` bytes.
 
-    Up to ``word_rows`` rows are sent in words. With up to ``whole_rows`` rows, which is at least
-    ``word_rows``, every rank sums all rows. With more, each rank sums a share of the rows. Offsets
-    are in bytes.
+    Up to ``word_rows`` rows are sent in words. Up to ``whole_rows`` rows, at least ``word_rows``,
+    every rank sums all rows. With more rows, each rank sums a share of them. Offsets are in bytes.
     """
 
     ranks: int
@@ -44,12 +43,12 @@ class Layout:
 
     @property
     def part_rows(self) -> int:
-        """Maximum number of rows that one rank sends to another in one sum."""
+        """Maximum number of rows that a rank sends to another rank in one sum."""
         return max(min(self.rows, self.whole_rows), -(-self.rows // self.ranks))
 
     @property
     def part_nbytes(self) -> int:
-        """Maximum number of bytes that one rank sends to another in one collective."""
+        """Maximum number of bytes that a rank sends to another rank in one collective."""
         return self.part_rows * self.columns * self.itemsize
 
     @property
@@ -61,7 +60,7 @@ class Layout:
     def arrived(self) -> int:
         """Offset of the signals for parts, int32 [half, source, block].
 
-        Each contains the number of the latest sum whose part has arrived.
+        A signal is the number of the latest sum whose part has arrived.
         """
         return _align((COUNTER_INDEX + 1) * 8)
 
@@ -69,7 +68,7 @@ class Layout:
     def finished(self) -> int:
         """Offset of the signals for results, int32 [half, block].
 
-        Each contains the number of the latest sum whose result has arrived.
+        A signal is the number of the latest sum whose result has arrived.
         """
         return _align(self.arrived + NUM_HALVES * self.ranks * self.rows * SIGNAL_BYTES)
 
@@ -80,14 +79,14 @@ class Layout:
 
     @property
     def parts(self) -> int:
-        """Offset of the parts, [half, other rank, row, column] of the sum's dtype."""
+        """Offset of the parts, [half, other rank, row, column] in the sum's dtype."""
         return _align(
             self.words + NUM_HALVES * self.ranks * self.word_rows * self.row_words * WORD_BYTES
         )
 
     @property
     def results(self) -> int:
-        """Offset of the results of shared sums, [row, column] of the sum's dtype."""
+        """Offset of the results of shared sums, [row, column] in the sum's dtype."""
         sources = NUM_HALVES * (self.ranks - 1)
         return _align(self.parts + sources * self.part_nbytes)
 

@@ -1,8 +1,8 @@
-"""All-gather, broadcast, and all-reduce without a norm, through the buffers of the all-reduces.
+"""All-gather, broadcast, and all-reduce without a norm, through the buffers of the all-reduce.
 
-They use the numbers, signals and parts of :mod:`plimsoll_engine.kernels.all_reduce`, so a start
-needs no NCCL communicator. Beside two busy H200s, NCCL takes 1.3 s to create one and 0.5 s to
-destroy it. It holds 0.5 GB of each device.
+They use the sum numbers, signals and parts of :mod:`plimsoll_engine.kernels.all_reduce`, so a start
+needs no NCCL communicator. On two busy H200s, NCCL takes 1.3 s to create a communicator and 0.5 s
+to destroy it. The communicator holds 0.5 GB of each device.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from plimsoll_engine.kernels.overlap import (
 from plimsoll_engine.kernels.sizes import cdiv, next_power_of_2
 
 BLOCK_BYTES = 8192
-"""Number of bytes that one program exchanges."""
+"""Number of bytes that a program exchanges."""
 NUM_WARPS = 8
 VECTOR_ELEMENTS = 8
-"""Number of elements that a thread loads and stores at once, if the rows consist of such vectors.
+"""Number of elements that a thread loads and stores at once, if rows consist of such vectors.
 
-Without this hint, the compiler cannot know that a mask does not end within a vector.
+The compiler needs this hint, because it cannot know that no mask ends within a vector.
 """
 
 
@@ -47,16 +47,19 @@ def exchange(
 ):  # fmt: skip
     """Send ``x`` [count] to all ranks, and combine the received elements into ``out``.
 
-    Each program exchanges ``BLOCK`` elements. ``KIND`` "gather" stores the elements of rank r from
-    ``r * stride`` on. "sum" adds them in dtype ``TOTAL``, "max" keeps the largest, and "first"
-    keeps those of rank 0. ``count`` is a multiple of ``VECTOR_ELEMENTS``.
+    Each program exchanges ``BLOCK`` elements. ``KIND`` is one of:
 
-    ``header`` is the buffer of this ``rank``, and ``RANKS`` the number of ranks, padded to ``PAD``.
-    ``ARRIVED`` and ``PARTS`` are the byte offsets of the signals and of the parts in each buffer
-    (:class:`plimsoll_engine.kernels.collective_buffer.Layout`). A buffer half has signals for
-    ``MAX_BLOCKS`` programs and a part of ``PART`` elements per other rank. If another rank does not
-    arrive within ``TIMEOUT_NS`` nanoseconds, the kernel traps; 0 means no limit. ``OVERLAP`` is
-    explained in :mod:`plimsoll_engine.kernels.overlap`.
+    - "gather": store the elements of rank r from ``r * stride`` on,
+    - "sum": add the elements in dtype ``TOTAL``,
+    - "max": keep the largest elements,
+    - "first": keep the elements of rank 0.
+
+    ``count`` is a multiple of ``VECTOR_ELEMENTS``. ``header`` is the buffer of this ``rank``.
+    ``RANKS`` is the number of ranks, padded to ``PAD``. ``ARRIVED`` and ``PARTS`` are the byte
+    offsets of signals and parts (:class:`plimsoll_engine.kernels.collective_buffer.Layout`). A
+    buffer half has signals for ``MAX_BLOCKS`` programs, and a part of ``PART`` elements per other
+    rank. If a rank does not arrive within ``TIMEOUT_NS`` nanoseconds, the kernel traps; 0 means no
+    limit. For ``OVERLAP``, see :mod:`plimsoll_engine.kernels.overlap`.
     """
     block = tl.program_id(0)
     count = tl.multiple_of(count, VECTOR_ELEMENTS)
@@ -108,10 +111,10 @@ def exchange(
 
 
 class Collectives:
-    """Collectives of one rank through the same buffers as its ``sums``.
+    """Collectives of one rank, through the same buffers as its ``sums``.
 
-    Every rank must compute the same collectives and sums in the same order. Tensors must be
-    contiguous. A large tensor is exchanged in several steps, each as large as the buffers permit.
+    All ranks must compute the same collectives and sums in the same order. Tensors must be
+    contiguous. A large tensor is exchanged in several steps.
     """
 
     def __init__(self, sums: AllReduce) -> None:
@@ -120,13 +123,13 @@ class Collectives:
         self._block_nbytes = min(BLOCK_BYTES, largest_power_of_2)
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
-        """Return all ranks' ``x``, as [ranks, *shape of x]."""
+        """Return ``x`` of all ranks, as [ranks, *shape of x]."""
         out = x.new_empty(self._sums.layout.ranks, *x.shape)
         self._exchange(x, out, "gather")
         return out
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """Sum ``x`` over all ranks in place, and return it.
+        """Replace ``x`` by its sum over all ranks, and return it.
 
         Parts are added in rank order and rounded once, so all ranks get bitwise identical results.
         """
@@ -139,7 +142,7 @@ class Collectives:
         return x
 
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:
-        """Copy rank 0's ``x`` to all ranks in place, and return it."""
+        """Replace ``x`` by that of rank 0, and return it."""
         self._exchange(x, x, "first")
         return x
 

@@ -1,9 +1,9 @@
-"""Store compiled Triton kernels, even if the cache's volume is full or read-only.
+"""Store compiled Triton kernels even if the cache's volume is full or read-only.
 
-Triton loads each kernel from a file in its cache, so a worker cannot start if it cannot write
-there. If TRITON_CACHE_DIR is not writable, new kernels are stored in a private folder in the
-temporary directory. The next worker finds them there, but other pods compile them again. Triton
-writes the list of a kernel's files last, so an incomplete kernel is never loaded.
+Triton loads each kernel from a file in its cache, so a worker cannot start if the cache is not
+writable. New kernels are then stored in a private folder in the temporary directory. The next
+worker finds them there, but other pods compile them again. Triton writes the list of a kernel's
+files last, so an incomplete kernel is never loaded.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _reported_folders: set[str] = set()
 
 
 class DiskCache(FileCacheManager):  # type: ignore[misc]
-    """Entry of one kernel in the cache on disk, with the interface that Triton expects."""
+    """Cache entry of one kernel, with the interface that Triton expects."""
 
     key: str
     cache_dir: str
@@ -37,7 +37,7 @@ class DiskCache(FileCacheManager):  # type: ignore[misc]
             self._use_fallback_folder(key, error)
 
     def get_group(self, filename: str) -> dict[str, str] | None:
-        """Return the paths of a compiled kernel's files by name, or None if it is not cached.
+        """Return the paths of a compiled kernel's files by name; None if it is not cached.
 
         Both the cache and the fallback folder are searched.
         """
@@ -52,8 +52,8 @@ class DiskCache(FileCacheManager):  # type: ignore[misc]
     def put(self, data: bytes | str, filename: str, binary: bool = True) -> str:
         """Store a file of a compiled kernel, and return its path.
 
-        If the cache is not writable, store the file in the fallback folder. Raises OSError if
-        neither is writable.
+        If the cache is not writable, use the fallback folder. Raises OSError if neither is
+        writable.
         """
         try:
             return str(super().put(data, filename, binary))
@@ -86,7 +86,7 @@ def _get_fallback_path() -> Path:
 
 
 def _prepare_fallback_folder() -> Path:
-    """Create this user's fallback folder if needed, and return its path.
+    """Create the user's fallback folder if needed, and return its path.
 
     Raises OSError if the folder is not writable, or if other users can access it.
     """

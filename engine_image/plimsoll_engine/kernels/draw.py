@@ -1,11 +1,12 @@
 """Sample from a softmax by the Gumbel-max trick, which is robust to rounding errors.
 
 The sampled token is the column with the largest sum of logit / temperature and Gumbel noise. The
-noise depends only on the column's index and the row's key, which ``create_noise_key`` in
-``core/execute/sampling.py`` derives from the seed. A rounding error that shifts the distribution by
-1e-6 therefore changes one token in a million, on any device and in any batch. (Inverse transform
-sampling is a thousand times as sensitive, because the random number can be close to any of the
-cumulative probabilities.)
+noise depends only on the index of the column and the key of the row. ``create_noise_key`` in
+``core/execute/sampling.py`` derives the key from the seed.
+
+A rounding error that shifts the distribution by 1e-6 changes one token in a million, on any device
+and in any batch. (Inverse transform sampling is a thousand times as sensitive, because the random
+number can be close to any cumulative probability.)
 
 The hash has two rounds of multiply and xor-shift, each preceded by an xor with one word of the key.
 The constants come from Chris Wellons' search for unbiased 32-bit hashes ("lowbias32"). The random
@@ -21,18 +22,18 @@ HASH_MULTIPLIER_2 = 0x846CA68B - (1 << 32)
 LOW_31_BITS = 0x7FFFFFFF
 UNIFORM_STEP = 2.0**-31
 LARGEST_BELOW_ONE = 1 - 2.0**-24
-"""Largest float32 that is less than 1."""
+"""Largest float32 less than 1."""
 MAX_CPU_ELEMENTS = 1 << 17
 """Maximum number of float32 elements to process at a time on a CPU.
 
-More elements do not fit into a core's cache, and take twice as long per element.
+More do not fit into a core's cache, and take twice as long per element.
 """
 
 
 def compute_noise(keys: torch.Tensor, columns: int) -> torch.Tensor:
-    """Return negated Gumbel noise, float32 [rows, columns], for the keys ``keys`` int32 [rows, 2].
+    """Return the negated Gumbel noise float32 [rows, columns] of ``keys`` int32 [rows, 2].
 
-    This noise is the logarithm of exponentially distributed numbers.
+    This is the logarithm of exponentially distributed numbers.
     """
     x = torch.arange(columns, dtype=torch.int32, device=keys.device) ^ keys[:, :1]
     x ^= (x >> 16) & 0xFFFF
@@ -49,10 +50,10 @@ def compute_noise(keys: torch.Tensor, columns: int) -> torch.Tensor:
 
 
 def draw(logits: torch.Tensor, scales: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """Sample one column of each row from the row's softmax. Return the columns as int64 [rows].
+    """Sample a column of each row from the row's softmax. Return the columns as int64 [rows].
 
-    ``logits`` is [rows, columns]. ``scales`` float32 [rows] contains the inverse temperatures, and
-    ``keys`` int32 [rows, 2] the keys of the rows' noise.
+    ``logits`` is [rows, columns]. ``scales`` float32 [rows] are the inverse temperatures, and
+    ``keys`` int32 [rows, 2] the noise keys of the rows.
     """
     rows, columns = logits.shape
     at_once = max(1, MAX_CPU_ELEMENTS // columns) if logits.device.type == "cpu" else rows

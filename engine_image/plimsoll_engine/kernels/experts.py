@@ -1,13 +1,13 @@
 """Compute a mixture of experts as grouped matrix products, with one launch for all experts.
 
-A program computes one tile of one expert's product: a block of its (row, expert) pairs (see
+A program computes one tile of an expert's product: a block of the expert's (row, expert) pairs (see
 ``routing.py``) by a block of columns. The first kernel gathers the rows, computes the gate and up
 projections, and applies silu(gate) * up. The second kernel computes the down projections, and
 multiplies them by the router's weights. The third kernel sums the results of each row's experts in
-float32, from the best expert to the worst, so the result does not depend on the order of programs.
+float32, the best expert first, so the result does not depend on the order of programs.
 
-If a weight is quantized, the rows are quantized as well, each with its own scale. The product is
-then multiplied by the scales of rows and columns.
+Rows are quantized if a weight is quantized, each row with its own scale. The product is then
+multiplied by the scales of rows and columns.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Tile(NamedTuple):
     """Tile sizes and launch options of the grouped products.
 
     A program computes ``columns`` results for each of ``rows`` pairs, and reads ``depth`` inputs at
-    a time. When pairs are sorted by expert, ``sort`` pairs are sorted at a time.
+    a time. The sort of pairs by expert processes ``sort`` pairs at a time.
     """
 
     rows: int
@@ -49,11 +49,11 @@ FEW_PAIRS_TILE = Tile(rows=16, columns=64, depth=128, sort=1024, warps=4, stages
 MEDIUM_PAIRS_TILE = Tile(rows=64, columns=128, depth=64, sort=1024, warps=4, stages=4)
 MANY_PAIRS_TILE = Tile(rows=128, columns=128, depth=64, sort=4096, warps=8, stages=3)
 MAX_FEW_PAIRS_PER_EXPERT, MAX_MEDIUM_PAIRS_PER_EXPERT = 8, 96
-"""Maximum mean number of pairs per expert for FEW_PAIRS_TILE and for MEDIUM_PAIRS_TILE.
+"""Maximum mean number of pairs per expert for FEW_PAIRS_TILE and MEDIUM_PAIRS_TILE.
 
-These values are derived from the specifications of an H200, and were not measured. With fewer than
-about 150 rows per expert, reading the weights takes longer than the arithmetic, so each weight
-should be read only once.
+These values come from the specifications of an H200, not from measurements. With fewer than about
+150 rows per expert, reading the weights takes longer than the arithmetic. Each weight should then
+be read only once.
 """
 FLOAT32_FEW_PAIRS_TILE = Tile(rows=16, columns=32, depth=32, sort=1024, warps=4, stages=2)
 FLOAT32_MANY_PAIRS_TILE = Tile(rows=32, columns=32, depth=32, sort=1024, warps=4, stages=2)
@@ -61,7 +61,7 @@ FLOAT32_MANY_PAIRS_TILE = Tile(rows=32, columns=32, depth=32, sort=1024, warps=4
 
 
 def list_tiles(dtype: torch.dtype) -> tuple[Tile, ...]:
-    """Return all tiles that :func:`choose_tile` can return for ``dtype``."""
+    """Return all tiles that :func:`choose_tile` may return for ``dtype``."""
     return (
         (FLOAT32_FEW_PAIRS_TILE, FLOAT32_MANY_PAIRS_TILE)
         if dtype == torch.float32
@@ -187,9 +187,9 @@ def _sum_experts(
 
 
 def _quantize_rows(rows: torch.Tensor, weight: Weight) -> tuple[tuple[torch.Tensor, ...], bool]:
-    """Return (rows, row scales, matrix, matrix scales), and whether the matrices are quantized.
+    """Return (rows, row scales, matrix, matrix scales), and whether the matrix is quantized.
 
-    If they are not quantized, the scales are placeholders that the kernels do not read.
+    If it is not quantized, the scales are placeholders that the kernels do not read.
     """
     if isinstance(weight, Quantized):
         return (*quantize(rows), *weight), True
@@ -236,7 +236,7 @@ def _compute_products(
 
 
 _loaded_kernels: set[tuple[object, ...]] = set()
-"""Arguments (devices, shapes, dtypes, options) for which this process has loaded all kernels."""
+"""Devices, shapes, dtypes and options for which this process has loaded all kernels."""
 
 
 def compute_experts(
@@ -249,9 +249,9 @@ def compute_experts(
 ) -> torch.Tensor:
     """Return the weighted sum of each row's ``top_k`` best experts, as [tokens, hidden].
 
-    See :meth:`plimsoll_engine.kernels.ops.Ops.compute_experts`. The weights of an expert are read
-    once for each block of its rows. The first call for a shape computes one row with every tile, so
-    that no later step has to load a kernel while requests wait.
+    See :meth:`plimsoll_engine.kernels.ops.Ops.compute_experts`. An expert's weights are read once
+    for each block of its rows. The first call for a shape computes a row with every tile, so that
+    no request has to wait for a kernel to load later.
     """
     logits = linear(x, router)
     formats = [isinstance(weight, Quantized) for weight in (gate_up, down)]

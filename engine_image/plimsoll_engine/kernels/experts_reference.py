@@ -1,4 +1,4 @@
-"""Compute a mixture of experts in plain torch, one expert at a time."""
+"""Mixture of experts in plain torch, which computes one expert at a time."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ def route(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the indices and the weights of each row's best experts, both [tokens, top_k].
 
-    ``x`` is [tokens, hidden]. The indices are int64. The weights have the dtype of ``x``, and are
-    computed by a softmax in float32.
+    ``x`` is [tokens, hidden]. The indices are int64. The weights have the dtype of ``x``, and come
+    from a softmax in float32.
     """
     likely = product(x, router, None).softmax(dim=-1, dtype=torch.float32)
     shares, experts = likely.topk(top_k, dim=-1)
@@ -24,7 +24,7 @@ def route(
 
 
 def get_expert_matrix(weight: Weight, expert: int, num_matrices: int) -> Weight:
-    """Return one expert's matrix from ``weight``, which stacks ``num_matrices`` matrices."""
+    """Return the matrix of ``expert`` in ``weight``, which stacks ``num_matrices`` matrices."""
     if isinstance(weight, Quantized):
         return Quantized(*(_take_matrix(tensor, expert, num_matrices) for tensor in weight))
     return _take_matrix(weight, expert, num_matrices)

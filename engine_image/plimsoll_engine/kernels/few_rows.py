@@ -6,8 +6,8 @@ never idle between kernels. Hopper's tensor memory accelerator (TMA) reads the r
 have 16-bit elements.
 
 If a product has fewer tiles than the GPU has multiprocessors, several programs share a tile. Each
-program sums over a part of the inputs. The last program to finish adds these sums in a fixed order,
-so the result is deterministic.
+of them sums over a part of the inputs. The last program adds these sums in a fixed order, so the
+result is deterministic.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ MIN_TMA_ELEMENTS = 8
 """Minimum number of 16-bit elements that TMA reads: 16 bytes."""
 NUM_WARPS = 4
 MIN_PROGRAMS = 64
-"""Minimum number of programs for a product. Fewer programs do not saturate an H100's memory."""
+"""Minimum number of programs per product. Fewer do not saturate the memory of an H100."""
 MIN_SPLIT_INPUTS = 4096
-"""Minimum number of inputs of a program whose work is split between two programs."""
+"""Minimum number of inputs of a program for which two programs share its work."""
 
 
 class Tile(NamedTuple):
-    """Tile of ``size`` columns of the result, which ``parts`` programs compute together.
+    """Tile of ``size`` columns of the result, computed by ``parts`` programs together.
 
-    A program reads blocks of ``depth`` inputs, and has up to ``stages`` blocks in flight. It first
+    A program reads blocks of ``depth`` inputs, with up to ``stages`` blocks in flight. It first
     prefetches ``ahead`` bytes of each row of its part of the matrix.
     """
 
@@ -51,11 +51,11 @@ class Tile(NamedTuple):
 
 
 def choose_tile(size: int, columns: int, silu: bool, padded: int) -> Tile:
-    """Return the tile for the product of ``padded`` rows with a matrix [``size``, ``columns``].
+    """Return the tile for the product of ``padded`` rows and a matrix [``size``, ``columns``].
 
-    ``padded`` is the number of rows after padding. The tiles were chosen by measurements on an H200
-    and an H100 in the layers of a 0.6B and an 8B model (``bench/few_rows.py``). If a multiprocessor
-    runs only one program, this program must read far ahead.
+    ``padded`` is the number of rows after padding. The tiles were measured on an H200 and an H100,
+    for the layers of a 0.6B and an 8B model (``bench/few_rows.py``). A program that is alone on its
+    multiprocessor must read far ahead.
     """
     if silu:
         return Tile(64, 128, 5, ahead=512)
@@ -146,14 +146,15 @@ def multiply_few_rows(
     silu: bool = False,
     into: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return ``x @ weight.T + bias`` as [rows, size], for at most :data:`MAX_FEW_ROWS` rows.
+    """Return ``x @ weight.T + bias`` as [rows, size], for up to :data:`MAX_FEW_ROWS` rows.
 
     ``x`` is [rows, columns], and ``weight`` [size, columns]. With ``silu``, the result is
-    silu(first half) * second half of the product's columns, [rows, size / 2]. If ``into`` is given,
-    the result is added to it in place. Sums are computed in float32. ``arrivals`` must be int32
-    zeros, at least one for each tile that programs share, and is zeroed again afterwards. Products
-    that share ``arrivals`` must not run at the same time. Memory-bound: most of the time is for
-    reading ``weight``.
+    silu(first half) * second half of these columns, [rows, size / 2]. If ``into`` is given, the
+    result is added to it in place. Sums are computed in float32. Memory-bound: reading ``weight``
+    takes most of the time.
+
+    ``arrivals`` are int32 zeros, at least one per shared tile, and are zero again afterwards.
+    Products that share them must not run at the same time.
     """
     rows, columns = x.shape
     size = weight.shape[0] // 2 if silu else weight.shape[0]

@@ -1,4 +1,4 @@
-"""Implement the decoder operations in Triton, for CUDA (:mod:`plimsoll_engine.kernels.ops`)."""
+"""Decoder operations in Triton, for CUDA. See :mod:`plimsoll_engine.kernels.ops`."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from plimsoll_engine.kernels.whole_prompts import (
 )
 
 MIN_SEPARATE_OUTPUTS = 1 << 23
-"""Minimum number of output elements for which whole prompts are projected in a launch of their own.
+"""Minimum number of output elements for which whole prompts are projected in a separate launch.
 
-Such a launch fills an H200 twice. It reads the attention output where the library has written it,
-without a copy.
+Such a launch fills an H200 twice. It reads the attention output without a copy, where the library
+has written it.
 """
 
 
 class FusedOps:
-    """Implementation of :class:`plimsoll_engine.kernels.ops.Ops` in Triton."""
+    """:class:`plimsoll_engine.kernels.ops.Ops` in Triton."""
 
     min_add_rows = 1024
 
@@ -47,7 +47,7 @@ class FusedOps:
         self._counters: torch.Tensor | None = None
 
     def _get_arrival_counters(self, device: torch.device) -> torch.Tensor:
-        """Return int32 counters, with which programs that share work find the last one to finish.
+        """Return int32 counters that show which program of a shared result finishes last.
 
         The kernels of a step run one after another, and each resets the counters to 0.
         """
@@ -142,10 +142,10 @@ class FusedOps:
         self, query: torch.Tensor, plan: StepPlan, layer: int, scale: float, window: int | None,
         out: torch.Tensor,
     ) -> None:  # fmt: skip
-        """Compute the attention of all rows that read the KV pool, and write it to ``out``.
+        """Compute the attention of the rows that read the KV pool, and write it to ``out``.
 
-        These rows come first in ``query`` [tokens, heads, dim] and in ``out``, before the prompts
-        that the library computes.
+        In ``query`` [tokens, heads, dim] and in ``out``, these rows come before those of whole
+        prompts, which the library computes.
         """
         end = len(plan.contexts) - len(get_whole_prompts(plan, window))
         if not end:
@@ -171,7 +171,7 @@ class FusedOps:
         window: int | None,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Implement :meth:`Ops.attend` with separate kernels for decode rows and prompts."""
+        """Implement :meth:`Ops.attend`, with separate kernels for decode rows and prompts."""
         out = torch.empty_like(query) if out is None else out
         self._attend_paged(query, plan, layer, scale, window, out)
         for first, prompts in attend_whole(query, plan, scale, window):
@@ -191,7 +191,7 @@ class FusedOps:
         weight: torch.Tensor,
         into: torch.Tensor,
     ) -> None:
-        """Implement :meth:`Ops.add_attended` without a copy of the attention of long prompts."""
+        """Implement :meth:`Ops.add_attended`, without copying the attention of long prompts."""
         if count_rows_of_smallest_call(plan, window) * weight.shape[0] < MIN_SEPARATE_OUTPUTS:
             attended = self.attend(query, plan, layer, scale, window)
             return self.add_product(attended.flatten(1), weight, into)
@@ -249,7 +249,7 @@ class FusedOps:
     ) -> torch.Tensor:
         """Implement :meth:`Ops.compute_experts`.
 
-        Rows are sorted by expert on the device, so the host never waits.
+        The device sorts rows by expert, so the host does not wait.
         """
         return mixture.compute_experts(x, router, gate_up, down, top_k, normalised)
 

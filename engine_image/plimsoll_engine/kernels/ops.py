@@ -1,4 +1,4 @@
-"""Interface of the decoder operations, which are implemented in torch and in Triton (for CUDA)."""
+"""Interface of the decoder operations. Implementations use torch, or Triton on CUDA."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ class Ops(Protocol):
     """Operations on tensors with one row per token.
 
     Unless documented otherwise, methods allocate their result and do not modify their arguments.
-    With at least ``min_add_rows`` rows, :meth:`add_product` and :meth:`add_attended` are faster
-    than a product and a separate addition.
+    From ``min_add_rows`` rows on, :meth:`add_product` and :meth:`add_attended` are faster than a
+    product and a separate addition.
     """
 
     min_add_rows: int
 
     def get_max_projection_rows(self, weight: Weight) -> int:
-        """Return the maximum number of rows for which to use :meth:`project` with ``weight``.
+        """Return the maximum number of rows for which :meth:`project` is faster with ``weight``.
 
-        With more rows, separate operations are faster. The result is 0 if they are always faster.
+        With more rows, separate operations are faster. 0 means that they are always faster.
         """
         ...
 
@@ -33,7 +33,7 @@ class Ops(Protocol):
         ...
 
     def gather_rows(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-        """Return the rows of ``x`` [n, size] at the indices ``index``, int32 or int64 [rows]."""
+        """Return the rows of ``x`` [n, size] at ``index``, int32 or int64 [rows]."""
         ...
 
     def take_token_ids(
@@ -48,7 +48,7 @@ class Ops(Protocol):
         ...
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """Return ``x`` [rows, size] divided by its root mean square, times ``weight`` [size].
+        """Return ``x`` [rows, size], divided by its root mean square, times ``weight`` [size].
 
         The result has the shape and dtype of ``x``.
         """
@@ -82,11 +82,11 @@ class Ops(Protocol):
     ) -> torch.Tensor:
         """Rotate queries and keys, store keys and values in the KV pool, and return the queries.
 
-        ``qkv`` is [tokens, (heads + 2 * kv heads) * dim], and ``rotary`` the result of
-        :meth:`compute_rotary_table`. ``norms`` are the weights [dim] of the norms of each head's
-        queries and keys before the rotation; None means no norm. Keys and values are written to
-        their slots in ``layer``. The queries are [tokens, heads, dim] of the dtype of ``qkv``, and
-        are written to ``out`` if it is given. There may be no query heads.
+        ``qkv`` is [tokens, (heads + 2 * kv heads) * dim]; there may be no query heads. ``rotary``
+        is the result of :meth:`compute_rotary_table`. ``norms`` are the weights [dim] of the query
+        norm and the key norm, which are applied to each head before the rotation; None means no
+        norms. Keys and values are written to their slots in ``layer``. The queries are [tokens,
+        heads, dim] in the dtype of ``qkv``. If ``out`` is given, they are written to it.
         """
         ...
 
@@ -94,9 +94,10 @@ class Ops(Protocol):
         self, query: torch.Tensor, rotary: torch.Tensor, norm: torch.Tensor | None, eps: float,
         dim: int,
     ) -> torch.Tensor:  # fmt: skip
-        """Return the rotated ``query`` [tokens, heads * dim] as [tokens, heads, dim].
+        """Return ``query`` [tokens, heads * dim] after the rotation, as [tokens, heads, dim].
 
-        If ``norm`` [dim] is given, the RMSNorm of each head is rotated. The dtype does not change.
+        If ``norm`` [dim] is given, each head is first normalised by RMSNorm. The dtype does not
+        change.
         """
         ...
 
@@ -115,9 +116,9 @@ class Ops(Protocol):
     ) -> torch.Tensor:
         """Return the causal attention of ``query`` [tokens, heads, dim] over each row's context.
 
-        A row attends to itself and to all tokens before it. If ``window`` is not None, it attends
-        only to the last ``window`` tokens, which include itself. The result has the shape and dtype
-        of ``query``, and is written to ``out`` if it is given.
+        A row attends to itself and to all tokens before it. With a ``window``, it attends to itself
+        and to the ``window`` - 1 tokens before it. The result has the shape and dtype of ``query``.
+        If ``out`` is given, the result is written to it.
         """
         ...
 
@@ -164,10 +165,10 @@ class Ops(Protocol):
     ) -> torch.Tensor:
         """Return ``x @ weight.T + bias`` for a few rows, fused with other operations.
 
-        ``x`` is [rows, columns] with at most :meth:`get_max_projection_rows` rows. ``weight`` is
-        [size, columns]. If ``norm`` [columns] is given, :meth:`rms_norm` is first applied to ``x``.
-        With ``silu``, :meth:`silu_mul` is applied to the product. If ``into`` is given, the result
-        is added to it in place. An implementation may leave ``x`` unquantized even if ``weight`` is
+        ``x`` is [rows, columns] with up to :meth:`get_max_projection_rows` rows, and ``weight``
+        [size, columns]. If ``norm`` [columns] is given, ``x`` is first normalised by
+        :meth:`rms_norm`. With ``silu``, :meth:`silu_mul` is applied to the product. If ``into`` is
+        given, the result is added to it in place. ``x`` may stay unquantized even if ``weight`` is
         quantized.
         """
         ...
@@ -183,37 +184,38 @@ class Ops(Protocol):
     ) -> torch.Tensor:
         """Return the weighted sum of the ``top_k`` best experts of each row.
 
-        ``x`` is [tokens, hidden]. ``router`` [experts, hidden] scores the experts. The weights of
-        the sum are the softmax of the scores. If ``normalised``, they are scaled so that they add
-        up to 1. An expert is an MLP: ``gate_up`` [experts * 2 * width, hidden] stacks the gate and
-        up projections of all experts, and ``down`` [experts * hidden, width] their down
-        projections. Rows are quantized for products with quantized weights. The result has the
-        shape and dtype of ``x``.
+        ``x`` is [tokens, hidden], and ``router`` [experts, hidden] scores the experts. The weights
+        of the sum are the softmax of the scores. If ``normalised``, they are scaled to add up to 1.
+
+        An expert is an MLP. ``gate_up`` [experts * 2 * width, hidden] stacks the gate and up
+        projections of all experts, and ``down`` [experts * hidden, width] their down projections.
+        Rows are quantized for products with quantized weights. The result has the shape and dtype
+        of ``x``.
         """
         ...
 
     def argmax(self, logits: torch.Tensor) -> torch.Tensor:
-        """Return the column of the maximum of each row of ``logits``, as int64 [rows].
+        """Return the column of each row's maximum in ``logits``, as int64 [rows].
 
         If several columns have the maximum, the first is returned.
         """
         ...
 
     def draw(self, logits: torch.Tensor, scales: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-        """Sample one column per row from the row's softmax. Return the columns as int64 [rows].
+        """Sample a column of each row from the row's softmax. Return the columns as int64 [rows].
 
-        ``logits`` is [rows, columns]. ``scales`` float32 [rows] contains the inverse temperatures,
-        and ``keys`` int32 [rows, 2] the keys of the rows' noise. The noise for a key is the same on
-        every device.
+        ``logits`` is [rows, columns]. ``scales`` float32 [rows] are the inverse temperatures, and
+        ``keys`` int32 [rows, 2] the noise keys of the rows. A key gives the same noise on every
+        device.
         """
         ...
 
     def find_best_keys(self, x: torch.Tensor, first_column: int) -> torch.Tensor:
-        """Return a key for the maximum of each row of ``x`` [rows, columns], as int64 [rows].
+        """Return a key for each row's maximum in ``x`` [rows, columns], as int64 [rows].
 
-        Each row of ``x`` is a part of a wider row: its columns from ``first_column`` on. The
-        largest key of all parts encodes the column of the wider row's maximum, which
-        :func:`decode_columns` decodes. If several columns have the maximum, the first is encoded.
+        Each row of ``x`` is a part of a wider row, from ``first_column`` on. The largest key of all
+        parts encodes the column of the wider row's maximum, which :func:`decode_columns` returns.
+        If several columns have the maximum, it is the first.
         """
         ...
 
@@ -226,21 +228,21 @@ class Ops(Protocol):
     ) -> torch.Tensor:
         """Return :meth:`silu_mul` of the result of :meth:`linear`, as [rows, size].
 
-        ``x`` is [rows, columns], and ``weight`` [2 * size, columns]. An implementation need not
-        round the result of :meth:`linear` to the dtype of ``x``.
+        ``x`` is [rows, columns], and ``weight`` [2 * size, columns]. The result of :meth:`linear`
+        need not be rounded to the dtype of ``x``.
         """
         ...
 
 
 KEY_LOWER_MASK = (1 << 32) - 1
 UPPER_KEY_HALF_OF_MINUS_INFINITY = -0x7F800001
-"""Upper half of the key for a row whose values are all NaN or minus infinity."""
+"""Upper half of the key for a row of only NaN and minus infinity."""
 
 
 def decode_columns(keys: torch.Tensor) -> torch.Tensor:
     """Return the columns that ``keys`` int64 [rows] encode, as int64 [rows].
 
-    The column is -1 for a row whose values are all NaN or minus infinity.
+    The column is -1 for a row of only NaN and minus infinity.
     """
     columns = KEY_LOWER_MASK - (keys & KEY_LOWER_MASK)
     return columns.masked_fill_(keys >> 32 == UPPER_KEY_HALF_OF_MINUS_INFINITY, -1)

@@ -1,9 +1,9 @@
-"""Let consecutive kernels overlap by programmatic dependent launch, on Hopper and later GPUs.
+"""Overlap consecutive kernels by programmatic dependent launch, on Hopper and later GPUs.
 
 A decode step of one request runs two hundred kernels of a few microseconds each, so gaps between
-kernels matter. With programmatic dependent launch, a kernel starts once all programs of the
-previous kernel have allowed it. It may read constant data, such as weights, immediately. It must
-wait for the end of the previous kernel before it reads other data or writes any data.
+them matter. With programmatic dependent launch, a kernel starts once all programs of the previous
+kernel allow it. It may read constant data, such as weights, at once. It must wait for the end of
+the previous kernel before it reads other data, or writes any data.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ HOPPER_CAPABILITY = (9, 0)
 
 @cache
 def get_launch_options(device: torch.device) -> dict[str, bool]:
-    """Return launch options that let kernels overlap; empty if ``device`` does not support this."""
+    """Return launch options that let kernels overlap; empty if ``device`` does not support it."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device) < HOPPER_CAPABILITY:
         return {}
     return {"OVERLAP": True, "launch_pdl": True}
@@ -42,7 +42,7 @@ def wait_for_previous_kernel(OVERLAP: tl.constexpr):
 
 @triton.jit
 def prefetch(start, BYTES: tl.constexpr):
-    """Prefetch ``BYTES`` bytes from each address in ``start`` to the L2 cache.
+    """Prefetch ``BYTES`` bytes from each address in ``start`` into the L2 cache.
 
     ``BYTES`` must be a multiple of 16.
     """

@@ -1,8 +1,7 @@
 """Initialise the parts of Triton and torch that need no device, before workers are forked.
 
-Workers inherit the result. On an H200, this shortens a restart by 0.4 s. Otherwise, Triton would
-take 0.3 s to hash its own files for the kernels' cache keys, and torch 0.1 s to import modules for
-CUDA.
+Workers inherit the result, which shortens a restart by 0.4 s on an H200. Otherwise, Triton takes
+0.3 s to hash its own files for the kernels' cache keys, and torch 0.1 s to import modules for CUDA.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ from subprocess import SubprocessError
 DRIVER_FILES = ("/dev/nvidiactl", "/dev/dxg")
 """Device files of NVIDIA's driver on Linux and on WSL.
 
-The engine only checks whether one of these files exists, because CUDA must not be initialised
-before a fork.
+The engine only checks whether one of them exists, because CUDA must not be initialised before a
+fork.
 """
 PRELOADED_MODULES = ("plimsoll_engine.kernels.fused", "triton.experimental.gluon")
 
 CACHE_MANAGER = "plimsoll_engine.kernels.disk_cache:DiskCache"
-"""Value of TRITON_CACHE_MANAGER: the class that stores compiled kernels."""
+"""Class that stores compiled kernels: the value of TRITON_CACHE_MANAGER."""
 
 
 def can_run_cuda(device: str) -> bool:
@@ -31,7 +30,7 @@ def can_run_cuda(device: str) -> bool:
 
 
 def preload() -> None:
-    """Import modules and compute hashes, except those that the installed Triton does not have."""
+    """Import modules and compute hashes. Skip what the installed Triton does not have."""
     for name in PRELOADED_MODULES:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)

@@ -1,11 +1,12 @@
-"""Compute a matrix-vector product, fused with the operations around it in a decoder layer.
+"""Matrix-vector product, fused with the operations around it in a decoder layer.
 
 For one row, a product performs only two operations for each matrix element that it reads. It is
-memory-bound and short, so separate launches for the norm, activation and addition would double the
-time. The input's norm, silu(gate) * up and the addition to the residual stream are therefore fused.
+memory-bound and short, so separate launches for the norm, the activation and the addition would
+double the time. The input's norm, silu(gate) * up and the addition to the residual stream are
+therefore fused.
 
 A quantized matrix is read in its quantized form, and the sums are multiplied by its scales. The row
-is not quantized, because nearly all bytes that are read belong to the matrix.
+is not quantized, because the matrix has nearly all bytes that are read.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from plimsoll_engine.kernels.sizes import cdiv, next_power_of_2
 
 
 class Tile(NamedTuple):
-    """Tile of one program: at most ``columns`` columns, and ``elements`` matrix elements."""
+    """Tile of one program: up to ``columns`` columns and ``elements`` matrix elements."""
 
     columns: int
     elements: int
@@ -34,12 +35,12 @@ class Tile(NamedTuple):
 
 
 MIN_LARGE_ELEMENTS = 1 << 24
-"""Minimum number of elements of a large matrix, whose programs fill the GPU many times over."""
+"""Minimum number of elements of a large matrix, whose programs fill the GPU many times."""
 TILES = {
     (False, False): Tile(4096, 16_384, 4), (False, True): Tile(2048, 8192, 8),
     (True, False): Tile(4096, 4096, 4), (True, True): Tile(2048, 8192, 4),
 }  # fmt: skip
-"""Tile by (whether the matrix is quantized, whether it is large).
+"""Tile by (is the matrix quantized, is it large).
 
 These tiles are the fastest on an H200 for the products of a 0.6B and an 8B model
 (``bench/project.py``).
@@ -115,7 +116,7 @@ def project(
     ``x`` is [1, columns], and ``weight`` [rows, columns]. If ``norm`` [columns] is given, ``x`` is
     first normalised by RMSNorm. With ``silu``, the result is silu(first half) * second half of the
     product, [1, rows / 2]. If ``into`` is given, the result is added to it in place. Memory-bound:
-    most of the time is for reading ``weight``.
+    reading ``weight`` takes most of the time.
     """
     columns = x.shape[1]
     scaled = isinstance(weight, Quantized)

@@ -1,8 +1,8 @@
 """Quantize to 8-bit floats with one scale per row, in plain torch.
 
 The format is e4m3 (OCP FP8), with four bits of exponent, three bits of mantissa and a maximum of
-448. A row is scaled so that its largest absolute value becomes 448. The error of a value is at most
-a sixteenth of the value, or a thousandth of the scale if the value is very small.
+448. A row is scaled so that its largest absolute value becomes 448. A value's error is at most a
+sixteenth of the value or, for a very small value, a thousandth of the scale.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.nn import functional
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
 MIN_ROW_MAXIMUM = 1e-10
-"""Minimum that is used as the largest absolute value of a row, so that zeros have a valid scale."""
+"""Lower limit of the absolute maximum of a row, so that a row of zeros has a valid scale."""
 
 
 class Quantized(NamedTuple):
@@ -36,7 +36,7 @@ def slice_rows(weight: Weight, first: int, last: int | None) -> Weight:
 
 
 def quantize(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ``x`` [..., size] quantized to e4m3, and the scales float32 [..., 1]."""
+    """Return ``x`` [..., size] in e4m3, and its scales float32 [..., 1]."""
     wide = x.float()
     largest = wide.abs().amax(dim=-1, keepdim=True).clamp(min=MIN_ROW_MAXIMUM)
     # On CUDA, torch divides by a Python number by multiplying with its reciprocal, which can round
@@ -51,7 +51,7 @@ def dequantize(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
 
 
 def product(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> torch.Tensor:
-    """Return ``x @ weight.T + bias`` as [rows, out] of the dtype of ``x``.
+    """Return ``x @ weight.T + bias`` as [rows, out] in the dtype of ``x``.
 
     ``x`` is [rows, in], and ``weight`` [out, in]. If ``weight`` is quantized, each row of ``x`` is
     quantized as well, and products are summed in float32.
@@ -69,7 +69,7 @@ def _multiply_padded(
 ) -> torch.Tensor:
     """Return ``x @ weight.T + bias``. On a CPU, pad ``x`` to one of a few numbers of rows.
 
-    For each number of bfloat16 or float16 rows, oneDNN compiles kernels of 0.25 MB and never frees
+    oneDNN compiles kernels of 0.25 MB for each number of bfloat16 or float16 rows, and never frees
     them (torch 2.11, AVX-512). For a real model, they would add up to gigabytes. With padding,
     there are only eight numbers of rows between two powers of two.
     """

@@ -1,4 +1,4 @@
-"""Implement the decoder operations in plain torch, for CPUs and as a reference for all kernels."""
+"""Decoder operations in plain torch, for CPUs and as a reference for all kernels."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from plimsoll_engine.kernels.step_plan import Pages, StepPlan
 class Prefill:
     """Prompt chunk: the rows ``start:stop`` of a step, which are the last tokens of a sequence.
 
-    ``slots`` int64 [context] are the slots of the sequence's whole context in the KV pool.
+    ``slots`` int64 [context] are the slots of the whole sequence in the KV pool.
     """
 
     start: int
@@ -29,7 +29,7 @@ class Prefill:
 
 @dataclass(slots=True)
 class GatheredSlots:
-    """Slots and masks of all contexts, which are computed once per step for all layers.
+    """Slots and masks of all contexts, computed once per step for all layers.
 
     ``decode_slots`` int64 [decodes, longest context] are the slots of the decode rows' contexts.
     ``masks`` caches attention masks by (index of the prefill or -1 for the decode rows, window).
@@ -41,7 +41,7 @@ class GatheredSlots:
 
 
 class ReferenceOps:
-    """Implementation of :class:`plimsoll_engine.kernels.ops.Ops` in torch."""
+    """:class:`plimsoll_engine.kernels.ops.Ops` in torch."""
 
     min_add_rows = 1024
 
@@ -224,7 +224,7 @@ class ReferenceOps:
 def write_quantized(
     pages: Pages, slots: torch.Tensor, values: torch.Tensor, scales: torch.Tensor
 ) -> None:
-    """Write ``values`` e4m3 [tokens, heads, dim], and ``scales`` [tokens, heads, 1], to slots."""
+    """Write ``values`` e4m3 [tokens, heads, dim] and ``scales`` [tokens, heads, 1] to ``slots``."""
     assert pages.scales is not None
     # torch cannot index-copy 8-bit floats, so copy them as bytes.
     pages.rows.view(torch.uint8).index_copy_(0, slots, values.view(torch.uint8))
@@ -233,7 +233,7 @@ def write_quantized(
 
 
 def _read_rows(pages: Pages, slots: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return the rows of ``pages`` at ``slots`` [...], times their scales, as [..., heads, dim]."""
+    """Return the rows of ``pages`` at ``slots`` [...] times their scales, as [..., heads, dim]."""
     if pages.scales is None:
         return _gather_rows(pages.rows, slots)
     rows = _gather_rows(pages.rows.view(torch.uint8), slots).view(pages.rows.dtype)
@@ -242,7 +242,7 @@ def _read_rows(pages: Pages, slots: torch.Tensor, dtype: torch.dtype) -> torch.T
 
 
 def _gather_rows(rows: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-    """Return the rows of ``rows`` [slots, heads, dim] at ``slots`` [...], as [..., heads, dim].
+    """Return ``rows`` [slots, heads, dim] at ``slots`` [...], as [..., heads, dim].
 
     Indexing would copy element by element, which takes several times as long on a CPU.
     """
@@ -250,15 +250,15 @@ def _gather_rows(rows: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
 
 
 def _split_slots(scales: torch.Tensor, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the block number of each slot, and the offset of the slot in its block."""
+    """Return the block number of each slot, and its offset in the block."""
     return slots // scales.shape[-1], slots % scales.shape[-1]
 
 
 def rotate(x: torch.Tensor, rotary: torch.Tensor) -> torch.Tensor:
     """Return ``x`` [tokens, heads, dim] with rotary position embedding, in the same dtype.
 
-    ``rotary`` [tokens, dim] contains the cosines, then the sines. As in Llama's checkpoints,
-    element i is rotated together with element i + dim / 2.
+    ``rotary`` [tokens, dim] has the cosines, then the sines. As in Llama's checkpoints, element i
+    is rotated with element i + dim / 2.
     """
     cos, sin = rotary.unsqueeze(1).chunk(2, dim=-1)
     left, right = x.float().chunk(2, dim=-1)
@@ -281,7 +281,7 @@ def gather_slots(plan: StepPlan) -> GatheredSlots:
 def _get_mask(
     plan: StepPlan, prefill_index: int, newest: torch.Tensor, length: int, window: int | None
 ) -> torch.Tensor:
-    """Return the attention mask [rows, length] for rows at the positions ``newest`` [rows]."""
+    """Return the attention mask [rows, length] of rows at the positions ``newest`` [rows]."""
     masks = plan.derived.masks
     mask: torch.Tensor | None = masks.get((prefill_index, window))
     if mask is None:

@@ -1,8 +1,8 @@
-"""Rotate queries and keys, with per-head norms, and write keys and values to the KV pool.
+"""Rotate queries and keys, normalise each head, and write keys and values to the KV pool.
 
-One program processes one token. It reads the token's row of the fused projection once, writes the
-queries, and writes keys and values to the token's slot. The last layer may need fewer queries, so
-it needs one launch for keys and values, and another for queries.
+A program processes one token. It reads the token's row of the fused projection once, writes the
+queries, and writes keys and values to the token's slot. The last layer may need fewer queries. It
+then has one launch for keys and values, and another for queries.
 """
 
 from __future__ import annotations
@@ -168,12 +168,13 @@ def rotate_and_store(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Rotate queries and keys, and store keys and values. Return the queries and the fresh rows.
 
-    See :meth:`plimsoll_engine.kernels.ops.Ops.rotate_and_store`. ``slots`` [tokens] are the slots
-    of the tokens in the KV pool. Keys and values of tokens with a negative slot are not stored.
-    Stored keys and values are quantized if ``keys`` and ``values`` have scales. The queries are
-    [tokens + tail, heads, dim]. The fresh rows are the keys and values of the step [2, tokens +
-    tail, kv heads, dim] in token order, or None if ``tail`` is None. The last ``tail`` rows are
-    zeros. Moves twice the bytes of ``qkv``.
+    See :meth:`plimsoll_engine.kernels.ops.Ops.rotate_and_store`. ``slots`` [tokens] are slots in
+    the KV pool; tokens with a negative slot are not stored. Keys and values are quantized if
+    ``keys`` and ``values`` have scales. The queries are [tokens + tail, heads, dim].
+
+    The fresh rows [2, tokens + tail, kv heads, dim] are the step's keys and values in token order;
+    None if ``tail`` is None. The last ``tail`` rows are zeros. The kernel moves twice the bytes of
+    ``qkv``.
     """
     kv_heads, dim = keys.rows.shape[1:]
     scaled = keys.scales is not None
@@ -200,9 +201,9 @@ def rotate_and_store(
 def normalize_and_rotate(
     query: torch.Tensor, rotary: torch.Tensor, norm: torch.Tensor | None, eps: float, dim: int
 ) -> torch.Tensor:
-    """Return the rotated ``query`` [tokens, heads * dim] as [tokens, heads, dim].
+    """Return ``query`` [tokens, heads * dim] after the rotation, as [tokens, heads, dim].
 
-    If ``norm`` [dim] is given, the RMSNorm of each head is rotated.
+    If ``norm`` [dim] is given, each head is first normalised by RMSNorm.
     """
     tokens, heads = len(query), query.shape[1] // dim
     out = query.new_empty(tokens, heads, dim)

@@ -1,10 +1,11 @@
-"""Choose the experts of each row in a mixture of experts, and sort the rows by expert.
+"""Select the experts of each row in a mixture of experts, and sort the rows by expert.
 
 A row is sent to its ``top_k`` best experts, which makes ``top_k`` (row, expert) pairs. The grouped
-products work on blocks of pairs with the same expert. Pairs are therefore sorted by expert, and the
-pairs of each expert are padded to whole blocks. The number of blocks depends on the data, and the
-host must not wait for it. Arrays therefore have the maximum size, and blocks without an expert are
-skipped, so that a CUDA graph can capture these kernels.
+products work on blocks of pairs with the same expert. Pairs are therefore sorted by expert, and
+each expert's pairs are padded to whole blocks.
+
+The number of blocks depends on the data, and the host must not wait for it. Arrays therefore have
+the maximum size, and blocks without an expert are skipped. A CUDA graph can capture these kernels.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ OWNERS_PER_STORE = tl.constexpr(128)
 
 
 class Routes(NamedTuple):
-    """Routing of the rows of a step to experts. Pair p belongs to row ``p // top_k``.
+    """Routing of a step's rows to experts. Pair p belongs to row ``p // top_k``.
 
-    ``shares`` [rows, top_k] contains the weights of each row's experts, in the model's dtype.
-    ``order`` int32 [blocks * pairs per block] contains the pairs sorted by expert; padding has the
-    number of pairs as its value. ``owners`` int32 [blocks] contains the expert of each block, or -1
-    for a block without an expert.
+    ``shares`` [rows, top_k] are the weights of each row's experts, in the model's dtype. ``order``
+    int32 [blocks * pairs per block] are the pairs sorted by expert. Padding has the number of pairs
+    as its value. ``owners`` int32 [blocks] are the experts of the blocks, or -1 for a block without
+    an expert.
     """
 
     shares: torch.Tensor
@@ -124,16 +125,16 @@ def _sort_pairs(
 def compute_max_blocks(pairs: int, experts: int, rows: int) -> int:
     """Return the maximum number of blocks of ``rows`` pairs, for any distribution over experts.
 
-    The maximum is reached if the last block of each expert has only one pair.
+    It occurs if the last block of each expert has only one pair.
     """
     return (pairs + min(experts, pairs) * (rows - 1)) // rows
 
 
 def route(logits: torch.Tensor, top_k: int, normalised: bool, rows: int, tile: int) -> Routes:
-    """Return the routing for ``logits`` [tokens, experts], in blocks of ``rows`` pairs.
+    """Return the routes for ``logits`` [tokens, experts], in blocks of ``rows`` pairs.
 
-    The softmax is computed in float32. If ``normalised``, the weights of each row add up to 1.
-    ``tile`` pairs are sorted at a time.
+    The softmax is computed in float32. If ``normalised``, the weights of each row add up to 1. The
+    sort processes ``tile`` pairs at a time.
     """
     tokens, experts = logits.shape
     pairs = tokens * top_k

@@ -1,6 +1,6 @@
 """Gather rows of a tensor, and the token IDs of a step.
 
-torch can do both, but it loads a library module when it first uses each of its kernels. This would
+torch can do both, but loads a library module at the first use of each of its kernels. This would
 take 0.06 s in total at every restart. The kernels here load in a millisecond.
 """
 
@@ -32,7 +32,7 @@ def _gather_rows(
 
 
 def gather_rows(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """Return the rows of ``x`` [n, size] at the indices ``index``, int32 or int64 [rows]."""
+    """Return the rows of ``x`` [n, size] at ``index``, int32 or int64 [rows]."""
     size = x.shape[1]
     out = x.new_empty(len(index), size)
     block = min(2048, next_power_of_2(size))

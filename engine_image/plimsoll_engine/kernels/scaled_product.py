@@ -1,8 +1,8 @@
 """Multiply rows by a quantized matrix on CUDA.
 
 A kernel quantizes the rows. ``torch._scaled_mm`` multiplies, and applies the scales of rows and
-columns to the sums. It supports only bfloat16 results, and sizes that are multiples of 16. Other
-products are computed by the reference implementation.
+columns to the sums. It supports only bfloat16 results, and sizes that are multiples of 16. The
+reference implementation computes all other products.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from plimsoll_engine.kernels.sizes import next_power_of_2
 FP8_MAX = tl.constexpr(quantized.FP8_MAX)
 MIN_ROW_MAXIMUM = tl.constexpr(quantized.MIN_ROW_MAXIMUM)
 WEIGHT_SIZE_MULTIPLE = 16
-"""Both dimensions of a weight must be multiples of this number."""
+"""Number that must divide both dimensions of a weight."""
 
 
 @triton.jit
@@ -54,9 +54,9 @@ def _quantize(
 
 
 def quantize(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ``x`` [rows, size] quantized to e4m3, and the scales float32 [rows, 1].
+    """Return ``x`` [rows, size] in e4m3, and its scales float32 [rows, 1].
 
-    Runs in one kernel, and moves one and a half times the bytes of a 16-bit ``x``.
+    This takes one kernel, which moves one and a half times the bytes of a 16-bit ``x``.
     """
     x = x.contiguous()
     rows, size = x.shape
@@ -71,7 +71,7 @@ def quantize(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def scaled_product(x: torch.Tensor, weight: Quantized, bias: torch.Tensor | None) -> torch.Tensor:
-    """Return ``x @ weight.T + bias`` as [rows, out] of the dtype of ``x``.
+    """Return ``x @ weight.T + bias`` as [rows, out] in the dtype of ``x``.
 
     See :func:`plimsoll_engine.kernels.quantized.product`.
     """

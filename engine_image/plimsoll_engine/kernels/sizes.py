@@ -1,15 +1,15 @@
-"""Compute sizes of grids and blocks, several times faster than Triton's own functions."""
+"""Compute sizes of grids and blocks. Triton's own functions take several times as long."""
 
 from __future__ import annotations
 
 MAX_FEW_ROWS = 32
-"""Maximum number of rows of a product that counts as one of a few rows (memory-bound)."""
+"""Maximum number of rows of a memory-bound product, which has kernels of its own."""
 NUM_COUNTERS = 2048
 """Number of counters for programs that share work: one per context and kv head, or per tile."""
 
 
 def pad_few_rows(rows: int) -> int:
-    """Return ``rows`` padded to a supported number, or 0 if more than :data:`MAX_FEW_ROWS`."""
+    """Return ``rows`` padded to a supported number; 0 if more than :data:`MAX_FEW_ROWS`."""
     return next((padded for padded in (MAX_FEW_ROWS // 2, MAX_FEW_ROWS) if rows <= padded), 0)
 
 
@@ -19,19 +19,18 @@ def cdiv(total: int, size: int) -> int:
 
 
 def next_power_of_2(number: int) -> int:
-    """Return the smallest power of two that is not less than ``number``, a positive number."""
+    """Return the smallest power of two that is at least ``number``, which must be positive."""
     return 1 << (number - 1).bit_length()
 
 
 def choose_rows_per_program(rows: int, block: int) -> int:
-    """Return how many rows, each padded to ``block`` elements, a program of a norm processes.
+    """Return the number of rows, each padded to ``block`` elements, per program of a norm.
 
-    A program processes about 4096 elements. If there are few rows, it processes fewer, so that
-    there are more programs.
+    A program processes about 4096 elements, or fewer if there are few rows.
     """
     return next_power_of_2(max(1, min(4096 // block, cdiv(rows, 528))))
 
 
 def choose_warps(elements: int) -> int:
-    """Return the number of warps for a program of a norm with ``elements`` elements."""
+    """Return the number of warps for a norm's program with ``elements`` elements."""
     return 8 if elements > 2048 else 4

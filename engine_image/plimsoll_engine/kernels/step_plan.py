@@ -1,4 +1,4 @@
-"""Plan where a step reads and writes the KV pool.
+"""Plan of a step: where it reads and writes the KV pool.
 
 A step has one row per token: first the decode rows (one per sequence), then the prefill chunks.
 Each layer writes the new keys and values to their slots in the KV pool, and reads the context of
@@ -16,18 +16,18 @@ import torch
 from plimsoll_engine.kernels.quantized import FP8
 
 SCALE_BYTES = 4
-"""Size of a scale (float32). In an FP8 pool, each key and each value of a head has a scale."""
+"""Size of a float32 scale. In an FP8 pool, each key and each value of a head has a scale."""
 
 
 class KVShape(NamedTuple):
-    """Shape of the keys, or of the values, of one token: [``layers``, ``heads``, ``dim``]."""
+    """Shape of one token's keys, and of its values: [``layers``, ``heads``, ``dim``]."""
 
     layers: int
     heads: int
     dim: int
 
     def compute_bytes_per_token(self, dtype: torch.dtype) -> int:
-        """Return the size in bytes of one token's keys and values, with scales if FP8."""
+        """Return the size of a token's keys and values in bytes, including the scales of FP8."""
         scale_bytes = SCALE_BYTES if dtype == FP8 else 0
         return 2 * self.layers * self.heads * (self.dim * dtype.itemsize + scale_bytes)
 
@@ -35,8 +35,8 @@ class KVShape(NamedTuple):
 class Pages(NamedTuple):
     """Keys, or values, of one layer: ``rows`` [slots, kv heads, dim].
 
-    ``scales`` float32 [blocks, kv heads, block size] are the scales of e4m3 rows, or None for other
-    dtypes. The scales of one head in a block are contiguous, because attention reads them together.
+    ``scales`` float32 [blocks, kv heads, block size] are the scales of e4m3 rows; None for other
+    dtypes. A head's scales in a block are contiguous, because attention reads them together.
     """
 
     rows: torch.Tensor
@@ -44,14 +44,14 @@ class Pages(NamedTuple):
 
 
 class RowAdapters(Protocol):
-    """LoRA adapters of the rows of a step."""
+    """LoRA adapters of a step's rows."""
 
     def add_deltas(
         self, x: torch.Tensor, y: torch.Tensor, layer: int, matrix: str, first_row: int = 0
     ) -> None:
-        """Add the adapters' contributions for the matrix ``matrix`` of ``layer`` to ``y`` in place.
+        """Add the adapters' results for ``x`` [tokens, in] to ``y`` [tokens, out] in place.
 
-        ``y`` [tokens, out] is the product of ``x`` [tokens, in] and the rows of the matrix from row
+        ``y`` is the product of ``x`` and the rows of the matrix ``matrix`` of ``layer``, from row
         ``first_row`` on. Both have the model's dtype.
         """
         ...
@@ -61,9 +61,9 @@ class RowAdapters(Protocol):
 class NeededPlan:
     """Rows of a step whose hidden states are needed after the step.
 
-    ``rows`` int32 [needed] contains the indices of these rows, which are the last rows of each
-    sequence. A sequence may have none. ``plan`` is the plan for these rows only, but
-    ``plan.write_slots`` has the slots of all rows, because the keys and values of every row are
+    ``rows`` int32 [needed] are their indices. They are the last rows of their sequences, and a
+    sequence may have none. ``plan`` is the plan for only these rows, except that
+    ``plan.write_slots`` has the slots of all rows, because the keys and values of all rows are
     stored.
     """
 

@@ -1,7 +1,7 @@
-"""Compute the attention of whole prompts by torch's ``scaled_dot_product_attention``.
+"""Attention of whole prompts by ``scaled_dot_product_attention`` of torch, called the library here.
 
-In this module, this function is called "the library". The library does not read the KV pool. It
-reads the keys and values that the step has computed, which :class:`FreshRows` keeps.
+The library does not read the KV pool. It reads the keys and values that the step has computed,
+which :class:`FreshRows` keeps.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ MIN_LIBRARY_ROWS = 1536
 """Minimum number of rows of a whole prompt that the library computes.
 
 On an H200 at 4,000 rows and 128 dimensions, the library reaches 510 to 560 TFLOP/s, and our kernel
-359. Prompts of unequal lengths need one call and one copy each. For such prompts, our kernel is
-faster up to 1,400 rows with 32 heads, and up to 2,500 rows with 16 heads.
+359. Prompts of different lengths need a call and a copy each. For them, our kernel is faster up to
+1,400 rows with 32 heads, and up to 2,500 rows with 16 heads.
 """
 PADDED_LENGTH_MULTIPLE = 256
-"""Prompts are padded to a multiple of this number, because the library makes a plan per length."""
+"""Multiple to which prompts are padded, because the library makes a plan for each length."""
 STEPS_UNTIL_JOINED = 32
-"""Number of steps with the same group of equal prompts after which one call computes the group.
+"""Number of steps with the same group of equally long prompts before one call computes the group.
 
-The plan for this call takes 45 ms on the host. For two prompts of 4,000 tokens, one call instead of
-two saves 0.8 ms per step of a model with the shape of Qwen3-0.6B (H200). With the shape of
-Llama-3.1-8B, it saves 1.6 ms.
+The plan for this call takes 45 ms on the host. One call for two prompts of 4,000 tokens saves 0.8
+ms per step of a model with the shape of Qwen3-0.6B (H200). With the shape of Llama-3.1-8B, it saves
+1.6 ms.
 """
 MAX_COUNTED_PROMPT_GROUPS = 64
-"""Maximum number of groups of equal prompts whose steps are counted."""
+"""Maximum number of groups of equally long prompts for which steps are counted."""
 LIBRARY_BACKENDS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
 """Backends of the library, the fastest first."""
 
 
 def get_whole_prompts(plan: StepPlan, window: int | None = None) -> tuple[int, ...]:
-    """Return the numbers of rows of the prompts that the library computes.
+    """Return the lengths of the prompts that the library computes.
 
     These prompts come last in the step. Return an empty tuple for a layer with a ``window``.
     """
@@ -59,10 +59,10 @@ def list_padded_lengths(longest: int) -> list[int]:
 def create_library_plan(
     padded: int, heads: int, kv_heads: int, dim: int, dtype: torch.dtype, device: torch.device
 ) -> None:
-    """Run the library once, so that it creates its plan for prompts of ``padded`` tokens.
+    """Run the library once, so that it makes its plan for prompts of ``padded`` tokens.
 
-    This takes 45 ms on the host. The library keeps plans per thread, so call this function in the
-    thread that runs the steps.
+    This takes 45 ms on the host. Call it in the thread that runs the steps, because the library
+    keeps plans per thread.
     """
     query = torch.zeros(padded, heads, dim, dtype=dtype, device=device)
     pairs = torch.zeros(2, padded, kv_heads, dim, dtype=dtype, device=device)
@@ -73,7 +73,7 @@ def create_library_plan(
 def select_fastest_backend(plan: StepPlan) -> AbstractContextManager[None]:
     """Return a context manager in which the library uses its fastest backend for whole prompts.
 
-    Enter it only once per step, because entering it takes as long as a kernel launch.
+    Enter it only once per step, because this takes as long as a kernel launch.
     """
     return (
         sdpa_kernel(LIBRARY_BACKENDS, set_priority=True)
@@ -89,8 +89,8 @@ def _pad_length(rows: int) -> int:
 class FreshRows(NamedTuple):
     """Keys, values and queries of the step's tokens in one layer, in the model's dtype.
 
-    ``pairs`` [2, tokens + tail, kv heads, dim] contains the keys and the values. ``query`` is
-    [tokens + tail, heads, dim], or None if the tail has not been appended to the queries yet.
+    ``pairs`` [2, tokens + tail, kv heads, dim] are the keys and the values. ``query`` is [tokens +
+    tail, heads, dim]; None if the queries do not have the tail yet.
     """
 
     pairs: torch.Tensor
@@ -98,7 +98,7 @@ class FreshRows(NamedTuple):
 
 
 def count_tail_rows(plan: StepPlan) -> int | None:
-    """Return the number of padding rows after the last prompt; None if no prompt is whole."""
+    """Return the number of padding rows after the last prompt; None without whole prompts."""
     whole = get_whole_prompts(plan)
     return _pad_length(whole[-1]) - whole[-1] if whole else None
 
@@ -109,11 +109,11 @@ def append_tail(x: torch.Tensor, tail: int) -> torch.Tensor:
 
 
 class EqualPrompts:
-    """Choice of the prompts of equal length that are computed in one call.
+    """Decision which prompts of equal length are computed in one call.
 
     One call instead of several shortens a step by 1 to 3 %. The call needs a plan for the unpadded
-    length, which is the stride from one prompt to the next. Making the plan takes time, so prompts
-    are joined only after :data:`STEPS_UNTIL_JOINED` steps with the same group of prompts.
+    length, which is the stride between prompts. Making the plan takes time, so prompts are joined
+    only after :data:`STEPS_UNTIL_JOINED` steps with the same group.
     """
 
     def __init__(self) -> None:
@@ -131,7 +131,7 @@ class EqualPrompts:
 
 
 def _list_groups(plan: StepPlan, window: int | None) -> list[tuple[int, int]]:
-    """Return (length, number of prompts) for each call of the library, in the order of the step."""
+    """Return (length, number of prompts) for each call of the library, in the step's order."""
     return [
         group
         for rows, equal in Counter(get_whole_prompts(plan, window)).items()
@@ -140,7 +140,7 @@ def _list_groups(plan: StepPlan, window: int | None) -> list[tuple[int, int]]:
 
 
 def count_rows_of_smallest_call(plan: StepPlan, window: int | None) -> int:
-    """Return the number of rows in the smallest call of the library, or 0 without a call."""
+    """Return the number of rows in the smallest call of the library; 0 without a call."""
     return min((rows * count for rows, count in _list_groups(plan, window)), default=0)
 
 
@@ -149,10 +149,10 @@ def _attend_causally(
 ) -> torch.Tensor:
     """Return the causal attention of ``count`` prompts of ``rows`` tokens, without copying inputs.
 
-    The prompts begin at row ``first``. The result is [count, rows, heads, dim] of the model's
+    The prompts begin at row ``first``. The result is [count, rows, heads, dim] in the model's
     dtype. The rows after a prompt serve as its padding, because its own rows do not attend to them.
-    The stride of a single prompt is its padded length, because the library keeps plans by shape and
-    stride.
+    A single prompt has its padded length as the stride, because the library keeps plans by shape
+    and stride.
     """
 
     def prompts(x: torch.Tensor) -> torch.Tensor:
@@ -177,8 +177,8 @@ def attend_whole(
     """Compute the attention of all whole prompts in ``query`` [tokens, heads, dim].
 
     For each call of the library, yield the index of its first row in ``query``, and the result
-    [prompts, rows, heads, dim]. The result is a view. In memory, the rows of one prompt are
-    contiguous, but padding may separate the prompts.
+    [prompts, rows, heads, dim]. The result is a view, in which each prompt is contiguous, but
+    padding may separate the prompts.
     """
     groups = _list_groups(plan, window)
     if not groups:
