@@ -1,24 +1,26 @@
-"""Output of the supervisor's ``ask`` program, which the command line runs in the container."""
+"""Output of the supervisor's ``ask`` program, which the command line runs in the pod."""
 
 from __future__ import annotations
 
 import msgspec
 
 CURRENT_EPOCH = "current"
-"""Placeholder for an epoch, for callers that accept the engine's current epoch."""
+"""Value of ``--expected-epoch`` that accepts any epoch of the engine."""
 
 
 class ActionAnswer(msgspec.Struct, omit_defaults=True):
-    """Response to an action or to ``status``, printed as one line of JSON.
+    """Answer of the ``ask`` program to an action or to ``status``, as one line of JSON.
 
-    Only the response to ``status`` has the fields after ``message``; it has no ``outcome``.
+    The answer to an action has an ``outcome``, but no fields after ``message``. The answer to
+    ``status`` has these fields, but no ``outcome``.
 
     Attributes:
-        host_memory, device_memory: The sources of these values; empty if they are unknown.
+        host_memory: The source of host memory; empty if host memory is unknown.
+        device_memory: The source of device memory; empty if device memory is unknown.
         device_reasons: Why other sources of device memory are not used.
-        shared_orphan: The bytes of files in ``/dev/shm`` that no process holds. Like
-            ``shared_memory_error``, it is unset if the supervisor cannot read ``/dev/shm``.
-        shared_memory_error: Why ``shared_orphan`` is unknown.
+        shared_orphan: The bytes of files in ``/dev/shm`` that no process holds; null if the
+            supervisor does not see ``/dev/shm``.
+        shared_memory_error: Why ``/dev/shm`` could not be read; empty if it could.
         out_of_service: The remaining seconds for each reason that keeps the pod unready.
         unseen: Why a signal is missing, by the name of the signal (``engine``, ``metrics``,
             ``host``, …).

@@ -1,8 +1,8 @@
 """The admin protocol: the messages between a supervisor and an engine.
 
-It uses HTTP with JSON bodies on the pod's loopback interface, under ``/admin/v1``, with a bearer
-token from a mounted file. This module defines the bodies. The engine is the server, and the
-supervisor's adapter is the client.
+The engine is the server, and the supervisor is the client. The protocol is HTTP with JSON bodies on
+the pod's loopback interface, under ``/admin/v1``, with a bearer token from a shared file. This
+module defines the bodies.
 
 ==========================  =======================================================
 ``GET  /status``            :class:`Status`
@@ -25,8 +25,8 @@ A key that is absent or null is unknown, never zero. Sizes are in bytes, times i
 
 Engine and supervisor may have different versions. A response may have unknown fields, states and
 capabilities (:mod:`plimsoll_api.open_enum`), and may omit every field that has a default. A request
-contains only values that differ from the defaults, which never change. An engine rejects a request
-with an unknown field or value (400), because it cannot do what was requested.
+contains only values that differ from the defaults, and the defaults never change. An engine rejects
+a request with an unknown field or value (400).
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ Seconds = Annotated[float, msgspec.Meta(ge=0, le=86_400)]
 class Epoch(msgspec.Struct, frozen=True, order=True):
     """Period between two starts of an engine's worker.
 
-    ``boot_id`` is random for each start of the engine process. ``number`` increases with each
-    worker that it starts. The text form is ``BOOT_ID:NUMBER``.
+    Each start of the engine process has a random ``boot_id``. ``number`` counts the workers that
+    this process has started. The text form is ``BOOT_ID:NUMBER``.
     """
 
     boot_id: str
@@ -73,7 +73,7 @@ class Epoch(msgspec.Struct, frozen=True, order=True):
 
 
 class EngineState(OpenEnum):
-    """State of an engine. It accepts new requests while warming, serving and restarting."""
+    """State of an engine. A warming, serving or restarting engine accepts new requests."""
 
     STARTING = "starting"
     WARMING = "warming"
@@ -87,7 +87,7 @@ class EngineState(OpenEnum):
 
 
 class Capability(OpenEnum):
-    """Capability of an engine. The supervisor skips actions that the engine does not support."""
+    """Action that an engine supports. The supervisor skips all other actions."""
 
     TRIM = "trim"
     DRAIN = "drain"
@@ -100,7 +100,7 @@ class Capability(OpenEnum):
 
 
 STANDBY_PROCESS_NAME = "standby"
-"""Name by which Plimsoll's engine reports the memory of a standby worker's process."""
+"""Value of :attr:`ProcessMemory.name` for the process of a standby worker."""
 
 
 class Role(OpenEnum):
@@ -130,10 +130,10 @@ class Diagnostic(StrEnum):
 
 
 class LedgerEntry(msgspec.Struct, omit_defaults=True):
-    """Memory of one owner in the engine.
+    """Memory that one owner in the engine declares.
 
-    ``bound`` is the largest size that the memory can ever have; null if unknown. ``process`` is the
-    role of the process that holds the memory.
+    ``bytes`` is the current size, and ``bound`` the largest size that it can ever have; null if
+    unknown. ``process`` is the role of the process that holds the memory.
     """
 
     owner: str
@@ -146,15 +146,20 @@ class LedgerEntry(msgspec.Struct, omit_defaults=True):
 class ProcessMemory(msgspec.Struct, omit_defaults=True):
     """Memory of one process of the engine, as the process reports it.
 
-    ``malloc_in_use`` and ``malloc_retained`` come from glibc's ``mallinfo2`` (in use: ``uordblks``
-    plus ``hblkhd``; retained: ``fordblks``). ``py_blocks`` is the number of pymalloc blocks
-    (``sys.getallocatedblocks()``). ``python_objects`` is the size of these blocks in bytes, which
-    is not part of malloc's memory. ``shared`` is shared memory that the process mapped and owns.
-    ``full_collections`` is the number of garbage collections of the oldest generation since the
-    warm-up, and ``full_collected`` is the number of objects that they freed. ``name`` is an
-    external engine's name for the process, such as ``EngineCore``; null if unknown. Plimsoll's
-    engine names a standby worker :data:`STANDBY_PROCESS_NAME`. ``private`` is memory that the
-    process shares with no other process; null if the process inherited no pages by fork.
+    Attributes:
+        malloc_in_use: Bytes in use by glibc's ``mallinfo2`` (``uordblks`` plus ``hblkhd``).
+        malloc_retained: Free bytes that malloc keeps (``fordblks``).
+        python_objects: The size of the pymalloc blocks, which are not part of malloc's memory.
+        py_blocks: The number of pymalloc blocks (``sys.getallocatedblocks()``).
+        shared: Shared memory that the process has mapped and owns.
+        full_collections: The number of garbage collections of the oldest generation since the
+            warm-up.
+        full_collected: The number of objects that these collections freed.
+        name: An external engine's name for the process, such as ``EngineCore``; null if unknown.
+            For a standby worker of Plimsoll's engine, it is :data:`STANDBY_PROCESS_NAME`.
+        private: Memory that no other process shares; null if the process inherited no pages by
+            fork.
+
     """
 
     role: Role
@@ -176,9 +181,13 @@ class ProcessMemory(msgspec.Struct, omit_defaults=True):
 
 
 class ProcessNames(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Names of an external engine's processes; None if unknown.
+    """Names that an external engine gives to its processes; null if unknown.
 
-    ``serves`` is the name of the frontend, ``steps`` of the scheduler, and ``runs`` of the workers.
+    Attributes:
+        serves: The process that serves HTTP.
+        steps: The process that schedules the steps.
+        runs: The processes that run the model.
+
     """
 
     serves: str | None = None
@@ -205,17 +214,17 @@ class Load(msgspec.Struct, omit_defaults=True):
     """Gauges and counters of an engine's load. Counters start at zero in each epoch.
 
     Attributes:
-        compiling: Waiting requests that only wait for the compilation of their grammar; null if
+        compiling: The part of ``waiting`` that only waits for the compilation of grammars; null if
             unknown.
         deferred: Requests that wait for something outside the engine, such as the KV blocks of a
             prefill engine.
         inflight: Requests that the frontend has accepted and not yet completed. The number may
             exceed ``running + waiting`` while the worker accepts no requests.
-        distinct_prompts_total: Prompts that did not occur recently.
+        distinct_prompts_total: Prompts that differ from all recent prompts.
         adapters_total: Number of times that an adapter was loaded.
-        kv_usage_ratio: The used share of the KV cache, from 0 to 1. With several caches of unknown
-            size, this is the largest share.
-        kv_usage_least_ratio: The smallest share of several caches; null for one cache.
+        kv_usage_ratio: The used share of the KV cache, from 0 to 1. For several caches of unknown
+            sizes, this is the share of the fullest cache.
+        kv_usage_least_ratio: The share of the emptiest cache; null if there is only one cache.
         kv_lost_ratio: The share of blocks that belong to no pending request and no tracked
             transfer.
         offload_lost_ratio: The share of host blocks that no transfer pins and that cannot be
@@ -224,8 +233,8 @@ class Load(msgspec.Struct, omit_defaults=True):
             including memory outside the cache.
         kv_lease_s: The longest time in seconds for which blocks of a finished request wait for
             another engine to read them; null if no blocks wait.
-        paused: Whether someone has paused the engine. An engine that completes steps may omit this
-            field.
+        paused: Whether someone has paused the engine. An engine that completes steps may leave this
+            null.
 
     """
 
@@ -263,7 +272,7 @@ class StandbyState(OpenEnum):
 
 
 class StandbyStatus(msgspec.Struct, omit_defaults=True):
-    """Status of the standby worker. ``error`` says why a requested standby is absent."""
+    """Status of the standby worker. ``error`` says why a requested standby worker is absent."""
 
     state: StandbyState
     error: str | None = None
@@ -276,10 +285,10 @@ class Status(msgspec.Struct, omit_defaults=True):
         report_age_s: The age of the worker's values (ledger, memory, steps); null if no worker has
             reported in this epoch.
         injections: The faults that a test has enabled. A production engine has none.
-        load_age_s: The age of ``load`` if the load is polled; null if the load is current.
-        probed: Whether every process with a probe, not only the worker, reports its memory.
+        load_age_s: The age of ``load`` in seconds; null if the load is always current.
+        probed: Whether all processes report their memory through a probe, and not only the worker.
         parts: The names of an external engine's processes.
-        kv_handover: The result of the last planned restart (:class:`Operation`).
+        kv_handover: The result of the last planned restart, as in :class:`Operation`.
         standby: The standby worker; null if the engine supports none.
 
     """
@@ -314,7 +323,7 @@ class AuditFinding(msgspec.Struct):
 
 
 class Audit(msgspec.Struct):
-    """Result of an audit of all ledgers. If the engine is ``idle``, the audit is stricter."""
+    """Result of an audit of all ledgers. The audit of an ``idle`` engine is stricter."""
 
     epoch: str
     idle: bool
@@ -330,7 +339,7 @@ class Scope(StrEnum):
 
 
 class DrainMode(StrEnum):
-    """Treatment of running requests: finish them, carry them over the restart, or abort them."""
+    """Treatment of running requests: finish them, carry them over a restart, or abort them."""
 
     FINISH = "finish"
     CARRY = "carry"
@@ -340,7 +349,7 @@ class DrainMode(StrEnum):
 class _Request(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     """Base class of requests.
 
-    An engine rejects a request if its epoch is not ``expected_epoch`` (409).
+    An engine in another epoch than ``expected_epoch`` rejects the request (409).
     """
 
     operation_id: OperationId
@@ -365,11 +374,11 @@ class ResumeRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tr
 
 
 class RestartRequest(_Request, kw_only=True):
-    """Restart the worker in place, or end the engine process so that its container restarts.
+    """Restart the worker, or end the engine process so that its container restarts.
 
-    With ``scope: engine``, running requests are aborted after ``deadline_s``. With ``scope:
-    worker`` and ``carry``, they continue in the next epoch. Without ``keep_weights``, the weights
-    are loaded from the checkpoint again.
+    Running requests continue in the next epoch if ``scope`` is ``worker`` and ``carry`` is true.
+    If ``scope`` is ``engine``, they are aborted after ``deadline_s``. If ``keep_weights`` is false,
+    the weights are loaded from the checkpoint again.
     """
 
     scope: Scope = Scope.WORKER
@@ -387,8 +396,9 @@ class ShutdownRequest(_Request, kw_only=True):
 class StandbyRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     """Request a standby worker for the next ``lease_s`` seconds.
 
-    Another request renews this lease, and ``lease_s: 0`` stops the standby at once. The lease ends
-    with the epoch. An engine without :attr:`Capability.STANDBY` rejects the request (409).
+    Another request renews this lease, and ``lease_s: 0`` stops the standby worker at once. The
+    lease ends with the epoch. An engine without :attr:`Capability.STANDBY` rejects the request
+    (409).
     """
 
     expected_epoch: str
@@ -416,10 +426,13 @@ class OperationStep(msgspec.Struct, omit_defaults=True):
 class Operation(msgspec.Struct, omit_defaults=True):
     """Long-running call. A request with a known ``operation_id`` returns the existing operation.
 
-    After a restart of the worker, ``carried_requests`` requests continue in the new worker. For
-    ``carried_kv_requests`` of them, the new worker reuses the old worker's keys and values. For the
-    other requests, it recomputes ``carried_prefill_tokens`` tokens, not counting unfinished
-    prompts. ``kv_handover`` is ``handed_over``, or the reason why the keys and values were lost.
+    Attributes:
+        carried_requests: The number of requests that a restarted worker continues.
+        carried_kv_requests: The number of these requests that keep their keys and values.
+        carried_prefill_tokens: The number of tokens that the new worker computes again for the
+            other requests, without those of unfinished prompts.
+        kv_handover: ``handed_over``, or the reason why the keys and values were lost.
+
     """
 
     id: str
@@ -438,7 +451,10 @@ class Operation(msgspec.Struct, omit_defaults=True):
 
 
 class ErrorBody(msgspec.Struct, omit_defaults=True):
-    """Body of an error response. ``code`` is stable, in CamelCase; ``message`` says what to do."""
+    """Body of an error response.
+
+    ``code`` is a word in CamelCase that never changes. ``message`` says what to do.
+    """
 
     code: str
     message: str

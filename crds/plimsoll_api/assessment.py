@@ -1,7 +1,7 @@
 """The detector's output after each sample.
 
-Each :class:`Assessment` contains all current suspicions. The governor turns them into incidents
-with a life cycle; the detector does not know about incidents.
+Each :class:`Assessment` contains all current suspicions. The detector does not know about
+incidents; the governor opens and ends them.
 """
 
 from __future__ import annotations
@@ -56,14 +56,19 @@ DEVICE_SEGMENTS = (
 
 
 class BudgetState(msgspec.Struct, omit_defaults=True):
-    """Current state of a leak budget, in bytes and seconds; null is unknown.
+    """Current state of a leak budget, in bytes and seconds. Unknown values are null.
 
-    ``baseline`` is the memory after the warm-up of this epoch, and ``current`` the minimum of
-    recent samples. ``explained`` is the growth within the bounds of the engine's ledger.
-    ``unexplained`` is the rest of the growth ``current - baseline``, at least zero.
-    ``exhaustion_s`` is the estimated time until the budget is exhausted; null if memory does not
-    grow. ``limit`` is the container's memory limit, or the size of the devices. ``age_s`` is the
-    time since the baseline, and ``requests`` the number of completed requests since the baseline.
+    Attributes:
+        current: The minimum of recent samples.
+        baseline: The memory after the warm-up of this epoch.
+        explained: The part of the growth that is within the bounds of the engine's ledger.
+        unexplained: The rest of the growth ``current - baseline``, at least zero.
+        exhaustion_s: The estimated time until the budget is exhausted; null if memory does not
+            grow.
+        limit: The container's memory limit, or the size of the devices.
+        age_s: The time since the baseline was measured.
+        requests: The number of requests that were completed in this time.
+
     """
 
     current: int | None = None
@@ -79,14 +84,19 @@ class BudgetState(msgspec.Struct, omit_defaults=True):
 
 
 class SlowGrowth(msgspec.Struct, omit_defaults=True):
-    """Evidence on whether memory grows without bound, however slowly. It triggers no action.
+    """Evidence for a slow leak of one kind of memory. A slow leak triggers no action.
 
-    ``slow_leak`` is true if the memory has grown for hours, beyond chance and without slowing down.
-    The other fields are set only if ``slow_leak`` is true. ``slowest`` and ``fastest`` are the 90 %
-    confidence interval of ``bytes_per_s``, which was observed for ``span_s``. ``limit`` is the
-    memory limit, and ``limit_s`` the time until memory reaches the limit at ``bytes_per_s``.
-    ``limit_earliest_s`` is the time at the fastest rate, and ``limit_latest_s`` at the slowest. If
-    these times are null, ``no_time`` says why.
+    The fields after ``slow_leak`` are set only if ``slow_leak`` is true.
+
+    Attributes:
+        slow_leak: Whether memory has grown for hours, beyond chance and without slowing down.
+        bytes_per_s: The growth rate, observed for ``span_s`` seconds.
+        slowest, fastest: The 90 % confidence interval of ``bytes_per_s``.
+        limit: The memory limit in bytes.
+        limit_s: The seconds until memory reaches the limit at ``bytes_per_s``.
+        limit_earliest_s, limit_latest_s: The same time at the rates ``fastest`` and ``slowest``.
+        no_time: Why these times are null.
+
     """
 
     slow_leak: bool = False
@@ -114,7 +124,7 @@ def format_suspicions(suspicions: Iterable[Suspicion]) -> list[str]:
 
 
 def format_slow_leaks(slow: Mapping[str, SlowGrowth]) -> list[str]:
-    """Return a human-readable description of each slow leak in the assessment of one replica."""
+    """Return a human-readable description of each slow leak. ``slow`` is by kind of memory."""
     return [
         format_slow_leak(memory, one.segment, one.bytes_per_s, one.limit_s)
         for memory, one in sorted(slow.items())
@@ -127,7 +137,7 @@ def format_slow_leak(
 ) -> str:
     """Return a human-readable description of a slow leak of host or device memory.
 
-    The rate is rounded to two digits, so that a status with this text seldom changes.
+    The rate is rounded to two significant digits, so that a status with this text seldom changes.
     """
     mib = max(bytes_per_s * 3600 / (1 << 20), 0.01)
     rate = format_bytes(round(mib, 1 - math.floor(math.log10(mib))) * (1 << 20))
@@ -139,10 +149,10 @@ def format_slow_leak(
 
 
 class Trigger(msgspec.Struct, frozen=True):
-    """Hypothesis that memory grows whenever ``counter`` increases.
+    """Hypothesis that memory grows with each increment of ``counter``.
 
-    ``bytes_each`` is the growth per increment of the counter, or per hour if the counter is
-    ``time``. ``confidence`` is from 0 to 1.
+    ``bytes_each`` is the growth per increment, or per hour if ``counter`` is ``time``.
+    ``confidence`` is from 0 to 1.
     """
 
     counter: str
@@ -151,14 +161,17 @@ class Trigger(msgspec.Struct, frozen=True):
 
 
 class Suspicion(msgspec.Struct, omit_defaults=True):
-    """Suspected problem. ``segment`` is null for a stall.
+    """Suspected problem.
 
-    ``over_budget`` means that the budget is exhausted, or will be exhausted before a drain can end.
-    Disruptive actions require it. ``growing`` means that the memory is still growing; otherwise a
-    restart can wait. ``unconfirmed`` is another possible explanation, such as garbage that has not
-    been collected yet, with the evidence that would settle the question. It permits a trim, but no
-    restart. ``pod`` is the pod that holds the memory, if this is another pod of the same multi-node
-    group.
+    Attributes:
+        segment: The segment that grows; null for a stall.
+        over_budget: Whether the budget is exhausted, or will be before a drain can end. Disruptive
+            actions require this.
+        growing: Whether the memory is still growing. If not, a restart can wait.
+        unconfirmed: Another possible explanation, such as garbage that has not been collected yet,
+            and the missing evidence. Without it, the supervisor may trim, but not restart.
+        pod: The pod that holds the memory, if it is another pod of the same multi-node group.
+
     """
 
     kind: IncidentKind
@@ -180,16 +193,19 @@ class Suspicion(msgspec.Struct, omit_defaults=True):
 class Assessment(msgspec.Struct, omit_defaults=True):
     """The detector's complete output after the sample at ``t``.
 
-    ``warm`` means that this epoch has a baseline. ``segments`` are the last known sizes in bytes;
-    segments that cannot be read are absent. ``in_long_step`` means that work is waiting and no step
-    has completed for seconds: a call to the worker may hang.
+    Attributes:
+        warm: Whether this epoch has a baseline.
+        segments: The last known sizes in bytes. Segments that cannot be read are absent.
+        device: The budget of device memory, without the unused memory that the engine's allocator
+            has reserved, if the allocator reports it.
+        reserved: The budget of device memory with this unused memory; null if the allocator does
+            not report it.
+        slow: The growth by kind of memory: ``host``, ``device``. Empty until there is enough data.
+        in_long_step: Whether work is waiting, but no step has completed for seconds. A call to the
+            worker may then hang.
+        shared_device: The evidence that other pods or programs use the engine's devices, or empty.
+            If it is set, only the memory of the engine's own allocator is judged.
 
-    If the engine's device allocator reports its unused memory, ``device`` excludes the unused
-    memory and ``reserved`` includes it. Otherwise, ``device`` includes the unused memory and
-    ``reserved`` is null. After enough observation, ``slow`` has the keys ``host`` and ``device``.
-
-    ``shared_device`` is the evidence that other pods or programs use the engine's devices, or
-    empty. If it is set, only the memory of the engine's own allocator is judged.
     """
 
     t: float

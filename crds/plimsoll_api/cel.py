@@ -1,4 +1,4 @@
-"""Build CEL rules of the CRDs. Each rule is defined beside its field."""
+"""Build the CEL rules of the CRDs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Find the control group that accounts for a process's memory.
-
-The functions are pure: the caller reads ``/proc/PID/cgroup`` and resolves the relative paths.
-"""
+"""Find the control group that accounts for a process's memory. No I/O."""
 
 from __future__ import annotations
 
@@ -16,9 +13,9 @@ class MemoryGroup(NamedTuple):
 
 
 def parse_memory_group(listing: str) -> MemoryGroup | None:
-    """Return the control group that limits memory, from ``/proc/PID/cgroup``; None without one.
+    """Return the process's memory control group; None if there is none.
 
-    If versions 1 and 2 are both present, the memory controller belongs to version 1.
+    ``listing`` is the content of ``/proc/PID/cgroup``.
     """
     unified: MemoryGroup | None = None
     for line in listing.split("\n"):

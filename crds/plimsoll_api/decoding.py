@@ -35,8 +35,8 @@ class MalformedError(ValueError):
 
 _decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
 _lock = threading.Lock()
-"""Lock for msgspec's inspection of a type at its first use, which crashes if two threads do it at
-the same time."""
+"""Lock for the creation of decoders. msgspec crashes if two threads inspect the same type at the
+same time."""
 
 
 @overload
@@ -58,9 +58,9 @@ def decode(data: bytes, kind: Any) -> Any:
 
 
 def is_nested_deeper(data: bytes, limit: int) -> bool:
-    """Report whether arrays and objects are nested more than ``limit`` levels deep, in linear time.
+    """Report whether arrays and objects are nested more than ``limit`` levels deep.
 
-    The result is arbitrary for text that is not JSON, which the decoder rejects anyway.
+    If ``data`` is not JSON, the result has no meaning. The time is linear in the size of ``data``.
     """
     if data.count(b"[") + data.count(b"{") <= limit:
         return False

@@ -42,8 +42,8 @@ RESERVED_FLAGS = (
     ReservedFlag("--startup-timeout", _PLIMSOLL_ONLY, "set engine.startupTimeout"),
     ReservedFlag(API_KEYS_FLAG, _PLIMSOLL_ONLY, "engine.apiKeySecretRef sets it"),
 )
-"""Flags that the operator sets. If ``engine.args`` repeated one, its value would take precedence,
-and probes, the Service and the supervisor would use a wrong address. The last flag is reserved
+"""Flags that the operator sets. In ``engine.args``, they would override the operator's values, and
+probes, the Service and the supervisor would use wrong addresses. :data:`API_KEYS_FLAG` is reserved
 only if ``apiKeySecretRef`` is set."""
 
 
@@ -70,7 +70,7 @@ def _format_refusal(reserved: ReservedFlag) -> str:
 def explain_refused_args(type_: EngineType, args: Sequence[str], has_api_keys: bool) -> str | None:
     """Return why ``args`` are not allowed for an engine of this type; None if they are allowed.
 
-    ``has_api_keys`` states whether ``apiKeySecretRef`` is set.
+    ``has_api_keys`` is whether ``apiKeySecretRef`` is set.
     """
     for one in RESERVED_FLAGS:
         if type_ in one.types and (has_api_keys or one.flag != API_KEYS_FLAG):

@@ -9,10 +9,10 @@ from typing import BinaryIO
 
 
 def open_regular(path: Path) -> BinaryIO | None:
-    """Open a regular file for reading; return None for any other kind of file. Raises OSError.
+    """Open a regular file for reading. Return None for another kind of file. Raises OSError.
 
-    Another process may have replaced the file by a symbolic link or a pipe. A link is not followed,
-    and a pipe does not block.
+    This is safe if another process replaces the file: a symbolic link is not followed, and a pipe
+    does not block.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -22,7 +22,7 @@ def open_regular(path: Path) -> BinaryIO | None:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Replace a file atomically. If this fails, the old file stays and OSError is raised."""
+    """Replace a file atomically. Raises OSError; the old file then stays."""
     fresh = path.with_name(f".{path.name}-{os.urandom(4).hex()}")
     try:
         fresh.write_bytes(data)

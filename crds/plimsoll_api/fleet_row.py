@@ -13,13 +13,16 @@ Object = dict[str, Any]
 
 @dataclass(frozen=True)
 class FleetRow:
-    """Summary of one service or policy.
+    """Summary of one service or policy. Unknown values are None.
 
-    ``host`` and ``device`` are the consumed budgets of the worst pod in percent. ``ready`` and
-    ``replicas`` are the numbers of ready and desired pods of a service, or of supervised and
-    selected pods of a policy. ``drained`` is the number of pods that a person took out of service.
-    ``roles`` are the roles of a policy's pods in disaggregated or multi-node serving. None means
-    unknown.
+    Attributes:
+        ready: The number of ready replicas of a service, or of supervised pods of a policy.
+        replicas: The number of desired replicas of a service, or of selected pods of a policy.
+        host, device: The consumed share of the leak budget in the worst pod, in percent.
+        worst: The name of this pod.
+        drained: The number of pods that a person took out of service.
+        roles: The roles of a policy's pods in disaggregated or multi-node serving.
+
     """
 
     kind: str
@@ -40,7 +43,7 @@ class FleetRow:
 
     @property
     def key(self) -> str:
-        """Stable key that identifies the row."""
+        """Unique key of the row."""
         return f"{self.kind} {self.display_name}"
 
     @property
@@ -56,7 +59,7 @@ class FleetRow:
 
 
 def make_service_row(item: Object) -> FleetRow:
-    """Return the row of an InferenceService. Fields that its status lacks are None or empty."""
+    """Return the row of an InferenceService. Values that its status lacks are None or empty."""
     meta, spec, status = item["metadata"], item.get("spec") or {}, item.get("status") or {}
     memory = status.get("memory") or {}
     return FleetRow(
@@ -78,7 +81,7 @@ def make_service_row(item: Object) -> FleetRow:
 
 
 def make_policy_row(item: Object) -> FleetRow:
-    """Return the row of a SupervisionPolicy, whose status does not count restarts."""
+    """Return the row of a SupervisionPolicy. Its number of restarts is always unknown."""
     meta, spec, status = item["metadata"], item.get("spec") or {}, item.get("status") or {}
     memory = status.get("memory") or {}
     return FleetRow(
@@ -103,7 +106,7 @@ def make_policy_row(item: Object) -> FleetRow:
 
 
 def sort_worst_first(rows: Iterable[FleetRow]) -> list[FleetRow]:
-    """Sort rows by the number of open incidents, then by the consumed budget, highest first."""
+    """Sort rows by open incidents, and then by consumed budget, both in descending order."""
     return sorted(rows, key=lambda row: (-row.incidents, -(row.consumed_percent or -1), row.key))
 
 
@@ -127,7 +130,7 @@ def _find_service_state(conditions: list[Object]) -> str:
 
 
 def _find_policy_state(conditions: list[Object]) -> str:
-    """Return ``Conflicting``, a problem that supervisors report, or the reason of ``Ready``."""
+    """Return the most important problem of a policy, or the reason of its condition ``Ready``."""
     found = {one.get("type"): one for one in conditions}
     if (found.get("Conflicting") or {}).get("status") == "True":
         return "Conflicting"

@@ -1,8 +1,8 @@
 """Generate crds/*.yaml from the models: ``python -m plimsoll_api.generate [--check]``.
 
-A CRD's schema is structural: no references, no ``oneOf``, and a type for every property.
-:mod:`plimsoll_api.structural` makes the schemas of msgspec structs. This module converts the JSON
-schemas of pydantic models. Keys that a model adds are kept (CEL rules, list types).
+A CRD's schema must be structural: without references and ``oneOf``, and with a type for every
+property. This module converts the JSON schemas of pydantic models, and keeps keys that a model adds
+(CEL rules, list types). :mod:`plimsoll_api.structural` makes the schemas of msgspec structs.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def _make_structural(node: dict[str, Any], defs: dict[str, Any]) -> dict[str, An
 def _make_property(node: dict[str, Any], required: bool, defs: dict[str, Any]) -> dict[str, Any]:
     """Convert the schema of a property for the API server.
 
-    An object that is never null gets the default ``{}``. The defaults of its fields then apply even
-    if a manifest omits the object.
+    An object that is never null gets the default ``{}``, so that the defaults of its fields apply
+    even if a manifest omits the object.
     """
     out = _make_structural(node, defs)
     always_there = "anyOf" not in node and not required and "default" not in out

@@ -42,14 +42,14 @@ from plimsoll_api.times import format_rfc3339
 Object = dict[str, Any]
 
 POD_PREFIX_CHARS = 250
-"""Number of characters of the pod's name that an incident's name contains. A name has at most 253
+"""Maximum number of characters of a pod's name in an incident's name, which may have at most 253
 characters."""
 
 
 def list_object_names(incident: IncidentRecord, pod: str) -> list[str]:
     """Return the possible names of the incident's LeakIncident, preferred name first.
 
-    The incidents of a pod share a small set of names, which limits their number.
+    The incidents of a pod share a small set of names. This limits the number of objects.
     """
     first = int(hashlib.sha256(incident.name.encode()).hexdigest()[:8], 16)
     return [
@@ -89,9 +89,9 @@ def _make_workload(service: ServiceRef, pod: str) -> IncidentWorkload:
 def make_conditions(
     phase: str, outcome: str | None, opened_at: str, ended_at: str | None, generation: int = 1
 ) -> list[IncidentCondition]:
-    """Return the conditions for ``phase``, for tools that read only conditions.
+    """Return the conditions ``Reconciling`` and ``Resolved`` of an incident.
 
-    Each condition changes at most once, when the incident ends.
+    They change at most once, when the incident ends.
     """
     ended, resolved = phase in ENDED_PHASES, phase == IncidentPhase.RESOLVED
     end, reason = ended_at or opened_at, (outcome or phase) if ended else phase
@@ -116,8 +116,8 @@ def make_status(
 ) -> LeakIncidentStatus:
     """Return the status of the incident's object, truncated to the limits of the CRD.
 
-    ``revision`` is the number of times that the status has been written. ``generation`` is the
-    generation of the object's spec.
+    ``revision`` counts the writes of the status. ``generation`` is the generation of the object's
+    spec.
     """
     attribution, texts = incident.attribution, _TextBudget()
     ended_at = format_rfc3339(incident.ended_at) if incident.ended_at else None
@@ -158,7 +158,10 @@ def make_status(
 
 
 def make_path(namespace: str, name: str, subresource: str = "") -> str:
-    """Return the URL path of a LeakIncident or its subresource; without ``name``, of the list."""
+    """Return the URL path of a LeakIncident or of its subresource.
+
+    An empty ``name`` gives the path of the list.
+    """
     parts = ["/apis", API_VERSION, "namespaces", namespace, INCIDENT_PLURAL, name, subresource]
     return "/".join(filter(None, parts))
 
@@ -166,7 +169,7 @@ def make_path(namespace: str, name: str, subresource: str = "") -> str:
 def make_object(
     incident: IncidentRecord, name: str, service: ServiceRef, pod: str, container: str
 ) -> Object:
-    """Return a new LeakIncident with this name and without a status."""
+    """Return a LeakIncident object to create, without a status."""
     return _make_object_base(name, service) | {
         "spec": msgspec.to_builtins(make_spec(incident, service, pod, container)),
     }
@@ -175,7 +178,7 @@ def make_object(
 def make_status_object(
     incident: IncidentRecord, name: str, service: ServiceRef, revision: int, generation: int = 1
 ) -> Object:
-    """Return the LeakIncident with only its status, to be applied to the status subresource."""
+    """Return a LeakIncident object with only a status, to apply to the status subresource."""
     body: Object = {
         "apiVersion": API_VERSION,
         "kind": INCIDENT_KIND,
@@ -205,13 +208,13 @@ def _make_labels(service: ServiceRef) -> dict[str, str]:
 
 
 class _TextBudget:
-    """Limit on the characters of a status: for each text, and for all texts together."""
+    """Limit on the number of characters in a status, for each text and for all texts together."""
 
     def __init__(self) -> None:
         self._left = MAX_TOTAL_TEXT_CHARS
 
     def truncate(self, text: str) -> str:
-        """Return ``text``, truncated to the remaining characters; an ellipsis marks the cut."""
+        """Return ``text`` truncated to the remaining characters. An ellipsis marks the cut."""
         room = min(MAX_INCIDENT_TEXT_CHARS, self._left)
         kept = text if len(text) <= room else f"{text[: room - 1]}…" if room else ""
         self._left -= len(kept)

@@ -20,8 +20,8 @@ JOURNAL_FILE = "journal.sqlite"
 class Reason(OpenEnum):
     """Outcome of an incident (``status.outcome`` of a LeakIncident).
 
-    ``LadderExhausted`` means that no action is left that is allowed and supported.
-    ``PartlyReturned`` means that a restart returned only part of the memory growth.
+    ``LadderExhausted`` means that all allowed and supported actions have been tried.
+    ``PartlyReturned`` means that a restart freed only a part of the growth.
     """
 
     CLEARED = "Cleared"
@@ -49,8 +49,8 @@ class Reason(OpenEnum):
 class StepOutcome(OpenEnum):
     """Outcome of a step.
 
-    ``Begun`` is written to the journal before the action is sent. If the newest step of an open
-    incident has the outcome ``Requested``, the operator must act.
+    ``Begun`` is written before an action is sent, and replaced when the action has ended. If the
+    newest step of an open incident is ``Requested``, the operator must carry out its action.
     """
 
     BEGUN = "Begun"
@@ -64,14 +64,14 @@ class StepOutcome(OpenEnum):
 
 
 class StepRecord(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """One step of an incident.
+    """One step of an incident. Times are in Unix seconds.
 
-    ``time`` and ``finished_at`` are in Unix seconds. ``before_bytes`` and ``after_bytes`` are
-    memory of the incident's kind. If a trim has finished without an outcome, its ``after_bytes``
-    has not been measured yet.
+    Attributes:
+        operation_id: The ID of the operation, for a step that is sent to an engine. It stays the
+            same if the supervisor restarts and sends the step again.
+        before_bytes, after_bytes: The memory of the incident's kind before and after the step;
+            None if it has not been measured.
 
-    A step that is sent to an engine has an ``operation_id``, which stays the same if the supervisor
-    restarts and sends the step again.
     """
 
     time: float
@@ -87,7 +87,7 @@ class StepRecord(msgspec.Struct, omit_defaults=True, kw_only=True):
 class Attribution(msgspec.Struct, omit_defaults=True):
     """Memory that grew, its growth rate, and the evidence.
 
-    ``pod`` is None if the incident's own pod holds the memory.
+    ``pod`` is None if the memory is in the incident's own pod.
     """
 
     segment: str | None = None
@@ -104,9 +104,13 @@ class Attribution(msgspec.Struct, omit_defaults=True):
 class IncidentRecord(msgspec.Struct, omit_defaults=True, kw_only=True):
     """One incident. Times are in Unix seconds.
 
-    ``baseline_bytes`` is the replica's memory of this kind after the warm-up, and ``before_bytes``
-    before the last action; null if unknown, as for a stall. ``rung`` is the last action on the
-    ladder.
+    Attributes:
+        baseline_bytes: The replica's memory of this kind after the warm-up; None if unknown.
+        before_bytes: The same memory before the last action; None if unknown.
+        reason: The outcome; None while the incident is open.
+        waits: The reason why a restart waits.
+        rung: The last action that was taken.
+
     """
 
     name: str

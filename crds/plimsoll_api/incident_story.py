@@ -1,7 +1,7 @@
 """Facts about an incident in display order: what grew, which budget, what was done, the outcome.
 
-A supervisor's record and a LeakIncident are both converted to these facts, in pure functions.
-``plimsoll explain``, lists, the live view, the page, Events and the log only format them.
+A supervisor's record and a LeakIncident are both converted to a :class:`Story`. ``plimsoll
+explain``, lists, the live view, the page, Events and the log only format it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BUDGETED_KINDS = frozenset(
 
 
 class StoryStep(NamedTuple):
-    """Action and its result. ``at`` is in Unix seconds; bytes are None if unknown."""
+    """Step of an incident, and its result. ``at`` is in Unix seconds; unknown bytes are None."""
 
     at: float
     name: str
@@ -39,9 +39,9 @@ class StoryStep(NamedTuple):
 
     @property
     def memory_change(self) -> str:
-        """Memory before and after, such as ``1.2 GiB -> 310 MiB (890 MiB back)``.
+        """Memory before and after the step, such as ``1.2 GiB -> 310 MiB (890 MiB back)``.
 
-        Empty if both are unknown.
+        Empty if both sizes are unknown.
         """
         before, after = self.before_bytes, self.after_bytes
         if before is None and after is None:
@@ -52,7 +52,7 @@ class StoryStep(NamedTuple):
 
     @property
     def text(self) -> str:
-        """One line: the memory before and after the action, then the message of the action."""
+        """Memory change and message of the step in one line."""
         message = self.message.replace("\n", " ")
         return "  ".join(part for part in (self.memory_change, message) if part)
 
@@ -85,12 +85,12 @@ class Story(NamedTuple):
 
     @property
     def state(self) -> str:
-        """Phase with outcome, for example ``Resolved (WorkerRestart)``."""
+        """Phase and outcome, for example ``Resolved (WorkerRestart)``."""
         return f"{self.phase} ({self.outcome})" if self.outcome else self.phase
 
     @property
     def where(self) -> str:
-        """Location of the memory, as far as known: `` in malloc_in_use of the worker in pod a``."""
+        """Known location of the memory, such as `` in malloc_in_use of the worker in pod a``."""
         seen = self.seen
         text = f" in {seen.segment}" if seen.segment else ""
         text += f" of the {seen.process}" if seen.process else ""
@@ -111,7 +111,7 @@ class Story(NamedTuple):
 
     @property
     def sentence(self) -> str:
-        """The whole incident as one line, for an Event or a log."""
+        """Headline, budget, freed memory, outcome and message in one line, for Events and logs."""
         text = self.headline
         if self.spent_percent is not None:
             text += f", {self.spent_percent} % of the budget"
@@ -123,7 +123,7 @@ class Story(NamedTuple):
 
     @property
     def memory(self) -> list[tuple[float, int]]:
-        """Known memory of the replica over time: pairs of seconds since the start, and bytes."""
+        """Pairs of seconds since the start of the incident and the replica's memory in bytes."""
         points = [
             (step.at - self.opened_at, size)
             for step in self.steps
@@ -141,8 +141,8 @@ class Story(NamedTuple):
 def make_object_story(name: str, spec: LeakIncidentSpec, status: LeakIncidentStatus) -> Story:
     """Return the story of a LeakIncident.
 
-    A supervisor creates the object before it writes the status. Until the status exists, the
-    incident counts as open, without further facts.
+    An object without a status counts as an open incident, because a supervisor creates the object
+    before it writes the status.
     """
     opened = parse_rfc3339_or_none(spec.opened_at) or 0.0
     return Story(

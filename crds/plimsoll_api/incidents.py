@@ -1,7 +1,4 @@
-"""Kinds and phases of incidents.
-
-They are separate from ``leakincident``, so that the supervisor does not have to load pydantic.
-"""
+"""Kinds and phases of incidents."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ from plimsoll_api.open_enum import OpenEnum
 
 
 class IncidentKind(OpenEnum):
-    """The kind of problem, ``Recycle`` for a planned restart, or ``ManualAction``."""
+    """Kind of an incident: a problem, a planned restart (``Recycle``) or an action by a person."""
 
     HOST_GROWTH = "HostGrowth"
     DEVICE_GROWTH = "DeviceGrowth"
@@ -24,9 +21,9 @@ class IncidentKind(OpenEnum):
 
 
 GROWTH_INCIDENT_KINDS = (IncidentKind.HOST_GROWTH, IncidentKind.DEVICE_GROWTH)
-"""Kinds whose memory grows at the cost of a leak budget."""
+"""Kinds of growth that consume a leak budget."""
 OPERATOR_ONLY_KINDS = frozenset({IncidentKind.CRASH_LOOP})
-"""Kinds that only the operator can observe and record."""
+"""Kinds that only the operator records, because a supervisor cannot observe them."""
 
 
 class IncidentPhase(OpenEnum):
@@ -50,7 +47,7 @@ ENDED_PHASES = frozenset(
 
 
 class WaitReason(OpenEnum):
-    """Reason why an incident waits before a restart (``status.waitingReason``)."""
+    """Reason why the restart of an incident waits (``status.waitingReason``)."""
 
     SERVICE_RESTART_BUDGET = "ServiceRestartBudgetExhausted"
     REPLICA_RESTART_BUDGET = "ReplicaRestartBudgetExhausted"

@@ -1,7 +1,7 @@
 """Spec of InferenceService, a supervised inference engine.
 
-The CRD is generated from these models (:mod:`plimsoll_api.generate`). They apply the same rules as
-the API server's schema and CEL rules, so local mode accepts the same manifests.
+The CRD is generated from these models (:mod:`plimsoll_api.generate`). The models apply the same
+rules as the CRD, so local mode accepts the same manifests as the API server.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from plimsoll_api.supervision import GATE_MESSAGE, SCOPE_MESSAGE, SlotScope, Sup
 from plimsoll_api.units import format_bytes, parse_bytes
 
 MAX_NAME_CHARS = 50
-"""Maximum length of a name. Owned objects have names with up to 13 more characters, and label
-values have at most 63 characters."""
+"""Maximum length of a name. The names of owned objects add up to 13 characters, and are used as
+label values, which have at most 63 characters."""
 
 NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 
@@ -65,13 +65,13 @@ class InferenceServiceSpec(ResourceModel):
 
     replicas: Annotated[int, Field(ge=0, le=MAX_SERVICE_REPLICAS)] = Field(
         default=1,
-        description="Desired number of replicas. With `autoscaling`, this is only "
-        "the initial number, limited to the range from `min` to `max`. Defaults to 1.",
+        description="Desired number of replicas. With `autoscaling`, this is only the initial "
+        "number, limited to the range from `minReplicas` to `maxReplicas`. Defaults to 1.",
     )
     autoscaling: Autoscaling | None = Field(
         default=None,
-        description="Settings of a HorizontalPodAutoscaler or of a ScaledObject of KEDA, which "
-        "sets the number of replicas. If unset, `replicas` sets it.",
+        description="Automatic scaling by a HorizontalPodAutoscaler or by a ScaledObject of "
+        "KEDA. If unset, `replicas` is the number of replicas.",
         json_schema_extra=AUTOSCALING_RULES,
     )
     model: ModelSource = Field(description="Model to serve.", json_schema_extra=MODEL_RULES)
@@ -82,9 +82,9 @@ class InferenceServiceSpec(ResourceModel):
     )
     parallelism: Parallelism | None = Field(
         default=None,
-        description="How a `vllm` or `sglang` engine shares the model among devices. If they are "
-        "on several nodes, each replica is a group of pods, and the operator creates a "
-        "LeaderWorkerSet. If unset, `engine.args` decides, and each replica is one pod.",
+        description="How a `vllm` or `sglang` engine distributes the model over devices. If the "
+        "devices are on several nodes, each replica is a group of pods, and the operator creates "
+        "a LeaderWorkerSet. If unset, `engine.args` decides, and each replica is one pod.",
     )
     memory: Annotated[MemoryPolicy, FromStruct(MemoryPolicy)] = Field(
         default_factory=MemoryPolicy, description="Memory budgets of each replica."
@@ -123,8 +123,8 @@ class InferenceServiceSpec(ResourceModel):
     gateway: Gateway | None = Field(
         default=None,
         description="InferencePool and HTTPRoute for the Gateway API Inference Extension. If the "
-        "cluster lacks either kind, Plimsoll creates neither and sets the condition "
-        "`ObjectsComplete` to False. If unset, there are none.",
+        "cluster lacks one of these kinds, Plimsoll creates neither object and sets the "
+        "condition `ObjectsComplete` to False. If unset, Plimsoll creates neither object.",
     )
     network_policy: NetworkPolicy = Field(
         default_factory=NetworkPolicy,
@@ -173,12 +173,12 @@ class InferenceServiceSpec(ResourceModel):
 
     @property
     def nodes(self) -> int:
-        """Number of nodes, and therefore of pods, of each replica."""
+        """Number of nodes of each replica, which is also the number of its pods."""
         return groups.count_nodes(self.parallelism, self.engine)
 
 
 class ObjectMeta(ResourceModel):
-    """Metadata of an object: the fields that Plimsoll uses. Other fields are ignored."""
+    """Fields of an object's metadata that Plimsoll uses. Other fields are ignored."""
 
     model_config = ResourceModel.model_config | {"extra": "ignore"}
 

@@ -11,10 +11,7 @@ from plimsoll_api.schema import ResourceModel
 
 
 class ConditionType(StrEnum):
-    """Conditions of an InferenceService.
-
-    ``Ready`` summarizes the others (compatible with kstatus).
-    """
+    """Conditions of an InferenceService. ``Ready`` summarizes the others, as kstatus expects."""
 
     READY = "Ready"
     ENGINE_READY = "EngineReady"
@@ -57,12 +54,12 @@ class RevisionVerdict(ResourceModel):
         "them were observed under load and stay within their leak budgets. Otherwise `Unknown`."
     )
     message: Annotated[str, StringConstraints(max_length=1024)] = Field(
-        description="Evidence for the answer, or what is missing."
+        description="Evidence for the verdict, or what is still missing for a verdict."
     )
     minutes_left: int | None = Field(
         default=None,
-        description="Minutes of further observation that a `No` takes if nothing changes, rounded "
-        "up. Absent if more time alone decides nothing.",
+        description="Minutes of further observation after which the verdict becomes `No` if "
+        "nothing changes, rounded up. Absent if time alone cannot change the verdict.",
     )
 
 
@@ -71,8 +68,7 @@ class Verdicts(ResourceModel):
 
     verdicts: Annotated[list[RevisionVerdict], Field(max_length=4)] | None = Field(
         default=None,
-        description="Whether its revisions leak, the newest first. Only revisions that have pods, "
-        "at most 4.",
+        description="Verdicts on the revisions that have pods, newest first. At most 4.",
     )
 
 
@@ -123,24 +119,27 @@ class RecommendedMemory(ResourceModel):
     """Recommended amount of host memory, as the request or the limit of the engine's container."""
 
     memory: Annotated[str, StringConstraints(max_length=64)] = Field(
-        description="Amount of memory, as a quantity."
+        description="Amount of memory as a quantity, for example `12Gi`."
     )
 
 
 class RecommendedResources(ResourceModel):
     """Requests and limits for the engine's container."""
 
-    requests: RecommendedMemory = Field(description="The most memory that a healthy replica held.")
+    requests: RecommendedMemory = Field(
+        description="The largest amount of memory that a healthy replica used."
+    )
     limits: RecommendedMemory = Field(
-        description="Memory with all declared pools full, and the leak budget."
+        description="Memory use with all declared pools full, plus the leak budget."
     )
 
 
 class Recommendation(ResourceModel):
-    """Recommended memory contract of a revision, from the observed needs of its replicas."""
+    """Recommended memory of a revision, computed from the memory use of its replicas."""
 
     message: Annotated[str, StringConstraints(max_length=1024)] = Field(
-        description="Needs, pools, growth per request, and how long the limit lasts, in a sentence."
+        description="Summary of the memory use, the pools, the growth per request, and the time "
+        "until the limit is reached."
     )
     revision: Annotated[str, StringConstraints(max_length=63)] = Field(
         description="Hash of the revision."
@@ -157,19 +156,19 @@ class Recommendation(ResourceModel):
 
 
 class Revisions(ResourceModel):
-    """Revisions of the pods, as hashes; the names of their ControllerRevisions end with them."""
+    """Revisions of the pods, as hashes. The name of a ControllerRevision ends with its hash."""
 
     update: str | None = Field(default=None, description="Revision of the current spec.")
     current: str | None = Field(
-        default=None, description="Last revision that was rolled out completely."
+        default=None, description="Newest revision that was rolled out completely."
     )
     previous: str | None = Field(
         default=None, description="Newest revision in `good` other than `current`."
     )
     good: Annotated[list[str], Field(max_length=2)] = Field(
         default_factory=list,
-        description="Good revisions, newest first. A good revision ran in all "
-        "replicas, did not leak in most of them, and no one rolled back from it.",
+        description="Good revisions, newest first. A good revision has run in all replicas, did "
+        "not leak in most of them, and was not rolled back.",
     )
 
 
@@ -177,7 +176,7 @@ class SuspectRevision(ResourceModel):
     """Revision that leaks in most of its replicas."""
 
     revision: str = Field(description="Hash of the revision.")
-    leak: str = Field(description="Leak that the replicas share, as its kind and segment.")
+    leak: str = Field(description="Kind and segment of the leak that the replicas share.")
     since: str = Field(
         description="Time by which the leak had begun in most replicas.",
         json_schema_extra={"format": "date-time"},
@@ -185,15 +184,16 @@ class SuspectRevision(ResourceModel):
     leaking_replicas: int = Field(description="Number of replicas that have the leak.")
     replicas: int = Field(description="Number of replicas of this revision.")
     action: Literal["None", "Reported", "Held", "RolledBack"] = Field(
-        description="What the operator did about the rollout. `Held` means that it "
-        "paused the rollout, or asks a policy's workload for no restart. `RolledBack` means that "
-        "it returned to the last good revision, `Reported` and `None` that it changed nothing."
+        description="What the operator did about the rollout. `Held`: it paused the rollout, or "
+        "for a policy, it requests no restart of the workload. `RolledBack`: it returned to the "
+        "last good revision. `Reported` and `None`: it changed nothing."
     )
     changed: Annotated[
         list[Annotated[str, StringConstraints(max_length=1024)]], Field(max_length=16)
     ] = Field(
         default_factory=list,
-        description="Differences from the last good revision, one field each. At most 16.",
+        description="Fields of the spec that differ from the last good revision, one per item. "
+        "At most 16.",
     )
 
 
@@ -229,8 +229,8 @@ class InferenceServiceStatus(Verdicts):
     memory: MemoryStatus | None = Field(default=None, description="Memory of the worst replica.")
     recommendation: Recommendation | None = Field(
         default=None,
-        description="Memory that the newest revision needs, and what to set. Absent until a "
-        "replica was observed.",
+        description="Memory use of the newest revision, and the requests and limits to set. "
+        "Absent until a replica has been observed.",
     )
     revisions: Revisions | None = Field(
         default=None,
@@ -238,7 +238,8 @@ class InferenceServiceStatus(Verdicts):
         "of ControllerRevisions end in this hash.",
     )
     suspect_revision: SuspectRevision | None = Field(
-        default=None, description="Set if most replicas of the current revision have the same leak."
+        default=None,
+        description="Present if most replicas of the current revision have the same leak.",
     )
     drained: int | None = Field(
         default=None,

@@ -32,10 +32,10 @@ _SUBDOMAIN_PATTERN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z
 
 
 def _check_subdomain(key: str) -> str:
-    """Return ``key``. Raises ValueError if its prefix is no DNS subdomain.
+    """Return ``key``. Raises ValueError if its prefix is not a DNS subdomain.
 
-    :data:`KEY_PATTERN` allows ``a..b``. Because of one such key, the API server would reject the
-    webhooks of all policies.
+    :data:`KEY_PATTERN` also matches prefixes such as ``a..b``. With such a prefix in one policy,
+    the API server would reject the webhooks of all policies.
     """
     prefix, slash, _ = key.rpartition("/")
     if slash and not _SUBDOMAIN_PATTERN.fullmatch(prefix):
@@ -78,7 +78,7 @@ class Requirement(ResourceModel):
     model_config = ResourceModel.model_config | {"json_schema_extra": REQUIREMENT_RULES}
 
     key: Key = Field(description="Key of the label.")
-    operator: Operator = Field(description="How the label relates to `values`.")
+    operator: Operator = Field(description="Relation between the label and `values`.")
     values: Annotated[list[Value], Field(max_length=MAX_SELECTOR_VALUES)] = Field(
         default_factory=list,
         description="Values of the label. Required for `In` and `NotIn`, and must be empty for "
@@ -118,7 +118,7 @@ def _check_keys(labels: dict[str, str]) -> dict[str, str]:
 
 
 class LabelSelector(ResourceModel):
-    """Non-empty selector of pods that meet all of its requirements."""
+    """Non-empty selector, which matches pods that meet all of its requirements."""
 
     model_config = ATOMIC_CONFIG
 
@@ -126,7 +126,7 @@ class LabelSelector(ResourceModel):
         dict[str, Value], Field(max_length=MAX_SELECTOR_TERMS), AfterValidator(_check_keys)
     ] = Field(
         default_factory=dict,
-        description="Labels that a pod must have, with these values.",
+        description="Labels and values that a pod must have.",
         json_schema_extra=make_validations(
             make_rule(
                 f"self.all(key, key.size() <= 317 && key.matches('{KEY_PATTERN}'))", LABELS_MESSAGE
@@ -135,7 +135,7 @@ class LabelSelector(ResourceModel):
     )
     match_expressions: Annotated[list[Requirement], Field(max_length=MAX_SELECTOR_TERMS)] = Field(
         default_factory=list,
-        description="Requirements that a pod's labels must meet, all of them.",
+        description="Requirements on a pod's labels. The labels must meet all of them.",
     )
 
     @model_validator(mode="after")

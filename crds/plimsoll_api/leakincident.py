@@ -5,8 +5,8 @@ them, and the CRD is generated from them.
 
 Any client with the token of a supervised pod may write LeakIncidents. The schema and
 ``config/admission-policy.yaml`` therefore limit names, texts, lists, the object's size and the
-number of writes. A pod has at most :data:`MAX_INCIDENTS_PER_POD` incidents. Each takes about 16
-KiB, and is written at most 1 + :data:`MAX_STATUS_WRITES` times.
+number of writes. A pod has at most :data:`MAX_INCIDENTS_PER_POD` incidents of about 16 KiB each. An
+incident is written at most 1 + :data:`MAX_STATUS_WRITES` times.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from plimsoll_api.manifest import describe_field
 from plimsoll_api.roles import PodRole
 
 MAX_INCIDENTS_PER_POD = 20
-"""Maximum number of incidents per pod. The name of an incident ends with a number below this."""
+"""Maximum number of incidents per pod. The names of a pod's incidents end with different numbers
+below this value."""
 MAX_STATUS_WRITES = 100
 """Maximum number of times that a supervisor writes the status of an incident."""
 MAX_INCIDENT_TEXT_CHARS = 400
@@ -47,7 +48,7 @@ MAX_INCIDENT_CONDITIONS = 4
 
 
 class IncidentWorkload(msgspec.Struct, rename="camel", omit_defaults=True):
-    """Workload whose replica the pod is."""
+    """Workload of the pod."""
 
     kind: Annotated[
         _Word, describe_field("Kind of the object, for example `InferenceService` or `Deployment`.")
@@ -65,7 +66,7 @@ class PolicyReference(msgspec.Struct, rename="camel"):
 
 
 class IncidentTarget(msgspec.Struct, rename="camel"):
-    """Role of the pod among the pods that serve together."""
+    """Role of the pod in disaggregated or multi-node serving."""
 
     role: Annotated[
         PodRole,
@@ -89,8 +90,8 @@ class LeakIncidentSpec(msgspec.Struct, rename="camel", omit_defaults=True):
     workload_ref: Annotated[
         IncidentWorkload,
         describe_field(
-            "Object whose replica the pod is: its InferenceService, or the workload that owns it. "
-            "For a pod that no workload owns, the pod itself.",
+            "InferenceService of the pod, or the workload that owns the pod. For a pod without a "
+            "workload, the pod itself.",
             schema=ATOMIC_MAP,
         ),
     ]
@@ -112,7 +113,7 @@ class LeakIncidentSpec(msgspec.Struct, rename="camel", omit_defaults=True):
         _Name | None,
         describe_field(
             "Multi-node group that the pod belongs to, for example the key of a group of a "
-            "LeaderWorkerSet. The incident concerns the whole group, and so does a restart."
+            "LeaderWorkerSet. The incident and its restarts concern the whole group."
         ),
     ] = None
     target: Annotated[
@@ -141,7 +142,7 @@ class IncidentTrigger(msgspec.Struct, rename="camel"):
     bytes_each: Annotated[
         int,
         describe_field(
-            "Growth, in bytes, for each increment of the counter. For time, growth per hour.",
+            "Growth in bytes for each increment of the counter. For `time`, growth per hour.",
             schema=_INT64,
         ),
     ]
@@ -164,7 +165,7 @@ class IncidentAttribution(msgspec.Struct, rename="camel", omit_defaults=True):
     pod: Annotated[
         _Name | None,
         describe_field(
-            "Pod of the multi-node group that holds the memory. Absent if that is `spec.pod`."
+            "Pod of the multi-node group that holds the memory. Absent if `spec.pod` holds it."
         ),
     ] = None
     bytes: Annotated[int | None, describe_field("Unexplained growth, in bytes.", schema=_INT64)] = (
@@ -178,7 +179,7 @@ class IncidentAttribution(msgspec.Struct, rename="camel", omit_defaults=True):
     ] = None
     trigger: Annotated[
         IncidentTrigger | None,
-        describe_field("What the growth seems to follow. This is a hypothesis."),
+        describe_field("Counter that the growth seems to follow. This is a hypothesis."),
     ] = None
     confidence_percent: Annotated[
         _Percent | None,
@@ -209,9 +210,9 @@ class IncidentCondition(msgspec.Struct, rename="camel", omit_defaults=True):
 
 
 def _make_length_expression(texts: str, field: str = "") -> str:
-    """Return a CEL expression for the total length of the texts in a list.
+    """Return a CEL expression for the total length of the texts in the list ``texts``.
 
-    If ``field`` is set, the items are objects, and the texts are in this field.
+    If ``field`` is set, each item is an object that contains its text in this field.
     """
     one = f"has(x.{field}) ? size(x.{field}) : 0" if field else "size(x)"
     return f"(has({texts}) ? {texts}.map(x, {one}).sum() : 0)"
@@ -244,16 +245,17 @@ class LeakIncidentStatus(msgspec.Struct, rename="camel", omit_defaults=True):
         list[IncidentCondition],
         msgspec.Meta(max_length=MAX_INCIDENT_CONDITIONS),
         describe_field(
-            "`Resolved` says whether the incident ended well. `Reconciling` is True while it is "
-            "open, so that kstatus calls it InProgress.",
+            "Conditions of the incident. `Resolved` is True if the problem is gone. "
+            "`Reconciling` is True while the incident is open, so that kstatus reports "
+            "InProgress.",
             schema=_LIST_MAP,
         ),
     ] = []
     revision: Annotated[
         _Writes | None,
         describe_field(
-            "How often the supervisor has written this status. Each write must increase it, up to "
-            f"{MAX_STATUS_WRITES}: the last one is kept for the end."
+            "Number of times that the supervisor has written this status. Each write must increase "
+            f"it, up to {MAX_STATUS_WRITES}. The last write is for the end of the incident."
         ),
     ] = None
     phase: Annotated[IncidentPhase | None, describe_field("Current phase of the incident.")] = None
@@ -266,11 +268,11 @@ class LeakIncidentStatus(msgspec.Struct, rename="camel", omit_defaults=True):
     waiting_reason: Annotated[
         _Word | None,
         describe_field(
-            "Why a restart is waiting, or why it waited too long, as one CamelCase word."
+            "Reason why a restart is waiting, or why it waited too long, as one CamelCase word."
         ),
     ] = None
     outcome: Annotated[
-        _Word | None, describe_field("How the incident ended, as one CamelCase word.")
+        _Word | None, describe_field("Outcome of the incident, as one CamelCase word.")
     ] = None
     message: Annotated[
         _Text | None,

@@ -1,9 +1,8 @@
-"""Memory growth in the replicas of a workload, which is remembered beyond the life of a pod.
+"""Observed memory growth of a workload's replicas, which outlives their pods.
 
 Supervisors observe the growth and report it in their metrics. The operator stores it in the
-ConfigMap with the supervisors' configuration, so that new pods and revisions do not have to learn
-it again. The values come from pods, so this module limits them, and a file that exceeds a limit is
-ignored.
+ConfigMap with the supervisors' configuration, so that the supervisors of new pods start with it.
+The values come from pods, so they are limited, and a file that exceeds a limit is ignored.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ LEARNED_WINDOWS_H = (1, 6, 24)
 MAX_OBSERVED_S = 14 * 86400
 """Maximum observation time in seconds: two weeks, so that each weekday occurs twice."""
 MAX_OBSERVED_H = MAX_OBSERVED_S // 3600
-"""The same time in hours."""
+"""Maximum observation time in hours."""
 MAX_DAILY_RISE_FACTOR, MAX_DAILY_FALL_FACTOR = 1.25, 0.9
-"""Maximum daily rise and fall of a learned budget, as factors. A budget falls slowly, so that a
-busy week after a quiet one causes no alarm."""
+"""Factors by which a learned budget may rise or fall within a day. It falls slowly, so that a busy
+week after a quiet week causes no alarm."""
 
 Size = Annotated[int, msgspec.Meta(ge=0, le=MAX_PEER_GROWTH_BYTES)]
 
@@ -38,9 +37,12 @@ Size = Annotated[int, msgspec.Meta(ge=0, le=MAX_PEER_GROWTH_BYTES)]
 class LearnedMemory(msgspec.Struct, frozen=True, omit_defaults=True):
     """Growth of healthy replicas in one kind of memory, in bytes.
 
-    ``seen_s`` is the observation time in seconds. ``gains`` has the 99th percentile of growth for
-    each window length in :data:`LEARNED_WINDOWS_H`. ``start`` is the memory that a starting engine
-    needs. ``budget`` is None while the budget is being learned.
+    Attributes:
+        seen_s: The observation time in seconds.
+        gains: The 99th percentile of the growth within each of :data:`LEARNED_WINDOWS_H`.
+        start: The memory that a starting engine needs.
+        budget: The learned budget; None until enough has been observed.
+
     """
 
     seen_s: Annotated[int, msgspec.Meta(ge=0, le=MAX_OBSERVED_S)] = 0
@@ -52,7 +54,8 @@ class LearnedMemory(msgspec.Struct, frozen=True, omit_defaults=True):
 class LearnedWorkload(msgspec.Struct, frozen=True, omit_defaults=True):
     """Learned memory of a workload's newest revision.
 
-    ``workload`` is empty for a service. ``at`` is the time of the last change, in hours since 1970.
+    ``workload`` is empty for the replicas of a service. ``at`` is the time of the last change, in
+    hours since 1970.
     """
 
     workload: Annotated[str, msgspec.Meta(max_length=317)]
@@ -80,13 +83,12 @@ def encode_learned(workloads: Sequence[LearnedWorkload]) -> bytes:
     return b"[" + b",\n".join(msgspec.json.encode(one) for one in workloads) + b"]\n"
 
 
-def step_budget(current: int, wanted: int, days: float) -> int:
-    """Return the budget in bytes after ``days`` of change from ``current`` towards ``wanted``.
+def step_budget(current: int, target: int, days: float) -> int:
+    """Return the budget in bytes after ``days`` in which it changes from ``current`` to ``target``.
 
-    Within a day, a budget rises at most by the factor :data:`MAX_DAILY_RISE_FACTOR`, and falls at
-    most by :data:`MAX_DAILY_FALL_FACTOR`.
+    The change is limited by :data:`MAX_DAILY_RISE_FACTOR` and :data:`MAX_DAILY_FALL_FACTOR`.
     """
     days = min(days, 365.0)
     most = math.ceil(current * math.pow(MAX_DAILY_RISE_FACTOR, days))
     least = math.floor(current * math.pow(MAX_DAILY_FALL_FACTOR, days))
-    return max(1, min(max(wanted, least), most))
+    return max(1, min(max(target, least), most))

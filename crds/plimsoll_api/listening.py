@@ -11,16 +11,16 @@ import errno
 import socket
 
 ALL_ADDRESSES = "::"
-"""Host that stands for all addresses of this machine or pod, in both IP families."""
+"""Host name for all addresses of this machine or pod, in both IP families."""
 _NO_IPV6_ERRORS = frozenset({errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.EPROTONOSUPPORT})
-"""Errors of a kernel or sandbox without IPv6."""
+"""Error numbers that indicate a kernel or sandbox without IPv6."""
 
 
 def bind_socket(host: str, port: int) -> socket.socket:
-    """Return a TCP socket that is bound to ``host`` and ``port`` but does not listen yet.
+    """Return a TCP socket that is bound to ``host`` and ``port``, but does not listen yet.
 
-    :data:`ALL_ADDRESSES` covers IPv6 and IPv4, or only IPv4 if IPv6 is not available. Raises
-    OSError, or OverflowError for an invalid port.
+    For :data:`ALL_ADDRESSES`, the socket accepts IPv6 and IPv4, or only IPv4 if there is no IPv6.
+    Raises OSError, or OverflowError for an invalid port.
     """
     if host == ALL_ADDRESSES:
         try:

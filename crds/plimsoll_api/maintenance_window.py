@@ -84,8 +84,8 @@ class MaintenanceWindow(msgspec.Struct, frozen=True):
     """Time for restarts that can wait.
 
     The window opens ``start_s`` seconds after midnight UTC, and stays open for ``duration_s``
-    seconds. ``days`` are the numbers of the days on which it opens, 0 for Monday; empty means every
-    day.
+    seconds. It opens on ``days``, which are numbers from 0 for Monday, or every day if ``days`` is
+    empty.
     """
 
     start_s: Annotated[
@@ -101,7 +101,7 @@ class MaintenanceWindow(msgspec.Struct, frozen=True):
         float,
         msgspec.Meta(gt=0, le=86_400),
         describe_field(
-            "How long the window stays open. At most 24h. Defaults to 4h.",
+            "Time for which the window stays open. At most 24h. Defaults to 4h.",
             name="duration",
             form=WITHIN_A_DAY_FORM,
         ),
@@ -114,7 +114,7 @@ class MaintenanceWindow(msgspec.Struct, frozen=True):
     ] = ()
 
     def compute_opens_in_s(self, now: float) -> float:
-        """Return the seconds from ``now`` (Unix) until the window opens; 0 while it is open."""
+        """Return the seconds from the Unix time ``now`` until the window opens; 0 if it is open."""
         today = int(now // DAY_S)
         # Begin with yesterday, whose window may still be open.
         for day in range(today - 1, today + 8):

@@ -1,9 +1,9 @@
 """Convert manifests to msgspec structs.
 
 A struct contains parsed values: bytes and seconds as numbers. :func:`describe_field` annotates each
-field with its form in a manifest: its name, quantities such as ``512Mi`` or ``24h``, its
-description and its CEL rules. The CRD's schema (:mod:`plimsoll_api.structural`) and the parser
-(:func:`from_manifest`) both use these annotations, so they cannot diverge.
+field with its form in a manifest: its name, its notation (such as ``512Mi`` or ``24h``), its
+description and its CEL rules. Both the CRD's schema (:mod:`plimsoll_api.structural`) and the parser
+(:func:`from_manifest`) are derived from these annotations.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ Path = tuple[int | str, ...]
 
 
 class FieldForm(NamedTuple):
-    """Form of a field's value in a manifest.
+    """Notation of a field's value in a manifest.
 
-    ``read`` converts the manifest's value to the struct's value, or raises ValueError. ``write``
-    converts a struct's default value to the manifest's value. ``schema`` is the structural schema
-    of the manifest's value.
+    ``read`` converts a manifest's value to the struct's value, or raises ValueError. ``write``
+    converts the struct's default value to a manifest's value. ``schema`` is the structural schema
+    of a manifest's value.
     """
 
     read: Callable[[Any], Any]
@@ -54,9 +54,9 @@ class FieldForm(NamedTuple):
 
 
 def to_text(value: Any) -> str:
-    """Return a string unchanged, and an integer as a string. Raises ValueError for other types.
+    """Return a string or an integer as a string. Raises ValueError for other types.
 
-    YAML parses a quantity such as ``4096`` as an integer.
+    Integers are accepted, because YAML parses a quantity such as ``4096`` as an integer.
     """
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise ValueError("must be a string")
@@ -93,8 +93,8 @@ def _read_positive_seconds(value: Any) -> float:
 
 POSITIVE_BYTES_FORM = FieldForm(_read_positive_bytes, int, QUANTITY_SCHEMA)
 LIMIT_BYTES_FORM = FieldForm(_read_limit_bytes, int, QUANTITY_SCHEMA)
-"""Form of a limit in bytes, rounded down. The API server compares quantities as written, and this
-form must reject the same values."""
+"""Form of a limit in bytes. The limit is rounded down, so that a budget above it is rejected as by
+the API server, which compares the quantities without rounding."""
 DURATION_FORM = FieldForm(_read_seconds, format_duration, DURATION_SCHEMA)
 POSITIVE_DURATION_FORM = FieldForm(
     _read_positive_seconds,
@@ -108,7 +108,10 @@ class FieldValues(dict[str, Any]):
 
 
 class Field(NamedTuple):
-    """Field of a struct, and its form in a manifest. ``type`` excludes None."""
+    """Field of a struct, and its form in a manifest.
+
+    ``type`` is the field's type without None. ``name`` is the name in a manifest.
+    """
 
     name: str
     python_name: str
@@ -134,10 +137,15 @@ def describe_field(
     form: FieldForm | None = None,
     schema: dict[str, Any] | None = None,
 ) -> msgspec.Meta:
-    """Return the annotation of a struct field: its description for ``kubectl explain`` and form.
+    """Return the annotation that makes a struct field part of a manifest.
 
-    ``rules`` are CEL rules on the field. ``name`` is the field's name in a manifest; by default, it
-    is the struct's name in camelCase. ``schema`` adds keys to the structural schema.
+    Args:
+        description: The text for ``kubectl explain``.
+        rules: CEL rules on the field.
+        name: The field's name in a manifest; by default, its name in the struct in camelCase.
+        form: The notation of the value; None if it is the same as in the struct.
+        schema: Additional keys of the structural schema.
+
     """
     extra = (schema or {}) | (make_validations(*rules) if rules else {})
     return msgspec.Meta(
@@ -148,7 +156,7 @@ def describe_field(
 
 
 def to_camel_case(name: str) -> str:
-    """Convert a field's name to its form in a manifest: growth_budget to ``growthBudget``."""
+    """Convert a field's name from snake case to camel case, as in a manifest."""
     first, *rest = name.split("_")
     return first + "".join(part.capitalize() for part in rest)
 
@@ -196,7 +204,7 @@ def _make_field(info: msgspec.structs.FieldInfo, hint: Any) -> Field:
 
 
 def unwrap_annotated(hint: Any) -> tuple[Any, list[msgspec.Meta]]:
-    """Return a type hint without its msgspec annotations, and the annotations."""
+    """Return the type in an ``Annotated`` hint, and its msgspec annotations."""
     if get_origin(hint) is not Annotated:
         return hint, []
     inner, *metas = get_args(hint)
@@ -212,7 +220,7 @@ class ProblemKind(StrEnum):
 
 
 class Problem(NamedTuple):
-    """Problem in a manifest. ``path`` is the location of the field, relative to the struct."""
+    """Problem in a manifest. ``path`` leads from the struct to the field."""
 
     path: Path
     fault: ProblemKind
@@ -290,9 +298,9 @@ def _read_value(field: Field, raw: Any, path: Path, problems: list[Problem]) -> 
 
 
 def _describe_allowed(type_: Any) -> str:
-    """Return a message with the allowed values of an enumeration, or of a list of an enumeration.
+    """Return a message with the allowed values, for an enumeration or a list of its members.
 
-    Return an empty string for other types.
+    The message is empty for other types.
     """
     inner = next(iter(get_args(type_)), type_)
     inner, _ = unwrap_annotated(inner)

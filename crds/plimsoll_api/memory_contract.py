@@ -1,4 +1,4 @@
-"""Build the memory contract of a revision: a sentence, and the recommended requests and limits."""
+"""Build the memory contract of a revision: a text, and the recommended request and limit."""
 
 from __future__ import annotations
 
@@ -15,22 +15,25 @@ from plimsoll_api.units import DAY_S, format_bytes, format_remaining_time
 ROUNDING_STEP_BYTES = 256 << 20
 """Step to which requests and limits are rounded up."""
 MIN_REQUESTS, MIN_GROWTH_AGE_S = 1000, 3600
-"""Minimum number of requests before a contract shows growth per request, and minimum seconds since
-the warm-up before it shows how long the limit lasts."""
+"""Minimum number of requests for a text about growth per request, and minimum seconds since the
+warm-up for a text about the time until the limit is reached."""
 MAX_FORECAST_S = 3 * 365 * DAY_S
-"""Maximum seconds until the limit is reached for which a contract says how long the limit lasts."""
+"""Maximum forecast in seconds. A later time at which memory reaches the limit is not mentioned."""
 MIN_SHOWN_SHARE = 0.01
-"""A contract mentions the unfilled part of the pools if it exceeds this share of ``level``."""
+"""Share of ``level`` above which the text mentions the unfilled part of the pools."""
 
 Size = Annotated[int, msgspec.Meta(ge=0, le=MAX_PEER_GROWTH_BYTES)]
 
 
 class MemoryNeeds(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Memory needs of a replica for one kind of memory, in bytes.
+    """Use of one kind of memory by a replica, in bytes.
 
-    ``level`` is the most memory that a healthy replica held. ``pools`` is the sum of the bounds in
-    the engine's ledger, and ``unfilled`` the part of ``pools`` that is not in use yet. ``limit`` is
-    None if unknown.
+    Attributes:
+        level: The largest use while the replica was healthy.
+        pools: The sum of the bounds in the engine's ledger.
+        unfilled: The part of ``pools`` that is not in use yet.
+        limit: The memory limit; None if unknown.
+
     """
 
     level: Size
@@ -40,7 +43,7 @@ class MemoryNeeds(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class MemoryContract(NamedTuple):
-    """Recommended request and limit for one kind of memory in bytes, and a sentence about them."""
+    """Recommended request and limit for one kind of memory in bytes, and a text about them."""
 
     text: str
     request: int
@@ -50,10 +53,10 @@ class MemoryContract(NamedTuple):
 def make_memory_needs(
     memory: str, level: int, limit: int | None, ledger: Iterable[LedgerEntry]
 ) -> MemoryNeeds:
-    """Return a replica's needs for one kind of ``memory``: host or device.
+    """Return a replica's use of one kind of ``memory``: host or device.
 
-    ``level`` and ``limit`` are as in :class:`MemoryNeeds`. The sizes of the pools are added up from
-    the engine's ``ledger``.
+    ``level`` and ``limit`` are as in :class:`MemoryNeeds`. The pools are computed from the engine's
+    ``ledger``.
     """
     pools = [(one.bytes, one.bound) for one in ledger if one.kind == memory]
     bounded = [(size, bound) for size, bound in pools if bound is not None]
@@ -74,9 +77,13 @@ def make_contract(
 ) -> MemoryContract:
     """Return a contract that suffices for each replica of a revision.
 
-    ``needs`` and ``growth`` have one item per replica. ``needs`` must not be empty. The growth is
-    counted since the warm-up.
-    ``budget`` is the leak budget and ``request`` the current memory request, both in bytes.
+    Args:
+        memory: The kind of memory: host or device.
+        needs: The memory use of each replica; at least one item.
+        growth: The growth of each replica since its warm-up.
+        budget: The leak budget in bytes.
+        request: The current memory request in bytes; None if unknown.
+
     """
     worst = max(needs, key=lambda one: one.level + one.unfilled)
     level = max(one.level for one in needs)
@@ -100,7 +107,7 @@ def make_contract(
 
 
 def _round_to_two_digits(value: float) -> float:
-    """Round ``value`` to two significant digits, so that a status seldom changes."""
+    """Round ``value`` to two significant digits, so that a text with it seldom changes."""
     return round(value, 1 - math.floor(math.log10(value)))
 
 

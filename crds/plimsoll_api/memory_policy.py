@@ -23,19 +23,19 @@ from plimsoll_api.manifest import (
 from plimsoll_api.units import DAY_S, format_bytes
 
 NEAR_LIMIT_RATIO = 0.95
-"""Share of a memory limit, without reclaimable memory, above which a replica counts as near its
-limit."""
+"""Share of the memory limit above which a replica counts as near its limit. Reclaimable memory does
+not count."""
 AUTO_BUDGET = "Auto"
 """Value of ``growthBudget`` for a learned budget."""
 MAX_PROVISIONAL_BYTES = 2 << 30
 PROVISIONAL_LIMIT_SHARE = 0.125
-"""Budget before a level is known: an eighth of the memory limit, at most 2 GiB. Both are choices,
-not measurements: large enough to be seldom exhausted on the first day, and small enough to
-report a leak well before the limit."""
+"""Share of the memory limit that is the budget until a budget has been learned, with a maximum of
+:data:`MAX_PROVISIONAL_BYTES`. It is large enough to be seldom exhausted on the first day, and small
+enough to report a leak well before the limit. Both values are chosen, not measured."""
 
 
 def compute_provisional_budget(limit_bytes: int | None) -> int:
-    """Return the ``Auto`` budget in bytes that applies until the memory's level is known."""
+    """Return the ``Auto`` budget in bytes that applies until a budget has been learned."""
     if limit_bytes is None:
         return MAX_PROVISIONAL_BYTES
     return max(1, min(MAX_PROVISIONAL_BYTES, int(PROVISIONAL_LIMIT_SHARE * limit_bytes)))
@@ -55,19 +55,19 @@ GROWTH_BUDGET_FORM = FieldForm(
 
 
 class MemoryBudget(msgspec.Struct, frozen=True):
-    """Unexplained growth allowed within a window. ``limit_bytes`` is the container's limit.
+    """Maximum unexplained growth within a window.
 
-    The supervisor learns an ``auto`` budget. Its ``growth_bytes`` are for older supervisors, which
-    cannot learn.
+    If ``auto`` is true, the supervisor learns the budget. ``growth_bytes`` is then only for older
+    supervisors, which cannot learn. ``limit_bytes`` is the memory limit.
     """
 
     growth_bytes: Annotated[
         PositiveBytes,
         describe_field(
-            "Unexplained growth, in bytes, that each replica may show within `window`. Must be more"
-            " than 0. `Auto` learns it from the service's own days; a restart then also requires "
-            "that memory reaches its limit soon (`spec.memory.auto`). To set no budget, omit the "
-            "enclosing `host` or `device`.",
+            "Maximum unexplained growth of each replica within `window`, in bytes. Must be more "
+            "than 0. With `Auto`, the supervisor learns the budget from the service's past days, "
+            "and restarts an engine only if memory would soon reach its limit "
+            "(`spec.memory.auto`). To set no budget, omit the enclosing `host` or `device`.",
             make_rule(
                 "string(self) == 'Auto' || (isQuantity(string(self)) && "
                 "quantity(string(self)).isGreaterThan(quantity('0')))",
@@ -150,8 +150,8 @@ class AutoBudgets(msgspec.Struct, frozen=True):
     limit_within_s: Annotated[
         PositiveSeconds,
         describe_field(
-            "The supervisor restarts an engine for a leak only if memory would reach its limit "
-            "within this time at its present pace. Defaults to 4h.",
+            "The supervisor restarts an engine because of a leak only if memory would reach its "
+            "limit within this time, at the present rate of growth. Defaults to 4h.",
             name="limitWithin",
             form=POSITIVE_DURATION_FORM,
         ),
@@ -166,9 +166,9 @@ def parse_growth_budget(text: str, window_s: float = DAY_S) -> MemoryBudget:
 
 
 class MemoryPolicy(msgspec.Struct, frozen=True):
-    """Budgets for host and device memory.
+    """Leak budgets for host and device memory.
 
-    Without a budget, memory is observed, but growth has no effect.
+    The supervisor also observes memory without a budget, but does not act on its growth.
     """
 
     host: Annotated[
@@ -189,10 +189,10 @@ class MemoryPolicy(msgspec.Struct, frozen=True):
         bool,
         describe_field(
             "Whether other pods use the same devices, for example with time-slicing or MPS. If "
-            "true, Plimsoll judges only the memory that the engine's own allocator holds, because "
-            "growth of the whole device may come from another pod. Plimsoll also detects other "
-            "users itself, and reads it from the names of resources and from claims. Defaults to "
-            "false."
+            "true, Plimsoll judges only the memory of the engine's own allocator, because "
+            "another pod may cause the growth of a device's memory. Plimsoll also detects shared "
+            "devices by itself: by other users of a device, and by the names of resources and "
+            "claims. Defaults to false."
         ),
     ] = False
     warmup_s: Annotated[
@@ -207,9 +207,7 @@ class MemoryPolicy(msgspec.Struct, frozen=True):
     ] = 60.0
     auto: Annotated[
         AutoBudgets,
-        describe_field(
-            "How budgets with `growthBudget: Auto` are learned, and what a restart requires."
-        ),
+        describe_field("Settings for budgets with `growthBudget: Auto`."),
     ] = AutoBudgets()
 
     @property

@@ -18,18 +18,18 @@ POLICY_LABEL = f"{API_GROUP}/policy"
 policy's name."""
 
 REFUSED_ANNOTATION = f"{API_GROUP}/not-supervised"
-"""Annotation of a selected pod without a supervisor: why no policy supervises the pod."""
+"""Annotation of a pod that a policy selects but does not supervise: the reason."""
 
 ROLE_LABEL = f"{API_GROUP}/role"
 """Label of a supervised pod: its role in disaggregated or multi-node serving. A value in the pod
-template takes precedence."""
+template takes precedence over the detected role."""
 
 REVISION_LABEL = f"{API_GROUP}/revision"
 """Label of a pod: hash of the spec for which the pod's template was first rendered."""
 
 APPLIED_HASH_ANNOTATION = f"{API_GROUP}/applied-hash"
-"""Annotation of an owned object: hash of the object as applied. The hash changes even if a field is
-only removed."""
+"""Annotation of an owned object: hash of the object as the operator applied it. The hash also
+changes if a field is removed."""
 
 POD_HASH_ANNOTATION = f"{API_GROUP}/pod-hash"
 """Annotation of an object: hash of the parts of the spec that affect pods. The name of the
@@ -59,21 +59,22 @@ MAKE_CHECKPOINT_ANNOTATION = f"{API_GROUP}/make-checkpoint"
 directory does not exist."""
 
 OPERATOR_NAME = "plimsoll-operator"
-"""Field manager of the operator's writes, and holder of the slot Leases that the operator
-closes."""
+"""Field manager of the operator's writes, and holder of the slot Leases that the operator keeps
+closed."""
 
 UNREADY_MANUAL, UNREADY_DRAIN, UNREADY_RESTART = "manual", "drain", "restart"
 UNREADY_REASONS = (UNREADY_MANUAL, UNREADY_DRAIN, UNREADY_RESTART)
-"""Reasons why a supervisor keeps its pod unready: a person drained it, an incident drains it, or
-its engine restarts. Used in ``/state`` and in the metric ``plimsoll_supervisor_out_of_service``."""
+"""Reasons why a supervisor keeps its pod unready: a person drained the pod, an incident drains it,
+or the engine restarts. ``/state`` and the metric ``plimsoll_supervisor_out_of_service`` have them.
+"""
 
 TOKEN_FILE = "admin-token"
 """File in the run directory with the bearer token of the admin protocol. The supervisor writes it,
 and the engine reads it."""
 
 SUPERVISOR_MODULE, ASK_MODULE = "plimsoll_sidecar.launcher", "plimsoll_sidecar.ask"
-"""Modules in the supervisor's container for ``python -m``: the supervisor, and the program that
-runs actions for a person (it prints an :mod:`~plimsoll_api.action_answer`)."""
+"""Modules in the supervisor's container: the supervisor, and the program that asks it to run an
+action for a person. The program prints an :mod:`~plimsoll_api.action_answer`."""
 
 RESTART_BUDGET_RESET_FILE = "reset-restart-budget"
 """File in the supervisor's state directory that requests a reset of the restart budget. The
@@ -86,10 +87,10 @@ DEFAULT_DRAIN_S = 30.0
 
 
 def compute_action_limit_s(drain_s: float) -> float:
-    """Return the time limit in seconds for a person's action with a drain of at most ``drain_s``.
+    """Return the timeout in seconds of a person's action with a drain of at most ``drain_s``.
 
-    After the drain, an external server may use its own shutdown timeout, and a worker may need ten
-    minutes to load its weights.
+    After the drain, an external server may use its own shutdown timeout, and a new worker may need
+    ten minutes to load its weights.
     """
     return 2 * drain_s + 700.0
 

@@ -15,7 +15,7 @@ COUNT_OR_PERCENT_PATTERN = r"^([0-9]{1,4}|[0-9]{1,3}%)$"
 _LABEL_VALUE_PATTERN = r"^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$"
 
 _METRIC_NAME_PATTERN = r"^[^/%]*[^/%.][^/%]*$"
-"""Pattern for a metric's name, which the API server uses as part of a path."""
+"""Pattern for the name of a metric, which becomes part of a URL path."""
 
 
 def _to_text(value: Any) -> Any:
@@ -45,7 +45,7 @@ Labels = Annotated[
 
 
 def parse_count(text: str) -> int | str:
-    """Parse a count as Kubernetes writes it: return an integer, or the string if it ends with %."""
+    """Return a count as in Kubernetes' IntOrString: an integer, or a string that ends with %."""
     return text if text.endswith("%") else int(text)
 
 
@@ -68,7 +68,7 @@ class ScaleMetric(ResourceModel):
 
 
 class ScaleTarget(ResourceModel):
-    """Target that determines the number of replicas; exactly one field is set."""
+    """Target that a HorizontalPodAutoscaler maintains. Exactly one field is set."""
 
     cpu_percent: Annotated[int, Field(ge=1, le=1000)] | None = Field(
         default=None,
@@ -181,7 +181,7 @@ AUTOSCALING_RULES = make_validations(
 
 
 class OnLeak(StrEnum):
-    """Reaction to a new revision that leaks in most of its replicas."""
+    """Reaction of the operator to a new revision that leaks in most of its replicas."""
 
     CONTINUE = "Continue"
     HOLD = "Hold"
@@ -200,16 +200,16 @@ class Rollout(ResourceModel):
 
     max_surge: Count | None = Field(
         default=None,
-        description="Maximum number of pods above the desired number during a "
-        "rollout, as a number or a percentage. Defaults to 1, or to 0 if `maxUnavailable` is not 0 "
-        "and a new pod would wait for what an old one holds: devices, ports of the node, or a "
-        "PersistentVolumeClaim that is not ReadWriteMany or only ReadOnlyMany.",
+        description="Maximum number of pods above the desired number during a rollout, as a "
+        "number or a percentage. Defaults to 1, or to 0 if `maxUnavailable` is not 0 and a new "
+        "pod would wait for something that an old pod holds. This can be devices, ports of the "
+        "node, or a PersistentVolumeClaim that is neither ReadWriteMany nor only ReadOnlyMany.",
     )
     max_unavailable: Count | None = Field(
         default=None,
-        description="Maximum number of pods that may be unavailable during a "
-        "rollout, as a number or a percentage. Defaults to 0, or to 1 if `maxSurge` is 0, also by "
-        "default.",
+        description="Maximum number of pods that may be unavailable during a rollout, as a "
+        "number or a percentage. Defaults to 1 if `maxSurge` is 0 or defaults to 0; otherwise to "
+        "0.",
     )
     progress_deadline: PositiveDuration | None = Field(
         default=None,
@@ -299,7 +299,8 @@ class Monitor(ResourceModel):
         "`ObjectsComplete` to False. Defaults to false.",
     )
     labels: Labels = Field(
-        default_factory=dict, description="Labels of the object, by which a Prometheus selects it."
+        default_factory=dict,
+        description="Labels of the object, by which an instance of Prometheus selects the object.",
     )
 
 
@@ -351,7 +352,9 @@ class GatewayParent(ResourceModel):
         Annotated[str, StringConstraints(max_length=63, pattern=rf"^{_HOST_PATTERN}$")] | None
     ) = Field(default=None, description="Namespace of the Gateway. Defaults to the service's.")
     section_name: _DomainName | None = Field(
-        default=None, description="Name of the Gateway's listener. If unset, all listeners."
+        default=None,
+        description="Name of the Gateway's listener. If unset, requests from all "
+        "listeners are routed.",
     )
 
 
@@ -364,8 +367,8 @@ class EndpointPicker(ResourceModel):
     )
     failure_mode: Literal["FailOpen", "FailClose"] = Field(
         default="FailClose",
-        description="What the gateway does if the picker does not answer: choose any replica "
-        "(`FailOpen`), or refuse the request (`FailClose`). Defaults to `FailClose`.",
+        description="What the gateway does if the endpoint picker does not answer: choose any "
+        "replica (`FailOpen`), or refuse the request (`FailClose`). Defaults to `FailClose`.",
     )
 
 
@@ -373,7 +376,7 @@ class Gateway(ResourceModel):
     """InferencePool of the replicas, and an HTTPRoute to it."""
 
     parent_refs: Annotated[list[GatewayParent], Field(min_length=1, max_length=8)] = Field(
-        description="Gateways that route requests to the service, each name once.",
+        description="Gateways that route requests to the service. Their names must differ.",
         json_schema_extra={
             "x-kubernetes-list-type": "map",
             "x-kubernetes-list-map-keys": ["name"],
@@ -393,7 +396,8 @@ class Gateway(ResourceModel):
         Field(max_length=16),
     ] = Field(
         default_factory=list,
-        description="Host names of the requests. If empty, those of the Gateway's listeners.",
+        description="Host names of the requests to route. If empty, the Gateway's listeners "
+        "determine the host names.",
     )
     endpoint_picker: EndpointPicker = Field(
         description="Endpoint picker of the pool. Plimsoll does not install it."

@@ -1,8 +1,8 @@
 """Security of web pages: no external content, and no access by other web sites.
 
-With DNS rebinding, the name of a web site resolves to a pod or a forwarded port. The browser then
-treats the page as part of that site, and sends the site's name in the Host header. An IP address
-cannot be rebound.
+In a DNS rebinding attack, the name of a web site resolves to a pod or a forwarded port. The browser
+then treats the page as a part of that site, and sends the site's name in the Host header. Requests
+with an IP address in the Host header are safe.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import ipaddress
 
 CONTENT_SECURITY_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
-"""Content security policy without scripts and external content."""
+"""Content security policy that forbids scripts and external content."""
 
 
 def parse_host_name(header: str) -> str:

@@ -1,6 +1,7 @@
 """``spec.parallelism``: a model that one replica serves with several devices, on one or more nodes.
 
-Each device runs one rank. The number of nodes follows from the ranks and the devices per pod.
+Each device runs one rank. The number of nodes is the number of ranks divided by the devices per
+pod.
 """
 
 from __future__ import annotations
@@ -26,10 +27,8 @@ DEVICE_RESOURCE_PREFIXES = (
     *("nvidia.com/gpu", "nvidia.com/mig-", "amd.com/gpu", "gpu.intel.com/i915", "gpu.intel.com/xe"),
     *("habana.ai/gaudi", "huawei.com/Ascend", "google.com/tpu", "aws.amazon.com/neuron"),
 )
-"""Name prefixes of resources that are devices for ranks.
-
-The names of network adapters (``rdma/hca``, ``vpc.amazonaws.com/efa``) have a domain, too.
-"""
+"""Name prefixes of the device resources that run ranks, unlike network adapters (``rdma/hca``,
+``vpc.amazonaws.com/efa``)."""
 
 _RESERVED_FLAG_PATTERNS = {
     EngineType.VLLM: r"^(--(tensor|pipeline|data)[-_]parallel[-_]|-([tpd]p|n|r)(=|$)|--nnodes"
@@ -37,8 +36,8 @@ _RESERVED_FLAG_PATTERNS = {
     EngineType.SGLANG: r"^--((tensor|pipeline)[-_]parallel|[tp]p([-_]size)?(=|$)|nnodes"
     r"|node[-_]rank|dist[-_]init)",
 }
-"""Patterns of the flags that the operator sets. SGLang's ``--dp-size`` is not reserved: it belongs
-to attention data parallelism, which divides the tensor ranks."""
+"""Patterns of the flags that the operator sets. SGLang's ``--dp-size`` is not among them: it sets
+attention data parallelism, which only divides the tensor ranks."""
 
 ENGINE_MESSAGE = (
     "parallelism requires engine.type vllm or sglang: the plimsoll engine serves a model on one "
@@ -50,8 +49,9 @@ DATA_MESSAGE = (
 )
 NODES_MESSAGE = (
     "parallelism.tensor x pipeline x data must be a multiple of the devices of a node, for at most "
-    f"{MAX_NODES} nodes, and nodes must not divide a data-parallel rank unevenly: change them, "
-    "engine.resources.limits or parallelism.devicesPerNode"
+    f"{MAX_NODES} nodes, and each data-parallel copy must fill whole nodes or share its node only "
+    "with whole copies: change these numbers, engine.resources.limits or "
+    "parallelism.devicesPerNode"
 )
 FLAGS_MESSAGE = (
     "with spec.parallelism, engine.args must not set parallel sizes, ranks, nodes or their "
@@ -59,7 +59,7 @@ FLAGS_MESSAGE = (
 )
 NAME_MESSAGE = (
     f"metadata.name must have at most {MAX_SERVICE_NAME_CHARS} characters with spec.parallelism: "
-    "the pods of a group have a label that contains it"
+    "the pods of a group have a label that contains this name"
 )
 
 
@@ -70,7 +70,8 @@ class Parallelism(ResourceModel):
         default=1, description="Number of ranks that share each layer. Defaults to 1."
     )
     pipeline: Annotated[int, Field(ge=1, le=64)] = Field(
-        default=1, description="Number of stages, which share the layers. Defaults to 1."
+        default=1,
+        description="Number of pipeline stages, among which the layers are divided. Defaults to 1.",
     )
     data: Annotated[int, Field(ge=1, le=1024)] = Field(
         default=1,
@@ -79,9 +80,9 @@ class Parallelism(ResourceModel):
     )
     devices_per_node: Annotated[int, Field(ge=1, le=64)] | None = Field(
         default=None,
-        description="Number of devices, and so of ranks, in each pod. Defaults to the number of "
-        "GPUs or other accelerators in `engine.resources.limits`, or 1 if it has none. Set it for "
-        "devices of a resource claim.",
+        description="Number of devices, and therefore of ranks, in each pod. Set it if the "
+        "devices come from a resource claim. Defaults to the number of GPUs or other "
+        "accelerators in `engine.resources.limits`, or to 1 if there are none.",
     )
 
     @property
@@ -100,7 +101,7 @@ class Parallelism(ResourceModel):
 
 
 def count_nodes(parallelism: Parallelism | None, engine: Engine) -> int:
-    """Return the number of nodes, and therefore of pods, of each replica."""
+    """Return the number of nodes of each replica, which is also the number of its pods."""
     return (
         1
         if parallelism is None

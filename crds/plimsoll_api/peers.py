@@ -1,7 +1,7 @@
-"""Memory growth of a service's replicas, published while one of them may be leaking.
+"""File with the memory growth of all replicas of a service, while one replica may be leaking.
 
-The operator writes the file into the ConfigMap with the supervisor's configuration. The values come
-from pods, so this module limits them, and a file that exceeds a limit is ignored.
+The operator writes the file into the ConfigMap with the supervisors' configuration. The values come
+from pods, so they are limited, and a file that exceeds a limit is ignored.
 """
 
 from __future__ import annotations
@@ -21,16 +21,15 @@ MAX_PEERS_BYTES = 64 << 10
 MAX_PEER_GROWTH_BYTES = 1 << 50
 MAX_BASELINE_AGE_S = 1 << 32
 MAX_PEER_REQUESTS = 1 << 53
-"""Maximum growth (1 PiB), age (136 years) and number of requests (the largest exact double). No
-real replica comes close: they only reject nonsense."""
+"""Maximum number of requests, the largest exact double. Like the limits of growth (1 PiB) and age
+(136 years), it exceeds that of any real replica, and only rejects invalid values."""
 
 
 class PeerGrowth(msgspec.Struct, frozen=True):
     """Growth of one kind of memory since the warm-up, as the replica's supervisor reports it.
 
-    ``bytes`` is the growth that no ledger explains, measured at comparable load. ``age_s`` is the
-    time since the warm-up in whole seconds, and ``requests`` the number of completed requests since
-    the warm-up.
+    ``bytes`` is the unexplained growth, measured at comparable load. ``age_s`` is the time since
+    the warm-up in seconds. ``requests`` is the number of requests that were completed in this time.
     """
 
     bytes: Annotated[int, msgspec.Meta(ge=0, le=MAX_PEER_GROWTH_BYTES)]

@@ -19,8 +19,8 @@ Image = Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
 class InjectedProbe(msgspec.Struct, frozen=True):
     """Probe for the pods of a policy.
 
-    A policy cannot set the image of its probe, because the image would run in other people's pods.
-    The operator's administrator chooses the image.
+    A policy cannot set the image of the probe: the image runs in other people's pods, so the
+    administrator of the operator chooses it.
     """
 
     enabled: Annotated[
@@ -35,7 +35,7 @@ class InjectedProbe(msgspec.Struct, frozen=True):
 
 
 class Probe(InjectedProbe, frozen=True):
-    """Probe for the pods of a service, with its image."""
+    """Probe for the pods of a service, which may set the probe's image."""
 
     image: Annotated[
         Image | None,

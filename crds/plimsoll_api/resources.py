@@ -1,4 +1,4 @@
-"""Define a container's resource requests and limits, and check them like the API server."""
+"""Resource requests and limits of a container, with the checks of the API server."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ CLAIM_RULES = make_validations(
 
 
 class EngineResources(Resources):
-    """Compute resources of an engine, which may include claims for devices."""
+    """Compute resources of an engine, with claims for devices."""
 
     resource_claims: Annotated[
         list[Annotated[DeviceClaim, Field(json_schema_extra=CLAIM_RULES)]], Field(max_length=8)
@@ -126,9 +126,10 @@ def _make_amount_expression(field: str) -> str:
 
 
 def _make_amount_rule(field: str, violation: str, message: str) -> dict[str, str]:
-    """Return the CEL rule that rejects resources for which the expression ``violation`` is true.
+    """Return a CEL rule on ``field``, which is ``requests`` or ``limits``.
 
-    In the expression, ``r`` is the name of a resource in ``field``.
+    The rule rejects an amount if the CEL expression ``violation`` is true. In this expression,
+    ``r`` is the name of the resource.
     """
     return make_rule(
         f"!has(self.{field}) || !self.{field}.exists(r, {violation})",
@@ -161,4 +162,4 @@ RESOURCE_RULES: dict[str, Any] = make_validations(
         _WHOLE_NUMBER_MESSAGE,
     ),
 )
-"""CEL rules for each ``resources`` field. They match the checks of :class:`Resources`."""
+"""CEL rules for ``resources`` fields, equivalent to the checks of :class:`Resources`."""

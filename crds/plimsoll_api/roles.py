@@ -1,7 +1,7 @@
 """Find the role of a pod in disaggregated or multi-node serving.
 
-The labels of controllers take precedence over the engine's arguments. A pod of a multi-node group
-without another role is its leader or a worker. Anyone who may create pods can set labels, so a role
+Labels of controllers take precedence over the engine's arguments. If neither names a role, a pod of
+a multi-node group is a leader or a worker. Anyone who may create pods can set labels, so a role
 grants no permissions.
 """
 
@@ -20,8 +20,8 @@ KV_TRANSFER_CONFIG_FLAG = "--kv-transfer-config"
 DISAGGREGATION_MODE_FLAG = "--disaggregation-mode"
 
 DISAGGREGATED_SET_ROLE_LABEL = "disaggregatedset.x-k8s.io/role"
-"""Label with the name of a role. The author of a DisaggregatedSet may choose any name; only the
-usual names are recognized."""
+"""Label with the name of a role in a DisaggregatedSet. The author of the set chooses the name;
+Plimsoll recognizes the usual names."""
 LLM_D_ROLE_LABEL = "llm-d.ai/role"
 """Label of llm-d, which KServe also sets on the pods of an LLMInferenceService."""
 DYNAMO_TYPE_LABEL = "nvidia.com/dynamo-component-type"
@@ -42,7 +42,7 @@ class PodRole(OpenEnum):
 
 
 POSITION_ROLES = frozenset({PodRole.LEADER, PodRole.WORKER})
-"""Roles that only describe the position of a pod in its group. Any other role takes precedence."""
+"""Roles that only describe the position of a pod in its group. Other roles take precedence."""
 _LLM_D_ROLES = {
     "prefill": PodRole.PREFILL,
     "encode-prefill": PodRole.PREFILL,
@@ -74,7 +74,7 @@ _ROLES_BY_LABEL: tuple[tuple[str, Mapping[str, PodRole]], ...] = (
     (DYNAMO_SUBTYPE_LABEL, _DYNAMO_ROLES),
     (COMPONENT_LABEL, _KSERVE_ROLES),
 )
-"""Pod labels, each with the role for each of its values; most specific label first."""
+"""Pod labels with the role for each value, most specific label first."""
 _KV_ROLES = {
     "kv_producer": PodRole.PREFILL,
     "kv_consumer": PodRole.DECODE,
@@ -90,7 +90,7 @@ _PROGRAM_ROLES = {
 
 
 class ConnectorOptions(msgspec.Struct):
-    """Options of a KV connector: how long it holds blocks, and its nested connectors."""
+    """Options of a KV connector: the time for which it holds blocks, and nested connectors."""
 
     kv_lease_duration: float | None = None
     decoder_kv_blocks_ttl: float | None = None
@@ -106,15 +106,14 @@ class TransferConfig(msgspec.Struct):
 
 
 def find_role(
-    labels: Mapping[str, Any], words: Sequence[str] = (), worker: bool | None = None
+    labels: Mapping[str, Any], arguments: Sequence[str] = (), worker: bool | None = None
 ) -> PodRole | None:
     """Return the pod's role according to its labels and its engine's arguments; None if unknown.
 
-    ``words`` are the engine's arguments. ``worker`` is whether the pod is a worker of its group;
-    None for a pod without a group.
+    ``worker`` is whether the pod is a worker of its group; None for a pod without a group.
     """
     candidates = [_find_role_in_label(labels, label, roles) for label, roles in _ROLES_BY_LABEL]
-    candidates.append(find_role_in_arguments(words))
+    candidates.append(find_role_in_arguments(arguments))
     known = [role for role in candidates if role is not None]
     serving_roles = [role for role in known if role not in POSITION_ROLES]
     if serving_roles or known:
@@ -122,52 +121,52 @@ def find_role(
     return None if worker is None else PodRole.WORKER if worker else PodRole.LEADER
 
 
-def find_role_in_arguments(words: Sequence[str]) -> PodRole | None:
+def find_role_in_arguments(arguments: Sequence[str]) -> PodRole | None:
     """Return the role that the engine's arguments set; None if they set no role."""
     if (
         mode := _DISAGGREGATION_MODE_ROLES.get(
-            next(iterate_option_values(words, DISAGGREGATION_MODE_FLAG), "")
+            next(iterate_option_values(arguments, DISAGGREGATION_MODE_FLAG), "")
         )
     ) is not None:
         return mode
-    config = parse_transfer_config(words)
+    config = parse_transfer_config(arguments)
     if config is not None and (role := _KV_ROLES.get(config.kv_role or "")) is not None:
         return role
-    programs = (word.rsplit("/", 1)[-1] for word in words)
+    programs = (word.rsplit("/", 1)[-1] for word in arguments)
     return next((_PROGRAM_ROLES[name] for name in programs if name in _PROGRAM_ROLES), None)
 
 
-def parse_transfer_config(words: Sequence[str]) -> TransferConfig | None:
-    """Return vLLM's KV-transfer configuration from the arguments; None if it is malformed."""
-    text = next(iterate_option_values(words, KV_TRANSFER_CONFIG_FLAG), None)
+def parse_transfer_config(arguments: Sequence[str]) -> TransferConfig | None:
+    """Return vLLM's KV-transfer configuration from its arguments; None if it is malformed."""
+    text = next(iterate_option_values(arguments, KV_TRANSFER_CONFIG_FLAG), None)
     if text is None:
-        return _parse_dotted_flags(words)
+        return _parse_dotted_flags(arguments)
     try:
         return decode(text.encode(), TransferConfig)
     except MalformedError:
         return None
 
 
-def iterate_option_values(words: Sequence[str], flag: str) -> Iterator[str]:
+def iterate_option_values(arguments: Sequence[str], flag: str) -> Iterator[str]:
     """Yield the values of a flag from last to first, because the last one takes precedence."""
-    for number in range(len(words) - 1, -1, -1):
-        name, equals, value = words[number].partition("=")
+    for number in range(len(arguments) - 1, -1, -1):
+        name, equals, value = arguments[number].partition("=")
         if name.replace("_", "-") != flag:
             continue
         if equals:
             yield value
-        elif number + 1 < len(words):
-            yield words[number + 1]
+        elif number + 1 < len(arguments):
+            yield arguments[number + 1]
 
 
-def _parse_dotted_flags(words: Sequence[str]) -> TransferConfig:
-    """Return the configuration from flags such as ``--kv-transfer-config.kv_role``."""
+def _parse_dotted_flags(arguments: Sequence[str]) -> TransferConfig:
+    """Return the configuration that flags such as ``--kv-transfer-config.kv_role`` set."""
 
-    def value(key: str) -> str | None:
+    def get_value(key: str) -> str | None:
         flag = f"{KV_TRANSFER_CONFIG_FLAG}.{key.replace('_', '-')}"
-        return next(iterate_option_values(words, flag), None)
+        return next(iterate_option_values(arguments, flag), None)
 
-    return TransferConfig(value("kv_connector") or "", value("kv_role"))
+    return TransferConfig(get_value("kv_connector") or "", get_value("kv_role"))
 
 
 def _find_role_in_label(

@@ -1,4 +1,4 @@
-"""Types of manifest fields, whose pydantic checks are also part of the CRD's schema."""
+"""Types of manifest fields, with the same checks in pydantic and in the CRD's schema."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from plimsoll_api.units import parse_bytes, parse_duration, parse_quantity
 
 
 class ResourceModel(BaseModel):
-    """Part of a manifest, with names in camelCase. Unknown fields are refused."""
+    """Part of a manifest. Its fields have names in camelCase, and unknown fields are refused."""
 
     model_config = ConfigDict(
         alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True
@@ -71,7 +71,7 @@ def _check_positive_seconds(text: str) -> str:
 
 
 def _to_text(value: Any) -> Any:
-    """Convert an integer to text: YAML parses a quantity such as ``4096`` as a number."""
+    """Convert an integer to text, because YAML parses a quantity such as ``4096`` as a number."""
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
@@ -108,15 +108,15 @@ PreservedObject = Annotated[
 
 
 STRUCTURAL_KEY = "x-structural"
-"""Key that marks a schema as already structural. Only schemas from
-:func:`plimsoll_api.structural.make_structural_schema` have it."""
+"""Key in the schemas of :func:`plimsoll_api.structural.make_structural_schema`. It marks a schema
+that is already structural."""
 
 
 ATOMIC_CONFIG = ResourceModel.model_config | {
     "json_schema_extra": {"x-kubernetes-map-type": "atomic"}
 }
-"""Configuration of a model that one field manager must own as a whole, because a mixture of two
-values would be wrong."""
+"""Configuration of a model that server-side apply must replace as a whole, because a mixture of two
+managers' fields would be wrong."""
 
 
 class FromStruct:

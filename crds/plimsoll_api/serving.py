@@ -69,7 +69,8 @@ class EnvVar(ResourceModel):
     )
     value: Annotated[str, StringConstraints(max_length=8192)] | None = Field(
         default=None,
-        description="Value of the variable. Empty if you set neither this nor `valueFrom`.",
+        description="Value of the variable. If neither `value` nor `valueFrom` is set, the "
+        "variable is empty.",
     )
     value_from: PreservedObject | None = Field(
         default=None,
@@ -82,9 +83,9 @@ class ModelCache(ResourceModel):
     """Storage for downloaded checkpoints, which new pods reuse."""
 
     claim_name: ObjectName = Field(
-        description="Name of a PersistentVolumeClaim in the same namespace. Several "
-        "services can share it. With more than one replica, it must be ReadWriteMany. With one, a "
-        "claim that only one node or pod may mount leaves a gap in each rollout."
+        description="Name of a PersistentVolumeClaim in the same namespace. Several services can "
+        "share it. With more than one replica, it must be ReadWriteMany. With one replica, a "
+        "claim that only one node or pod can mount interrupts the service during each rollout."
     )
 
 
@@ -119,11 +120,11 @@ class ModelSource(ResourceModel):
     )
     credentials_secret_ref: SecretName | None = Field(
         default=None,
-        description="Secret with the credentials for an `s3://` model. Its keys are "
-        "the environment variables of the AWS tools: AWS_ACCESS_KEY_ID and "
-        "AWS_SECRET_ACCESS_KEY, and optionally AWS_SESSION_TOKEN and AWS_REGION. For a "
-        "store other than AWS, also set AWS_ENDPOINT_URL_S3. If unset, the pod's own identity "
-        "(AWS web identity, EKS Pod Identity) is used, and without one the bucket must be public.",
+        description="Secret with the credentials for an `s3://` model. Its keys are the "
+        "environment variables of the AWS tools: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
+        "and optionally AWS_SESSION_TOKEN and AWS_REGION. For a store other than AWS, also set "
+        "AWS_ENDPOINT_URL_S3. If unset, the pod's own identity (AWS web identity, EKS Pod "
+        "Identity) is used. A pod without an identity can read only public buckets.",
     )
     cache: ModelCache | None = Field(
         default=None,
@@ -132,11 +133,12 @@ class ModelSource(ResourceModel):
     )
     env: Annotated[list[EnvVar], Field(max_length=64)] | None = Field(
         default=None,
-        description="Additional environment variables for the download. They precede what it "
-        "takes from `engine.env`: HTTP_PROXY, HTTPS_PROXY, ALL_PROXY, NO_PROXY, SSL_CERT_FILE, "
-        "SSL_CERT_DIR, REQUESTS_CA_BUNDLE, CURL_CA_BUNDLE, AWS_CA_BUNDLE, HF_ENDPOINT, HF_TOKEN, "
-        "HF_HUB_DOWNLOAD_TIMEOUT, HF_HUB_ETAG_TIMEOUT, HF_HUB_DISABLE_XET and HF_XET_*. If "
-        "`credentialsSecretRef` is unset, it also takes AWS_*.",
+        description="Additional environment variables for the download. They take precedence "
+        "over the variables that the download takes from `engine.env`: HTTP_PROXY, HTTPS_PROXY, "
+        "ALL_PROXY, NO_PROXY, SSL_CERT_FILE, SSL_CERT_DIR, REQUESTS_CA_BUNDLE, CURL_CA_BUNDLE, "
+        "AWS_CA_BUNDLE, HF_ENDPOINT, HF_TOKEN, HF_HUB_DOWNLOAD_TIMEOUT, HF_HUB_ETAG_TIMEOUT, "
+        "HF_HUB_DISABLE_XET and HF_XET_*. If `credentialsSecretRef` is unset, the download also "
+        "takes AWS_*.",
         json_schema_extra={
             "x-kubernetes-list-type": "map",
             "x-kubernetes-list-map-keys": ["name"],
@@ -146,7 +148,8 @@ class ModelSource(ResourceModel):
         default=None,
         description="Compute resources of the download. Defaults to the operator's "
         "`--download-resources`: requests of 100m of CPU and 256Mi of memory, and a memory limit "
-        "of 2Gi. Where the engine has a limit or a request, so does the default.",
+        "of 2Gi. The default also includes a limit or request for each resource that has one in "
+        "the engine's container.",
         json_schema_extra=RESOURCE_RULES,
     )
     served_name: Annotated[str, StringConstraints(min_length=1, max_length=253)] | None = Field(
@@ -243,8 +246,8 @@ class Engine(ResourceModel):
     )
     args: Annotated[list[Text], Field(max_length=128)] = Field(
         default_factory=list,
-        description="Additional arguments for the engine. They follow the arguments "
-        "that the operator sets, and must not repeat any of them.",
+        description="Additional arguments for the engine. They follow the arguments that the "
+        "operator sets, and must not set the same flags.",
     )
     env: Annotated[list[EnvVar], Field(max_length=128)] = Field(
         default_factory=list,
@@ -290,7 +293,7 @@ class Engine(ResourceModel):
     @field_validator("admin_contract", mode="before")
     @classmethod
     def _convert_stored_contract(cls, contract: object) -> object:
-        """Convert the values of an earlier release, whose default the API server has stored."""
+        """Convert a value of an earlier release. The API server has stored it as the default."""
         return {"none": "None", "plimsoll": "Plimsoll"}.get(str(contract), contract)
 
     @field_validator("port")
@@ -340,7 +343,7 @@ ENGINE_RULES = make_validations(
 SUPERVISOR_RESOURCES = Resources(
     limits={"memory": "256Mi"}, requests={"cpu": "20m", "memory": "96Mi"}
 )
-"""Default resources of a supervisor. In a measurement, it used 34 MiB and 2 % of a CPU."""
+"""Default resources of a supervisor. A measured supervisor used 34 MiB and 2 % of a CPU."""
 
 
 DOWNLOAD_RESOURCES = Resources(
@@ -356,8 +359,9 @@ class SupervisorSettings(ResourceModel):
         default=None,
         description="Compute resources of the supervisor. Defaults to the operator's "
         "`--supervisor-resources`: requests of 20m of CPU and 96Mi of memory, and a memory limit "
-        "of 256Mi. Where every other container of the pod has a limit or a request, so does the "
-        "default, and in a pod of the QoS class Guaranteed its requests equal its limits.",
+        "of 256Mi. The default also includes a limit or request for each resource that has one "
+        "in all other containers of the pod. In a pod of the QoS class Guaranteed, the requests "
+        "equal the limits.",
         json_schema_extra=RESOURCE_RULES,
     )
     image_pull_secrets: Annotated[list[SecretName], Field(max_length=16)] = Field(
@@ -381,7 +385,7 @@ class SupervisorSettings(ResourceModel):
     @field_validator("resources")
     @classmethod
     def _drop_stored_default(cls, resources: Resources | None) -> Resources | None:
-        """Replace the default by None: an earlier release stored the default in each object."""
+        """Replace the default by None, because an earlier release stored it in each object."""
         return None if resources == SUPERVISOR_RESOURCES else resources
 
 

@@ -1,8 +1,7 @@
-"""Start gate: a starting engine waits until its supervisor reports that its devices are free.
+"""Start gate: a starting engine waits until its supervisor reports that the devices are free.
 
-At each start, the engine writes a new question to a file in the run directory. If a gate is
-configured, the supervisor writes its answer to another file. Both files are small and replaced
-atomically.
+At each start, the engine writes a new random question to a file in the run directory. If a gate is
+configured, the supervisor answers in another file. Both files are small and replaced atomically.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ Question = Annotated[str, msgspec.Meta(pattern=f"^[0-9a-f]{{{2 * GATE_QUESTION_B
 
 
 class GateAnswer(msgspec.Struct, omit_defaults=True):
-    """Answer of the supervisor, written at ``at`` in Unix seconds.
+    """Answer of the supervisor, written at the Unix time ``at``.
 
-    ``answered`` is the newest question for which the engine may start. ``reason`` says why the
-    engine with a newer question must wait.
+    The engine may start if its question is ``answered``. Otherwise, ``reason`` says why it must
+    wait.
     """
 
     at: float

@@ -31,10 +31,10 @@ class SignalReason(StrEnum):
 
 
 class Signal(msgspec.Struct, frozen=True, omit_defaults=True):
-    """State of one signal by which the supervisor assesses an engine.
+    """Availability of one signal by which the supervisor assesses an engine.
 
-    ``reason`` is a :class:`SignalReason` and ``message`` says what to do; both are empty if the
-    signal is available.
+    If the signal is missing, ``reason`` is a :class:`SignalReason`, and ``message`` says what to
+    do. Otherwise, both are empty.
     """
 
     ok: bool = True
@@ -49,10 +49,10 @@ class View(msgspec.Struct, kw_only=True):
         budgets: The current MemoryPolicy.
         set_aside: Names of damaged journal files, which are kept in ``set-aside`` in the state
             directory.
-        out_of_service: The time at which each reason that keeps the pod unready ends, by reason
-            (``names.UNREADY_REASONS``).
-        signals: The signals of the newest sample: ``engine``, ``metrics``, ``host``, ``device``,
-            ``shared_memory``.
+        out_of_service: The reasons that keep the pod unready (``names.UNREADY_REASONS``), each with
+            the time at which it ends.
+        signals: The availability of each signal in the newest sample, by name: ``engine``,
+            ``metrics``, ``host``, ``device``, ``shared_memory``.
         role: The pod's role in disaggregated or multi-node serving.
 
     """

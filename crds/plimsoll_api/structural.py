@@ -18,11 +18,11 @@ _LIMIT_KEYWORDS = {
 
 
 def make_structural_schema(struct: type[msgspec.Struct]) -> dict[str, Any]:
-    """Return the structural schema of ``struct`` in its manifest form.
+    """Return the structural schema of ``struct`` as a part of a manifest.
 
     An object that is never null, and whose fields all have defaults, gets the default ``{}``. The
-    defaults of its fields then apply even if a manifest omits the object. ``struct.RULES`` are CEL
-    rules on the whole object.
+    defaults of its fields then apply even if a manifest omits the object. The schema includes the
+    CEL rules in ``struct.RULES``.
     """
     known = list_fields(struct)
     required = [one.name for one in known if one.required]

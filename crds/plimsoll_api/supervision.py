@@ -21,14 +21,14 @@ MAX_SLOTS = 16
 
 
 class Mode(StrEnum):
-    """Mode of the supervisor: ``Observe`` records what it would do; ``Recover`` does it."""
+    """Mode of the supervisor: ``Observe`` only records its decisions; ``Recover`` also acts."""
 
     OBSERVE = "Observe"
     RECOVER = "Recover"
 
 
 class SlotScope(StrEnum):
-    """The pods that share restart slots: those of one role of a workload, or of a whole graph."""
+    """Set of pods that share restart slots: one role of a workload, or a whole graph."""
 
     WORKLOAD = "Workload"
     GRAPH = "Graph"
@@ -53,7 +53,7 @@ class Action(OpenEnum):
 
 
 class RestartBudget(msgspec.Struct, frozen=True):
-    """Maximum number of restarts within a window. Once it is exhausted, a person must reset it."""
+    """Maximum number of restarts within a window. A person must reset an exhausted budget."""
 
     count: Annotated[
         int,
@@ -77,8 +77,8 @@ _DRAIN_MODES = {mode.value.capitalize(): mode for mode in DrainMode}
 
 
 _STORED_DRAIN_MODES = _DRAIN_MODES | {mode.value: mode for mode in DrainMode}
-"""Accepted values. They include the values of an earlier release, because the API server has stored
-its default in each object."""
+"""Drain modes by accepted value. Some values are from an earlier release, whose default the API
+server has stored in each object."""
 
 
 def _read_drain_mode(value: Any) -> DrainMode:
@@ -92,12 +92,12 @@ DRAIN_MODE_FORM = FieldForm(
     lambda mode: mode.value.capitalize(),
     {"type": "string", "enum": list(_DRAIN_MODES)},
 )
-"""Form of a drain mode, which is in CamelCase in a manifest. The admin protocol and a supervisor's
-configuration use lower case, because an older supervisor may read them."""
+"""Form of a drain mode, in CamelCase. The admin protocol and a supervisor's configuration keep
+lower case, because older engines and supervisors may read them."""
 
 
 class Drain(msgspec.Struct, frozen=True):
-    """Treatment of running requests before a disruptive action."""
+    """Drain of running requests before a disruptive action."""
 
     mode: Annotated[
         DrainMode,
@@ -177,15 +177,16 @@ class Recycle(msgspec.Struct, frozen=True):
     when_idle_for_s: Annotated[
         PositiveSeconds | None,
         describe_field(
-            "Time without any request after which an engine of this age may be restarted. If "
-            "unset, the restart drains the running requests.",
+            "Time without any request after which an engine that has reached `maxAge` may be "
+            "restarted. If unset, the engine is restarted even if requests are running, which "
+            "are drained first.",
             name="whenIdleFor",
             form=POSITIVE_DURATION_FORM,
         ),
     ] = None
     window: Annotated[
         MaintenanceWindow | None,
-        describe_field("When such restarts are made. Defaults to `maintenanceWindow`."),
+        describe_field("Window for these restarts. Defaults to `maintenanceWindow`."),
     ] = None
 
     RULES: ClassVar[tuple[Rule, ...]] = (
@@ -201,12 +202,12 @@ class Recycle(msgspec.Struct, frozen=True):
 
 
 class StartGate(msgspec.Struct, frozen=True):
-    """Treatment of an engine that restarts while its devices still hold memory."""
+    """Delay of a restarted engine while its devices still hold memory."""
 
     within_s: Annotated[
         PositiveSeconds,
         describe_field(
-            "Longest time for which a start waits until the devices are free. Defaults to 1m.",
+            "Maximum time that a starting engine waits until its devices are free. Defaults to 1m.",
             name="within",
             form=POSITIVE_DURATION_FORM,
         ),
@@ -214,8 +215,9 @@ class StartGate(msgspec.Struct, frozen=True):
     then: Annotated[
         Action | None,
         describe_field(
-            "What follows if the devices are not free in time. `PodReplace` asks the operator for "
-            "another pod, and needs `PodReplace` in `ladder`. If unset, the engine starts anyway.",
+            "What happens if the devices are not free in time. `PodReplace` asks the operator to "
+            "replace the pod, and requires `PodReplace` in `ladder`. If unset, the engine starts "
+            "anyway.",
             schema={"type": "string", "enum": [Action.POD_REPLACE.value]},
         ),
     ] = None
@@ -246,7 +248,7 @@ _NO_RUNG_MESSAGE = (
 
 
 class Supervision(msgspec.Struct, frozen=True):
-    """Actions that the supervisor may take on a leak or a stall, and their limits."""
+    """Actions that the supervisor may take because of a leak or a stall, and their limits."""
 
     mode: Annotated[
         Mode,
@@ -268,7 +270,7 @@ class Supervision(msgspec.Struct, frozen=True):
         Drain, describe_field("What happens to running requests before a disruptive action.")
     ] = Drain()
     restart_budget: Annotated[
-        RestartBudget, describe_field("Upper bound on the restarts that supervisors perform.")
+        RestartBudget, describe_field("Maximum number of restarts by supervisors.")
     ] = RestartBudget()
     max_unavailable: Annotated[
         int,
@@ -281,34 +283,34 @@ class Supervision(msgspec.Struct, frozen=True):
     scope: Annotated[
         SlotScope,
         describe_field(
-            "Pods of a SupervisionPolicy for which `maxUnavailable` counts together. `Workload` "
-            "counts each workload, and each role of disaggregated serving, by itself. `Graph` "
-            "counts all roles together, so that with 1 no prefill engine restarts while a decode "
-            "engine does. Defaults to `Workload`."
+            "Set of pods to which `maxUnavailable` applies, for a SupervisionPolicy. With "
+            "`Workload`, it applies to each workload, and to each role of disaggregated serving, "
+            "separately. With `Graph`, it applies to all roles together: if it is 1, a prefill "
+            "engine and a decode engine never restart at the same time. Defaults to `Workload`."
         ),
     ] = SlotScope.WORKLOAD
-    stall: Annotated[Stall, describe_field("When an engine counts as stalled.")] = Stall()
+    stall: Annotated[Stall, describe_field("Criterion for a stalled engine.")] = Stall()
     maintenance_window: Annotated[
         MaintenanceWindow | None,
         describe_field(
-            "When the supervisor performs restarts that can wait. Stalled engines, and leaks that "
-            "would exhaust memory before the window opens, are restarted at once. If unset, no "
-            "restart waits."
+            "Time for restarts that can wait. An engine is restarted at once if it is stalled, "
+            "or if a leak would exhaust memory before the window opens. If unset, no restart "
+            "waits."
         ),
     ] = None
     recycle: Annotated[
         Recycle | None,
         describe_field(
-            "Restarts of healthy engines that have reached an age, one after the other, within "
-            "`restartBudget` and `maxUnavailable`. A replica is not taken out of service unless "
-            "another one is ready. If unset, no healthy engine is restarted."
+            "Planned restarts of healthy engines that have reached a maximum age, within "
+            "`restartBudget` and `maxUnavailable`. A replica is taken out of service only if "
+            "another replica is ready. If unset, no healthy engine is restarted."
         ),
     ] = None
     start_gate: Annotated[
         StartGate | None,
         describe_field(
-            "Holds the start of a restarted engine until NVML shows its devices free, for engines "
-            "of the type `plimsoll`. If unset, engines start at once."
+            "Delay of a restarted engine until NVML reports that its devices are free. Only for "
+            "engines of the type `plimsoll`. If unset, engines start at once."
         ),
     ] = None
     sweep_shared_memory: Annotated[

@@ -38,7 +38,7 @@ class SelectedType(StrEnum):
 
 
 class PolicyRollout(StrEnum):
-    """Treatment of selected pods that have no supervisor yet."""
+    """Policy for selected pods that have no supervisor yet."""
 
     ON_DELETE = "OnDelete"
     RESTART = "Restart"
@@ -49,8 +49,8 @@ class SelectedEngine(ResourceModel):
 
     type: SelectedType = Field(
         default=SelectedType.AUTO,
-        description="Type of the engine. With `auto`, the image and the command of each pod show "
-        "whether it runs vLLM or SGLang, and a pod that runs neither is refused. Defaults to "
+        description="Type of the engine. With `auto`, the operator detects vLLM and SGLang by "
+        "the image and the command of each pod, and refuses pods with neither. Defaults to "
         "`auto`.",
     )
     container: (
@@ -61,14 +61,14 @@ class SelectedEngine(ResourceModel):
         | None
     ) = Field(
         default=None,
-        description="Name of the engine's container. If unset, it is the only container that runs "
-        "an engine of this type, or the only container of the pod.",
+        description="Name of the engine's container. Defaults to the only container that runs an "
+        "engine of this type, or to the only container of the pod.",
     )
     port: Annotated[int, Field(ge=1, le=65535)] | None = Field(
         default=None,
-        description="Port of the engine's HTTP server in the pod. Must not be 9464 or 9465, which "
-        "the supervisor uses. If unset, it is the port in the container's arguments, or the first "
-        "port that the container declares, or the default port of the engine.",
+        description="Port of the engine's HTTP server in the pod. Must not be 9464 or 9465, "
+        "which the supervisor uses. Defaults to the port in the container's arguments, or else "
+        "to the first port that the container declares, or else to the engine's default port.",
         json_schema_extra=make_validations(
             make_rule(f"!(self in {list(SUPERVISOR_PORTS)})", ENGINE_PORT_MESSAGE)
         ),
@@ -86,7 +86,7 @@ class SupervisionPolicySpec(ResourceModel):
     """Desired state of a SupervisionPolicy."""
 
     selector: LabelSelector = Field(
-        description="Pods to supervise, by their labels. Must not be empty.",
+        description="Label selector of the pods to supervise. Must not be empty.",
         json_schema_extra=SELECTOR_RULES,
     )
     engine: SelectedEngine = Field(
@@ -121,10 +121,10 @@ class SupervisionPolicySpec(ResourceModel):
     )
     rollout: PolicyRollout = Field(
         default=PolicyRollout.ON_DELETE,
-        description="What happens to pods that have no supervisor yet. `OnDelete` leaves them "
-        "until they are recreated. `Restart` asks each Deployment, StatefulSet "
-        "and DaemonSet that owns such pods for one rolling restart, by its own strategy, and once "
-        "for each generation of the policy. Defaults to `OnDelete`.",
+        description="What happens to pods that have no supervisor yet. With `OnDelete`, they get "
+        "a supervisor when they are recreated. With `Restart`, the operator requests a rolling "
+        "restart of each Deployment, StatefulSet and DaemonSet that owns such pods, once for "
+        "each generation of the policy. Defaults to `OnDelete`.",
     )
 
 

@@ -63,19 +63,21 @@ class PolicyWorkload(Verdicts):
         default=None,
         description="Name of the workload. Absent for the pods that no workload owns.",
     )
-    selected: int = Field(description="Number of its pods that match the selector.")
+    selected: int = Field(description="Number of the workload's pods that match the selector.")
     supervised: int = Field(
-        description="Number of its pods that have a supervisor of this policy, which sees their "
-        "engine."
+        description="Number of the workload's pods with a supervisor of this policy that "
+        "observes the engine."
     )
     waiting_for_restart: int = Field(
-        description="Number of its pods that get a supervisor when they are recreated."
+        description="Number of the workload's pods that get a supervisor when they are recreated."
     )
-    open_incidents: int = Field(description="Number of its LeakIncidents that have not ended.")
+    open_incidents: int = Field(
+        description="Number of the workload's LeakIncidents that have not ended."
+    )
     consumed_percent: int | None = Field(
         default=None,
-        description="Largest share of a growth budget that one of its pods has used, in percent, "
-        "rounded down to a multiple of 5. Absent if unknown.",
+        description="Largest share of a growth budget that one of the workload's pods has used, "
+        "in percent, rounded down to a multiple of 5. Absent if unknown.",
     )
     message: Annotated[str, StringConstraints(max_length=MAX_STATUS_REASON_CHARS)] | None = Field(
         default=None,
@@ -83,50 +85,55 @@ class PolicyWorkload(Verdicts):
     )
     engine: Annotated[str, StringConstraints(max_length=MAX_STATUS_REASON_CHARS)] | None = Field(
         default=None,
-        description="What was taken for the engine of its pods, and by what evidence.",
+        description="Engine that was detected in the workload's pods, its container, and the "
+        "evidence.",
     )
     roles: list[PodRole] | None = Field(
         default=None,
-        description="Roles of its pods in disaggregated or multi-node serving. Absent if none has "
-        "one.",
+        description="Roles of the workload's pods in disaggregated or multi-node serving. Absent "
+        "if no pod has a role.",
         max_length=len(PodRole),
     )
     recommendation: Recommendation | None = Field(
         default=None,
-        description="Memory that its newest revision needs, and what to set. Absent until a pod "
-        "was observed.",
+        description="Memory use of the workload's newest revision, and the requests and limits "
+        "to set. Absent until a pod has been observed.",
     )
     suspect_revision: SuspectRevision | None = Field(
         default=None,
-        description="Set if most replicas of one revision have the same leak.",
+        description="Present if most replicas of one revision have the same leak.",
     )
 
 
 class InjectionStop(ResourceModel):
-    """Reason why new pods no longer get a supervisor."""
+    """Stop of the injection: the reason why new pods no longer get a supervisor."""
 
     pod: Annotated[str, StringConstraints(max_length=253)] = Field(
-        description="One of the pods that do not start, or the owner of those that the API server "
-        "refuses."
+        description="One of the pods that do not start, or the owner of the pods that the API "
+        "server refuses."
     )
     reason: Annotated[str, StringConstraints(max_length=MAX_STATUS_REASON_CHARS)] = Field(
-        description="Container and image that do not start, and what the kubelet says of them; or "
-        "why the API server refuses the pods."
+        description="Container and image that do not start, with the kubelet's message, or the "
+        "reason why the API server refuses the pods."
     )
-    time: str = Field(description="Time of the stop.", json_schema_extra={"format": "date-time"})
+    time: str = Field(
+        description="Time at which the injection stopped.",
+        json_schema_extra={"format": "date-time"},
+    )
     generation: int = Field(
-        description="Generation of the policy at the stop. A new one resumes the injection.",
+        description="Generation of the policy when the injection stopped. A new generation "
+        "resumes the injection.",
         json_schema_extra={"format": "int64"},
     )
     retry: Annotated[str, StringConstraints(max_length=256)] = Field(
         default="",
-        description="Value of the annotation `plimsoll.dev/retry-injection` at the stop. A new "
-        "one resumes the injection.",
+        description="Value of the annotation `plimsoll.dev/retry-injection` when the injection "
+        "stopped. A new value resumes the injection.",
     )
     refusal: Annotated[str, StringConstraints(max_length=64)] = Field(
         default="",
-        description="Set if the API server refuses pods with a supervisor, for example by a quota: "
-        "identifies their owner and the answer.",
+        description="Identifies the pods' owner and the API server's answer. Present if the API "
+        "server refuses pods with a supervisor, for example because of a quota.",
     )
 
 
@@ -134,13 +141,13 @@ class Injection(ResourceModel):
     """State of the injection of supervisors into new pods."""
 
     images: Annotated[str, StringConstraints(max_length=1026)] = Field(
-        description="Images that new pods get: that of the supervisor, and that of the probe if it "
-        "is another one."
+        description="Images that are added to new pods: the supervisor's image, and the probe's "
+        "image if it differs."
     )
     proven: bool = Field(
         default=False,
-        description="Whether a pod of the policy has run with these images. Until then, a few pods "
-        "at once get them, and the others start without a supervisor.",
+        description="Whether a pod of the policy has run with these images. Until then, only a "
+        "few pods at a time get a supervisor, and the others start without one.",
     )
     waiting: int = Field(
         default=0,
@@ -149,21 +156,23 @@ class Injection(ResourceModel):
     )
     since: str | None = Field(
         default=None,
-        description="Time of the newest try after a stop. Older pods do not count.",
+        description="Time at which the injection was last resumed. Pods that are older do not "
+        "count.",
         json_schema_extra={"format": "date-time"},
     )
     stopped: InjectionStop | None = Field(
         default=None,
-        description="Set if several pods do not start with these images, or the API server refuses "
-        "pods with a supervisor. New pods then start without one, until you change the policy or "
-        "its annotation `plimsoll.dev/retry-injection`, or the operator's images change.",
+        description="Present if several pods do not start with these images, or if the API "
+        "server refuses pods with a supervisor. New pods then start without a supervisor, until "
+        "you change the policy or its annotation `plimsoll.dev/retry-injection`, or until the "
+        "operator's images change.",
     )
     refused_anyway: Annotated[
         list[Annotated[str, StringConstraints(max_length=64)]],
         Field(max_length=MAX_UNRELATED_REFUSALS),
     ] = Field(
         default_factory=list,
-        description="Refusals that pods without a supervisor got as well. They do not stop the "
+        description="Refusals that also affect pods without a supervisor. They do not stop the "
         "injection.",
     )
 
@@ -181,8 +190,8 @@ class SupervisionPolicyStatus(ResourceModel):
     )
     supervised: int | None = Field(
         default=None,
-        description="Number of selected pods that have a supervisor of this policy, which sees "
-        "their engine.",
+        description="Number of selected pods with a supervisor of this policy that observes the "
+        "engine.",
     )
     waiting_for_restart: int | None = Field(
         default=None,
@@ -194,13 +203,14 @@ class SupervisionPolicyStatus(ResourceModel):
     )
     refusals: Annotated[list[RefusedPod], Field(max_length=MAX_REFUSED_PODS)] | None = Field(
         default=None,
-        description="Why pods are refused, ordered by name. At most 16, even if `refused` is more.",
+        description="Refused pods with the reasons, ordered by name. At most 16, even if "
+        "`refused` is larger.",
     )
     open_incidents: int | None = Field(
         default=None, description="Number of LeakIncidents of the policy that have not ended."
     )
     injection: Injection | None = Field(
-        default=None, description="Whether new pods get a supervisor."
+        default=None, description="State of the injection of supervisors into new pods."
     )
     memory: MemoryStatus | None = Field(
         default=None, description="Memory of the worst supervised pod."
@@ -216,8 +226,8 @@ class SupervisionPolicyStatus(ResourceModel):
     workloads: Annotated[list[PolicyWorkload], Field(max_length=MAX_SHOWN_WORKLOADS)] | None = (
         Field(
             default=None,
-            description="Workloads that own selected pods: those with a suspect revision first, "
-            "then those that have used most of a growth budget. At most 16.",
+            description="Workloads that own selected pods: first those with a suspect revision, "
+            "then the others by their used share of a growth budget, largest first. At most 16.",
         )
     )
     conditions: Annotated[list[Condition], Field(max_length=MAX_STATUS_CONDITIONS)] | None = Field(

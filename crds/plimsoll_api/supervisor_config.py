@@ -23,32 +23,35 @@ from plimsoll_api.workloads import WorkloadRef, find_slot_owner, make_slot_names
 CONFIG_FILE = "supervisor.json"
 NODE_IP_ENV, DCGM_EXPORTER_PORT_ENV = "NODE_IP", "DCGM_EXPORTER_PORT"
 AMD_EXPORTER_PORT_ENV = "AMD_EXPORTER_PORT"
-"""Environment variables of the supervisor's container. They are set if a manifest sets the port of
-an exporter."""
+"""Environment variables of the supervisor's container, with the node's address and the exporters'
+ports. They are set if a manifest sets the port of an exporter."""
 
 CONTAINER_ENV = "PLIMSOLL_CONTAINER"
-"""Environment variable of the engine's container: the container's name, which identifies the
-engine's processes."""
+"""Environment variable of the engine's container: the container's name. By this variable, the
+supervisor recognizes the engine's processes."""
 
 POD_ENGINE_ENV = "PLIMSOLL_ENGINE"
 """Environment variable of the supervisor's container in a pod of a SupervisionPolicy: a
-:class:`PodEngine` as JSON. All pods of the policy share one configuration, so this variable
-contains the values that differ between them."""
+:class:`PodEngine` as JSON. It contains the values that differ between the pods of a policy, which
+share one configuration file."""
 
 GROUP_ENV = "PLIMSOLL_GROUP"
 """Environment variable of the supervisor's container in a pod of an InferenceService whose replicas
 are groups: a :class:`GroupMember` as JSON."""
 
 PROBE_DIR_ENV = "PLIMSOLL_PROBE_DIR"
-"""Environment variable of the engine's and the supervisor's container: directory of the probes'
-sockets."""
+"""Environment variable of both containers: the directory of the probes' sockets."""
 
 
 class GroupMember(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Membership of a pod in a multi-node group, which is one replica of its workload.
+    """Membership of a pod in a multi-node group. The group is one replica of its workload.
 
-    ``key`` identifies the group within the workload. The leader serves and restarts the group; a
-    ``worker`` does neither. ``subdomain`` is the headless Service of the group's pods, or empty.
+    Attributes:
+        key: The ID of the group within the workload.
+        worker: True for a worker of the group. False for the leader, which serves requests, and
+            whose supervisor restarts the group.
+        subdomain: The headless Service of the group's pods; empty if there is none.
+
     """
 
     key: Annotated[str, msgspec.Meta(max_length=63)] = msgspec.field(name="index")
@@ -57,11 +60,14 @@ class GroupMember(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ServiceRef(msgspec.Struct, frozen=True):
-    """InferenceService or SupervisionPolicy that a replica belongs to, by ``kind``.
+    """InferenceService or SupervisionPolicy that a supervisor's pod belongs to.
 
-    ``uid`` is empty in local mode. ``workload`` is the owner of a policy's pod. ``group`` is the
-    pod's membership in a multi-node group of its workload. ``role`` is the pod's role in
-    disaggregated or multi-node serving; None if it has none.
+    Attributes:
+        uid: The UID of the object; empty in local mode.
+        workload: The workload that owns a policy's pod.
+        group: The pod's membership in a multi-node group.
+        role: The pod's role in disaggregated or multi-node serving; None if it has none.
+
     """
 
     name: str
@@ -74,7 +80,7 @@ class ServiceRef(msgspec.Struct, frozen=True):
 
     @property
     def is_worker(self) -> bool:
-        """Whether the pod is a worker of its group. If so, the leader acts for it."""
+        """Whether the pod is a worker of its group. The leader's supervisor then acts for it."""
         return self.group is not None and self.group.worker
 
 
@@ -86,11 +92,15 @@ class MainProcess(msgspec.Struct, frozen=True):
 
 
 class EngineEndpoint(msgspec.Struct, frozen=True):
-    """Addresses of the engine on the pod's loopback interface.
+    """Addresses of the engine on the pod's loopback interface, and how to find its processes.
 
-    ``container`` is the container's name in its environment (:data:`CONTAINER_ENV`); empty outside
-    a pod. ``serves`` is False for a worker of a multi-node engine. ``process`` is the main process
-    that a person specified; in a pod, the supervisor finds the main process itself.
+    Attributes:
+        container: The value of :data:`CONTAINER_ENV` in the environment of the engine's processes;
+            empty if they do not have this variable.
+        serves: False for a worker of a multi-node engine, which serves no requests.
+        process: The engine's main process, if a person specified it. Otherwise, the supervisor
+            finds the main process itself.
+
     """
 
     type: EngineType
@@ -109,12 +119,14 @@ class EngineEndpoint(msgspec.Struct, frozen=True):
 
 
 class PodEngine(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The engine of one pod, as detected when the pod was created.
+    """Engine of one pod, as admission detected it when the pod was created.
 
-    ``memory_limit_bytes`` is the memory limit of the engine's container; None if it has none.
-    ``shared_device`` is whether a device plugin gives the container only part of a device.
-    ``restarts`` is whether the kubelet restarts the container after it terminates. ``graph`` is the
-    object that creates all roles of disaggregated serving.
+    Attributes:
+        memory_limit_bytes: The memory limit of the engine's container; None if it has none.
+        shared_device: Whether a device plugin gives the container only a part of a device.
+        restarts: Whether the kubelet restarts the container after it terminates.
+        graph: The object that creates all roles of disaggregated serving.
+
     """
 
     engine: EngineEndpoint
@@ -130,8 +142,9 @@ class PodEngine(msgspec.Struct, frozen=True, omit_defaults=True):
 class SupervisorConfig(msgspec.Struct, frozen=True):
     """Complete configuration of a supervisor.
 
-    ``slots`` are the names of the service's slot Leases; empty in local mode. In the shared
-    configuration of a SupervisionPolicy, they are the slots for pods without a workload.
+    ``slots`` are the names of the slot Leases, of which the supervisor must hold one to restart its
+    replica; empty in local mode. In the configuration file of a SupervisionPolicy, they are those
+    for pods without a workload.
     """
 
     service: ServiceRef
@@ -143,11 +156,11 @@ class SupervisorConfig(msgspec.Struct, frozen=True):
 
 
 def make_pod_config(config: SupervisorConfig, pod: PodEngine) -> SupervisorConfig:
-    """Combine a policy's configuration with the engine that admission detected in one of its pods.
+    """Return the configuration for one pod of a policy.
 
-    The result has the pod's engine and memory limit, and the slots of the pod's workload. Actions
-    that would not help the pod are removed. The supervisor of a worker only observes, because the
-    group's leader acts.
+    It combines the policy's ``config`` with the pod's engine, memory limit and slots. Actions that
+    would not help the pod are removed. In a worker of a multi-node group, the supervisor only
+    observes.
     """
     memory, host = config.memory, config.memory.host
     if host is not None and host.limit_bytes is None and pod.memory_limit_bytes is not None:
@@ -178,7 +191,7 @@ def make_pod_config(config: SupervisorConfig, pod: PodEngine) -> SupervisorConfi
 
 
 def make_member_config(config: SupervisorConfig, member: GroupMember) -> SupervisorConfig:
-    """Combine a service's configuration with the group membership of one of its pods."""
+    """Return the configuration for one pod of a multi-node group of a service."""
     role = PodRole.WORKER if member.worker else PodRole.LEADER
     return _restrict_worker(
         replace(
@@ -190,7 +203,7 @@ def make_member_config(config: SupervisorConfig, member: GroupMember) -> Supervi
 
 
 def _restrict_worker(config: SupervisorConfig) -> SupervisorConfig:
-    """Return ``config``. A worker's supervisor may only observe, because the leader acts."""
+    """Return ``config``, changed to only observe if the pod is a worker of a group."""
     if not config.service.is_worker:
         return config
     supervision = replace(config.supervision, mode=Mode.OBSERVE, recycle=None)
@@ -200,8 +213,7 @@ def _restrict_worker(config: SupervisorConfig) -> SupervisorConfig:
 def decode_config(data: bytes) -> SupervisorConfig:
     """Parse a configuration file. Raises :class:`~plimsoll_api.decoding.MalformedError` if invalid.
 
-    Unknown fields are ignored: an upgrade of the operator restarts no pods, so older supervisors
-    read the configuration of a newer operator.
+    Unknown fields are ignored, because an older supervisor may read the file of a newer operator.
     """
     return decoding.decode(data, SupervisorConfig)
 
@@ -209,7 +221,6 @@ def decode_config(data: bytes) -> SupervisorConfig:
 def encode_config(config: SupervisorConfig) -> bytes:
     """Return the content of a configuration file.
 
-    Equal configurations give equal bytes, so that the ConfigMap changes only if the configuration
-    does.
+    Equal configurations have equal content, so the ConfigMap changes only with the configuration.
     """
     return msgspec.json.format(msgspec.json.encode(config, order="sorted"), indent=2) + b"\n"

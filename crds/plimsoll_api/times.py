@@ -11,7 +11,10 @@ UNKNOWN_CLOCK_TIME = "--:--:--"
 
 
 def format_rfc3339(at: float) -> str:
-    """Format Unix seconds as Kubernetes' Time: whole seconds in UTC, clamped to the valid range."""
+    """Format Unix seconds as Kubernetes' Time, in whole seconds and UTC.
+
+    Times before 1970 or after :data:`MAX_UNIX_TIME_S` are replaced by these limits.
+    """
     return _to_datetime(at).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -21,7 +24,7 @@ def format_rfc3339_micro(at: float) -> str:
 
 
 def parse_rfc3339(text: str) -> float:
-    """Parse an RFC 3339 time to Unix seconds. Raises ValueError if the text is no such time."""
+    """Parse an RFC 3339 time to Unix seconds. Raises ValueError for any other text."""
     moment = datetime.fromisoformat(text)
     if moment.tzinfo is None:
         raise ValueError(f"{text!r} has no time zone: write for example 2026-01-31T12:00:00Z")

@@ -1,9 +1,8 @@
 """Samples of an engine, and traces of samples.
 
-The sampler creates a :class:`Sample` in each interval and the detector consumes it. ``plimsoll
-record`` writes samples to a trace and ``plimsoll replay`` reads them. A replay differs from a live
-run only in the clock and the source. The format is JSON Lines in UTF-8, optionally compressed with
-gzip: one :class:`Header`, then one sample per line.
+The sampler creates a :class:`Sample` in each interval for the detector. ``plimsoll record`` writes
+samples to a trace, and ``plimsoll replay`` passes them to the detector again. The format is JSON
+Lines in UTF-8, optionally compressed with gzip: one :class:`Header`, then one sample per line.
 
 A key that is absent or null is unknown, never zero. Unknown keys are ignored. Sizes are in bytes,
 times in seconds.
@@ -25,8 +24,8 @@ from plimsoll_api.decoding import MalformedError, decode
 
 TRACE_SUFFIXES = (".jsonl", ".jsonl.gz")
 MAX_TRACE_LINE_BYTES = 4 << 20
-"""Maximum length of a line, equal to that of an engine's longest accepted response. It limits the
-memory that a gzip bomb can take."""
+"""Maximum length of a line in bytes, which limits the memory for decompressing a gzip bomb. An
+engine's response has the same limit."""
 _READ_ERRORS = (OSError, EOFError, zlib.error)
 
 
@@ -64,10 +63,10 @@ class Budgets(msgspec.Struct, omit_defaults=True):
 
 
 class Header(msgspec.Struct, kw_only=True):
-    """First line of a trace. It does not say whether or how the engine leaked.
+    """First line of a trace: what was recorded, with which limits and budgets.
 
-    ``shared_device`` means that other programs also used the engine's devices, so ``used`` includes
-    their memory.
+    ``shared_device`` is whether other programs also used the engine's devices. The memory ``used``
+    of a device then includes theirs.
     """
 
     trace: int
@@ -82,12 +81,13 @@ class Header(msgspec.Struct, kw_only=True):
 
 
 class RoleRss(msgspec.Struct, omit_defaults=True):
-    """Memory of one process in bytes.
+    """Memory of one process in bytes. Unknown values are null.
 
-    ``role`` is the name that an external engine gives to the process, or its role in Plimsoll's
-    engine. ``in_use`` is the memory that is allocated with malloc or belongs to Python's objects.
-    ``retained`` is the unused memory that malloc keeps. Both are null if the process does not
-    report them.
+    Attributes:
+        role: The role of the process in Plimsoll's engine, or an external engine's name for it.
+        in_use: The memory that malloc has allocated, plus the memory of Python's objects.
+        retained: The free memory that malloc keeps.
+
     """
 
     role: str
@@ -99,7 +99,7 @@ class RoleRss(msgspec.Struct, omit_defaults=True):
 
     @property
     def anonymous(self) -> int | None:
-        """Anonymous memory, resident or swapped out; None if the resident part is unknown."""
+        """Anonymous memory, including swap; None if the resident part is unknown."""
         return None if self.rss_anon is None else self.rss_anon + (self.swap or 0)
 
 
@@ -124,8 +124,9 @@ class Host(msgspec.Struct, omit_defaults=True):
     """Host memory of the engine's processes, in bytes.
 
     Attributes:
-        rss_anon, rss_file, rss_shmem: Sums over ``processes`` processes; zero if all known
-            processes have exited.
+        rss_anon, rss_file, rss_shmem: Resident memory of all processes together; zero if all have
+            exited.
+        processes: The number of processes.
         cgroup_kernel: Kernel memory, without reclaimable memory.
         cgroup_other: Memory that is charged to the cgroup, but belongs to none of the kernel's
             categories.
@@ -135,13 +136,12 @@ class Host(msgspec.Struct, omit_defaults=True):
         hugetlb: Huge pages from the node's pool.
         swap, cgroup_swap: Memory in swap, of the processes and of their cgroup. No other field
             includes memory in swap.
-        ``shm_orphan``: Shared memory that no running process holds.
-        ``shm_orphan_earlier``: The part of ``shm_orphan`` that an earlier container of the engine
-            left.
+        shm_orphan: Shared memory that no running process holds.
+        shm_orphan_earlier: The part of ``shm_orphan`` that an earlier container of the engine left.
         oom_kills: The kernel's OOM kills in the cgroup.
-        frontend_lives: False if the main process, on which the other processes depend, has exited.
-        cpu_s: The CPU time of all processes except the main process, in seconds since an arbitrary
-            start.
+        frontend_lives: Whether the main process is running. The other processes depend on it.
+        cpu_s: The CPU time of all processes except the main process, in seconds. Only differences
+            are meaningful.
 
     """
 
@@ -172,11 +172,15 @@ class Host(msgspec.Struct, omit_defaults=True):
 
 
 class Malloc(msgspec.Struct, omit_defaults=True):
-    """State of the worker's allocators.
+    """State of the worker's allocators, in bytes.
 
-    ``in_use`` and ``retained`` come from ``mallinfo2``. Like ``python_objects``, they are in bytes.
-    ``py_blocks`` is the number of pymalloc blocks. ``full_collections`` is the number of garbage
-    collections of the oldest generation, in the worker's process that has had the fewest.
+    Attributes:
+        in_use, retained: Allocated memory, and free memory that malloc keeps, by ``mallinfo2``.
+        python_objects: The memory of Python's objects.
+        py_blocks: The number of pymalloc blocks.
+        full_collections: The number of garbage collections of the oldest generation. If the worker
+            has several processes, this is the lowest of their numbers.
+
     """
 
     in_use: int | None = None
@@ -211,7 +215,7 @@ SampleLoad = Load
 
 
 class LedgerLine(msgspec.Struct, omit_defaults=True):
-    """Owner in the engine's ledger: the bytes in use, and the most that it can ever use."""
+    """Line of the engine's ledger: the bytes that an owner uses, and the most that it can use."""
 
     owner: str
     kind: str
@@ -220,12 +224,17 @@ class LedgerLine(msgspec.Struct, omit_defaults=True):
 
 
 class Sample(msgspec.Struct, omit_defaults=True):
-    """One observation, ``t`` seconds after the start. ``epoch`` increases at each engine restart.
+    """One observation of an engine.
 
-    ``serving`` is whether the serving port responded. It is null if the port was not queried, as in
-    most samples with a status. ``ready`` is false while the engine reports that it starts, warms up
-    or replaces its worker; null if the engine's state is unknown. ``load_age_s`` is the age of
-    ``load`` if the load is polled. ``parts`` are an external engine's names for its processes.
+    Attributes:
+        t: The time in seconds since the start of the trace or of the supervisor.
+        epoch: A number that increases at each engine restart.
+        serving: Whether the serving port responded; null if it was not queried.
+        ready: False while the engine reports that it starts, warms up or replaces its worker; null
+            if the engine's state is unknown.
+        load_age_s: The age of ``load``; null if ``load`` is current.
+        parts: An external engine's names for its processes.
+
     """
 
     t: float

@@ -18,8 +18,8 @@ _QUANTITY_PATTERN = re.compile(
     r"^([+-]?(?:\d+\.?\d*|\.\d+))(?:([eE][+-]?\d{1,2})|([numkMGTPE]|[KMGTPE]i)?)$", re.ASCII
 )
 MAX_QUANTITY_CHARS = 64
-"""Maximum length of a quantity in characters. This limit, and the limit of two digits for an
-exponent, bound the parsing time: 1e99999999 alone would take minutes."""
+"""Maximum length of a quantity in characters. It bounds the parsing time, together with the limit
+of two digits for an exponent: ``1e99999999`` would take minutes."""
 MAX_WHOLE_NUMBER_DIGITS = 18
 """Maximum number of digits of a whole number, so that it fits into 63 bits."""
 _DURATION_PART_PATTERN = re.compile(r"(\d+(?:\.\d+)?)(ms|h|m|s)")
@@ -28,10 +28,7 @@ _UNIT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def parse_whole_number(text: str) -> int | None:
-    """Parse a number of at most 18 ASCII digits. Return None for other text.
-
-    ``str.isdigit`` alone would accept text that ``int`` rejects, such as "²" or 5,000 digits.
-    """
+    """Parse a number of at most 18 ASCII digits. Return None for any other text."""
     return (
         int(text)
         if len(text) <= MAX_WHOLE_NUMBER_DIGITS and text.isascii() and text.isdigit()
@@ -78,7 +75,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_remaining_time(seconds: float) -> str:
-    """Format seconds until an event for people: ``12 days``, or ``31 hours`` below two days."""
+    """Format a remaining time for people: ``12 days``, or ``31 hours`` below two days."""
     if seconds >= 2 * DAY_S:
         return f"{seconds / DAY_S:.0f} days"
     return f"{seconds / 3600:.0f} hours"

@@ -1,8 +1,7 @@
-"""Find a pod's workload, replica and revision, and the restart slots that it shares with others.
+"""Find a pod's workload, replica, revision and restart slots from its labels and owner references.
 
-Only the labels and owner references of the pod are read, so pods of other people cause no further
-requests. Anyone who may create pods can set labels and owner references, so they grant no
-permissions.
+No further objects are read. Anyone who may create pods can set labels and owner references, so they
+grant no permissions.
 """
 
 from __future__ import annotations
@@ -64,27 +63,26 @@ _REPLICA_SET_CONTROLLERS = (
     (TEMPLATE_HASH_LABEL, APPS_API_GROUP, "Deployment"),
     (ROLLOUT_HASH_LABEL, "argoproj.io", "Rollout"),
 )
-"""Controllers whose ReplicaSets are named NAME-HASH: the pod label with the hash, the controller's
-API group and its kind."""
+"""Controllers whose ReplicaSets are named NAME-HASH. Each item is the pod label with the hash, the
+controller's API group and its kind."""
 _GRAPHS = (
     (DISAGGREGATED_NAME_LABEL, DISAGGREGATED_API, DISAGGREGATED_KIND, DISAGGREGATED_REVISION_LABEL),
     (DYNAMO_NAME_LABEL, DYNAMO_API, DYNAMO_KIND, DYNAMO_REVISION_LABEL),
 )
-"""Controllers that rename the objects of a role with each revision: the label with the controller's
-name, its API group, its kind, and the label with the revision."""
+"""Controllers that create the objects of a role under a new name for each revision. Each item is
+the label with the controller's name, its API group, its kind, and the label with the revision."""
 KV_ROLES = frozenset({PodRole.PREFILL, PodRole.DECODE, PodRole.BOTH})
-"""Roles that exchange KV blocks. A pod with one of them can only be replaced by pods of the same
-role."""
+"""Roles that exchange KV blocks. Only a pod of the same role can serve in place of such a pod."""
 _ROLES_BY_NAME = {role.value: role for role in PodRole}
 PARTNER_ROLES = {PodRole.PREFILL: PodRole.DECODE, PodRole.DECODE: PodRole.PREFILL}
-"""For each role that exchanges KV blocks, the role of its partners."""
+"""Roles that exchange KV blocks with each other."""
 
 
 class WorkloadRef(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Workload that owns a pod, such as a Deployment.
+    """Reference to the workload that owns a pod, such as a Deployment.
 
-    As text, it is ``KIND/NAME``, or ``KIND.GROUP/NAME`` if the API group is not the default of the
-    kind. An empty ``api_group`` is replaced by the default.
+    The text form is ``KIND/NAME``, or ``KIND.GROUP/NAME`` if the API group is not the kind's
+    default. An empty ``api_group`` is replaced by the default.
     """
 
     kind: Annotated[str, msgspec.Meta(max_length=_MAX_KIND_CHARS)]
@@ -110,11 +108,11 @@ class WorkloadRef(msgspec.Struct, frozen=True, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """The workload, group and revision of a pod.
+    """Workload, group and revision of a pod.
 
     Attributes:
-        workload: The object that owns the pod; None for a pod without a controller. If a controller
-            renames its children with each revision, the controller itself is the workload.
+        workload: The object that owns the pod; None for a pod without a controller. It is the
+            outermost controller if the names of inner objects change with each revision.
         api_group: The API group of the workload.
         group: The multi-node group that forms one replica: the key of a LeaderWorkerSet's group, or
             a RayCluster. Empty for a single-pod replica.
@@ -132,7 +130,7 @@ class Membership:
     graph: WorkloadRef | None = None
 
     def get_replica_name(self, pod: str) -> str:
-        """Return the name of the pod's replica; ``pod`` is the name of the pod."""
+        """Return the name of the replica of the pod named ``pod``."""
         return f"group {self.group}" if self.group else pod
 
     @property
@@ -163,7 +161,7 @@ def find_membership(metadata: Mapping[str, Any]) -> Membership:
 
 
 def _find_membership_by_owner(labels: Mapping[str, Any], owner: Mapping[str, Any]) -> Membership:
-    """Return the membership according to the labels and the owner reference of the controller."""
+    """Return the membership according to the labels and to ``owner``, the owner reference."""
     api_group = str(owner.get("apiVersion", "")).rpartition("/")[0]
     kind, name = str(owner.get("kind", "")), str(owner.get("name", ""))
     revision = str(labels.get(CONTROLLER_HASH_LABEL, ""))
@@ -188,17 +186,17 @@ def _find_membership_by_owner(labels: Mapping[str, Any], owner: Mapping[str, Any
 
 
 def find_lws_group(labels: Mapping[str, Any]) -> str:
-    """Return the key of the pod's group in a LeaderWorkerSet; empty if it has none.
+    """Return the key of the pod's group in a LeaderWorkerSet; empty if it is not in such a group.
 
-    The group's index is not used: it may be missing, and may be reused for another group.
+    The key is used, because the group's index may be missing or be reused for another group.
     """
     return str(labels.get(LWS_GROUP_LABEL) or labels.get(LWS_INDEX_LABEL) or "")
 
 
 class SlotOwner(NamedTuple):
-    """Owner of restart slots: a workload or a graph; the policy itself if ``ref`` is None.
+    """Owner of restart slots: a workload, a graph, or the policy itself if ``ref`` is None.
 
-    If ``role`` is set, only the pods of this role share the slots.
+    If ``role`` is set, the slots are only for the pods of this role.
     """
 
     ref: WorkloadRef | None = None
@@ -210,10 +208,9 @@ def find_slot_owner(
 ) -> SlotOwner:
     """Return the owner of the slots that a pod takes.
 
-    Pods of different roles cannot replace each other, so each role of a graph has its own slots. If
-    ``scope`` is ``Graph``, all roles share the slots, so that with one slot, prefill and
-    decode engines never restart at the same time. A prefill or decode pod without a graph then uses
-    the policy's own slots.
+    Each role of a graph has slots of its own, because pods of different roles cannot replace each
+    other. If ``scope`` is ``Graph``, all roles of the graph share its slots. A prefill or decode
+    pod without a graph then uses the policy's own slots.
     """
     has_kv_role = role in KV_ROLES
     if scope is SlotScope.GRAPH and (graph is not None or has_kv_role):
@@ -237,8 +234,7 @@ def make_slot_names(policy: str, owner: SlotOwner, count: int) -> tuple[str, ...
 def make_ray_service_name(policy: str, cluster: str) -> str:
     """Return the name of the headless Service for a policy's pods in a RayCluster.
 
-    The name is a DNS label. The operator creates the Service, and the injection passes its name to
-    the supervisor of the head.
+    The operator creates the Service, and the injection passes the name to the head's supervisor.
     """
     return "-".join(("plimsoll", *_make_name_parts(cluster, f"{policy}/{cluster}")))
 
@@ -246,17 +242,15 @@ def make_ray_service_name(policy: str, cluster: str) -> str:
 def make_members_service_name(policy: str) -> str:
     """Return the name of the headless Service for all supervised pods of a policy.
 
-    The name is a DNS label. The Service shows which pods are ready, even if only an InferencePool
-    sends them requests.
+    The Service shows which pods are ready, even if they get requests only from an InferencePool.
     """
     return "-".join(("plimsoll", *_make_name_parts(policy, policy)))
 
 
 def _make_name_parts(name: str, unique_text: str) -> list[str]:
-    """Return the parts of an object's name: ``name`` in valid characters, and a hash.
+    """Return at most 32 valid characters of ``name``, and a hash of ``unique_text``.
 
-    At most 32 characters of ``name`` are kept. The hash of ``unique_text`` distinguishes equal
-    parts.
+    An object's name consists of these parts. The hash makes it unique.
     """
     shown = re.sub(r"[^a-z0-9]+", "-", name.lower())[:32].strip("-")
     return [*filter(None, (shown,)), hashlib.sha256(unique_text.encode()).hexdigest()[:12]]
@@ -265,7 +259,7 @@ def _make_name_parts(name: str, unique_text: str) -> list[str]:
 def format_replicas(replicas: Iterable[Iterable[str]]) -> str:
     """Format the pods of each replica for the annotation of a slot.
 
-    Commas separate the pods of a replica, and spaces separate replicas.
+    Commas separate the pods of a replica, and spaces separate the replicas.
     """
     return " ".join(",".join(pods) for pods in replicas)
 

@@ -33,7 +33,7 @@ class Snapshot:
 class Poller:
     """Poller that updates ``snapshot`` every half second while :meth:`run` runs.
 
-    Of the engine types, only Plimsoll's own engine has a status to poll.
+    Only Plimsoll's own engine has a status to poll.
     """
 
     def __init__(self, plan: SupervisorPlan) -> None:
