@@ -13,9 +13,10 @@ from plimsoll_engine import settings
 
 
 class _Parser(argparse.ArgumentParser):
-    """Argument parser that prints errors as one line and exits with status 2.
+    """Argument parser that prints an error as one line and exits with status 2.
 
-    Flags cannot be abbreviated, because the operator recognises the flags it reserves by full name.
+    Flags cannot be abbreviated, so that the operator finds the flags that it reserves by their
+    names.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -54,7 +55,7 @@ def _build_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command. Return its exit status: 0 on success, 1 on failure, 2 for wrong usage."""
+    """Run the command. Return the exit status: 0 on success, 1 on failure, 2 for wrong usage."""
     flags = _build_parser().parse_args(arguments)
     if flags.command == "drain":
         from plimsoll_engine import prestop

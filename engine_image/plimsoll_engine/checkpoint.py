@@ -2,21 +2,21 @@
 
 If several files define the same value, the precedence is that of transformers and vLLM:
 
-- Stop tokens come from generation_config.json, else from config.json, else from its text_config.
-  The tokenizer's eos_token is always a stop token as well (vLLM). A stop token from a file of lower
-  precedence is used only if it is a special token, because an outdated default may be an ordinary
-  word.
-- A token is special if tokenizer.json or tokenizer_config.json marks or names it (transformers).
-- Truncation and padding in tokenizer.json are ignored: training scripts leave them behind
-  (transformers sets both for each call).
-- Token IDs go up to the largest ID in the vocabulary, which may have gaps, and are below the
-  model's vocab_size.
+- Stop tokens come from the first of these that defines them: generation_config.json, config.json,
+  text_config in config.json. The others add only special tokens, because an outdated stop token may
+  be an ordinary word. The tokenizer's eos_token is always a stop token (vLLM).
+- A token is special if tokenizer.json or tokenizer_config.json marks it, or if a field of
+  tokenizer_config.json such as pad_token names it (transformers).
+- Truncation and padding in tokenizer.json are ignored, because training scripts leave them behind.
+  transformers sets both for each call.
+- A token ID is valid if it is below the model's vocab_size and at most the largest ID in the
+  vocabulary. The vocabulary may have gaps.
 - Sampling defaults are the fields of generation_config.json that vLLM uses (``--generation-config
   auto``), regardless of do_sample.
-- The chat template is ``--chat-template``, else chat_template.jinja, chat_template.json or the
-  template in tokenizer_config.json. If there are several templates, each has a name; the template
-  named ``tool_use`` is for chats with tools. A file in additional_chat_templates is named by its
-  stem.
+- The chat template comes from the first of these that exists: ``--chat-template``,
+  chat_template.jinja, chat_template.json, tokenizer_config.json.
+- A checkpoint may have several chat templates, each with a name. The template ``tool_use`` is for
+  chats with tools. The name of a template in additional_chat_templates is its file's stem.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MODEL_CONFIG_FILE, GENERATION_CONFIG_FILE = "config.json", "generation_config.js
 TOKENIZER_FILE, TOKENIZER_CONFIG_FILE = "tokenizer.json", "tokenizer_config.json"
 DEFAULT_TEMPLATE_NAME, TOOLS_TEMPLATE_NAME = "default", "tool_use"
 TEMPLATE_TOKEN_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token")
-"""Special tokens that chat templates can use by name."""
+"""Names of the special tokens that chat templates can use as variables."""
 SAMPLING_BOUNDS: dict[str, tuple[float, float]] = {
     "temperature": (0, 2),
     "top_p": (math.ulp(0.0), 1),
@@ -50,18 +50,21 @@ SAMPLING_BOUNDS: dict[str, tuple[float, float]] = {
     "repetition_penalty": (0.01, 100),
     "max_new_tokens": (1, 1 << 31),
 }
-"""Sampling fields of generation_config.json that requests default to, with minimum and maximum."""
+"""Minimum and maximum of each sampling default that is read from generation_config.json."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """Configuration, tokenizer and chat templates of a checkpoint.
 
-    ``special_tokens`` maps the names in TEMPLATE_TOKEN_NAMES to the texts of the tokens.
-    ``num_tokens`` is the size of the vocabulary: the largest usable token ID plus one.
-    ``chat_templates`` maps the names of the templates to their sources. ``sampling_defaults`` are
-    the values of sampling fields for requests that omit them. ``sources`` maps ``stop_token_ids``,
-    ``chat_template`` and ``sampling`` to the names of the files that define them.
+    Attributes:
+        num_tokens: The largest valid token ID plus one.
+        special_tokens: Text of each special token, by its name in TEMPLATE_TOKEN_NAMES.
+        chat_templates: Source of each chat template, by name.
+        sampling_defaults: Values of sampling fields for requests that omit them.
+        sources: Names of the files that define ``stop_token_ids``, ``chat_template`` and
+            ``sampling``, by these three keys.
+
     """
 
     folder: Path
@@ -77,7 +80,12 @@ class Checkpoint:
     def read(
         cls, folder: Path, chat_template: Path | None = None, generation_config: str = "auto"
     ) -> Checkpoint:
-        """Read the checkpoint in ``folder``. Raises UsageError that names the file and field."""
+        """Read the checkpoint in ``folder``.
+
+        ``chat_template`` is a file that replaces the checkpoint's chat templates. Sampling defaults
+        are read only if ``generation_config`` is ``auto``. Raises UsageError, which names the file
+        and field.
+        """
         settings = read_json(folder / TOKENIZER_CONFIG_FILE)
         tokenizer = _load_tokenizer(folder, settings)
         special = {
@@ -99,7 +107,7 @@ class Checkpoint:
         )  # fmt: skip
 
     def make_summary(self) -> dict[str, Any]:
-        """Return the stop tokens and sampling defaults, and the files that define them."""
+        """Return the stop tokens, the sampling defaults, and the files that define them."""
         return {
             "stop_token_ids": self.stop_token_ids,
             "sampling": self.sampling_defaults,
@@ -108,7 +116,10 @@ class Checkpoint:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """Return the JSON object in ``file``; empty if the file does not exist. Raises UsageError."""
+    """Return the JSON object in ``file``; {} if the file does not exist.
+
+    Raises UsageError if the file cannot be read or contains anything else.
+    """
     try:
         data = json.loads(file.read_bytes())
     except FileNotFoundError:
@@ -143,7 +154,7 @@ def _load_tokenizer(folder: Path, settings: dict[str, Any]) -> Tokenizer:
 
 
 def _list_special_tokens(folder: Path, settings: dict[str, Any]) -> Iterator[str]:
-    """Yield the text of each special token that tokenizer_config.json names or marks."""
+    """Yield the text of each special token in tokenizer_config.json."""
     where = f"{folder / TOKENIZER_CONFIG_FILE}: field"
     for name, value in settings.items():
         if name.endswith("_token") and value and not isinstance(value, bool):
@@ -188,7 +199,9 @@ def _get_text_config(config: dict[str, Any]) -> dict[str, Any]:
     return text if isinstance(text, dict) else config
 
 
-def _read_stop_tokens(folder: Path, tokenizer: Tokenizer, eos: str | None) -> tuple[list[int], str]:
+def _read_stop_tokens(
+    folder: Path, tokenizer: Tokenizer, eos_token: str | None
+) -> tuple[list[int], str]:
     config = read_json(folder / MODEL_CONFIG_FILE)
     added = tokenizer.get_added_tokens_decoder()
     ids: list[int] = []
@@ -211,7 +224,7 @@ def _read_stop_tokens(folder: Path, tokenizer: Tokenizer, eos: str | None) -> tu
         if more := [one for one in named if one not in ids]:
             ids += more
             sources.append(name)
-    own = None if eos is None else tokenizer.token_to_id(eos)
+    own = None if eos_token is None else tokenizer.token_to_id(eos_token)
     if own is not None and own not in ids:
         ids.append(own)
         sources.append(TOKENIZER_CONFIG_FILE)
@@ -240,8 +253,8 @@ def _read_templates(
 ) -> tuple[dict[str, str], str]:
     """Return the chat templates by name, and the name of the file with the default template.
 
-    ``template_file`` is the file of ``--chat-template``. The name is empty without a default
-    template.
+    ``template_file`` is the value of ``--chat-template``. The file name is empty if there is no
+    default template.
     """
     try:
         if template_file is not None:

@@ -1,4 +1,4 @@
-"""Errors that end more than one request. Each class says which process must be replaced.
+"""Errors that end more than one request, by the process that must be replaced.
 
 Any other error during a step fails only the request that caused it (``core/engine_core.py``).
 ``frontend/workers/failures.py`` decides what to restart after a worker has ended.
@@ -36,7 +36,7 @@ class DeviceLostError(FatalWorkerError):
 class RanksLostError(FatalWorkerError):
     """The process group of the ranks has failed. Only a new worker can form another one.
 
-    ``rank_exited`` is True if a rank has exited; its parent process logs the reason.
+    ``rank_exited`` is True if a rank exited. The rank's parent process then logs the reason.
     """
 
     def __init__(self, message: str, rank_exited: bool = False) -> None:
@@ -49,4 +49,4 @@ class GrammarServerLostError(FatalWorkerError):
 
 
 class WarmUpError(FatalWorkerError):
-    """The model failed during the warm-up. The message includes the model's error message."""
+    """The model failed during the warm-up. The message includes the model's own error message."""

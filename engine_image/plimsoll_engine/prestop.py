@@ -1,8 +1,7 @@
 """preStop hook: drain the engine of this pod.
 
-The hook runs while the endpoints of a terminating pod are being removed. The engine therefore keeps
-serving for a moment before it drains. Only the standard library is used, so that the hook starts
-fast.
+While the hook runs, the pod's endpoints are being removed. The hook therefore waits for a few
+seconds before it drains the engine. It uses only the standard library, so that it starts fast.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ class DrainRefusedError(Exception):
 
 
 def drain(admin_port: int, run_dir: Path, deadline_s: float) -> int:
-    """Drain the engine, and return the exit status.
+    """Drain the engine, and return the exit status. Errors are printed.
 
     The status is 0 if the engine is drained or no longer runs, 1 if the drain failed, and 2 if the
-    token cannot be read. Errors are printed.
+    token cannot be read.
     """
     end = time.monotonic() + deadline_s
     try:
@@ -62,7 +61,7 @@ def drain(admin_port: int, run_dir: Path, deadline_s: float) -> int:
 
 
 def _start_drain(admin_port: int, token: str, epoch: str, deadline_s: float) -> None:
-    """Start a drain, unless the engine refuses it with status 409; the caller then tries again."""
+    """Start a drain. Ignore status 409, because the caller tries again."""
     body = {
         "operation_id": f"prestop-{epoch.replace(':', '-')}-{time.time_ns()}",
         "expected_epoch": epoch,

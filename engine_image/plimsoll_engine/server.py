@@ -1,8 +1,7 @@
 """Frontend process: two HTTP servers and the engine on one event loop, from start to exit.
 
-The loop is uvloop's. With asyncio's own loop, each connection leaves a reference cycle of five
-objects (a transport that references its own method). The full collections that free them stop every
-stream.
+The event loop is uvloop's. asyncio's own loop leaves a reference cycle for each connection, and the
+full garbage collections that free these cycles would block all streams.
 """
 
 from __future__ import annotations
@@ -51,12 +50,12 @@ from plimsoll_engine.settings import PORTS_FILE_NAME, Settings
 log = logging.getLogger(__name__)
 
 ADMIN_TOKEN_TIMEOUT_S = 30.0
-"""Maximum time that the start waits for the admin token."""
+"""Maximum time to wait for the admin token at startup."""
 MAX_ADMIN_CONNECTIONS = 64
 MAX_ADMIN_BODIES_BYTES = 1 << 20
-"""Maximum memory for all request bodies of the admin API."""
+"""Maximum total size of all request bodies of the admin API in memory."""
 RESERVED_FILE_DESCRIPTORS = 256
-"""Number of file descriptors reserved for uses other than client connections."""
+"""Number of file descriptors that are not available to client connections."""
 # After a shutdown, all requests have been answered. Slow clients need this time to read.
 HTTP_CLOSE_TIMEOUT_S = 2
 LISTEN_BACKLOG = 2048
@@ -81,8 +80,8 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         yield
 
-    def close_idle_connections(self) -> None:
-        """Close idle connections now, and busy connections after their response.
+    def close_connections(self) -> None:
+        """Close idle connections at once, and the others after their response.
 
         Clients with keep-alive connections then reconnect, and the Service routes them to another
         pod.
@@ -94,7 +93,7 @@ class _Server(uvicorn.Server):
 def read_admin_token(file: Path, timeout_s: float) -> str:
     """Return the admin token in ``file``. Raises UsageError if there is none.
 
-    In a pod, wait up to ``timeout_s`` seconds until the supervisor has written the file. Outside
+    In a pod, wait up to ``timeout_s`` seconds for the supervisor to write the file. Outside
     Kubernetes, create the file if it is missing, because there may be no supervisor.
     """
     if "KUBERNETES_SERVICE_HOST" not in os.environ:
@@ -263,7 +262,7 @@ async def _serve(
             answers.max_held_bytes + sum(server.connections.max_unsent_bytes for server in servers)
         ),
     )
-    engine.set_drain_callback(servers[0].close_idle_connections)
+    engine.set_drain_callback(servers[0].close_connections)
     serve_tasks = [
         asyncio.create_task(server.serve(sockets=[listener]), name="http")
         for server, listener in zip(servers, (serving_socket, admin_socket), strict=True)
@@ -292,7 +291,7 @@ async def _serve(
 
 
 def _compute_max_connections(settings: Settings) -> int:
-    """Return the maximum number of connections that the settings and open-file limit allow."""
+    """Return the maximum number of connections that the settings and the open-file limit allow."""
     wanted = settings.http.max_connections or 2 * settings.max_queued
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < wanted + RESERVED_FILE_DESCRIPTORS:

@@ -28,24 +28,24 @@ from plimsoll_engine.messages.zygote_ipc import DEFAULT_MEDIA_CACHE_BYTES, Worke
 
 INJECT_VARIABLE = "PLIMSOLL_INJECT"
 REASONING_PARSERS = "qwen3", "deepseek_r1"
-"""Names as in vLLM. Both select the format in ``api/reasoning.py``."""
+"""Values of ``--reasoning-parser``, as in vLLM. All select the format in ``api/reasoning.py``."""
 WORKER_SOCKET_NAME = "worker.sock"
 WEIGHTS_SOCKET_NAME = "weights.sock"
 PORTS_FILE_NAME = "engine.json"
-"""File in the run directory with the ports of the engine."""
+"""Name of the file in the run directory that contains the engine's ports."""
 
 
 DEFAULT_PRIORITY_RANGE = 0, (1 << 31) - 1
-"""Default range of the priority in requests. Lower numbers run first.
+"""Default range of the priority in requests. Requests with a lower number run first.
 
-Requests without a priority have priority 0, so by default no request can run before them.
+A request without a priority has priority 0. By default, clients can thus only lower the priority.
 """
 
 
 class StandbyPolicy(StrEnum):
-    """When to keep a standby worker, which is prepared to replace the serving worker.
+    """Policy for the standby worker, which is prepared to replace the serving worker.
 
-    With ``on-suspicion``, the engine keeps one while a client of the admin API holds a lease. This
+    With ``on-suspicion``, a standby exists while a client of the admin API holds a lease. The
     client is usually the supervisor.
     """
 
@@ -57,10 +57,14 @@ class StandbyPolicy(StrEnum):
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of the engine. Times are in seconds.
 
-    ``max_queued`` is the maximum number of unanswered requests, including running ones. A request
-    may have a priority in ``priority_range``, or 0. ``priority_keys`` has the line numbers of the
-    API keys in ``api_key_file`` that may set a priority; None allows all keys. ``lora_modules`` has
-    the adapters to load at startup, by name.
+    Attributes:
+        max_queued: Maximum number of unanswered requests, including running ones.
+        priority_range: Lowest and highest priority that a request may have. Priority 0 is always
+            valid.
+        priority_keys: Line numbers of the API keys in ``api_key_file`` that may set a priority;
+            None allows all keys.
+        lora_modules: Adapters to load at startup, by name.
+
     """
 
     worker: WorkerConfig
@@ -87,12 +91,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def run_dir(self) -> Path:
-        """Folder of sockets, and of files for other processes of the pod."""
+        """Folder of the sockets, and of the files for other processes of the pod."""
         return Path(self.worker.run_dir)
 
     @property
     def token_file(self) -> Path:
-        """File with the admin token, which the supervisor writes before the engine starts."""
+        """File with the admin token. In a pod, the supervisor writes it."""
         return self.run_dir / TOKEN_FILE
 
 
@@ -383,7 +387,10 @@ def create_settings(
 
 
 def _parse_speculative(flags: argparse.Namespace, model: Path) -> Speculative | None:
-    """Return the configuration of speculative decoding, with the draft model's resolved path."""
+    """Return the settings of speculative decoding; None if it is off.
+
+    The path of a draft model is resolved, and its tokens are checked.
+    """
     if flags.speculative_config is None:
         return None
     try:
@@ -434,7 +441,7 @@ def _parse_priority_keys(flags: argparse.Namespace) -> list[int] | None:
     return keys
 
 
-def _parse_lora_modules(flags: argparse.Namespace, served: str) -> dict[str, LoraModule]:
+def _parse_lora_modules(flags: argparse.Namespace, served_model_name: str) -> dict[str, LoraModule]:
     if flags.enable_lora and flags.tensor_parallel_size > 1:
         raise UsageError(
             "--enable-lora: adapters support only one GPU; remove this flag or "
@@ -449,7 +456,7 @@ def _parse_lora_modules(flags: argparse.Namespace, served: str) -> dict[str, Lor
         except ValueError as error:
             raise UsageError(f"--lora-modules {text}: {error}") from None
         name = module.name
-        if name in found or name == served:
+        if name in found or name == served_model_name:
             raise UsageError(
                 f"--lora-modules {text}: the name {name} is already used: choose another name"
             )

@@ -234,7 +234,7 @@ class GenerationResponse(Response):
             try:
                 reservation.reserve(size)
             except BodyBudgetExceededError as error:
-                raise _make_no_memory_error(error.by_client) from None
+                raise _make_no_memory_error(error.is_client_share) from None
             reservation.add_held(size)
             yield
 

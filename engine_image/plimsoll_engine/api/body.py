@@ -63,7 +63,9 @@ class BodyReader:
                 reservation.reserve(declared or 0)
                 raw = await self._read_body(request, max_bytes, declared is not None, reservation)
             except BodyBudgetExceededError as error:
-                status, code = (429, "too_many_bytes") if error.by_client else (503, "overloaded")
+                status, code = (
+                    (429, "too_many_bytes") if error.is_client_share else (503, "overloaded")
+                )
                 raise BodyRefusedError(status, code, str(error)) from None
             yield Body(raw, client, functools.partial(wait_for_disconnect, request.receive))
 

@@ -162,7 +162,7 @@ class Preparer:
         raw = body.raw
         job = Job(kind, self._get_limits(), content_type)
         loop = asyncio.get_running_loop()
-        async with self._slots.acquire_slot(body.client, body.wait_for_disconnect):
+        async with self._slots.hold_slot(body.client, body.wait_for_disconnect):
             try:
                 outcome = await loop.run_in_executor(self._thread, self._run_job, job, raw)
             except TimeoutError:

@@ -1,7 +1,7 @@
 """Download a checkpoint: ``python -m plimsoll_engine.download``.
 
-Run it before the engine starts. An interrupted download is resumed. If the source cannot be
-reached, a complete directory is used unchanged.
+Run this command before the engine starts. It resumes an interrupted download. If the source cannot
+be reached, it uses a complete directory unchanged.
 
 Without ``--to``, a repository is downloaded to the hub's cache (HF_HOME), and the last line of
 output is the path of its folder there. The engine downloads ``--model hf://…`` this way.
@@ -22,11 +22,11 @@ from plimsoll_engine.process.parent_death import die_with_parent
 
 log = logging.getLogger("download")
 CA_BUNDLE_VARIABLES = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "AWS_CA_BUNDLE")
-"""Variables of other clients that name a file of certificate authorities."""
+"""Environment variables in which other HTTP clients expect the path of a CA bundle."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Download a checkpoint. Return the exit status: 0, or 1 after a failure has been logged."""
+    """Download a checkpoint. Return the exit status: 0, or 1 if the download failed."""
     parser = argparse.ArgumentParser(prog="plimsoll_engine.download", description=__doc__)
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument(

@@ -1,7 +1,7 @@
 """Client of an S3-compatible bucket, which lists objects and reads them from an offset on.
 
-obstore signs and retries requests, and reads the environment variables of AWS's tools: keys,
-session tokens, web identity, region, endpoint and path style.
+obstore signs and retries requests. It reads the environment variables of AWS's tools: keys, session
+tokens, web identity, region, endpoint and path style.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ if TYPE_CHECKING:
     from obstore import GetOptions
 
 READ_TIMEOUT = timedelta(seconds=60)
-"""Timeout of a connection that receives no data."""
+"""Maximum time for which a connection may receive no data."""
 REQUEST_TIMEOUT = timedelta(hours=1)
-"""Timeout of one request. A part takes an hour at 19 kB/s."""
+"""Maximum duration of one request. At 19 kB/s, a request for REQUEST_RANGE_BYTES takes an hour."""
 MAX_RETRIES = 8
-"""Retries of one request. With obstore's backoff, they cover an outage of about 25 s."""
+"""Maximum number of retries per request. With obstore's backoff, they bridge an outage of 25 s."""
 REQUEST_RANGE_BYTES = 64 << 20
-"""Size of one request. Objects are read in parts, because each request has its own retries."""
+"""Number of bytes per request. Each part of an object is a request with retries of its own."""
 STREAM_CHUNK_BYTES = 1 << 20
 MAX_OBJECTS = 10_000
 """Maximum number of objects below the prefix. The largest checkpoints have some hundred files."""
 MAX_REASON_CHARS = 300
-"""Maximum length of the store's error text in a message."""
+"""Maximum length of the part of a message that the store has written."""
 CREDENTIALS_FIELD = "spec.model.credentialsSecretRef"
 CREDENTIAL_VARIABLES = (
     "AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
     "AWS_CONTAINER_CREDENTIALS_FULL_URI",
 )  # fmt: skip
-"""Variables that configure credentials. If none is set, requests are anonymous."""
+"""Environment variables that configure credentials. If none is set, requests are anonymous."""
 _STATUS_PATTERN = re.compile(r"status code: (\d{3})[^:]*(?:: (.*))?", re.DOTALL)
 _ERROR_PAGE_PATTERN = re.compile(r"<Code>(.*?)</Code>.*?<Message>(.*?)</Message>", re.DOTALL)
 _REGION_PATTERN = re.compile(r"<Region>([a-z0-9-]{1,32})</Region>")
@@ -57,7 +57,7 @@ class ObjectChangedError(DownloadError):
 
 @dataclass(frozen=True)
 class BucketObject:
-    """Object in the bucket, with its path below the prefix. ``etag`` changes with its content."""
+    """Object in the bucket. ``path`` is relative to the prefix; ``size`` is in bytes."""
 
     path: str
     size: int
@@ -67,7 +67,8 @@ class BucketObject:
 class Bucket:
     """Reader of the objects below ``s3://NAME/PREFIX``.
 
-    Every method raises StoreUnreachableError, or DownloadError if a retry would not help.
+    Methods raise StoreUnreachableError for errors that a retry may cure, and DownloadError for
+    others.
     """
 
     def __init__(self, uri: str, retries: int = MAX_RETRIES) -> None:
@@ -111,7 +112,7 @@ class Bucket:
         return found
 
     def read_object(self, obj: BucketObject, offset: int) -> Iterator[bytes]:
-        """Yield the object's bytes from ``offset`` on.
+        """Yield the content of ``obj`` from ``offset`` on, in blocks.
 
         Raises :class:`ObjectChangedError` if the object has changed since it was listed.
         """
@@ -126,7 +127,7 @@ class Bucket:
                 raise self._convert_error(error) from None
 
     def _convert_error(self, error: BaseError | FileNotFoundError) -> Exception:
-        """Return the exception to raise for an error of obstore. Its message says what to do.
+        """Return the exception to raise for ``error``. Its message says what to do.
 
         obstore's exceptions have no fields: the status and the error page are in their text.
         """
@@ -164,9 +165,10 @@ class Bucket:
 
 
 def _check_environment() -> None:
-    """Check the variables of AWS's tools, and unset empty ones.
+    """Check the environment variables of AWS's tools, and unset those that are empty.
 
-    Raises :class:`DownloadError` for an incomplete key or an endpoint that is not a URL.
+    Raises :class:`DownloadError` if only one half of an access key is set, or if an endpoint is not
+    a URL.
     """
     for name in [name for name in os.environ if name.startswith("AWS_") and not os.environ[name]]:
         del os.environ[name]

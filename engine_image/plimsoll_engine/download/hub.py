@@ -1,7 +1,7 @@
-"""Download of a Hugging Face Hub repository to a directory or to the hub's cache.
+"""Download a repository of the Hugging Face Hub to a directory or to the hub's cache.
 
-An interrupted download is resumed. Several pods may share the directory: the hub's client locks
-each file.
+An interrupted download is resumed. Several pods may share the directory, because the hub's client
+locks each file.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ XET_BUFFER_DIVISORS = {
     "HF_XET_RECONSTRUCTION_MIN_RECONSTRUCTION_FETCH_SIZE": 8,
     "HF_XET_RECONSTRUCTION_MAX_RECONSTRUCTION_FETCH_SIZE": 4,
 }
-"""Environment variables of hf-xet 1.8 for buffer sizes, each with its fraction of the total."""
+"""Environment variables of hf-xet 1.8 for buffer sizes: the total divided by these numbers."""
 MAX_BUFFERS_BYTES = 2_000_000_000
 """Maximum total size of hf-xet's buffers: its former default, which suffices for any network."""
 
@@ -53,9 +53,9 @@ MAX_BUFFERS_BYTES = 2_000_000_000
 def limit_buffers(environ: MutableMapping[str, str], headroom_bytes: int | None) -> None:
     """Limit hf-xet's buffers to a quarter of the free memory, by setting variables in ``environ``.
 
-    By default, hf-xet sizes its buffers by the machine's memory, which may be a hundred times a
-    container's limit. It reads the variables at its first download. Variables that are already set
-    are kept.
+    ``headroom_bytes`` is the free memory; None changes nothing. By default, hf-xet sizes its
+    buffers by the machine's memory, which may be a hundred times a container's limit. Variables
+    that are already set are kept.
     """
     if headroom_bytes is None:
         return
@@ -65,7 +65,7 @@ def limit_buffers(environ: MutableMapping[str, str], headroom_bytes: int | None)
 
 
 class _HubUnreachableError(Exception):
-    """The hub cannot be reached. The message is the one of the hub's client library."""
+    """The hub cannot be reached. The message is that of the hub's client library."""
 
 
 def _fetch_model_info(repository: str, revision: str) -> ModelInfo:
@@ -91,9 +91,9 @@ def _fetch_model_info(repository: str, revision: str) -> ModelInfo:
 
 
 def download_to_cache(repository: str, revision: str) -> Path:
-    """Download a revision to the hub's cache, and return its folder there.
+    """Download a revision to the hub's cache, and return its folder.
 
-    If the hub cannot be reached, return the folder that is already in the cache. Raises
+    If the hub cannot be reached, return the folder of an earlier download. Raises
     :class:`DownloadError`.
     """
     info: ModelInfo | None = None
@@ -129,7 +129,7 @@ def download_to_cache(repository: str, revision: str) -> Path:
 
 
 def _find_cached_folder(repository: str, revision: str) -> Path:
-    """Return the revision's folder in the cache.
+    """Return the revision's folder in the hub's cache.
 
     Raises LocalEntryNotFoundError if the revision is not cached or may be incomplete.
     """
@@ -150,7 +150,7 @@ def _find_cached_folder(repository: str, revision: str) -> Path:
 
 
 def _find_complete_cached_folder(repository: str, commit: str, info: ModelInfo) -> Path | None:
-    """Return the revision's folder in the cache; None if a file listed in ``info`` is absent."""
+    """Return the revision's folder in the hub's cache; None if a file in ``info`` is missing."""
     try:
         found = _find_cached_folder(repository, commit)
     except (LocalEntryNotFoundError, OSError):

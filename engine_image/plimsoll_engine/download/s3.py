@@ -1,7 +1,7 @@
 """Download of the objects below a bucket's prefix to a directory.
 
-A partial file is resumed, a complete file is not downloaded again, and a file that is no longer in
-the bucket is removed. A lock ensures that only one pod at a time writes to a shared directory.
+Partial files are resumed, complete files are kept, and files that are no longer in the bucket are
+removed. A lock ensures that only one pod at a time writes to a shared directory.
 """
 
 from __future__ import annotations
@@ -38,15 +38,16 @@ from plimsoll_engine.download.target import (
 log = logging.getLogger("download")
 
 INDEX_FILE = ".plimsoll-objects.json"
-"""Index of complete files: JSON object of each ETag by file name."""
+"""JSON file with the ETag of each complete file, by file name."""
 LOCK_FILE = ".plimsoll-lock"
 MAX_PARALLEL_DOWNLOADS = 4
 
 
 def download(uri: str, target: Path) -> str:
-    """Download ``uri`` to ``target`` and return its version, a hash of the bucket's contents.
+    """Download the objects below ``uri`` to ``target``, and return the checkpoint's version.
 
-    Raises :class:`DownloadError`.
+    The version is a hash of the names, ETags and sizes of all objects. Raises
+    :class:`DownloadError`.
     """
     present = read_complete_version(target)
     # Do not retry the listing if the checkpoint is already here.
@@ -77,9 +78,9 @@ def download(uri: str, target: Path) -> str:
     return version
 
 
-def _select_objects(listed: list[BucketObject]) -> dict[str, BucketObject]:
+def _select_objects(objects: list[BucketObject]) -> dict[str, BucketObject]:
     """Return the objects to download, by their paths relative to the target directory."""
-    paths = {PurePosixPath(obj.path): obj for obj in listed}
+    paths = {PurePosixPath(obj.path): obj for obj in objects}
     folders = {parent for path in paths for parent in path.parents}
     found = {}
     for path, obj in paths.items():
@@ -137,7 +138,7 @@ def _download_objects(bucket: Bucket, objects: dict[str, BucketObject], target: 
 
 
 def _download_object(bucket: Bucket, obj: BucketObject, path: Path) -> None:
-    """Download one object to ``path``. Resume a partial file if the object's etag is the same."""
+    """Download ``obj`` to ``path``. Resume a partial file of the same ETag."""
     path.parent.mkdir(parents=True, exist_ok=True)
     etag = hashlib.sha256(obj.etag.encode()).hexdigest()[:12]
     part = path.with_name(f"{path.name}.{etag}.part")

@@ -1,4 +1,4 @@
-"""Find the checkpoint folder of ``--model``; download a repository of the hub first."""
+"""Find the checkpoint folder of ``--model``, which may be a repository of the hub to download."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ _HUB_URI_PATTERN = re.compile(
 
 
 class SourceError(Exception):
-    """The checkpoint is not available. The message says why, or what to do."""
+    """The checkpoint is not available. The message gives the reason."""
 
 
 def make_default_model_name(model: str) -> str:
-    """Return the default served model name: the folder's name, or ORGANISATION/NAME of the hub."""
+    """Return the name of a checkpoint's folder, or ORGANISATION/NAME of a hub repository."""
     return _parse_hub_uri(model)[0] if model.startswith(HUB_SCHEME) else Path(model).resolve().name
 
 
 def fetch_folder(model: str) -> Path:
     """Return the checkpoint's folder. Raises :class:`SourceError`.
 
-    A repository ``hf://ORGANISATION/NAME[@REVISION]`` is downloaded to the hub's cache. A separate
-    process downloads it, so that the memory of the hub's client is freed. The client's timeouts
-    (HF_HUB_DOWNLOAD_TIMEOUT) apply.
+    If ``model`` is ``hf://ORGANISATION/NAME[@REVISION]``, a separate process downloads it to the
+    hub's cache. The memory of the hub's client is thus freed. Only the client's timeouts
+    (HF_HUB_DOWNLOAD_TIMEOUT) limit the duration.
     """
     if not model.startswith(HUB_SCHEME):
         return Path(model)

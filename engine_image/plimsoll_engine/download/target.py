@@ -1,4 +1,4 @@
-"""Decide whether a download is complete, and whether its target has space; log the progress."""
+"""Target directory of a download: completeness, free space, disk errors and progress."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import TypeGuard
 log = logging.getLogger("download")
 
 COMPLETE_MARKER = ".plimsoll-complete"
-"""Completion marker: a file with the version, written when all other files are complete."""
+"""File with the checkpoint's version, which is written once all other files are complete."""
 PROGRESS_INTERVAL_S = 10.0
 IGNORED_PATTERNS = ("*.pth", "*.pt", "*.gguf", "*.onnx", "*.msgpack", "*.h5", "original/*")
 """Patterns of files that are not downloaded: the same weights in other formats."""
@@ -28,12 +28,12 @@ class DownloadError(Exception):
 
 
 def is_ignored(name: str) -> bool:
-    """Report whether the file's name matches a pattern in :data:`IGNORED_PATTERNS`."""
+    """Report whether the file name ``name`` matches a pattern in :data:`IGNORED_PATTERNS`."""
     return any(fnmatch.fnmatch(name, pattern) for pattern in IGNORED_PATTERNS)
 
 
 def read_complete_version(target: Path) -> str | None:
-    """Return the version of the checkpoint in ``target``, or None unless it is complete."""
+    """Return the version of the checkpoint in ``target``; None if the checkpoint is incomplete."""
     try:
         return (target / COMPLETE_MARKER).read_text().strip()
     except FileNotFoundError:
@@ -48,7 +48,7 @@ def mark_complete(target: Path, version: str) -> None:
 
 
 def mark_incomplete(target: Path) -> None:
-    """Remove the completion marker. Call this before changing the first file."""
+    """Remove the completion marker. Call this before you change the first file."""
     (target / COMPLETE_MARKER).unlink(missing_ok=True)
 
 
@@ -65,7 +65,7 @@ def make_unwritable_error(folder: Path | str, error: OSError) -> DownloadError:
 
 
 def is_disk_error(error: BaseException) -> TypeGuard[OSError]:
-    """Report whether ``error`` comes from the disk. An OSError may also come from the network."""
+    """Report whether ``error`` is an error of the disk. Other OSErrors come from the network."""
     return isinstance(error, OSError) and error.errno in _DISK_ERRNOS
 
 
@@ -80,7 +80,7 @@ def check_free_space(target: Path, needed_bytes: int) -> None:
 
 
 def count_bytes(folder: Path) -> int:
-    """Return the total size of the files below ``folder``; deleted files are ignored."""
+    """Return the total size in bytes of the files below ``folder``, except unreadable ones."""
     total = 0
     for path in folder.rglob("*"):
         try:
@@ -91,7 +91,7 @@ def count_bytes(folder: Path) -> int:
 
 
 class ProgressLogger:
-    """Context manager that logs the downloaded bytes every :data:`PROGRESS_INTERVAL_S` seconds."""
+    """Context manager that logs the downloaded size every :data:`PROGRESS_INTERVAL_S` seconds."""
 
     def __init__(self, target: Path, expected_bytes: int) -> None:
         self._target, self._expected_bytes = target, expected_bytes

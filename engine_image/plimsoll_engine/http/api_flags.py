@@ -1,4 +1,4 @@
-"""Flags and settings of the serving API, named as in vLLM."""
+"""Flags and settings of the serving API. Their names are vLLM's."""
 
 from __future__ import annotations
 
@@ -12,20 +12,23 @@ from plimsoll_engine.errors import UsageError
 TOOL_CALL_PARSERS = (
     "hermes", "llama3_json", "mistral", "qwen3_coder", "glm45", "deepseek_v3", "pythonic", "openai",
 )  # fmt: skip
-"""Names of the tool call parsers. They are vLLM's."""
+"""Names of the tool call parsers, as in vLLM."""
 
 
 class ApiSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of the serving API.
 
-    ``chat_template`` is a file that replaces the checkpoint's template. If ``generation_config`` is
-    ``auto``, the checkpoint's sampling defaults apply.
+    Attributes:
+        chat_template: File that replaces the checkpoint's chat templates.
+        generation_config: ``auto`` to use the checkpoint's sampling defaults, or ``vllm``.
+        return_tokens_as_token_ids: Default of the request field with this name.
+        force_include_usage: Whether every chunk of a stream has usage statistics.
+        tokenizer_info: Whether the path ``/tokenizer_info`` exists.
+        tool_call_parser: Name of the parser; None selects it by the chat template.
+        strict_requests: Whether unknown fields are refused.
+        skip_hosted_tools: Whether tools that only OpenAI runs are ignored.
+        allowed_origins: Origins that CORS allows.
 
-    ``return_tokens_as_token_ids`` is the default of the request field with this name.
-    ``force_include_usage`` adds usage statistics to every chunk of a stream. ``tokenizer_info``
-    enables ``/tokenizer_info``. If ``tool_call_parser`` is None, the chat template determines the
-    parser. ``strict_requests`` refuses unknown fields. ``skip_hosted_tools`` ignores tools that
-    only OpenAI runs. ``allowed_origins`` are the origins that CORS allows.
     """
 
     chat_template: Path | None = None

@@ -1,8 +1,8 @@
 """Memory budget of request bodies and of responses, in total and per client.
 
-Before a body is read, its Content-Length is reserved, so an oversized request is refused before it
-takes memory. The budget limits the reserved bytes. The ledger reports the held bytes, which are the
-bytes received so far.
+Before a body is read, its Content-Length is reserved. An oversized request is thus refused before
+it takes memory. The budget limits the reserved bytes. The ledger reports the held bytes: those that
+were received so far.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from plimsoll_engine.http.limits import MAX_SMALL_BODY_BYTES
 class BodyBudgetExceededError(Exception):
     """A body exceeds the budget.
 
-    ``by_client`` is True if it exceeds the client's half of the budget, and False if it exceeds the
-    whole budget.
+    ``is_client_share`` is True if the body exceeds the client's half of the budget, and False if it
+    exceeds the whole budget.
     """
 
-    def __init__(self, message: str, by_client: bool) -> None:
+    def __init__(self, message: str, is_client_share: bool) -> None:
         super().__init__(message)
-        self.by_client = by_client
+        self.is_client_share = is_client_share
 
 
 class BodyBudget:
@@ -54,13 +54,13 @@ class BodyBudget:
             raise BodyBudgetExceededError(
                 f"no memory for a body of {size} bytes: your other requests use {own} of the"
                 f" {total // 2} bytes per client; retry when one has finished",
-                by_client=True,
+                is_client_share=True,
             )
         if self._reserved + size > total:
             raise BodyBudgetExceededError(
                 f"no memory for a body of {size} bytes: {self._reserved} of {total} bytes for"
                 " request bodies are in use; retry later",
-                by_client=False,
+                is_client_share=False,
             )
         self._reserved += size
         self._reserved_by_client[client] = own + size
@@ -75,7 +75,7 @@ class BodyBudget:
 
 
 class Reservation:
-    """Memory reservation of one body. Leaving the context releases it."""
+    """Memory reservation of one body, as a context manager that releases the memory at its end."""
 
     def __init__(self, budget: BodyBudget, client: str) -> None:
         self._budget = budget
@@ -93,7 +93,7 @@ class Reservation:
             self._reserved = size
 
     def add_held(self, size: int) -> None:
-        """Count ``size`` more bytes as held in memory."""
+        """Count ``size`` further bytes as held in memory."""
         self._held_bytes += size
         self._budget.held_bytes += size
 

@@ -19,7 +19,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from plimsoll_engine.http.limits import LINGER_TIMEOUT_S, MAX_HEADER_BYTES, HttpLimits
 from plimsoll_engine.http.request_framing import StrictConnection
 
-ErrorBody = Callable[[int, str, str], bytes]
+ErrorBodyEncoder = Callable[[int, str, str], bytes]
 """Function that returns the body of an error response, given its status, message and code."""
 
 
@@ -28,7 +28,7 @@ class ConnectionRegistry(Protocol):
 
     limits: HttpLimits
     overload_app: ASGIApp
-    error_body: ErrorBody
+    error_body: ErrorBodyEncoder
 
     def add(self, connection: Connection) -> None:
         """Register ``connection``, or refuse it if there are too many."""
@@ -46,16 +46,16 @@ class _CountingTransport:
     def __init__(self, transport: asyncio.Transport, may_close: Callable[[], bool]) -> None:
         self._transport = transport
         self._may_close = may_close
-        self.written = 0
+        self.written_bytes = 0
 
     def write(self, data: bytes) -> None:
-        self.written += len(data)
+        self.written_bytes += len(data)
         self._transport.write(data)
 
     @property
-    def sent(self) -> int:
+    def sent_bytes(self) -> int:
         """Number of written bytes that the kernel has accepted."""
-        return self.written - self._transport.get_write_buffer_size()
+        return self.written_bytes - self._transport.get_write_buffer_size()
 
     def close(self) -> None:
         if self._may_close():
@@ -74,7 +74,7 @@ def _return_true() -> bool:
 
 
 class Connection(H11Protocol):
-    """HTTP connection that the server closes when the client exceeds a timeout."""
+    """HTTP connection that the server closes if the client exceeds a timeout."""
 
     conn: StrictConnection
 
@@ -83,12 +83,12 @@ class Connection(H11Protocol):
         self.conn = StrictConnection(h11.SERVER, MAX_HEADER_BYTES)
         self._registry = registry
         self.idle_since = time.monotonic()
-        """Monotonic time in seconds since when the connection waits for a request."""
+        """Monotonic time in seconds at which the connection became idle."""
         self._header_since: float | None = self.idle_since
         self._sent = 0
         self._sent_at = self.idle_since
         self._half_closed = False
-        """Whether the answer is complete while the client still sends its body."""
+        """Whether the response is complete while the client still sends its body."""
 
     @property
     def host(self) -> str:
@@ -97,7 +97,7 @@ class Connection(H11Protocol):
 
     @property
     def is_answering(self) -> bool:
-        """Whether a request was received completely and its response is not complete."""
+        """Whether a request was received completely and its response is incomplete."""
         cycle = self.cycle
         return cycle is not None and not cycle.response_complete and not cycle.more_body
 
@@ -107,7 +107,7 @@ class Connection(H11Protocol):
         return 0 if self.transport is None else self.transport.get_write_buffer_size()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Register the connection, and count the bytes that it writes."""
+        """Register the connection, and begin to count its written bytes."""
         counting: Any = _CountingTransport(transport, self._may_close)
         super().connection_made(counting)
         self._registry.add(self)
@@ -156,8 +156,8 @@ class Connection(H11Protocol):
     def _may_close(self) -> bool:
         """Return True if the socket may be closed now. Otherwise, close only its write side.
 
-        If the socket were closed while the client sends its body, the connection would be reset,
-        and the client could lose the response.
+        If the socket were closed while the client sends its body, the connection would be reset.
+        The client could then lose the response.
         """
         if self._half_closed or not self._is_answered_early or not self.transport.can_write_eof():
             return True
@@ -176,8 +176,8 @@ class Connection(H11Protocol):
         """
         limits = self._registry.limits
         transport: Any = self.transport
-        sent = transport.sent
-        if sent != self._sent or sent == transport.written:
+        sent = transport.sent_bytes
+        if sent != self._sent or sent == transport.written_bytes:
             self._sent, self._sent_at = sent, now
         elif now - self._sent_at > limits.write_timeout_s:
             self.abort("write_timeout")

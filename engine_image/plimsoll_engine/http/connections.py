@@ -1,4 +1,4 @@
-"""Registry of a server's connections, which limits their number and evicts idle connections."""
+"""Registry of a server's connections, which limits their number and evicts idle ones."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections import Counter
 
 from starlette.types import ASGIApp
 
-from plimsoll_engine.http.connection import Connection, ErrorBody
+from plimsoll_engine.http.connection import Connection, ErrorBodyEncoder
 from plimsoll_engine.http.limits import HttpLimits
 from plimsoll_engine.http.slices import MAX_WRITE_BUFFER_BYTES
 
 MAX_REFUSED_CONNECTIONS = 64
-"""Number of connections beyond the limit that get status 503. Further ones are closed."""
+"""Number of connections beyond the limit that get status 503. Further ones are closed at once."""
 EVICTED_FRACTION = 1 / 16
-"""Fraction of the maximum number of connections that is evicted at once."""
+"""Fraction of the maximum number of connections that is evicted to make room."""
 
 CLOSE_REASONS = (
     "header_timeout", "write_timeout", "linger_timeout", "pipelined", "evicted", "refused",
@@ -28,7 +28,9 @@ class Connections:
     connections that the server closed, by reason.
     """
 
-    def __init__(self, limits: HttpLimits, overload_app: ASGIApp, error_body: ErrorBody) -> None:
+    def __init__(
+        self, limits: HttpLimits, overload_app: ASGIApp, error_body: ErrorBodyEncoder
+    ) -> None:
         self.limits = limits
         self.overload_app = overload_app
         self.error_body = error_body
@@ -51,8 +53,8 @@ class Connections:
     def add(self, connection: Connection) -> None:
         """Register ``connection``, or refuse it if there are too many and none is idle.
 
-        To make room, idle connections are evicted. Those of the host with the most connections are
-        evicted first, and of these, the ones that have been idle longest.
+        Idle connections are evicted to make room: first those of the host with the most
+        connections. Among these, the connections that have been idle longest come first.
         """
         if len(self._open) >= self.limits.max_connections:
             self._evict_idle()

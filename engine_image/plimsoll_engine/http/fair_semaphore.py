@@ -15,7 +15,7 @@ WaitDisconnect = Callable[[], Coroutine[Any, Any, None]]
 
 
 class FairSemaphore:
-    """Semaphore that ``slots`` tasks can hold. Waiting clients get the free slots in turn.
+    """Semaphore with ``slots`` slots, which waiting clients get in turn.
 
     The caller limits the number of waiting tasks.
     """
@@ -25,7 +25,7 @@ class FairSemaphore:
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
 
     @contextlib.asynccontextmanager
-    async def acquire_slot(
+    async def hold_slot(
         self, client: str, wait_for_disconnect: WaitDisconnect | None = None
     ) -> AsyncIterator[None]:
         """Return a context that holds a slot for ``client``.

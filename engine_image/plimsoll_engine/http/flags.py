@@ -14,7 +14,7 @@ class HttpSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of HTTP connections. Times are in seconds.
 
     If ``max_connections`` is None, it is twice ``--max-queued``. If ``max_body_bytes`` or
-    ``body_buffer_bytes`` is None, api/body_sizes.py derives it from the model.
+    ``body_buffer_bytes`` is None, it is derived from the model (``api/body_sizes.py``).
     """
 
     max_connections: int | None = None
@@ -27,7 +27,7 @@ class HttpSettings(msgspec.Struct, frozen=True, kw_only=True):
     prepare_timeout_s: float = 15.0
 
     def make_limits(self, max_connections: int) -> HttpLimits:
-        """Return these settings as the limits of a server with at most ``max_connections``."""
+        """Return the limits of a server with at most ``max_connections`` connections."""
         return HttpLimits(
             max_connections=max_connections,
             idle_timeout_s=self.idle_timeout_s,

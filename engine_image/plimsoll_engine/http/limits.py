@@ -6,33 +6,36 @@ import msgspec
 
 KIB = 1024
 MAX_SMALL_BODY_BYTES = 32 * KIB
-"""Maximum size of a body that needs no reservation. Large bodies thus cannot block small ones."""
+"""Maximum size of a body without a reservation. Large bodies thus cannot block small ones."""
 MIN_BODY_BYTES_PER_S = 16 * KIB
-"""Each received batch of this many bytes extends the body timeout by one second."""
+"""Received bytes that extend the timeout of a body by one second."""
 MAX_BODY_TIMEOUT_S = 300.0
 LINGER_TIMEOUT_S = 5.0
 """Time to read and discard the rest of a body after the request was answered early.
 
-Without it, the client would see a connection reset instead of the answer.
+Otherwise, the connection would be reset before the client has read the answer.
 """
 SOCKET_BUFFER_BYTES = 256 * KIB
 """Size of the kernel buffer of a connection, for each direction.
 
-By default, the buffer grows to several MiB if a client does not read. The container is charged for
-this memory, but the ledger does not report it.
+By default, the buffer grows to several MiB if a client does not read. This memory counts towards
+the container's limit, but the ledger does not report it.
 """
 MAX_HEADER_BYTES = 16 * KIB
-"""Maximum size of a request line with its header fields. h11 enforces it."""
+"""Maximum size of a request line with its header fields. h11 enforces this limit."""
 
 
 class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of an HTTP server. Times are in seconds.
 
-    ``idle_timeout_s`` limits the time between two requests on a connection. ``header_timeout_s``
-    limits the time from the start of the connection, or the first byte of a later request, to the
-    end of the header. ``body_timeout_s`` limits the time from the end of the header to the end of
-    the body, and is extended by one second for each :data:`MIN_BODY_BYTES_PER_S` received.
-    ``write_timeout_s`` is the longest time for which a client may read no part of its response.
+    Attributes:
+        idle_timeout_s: Maximum time between two requests on a connection.
+        header_timeout_s: Maximum time to receive a header. It begins with the connection, or with
+            the first byte of a later request.
+        body_timeout_s: Maximum time to receive a body, which begins at the end of the header. Each
+            :data:`MIN_BODY_BYTES_PER_S` received bytes extend it by one second.
+        write_timeout_s: Maximum time for which a client may read no part of its response.
+
     """
 
     max_connections: int
@@ -44,6 +47,6 @@ class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
     def compute_body_timeout_s(self, received_bytes: int) -> float:
         """Return the timeout of a body in seconds, counted from the end of the header.
 
-        ``received_bytes`` is the number of bytes of the body that were received.
+        ``received_bytes`` is the part of the body that was received so far.
         """
         return min(MAX_BODY_TIMEOUT_S, self.body_timeout_s + received_bytes / MIN_BODY_BYTES_PER_S)

@@ -1,6 +1,6 @@
 """Audit rules that must hold between two steps of the engine.
 
-Each memory owner has rules of its own (:mod:`plimsoll_engine.core.owners`). The rules in this
+Each memory owner checks its own memory (:mod:`plimsoll_engine.core.owners`). The rules in this
 module compare several owners. More rules apply to an idle engine, because ended requests must leave
 nothing behind. A rule returns a message for each violation, and repairs nothing.
 """
@@ -22,11 +22,12 @@ from plimsoll_engine.process.rules import find_method_caches, freeze_counter
 Rule = Callable[[EngineCore, Ledger], list[str]]
 """Function that returns a message for each violation; an empty list if the rule holds.
 
-Findings name the rule by the function's name, which states what must hold."""
+The function's name says what must hold, and names the rule in findings.
+"""
 
 
 def kv_references_match(engine: EngineCore, _: Ledger) -> list[str]:
-    """Check that each block has one reference per block table and transfer that contains it."""
+    """Check that a block has as many references as block tables and transfers contain it."""
     owned = Counter(block for request in engine.requests.values() for block in request.block_ids)
     if engine.inheritance is not None:
         owned.update(engine.inheritance.list_held_blocks())
@@ -119,7 +120,7 @@ def kv_pool_has_its_owners_alone(engine: EngineCore, _: Ledger) -> list[str]:
 
 
 def nothing_is_frozen_again(_: EngineCore, __: Ledger) -> list[str]:
-    """Check that no objects created since the start are excluded from garbage collection."""
+    """Check that only objects from the startup are excluded from garbage collection."""
     return freeze_counter.find_problems()
 
 

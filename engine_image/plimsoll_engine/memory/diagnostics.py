@@ -41,7 +41,7 @@ def format_stacks() -> str:
 def format_collector() -> str:
     """Return the garbage collector's state and the most frequent object types as text.
 
-    Only objects that the garbage collector tracks and that are not frozen are counted.
+    Only objects that the garbage collector tracks are counted, without frozen ones.
     """
     types = Counter(type(item).__qualname__ for item in gc.get_objects())
     lines = [
@@ -55,8 +55,8 @@ def format_collector() -> str:
 def format_device() -> str:
     """Return torch's summary of the device memory and the largest blocks in use, as text.
 
-    The blocks have stack traces only if ``torch.cuda.memory._record_memory_history()`` was called
-    before. The engine does not call it, because it uses memory.
+    The blocks have stack traces only if ``torch.cuda.memory._record_memory_history()`` was called.
+    The engine never calls it, because the history takes memory.
     """
     cuda: Any = torch.cuda
     if not cuda.is_initialized():

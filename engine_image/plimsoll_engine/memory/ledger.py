@@ -9,7 +9,7 @@ from plimsoll_engine.process.owners import Owner, WorkerPart
 
 
 class Ledger:
-    """List of the memory owners in ``parts``. The caller opens and closes the parts."""
+    """Memory owners in ``parts`` and their sizes. The caller opens and closes the parts."""
 
     def __init__(self, parts: Sequence[WorkerPart] = ()) -> None:
         self._parts = parts

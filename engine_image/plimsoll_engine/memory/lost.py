@@ -1,8 +1,8 @@
 """Count lost capacity: memory that nothing needs and nothing will release.
 
 Lost capacity is counted between steps, when all counts must agree. Load, preemption and a full
-prefix cache therefore do not count as loss. In a healthy engine, counting takes only a sum over the
-running requests. Individual blocks are examined only if that sum differs from the pool's count.
+prefix cache therefore do not count as loss. Usually, a sum over the running requests suffices.
+Individual blocks are examined only if that sum differs from the pool's count.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from plimsoll_engine.kvcache.offload import STALE_TRANSFER_S
 def count_lost_blocks(engine: EngineCore) -> int:
     """Return the number of lost KV blocks.
 
-    A block is lost if it has references, but none from a request whose client is still connected,
-    from a transfer that is not stuck, or from an inherited table.
+    A block is lost if it has references, but none of them is from a request with a connected
+    client, a transfer in progress or an inherited block table. Stuck transfers are not in progress.
     """
     pool, offload = engine.pool, engine.scheduler.offload
     live_blocks = (
@@ -38,9 +38,9 @@ def count_lost_blocks(engine: EngineCore) -> int:
 
 
 def count_lost_host_blocks(engine: EngineCore) -> int | None:
-    """Return the number of host KV blocks that are pinned, but not by a transfer in progress.
+    """Return the number of pinned host KV blocks without a transfer in progress.
 
-    Stuck transfers do not count. Return None if KV offload is disabled.
+    Stuck transfers are not in progress. Return None if KV offload is disabled.
     """
     offload = engine.scheduler.offload
     return (
@@ -51,8 +51,8 @@ def count_lost_host_blocks(engine: EngineCore) -> int | None:
 def count_lost_encoder_tokens(engine: EngineCore) -> int | None:
     """Return the number of lost tokens in the encoder cache; None if the model has no encoder.
 
-    The tokens of a cache entry are lost if no running request whose client is still connected needs
-    the entry. The tokens of an output in the runner are lost if the cache has no entry for it.
+    A cache entry is lost if no running request with a connected client needs it. An encoder output
+    in the runner is lost if the cache has no entry for it.
     """
     cache, outputs = engine.scheduler.encoder, engine.runner.outputs
     if cache is None or outputs is None:

@@ -21,9 +21,8 @@ def trim(
 ) -> list[OperationStep]:
     """Flush caches, collect garbage, and return free memory to the device and the kernel.
 
-    Return a report for each step. ``detail`` names the memory that the step measures before and
-    after it runs. Sizes are summed over all ranks of ``leader``. The first steps free memory
-    inside the process, and the last steps return it to the device and the kernel.
+    Return a report for each step. The sizes before and after a step are those of the memory that
+    ``detail`` names, summed over all ranks of ``leader``.
     """
     steps = [
         _run_step(f"{owner.name}_flush", flush.content, flush.nbytes, flush.free)
@@ -39,7 +38,7 @@ def trim(
 def trim_process(device: torch.device, python: PythonMemoryEstimator) -> list[OperationStep]:
     """Collect garbage, and return free memory to ``device`` and the kernel.
 
-    Return a report of each step.
+    Return a report for each step.
     """
 
     def read_host_in_use() -> int | None:
@@ -69,14 +68,14 @@ def trim_process(device: torch.device, python: PythonMemoryEstimator) -> list[Op
     return steps
 
 
-def _combine_steps(ranks: list[list[OperationStep]]) -> list[OperationStep]:
+def _combine_steps(rank_steps: list[list[OperationStep]]) -> list[OperationStep]:
     """Combine the ranks' reports of each step into one report.
 
-    The combined report has the longest duration. Its bytes are the sums over all ranks, or None if
-    a rank's bytes are unknown.
+    The combined report has the longest duration and the sum of all sizes. The sum is None if one of
+    the sizes is unknown.
     """
 
-    def add_known(values: list[int | None]) -> int | None:
+    def sum_if_all_known(values: list[int | None]) -> int | None:
         known = [value for value in values if value is not None]
         return sum(known) if len(known) == len(values) else None
 
@@ -84,19 +83,19 @@ def _combine_steps(ranks: list[list[OperationStep]]) -> list[OperationStep]:
         OperationStep(
             same[0].name,
             max(step.duration_s for step in same),
-            add_known([step.before_bytes for step in same]),
-            add_known([step.after_bytes for step in same]),
+            sum_if_all_known([step.before_bytes for step in same]),
+            sum_if_all_known([step.after_bytes for step in same]),
             same[0].detail,
         )
-        for same in zip(*ranks, strict=True)
+        for same in zip(*rank_steps, strict=True)
     ]
 
 
 def _run_step(
-    name: str, detail: str, measure: Callable[[], int | None], act: Callable[[], object]
+    name: str, detail: str, measure: Callable[[], int | None], action: Callable[[], object]
 ) -> OperationStep:
     before = measure()
     started = time.monotonic()
-    act()
+    action()
     duration_s = time.monotonic() - started
     return OperationStep(name, duration_s, before, measure(), detail)

@@ -9,17 +9,17 @@ from msgspec.structs import replace
 from plimsoll_engine.messages.worker_ipc import Choice, Submit
 
 MAX_JOINED_TOKENS = 1 << 19
-"""Maximum number of tokens of all requests in a message, unless it has one request only.
+"""Maximum number of tokens in a message with more than one request.
 
-The worker runs no step while it reads a message. For 100,000 tokens, ``Request.create`` takes
-3.5 ms on one CPU core, so this is about 20 ms.
+The worker runs no step while it reads a message. For 100,000 tokens, ``Request.create`` takes 3.5
+ms on one CPU core, so this is about 20 ms.
 """
 
 
 def create_choice(first: Submit, other: Submit) -> Choice | None:
     """Return ``other`` as a choice of the request ``first``.
 
-    Return None if any field differs that choices of one request share.
+    Return None if the requests differ in a field that all choices of a request share.
     """
     if other.prompt_ids is not first.prompt_ids or _clear_choice_fields(
         other
@@ -31,7 +31,7 @@ def create_choice(first: Submit, other: Submit) -> Choice | None:
 
 
 def split_choices(submit: Submit) -> Iterator[Submit]:
-    """Yield the requests in a message, which share the prompt and the media."""
+    """Yield each request of a message. All requests share the prompt and the media."""
     yield replace(submit, choices=[])
     for choice in submit.choices:
         yield replace(
@@ -47,7 +47,6 @@ def split_choices(submit: Submit) -> Iterator[Submit]:
 
 
 def _clear_choice_fields(submit: Submit) -> Submit:
-    """Return a copy of ``submit`` without its prompt and without the fields of :class:`Choice`."""
     sampling = replace(submit.sampling, seed=0)
     return replace(
         submit, request_id="", prompt_ids=[], sampling=sampling, output_ids=[], arrived=0, attempt=0

@@ -1,8 +1,8 @@
 """Handover of the KV pool from a worker to its successor: block tables with checksums.
 
 The keys and values stay in the weight server's memory. The old worker sends this message after its
-last step, and the frontend passes it on unread. The successor verifies everything before it uses a
-block. If a check fails, the requests are computed again.
+last step, and the frontend passes it on without decoding it. The successor checks the whole message
+before it uses a block. If a check fails, the requests are prefilled again.
 
 This module must not import torch, because the frontend imports it.
 """
@@ -28,18 +28,18 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 
 
 class HandoverOutcome(StrEnum):
-    """Result of handing over the KV pool in a planned restart."""
+    """Outcome of the handover of the KV pool in a planned restart."""
 
     HANDED_OVER = "handed_over"
     NOT_ASKED = "not_asked"
     """The restart does not keep the weights, carries over no requests, or has no successor."""
     NO_HOLDER = "no_holder"
-    """No weight server holds the KV pool, so the pool is lost with the worker."""
+    """No weight server holds the KV pool, so the worker's exit frees the pool."""
     WORKER_LOST = "worker_lost"
     """The old worker hung, crashed or lost its device before it sent the handover."""
     SUCCESSOR_LOST = "successor_lost"
     UNFENCED = "unfenced"
-    """The old worker or a third worker could still write to the pool."""
+    """The old worker or a third worker can possibly still write to the pool."""
     TOO_LARGE = "too_large"
     DAMAGED = "damaged"
     """The checksum or the format of the message is wrong."""
@@ -54,7 +54,7 @@ class HandoverOutcome(StrEnum):
 
 
 class HandoverRefusedError(Exception):
-    """The handover failed, so the requests are computed again."""
+    """The handover failed, so the requests are prefilled again."""
 
     def __init__(self, outcome: HandoverOutcome, message: str) -> None:
         super().__init__(message)
@@ -62,7 +62,7 @@ class HandoverRefusedError(Exception):
 
 
 class HandoverRefusal(msgspec.Struct, array_like=True, frozen=True):
-    """Serialized :class:`HandoverRefusedError`."""
+    """Message form of :class:`HandoverRefusedError`."""
 
     outcome: HandoverOutcome
     message: str
@@ -71,8 +71,11 @@ class HandoverRefusal(msgspec.Struct, array_like=True, frozen=True):
 class PoolLayout(msgspec.Struct, array_like=True, frozen=True):
     """Layout of the KV pool. A handover requires equal layouts in both workers.
 
-    ``weights`` and ``memory`` identify the shared weights and the shared memory of the pool; the
-    weight server assigned both. ``shape`` is (layers, heads, head dimension) of one rank.
+    Attributes:
+        weights: Identity of the shared weights, assigned by the weight server.
+        memory: Identity of the pool's shared memory, assigned by the weight server.
+        shape: (layers, heads, head dimension) of one rank.
+
     """
 
     weights: bytes
@@ -87,11 +90,15 @@ class PoolLayout(msgspec.Struct, array_like=True, frozen=True):
 class BlockTable(msgspec.Struct, array_like=True, frozen=True):
     """Block table of one running request.
 
-    ``blocks`` are the block numbers of the first ``computed`` tokens, in order. ``hashes`` has the
-    prefix hash of each full block, over all tokens up to the end of that block. ``tail`` is the
-    prefix hash of a partly filled last block, or empty. ``sums`` has the checksum of each block's
-    contents. ``started_at`` is the time of the request's first token in CLOCK_MONOTONIC seconds,
-    and ``cached_tokens`` the number of prompt tokens that the prefix cache provided.
+    Attributes:
+        computed: Number of tokens whose keys and values are in the blocks.
+        blocks: Numbers of the blocks, in the order of the tokens.
+        hashes: Prefix hash of each full block, over all tokens up to the end of the block.
+        tail: Prefix hash of the partly filled last block; empty without such a block.
+        sums: Checksum of each block's contents.
+        started_at: Time of the request's first token in CLOCK_MONOTONIC seconds.
+        cached_tokens: Number of prompt tokens that the prefix cache provided.
+
     """
 
     request_id: str
@@ -107,8 +114,8 @@ class BlockTable(msgspec.Struct, array_like=True, frozen=True):
 class Handover(msgspec.Struct, array_like=True, frozen=True):
     """Block tables of all running requests.
 
-    ``used_blocks`` is the number of distinct blocks in the tables. ``block_references`` counts a
-    block once for each table that has it.
+    ``used_blocks`` is the number of distinct blocks in the tables. ``block_references`` counts each
+    block once for each table that contains it.
     """
 
     layout: PoolLayout

@@ -12,7 +12,7 @@ NonEmptyText = Annotated[str, msgspec.Meta(min_length=1, max_length=4096, patter
 class LoraModule(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """LoRA adapter that the engine loads at startup.
 
-    ``base_model_name`` is the ``parent`` that ``/v1/models`` reports. The default is the served
+    ``base_model_name`` is the ``parent`` of the adapter in ``/v1/models``; by default, the served
     model's name.
     """
 
@@ -22,7 +22,7 @@ class LoraModule(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 def parse_lora_module(text: str) -> LoraModule:
-    """Parse NAME=PATH or a JSON object. Raises ValueError if ``text`` is invalid."""
+    """Return the adapter that NAME=PATH or a JSON object describes. Raises ValueError."""
     if text.lstrip().startswith("{"):
         try:
             return msgspec.json.decode(text, type=LoraModule)

@@ -24,11 +24,17 @@ Array = np.ndarray[Any, np.dtype[np.int32]]
 class Inputs:
     """Input arrays of a step, on the host. A row is a token of the step.
 
-    If an element of ``sources`` is -1, the ID of the row's token is in ``ids``. Otherwise, the
-    element is a row of the tokens that the previous step sampled. ``last`` has the indices of the
-    rows that sample a token. ``scored`` has the rows whose logits score the next prompt token, and
-    ``targets`` has the IDs of these prompt tokens. ``decodes``, ``longest`` and ``fresh`` are as in
-    :class:`plimsoll_engine.kernels.step_plan.StepPlan`.
+    Attributes:
+        ids: Token ID of each row whose element of ``sources`` is -1.
+        sources: Row of the previous step that sampled the token of this row, or -1.
+        positions: Position of each row's token in its sequence.
+        slots, contexts, starts, tables: ``write_slots``, ``contexts``, ``starts`` and ``tables`` of
+            :class:`plimsoll_engine.kernels.step_plan.StepPlan`.
+        last: Rows that sample a token.
+        decodes, longest, fresh: As in the StepPlan.
+        scored: Rows whose logits score the next prompt token.
+        targets: ID of that prompt token for each row in ``scored``.
+
     """
 
     ids: Array
@@ -136,14 +142,14 @@ Command = (
 
 
 class RankHello(msgspec.Struct, tag="joining"):
-    """First message of a rank: its device works, and it waits to join the process group."""
+    """First message of a rank: the device works, and the rank waits to join the process group."""
 
     rank: int
     pid: int
 
 
 class RankReady(msgspec.Struct, tag="loaded"):
-    """Second message of a rank: its shard of the model is loaded, and it accepts commands."""
+    """Second message of a rank: the rank has loaded its shard of the model, and takes commands."""
 
 
 class Acknowledgement(msgspec.Struct, tag="done"):

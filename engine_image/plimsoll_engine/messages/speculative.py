@@ -9,13 +9,13 @@ import msgspec
 MAX_DRAFT_TOKENS = 64
 MAX_LOOKUP_TOKENS = 64
 DEFAULT_LOOKUP_TOKENS = 5
-"""vLLM's default if neither prompt_lookup_min nor prompt_lookup_max is given."""
+"""vLLM's default if neither prompt_lookup_min nor prompt_lookup_max is set."""
 
 LookupLength = Annotated[int, msgspec.Meta(ge=1, le=MAX_LOOKUP_TOKENS)]
 
 
 class Speculative(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """Configuration of speculative decoding.
+    """Settings of speculative decoding.
 
     Each step verifies up to ``num_speculative_tokens`` draft tokens per request. The method
     ``ngram`` searches the request's own tokens for its last ``prompt_lookup_min`` to
@@ -40,7 +40,7 @@ class Speculative(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 def parse_speculative(text: str) -> Speculative:
-    """Parse a JSON object. Raises ValueError that names the invalid field."""
+    """Return the settings in a JSON object. Raises ValueError, which names the invalid field."""
     try:
         found = msgspec.json.decode(text, type=Speculative)
     except (msgspec.DecodeError, RecursionError) as error:

@@ -1,13 +1,12 @@
 """Messages between a worker and the weight server, on a Unix stream socket.
 
-Each connection is one mapping. A worker requests the weights of its rank, then the KV pool. The
-weight server frees no memory while a mapping exists. A worker that exits normally sends
-:class:`MappingReleased`. If a connection ends without this message, the worker crashed, and the
-weight server verifies the weights before it maps them again.
+A connection is a mapping of one rank. The worker requests the weights, then the KV pool. The weight
+server frees no memory while a mapping exists. A worker that exits normally sends
+:class:`MappingReleased`. If a connection ends without this message, the worker has crashed. The
+weight server then verifies the weights before it maps them again.
 
-A worker sends :class:`PoolClaim` before its first write to the pool. The reply says whether the
-worker is the only writer. If it is not, another worker may have changed the contents since the
-predecessor stopped.
+A worker sends :class:`PoolClaim` before its first write to the pool. The reply says whether this
+worker is the only writer. Any other writer may have changed the pool since the predecessor stopped.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class SharedWeights(msgspec.Struct, tag="weights"):
 
 
 class SharedPool(msgspec.Struct, tag="pool"):
-    """Reply: the shared KV pool. If no pool exists yet, ``nbytes`` is 0 and ``identity`` is empty.
+    """Reply: the shared KV pool. Without a pool, ``nbytes`` is 0 and ``identity`` is empty.
 
     ``handle`` is as in :class:`SharedWeights`. ``identity`` is random and unique to this memory.
     """
@@ -60,7 +59,7 @@ class SharedPool(msgspec.Struct, tag="pool"):
 class PoolClaimReply(msgspec.Struct, tag="claimed"):
     """Reply: the worker may write to the pool.
 
-    ``is_sole_writer`` is True if no other worker may write to it.
+    ``is_sole_writer`` is True if no other worker may write to the pool.
     """
 
     is_sole_writer: bool
@@ -86,7 +85,10 @@ class WeightsRequest(msgspec.Struct, tag="weights_asked"):
 
 
 class PoolRequest(msgspec.Struct, tag="pool_asked"):
-    """Request: a KV pool of ``nbytes`` for the same rank; 0 requests the existing pool."""
+    """Request: the KV pool of the same rank, or a new pool of ``nbytes`` bytes if there is none.
+
+    If ``nbytes`` is 0, no pool is created.
+    """
 
     nbytes: int
 
@@ -96,7 +98,7 @@ class PoolClaim(msgspec.Struct, tag="claim"):
 
 
 class MappingReleased(msgspec.Struct, tag="returned"):
-    """Message: the worker has unmapped everything, and the mapping may end."""
+    """Message: the worker has unmapped all buffers, so the mapping ends."""
 
 
 Request = WeightsRequest | PoolRequest | PoolClaim | MappingReleased
@@ -113,7 +115,7 @@ class MappingLostError(ConnectionError):
 def send_message(
     connection: socket.socket, message: Reply | Request, fd: int | None = None
 ) -> None:
-    """Send ``message``, with the file descriptor ``fd`` if it is not None.
+    """Send ``message``, together with the file descriptor ``fd`` if it is set.
 
     Raises :class:`MappingLostError` if the connection fails.
     """

@@ -1,8 +1,7 @@
 """Messages between the frontend and its worker, on a Unix stream socket in the run directory.
 
-Messages are framed as in :mod:`plimsoll_engine.messages.framing`. After its fork, the worker
-connects and sends :class:`Hello` first. The frontend drops connections from workers of other
-epochs.
+Messages are framed as in :mod:`plimsoll_engine.messages.framing`. The worker connects after its
+fork, and sends :class:`Hello` first. The frontend closes connections from workers of other epochs.
 
 This module must not import torch, because the frontend imports it.
 """
@@ -22,10 +21,13 @@ from plimsoll_engine.messages.handover import HandoverRefusal
 class Grammar(msgspec.Struct, array_like=True, frozen=True):
     """Grammar that the output must match.
 
-    ``text`` is a JSON schema for ``json_schema``, empty for ``json_object``, a regular expression
-    for ``regex``, or a Lark grammar in llguidance's dialect for ``lark``. ``field`` names the
-    request field in error messages. In the grammar of forced tool calls, ``tool_fields`` names the
-    field of each schema: the rules of schema N begin with ``tool_N``.
+    Attributes:
+        text: JSON schema, regular expression, or Lark grammar in llguidance's dialect, by ``kind``;
+            empty for ``json_object``.
+        field: Name of the request field, for error messages.
+        tool_fields: In a grammar of forced tool calls, the request field of each tool's schema. The
+            rules of schema N begin with ``tool_N``.
+
     """
 
     kind: Literal["json_object", "json_schema", "regex", "lark"]
@@ -37,20 +39,21 @@ class Grammar(msgspec.Struct, array_like=True, frozen=True):
 class Sampling(msgspec.Struct, array_like=True):
     """Sampling parameters of a request.
 
-    ``temperature`` 0 means greedy sampling. ``seed`` is always set: the random number of token i
-    depends only on (seed, i), so a carried-over request continues with the same sequence.
+    Attributes:
+        temperature: 0 means greedy sampling.
+        seed: Seed of the random numbers. The number for token i depends only on (seed, i), so a
+            carried-over request continues with the same sequence.
+        presence_penalty, frequency_penalty: Penalties for tokens in the output.
+        repetition_penalty: Penalty for tokens in prompt and output; 1 disables it.
+        logit_bias: Value to add to the logit, by token ID.
+        min_tokens: Length of the output up to which stop tokens are suppressed.
+        logprobs: Number of top log probabilities to return for each output token; None disables
+            them.
+        prompt_logprobs: The same for each prompt token. The reply is :class:`PromptScores`.
+        allowed_token_ids: The only tokens that may be sampled; None allows all.
+        bad_words: Token sequences that the output must not contain.
+        logprob_token_ids: Tokens whose log probabilities are returned instead of the top tokens'.
 
-    ``presence_penalty`` and ``frequency_penalty`` apply to the output, ``repetition_penalty`` to
-    prompt and output; 1 disables it. ``logit_bias`` maps token IDs to a value that is added to the
-    logit. Stop tokens are suppressed until the output has ``min_tokens`` tokens.
-
-    ``logprobs`` is the number of top log probabilities to return for each output token; None
-    disables log probabilities. ``prompt_logprobs`` does the same for the prompt, whose log
-    probabilities are sent as :class:`PromptScores`. If ``logprob_token_ids`` is not empty, the log
-    probabilities of these tokens are returned instead of those of the top tokens.
-
-    Only ``allowed_token_ids`` may be sampled; None allows all. Each item of ``bad_words`` is a
-    token sequence that the output must not contain.
     """
 
     max_tokens: int
@@ -80,12 +83,15 @@ class Sampling(msgspec.Struct, array_like=True):
 class Media(msgspec.Struct, array_like=True):
     """Image or audio clip of a prompt, as a tensor for the model's encoder.
 
-    ``key`` is a hash of the content and of its processing, so equal keys have equal tensors. The
-    ``length`` placeholder tokens begin at index ``start`` of the prompt; models with
-    cross-attention have no placeholders. ``tokens`` is the number of tokens that the encoder output
-    takes in the encoder cache. ``data`` is the little-endian tensor of ``shape`` and ``dtype``;
-    None means that the worker's receiver cache has the tensor. If ``keep`` is True, the worker
-    caches the tensor.
+    Attributes:
+        key: Hash of the content and of the processing settings. Equal keys have equal tensors.
+        start: Index of the first placeholder token in the prompt.
+        length: Number of placeholder tokens; 0 for models with cross-attention.
+        tokens: Number of tokens that the encoder output takes in the encoder cache.
+        data: Little-endian tensor of ``shape`` and ``dtype``; None if the worker's receiver cache
+            has the tensor.
+        keep: Whether the receiver cache stores the tensor.
+
     """
 
     kind: Literal["image", "audio"]
@@ -100,7 +106,7 @@ class Media(msgspec.Struct, array_like=True):
 
 
 class Choice(msgspec.Struct, array_like=True):
-    """Another choice of the request in a :class:`Submit`, with the fields that differ."""
+    """Further choice of the request in a :class:`Submit`, with the fields that differ."""
 
     request_id: str
     seed: int
@@ -112,15 +118,19 @@ class Choice(msgspec.Struct, array_like=True):
 class Submit(msgspec.Struct, tag="submit"):
     """Command: run a request, and further ``choices`` of its prompt.
 
-    ``output_ids`` are the tokens that an earlier epoch generated before a carry-over. These tokens
-    count towards ``sampling.max_tokens``.
+    Attributes:
+        output_ids: Tokens that an earlier epoch generated. They count towards
+            ``sampling.max_tokens``.
+        priority: Requests with a lower number run first. Requests of equal priority are admitted
+            fairly between tenants.
+        arrived: Time of arrival in CLOCK_MONOTONIC seconds.
+        deadline_s: Seconds after ``arrived`` at which the request fails.
+        cache_salt: Only requests with equal salts share cached prefixes.
+        media: Images and audio clips, in the order of the prompt.
+        forget: Media keys that the receiver cache evicts before it stores ``media``.
+        adapter: Number of a loaded adapter; 0 for none.
+        attempt: Number of the request's submission. Each reply repeats it.
 
-    A lower ``priority`` runs first. Requests of equal priority are admitted fairly between tenants.
-    ``arrived`` is the time of arrival in CLOCK_MONOTONIC seconds, and the request fails
-    ``deadline_s`` seconds later. Only requests with equal ``cache_salt`` share cached prefixes.
-    ``media`` are in the order of the prompt. The receiver cache evicts the keys in ``forget``
-    before it stores ``media``. ``adapter`` is the number of a loaded adapter; 0 means none.
-    ``attempt`` counts the submissions of a request, and each reply repeats it.
     """
 
     request_id: str
@@ -146,7 +156,7 @@ class Abort(msgspec.Struct, tag="abort"):
 
 
 class AbandonedRequests(msgspec.Struct, tag="abandoned"):
-    """Message: all requests that the frontend has aborted but the worker still runs.
+    """Message: the requests that the frontend has aborted but the worker still runs.
 
     The worker counts their memory as lost. Each message replaces the previous one.
     """
@@ -155,10 +165,9 @@ class AbandonedRequests(msgspec.Struct, tag="abandoned"):
 
 
 class LoadAdapter(msgspec.Struct, tag="load_adapter"):
-    """Command: load the LoRA adapter in the folder ``path``.
+    """Command: load the LoRA adapter in the folder ``path``. The reply is an AdapterLoadResult.
 
-    The reply is :class:`AdapterLoadResult`. ``number`` identifies the adapter in later submissions
-    and is never reused.
+    ``number`` identifies the adapter in later submissions and is never reused.
     """
 
     query_id: str
@@ -170,7 +179,7 @@ class LoadAdapter(msgspec.Struct, tag="load_adapter"):
 class UnloadAdapter(msgspec.Struct, tag="unload_adapter"):
     """Command: unload an adapter once no running request uses it.
 
-    The frontend does not name the adapter in later submissions.
+    Later submissions do not use the adapter.
     """
 
     number: int
@@ -198,10 +207,14 @@ class DiagnosticQuery(msgspec.Struct, tag="diagnostic"):
 class TakeOver(msgspec.Struct, tag="take_over"):
     """Command: claim the KV pool, send Ready and serve. The predecessor has released its memory.
 
-    ``quick`` skips the warm-up of the largest step, because the predecessor served with the same
-    sizes. ``handover`` is the field of the predecessor's :class:`StopResult`. A handover requires
-    ``quick``, because the warm-up writes to the pool. The predecessor's requests are submitted
-    after Ready, followed by :class:`CarryOverComplete`.
+    The predecessor's requests are submitted after Ready, followed by :class:`CarryOverComplete`.
+
+    Attributes:
+        quick: Whether to skip the warm-up of the largest step. The predecessor has served with the
+            same sizes.
+        handover: The ``handover`` in the predecessor's :class:`StopResult`. It requires ``quick``,
+            because the warm-up writes to the pool.
+
     """
 
     quick: bool = False
@@ -211,7 +224,7 @@ class TakeOver(msgspec.Struct, tag="take_over"):
 class CarryOverComplete(msgspec.Struct, tag="carried"):
     """Message: all carried-over requests are submitted. The reply is :class:`AdoptionResult`.
 
-    The worker frees all blocks of the handover that no request claimed.
+    The worker then frees the blocks of the handover that no request uses.
     """
 
     query_id: str
@@ -220,9 +233,9 @@ class CarryOverComplete(msgspec.Struct, tag="carried"):
 class Stop(msgspec.Struct, tag="stop"):
     """Command: finish the current step, discard its tokens, and release all memory.
 
-    The reply is :class:`StopResult`. With ``hand_over``, the tokens are sent, and the reply has the
-    handover of the KV pool. ``sent`` is the time of sending in CLOCK_MONOTONIC seconds. The worker
-    exits when the frontend closes the socket.
+    The reply is :class:`StopResult`. If ``hand_over`` is True, the step's tokens are sent, and the
+    reply has the handover of the KV pool. ``sent`` is the time of sending in CLOCK_MONOTONIC
+    seconds. The worker exits when the frontend closes the socket.
     """
 
     hand_over: bool = False
@@ -255,7 +268,7 @@ class Hello(msgspec.Struct, tag="hello"):
 
 
 class StartupStage(msgspec.Struct, tag="starting"):
-    """Message: the worker begins ``stage``, one of the names in ``Ready.stages_s``."""
+    """Message: the worker begins ``stage``, which is a key of ``Ready.stages_s``."""
 
     stage: str
 
@@ -264,7 +277,7 @@ class Prepared(msgspec.Struct, tag="prepared"):
     """Message: the worker has loaded weights and kernels, and waits for TakeOver.
 
     ``stages_s`` has the duration of each stage in seconds. ``memory`` is the memory of rank 0, and
-    ``others`` has the memory of each other rank.
+    ``others`` has the memory of the other ranks.
     """
 
     epoch: int
@@ -276,10 +289,12 @@ class Prepared(msgspec.Struct, tag="prepared"):
 class Ready(msgspec.Struct, tag="ready"):
     """Message: the worker serves.
 
-    ``max_model_len`` limits prompt and output tokens together. ``load_s`` is the time in seconds
-    from the fork until now, including the wait for TakeOver. ``stages_s`` has the duration of each
-    stage in seconds. ``refusal`` says why the handover was refused; null if it was accepted or
-    none was sent.
+    Attributes:
+        max_model_len: Maximum number of prompt and output tokens together.
+        load_s: Seconds since the fork, including the wait for TakeOver.
+        stages_s: Duration of each startup stage in seconds.
+        refusal: Reason why the handover was refused; null if it was accepted or none was sent.
+
     """
 
     epoch: int
@@ -292,7 +307,7 @@ class Ready(msgspec.Struct, tag="ready"):
 
 
 class Logprobs(msgspec.Struct, array_like=True):
-    """Log probabilities of the sampled token and of the top tokens, with natural logarithms.
+    """Natural log probabilities of the sampled token and of the top tokens.
 
     The values are computed before penalties, bias, grammar and temperature apply. ``top_ids`` and
     ``top`` are in descending order of probability.
@@ -306,8 +321,8 @@ class Logprobs(msgspec.Struct, array_like=True):
 class FirstTokenStatistics(msgspec.Struct, array_like=True):
     """Statistics of a request at its first token.
 
-    ``queued_s`` is the time in the waiting queue in seconds. ``cached_tokens`` counts the prompt
-    tokens that the prefix cache provided.
+    ``queued_s`` is the time in the waiting queue in seconds. ``cached_tokens`` is the number of
+    prompt tokens that the prefix cache provided.
     """
 
     queued_s: float
@@ -318,8 +333,8 @@ class Token(msgspec.Struct, array_like=True):
     """One generated token.
 
     ``finish_reason`` is ``stop`` or ``length`` on the last token, otherwise null. ``started`` is
-    set on the first token from this worker. ``attempt`` is the attempt of the submission, because
-    tokens of an earlier attempt may still arrive after a resubmission.
+    set on the first token from this worker. ``attempt`` is that of the :class:`Submit`: after a
+    resubmission, tokens of an earlier attempt may still arrive.
     """
 
     request_id: str
@@ -338,12 +353,17 @@ class Tokens(msgspec.Struct, tag="tokens"):
 
 
 class PromptScores(msgspec.Struct, tag="prompt_scores"):
-    """Message: log probabilities of prompt tokens from position ``first`` (at least 1) on.
+    """Message: log probabilities of prompt tokens from index ``first`` (at least 1) on.
 
-    The arrays contain 4-byte little-endian numbers, token by token. ``chosen`` (float) has the
-    prompt token's log probability, and ``ranks`` (int) its rank; 1 is the likeliest. ``top_ids``
-    (int) and ``top`` (float) have the top tokens, as many as requested. The messages are sent in
-    order, before the request's first token. ``attempt`` is as in :class:`Token`.
+    The messages of a request are sent in order, before its first token. Arrays are little-endian.
+
+    Attributes:
+        attempt: As in :class:`Token`.
+        chosen: Log probability of each prompt token, as float32.
+        ranks: Rank of each prompt token, as int32; 1 is the likeliest.
+        top_ids: IDs of the requested number of top tokens for each prompt token, as int32.
+        top: Log probabilities of ``top_ids``, as float32.
+
     """
 
     request_id: str
@@ -384,11 +404,16 @@ class MissingMedia(msgspec.Struct, tag="media_missing"):
 class Report(msgspec.Struct, tag="report"):
     """Message: load and memory of the worker, at least once a second, also while idle.
 
-    ``running`` has the IDs of requests that hold KV blocks. A block or token is lost if it is in
-    use but no request or cache holds it. Host blocks are null without KV offload, and encoder
-    tokens are null without an encoder. ``memory`` is the memory of rank 0, and ``others`` has the
-    memory of each other rank. The other fields describe the whole worker. ``capturing`` means that
-    decode graphs are still missing.
+    A block or token is lost if it is in use but no request or cache holds it.
+
+    Attributes:
+        memory: Memory of rank 0.
+        others: Memory of the other ranks.
+        host_blocks_total, host_blocks_lost: Null without KV offload.
+        encoder_tokens_total, encoder_tokens_lost: Null without an encoder.
+        running: IDs of the requests that hold KV blocks.
+        capturing: Whether CUDA graphs for decode steps are still missing.
+
     """
 
     load: Load
@@ -414,7 +439,7 @@ class Report(msgspec.Struct, tag="report"):
 
 
 class AdapterLoadResult(msgspec.Struct, tag="adapter_loaded"):
-    """Reply: the adapter was loaded, or ``error`` says why it was not."""
+    """Reply: the adapter was loaded, or ``error`` gives the reason why not."""
 
     query_id: str
     number: int
@@ -431,8 +456,9 @@ class TrimResult(msgspec.Struct, tag="trimmed"):
 class AuditReport(msgspec.Struct, tag="audited"):
     """Reply: the findings of an audit.
 
-    ``idle`` is true if the rules of an idle engine were checked too. ``rules`` has the names of all
-    checked rules. ``receiver_keys`` are the media keys in the receiver cache.
+    ``idle`` is True if the worker was idle, so that the rules of an idle engine were checked too.
+    ``rules`` has the names of all checked rules. ``receiver_keys`` has the keys of the media in the
+    receiver cache.
     """
 
     query_id: str
@@ -463,10 +489,14 @@ class AdoptionResult(msgspec.Struct, tag="adopted"):
 class StopResult(msgspec.Struct, tag="stopped"):
     """Reply: all memory is released.
 
-    Device bytes are as counted by torch; null on a CPU. ``handover`` is a message of
-    :mod:`plimsoll_engine.messages.handover` if requested, and ``refusal`` says why it is missing.
-    ``stages_s`` has the duration of each shutdown stage in seconds, beginning when Stop was sent.
-    ``sent`` is the time of sending in CLOCK_MONOTONIC seconds.
+    Attributes:
+        device_allocated: Bytes that torch still has allocated on all devices; null on a CPU.
+        device_baseline: Bytes that torch had allocated at the start, before it loaded the model.
+        handover: Handover message (:mod:`plimsoll_engine.messages.handover`), if requested.
+        refusal: Reason why the handover is missing.
+        stages_s: Duration of each shutdown stage in seconds, beginning when Stop was sent.
+        sent: Time of sending in CLOCK_MONOTONIC seconds.
+
     """
 
     device_allocated: int | None = None

@@ -32,16 +32,19 @@ A cache of this size holds about 200 images of 336 x 336 pixels.
 
 
 class WorkerConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """Configuration of all workers that a zygote forks.
+    """Configuration of all workers that a zygote forks. The worker chooses sizes that are null.
 
-    ``dtype`` is ``auto``, ``float32`` or ``bfloat16``; ``device`` is ``auto``, ``cpu`` or ``cuda``.
-    A worker has one process per rank (``tensor_parallel_size``). Sizes that are null are chosen by
-    the worker.
+    Attributes:
+        socket: Path of the frontend's Unix socket.
+        dtype: ``auto``, ``float32`` or ``bfloat16``.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        inject: Value of ``PLIMSOLL_INJECT``.
+        weights: Path of the weight server's socket; if empty, each worker loads its own weights.
+        tensor_parallel_size: Number of ranks. Each rank is a process.
+        max_loras: Maximum number of adapters; 0 disables them.
+        kv_cache_dtype: ``auto`` (the model's dtype) or ``fp8``.
+        speculative: Settings of speculative decoding; null disables it.
 
-    ``socket`` is the path of the frontend's Unix socket. ``weights`` is the path of the weight
-    server's socket; if empty, each worker loads its own weights. ``inject`` is the value of
-    ``PLIMSOLL_INJECT``. ``max_loras`` 0 disables adapters; ``speculative`` null disables drafts.
-    ``kv_cache_dtype`` is ``auto`` (the model's dtype) or ``fp8``.
     """
 
     model: str
@@ -74,7 +77,7 @@ class WorkerConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 def make_rendezvous_paths(run_dir: str | Path, epoch: int) -> tuple[Path, Path]:
     """Return the paths of rank 0's socket and of the process group's store.
 
-    Their names are short, because the path of a socket holds at most 107 bytes (unix(7)).
+    The names are short, because the path of a socket has at most 107 bytes (unix(7)).
     """
     return Path(run_dir) / f"r{epoch}.sock", Path(run_dir) / f"r{epoch}.store"
 
@@ -93,9 +96,10 @@ def listen(path: str) -> socket.socket:
 
 
 class Fork(msgspec.Struct, tag="fork"):
-    """Command: fork a rank of the worker of epoch ``number``, or weight server ``number``.
+    """Command: fork a rank of a worker, or a weight server.
 
-    Rank 0 of a worker connects to the frontend's socket and sends Hello with this number.
+    ``number`` is the worker's epoch or the weight server's number. Rank 0 of a worker connects to
+    the frontend's socket and sends Hello with this number.
     """
 
     number: int

@@ -1,4 +1,4 @@
-"""Decoding of audio files to mono samples. Limits are checked before decoding."""
+"""Decoder of audio files to mono samples. Limits are checked before decoding."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from plimsoll_engine.multimodal.processor import MediaError
 from plimsoll_engine.process.addresses import remove_addresses
 
 SUPPORTED_FORMATS = ("WAV", "WAVEX", "FLAC", "MP3", "OGG")
-"""Supported formats, as libsndfile names them."""
+"""Supported audio formats, by libsndfile's names."""
 MAX_FILE_BYTES = 25 << 20
 """Maximum file size, as in OpenAI's API."""
 MAX_DURATION_S = 600.0
@@ -29,7 +29,7 @@ Samples = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
 
 
 def decode(data: bytes, rate_hz: int) -> Samples:
-    """Return the file ``data`` as mono float32 samples [n] at ``rate_hz``. Raises MediaError.
+    """Return the audio file ``data`` as mono float32 samples [n] at ``rate_hz``. Raises MediaError.
 
     The length and the number of channels in the header are checked before decoding.
     """
@@ -97,9 +97,10 @@ def _check_header(file: soundfile.SoundFile) -> None:
 
 
 def split_samples(samples: Samples, max_samples: int, rate_hz: int) -> list[Samples]:
-    """Split ``samples`` [n] into pieces of at most ``max_samples``.
+    """Return ``samples`` [n] in pieces of at most ``max_samples``.
 
-    To cut few words, each cut is at the quietest tenth of a second in the last fifth of a piece.
+    Each cut is at the quietest tenth of a second in the last fifth of a piece, where it is least
+    likely to be within a word.
     """
     pieces: list[Samples] = []
     search = max(1, rate_hz // 10)

@@ -15,7 +15,7 @@ from plimsoll_engine.multimodal.processor import Kind, ProcessedMedia
 class ClipProcessor:
     """Image processor of LLaVA checkpoints.
 
-    Raises UnsupportedCheckpointError, which names the file and the field.
+    The constructor raises UnsupportedCheckpointError, which names the file and the field.
     """
 
     kind: Kind = "image"
@@ -92,7 +92,7 @@ class ClipProcessor:
 
 
 def _read_sizes(settings: JsonFile) -> tuple[int | None, tuple[int, int] | None]:
-    """Return the shortest edge, and (height, width), in pixels. Either of the two is None."""
+    """Return (shortest edge, None) or (None, (height, width)), in pixels."""
     size = settings.get("size")
     if isinstance(size, int):
         return settings.get_positive_int("size"), None

@@ -1,4 +1,4 @@
-"""Decoding of images from data URLs to RGB pixels. Limits are checked before decoding."""
+"""Decoder of images from data URLs to RGB pixels. Limits are checked before decoding."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from plimsoll_engine.multimodal.processor import MediaError
 from plimsoll_engine.process.addresses import remove_addresses
 
 SUPPORTED_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
-"""Supported formats, as Pillow names them."""
+"""Supported image formats, by Pillow's names."""
 MAX_FILE_BYTES = 20 << 20
 """Maximum file size of an image, as in OpenAI's API."""
 MAX_PIXELS = 40_000_000
 """Maximum number of pixels of an image (160 MB as RGBA). An 8K frame has 33 million."""
 MAX_ASPECT_RATIO = 200
-"""Maximum ratio of the longer to the shorter side. Resizing would enlarge a more extreme image."""
+"""Maximum ratio of the longer to the shorter side, so that resizing takes little memory."""
 
 _DATA_URL_PATTERN = re.compile(r"data:image/[a-z0-9.+-]+;base64,", re.IGNORECASE)
 
@@ -54,9 +54,10 @@ def decode_data_url(url: str) -> bytes:
 
 
 def decode(data: bytes) -> Image.Image:
-    """Return the first frame of the file ``data`` as RGB, rotated as EXIF says. Raises MediaError.
+    """Return the first frame of the image file ``data`` as RGB. Raises MediaError.
 
-    The width and height in the header are checked before decoding.
+    The frame is rotated as EXIF says. The width and height in the header are checked before
+    decoding.
     """
     if len(data) > MAX_FILE_BYTES:
         raise MediaError(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 MEDIA_KEY_BYTES = 16
-"""Size of a key. With a shorter key, a collision could show a request the image of another one."""
+"""Size of a media key. If two images had the same key, a request could see another one's image."""
 
 
 class UnsupportedCheckpointError(Exception):
@@ -31,14 +31,17 @@ class JsonFile:
         self.content: dict[str, Any] = content
 
     def get(self, field: str, default: Any = None) -> Any:
-        """Return the value of a dotted ``field``, or ``default`` if it is missing or null."""
+        """Return the value of the dotted ``field``, or ``default`` if it is missing or null."""
         value: Any = self.content
         for part in field.split("."):
             value = value.get(part) if isinstance(value, dict) else None
         return default if value is None else value
 
     def get_positive_int(self, field: str, default: int | None = None) -> int:
-        """Return the positive integer in ``field``. Raises UnsupportedCheckpointError."""
+        """Return the positive integer in ``field``, or ``default`` if the field is missing.
+
+        Raises UnsupportedCheckpointError for any other value.
+        """
         value = self.get(field, default)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise self.make_error(field, f"must be a positive integer, not {value!r}")
@@ -49,14 +52,14 @@ class JsonFile:
         return UnsupportedCheckpointError(f"{self.path}: field {field}: {problem}")
 
 
-def hash_content(settings: bytes, data: bytes) -> bytes:
-    """Return a hash of a file's content ``data`` and of the hash ``settings``.
+def hash_content(settings_hash: bytes, data: bytes) -> bytes:
+    """Return the key of a file: a hash of its content ``data`` and of the processing settings.
 
-    ``settings`` is the result of :func:`hash_settings`.
+    ``settings_hash`` is the result of :func:`hash_settings`.
     """
-    return blake2b(data, digest_size=MEDIA_KEY_BYTES, key=settings).digest()
+    return blake2b(data, digest_size=MEDIA_KEY_BYTES, key=settings_hash).digest()
 
 
 def hash_settings(*parts: object) -> bytes:
-    """Return a hash of ``parts``, the settings that affect processing, for :func:`hash_content`."""
+    """Return a hash of ``parts``, which are the settings that affect processing."""
     return blake2b(repr(parts).encode(), digest_size=MEDIA_KEY_BYTES).digest()

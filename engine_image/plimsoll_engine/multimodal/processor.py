@@ -1,6 +1,6 @@
 """Interfaces of media processors, which turn files into input tensors of the encoder.
 
-This package runs in the frontend, which does not import torch: it uses numpy, Pillow and
+This package runs in the frontend, so it must not import torch. It uses numpy, Pillow and
 libsndfile.
 """
 
@@ -22,7 +22,7 @@ class MediaError(Exception):
 
 
 class ProcessedMedia(NamedTuple):
-    """Input tensor of the encoder, as little-endian bytes of ``shape`` and ``dtype``.
+    """Input tensor of the encoder. ``data`` has the little-endian bytes of ``shape`` and ``dtype``.
 
     ``key`` is a hash of the content and of the processing settings.
     """
@@ -34,7 +34,7 @@ class ProcessedMedia(NamedTuple):
     dtype: str = "float32"
 
     def to_media(self, start: int, length: int, tokens: int) -> Media:
-        """Return the tensor as the message field for a prompt.
+        """Return the message that sends the tensor to the worker.
 
         The ``length`` placeholder tokens begin at index ``start`` of the prompt. ``tokens`` is the
         number of tokens that the encoder output takes in the encoder cache.
@@ -51,7 +51,7 @@ class Processor(Protocol):
     placeholders: int
     """Number of placeholder tokens per item in the prompt."""
     tokens: int
-    """Cost of an item in the encoder cache's budget, in tokens."""
+    """Number of tokens that the encoder output of an item takes in the encoder cache."""
 
     def hash_file(self, data: bytes) -> bytes:
         """Return the cache key of the file ``data``, without decoding it."""
@@ -60,6 +60,6 @@ class Processor(Protocol):
     def process(self, data: bytes) -> ProcessedMedia:
         """Return the tensor of the file ``data``. Raises MediaError.
 
-        This takes milliseconds: do not call it on the event loop.
+        Processing takes milliseconds: do not call this method on the event loop.
         """
         ...

@@ -1,4 +1,4 @@
-"""Selection of a checkpoint's media processors."""
+"""Select the media processors of a checkpoint."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Processors:
-    """Media processors of a model; None for each kind of media that it does not accept."""
+    """Media processors of a model. A kind of media that the model does not accept has None."""
 
     image: ClipProcessor | None = None
     audio: WhisperProcessor | None = None
     speech: WhisperPrompt | None = None
-    """Builder of transcription prompts, for models that accept audio."""
+    """Builder of transcription prompts; None if the model does not accept audio."""
 
 
 def load_processors(folder: Path) -> Processors:
-    """Return the processors of the checkpoint in ``folder``. Raises UnsupportedCheckpointError.
+    """Return the media processors of the checkpoint in ``folder``.
 
     Media libraries are imported only if the model needs them, because they would increase the
-    memory of a text model's frontend.
+    memory of a text model's frontend. Raises UnsupportedCheckpointError.
     """
     kind = JsonFile(folder / "config.json").get("model_type")
     if kind == "llava":

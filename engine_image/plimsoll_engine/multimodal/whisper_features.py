@@ -1,4 +1,4 @@
-"""Audio processor for Whisper: log-mel spectrograms of fixed windows.
+"""Audio processor for Whisper: log-mel spectrograms of windows of equal length.
 
 The spectrograms are those of the model's paper and reference code. The power spectrum of a Hann
 window of ``n_fft`` samples is computed every ``hop`` samples. Slaney's mel filters with area
@@ -19,15 +19,15 @@ Floats = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
 MAX_FREQUENCY_HZ = 8000.0
 """Upper edge of the highest mel filter."""
 MIN_POWER = 1e-10
-"""Lower bound of the power before the logarithm."""
+"""Lower bound of the power, because its logarithm is computed."""
 DYNAMIC_RANGE_DECADES = 8.0
-"""Maximum difference to the peak, in units of log10 of the power."""
+"""Difference to the peak at which values are clipped, in units of log10 of the power."""
 
 
 class WhisperProcessor:
     """Audio processor of Whisper checkpoints.
 
-    Raises UnsupportedCheckpointError, which names the file and the field.
+    The constructor raises UnsupportedCheckpointError, which names the file and the field.
     """
 
     kind: Kind = "audio"
@@ -66,7 +66,7 @@ class WhisperProcessor:
         return self.process_window(audio.decode(data, self.rate)[: self.window])
 
     def process_windows(self, data: bytes) -> list[tuple[float, ProcessedMedia]]:
-        """Return the duration in seconds and the features of each window. Raises MediaError."""
+        """Return duration in seconds and features of each window of a file. Raises MediaError."""
         samples = audio.decode(data, self.rate)
         return [
             (len(piece) / self.rate, self.process_window(piece))
@@ -74,7 +74,7 @@ class WhisperProcessor:
         ]
 
     def process_window(self, samples: Floats) -> ProcessedMedia:
-        """Return the features of ``samples``, at most one window; the key is a hash of them."""
+        """Return the features of ``samples``, which must fit into one window."""
         data = self.compute_features(samples).tobytes()
         return ProcessedMedia("audio", self.hash_file(samples.tobytes()), self.shape, data)
 

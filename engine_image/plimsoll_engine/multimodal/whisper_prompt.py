@@ -12,7 +12,7 @@ DEFAULT_LANGUAGE = "en"
 class WhisperPrompt:
     """Builder of transcription prompts, from a checkpoint's ``generation_config.json``.
 
-    Raises UnsupportedCheckpointError, which names the file and the field.
+    The constructor raises UnsupportedCheckpointError, which names the file and the field.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -14,16 +14,16 @@ TRACING_OFF_MESSAGE = (
 class AllocationReporter:
     """Reporter of Python allocations by source line, and of their growth since the last report.
 
-    This class never starts tracemalloc, because tracing slows the process down and uses memory.
+    This class never starts tracemalloc, because tracing slows the process down and takes memory.
     """
 
     def __init__(self) -> None:
         self._last: tracemalloc.Snapshot | None = None
 
     def report(self) -> str:
-        """Return a text that lists allocations by source line and their growth since the last call.
+        """Return the allocations by source line, and their growth since the last report, as text.
 
-        If tracemalloc is off, return a text that says so.
+        If tracemalloc is off, the text says how to start it.
         """
         if not tracemalloc.is_tracing():
             return TRACING_OFF_MESSAGE

@@ -1,8 +1,8 @@
 """Count the full garbage collections of a process, and the objects that they free.
 
-Requests are freed by reference counting, so a full collection should find nothing to free while the
-engine serves. If it does, there is a reference cycle, which is a bug. Frontend and worker report
-the counts with their memory.
+Requests are freed by reference counting, so a full collection should free nothing while the engine
+serves. Otherwise, there is a reference cycle, which is a bug. Frontend and worker report both
+counts with their memory.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Measure the host memory that is free for the engine, within the limits of cgroup and machine.
+"""Measure the free host memory, within the limits of the cgroup and the machine.
 
-In a container, ``/sys/fs/cgroup`` is the process's cgroup. Elsewhere, ``/proc/self/cgroup`` has the
-path of the cgroup. Versions 1 and 2 are supported. Limits of parent cgroups are ignored.
+In a container, ``/sys/fs/cgroup`` is the cgroup of the process. Elsewhere, ``/proc/self/cgroup``
+has its path. cgroup v1 and v2 are supported. Limits of parent cgroups are ignored.
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ _CGROUP_FILES = {
         ("total_active_file", "total_inactive_file"),
     ),
 }
-"""By cgroup version: the file of the limit, the file of the usage, and the keys of ``memory.stat``
-that add up to the page cache."""
+"""Limit file, usage file, and the keys of the page cache in ``memory.stat``, by cgroup version."""
 
 
 def measure_host_headroom(proc: Path = PROC_FOLDER, cgroups: Path = CGROUP_FOLDER) -> int | None:
-    """Return the host memory in bytes that is free or page cache; None if unknown."""
+    """Return the size of the free host memory and the page cache in bytes; None if unknown."""
     found = [read_byte_count(str(proc / "meminfo"), "MemAvailable")]
     for folder, version in _list_cgroup_folders(proc, cgroups):
         if (folder / _CGROUP_FILES[version][1]).exists():
@@ -38,7 +37,7 @@ def measure_host_headroom(proc: Path = PROC_FOLDER, cgroups: Path = CGROUP_FOLDE
 def _list_cgroup_folders(proc: Path, cgroups: Path) -> list[tuple[Path, int]]:
     """Return (folder, cgroup version) for each folder that may be this process's cgroup.
 
-    The likeliest comes first.
+    The most likely folder comes first.
     """
     try:
         own = parse_memory_group(os.fsdecode((proc / "self/cgroup").read_bytes()))

@@ -59,10 +59,10 @@ def _is_glibc_malloc_used() -> bool:
 
 
 def _is_probe_counted(mallinfo2: Callable[[], Any]) -> bool:
-    """Report whether glibc's count of bytes in use grows by at least half of a test allocation.
+    """Report whether glibc's count of bytes in use includes a test allocation.
 
-    It may grow by less than all of it, because other threads may free memory meanwhile. With
-    another allocator, the count does not change.
+    The count must grow by half of the allocation, because other threads may free memory meanwhile.
+    With another allocator, the count does not change.
     """
     before = mallinfo2()
     probe = bytearray(_PROBE_BYTES)
@@ -72,7 +72,7 @@ def _is_probe_counted(mallinfo2: Callable[[], Any]) -> bool:
 
 
 def read_malloc_bytes() -> tuple[int | None, int | None]:
-    """Return malloc's bytes in use, and the free bytes that it retains; both None if unknown."""
+    """Return malloc's bytes in use and its retained free bytes; both None if unknown."""
     if _mallinfo2 is None or not _is_glibc_malloc_used():
         return None, None
     info = _mallinfo2()
@@ -91,8 +91,8 @@ def set_mmap_threshold() -> bool:
     """Make malloc use mmap for large blocks, so that freed blocks return to the kernel at once.
 
     Return False if libc does not support it. By default, glibc raises the threshold to up to 32 MiB
-    when a large block is freed. Two decoded images of 40 million pixels then left 230 MiB. Trimming
-    this memory later would hold malloc's locks and block the event loop.
+    when a large block is freed. Two decoded images of 40 million pixels then left 230 MiB behind.
+    Trimming this memory later would block the event loop.
     """
     return _mallopt is not None and _mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES) == 1
 
@@ -100,8 +100,9 @@ def set_mmap_threshold() -> bool:
 class PythonMemoryEstimator:
     """Estimator of the memory of small Python objects.
 
-    The estimate is the number of blocks that pymalloc has allocated, times their mean size. The
-    mean size is measured once on a sample, because measuring every object would take too long.
+    The estimate is the number of blocks that pymalloc has allocated, times the mean size of a
+    block. The mean size is measured once, on a sample, because measuring all objects would take too
+    long.
     """
 
     def __init__(self) -> None:
@@ -126,8 +127,7 @@ def measure_process_memory(
 ) -> ProcessMemory:
     """Return the host memory of this process by segment.
 
-    ``excluded_shared_bytes`` of its resident shared memory are left out, because another process
-    reports them.
+    ``excluded_shared_bytes`` is the part of its shared memory that another process reports.
     """
     in_use, retained = read_malloc_bytes()
     blocks, size = python.measure()
@@ -164,11 +164,12 @@ def _read_status_bytes(key: str) -> int | None:
     return read_byte_count("/proc/self/status", key)
 
 
-def read_private_anon_bytes(pid: int | None = None) -> int | None:
-    """Return the private modified memory, including swap, of a process in bytes; None if unknown.
+def read_private_dirty_bytes(pid: int | None = None) -> int | None:
+    """Return the private dirty memory of a process, including swap, in bytes; None if unknown.
 
     If ``pid`` is None, this process is measured. Pages that a forked process still shares with its
-    parent do not count. Pages of files and shared memory count if no other process maps them.
+    parent do not count. Modified pages of files and shared memory count if no other process maps
+    them.
     """
     # Read the file once: the kernel walks all pages for each read.
     found = _read_byte_counts(f"/proc/{'self' if pid is None else pid}/smaps_rollup")
@@ -177,7 +178,7 @@ def read_private_anon_bytes(pid: int | None = None) -> int | None:
 
 
 def read_byte_count(path: str, key: str) -> int | None:
-    """Return the number of bytes in the line ``key: number kB`` of a file; None if absent."""
+    """Return the bytes in the line ``key: number kB`` of the file ``path``; None if absent."""
     return _read_byte_counts(path).get(key)
 
 

@@ -1,4 +1,4 @@
-"""Interface of memory owners: components that count, bound, audit and release their memory.
+"""Memory owners: components that count, bound, audit and release their memory.
 
 Owners count their bytes on each call and never store the count, so reports are up to date.
 """
@@ -15,8 +15,11 @@ from plimsoll_api.admin import MemoryKind, Role
 class FlushAction(NamedTuple):
     """Action that frees memory that an owner can do without, such as a cache.
 
-    ``content`` describes this memory in reports. ``nbytes`` returns its size in bytes. ``free``
-    frees it.
+    Attributes:
+        content: Description of this memory, for reports.
+        nbytes: Function that returns the size of this memory in bytes.
+        free: Function that frees this memory.
+
     """
 
     content: str
@@ -28,9 +31,14 @@ class FlushAction(NamedTuple):
 class Owner:
     """Component of a process that holds memory of one ``kind``.
 
-    ``nbytes`` returns the size of this memory in bytes, and ``bound`` is the maximum size; None
-    means no limit. ``checks`` has a function for each audit rule, by name, that returns a message
-    for each problem. ``close`` releases all memory and is idempotent.
+    Attributes:
+        nbytes: Function that returns the size of this memory in bytes.
+        bound: Maximum size of this memory in bytes; None without a limit.
+        process: Role of the process.
+        checks: Audit rules by name. Each function returns a message for each violation.
+        flush: Action that frees a part of the memory; None without such a part.
+        close: Function that releases all memory. It may be called more than once.
+
     """
 
     name: str
@@ -48,7 +56,7 @@ class WorkerPart(Protocol):
 
     @property
     def name(self) -> str:
-        """Name of this part in the report of how long each part took to close."""
+        """Name of this part in the report of shutdown durations."""
         ...
 
     def list_owners(self) -> list[Owner]:

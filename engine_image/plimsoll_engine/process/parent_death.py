@@ -13,7 +13,8 @@ PR_SET_PDEATHSIG = 1
 def die_with_parent(parent_pid: int) -> None:
     """Make the kernel kill this process when its parent exits.
 
-    If the parent is no longer ``parent_pid``, it has already exited, and this process exits now.
+    If ``parent_pid`` is no longer the parent, the parent has already exited. This process then
+    exits at once.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
@@ -25,11 +26,10 @@ def die_with_parent(parent_pid: int) -> None:
 
 
 def outlive_zygote(zygote_pid: int, frontend_pid: int) -> None:
-    """Let this process survive its parent, the zygote, if the frontend becomes its new parent.
+    """Let this process survive the zygote, its parent, if the frontend becomes its new parent.
 
-    If another process becomes the parent, this process exits with the zygote. Once the frontend is
-    the parent, the kernel kills this process when the frontend exits. If the frontend exits before
-    the zygote, the zygote kills this process.
+    If another process becomes the parent, this process exits. Once the frontend is the parent, the
+    kernel kills this process when the frontend exits.
     """
 
     def follow_frontend(*_: object) -> None:
@@ -48,5 +48,5 @@ def outlive_zygote(zygote_pid: int, frontend_pid: int) -> None:
 
 
 def outlive_parent() -> None:
-    """Let this process survive its parent. Undo :func:`die_with_parent`."""
+    """Let this process survive its parent, even after :func:`die_with_parent`."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0)

@@ -1,10 +1,11 @@
-"""Check two rules for the audit: when objects are frozen, and no ``lru_cache`` on methods.
+"""Audit rules of a process: no later ``gc.freeze()``, and no ``lru_cache`` on methods.
 
 ``gc.freeze()`` excludes all existing objects from garbage collection. The engine calls it once, for
-objects that live as long as the engine. If it is called again while requests run, their garbage is
-never collected: this breaks the first rule. Freezing affects the whole process, which may have
-several engines. :class:`FreezeCounter` therefore counts the engines that have frozen their objects,
-and the last of them unfreezes all objects.
+objects that live as long as the engine. A later call would also freeze the objects of running
+requests, and their garbage would never be collected.
+
+Freezing affects the whole process, which may have several engines. :class:`FreezeCounter` therefore
+counts the engines that have frozen their objects. The last of them unfreezes all objects.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class FreezeCounter:
             gc.unfreeze()
 
     def find_problems(self) -> list[str]:
-        """Return a message, for the audit, if more objects were frozen after :meth:`freeze`."""
+        """Return a message for the audit if objects were frozen after the last :meth:`freeze`."""
         if not self._engines:
             return []
         more = gc.get_freeze_count() - self._objects
@@ -69,7 +70,7 @@ freeze_counter = FreezeCounter()
 def find_method_caches() -> list[str]:
     """Return a message for each non-empty ``functools.lru_cache`` on a method of this project.
 
-    Such a cache belongs to the class, and keeps the instances alive that the method was called on.
+    Such a cache keeps alive each instance on which the method was called.
     """
     return [
         f"the method {name} has an lru_cache, which keeps the instances of {size} calls alive"

@@ -1,8 +1,8 @@
 """Write stack traces of the engine's processes to files on SIGUSR1, and remove old files.
 
 The number and the size of the files are limited, because the run directory is in memory and exists
-as long as the pod. The file of an exited process is removed if it is empty or not among the newest.
-A parent process removes files when a child has exited, and the frontend when it starts.
+as long as the pod. Files of exited processes are removed if they are empty or not among the newest.
+A parent process removes files after a child has exited, and the frontend also when it starts.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ log = logging.getLogger(__name__)
 
 STACKS_DIRECTORY = "stacks"
 MAX_STALE_FILES = 8
-"""Maximum number of files that are kept of exited processes."""
+"""Maximum number of files of exited processes."""
 MAX_FILE_BYTES = 1 << 20
 """Size above which the file of a running process is truncated. One dump has about 10 KiB."""
 
 
 def make_stacks_path(run_dir: str | Path, role: str, pid: int) -> Path:
-    """Return the path of the file to which process ``pid`` writes its stack traces on SIGUSR1."""
+    """Return the path of the file with the stack traces of process ``pid``."""
     return Path(run_dir) / STACKS_DIRECTORY / f"{role}-{pid}.txt"
 
 
 def remove_stale_stacks(run_dir: str | Path) -> None:
     """Remove the files of exited processes that are empty or not among the newest.
 
-    Files that cannot be removed are ignored.
+    A file that cannot be removed is ignored.
     """
     ended: list[tuple[int, Path]] = []
     for path in (Path(run_dir) / STACKS_DIRECTORY).glob("*-*.txt"):
@@ -53,7 +53,7 @@ def remove_stale_stacks(run_dir: str | Path) -> None:
 def truncate_if_large(path: Path) -> int:
     """Truncate the file to 0 bytes if it is larger than :data:`MAX_FILE_BYTES`.
 
-    Return the size of the file in bytes afterwards; 0 if the file does not exist.
+    Return the size of the file after that, in bytes; 0 if the file does not exist.
     """
     try:
         size = path.stat().st_size

@@ -1,4 +1,4 @@
-"""Wait at the start gate until the processes of an earlier engine no longer use the devices."""
+"""Start gate: wait until the processes of an earlier engine no longer use the devices."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 SUPERVISOR_TIMEOUT_S = 15.0
 """Time without an answer after which the engine starts, because the supervisor may not run."""
 MAX_WAIT_S = 3600.0
-"""Time after which the engine starts even if the supervisor still does not permit it."""
+"""Time after which the engine starts even if the supervisor does not permit it."""
 POLL_INTERVAL_S = 0.1
 
 

@@ -1,4 +1,4 @@
-"""Place the weights of a model in one flat buffer.
+"""Layout of a model's weights in one flat buffer.
 
 Each tensor is aligned as ``cudaMalloc`` would align it, so that kernels can use a view of the
 buffer like a separate tensor.
@@ -57,8 +57,8 @@ def make_views(flat: torch.Tensor, manifest: Manifest) -> dict[str, torch.Tensor
 def compute_checksums(flat: torch.Tensor, manifest: Manifest) -> dict[str, int]:
     """Return a checksum of each tensor by name: the sum of its int64 words modulo 2**64.
 
-    The padding after a tensor is included. The checksum detects accidental writes, but not all
-    deliberate ones, because opposite changes cancel out. Reads the buffer once.
+    The padding after a tensor is included. The checksum detects accidental writes. It misses some
+    deliberate ones, because opposite changes cancel out.
     """
     offsets = sorted({place.offset for place in manifest.places.values()} | {manifest.nbytes})
     end_of = dict(pairwise(offsets))

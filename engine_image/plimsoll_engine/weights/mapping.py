@@ -1,4 +1,4 @@
-"""Map the weights and the KV pool, which the weight server owns, into a worker's address space."""
+"""Map the weights and the KV pool into a worker's address space. The weight server owns both."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from plimsoll_engine.weights.memory import Buffer, HostBuffer
 class WeightMapping:
     """Connection of one rank to the weight server, with the buffers that the rank has mapped.
 
-    The constructor requests the weights, so that the weight server can load them while the worker
+    The constructor requests the weights. The weight server can thus load them while the worker
     creates its CUDA context.
     """
 
@@ -27,9 +27,9 @@ class WeightMapping:
         self._buffer: Buffer | None = None
         self._pool: Buffer | None = None
         self.identity = b""
-        """Identity of the mapped weights; empty before they are mapped."""
+        """Identity of the weights; empty before :meth:`map_weights`."""
         self.pool_identity = b""
-        """Identity of the mapped KV pool; empty before it is mapped."""
+        """Identity of the KV pool; empty before :meth:`map_pool`."""
         try:
             self._socket.connect(path)
             weight_ipc.send_message(self._socket, weight_ipc.WeightsRequest(rank))
@@ -50,10 +50,10 @@ class WeightMapping:
         return 0 if self._pool is None else self._pool.nbytes
 
     def map_weights(self) -> dict[str, torch.Tensor]:
-        """Map the weights, and return them by name. They are shared, so do not write to them.
+        """Map the weights, and return them by name. Do not write to them: all workers share them.
 
-        Waits until the weight server has loaded the weights; the frontend's startup timeout limits
-        this wait. Raises LoadError if the weights can never be loaded. Raises MappingLostError or
+        Wait until the weight server has loaded the weights. The frontend's startup timeout limits
+        the wait. Raises LoadError if the weights can never be loaded. Raises MappingLostError or
         RuntimeError if a later attempt may succeed.
         """
         reply, fd = self._receive()
@@ -72,9 +72,9 @@ class WeightMapping:
     def map_pool(self, nbytes: int = 0) -> torch.Tensor | None:
         """Map the weight server's memory for the KV pool, and return it as uint8 [bytes].
 
-        If a predecessor had a pool, this pool is returned with its contents. Otherwise, a pool of
-        ``nbytes`` bytes is allocated; if ``nbytes`` is 0, None is returned. Call
-        :meth:`map_weights` first. Raises MappingLostError or RuntimeError.
+        A predecessor's pool is returned with its contents. Without one, the weight server allocates
+        ``nbytes`` bytes; if ``nbytes`` is 0, return None. Call :meth:`map_weights` first. Raises
+        MappingLostError or RuntimeError.
         """
         weight_ipc.send_message(self._socket, weight_ipc.PoolRequest(nbytes))
         reply, fd = self._receive()
@@ -92,7 +92,7 @@ class WeightMapping:
         return self._pool.as_tensor()
 
     def claim_pool(self) -> bool:
-        """Register this worker as a writer of the KV pool. Return whether it is the only writer.
+        """Register this worker as a writer of the KV pool. Return True if it is the only writer.
 
         Raises RuntimeError if a crashed worker has damaged the weights, and MappingLostError if the
         connection is lost.
@@ -112,9 +112,9 @@ class WeightMapping:
         return reply, fd
 
     def unmap(self) -> bool:
-        """Unmap all buffers, and disconnect. Their tensors become invalid. Idempotent.
+        """Unmap all buffers, and disconnect. The buffers' tensors become invalid. Idempotent.
 
-        Return True if this process certainly cannot write to the KV pool any more.
+        Return True if it is certain that this process can no longer write to the KV pool.
         """
         fenced = False
         if self._buffer is not None:

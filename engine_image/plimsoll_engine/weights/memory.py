@@ -1,4 +1,4 @@
-"""Buffers that several processes share, for the weights and the KV pool.
+"""Buffers of weights and of KV pools, which several processes share.
 
 On CUDA, a buffer is device memory, and processes share it through an IPC handle. On a CPU, a buffer
 is a memfd, and processes share it through its file descriptor. Workers map a memfd with weights as
@@ -18,7 +18,7 @@ from plimsoll_engine.device.buffer import DeviceBuffer
 
 
 class Buffer(Protocol):
-    """Shared memory buffer. Do not use its tensors after it is closed."""
+    """Buffer in shared memory. Do not use its tensors after you close it."""
 
     nbytes: int
 
@@ -27,12 +27,12 @@ class Buffer(Protocol):
         ...
 
     def close(self) -> bool:
-        """Release the memory. Return False if it is still mapped into this process."""
+        """Release the memory. Return False if the memory is still mapped into this process."""
         ...
 
 
 class HostBuffer:
-    """Buffer in shared host memory. It owns the file descriptor ``fd``, and closes it too."""
+    """Buffer in shared host memory. It owns the file descriptor ``fd``, and closes it."""
 
     def __init__(self, fd: int, nbytes: int, writable: bool) -> None:
         self.fd = fd
@@ -46,7 +46,7 @@ class HostBuffer:
 
     @classmethod
     def allocate(cls, nbytes: int, name: str) -> HostBuffer:
-        """Return a new buffer, which ``/proc/PID/maps`` lists as ``name``.
+        """Return a new buffer. ``name`` is its name in ``/proc/PID/maps``.
 
         Raises OSError if there is too little memory.
         """
@@ -92,7 +92,7 @@ class HostBuffer:
 
 
 def allocate_buffer(device: torch.device, nbytes: int, name: str) -> HostBuffer | DeviceBuffer:
-    """Return a new shared buffer on ``device``. ``/proc/PID/maps`` lists host memory as ``name``.
+    """Return a new shared buffer on ``device``, with ``name`` in ``/proc/PID/maps`` on a CPU.
 
     Raises OSError or OutOfMemoryError if there is too little memory.
     """

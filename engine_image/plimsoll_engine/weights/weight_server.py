@@ -1,13 +1,13 @@
-"""Run the weight server: a process that keeps the weights on the device across worker restarts.
+"""Weight server: a process that keeps the weights on the device across worker restarts.
 
 Like a worker, the server is forked from the zygote. When the first worker requests the weights, the
-server loads the checkpoint into one buffer, which it shares with all workers. It also owns the KV
-pool, so that keys and values survive a restart. If the worker owned the pool, its successor would
-also have to wait until CUDA has freed it, which takes 0.3 s for 100 GiB.
+server loads the checkpoint into one buffer, which it shares with all workers.
 
-On CUDA, workers could write to the weights. After a worker has crashed, the server therefore
-compares the tensors' checksums with those taken after loading, and reloads the weights if they
-differ.
+The server also owns the KV pool, so that keys and values survive a restart. If the worker owned the
+pool, its successor would have to wait until CUDA has freed it: 0.3 s for 100 GiB.
+
+On CUDA, workers can write to the weights. After a worker has crashed, the server therefore compares
+the tensors' checksums with those taken after loading. If they differ, it reloads the weights.
 
 The server has one thread. After SIGTERM, it frees the memory and exits as soon as no worker has a
 mapping.
@@ -52,7 +52,7 @@ SEND_TIMEOUT_S = 10.0
 IDENTITY_BYTES = 16
 
 
-class WeightsLost(Exception):
+class WeightsLostError(Exception):
     """Weights are damaged while a worker uses them, so all workers and this process must exit."""
 
 
@@ -120,13 +120,13 @@ class Weights:
             self.buffer.close()
 
 
-def _hash_identity(manifest: Manifest, sums: dict[str, int]) -> bytes:
-    content = msgspec.msgpack.encode((manifest, sums))
+def _hash_identity(manifest: Manifest, checksums: dict[str, int]) -> bytes:
+    content = msgspec.msgpack.encode((manifest, checksums))
     return blake2b(content, digest_size=IDENTITY_BYTES).digest()
 
 
 class KVPool:
-    """Memory of one rank's KV pool, with a random identity."""
+    """Memory of one rank's KV pool. Its identity is random."""
 
     def __init__(self, device: torch.device, nbytes: int) -> None:
         self.device = device
@@ -170,15 +170,15 @@ class WeightServer:
         self._pools: dict[int, KVPool] = {}
         """KV pools by rank."""
         self._writers: dict[int, set[int]] = {}
-        """By rank, the file descriptors of connections to workers that may write to the pool."""
+        """File descriptors of the workers' connections that may write to the pool, by rank."""
         self._mappings: dict[int, tuple[socket.socket, int | None]] = {}
-        """By file descriptor, the connection and its rank; None until the weights are shared."""
+        """Connection and rank by file descriptor. The rank is None until the weights are shared."""
         self._suspect_ranks: set[int] = set()
         """Ranks whose weights a crashed worker may have damaged."""
         self._poll = select.poll()
 
     def serve(self) -> None:
-        """Serve until SIGTERM has arrived and no worker has a mapping. Raises WeightsLost."""
+        """Serve until SIGTERM has arrived and no worker has a mapping. Raises WeightsLostError."""
         woken, waker = os.pipe()
         signal.signal(signal.SIGTERM, lambda *_: os.write(waker, b"T"))
         listener = self._listener.fileno()
@@ -240,10 +240,10 @@ class WeightServer:
         self._suspect_ranks.discard(rank)
         return self._weights[rank]
 
-    def _replace_weights(self, rank: int, damaged: list[str]) -> None:
-        text = _format_damage(damaged)
+    def _replace_weights(self, rank: int, damaged_tensors: list[str]) -> None:
+        text = _format_damage(damaged_tensors)
         if any(mapped == rank for _, mapped in self._mappings.values()):
-            raise WeightsLost(
+            raise WeightsLostError(
                 f"{text}; another worker still uses them, so all workers must restart"
             )
         log.warning("%s: reloading the weights", text)
@@ -251,7 +251,7 @@ class WeightServer:
         self._weights[rank] = Weights(self._config, rank)
 
     def _handle_request(self, fd: int) -> bool:
-        """Reply to one request of the worker at ``fd``. Return False if its mapping has ended."""
+        """Reply to one request of the worker at ``fd``. Return False if the mapping has ended."""
         connection, rank = self._mappings[fd]
         try:
             match weight_ipc.receive_request(connection):
@@ -290,8 +290,8 @@ class WeightServer:
     def _claim_pool(self, fd: int, rank: int) -> weight_ipc.Reply:
         """Register the worker at ``fd`` as a writer of the pool.
 
-        The reply says whether this worker is the only writer. If another worker has crashed and
-        damaged the weights that this worker has mapped, the claim is refused. The next worker then
+        The reply says whether this worker is the only writer. The claim is refused if another
+        worker has crashed and damaged the weights that this worker has mapped. The next worker then
         gets reloaded weights.
         """
         writers = self._writers.setdefault(rank, set())
@@ -309,9 +309,10 @@ class WeightServer:
         return weight_ipc.PoolClaimReply(alone)
 
 
-def _format_damage(damaged: list[str]) -> str:
+def _format_damage(damaged_tensors: list[str]) -> str:
     return (
-        f"a worker that crashed has changed {len(damaged)} weight tensors, for example {damaged[0]}"
+        f"a worker that crashed has changed {len(damaged_tensors)} weight tensors, for example "
+        f"{damaged_tensors[0]}"
     )
 
 
@@ -321,7 +322,7 @@ def run_weight_server(config: WorkerConfig, listener: socket.socket) -> int:
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     try:
         WeightServer(config, listener).serve()
-    except WeightsLost as error:
+    except WeightsLostError as error:
         log.error("%s", error)
         return 1
     return 0

@@ -42,7 +42,7 @@ from plimsoll_engine.process.allocations import AllocationReporter
 from plimsoll_engine.process.host_memory import (
     PythonMemoryEstimator,
     measure_process_memory,
-    read_private_anon_bytes,
+    read_private_dirty_bytes,
 )
 from plimsoll_engine.process.stacks import write_stacks_on_sigusr1
 from plimsoll_engine.process.threads import count_cores_per_process
@@ -150,7 +150,7 @@ def _create_prepared_message(epoch: int, lifecycle: CoreLifecycle) -> worker_ipc
     reports = [] if leader is None else leader.take_standby_memory_reports()
     others = [rank.memory for rank in reports]
     for process in (memory, *others):
-        process.name, process.private = STANDBY_PROCESS_NAME, read_private_anon_bytes(process.pid)
+        process.name, process.private = STANDBY_PROCESS_NAME, read_private_dirty_bytes(process.pid)
     return worker_ipc.Prepared(epoch, lifecycle.stages_s, memory, others)
 
 

@@ -31,7 +31,7 @@ from plimsoll_engine.frontend.workers.worker_handle import WorkerHandle
 from plimsoll_engine.frontend.workers.worker_processes import WorkerProcesses
 from plimsoll_engine.messages import worker_ipc
 from plimsoll_engine.process.headroom import measure_host_headroom
-from plimsoll_engine.process.host_memory import read_private_anon_bytes
+from plimsoll_engine.process.host_memory import read_private_dirty_bytes
 from plimsoll_engine.settings import StandbyPolicy
 
 log = logging.getLogger(__name__)
@@ -120,7 +120,7 @@ class Standby:
             return [prepared.memory, *prepared.others]  # unchanged while they wait
         return [
             ProcessMemory(
-                Role.WORKER, pid, name=STANDBY_PROCESS_NAME, private=read_private_anon_bytes(pid)
+                Role.WORKER, pid, name=STANDBY_PROCESS_NAME, private=read_private_dirty_bytes(pid)
             )
             for pid in handle.live_pids
         ]

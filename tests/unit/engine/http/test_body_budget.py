@@ -25,12 +25,12 @@ def test_one_client_has_half_and_others_the_rest() -> None:
         first.reserve(4 * MIB)
         with pytest.raises(BodyBudgetExceededError, match="your other requests") as refused:
             second.reserve(MIB)
-        assert refused.value.by_client
+        assert refused.value.is_client_share
         other.reserve(3 * MIB)
         with budget.open_reservation("c") as third:
             with pytest.raises(BodyBudgetExceededError, match="retry later") as refused:
                 third.reserve(2 * MIB)
-            assert not refused.value.by_client
+            assert not refused.value.is_client_share
             third.reserve(MIB)
     with budget.open_reservation("c") as later:
         later.reserve(4 * MIB)

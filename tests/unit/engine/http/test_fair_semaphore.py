@@ -11,7 +11,7 @@ from plimsoll_engine.http.fair_semaphore import FairSemaphore
 async def _served(
     order: list[str], semaphore: FairSemaphore, client: str, done: asyncio.Event
 ) -> None:
-    async with semaphore.acquire_slot(client):
+    async with semaphore.hold_slot(client):
         order.append(client)
         await done.wait()
 
@@ -19,7 +19,7 @@ async def _served(
 def test_who_asks_often_waits_behind_who_asks_once() -> None:
     async def scenario() -> list[str]:
         semaphore, order, done = FairSemaphore(1), list[str](), asyncio.Event()
-        async with semaphore.acquire_slot("first"):
+        async with semaphore.hold_slot("first"):
             tasks = [
                 asyncio.create_task(_served(order, semaphore, client, done))
                 for client in ["greedy"] * 4 + ["modest"]
@@ -36,7 +36,7 @@ def test_who_gives_up_does_not_keep_the_place() -> None:
     async def scenario() -> list[str]:
         semaphore, order, done = FairSemaphore(1), list[str](), asyncio.Event()
         done.set()
-        async with semaphore.acquire_slot("first"):
+        async with semaphore.hold_slot("first"):
             tasks = [
                 asyncio.create_task(_served(order, semaphore, client, done))
                 for client in ("a", "b")
@@ -46,7 +46,7 @@ def test_who_gives_up_does_not_keep_the_place() -> None:
         with contextlib.suppress(asyncio.CancelledError):
             await tasks[0]
         await tasks[1]
-        async with semaphore.acquire_slot("later"):
+        async with semaphore.hold_slot("later"):
             return order
 
     assert asyncio.run(scenario()) == ["b"]
@@ -55,7 +55,7 @@ def test_who_gives_up_does_not_keep_the_place() -> None:
 def test_a_place_that_comes_with_the_cancellation_goes_on() -> None:
     async def scenario() -> None:
         semaphore, done = FairSemaphore(1), asyncio.Event()
-        holder = semaphore.acquire_slot("first")
+        holder = semaphore.hold_slot("first")
         await holder.__aenter__()
         late = asyncio.create_task(_served([], semaphore, "late", done))
         await asyncio.sleep(0)
@@ -63,7 +63,7 @@ def test_a_place_that_comes_with_the_cancellation_goes_on() -> None:
         late.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await late
-        async with asyncio.timeout(5), semaphore.acquire_slot("later"):
+        async with asyncio.timeout(5), semaphore.hold_slot("later"):
             pass
 
     asyncio.run(scenario())
