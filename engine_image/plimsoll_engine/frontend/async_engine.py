@@ -1,9 +1,9 @@
-"""Admit requests, return their text and release them: facade of the engine for both APIs.
+"""Facade of the engine for both APIs: admit requests, return their text and release them.
 
-Its callers do not see the worker. Everything runs on one event loop.
+Callers do not see the worker. Everything runs on one event loop.
 :meth:`AsyncEngine._handle_message` receives the worker's messages, and
 :meth:`AsyncEngine._on_worker_lost` runs when the worker exits unexpectedly. Long admin calls are in
-:mod:`plimsoll_engine.frontend.admin`; ``workers/worker_manager.py`` keeps a worker running.
+:mod:`plimsoll_engine.frontend.admin`. ``workers/worker_manager.py`` keeps a worker running.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class NoAnswerError(Exception):
 class AsyncEngine:
     """Frontend of one engine.
 
-    ``exit_code`` is a future, which gets the exit status when the process must exit.
+    ``exit_code`` is a future for the exit status. It is set when the process must exit.
     """
 
     def __init__(self, settings: Settings, tokenizer: Tokenizer) -> None:
@@ -114,7 +114,7 @@ class AsyncEngine:
         self._holding = False
         self.ready: worker_ipc.Ready | None = None
         self.stage = "processes"
-        """Current startup stage of the newest worker: ``processes``, or a key of ``stages_s``."""
+        """Startup stage of the newest worker: ``processes``, or a key of ``Ready.stages_s``."""
         self.kv_handover: str | None = None
         """Outcome of the KV handover in the last planned restart."""
         self.report: worker_ipc.Report | None = None
@@ -133,7 +133,7 @@ class AsyncEngine:
     def track_running(self, *generations: Generation) -> Iterator[None]:
         """Return a context that admits the choices of a request, and releases them at its end.
 
-        Raises :class:`NotServingError` or QueueFullError without admitting any choice.
+        Raises NotServingError or QueueFullError; no choice is admitted then.
         """
         if not self.lifecycle.is_admitting:
             raise NotServingError(
@@ -167,7 +167,7 @@ class AsyncEngine:
             yield
 
     def _fail_overdue(self, generations: tuple[Generation, ...]) -> None:
-        """Fail ``generations``, whose deadline the worker has not enforced in time."""
+        """Fail ``generations``, because the worker has not failed them at their deadline."""
         for generation in generations:
             generation.fail(RequestFailedError("deadline", "the request's deadline passed"))
 
@@ -205,7 +205,7 @@ class AsyncEngine:
         self.send_unload(self.adapters.remove_user(adapter))
 
     def send_unload(self, message: worker_ipc.UnloadAdapter | None) -> None:
-        """Send ``message`` to the serving worker, if there is one. None is ignored."""
+        """Send ``message`` to the serving worker. Do nothing without a message or a worker."""
         if message is not None and self.ready is not None:
             self.workers.send(message)
 
@@ -233,7 +233,7 @@ class AsyncEngine:
         self._holding = True
 
     def set_drain_callback(self, callback: Callable[[], None]) -> None:
-        """Register the ``callback`` that runs each time the engine starts to drain."""
+        """Set the function that is called whenever the engine starts to drain."""
         self._on_draining = callback
 
     def on_epoch_started(self, ready: worker_ipc.Ready, reason: str) -> None:
@@ -276,8 +276,8 @@ class AsyncEngine:
     ) -> Reply:
         """Send ``message`` to the worker, and return the reply whose ID is ``reply_id``.
 
-        Raises :class:`NoAnswerError` if the reply does not arrive within ``timeout_s`` seconds, or
-        has a type other than ``reply_type``.
+        Raises :class:`NoAnswerError` if no reply arrives within ``timeout_s`` seconds, or if the
+        reply is not a ``reply_type``.
         """
         if self.ready is None:
             raise NoAnswerError("no worker is serving")
@@ -338,7 +338,7 @@ class AsyncEngine:
     def _on_adapter_loaded(self, answer: worker_ipc.AdapterLoadResult) -> None:
         if self._counts.adapters is not None and answer.error is None:
             self._counts.adapters += 1
-        if (adapter := self.adapters.record_loaded(answer)) is None:
+        if (adapter := self.adapters.handle_load_result(answer)) is None:
             return
         log.error(
             "the new worker could not load an adapter",
@@ -367,7 +367,7 @@ class AsyncEngine:
     ) -> Generation | None:
         """Return the request that ``answer`` belongs to; None if the answer is outdated.
 
-        An answer is outdated if its request was meanwhile released, parked or submitted again.
+        An answer is outdated if its request was released, parked or submitted again meanwhile.
         """
         generation = self.requests.get(answer.request_id)
         if generation is None or not generation.with_worker or generation.is_done:
@@ -420,7 +420,7 @@ class AsyncEngine:
         return load.merge_load(reported, self._counts, len(self.requests), usage, self.report_age_s)
 
     def list_ledger_entries(self) -> list[LedgerEntry]:
-        """Return the ledger entries of the frontend, and those of the worker's latest report."""
+        """Return the ledger entries of the frontend, the worker's latest report and the standby."""
         reported = [] if self.report is None else self.report.ledger
         return self.ledger.list_entries() + reported + self.manager.standby.list_ledger_entries()
 
@@ -442,15 +442,15 @@ class AsyncEngine:
 
     @property
     def max_model_len(self) -> int | None:
-        """Maximum tokens of prompt and output together; None until a worker or a flag sets it."""
+        """Maximum number of prompt and output tokens; None until a worker or a flag defines it."""
         return (
             self.settings.worker.max_model_len if self.ready is None else self.ready.max_model_len
         )
 
     async def start(self) -> None:
-        """Start the first worker, and return when it serves or the start has failed.
+        """Start the first worker. Return when the worker serves or the start has failed.
 
-        On failure, the engine's state becomes ``failed`` and ``exit_code`` is set.
+        After a failure, the engine's state is ``failed`` and ``exit_code`` is set.
         """
         self.lifecycle.move_to(EngineState.WARMING)
         first = asyncio.create_task(self.manager.start_first(), name="first start")
@@ -466,7 +466,7 @@ class AsyncEngine:
         self.collections.start()
 
     def fail(self, message: str) -> None:
-        """Fail every request and make the process exit with status 1."""
+        """Fail all requests, and make the process exit with status 1."""
         log.critical("the engine failed and will exit", extra={"reason": message})
         if self.lifecycle.can_move_to(EngineState.FAILED):
             self.lifecycle.move_to(EngineState.FAILED)

@@ -8,14 +8,14 @@ from plimsoll_api.admin import Epoch
 
 
 class StaleEpochError(Exception):
-    """A call names an epoch that is not the current one."""
+    """The call names an epoch that is not the current one."""
 
 
 class Epochs:
-    """Current epoch of the engine, and the reserved numbers of later epochs.
+    """Current epoch of the engine, and the numbers reserved for later epochs.
 
-    Epoch 0 lasts until the first worker serves. A number is reserved for each worker and never
-    reused. The epoch of a worker begins when the worker takes over.
+    Epoch 0 lasts until the first worker serves. Each worker gets a number when it is forked, and
+    its epoch begins when it takes over. No number is used twice.
     """
 
     def __init__(self, boot_id: str | None = None) -> None:
@@ -23,12 +23,12 @@ class Epochs:
         self._reserved = 0
 
     def reserve(self) -> Epoch:
-        """Reserve the next epoch number for a worker that is about to be forked."""
+        """Return a new epoch, for a worker that is about to be forked."""
         self._reserved += 1
         return Epoch(self.current.boot_id, self._reserved)
 
     def enter(self, epoch: Epoch) -> None:
-        """Make ``epoch`` the current epoch. Raises ValueError if it is not a later one."""
+        """Make ``epoch`` the current epoch. Raises ValueError unless it is a later one."""
         if epoch <= self.current:
             raise ValueError(f"epoch {epoch} is not later than {self.current}")
         self.current = epoch

@@ -31,7 +31,9 @@ class FrontendHooks:
         return default
 
 
-def create_frontend_hooks(text: str) -> FrontendHooks:
-    """Return the hooks of the faults in ``text``, the value of ``PLIMSOLL_INJECT``."""
-    hooks: FrontendHooks = injection.load_entry_point("frontend")(text) if text else FrontendHooks()
+def create_frontend_hooks(faults: str) -> FrontendHooks:
+    """Return the hooks that inject ``faults``, the value of ``PLIMSOLL_INJECT``."""
+    hooks: FrontendHooks = (
+        injection.load_entry_point("frontend")(faults) if faults else FrontendHooks()
+    )
     return hooks

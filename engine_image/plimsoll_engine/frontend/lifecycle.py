@@ -1,4 +1,4 @@
-"""State machine of the engine: its transitions, and the states that admit requests."""
+"""State machine of the engine: its transitions, and the states in which it admits requests."""
 
 from __future__ import annotations
 
@@ -17,21 +17,20 @@ TRANSITIONS: dict[S, frozenset[S]] = {
     S.STOPPED: frozenset(),
     S.FAILED: frozenset(),
 }
-"""States that may follow each state."""
+"""States to which the engine may change, by current state."""
 ADMITTING_STATES = frozenset({S.WARMING, S.SERVING, S.RESTARTING})
 WARMING_STATES = frozenset({S.STARTING, S.WARMING})
 READY_STATES = frozenset({S.SERVING, S.RESTARTING})
 
 
 class IllegalTransitionError(Exception):
-    """The engine cannot change from the current state to the new state."""
+    """The engine cannot change from its current state to the new state."""
 
 
 class Lifecycle:
     """Current state of the engine.
 
-    ``on_change`` receives the old and the new state. After a worker restart, the state is
-    ``serving``, even if the engine was drained before.
+    ``on_change`` receives the old and the new state of each change.
     """
 
     def __init__(self, on_change: Callable[[S, S], None] = lambda before, after: None) -> None:
@@ -39,7 +38,7 @@ class Lifecycle:
         self._on_change = on_change
 
     def move_to(self, state: S) -> None:
-        """Enter ``state``. Do nothing if the engine is already in ``state``.
+        """Change to ``state``. Do nothing if the engine is already in ``state``.
 
         Raises :class:`IllegalTransitionError` if ``state`` may not follow the current state.
         """

@@ -18,7 +18,7 @@ MAX_STORED_OPERATIONS = 64
 
 
 class OperationConflictError(Exception):
-    """Another operation is running, or another kind of operation has the same ID."""
+    """Another operation is running, or the ID belongs to another kind of operation."""
 
 
 class OperationFailedError(Exception):
@@ -33,7 +33,7 @@ class Recorder:
 
     @contextmanager
     def measure_step(self, name: str) -> Iterator[OperationStep]:
-        """Return a context that records a step with the time that its body takes."""
+        """Return a context that records a step and the duration of the context's body."""
         step = OperationStep(name=name, duration_s=0.0)
         began = time.monotonic()
         try:
@@ -60,7 +60,7 @@ class Operations:
         self.current: Operation | None = None
 
     def get(self, operation_id: str) -> Operation | None:
-        """Return the operation with this ID; None if it is unknown or no longer stored."""
+        """Return the operation ``operation_id``; None if it is unknown or no longer stored."""
         return self._known.get(operation_id)
 
     def begin(self, operation_id: str, kind: str, expected_epoch: str, work: Work) -> Operation:
@@ -127,7 +127,7 @@ class Operations:
         )
 
     async def cancel(self) -> None:
-        """Cancel the running operation, if any."""
+        """Cancel the running operation, if there is one."""
         if self._task is not None and not self._task.done():
             self._task.cancel()
             await asyncio.wait([self._task], timeout=5)

@@ -16,7 +16,7 @@ ADAPTER_LOAD_TIMEOUT_S = 60.0
 
 
 async def load_adapter(engine: AsyncEngine, name: str, path: Path) -> None:
-    """Load an adapter and make it available to requests.
+    """Load an adapter, and let requests use it.
 
     Raises AdapterRefusedError or NoAnswerError if the adapter was not loaded.
     """

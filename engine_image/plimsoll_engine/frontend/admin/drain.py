@@ -1,6 +1,6 @@
-"""Drain the engine until its running requests have finished, failed or been parked; resume it.
+"""Drain the engine, and resume it. A drained engine has no running requests, or has parked them.
 
-After a missed deadline, the engine becomes drained when its last request ends
+If a drain misses its deadline, the engine becomes drained when its last request ends
 (``AsyncEngine._release`` in :mod:`plimsoll_engine.frontend.async_engine`).
 """
 
@@ -20,9 +20,9 @@ async def drain(engine: AsyncEngine, recorder: Recorder, request: DrainRequest) 
     """Stop admitting requests, and finish, fail or park the running ones.
 
     With the mode ``finish``, wait for the running requests. With ``abort``, fail them. With
-    ``carry``, park them until a resume or a restart. If the deadline passes, the operation fails
-    and the requests continue. The engine then stays ``draining``, and becomes ``drained`` after the
-    last request.
+    ``carry``, park them until a resume or a restart. If the deadline passes, raise
+    OperationFailedError: the requests continue, and the engine stays ``draining`` until the last of
+    them ends.
     """
     engine.lifecycle.move_to(EngineState.DRAINING)
     unfinished = engine.requests.list_unfinished()

@@ -75,7 +75,7 @@ async def run_audit(engine: AsyncEngine) -> Audit:
 def compare_receiver_cache(
     media_sender: MediaCacheSender, receiver_keys: set[bytes]
 ) -> list[AuditFinding]:
-    """Return a finding if the worker's receiver cache differs from the media that were sent."""
+    """Return a finding for each way in which the receiver cache differs from the sent media."""
     details = media_sender.find_problems()
     if lacking := len(media_sender.list_keys() - receiver_keys):
         details.append(f"the worker lacks {lacking} media that the frontend sent")

@@ -1,4 +1,4 @@
-"""Text diagnostics of the frontend and the worker."""
+"""Diagnostics of the frontend and the worker, as text."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAX_STACKS_BYTES = 256 << 10
 async def run_diagnostic(engine: AsyncEngine, kind: Diagnostic) -> str:
     """Return the diagnostic ``kind`` of the frontend and of the worker as text.
 
-    If the worker does not answer, the text says why.
+    If the worker does not answer, the text gives the reason.
     """
     frontend = _diagnose_frontend(engine, kind)
     if kind is Diagnostic.STACKS:
@@ -47,10 +47,7 @@ async def _diagnose_worker(engine: AsyncEngine, kind: Diagnostic) -> str:
 
 
 async def _read_worker_stacks(engine: AsyncEngine) -> str:
-    """Return the worker's stack traces.
-
-    A signal makes the worker write them, so they are also available if the worker hangs.
-    """
+    """Return the worker's stack traces, even if the worker hangs. A signal makes it write them."""
     path = await engine.workers.dump_stacks()
     if path is None:
         return (

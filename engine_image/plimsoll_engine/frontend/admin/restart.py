@@ -2,11 +2,11 @@
 
 First, a successor is forked and loads its context, weights and kernels while the old worker serves.
 Then the old worker stops, and the successor takes over the KV pool and the running requests. If one
-of the two workers dies, the remaining worker or a new one serves. If none can serve, the operation
+of the two workers dies, the other one or a new worker serves. If none can serve, the operation
 fails with the reason.
 
 The old worker hands over its block tables, so the keys and values of running requests stay in the
-pool. If the handover fails, the requests are prefilled again, and the operation reports why.
+pool. If the handover fails, the requests are prefilled again, and the operation reports the reason.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from plimsoll_engine.messages.handover import HandoverOutcome, HandoverRefusal
 log = logging.getLogger(__name__)
 
 ADOPTION_TIMEOUT_S = 10.0
-"""Timeout for the successor to report the adopted requests, which it does after its first step."""
+"""Time for the successor to report the adopted requests. It does so after its first step."""
 CANCELLED_RESTART_GRACE_S = 10.0
-"""Time that a shutdown waits for a new worker, which is needed to finish the requests."""
+"""Time for which a shutdown waits for a new worker, which finishes the requests."""
 MAX_DETAIL_CHARACTERS = 500
 MIN_SHOWN_DURATION_S = 0.0005
-"""Minimum duration of a stage that :func:`format_stages` shows."""
+"""Minimum duration of a stage in the text of :func:`format_stages`."""
 
 
 async def restart_worker(engine: AsyncEngine, recorder: Recorder, request: RestartRequest) -> None:
@@ -53,7 +53,7 @@ async def restart_worker(engine: AsyncEngine, recorder: Recorder, request: Resta
                     step.detail = await _finish_requests(engine, request.deadline_s)
         except asyncio.CancelledError:
             if successor is not None:
-                await engine.workers.abandon(successor)
+                await engine.workers.kill_successor(successor)
             raise
         replacing = asyncio.create_task(
             _replace_worker(engine, recorder, request, successor), name="worker replacement"
@@ -67,7 +67,7 @@ async def restart_worker(engine: AsyncEngine, recorder: Recorder, request: Resta
                 replacing.cancel()
                 await asyncio.wait({replacing})
                 if successor is not None:
-                    await engine.workers.abandon(successor)
+                    await engine.workers.kill_successor(successor)
             elif not replacing.cancelled() and (failure := replacing.exception()) is not None:
                 log.warning("cannot replace the worker", extra={"reason": str(failure)})
             raise
@@ -97,9 +97,9 @@ async def _replace_worker(
 async def _carry_over(
     engine: AsyncEngine, recorder: Recorder, refusal: HandoverRefusal | None
 ) -> None:
-    """Submit the running requests to the new worker.
+    """Submit the running requests to the new worker, and record the outcome of the handover.
 
-    ``refusal`` says why the KV pool was not handed over; None if the handover succeeded.
+    ``refusal`` is the reason why the KV pool was not handed over; None if it was.
     """
     operation = recorder.operation
     with recorder.measure_step("resubmit") as step:
@@ -141,11 +141,11 @@ async def _carry_over(
 
 
 async def _prepare_successor(engine: AsyncEngine, recorder: Recorder) -> WorkerHandle | None:
-    """Return a successor that was prepared while the old worker serves.
+    """Return a successor, prepared while the old worker serves.
 
     Return None if a second worker could not be prepared, for example for lack of memory. The caller
-    must then stop the old worker first. Raises OperationFailedError if any successor would fail;
-    the old worker then keeps serving.
+    must then stop the old worker first. Raises OperationFailedError if every successor would fail.
+    The old worker then keeps serving.
     """
     with recorder.measure_step("prepare_worker") as step:
         standby, error = engine.manager.standby, engine.manager.standby.error
@@ -170,7 +170,7 @@ async def _prepare_successor(engine: AsyncEngine, recorder: Recorder) -> WorkerH
 async def _stop_worker(
     engine: AsyncEngine, recorder: Recorder, request: RestartRequest, hand_over: bool
 ) -> bytes | HandoverRefusal:
-    """Stop the old worker. Return its handover message, or the reason why it sent none."""
+    """Stop the old worker. Return its handover message, or the reason why there is none."""
     with recorder.measure_step("stop_worker") as step:
         grace_s = min(STOP_GRACE_S, max(0.1, request.deadline_s))
         stop = await engine.workers.stop(grace_s, hand_over)
@@ -201,7 +201,7 @@ async def _stop_worker(
 
 
 def format_stages(stages_s: Mapping[str, float]) -> str:
-    """Return the duration of each stage as text. Durations below 0.5 ms are omitted."""
+    """Return the duration of each stage as text, without durations below 0.5 ms."""
     return ", ".join(
         f"{name} {duration_s:.3f} s"
         for name, duration_s in stages_s.items()
@@ -210,9 +210,9 @@ def format_stages(stages_s: Mapping[str, float]) -> str:
 
 
 async def _finish_requests(engine: AsyncEngine, deadline_s: float) -> str:
-    """Wait for the running requests to finish, then fail the remaining ones.
+    """Wait for the running requests, and fail those that have not finished by the deadline.
 
-    Return a summary as text. New requests wait for the next worker.
+    New requests wait for the next worker. Return a summary as text.
     """
     with_worker = [g for g in engine.requests.list_unfinished() if g.with_worker]
     engine.hold_requests()

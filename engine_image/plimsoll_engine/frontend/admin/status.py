@@ -14,7 +14,7 @@ ENGINE_VERSION = get_version()
 
 
 class StatusReader:
-    """Reader of the engine's status. The mean size of a Python object is measured only once."""
+    """Reader of the engine's status, which measures the mean size of a Python object only once."""
 
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine

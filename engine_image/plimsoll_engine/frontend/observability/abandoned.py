@@ -1,7 +1,7 @@
-"""Tracker of abandoned requests, which the worker runs although no client waits for them.
+"""Tracker of abandoned requests: the worker runs them, but no client waits for them.
 
-A request is abandoned if its abort message was lost. While the worker runs it, its memory counts as
-lost.
+A request is abandoned if its abort message was lost. While the worker runs the request, its memory
+counts as lost.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 MAX_REPORTS_WITHOUT_CLIENT = 10
-"""Number of reports in a row that may list a request without a client. With more, it is abandoned.
+"""Number of consecutive reports that may list a request without a client before it is abandoned.
 
 The worker reports every 0.5 s, or after each longer step, and reads aborts between steps. An abort
 that was not lost therefore takes effect within fewer reports.
@@ -28,9 +28,9 @@ class AbandonedTracker:
         self._last: list[str] = []
 
     def update(self, running: Iterable[str]) -> list[str] | None:
-        """Record the IDs of the running requests in a report of the worker.
+        """Record the IDs of the running requests from a report of the worker.
 
-        Return the sorted IDs of all abandoned requests, or None if they have not changed.
+        Return the sorted IDs of all abandoned requests; None if they have not changed.
         """
         self._seen = {
             name: self._seen.get(name, 0) + 1 for name in running if not self._has_client(name)

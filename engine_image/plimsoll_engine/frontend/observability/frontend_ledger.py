@@ -11,7 +11,7 @@ from plimsoll_engine.frontend.requests.tokenizer import Tokenizer
 
 
 class FrontendLedger:
-    """Ledger of the frontend's memory. Bytes are counted at each call of :meth:`list_entries`."""
+    """Ledger of the frontend's memory, which counts the bytes at each call."""
 
     def __init__(self, requests: RequestLog, tokenizer: Tokenizer, media: ProcessorCache) -> None:
         self._requests = requests
@@ -27,7 +27,8 @@ class FrontendLedger:
     ) -> None:
         """Add an owner of host memory.
 
-        ``count_bytes`` returns the bytes that the owner holds, and ``get_max_bytes`` their maximum.
+        ``count_bytes`` returns the bytes that the owner holds, and ``get_max_bytes`` returns its
+        bound.
         """
         self._more.append((owner, count_bytes, get_max_bytes))
 

@@ -20,11 +20,11 @@ class HttpConnections(Collector):
         registry.register(self)
 
     def add(self, name: str, connections: Connections) -> None:
-        """Export the connections of the server ``name``, which becomes the label ``server``."""
+        """Export the metrics of ``connections``. ``name`` becomes the label ``server``."""
         self._servers[name] = connections
 
     def collect(self) -> Iterable[Metric]:
-        """Yield the open connections, their limit, and the number of closed ones by reason."""
+        """Yield the number of open connections, its limit, and the closed connections by reason."""
         opened = GaugeMetricFamily(
             METRIC_PREFIX + "http_connections", "Open connections.", labels=["server"]
         )

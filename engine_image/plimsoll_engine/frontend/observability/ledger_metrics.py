@@ -1,6 +1,6 @@
 """Metrics of the ledger, the KV cache usage and the injected faults.
 
-Owner names come from the engine's code, so their number is bounded. If no worker has reported a
+Owner names come from the engine's code, so their number is limited. If no worker has reported a
 value in this epoch, its series is absent, not zero.
 """
 
@@ -17,7 +17,7 @@ METRIC_PREFIX = "plimsoll_engine_"
 
 
 class MemoryMetrics(Collector):
-    """Collector of memory metrics. It calls the given functions at each scrape."""
+    """Collector of memory metrics. It calls the functions in its arguments at each scrape."""
 
     def __init__(
         self,
@@ -71,12 +71,12 @@ class MemoryMetrics(Collector):
 
 
 class PickerMetrics(Collector):
-    """Collector of the metrics that endpoint pickers read by default. The names are vLLM's.
+    """Collector of the metrics that endpoint pickers read by default, under vLLM's names.
 
     Pickers set these names in ``NewOptions`` in ``pkg/epp/server/options.go`` of the Gateway API
     Inference Extension, v1.5.0. ``kv_pool`` returns the number of tokens in a block and the number
-    of blocks. It returns None without a worker. ``adapters`` returns the names of the loaded LoRA
-    adapters, of which there are at most ``max_adapters``.
+    of blocks; None without a worker. ``adapters`` returns the names of the loaded LoRA adapters,
+    and ``max_adapters`` limits their number.
     """
 
     def __init__(

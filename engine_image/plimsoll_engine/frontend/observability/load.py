@@ -38,9 +38,9 @@ class EpochCounts:
     def count_admitted(
         self, prompt_ids: Sequence[int], media: Iterable[Media], choices: int = 1
     ) -> None:
-        """Count ``choices`` requests that share one prompt, and the prompt itself if it is new.
+        """Count ``choices`` requests that share one prompt. Count the prompt itself if it is new.
 
-        A repeated prompt counts as new if another prompt has overwritten its hash slot.
+        A repeated prompt also counts as new if another prompt has overwritten its hash slot.
         """
         self.requests += choices
         self.prompt_tokens += choices * len(prompt_ids)
@@ -88,28 +88,32 @@ MAX_REPORT_AGE_S = 5.0
 
 
 def merge_load(
-    reported: Load | None,
+    worker_load: Load | None,
     counts: EpochCounts,
-    inflight: int,
-    usage: CacheUsage,
+    num_inflight: int,
+    cache_usage: CacheUsage,
     report_age_s: float | None = None,
 ) -> Load:
     """Return the engine's load. ``report_age_s`` is the age of the report; None without a report.
 
     ``running``, ``waiting``, ``compiling``, ``steps`` and ``preemptions`` come from the worker's
     latest report, so they do not change while the worker hangs. The other values come from the
-    frontend. If the report is older than :data:`MAX_REPORT_AGE_S`, ``compiling`` is None. A
-    compilation explains why a worker makes no progress, so an outdated value would hide a hang.
+    frontend.
+
+    If the report is older than :data:`MAX_REPORT_AGE_S`, ``compiling`` is None. A compilation
+    explains why a worker makes no progress, so an outdated value would hide a hang.
     """
-    fresh = reported is not None and report_age_s is not None and report_age_s <= MAX_REPORT_AGE_S
+    fresh = (
+        worker_load is not None and report_age_s is not None and report_age_s <= MAX_REPORT_AGE_S
+    )
     return msgspec.structs.replace(
-        reported or Load(),
-        compiling=reported.compiling if reported is not None and fresh else None,
-        inflight=inflight,
-        kv_usage_ratio=usage.kv,
-        kv_lost_ratio=usage.kv_lost,
-        offload_lost_ratio=usage.offload_lost,
-        encoder_lost_ratio=usage.encoder_lost,
+        worker_load or Load(),
+        compiling=worker_load.compiling if worker_load is not None and fresh else None,
+        inflight=num_inflight,
+        kv_usage_ratio=cache_usage.kv,
+        kv_lost_ratio=cache_usage.kv_lost,
+        offload_lost_ratio=cache_usage.offload_lost,
+        encoder_lost_ratio=cache_usage.encoder_lost,
         requests_total=counts.requests,
         aborted_total=counts.aborted,
         errors_total=counts.errors,

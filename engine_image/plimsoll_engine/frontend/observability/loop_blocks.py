@@ -2,7 +2,7 @@
 
 While the loop is blocked, streams stop and probes get no answer. A timer fires every
 :data:`TIMER_INTERVAL_S`, and its delay is the duration of the block. On a busy node, this
-wall-clock time includes the CPU time of other processes, so the CPU time of this process is
+wall-clock time includes the time of other processes. The CPU time of this process is therefore
 measured as well.
 """
 
@@ -19,20 +19,20 @@ from prometheus_client.registry import Collector
 from plimsoll_engine.frontend.observability.ledger_metrics import METRIC_PREFIX
 
 TIMER_INTERVAL_S = 0.02
-"""Interval of the timer, and the maximum error of a measured delay.
+"""Interval of the timer, and the maximum error of a measured block.
 
-50 timer calls a second cost about a thousandth of a core.
+50 calls of the timer per second use about a thousandth of a core.
 """
 LONGEST_BLOCK_WINDOW_S = 60.0
-"""Length of a window. The longest delay is that of the current and of the previous window."""
+"""Length of a window. The longest block is that of the current and the previous window."""
 BLOCK_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
 class LoopBlocks(Collector):
     """Collector of the blocks of the event loop between :meth:`start` and :meth:`stop`.
 
-    The exported metrics are a histogram of the durations, and the longest block of the last one to
-    two minutes.
+    The metrics are a histogram of the durations, and the longest block of the last one to two
+    minutes.
     """
 
     def __init__(self, model: str, registry: CollectorRegistry) -> None:
@@ -56,7 +56,7 @@ class LoopBlocks(Collector):
         self._schedule_timer()
 
     def stop(self) -> None:
-        """Stop measuring. The collected values are kept."""
+        """Stop measuring. The measured values stay available."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -1,4 +1,4 @@
-"""Prometheus metrics of the serving API, named after vLLM's, with Plimsoll's prefix.
+"""Prometheus metrics of the serving API, named as in vLLM, with Plimsoll's prefix.
 
 These counters live as long as the process, across workers. The counters of the admin API restart
 with each epoch.
@@ -50,7 +50,7 @@ _E2E_BUCKETS_S = (
 
 
 class Metrics:
-    """Metrics of one engine. The given functions are called at each scrape."""
+    """Metrics of one engine. They call the functions in their parameters at each scrape."""
 
     def __init__(
         self,
@@ -154,12 +154,12 @@ class Metrics:
         return generate_latest(self.registry)
 
     def count_worker_start(self, reason: str) -> None:
-        """Count a worker start by ``reason``. The new worker's counters start at zero."""
+        """Count a start of a worker by its ``reason``. The new worker's counters start at zero."""
         self._starts.labels(self._model, reason).inc()
         self._last = None
 
     def count_restart(self, outcome: HandoverOutcome, prefill_tokens: int | None) -> None:
-        """Count a planned restart by its ``outcome``, and add the tokens computed again."""
+        """Count a planned restart by its ``outcome``, and add its recomputed tokens."""
         self._handovers.labels(self._model, outcome).inc()
         self._carried_prefill.inc(prefill_tokens or 0)
 
@@ -209,7 +209,7 @@ class Metrics:
         times.last_token = now
 
     def count_finished(self, generation: Generation, reason: str) -> None:
-        """Count a request by its finish reason, and observe its latency if it is complete."""
+        """Count a request by its finish ``reason``, and observe its latency if it is complete."""
         self._requests.labels(self._model, reason).inc()
         if generation.times.last_token is not None and reason in ("stop", "length"):
             self._e2e.observe(generation.times.last_token - generation.times.arrived)
@@ -218,24 +218,30 @@ class Metrics:
         """Count a stream that ended with an error event."""
         self._failed_streams.inc()
 
-    def _add_counter(self, model: str, name: str, text: str) -> Counter:
-        family = Counter(METRIC_PREFIX + name, text, ["model_name"], registry=self.registry)
+    def _add_counter(self, model: str, name: str, description: str) -> Counter:
+        family = Counter(METRIC_PREFIX + name, description, ["model_name"], registry=self.registry)
         return family.labels(model)
 
     def _add_histogram(
-        self, model: str, name: str, text: str, buckets: tuple[float, ...]
+        self, model: str, name: str, description: str, buckets: tuple[float, ...]
     ) -> Histogram:
         family = Histogram(
-            METRIC_PREFIX + name, text, ["model_name"], registry=self.registry, buckets=buckets
+            METRIC_PREFIX + name,
+            description,
+            ["model_name"],
+            registry=self.registry,
+            buckets=buckets,
         )
         return family.labels(model)
 
     def _add_gauges(
         self, model: str, state: Callable[[], EngineState], load: Callable[[], Load]
     ) -> None:
-        def add_gauge(name: str, text: str, value: Callable[[], float]) -> None:
-            family = Gauge(METRIC_PREFIX + name, text, ["model_name"], registry=self.registry)
-            family.labels(model).set_function(value)
+        def add_gauge(name: str, description: str, read_value: Callable[[], float]) -> None:
+            family = Gauge(
+                METRIC_PREFIX + name, description, ["model_name"], registry=self.registry
+            )
+            family.labels(model).set_function(read_value)
 
         nan = float("nan")  # unknown is not zero
         add_gauge("num_requests_running", "Requests in the running batch.",

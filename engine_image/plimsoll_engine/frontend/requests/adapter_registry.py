@@ -1,6 +1,6 @@
 """Registry of the LoRA adapters that every worker must load.
 
-Unloading an adapter hides it from new requests. It stays registered until the last request that
+An unloaded adapter is hidden from new requests. It stays registered until the last request that
 uses it is released, so that another worker can continue that request.
 """
 
@@ -26,8 +26,12 @@ class AdapterRefusedError(Exception):
 class RegisteredAdapter:
     """LoRA adapter that requests can name.
 
-    ``number`` identifies one load of the adapter. ``users`` is the number of admitted requests that
-    use it. ``required`` means that the engine must load it at startup and has not done so yet.
+    Attributes:
+        number: Number of this load of the adapter.
+        is_visible: Whether new requests can use the adapter.
+        users: Number of admitted requests that use the adapter.
+        required: Whether the engine must load the adapter at startup and has not done so yet.
+
     """
 
     name: str
@@ -47,7 +51,7 @@ class RegisteredAdapter:
 
 
 class AdapterRegistry:
-    """Registry of up to ``max_adapters`` adapters, which initially holds those in ``modules``.
+    """Registry of up to ``max_adapters`` adapters. At first, it contains those in ``modules``.
 
     ``max_adapters`` is 0 if the engine serves no adapters.
     """
@@ -81,7 +85,7 @@ class AdapterRegistry:
         self._known[adapter.number] = adapter
 
     def find(self, name: str) -> RegisteredAdapter | None:
-        """Return the visible adapter with this name; None if there is none."""
+        """Return the visible adapter ``name``; None if there is none."""
         return next((adapter for adapter in self.list_visible() if adapter.name == name), None)
 
     def list_visible(self) -> list[RegisteredAdapter]:
@@ -93,14 +97,14 @@ class AdapterRegistry:
         return list(self._known.values())
 
     def add_user(self, adapter: RegisteredAdapter | None) -> None:
-        """Count an admitted request as a user of ``adapter``. Do nothing if it is None."""
+        """Count an admitted request as a user of ``adapter``. Do nothing if ``adapter`` is None."""
         if adapter is not None:
             adapter.users += 1
 
     def remove_user(self, adapter: RegisteredAdapter | None) -> worker_ipc.UnloadAdapter | None:
-        """Remove one user of ``adapter``. Do nothing if it is None.
+        """Remove one user of ``adapter``. Do nothing if ``adapter`` is None.
 
-        Return the message that unloads the adapter if it is hidden and has no user left, else None.
+        Return the message that unloads the adapter if it is hidden and has no user; else None.
         """
         if adapter is None:
             return None
@@ -110,7 +114,7 @@ class AdapterRegistry:
     def hide(self, adapter: RegisteredAdapter) -> worker_ipc.UnloadAdapter | None:
         """Hide ``adapter`` from new requests.
 
-        Return the message that unloads the adapter if it has no user, else None.
+        Return the message that unloads the adapter if it has no user; else None.
         """
         adapter.is_visible = False
         return self._unregister_unused(adapter)
@@ -120,10 +124,11 @@ class AdapterRegistry:
             return None
         return worker_ipc.UnloadAdapter(adapter.number)
 
-    def record_loaded(self, answer: worker_ipc.AdapterLoadResult) -> RegisteredAdapter | None:
-        """Record whether a worker has loaded an adapter. Return the adapter if it was not loaded.
+    def handle_load_result(self, answer: worker_ipc.AdapterLoadResult) -> RegisteredAdapter | None:
+        """Handle a worker's reply about an adapter. Return the adapter if it could not be loaded.
 
-        Such an adapter is unregistered, and the worker fails the requests that use it.
+        An adapter that could not be loaded is unregistered. The worker fails the requests that use
+        it.
         """
         adapter = self._known.get(answer.number)
         if adapter is None:
@@ -136,10 +141,9 @@ class AdapterRegistry:
         return adapter
 
     def find_problems(self, used_adapters: Iterable[RegisteredAdapter]) -> list[str]:
-        """Return a message for each adapter with a wrong user count or that should be unloaded.
+        """Return a message for each adapter that has a wrong user count or should be unloaded.
 
-        ``used_adapters`` has one element for each running request with an adapter: the adapter that
-        it uses.
+        ``used_adapters`` has the adapter of each running request that uses one, with repetitions.
         """
         counted: dict[RegisteredAdapter, int] = {}
         for adapter in used_adapters:

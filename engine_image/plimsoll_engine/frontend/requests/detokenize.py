@@ -1,6 +1,6 @@
 """Incremental detokenization into whole characters, up to a stop string.
 
-The text depends only on the sequence of tokens, never on how steps or epochs split it.
+The text depends only on the sequence of tokens, not on the steps or epochs in which they arrive.
 """
 
 from __future__ import annotations
@@ -12,20 +12,19 @@ from tokenizers.decoders import DecodeStream
 
 REPLACEMENT_CHARACTER = "\ufffd"
 MAX_PENDING_TOKENS = 32
-"""Maximum number of tokens that are kept because they may begin a character.
+"""Maximum number of tokens that are held back because they may begin a character.
 
-A character has at most four bytes, and a vocabulary may have a token for each byte. The tokens of a
-longer sequence form no character, or have no text (special tokens).
+A character has at most four bytes, and a vocabulary may have a token for each byte. A longer
+sequence of tokens forms no character, or has no text (special tokens).
 """
 
 
 class Detokenizer:
     """Incremental decoder of the text that follows the tokens in ``context``.
 
-    ``context`` is the end of the prompt (:func:`find_prompt_context`). Some decoders strip a space
-    at the beginning of a text; with the context, they do not strip the first space of the output.
-    The decoding cost of a token does not grow with the text. The token IDs in ``skipped`` produce
-    no text.
+    ``context`` is the end of the prompt (:func:`find_prompt_context`). Without it, some decoders
+    would strip the first space of the output. The decoding time of a token does not grow with the
+    text. The token IDs in ``skipped`` produce no text.
     """
 
     def __init__(
@@ -41,7 +40,7 @@ class Detokenizer:
         self._restart(list(context))
 
     def push(self, token_id: int) -> str:
-        """Add a token, and return the text that is now complete; it may be empty."""
+        """Add a token, and return the text that is now complete, which may be empty."""
         if token_id in self._skipped:
             return ""
         self._pending.append(token_id)
@@ -86,7 +85,7 @@ class Detokenizer:
 
 
 def find_special_ids(tokenizer: Tokenizer) -> frozenset[int]:
-    """Return the IDs of the special tokens."""
+    """Return the IDs of the special tokens of ``tokenizer``."""
     added = tokenizer.get_added_tokens_decoder().items()
     return frozenset(number for number, token in added if token.special)
 
@@ -96,8 +95,8 @@ def find_prompt_context(
 ) -> list[int]:
     """Return the shortest token sequence at the end of a prompt that decodes to whole characters.
 
-    Tokens at the end that do not complete a character are omitted, because their character is not
-    part of the output. The list is empty if the last tokens have no text.
+    An incomplete character at the end of the prompt is omitted, because it is not part of the
+    output. The list is empty if the last tokens have no text.
     """
     shown = [
         token_id for token_id in prompt_ids[-2 * MAX_PENDING_TOKENS :] if token_id not in skipped
@@ -122,7 +121,7 @@ class StopMatcher:
         self._include = include
         self._held = ""
         self.found: str | None = None
-        """Stop string that ended the text; None so far."""
+        """Stop string that ended the text; None if there was none so far."""
 
     @property
     def held_text(self) -> str:
@@ -130,7 +129,7 @@ class StopMatcher:
         return self._held
 
     def push(self, piece: str) -> tuple[str, bool]:
-        """Add text. Return the text that can be sent, and True if a stop string was found."""
+        """Add text. Return the text that is now certain, and whether a stop string was found."""
         if not self._stops:
             return piece, False
         text = self._held + piece
@@ -144,7 +143,7 @@ class StopMatcher:
         return text[: len(text) - keep], False
 
     def finish(self) -> str:
-        """Return the text that was held back. Call it when no further text follows."""
+        """Return the text that was held back. Call this method at the end of the text."""
         text, self._held = self._held, ""
         return text
 

@@ -1,4 +1,4 @@
-"""Decoding of the images and audio clips of requests, in threads so that the event loop is free."""
+"""Decode the images and audio clips of requests in threads, so that the event loop is free."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from plimsoll_engine.multimodal.processors import Processors, load_processors
 from plimsoll_engine.settings import Settings
 
 DECODING_THREADS = 2
-"""Number of threads. Each of them may hold one decoded image of the maximum size."""
+"""Number of threads. Each may hold one decoded image of maximum size."""
 MAX_WAITING_FILES = 64
-"""Maximum number of files that wait for a thread. Each is at most as large as a request body."""
+"""Maximum number of files that wait for a thread. A file is at most as large as a request body."""
 
 Result = TypeVar("Result")
 
 
 class MediaReader:
-    """Reader of media files, with a cache for up to ``capacity`` bytes of processed tensors."""
+    """Reader of media files. It has a cache for up to ``capacity`` bytes of processed tensors."""
 
     def __init__(self, processors: Processors, capacity: int) -> None:
         self.processors = processors
@@ -57,13 +57,13 @@ class MediaReader:
             self._waiting -= 1
 
     def close(self) -> None:
-        """Refuse new files and empty the cache. Files in a thread are still processed."""
+        """Refuse new files, and empty the cache. Files in a thread are still processed."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         self.cache.clear()
 
 
 def create_reader(settings: Settings) -> MediaReader:
-    """Return the media reader of the checkpoint. Raises UsageError that names the invalid file."""
+    """Return a media reader for the checkpoint. Raises UsageError, which names the file."""
     try:
         return MediaReader(load_processors(settings.model), settings.worker.media_cache_bytes)
     except UnsupportedCheckpointError as error:

@@ -1,4 +1,4 @@
-"""Collection of the log probabilities of a prompt's tokens."""
+"""Log probabilities of a prompt's tokens, which arrive in several messages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ BYTES_PER_NUMBER = 4
 
 
 class TokenScore(NamedTuple):
-    """Log probability and rank of one token, and the most likely tokens in descending order."""
+    """Log probability and rank of one token, and the likeliest tokens in descending order."""
 
     logprob: float
     rank: int
@@ -19,11 +19,11 @@ class TokenScore(NamedTuple):
 
 
 class PromptScores:
-    """Scores of a prompt's tokens, with the ``top_count`` likeliest tokens for each of them.
+    """Scores of a prompt's tokens, each with the ``top_count`` likeliest tokens.
 
-    The first of the ``num_tokens`` tokens has no score. A worker that prefills the prompt again
-    also sends the scores again, but the scores that are already stored are kept. A score takes 8
-    bytes, and 8 more for each likeliest token.
+    The first of the ``num_tokens`` tokens has no score. If a worker prefills the prompt again, it
+    sends all scores again; the stored ones are kept. A score takes 8 bytes, plus 8 for each
+    likeliest token.
     """
 
     def __init__(self, num_tokens: int, top_count: int) -> None:
@@ -37,7 +37,7 @@ class PromptScores:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all tokens except the first have a score."""
+        """Whether every token except the first has a score."""
         return len(self) == self._wanted
 
     @property
@@ -46,7 +46,7 @@ class PromptScores:
         return (2 + 2 * self.top_count) * BYTES_PER_NUMBER * len(self)
 
     def add(self, message: worker_ipc.PromptScores) -> None:
-        """Add the new scores in ``message``. A message that would leave a gap is ignored."""
+        """Add the new scores in ``message``. Ignore a message that would leave a gap."""
         count = len(message.chosen) // BYTES_PER_NUMBER
         skipped = len(self) - (message.first - 1)
         if skipped < 0 or message.first < 1:
@@ -62,7 +62,7 @@ class PromptScores:
             stored.extend(received[skipped * size : max(skipped, end) * size])
 
     def get_score(self, position: int) -> TokenScore:
-        """Return the score of the prompt's token at index ``position``, which is at least 1."""
+        """Return the score of the prompt token at index ``position``, which is at least 1."""
         row, top_count = position - 1, self.top_count
         chosen, ranks = memoryview(self._chosen).cast("f"), memoryview(self._ranks).cast("i")
         ids, top = memoryview(self._top_ids).cast("i"), memoryview(self._top).cast("f")

@@ -1,6 +1,6 @@
 """Log of running requests, with everything that another worker needs to continue them.
 
-A request is in the log from its admission to :meth:`RequestLog.release`. It is not part of any
+A request is in the log from its admission to :meth:`RequestLog.release`. It is not part of a
 reference cycle, so reference counting frees it.
 """
 
@@ -28,11 +28,11 @@ from plimsoll_engine.messages.worker_ipc import (
 )
 
 BYTES_PER_TOKEN = 8 + sys.getsizeof(1 << 20)
-"""Bytes of a token in a list: an 8-byte slot and an integer object."""
+"""Memory of a token in a list: an 8-byte slot and an integer object."""
 BYTES_PER_PIECE = 8 + sys.getsizeof("")
-"""Bytes of a piece of text in a list, without its characters."""
+"""Memory of a piece of text in a list, without its characters."""
 BYTES_PER_LOGPROB = 100
-"""Bytes of one log probability that has not been sent yet, as an object or as JSON.
+"""Memory of one unsent log probability, as an object or as JSON.
 
 ``tests/unit/engine/frontend/test_request_log.py`` measures it.
 """
@@ -45,9 +45,9 @@ class QueueFullError(Exception):
 class RequestFailedError(Exception):
     """A request ended with an error.
 
-    ``reason`` is ``invalid`` if the client can correct the request (``param`` names the field),
-    ``unavailable`` if another replica can answer it, ``deadline`` if its deadline passed, otherwise
-    ``error``.
+    ``reason`` is ``invalid`` if the client can correct the request, ``unavailable`` if another
+    replica can answer it, ``deadline`` if its deadline passed, otherwise ``error``. ``param`` names
+    the invalid field.
     """
 
     def __init__(self, reason: str, message: str, param: str | None = None) -> None:
@@ -59,8 +59,8 @@ class RequestFailedError(Exception):
 class TokenLogprobs(NamedTuple):
     """Log probabilities of one output token.
 
-    ``offset`` is the number of characters of output before the token. ``shown`` is False for a
-    token that adds no text, such as a stop token.
+    ``offset`` is the number of output characters before the token. ``shown`` is False for a token
+    that adds no text, such as a stop token.
     """
 
     token_id: int
@@ -72,9 +72,11 @@ class TokenLogprobs(NamedTuple):
 class Delta(NamedTuple):
     """New output of a request since the previous delta.
 
-    ``finish_reason`` is ``stop`` or ``length`` in the last delta, otherwise None. ``token_ids`` and
-    ``logprobs`` cover all new tokens, including those without text. ``stop_reason`` is the stop
-    string or stop token that ended the output.
+    Attributes:
+        finish_reason: ``stop`` or ``length`` in the last delta, otherwise None.
+        logprobs, token_ids: Entries for all new tokens, including those without text.
+        stop_reason: Stop string or stop token that ended the output.
+
     """
 
     text: str
@@ -87,7 +89,7 @@ class Delta(NamedTuple):
 class StopRules(NamedTuple):
     """Stop strings of a request.
 
-    If ``include`` is True, a stop string or stop token is part of the text.
+    If ``include`` is True, the text includes the stop string or stop token that ended it.
     """
 
     stops: Sequence[str] = ()
@@ -101,7 +103,7 @@ NO_STOP_RULES = StopRules()
 class Admission:
     """Scheduling parameters of a request.
 
-    The fields are those of :class:`plimsoll_engine.messages.worker_ipc.Submit`.
+    The fields are as in :class:`plimsoll_engine.messages.worker_ipc.Submit`.
     """
 
     priority: int = 0
@@ -120,7 +122,7 @@ class RequestTimes:
 
 
 class Generation:
-    """One running request, or one of its choices."""
+    """One choice of a running request."""
 
     __slots__ = (
         "__weakref__",
@@ -168,8 +170,7 @@ class Generation:
     ) -> None:
         """Create a generation.
 
-        ``wake`` is set when :meth:`take` has output to return. The choices of one request share
-        ``wake``.
+        The choices of one request share ``wake``. It is set when :meth:`take` has output to return.
         """
         self.request_id = request_id
         self.prompt_ids = prompt_ids
@@ -195,10 +196,10 @@ class Generation:
         self._pending: list[str] = []
         self._logprobs: list[TokenLogprobs] = []
         self.answer_bytes = 0
-        """Bytes of text and log probabilities that the client has not received yet."""
+        """Size of the text and log probabilities that the client has not received yet."""
         most = sampling.prompt_logprobs
         self.scores = None if most is None else PromptScores(len(prompt_ids), most)
-        """Scores of the prompt's tokens, if the client requested them."""
+        """Scores of the prompt's tokens; None if the client did not request them."""
         self._searched = 0
         self._closed_at: int | None = None
         self._taken = 0
@@ -220,7 +221,7 @@ class Generation:
     def push(
         self, token_id: int, finish_reason: str | None, logprobs: Logprobs | None = None
     ) -> None:
-        """Add a token from the worker. If the text now has a stop string, end the request."""
+        """Add a token from the worker. End the request if the text contains a stop string."""
         if self.is_done:
             return
         self.output_ids.append(token_id)
@@ -264,7 +265,7 @@ class Generation:
             self.ended.set()
 
     def add_scores(self, message: worker_ipc.PromptScores) -> None:
-        """Add a worker's scores of the prompt."""
+        """Add scores of the prompt from a worker."""
         if self.scores is not None:
             self.scores.add(message)
 
@@ -278,8 +279,8 @@ class Generation:
     def take(self, streamed: bool = True) -> Delta | None:
         """Return the output since the last call; None if there is none.
 
-        If ``streamed`` is False, the memory of the output is counted until the request ends. Raises
-        RequestFailedError.
+        If ``streamed`` is False, the output stays in :attr:`answer_bytes`, because it is kept in
+        memory. Raises RequestFailedError.
         """
         if self._error is not None:
             # A stored exception would keep this frame, and so this request, in memory.
@@ -310,7 +311,7 @@ class Generation:
         return len(self.prompt_ids) + len(self.output_ids) - 1 if self.output_ids else 0
 
     def count_tokens_before(self, end_token: int) -> int:
-        """Return the number of output tokens before the first ``end_token``; all without one.
+        """Return the number of output tokens before the first ``end_token``, or of all without one.
 
         ``end_token`` must be the same in every call, because each token is compared only once.
         """
@@ -320,9 +321,9 @@ class Generation:
         return self._searched if self._closed_at is None else self._closed_at
 
     def create_submission(self) -> Submit:
-        """Return the message that makes a worker run or continue the request, as a new attempt.
+        """Return the message that makes a worker run or continue the request.
 
-        Replies to earlier attempts are ignored from then on.
+        The message begins a new attempt, so later replies to earlier attempts are ignored.
         """
         self.attempt += 1
         sampling = self.sampling
@@ -365,11 +366,11 @@ class RequestLog:
             self._running[generation.request_id] = generation
 
     def get(self, request_id: str) -> Generation | None:
-        """Return the running generation with the ID ``request_id``; None if it was released."""
+        """Return the generation ``request_id``; None if it was released."""
         return self._running.get(request_id)
 
     def release(self, request_id: str) -> Generation | None:
-        """Remove and return a request; None if it was already released."""
+        """Remove and return the generation ``request_id``; None if it was already released."""
         return self._running.pop(request_id, None)
 
     def list_unfinished(self) -> list[Generation]:
@@ -377,11 +378,10 @@ class RequestLog:
         return [generation for generation in self._running.values() if not generation.is_done]
 
     def list_carried_over(self) -> list[Generation]:
-        """Return the unfinished requests to carry over, oldest first, except the parked ones.
+        """Return the unfinished generations that are not parked, oldest first.
 
-        The next worker recomputes the tokens that a dead worker had computed but not sent. Token i
-        depends only on the tokens before it and on (seed, i), so the text continues as if no worker
-        had died.
+        The next worker recomputes tokens that a dead worker had computed but not sent. Token i
+        depends only on the tokens before it and on (seed, i), so the text does not change.
         """
         return [generation for generation in self.list_unfinished() if not generation.parked]
 

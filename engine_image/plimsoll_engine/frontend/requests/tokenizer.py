@@ -1,7 +1,7 @@
 """Tokenize text and render chats, with the files of a checkpoint and without torch.
 
 The chat templates are compiled with transformers' filters, tags, globals and sandbox. This module
-limits the length of the output and names the template's line in errors.
+adds a limit on the output's length, and the number of the template's line in errors.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class ChatTooLongError(TemplateError):
 class Tokenizer:
     """Tokenizer and chat templates of the checkpoint in ``model``.
 
-    The parameters are those of :meth:`Checkpoint.read`. Raises UsageError, which names the invalid
-    file.
+    The parameters are those of :meth:`Checkpoint.read`. The constructor raises UsageError, which
+    names the invalid file.
     """
 
     def __init__(
@@ -81,17 +81,19 @@ class Tokenizer:
         }
 
     def encode(self, text: str) -> list[int]:
-        """Return the tokens of a plain prompt, including special tokens such as BOS."""
+        """Return the token IDs of a plain prompt, including special tokens such as BOS."""
         return self._encode(text, True)
 
     def encode_rendered(self, text: str) -> list[int]:
-        """Return the tokens of a rendered chat, in which the template wrote all special tokens."""
+        """Return the token IDs of a rendered chat. Its special tokens come from the template."""
         return self._encode(text, False)
 
-    def _encode(self, text: str, special: bool) -> list[int]:
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         # The library's encode() of a single text also computes offsets, which takes four times
         # as long.
-        (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=special)
+        (encoding,) = self._tokenizer.encode_batch_fast(
+            [text], add_special_tokens=add_special_tokens
+        )
         ids: list[int] = encoding.ids
         return ids
 
@@ -106,10 +108,9 @@ class Tokenizer:
         skip_special_tokens: bool = True,
         shown: Collection[str] = (),
     ) -> Callable[[], Detokenizer]:
-        """Return a factory of detokenizers for texts that continue ``prompt_ids``.
+        """Return a function that creates detokenizers for texts that continue ``prompt_ids``.
 
-        The factory creates one detokenizer per choice. Special tokens in ``shown`` are never
-        skipped.
+        Call the function once for each choice. Special tokens in ``shown`` are never skipped.
         """
         skipped = frozenset[int]()
         if skip_special_tokens:
@@ -118,14 +119,14 @@ class Tokenizer:
         return lambda: Detokenizer(self._tokenizer, context, skipped)
 
     def decode_token(self, token_id: int) -> str:
-        """Return the text that a token has in the middle of a text. Special tokens are included."""
+        """Return the text of a token in the middle of a text, also of a special token."""
         text = self.decode([*self._middle, token_id])
         if text.startswith(self._middle_text):
             return text[len(self._middle_text) :]
         return self.decode([token_id])
 
     def decode_token_bytes(self, token_id: int) -> bytes:
-        """Return the bytes of one token, which may be only a part of a character."""
+        """Return the bytes of a token, which may be only a part of a character."""
         name = self._tokenizer.id_to_token(token_id)
         if name is not None and name not in self._added:
             if self._byte_level and all(letter in BYTE_BY_VOCABULARY_LETTER for letter in name):
@@ -149,7 +150,7 @@ class Tokenizer:
     def get_token_names(self, token_ids: Sequence[int]) -> list[str | None]:
         """Return the name of each token in the vocabulary; None for an unknown ID.
 
-        A token that is only a part of a character has a name, but no text.
+        A token for a part of a character has a name, but no text.
         """
         return [self._tokenizer.id_to_token(token) for token in token_ids]
 
@@ -174,8 +175,8 @@ class Tokenizer:
     ) -> str:
         """Return the rendered prompt of a chat.
 
-        ``variables`` are passed to the template, such as ``enable_thinking``. Raises
-        :class:`ChatTooLongError` if the prompt has more than ``max_characters``.
+        ``variables`` are passed to the template, such as ``enable_thinking``. Raises TemplateError,
+        or :class:`ChatTooLongError` if the prompt has more than ``max_characters``.
         """
         template = self._templates.get(self._choose_template(bool(tools)))
         if template is None:
@@ -231,7 +232,7 @@ def _compile_template(source: str, where: str) -> jinja2.Template:
 
 
 def _format_error_line(error: Exception) -> str:
-    """Return `` in line N`` for the line of the template that raised ``error``, else ""."""
+    """Return "in line N" for the line of the template that raised ``error``; "" if unknown."""
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if frame.filename in ("<template>", "<unknown>")]
     return f" in line {lines[-1]}" if lines else ""

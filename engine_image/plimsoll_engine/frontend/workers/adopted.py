@@ -1,4 +1,4 @@
-"""Watch processes whose zygote has died. The frontend, their subreaper, becomes their parent."""
+"""Watch processes whose zygote has died. Their new parent is the frontend, a subreaper."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from plimsoll_engine.messages.zygote_ipc import Exited
 log = logging.getLogger(__name__)
 
 PR_SET_CHILD_SUBREAPER = 36
-"""Defined in linux/prctl.h."""
+"""Option of prctl(2), from linux/prctl.h."""
 
 
 def set_subreaper() -> None:
-    """Make this process, instead of init, the parent of its orphaned descendants."""
+    """Make this process the parent of its orphaned descendants, instead of init."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         log.error(
@@ -31,10 +31,10 @@ def set_subreaper() -> None:
 
 
 class OrphanWatcher:
-    """Watches processes whose zygote has died.
+    """Watcher of processes whose zygote has died.
 
-    ``on_exit`` is called once for each process that exits. Its argument is the message that the
-    zygote would have sent.
+    ``on_exit`` is called once for each process that exits, with the message that the zygote would
+    have sent.
     """
 
     def __init__(self, on_exit: Callable[[Exited], None]) -> None:
@@ -44,7 +44,7 @@ class OrphanWatcher:
     def watch(self, number: int, pid: int, role: Role, rank: int = 0) -> None:
         """Watch the process ``pid``, whose zygote has been reaped.
 
-        ``number`` is the number of the worker's epoch, or of the weight server.
+        ``number`` is the worker's epoch or the weight server's number.
         """
         try:
             pidfd = os.pidfd_open(pid)

@@ -1,7 +1,7 @@
-"""Decide which processes a failure ends, how often they restart, and which requests are suspect.
+"""Decide which processes a failure ends, how often they restart, and which requests are suspected.
 
 A failure ends only as much as is needed to recover: a request, a worker, the zygote, all processes
-or the engine. Each scope has its own exception, and a crash budget for consecutive failures. A
+or the engine. Each of these has its own exception, and a crash budget for consecutive failures. A
 process that has served for a minute resets its budget.
 """
 
@@ -17,21 +17,21 @@ from plimsoll_engine.frontend.requests.request_log import Generation, RequestFai
 RESTART_DELAYS_S = (0.0, 0.0, 1.0, 2.0, 4.0)
 """Delays before the restarts after consecutive crashes. One more crash ends the engine.
 
-The first two crashes may be accidental, so the restart is immediate. A restart of the worker does
-not cure a fault outside it, so the engine then exits, and the kubelet's back-off (10 s and more)
-takes over. Requests wait during the delays.
+The first two restarts are immediate, because the crashes may be accidental. Requests wait during
+the delays. After the last crash, the cause is probably outside the worker. The engine then exits,
+and the kubelet restarts it with its own back-off (10 s and more).
 """
 CRASH_COUNT_RESET_AFTER_S = 60.0
 """Serving time after which a worker's earlier crashes no longer count."""
 CRASHES_UNTIL_SUSPECTED = 2
-"""Number of consecutive crashes, without a token in between, after which a request is suspected."""
+"""Number of consecutive crashes after which a request without a new token is suspected."""
 
 
 class WorkerLostError(Exception):
     """A worker exited, or did not become ready.
 
-    ``permanent`` is True if a setting or the checkpoint is invalid, so any other worker would fail
-    too.
+    ``permanent`` is True if a setting or the checkpoint is invalid, so that every worker would
+    fail.
     """
 
     def __init__(self, message: str, permanent: bool = False) -> None:
@@ -52,20 +52,19 @@ class WorkerUnrecoverableError(Exception):
 
 
 class FailureScope(Enum):
-    """Processes to end after a failure, ordered from the fewest to the most."""
+    """Processes to end after a failure, in ascending order of their number."""
 
     WORKER = auto()
     ZYGOTE = auto()
-    """Only the zygote. Its children are adopted by the frontend and continue."""
+    """The zygote alone. Its children continue, with the frontend as their parent."""
     PROCESSES = auto()
-    """The zygote and every process that it forked."""
+    """The zygote and every process that it has forked."""
 
 
 class CrashBudget:
     """Limit on consecutive crashes, with a delay before each restart.
 
-    If a process served for ``reset_after_s`` seconds before it crashed, earlier crashes no longer
-    count.
+    Earlier crashes no longer count if the process has served for ``reset_after_s`` seconds since.
     """
 
     def __init__(
@@ -81,7 +80,7 @@ class CrashBudget:
         self._since: float | None = None
 
     def reset(self) -> None:
-        """Reset the number of crashes, because their cause may no longer exist."""
+        """Reset the number of crashes, because their cause may be gone."""
         self._consecutive, self._since = 0, None
 
     def mark_serving(self) -> None:
@@ -91,7 +90,7 @@ class CrashBudget:
     def count_crash(self) -> float | None:
         """Count a crash or a failed start.
 
-        Return the delay before the restart in seconds, or None if the budget is exhausted.
+        Return the delay before the restart in seconds; None if the budget is exhausted.
         """
         if self._since is not None and self._clock() - self._since >= self._reset_after_s:
             self._consecutive = 0
@@ -105,12 +104,12 @@ class CrashBudget:
 
 
 class Quarantine:
-    """Quarantine for requests that may have crashed the workers that ran them.
+    """Quarantine of requests that may have crashed their workers.
 
-    Without it, such a request would be carried over and crash one worker after another, until the
-    engine exits. A request is suspected if two consecutive workers crashed while they ran it, and
-    it has no token yet. Suspected requests run one at a time, until each has a token. If a third
-    worker crashes, only the suspected request fails.
+    Such a request could crash one worker after another, until the engine exits. A request is
+    suspected if two consecutive workers crashed while they ran it, without a new token. Suspected
+    requests run one at a time, until each has a token. If a third worker crashes, only the
+    suspected request fails.
     """
 
     def __init__(self) -> None:
@@ -118,7 +117,7 @@ class Quarantine:
         self._tried: Generation | None = None
 
     def count_loss(self, unfinished: Sequence[Generation]) -> None:
-        """Count a lost worker for each request that it ran, and fail the suspected one of them."""
+        """Count a lost worker for each request that it ran, and fail the suspected request."""
         tried, self._tried = self._tried, None
         for generation in unfinished:
             if not generation.with_worker:
@@ -140,7 +139,7 @@ class Quarantine:
             self._tried = None
 
     def queue_suspects(self, carried_over: Sequence[Generation]) -> list[Generation]:
-        """Queue the suspected requests of ``carried_over``, and return the other requests.
+        """Queue the suspected requests in ``carried_over``, and return the others.
 
         :meth:`get_next_suspect` returns the queued requests one by one.
         """
@@ -155,9 +154,9 @@ class Quarantine:
         ]
 
     def get_next_suspect(self) -> Generation | None:
-        """Return the suspected request to run next, or None.
+        """Return the suspected request to run next.
 
-        It is None if no request is suspected, or if a suspected request is running.
+        Return None if no request is suspected, or if a suspected request is still running.
         """
         tried = self._tried
         if tried is not None and tried.with_worker and tried.losses and not tried.is_done:
@@ -180,8 +179,8 @@ class Failures:
         self.standby = CrashBudget()
         self.zygote = CrashBudget()
 
-    def count_worker_end(self, error: WorkerLostError) -> float:
-        """Count the loss of a worker. Return the delay before the next one starts, in seconds.
+    def count_worker_loss(self, error: WorkerLostError) -> float:
+        """Count the loss of a worker. Return the delay in seconds before the next one starts.
 
         Raises :class:`WorkerUnrecoverableError` if the budget is exhausted or the error is
         permanent.
@@ -196,13 +195,13 @@ class Failures:
         return delay_s
 
     @staticmethod
-    def choose_scope_of_failed_start(error: Exception, another_serves: bool) -> FailureScope:
+    def choose_scope_of_failed_start(error: Exception, another_worker_serves: bool) -> FailureScope:
         """Return which processes to end after a worker could not be forked.
 
         A hung zygote is ended. If the kernel refused the fork while another worker serves, the
         zygote is kept, because the same limit would apply to the next zygote.
         """
-        refused = isinstance(error, ForkRefusedError) and not another_serves
+        refused = isinstance(error, ForkRefusedError) and not another_worker_serves
         return (
             FailureScope.ZYGOTE
             if refused or isinstance(error, ZygoteLostError)
@@ -210,10 +209,10 @@ class Failures:
         )
 
     @staticmethod
-    def choose_scope_of_unkillable_process(needed: bool) -> FailureScope:
+    def choose_scope_of_unkillable_process(is_memory_needed: bool) -> FailureScope:
         """Return which processes to end after a process survived SIGKILL.
 
-        ``needed`` is True if the next worker needs the memory of that process. Otherwise, the
-        process is left alone: it exits when the driver releases it.
+        If the next worker does not need the memory of that process, it is left alone. It exits when
+        the driver releases it.
         """
-        return FailureScope.PROCESSES if needed else FailureScope.WORKER
+        return FailureScope.PROCESSES if is_memory_needed else FailureScope.WORKER

@@ -1,9 +1,9 @@
 """Queue of messages that wait to be written to the worker.
 
 While a worker hangs, clients still submit and abort requests, and a socket buffer would grow
-without bound. In this queue, an abort cancels a submission that is not yet written. The queue thus
-holds at most one message per running request, and one abort per request that the worker received
-before it hung.
+without bound. In this queue, an abort cancels a submission that is not yet written. The queue
+therefore has at most one message per running request, and one abort per request that the worker
+received before it hung.
 
 Choices of one prompt are queued one by one, so that each can be aborted. :meth:`Outbox.take` joins
 them into one message.
@@ -28,9 +28,10 @@ class Outbox:
         return len(self._waiting)
 
     def put(self, message: ToWorker) -> None:
-        """Queue a message.
+        """Queue ``message``.
 
-        An abort cancels a submission that is not sent yet. A stop replaces all queued messages.
+        An abort cancels a submission that is still in the queue. A stop replaces all queued
+        messages.
         """
         if isinstance(message, Stop):
             self._waiting = {"stop": message}
@@ -44,7 +45,7 @@ class Outbox:
             self._waiting[f"query {self._count}"] = message
 
     def take(self) -> ToWorker | None:
-        """Remove and return the next message, or None if the queue is empty."""
+        """Remove and return the next message; None if the queue is empty."""
         for key in self._waiting:
             message = self._waiting.pop(key)
             return self._join_choices(message) if isinstance(message, Submit) else message

@@ -2,11 +2,10 @@
 
 Like any successor, a standby has created its CUDA context and loaded its weights and kernels. It
 maps the weights and the KV pool, but does not write to memory that the serving worker uses. The
-policy keeps one standby always, or while a lease requests it.
+policy decides whether a standby exists always, never, or while a client holds a lease.
 
-The standby starts after a report of the serving worker, once that worker has taken over the
-carried-over requests, and only if enough memory is free. If the standby crashes, another one
-starts, within a crash budget of its own. The serving worker is not affected.
+A standby starts after a report of the serving worker, if enough memory is free. If it crashes,
+another one starts, within a crash budget of its own. The serving worker is not affected.
 """
 
 from __future__ import annotations
@@ -44,14 +43,14 @@ MIN_FREE_HOST_BYTES_PER_RANK = 1 << 30
 MIN_FREE_DEVICE_BYTES = 2 << 30
 """Free memory that a standby needs to start: on the host per rank, and on each device.
 
-A standby uses less than half of that, so the serving worker does not run out of memory.
+A standby uses less than half of this memory, so the serving worker does not run out of memory.
 """
 
 
 class Standby:
-    """Starts and stops the standby worker.
+    """Manager of the standby worker.
 
-    ``policy`` decides when a standby should exist. ``timeout_s`` limits its preparation.
+    ``policy`` decides when a standby should exist. ``timeout_s`` limits the time to prepare one.
     """
 
     def __init__(
@@ -64,14 +63,15 @@ class Standby:
     ) -> None:
         self.policy = policy
         self.error: str | None = None
-        """Reason why no standby exists although one should; None otherwise."""
+        """Reason why there is no standby although there should be one; None otherwise."""
         self._workers = workers
         self._timeout_s = timeout_s
         self._headroom = headroom
         self._crashes = crashes
         self._not_before: float | None = 0.0
-        """Earliest start of the next standby (CLOCK_MONOTONIC seconds); None if the crash budget is
-        exhausted.
+        """Earliest start of the next standby in CLOCK_MONOTONIC seconds.
+
+        None if the crash budget is exhausted.
         """
         self._leased_until = 0.0
         self._lease: asyncio.TimerHandle | None = None
@@ -92,7 +92,7 @@ class Standby:
 
     @property
     def prepared(self) -> worker_ipc.Prepared | None:
-        """The standby's Prepared message, or None if no standby is ready to serve."""
+        """Prepared message of the standby; None if no standby is ready to serve."""
         preparing = self._preparing
         if preparing is None or not preparing.done() or preparing.cancelled():
             return None
@@ -156,8 +156,8 @@ class Standby:
     def on_report(self, devices: Sequence[DeviceMemory]) -> None:
         """Start a standby if one should exist, or update the memory of the existing one.
 
-        ``devices`` are the devices of the serving worker. Its first report is ignored, because the
-        driver may not have freed the former worker's memory yet. The standby's memory would then be
+        ``devices`` are the devices of the serving worker. The first report of an epoch is ignored,
+        because it may include memory of the former worker. The standby's memory would then be
         underestimated.
         """
         if self._includes_former_worker:
@@ -170,7 +170,7 @@ class Standby:
             self._memory.update(devices, self.prepared is not None)
 
     async def take(self) -> WorkerHandle | None:
-        """Wait until the standby is prepared, and return it. The caller then owns it.
+        """Wait until the standby is prepared, and return it. The caller then owns the standby.
 
         Return None if there is no standby or its preparation fails.
         """
@@ -187,14 +187,14 @@ class Standby:
         return None if handle.is_lost else handle
 
     async def end(self) -> None:
-        """Stop the standby, even if it is still preparing. Idempotent."""
+        """Stop the standby, even if it is not prepared yet. Idempotent."""
         preparing = self._detach()
         if preparing is None:
             return
         preparing.cancel()
         await asyncio.wait({preparing})
         if not preparing.cancelled() and preparing.exception() is None:
-            await self._workers.abandon(preparing.result())
+            await self._workers.kill_successor(preparing.result())
 
     def end_lease(self) -> None:
         """End the lease. A standby that :meth:`take` has returned is not affected."""
@@ -229,7 +229,7 @@ class Standby:
         return handle
 
     def _find_memory_shortage(self, devices: Sequence[DeviceMemory]) -> str | None:
-        """Return a message if there is too little memory for a standby, else None.
+        """Return a message if there is too little memory for a standby; else None.
 
         Memory of unknown size counts as sufficient.
         """

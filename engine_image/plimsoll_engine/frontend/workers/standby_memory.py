@@ -1,7 +1,7 @@
 """Host and device memory of a standby worker, for the engine's ledger.
 
-The ledger includes it from the fork on. Otherwise, a supervisor would mistake the preparation of a
-standby for a leak.
+The ledger includes this memory from the fork on. Otherwise, a supervisor would mistake the
+preparation of a standby for a leak.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from plimsoll_api.admin import DeviceMemory, LedgerEntry, MemoryKind, ProcessMem
 
 STANDBY_OWNER = "standby_worker"
 PREPARED_REPORTS_UNTIL_FINAL = 2
-"""Number of reports of the serving worker after which device memory includes a prepared standby.
+"""Number of the serving worker's reports after which a prepared standby's device memory is final.
 
 The first report may have been written before the standby was ready.
 """
@@ -33,10 +33,10 @@ class StandbyMemory:
         self._device_bytes, self._settled = None, 0
 
     def update(self, devices: Sequence[DeviceMemory], prepared: bool) -> None:
-        """Update the estimate of the standby's device memory while the standby runs.
+        """Update the estimate of the standby's device memory.
 
-        The estimate is the increase of the memory in use on ``devices``. Once the standby is
-        ``prepared``, it allocates no further memory.
+        The estimate is the increase of the memory in use on ``devices`` since :meth:`begin`. A
+        ``prepared`` standby allocates no further memory, so its estimate soon becomes final.
         """
         if self._settled >= PREPARED_REPORTS_UNTIL_FINAL:
             return
@@ -46,10 +46,9 @@ class StandbyMemory:
             self._device_bytes = max(0, (after or 0) - (self._used_before or 0))
 
     def list_ledger_entries(self, processes: Sequence[ProcessMemory]) -> list[LedgerEntry]:
-        """Return the ledger entries of the standby with these ``processes``.
+        """Return the ledger entries of the standby. ``processes`` is empty without a standby.
 
-        ``processes`` is empty if no standby exists. A stopped standby stays in the ledger with 0
-        bytes.
+        A stopped standby stays in the ledger with 0 bytes.
         """
         private = [process.private for process in processes]
         known = [size for size in private if size is not None]

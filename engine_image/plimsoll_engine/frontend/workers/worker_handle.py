@@ -1,8 +1,8 @@
 """State of one worker, as the frontend sees it: forked, prepared, ready, stopped, reaped.
 
 A worker has one process per rank. They start and exit together, and only rank 0 exchanges messages
-with the frontend. Each stage is a future or an event that is set once. If the worker exits early,
-the futures of the remaining stages raise WorkerLostError with the reason.
+with the frontend. Each state is a future or an event that is set once. If the worker exits early,
+the futures of the states that it has not reached raise WorkerLostError.
 """
 
 from __future__ import annotations
@@ -36,11 +36,13 @@ REAP_TIMEOUT_S = 1.0
 
 @dataclass(frozen=True)
 class StopOutcome:
-    """Result of stopping a worker.
+    """Outcome of a request to stop a worker.
 
-    ``stopped`` is the final message of the worker, or None if it sent none. ``signals`` are the
-    names of the signals that the worker was sent. ``stacks`` is the file with the stack traces of a
-    hung worker, or None.
+    Attributes:
+        stopped: Final message of the worker; None if it sent none.
+        signals: Names of the signals that were sent to the worker.
+        stacks: File with the stack traces of a hung worker; None without one.
+
     """
 
     stopped: worker_ipc.StopResult | None
@@ -67,7 +69,7 @@ class WorkerHandle:
         loop = asyncio.get_running_loop()
         self.epoch = epoch
         self.pids: list[int] = []
-        """Process IDs of the forked ranks, in rank order."""
+        """Process IDs of the forked ranks, by rank."""
         self._ranks = ranks
         self._reaped: set[int] = set()
         self.link = WorkerLink(
@@ -89,7 +91,7 @@ class WorkerHandle:
 
     @property
     def pid(self) -> int | None:
-        """Process ID of rank 0, or None before its fork."""
+        """Process ID of rank 0; None before its fork."""
         return self.pids[0] if self.pids else None
 
     @property
@@ -104,16 +106,15 @@ class WorkerHandle:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the worker has exited or is about to."""
+        """Whether the worker has exited or is about to exit."""
         return self.exited.is_set() or self._lost
 
     async def stop(self, grace_s: float, hand_over: bool = False) -> StopOutcome:
-        """Ask the worker to stop, and kill it if it has not stopped after ``grace_s`` seconds.
+        """Ask the worker to stop. Kill it if it has not stopped after ``grace_s`` seconds.
 
-        If ``hand_over`` is True, the worker leaves its KV blocks for a successor. The call returns
-        when the worker has released all resources and sent its final message. Its processes stay
-        until :meth:`dismiss`, so the next worker need not wait while the driver destroys their CUDA
-        contexts.
+        If ``hand_over`` is True, the worker leaves its KV blocks for a successor. Return when the
+        worker has released all memory and sent its final message. Its processes stay until
+        :meth:`dismiss`: the next worker thus need not wait while the driver destroys CUDA contexts.
         """
         if self.stopped.done():
             return StopOutcome(self.stopped.result())
@@ -128,19 +129,19 @@ class WorkerHandle:
         return StopOutcome(None, signals, stacks)
 
     def finish_forking(self) -> None:
-        """Record that no more ranks will be forked."""
+        """Record that no further rank will be forked."""
         self._ranks = len(self.pids)
         if len(self._reaped) == self._ranks:
             self.on_exit("not all ranks of the worker could be started")
 
     def dismiss(self) -> None:
-        """Let the worker exit. After its final message, it waits for this call."""
+        """Let the worker exit. A worker that has sent its final message waits for this call."""
         self.link.drop()
 
     async def kill(self) -> tuple[str, ...]:
         """Send SIGTERM, then SIGKILL if needed. Return the names of the signals that were sent.
 
-        If a process survives SIGKILL, the event ``exited`` is still not set when the call returns.
+        If a process survives SIGKILL, the event ``exited`` is not set when the call returns.
         """
         self._stopping = True
         sent: list[str] = []
@@ -159,7 +160,7 @@ class WorkerHandle:
     async def dump_stacks(self) -> Path | None:
         """Make all ranks write their stack traces to files, even if they hang.
 
-        Return rank 0's file, or None if rank 0 wrote none.
+        Return the file of rank 0; None if rank 0 wrote none.
         """
         if self.pid is None or self.exited.is_set():
             return None
@@ -178,12 +179,12 @@ class WorkerHandle:
         return None
 
     def kill_without_grace(self, reason: str) -> None:
-        """Kill the worker without a grace period. ``reason`` is why the frontend kills it."""
+        """Kill the worker without a grace period. ``reason`` is why the worker is killed."""
         self.mark_lost(reason)
         self._send_signal(signal.SIGKILL)
 
     def on_rank_exit(self, message: Exited) -> None:
-        """Record that a rank exited. If the exit was unexpected, kill the other ranks."""
+        """Record that a rank exited. If its exit was unexpected, kill the other ranks."""
         self._reaped.add(message.pid)
         if len(self._reaped) == self._ranks:
             self.on_exit(describe_exit(message))
@@ -207,7 +208,7 @@ class WorkerHandle:
         return sum(send_signal(pid, signal_number) for pid in self.live_pids) > 0
 
     def mark_lost(self, reason: str, permanent: bool = False) -> None:
-        """Record that the worker is lost, and report it unless the worker was asked to stop."""
+        """Record that the worker is lost. Call ``on_lost`` unless the worker was asked to stop."""
         if self._lost:
             return
         self._lost = True
@@ -242,7 +243,7 @@ class WorkerHandle:
 
 
 def describe_exit(message: Exited) -> str:
-    """Return how a process exited, such as ``worker 71 was killed by SIGKILL``."""
+    """Return a description of a process's exit, such as ``worker 71 was killed by SIGKILL``."""
     process = f"{message.role} {message.pid}" + (f", rank {message.rank}," if message.rank else "")
     if message.status < 0:
         with contextlib.suppress(ValueError):
@@ -251,7 +252,7 @@ def describe_exit(message: Exited) -> str:
 
 
 def send_signal(pid: int, signal_number: signal.Signals) -> bool:
-    """Send a signal to a process. Return False if it does not exist."""
+    """Send a signal to the process ``pid``. Return False if the process does not exist."""
     try:
         os.kill(pid, signal_number)
     except ProcessLookupError:

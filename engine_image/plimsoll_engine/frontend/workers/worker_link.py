@@ -27,7 +27,7 @@ class WorkerLink:
     """Connection to the worker of one epoch.
 
     ``on_message`` receives each message. ``on_lost`` is called once when the connection ends,
-    unless :meth:`drop` ended it.
+    unless :meth:`drop` has closed it.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class WorkerLink:
             self._work.set()
 
     def drop(self) -> None:
-        """Close the connection and ignore all later messages."""
+        """Close the connection, and ignore all later messages."""
         self._dropped = True
         self.outbox = Outbox()
         if self._flusher is not None:
@@ -102,7 +102,7 @@ class WorkerLink:
 
 
 class WorkerSocket:
-    """Socket to which workers connect. It passes each connection to the worker's link."""
+    """Socket to which workers connect. Each connection is passed to the worker's link."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -111,7 +111,7 @@ class WorkerSocket:
         self._readers: set[asyncio.Task[None]] = set()
 
     async def listen(self) -> None:
-        """Start listening, and replace the socket file that a killed engine left. Idempotent."""
+        """Start to listen, and replace the socket file of a killed engine. Idempotent."""
         if self._server is not None:
             return
         self._path.unlink(missing_ok=True)
@@ -123,7 +123,7 @@ class WorkerSocket:
         self._links[link.number] = link
 
     def forget(self, link: WorkerLink) -> None:
-        """Close the connection of the worker, and refuse new ones from it."""
+        """Close the worker's connection, and refuse new ones from it."""
         link.drop()
         self._links.pop(link.number, None)
 
@@ -163,7 +163,7 @@ class WorkerSocket:
     async def _read_hello(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> worker_ipc.Hello | None:
-        """Return the peer's Hello message, or None if the message or the peer is invalid."""
+        """Return the peer's Hello message; None if the message or the peer is invalid."""
         try:
             async with asyncio.timeout(HELLO_TIMEOUT_S):
                 body = await read_body(reader)

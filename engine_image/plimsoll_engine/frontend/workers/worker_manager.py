@@ -1,4 +1,4 @@
-"""Keep one worker serving: start it, replace it as planned, and restart it after a crash."""
+"""Keep one worker serving: start it, replace it in a planned restart, restart it after a crash."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ class RequestOwner(Protocol):
     """Owner of the requests that the worker runs."""
 
     def on_epoch_started(self, ready: worker_ipc.Ready, reason: str) -> None:
-        """Record that a worker serves. ``reason`` says why it was started."""
+        """Record that a worker serves. ``reason`` is why the worker was started."""
 
     def on_epoch_ended(self) -> None:
         """Record that no worker serves. Idempotent."""
 
     def resubmit(self) -> int:
-        """Submit all running requests to the new worker. Return their number."""
+        """Submit all running requests to the new worker. Return the number of these requests."""
 
     def fail(self, message: str) -> None:
         """Fail all requests with ``message``, because no worker can be started."""
 
 
 class WorkerManager:
-    """Manages the serving worker and the standby.
+    """Manager of the serving worker and the standby.
 
     A restart or recovery holds the lock ``replacing`` while it replaces the worker.
     """
@@ -71,7 +71,7 @@ class WorkerManager:
         self._failures = failures
 
     async def start_first(self) -> None:
-        """Start the first worker. Return once it serves or the engine has failed."""
+        """Start the first worker. Return when the worker serves or the engine has failed."""
         async with self.replacing:
             try:
                 await self.start("initial")
@@ -95,7 +95,7 @@ class WorkerManager:
                 self._lifecycle.move_to(EngineState.RESTARTING)
             try:
                 await self._wait_after_loss(WorkerLostError(reason))
-                await self._workers.discard()
+                await self._workers.await_lost_worker()
                 await self.replace(await self.standby.take(), reason="crash")
             except WorkerUnrecoverableError:
                 return
@@ -104,10 +104,10 @@ class WorkerManager:
                 self._lifecycle.move_to(EngineState.SERVING)
 
     def on_report(self, report: worker_ipc.Report) -> None:
-        """Handle a report of the serving worker, unless it is being replaced.
+        """Handle a report of the serving worker, unless a replacement is in progress.
 
-        The stopped predecessor is dismissed once the worker captures no more graphs. The driver is
-        busy while the predecessor exits, so a capture would delay all streams.
+        Once the worker captures no more CUDA graphs, dismiss its stopped predecessor. The driver is
+        busy while a process exits, so a capture at that time would delay all streams.
         """
         if not self.replacing.locked():
             if not report.capturing:
@@ -115,7 +115,7 @@ class WorkerManager:
             self.standby.on_report(report.devices)
 
     async def prepare(self) -> tuple[WorkerHandle, bool]:
-        """Return a prepared successor, and True if it was the standby.
+        """Return a prepared successor, and whether it was the standby.
 
         Raises :class:`WorkerLostError`.
         """
@@ -131,10 +131,10 @@ class WorkerManager:
         handover: bytes | None = None,
         reason: str = "restart",
     ) -> worker_ipc.Ready | None:
-        """Make ``successor`` serve, or a new worker if ``successor`` is None or fails.
+        """Make ``successor`` serve. If it is None or fails, start a new worker instead.
 
         The former worker must have stopped. ``handover`` is passed only to ``successor``. Return
-        the Ready message of ``successor``, or None if a new worker serves instead. Raises
+        the Ready message of ``successor``; None if a new worker serves instead. Raises
         WorkerUnrecoverableError if no worker can be started.
         """
         if successor is not None:
@@ -150,7 +150,7 @@ class WorkerManager:
         return None
 
     async def start(self, reason: str) -> None:
-        """Start a worker, and retry within the crash budget.
+        """Start a worker. Try again after a failure, within the crash budget.
 
         Raises :class:`WorkerUnrecoverableError` if the budget is exhausted.
         """
@@ -176,7 +176,7 @@ class WorkerManager:
         If the crash budget is exhausted, fail the engine and raise WorkerUnrecoverableError.
         """
         try:
-            delay_s = self._failures.count_worker_end(error)
+            delay_s = self._failures.count_worker_loss(error)
         except WorkerUnrecoverableError as unrecoverable:
             self._served.fail(str(unrecoverable))
             raise

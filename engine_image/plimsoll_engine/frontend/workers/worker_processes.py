@@ -60,7 +60,7 @@ class _WeightServer:
 
 
 class WorkerProcesses:
-    """Starts, stops and watches the engine's processes.
+    """Manager of the engine's processes, which starts, stops and watches them.
 
     ``on_message`` receives the serving worker's messages. If that worker exits unexpectedly,
     ``on_lost`` receives the reason.
@@ -90,7 +90,7 @@ class WorkerProcesses:
         """Workers that have not been reaped, by epoch number."""
         self._serving: WorkerHandle | None = None
         self._leaving: dict[WorkerHandle, asyncio.Task[None]] = {}
-        """Workers that have been dismissed and have not exited yet, each with a task that waits."""
+        """Dismissed workers that have not exited yet, with the tasks that wait for the exit."""
         self._socket = WorkerSocket(Path(config.socket))
         self.starts = 0
 
@@ -101,7 +101,7 @@ class WorkerProcesses:
 
     @property
     def pid(self) -> int | None:
-        """Process ID of the serving worker's rank 0, or None if no worker serves."""
+        """Process ID of the serving worker's rank 0; None if no worker serves."""
         worker = self._serving
         return None if worker is None or worker.is_gone else worker.pid
 
@@ -113,12 +113,12 @@ class WorkerProcesses:
 
     @property
     def zygote_pid(self) -> int | None:
-        """Process ID of the zygote, or None if it is not running."""
+        """Process ID of the zygote; None if it is not running."""
         return None if self._zygote is None else self._zygote.pid
 
     @property
     def weight_server_pid(self) -> int | None:
-        """Process ID of the weight server, or None if it is not running."""
+        """Process ID of the weight server; None if it is not running."""
         return None if self._weight_server is None else self._weight_server.pid
 
     @property
@@ -138,11 +138,14 @@ class WorkerProcesses:
 
     @property
     def media_sender(self) -> MediaCacheSender | None:
-        """Record of the media in the serving worker's cache, or None if no worker serves."""
+        """Record of the media in the serving worker's cache; None if no worker serves."""
         return None if self._serving is None else self._serving.link.media_sender
 
     async def start(self, timeout_s: float) -> worker_ipc.Ready:
-        """Start the worker of the next epoch. Return its Ready message once it serves."""
+        """Start a worker in a new epoch. Return its Ready message once it serves.
+
+        Raises :class:`WorkerLostError`.
+        """
         worker = self.create_successor()
         self._set_serving(worker)
         deadline = time.monotonic() + timeout_s
@@ -150,7 +153,7 @@ class WorkerProcesses:
         return await self.take_over(worker, max(0.1, deadline - time.monotonic()))
 
     def create_successor(self) -> WorkerHandle:
-        """Return a worker with a new epoch number, which has not been forked yet."""
+        """Return a worker with a new epoch number. It is not forked yet."""
         return WorkerHandle(
             self._epochs.reserve(),
             self._config.run_dir,
@@ -163,8 +166,7 @@ class WorkerProcesses:
     async def prepare(self, worker: WorkerHandle, timeout_s: float) -> None:
         """Fork ``worker``, and wait until it has its CUDA context, weights and kernels.
 
-        Another worker may serve meanwhile. If ``worker`` fails, it is killed. Raises
-        WorkerLostError.
+        Another worker may serve meanwhile. Kill ``worker`` if it fails, and raise WorkerLostError.
         """
         self.dismiss_stopped()  # no more than two workers have contexts on the devices
         number = worker.epoch.number
@@ -212,10 +214,11 @@ class WorkerProcesses:
         quick: bool = False,
         handover: bytes | None = None,
     ) -> worker_ipc.Ready:
-        """Make a prepared worker serve. If it fails, its stopped predecessor exits.
+        """Make a prepared worker serve.
 
         ``quick`` skips the warm-up of the largest step. ``handover`` comes from the predecessor's
-        StopResult and requires ``quick``. Raises :class:`WorkerLostError`.
+        StopResult and requires ``quick``. If the worker fails, dismiss its stopped predecessor, and
+        raise :class:`WorkerLostError`.
         """
         self._set_serving(worker)
         worker.link.send(worker_ipc.TakeOver(quick, handover))
@@ -226,9 +229,9 @@ class WorkerProcesses:
             raise
 
     async def stop(self, grace_s: float = STOP_GRACE_S, hand_over: bool = False) -> StopOutcome:
-        """Stop the serving worker, and kill it if it has not stopped after ``grace_s`` seconds.
+        """Stop the serving worker. Kill it if it has not stopped after ``grace_s`` seconds.
 
-        A worker that has stopped exits at :meth:`dismiss_stopped`, or at :meth:`close`.
+        A stopped worker exits after :meth:`dismiss_stopped` or :meth:`close`.
         """
         worker = self._serving
         return StopOutcome(None) if worker is None else await worker.stop(grace_s, hand_over)
@@ -236,7 +239,8 @@ class WorkerProcesses:
     def dismiss_stopped(self) -> None:
         """Let every worker that has sent its final message exit. Idempotent.
 
-        The driver destroys their CUDA contexts, and calls of other processes wait meanwhile.
+        While the driver destroys the CUDA contexts of these workers, driver calls of other
+        processes wait.
         """
         for worker in self._living.values():
             is_leaving = worker in self._leaving or worker.exited.is_set()
@@ -249,12 +253,12 @@ class WorkerProcesses:
     def _forget_leaving(self, worker: WorkerHandle, _: asyncio.Task[None]) -> None:
         del self._leaving[worker]
 
-    async def abandon(self, worker: WorkerHandle) -> None:
+    async def kill_successor(self, worker: WorkerHandle) -> None:
         """Kill a successor that is no longer needed."""
         await self._kill(worker)
 
-    async def discard(self) -> None:
-        """Wait until the lost worker has exited, and kill it after a timeout."""
+    async def await_lost_worker(self) -> None:
+        """Wait until the lost worker has exited. Kill it after a timeout."""
         worker = self._serving
         if worker is not None and not await wait_with_timeout(worker.exited.wait(), REAP_TIMEOUT_S):
             await self._kill(worker)
@@ -262,7 +266,7 @@ class WorkerProcesses:
     async def drop_weights(self) -> None:
         """Stop the weight server, so that the next worker loads the weights from the checkpoint.
 
-        Ask all workers to stop before this call.
+        All workers exit first. Ask them to stop before this call.
         """
         for worker in list(self._living.values()):
             worker.dismiss()
@@ -276,12 +280,12 @@ class WorkerProcesses:
             send_signal(server.pid, number)
             if await wait_with_timeout(server.exited.wait(), WEIGHT_SERVER_GRACE_S):
                 return
-        await self._handle_unkillable("weight server", server.pid, needed=True)
+        await self._handle_unkillable("weight server", server.pid, is_memory_needed=True)
 
     async def dump_stacks(self) -> Path | None:
         """Make the serving worker write its stack traces, even if it hangs.
 
-        Return the file of rank 0; None if no worker serves, or rank 0 wrote none.
+        Return the file of rank 0; None if no worker serves or rank 0 wrote none.
         """
         return None if self._serving is None else await self._serving.dump_stacks()
 
@@ -375,10 +379,12 @@ class WorkerProcesses:
         self._socket.forget(worker.link)
         if worker.pid is None or worker.exited.is_set():
             return
-        await self._handle_unkillable("worker", worker.pid, needed=worker is self._serving)
+        await self._handle_unkillable(
+            "worker", worker.pid, is_memory_needed=worker is self._serving
+        )
 
-    async def _handle_unkillable(self, name: str, pid: int, needed: bool) -> None:
-        scope = self._failures.choose_scope_of_unkillable_process(needed)
+    async def _handle_unkillable(self, name: str, pid: int, is_memory_needed: bool) -> None:
+        scope = self._failures.choose_scope_of_unkillable_process(is_memory_needed)
         log.error(f"cannot kill the {name}", extra={"pid": pid, "ends": scope.name.lower()})
         if scope is FailureScope.PROCESSES:
             await self._kill_zygote()
@@ -440,8 +446,8 @@ class WorkerProcesses:
         self._zygote = None
         self._renewing = asyncio.create_task(self._restart_zygote(zygote), name="zygote renewal")
 
-    async def _restart_zygote(self, dead: ZygoteClient) -> None:
-        await dead.wait_until_exited()
+    async def _restart_zygote(self, lost_zygote: ZygoteClient) -> None:
+        await lost_zygote.wait_until_exited()
         self._watch_orphans()
         while (delay_s := self._failures.zygote.count_crash()) is not None:
             await asyncio.sleep(delay_s)

@@ -43,7 +43,7 @@ spinning between small operations. Without it, 600 tokens took 27 s instead of 2
 class ZygoteClient:
     """Client of one zygote process.
 
-    ``on_exit`` is called for each child that exits, and ``on_lost`` once if the zygote is lost.
+    ``on_exit`` is called for each child that exits. ``on_lost`` is called once if the zygote fails.
     """
 
     def __init__(
@@ -66,14 +66,14 @@ class ZygoteClient:
 
     @property
     def pid(self) -> int | None:
-        """Process ID of the zygote, or None if it is not running."""
+        """Process ID of the zygote; None if it is not running."""
         return None if self._process is None else self._process.pid
 
     async def start(self, timeout_s: float) -> ZygoteReady:
         """Start the zygote, and return its Ready message.
 
-        Raises :class:`ZygoteLostError` if it is not ready within ``timeout_s`` seconds, and OSError
-        if the kernel cannot create a process or a socket.
+        Raises :class:`ZygoteLostError` if the zygote is not ready within ``timeout_s`` seconds, and
+        OSError if the kernel cannot create a process or a socket.
         """
         self._ready = asyncio.get_running_loop().create_future()
         parent_end, child_end = socket.socketpair()
@@ -113,10 +113,10 @@ class ZygoteClient:
             )
 
     async def fork(self, number: int, role: Role = Role.WORKER, rank: int = 0) -> int:
-        """Fork a process and return its PID.
+        """Fork a process, and return its PID.
 
-        ``number`` is the number of the worker's epoch, or of the weight server. Raises
-        ForkRefusedError if the kernel refuses the fork, and ZygoteLostError if the zygote fails.
+        ``number`` is the worker's epoch or the weight server's number. Raises ForkRefusedError if
+        the kernel refuses the fork, and ZygoteLostError if the zygote fails.
         """
         async with self._forks:  # a standby can be forked at any time
             return await self._fork(zygote_ipc.Fork(number, role, rank))
@@ -135,12 +135,12 @@ class ZygoteClient:
             self._forked = None
 
     async def wait_until_exited(self) -> None:
-        """Wait until the zygote has exited. This process is then the parent of its children."""
+        """Wait until the zygote has exited. Its children are then children of this process."""
         if self._process is not None:
             await self._process.wait()
 
     def kill(self) -> None:
-        """Kill only the zygote. Its children become children of this process and continue."""
+        """Kill only the zygote. Its children continue as children of this process."""
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()

@@ -26,7 +26,7 @@ def test_prompts_count_once_and_media_by_kind() -> None:
     counts.count_admitted([1, 2, 3], [])
     counts.count_admitted([1, 2, 3], [media("image", b"a"), media("image", b"b")])
     counts.count_admitted([1, 2, 3], [media("audio", b"c")])
-    load = merge_load(Load(steps_total=7), counts, inflight=2, usage=CacheUsage(kv=0.25))
+    load = merge_load(Load(steps_total=7), counts, num_inflight=2, cache_usage=CacheUsage(kv=0.25))
     assert (load.requests_total, load.prompt_tokens_total) == (4, 12)
     assert (load.images_total, load.audios_total) == (2, 1)
     assert load.distinct_prompts_total == 3

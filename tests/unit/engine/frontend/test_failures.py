@@ -166,7 +166,7 @@ def test_a_successor_that_cannot_be_reaped_leaves_the_serving_worker_alone(
         rig.processes._living[stuck.epoch.number] = stuck
         stuck.pids.append(PID + 5)
         rig.dies = False
-        await rig.processes.abandon(stuck)
+        await rig.processes.kill_successor(stuck)
         assert not rig.zygote.closed
         assert not serving.is_lost
         rig.processes._on_process_exit(Exited(stuck.epoch.number, PID + 5, -9))
@@ -284,7 +284,7 @@ def test_six_crashes_in_a_row_are_too_many_and_the_later_ones_are_waited_for() -
 
 def test_what_an_end_of_a_worker_ends() -> None:
     failures = Failures()
-    assert [failures.count_worker_end(WorkerLostError("x")) for _ in range(5)] == [
+    assert [failures.count_worker_loss(WorkerLostError("x")) for _ in range(5)] == [
         0.0,
         0.0,
         1.0,
@@ -292,9 +292,9 @@ def test_what_an_end_of_a_worker_ends() -> None:
         4.0,
     ]
     with pytest.raises(WorkerUnrecoverableError, match="keeps crashing; the last reason is: x"):
-        failures.count_worker_end(WorkerLostError("x"))
+        failures.count_worker_loss(WorkerLostError("x"))
     with pytest.raises(WorkerUnrecoverableError, match="cannot start a worker: no such file"):
-        Failures().count_worker_end(WorkerLostError("no such file", permanent=True))
+        Failures().count_worker_loss(WorkerLostError("no such file", permanent=True))
     assert failures.standby.count_crash() == failures.zygote.count_crash() == 0.0, (
         "each has its own budget"
     )

@@ -89,7 +89,7 @@ def test_an_unloaded_adapter_is_known_until_its_last_request_is_released() -> No
     one = adapters.find("one")
     assert one is not None
     assert one.required
-    assert adapters.record_loaded(AdapterLoadResult("", one.number)) is None
+    assert adapters.handle_load_result(AdapterLoadResult("", one.number)) is None
     assert not one.required
     with pytest.raises(AdapterRefusedError, match="already loaded"):
         adapters.create("one", Path("/other"))
@@ -122,7 +122,7 @@ def test_an_adapter_that_a_worker_cannot_load_is_listed_no_more() -> None:
     adapters = AdapterRegistry(1, {"one": LoraModule("one", "/one")})
     (one,) = adapters.list_for_worker()
     adapters.add_user(one)
-    assert adapters.record_loaded(AdapterLoadResult("", one.number, "no such file")) is one
+    assert adapters.handle_load_result(AdapterLoadResult("", one.number, "no such file")) is one
     assert (adapters.list_visible(), adapters.list_for_worker()) == ([], [])
     assert adapters.remove_user(one) is None
     assert adapters.find_problems([]) == []

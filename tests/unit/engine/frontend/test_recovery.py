@@ -82,10 +82,10 @@ class Workers:
     async def stop(self, _grace_s: float = 5.0, _hand_over: bool = False) -> StopOutcome:
         return StopOutcome(worker_ipc.StopResult(handover=b"tables"))
 
-    async def discard(self) -> None:
+    async def await_lost_worker(self) -> None:
         pass
 
-    async def abandon(self, handle: WorkerHandle) -> None:
+    async def kill_successor(self, handle: WorkerHandle) -> None:
         handle.exited.set()
 
     def submitted(self) -> list[tuple[int, str]]:

@@ -67,7 +67,7 @@ class Processes:
         )
         handle.prepared.set_result(Prepared(handle.epoch.number, {}, memory, others))
 
-    async def abandon(self, handle: WorkerHandle) -> None:
+    async def kill_successor(self, handle: WorkerHandle) -> None:
         self.abandoned.append(handle)
         handle.exited.set()
 
@@ -374,13 +374,13 @@ def test_no_successor_is_made_beside_a_standby_that_is_being_given_back(
         one.on_report([])
         await turn()
         gone = asyncio.Event()
-        abandon = processes.abandon
+        kill_successor = processes.kill_successor
 
         async def slow(handle: WorkerHandle) -> None:
             await gone.wait()
-            await abandon(handle)
+            await kill_successor(handle)
 
-        monkeypatch.setattr(processes, "abandon", slow)
+        monkeypatch.setattr(processes, "kill_successor", slow)
         one.set_lease(0.0)
         taking = asyncio.create_task(one.take())
         await turn()
