@@ -238,7 +238,7 @@ async def _serve(
     public: Any = serving.create_app(engine, BodyReader(limits, budget), sizes, preparer, answers)
     if keys is not None:
         public = ApiKeyMiddleware(public, keys)
-    public = serving.allow_origins(public, settings.api.allowed_origins)
+    public = serving.add_cors(public, settings.api.allowed_origins)
     admin_limits = settings.http.make_limits(MAX_ADMIN_CONNECTIONS)
     admin_budget = BodyBudget(lambda: MAX_ADMIN_BODIES_BYTES, MAX_ADMIN_CONNECTIONS)
     servers = [

@@ -46,7 +46,7 @@ class AdminError(Exception):
 
 
 def encode_error_body(status: int, message: str, code: str) -> bytes:
-    """Return the body of an error response that is sent before a request is read."""
+    """Return the body of an error response to a request that was not read."""
     return msgspec.json.encode(ErrorBody(_convert_to_camel_case(code), message))
 
 
@@ -202,7 +202,7 @@ def _add_error_handlers(api: FastAPI, engine: AsyncEngine) -> None:
 
 
 class _TokenMiddleware:
-    """ASGI middleware that answers 401 to requests without the token, even for unknown paths."""
+    """ASGI middleware that answers status 401 to requests without the token, on any path."""
 
     def __init__(self, inner: ASGIApp, token: str) -> None:
         self._inner = inner
@@ -249,8 +249,8 @@ def _start_operation(
 ) -> Response:
     """Start an operation, and return it in a response with status 202. Raises AdminError.
 
-    ``state`` is the state that the engine enters first during the operation; None if it stays the
-    same.
+    ``state`` is the first state of the engine during the operation; None if the state does not
+    change.
     """
     operations = engine.operations
     known = operations.get(body.operation_id)

@@ -1,7 +1,7 @@
 """Response to a generation request, as one body or as a stream.
 
-When the response starts, it admits the request. It always releases the request: after the last
-output, an error, a disconnect or a cancelled task.
+The response admits the request when it starts, and releases it when it ends. It also ends after an
+error, a disconnect or a cancelled task.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ UNPARSED_CALL_WARNING = "the output has a malformed tool call, which is returned
 
 
 def encode_error_body(status: int, message: str, code: str) -> bytes:
-    """Return the body of an error response that is sent before a request is read."""
+    """Return the body of an error response to a request that was not read."""
     return ApiError(status, message, code=code).encode_body()
 
 
@@ -62,7 +62,7 @@ class GenerationResponse(Response):
     """ASGI response that runs the generations of ``batch`` and sends their output.
 
     ``choices`` has one element for each generation. If ``stream`` is True, the output is sent as
-    server-sent events. If ``usage`` is True, a stream ends with the token counts.
+    server-sent events. If ``usage`` is True, the stream ends with the token counts.
     """
 
     def __init__(
@@ -84,13 +84,13 @@ class GenerationResponse(Response):
         self.usage_in_chunks = False
         """Whether each chunk of the stream includes the usage so far."""
         self.prompt_ids: Sequence[int] | None = None
-        """Token IDs of a chat's prompt, if the answer includes them."""
+        """Token IDs of a chat's prompt; None if the response omits them."""
         self.reasoning_end: int | None = None
-        """Token that ends the reasoning, if the usage counts reasoning tokens."""
+        """Token that ends the reasoning; None if reasoning tokens are not counted."""
         self.prompt_logprobs: PromptLogprobs | None = None
-        """Log probabilities of the prompts, if the answer includes them."""
+        """Log probabilities of the prompts; None if the response omits them."""
         self.echo_only = False
-        """Whether the answer omits the generated tokens."""
+        """Whether the response omits the generated tokens."""
         self.warnings: Sequence[str] = ()
         """Warnings for the client, sent as headers."""
         self._started = False
@@ -102,7 +102,7 @@ class GenerationResponse(Response):
         self._client: str
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the generations and send their output. Cancel them if the client disconnects."""
+        """Run the generations, and send their output. Cancel them if the client disconnects."""
         self._budget = scope["app"].state.answers
         self._client = get_client_key(Request(scope))
         try:
@@ -139,7 +139,7 @@ class GenerationResponse(Response):
             del answering, disconnected
 
     async def _get_next_deltas(self, open_choices: set[int]) -> list[tuple[Choice, Delta]]:
-        """Wait for new output and return it. Remove finished choices from ``open_choices``.
+        """Wait for new output, and return it. Remove finished choices from ``open_choices``.
 
         If a choice of a started stream fails, the other choices continue, and the stream ends with
         the error.
@@ -204,9 +204,11 @@ class GenerationResponse(Response):
         await send_last_part(send, usage + DONE_EVENT)
 
     def _encode_chunk(
-        self, choices: list[dict[str, Any]], more: Mapping[str, object] = MappingProxyType({})
+        self,
+        choices: list[dict[str, Any]],
+        extra_fields: Mapping[str, object] = MappingProxyType({}),
     ) -> bytes:
-        body = self._envelope.wrap(self._choices[0].chunk_kind, choices) | dict(more)
+        body = self._envelope.wrap(self._choices[0].chunk_kind, choices) | dict(extra_fields)
         return encode_event(
             body | self._make_usage_body(self._sent) if self.usage_in_chunks else body
         )

@@ -1,7 +1,7 @@
 """Size limits of responses, checked before the first token. This module does no I/O.
 
-A response that is not streamed is in memory until its last token, and a stream until its client
-reads it. The number of choices, tokens and log probabilities bounds the size.
+A response stays in memory until its client has read it, and without streaming until its last token.
+Its size depends on the number of choices, tokens and log probabilities.
 """
 
 from __future__ import annotations
@@ -13,21 +13,20 @@ BYTES_PER_TOKEN = 64
 BYTES_PER_LOGPROB = 512
 """Memory of one log probability: an object with the token's text, bytes and number, and its JSON.
 
-It takes 425 bytes on CPython 3.11 (tests/unit/engine/http/test_answer_sizes.py).
+CPython 3.11 needs 425 bytes (tests/unit/engine/http/test_answer_sizes.py).
 """
 MAX_LOGPROBS_PER_TOKEN = 21
-"""Maximum number of tokens with log probabilities: the 20 likeliest (OpenAI) and the sampled one.
-"""
+"""Maximum number of log probabilities per token: the 20 likeliest (OpenAI) and its own."""
 MIN_ANSWER_BYTES = 64 << 20
 NUM_BUFFERED_ANSWERS = 4
-"""Number of answers of maximum size that fit into memory. One client may have two of them."""
+"""Number of responses of maximum size that fit into memory. A client may have two of them."""
 
 
 def compute_max_answer_bytes(max_model_len: int | None) -> int:
     """Return the maximum size of a response in bytes.
 
-    This suffices for one choice that fills the context with all log probabilities, or for several
-    choices with fewer log probabilities.
+    The maximum suffices for one choice that fills the context with all log probabilities, or for
+    several choices with fewer log probabilities.
     """
     return max(
         MIN_ANSWER_BYTES, (max_model_len or 0) * _estimate_bytes_per_token(MAX_LOGPROBS_PER_TOKEN)
@@ -35,7 +34,7 @@ def compute_max_answer_bytes(max_model_len: int | None) -> int:
 
 
 def compute_buffer_bytes(max_model_len: int | None) -> int:
-    """Return the memory budget for all responses that wait for their clients, in bytes."""
+    """Return the memory budget in bytes for all responses that their clients have not read yet."""
     return NUM_BUFFERED_ANSWERS * compute_max_answer_bytes(max_model_len)
 
 
@@ -53,9 +52,9 @@ def check_answer_size(
 ) -> None:  # fmt: skip
     """Raise ApiError if a response may exceed ``max_bytes``.
 
-    ``tokens`` is the number of tokens in all ``choices``. ``fields`` names the fields that the
-    client may lower. ``echoed`` is the number of prompt tokens in the response, with
-    ``echoed_logprobs`` likeliest tokens each.
+    ``tokens`` is the number of output tokens in all ``choices``, each with ``logprobs`` likeliest
+    tokens. ``echoed`` is the number of prompt tokens in the response, each with ``echoed_logprobs``
+    likeliest tokens. ``fields`` names the request fields that the client may lower.
     """
     wanted = estimate_answer_bytes(tokens, logprobs) + estimate_answer_bytes(
         echoed, echoed_logprobs

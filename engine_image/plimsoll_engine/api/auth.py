@@ -1,7 +1,7 @@
 """API keys of ``/v1``: one per line in a mounted file (``--api-key-file``).
 
 A changed file is read again, so a key can be rotated without a restart. If the file cannot be read
-or has no key, the previous keys stay valid.
+or has no keys, the previous keys stay valid.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ log = logging.getLogger(__name__)
 UNAUTHENTICATED_PATHS = frozenset({"/health", "/ready", "/metrics"})
 """Paths that need no API key."""
 TENANT_SCOPE_KEY = "plimsoll.tenant"
-"""Key of the request's tenant in the ASGI scope. It is set if several API keys exist."""
+"""Key of the tenant in a request's ASGI scope. It exists only with several API keys."""
 
 
 class ApiKeys:
-    """API keys in ``file``. Raises UsageError at startup if the file has no keys."""
+    """API keys in ``file``. The constructor raises UsageError if the file has no keys."""
 
     def __init__(self, file: Path) -> None:
         self._file = file

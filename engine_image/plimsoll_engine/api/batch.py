@@ -1,4 +1,4 @@
-"""Create the generations of a prepared request, and check model, context and answer size."""
+"""Create the generations of a prepared request, and check its model, context and response size."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from plimsoll_engine.frontend.requests.request_log import Admission, Generation,
 from plimsoll_engine.messages.worker_ipc import Media
 
 PROMPT_FIELD_BY_ID_PREFIX = {"cmpl": "prompt", "chatcmpl": "messages", "resp": "input"}
-"""Name of the request field with the prompt, for each prefix of request IDs."""
+"""Name of the request field that contains the prompt, by prefix of the request ID."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +50,9 @@ async def create_completion_batch(
 ) -> Batch:
     """Return the generations of a completion. Raises ApiError."""
     body = prepared.body
-    check_model(engine, body.model)
-    max_bytes = get_num_output_tokens(body)
-    return await _build_batch(engine, prepared, "cmpl", prepared.prompts, max_bytes, tenant)
+    find_requested_adapter(engine, body.model)
+    max_tokens = get_num_output_tokens(body)
+    return await _build_batch(engine, prepared, "cmpl", prepared.prompts, max_tokens, tenant)
 
 
 async def create_chat_batch(
@@ -61,12 +61,12 @@ async def create_chat_batch(
     tenant: str = "",
     prefix: str = "chatcmpl",
 ) -> Batch:
-    """Return the generations of one chat, or of several chats. Raises ApiError.
+    """Return the generations of one chat or of several chats. Raises ApiError.
 
     ``prefix`` is the beginning of the request ID, such as ``resp`` for ``/v1/responses``.
     """
     body = prepared.body
-    check_model(engine, body.model)
+    find_requested_adapter(engine, body.model)
     prompts, media = prepared.prompts, list[Media]()
     if (processor := engine.media.processors.image) is not None:
         # Only a single chat may have images; without them, prompts must have no placeholder.
@@ -83,15 +83,15 @@ async def create_chat_batch(
 def list_parser_tags(prepared: PreparedBody[Any], parses_reasoning: bool) -> list[str]:
     """Return the tags that the output parsers search for. Some of them are special tokens."""
     tags = list(tool_families.TAGS if prepared.family else ())
-    if parses_reasoning and prepared.reasons:
+    if parses_reasoning and prepared.reasoning_prompts:
         tags += (reasoning.OPEN_TAG, reasoning.CLOSE_TAG)
     return tags
 
 
-def check_model(engine: AsyncEngine, model: str) -> RegisteredAdapter | None:
-    """Return the adapter named ``model``; None for the served model.
+def find_requested_adapter(engine: AsyncEngine, model: str) -> RegisteredAdapter | None:
+    """Return the adapter ``model``; None if ``model`` is the served model.
 
-    Raises ApiError if there is no model with this name.
+    Raises ApiError if there is no such model.
     """
     served = engine.settings.served_model_name
     if model in ("", served):
@@ -134,7 +134,9 @@ async def _build_batch(
         tenant=tenant or body.user or "",
         deadline_s=body.deadline_s,
         cache_salt=body.cache_salt or "",
-        adapter=check_model(engine, body.model),  # checked again: it may have been unloaded
+        adapter=find_requested_adapter(
+            engine, body.model
+        ),  # checked again: it may have been unloaded
     )
     name = f"{prefix}-{secrets.token_hex(12)}"
     batch = Batch(name, body.n or 1, [], asyncio.Event(), body.model)
@@ -177,7 +179,7 @@ def _check_answer_size(
     """Raise ApiError if the response may become too large.
 
     ``limits`` has the maximum number of output tokens for each prompt. ``echoed`` is the number of
-    prompt tokens that each choice repeats.
+    prompt tokens that the response repeats in each of its ``n`` choices.
     """
     limit = engine.max_model_len
     if limit is None:

@@ -18,9 +18,9 @@ from plimsoll_engine.http.limits import MAX_SMALL_BODY_BYTES, HttpLimits
 
 
 class BodyRefusedError(Exception):
-    """The body is refused.
+    """The request body is refused.
 
-    ``status`` (4xx or 503) and ``code`` are the status and the error code of the response.
+    ``status`` (4xx or 503) and ``code`` are those of the error response.
     """
 
     def __init__(self, status: int, code: str, message: str) -> None:
@@ -32,7 +32,7 @@ class BodyRefusedError(Exception):
 class Body(NamedTuple):
     """Body of a request.
 
-    The memory of the body counts towards the share of ``client``, which is a tenant or an address.
+    The body's memory counts towards the share of ``client``, which is a tenant or an address.
     ``wait_for_disconnect`` returns once the client has disconnected.
     """
 
@@ -50,7 +50,7 @@ class BodyReader:
 
     @asynccontextmanager
     async def read(self, request: Request, max_bytes: int) -> AsyncIterator[Body]:
-        """Return a context with the body of ``request``. The end of the context frees its memory.
+        """Return a context with the body of ``request``. The body's memory is released at its end.
 
         Raises :class:`BodyRefusedError`, and ClientDisconnect if the client disconnects.
         """
@@ -101,7 +101,7 @@ class BodyReader:
 
 
 def get_client_key(request: Request) -> str:
-    """Return the name of the client in the memory budget: its tenant, or else its address."""
+    """Return the client's name in the memory budget: its tenant, or else its address."""
     tenant = request.scope.get(TENANT_SCOPE_KEY)
     if tenant:
         return str(tenant)
@@ -109,7 +109,7 @@ def get_client_key(request: Request) -> str:
 
 
 async def wait_for_disconnect(receive: Receive) -> None:
-    """Wait until the client of a request disconnects. Read the body before this call."""
+    """Wait until the client of a request disconnects. Read the whole body before this call."""
     while (await receive())["type"] != "http.disconnect":
         pass
 

@@ -1,8 +1,8 @@
 """Size limits of request bodies, derived from the model. This module does no I/O.
 
-Text takes about 4 bytes per token, escaped Chinese 9 and token IDs 8. With 32 bytes per token,
-every prompt that fits into the context is accepted. If the model accepts media, their size is
-added, including base64's overhead of a third.
+A token takes about 4 bytes as text, 8 as a token ID, and 9 as escaped Chinese. With 32 bytes per
+token, every prompt that fits into the context is accepted. If the model accepts media, their size
+is added, including base64's overhead of a third.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ MIB = 1 << 20
 
 BYTES_PER_TOKEN = 32
 MIN_TEXT_BYTES = MIB
-"""Minimum size for tools, schemas and batches of prompts, regardless of the context."""
+"""Minimum of the limit, for tools, schemas and batches of prompts, regardless of the context."""
 MAX_MEDIA_BYTES = 32 * MIB
 """Maximum size of a request's images: one image of maximum size (20 MiB), or many smaller ones."""
 MAX_FORM_BYTES = 26 * MIB
-"""Size of a form with an audio file (25 MiB, as in OpenAI's API) and the other fields."""
+"""Maximum size of a form with an audio file (25 MiB, as in OpenAI's API) and other fields."""
 MIN_BUFFER_BYTES = 64 * MIB
 NUM_BUFFERED_BODIES = 4
-"""Number of bodies of maximum size that fit into memory. One client may have two of them."""
+"""Number of bodies of maximum size that fit into memory. A client may have two of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class BodySizes:
-    """Maximum body size of each path.
+    """Size limits of bodies by path.
 
-    ``accepts_images`` and ``accepts_audio`` describe the model. ``max_bytes``
-    (``--max-body-bytes``) replaces the derived sizes.
+    ``accepts_images`` and ``accepts_audio`` describe the model. ``max_bytes`` is
+    ``--max-body-bytes``, which replaces the derived limits.
     """
 
     accepts_images: bool
@@ -41,7 +41,7 @@ class BodySizes:
         return derived if self.max_bytes is None else self.max_bytes
 
     def compute_chat_limit(self, max_model_len: int | None) -> int:
-        """Return the maximum size of a body that may have images, in bytes."""
+        """Return the maximum size of a chat in bytes, including images."""
         if self.max_bytes is not None or not self.accepts_images:
             return self.compute_text_limit(max_model_len)
         return self.compute_text_limit(max_model_len) + MAX_MEDIA_BYTES

@@ -1,4 +1,4 @@
-"""One choice of a chat, as chunks of a stream or as one message. This module does no I/O."""
+"""Choice of a chat, as chunks of a stream or as one message. This module does no I/O."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ from plimsoll_engine.frontend.requests.request_log import Delta, TokenLogprobs
 class ChatChoice:
     """Choice of ``/v1/chat/completions``.
 
-    ``parser`` extracts tool calls from the text. ``reasoning`` separates the reasoning, which
-    ``hide_reasoning`` omits. ``include_token_ids`` adds token IDs. The text begins with ``echo``.
-    ``stop_ids`` are the client's stop tokens. For log probabilities, ``get_token_text`` and
-    ``get_token_bytes`` return the text and the bytes of a token.
+    ``parser`` extracts tool calls from the text. ``reasoning`` separates the reasoning, which is
+    omitted if ``hide_reasoning`` is True. The text begins with ``echo``. ``stop_ids`` are the
+    client's stop tokens.
+
+    If ``include_token_ids`` is True, the choice has token IDs. For log probabilities,
+    ``get_token_text`` and ``get_token_bytes`` return the text and the bytes of a token.
     """
 
     kind = "chat.completion"
@@ -50,7 +52,7 @@ class ChatChoice:
         self._calls: list[ToolCall] = []
         """Tool calls without their arguments."""
         self._arguments: list[list[str]] = []
-        """Pieces of the arguments of each call, if the answer is not streamed."""
+        """Pieces of the arguments of each call, if the response is not streamed."""
         self._echo = echo
         self._stop_ids = stop_ids
         self._texts: list[str] = [echo]
@@ -65,8 +67,8 @@ class ChatChoice:
     def make_chunks(self, delta: Delta) -> Iterator[dict[str, Any]]:
         """Yield the chunks for ``delta``. Text and tool calls have separate chunks.
 
-        As in vLLM, the first of these chunks has the log probabilities and token IDs. The last one
-        has the finish reason.
+        As in vLLM, the first of these chunks has the log probabilities and token IDs. The last of
+        them has the finish reason.
         """
         parsed = self._parse(delta)
         pieces: list[dict[str, Any]] = []
@@ -176,7 +178,7 @@ class ChatChoice:
 def get_stop_reason(delta: Delta, stop_ids: Collection[int]) -> str | int | None:
     """Return the stop string, or the token in ``stop_ids``, that ended the output.
 
-    As in vLLM, return None if neither of them ended the output.
+    Return None if the output ended for another reason, as in vLLM.
     """
     reason = delta.stop_reason
     return None if isinstance(reason, int) and reason not in stop_ids else reason
@@ -189,12 +191,12 @@ class OutputParser:
         self._reasoning = reasoning
         self._calls = calls
         self._reasoning_pieces: list[str] = []
-        """Reasoning so far, until an answer follows."""
+        """Pieces of the reasoning, until content or a tool call follows."""
         self._has_answer = reasoning is None
 
     @property
     def has_reasoning_ended(self) -> bool:
-        """Whether the output has no reasoning, or the reasoning has ended."""
+        """Whether the reasoning has ended; True for an output without reasoning."""
         return self._reasoning is None or self._reasoning.has_ended
 
     @property
@@ -203,7 +205,7 @@ class OutputParser:
         return self._calls is not None and self._calls.has_unparsed_call
 
     def parse(self, delta: Delta) -> ParsedOutput:
-        """Parse ``delta``, and return the parts of the output that are now certain."""
+        """Parse ``delta``, and return the part of the output that later text cannot change."""
         last = delta.finish_reason is not None
         found = ParsedText(content=delta.text)
         if self._reasoning is not None:
@@ -230,7 +232,6 @@ class OutputParser:
 
 
 def _make_reasoning_fields(text: str | None) -> dict[str, Any]:
-    """Return the reasoning as two fields: DeepSeek's field and vLLM's newer field."""
     return {"reasoning_content": text, "reasoning": text}
 
 

@@ -17,7 +17,7 @@ MAX_IMAGES = 32
 
 
 def list_image_urls(messages: list[Message]) -> list[str]:
-    """Return the URLs of all image parts, in order. Raises ApiError for an invalid part."""
+    """Return the URLs of all image parts, in order. Raises ApiError for a part without a URL."""
     image_urls = []
     for message in messages:
         for part in message.content if isinstance(message.content, list) else []:
@@ -38,8 +38,8 @@ def make_template_parts(
 ) -> list[dict[str, Any]]:
     """Return content parts in the form that chat templates read.
 
-    Raises ApiError, whose ``param`` names the part, for an unsupported part. Images are supported
-    only if ``accepts_images`` is True.
+    Raises ApiError for an unsupported part, whose name is in ``param``. Images are supported only
+    if ``accepts_images`` is True.
     """
     found: list[dict[str, Any]] = []
     for number, part in enumerate(content):
@@ -55,7 +55,7 @@ def make_template_parts(
 
 
 def decode_urls(image_urls: list[str]) -> list[bytes]:
-    """Return the image files in data URLs. Raises ApiError."""
+    """Return the image files in the data URLs ``image_urls``. Raises ApiError."""
     # Imports Pillow, which only vision models need.
     from plimsoll_engine.multimodal.images import decode_data_url
 
@@ -73,7 +73,7 @@ def decode_urls(image_urls: list[str]) -> list[bytes]:
 async def expand_placeholders(
     reader: MediaReader, processor: Processor, prompt_ids: list[int], images: list[bytes]
 ) -> tuple[list[int], list[Media]]:
-    """Return the prompt with each image's placeholder repeated, and the processed images.
+    """Return the token IDs with the placeholders of each image repeated, and the processed images.
 
     ``images`` are image files. Raises ApiError unless ``prompt_ids`` has one placeholder per image.
     """

@@ -1,6 +1,6 @@
-"""Choose the form of a conversation that a chat template renders completely.
+"""Render conversations in a form that the chat template renders completely.
 
-:mod:`plimsoll_engine.frontend.requests.tokenizer` renders it. This module does no I/O.
+:mod:`plimsoll_engine.frontend.requests.tokenizer` runs the template. This module does no I/O.
 
 Messages and tools reach the template as the client sent them, without nulls. If the template
 rejects or drops a part of them, an equivalent form is tried:
@@ -27,7 +27,7 @@ from plimsoll_engine.api.tool_calls import NotACallError, load_lenient_json
 from plimsoll_engine.frontend.requests.tokenizer import ChatTooLongError, TemplateError, Tokenizer
 
 CONTINUATION_MARK = "\ue000\uf8ff\ue000"
-"""Marker after the message that the model continues. The prompt ends before it."""
+"""Marker at the end of the message that the model continues. The prompt ends before the marker."""
 INSTRUCTION_ROLES = ("system", "developer")
 """Roles of messages with instructions."""
 MAX_UNRENDERED_ROLES = 8
@@ -55,7 +55,7 @@ class ChatPrompt:
     ) -> dict[str, Any]:
         """Return the client's template variables, and vLLM's variables for the reasoning effort.
 
-        Any effort except ``none`` enables thinking, if the template supports the choice.
+        Any effort except ``none`` enables thinking, if the template has that option.
         """
         if effort is None:
             return dict(client_variables or {})
@@ -75,10 +75,10 @@ class ChatPrompt:
     ) -> str:
         """Return the prompt, of at most ``max_characters`` characters.
 
-        If ``open_turn`` is True, the prompt ends with the beginning of the assistant's message;
-        this is the default. If ``continue_last`` is True, the last message is left open instead,
-        and the model continues it. Warnings for the client are added to ``warnings``. Raises
-        TemplateError, and ApiError for invalid messages.
+        If ``continue_last`` is True, the last message stays open, and the model continues it. If
+        ``open_turn`` is True, the prompt ends with the beginning of the assistant's message. By
+        default, ``open_turn`` is the opposite of ``continue_last``. Warnings for the client are
+        added to ``warnings``. Raises TemplateError, and ApiError for invalid messages.
         """
         warnings = [] if warnings is None else warnings
         plain = [
@@ -193,7 +193,7 @@ class ChatPrompt:
     def _split_reasoning(
         self, message: Message
     ) -> tuple[str | list[dict[str, Any]] | None, list[str]]:
-        """Return the content without reasoning, for the template, and the reasoning texts."""
+        """Return a message's content in template form, and its reasoning texts separately."""
         content = message.content
         if isinstance(content, str):
             return self._make_text(content), []
@@ -214,7 +214,7 @@ class ChatPrompt:
     def _list_forms(
         self, template_messages: list[TemplateMessage]
     ) -> Iterator[list[TemplateMessage]]:
-        """Yield equivalent forms of the messages, beginning with the one that changes least."""
+        """Yield equivalent forms of the messages. The form with the fewest changes comes first."""
         texts = [one | self._join_parts(one.get("content")) for one in template_messages]
         for form in (
             (template_messages, texts)
@@ -225,9 +225,9 @@ class ChatPrompt:
             yield self._complete_messages(form)
 
     def _complete_messages(self, template_messages: list[TemplateMessage]) -> list[TemplateMessage]:
-        """Return a copy of the messages in the form that templates expect.
+        """Return a copy of the messages in which no field is missing that templates expect.
 
-        Missing content becomes an empty text. Call arguments that are not a dict become one.
+        Missing content becomes an empty text. Call arguments that are not an object become one.
         """
         filled = copy.deepcopy(template_messages)
         for message in filled:
@@ -239,9 +239,9 @@ class ChatPrompt:
         return filled
 
     def _join_parts(self, content: Any) -> TemplateMessage:
-        """Return the field ``content`` with all parts joined to one text, as a dict.
+        """Return ``{"content": TEXT}`` with all parts of ``content`` joined to one text.
 
-        An image becomes its placeholder. The dict is empty if ``content`` is not a list of parts.
+        An image becomes its placeholder. Return {} if ``content`` is not a list of parts.
         """
         if not isinstance(content, list):
             return {}
@@ -268,14 +268,14 @@ _JSON_MARK_PATTERN = re.compile(rf'"text": ?"{CONTINUATION_MARK}')
 
 
 def _has_unrendered_parts(template_messages: list[TemplateMessage], text: str) -> bool:
-    """Report whether the prompt ``text`` may have content parts printed as Python or JSON lists."""
+    """Report whether the prompt ``text`` seems to have content parts in Python or JSON notation."""
     return any(isinstance(one.get("content"), list) for one in template_messages) and any(
         sign in text for sign in ("'type': 'text'", '"type": "text"', '"type":"text"')
     )
 
 
 def _restore_sent_fields(extra: TemplateMessage, known: TemplateMessage) -> TemplateMessage:
-    """Merge ``extra`` and ``known`` in the order in which the client sent them, without nulls."""
+    """Merge both dicts without nulls. ``extra`` defines the order, and ``known`` has precedence."""
     return {name: value for name, value in (extra | known).items() if value is not None}
 
 
@@ -313,10 +313,10 @@ def _merge_instructions(template_messages: list[TemplateMessage]) -> list[Templa
 def _find_dropped_messages(
     template_messages: list[TemplateMessage], text: str
 ) -> list[TemplateMessage]:
-    """Return a message for each role whose text is not in the prompt ``text``.
+    """Return the first message of each role whose text is not in the prompt ``text``.
 
-    The role of the assistant is not checked. Templates may trim texts, indent them, or write them
-    as JSON.
+    Assistant messages are not checked. Spaces and punctuation do not count, because templates may
+    trim texts, indent them, or write them as JSON.
     """
     dropped: dict[str, TemplateMessage] = {}
     letters, at = "", 0

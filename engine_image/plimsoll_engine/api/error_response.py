@@ -8,7 +8,7 @@ from plimsoll_engine.api.errors import ApiError
 
 
 def make_error_response(error: ApiError) -> Response:
-    """Return the error as a response. Its headers tell clients whether to retry."""
+    """Return ``error`` as a response. Its headers tell clients whether to retry."""
     return Response(
         error.encode_body(),
         error.status,

@@ -58,7 +58,7 @@ class ApiError(Exception):
         return msgspec.json.encode({"error": error})
 
     def make_headers(self) -> dict[str, str]:
-        """Return the headers that control retries: ``retry-after`` if a retry may succeed."""
+        """Return the headers that tell clients whether to retry, such as ``retry-after``."""
         if self.status == 504:  # OpenAI's clients would retry, but the deadline has passed
             return {"x-should-retry": "false"}
         return {"retry-after": str(RETRY_AFTER_S)} if self.retry else {}

@@ -1,8 +1,8 @@
 """Grammars of forced tool calls, in llguidance's dialect of Lark. This module does no I/O.
 
-A call is forced if ``tool_choice`` requires it. Calls are in the format of their family
+A call is forced if ``tool_choice`` requires it. It has the format of its family
 (:mod:`plimsoll_engine.api.tool_families`). If that format cannot express a tool's schema, such as a
-pattern of an unquoted string, the arguments are JSON, which the family's parser also accepts.
+pattern of an unquoted string, the arguments are JSON. The family's parser accepts JSON as well.
 """
 
 from __future__ import annotations
@@ -15,41 +15,44 @@ from typing import Any, NamedTuple
 
 from plimsoll_engine.api import tool_families
 from plimsoll_engine.api.tool_arguments import (
-    END_FUNCTION,
-    END_HERMES,
-    END_KEY,
-    END_PARAMETER,
-    END_VALUE,
-    FUNCTION,
-    HERMES,
-    KEY,
-    PARAMETER,
-    VALUE,
+    END_FUNCTION_TAG,
+    END_HERMES_TAG,
+    END_KEY_TAG,
+    END_PARAMETER_TAG,
+    END_VALUE_TAG,
+    FUNCTION_TAG,
+    HERMES_TAG,
+    KEY_TAG,
+    PARAMETER_TAG,
+    VALUE_TAG,
     StringArguments,
 )
 from plimsoll_engine.api.tool_calls import Reader, Steps, ToolCallParser, create_call_id
 from plimsoll_engine.api.tool_families import (
-    ARGS,
-    CHANNEL,
-    CONSTRAIN,
-    DEEPSEEK,
-    DEEPSEEK_CALL,
-    DEEPSEEK_SEPARATOR,
-    MESSAGE,
-    MISTRAL,
+    ARGS_TAG,
+    CHANNEL_TAG,
+    CONSTRAIN_TAG,
+    DEEPSEEK_CALL_TAGS,
+    DEEPSEEK_SEPARATOR_TAG,
+    DEEPSEEK_TAGS,
+    MESSAGE_TAG,
+    MISTRAL_TAG,
 )
 
-Tag = Callable[[str], str]
-"""Function that returns a tag for a grammar: its special token, or its text if it has none."""
+TagFormatter = Callable[[str], str]
+"""Function that returns a tag in a grammar's notation: its special token, or else its text."""
 
 
 class CallFormat(NamedTuple):
-    """Format of forced calls.
+    """Format of forced calls, as sequences of strings and tags.
 
-    The output is ``begin``, one or more calls separated by ``between``, and ``end``. A call is
-    ``head``, its arguments in JSON, and ``tail``. All fields except ``between`` are sequences of
-    strings and tags. In a string, ``{}`` stands for the tool's name, and ``{"…"}`` for the name as
-    a JSON string.
+    In a string, ``{}`` stands for the tool's name, and ``{"…"}`` for the name as a JSON string.
+
+    Attributes:
+        head, tail: Text before and after the JSON arguments of a call.
+        begin, end: Text before the first and after the last call.
+        between: Text between two calls, as one string.
+
     """
 
     head: Sequence[str]
@@ -62,7 +65,7 @@ class CallFormat(NamedTuple):
 _FAMILIES_WITHOUT_JSON = ("qwen3_coder", "glm45", "pythonic")
 """Families whose arguments are not JSON."""
 _HERMES_FORMAT = CallFormat(
-    [HERMES, '\n{"name": {"…"}, "arguments": '], ["}\n", END_HERMES], between="\n"
+    [HERMES_TAG, '\n{"name": {"…"}, "arguments": '], ["}\n", END_HERMES_TAG], between="\n"
 )
 
 
@@ -70,23 +73,23 @@ def _get_call_format(family: str, template: str) -> CallFormat:
     match family:
         case "llama3_json":
             return CallFormat(['{"name": {"…"}, "parameters": '], ["}"], between="; ")
-        case "mistral" if ARGS in template:
-            return CallFormat([MISTRAL, "{}", ARGS], [])
+        case "mistral" if ARGS_TAG in template:
+            return CallFormat([MISTRAL_TAG, "{}", ARGS_TAG], [])
         case "mistral" | "pythonic":
-            begin = [MISTRAL, "["] if family == "mistral" else ["["]
+            begin = [MISTRAL_TAG, "["] if family == "mistral" else ["["]
             head = ['{"name": {"…"}, "arguments": ']
             return CallFormat(head, ["}"], begin, ", ", ["]"])
         case "deepseek_v3":
             block = "```json" in template
-            head = [DEEPSEEK_CALL[0], "{}", DEEPSEEK_SEPARATOR]
-            tail = [DEEPSEEK_CALL[1]]
+            head = [DEEPSEEK_CALL_TAGS[0], "{}", DEEPSEEK_SEPARATOR_TAG]
+            tail = [DEEPSEEK_CALL_TAGS[1]]
             if block:
-                head[1:] = ["function", DEEPSEEK_SEPARATOR, "{}\n```json\n"]
+                head[1:] = ["function", DEEPSEEK_SEPARATOR_TAG, "{}\n```json\n"]
                 tail = ["\n```", *tail]
             between = "\n" if block else ""
-            return CallFormat(head, tail, [DEEPSEEK[0]], between, [DEEPSEEK[1]])
+            return CallFormat(head, tail, [DEEPSEEK_TAGS[0]], between, [DEEPSEEK_TAGS[1]])
         case "openai":
-            head = [CHANNEL, "commentary to=functions.{} ", CONSTRAIN, "json", MESSAGE]
+            head = [CHANNEL_TAG, "commentary to=functions.{} ", CONSTRAIN_TAG, "json", MESSAGE_TAG]
             return CallFormat(head, ["<|call|>"])
     return _HERMES_FORMAT
 
@@ -96,7 +99,7 @@ def build_call_grammar(
     template: str,
     tools: Sequence[tuple[str, dict[str, Any]]],
     allow_several: bool,
-    tag: Tag,
+    format_tag: TagFormatter,
 ) -> str:
     """Return the grammar of one call or, if ``allow_several`` is True, of one or more calls.
 
@@ -106,20 +109,23 @@ def build_call_grammar(
     form = _get_call_format(family, template)
     allow_several = allow_several and family != "openai"  # its first call ends the output
     rules = [f"tool_{number}" for number in range(len(tools))]
-    more = f" ({_build_sequence([form.between], tag)} call)*" if allow_several else ""
+    more = f" ({_build_sequence([form.between], format_tag)} call)*" if allow_several else ""
     lines = [
-        " ".join(filter(None, ["start:", _build_sequence(form.begin, tag), f"call{more}",
-                               _build_sequence(form.end, tag)])),
+        " ".join(filter(None, ["start:", _build_sequence(form.begin, format_tag), f"call{more}",
+                               _build_sequence(form.end, format_tag)])),
         f"call: {' | '.join(rules)}",
     ]  # fmt: skip
     native_rules = [
-        _build_native_rules(family, template, rule, *tool, tag)
+        _build_native_rules(family, template, rule, *tool, format_tag)
         for rule, tool in zip(rules, tools, strict=True)
     ]
     if family == "pythonic" and not all(native_rules):
         native_rules = [[] for _ in native_rules]  # a list is either all Python or all JSON
     for rule, (name, schema), native in zip(rules, tools, native_rules, strict=True):
-        head, tail = _build_sequence(form.head, tag, name), _build_sequence(form.tail, tag)
+        head, tail = (
+            _build_sequence(form.head, format_tag, name),
+            _build_sequence(form.tail, format_tag),
+        )
         lines += native or [
             f"{rule}: {head} {rule}_arguments {tail}",
             f"{rule}_arguments: %json {_format_schema(schema)}",
@@ -138,7 +144,7 @@ def create_forced_call_parser(
 
     Text that does not match the grammar is parsed like a call that is not forced.
     """
-    read_unforced_calls = tool_families.get_reader(family, string_arguments)
+    read_unforced_calls = tool_families.get_call_reader(family, string_arguments)
     if family in _FAMILIES_WITHOUT_JSON:
         return ToolCallParser(read_unforced_calls, parallel)
     form = _get_call_format(family, template)
@@ -146,20 +152,20 @@ def create_forced_call_parser(
     begin, tail, end = map(_join_with_name, (form.begin, form.tail, form.end))
     create_id = tool_families.create_short_id if family == "mistral" else create_call_id
 
-    def read_forced_calls(text: Reader) -> Steps[None]:
-        head = yield from text.take_mark(*(begin + head for head in heads))
+    def read_forced_calls(reader: Reader) -> Steps[None]:
+        head = yield from reader.take_mark(*(begin + head for head in heads))
         if not head:
-            yield from read_unforced_calls(text)
+            yield from read_unforced_calls(reader)
             return
         head = head.removeprefix(begin)
-        while head and (yield from text.read_json_call(heads[head], create_id())):
-            yield from text.drop_mark(tail)
-            if not (yield from text.peek_mark(*(form.between + head for head in heads))):
+        while head and (yield from reader.read_json_call(heads[head], create_id())):
+            yield from reader.drop_mark(tail)
+            if not (yield from reader.peek_mark(*(form.between + head for head in heads))):
                 break
-            yield from text.drop_mark(form.between)
-            head = yield from text.take_mark(*heads)
-        yield from text.drop_mark(end)
-        yield from text.read_content([])
+            yield from reader.drop_mark(form.between)
+            head = yield from reader.take_mark(*heads)
+        yield from reader.drop_mark(end)
+        yield from reader.read_content([])
 
     return ToolCallParser(read_forced_calls)
 
@@ -168,8 +174,8 @@ def _join_with_name(texts: Sequence[str], name: str = "") -> str:
     return "".join(_insert_name(texts, name))
 
 
-def _build_sequence(texts: Sequence[str], tag: Tag, name: str = "") -> str:
-    return " ".join(map(tag, _insert_name(texts, name)))
+def _build_sequence(texts: Sequence[str], format_tag: TagFormatter, name: str = "") -> str:
+    return " ".join(map(format_tag, _insert_name(texts, name)))
 
 
 def _insert_name(texts: Sequence[str], name: str) -> list[str]:
@@ -197,11 +203,16 @@ class _Argument(NamedTuple):
 
 
 def _build_native_rules(
-    family: str, template: str, rule: str, name: str, schema: dict[str, Any], tag: Tag
+    family: str,
+    template: str,
+    rule_name: str,
+    tool_name: str,
+    schema: dict[str, Any],
+    format_tag: TagFormatter,
 ) -> list[str]:
     """Return the rules of a call in the family's own format; empty if the call must be JSON.
 
-    ``rule`` is the name of the first rule, and ``name`` the name of the tool.
+    ``rule_name`` is the name of the first rule.
     """
     if family not in _FAMILIES_WITHOUT_JSON:
         return []
@@ -210,55 +221,56 @@ def _build_native_rules(
     if arguments is None:
         return []
     if python:
-        return _build_python_rules(rule, name, arguments)
+        return _build_python_rules(rule_name, tool_name, arguments)
     if family == "qwen3_coder":
-        begin, end = [HERMES, f"\n{FUNCTION}{name}>\n"], [f"{END_FUNCTION}\n", END_HERMES]
-        before, after = ([PARAMETER, "{}>\n"], ["\n" + END_PARAMETER, "\n"])
+        begin, end = (
+            [HERMES_TAG, f"\n{FUNCTION_TAG}{tool_name}>\n"],
+            [f"{END_FUNCTION_TAG}\n", END_HERMES_TAG],
+        )
+        before, after = ([PARAMETER_TAG, "{}>\n"], ["\n" + END_PARAMETER_TAG, "\n"])
     else:
-        line = "\n" if f"\n{KEY}" in template else ""
-        begin, end = [HERMES, f"{name}{line}"], [END_HERMES]
-        before, after = ([KEY, "{}", END_KEY, line, VALUE], [END_VALUE, line])
+        line = "\n" if f"\n{KEY_TAG}" in template else ""
+        begin, end = [HERMES_TAG, f"{tool_name}{line}"], [END_HERMES_TAG]
+        before, after = ([KEY_TAG, "{}", END_KEY_TAG, line, VALUE_TAG], [END_VALUE_TAG, line])
     parts, lines = [], []
     for number, one in enumerate(arguments):
-        part = f"{rule}_{number}"
+        part = f"{rule_name}_{number}"
         parts.append(part if one.required else f"{part}?")
-        close = _build_sequence(after, tag)
+        close = _build_sequence(after, format_tag)
         if one.value is None:
-            closing = tag(after[0])
+            closing = format_tag(after[0])
             ended = f"[suffix={closing}]" if closing.startswith('"') else ""
             lines.append(f"{part}_value{ended}: /(?s:.*)/")
-            close = _build_sequence(after[1:] if ended else after, tag)
+            close = _build_sequence(after[1:] if ended else after, format_tag)
         elif isinstance(one.value, list):
             lines.append(f"{part}_value: {' | '.join(map(format_literal, one.value))}")
         else:
             lines.append(f"{part}_value: %json {_format_schema(one.value)}")
-        lines.append(f"{part}: {_build_sequence(before, tag, one.key)} {part}_value {close}")
-    return [
-        f"{rule}: {_build_sequence(begin, tag)} {' '.join(parts)} {_build_sequence(end, tag)}",
-        *lines,
-    ]
+        lines.append(f"{part}: {_build_sequence(before, format_tag, one.key)} {part}_value {close}")
+    head, tail = _build_sequence(begin, format_tag), _build_sequence(end, format_tag)
+    return [f"{rule_name}: {head} {' '.join(parts)} {tail}", *lines]
 
 
-def _build_python_rules(rule: str, name: str, arguments: list[_Argument]) -> list[str]:
-    """Return the rules of ``NAME(KEY=VALUE, …)`` with JSON values; empty for invalid names."""
+def _build_python_rules(rule_name: str, tool_name: str, arguments: list[_Argument]) -> list[str]:
+    """Return the rules of ``NAME(KEY=VALUE, …)`` with JSON values; empty if a name is invalid."""
     if not all(one.key.isidentifier() and not keyword.iskeyword(one.key) for one in arguments):
         return []
-    if not all(part.isidentifier() for part in name.split(".")):
+    if not all(part.isidentifier() for part in tool_name.split(".")):
         return []
     lines, firsts = [], []
     for number, one in enumerate(arguments):
-        part = f"{rule}_{number}"
+        part = f"{rule_name}_{number}"
         lines.append(f"{part}: {_format_schema(one.key + '=')} {part}_value")
         lines.append(f"{part}_value: %json {_format_schema(one.value)}")
-        rest = f"{rule}_after_{number + 1}" if number + 1 < len(arguments) else ""
+        rest = f"{rule_name}_after_{number + 1}" if number + 1 < len(arguments) else ""
         if number:
             another = f'(", " {part})' + ("" if one.required else "?")
-            lines.append(f"{rule}_after_{number}: {another} {rest}")
+            lines.append(f"{rule_name}_after_{number}: {another} {rest}")
         if not any(before.required for before in arguments[:number]):
             firsts.append(f"{part} {rest}")
     optional = "" if any(one.required for one in arguments) else "?"
     inside = f"({' | '.join(firsts)}){optional}" if firsts else ""
-    return [f'{rule}: {_format_schema(name + "(")} {inside} ")"', *lines]
+    return [f'{rule_name}: {_format_schema(tool_name + "(")} {inside} ")"', *lines]
 
 
 _PLAIN_KEYWORDS = frozenset(
@@ -271,7 +283,7 @@ _STRING_KEYWORDS = frozenset(
 
 
 def _list_arguments(schema: dict[str, Any], unquoted_strings: bool) -> list[_Argument] | None:
-    """Return the arguments in a tool's schema; None if the schema has further constraints.
+    """Return the arguments in a tool's schema; None if the native format cannot express the schema.
 
     ``unquoted_strings`` is True if the family writes strings without quotes.
     """
@@ -301,7 +313,7 @@ def _list_arguments(schema: dict[str, Any], unquoted_strings: bool) -> list[_Arg
             if not given.keys() <= _STRING_KEYWORDS:
                 return None
             value = given.get("enum", [given["const"]] if "const" in given else None)
-            if value is not None and not _are_unquoted_texts(value):
+            if value is not None and not _can_be_unquoted(value):
                 return None
         found.append(_Argument(key, value, key in required))
     return found
@@ -311,11 +323,11 @@ _ARGUMENT_NAME_PATTERN = re.compile(r"[^\s<>=]{1,256}")
 _EXTERNAL_REFERENCE_PATTERN = re.compile(
     r'"\$(ref|dynamicRef)": "(?!#/(\$defs|definitions)/)|"\$(id|anchor)"'
 )
-"""References that a part of the schema cannot resolve."""
+"""References that cannot be resolved in a part of the schema."""
 
 
-def _are_unquoted_texts(values: Any) -> bool:
-    """Report whether ``values`` is a list of strings that parse correctly without quotes."""
+def _can_be_unquoted(values: Any) -> bool:
+    """Report whether ``values`` is a list of strings that can be parsed without quotes."""
     return (
         isinstance(values, list)
         and bool(values)

@@ -21,7 +21,7 @@ class Form(msgspec.Struct):
 
 
 async def parse_form(raw: bytes | bytearray, content_type: str) -> Form:
-    """Return the file and the other fields of a form. Raises ApiError."""
+    """Return the file and the other fields of the multipart body ``raw``. Raises ApiError."""
     if not content_type.lower().startswith("multipart/form-data"):
         raise make_invalid_error(
             f"content-type {content_type[:64]!r} is not supported: send multipart/form-data with "

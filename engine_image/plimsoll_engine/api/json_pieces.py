@@ -1,8 +1,8 @@
 """Streaming repair of the JSON arguments that models write. This module does no I/O.
 
 The repair covers raw control characters and unknown escapes in strings, numbers that JSON lacks,
-Python's constants, trailing commas, and missing or extra closing brackets. Everything else is
-passed on unchanged.
+Python's constants, trailing commas, and missing or extra closing brackets. Other text is returned
+unchanged.
 """
 
 from __future__ import annotations
@@ -17,16 +17,15 @@ _PARTIAL_ESCAPE_PATTERN = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?")
 _SEPARATORS_PATTERN = re.compile(r"[\s,:]+")
 _WORD_PATTERN = re.compile(r'[^\s"{}\[\],:<]+')
 JSON_BY_PYTHON_WORD = {"True": "true", "False": "false", "None": "null"}
-"""JSON constants for the constants of Python."""
+"""JSON constant for each constant of Python."""
 MAX_HELD_CHARACTERS = 64
 """Maximum length of a number or of white space that is held back until it is complete."""
 
 
 class JsonRepairer:
-    """Repairer of one JSON object. ``is_complete`` is True once its last bracket is closed.
+    """Repairer of one JSON object. ``is_complete`` is True after the object's last bracket.
 
-    A ``<`` outside a string also closes the object: it begins the next tag, so brackets are
-    missing.
+    A ``<`` outside a string begins the next tag, so missing brackets are added before it.
     """
 
     def __init__(self) -> None:
@@ -35,7 +34,7 @@ class JsonRepairer:
         self._in_string = False
 
     def push(self, text: str, is_last: bool = False) -> tuple[str, str]:
-        """Return the repaired piece, and the rest of ``text``.
+        """Return the repaired part of ``text``, and the rest.
 
         The rest is text after the object, or text that cannot be repaired until more arrives. If
         ``is_last`` is True, no more text follows.
@@ -55,7 +54,7 @@ class JsonRepairer:
         return "".join(found), text[at:]
 
     def close(self, text: str) -> str:
-        """Return ``text``, the last piece, after its repair.
+        """Return the last piece ``text`` after its repair.
 
         Missing brackets are added, unless the text ends within a string.
         """
@@ -103,7 +102,7 @@ class JsonRepairer:
         return sign, start + 1
 
     def _close_bracket(self, sign: str) -> str:
-        """Return the closing bracket ``sign``, after the brackets that must be closed before it.
+        """Return the closing bracket ``sign``, after the brackets that must be closed first.
 
         Return "" if ``sign`` closes no open bracket.
         """

@@ -1,7 +1,7 @@
 """Log probabilities in the formats of OpenAI's two APIs. This module does no I/O.
 
-The likeliest tokens are encoded as soon as their token arrives. Encoding a whole response at its
-end took seconds and blocked all streams.
+The likeliest tokens are encoded when their token arrives. Encoding a whole response at its end took
+seconds and blocked all streams.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ TokenText = Callable[[int], str]
 TokenBytes = Callable[[int], bytes]
 
 MIN_LOGPROB = -9999.0
-"""OpenAI's value for minus infinity, which JSON lacks."""
+"""OpenAI's value for minus infinity, which JSON cannot express."""
 
 
 def format_token_id(token_id: int) -> str:
@@ -33,9 +33,9 @@ def make_chat_entries(
 ) -> list[msgspec.Raw]:
     """Return the entries of a chat's ``logprobs.content``, one per token.
 
-    ``get_token_bytes`` returns the bytes of a token, which may end within a character. If it is
-    None, the bytes are those of the token's text. Tokens that are not in the text have no bytes, so
-    the joined bytes equal the text.
+    ``get_token_bytes`` returns the bytes of a token, which may end within a character. By default,
+    the bytes are those of the token's text. Tokens that are not in the text have no bytes, so the
+    joined bytes equal the text.
     """
 
     def make_entry(token_id: int, logprob: float, is_in_text: bool = True) -> dict[str, Any]:

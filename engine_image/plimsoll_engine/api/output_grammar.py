@@ -29,17 +29,17 @@ MAX_GRAMMAR_CHARACTERS = {
     "json_schema": 64 << 10,
     "json_object": 0,
 }
-"""Maximum number of characters by the kind of grammar.
+"""Maximum number of characters of a grammar, by kind.
 
-Compile time grows with the square of a regular expression's length. For other grammars, the depth
-of recursion grows with the length (see plimsoll_engine.core.grammar.grammars).
+The time to compile a regular expression grows with the square of its length. For other grammars,
+the depth of recursion grows with the length (plimsoll_engine.core.grammar.grammars).
 """
 
 
 def build_grammar(
     body: CompletionRequest | ChatRequest, tokenizer: Tokenizer, family: str
 ) -> Grammar | None:
-    """Return the grammar that the output must match, or None. Raises ApiError.
+    """Return the grammar that the output must match; None without one. Raises ApiError.
 
     Forced tool calls have the format of ``family``.
     """

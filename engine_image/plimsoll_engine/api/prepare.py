@@ -38,7 +38,7 @@ from plimsoll_engine.messages.worker_ipc import Grammar
 MAX_CHARACTERS_PER_TOKEN = 64
 """Maximum average number of characters per token.
 
-A text that fits into the context only with a higher average is refused before tokenization.
+A text that would need a higher average to fit into the context is refused before tokenization.
 """
 
 _Body = TypeVar("_Body", CompletionRequest, ChatRequest)
@@ -47,9 +47,12 @@ _Body = TypeVar("_Body", CompletionRequest, ChatRequest)
 class EngineLimits(msgspec.Struct, frozen=True):
     """Limits and settings of the engine that affect preparation.
 
-    ``max_model_len`` limits prompt and output tokens; None before the first worker reports it.
-    ``max_queued`` limits the choices of a request. If ``tool_call_parser`` is None, the chat
-    template determines the parser.
+    Attributes:
+        max_model_len: Maximum number of prompt and output tokens; None until a worker reports it.
+        max_queued: Maximum number of choices of a request.
+        max_json_values: Maximum number of JSON values in a body.
+        tool_call_parser: Name of the tool call parser; None selects it by the chat template.
+
     """
 
     max_model_len: int | None
@@ -63,12 +66,16 @@ class EngineLimits(msgspec.Struct, frozen=True):
 
 
 class PreparedBody(msgspec.Struct, Generic[_Body]):
-    """Request that is ready to run. ``body`` lacks the fields that the other attributes replace.
+    """Request that is ready to run. ``body`` lacks the fields that other attributes replace.
 
-    ``images`` are image files. If the responses repeat their prompts, ``echoes`` has the text of
-    each prompt. ``reasons`` has the indices of prompts whose output may begin with reasoning.
-    ``bad_words`` are token sequences. ``response_fields`` is a JSON object with the fields that a
-    response repeats.
+    Attributes:
+        prompts: Token IDs of each prompt.
+        images: Image files.
+        echoes: Text of each prompt; empty if the responses do not repeat their prompts.
+        reasoning_prompts: Indices of the prompts whose output may begin with reasoning.
+        bad_words: Token sequences that the output must not contain.
+        response_fields: JSON object with the request fields that a response repeats.
+
     """
 
     body: _Body
@@ -78,11 +85,11 @@ class PreparedBody(msgspec.Struct, Generic[_Body]):
     echoes: list[str] = []
     family: str = ""
     """Tool call family of the output; empty if the output has no tool calls."""
-    texts: dict[str, dict[str, bool]] = {}
-    """String arguments by tool, according to its schema."""
-    forced: list[str] = []
-    """Names of tools. The model must call at least one of them, unless the list is empty."""
-    reasons: list[int] = []
+    string_arguments: dict[str, dict[str, bool]] = {}
+    """String arguments by tool (:data:`plimsoll_engine.api.tool_arguments.StringArguments`)."""
+    forced_tools: list[str] = []
+    """Names of tools. The model must call one of them, unless the list is empty."""
+    reasoning_prompts: list[int] = []
     bad_words: list[list[int]] = []
     response_fields: bytes = b""
     warnings: list[str] = []
@@ -92,7 +99,7 @@ class PreparedBody(msgspec.Struct, Generic[_Body]):
 class TextResult(msgspec.Struct):
     """JSON response of /tokenize or /detokenize.
 
-    ``answer`` is the response body, and ``model`` the model name in the request.
+    ``answer`` is the response body, and ``model`` is the model name in the request.
     """
 
     model: str | None
@@ -190,7 +197,7 @@ class RequestPreparer:
             responses_request.rename_field(error, origins)
             raise
         prepared.response_fields = msgspec.json.encode(
-            responses_request.list_echoed_fields(body, self._tokenizer.checkpoint.sampling_defaults)
+            responses_request.get_echoed_fields(body, self._tokenizer.checkpoint.sampling_defaults)
         )
         return prepared
 
@@ -253,11 +260,11 @@ class RequestPreparer:
         return PreparedBody(
             rest, prompts, must_match, chat_images.decode_urls(urls) if urls else [], echoes,
             family=family if tools or family == "openai" else "",
-            texts={
+            string_arguments={
                 one.function.name: find_string_arguments(one.function.parameters) for one in tools
             },
-            forced=[one.function.name for one in output_grammar.list_forced_tools(body)],
-            reasons=reasons, bad_words=self._encode_bad_words(body), warnings=warnings,
+            forced_tools=[one.function.name for one in output_grammar.list_forced_tools(body)],
+            reasoning_prompts=reasons, bad_words=self._encode_bad_words(body), warnings=warnings,
         )  # fmt: skip
 
     def tokenize(self, raw: bytes | bytearray, limits: EngineLimits) -> TextResult:
@@ -360,8 +367,8 @@ class RequestPreparer:
 def check_json_values(raw: bytes | bytearray, max_values: int) -> None:
     """Raise ApiError if a body may have more than ``max_values`` JSON values.
 
-    A value takes about 60 bytes of memory, so a body of brackets and commas takes 30 times its
-    size.
+    A value takes about 60 bytes of memory. A body of only brackets and commas therefore takes 30
+    times its size.
     """
     values = sum(raw.count(mark) for mark in (b",", b"[", b"{"))
     if values > max_values:
@@ -401,7 +408,7 @@ def make_too_long_error(
 ) -> ApiError:
     """Return an error with status 400 because a request exceeds the context of ``limit`` tokens.
 
-    ``problem`` says what the request has, and ``advice`` what the client can change.
+    ``problem`` says what the request contains, and ``advice`` what the client can change.
     """
     return make_invalid_error(
         f"{problem}, but the context has only {limit} tokens for prompt and output: {advice}",

@@ -20,7 +20,7 @@ Kind = Literal["completion", "chat", "chats", "responses", "tokenize", "detokeni
 
 
 class Job(msgspec.Struct, frozen=True):
-    """Job of the preparer process. ``content_type`` is set for forms."""
+    """Job of the preparer process. ``content_type`` is set only for forms."""
 
     kind: Kind
     context: EngineLimits

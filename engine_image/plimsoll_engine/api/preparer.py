@@ -1,6 +1,7 @@
-"""Prepare request bodies: in the frontend if they are small, else in a separate process.
+"""Prepare request bodies: small ones in the frontend, others in a separate process.
 
-A small body takes a few milliseconds. Under load, the detour through the process would take longer.
+A small body takes at most a few milliseconds. Under load, passing it to the process would take
+longer.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ from plimsoll_engine.http.fair_semaphore import FairSemaphore
 log = logging.getLogger(__name__)
 
 MAX_INLINE_BYTES = 4 << 10
-"""Maximum size of a body that is prepared inline. The costliest bodies of this size take 4 ms."""
+"""Maximum size of a body that is prepared in the frontend. The costliest such bodies take 4 ms."""
 MAX_INLINE_TOKEN_ID_BYTES = 16 << 10
-"""Maximum size of an inline completion of token IDs: about 2,000 IDs, decoded within 1 ms."""
+"""The same for a completion of token IDs: about 2,000 IDs, which are decoded within 1 ms."""
 PROCESS_START_TIMEOUT_S = 60.0
 BASE_JSON_VALUES = 1 << 16
-"""Number of commas and brackets that any body may have."""
+"""Number of commas and brackets that every body may have."""
 JSON_VALUES_PER_TOKEN = 4
-"""Number of additional commas and brackets per token of context. A list of IDs needs one."""
+"""Number of additional commas and brackets per token of context. A list of IDs needs only one."""
 
 _OUTCOME_DECODER: msgspec.msgpack.Decoder[Outcome] = msgspec.msgpack.Decoder(Outcome)
 _Result = TypeVar("_Result")
@@ -80,11 +81,11 @@ class Preparer:
         self._closed = False
 
     def start(self) -> None:
-        """Start the preparer process now, so that the engine's baseline includes its memory."""
+        """Start the preparer process now, so that the engine's memory baseline includes it."""
         self._thread.submit(self._start_process)
 
     def close(self) -> None:
-        """Stop the process. Requests that it is preparing fail."""
+        """Stop the preparer process. The requests that it is preparing fail."""
         self._closed = True
         self._thread.shutdown(wait=False, cancel_futures=True)
         self._stop_process()
@@ -144,7 +145,7 @@ class Preparer:
     async def _run_inline(
         self, prepare: Callable[[bytearray, EngineLimits], _Result], body: Body
     ) -> _Result:
-        """Prepare a small body in the event loop.
+        """Prepare a small body on the event loop.
 
         Only one body is prepared per iteration of the loop, so that streams are not delayed.
         """
@@ -282,6 +283,6 @@ def _has_only_token_ids(raw: bytearray) -> bool:
 def compute_max_json_values(max_model_len: int | None) -> int:
     """Return the maximum number of JSON values in a body.
 
-    The maximum grows with ``max_model_len``; None means that the context length is not known yet.
+    The maximum grows with ``max_model_len``, which is None while the context length is unknown.
     """
     return BASE_JSON_VALUES + JSON_VALUES_PER_TOKEN * (max_model_len or 0)

@@ -1,7 +1,7 @@
 """Process that prepares request bodies: ``python -m plimsoll_engine.api.preparer_process``.
 
-A body that slows the process down, makes it large or crashes it does not affect the frontend's
-streams. When a job times out, the frontend kills the process and starts another one.
+If a body slows this process down, makes it large or crashes it, the frontend's streams are not
+affected. When a job times out, the frontend kills this process and starts another one.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MAX_JOB_BYTES = 1 << 30
 MAX_GROWTH_BYTES = 64 << 20
 """Growth since startup above which the process exits. The frontend then starts another one."""
 MIN_TRIM_BODY_BYTES = 1 << 20
-"""Size of a body after which malloc returns its free pages to the kernel."""
+"""Size of a body above which malloc returns free pages to the kernel after the job."""
 
 
 def main() -> None:
@@ -80,7 +80,7 @@ def main() -> None:
 
 
 def run_job(preparation: RequestPreparer, job: Job, raw: bytearray) -> Outcome:
-    """Run a job and return its outcome. After ApiError or MemoryError, the outcome is a refusal."""
+    """Run a job, and return its outcome: a refusal after ApiError or MemoryError."""
     work: dict[str, Callable[[], Any]] = {
         "completion": lambda: preparation.prepare_completion(raw, job.context),
         "chat": lambda: preparation.prepare_chat(raw, job.context),

@@ -1,7 +1,7 @@
 """Check the priority in a request. This module does no I/O.
 
-A priority orders the requests of one tenant, but all clients without separate API keys are one
-tenant. By default, a request may therefore only lower its priority.
+A priority orders the requests of one tenant. All clients without separate API keys are one tenant.
+By default, a request may therefore only lower its priority.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from plimsoll_engine.settings import Settings
 
 
 def check_priority(settings: Settings, priority: int, tenant: str) -> int:
-    """Return ``priority`` if a request of ``tenant`` may use it. Raises ApiError."""
+    """Return ``priority`` if a request of ``tenant`` may have it. Raises ApiError otherwise."""
     if priority == 0:
         return priority
     keys = settings.priority_keys

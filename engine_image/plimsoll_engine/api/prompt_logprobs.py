@@ -34,7 +34,7 @@ class PromptLogprobs:
     echo: int | None
     get_token_text: TokenText
     create_decoder: Callable[[], Detokenizer]
-    """Function that creates a detokenizer that includes special tokens."""
+    """Function that creates a detokenizer without skipped tokens."""
 
     async def attach(self, batch: Batch, choices: Sequence[Choice]) -> None:
         """Add the prompt's log probabilities to each choice in ``choices``.
@@ -94,10 +94,10 @@ class PromptLogprobs:
         return None if self.prompt_logprobs is None else entries, echo
 
     async def _compute_offsets(self, prompt_ids: list[int], echo_length: int) -> list[int]:
-        """Return the offset of each token's text in the echo.
+        """Return the offset of each token's text in the echo, which has ``echo_length`` characters.
 
-        ``echo_length`` is the number of characters in the echo. Text and echo are aligned at their
-        ends, because the tokenizer may prepend a token without text.
+        Text and echo are aligned at their ends, because the tokenizer may prepend a token without
+        text.
         """
         decoder, offsets, offset = self.create_decoder(), [], 0
         for number, token in enumerate(prompt_ids):

@@ -1,7 +1,7 @@
 """Types of the request bodies of the serving API: fields, defaults, and bounds of single fields.
 
-:mod:`plimsoll_engine.api.validation` refuses invalid bodies, unknown fields and combinations of
-fields that are not supported.
+:mod:`plimsoll_engine.api.validation` refuses invalid bodies, unknown fields, and unsupported
+combinations of fields.
 """
 
 from __future__ import annotations
@@ -144,9 +144,9 @@ Role = Annotated[str, msgspec.Meta(pattern=r"\A[a-zA-Z0-9_.-]{1,64}\Z")]
 class Message(msgspec.Struct, kw_only=True):
     """Message of a conversation. ``content`` may have images if the model accepts them.
 
-    The chat template defines which roles are valid. ``extra`` maps the names of all fields that the
-    client sent, in their order. The value of a field of this class is None there, as a placeholder.
-    Other fields, such as ``reasoning_content``, have the value that the client sent.
+    The chat template defines which roles are valid. ``extra`` has all fields that the client sent,
+    in their order. Fields of this class have the value None in ``extra``. Other fields, such as
+    ``reasoning_content``, have the value that the client sent.
     """
 
     role: Role
@@ -161,7 +161,7 @@ Messages = Annotated[list[Message], msgspec.Meta(min_length=1, max_length=4096)]
 
 
 class Function(msgspec.Struct, kw_only=True):
-    """Function that the model may call. ``parameters`` is the JSON schema of its arguments.
+    """Function that the model may call. ``parameters`` is the JSON schema of the arguments.
 
     ``extra`` is as in :class:`Message`.
     """
@@ -216,7 +216,7 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class ChatBody(_CommonFields, kw_only=True):
-    """Fields of a chat other than its messages. The fields of the last group are vLLM's."""
+    """Fields of a chat except its messages. The fields of the last group are vLLM's."""
 
     max_completion_tokens: MaxTokens | None = None
     logprobs: bool | None = None
@@ -286,7 +286,7 @@ class UnloadAdapterRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=T
 
 
 TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
-"""Types of content parts that are text, in chats and in ``/v1/responses``."""
+"""Types of content parts that contain text, in chats and in ``/v1/responses``."""
 
 
 def get_reasoning_text(part: dict[str, Any]) -> str:

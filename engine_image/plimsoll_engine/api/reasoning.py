@@ -40,7 +40,7 @@ class ReasoningParser:
         return self._matcher is None
 
     def push(self, piece: str) -> ParsedText:
-        """Add a piece of text, and return the parts of the output that are now certain."""
+        """Add a piece of text, and return the part of the output that later text cannot change."""
         if not self._started:
             self._start += piece
             rest = self._start.lstrip()
@@ -63,7 +63,7 @@ class ReasoningParser:
         return ParsedText(reasoning, whole[len(reasoning) + len(CLOSE_TAG) :])
 
     def finish(self) -> ParsedText:
-        """Return the text that was held back. Call this at the end of the output."""
+        """Return the text that was held back. Call this method at the end of the output."""
         rest, self._start = self._start, ""
         matcher, self._matcher = self._matcher, None
         return ParsedText(rest + ("" if matcher is None else matcher.finish()))

@@ -24,9 +24,9 @@ def encode_event(body: dict[str, Any]) -> bytes:
 class CompletionChoice:
     """Choice of ``/v1/completions``, as chunks of a stream or as one object.
 
-    The text begins with ``echo``; ``echo_only`` omits the generated text. If ``prompt_ids`` is not
-    None, the choice includes the token IDs of prompt and output. ``stop_ids`` are the client's stop
-    tokens.
+    The text begins with ``echo``. If ``echo_only`` is True, the generated text is omitted. If
+    ``prompt_ids`` is not None, the choice has the token IDs of prompt and output. ``stop_ids`` are
+    the client's stop tokens.
     """
 
     kind = chunk_kind = "text_completion"
@@ -60,7 +60,7 @@ class CompletionChoice:
         return self._make_chunk(Delta(self.echo, None, []), {}) if self.echo else None
 
     def make_chunks(self, delta: Delta) -> Iterator[dict[str, Any]]:
-        """Yield the chunk for ``delta``, if it has text or ends the output."""
+        """Yield the chunk for ``delta``, if the delta has text or ends the output."""
         delta = self._hide_stop_text(delta)
         if delta.text or delta.finish_reason is not None:
             yield self._make_chunk(delta, self._make_logprobs(delta.logprobs))
@@ -95,7 +95,7 @@ class CompletionChoice:
         return Delta("", None if delta.finish_reason is None else "length", [])
 
     def _make_chunk(self, delta: Delta, entry: dict[str, list[Any]]) -> dict[str, Any]:
-        """Return a chunk of a stream. The first chunk has the token IDs of the prompt."""
+        """Return a chunk of a stream. Only the first chunk has the token IDs of the prompt."""
         choice = self._make_choice(delta.text, entry, delta)
         if self._prompt_ids is not None:
             choice["token_ids"] = delta.token_ids

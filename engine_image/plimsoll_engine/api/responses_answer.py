@@ -1,4 +1,4 @@
-"""Response of ``/v1/responses``: one object, or the events that build it."""
+"""Response of ``/v1/responses``, as one object or as the events that build it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from plimsoll_engine.frontend.requests.request_log import Delta
 class ResponsesResponse(GenerationResponse):
     """Response to a ``/v1/responses`` request.
 
-    ``echoed`` is the JSON object of request fields that the response repeats. If ``reasons`` is
+    ``echoed`` is a JSON object with the request fields that the response repeats. If ``reasons`` is
     True, the output begins with reasoning.
     """
 
@@ -57,7 +57,7 @@ class ResponsesResponse(GenerationResponse):
         return msgspec.json.encode(self._make_response())
 
     def make_first_events(self) -> Iterator[bytes]:
-        """Yield the first events of a stream, with the empty response."""
+        """Yield the first events of a stream, which contain the empty response."""
         for name in ("response.created", "response.in_progress"):
             yield self._output.encode_event(name, {"response": self._make_response()})
 
@@ -66,7 +66,7 @@ class ResponsesResponse(GenerationResponse):
         yield from self._output.stream(delta)
 
     async def _send_end_of_stream(self, send: Send) -> None:
-        """Send the last event. It has the whole response, as this API has no other end marker."""
+        """Send the last event, which contains the whole response, as the API's only end marker."""
         whole = self._make_response()
         event = self._output.encode_event(f"response.{whole['status']}", {"response": whole})
         with self.reserve(len(event)):
@@ -139,13 +139,13 @@ class ResponseOutput:
         self._get_token_bytes = get_token_bytes
         self._parts = OutputParser(reasoning, parser)
         self._open_reasoning: list[str] | None = None
-        """Pieces of the open reasoning item; None if none is open."""
+        """Pieces of the open reasoning item; None without an open one."""
         self._events = 0
         self._open_text: list[str] | None = None
-        """Pieces of the open message item; None if none is open."""
+        """Pieces of the open message item; None without an open one."""
         self._logprobs: list[msgspec.Raw] = []
         self._open_arguments: list[str] | None = None
-        """Pieces of the arguments of the open tool call; None if none is open."""
+        """Pieces of the arguments of the open tool call; None without an open one."""
 
     @property
     def has_unparsed_call(self) -> bool:
@@ -159,9 +159,9 @@ class ResponseOutput:
         return f"event: {kind}\ndata: ".encode() + msgspec.json.encode(fields) + b"\n\n"
 
     def stream(self, delta: Delta) -> Iterator[bytes]:
-        """Yield the events that stream ``delta``, and add it to the output items meanwhile.
+        """Yield the events that stream ``delta``, and add it to the output items.
 
-        The caller must consume all events. The private generators work in the same way.
+        The items are complete only after the caller has consumed all events.
         """
         parsed = self._parts.parse(delta)
         calls = list(parsed.calls)

@@ -10,14 +10,14 @@ from plimsoll_engine.api.errors import ApiError, make_invalid_error
 from plimsoll_engine.api.protocol import TEXT_PARTS, Message
 
 _CHAT_PART_TYPES = dict.fromkeys(TEXT_PARTS, "text") | {"input_image": "image_url"}
-"""Type of a chat part for each part type of ``/v1/responses``."""
+"""Type of the chat part for each part type of ``/v1/responses``."""
 _FIELDS_BY_ITEM_TYPE = {
     "message": ("role", "content", "phase"),
     "function_call": ("call_id", "name", "arguments"),
     "function_call_output": ("call_id", "output"),
     "reasoning": ("summary", "content"),
 }
-"""Fields of each type of item, without those of :data:`_COMMON_FIELDS`."""
+"""Fields of each item type, in addition to :data:`_COMMON_FIELDS`."""
 _COMMON_FIELDS = ("type", "id", "status")
 _PART_FIELDS = ("type", "text", "refusal", "image_url", "annotations", "logprobs")
 _CALL_ITEM, _OUTPUT_ITEM = "an item of type function_call", "an item of type function_call_output"
@@ -30,20 +30,19 @@ _REPLACEMENTS_OF_CHAT_FIELDS = {
     "reasoning_content": _REASONING_ITEM,
     "refusal": "a part of type refusal in content",
 }
-"""Fields of a chat's messages that this conversion would lose, and what replaces them."""
+"""Message fields of a chat that this conversion would lose, with their replacements."""
 
 
 def convert_to_messages(
     instructions: str | None,
     text_or_items: str | list[dict[str, Any]],
-    unknown: list[str],
+    unknown_fields: list[str],
     origins: dict[str, str],
 ) -> list[Message]:
     """Return the messages of a conversation. Raises ApiError for an invalid item.
 
-    The names of ignored fields are added to ``unknown``. ``origins`` maps the name of each message
-    and part, such as ``messages[0].content``, to the name of the input field that it comes from;
-    this function fills it.
+    The names of ignored fields are added to ``unknown_fields``. Entries are added to ``origins``:
+    the name of the input field by message or part, such as ``messages[0].content``.
     """
     found: list[Message] = []
     if instructions is not None:
@@ -56,7 +55,7 @@ def convert_to_messages(
     )
     for number, item in enumerate(items):
         field = f"input[{number}]"
-        _append_item(found, item, field, unknown)
+        _append_item(found, item, field, unknown_fields)
         if isinstance(text_or_items, list) and found:
             _add_origin(origins, item.get("type"), f"messages[{len(found) - 1}]", found[-1], field)
     if not found:
@@ -69,9 +68,9 @@ def convert_to_messages(
 def _add_origin(
     origins: dict[str, str], kind: str | None, name: str, message: Message, field: str
 ) -> None:
-    """Record the input field ``field`` as the origin of a message, or of a part in a message.
+    """Record the input field ``field`` as the origin of a message, or of a part of it.
 
-    ``name`` is the name of ``message``, and ``kind`` the type of the item in ``field``.
+    ``name`` is the name of ``message``, and ``kind`` is the type of the item in ``field``.
     """
     match kind:
         case "function_call":
@@ -86,25 +85,27 @@ def _add_origin(
 
 
 def list_unknown_fields(
-    fields: dict[str, Any], known_names: tuple[str, ...], field: str
+    fields: dict[str, Any], known_names: tuple[str, ...], object_name: str
 ) -> list[str]:
     """Return the names of the ``fields`` that are neither known nor null.
 
-    ``field`` is the name of the object, which precedes these names.
+    ``object_name`` precedes these names.
     """
     return [
-        f"{field}.{name}" for name in fields if name not in known_names and fields[name] is not None
+        f"{object_name}.{name}"
+        for name in fields
+        if name not in known_names and fields[name] is not None
     ]
 
 
 def _append_item(
-    messages: list[Message], item: dict[str, Any], field: str, unknown: list[str]
+    messages: list[Message], item: dict[str, Any], field: str, unknown_fields: list[str]
 ) -> None:
-    """Append an item to ``messages``. Append a tool call to the preceding assistant's message."""
+    """Append an item to ``messages``, or a tool call to the preceding assistant message."""
     kind = "message" if item.get("type") is None else item["type"]
     last = messages[-1] if messages else None
     if kind == "message":
-        message = _make_message(item, field, unknown)
+        message = _make_message(item, field, unknown_fields)
         if (
             last is not None
             and message.role == last.role == "assistant"
@@ -121,7 +122,7 @@ def _append_item(
             messages.append(Message(role="assistant", tool_calls=[call]))
     elif kind == "function_call_output":
         name = _get_text(item, "call_id", field)
-        content = _make_content(item.get("output"), f"{field}.output", unknown)
+        content = _make_content(item.get("output"), f"{field}.output", unknown_fields)
         messages.append(Message(role="tool", tool_call_id=name, content=content))
     elif kind == "reasoning":
         if text := _join_reasoning_text(item, field):
@@ -135,7 +136,7 @@ def _append_item(
             " function_call or function_call_output",
             f"{field}.type",
         )
-    unknown += list_unknown_fields(item, _COMMON_FIELDS + _FIELDS_BY_ITEM_TYPE[kind], field)
+    unknown_fields += list_unknown_fields(item, _COMMON_FIELDS + _FIELDS_BY_ITEM_TYPE[kind], field)
 
 
 def _is_only_reasoning(message: Message) -> bool:
@@ -155,7 +156,7 @@ def _join_reasoning_text(item: dict[str, Any], field: str) -> str:
     return ""
 
 
-def _make_message(item: dict[str, Any], field: str, unknown: list[str]) -> Message:
+def _make_message(item: dict[str, Any], field: str, unknown_fields: list[str]) -> Message:
     for name, instead in _REPLACEMENTS_OF_CHAT_FIELDS.items():
         if item.get(name):
             raise _make_unsupported_error(
@@ -167,7 +168,7 @@ def _make_message(item: dict[str, Any], field: str, unknown: list[str]) -> Messa
             f"messages of role {role} belong to chat completions: send {_OUTPUT_ITEM} instead",
             f"{field}.role",
         )
-    content = _make_content(item.get("content"), f"{field}.content", unknown)
+    content = _make_content(item.get("content"), f"{field}.content", unknown_fields)
     try:
         return msgspec.convert({"role": role, "content": content}, Message)
     except msgspec.ValidationError as error:
@@ -181,26 +182,28 @@ def _make_call(item: dict[str, Any], field: str) -> dict[str, Any]:
     return {"id": call, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def _get_text(fields: dict[str, Any], name: str, field: str) -> str:
-    """Return the required field ``name`` of ``fields``. ``field`` is the name of the item."""
+def _get_text(fields: dict[str, Any], name: str, object_name: str) -> str:
+    """Return the required text ``name`` in ``fields``. ``object_name`` is for error messages."""
     value = fields.get(name)
     if not isinstance(value, str):
         problem = "is missing or null" if value is None else "is not a string"
-        raise make_invalid_error(f"{name} {problem}: send a string", f"{field}.{name}")
+        raise make_invalid_error(f"{name} {problem}: send a string", f"{object_name}.{name}")
     return value
 
 
-def _make_content(value: Any, field: str, unknown: list[str]) -> str | list[dict[str, Any]]:
+def _make_content(value: Any, field: str, unknown_fields: list[str]) -> str | list[dict[str, Any]]:
     """Return the content of a message, converted from the value of ``field``."""
     if isinstance(value, str):
         return value
     if not isinstance(value, list):
         problem = "is missing or null" if value is None else "has the wrong type"
         raise make_invalid_error(f"{field} {problem}: send a string or a list of parts", field)
-    return [_make_part(part, f"{field}[{number}]", unknown) for number, part in enumerate(value)]
+    return [
+        _make_part(part, f"{field}[{number}]", unknown_fields) for number, part in enumerate(value)
+    ]
 
 
-def _make_part(part: Any, field: str, unknown: list[str]) -> dict[str, Any]:
+def _make_part(part: Any, field: str, unknown_fields: list[str]) -> dict[str, Any]:
     if not isinstance(part, dict):
         raise make_invalid_error(f"{field} is not an object: send a part with a type", field)
     given = part.get("type")
@@ -212,7 +215,7 @@ def _make_part(part: Any, field: str, unknown: list[str]) -> dict[str, Any]:
             f"{field}.type",
         )
     known = _PART_FIELDS + (("detail",) if part.get("detail") == "auto" else ())
-    unknown += list_unknown_fields(part, known, field)
+    unknown_fields += list_unknown_fields(part, known, field)
     if kind == "image_url":
         return {"type": kind, kind: {"url": _get_text(part, "image_url", field)}}
     return {"type": kind, kind: _get_text(part, "refusal" if given == "refusal" else "text", field)}

@@ -1,6 +1,6 @@
 """Request body of ``/v1/responses``, and its conversion to a chat. This module does no I/O.
 
-The engine keeps no state of earlier requests, so ``input`` must contain the whole conversation.
+The engine stores no earlier requests, so ``input`` must contain the whole conversation.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ Tools = Annotated[list[Part], msgspec.Meta(max_length=128)]
 
 
 class FunctionTool(msgspec.Struct, kw_only=True):
-    """Function that the model may call. Unlike in a chat, it has no wrapper object."""
+    """Function that the model may call. Unlike in a chat, there is no wrapper object."""
 
     type: Literal["function"]
     name: Annotated[str, msgspec.Meta(pattern=r"\A[a-zA-Z0-9_.-]{1,64}\Z")]
@@ -108,16 +108,16 @@ Included = Literal[
     "code_interpreter_call.outputs",
     "computer_call_output.output.image_url",
 ]
-"""Values of ``include``. Only the first has an effect; the engine never produces the others."""
+"""Values of ``include``. Only the first has an effect: the engine never produces the others."""
 Include = Annotated[list[Included], msgspec.Meta(max_length=16)]
 
 
 class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Body of ``/v1/responses``.
 
-    Fields of the third group are accepted only with a value that has no effect. The fields of the
-    fourth group are vLLM's, except for ``deadline_s``, which is Plimsoll's. If ``model`` is
-    missing, the served model answers.
+    Fields of the third group must have a value without effect. The fields of the fourth group are
+    vLLM's, except for ``deadline_s``, which is Plimsoll's. A missing ``model`` selects the served
+    model.
     """
 
     model: str | None = None
@@ -183,8 +183,8 @@ def convert_to_chat(
 ) -> ChatRequest:
     """Return the equivalent chat request. Raises ApiError for an unsupported field.
 
-    Unknown fields within items and tools are added to ``warnings``. If ``strict`` is True, they are
-    refused. The origin of each message is added to ``origins``, for :func:`rename_field`.
+    Unknown fields within items and tools are added to ``warnings``, or refused if ``strict`` is
+    True. The origin of each message is added to ``origins``, for :func:`rename_field`.
     """
     for field, neutral in _NEUTRAL_VALUES:
         if getattr(body, field) not in neutral:
@@ -241,7 +241,7 @@ def convert_to_chat(
 _ECHOED_FIELDS = ("instructions", "max_output_tokens", "metadata", "tools", "user")
 
 
-def list_echoed_fields(body: ResponsesRequest, defaults: Mapping[str, float]) -> dict[str, Any]:
+def get_echoed_fields(body: ResponsesRequest, defaults: Mapping[str, float]) -> dict[str, Any]:
     """Return the fields of ``body`` that a response repeats, by name.
 
     ``defaults`` are the checkpoint's values for missing fields.
@@ -271,13 +271,13 @@ RESPONSES_FIELD_BY_CHAT_FIELD = {
     "response_format.json_schema.schema": "text.format.schema",
     "response_format.schema": "text.format.schema",
 }
-"""Field names in this body for the field names of a chat, for error messages."""
+"""Name of the ``/v1/responses`` field for each chat field of another name, for error messages."""
 
 
 def rename_field(error: ApiError, origins: Mapping[str, str] = MappingProxyType({})) -> None:
     """Replace the name of a chat field in ``error`` by the name of the ``/v1/responses`` field.
 
-    ``origins`` has the origin of each message. If it is empty, all messages are named ``input``.
+    ``origins`` has the origin of each message. Without an origin, a message is named ``input``.
     """
     if error.param is None:
         return
@@ -312,7 +312,7 @@ def _make_response_format(text: TextOptions | None) -> dict[str, Any] | None:
 
 
 def drop_hosted_tools(body: ResponsesRequest, may_drop: bool, warnings: list[str]) -> None:
-    """Remove the tools that only OpenAI runs, with a warning.
+    """Remove the tools that only OpenAI runs, and add a warning.
 
     Raises ApiError for such a tool if ``may_drop`` is False.
     """
@@ -361,7 +361,7 @@ def _convert_tool_choice(body: ResponsesRequest) -> ToolChoice | None:
     return AllowedToolsChoice(allowed_tools=AllowedTools(mode=choice.mode, tools=allowed))
 
 
-def _convert_tool(tool: dict[str, Any], field: str, unknown: list[str]) -> Tool:
+def _convert_tool(tool: dict[str, Any], field: str, unknown_fields: list[str]) -> Tool:
     if "name" not in tool and isinstance(tool.get("function"), dict):
         raise make_invalid_error(
             "a tool of /v1/responses has no function object: put its fields beside type",
@@ -373,7 +373,7 @@ def _convert_tool(tool: dict[str, Any], field: str, unknown: list[str]) -> Tool:
         )
     except msgspec.ValidationError as error:
         raise make_invalid_error(f"{field}: {error}", field) from None
-    unknown += list_unknown_fields(tool, FunctionTool.__struct_fields__, field)
+    unknown_fields += list_unknown_fields(tool, FunctionTool.__struct_fields__, field)
     function = Function(
         name=converted.name,
         description=converted.description,

@@ -25,8 +25,7 @@ def create_sampling(
     """Return the sampling parameters of ``body``. Raises ApiError.
 
     ``bad_words`` are the token sequences of the bad words. ``defaults`` are the checkpoint's values
-    for missing fields. If a field is missing in both, OpenAI's default applies: all tokens at
-    temperature 1.
+    for missing fields. If both lack a field, OpenAI's default applies: all tokens at temperature 1.
     """
     if (body.min_tokens or 0) > max_tokens:
         raise make_invalid_error(

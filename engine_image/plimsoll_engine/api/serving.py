@@ -48,8 +48,8 @@ from plimsoll_engine.frontend.async_engine import AsyncEngine
 from plimsoll_engine.frontend.observability.metrics import CONTENT_TYPE
 from plimsoll_engine.http.budget import BodyBudget
 
-MAX_SMALL_REQUEST_BYTES = 16 << 10
-"""Maximum size of a body that names an adapter."""
+MAX_ADAPTER_BODY_BYTES = 16 << 10
+"""Maximum size of a body that loads or unloads an adapter."""
 
 _Body = TypeVar("_Body", bound=msgspec.Struct)
 
@@ -78,8 +78,8 @@ def create_app(
     return api
 
 
-def allow_origins(inner: ASGIApp, origins: Sequence[str]) -> ASGIApp:
-    """Return ``inner``, extended by CORS headers for web pages from ``origins``."""
+def add_cors(inner: ASGIApp, origins: Sequence[str]) -> ASGIApp:
+    """Return ``inner`` with CORS headers for web pages from ``origins``."""
     if not origins:
         return inner
     return CORSMiddleware(
@@ -106,8 +106,8 @@ def _check_content_type(request: Request) -> None:
     """Raise ApiError with status 415 unless the body is JSON, as a protection against CSRF.
 
     Web pages may send forms and text to any server without a preflight request. curl and urllib
-    send JSON with the content type of a form by default, so that type is accepted if the headers of
-    a browser are absent.
+    send JSON with the content type of a form by default. This type is therefore accepted if the
+    headers of a browser are absent.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     from_browser = "origin" in request.headers or "sec-fetch-site" in request.headers
@@ -187,7 +187,9 @@ def _add_generation_routes(
         answer = ResponsesResponse(
             engine, request_batch, prepared.response_fields,
             parser=_create_tool_call_parser(engine, prepared), stream=stream,
-            reasons=bool(prepared.reasons) and engine.settings.reasoning_parser is not None,
+            reasons=(
+                bool(prepared.reasoning_prompts) and engine.settings.reasoning_parser is not None
+            ),
         )  # fmt: skip
         answer.warnings = prepared.warnings
         return answer
@@ -208,10 +210,11 @@ async def _respond_to_chats(
     request_batch = await batch.create_chat_batch(engine, prepared, tenant)
     get_token_text, ids = _choose_token_text(engine, body), bool(body.return_token_ids)
     parses = engine.settings.reasoning_parser is not None
+    reasoning_prompts = prepared.reasoning_prompts if parses else []
     choices = [
         ChatChoice(
             i, get_token_text, _create_tool_call_parser(engine, prepared), ids,
-            ReasoningParser() if parses and i // request_batch.n in prepared.reasons else None,
+            ReasoningParser() if i // request_batch.n in reasoning_prompts else None,
             hide_reasoning=not body.include_reasoning,
             echo=prepared.echoes[i // request_batch.n] if prepared.echoes else "",
             stop_ids=_get_stop_ids(body),
@@ -224,7 +227,7 @@ async def _respond_to_chats(
     answer = _build_response(engine, request_batch, choices, body)
     answer.warnings = prepared.warnings
     answer.prompt_ids = request_batch.generations[0].prompt_ids if ids else None
-    if parses and prepared.reasons:
+    if reasoning_prompts:
         answer.reasoning_end = engine.tokenizer.get_token_id(CLOSE_TAG)
     return answer
 
@@ -235,12 +238,12 @@ def _create_tool_call_parser(
     if not prepared.family:
         return None
     parallel = prepared.body.parallel_tool_calls is not False
-    if prepared.forced:
+    if prepared.forced_tools:
         template = engine.tokenizer.get_template_source(tools=True)
         return forced_calls.create_forced_call_parser(
-            prepared.family, template, prepared.forced, prepared.texts, parallel
+            prepared.family, template, prepared.forced_tools, prepared.string_arguments, parallel
         )
-    return tool_families.create_parser(prepared.family, prepared.texts, parallel)
+    return tool_families.create_parser(prepared.family, prepared.string_arguments, parallel)
 
 
 def _add_tokenization_routes(
@@ -248,7 +251,7 @@ def _add_tokenization_routes(
 ) -> None:
     def make_text_response(result: TextResult) -> Response:
         if result.model is not None:
-            batch.check_model(engine, result.model)
+            batch.find_requested_adapter(engine, result.model)
         answer = Response(result.answer, media_type="application/json")
         for warning in result.warnings:
             answer.headers.append("x-plimsoll-warning", warning)
@@ -304,7 +307,7 @@ def _add_model_routes(api: FastAPI, engine: AsyncEngine) -> None:
 
     @api.api_route("/v1/models/{name:path}", methods=["GET", "HEAD"])
     async def get_model(name: str) -> dict[str, Any]:
-        adapter = batch.check_model(engine, name)
+        adapter = batch.find_requested_adapter(engine, name)
         return (
             make_model_card()
             if adapter is None
@@ -314,7 +317,7 @@ def _add_model_routes(api: FastAPI, engine: AsyncEngine) -> None:
 
 def _add_adapter_routes(api: FastAPI, engine: AsyncEngine, bodies: BodyReader) -> None:
     async def read_request(request: Request, body_type: type[_Body]) -> _Body:
-        async with _read_body(bodies, request, MAX_SMALL_REQUEST_BYTES) as body:
+        async with _read_body(bodies, request, MAX_ADAPTER_BODY_BYTES) as body:
             return validation.decode_body(body.raw, body_type)
 
     @api.post("/v1/load_lora_adapter")
@@ -356,10 +359,10 @@ def _add_probe_routes(api: FastAPI, engine: AsyncEngine) -> None:
 
     @api.api_route("/health", methods=["GET", "HEAD"])
     async def check_health() -> JSONResponse:
-        """Return 503 until the first worker serves, and always 200 after that.
+        """Return status 503 until the first worker serves, and 200 from then on.
 
-        Clients that wait for status 200 get a warm engine. A liveness probe after a startup probe
-        does not kill an engine that restarts its worker or drains.
+        Clients that wait for status 200 thus get a warm engine. As a liveness probe after a startup
+        probe, this path does not kill an engine that restarts its worker or drains.
         """
         if engine.lifecycle.is_warming:
             return JSONResponse({"status": "warming", "doing": engine.stage}, 503)

@@ -1,4 +1,4 @@
-"""Conversion of tool call arguments to JSON while they arrive.
+"""Convert tool call arguments to JSON while they arrive.
 
 Qwen3-Coder and GLM write a tag for each argument, and Llama 4 writes Python. String arguments are
 emitted as they arrive, others when they are complete.
@@ -25,10 +25,10 @@ from plimsoll_engine.api.tool_calls import (
 from plimsoll_engine.frontend.requests.detokenize import find_overlap
 
 StringArguments = Mapping[str, Mapping[str, bool]]
-"""String arguments by tool, according to its schema.
+"""String arguments in the schemas of tools, by tool and argument.
 
-The value is True if each text is the string itself. It is False if the text may also be a string in
-quotes or null.
+True means that the text of an argument is always the string itself. False means that the text may
+also be null or a string in quotes.
 """
 MAX_PYTHON_CHARACTERS = 64 << 10
 """Maximum length for Python's parser, which takes about 100 bytes of memory per character."""
@@ -38,11 +38,11 @@ _CONTROL_CHARACTER_PATTERN = re.compile(r"[\x00-\x1f]")
 _JSON_CONSTANTS = ("true", "false", "null", "NaN", "nan", "Infinity", "inf")
 """Names of JSON's constants, and of numbers that become null."""
 
-HERMES, END_HERMES = "<tool_call>", "</tool_call>"
-PARAMETER, END_PARAMETER = "<parameter=", "</parameter>"
-FUNCTION, END_FUNCTION = "<function=", "</function>"
-KEY, END_KEY = "<arg_key>", "</arg_key>"
-VALUE, END_VALUE = "<arg_value>", "</arg_value>"
+HERMES_TAG, END_HERMES_TAG = "<tool_call>", "</tool_call>"
+PARAMETER_TAG, END_PARAMETER_TAG = "<parameter=", "</parameter>"
+FUNCTION_TAG, END_FUNCTION_TAG = "<function=", "</function>"
+KEY_TAG, END_KEY_TAG = "<arg_key>", "</arg_key>"
+VALUE_TAG, END_VALUE_TAG = "<arg_value>", "</arg_value>"
 
 
 _CLOSING_TAG_PATTERN = r"</(?:seed:)?tool_call>\s{0,8}"
@@ -51,26 +51,26 @@ _NEXT_CALL_PATTERN = re.compile(
     rf"|{_CLOSING_TAG_PATTERN}(?=<tool_call>[\w.-]{{1,64}}\s{{0,8}}<arg_key>)"
 )
 _END_OF_CALL_PATTERNS = {
-    END_PARAMETER: re.compile(rf"(?:</function>\s{{0,8}})?(?:{_CLOSING_TAG_PATTERN})?\Z"),
-    END_VALUE: re.compile(rf"(?:{_CLOSING_TAG_PATTERN})?\Z"),
+    END_PARAMETER_TAG: re.compile(rf"(?:</function>\s{{0,8}})?(?:{_CLOSING_TAG_PATTERN})?\Z"),
+    END_VALUE_TAG: re.compile(rf"(?:{_CLOSING_TAG_PATTERN})?\Z"),
 }
 MAX_END_CHARACTERS = 192
-"""Number of characters to search for the end of a call; more than its longest match."""
+"""Number of characters in which the end of a call is searched. No end of a call is longer."""
 _POSSIBLE_END_PATTERN = re.compile(
     rf"(?:</function>\s{{0,8}})?(?:{_CLOSING_TAG_PATTERN})?(?:<(?:seed:)?tool_call>[\w.\s-]{{0,72}})?"
     r"(?:<[/\w:=]{0,16})?\Z"
 )
-"""Patterns of the text behind a value whose closing tag is missing.
+"""Text that may become the end of a call whose last value has no closing tag.
 
-The value ends where the call's own closing tags are followed by another call, or by the end of the
-output. The last pattern matches the text that may become one of them.
+Such a value ends where the call's own closing tags are followed by another call, or by the end of
+the output.
 """
 
 
 def find_string_arguments(parameters: dict[str, Any] | None) -> dict[str, bool]:
-    """Return the arguments of a tool whose values are strings or null.
+    """Return the string arguments in a tool's schema, as in :data:`StringArguments`.
 
-    The value is True if the schema's type is ``string``, as in :data:`StringArguments`.
+    The value is False for arguments that may also be null.
     """
     properties = (parameters or {}).get("properties")
     return {
@@ -82,7 +82,7 @@ def find_string_arguments(parameters: dict[str, Any] | None) -> dict[str, bool]:
 
 
 def _list_types(schema: dict[str, Any]) -> set[str | None]:
-    """Return the types in a schema. The set has None if a type is missing."""
+    """Return the types in a schema. The set contains None if a type is missing."""
     cases = schema.get("anyOf", schema.get("oneOf"))
     found = set[str | None]()
     for one in cases if isinstance(cases, list) and "type" not in schema else [schema]:
@@ -95,8 +95,8 @@ def _list_types(schema: dict[str, Any]) -> set[str | None]:
 class ArgumentEmitter:
     """Emitter of the arguments of the call ``name`` as a JSON object."""
 
-    def __init__(self, text: Reader, name: str) -> None:
-        self.text = text
+    def __init__(self, reader: Reader, name: str) -> None:
+        self.reader = reader
         self.has_arguments = False
         self._name = validate_name(name)
         self._in_text = False
@@ -104,7 +104,7 @@ class ArgumentEmitter:
     def start_argument(self, key: str) -> None:
         """Emit the key of the next argument."""
         if not self.has_arguments:
-            self.text.start_call(self._name)
+            self.reader.start_call(self._name)
         self.add_json(
             (", " if self.has_arguments else "{") + json.dumps(key, ensure_ascii=False) + ": "
         )
@@ -112,13 +112,13 @@ class ArgumentEmitter:
 
     def add_json(self, piece: str, more: bool = True) -> None:
         """Emit a piece of JSON. ``more`` is False for the last piece."""
-        self.text.add_arguments(piece, more)
-        self.text.drop_consumed()
+        self.reader.add_arguments(piece, more)
+        self.reader.drop_consumed()
 
     def add_string(self, piece: str, is_last: bool, strips_line_breaks: bool) -> str:
         """Emit a piece of a string. Emit the closing quote if ``is_last`` is True.
 
-        Return a line break at the end of ``piece`` that is held back, or "".
+        Return the line break at the end of ``piece`` if it is held back, else "".
         """
         begins, self._in_text = not self._in_text, not is_last
         piece = piece.removeprefix("\n") if begins and strips_line_breaks else piece
@@ -130,46 +130,48 @@ class ArgumentEmitter:
     def finish(self) -> None:
         """Emit the end of the call."""
         if not self.has_arguments:
-            self.text.start_call(self._name)
+            self.reader.start_call(self._name)
         self.add_json("}" if self.has_arguments else "{}", more=False)
 
 
-def read_parameters(text: Reader, name: str, string_arguments: StringArguments) -> Steps[None]:
+def read_parameters(reader: Reader, name: str, string_arguments: StringArguments) -> Steps[None]:
     """Read ``<parameter=KEY>VALUE</parameter>`` up to the end of a function."""
-    emitter = ArgumentEmitter(text, name)
-    following = PARAMETER, END_FUNCTION, END_HERMES
+    emitter = ArgumentEmitter(reader, name)
+    following = PARAMETER_TAG, END_FUNCTION_TAG, END_HERMES_TAG
     while True:
-        yield from text.peek()
-        mark = yield from text.take_mark(PARAMETER, END_FUNCTION)
-        if mark != PARAMETER:
-            if not mark and text.text and not emitter.has_arguments:
+        yield from reader.peek()
+        mark = yield from reader.take_mark(PARAMETER_TAG, END_FUNCTION_TAG)
+        if mark != PARAMETER_TAG:
+            if not mark and reader.text and not emitter.has_arguments:
                 raise NotACallError
             emitter.finish()
             return
-        key, _ = yield from text.take_until(">")
+        key, _ = yield from reader.take_until(">")
         emitter.start_argument(key.strip())
         kind = string_arguments.get(name.strip(), {}).get(key.strip())
         if not (
             yield from _emit_value(
-                emitter, kind, END_PARAMETER, *following, strips_line_breaks=True
+                emitter, kind, END_PARAMETER_TAG, *following, strips_line_breaks=True
             )
         ):
             return
 
 
-def read_keyed_arguments(text: Reader, name: str, string_arguments: StringArguments) -> Steps[None]:
+def read_keyed_arguments(
+    reader: Reader, name: str, string_arguments: StringArguments
+) -> Steps[None]:
     """Read ``<arg_key>KEY</arg_key><arg_value>VALUE</arg_value>``."""
-    emitter = ArgumentEmitter(text, name)
-    while (yield from text.peek()) and (yield from text.take_mark(KEY)):
-        key, _ = yield from text.take_until(END_KEY)
-        yield from text.peek()
-        if not (yield from text.take_mark(VALUE)):
+    emitter = ArgumentEmitter(reader, name)
+    while (yield from reader.peek()) and (yield from reader.take_mark(KEY_TAG)):
+        key, _ = yield from reader.take_until(END_KEY_TAG)
+        yield from reader.peek()
+        if not (yield from reader.take_mark(VALUE_TAG)):
             if emitter.has_arguments:
                 emitter.finish()
             raise NotACallError
         emitter.start_argument(key.strip())
         kind = string_arguments.get(name.strip(), {}).get(key.strip())
-        if not (yield from _emit_value(emitter, kind, END_VALUE, KEY, END_HERMES)):
+        if not (yield from _emit_value(emitter, kind, END_VALUE_TAG, KEY_TAG, END_HERMES_TAG)):
             return
     emitter.finish()
 
@@ -181,35 +183,36 @@ def _emit_value(
     *following: str,
     strips_line_breaks: bool = False,
 ) -> Steps[bool]:
-    """Emit an argument's value up to ``end_tag``. Return True if the value is complete.
+    """Emit an argument's value up to ``end_tag``. Return False if the text ends before.
 
     The tag counts only if one of ``following`` comes after it. Without the tag, the value ends with
-    the call. ``kind`` is the argument's value in :data:`StringArguments`, or None if the argument
-    is unknown. ``strips_line_breaks`` removes a line break at the start and at the end of the
-    value.
+    the call. ``kind`` is the argument's entry in :data:`StringArguments`; None if there is none. If
+    ``strips_line_breaks`` is True, a line break at each end of the value is removed.
     """
-    text, whole, parts, is_text = emitter.text, False, list[str](), kind is True
+    reader, whole, parts, is_text = emitter.reader, False, list[str](), kind is True
     while not whole:
-        at = text.text.find(end_tag)
-        keep = find_overlap(text.text, end_tag) if text.ended else _count_held_back(text.text)
-        if (ends := _find_end_of_call(text, at, end_tag)) is not None:
-            parts.append(text.take(ends))
-            if end_tag.startswith(text.text):
-                text.take(len(text.text))
+        at = reader.text.find(end_tag)
+        keep = find_overlap(reader.text, end_tag) if reader.ended else _count_held_back(reader.text)
+        if (ends := _find_end_of_call(reader, at, end_tag)) is not None:
+            parts.append(reader.take(ends))
+            if end_tag.startswith(reader.text):
+                reader.take(len(reader.text))
             at, whole = -1, True
         else:
-            parts.append(text.take(len(text.text) - keep if at < 0 else at))
+            parts.append(reader.take(len(reader.text) - keep if at < 0 else at))
         if at >= 0:
-            text.take(len(end_tag))
-            yield from text.peek()
-            whole = bool((yield from text.peek_mark(*following)))
-            whole = whole or (text.ended and any(one.startswith(text.text) for one in following))
-            parts += [] if whole else [end_tag, text.skipped]
+            reader.take(len(end_tag))
+            yield from reader.peek()
+            whole = bool((yield from reader.peek_mark(*following)))
+            whole = whole or (
+                reader.ended and any(one.startswith(reader.text) for one in following)
+            )
+            parts += [] if whole else [end_tag, reader.skipped]
         if is_text and (whole or any(parts)):
             parts = [emitter.add_string("".join(parts), whole, strips_line_breaks)]
         if at < 0 and not whole:
-            if text.ended:
-                text.take(keep)
+            if reader.ended:
+                reader.take(keep)
                 emitter.add_json("" if is_text else "".join(parts).strip())
                 return False
             yield
@@ -224,26 +227,26 @@ def _emit_value(
     return True
 
 
-def _find_end_of_call(text: Reader, tag_index: int, end_tag: str) -> int | None:
-    """Return the index at which the call ends, or None if it does not end before ``tag_index``.
+def _find_end_of_call(reader: Reader, tag_index: int, end_tag: str) -> int | None:
+    """Return the index at which the call ends; None if it does not end before ``tag_index``.
 
-    ``tag_index`` is the index of the tag ``end_tag``, or negative if the tag is not there.
+    ``tag_index`` is the index of ``end_tag``; negative if the text does not contain the tag.
     """
     if found := _NEXT_CALL_PATTERN.search(
-        text.text, 0, len(text.text) if tag_index < 0 else tag_index
+        reader.text, 0, len(reader.text) if tag_index < 0 else tag_index
     ):
         return found.start()
-    if tag_index >= 0 or not text.finished:
+    if tag_index >= 0 or not reader.finished:
         return None
-    rest = len(text.text) - find_overlap(text.text, end_tag)
+    rest = len(reader.text) - find_overlap(reader.text, end_tag)
     found = _END_OF_CALL_PATTERNS[end_tag].search(
-        text.text, max(0, rest - MAX_END_CHARACTERS), rest
+        reader.text, max(0, rest - MAX_END_CHARACTERS), rest
     )
     return None if found is None else found.start()
 
 
 def _count_held_back(text: str) -> int:
-    """Return the number of characters at the end of ``text`` that may be the end of a call."""
+    """Return the number of last characters of ``text`` that may belong to the end of a call."""
     found = _POSSIBLE_END_PATTERN.search(text, max(0, len(text) - MAX_END_CHARACTERS))
     return 0 if found is None else len(found[0])
 
@@ -256,22 +259,22 @@ def _parse_typed_value(value: str) -> Any:
         return value if word is None else json.loads(word)
 
 
-def read_python_calls(text: Reader) -> Steps[None]:
-    """Read Python calls up to the end of a list. Its opening bracket was already consumed."""
+def read_python_calls(reader: Reader) -> Steps[None]:
+    """Read Python calls up to the end of a list whose opening bracket was already consumed."""
     more = True
     while more:
-        yield from text.peek()
-        while (end := _find_end_of_name(text.text)) == len(text.text) and not text.ended:
+        yield from reader.peek()
+        while (end := _find_end_of_name(reader.text)) == len(reader.text) and not reader.ended:
             yield
-        name = text.take(end)
+        name = reader.take(end)
         if not all(part.isidentifier() for part in name.split(".")):
             raise NotACallError
-        if not (yield from text.take_mark("(")):
+        if not (yield from reader.take_mark("(")):
             raise NotACallError
-        yield from _emit_python_arguments(ArgumentEmitter(text, name))
-        yield from text.peek()
-        more = bool((yield from text.take_mark(","))) and (yield from text.peek()) != "]"
-    yield from text.take_mark("]")
+        yield from _emit_python_arguments(ArgumentEmitter(reader, name))
+        yield from reader.peek()
+        more = bool((yield from reader.take_mark(","))) and (yield from reader.peek()) != "]"
+    yield from reader.take_mark("]")
 
 
 def _find_end_of_name(text: str) -> int:
@@ -283,7 +286,7 @@ def _find_end_of_name(text: str) -> int:
 def _emit_python_arguments(emitter: ArgumentEmitter) -> Steps[None]:
     mark = ","
     while mark == ",":
-        given, mark = yield from emitter.text.take_python_argument()
+        given, mark = yield from emitter.reader.take_python_argument()
         if mark == ")" and not given.strip():
             break
         try:
@@ -298,15 +301,15 @@ def _emit_python_arguments(emitter: ArgumentEmitter) -> Steps[None]:
     emitter.finish()
 
 
-def _parse_python_argument(given: str) -> tuple[str, Any]:
-    if len(given) > MAX_PYTHON_CHARACTERS:
+def _parse_python_argument(text: str) -> tuple[str, Any]:
+    if len(text) > MAX_PYTHON_CHARACTERS:
         raise NotACallError
     try:
         try:
-            node = ast.parse(f"f({given}\n)", mode="eval").body
+            node = ast.parse(f"f({text}\n)", mode="eval").body
         except (SyntaxError, ValueError):  # raw line breaks and the like in a string
-            given = _PYTHON_STRING_PATTERN.sub(lambda found: _escape_controls(found[0]), given)
-            node = ast.parse(f"f({given}\n)", mode="eval").body
+            text = _PYTHON_STRING_PATTERN.sub(lambda found: _escape_controls(found[0]), text)
+            node = ast.parse(f"f({text}\n)", mode="eval").body
         if not isinstance(node, ast.Call) or node.args or len(node.keywords) != 1:
             raise NotACallError
         (one,) = node.keywords

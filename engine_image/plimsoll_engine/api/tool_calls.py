@@ -5,8 +5,8 @@ The formats are in :mod:`plimsoll_engine.api.tool_families`. These rules apply t
 - A call is returned once its name is known, and its arguments as they arrive. If the arguments
   precede the name or are a string, the call is returned when it is complete.
 - A tag inside a string of the arguments is part of the string.
-- Everything else that resembles a call is returned as text, and sets ``has_unparsed_call`` if it
-  follows a tag.
+- Everything else that resembles a call is returned as text. If it follows a tag,
+  ``has_unparsed_call`` becomes True.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from plimsoll_engine.frontend.requests.detokenize import find_overlap
 
 _T = TypeVar("_T")
 Steps = Generator[None, None, _T]
-"""Coroutine that yields whenever it needs more text."""
+"""Generator that yields whenever it needs more text, and returns its result at the end."""
 
 MAX_REPARSES = 16
 """Maximum number of times that text is parsed again after an incomplete call."""
@@ -40,7 +40,7 @@ _CLOSING_BRACKETS = {"{": "}", "[": "]", "(": ")"}
 class ToolCall(NamedTuple):
     """Tool call, or a part of one. ``arguments`` is text in JSON.
 
-    If ``more`` is True, further parts, which have no ID and no name, continue the arguments.
+    If ``more`` is True, further parts continue the arguments. These parts have no ID and no name.
     """
 
     id: str
@@ -51,10 +51,7 @@ class ToolCall(NamedTuple):
 
 @dataclass(slots=True)
 class ParsedOutput:
-    """Parsed piece of an output, in this order: reasoning, plain text, tool calls.
-
-    ``calls`` may have parts of calls.
-    """
+    """Parsed piece of an output: reasoning, then plain text, then tool calls or parts of them."""
 
     text: str = ""
     calls: list[ToolCall] = field(default_factory=list)
@@ -79,7 +76,7 @@ class Reader:
         self.text = ""
         self.ended = False
         self.finished = False
-        """Whether the model ended the output, and not a limit or a stop string."""
+        """Whether the model itself ended the output, rather than a limit or a stop string."""
         self.skipped = ""
         """White space that the last :meth:`peek` skipped."""
         self.result = ParsedOutput()
@@ -87,7 +84,7 @@ class Reader:
         """Text that the current call has consumed."""
         self._blank = ""
         self._after_call = False
-        """Whether a call has ended. White space is then held back until text follows."""
+        """Whether a call has ended. White space after it is held back until text follows."""
         self._retries_left = MAX_REPARSES
         self.has_tag = False
         """Whether the current call began with a tag."""
@@ -95,9 +92,9 @@ class Reader:
         """Whether text after a tag could not be parsed and is returned as text."""
 
     def read_content(self, marks: Sequence[str], is_reasoning: bool = False) -> Steps[str | None]:
-        """Emit the text before the first of ``marks``, consume the mark and return it.
+        """Emit the text before the first of ``marks``. Consume and return that mark.
 
-        If the text ends first, emit all text and return None.
+        If the text has none of the marks, emit all text and return None.
         """
         emit = self._emit_reasoning if is_reasoning else self._emit_text
         while True:
@@ -137,9 +134,9 @@ class Reader:
         return taken
 
     def peek(self, skipped: str = " \t\r\n") -> Steps[str]:
-        """Skip characters in ``skipped``.
+        """Skip the characters in ``skipped``, and return the next one without consuming it.
 
-        Return the next character without consuming it; "" at the end.
+        Return "" at the end of the text.
         """
         self.skipped = ""
         while True:
@@ -150,7 +147,7 @@ class Reader:
             yield
 
     def peek_mark(self, *marks: str) -> Steps[str]:
-        """Return the mark in ``marks`` that comes next, without consuming it; "" if none does."""
+        """Return the one of ``marks`` that comes next, without consuming it; "" if none does."""
         while True:
             for mark in marks:
                 if self.text.startswith(mark):
@@ -160,12 +157,12 @@ class Reader:
             yield
 
     def take_mark(self, *marks: str) -> Steps[str]:
-        """Consume and return the mark in ``marks`` that comes next; return "" if none does."""
+        """Consume and return the one of ``marks`` that comes next; return "" if none does."""
         mark = yield from self.peek_mark(*marks)
         return self.take(len(mark)) if mark else ""
 
     def drop_mark(self, mark: str) -> Steps[None]:
-        """Drop ``mark`` if it comes next. Drop an incomplete ``mark`` at the end of the text."""
+        """Drop ``mark`` if it comes next. At the end of the text, also drop an incomplete mark."""
         if not (yield from self.take_mark(mark)) and self.ended and mark.startswith(self.text):
             self.take(len(self.text))
         self.drop_consumed()
@@ -182,11 +179,11 @@ class Reader:
         return len(self._consumed)
 
     def drop_consumed(self) -> None:
-        """Drop the consumed text, so that it is neither output nor part of a call."""
+        """Drop the consumed text, so that it becomes neither output nor part of a call."""
         self._consumed = []
 
     def take_until(self, *marks: str) -> Steps[tuple[str, str]]:
-        """Consume the text before the first of ``marks``, and the mark. Return both.
+        """Consume and return the text before the first of ``marks``, and that mark.
 
         Raises NotACallError if the text has none of the marks.
         """
@@ -207,7 +204,7 @@ class Reader:
     def take_string(self) -> Steps[str]:
         """Consume and return a JSON string with its quotes.
 
-        Raises NotACallError if the string does not end.
+        Raises NotACallError if the string has no end.
         """
         taken = [self.take(1)]
         while True:
@@ -218,15 +215,15 @@ class Reader:
             yield from self.peek(skipped="")
             taken.append(self.take(1))
 
-    def take_bracketed(self, python: bool = False) -> Steps[tuple[str, str]]:
-        """Consume a JSON object or array or, if ``python``, a Python expression in brackets.
+    def take_bracketed(self, is_python: bool = False) -> Steps[tuple[str, str]]:
+        """Consume a JSON object or array or, if ``is_python``, a Python expression in brackets.
 
-        Return its text, and the closing brackets that are missing before a tag. Raises
-        NotACallError if the text ends first.
+        If a tag follows before the last bracket, the text ends there. Return the text, and the
+        closing brackets that it lacks. Raises NotACallError if the text ends first.
         """
         stack: list[str] = []
         quote, escaped, taken = "", False, list[str]()
-        if (yield from self.peek()) not in ("{", "[", "(" if python else "["):
+        if (yield from self.peek()) not in ("{", "[", "(" if is_python else "["):
             raise NotACallError
         while True:
             at, end = 0, None
@@ -235,7 +232,7 @@ class Reader:
                     escaped, at = False, at + 1
                     continue
                 inside = _SINGLE_QUOTED_MARK_PATTERN if quote == "'" else _STRING_MARK_PATTERN
-                outside = _PYTHON_BRACKET_MARK_PATTERN if python else _BRACKET_MARK_PATTERN
+                outside = _PYTHON_BRACKET_MARK_PATTERN if is_python else _BRACKET_MARK_PATTERN
                 mark = (inside if quote else outside).search(self.text, at)
                 if mark is None:
                     break
@@ -260,7 +257,7 @@ class Reader:
             yield
 
     def start_call(self, name: str, id_: str = "") -> None:
-        """Emit the start of a call. The arguments follow through :meth:`add_arguments`."""
+        """Emit the start of a call. :meth:`add_arguments` emits the arguments."""
         self._consumed = []
         self._blank, self._after_call = "", True
         self.result.calls.append(ToolCall(id_ or create_call_id(), name, "", more=True))
@@ -275,10 +272,7 @@ class Reader:
         self.result.calls[-1] = part._replace(arguments=part.arguments + piece, more=more)
 
     def read_json_call(self, name: str, id_: str = "") -> Steps[bool]:
-        """Emit a call whose arguments follow as a JSON object. Return whether it is complete.
-
-        The object is incomplete if the text ends within it.
-        """
+        """Emit a call whose arguments follow as a JSON object. Return True if it is complete."""
         self.start_call(name, id_)
         pieces = JsonRepairer()
         if (yield from self.peek()) != "{":
@@ -295,7 +289,7 @@ class Reader:
             yield
 
     def take_python_argument(self) -> Steps[tuple[str, str]]:
-        """Consume an argument of a Python call. Return it, and the comma or ")" that follows.
+        """Consume and return an argument of a Python call, and the comma or ")" that follows.
 
         Raises NotACallError if the text ends first.
         """
@@ -333,10 +327,10 @@ class Reader:
         self.result.calls += calls
 
     def try_calls(self, steps: Steps[None]) -> Steps[bool]:
-        """Run ``steps``, which emit calls. On NotACallError, emit the consumed text instead.
+        """Run ``steps``, which emit calls, and return True. After NotACallError, return False.
 
-        If the text ends within a call, the text after the beginning of that call is parsed again,
-        because it may contain another call. Return True if ``steps`` succeeded.
+        The consumed text is then emitted. If the text ended within a call, the text after the
+        beginning of that call is parsed again instead, because it may contain another call.
         """
         try:
             yield from steps
@@ -354,19 +348,20 @@ class Reader:
         return True
 
 
-Family = Callable[[Reader], Steps[None]]
+CallReader = Callable[[Reader], Steps[None]]
+"""Function that reads the output, emits text and calls, and yields until it has enough text."""
 
 
 class ToolCallParser:
-    """Streaming parser of an output, whose format the function ``family`` reads.
+    """Streaming parser of an output whose format ``read_output`` reads.
 
     If ``parallel`` is False, only the first call is returned.
     """
 
-    def __init__(self, family: Family, parallel: bool = True) -> None:
+    def __init__(self, read_output: CallReader, parallel: bool = True) -> None:
         self._reader = Reader()
-        self._family = family
-        self._steps: Steps[None] | None = family(self._reader)
+        self._read_output = read_output
+        self._steps: Steps[None] | None = read_output(self._reader)
         self._parallel = parallel
         self._num_calls = 0
 
@@ -377,13 +372,13 @@ class ToolCallParser:
 
     def copy(self) -> ToolCallParser:
         """Return a new parser with the same settings."""
-        return ToolCallParser(self._family, self._parallel)
+        return ToolCallParser(self._read_output, self._parallel)
 
     def push(self, piece: str, last: bool = False, finished: bool = False) -> ParsedOutput:
-        """Add a piece of the output, and return the parts of the output that are now certain.
+        """Add a piece of the output. Return the part of the output that later text cannot change.
 
-        If ``last`` is True, return the rest. ``finished`` means that the model ended the output, so
-        missing brackets are added.
+        If ``last`` is True, return the rest as well. ``finished`` means that the model ended the
+        output, so that missing brackets are added.
         """
         self._reader.text += piece
         self._reader.ended |= last
@@ -415,7 +410,7 @@ def make_call(name: object, arguments: object, id_: str = "") -> ToolCall:
 
 
 def dump_json(value: Any) -> str:
-    """Return ``value`` as JSON. Raises NotACallError if it is nested too deeply."""
+    """Return ``value`` as JSON. Raises NotACallError if ``value`` is nested too deeply."""
     try:
         text = json.dumps(value, ensure_ascii=False)
         # A lone surrogate stays escaped, as the model wrote it.
@@ -425,7 +420,7 @@ def dump_json(value: Any) -> str:
 
 
 def validate_name(name: str) -> str:
-    """Return ``name``, a tool's name, without surrounding white space.
+    """Return the tool name ``name`` without surrounding white space.
 
     Raises NotACallError if the name is invalid.
     """
@@ -442,8 +437,8 @@ def create_call_id() -> str:
 def parse_calls(value: Any, has_tag: bool) -> list[ToolCall]:
     """Return the calls in a JSON value: an object with a name, or a list of such objects.
 
-    If the output has no tag, an object without arguments is text in JSON, not a call. Raises
-    NotACallError if the value has no call.
+    If ``has_tag`` is False, an object without arguments is not a call. Raises NotACallError if the
+    value has no call.
     """
     if isinstance(value, list) and value:
         return [one for entry in value for one in parse_calls(entry, has_tag)]
@@ -458,7 +453,7 @@ def parse_calls(value: Any, has_tag: bool) -> list[ToolCall]:
 
 
 def load_lenient_json(text: str) -> Any:
-    """Parse JSON that may have typical errors of models. Raises NotACallError for other text."""
+    """Return the value of JSON that may have typical errors of models. Raises NotACallError."""
     with contextlib.suppress(ValueError, RecursionError):
         return _load_json(text)
     repairer = JsonRepairer()

@@ -1,7 +1,7 @@
 """``/v1/audio/transcriptions``: transcription of an audio file, window by window.
 
-The windows of a file are independent requests, which run in parallel. After a restart, each of them
-continues on its own.
+The windows of a file are independent requests, which run in parallel. After a restart of the
+worker, each of them continues on its own.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class TranscriptionResponse(GenerationResponse):
     """Response with the text of all windows.
 
     ``response_format`` is one of :data:`RESPONSE_FORMATS`. ``durations_s`` has the duration of each
-    window.
+    window in seconds.
     """
 
     def __init__(
@@ -80,8 +80,8 @@ class TranscriptionResponse(GenerationResponse):
 async def transcribe(
     engine: AsyncEngine, data: bytes, fields: dict[str, str], tenant: str
 ) -> Response:
-    """Return the response for the audio file ``data`` and the form ``fields``. Raises ApiError."""
-    batch.check_model(engine, fields.get("model", ""))
+    """Return the response to the audio file ``data`` and the form ``fields``. Raises ApiError."""
+    batch.find_requested_adapter(engine, fields.get("model", ""))
     processor, prompt = engine.media.processors.audio, engine.media.processors.speech
     if processor is None or prompt is None:
         raise make_invalid_error("this model does not accept audio", "model", "unsupported_value")

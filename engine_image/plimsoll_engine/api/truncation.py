@@ -11,10 +11,10 @@ DEFAULT_COMPLETION_TOKENS = 16
 def truncate_prompt(
     prompt_ids: list[int], body: CompletionRequest | ChatRequest, max_model_len: int | None
 ) -> list[int]:
-    """Return the prompt, truncated to ``truncate_prompt_tokens`` on its left or right side.
+    """Return the prompt, truncated to ``truncate_prompt_tokens`` tokens on its left or right side.
 
-    If the field is -1, ``max_tokens`` of output must fit into the context after the prompt. For a
-    chat without an output limit, one token must fit.
+    If the field is -1, the prompt and the requested output must fit into the context. A chat
+    without an output limit then needs space for one token.
     """
     limit = body.truncate_prompt_tokens
     if limit == -1:

@@ -1,4 +1,4 @@
-"""Decode request bodies, and refuse invalid ones with HTTP 400. This module does no I/O.
+"""Decode request bodies, and refuse invalid ones with status 400. This module does no I/O.
 
 The bounds of single fields are with their types in :mod:`plimsoll_engine.api.protocol`.
 """
@@ -42,8 +42,8 @@ def decode_body(
 ) -> _Body:
     """Return the request in ``body``. A null field gets its default.
 
-    The names of unknown fields are added to ``warnings``. If ``strict`` is True, they are refused.
-    Raises ApiError with status 400, which names the invalid field if it is known.
+    The names of unknown fields are added to ``warnings``, or refused if ``strict`` is True. Raises
+    ApiError with status 400, which names the invalid field if it is known.
     """
     try:
         given = msgspec.json.decode(body, type=_RawFields)
@@ -84,14 +84,18 @@ def decode_body(
     return request
 
 
-def report_unknown_fields(unknown: list[str], strict: bool, warnings: list[str] | None) -> None:
-    """Add the names in ``unknown`` to ``warnings``, or raise ApiError 400 if ``strict``."""
-    if unknown and strict:
+def report_unknown_fields(
+    unknown_fields: list[str], strict: bool, warnings: list[str] | None
+) -> None:
+    """Add the names in ``unknown_fields`` to ``warnings``; raise ApiError if ``strict``."""
+    if unknown_fields and strict:
         raise make_invalid_error(
-            f"the body: unknown field `{unknown[0]}`", unknown[0].rstrip(".") or None
+            f"the body: unknown field `{unknown_fields[0]}`", unknown_fields[0].rstrip(".") or None
         )
-    if unknown and warnings is not None:
-        named = ", ".join(one.encode("ascii", "replace").decode()[:64] for one in unknown[:8])
+    if unknown_fields and warnings is not None:
+        named = ", ".join(
+            one.encode("ascii", "replace").decode()[:64] for one in unknown_fields[:8]
+        )
         warnings.append(f"unknown fields are ignored: {named}")
 
 
@@ -144,7 +148,7 @@ _REFUSED_FIELDS_BY_ADVICE = {
 REFUSED_FIELDS = {
     name: advice for advice, names in _REFUSED_FIELDS_BY_ADVICE.items() for name in names
 }
-"""Fields of other engines and of OpenAI that would change the answer, and what to do instead."""
+"""Fields of other engines and of OpenAI that would change the answer, with advice for clients."""
 _FIELDS_OF_OTHER_PATHS_BY_ADVICE = {
     "use /v1/chat/completions": ("messages", "tools"),
     "use /v1/completions or /v1/chat/completions": (
@@ -167,9 +171,9 @@ _FIELDS_OF_OTHER_PATHS_BY_ADVICE = {
 FIELDS_OF_OTHER_PATHS = {
     name: advice for advice, names in _FIELDS_OF_OTHER_PATHS_BY_ADVICE.items() for name in names
 }
-"""Fields that would change the answer on another path that generates, and what to do instead."""
+"""Fields that would change the answer of another generation path, with advice for clients."""
 _OFF_JSON_VALUES = (b"false", b"0", b"0.0", b'""', b"[]")
-"""JSON values with which most refused fields change nothing."""
+"""JSON values with which most refused fields have no effect."""
 _VALUES_WITHOUT_EFFECT = {
     **dict.fromkeys(("best_of", "n", "num_beams", "repeat_penalty"), (b"1", b"1.0")),
     **dict.fromkeys(("tfs_z", "typical_p"), (b"1", b"1.0")),
@@ -177,9 +181,9 @@ _VALUES_WITHOUT_EFFECT = {
     **dict.fromkeys(("enable_thinking", "think"), ()),
     "function_call": (b'"none"',),
 }
-"""JSON values with which the other refused fields change nothing."""
+"""JSON values with which the other refused fields have no effect."""
 OBJECTS_WITH_IGNORED_FIELDS = ("stream_options", "text", "reasoning")
-"""Object fields in which unknown fields are also ignored."""
+"""Fields with an object as value, in which unknown fields are ignored as well."""
 
 
 def _remove_unknown_fields(
@@ -221,8 +225,8 @@ def _remove_unknown_fields(
     return unknown
 
 
-def _make_unsupported_error(name: str, instead: str) -> ApiError:
-    message = f"this path does not support the field {name}: {instead}"
+def _make_unsupported_error(name: str, advice: str) -> ApiError:
+    message = f"this path does not support the field {name}: {advice}"
     return ApiError(400, message, param=name, code="unsupported_value")
 
 
@@ -230,8 +234,7 @@ def _make_unsupported_error(name: str, instead: str) -> ApiError:
 def _list_fields(struct_type: type[Any]) -> dict[str, Any]:
     """Return the fields of ``struct_type`` by their JSON names.
 
-    The result is cached, because msgspec evaluates the annotations again on each call, which takes
-    1 to 2 ms.
+    The result is cached, because msgspec takes 1 to 2 ms to evaluate the annotations on each call.
     """
     return {field.encode_name: field for field in msgspec.structs.fields(struct_type)}
 
@@ -355,7 +358,7 @@ def _check_completion(request: CompletionRequest) -> None:
 
 
 def _check_contents(messages: list[Message], param: str) -> None:
-    """Raise ApiError for a message without content, unless its role allows that."""
+    """Raise ApiError for a message without content, unless its role allows it."""
     for number, message in enumerate(messages):
         if message.content is None and message.role not in ("assistant", "tool", "function"):
             raise make_invalid_error(

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from plimsoll_engine.api import tool_families
 from plimsoll_engine.api.reasoning import ReasoningParser
 from plimsoll_engine.api.responses_answer import ResponseOutput
-from plimsoll_engine.api.tool_arguments import END_HERMES, HERMES
+from plimsoll_engine.api.tool_arguments import END_HERMES_TAG as END_HERMES
+from plimsoll_engine.api.tool_arguments import HERMES_TAG as HERMES
 from plimsoll_engine.frontend.requests.request_log import Delta, TokenLogprobs
 from plimsoll_engine.messages.worker_ipc import Logprobs
 

@@ -15,7 +15,7 @@ from plimsoll_engine.api.responses_request import (
     ResponsesRequest,
     convert_to_chat,
     drop_hosted_tools,
-    list_echoed_fields,
+    get_echoed_fields,
     rename_field,
 )
 from plimsoll_engine.api.validation import decode_body
@@ -83,7 +83,7 @@ def test_options_become_those_of_a_chat() -> None:
     assert either.response_format == {"type": "json_object", "schema": schema}
     assert asked.tools is not None
     assert asked.tools[0].function.name == "f"
-    told = list_echoed_fields(ResponsesRequest(model="m", input="hi", metadata={"a": "b"}), {})
+    told = get_echoed_fields(ResponsesRequest(model="m", input="hi", metadata={"a": "b"}), {})
     assert (told["metadata"], told["tools"], told["tool_choice"]) == ({"a": "b"}, [], "auto")
 
 
@@ -197,7 +197,7 @@ def test_allowed_tools_are_those_of_a_chat_and_repeated() -> None:
     raw = {"input": "hi", "tools": [TOOL, TOOL | {"name": "g"}], "tool_choice": choice}
     body = decode_body(json.dumps(raw).encode(), ResponsesRequest, strict=True)
     assert [tool.function.name for tool in list_forced_tools(convert_to_chat(body))] == ["g"]
-    assert list_echoed_fields(body, {})["tool_choice"] == choice
+    assert get_echoed_fields(body, {})["tool_choice"] == choice
 
 
 def test_hosted_tools_leave_the_allowed_ones_too() -> None:

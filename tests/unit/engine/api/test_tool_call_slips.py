@@ -13,9 +13,13 @@ from typing import Any
 import pytest
 
 from plimsoll_engine.api import tool_families
-from plimsoll_engine.api.tool_arguments import END_HERMES, HERMES, find_string_arguments
+from plimsoll_engine.api.tool_arguments import END_HERMES_TAG as END_HERMES
+from plimsoll_engine.api.tool_arguments import HERMES_TAG as HERMES
+from plimsoll_engine.api.tool_arguments import find_string_arguments
 from plimsoll_engine.api.tool_calls import ParsedOutput, ToolCall
-from plimsoll_engine.api.tool_families import DEEPSEEK, DEEPSEEK_CALL, DEEPSEEK_SEPARATOR
+from plimsoll_engine.api.tool_families import DEEPSEEK_CALL_TAGS as DEEPSEEK_CALL
+from plimsoll_engine.api.tool_families import DEEPSEEK_SEPARATOR_TAG as DEEPSEEK_SEPARATOR
+from plimsoll_engine.api.tool_families import DEEPSEEK_TAGS as DEEPSEEK
 
 
 def parse(family: str, pieces: list[str], texts: Any = None) -> tuple[str, list[ToolCall], bool]:

@@ -17,12 +17,17 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from plimsoll_engine.api import forced_calls, tool_families
-from plimsoll_engine.api.tool_arguments import END_HERMES, HERMES
+from plimsoll_engine.api.tool_arguments import END_HERMES_TAG as END_HERMES
+from plimsoll_engine.api.tool_arguments import HERMES_TAG as HERMES
 from plimsoll_engine.api.tool_calls import ParsedOutput, ToolCall
 from plimsoll_engine.api.tool_families import (
-    DEEPSEEK,
-    DEEPSEEK_CALL,
-    DEEPSEEK_SEPARATOR,
+    DEEPSEEK_CALL_TAGS as DEEPSEEK_CALL,
+)
+from plimsoll_engine.api.tool_families import (
+    DEEPSEEK_SEPARATOR_TAG as DEEPSEEK_SEPARATOR,
+)
+from plimsoll_engine.api.tool_families import (
+    DEEPSEEK_TAGS as DEEPSEEK,
 )
 from plimsoll_engine.http.api_flags import TOOL_CALL_PARSERS
 

@@ -184,7 +184,7 @@ def test_a_recovery_that_fails_ends_the_engine_and_does_not_leave_it_waiting(
         async def fails() -> None:
             raise OSError(24, "Too many open files")
 
-        monkeypatch.setattr(workers, "discard", fails)
+        monkeypatch.setattr(workers, "await_lost_worker", fails)
         assert workers.serving is not None
         workers.serving.on_rank_exit(Exited(1, 1, -9))
         await recovered(engine)

@@ -163,7 +163,7 @@ def test_only_the_allowed_tools_are_offered(preparation: RequestPreparer) -> Non
             body(messages=chat, tools=tools, tool_choice=choice), CONTEXT
         )
         assert list(found.texts) == names
-        assert found.forced == (names if mode == "required" else [])
+        assert found.forced_tools == (names if mode == "required" else [])
 
 
 def test_tokens_of_a_chat_have_the_turn_that_is_wanted(preparation: RequestPreparer) -> None:
