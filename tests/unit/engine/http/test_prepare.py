@@ -117,7 +117,7 @@ def test_each_chat_of_a_batch_is_the_chat_alone(preparation: RequestPreparer) ->
     there = msgspec.msgpack.decode(outcome.result, type=PreparedBody[ChatRequest])
     alone = [preparation.prepare_chat(body(messages=one, max_tokens=3), CONTEXT) for one in chats]
     assert there.prompts == [one.prompts[0] for one in alone]
-    assert there.reasons == [0, 1]
+    assert there.reasoning_prompts == [0, 1]
     assert (there.body.max_tokens, there.body.logprobs) == (3, True)
 
 
@@ -145,7 +145,7 @@ def test_a_cut_prompt_fits_and_its_echo_is_what_is_left(preparation: RequestPrep
 def test_reasoning_that_the_resumed_message_has_ended_is_over(preparation: RequestPreparer) -> None:
     def reasons(text: str, **fields: Any) -> list[int]:
         chat = [{"role": "user", "content": "?"}, {"role": "assistant", "content": text}]
-        return preparation.prepare_chat(body(messages=chat, **fields), CONTEXT).reasons
+        return preparation.prepare_chat(body(messages=chat, **fields), CONTEXT).reasoning_prompts
 
     assert reasons("<think>a</think> So", continue_final_message=True) == []
     assert reasons("<think>a", continue_final_message=True) == [0]
@@ -162,7 +162,7 @@ def test_only_the_allowed_tools_are_offered(preparation: RequestPreparer) -> Non
         found = preparation.prepare_chat(
             body(messages=chat, tools=tools, tool_choice=choice), CONTEXT
         )
-        assert list(found.texts) == names
+        assert list(found.string_arguments) == names
         assert found.forced_tools == (names if mode == "required" else [])
 
 
