@@ -37,7 +37,10 @@ def drain(admin_port: int, run_dir: Path, deadline_s: float) -> int:
     try:
         token = (run_dir / TOKEN_FILE).read_text(encoding="utf-8").strip()
     except OSError as error:
-        print(f"drain: cannot read {run_dir / TOKEN_FILE}: {error.strerror}", file=sys.stderr)
+        print(
+            f"drain: cannot read {run_dir / TOKEN_FILE}: {error.strerror}; check --run-dir",
+            file=sys.stderr,
+        )
         return 2
     time.sleep(min(MAX_ENDPOINT_REMOVAL_WAIT_S, deadline_s / 4))
     try:

@@ -462,7 +462,8 @@ def _parse_lora_modules(flags: argparse.Namespace, served_model_name: str) -> di
             )
         if not os.path.isdir(module.path):
             raise UsageError(
-                f"--lora-modules {text}: the folder {module.path} does not exist or cannot be read"
+                f"--lora-modules {text}: the folder {module.path} does not exist or cannot be read;"
+                " use the folder of an adapter"
             )
         found[name] = msgspec.structs.replace(module, path=str(Path(module.path).resolve()))
     if len(found) > flags.max_loras:

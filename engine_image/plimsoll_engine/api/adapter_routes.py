@@ -55,8 +55,8 @@ def unload_adapter(engine: AsyncEngine, body: UnloadAdapterRequest) -> str:
     """Unload the adapter in ``body``, and return vLLM's success message. Raises ApiError."""
     if not adapter_loading.unload_adapter(engine, body.lora_name):
         raise ApiError(
-            404, f"the adapter {body.lora_name!r} is not loaded", param="lora_name",
-            code="adapter_not_found",
+            404, f"the adapter {body.lora_name!r} is not loaded: use a name in /v1/models",
+            param="lora_name", code="adapter_not_found",
         )  # fmt: skip
     return f"Success: LoRA adapter '{body.lora_name}' removed successfully."
 

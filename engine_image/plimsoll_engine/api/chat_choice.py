@@ -205,7 +205,7 @@ class OutputParser:
         return self._calls is not None and self._calls.has_unparsed_call
 
     def parse(self, delta: Delta) -> ParsedOutput:
-        """Parse ``delta``, and return the part of the output that later text cannot change."""
+        """Parse ``delta``. Return the reasoning, content and tool calls that can be sent now."""
         last = delta.finish_reason is not None
         found = ParsedText(content=delta.text)
         if self._reasoning is not None:

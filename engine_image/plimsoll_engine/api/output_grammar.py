@@ -181,7 +181,7 @@ def _build_tool_call_grammar(
     fields = tuple(f"{_get_tool_field(body, one)}.function.parameters" for one in tools)
     field = fields[0] if len(fields) == 1 else "tools"
     try:
-        template = tokenizer.get_template_source(tools=True)
+        template = tokenizer.get_template_source(has_tools=True)
         text = forced_calls.build_call_grammar(family, template, named, several, format_tag)
     except RecursionError:
         raise make_invalid_error(

@@ -117,7 +117,7 @@ class RequestPreparer:
         self._tokenizer = tokenizer
         self._prompt = ChatPrompt(tokenizer, image)
         self._accepts_images = image is not None
-        template = tokenizer.get_template_source(tools=True)
+        template = tokenizer.get_template_source(has_tools=True)
         self._family = tool_families.detect_family(template)
         self._writes_tools = "tools" in template
 
@@ -139,7 +139,7 @@ class RequestPreparer:
                     "prompt is empty: send text or token IDs", "prompt", "empty_prompt"
                 )
             one = (
-                self._encode(prompt, limits, "prompt", special=special)
+                self._encode(prompt, limits, "prompt", add_special_tokens=special)
                 if isinstance(prompt, str)
                 else prompt
             )
@@ -229,7 +229,9 @@ class RequestPreparer:
         thinking = must_match is None and variables.get("enable_thinking") is not False
         for number, conversation in enumerate(conversations):
             text = self._render(body, conversation, tools, variables, limits, warnings)
-            ids = self._encode(text, limits, param, special=bool(body.add_special_tokens))
+            ids = self._encode(
+                text, limits, param, add_special_tokens=bool(body.add_special_tokens)
+            )
             ids = truncation.truncate_prompt(ids, body, limits.max_model_len)
             _check_length(ids, limits, param)
             prompts.append(ids)
@@ -277,11 +279,13 @@ class RequestPreparer:
             check_turn_fields(body.add_generation_prompt, body.continue_final_message)
             variables = self._prompt.make_template_variables(body.chat_template_kwargs, None)
             text = self._render(body, body.messages, body.tools or [], variables, limits, warnings)
-            ids = self._encode(text, limits, "messages", special=bool(body.add_special_tokens))
+            ids = self._encode(
+                text, limits, "messages", add_special_tokens=bool(body.add_special_tokens)
+            )
             _check_length(ids, limits, "messages")
         else:
             special = body.add_special_tokens is not False
-            ids = self._encode(body.prompt or "", limits, "prompt", special=special)
+            ids = self._encode(body.prompt or "", limits, "prompt", add_special_tokens=special)
         texts = self._tokenizer.get_token_names(ids) if body.return_token_strs else None
         answer = {
             "count": len(ids),
@@ -343,11 +347,13 @@ class RequestPreparer:
                     found.append(ids)
         return found
 
-    def _encode(self, text: str, limits: EngineLimits, param: str, *, special: bool) -> list[int]:
+    def _encode(
+        self, text: str, limits: EngineLimits, param: str, *, add_special_tokens: bool
+    ) -> list[int]:
         limit = limits.max_model_len
         if limit is not None and len(text) > limit * MAX_CHARACTERS_PER_TOKEN:
             raise make_too_long_error(f"the prompt has {len(text)} characters", limit, param)
-        encoder = self._tokenizer.encode if special else self._tokenizer.encode_rendered
+        encoder = self._tokenizer.encode if add_special_tokens else self._tokenizer.encode_rendered
         try:
             return encoder(text)
         except (TypeError, UnicodeEncodeError):

@@ -40,7 +40,7 @@ class ReasoningParser:
         return self._matcher is None
 
     def push(self, piece: str) -> ParsedText:
-        """Add a piece of text, and return the part of the output that later text cannot change."""
+        """Add a piece of text. Return the reasoning and the content that can be sent now."""
         if not self._started:
             self._start += piece
             rest = self._start.lstrip()

@@ -364,7 +364,7 @@ def _convert_tool_choice(body: ResponsesRequest) -> ToolChoice | None:
 def _convert_tool(tool: dict[str, Any], field: str, unknown_fields: list[str]) -> Tool:
     if "name" not in tool and isinstance(tool.get("function"), dict):
         raise make_invalid_error(
-            "a tool of /v1/responses has no function object: put its fields beside type",
+            "tools of /v1/responses have no function object: move its fields into the tool",
             f"{field}.function",
         )
     try:

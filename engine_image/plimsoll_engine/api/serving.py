@@ -239,7 +239,7 @@ def _create_tool_call_parser(
         return None
     parallel = prepared.body.parallel_tool_calls is not False
     if prepared.forced_tools:
-        template = engine.tokenizer.get_template_source(tools=True)
+        template = engine.tokenizer.get_template_source(has_tools=True)
         return forced_calls.create_forced_call_parser(
             prepared.family, template, prepared.forced_tools, prepared.string_arguments, parallel
         )

@@ -147,7 +147,7 @@ class Reader:
             yield
 
     def peek_mark(self, *marks: str) -> Steps[str]:
-        """Return the one of ``marks`` that comes next, without consuming it; "" if none does."""
+        """Return the next mark if it is in ``marks``, without consuming it; else ""."""
         while True:
             for mark in marks:
                 if self.text.startswith(mark):
@@ -157,7 +157,7 @@ class Reader:
             yield
 
     def take_mark(self, *marks: str) -> Steps[str]:
-        """Consume and return the one of ``marks`` that comes next; return "" if none does."""
+        """Consume and return the next mark if it is in ``marks``; else return ""."""
         mark = yield from self.peek_mark(*marks)
         return self.take(len(mark)) if mark else ""
 
@@ -375,7 +375,7 @@ class ToolCallParser:
         return ToolCallParser(self._read_output, self._parallel)
 
     def push(self, piece: str, last: bool = False, finished: bool = False) -> ParsedOutput:
-        """Add a piece of the output. Return the part of the output that later text cannot change.
+        """Add a piece of the output. Return the text and the tool calls that can be sent now.
 
         If ``last`` is True, return the rest as well. ``finished`` means that the model ended the
         output, so that missing brackets are added.

@@ -280,7 +280,7 @@ class AsyncEngine:
         reply is not a ``reply_type``.
         """
         if self.ready is None:
-            raise NoAnswerError("no worker is serving")
+            raise NoAnswerError("no worker is serving: retry later")
         waiting: asyncio.Future[worker_ipc.FromWorker] = asyncio.get_running_loop().create_future()
         self._replies[reply_id] = waiting
         self.workers.send(message)

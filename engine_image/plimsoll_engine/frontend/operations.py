@@ -73,8 +73,8 @@ class Operations:
         if known is not None:
             if known.kind != kind:
                 raise OperationConflictError(
-                    f"the operation ID {operation_id} already belongs to a {known.kind}: use "
-                    "another ID"
+                    f"the ID {operation_id} already belongs to an operation of kind {known.kind}: "
+                    "use another ID"
                 )
             return known
         self._epochs.check_current(expected_epoch)

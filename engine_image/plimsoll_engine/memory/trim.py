@@ -17,7 +17,7 @@ from plimsoll_engine.process.host_memory import PythonMemoryEstimator
 
 
 def trim(
-    engine: EngineCore, python: PythonMemoryEstimator, leader: Leader | None = None
+    engine: EngineCore, python_memory: PythonMemoryEstimator, leader: Leader | None = None
 ) -> list[OperationStep]:
     """Flush caches, collect garbage, and return free memory to the device and the kernel.
 
@@ -31,11 +31,11 @@ def trim(
     ]
     reports = [] if leader is None else leader.request(rank_ipc.TrimRank(), rank_ipc.RankTrimReport)
     return steps + _combine_steps(
-        [trim_process(engine.runner.device, python), *(o.steps for o in reports)]
+        [trim_process(engine.runner.device, python_memory), *(o.steps for o in reports)]
     )
 
 
-def trim_process(device: torch.device, python: PythonMemoryEstimator) -> list[OperationStep]:
+def trim_process(device: torch.device, python_memory: PythonMemoryEstimator) -> list[OperationStep]:
     """Collect garbage, and return free memory to ``device`` and the kernel.
 
     Return a report for each step.
@@ -43,7 +43,7 @@ def trim_process(device: torch.device, python: PythonMemoryEstimator) -> list[Op
 
     def read_host_in_use() -> int | None:
         in_use, _ = host_memory.read_malloc_bytes()
-        return None if in_use is None else in_use + python.measure()[1]
+        return None if in_use is None else in_use + python_memory.measure()[1]
 
     steps = [
         _run_step("gc_collect", "malloc in use and Python objects", read_host_in_use, gc.collect)

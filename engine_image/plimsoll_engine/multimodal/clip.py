@@ -35,12 +35,13 @@ class ClipProcessor:
         self._mean = np.array(settings.get("image_mean"), np.float32)
         self._std = np.array(settings.get("image_std"), np.float32)
         if self._mean.shape != (3,) or self._std.shape != (3,):
-            raise settings.make_error("image_mean, image_std", "must have three numbers each")
+            raise settings.make_error("image_mean, image_std", "must be lists of three numbers")
         side = config.get_positive_int("vision_config.image_size")
         height, width = self._crop or self._exact or (0, 0)
         if (height, width) != (side, side):
             raise settings.make_error(
-                "size, crop_size", f"must be {side} x {side}, as vision_config.image_size"
+                "size, crop_size",
+                f"must be {side} x {side}, which is vision_config.image_size in config.json",
             )
         if self._shortest is not None and self._shortest < side:
             raise settings.make_error(

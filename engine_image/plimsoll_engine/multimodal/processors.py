@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Processors:
-    """Media processors of a model. A kind of media that the model does not accept has None."""
+    """Media processors of a model; None for each kind of media that the model does not accept."""
 
     image: ClipProcessor | None = None
     audio: WhisperProcessor | None = None

@@ -38,7 +38,7 @@ class WhisperProcessor:
         config = JsonFile(folder / "config.json")
         settings = JsonFile(folder / "preprocessor_config.json")
         if settings.get("do_normalize", False) or settings.get("dither", 0.0):
-            raise settings.make_error("do_normalize, dither", "must be false and 0")
+            raise settings.make_error("do_normalize, dither", "must be false and 0, respectively")
         self.rate = settings.get_positive_int("sampling_rate", 16_000)
         self._hop = settings.get_positive_int("hop_length", 160)
         self._n_fft = settings.get_positive_int("n_fft", 400)

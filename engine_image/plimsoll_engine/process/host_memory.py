@@ -121,8 +121,8 @@ class PythonMemoryEstimator:
 
 def measure_process_memory(
     role: Role,
-    python: PythonMemoryEstimator,
-    collections: FullCollectionCounter | None = None,
+    python_memory: PythonMemoryEstimator,
+    collection_counter: FullCollectionCounter | None = None,
     excluded_shared_bytes: int = 0,
 ) -> ProcessMemory:
     """Return the host memory of this process by segment.
@@ -130,7 +130,7 @@ def measure_process_memory(
     ``excluded_shared_bytes`` is the part of its shared memory that another process reports.
     """
     in_use, retained = read_malloc_bytes()
-    blocks, size = python.measure()
+    blocks, size = python_memory.measure()
     shared = _read_status_bytes("RssShmem")
     return ProcessMemory(
         role=role,
@@ -140,8 +140,8 @@ def measure_process_memory(
         python_objects=size,
         py_blocks=blocks,
         shared=None if shared is None else max(0, shared - excluded_shared_bytes),
-        full_collections=None if collections is None else collections.runs,
-        full_collected=None if collections is None else collections.collected,
+        full_collections=None if collection_counter is None else collection_counter.runs,
+        full_collected=None if collection_counter is None else collection_counter.collected,
     )
 
 

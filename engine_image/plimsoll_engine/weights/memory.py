@@ -92,7 +92,7 @@ class HostBuffer:
 
 
 def allocate_buffer(device: torch.device, nbytes: int, name: str) -> HostBuffer | DeviceBuffer:
-    """Return a new shared buffer on ``device``, with ``name`` in ``/proc/PID/maps`` on a CPU.
+    """Return a new shared buffer on ``device``. Host memory has ``name`` in ``/proc/PID/maps``.
 
     Raises OSError or OutOfMemoryError if there is too little memory.
     """

@@ -17,7 +17,7 @@ METRIC_PREFIX = "plimsoll_engine_"
 
 
 class MemoryMetrics(Collector):
-    """Collector of memory metrics. It calls the functions in its arguments at each scrape."""
+    """Collector of memory metrics, which reads their values at each scrape."""
 
     def __init__(
         self,

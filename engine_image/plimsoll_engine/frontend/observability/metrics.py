@@ -50,7 +50,7 @@ _E2E_BUCKETS_S = (
 
 
 class Metrics:
-    """Metrics of one engine. They call the functions in their parameters at each scrape."""
+    """Metrics of one engine. The values of gauges are read at each scrape."""
 
     def __init__(
         self,

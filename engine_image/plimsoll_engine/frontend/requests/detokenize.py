@@ -129,7 +129,7 @@ class StopMatcher:
         return self._held
 
     def push(self, piece: str) -> tuple[str, bool]:
-        """Add text. Return the text that is now certain, and whether a stop string was found."""
+        """Add text. Return the text that can be sent now, and whether a stop string was found."""
         if not self._stops:
             return piece, False
         text = self._held + piece

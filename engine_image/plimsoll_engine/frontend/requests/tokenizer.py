@@ -154,14 +154,14 @@ class Tokenizer:
         """
         return [self._tokenizer.id_to_token(token) for token in token_ids]
 
-    def get_template_source(self, tools: bool) -> str:
-        """Return the source of the chat template for messages with or without ``tools``."""
-        return self.checkpoint.chat_templates.get(self._choose_template(tools), "")
+    def get_template_source(self, has_tools: bool) -> str:
+        """Return the source of the chat template for chats with or without tools."""
+        return self.checkpoint.chat_templates.get(self._choose_template(has_tools), "")
 
-    def _choose_template(self, tools: bool) -> str:
+    def _choose_template(self, has_tools: bool) -> str:
         return (
             TOOLS_TEMPLATE_NAME
-            if tools and TOOLS_TEMPLATE_NAME in self._templates
+            if has_tools and TOOLS_TEMPLATE_NAME in self._templates
             else DEFAULT_TEMPLATE_NAME
         )
 

@@ -71,10 +71,10 @@ class OrphanWatcher:
         self._on_exit(Exited(number, pid, code, role, rank))
 
 
-def reap_unknown_children(known: set[int]) -> None:
-    """Reap exited children whose PID is not in ``known``, such as children of a killed worker."""
+def reap_unknown_children(known_pids: set[int]) -> None:
+    """Reap exited children that are not in ``known_pids``, such as children of a killed worker."""
     with contextlib.suppress(ChildProcessError):
         while (exited := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
-            if exited.si_pid in known:
+            if exited.si_pid in known_pids:
                 return  # the code that started it reaps it
             os.waitpid(exited.si_pid, 0)

@@ -190,7 +190,7 @@ def test_what_is_prescribed_is_what_the_family_reads(
     matcher, ids = vocabulary.compile(found), list[int]()
     parts: list[ToolCall] = []
     parser = tool_families.create_parser(family, {})
-    template = tokenizers[added].get_template_source(tools=True)
+    template = tokenizers[added].get_template_source(has_tools=True)
     forced = forced_calls.create_forced_call_parser(family, template, ["tide"], {}, several)
     pieces: list[ToolCall] = []
     decoder = tokenizers[added].create_detokenizer_factory([], shown=tool_families.TAGS)()

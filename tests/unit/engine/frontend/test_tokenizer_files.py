@@ -303,7 +303,7 @@ def test_chats_with_tools_have_a_template_of_their_own(folder: Path, form: str) 
     message = {"role": "user", "content": "hi"}
     assert tokenizer.render([message]) == "hi"
     assert tokenizer.render([message], [{"a": "tide"}]) == "tide hi"
-    assert tokenizer.get_template_source(tools=True) == tools
+    assert tokenizer.get_template_source(has_tools=True) == tools
 
 
 def test_the_bytes_of_tokens_are_those_of_the_text(folder: Path) -> None:
