@@ -275,7 +275,7 @@ def _has_unrendered_parts(template_messages: list[TemplateMessage], text: str) -
 
 
 def _restore_sent_fields(extra: TemplateMessage, known: TemplateMessage) -> TemplateMessage:
-    """Merge both dicts without nulls. ``extra`` defines the order, and ``known`` has precedence."""
+    """Merge both objects without nulls. ``extra`` gives the order; ``known`` has precedence."""
     return {name: value for name, value in (extra | known).items() if value is not None}
 
 

@@ -46,8 +46,7 @@ MAX_PARALLEL_DOWNLOADS = 4
 def download(uri: str, target: Path) -> str:
     """Download the objects below ``uri`` to ``target``, and return the checkpoint's version.
 
-    The version is a hash of the names, ETags and sizes of all objects. Raises
-    :class:`DownloadError`.
+    The version is a hash of each object's name, ETag and size. Raises :class:`DownloadError`.
     """
     present = read_complete_version(target)
     # Do not retry the listing if the checkpoint is already here.

@@ -24,14 +24,15 @@ Array = np.ndarray[Any, np.dtype[np.int32]]
 class Inputs:
     """Input arrays of a step, on the host. A row is a token of the step.
 
+    ``slots`` are the ``write_slots`` of the :class:`plimsoll_engine.kernels.step_plan.StepPlan`.
+    ``contexts``, ``starts``, ``tables``, ``decodes``, ``longest`` and ``fresh`` are as in the
+    StepPlan.
+
     Attributes:
         ids: Token ID of each row whose element of ``sources`` is -1.
         sources: Row of the previous step that sampled the token of this row, or -1.
         positions: Position of each row's token in its sequence.
-        slots, contexts, starts, tables: ``write_slots``, ``contexts``, ``starts`` and ``tables`` of
-            :class:`plimsoll_engine.kernels.step_plan.StepPlan`.
         last: Rows that sample a token.
-        decodes, longest, fresh: As in the StepPlan.
         scored: Rows whose logits score the next prompt token.
         targets: ID of that prompt token for each row in ``scored``.
 

@@ -73,10 +73,12 @@ class MemoryMetrics(Collector):
 class PickerMetrics(Collector):
     """Collector of the metrics that endpoint pickers read by default, under vLLM's names.
 
-    Pickers set these names in ``NewOptions`` in ``pkg/epp/server/options.go`` of the Gateway API
-    Inference Extension, v1.5.0. ``kv_pool`` returns the number of tokens in a block and the number
-    of blocks; None without a worker. ``adapters`` returns the names of the loaded LoRA adapters,
-    and ``max_adapters`` limits their number.
+    The source of these names is ``NewOptions`` in ``pkg/epp/server/options.go`` of the Gateway API
+    Inference Extension, v1.5.0.
+
+    ``kv_pool`` returns the number of tokens in a block and the number of blocks; None without a
+    worker. ``adapters`` returns the names of the loaded LoRA adapters. ``max_adapters`` limits
+    their number.
     """
 
     def __init__(
