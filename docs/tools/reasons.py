@@ -60,6 +60,10 @@ WHAT: dict[str, tuple[str, str]] = {
         "A container ended at least twice, and Kubernetes waits before it starts it again.",
         "Read the log of its last run: `kubectl logs POD -c CONTAINER --previous`.",
     ),
+    "DeviceUnhealthy": (
+        "The kubelet reports a device of the pod as unhealthy, and the pod is not ready.",
+        "Look for the device's error on the node, and delete the pod for one with other devices.",
+    ),
     "FailedCreate": (
         "Kubernetes cannot create a pod, for example because of a quota or pod security.",
         "The message has the refusal. Change the service or the namespace accordingly.",

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from plimsoll_api import logs
+from plimsoll_api.device_health import DEVICE_HEALTH_FILE
 from plimsoll_api.learned import LEARNED_FILE
 from plimsoll_api.listening import ALL_ADDRESSES
 from plimsoll_api.names import ENGINE_CONTAINER, METRICS_PORT, PROBE_PORT, TOKEN_FILE
@@ -39,6 +40,7 @@ from plimsoll_sidecar.record.publisher import Publisher
 from plimsoll_sidecar.record.server import AllowedHosts, StateServer
 from plimsoll_sidecar.signals.device_memory import AmdExporter, Dcgm, PodContainer
 from plimsoll_sidecar.signals.other_pods import (
+    DeviceHealthFile,
     GroupLeader,
     GroupMembers,
     GroupPages,
@@ -156,9 +158,10 @@ def build_supervisor(
     metrics = Metrics(lambda: source.cgroup)
     peers = PeersFile(arguments.config.with_name(PEERS_FILE))
     learned = LearnedFile(arguments.config.with_name(LEARNED_FILE))
+    device_health = DeviceHealthFile(arguments.config.with_name(DEVICE_HEALTH_FILE))
     supervisor = Supervisor(
         config, source, create_detector, create_actuator, publisher, metrics, state_dir, pod, group,
-        peers, learned, run_dir,
+        peers, learned, device_health, run_dir,
     )  # fmt: skip
     return supervisor, metrics
 

@@ -30,7 +30,12 @@ from plimsoll_sidecar.act.sweep import SharedMemorySweep
 from plimsoll_sidecar.clock import SteadyClock
 from plimsoll_sidecar.config import ConfigFile
 from plimsoll_sidecar.detect.detector import Detector
-from plimsoll_sidecar.detect.fleet import LEADER_PLACEHOLDER, join_group, weigh_peers
+from plimsoll_sidecar.detect.fleet import (
+    LEADER_PLACEHOLDER,
+    add_device_health,
+    join_group,
+    weigh_peers,
+)
 from plimsoll_sidecar.govern.auto_budget import BudgetsInForce
 from plimsoll_sidecar.govern.command import (
     EngineProcess,
@@ -48,7 +53,12 @@ from plimsoll_sidecar.record.journal_manager import JournalManager
 from plimsoll_sidecar.record.metrics import Metrics
 from plimsoll_sidecar.record.publisher import Publisher
 from plimsoll_sidecar.record.storage import LastKnownEngine
-from plimsoll_sidecar.signals.other_pods import GroupMembers, LearnedFile, PeersFile
+from plimsoll_sidecar.signals.other_pods import (
+    DeviceHealthFile,
+    GroupMembers,
+    LearnedFile,
+    PeersFile,
+)
 from plimsoll_sidecar.signals.process_table import ProcessId, identify
 from plimsoll_sidecar.signals.sampler import Sampler, SignalLog
 from plimsoll_sidecar.view import Display, Observation, log_event
@@ -61,17 +71,27 @@ CONFIG_CHECK_INTERVAL_S = 2.0
 class Supervisor:
     """Supervises one engine.
 
-    Args: config: The configuration file. source: The source of samples. create_detector: A function
-    that creates a detector, at the start and after a change of the detection settings.
-    create_actuator: A function that creates the actuator. Its argument is a function that returns
-    the last known main process of the engine. publisher: The publisher of incidents; None in local
-    mode. metrics: The metrics of the supervisor. state_dir: The directory of the journal and of
-    other state. replica: The name of this replica, and the first part of the names of its
-    incidents. group: The other pods of the multi-node group if this pod is its leader; None
-    otherwise. peers: The file in which the operator publishes the growth of other replicas; None
-    without an operator. learned: The file in which the operator publishes what other replicas have
-    learned about their growth; None without an operator. run_dir: The directory that the engine
-    shares with the supervisor. The default is ``state_dir``.
+    Args:
+        config: The configuration file.
+        source: The source of samples.
+        create_detector: A function that creates a detector, at the start and after a change of the
+            detection settings.
+        create_actuator: A function that creates the actuator. Its argument is a function that
+            returns the last known main process of the engine.
+        publisher: The publisher of incidents; None in local mode.
+        metrics: The metrics of the supervisor.
+        state_dir: The directory of the journal and of other state.
+        replica: The name of this replica, with which the names of its incidents begin.
+        group: The other pods of the multi-node group if this pod is its leader; None otherwise.
+        peers: The file in which the operator publishes the growth of other replicas; None without
+            an operator.
+        learned: The file in which the operator publishes the growth that other replicas have
+            learned; None without an operator.
+        device_health: The file in which the operator publishes the unhealthy devices of pods; None
+            without an operator.
+        run_dir: The directory that the engine shares with the supervisor. The default is
+            ``state_dir``.
+
     """
 
     def __init__(
@@ -87,10 +107,12 @@ class Supervisor:
         group: GroupMembers | None = None,
         peers: PeersFile | None = None,
         learned: LearnedFile | None = None,
+        device_health: DeviceHealthFile | None = None,
         run_dir: Path | None = None,
     ) -> None:
         self._others_learned, self._learned_shown = learned, False
         self._group, self._peers, self._replica = group, peers, replica
+        self._device_health = device_health
         self._config, self._source, self._metrics = config, source, metrics
         self._create_detector, self._publisher = create_detector, publisher
         self._state_dir = state_dir
@@ -255,6 +277,8 @@ class Supervisor:
         assessment = self._detector.update(sample)
         if self._peers is not None:
             assessment = weigh_peers(assessment, self._replica, self._peers.read_peers())
+        if self._device_health is not None and assessment.suspicions:
+            assessment = add_device_health(assessment, self._device_health.read(self._replica))
         self._check_start(assessment, status is not None, now)
         log.debug("%s", assessment)
         if self._inherited is not None and status is not None:

@@ -161,6 +161,7 @@ class ControlPlane:
                 f"--proxy-client-key-file={pki / 'front-proxy.key'}",
                 "--profiling=false",
                 f"--cert-dir={pki}",
+                "--feature-gates=ResourceHealthStatus=true",  # alpha: pods keep a device's health
                 *self.api_flags,
             ],
         )

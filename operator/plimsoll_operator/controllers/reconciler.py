@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import ClassVar, Generic, TypeVar
 
+from plimsoll_api.device_health import DEVICE_HEALTH_FILE
 from plimsoll_api.learned import LEARNED_FILE
 from plimsoll_api.memory_policy import MemoryPolicy
 from plimsoll_api.peers import PEERS_FILE, Peer
@@ -20,8 +21,11 @@ from plimsoll_operator.controllers.writes import (
     OwnedObjectWriter,
     write_status,
 )
+from plimsoll_operator.fleet.device_health import make_device_health_file
 from plimsoll_operator.fleet.learned import make_learned_file
 from plimsoll_operator.fleet.peers import PeersFileCache
+from plimsoll_operator.fleet.pods import PodView
+from plimsoll_operator.fleet.selected_pods import SelectedPod
 from plimsoll_operator.kinds import (
     INCIDENT,
     OWNED_KINDS,
@@ -139,11 +143,17 @@ class Reconciler(ABC, Generic[Observation]):
         """Drop the state of a deleted object."""
 
     def _make_files(
-        self, key: Key, replicas: Sequence[Peer], memory: MemoryPolicy, published: Object | None
+        self,
+        key: Key,
+        pods: Iterable[PodView | SelectedPod],
+        replicas: Sequence[Peer],
+        memory: MemoryPolicy,
+        published: Object | None,
     ) -> dict[str, str]:
         """Return the files that are mounted next to the supervisors' configuration, by name.
 
-        ``replicas`` are the pods, oldest first. ``published`` is the current ConfigMap.
+        ``replicas`` are those of ``pods`` whose revision is known, oldest first. ``published`` is
+        the current ConfigMap.
         """
         incidents, figures = self._list_incidents(key), self._scraper.get_latest(key)
         files = {PEERS_FILE: self._peers.make_text(key, replicas, incidents, figures)}
@@ -151,6 +161,9 @@ class Reconciler(ABC, Generic[Observation]):
             before = str(((published or {}).get("data") or {}).get(LEARNED_FILE) or "")
             now = parse_rfc3339(self._clock())
             files[LEARNED_FILE] = make_learned_file(before, replicas, incidents, figures, now)
+        files[DEVICE_HEALTH_FILE] = make_device_health_file(
+            (one.name, one.unhealthy_devices) for one in pods
+        )
         return {name: text for name, text in files.items() if text}
 
     def _find_item(self, key: Key) -> Object | None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from plimsoll_api.names import REVISION_LABEL
 from plimsoll_api.times import parse_rfc3339
 from plimsoll_api.workloads import find_lws_group
+from plimsoll_operator.fleet.device_health import list_unhealthy_devices
 from plimsoll_operator.fleet.resource_claims import list_missing_claims
 from plimsoll_operator.kinds import Object
 
@@ -175,7 +176,7 @@ class PodView:
 
     ``scheduled_at`` is when the pod was scheduled, and ``unscheduled_cause`` why it was not.
     ``over`` is whether the pod has ended. ``group`` is its LeaderWorkerSet group; empty for a
-    single-pod replica.
+    single-pod replica. ``unhealthy_devices`` are those that the kubelet reports as unhealthy.
     """
 
     name: str
@@ -189,6 +190,7 @@ class PodView:
     init_containers: tuple[Container, ...]
     main_containers: tuple[Container, ...]
     group: str = ""
+    unhealthy_devices: tuple[str, ...] = ()
 
     @classmethod
     def parse(cls, pod: Object) -> PodView:
@@ -225,6 +227,7 @@ class PodView:
             init_containers=_parse_containers(status.get("initContainerStatuses"), specs),
             main_containers=_parse_containers(status.get("containerStatuses"), specs),
             group=find_lws_group(labels),
+            unhealthy_devices=list_unhealthy_devices(pod),
         )
 
     @classmethod
@@ -269,6 +272,12 @@ class PodView:
             )
         if found.ready:
             return None
+        if self.unhealthy_devices:
+            message = f"unhealthy device: {', '.join(self.unhealthy_devices)}"
+            own = found.find_cause(now)
+            return Cause(
+                "DeviceUnhealthy", make_printable_line(f"{message}; {own.message}"), own.blocking
+            )
         if self.is_creating:
             return _find_mount_failure(events) or found.find_cause(now)
         if found.reason in _CREATING_REASONS and (

@@ -84,6 +84,7 @@ class SelectedPod:
         memory_request: The largest memory request of a container in bytes, which is assumed to be
             the engine's.
         role: The pod's role in disaggregated or multi-node serving.
+        unhealthy_devices: The pod's devices that the kubelet reports as unhealthy.
 
     """
 
@@ -103,6 +104,7 @@ class SelectedPod:
     engine: str = ""
     memory_request: int | None = None
     role: PodRole | None = None
+    unhealthy_devices: tuple[str, ...] = ()
 
 
 def summarize(
@@ -151,6 +153,7 @@ def summarize(
         ),
         memory_request=_find_memory_request(spec),
         role=find_role(labels),
+        unhealthy_devices=view.unhealthy_devices if view is not None else (),
     )
 
 

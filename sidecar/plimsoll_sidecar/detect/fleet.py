@@ -57,6 +57,8 @@ are each at least this share of this replica's."""
 MAX_SAME_GROWTH_FACTOR = 2.0
 """Maximum factor between the growth that the operator published, which is older, and the present
 growth. Beyond it, the two are different growths."""
+DEVICE_KINDS = frozenset({IncidentKind.DEVICE_GROWTH, IncidentKind.STALL})
+"""Kinds of incidents that an unhealthy device may explain."""
 MIN_SHOWN_PROBABILITY = 0.0005
 """Minimum probability in messages, which round to a tenth of a percent."""
 LEADER_PLACEHOLDER = ""
@@ -83,6 +85,24 @@ def weigh_peers(assessment: Assessment, pod: str, peers: Sequence[Peer]) -> Asse
         return assessment
     suspicions = [_weigh_suspicion(suspicion, mine, peers) for suspicion in assessment.suspicions]
     return replace(assessment, suspicions=suspicions)
+
+
+def add_device_health(assessment: Assessment, unhealthy: Sequence[str]) -> Assessment:
+    """Return ``assessment`` with the ``unhealthy`` devices of the pod as evidence.
+
+    An unhealthy device explains a stall, and device memory that is not freed, better than a leak
+    does. Only the evidence changes, because the kubelet does not say what is wrong.
+    """
+    if not unhealthy:
+        return assessment
+    reported = f"the kubelet reports an unhealthy device: {', '.join(unhealthy)}"
+    return replace(
+        assessment,
+        suspicions=[
+            replace(one, evidence=[reported, *one.evidence]) if one.kind in DEVICE_KINDS else one
+            for one in assessment.suspicions
+        ],
+    )
 
 
 def compare_growth(

@@ -23,10 +23,11 @@ from typing import TypeVar
 
 import msgspec
 
-from plimsoll_api import learned, peers
+from plimsoll_api import device_health, learned, peers
 from plimsoll_api.admin import EngineState
 from plimsoll_api.assessment import Assessment, BudgetState, Suspicion
 from plimsoll_api.decoding import MalformedError, decode
+from plimsoll_api.device_health import MAX_DEVICE_HEALTH_BYTES
 from plimsoll_api.learned import MAX_LEARNED_BYTES, LearnedWorkload
 from plimsoll_api.names import METRICS_PORT
 from plimsoll_api.peers import MAX_PEERS_BYTES, Peer
@@ -353,6 +354,21 @@ class LearnedFile:
         except MalformedError:
             return None
         return next((one for one in found if one.workload == name), None)
+
+
+class DeviceHealthFile:
+    """File in which the operator publishes the unhealthy devices of pods."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def read(self, pod: str) -> tuple[str, ...]:
+        """Return the devices of ``pod`` that the kubelet reports as unhealthy. Never raises."""
+        data = _read_file(self._path, MAX_DEVICE_HEALTH_BYTES)
+        try:
+            return device_health.decode_device_health(data).get(pod, ()) if data else ()
+        except MalformedError:
+            return ()
 
 
 def _read_file(path: Path, limit: int) -> bytes:
