@@ -59,13 +59,17 @@ class Actuator:
     ``restart_budget`` limits the restarts. ``may_end_leftovers`` states whether the actuator may
     end processes that an earlier engine left behind. Both may be replaced at any time.
 
-    Args: engine: The adapter of the engine. slots: The restart slots of the replica's service.
-    service_exit: The removal of the pod from its Services; None for a pod without Services.
-    save_diagnostics: A function that saves diagnostics and returns the names of the files.
-    state_dir: The directory for the reasons why the pod is not ready. restart_budget: The initial
-    restart budget. get_main_process: A function that returns the last known main process of the
-    engine. The actuator ends this process if the engine does not answer. partners: The engines with
-    which this engine exchanges KV blocks; None without any.
+    Args:
+        engine: The adapter of the engine.
+        slots: The restart slots of the replica's service.
+        service_exit: The removal of the pod from its Services; None for a pod without Services.
+        save_diagnostics: A function that saves diagnostics and returns the names of the files.
+        state_dir: The directory for the reasons why the pod is not ready.
+        restart_budget: The initial restart budget.
+        get_main_process: A function that returns the last known main process of the engine. The
+            actuator ends this process if the engine does not answer.
+        partners: The engines with which this engine exchanges KV blocks; None without any.
+
     """
 
     def __init__(

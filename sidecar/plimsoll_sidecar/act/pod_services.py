@@ -47,11 +47,16 @@ class PodServices(ServiceExit):
 
     The methods raise :class:`~plimsoll_sidecar.clients.kube.KubeError`.
 
-    Args: slices: The EndpointSlices of the pod's namespace. pod: The name of the pod. service: The
-    name of the pod's Service. None for a pod of a SupervisionPolicy, whose Services are looked up.
-    list_replicas: A function that returns the pods of the workload, grouped by replica.
-    unused_services: Names of Services that route no requests to the pod. members_service: The name
-    of the Service that lists all pods of the policy and routes no requests; empty without one.
+    Args:
+        slices: The EndpointSlices of the pod's namespace.
+        pod: The name of the pod.
+        service: The name of the pod's Service. None for a pod of a SupervisionPolicy, whose
+            Services are looked up.
+        list_replicas: A function that returns the pods of the workload, grouped by replica.
+        unused_services: Names of Services that route no requests to the pod.
+        members_service: The name of the Service that lists all pods of the policy and routes no
+            requests; empty without one.
+
     """
 
     def __init__(

@@ -100,12 +100,14 @@ class EngineStartGate:
     ) -> Suspicion | None:
         """Answer an engine that requests its start.
 
-        Args: policy: The configuration of the start gate; None if no start is to be held.
-        engine_answers: Whether the engine answers a request for its status. now: The time in Unix
-        seconds.
+        Args:
+            policy: The configuration of the start gate; None if no start is to be held.
+            engine_answers: Whether the engine answers a request for its status.
+            now: The time in Unix seconds.
 
         Returns: A suspicion if the start has been held for longer than the policy allows, or else
         None.
+
         """
         if policy is None:
             with contextlib.suppress(OSError):

@@ -129,10 +129,13 @@ class LearnedHistory(msgspec.Struct, omit_defaults=True):
     ) -> None:
         """Add a sample.
 
-        Args: now: The time in Unix seconds. epoch: The engine's epoch. revision: The revision of
-        the workload. A new revision restarts the learning. state: The state of the leak budget;
-        None if unknown. incident: Whether an incident of this kind of memory is open or in its
-        cooldown.
+        Args:
+            now: The time in Unix seconds.
+            epoch: The engine's epoch.
+            revision: The revision of the workload. A new revision restarts the learning.
+            state: The state of the leak budget; None if unknown.
+            incident: Whether an incident of this kind of memory is open or in its cooldown.
+
         """
         at = int(now // SECONDS_PER_HOUR)
         if revision != self.revision:

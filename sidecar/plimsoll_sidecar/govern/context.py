@@ -26,11 +26,17 @@ continues."""
 class TurnContext:
     """Input and output of one turn, and the methods that change the governor's state.
 
-    Args: state: The governor's state. policy: The supervision settings of the configuration.
-    memory: The memory settings of the configuration. assessment: The detector's assessment of the
-    newest sample. engine: The state of the engine in this sample. now: The time in Unix seconds.
-    hold: The reason why no command may be sent; None if commands may be sent. turn: The output,
-    which the methods fill. learning: The kinds whose budget has not been learned yet.
+    Args:
+        state: The governor's state.
+        policy: The supervision settings of the configuration.
+        memory: The memory settings of the configuration.
+        assessment: The detector's assessment of the newest sample.
+        engine: The state of the engine in this sample.
+        now: The time in Unix seconds.
+        hold: The reason why no command may be sent; None if commands may be sent.
+        turn: The output, which the methods fill.
+        learning: The kinds whose budget has not been learned yet.
+
     """
 
     def __init__(

@@ -73,9 +73,13 @@ def make_crash_record(
 ) -> Incident:
     """Return the incident that records an unexpected end of an epoch.
 
-    Args: last_state: The last healthy state of the epoch that ended. view: The state of the engine
-    in the next epoch. replica: The first part of the incident's name. host_limit: The limit of host
-    memory in bytes; None if unknown. now: The time in Unix seconds.
+    Args:
+        last_state: The last healthy state of the epoch that ended.
+        view: The state of the engine in the next epoch.
+        replica: The first part of the incident's name.
+        host_limit: The limit of host memory in bytes; None if unknown.
+        now: The time in Unix seconds.
+
     """
     engine = get_process_part(last_state.epoch) != get_process_part(view.epoch or "")
     lost = [one for one in last_state.processes if one not in view.processes]

@@ -89,16 +89,20 @@ class Governor:
     ) -> Turn:
         """Advance all incidents by one turn.
 
-        Args: assessment: The newest assessment of this replica. engine: The state of the engine.
-        now: The time in Unix seconds; in a replay, the time ``t`` of the sample. results: The
-        results of commands since the last turn. hold: The reason why no command may be sent, for
-        example because the journal cannot be written; None if commands may be sent. Incidents are
-        recorded in any case. manual_actions: The manual actions that are in progress or finished.
-        Pass a finished action again until the journal has stored a turn with it. pod_assessment:
-        The assessment of this pod alone, if ``assessment`` covers its multi-node group. It is used
-        for crashes and starts.
+        Args:
+            assessment: The newest assessment of this replica.
+            engine: The state of the engine.
+            now: The time in Unix seconds; in a replay, the time ``t`` of the sample.
+            results: The results of commands since the last turn.
+            hold: The reason why no command may be sent, for example because the journal cannot be
+                written; None if commands may be sent. Incidents are recorded in any case.
+            manual_actions: The manual actions that are in progress or finished. Pass a finished
+                action again until the journal has stored a turn with it.
+            pod_assessment: The assessment of this pod alone, if ``assessment`` covers its
+                multi-node group. It is used for crashes and starts.
 
         Returns: The events of this turn, and at most one new command.
+
         """
         turn, own = Turn(), pod_assessment or assessment
         self.state.limit_waits(now)

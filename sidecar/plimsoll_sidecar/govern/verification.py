@@ -56,11 +56,16 @@ def judge_restart(
     The lowest memory since the restart counts, because the load may increase before the verdict. It
     is stored in ``incident``.
 
-    Args: incident: The incident that caused the restart. assessment: The newest assessment. engine:
-    The current state of the engine. starts: The memory after the newest starts. warmup_s: The
-    length of the warm-up in seconds. now: The time in Unix seconds.
+    Args:
+        incident: The incident that caused the restart.
+        assessment: The newest assessment.
+        engine: The current state of the engine.
+        starts: The memory after the newest starts.
+        warmup_s: The length of the warm-up in seconds.
+        now: The time in Unix seconds.
 
     Returns: The verdict; ``Verdict.WAIT`` until it is known.
+
     """
     late = now - incident.phase_since > MAX_START_DURATION_S + warmup_s
     renewed = engine.epoch is not None and engine.epoch != incident.fenced_epoch

@@ -168,10 +168,14 @@ class Journal:
 
         When the call returns, the data is on disk. Raises :class:`JournalError`.
 
-        Args: state: The governor's state. incidents: The incidents that have changed. engine: The
-        last known state of the engine; None to keep the stored state. clock: A reading of the clock
-        on which the times in ``state`` and ``incidents`` are based; None to keep the stored
-        reading. learned: The learned budgets; None to keep the stored budgets.
+        Args:
+            state: The governor's state.
+            incidents: The incidents that have changed.
+            engine: The last known state of the engine; None to keep the stored state.
+            clock: A reading of the clock on which the times in ``state`` and ``incidents`` are
+                based; None to keep the stored reading.
+            learned: The learned budgets; None to keep the stored budgets.
+
         """
         changed = {incident.name: incident for incident in incidents}
         try:

@@ -32,13 +32,17 @@ MAX_EVENT_WAIT_S = 60.0
 class StateServer:
     """Serves the metrics, the state and the page in a thread.
 
-    Args: host: The address to listen on. port: The TCP port. With 0, the system chooses a free
-    port. render_metrics: A function that returns the metrics in the Prometheus text format.
-    get_state: A function that returns the state as JSON. render_page: A function that returns the
-    HTML page. Its argument states whether the page reloads itself. hosts: The Host headers that the
-    server accepts.
+    Args:
+        host: The address to listen on.
+        port: The TCP port. With 0, the system chooses a free port.
+        render_metrics: A function that returns the metrics in the Prometheus text format.
+        get_state: A function that returns the state as JSON.
+        render_page: A function that returns the HTML page. Its argument states whether the page
+            reloads itself.
+        hosts: The Host headers that the server accepts.
 
     Raises: OSError: If the server cannot listen on the port. The message contains host and port.
+
     """
 
     def __init__(

@@ -71,11 +71,15 @@ class ExternalLoad:
     Such a page does not describe the whole engine, and is not used. ``signal`` states whether the
     newest page is usable.
 
-    Args: server: The client of the engine's server. profile: The paths and metrics of the engine
-    type. clock: A function that returns a monotonic time in seconds. count_waiting: A function that
-    returns the number of connections that wait for an answer, or None if unknown.
-    are_helpers_replaced: A function that returns whether all helper processes have been replaced
-    since the previous page.
+    Args:
+        server: The client of the engine's server.
+        profile: The paths and metrics of the engine type.
+        clock: A function that returns a monotonic time in seconds.
+        count_waiting: A function that returns the number of connections that wait for an answer, or
+            None if unknown.
+        are_helpers_replaced: A function that returns whether all helper processes have been
+            replaced since the previous page.
+
     """
 
     def __init__(

@@ -86,9 +86,12 @@ class TerminationResult(msgspec.Struct, frozen=True):
 class Terminator:
     """Ends the processes of one engine with signals, including new child processes.
 
-    Args: processes: The processes of the engine. is_allowed: A function that returns whether a
-    process still belongs to the engine. It is called before every signal. required_helpers: The
-    helpers without which the main process cannot finish requests.
+    Args:
+        processes: The processes of the engine.
+        is_allowed: A function that returns whether a process still belongs to the engine. It is
+            called before every signal.
+        required_helpers: The helpers without which the main process cannot finish requests.
+
     """
 
     def __init__(
