@@ -22,7 +22,7 @@ from plimsoll_sidecar.act import readiness
 from plimsoll_sidecar.act.adapters.engine_adapter import EngineAdapter
 from plimsoll_sidecar.act.lease_counts import UnreadableCountError
 from plimsoll_sidecar.act.partner import Partners, PartnerTestResult
-from plimsoll_sidecar.act.pod_services import LEAVE_SERVICES_TIMEOUT_S, ServiceExit, wait_until_left
+from plimsoll_sidecar.act.pod_services import MAX_LEAVE_SERVICES_S, ServiceExit, wait_until_left
 from plimsoll_sidecar.act.slots import RENEW_INTERVAL_S, SlotLostError, Slots
 from plimsoll_sidecar.act.standby import StandbyLease
 from plimsoll_sidecar.background import BackgroundThread, run_in_thread
@@ -331,16 +331,14 @@ class Actuator:
 
         A pod that is not evicted within :data:`EVICTION_WAIT_S` becomes ready again.
         """
-        longest_s = command.deadline_s + LEAVE_SERVICES_TIMEOUT_S + EVICTION_WAIT_S
+        longest_s = command.deadline_s + MAX_LEAVE_SERVICES_S + EVICTION_WAIT_S
         readiness.set_unready(self._state_dir, readiness.DRAIN, longest_s)
         if self._service_exit is not None:
             wait_until_left(self._service_exit)
         return self._engine.finish_requests(command)
 
     def _drain(self, command: Command) -> Result:
-        longest_s = (
-            command.deadline_s + LEAVE_SERVICES_TIMEOUT_S + readiness.RESTART_UNREADY_TIMEOUT_S
-        )
+        longest_s = command.deadline_s + MAX_LEAVE_SERVICES_S + readiness.RESTART_UNREADY_TIMEOUT_S
         readiness.set_unready(self._state_dir, readiness.DRAIN, longest_s)
         if self._service_exit is not None:
             wait_until_left(self._service_exit)

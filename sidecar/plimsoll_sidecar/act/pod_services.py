@@ -18,6 +18,14 @@ LEAVE_SERVICES_TIMEOUT_S = 30.0
 """Seconds until an unready pod has left its endpoints.
 
 They cover the period of the readiness probe and kube-proxy's update of its rules."""
+MAX_WATCH_LAG_S = 60.0
+"""Seconds after an outage of the API server in which its clients may not watch it yet.
+
+client-go retries a watch after up to 30 s, or 60 s with its jitter. Meanwhile, the endpoints
+controller does not notice that a pod is not ready, nor kube-proxy that the endpoints changed.
+"""
+MAX_LEAVE_SERVICES_S = LEAVE_SERVICES_TIMEOUT_S + 2 * MAX_WATCH_LAG_S
+"""Maximum duration of :func:`wait_until_left`, in seconds."""
 UNKNOWN_ENDPOINTS_WAIT_S = 10.0
 """Seconds to wait if the endpoints are unknown, which is longer than most updates take."""
 
@@ -40,6 +48,13 @@ class ServiceExit:
         """Wait for a fixed time, at most ``timeout_s`` seconds, and return True."""
         time.sleep(min(timeout_s, UNKNOWN_ENDPOINTS_WAIT_S))
         return True
+
+    def compute_watch_lag_s(self) -> float:
+        """Return for how long other clients of the API server may still not watch it.
+
+        The result is 0 if there was no outage within :data:`MAX_WATCH_LAG_S`.
+        """
+        return 0.0
 
 
 class PodServices(ServiceExit):
@@ -139,19 +154,23 @@ class PodServices(ServiceExit):
             time.sleep(ENDPOINTS_POLL_INTERVAL_S)
         return True
 
+    def compute_watch_lag_s(self) -> float:
+        """Return for how long other clients of the API server may still not watch it."""
+        return max(0.0, MAX_WATCH_LAG_S - self._slices.compute_seconds_since_outage())
+
 
 def wait_until_left(service_exit: ServiceExit) -> None:
     """Wait until the pod has left its endpoints, or for a fixed time if they cannot be read.
 
     While the API server does not answer, the endpoints stay the same, and clients still reach the
-    pod. Reading the endpoints is therefore retried for :data:`LEAVE_SERVICES_TIMEOUT_S`.
+    pod. Reading the endpoints is therefore retried for :data:`LEAVE_SERVICES_TIMEOUT_S`. After an
+    outage, the endpoints and the rules of kube-proxy change late, so the wait is longer.
     """
-    left_s, message = LEAVE_SERVICES_TIMEOUT_S, ""
-    deadline = time.monotonic() + left_s
+    begin, left_s, message = time.monotonic(), LEAVE_SERVICES_TIMEOUT_S, ""
+    deadline = begin + left_s
     while left_s > 0:
         try:
-            service_exit.wait_until_left(left_s)
-            return
+            has_left = service_exit.wait_until_left(left_s)
         except KubeError as error:
             if not error.is_transient:
                 log.warning("cannot read the pod's endpoints, waiting for a fixed time: %s", error)
@@ -159,11 +178,18 @@ def wait_until_left(service_exit: ServiceExit) -> None:
                 return
             message = str(error)
             time.sleep(ENDPOINTS_POLL_INTERVAL_S)
-            left_s = deadline - time.monotonic()
+        else:
+            lag_s = service_exit.compute_watch_lag_s()
+            if has_left or not lag_s:
+                time.sleep(lag_s)
+                return
+            last = begin + LEAVE_SERVICES_TIMEOUT_S + MAX_WATCH_LAG_S
+            deadline = min(time.monotonic() + lag_s, last)
+        left_s = deadline - time.monotonic()
     log.warning(
-        "continuing without the pod's endpoints, which could not be read for %.0f s: %s",
-        LEAVE_SERVICES_TIMEOUT_S,
-        message,
+        "continuing after %.0f s, although the pod may still be in its endpoints: %s",
+        time.monotonic() - begin,
+        message or "they did not change after an outage of the API server",
     )
 
 

@@ -5,6 +5,7 @@ The client reads the projected token for each request, because the kubelet renew
 
 from __future__ import annotations
 
+import math
 import os
 import ssl
 import time
@@ -115,6 +116,7 @@ class KubeClient:
         self._token_file = token_file
         self._server_time: tuple[float, float] | None = None
         """Unix time in the newest response, and the monotonic time of its arrival."""
+        self._failed_at = -math.inf
         self._http = create_pool(
             maxsize=4,
             ssl_context=_create_tls_context(has_own_ca=ca_file is not None),
@@ -146,6 +148,10 @@ class KubeClient:
             return time.time()
         server_time, read_at = self._server_time
         return server_time + time.monotonic() - read_at
+
+    def compute_seconds_since_outage(self) -> float:
+        """Return the time since the server last gave no answer or an internal error."""
+        return time.monotonic() - self._failed_at
 
     def get(self, path: str) -> Object:
         """Return the object at ``path``. Raises KubeError."""
@@ -239,12 +245,16 @@ class KubeClient:
             answer = request(self._http, method, url, REQUEST_TIMEOUT_S, data, headers)
         except RequestError as error:
             error_class = TooLargeError if isinstance(error, TooLongError) else KubeError
+            if error_class is KubeError:
+                self._failed_at = time.monotonic()
             raise error_class(0, f"{method} {path}: {error}") from error
         date = _read_answer_time(answer)
         if date is not None:
             self._server_time = date, time.monotonic()
         if answer.status < 300:
             return answer
+        if answer.status >= 500:
+            self._failed_at = time.monotonic()
         message = f"{method} {path}: {_read_error_message(answer)}"
         error_class_of_status = _ERROR_BY_STATUS.get(answer.status, KubeError)
         raise error_class_of_status(answer.status, message, _read_retry_after_s(answer))
@@ -351,6 +361,10 @@ class EndpointSlices:
     def __init__(self, kube: KubeClient, namespace: str) -> None:
         self._kube = kube
         self._path = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
+
+    def compute_seconds_since_outage(self) -> float:
+        """Return the time since the API server last gave no answer or an internal error."""
+        return self._kube.compute_seconds_since_outage()
 
     def iterate_endpoints(self, services: Iterable[str]) -> Iterator[Endpoint]:
         """Yield all endpoints of the named ``services``."""

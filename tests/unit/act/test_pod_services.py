@@ -6,11 +6,13 @@ Tests ``act/pod_services.py``.
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 
 from plimsoll_sidecar.act import pod_services
 from plimsoll_sidecar.act.pod_services import PodServices, ServiceExit, wait_until_left
+from plimsoll_sidecar.clients.kube import KubeError
 from tests.unit.clients.api_server import ApiServer, endpoint
 
 HEAD = "llm-head"
@@ -81,6 +83,7 @@ def test_a_pod_leaves_after_the_api_server_is_back(
 ) -> None:
     """Meanwhile clients still reach it: a restart would fail their requests."""
     monkeypatch.setattr(pod_services, "UNKNOWN_ENDPOINTS_WAIT_S", 0.0)
+    monkeypatch.setattr(pod_services, "MAX_WATCH_LAG_S", 0.5)
     api.add("front", [endpoint(HEAD)])
     api.answer = (503, {}, b"{}")
     has_left = threading.Event()
@@ -99,3 +102,51 @@ def test_a_pod_leaves_after_the_api_server_is_back(
     assert has_left.is_set()
     for timer in timers:
         timer.join()
+
+
+def test_kube_proxy_has_time_to_watch_again_after_an_outage(
+    api: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It notices later than the supervisor that the pod has left: a restart would fail requests."""
+    monkeypatch.setattr(pod_services, "MAX_WATCH_LAG_S", 1.0)
+    api.add("front", [endpoint(HEAD, serving=False)])
+    services = PodServices(api.endpoint_slices, HEAD)
+    assert waited(services) < 0.5, "there was no outage"
+    api.answer = (503, {}, b"{}")
+    with pytest.raises(KubeError):
+        api.kube.get("/api")
+    api.answer = None
+    assert 0.9 < waited(services) < 1.5
+    assert waited(services) < 0.5, "the outage is long past"
+
+
+def test_endpoints_that_change_late_after_an_outage_are_waited_for(
+    api: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pod_services, "LEAVE_SERVICES_TIMEOUT_S", 0.6)
+    monkeypatch.setattr(pod_services, "MAX_WATCH_LAG_S", 2.0)
+    api.add("front", [endpoint(HEAD)])
+    services = PodServices(api.endpoint_slices, HEAD)
+    assert waited(services) < 1.5, "there was no outage"
+    api.answer = (503, {}, b"{}")
+    with pytest.raises(KubeError):
+        api.kube.get("/api")
+    api.answer = None
+    has_left = threading.Event()
+
+    def leave() -> None:
+        has_left.set()
+        api.slices[0]["endpoints"] = [endpoint(HEAD, serving=False)]
+
+    timer = threading.Timer(1.2, leave)
+    timer.start()
+    assert waited(services) > 1.2
+    assert has_left.is_set()
+    timer.join()
+
+
+def waited(services: PodServices) -> float:
+    """How long the pod waits until it has left."""
+    begin = time.monotonic()
+    wait_until_left(services)
+    return time.monotonic() - begin
