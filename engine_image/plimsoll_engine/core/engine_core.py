@@ -143,7 +143,7 @@ class EngineCore:
         return self.scheduler.offload is not None and bool(self.scheduler.offload.transfers)
 
     def poll(self, idle: bool = False) -> None:
-        """Complete finished KV transfers, and release inherited tables whose requests are late.
+        """Complete finished KV transfers. Release inherited tables that were not claimed in time.
 
         Call this between steps. ``idle`` means that there are no requests.
         """
@@ -166,7 +166,7 @@ class EngineCore:
         return settled
 
     def submit(self, message: Submit) -> RequestFailure | MissingMedia | None:
-        """Queue a request. Return a failure if it is refused, or the keys of its missing media."""
+        """Queue a request. On failure, return the failure or the keys of missing media."""
         whole = self.receiver.restore_cached_media(message)
         if message.request_id in self.requests:
             return self._create_refusal(message, "a request with this ID is already running")
@@ -229,13 +229,13 @@ class EngineCore:
         return output
 
     def _set_adapter(self, request: Request, number: int) -> str | None:
-        """Set the adapter of ``request``. Return an error message if it is not loaded."""
+        """Set the adapter of ``request``. Return an error message if the adapter is not loaded."""
         adapters = self.runner.adapters
         request.adapter = None if adapters is None else adapters.get(number)
         return "the request's adapter is not loaded" if request.adapter is None else None
 
     def abort(self, request_id: str) -> bool:
-        """End a request without a response. Return False if it is unknown or has ended."""
+        """End a request without a response. Return False if no such request exists."""
         request = self.requests.get(request_id)
         if request is None:
             return False

@@ -97,7 +97,7 @@ class Group:
         return x
 
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:
-        """Replace ``x``, of any shape and dtype, by that of rank 0, and return it."""
+        """Replace ``x``, of any shape and dtype, by the ``x`` of rank 0, and return it."""
         return x
 
     def close(self, rank_lost: bool = False) -> None:
@@ -136,7 +136,7 @@ class TorchCollectives:
         return x
 
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:
-        """Replace ``x`` by that of rank 0, and return it."""
+        """Replace ``x`` by the ``x`` of rank 0, and return it."""
         dist.broadcast(x, 0, group=self._group)
         return x
 

@@ -1,4 +1,4 @@
-"""Rank 0's connections to the other ranks: it sends commands and receives replies."""
+"""Connections of rank 0 to the other ranks, for commands and replies."""
 
 from __future__ import annotations
 
@@ -142,10 +142,10 @@ class Leader:
         return [report for _, report in sorted(self._reports.items())]
 
     def take_standby_memory_reports(self) -> list[rank_ipc.RankReport]:
-        """Return the memory reports of the other ranks as a standby, and discard them.
+        """Return the memory reports of the other ranks while the worker is a standby.
 
-        Serving needs more memory, so the next call of :meth:`get_memory_reports` waits for new
-        reports.
+        The reports are then discarded. Serving needs more memory, so the next call of
+        :meth:`get_memory_reports` waits for new reports.
         """
         reports = self.get_memory_reports()
         self._reports = {}
@@ -164,7 +164,10 @@ class Leader:
                 self.send(rank_ipc.Shutdown())
 
     def wait_until_shut_down(self) -> list[rank_ipc.RankShutdownReport] | None:
-        """Return the memory that each other rank still holds; None if a rank is lost."""
+        """Return the other ranks' reports on memory that they still hold.
+
+        Return None if a rank is lost.
+        """
         if self.lost or len(self._peers) < self.shard.size - 1:
             return None
         try:

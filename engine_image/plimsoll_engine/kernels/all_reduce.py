@@ -41,7 +41,7 @@ save no bytes.
 FALLBACK_RANKS = 4
 """Number of ranks whose limits apply to numbers of ranks that were not measured."""
 BLOCKS_PER_WAIT = 1024
-"""Number of blocks for whose results a program waits."""
+"""Number of blocks whose results a program waits for."""
 
 
 def choose_layout(ranks: int, rows: int, columns: int, dtype: torch.dtype) -> Layout:

@@ -31,9 +31,10 @@ BLOCK_BYTES = 8192
 """Number of bytes that a program exchanges."""
 NUM_WARPS = 8
 VECTOR_ELEMENTS = 8
-"""Number of elements that a thread loads and stores at once, if rows consist of such vectors.
+"""Number of elements that a thread loads and stores at once.
 
-The compiler needs this hint, because it cannot know that no mask ends within a vector.
+Rows must consist of whole vectors. The compiler needs this hint, because it cannot know that no
+mask ends within a vector.
 """
 
 
@@ -142,7 +143,7 @@ class Collectives:
         return x
 
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:
-        """Replace ``x`` by that of rank 0, and return it."""
+        """Replace ``x`` by the ``x`` of rank 0, and return it."""
         self._exchange(x, x, "first")
         return x
 

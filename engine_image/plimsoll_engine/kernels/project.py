@@ -35,7 +35,7 @@ class Tile(NamedTuple):
 
 
 MIN_LARGE_ELEMENTS = 1 << 24
-"""Minimum number of elements of a large matrix, whose programs fill the GPU many times."""
+"""Minimum number of elements of a large matrix. Its programs fill the GPU many times."""
 TILES = {
     (False, False): Tile(4096, 16_384, 4), (False, True): Tile(2048, 8192, 8),
     (True, False): Tile(4096, 4096, 4), (True, True): Tile(2048, 8192, 4),

@@ -118,7 +118,7 @@ def _allocate_buffer(pool: torch.Tensor, block_size: int, slots: int) -> torch.T
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
-    """Wait up to ``timeout_s`` seconds until ``condition`` is true. Return whether it is."""
+    """Wait up to ``timeout_s`` seconds for ``condition``. Return whether it became true."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() >= deadline:

@@ -95,10 +95,10 @@ def extend_block_hashes(request: HashableRequest, block_size: int) -> None:
 
 
 def hash_tail(request: HashableRequest, computed: int, block_size: int) -> bytes:
-    """Return the hash of the last block of the first ``computed`` tokens, if it is partly filled.
+    """Return the hash of the partly filled block at the end of the first ``computed`` tokens.
 
-    Return an empty hash if the block is full. ``request.block_hashes`` must contain the hashes of
-    all full blocks.
+    Return an empty hash if there is no such block. ``request.block_hashes`` must contain the hashes
+    of all full blocks.
     """
     full = computed // block_size
     start = full * block_size

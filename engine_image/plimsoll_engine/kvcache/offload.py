@@ -101,7 +101,7 @@ class Offload:
         self._start_offloading()
 
     def fetch(self, keys: Sequence[bytes]) -> bool:
-        """Start to copy a prompt's blocks from the host, if they follow its blocks on the device.
+        """Start to copy blocks of a prompt from the host, after those that the device has cached.
 
         ``keys`` are the prompt's block hashes. Return whether the prompt must wait for a copy.
         """
@@ -154,13 +154,13 @@ class Offload:
     def wait_for_transfers(self, timeout_s: float) -> bool:
         """Wait up to ``timeout_s`` seconds for all transfers. Return whether all are complete."""
 
-        def settled() -> bool:
+        def is_complete() -> bool:
             for transfer in [t for t in self.transfers if t.ticket.is_done()]:
                 self.transfers.remove(transfer)
                 self._complete(transfer)
             return not self.transfers
 
-        return wait_until(settled, timeout_s)
+        return wait_until(is_complete, timeout_s)
 
     def clear(self) -> int:
         """Remove all blocks that are not in transfer from the cache. Return their number."""

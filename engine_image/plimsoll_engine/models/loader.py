@@ -49,7 +49,7 @@ REQUIRED_CONFIG_FIELDS = (
     "max_position_embeddings",
 )
 LENGTH_DEPENDENT_ROPE_TYPES = ("dynamic", "longrope")
-"""RoPE types that depend on the longest sequence in a batch, which prevents caching of keys."""
+"""RoPE types that are not supported: their keys depend on other sequences in the batch."""
 
 
 class NativeModel(Model, Protocol):
@@ -176,10 +176,11 @@ def get_max_context_length(config: Any) -> int:
 
 
 def choose_dtype(name: str, config: Any, device: torch.device) -> torch.dtype:
-    """Return the dtype for the value ``name`` of ``--dtype``. Raises LoadError if it is unknown.
+    """Return the dtype for the value ``name`` of ``--dtype``.
 
     On a CPU, ``auto`` means float32. On CUDA, it means the config's dtype if that is float32, and
     bfloat16 otherwise. A float16 checkpoint then loses precision, which :func:`load_tensors` logs.
+    Raises LoadError if ``name`` is unknown.
     """
     if name in DTYPES_BY_NAME:
         return DTYPES_BY_NAME[name]

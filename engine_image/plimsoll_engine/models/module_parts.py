@@ -10,7 +10,7 @@ from plimsoll_engine.models.decoder_parts import Part
 
 
 def make_module_parts(module: torch.nn.Module, prefix: str) -> dict[str, Part]:
-    """Return a part for each parameter, by its name in the checkpoint: ``prefix`` + its path."""
+    """Return a part for each parameter, by checkpoint name: ``prefix`` and the parameter's path."""
     return {
         prefix + name: Part(((prefix + name, parameter.shape[0]),), tuple(parameter.shape))
         for name, parameter in module.named_parameters()

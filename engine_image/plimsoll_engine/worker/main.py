@@ -58,9 +58,9 @@ TRANSFER_POLL_INTERVAL_S = 0.01
 """Interval at which an idle worker polls KV transfers."""
 CLOSE_TIMEOUT_S = 10.0
 CAPTURE_INTERVAL_S = 0.2
-"""Interval between captures of CUDA graphs while requests run. While idle, it is a tenth."""
+"""Interval between captures of CUDA graphs while requests run. An idle worker divides it by 10."""
 MAX_CAPTURE_DELAY_S = 1.0
-"""Maximum time for which messages postpone a capture, because one of them may be a Stop."""
+"""Maximum time for which incoming messages postpone a capture. One of them may be a Stop."""
 FIRST_CAPTURE_DELAY_S = 0.05
 """Delay of the first capture and the first report after Ready.
 

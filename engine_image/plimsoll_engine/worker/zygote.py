@@ -185,7 +185,7 @@ class Zygote:
         self.send(Exited(child.number, child.pid, code, child.role, child.rank))
 
     def _kill_children(self) -> None:
-        """Kill the workers first, then the weight server, whose memory they use."""
+        """Kill the workers before the weight server, because they use its memory."""
         for fd in sorted(
             self.children, key=lambda fd: self.children[fd].role == Role.WEIGHT_SERVER
         ):

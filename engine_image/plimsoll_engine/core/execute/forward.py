@@ -45,7 +45,7 @@ class Forward:
         memory: torch.Tensor | None = None,
         kv_dtype: torch.dtype | None = None,
     ) -> None:
-        """Use ``memory``, uint8 [bytes], as the KV pool. If it is None, allocate a pool.
+        """Use ``memory``, uint8 [bytes], as the KV pool; None allocates a pool.
 
         ``kv_dtype`` is the pool's dtype; None means the model's dtype.
         """
@@ -57,7 +57,7 @@ class Forward:
         self.graphs: DecodeGraphs | None = None
         self.layers: LayerGraphs | None = None
         self._unplanned: list[int] = []
-        """Padded prompt lengths for which the attention is not planned yet."""
+        """Padded prompt lengths for which the library has no attention plan yet."""
         self.adapters: LoadedAdapters | None = None
         """LoRA adapters; None if the engine does not serve adapters."""
         self._ops = choose_ops(self.device)

@@ -100,7 +100,7 @@ class LayerGraphs:
         self._model: Decoder | None = model
         self._capture = capture
         self._missing = list(reversed(sizes))
-        """Sizes to capture, the largest first, because its memory suffices for all others."""
+        """Sizes to capture. The largest comes first, because its memory suffices for the others."""
         self._pieces: dict[int, list[GraphPiece]] = {}
         self._captured_pieces: list[GraphPiece] = []
         """Pieces of the first missing size that are already captured."""

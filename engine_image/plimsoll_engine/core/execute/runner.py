@@ -39,14 +39,14 @@ from plimsoll_engine.messages.worker_ipc import Logprobs, Media, PromptScores
 from plimsoll_engine.models.model import MediaModel, Model
 
 MAX_SHORT_STEP_ROWS = 64
-"""Maximum number of rows of a step with short prompts that is computed as a decode step.
+"""Maximum number of rows in a step with short prompts that runs as a decode step.
 
 The rows cost little, because reading the weights takes most of the time.
 """
 MAX_SHORT_STEP_CONTEXT = 16_384
-"""Maximum number of context tokens, over all rows, of such a step.
+"""Maximum number of context tokens in a step with short prompts that runs as a decode step.
 
-Reading this many takes 0.7 ms in an 8B model on an H100 (64 MiB per layer).
+In an 8B model, reading this many tokens takes 0.7 ms on an H100 (64 MiB per layer).
 """
 
 
@@ -145,7 +145,7 @@ class Runner(Forward):
             self.pools = leader.request(command, rank_ipc.PoolReply)
 
     def compute_block_sums(self, blocks: Sequence[int]) -> list[int]:
-        """Return a checksum of each block in ``blocks`` that covers all ranks."""
+        """Return a checksum of each block in ``blocks``, combined over all ranks."""
         sums = super().compute_block_sums(blocks)
         if self._leader is None:
             return sums

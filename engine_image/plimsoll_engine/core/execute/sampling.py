@@ -49,7 +49,10 @@ class SamplingRow(NamedTuple):
 
 
 def create_row(request: Request, drafts: Sequence[int] = ()) -> SamplingRow:
-    """Return the row that samples the token after the output of ``request`` and ``drafts``."""
+    """Return the row that samples the next token after the output of ``request``.
+
+    ``drafts`` count as part of the output.
+    """
     allowed = request.allowed if request.matcher is None else request.matcher.mask
     counts = request.counts
     if counts is not None and drafts:
@@ -59,7 +62,7 @@ def create_row(request: Request, drafts: Sequence[int] = ()) -> SamplingRow:
 
 
 @dataclass(slots=True)
-class _Draws:
+class _RandomRows:
     """Rows whose tokens are drawn at random.
 
     ``parameters`` are (1 / temperature, top_k, top_p, min_p).
@@ -78,8 +81,8 @@ class SamplingPlan:
     """
 
     edits: LogitEdits = field(default_factory=LogitEdits)
-    plain: _Draws = field(default_factory=_Draws)
-    filtered: _Draws = field(default_factory=_Draws)
+    plain: _RandomRows = field(default_factory=_RandomRows)
+    filtered: _RandomRows = field(default_factory=_RandomRows)
     masked_rows: list[int] = field(default_factory=list)
     masks: list[bytes] = field(default_factory=list)
     logprob_rows: list[int] = field(default_factory=list)

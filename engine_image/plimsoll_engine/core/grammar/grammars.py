@@ -94,7 +94,7 @@ _LARK_ERROR_PATTERN = re.compile(
 )
 """Pattern of llguidance's errors in Lark grammars. Its groups are the line number and the error."""
 
-Key = tuple[str, str]
+GrammarKey = tuple[str, str]
 _RESOURCE_ERRORS = (TrialFailedError, OSError, MemoryError, RuntimeError)
 """Errors that a lack of processes, files, memory or threads causes, not the grammar."""
 
@@ -148,7 +148,7 @@ class Vocabulary:
         return None if tokenizer is None else cls(tokenizer, size, added)
 
     def compile(self, grammar: Grammar) -> LLMatcher:
-        """Compile ``grammar`` to a new matcher. Raises :class:`GrammarError` if it is invalid."""
+        """Return a new matcher for ``grammar``. Raises :class:`GrammarError` if it is invalid."""
         source = _convert_grammar(grammar, self._added)
         compiled = LLMatcher(self.tokenizer, source, log_level=0, limits=PARSER_LIMITS)
         if compiled.is_error():
@@ -156,7 +156,7 @@ class Vocabulary:
         return compiled
 
     def compile_for_trial(self, grammar: Grammar) -> TrialPassed | GrammarRefused:
-        """Compile ``grammar`` and compute its first mask. Return the size, or a refusal."""
+        """Compile ``grammar`` and compute its first mask. Return the memory size, or a refusal."""
         before = host_memory.read_malloc_bytes()[0] or 0
         try:
             compiled = self.compile(grammar)
@@ -171,11 +171,11 @@ class Vocabulary:
         )
 
 
-Outcome = Matcher | GrammarError | GrammarServerLostError
+CompilationOutcome = Matcher | GrammarError | GrammarServerLostError
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
-class _Job:
+class _CompilationJob:
     """Compilation for one request. ``future`` is None until it starts."""
 
     number: int
@@ -183,7 +183,7 @@ class _Job:
     output_ids: list[int]
     tenant: str
     trial: Trial = field(default_factory=Trial)
-    future: Future[Outcome] | None = None
+    future: Future[CompilationOutcome] | None = None
     seconds: float = 0.0
 
 
@@ -201,16 +201,16 @@ class GrammarCompiler:
     ) -> None:
         self._vocabulary = vocabulary
         self._trials = trials
-        self._cache: LruCache[Key, LLMatcher] = LruCache(cache_bytes)
+        self._cache: LruCache[GrammarKey, LLMatcher] = LruCache(cache_bytes)
         self._refused: LruCache[bytes, str] = LruCache(REFUSAL_CACHE_BYTES)
         self._lock = threading.Lock()
         self._threads: ThreadPoolExecutor | None = None
         self._queue = GrammarQueue(MAX_COMPILATIONS)
-        self._jobs: dict[str, _Job] = {}
+        self._jobs: dict[str, _CompilationJob] = {}
         """Compilation of each request, by request ID."""
         self._numbers = itertools.count()
-        self._queued: dict[int, _Job] = {}
-        self._in_progress: dict[int, _Job] = {}
+        self._queued: dict[int, _CompilationJob] = {}
+        self._in_progress: dict[int, _CompilationJob] = {}
         """Compilations in progress, by number. Some of their requests may have been aborted."""
         self.masks = MaskThreads(COMPILER_STACK_BYTES)
 
@@ -225,7 +225,7 @@ class GrammarCompiler:
         self, request_id: str, grammar: Grammar, output_ids: Sequence[int], tenant: str = ""
     ) -> None:
         """Queue the compilation of ``grammar`` for a request with the output ``output_ids``."""
-        job = _Job(next(self._numbers), grammar, list(output_ids), tenant)
+        job = _CompilationJob(next(self._numbers), grammar, list(output_ids), tenant)
         self._jobs[request_id] = self._queued[job.number] = job
         self._queue.add(job.number, tenant, len(grammar.text))
         self._start_queued()
@@ -253,7 +253,7 @@ class GrammarCompiler:
         begun = {name: job.future for name, job in self._jobs.items() if job.future is not None}
         wait(begun.values(), wait_s, FIRST_COMPLETED)
         done = [name for name, future in begun.items() if future.done()]
-        outcomes = [(name, _get_outcome(self._jobs.pop(name))) for name in done]
+        outcomes = [(name, _get_job_outcome(self._jobs.pop(name))) for name in done]
         self._collect_ended()
         return outcomes
 
@@ -275,7 +275,7 @@ class GrammarCompiler:
             self._cache_refusal(matcher.key, why)
         return GrammarError(matcher.field, why)
 
-    def _cache_refusal(self, key: Key, why: str) -> None:
+    def _cache_refusal(self, key: GrammarKey, why: str) -> None:
         """Refuse the grammar ``key`` from now on because of ``why``. Call with the lock held."""
         self._refused.put(_digest(key), why, REFUSAL_ENTRY_BYTES + len(why))
 
@@ -353,7 +353,7 @@ class GrammarCompiler:
 
     # ---- in a thread
 
-    def _run_job(self, job: _Job) -> Outcome:
+    def _run_job(self, job: _CompilationJob) -> CompilationOutcome:
         """Compile the grammar of ``job``, and measure the time. Return the matcher or the error.
 
         Errors are returned, because the traceback of a raised error would keep ``job`` alive.
@@ -374,10 +374,10 @@ class GrammarCompiler:
                 # Without a trim, malloc would keep the memory that compiling a large text took.
                 host_memory.trim_malloc()
 
-    def _create_matcher(self, job: _Job) -> Matcher:
+    def _create_matcher(self, job: _CompilationJob) -> Matcher:
         grammar = job.grammar
         key = grammar.kind, grammar.text
-        compiled, size = self._get_compiled(key, job)
+        compiled, size = self._get_compiled_grammar(key, job)
         matcher = compiled.deep_copy()
         for token_id in job.output_ids:
             if matcher.is_stopped():
@@ -389,7 +389,7 @@ class GrammarCompiler:
             raise GrammarError(grammar.field, found.error)
         return found
 
-    def _get_compiled(self, key: Key, job: _Job) -> tuple[LLMatcher, int]:
+    def _get_compiled_grammar(self, key: GrammarKey, job: _CompilationJob) -> tuple[LLMatcher, int]:
         """Return the compiled grammar and its size in bytes. The caller must copy the grammar."""
         grammar = job.grammar
         size = MIN_COMPILED_BYTES + MIN_COMPILED_BYTES_PER_CHARACTER * len(grammar.text)
@@ -408,7 +408,7 @@ class GrammarCompiler:
                 self._cache.put(key, compiled, size)
         return compiled, size
 
-    def _run_trial(self, key: Key, job: _Job) -> int:
+    def _run_trial(self, key: GrammarKey, job: _CompilationJob) -> int:
         """Compile the grammar in a trial. Return the compiled size in bytes; 0 without trials.
 
         Raises GrammarError if the trial refuses the grammar.
@@ -453,11 +453,11 @@ def _lower_priority() -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), TRIAL_NICENESS)
 
 
-def _digest(key: Key) -> bytes:
+def _digest(key: GrammarKey) -> bytes:
     return hashlib.sha256("\0".join(key).encode(errors="surrogatepass")).digest()
 
 
-def _get_outcome(job: _Job) -> Matcher | GrammarError:
+def _get_job_outcome(job: _CompilationJob) -> Matcher | GrammarError:
     assert job.future is not None
     outcome = job.future.result()
     if isinstance(outcome, GrammarServerLostError):

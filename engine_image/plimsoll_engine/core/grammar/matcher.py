@@ -34,10 +34,10 @@ MAX_FAST_MASK_THREADS = 2
 MAX_MASK_THREADS = 8
 """Maximum number of threads, including those with slow masks."""
 MAX_SLOW_MASKS_PER_TENANT = 2
-"""Maximum number of slow masks of a tenant. Its other masks wait until one of them is ready."""
+"""Maximum number of slow masks of a tenant. With more, new masks of the tenant wait."""
 
 MAX_ERROR_CHARACTERS = 500
-_ONE_OF_OPTION = "Enable 'coerce_one_of' option to approximate oneOf with anyOf"
+_COERCE_ONE_OF_ADVICE = "Enable 'coerce_one_of' option to approximate oneOf with anyOf"
 """Advice in llguidance's messages about an option that the engine's API does not have."""
 
 
@@ -104,7 +104,7 @@ def shorten_error(message: str) -> str:
         return "the grammar is too large or too complex"
     if message.startswith("NoExtensionBias"):
         return "found no text that matches the grammar: simplify the grammar"
-    message = message.replace(_ONE_OF_OPTION, "Use anyOf")
+    message = message.replace(_COERCE_ONE_OF_ADVICE, "Use anyOf")
     return message.partition("\n<")[0][:MAX_ERROR_CHARACTERS]
 
 

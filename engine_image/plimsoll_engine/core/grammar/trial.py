@@ -96,8 +96,10 @@ class _TrialDied(msgspec.Struct, tag="died"):
 CompileTrial = Callable[[Grammar], TrialPassed | GrammarRefused]
 """Function that compiles a grammar in a trial's process."""
 
-_messages = msgspec.msgpack.Decoder(_TrialStarted | TrialPassed | GrammarRefused | _TrialDied)
-_grammars = msgspec.msgpack.Decoder(Grammar)
+_message_decoder = msgspec.msgpack.Decoder(
+    _TrialStarted | TrialPassed | GrammarRefused | _TrialDied
+)
+_grammar_decoder = msgspec.msgpack.Decoder(Grammar)
 
 
 class Trial:
@@ -149,7 +151,7 @@ class Trial:
             raise TrialFailedError(
                 "no process is available to compile the grammar: send the request again"
             )
-        if not isinstance(begun := _messages.decode(first), _TrialStarted):
+        if not isinstance(begun := _message_decoder.decode(first), _TrialStarted):
             raise TrialFailedError(TRIAL_ENDED_MESSAGE)
         with self._lock:
             # The process waits for the grammar, so its PID cannot have been reused.
@@ -160,7 +162,7 @@ class Trial:
         connection.sendall(msgspec.msgpack.encode(grammar))
         connection.shutdown(socket.SHUT_WR)
         answer = connection.recv(1 << 16)
-        verdict = _messages.decode(answer) if answer else _TrialDied(0)
+        verdict = _message_decoder.decode(answer) if answer else _TrialDied(0)
         if isinstance(verdict, TrialPassed | GrammarRefused):
             return verdict
         # A process that exceeds its limits ends by SIGXCPU, SIGABRT or SIGSEGV. The kernel sends
@@ -286,7 +288,7 @@ def _compile_and_report(connection: socket.socket, compile_grammar: CompileTrial
     text = bytearray()
     while part := connection.recv(1 << 16):
         text += part
-    grammar = _grammars.decode(text)
+    grammar = _grammar_decoder.decode(text)
     verdicts: list[TrialPassed | GrammarRefused] = []
     done = threading.Event()
 

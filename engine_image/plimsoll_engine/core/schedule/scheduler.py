@@ -333,7 +333,10 @@ class Scheduler:
         self.running.sort(key=get_place)
 
     def _record_blocks_in_step(self, chunk: Chunk) -> None:
-        """Record the blocks that ``chunk`` fills. Requests with the same prefix wait for them."""
+        """Record the blocks that ``chunk`` fills.
+
+        Requests with the same prefix wait for these blocks instead of computing them again.
+        """
         if chunk.count > 1:
             start = chunk.request.computed
             size = self.pool.block_size

@@ -4,8 +4,8 @@ The KV pools of the draft model and the target model have the same number of blo
 contains the same tokens in both. The draft model therefore allocates no blocks itself, and requests
 with the same prefix share its computed blocks.
 
-Each draft is drawn with the seed and the position of the token that it predicts. Models with equal
-distributions therefore draw equal tokens.
+Each draft is drawn with the seed and the position of the token that it predicts. If both models
+give the same probabilities, they draw the same token.
 """
 
 from __future__ import annotations

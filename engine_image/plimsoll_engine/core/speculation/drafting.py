@@ -76,8 +76,8 @@ class NgramProposer:
 class DraftCounts:
     """Counts since the worker started.
 
-    ``drafts`` counts verifications, ``draft_tokens`` verified tokens, and ``accepted_tokens``
-    accepted tokens.
+    ``drafts`` is the number of verifications, ``draft_tokens`` of verified draft tokens, and
+    ``accepted_tokens`` of accepted draft tokens.
     """
 
     drafts: int = 0

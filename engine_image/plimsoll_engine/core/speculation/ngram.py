@@ -1,8 +1,8 @@
-"""Prompt lookup: find the last tokens earlier in the text, and propose what followed them there.
+"""Prompt lookup: find an earlier occurrence of the last tokens, and propose the tokens after it.
 
 The index is that of LZ77. A table maps each hash of ``shortest`` tokens to its newest position. An
-array maps each position to the previous position with the same hash, at 4 bytes per token. Lookups
-compare, and steps index, a limited number of positions.
+array maps each position to the previous position with the same hash, at 4 bytes per token. A lookup
+compares a limited number of positions, and a step indexes a limited number.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 MAX_TABLE_BITS = 15
 """Base-2 logarithm of the maximum number of table entries, which then take 128 KiB."""
 MAX_COMPARED_POSITIONS = 32
-"""Maximum number of positions that a lookup compares, the newest first."""
+"""Maximum number of positions that a lookup compares. It starts with the newest."""
 NO_POSITION = -1
 
 
