@@ -95,8 +95,10 @@ def build_supervisor(
     ``arguments`` are the parsed options. ``kube`` is the client of the API server; None in local
     mode. ``clock`` returns the time of samples, in seconds since an arbitrary time.
 
-    Raises: ConfigError: If the configuration is invalid. OSError: If the state directory cannot be
-    created.
+    Raises:
+        ConfigError: If the configuration is invalid.
+        OSError: If the state directory cannot be created.
+
     """
     config = ConfigFile(arguments.config)
     current, state_dir, run_dir = config.current, arguments.state_dir, arguments.run_dir

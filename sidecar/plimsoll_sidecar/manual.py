@@ -331,8 +331,9 @@ def run_command(
         argv: The arguments of the command.
         missing_signals: The reason for each missing signal, for the answer to ``status``.
 
-    Returns: Status 0 for success or 1 for a failed or refused action, with the answer as JSON.
-    Status 2 if the action could not be attempted, with the reason as text.
+    Returns:
+        Status 0 for success or 1 for a failed or refused action, with the answer as JSON. Status 2
+        if the action could not be attempted, with the reason as text.
 
     """
     try:

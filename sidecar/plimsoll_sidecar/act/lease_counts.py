@@ -125,7 +125,9 @@ def clear_replica_restarts(lease: Object, replica_key: str, pod: str) -> int:
     In the annotation of the service, these are the restarts of ``pod``. An unreadable annotation is
     removed completely, because a person requested the reset.
 
-    Returns: The number of restarts that were removed from the annotation of the service.
+    Returns:
+        The number of restarts that were removed from the annotation of the service.
+
     """
     try:
         known = _read_annotation(lease, REPLICA_RESTARTS_ANNOTATION, _Replicas, b"{}")
@@ -218,7 +220,9 @@ def reset_counts(
 
     Raises KubeError.
 
-    Returns: A sentence with the numbers of cleared and remaining restarts.
+    Returns:
+        A sentence with the numbers of cleared and remaining restarts.
+
     """
     cleared, left = 0, 0
     for name in config.slots:

@@ -68,7 +68,9 @@ class Slots:
         If ``budget`` allows a restart, it is counted at ``counted_at``, in Unix seconds. If
         ``counted_at`` is None, a lost slot is acquired again without counting a restart.
 
-        Returns: None if this replica now holds a slot, or else the refusal with its reason.
+        Returns:
+            None if this replica now holds a slot, or else the refusal with its reason.
+
         """
         return None
 

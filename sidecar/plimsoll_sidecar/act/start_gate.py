@@ -105,8 +105,8 @@ class EngineStartGate:
             engine_answers: Whether the engine answers a request for its status.
             now: The time in Unix seconds.
 
-        Returns: A suspicion if the start has been held for longer than the policy allows, or else
-        None.
+        Returns:
+            A suspicion if the start has been held for longer than the policy allows, or else None.
 
         """
         if policy is None:

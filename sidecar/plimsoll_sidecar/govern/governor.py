@@ -101,7 +101,8 @@ class Governor:
             pod_assessment: The assessment of this pod alone, if ``assessment`` covers its
                 multi-node group. It is used for crashes and starts.
 
-        Returns: The events of this turn, and at most one new command.
+        Returns:
+            The events of this turn, and at most one new command.
 
         """
         turn, own = Turn(), pod_assessment or assessment

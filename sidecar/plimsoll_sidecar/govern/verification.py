@@ -64,7 +64,8 @@ def judge_restart(
         warmup_s: The length of the warm-up in seconds.
         now: The time in Unix seconds.
 
-    Returns: The verdict; ``Verdict.WAIT`` until it is known.
+    Returns:
+        The verdict; ``Verdict.WAIT`` until it is known.
 
     """
     late = now - incident.phase_since > MAX_START_DURATION_S + warmup_s

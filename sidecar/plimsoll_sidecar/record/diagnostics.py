@@ -67,9 +67,12 @@ class DiagnosticsWriter:
         out. If the folder of the incident exists, nothing is saved: an earlier supervisor has
         collected the diagnostics, and collecting them slows the engine.
 
-        Returns: The paths of the files, relative to the state directory.
+        Returns:
+            The paths of the files, relative to the state directory.
 
-        Raises: OSError: If the folder cannot be created.
+        Raises:
+            OSError: If the folder cannot be created.
+
         """
         folder = self._root / command.incident
         try:

@@ -41,7 +41,8 @@ class StateServer:
             reloads itself.
         hosts: The Host headers that the server accepts.
 
-    Raises: OSError: If the server cannot listen on the port. The message contains host and port.
+    Raises:
+        OSError: If the server cannot listen on the port. The message contains host and port.
 
     """
 

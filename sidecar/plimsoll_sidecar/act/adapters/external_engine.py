@@ -385,7 +385,9 @@ class ExternalEngine(OwnedEngine):
 
         The wait also ends if ``is_wanted`` returns False.
 
-        Returns: A text about the requests that still run, or the KV blocks that are still held.
+        Returns:
+            A text about the requests that still run, or the KV blocks that are still held.
+
         """
         limit_s = 0.0 if command.mode is DrainMode.ABORT else command.deadline_s
         deadline, quiet = time.monotonic() + limit_s, 0
