@@ -28,7 +28,12 @@ from plimsoll_sidecar.act.adapters.engine_adapter import create_adapter
 from plimsoll_sidecar.act.lease_counts import make_replica_key, read_pod_uid
 from plimsoll_sidecar.act.partner import create_partners
 from plimsoll_sidecar.act.pod_services import ServiceExit, create_pod_services
-from plimsoll_sidecar.act.slots import LeaseSlots, Slots
+from plimsoll_sidecar.act.slots import (
+    GROUP_LEASE_DURATION_S,
+    LEASE_DURATION_S,
+    LeaseSlots,
+    Slots,
+)
 from plimsoll_sidecar.ask_server import AskServer
 from plimsoll_sidecar.clients.kube import SERVICE_ACCOUNT_FOLDER, EndpointSlices, KubeClient
 from plimsoll_sidecar.config import ConfigError, ConfigFile
@@ -117,7 +122,10 @@ def build_supervisor(
         if current.slots:
             own = read_pod_uid(SERVICE_ACCOUNT_FOLDER / "token")
             uid = make_replica_key(current.service.group, own)
-            slots = leases = LeaseSlots(kube, namespace, current.slots, pod, replica_key=uid)
+            duration_s = GROUP_LEASE_DURATION_S if current.service.group else LEASE_DURATION_S
+            slots = leases = LeaseSlots(
+                kube, namespace, current.slots, pod, replica_key=uid, lease_duration_s=duration_s
+            )
             partners = create_partners(current, leases, EndpointSlices(kube, namespace))
         member, workload = current.service.group, current.service.workload
         kind = workload.kind if workload is not None else ""

@@ -40,6 +40,12 @@ from plimsoll_sidecar.govern.restart_budget import NO_RESTARTS, ReplicaRestarts
 
 LEASE_DURATION_S = 60
 """Seconds without a renewal after which a slot has expired. A container restarts within seconds."""
+GROUP_LEASE_DURATION_S = 300
+"""The same for the leader of a group.
+
+Its restart may replace all pods of the group, and nobody renews until the new leader runs. Without
+an API server for a while, that takes minutes.
+"""
 RENEW_INTERVAL_S = 15.0
 NOT_CREATED_ERRORS = (ForbiddenError, NotFoundError)
 """Errors before the operator has created the slot and granted this pod access to it."""
@@ -96,7 +102,8 @@ class LeaseSlots(Slots):
     """Restart slots as Leases of the API server. Thread-safe.
 
     ``lease_names`` are the names of the Leases in ``namespace``. ``holder`` is the name of this
-    replica's pod. ``replica_key`` is the key of this replica's restarts (see
+    replica's pod, and ``lease_duration_s`` is how long it may hold a slot without renewing it.
+    ``replica_key`` is the key of this replica's restarts (see
     :func:`~plimsoll_sidecar.act.lease_counts.make_replica_key`). The methods raise KubeError if the
     API server does not answer, and UnreadableCountError if a restart count is invalid.
     """
@@ -109,8 +116,10 @@ class LeaseSlots(Slots):
         holder: str,
         clock: Callable[[], float] = time.monotonic,
         replica_key: str = "",
+        lease_duration_s: int = LEASE_DURATION_S,
     ) -> None:
         self._kube, self._holder, self._clock = kube, holder, clock
+        self._lease_duration_s = lease_duration_s
         self._lease_names, self._replica_key = lease_names, replica_key or holder
         self._path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
         self._seen_specs: dict[str, tuple[Object, float]] = {}
@@ -346,7 +355,7 @@ class LeaseSlots(Slots):
         spec.update(
             holderIdentity=self._holder,
             renewTime=self._format_server_time(),
-            leaseDurationSeconds=LEASE_DURATION_S,
+            leaseDurationSeconds=self._lease_duration_s,
         )
         lease["spec"] = spec
         lease_counts.add_service_restart(lease, incident, budget.window_s, now)

@@ -21,7 +21,12 @@ from plimsoll_api.names import (
 from plimsoll_api.roles import PodRole
 from plimsoll_api.supervision import RestartBudget
 from plimsoll_sidecar.act import lease_counts
-from plimsoll_sidecar.act.slots import LEASE_DURATION_S, LeaseSlots, SlotLostError
+from plimsoll_sidecar.act.slots import (
+    GROUP_LEASE_DURATION_S,
+    LEASE_DURATION_S,
+    LeaseSlots,
+    SlotLostError,
+)
 from plimsoll_sidecar.clients.kube import ConflictError, KubeClient, KubeError
 from plimsoll_sidecar.govern.command import SlotRequest
 
@@ -211,3 +216,21 @@ def test_only_pods_of_the_same_role_replace_each_other_whatever_shares_the_slot(
     del kube.lease["metadata"]["annotations"][SLOT_ROLES_ANNOTATION]
     assert len(found.list_replicas()) == 3
     assert found.list_partners(PodRole.PREFILL) == ()
+
+
+def test_a_group_whose_pods_are_replaced_keeps_the_slot_until_it_is_back(kube: Kube) -> None:
+    """Its leader is gone and cannot renew: with its slot, the last ready group would restart."""
+    now = 0.0
+    leader = LeaseSlots(
+        cast(KubeClient, kube), "n", ("slot-0",), "llm-1", lease_duration_s=GROUP_LEASE_DURATION_S
+    )
+    assert leader.acquire("i", POLICY) is None
+    other = slots(kube, "llm-0", lambda: now)
+    assert other.acquire("j", POLICY) is not None
+    now = LEASE_DURATION_S + 60.0
+    assert other.acquire("j", POLICY) is not None, "the group may take longer than one pod"
+    assert slots(kube, "llm-1").ensure_held("i", POLICY) is None, "its new leader goes on"
+    now = GROUP_LEASE_DURATION_S + now + 1.0
+    assert other.acquire("j", POLICY) is not None, "it was renewed"
+    now += GROUP_LEASE_DURATION_S + 1.0
+    assert other.acquire("j", POLICY) is None
