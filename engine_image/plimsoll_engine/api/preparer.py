@@ -157,7 +157,7 @@ class Preparer:
         self,
         body: Body,
         kind: Kind,
-        result: type[_Result],
+        result_type: type[_Result],
         content_type: str = "",
     ) -> _Result:
         raw = body.raw
@@ -196,7 +196,7 @@ class Preparer:
                 outcome.status, outcome.message,
                 param=outcome.param, code=outcome.code, retry=outcome.retry,
             )  # fmt: skip
-        return msgspec.msgpack.decode(outcome.result, type=result)
+        return msgspec.msgpack.decode(outcome.result, type=result_type)
 
     # ---- in the thread
 

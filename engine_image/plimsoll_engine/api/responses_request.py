@@ -271,7 +271,7 @@ RESPONSES_FIELD_BY_CHAT_FIELD = {
     "response_format.json_schema.schema": "text.format.schema",
     "response_format.schema": "text.format.schema",
 }
-"""Name of the ``/v1/responses`` field for each chat field of another name, for error messages."""
+"""Names of ``/v1/responses`` fields by chat field, where they differ, for error messages."""
 
 
 def rename_field(error: ApiError, origins: Mapping[str, str] = MappingProxyType({})) -> None:

@@ -1,4 +1,4 @@
-"""Drain the engine, and resume it. A drained engine has no running requests, or has parked them.
+"""Drain the engine: stop admitting requests, and finish, fail or park the running ones. Resume it.
 
 If a drain misses its deadline, the engine becomes drained when its last request ends
 (``AsyncEngine._release`` in :mod:`plimsoll_engine.frontend.async_engine`).

@@ -51,8 +51,8 @@ async def _read_worker_stacks(engine: AsyncEngine) -> str:
     path = await engine.workers.dump_stacks()
     if path is None:
         return (
-            "unknown: the worker is not running, hangs in the kernel, or cannot write to the run"
-            " directory; see the engine's log, which has the stacks in the last case"
+            "no stacks: the worker is not running, hangs in the kernel, or cannot write to the run"
+            " directory; in the last case, the engine's log has the stacks"
         )
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - MAX_STACKS_BYTES))

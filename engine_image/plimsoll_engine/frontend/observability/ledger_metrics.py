@@ -112,7 +112,7 @@ class PickerMetrics(Collector):
     def _collect_info(self) -> Iterable[Metric]:
         cache = GaugeMetricFamily(
             "vllm:cache_config_info",
-            "Size of the KV pool, as labels: tokens per block and blocks. For endpoint pickers.",
+            "KV pool size, as labels for endpoint pickers: tokens per block, and number of blocks.",
             labels=["model_name", "block_size", "num_gpu_blocks"],
         )
         if (pool := self._kv_pool()) is not None:
@@ -120,7 +120,8 @@ class PickerMetrics(Collector):
         yield cache
         adapters = GaugeMetricFamily(
             "vllm:lora_requests_info",
-            "Loaded LoRA adapters, as labels. No adapter waits to be loaded. For endpoint pickers.",
+            "LoRA adapters, as labels for endpoint pickers: the loaded ones, and their maximum "
+            "number.",
             labels=["running_lora_adapters", "waiting_lora_adapters", "max_lora"],
         )
         adapters.add_metric([",".join(self._adapters()), "", str(self._max_adapters)], 1)

@@ -84,7 +84,7 @@ class Metrics:
         self._drafts = self._add_counter(
             model,
             "spec_decode_num_drafts",
-            "Verifications of draft tokens, one per request and step.",
+            "Verifications of draft tokens: one per request in each speculative step.",
         )
         self._draft_tokens = self._add_counter(
             model, "spec_decode_num_draft_tokens", "Draft tokens verified."
@@ -158,10 +158,10 @@ class Metrics:
         self._starts.labels(self._model, reason).inc()
         self._last = None
 
-    def count_restart(self, outcome: HandoverOutcome, prefill_tokens: int | None) -> None:
+    def count_restart(self, outcome: HandoverOutcome, recomputed_tokens: int | None) -> None:
         """Count a planned restart by its ``outcome``, and add its recomputed tokens."""
         self._handovers.labels(self._model, outcome).inc()
-        self._carried_prefill.inc(prefill_tokens or 0)
+        self._carried_prefill.inc(recomputed_tokens or 0)
 
     def add_report(self, report: Report) -> None:
         """Add the increase of the worker's counters since its previous report."""

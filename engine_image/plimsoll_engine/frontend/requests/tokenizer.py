@@ -106,15 +106,18 @@ class Tokenizer:
         self,
         prompt_ids: Sequence[int],
         skip_special_tokens: bool = True,
-        shown: Collection[str] = (),
+        shown_tokens: Collection[str] = (),
     ) -> Callable[[], Detokenizer]:
         """Return a function that creates detokenizers for texts that continue ``prompt_ids``.
 
-        Call the function once for each choice. Special tokens in ``shown`` are never skipped.
+        Call the function once for each choice. Special tokens in ``shown_tokens`` are never
+        skipped.
         """
         skipped = frozenset[int]()
         if skip_special_tokens:
-            skipped = self._special - {self._added[text] for text in shown if text in self._added}
+            skipped = self._special - {
+                self._added[text] for text in shown_tokens if text in self._added
+            }
         context = find_prompt_context(self._tokenizer, prompt_ids, skipped)
         return lambda: Detokenizer(self._tokenizer, context, skipped)
 

@@ -193,7 +193,7 @@ def test_what_is_prescribed_is_what_the_family_reads(
     template = tokenizers[added].get_template_source(has_tools=True)
     forced = forced_calls.create_forced_call_parser(family, template, ["tide"], {}, several)
     pieces: list[ToolCall] = []
-    decoder = tokenizers[added].create_detokenizer_factory([], shown=tool_families.TAGS)()
+    decoder = tokenizers[added].create_detokenizer_factory([], shown_tokens=tool_families.TAGS)()
     while not matcher.is_stopped() and len(ids) < 400:
         mask = int.from_bytes(matcher.compute_bitmask(), "little")
         ids.append(next(n for n in reversed(range(512)) if mask >> n & 1))

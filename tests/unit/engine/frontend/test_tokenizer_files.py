@@ -255,7 +255,7 @@ def test_special_tokens_that_are_shown_have_their_text(folder: Path) -> None:
         return "".join(map(decoder.push, ids)) + decoder.finish()
 
     assert text() == "aa"
-    assert text(shown=["<call>", "<unknown>"]) == "a<call>a"
+    assert text(shown_tokens=["<call>", "<unknown>"]) == "a<call>a"
     assert text(skip_special_tokens=False) == "a<call><other><|im_end|>a"
 
 
