@@ -24,7 +24,7 @@ from plimsoll_api.assessment import Assessment
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.peers import Peer, PeerGrowth
 from plimsoll_sidecar.detect.detector import Detector
-from plimsoll_sidecar.detect.fleet import weigh_peers
+from plimsoll_sidecar.detect.fleet import add_peer_evidence
 
 POLICY = MemoryPolicy(host=MemoryBudget(512 * MIB, DAY, LIMIT), warmup_s=WARMUP_S)
 REPLICAS, SEEDS = 4, 12
@@ -134,7 +134,7 @@ def judged(name: str, seed: int) -> Found | None:
         now = [one.run(ROUND_DURATION_S) for one in replicas]
         seen = replicas[0].seen
         if seen is not None:
-            after = weigh_peers(seen, "pod-0", published).suspicions
+            after = add_peer_evidence(seen, "pod-0", published).suspicions
             for plain, told in zip(seen.suspicions, after, strict=True):
                 if told != plain:
                     alone.append(plain.confidence)

@@ -57,7 +57,7 @@ def create_parser() -> argparse.ArgumentParser:
     For invalid options, the parser raises ValueError with the usage instead of ending the process.
     """
     parse = _Parser(prog=f"python -m {ASK_MODULE}", description=__doc__)
-    parse.add_argument("what", choices=["status", "trim", "drain", "restart", "resume"])
+    parse.add_argument("action", choices=["status", "trim", "drain", "restart", "resume"])
     parse.add_argument("--config", type=Path, default=Path("/etc/plimsoll") / CONFIG_FILE)
     parse.add_argument("--run-dir", type=Path, default=Path("/run/plimsoll"))
     parse.add_argument("--state-dir", type=Path, default=Path("/var/lib/plimsoll"))
@@ -91,7 +91,7 @@ def _parse_seconds(text: str) -> float:
 def perform_action(
     arguments: argparse.Namespace, engine: EngineAdapter, config: SupervisorConfig
 ) -> ActionAnswer:
-    """Perform the action in ``arguments.what``, and return the answer for the user.
+    """Perform the action in ``arguments.action``, and return the answer for the user.
 
     Raises EngineError if the engine does not answer.
     """
@@ -102,7 +102,7 @@ def perform_action(
         version=status.version,
         capabilities=[one.value for one in status.capabilities],
     )
-    if arguments.what == "status":
+    if arguments.action == "status":
         answer.budgets = _list_unsuitable_budgets(arguments.state_dir, config)
         answer.out_of_service = readiness.read_active_reasons(str(arguments.state_dir))
         return _add_signals(engine, answer, config.memory.shared_device, config.engine.container)
@@ -117,7 +117,7 @@ def perform_action(
         )
         return answer
     note = ManualAction(
-        id=f"person-{os.urandom(4).hex()}", action=arguments.what, epoch=expected, at=time.time()
+        id=f"person-{os.urandom(4).hex()}", action=arguments.action, epoch=expected, at=time.time()
     )
     command = _make_command(arguments, note)
     note_error = _try_write_note(arguments.state_dir, note)
@@ -142,7 +142,7 @@ def _execute_action(
     command: Command,
     capabilities: frozenset[Capability],
 ) -> Result:
-    match arguments.what:
+    match arguments.action:
         case "trim":
             return engine.trim(command)
         case "restart" if Capability.RESTART_WORKER in capabilities:
@@ -264,11 +264,11 @@ def _add_signals(
 
 def _make_command(arguments: argparse.Namespace, note: ManualAction) -> Command:
     return Command(
-        verb=VERB_BY_ACTION[arguments.what],
-        operation_id=f"{note.id}-{arguments.what}",
+        verb=VERB_BY_ACTION[arguments.action],
+        operation_id=f"{note.id}-{arguments.action}",
         incident=note.id,
         epoch=note.epoch,
-        mode=DrainMode.CARRY if arguments.what == "restart" else DrainMode.FINISH,
+        mode=DrainMode.CARRY if arguments.action == "restart" else DrainMode.FINISH,
         deadline_s=arguments.deadline,
     )
 
@@ -341,7 +341,7 @@ def run_command(
         config = ConfigFile(arguments.config).current
         engine = create_adapter(config.engine, arguments.run_dir / TOKEN_FILE)
         answer = perform_action(arguments, engine, config)
-        answer.unseen = dict(missing_signals or {}) if arguments.what == "status" else {}
+        answer.unseen = dict(missing_signals or {}) if arguments.action == "status" else {}
     except EngineError as error:
         answer = ActionAnswer(outcome=Outcome.FAILED.value, message=str(error))
     except (ConfigError, OSError, ValueError) as error:

@@ -33,8 +33,8 @@ from plimsoll_sidecar.detect.detector import Detector
 from plimsoll_sidecar.detect.fleet import (
     LEADER_PLACEHOLDER,
     add_device_health,
-    join_group,
-    weigh_peers,
+    add_peer_evidence,
+    combine_group,
 )
 from plimsoll_sidecar.govern.auto_budget import BudgetsInForce
 from plimsoll_sidecar.govern.command import (
@@ -218,7 +218,7 @@ class Supervisor:
             self._actuator.standby.set_wanted(seen.engine.epoch, wanted)
             if self._governor.state.pending is None or self._config.is_missing:
                 self._actuator.resume_after_drains(seen.engine.epoch)
-        self._journal.mark_acknowledged()
+        self._journal.mark_published()
         self.display.update(seen, turn.events, self._config, self._governor, self._journal)
 
     def _learn_budgets(self, observation: Observation) -> None:
@@ -276,7 +276,7 @@ class Supervisor:
             self._metrics.count_swept_bytes(self._sweep.update(self._get_main_process(), requested))
         assessment = self._detector.update(sample)
         if self._peers is not None:
-            assessment = weigh_peers(assessment, self._replica, self._peers.read_peers())
+            assessment = add_peer_evidence(assessment, self._replica, self._peers.read_peers())
         if self._device_health is not None and assessment.suspicions:
             assessment = add_device_health(assessment, self._device_health.read(self._replica))
         self._check_start(assessment, status is not None, now)
@@ -366,7 +366,7 @@ class Supervisor:
             return pod_assessment
         opened = self._governor.state.incidents
         origins = {one.kind: one.attribution.pod or LEADER_PLACEHOLDER for one in opened}
-        return join_group(pod_assessment, self._group.read_assessments(), origins)
+        return combine_group(pod_assessment, self._group.read_assessments(), origins)
 
     def _is_published_by_leader(self, incident: Incident) -> bool:
         """Report whether the leader of this worker's group publishes the incident."""

@@ -82,7 +82,7 @@ class Display:
             restarts_left=left,
             restart_budget_exhausted=standing.exhausted,
             journal_error=journal.hold,
-            set_aside=journal.set_aside,
+            set_aside=journal.set_aside_names,
             config_error=config.error,
             ladder=list(current.supervision.ladder),
             ledger=observation.status.ledger if observation.status is not None else [],

@@ -25,7 +25,7 @@ from plimsoll_sidecar.act.adapters.external_profile import SGLANG, VLLM
 from plimsoll_sidecar.act.adapters.plimsoll_engine import PlimsollEngine
 from plimsoll_sidecar.clients.http import MAX_BODY_BYTES, HttpClient
 from plimsoll_sidecar.detect.detector import Detector
-from plimsoll_sidecar.detect.fleet import weigh_peers
+from plimsoll_sidecar.detect.fleet import add_peer_evidence
 from plimsoll_sidecar.govern.auto_budget import LearnedBudgets
 from plimsoll_sidecar.govern.command import EngineView
 from plimsoll_sidecar.govern.governor import Governor
@@ -245,7 +245,7 @@ def _peers(folder: Path) -> Target:
         ]
         before = Assessment(t=1.0, epoch=1, warm=True, suspicions=doubt)
         for pod in ("", "qwen-0", *(one.pod for one in found[:2])):
-            after = weigh_peers(before, pod, found)
+            after = add_peer_evidence(before, pod, found)
             assert all(0.2 < one.confidence < 1 for one in after.suspicions), after
             msgspec.json.encode(after)
 

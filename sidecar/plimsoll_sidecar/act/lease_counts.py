@@ -162,8 +162,8 @@ def _get_annotations(lease: Object) -> dict[str, str]:
     return found if isinstance(found, dict) else {}
 
 
-def _read_annotation(lease: Object, name: str, kind: Any, empty: bytes) -> Any:
-    text = _get_annotations(lease).get(name, "").encode() or empty
+def _read_annotation(lease: Object, name: str, kind: Any, default: bytes) -> Any:
+    text = _get_annotations(lease).get(name, "").encode() or default
     try:
         if len(text) > MAX_ANNOTATION_BYTES:
             raise MalformedError(f"the annotation is larger than {MAX_ANNOTATION_BYTES >> 10} KiB")

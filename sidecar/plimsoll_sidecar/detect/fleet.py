@@ -27,10 +27,10 @@ RESIN (Lou et al., OSDI 2022) also finds leaks by comparing the memory of many h
 into buckets of usage. A service has few replicas, so each replica contributes its own likelihood
 ratio instead.
 
-:func:`join_group` combines the assessments of the pods of a multi-node group. A group has at most
-one incident of each kind, which belongs to its leader. If a worker leaks, the leader reports the
-suspicion. While the incident is open, the budget of this worker replaces the leader's budget, so
-that the effect of a restart is measured in the pod that leaked.
+:func:`combine_group` combines the assessments of the pods of a multi-node group. A group has at
+most one incident of each kind, which belongs to its leader. If a worker leaks, the leader reports
+the suspicion. While the incident is open, the budget of this worker replaces the leader's budget,
+so that the effect of a restart is measured in the pod that leaked.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class PeerEvidence:
     sentence: str
 
 
-def weigh_peers(assessment: Assessment, pod: str, peers: Sequence[Peer]) -> Assessment:
+def add_peer_evidence(assessment: Assessment, pod: str, peers: Sequence[Peer]) -> Assessment:
     """Return ``assessment`` of ``pod``, with the evidence from its ``peers``.
 
     The evidence changes only the probability and the evidence of each suspicion of growth. It never
@@ -197,7 +197,7 @@ def _compute_log_mean(weights: Sequence[float], logs: Sequence[float]) -> float:
     return most + math.log(math.fsum(parts))
 
 
-def join_group(
+def combine_group(
     own_assessment: Assessment,
     members: Mapping[str, Assessment | None],
     origins: Mapping[IncidentKind, str],

@@ -110,8 +110,8 @@ class StallWatch:
         elapsed_s = 0.0 if self._last_t is None else max(0.0, sample.t - self._last_t)
         elapsed_s = min(elapsed_s, self._longest_elapsed_s)
         self._last_t = sample.t
-        self._add_throttling(sample)
-        self._add_serving(sample, elapsed_s)
+        self._count_throttling(sample)
+        self._record_serving(sample, elapsed_s)
         if not sample.scrape_ok:
             if sample.host.processes and sample.host.frontend_lives is False:
                 self._headless_s += elapsed_s
@@ -145,7 +145,7 @@ class StallWatch:
 
     # ---- one sample
 
-    def _add_serving(self, sample: Sample, elapsed_s: float) -> None:
+    def _record_serving(self, sample: Sample, elapsed_s: float) -> None:
         """Record whether the serving port answered.
 
         Some supervisors ask the serving port only while the status is silent. An answer of the
@@ -171,7 +171,7 @@ class StallWatch:
         """Time for which both ports have been silent."""
         return min(self._status.silent_s, self._serving.silent_s)
 
-    def _add_throttling(self, sample: Sample) -> None:
+    def _count_throttling(self, sample: Sample) -> None:
         """Count how often the kernel throttled the engine since its last progress or answer."""
         now, before = sample.host.cgroup_throttled, self._throttled
         if self._frozen_s <= 0.0 and self._silent_s <= 0.0:
@@ -221,8 +221,8 @@ class StallWatch:
         """
         return self._frozen_s >= LONG_PAUSE_S and self._unused_s < self._frozen_s
 
-    def _start_pause(self, inflight: int, sample: Sample) -> None:
-        self._frozen_s, self._demand = 0.0, PauseDemand(inflight)
+    def _start_pause(self, num_requests: int, sample: Sample) -> None:
+        self._frozen_s, self._demand = 0.0, PauseDemand(num_requests)
         self._prompt_tokens = sample.load.prompt_tokens_total
         self._cpu_s, self._cpu_spent = sample.host.cpu_s, None
 

@@ -63,8 +63,8 @@ class CgroupCollector(Collector):
 class ThreadCollector(Collector):
     """Collects the status of the supervisor's threads: whether their last turns succeeded."""
 
-    def __init__(self, sampling: SamplingWatchdog) -> None:
-        self._sampling = sampling
+    def __init__(self, watchdog: SamplingWatchdog) -> None:
+        self._watchdog = watchdog
 
     def collect(self) -> Iterable[Metric]:
         """Yield one sample for each running thread. The main thread has the name ``sampling``."""
@@ -74,7 +74,7 @@ class ThreadCollector(Collector):
             labels=("part",),
         )
         for part, ok in sorted(
-            {**read_thread_status(), "sampling": self._sampling.is_ok()}.items()
+            {**read_thread_status(), "sampling": self._watchdog.is_ok()}.items()
         ):
             family.add_metric((part,), int(ok))
         yield family

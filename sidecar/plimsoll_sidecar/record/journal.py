@@ -272,10 +272,12 @@ class Journal:
             (key, *storage.encode_row(value)),
         )
 
-    def _select_incidents(self, where: str, values: tuple[int, ...]) -> list[tuple[int, Incident]]:
+    def _select_incidents(
+        self, condition: str, values: tuple[int, ...]
+    ) -> list[tuple[int, Incident]]:
         try:
             found = self._db.execute(
-                f"SELECT name, revision, body, checksum FROM incidents WHERE {where}",  # noqa: S608 - our own text
+                f"SELECT name, revision, body, checksum FROM incidents WHERE {condition}",  # noqa: S608 - our own text
                 values,
             ).fetchall()
         except SQLITE_ERRORS as error:

@@ -77,7 +77,7 @@ class JournalManager:
         return self._journal.clock if self._journal is not None else None
 
     @property
-    def set_aside(self) -> list[str]:
+    def set_aside_names(self) -> list[str]:
         """Names of the damaged parts of the journal in files, oldest first."""
         return self._journal.set_aside_names if self._journal is not None else []
 
@@ -167,7 +167,7 @@ class JournalManager:
         except JournalError as error:
             self._set_hold(str(error))
 
-    def mark_acknowledged(self) -> None:
+    def mark_published(self) -> None:
         """Mark the incidents in the journal that have been published."""
         if self._publisher is None or self._journal is None:
             return

@@ -207,13 +207,13 @@ class Publisher:
             " operator deletes the oldest ones: check that it is running",
         )
 
-    def _create_event(self, incident: Incident, written: PublishedObject) -> None:
+    def _create_event(self, incident: Incident, published: PublishedObject) -> None:
         """Create an Event for the phase of the incident, unless it exists.
 
         Its name consists of the pod's name, the incident's number and the phase. The admission
         policy accepts only such names from a pod, which limits the number of its Events.
         """
-        number = written.name.rpartition("-")[2]
+        number = published.name.rpartition("-")[2]
         name = f"{self._pod[:MAX_POD_NAME_CHARS]}-{number}.{incident.phase.value.lower()}"
         at = format_rfc3339(incident.phase_since)
         namespace = self._service.namespace
@@ -225,8 +225,8 @@ class Publisher:
                 "apiVersion": API_VERSION,
                 "kind": INCIDENT_KIND,
                 "namespace": namespace,
-                "name": written.name,
-                "uid": written.uid,
+                "name": published.name,
+                "uid": published.uid,
             },
             "reason": incident.phase.value,
             "message": make_record_story(incident).sentence[:1024],

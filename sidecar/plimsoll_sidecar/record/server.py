@@ -111,8 +111,8 @@ class StateServer:
         return 200, content, make()
 
 
-def cache_briefly(make: Callable[[], bytes]) -> Callable[[], bytes]:
-    """Return a function that calls ``make`` and caches its result for :data:`CACHE_TTL_S`.
+def cache_briefly(render: Callable[[], bytes]) -> Callable[[], bytes]:
+    """Return a function that calls ``render`` and caches its result for :data:`CACHE_TTL_S`.
 
     It is not thread-safe.
     """
@@ -121,7 +121,7 @@ def cache_briefly(make: Callable[[], bytes]) -> Callable[[], bytes]:
     def get() -> bytes:
         nonlocal made, at
         if time.monotonic() - at >= CACHE_TTL_S:
-            made = make()
+            made = render()
             at = time.monotonic()
         return made
 

@@ -149,18 +149,18 @@ def _read_gpu_uuids(proc: Path) -> dict[int, str]:
     return found
 
 
-def _find_open_slices(proc: Path, opened: set[int]) -> dict[int, list[str]]:
+def _find_open_slices(proc: Path, capability_minors: set[int]) -> dict[int, list[str]]:
     """Return ``GI/CI`` of each open MIG slice, by the minor number of its GPU."""
     found: dict[int, list[str]] = {}
     folder = proc / "driver/nvidia/capabilities"
-    for gpu in _list_folder(folder)[:MAX_GPUS] if opened else []:
+    for gpu in _list_folder(folder)[:MAX_GPUS] if capability_minors else []:
         number = gpu.removeprefix("gpu")
         if not number.isdigit():
             continue
         for gi in _list_folder(folder / gpu / "mig"):
             for ci in _list_folder(folder / gpu / "mig" / gi):
                 fields = _read_fields(folder / gpu / "mig" / gi / ci / "access")
-                if fields.get("DeviceFileMinor", "") in {str(minor) for minor in opened}:
+                if fields.get("DeviceFileMinor", "") in {str(minor) for minor in capability_minors}:
                     part = f"{gi.removeprefix('gi')}/{ci.removeprefix('ci')}"
                     found.setdefault(int(number), []).append(part)
     return found

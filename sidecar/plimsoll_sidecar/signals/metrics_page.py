@@ -317,10 +317,10 @@ def _parse_label_number(labels: Labels, name: str) -> float:
     )
 
 
-def _parse_labels(written: bytes) -> Labels:
+def _parse_labels(text: bytes) -> Labels:
     return frozenset(
         (name.decode(), value.decode(errors="replace"))
-        for name, value in _LABEL_PATTERN.findall(written)
+        for name, value in _LABEL_PATTERN.findall(text)
     )
 
 

@@ -262,13 +262,13 @@ def merge_process(process: ProcessMemory, report: Report) -> ProcessMemory:
     )
 
 
-def merge_ledgers(accounts: Iterable[tuple[Role, Report]]) -> list[LedgerEntry]:
+def merge_ledgers(reports: Iterable[tuple[Role, Report]]) -> list[LedgerEntry]:
     """Return one ledger entry for each owner and kind of memory, summed over the ranks.
 
     Pinned memory has no bound.
     """
     entries: dict[tuple[str, MemoryKind], LedgerEntry] = {}
-    for role, report in accounts:
+    for role, report in reports:
         lines = list(report.engine.ledger)
         if report.host_pinned:
             lines.append(ReportedOwner(PINNED_OWNER, MemoryKind.HOST, report.host_pinned))

@@ -147,12 +147,12 @@ class Probes:
         )
 
     def _collect_reports(
-        self, folder: Path, family: dict[ProcessId, ProcessMemory]
+        self, folder: Path, processes: dict[ProcessId, ProcessMemory]
     ) -> dict[ProcessId, Report]:
         now = self._clock()
-        for process in self._known.keys() - family.keys():
+        for process in self._known.keys() - processes.keys():
             self._requests.drop(process.pid)
-        self._known = {p: self._known.get(p) or _ProcessState() for p in family}
+        self._known = {p: self._known.get(p) or _ProcessState() for p in processes}
         waited = [
             p.pid for p, known in self._known.items() if self._request_report(folder, p, known)
         ]

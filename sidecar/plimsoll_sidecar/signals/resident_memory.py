@@ -167,12 +167,12 @@ class EngineProcessTable:
 
 
 def _limit_anonymous_bytes(
-    size: ResidentMemory | None, private: int | None
+    size: ResidentMemory | None, max_bytes: int | None
 ) -> ResidentMemory | None:
-    """Return ``size`` with at most ``private`` anonymous bytes, if both are known."""
-    if size is None or private is None:
+    """Return ``size`` with at most ``max_bytes`` anonymous bytes, if both are known."""
+    if size is None or max_bytes is None:
         return size
-    return msgspec.structs.replace(size, anon=min(size.anon, private))
+    return msgspec.structs.replace(size, anon=min(size.anon, max_bytes))
 
 
 def read_resident_memory(pid: int) -> ResidentMemory | None:

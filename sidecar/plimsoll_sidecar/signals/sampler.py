@@ -440,8 +440,8 @@ def find_signals(sample: Sample, is_shm_monitored: bool = False) -> dict[str, Si
     return found
 
 
-def _make_signal(ok: bool, reason: SignalReason, message: str) -> Signal:
-    return Signal(True) if ok else Signal(False, reason, message)
+def _make_signal(is_known: bool, reason: SignalReason, message: str) -> Signal:
+    return Signal(True) if is_known else Signal(False, reason, message)
 
 
 class SignalLog:

@@ -18,7 +18,7 @@ from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.names import METRICS_PORT, make_policy_object_name
 from plimsoll_api.peers import PEERS_FILE, decode_peers
 from plimsoll_operator.config import DEFAULT_INTERVALS
-from plimsoll_sidecar.detect.fleet import weigh_peers
+from plimsoll_sidecar.detect.fleet import add_peer_evidence
 from plimsoll_sidecar.record.metrics import Metrics
 from plimsoll_sidecar.signals.other_pods import PeersFile
 from tests.cluster.operator.test_adopt import LISTED_S
@@ -99,7 +99,7 @@ def test_the_growth_of_all_replicas_reaches_the_one_that_is_suspected(
 
     suspicion = Suspicion(IncidentKind.HOST_GROWTH, None, 0.9, 0.2, bytes=sizes[mine])
     before = Assessment(t=1.0, epoch=1, warm=True, suspicions=[suspicion])
-    (found,) = weigh_peers(before, mine, peers).suspicions
+    (found,) = add_peer_evidence(before, mine, peers).suspicions
     assert "2 of 2 of its revision show the same growth" in found.evidence[0]
     assert found.confidence < 0.9
 

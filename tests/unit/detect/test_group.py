@@ -1,4 +1,4 @@
-"""The assessment of a multi-node group: the leader's, join_group with those of its workers.
+"""The assessment of a multi-node group: the leader's, combine_group with those of its workers.
 
 Tests ``detect/fleet.py``.
 """
@@ -9,7 +9,7 @@ import pytest
 
 from plimsoll_api.assessment import Assessment, BudgetState, Segment, Suspicion
 from plimsoll_api.incidents import GROWTH_INCIDENT_KINDS, IncidentKind
-from plimsoll_sidecar.detect.fleet import LEADER_PLACEHOLDER, UNKNOWN_BUDGET, join_group
+from plimsoll_sidecar.detect.fleet import LEADER_PLACEHOLDER, UNKNOWN_BUDGET, combine_group
 
 MIB = 1 << 20
 HOST, DEVICE, STALL = IncidentKind.HOST_GROWTH, IncidentKind.DEVICE_GROWTH, IncidentKind.STALL
@@ -28,13 +28,13 @@ def seen(*suspicions: Suspicion, current: int = 100, warm: bool = True) -> Asses
 
 def test_a_group_without_a_leak_is_its_leader() -> None:
     own = seen(current=1)
-    assert join_group(own, {"g-1": seen(current=2), "g-2": None}, {}) == own
+    assert combine_group(own, {"g-1": seen(current=2), "g-2": None}, {}) == own
 
 
 @pytest.mark.parametrize("kind", GROWTH_INCIDENT_KINDS)
 def test_a_leak_of_a_worker_is_the_groups(kind: IncidentKind) -> None:
     worker = seen(leak(30, kind), current=200)
-    found = join_group(seen(), {"g-1": worker, "g-2": seen()}, {})
+    found = combine_group(seen(), {"g-1": worker, "g-2": seen()}, {})
     (suspicion,) = found.suspicions
     assert (suspicion.kind, suspicion.pod, suspicion.bytes) == (kind, "g-1", 30 * MIB)
     measured = found.host if kind is HOST else found.device
@@ -45,7 +45,7 @@ def test_a_leak_of_a_worker_is_the_groups(kind: IncidentKind) -> None:
 
 def test_the_same_leak_in_another_pod_joins_it() -> None:
     members = {"g-1": seen(leak(20)), "g-2": seen(leak(30))}
-    (suspicion,) = join_group(seen(leak(10)), members, {}).suspicions
+    (suspicion,) = combine_group(seen(leak(10)), members, {}).suspicions
     assert (suspicion.pod, suspicion.bytes) == ("g-2", 30 * MIB)
     assert suspicion.evidence == [
         "grows",
@@ -56,25 +56,25 @@ def test_the_same_leak_in_another_pod_joins_it() -> None:
 
 def test_an_open_incident_follows_the_pod_that_it_began_in() -> None:
     members = {"g-1": seen(leak(20), current=120), "g-2": seen(leak(90), current=190)}
-    found = join_group(seen(), members, {HOST: "g-1"})
+    found = combine_group(seen(), members, {HOST: "g-1"})
     (suspicion,) = found.suspicions
     assert (suspicion.pod, suspicion.bytes) == ("g-1", 20 * MIB)
     assert found.host == members["g-1"].host
-    mine = join_group(seen(leak(10)), members, {HOST: LEADER_PLACEHOLDER})
+    mine = combine_group(seen(leak(10)), members, {HOST: LEADER_PLACEHOLDER})
     assert [(one.pod, one.bytes) for one in mine.suspicions] == [(None, 10 * MIB)]
     assert mine.host == seen().host
 
 
 def test_a_pod_that_says_nothing_is_unknown_not_well() -> None:
-    found = join_group(seen(), {"g-1": None}, {HOST: "g-1"})
+    found = combine_group(seen(), {"g-1": None}, {HOST: "g-1"})
     assert found.suspicions == []
     assert found.host == UNKNOWN_BUDGET
     assert not found.warm, "the absence of the suspicion means nothing"
-    assert join_group(seen(), {}, {HOST: "g-1"}) == found
-    assert join_group(seen(), {"g-1": None}, {}).warm, "no incident waits for it"
+    assert combine_group(seen(), {}, {HOST: "g-1"}) == found
+    assert combine_group(seen(), {"g-1": None}, {}).warm, "no incident waits for it"
 
 
 def test_the_leader_keeps_what_is_no_leak() -> None:
     stall = Suspicion(STALL, None, 1.0, 0.0)
-    found = join_group(seen(stall), {"g-1": seen(leak(5), stall)}, {})
+    found = combine_group(seen(stall), {"g-1": seen(leak(5), stall)}, {})
     assert [(one.kind, one.pod) for one in found.suspicions] == [(STALL, None), (HOST, "g-1")]

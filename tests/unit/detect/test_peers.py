@@ -22,7 +22,7 @@ from plimsoll_api.peers import (
     Peer,
     PeerGrowth,
 )
-from plimsoll_sidecar.detect.fleet import compare_growth, weigh_peers
+from plimsoll_sidecar.detect.fleet import add_peer_evidence, compare_growth
 
 MIB = 1 << 20
 HOUR = 3600
@@ -139,8 +139,8 @@ def test_evidence_is_bounded_and_does_not_depend_on_the_order(
 def test_only_the_chance_and_one_sentence_change(peers: list[Peer], chance: float) -> None:
     kinds = (IncidentKind.HOST_GROWTH, IncidentKind.DEVICE_GROWTH, IncidentKind.STALL)
     before = seen(*(suspicion(chance, kind) for kind in kinds))
-    after = weigh_peers(before, "qwen-0", peers)
-    assert after == weigh_peers(before, "qwen-0", peers)
+    after = add_peer_evidence(before, "qwen-0", peers)
+    assert after == add_peer_evidence(before, "qwen-0", peers)
     assert replace(after, suspicions=[]) == replace(before, suspicions=[])
     for old, new in zip(before.suspicions, after.suspicions, strict=True):
         assert replace(new, confidence=old.confidence, evidence=old.evidence) == old
@@ -156,12 +156,12 @@ def test_only_the_chance_and_one_sentence_change(peers: list[Peer], chance: floa
 def test_without_a_comparable_peer_nothing_changes(peers: list[Peer]) -> None:
     before = seen(suspicion())
     assume(all(one.pod != "mine" for one in peers))
-    assert weigh_peers(before, "mine", peers) is before
+    assert add_peer_evidence(before, "mine", peers) is before
     alone = Peer("mine", "new", host=OWN)
     strangers = [replace(one, workload="Deployment/other") for one in peers]
-    assert weigh_peers(before, "mine", [alone, *strangers]) == before
-    assert weigh_peers(before, "mine", [alone]) == before
-    assert weigh_peers(before, "mine", []) is before
+    assert add_peer_evidence(before, "mine", [alone, *strangers]) == before
+    assert add_peer_evidence(before, "mine", [alone]) == before
+    assert add_peer_evidence(before, "mine", []) is before
 
 
 @pytest.mark.parametrize("published", [0, 40 * MIB, 250 * MIB])
@@ -169,7 +169,7 @@ def test_what_was_published_of_another_growth_says_nothing(published: int) -> No
     mine = Peer("qwen-0", "new", host=replace(OWN, bytes=published))
     flat = Peer("qwen-1", "new", host=FLAT)
     before = seen(suspicion())
-    assert weigh_peers(before, "qwen-0", [mine, flat]) == before
+    assert add_peer_evidence(before, "qwen-0", [mine, flat]) == before
 
 
 def test_the_sentence_says_what_the_others_do() -> None:
@@ -182,12 +182,12 @@ def test_the_sentence_says_what_the_others_do() -> None:
         Peer("qwen-5", "new", device=FLAT),
         Peer("qwen-6", "old", host=FLAT),
     ]
-    (found,) = weigh_peers(seen(suspicion(0.9)), "qwen-0", peers).suspicions
+    (found,) = add_peer_evidence(seen(suspicion(0.9)), "qwen-0", peers).suspicions
     assert found.evidence[1] == (
         "of the replicas with comparable age and load, 1 of 3 of its revision, "
         "0 of 1 of other revisions show the same growth; "
         "with this evidence, a leak has a probability of 97.3%"
     )
     assert found.confidence == 0.973
-    (certain,) = weigh_peers(seen(suspicion(1.0)), "qwen-0", peers).suspicions
+    (certain,) = add_peer_evidence(seen(suspicion(1.0)), "qwen-0", peers).suspicions
     assert certain.confidence == 1.0
