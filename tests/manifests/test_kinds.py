@@ -179,20 +179,20 @@ CASES = {
     "ranks of a StatefulSet": Case(
         workload("image: lmsysorg/sglang:v1\ncommand: [python3, -m, sglang.launch_server, --nnodes,"
                  " '2', --node-rank, $(POD_INDEX), --enable-metrics]", kind="StatefulSet"),
-        "--node-rank differs between pods: pods of rank 1 and above serve no port",
+        "--node-rank differs between pods, and pods of rank 1 and above serve no port",
         f"{LOCAL}30000",
     ),
     "ports of Ray's head": Case(
         "apiVersion: ray.io/v1\nkind: RayCluster\nmetadata: {name: llm}\nspec:\n  headGroupSpec:\n"
         "    template:\n      spec:\n        containers:\n          - name: head\n"
         f"            {VLLM}\n            ports: [{{name: gcs-server, containerPort: 6379}}]\n",
-        "the engine's port is unknown: the command starts only Ray, and the ports that it shows are"
+        "the engine's port is unknown: the command starts only Ray, and its ports are"
         " Ray's: set it with --port",
     ),
     "SGLang without metrics": Case(
         workload("image: lmsysorg/sglang:v1\ncommand: [sglang, serve, --model-path, m]"),
-        "without --enable-metrics, SGLang shows no load, so no stall is detected and a drain waits"
-        " until its deadline: add the option", f"{LOCAL}30000", "m",
+        "without --enable-metrics, SGLang reports no load, so the supervisor detects no stall and"
+        " a drain waits until its deadline: add the option", f"{LOCAL}30000", "m",
     ),
     "a tab after a value": Case(
         workload(VLLM) + "---\napiVersion: v1\nkind: Service\nmetadata: {name: llm}\t\nspec:\n"

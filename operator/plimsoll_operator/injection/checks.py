@@ -1,6 +1,6 @@
-"""Check that a supervisor can run in a pod. Each check raises InjectionError, naming the field.
+"""Check that a supervisor can run in a pod. A failed check raises InjectionError.
 
-``path`` is the path of the pod spec in the document. Messages begin with it.
+Its message names the field. ``path`` is the path of the pod spec in the document.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ SUPERVISOR_CONTAINER_NAMES = frozenset({names.SUPERVISOR, PROBE})
 def find_supervisor(pod: Object) -> Object | None:
     """Return the supervisor container that an earlier injection added to the pod spec, or None.
 
-    The name of the container does not suffice, because another container may have the same name.
-    The pod must also have the volume with the supervisor's configuration.
+    Another container may have the same name, so the container must also mount the supervisor's
+    configuration.
     """
     for container in pod.get("initContainers") or ():
         mounted = {mount.get("name") for mount in container.get("volumeMounts") or ()}
@@ -53,63 +53,59 @@ def find_supervisor(pod: Object) -> Object | None:
     return None
 
 
-def check_shape(pod: Object, path: str, fields: OptionNames) -> None:
-    """Reject a pod in which no supervisor can run, whatever its engine is.
-
-    Raises InjectionError.
-    """
+def check_pod_fields(pod: Object, path: str, fields: OptionNames) -> None:
+    """Reject a pod whose fields prevent any supervisor from running. Raises InjectionError."""
     if pod.get("hostPID"):
         raise InjectionError(
-            f"{path}.hostPID: true: the supervisor could see and signal every process of the node: "
+            f"{path}.hostPID: true: the supervisor could signal every process on the node: "
             f"set it to false, or exclude the workload with {fields.exclude}"
         )
     if (pod.get("os") or {}).get("name") == "windows":
         raise InjectionError(f"{path}.os.name: windows: the supervisor runs on Linux only")
     if pod.get("resources"):
         raise InjectionError(
-            f"{path}.resources limits all containers together, but the supervisor has limits of "
-            "its own: set the limits of each container instead"
+            f"{path}.resources: the supervisor has limits of its own, so the pod must not limit its"
+            " containers together: set the limits of each container instead"
         )
 
 
 def check_names(pod: Object, path: str) -> None:
     """Reject containers and volumes whose names the supervisor needs. Raises InjectionError.
 
-    Do not call this function for a pod that already has Plimsoll's supervisor.
+    The pod must not have Plimsoll's supervisor yet.
     """
     for field in ("initContainers", "containers"):
         for one in pod.get(field) or ():
             if one.get("name") in SUPERVISOR_CONTAINER_NAMES:
                 raise InjectionError(
-                    f"{path}.{field}[{one['name']}]: the pod already has a container of this name, "
-                    "which Plimsoll did not add: remove the container from the workload, or give "
-                    "it another name"
+                    f"{path}.{field}[{one['name']}]: the supervisor needs a container with this "
+                    "name, and Plimsoll did not add yours: remove or rename it"
                 )
     for one in pod.get("volumes") or ():
         if one.get("name") in SUPERVISOR_VOLUME_NAMES:
             raise InjectionError(
-                f"{path}.volumes[{one['name']}]: a volume of the supervisor has this name: use "
-                "another name"
+                f"{path}.volumes[{one['name']}]: the supervisor needs a volume with this name: "
+                "rename yours"
             )
 
 
 def find_supervisor_places(pod: Object, engine: EngineContainer) -> SupervisorPlaces:
-    """Return the paths and ports of a supervisor in the pod of a single-pod replica."""
+    """Return the supervisor's paths and ports in a pod that is a replica of its own."""
     return make_host_network_places(engine.port) if pod.get("hostNetwork") else POD_PLACES
 
 
 def check_ports(
     containers: list[Object], engine: EngineContainer, path: str, places: SupervisorPlaces
 ) -> None:
-    """Reject a container that uses one of the supervisor's ports. Raises InjectionError.
+    """Reject a pod in which a container uses one of the supervisor's ports. Raises InjectionError.
 
-    All containers of a pod share its ports.
+    The containers of a pod share its network namespace.
     """
     own = (places.metrics_port, places.probe_port)
     if engine.port in own:
         raise InjectionError(
-            f"{engine.path}: the supervisor needs ports {own[0]} and {own[1]}: let the"
-            f" engine serve on a port other than {engine.port}"
+            f"{engine.path}: the supervisor needs ports {own[0]} and {own[1]}, but the engine"
+            f" serves on {engine.port}: use another port"
         )
     for container in containers:
         for index, port in enumerate(container.get("ports") or []):
@@ -123,10 +119,9 @@ def check_ports(
 def check_user(
     pod: Object, container: Object, engine: EngineContainer, options: InjectionOptions
 ) -> None:
-    """Reject an engine whose user is unknown, unless the supervisor may run as root.
+    """Reject an engine with an unknown user in a pod that forbids root. Raises InjectionError.
 
-    The supervisor needs the engine's user ID. It must not be root if the pod forbids root. Raises
-    InjectionError.
+    The supervisor must run as the engine's user, or as root if the user is unknown.
     """
     context, pod_context = container.get("securityContext") or {}, pod.get("securityContext") or {}
     non_root = context.get("runAsNonRoot", pod_context.get("runAsNonRoot"))
@@ -135,23 +130,19 @@ def check_user(
     if non_root or pod_context.get("runAsNonRoot"):
         raise InjectionError(
             f"{engine.path}.securityContext: runAsNonRoot is true and runAsUser is not set, so the"
-            " user of the engine is unknown: set"
-            f" {options.fields.run_as_user} to the user of its image"
+            f" engine's user is unknown: set {options.fields.run_as_user} to the user of its image"
         )
 
 
 def check_mounts(container: Object, engine: EngineContainer, fields: OptionNames) -> None:
-    """Reject a mount at a path of the probe, because a path can have only one mount.
-
-    Raises InjectionError.
-    """
+    """Reject an engine with a mount at a path that the probe needs. Raises InjectionError."""
     for mount in container.get("volumeMounts") or ():
         if mount["mountPath"] in (CODE_DIR, SOCKET_DIR) and mount["name"] not in (
             PROBE,
             SOCKET_VOLUME,
         ):
             raise InjectionError(
-                f"{engine.path}.volumeMounts[{mount['mountPath']}]: the probe is mounted there: use"
+                f"{engine.path}.volumeMounts[{mount['mountPath']}]: the probe needs this path: use"
                 f" another path, or turn {fields.probe} off"
             )
 
@@ -159,7 +150,7 @@ def check_mounts(container: Object, engine: EngineContainer, fields: OptionNames
 def check_budget(budget: MemoryBudget | None, engine: EngineContainer, fields: OptionNames) -> None:
     """Reject a host budget that exceeds the engine's memory limit. Raises InjectionError.
 
-    The engine would reach the limit before it spent the budget.
+    The engine would run out of memory before the budget is spent.
     """
     limit = parse_memory_limit(engine)
     if budget is None or budget.auto or limit is None:
@@ -189,7 +180,10 @@ def check_engine(
     options: InjectionOptions,
     places: SupervisorPlaces,
 ) -> None:
-    """Run the checks that depend on the engine, which is one of ``containers`` or a sidecar."""
+    """Run all checks that depend on the engine. Raises InjectionError.
+
+    The engine is one of ``containers`` or a native sidecar of ``pod``.
+    """
     check_first_process(pod | {"containers": containers}, path, options.fields)
     running = [*containers, *list_native_sidecars(pod)]
     check_ports(running, engine, path, places)
@@ -202,10 +196,10 @@ def check_engine(
 
 
 def check_restarts(engine: EngineContainer, path: str, options: InjectionOptions) -> None:
-    """Reject mode Recover without the operator if the kubelet does not restart the engine.
+    """Reject mode Recover if the kubelet does not restart the engine. Raises InjectionError.
 
-    With the operator, the supervisor of such a pod takes no action that ends the engine. Raises
-    InjectionError.
+    With the operator, the mode is allowed: the supervisor then takes no action that ends the
+    engine.
     """
     if options.may_act and not options.token and engine.no_restart_reason:
         raise InjectionError(

@@ -1,7 +1,7 @@
-"""Parse the simple commands of a container's command line, including commands in a shell script.
+"""Parse a container's command line into simple commands, including those in its shell scripts.
 
-The script is untrusted: it is parsed in one pass, up to a maximum length. Conditions are not
-evaluated: every command that may run is included.
+Scripts are untrusted: the parser reads each in one pass, up to a maximum length. It evaluates no
+conditions, and returns every command that may run.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Object = dict[str, Any]
 
 
 def split_words(text: str) -> frozenset[str]:
-    """Return the words of ``text``, which are separated by ``|``."""
+    """Split ``text`` at each ``|``."""
     return frozenset(text.split("|"))
 
 
@@ -46,15 +46,15 @@ WRAPPER_PROGRAMS = split_words(
     "micromamba|nsys|xvfb-run|ddtrace-run|opentelemetry-instrument|mpirun|docker-|"
     "entrypoint.sh|entrypoint.sh|nvidia_entrypoint.sh"
 )
-"""Programs that run another program, given by their arguments."""
+"""Programs that run the program in their arguments."""
 PROGRAM_PATTERN = re.compile(r"(vllm|sglang|ray|python[0-9.]*|(ba|da|a|z|k)?sh)")
 
 
 @dataclass
 class CommandLine:
-    """Commands that may run, in order, and the variables that the script sets for them.
+    """Commands that a container may run, in order, and the variables that its scripts set.
 
-    ``is_script`` is whether a shell runs the commands.
+    ``is_script`` is True if a shell runs the commands.
     """
 
     commands: list[list[str]] = field(default_factory=list)
@@ -70,8 +70,8 @@ def count_command_chars(container: Object) -> int:
 def parse_container(container: Object, scripts: Mapping[str, str] | None = None) -> CommandLine:
     """Parse a container's command and arguments.
 
-    Words beyond the first :data:`MAX_COMMAND_CHARS` characters are ignored. ``scripts`` maps the
-    paths of files that the container may run to their texts. A longer file is not parsed.
+    Words after the first :data:`MAX_COMMAND_CHARS` characters are ignored. ``scripts`` maps the
+    paths of files in the container to their texts. Files above the same limit are not parsed.
     """
     words: list[str] = []
     remaining_chars = MAX_COMMAND_CHARS
@@ -95,7 +95,10 @@ def _iterate_words(container: Object) -> Iterator[str]:
 
 
 def _split_argument(text: str) -> list[str]:
-    """Split a single argument that contains a whole command, as in some charts."""
+    """Split an argument that contains a whole command, as in some charts.
+
+    An argument with several commands stays one word.
+    """
     commands = list(split_commands(text))
     return commands[0] if len(commands) == 1 else [text]
 
@@ -103,7 +106,7 @@ def _split_argument(text: str) -> list[str]:
 def _add_command(
     words: Sequence[str], line: CommandLine, scripts: dict[str, str], depth: int
 ) -> None:
-    """Add a command to ``line``. If it is a shell with a script, add the script's commands."""
+    """Add a command to ``line``, or the commands of its script if it runs a shell script."""
     run = _strip_setup(words, line)
     if not run:
         return
@@ -124,9 +127,9 @@ def _add_command(
 
 
 def _strip_setup(words: Sequence[str], line: CommandLine) -> list[str]:
-    """Return a command without keywords, wrappers and assignments.
+    """Return a command without shell keywords, wrapper programs and assignments.
 
-    The assignments are added to the variables of ``line``.
+    Add the assigned variables to ``line``.
     """
     rest = list(words)
     while rest:
@@ -162,7 +165,7 @@ def get_program_name(word: str) -> str:
 
 
 def _find_inline_script(words: Sequence[str]) -> list[str] | None:
-    """Return the script that follows ``-c`` in a shell command, and its name and arguments.
+    """Return a shell command's words after ``-c``: the script, its name and its arguments.
 
     Return None for any other command.
     """
@@ -185,11 +188,10 @@ SHEBANG_PATTERN = re.compile(r"#![^\n]*\b(ba|da|a|z|k)?sh\b")
 
 
 def _pop_mounted_script(words: Sequence[str], scripts: dict[str, str]) -> list[str] | None:
-    """Return the text of the script that a command runs, and the script's name and arguments.
+    """Return the text, path and arguments of the mounted script that a command runs.
 
-    The command may run the script directly or in a shell. Return None if the file is unknown or not
-    a shell script. A returned script is removed from ``scripts``, because a script that runs itself
-    would be parsed forever.
+    Return None if the command runs no known shell script, directly or in a shell. Remove the script
+    from ``scripts``, so that a script that runs itself is parsed only once.
     """
     at = 0
     if get_program_name(words[0]) in SHELL_PROGRAMS:
@@ -205,9 +207,9 @@ def _pop_mounted_script(words: Sequence[str], scripts: dict[str, str]) -> list[s
 
 
 def split_commands(script: str) -> Iterator[list[str]]:
-    """Yield the simple commands of a script, each as its words, in one pass.
+    """Yield each simple command of a shell script as a list of words.
 
-    A script with an unterminated quote is yielded as one command, split at its spaces.
+    Yield a script with an unterminated quote as a single command, split at whitespace.
     """
     commands: list[list[str]] = []
     words: list[str] = []
@@ -269,9 +271,9 @@ def split_commands(script: str) -> Iterator[list[str]]:
 
 
 def _find_substitution_end(script: str, start: int, opening: str) -> int | None:
-    """Return where the command substitution ends that begins before ``start``.
+    """Return the index after a command substitution, whose content begins at ``start``.
 
-    Return None if it is unterminated.
+    Return None if the substitution is unterminated.
     """
     if opening == "`":
         found = script.find("`", start)
@@ -292,7 +294,7 @@ MAX_EXPANDED_CHARS = 4096
 
 
 def expand_variables(word: str, variables: Mapping[str, str | None]) -> str:
-    """Replace the known variables in ``word`` by their values.
+    """Replace the known variables in ``word`` with their values.
 
     Kubernetes expands ``$(NAME)``, and a shell expands ``$NAME`` and ``${NAME:-default}``.
     """

@@ -28,10 +28,10 @@ Object = dict[str, Any]
 
 @dataclass(frozen=True)
 class InjectedDocument:
-    """The document with its supervisor, the supervisor's ConfigMap, and notes for the user.
+    """A document with a supervisor, the supervisor's ConfigMap, and notes for the user.
 
-    ``others`` are further objects to which the document refers. If ``config_map`` is None, the
-    document is unchanged, and ``notes`` say why.
+    If the document is unchanged, ``config_map`` is None and ``notes`` say why. ``others`` are
+    further new objects to which the document refers.
     """
 
     document: Object
@@ -47,9 +47,9 @@ def make_config_map(
     options: InjectionOptions,
     role: PodRole | None = None,
 ) -> Object:
-    """Build the ConfigMap of the workload ``name``; ``namespace`` is None if it is not set.
+    """Build the ConfigMap of the supervisors in the workload ``name``.
 
-    ``role`` is the role of the workload's pods.
+    ``namespace`` is None if the manifest sets none. ``role`` is the role of the workload's pods.
     """
     config = _make_config(name, str(namespace or "default"), engine, options, role)
     return {
@@ -62,15 +62,15 @@ def make_config_map(
 
 
 def make_metadata(name: str, namespace: object) -> Object:
-    """Return the metadata of an object that belongs to the workload."""
+    """Return an object's metadata. Omit ``namespace`` if it is None."""
     return {"name": name} | ({} if namespace is None else {"namespace": namespace})
 
 
 def make_endpoint(engine: EngineContainer, name: str = "", serves: bool = True) -> EngineEndpoint:
     """Return the endpoint of ``engine``.
 
-    ``name`` is the model's name, used if the engine's arguments do not set one. ``serves`` is False
-    for the worker of a multi-node engine.
+    ``name`` is the default for the model's name. ``serves`` is False for the worker of a multi-node
+    engine.
     """
     url = f"{engine.scheme}://127.0.0.1:{engine.port}"
     return EngineEndpoint(

@@ -13,7 +13,7 @@ from plimsoll_operator.injection import kserve_llm
 from plimsoll_operator.injection.checks import (
     check_engine,
     check_names,
-    check_shape,
+    check_pod_fields,
     find_supervisor,
     find_supervisor_places,
 )
@@ -50,7 +50,7 @@ MAX_LABEL_CHARS = 63
 def inject_document(document: Object, options: InjectionOptions) -> InjectedDocument:
     """Return a copy of ``document`` with a supervisor in each pod that runs an engine.
 
-    A new injection replaces an earlier one. Raises InjectionError.
+    Replace the supervisor of an earlier injection. Raises InjectionError.
     """
     changed = _copy_without_aliases(document)
     metadata = changed.get("metadata")
@@ -97,7 +97,7 @@ DEPLOYMENT_MODE_ANNOTATION = "serving.kserve.io/deploymentMode"
 
 
 def _check_knative(document: Object, where: str) -> None:
-    """Reject pods of Knative. Raises InjectionError.
+    """Reject documents whose pods Knative creates. Raises InjectionError.
 
     Knative allows neither a shared process namespace nor init containers.
     """
@@ -115,10 +115,10 @@ def _check_knative(document: Object, where: str) -> None:
 
 
 def _explain_other_kind(document: Object, options: InjectionOptions) -> str | None:
-    """Return why an unsupported kind with an engine is left unchanged; None for other kinds."""
+    """Return why a document of an unsupported kind stays unchanged; None if it has no engine."""
     group = str(document.get("apiVersion", "")).rpartition("/")[0]
     if document.get("kind") in ("ConfigMap", "Secret") or not any(
-        map(_is_engine, _iterate_pod_specs(document))
+        map(_has_engine, _iterate_pod_specs(document))
     ):
         return None
     if group == KSERVE_API:
@@ -138,7 +138,7 @@ def _iterate_pod_specs(value: Any) -> Iterator[Object]:
         yield from _iterate_pod_specs(one)
 
 
-def _is_engine(pod: Object) -> bool:
+def _has_engine(pod: Object) -> bool:
     try:
         check_types(pod, "")
     except InjectionError:
@@ -147,13 +147,13 @@ def _is_engine(pod: Object) -> bool:
 
 
 def _find_placeholder(pod: PodSpec) -> str | None:
-    """Return an image that is still a template placeholder; None if there is none."""
+    """Return the first image that is still a template placeholder, or None."""
     images = [str(one.get("image") or "") for one in list_all_containers(pod.spec)]
     return next((one for one in images if "{{" in one or "$" in one), None)
 
 
 def _comes_from_patch(pod: PodSpec) -> bool:
-    """Report whether a container has no image. The pod spec then comes from a kustomize patch."""
+    """Report whether a container has no image, as in a kustomize patch."""
     listed = pod.spec.get("containers")
     containers = listed if isinstance(listed, list) else []
     without_image = [one for one in containers if isinstance(one, dict) and not one.get("image")]
@@ -161,14 +161,14 @@ def _comes_from_patch(pod: PodSpec) -> bool:
 
 
 def _copy_without_aliases(value: Any) -> Any:
-    """Copy a manifest. Each YAML alias becomes a separate copy."""
+    """Return a deep copy of a manifest, with a separate copy for each YAML alias."""
     if isinstance(value, dict):
         return {key: _copy_without_aliases(held) for key, held in value.items()}
     return [_copy_without_aliases(held) for held in value] if isinstance(value, list) else value
 
 
 def _find_engine(pod: PodSpec, path: str, options: InjectionOptions) -> EngineContainer | str:
-    """Return the engine in ``pod``, or a text that says why the pod is left unchanged.
+    """Return the engine in ``pod``, or the reason for leaving the pod unchanged.
 
     Raises InjectionError.
     """
@@ -180,7 +180,7 @@ def _find_engine(pod: PodSpec, path: str, options: InjectionOptions) -> EngineCo
         return mismatch
     check_types(pod.spec, path)
     if _comes_from_patch(pod):
-        return "a container has no image, as in a patch: inject the output of kustomize build"
+        return "a container has no image: if this is a patch, inject the output of kustomize build"
     if (image := _find_placeholder(pod)) is not None:
         return (
             f"the image {image} is a placeholder: replace it first, with helm template or envsubst"
@@ -194,7 +194,7 @@ def _find_engine(pod: PodSpec, path: str, options: InjectionOptions) -> EngineCo
         if pod.ray:
             return (
                 "KubeRay starts Ray in the container, and no command shows an engine: if a Ray "
-                f"application starts one, set {options.fields.engine}, "
+                f"application starts the engine, set {options.fields.engine}, "
                 f"{options.fields.container} and {options.fields.port}"
             )
         listed = describe_containers(composed, options)
@@ -202,7 +202,7 @@ def _find_engine(pod: PodSpec, path: str, options: InjectionOptions) -> EngineCo
             f"no container runs vLLM or SGLang (containers: {listed}); use"
             f" {options.fields.unrecognized} to supervise it as a custom engine"
         )
-    check_shape(spec, path, options.fields)
+    check_pod_fields(spec, path, options.fields)
     if pod.restarts_group and not options.group_restarts:
         raise InjectionError(f"{path}: {explain_group_restart(options, pod.restarts_group)}")
     if find_supervisor(spec) is None:

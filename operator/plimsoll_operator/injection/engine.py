@@ -1,8 +1,8 @@
-"""Find the container of a pod that runs the engine, and the evidence for it.
+"""Find the container of a pod that runs the engine.
 
-The evidence is, strongest first: a server's command, also in a script, which
-:mod:`plimsoll_operator.injection.programs` recognizes; the name of the image; options that only an
-engine has. The webhook and ``plimsoll inject`` both use :func:`find_engine`.
+Three kinds of evidence show the engine. The strongest is a command that starts its server, directly
+or in a script. The others are the image's name, and options that only an engine has. The webhook
+and ``plimsoll inject`` both use :func:`find_engine`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from plimsoll_operator.render.supervisor import list_resource_claims, shares_dev
 Object = dict[str, Any]
 
 COMMAND_RANK, IMAGE_RANK, OPTIONS_RANK = 3, 2, 1
-"""Ranks of the kinds of evidence, strongest first."""
+"""Ranks of the kinds of evidence for an engine; a higher rank is stronger."""
 ENGINE_OPTION_PATTERNS = {
     EngineType.VLLM: re.compile(
         r"--(gpu[-_]memory[-_]utilization|max[-_]model[-_]len|max[-_]num[-_]seqs"
@@ -47,7 +47,7 @@ ENGINE_OPTION_PATTERNS = {
 BACKEND_FLAGS = ("--backend", "--engine", "--kind", "--framework")
 """Options that select a server's engine, for example in KServe's huggingfaceserver."""
 CLIENT_OPTION_PATTERN = re.compile(r"--(base[-_]url|url|endpoint|target|dataset|num[-_]prompts)\b")
-"""Options of clients that send requests to a server."""
+"""Pattern for options of clients that send requests to a server."""
 RAY_PORT_NAMES = frozenset({"gcs", "gcs-server", "redis", "dashboard"})
 
 
@@ -61,12 +61,12 @@ class EngineContainer:
         limits: The resource limits of the container.
         uid: The container's user ID; None if the manifest does not set it.
         is_hidden: Whether only a process with capabilities can inspect the engine.
-        ``shm``: The mount at /dev/shm; None if the container uses the pod's default.
+        ``shm``: The mount at ``/dev/shm``; None if the container uses the pod's default.
         shares_device: Whether other containers may use the engine's devices.
         no_restart_reason: Why the kubelet does not restart the container; empty if it does.
         evidence: How the engine and its port were found.
         notes: Texts for the user about what the supervisor cannot observe.
-        words: All words of the commands that the container runs.
+        words: All words of the commands that the container runs, with known variables expanded.
 
     """
 
@@ -95,15 +95,15 @@ class EngineContainer:
 
 @dataclass(frozen=True)
 class ContainerClassification:
-    """A container, and the engine that it appears to run.
+    """A container and the engine that it appears to run.
 
-    ``kind`` is None if it appears to run no engine; ``reason`` may then say why.
+    ``kind`` is None if the container appears to run no engine; ``reason`` may then say why.
     """
 
     container: Object
     kind: EngineType | None = None
     rank: int = 0
-    by: str = ""
+    evidence: str = ""
     reason: str = ""
     server: ProgramClassification = field(default_factory=ProgramClassification)
     line: CommandLine = field(default_factory=CommandLine)
@@ -115,13 +115,13 @@ def classify_container(
 ) -> ContainerClassification:
     """Classify a container by its command, its image and its options.
 
-    ``scripts`` is the text of files that are mounted into the container, by path.
+    ``scripts`` maps the paths of files in the container to their texts.
     """
     line = command_line.parse_container(container, scripts)
     programs = [classify_command(words) for words in line.commands]
     servers = [one for one in programs if one.kind is not None]
     image, name = classify_image(str(container.get("image") or ""))
-    ray = _is_ray(container, line, name)
+    ray = _starts_ray(container, line, name)
     if servers:
         server = next((one for one in servers if not one.no_port_reason), servers[0])
         return ContainerClassification(
@@ -142,7 +142,7 @@ def classify_container(
         )
     server = ProgramClassification(words=words)
     model = container.get("modelFormat") or {}
-    if (kind := _find_engine_of_format(str(model.get("name") or ""))) is not None:
+    if (kind := _find_engine_for_format(str(model.get("name") or ""))) is not None:
         return ContainerClassification(
             container, kind, IMAGE_RANK, "by its model format", "", server, line
         )
@@ -157,8 +157,8 @@ def classify_container(
     return ContainerClassification(container, line=line, server=server, ray=ray)
 
 
-def _find_engine_of_format(name: str) -> EngineType | None:
-    """Return the engine that KServe uses for a model format; None if it is unknown."""
+def _find_engine_for_format(name: str) -> EngineType | None:
+    """Return the engine that KServe uses for a model format, or None if it is unknown."""
     formats = {
         "vllm": EngineType.VLLM, "huggingface": EngineType.VLLM, "sglang": EngineType.SGLANG
     }  # fmt: skip
@@ -178,7 +178,7 @@ def _classify_by_options(words: list[str]) -> EngineType | None:
     return None
 
 
-def _is_ray(container: Object, line: CommandLine, image: str) -> bool:
+def _starts_ray(container: Object, line: CommandLine, image: str) -> bool:
     """Report whether a container starts Ray, which then starts the engine."""
     ports = {str(one.get("name")) for one in container.get("ports") or ()}
     runs = any(command_line.get_program_name(words[0]) == "ray" for words in line.commands)
@@ -195,10 +195,10 @@ def find_engine(
 ) -> EngineContainer | None:
     """Return the engine in a pod spec; None if no container runs vLLM or SGLang.
 
-    ``options`` may set the engine's container, type and port, and whether another program counts as
-    a custom engine. ``where`` is the name of the document and the path of the pod spec; the message
-    of an InjectionError begins with it. A ``worker`` of a group needs no port. ``ray`` is whether
-    KubeRay starts Ray in the pod. ``annotations`` are the pod's annotations.
+    ``options`` may set the engine's container, type and port, and may accept any program as a
+    custom engine. ``where`` names the document and the path of the pod spec, for messages. A
+    ``worker`` of a group needs no port. ``ray`` is True if KubeRay starts Ray in the pod. Raises
+    InjectionError.
     """
     kind, port = options.engine_type, options.engine.port
     chosen = _choose_container(pod, where, options)
@@ -229,7 +229,7 @@ def find_engine(
         else (address.port, address.evidence)
     )
     if chosen.ray and port is None:
-        number, by = None, "the command starts only Ray, and the ports that it shows are Ray's"
+        number, by = None, "the command starts only Ray, and its ports are Ray's"
     if number is None and worker:
         number, by = 8000, "the command starts no server"
     if number is None:
@@ -238,8 +238,8 @@ def find_engine(
         )
     resources = container.get("resources") or {}
     limits = resources.get("limits") or {}
-    asked = (*limits, *(resources.get("requests") or ()))
-    evidence = chosen.by if kind in (None, chosen.kind) else ""
+    requested = (*limits, *(resources.get("requests") or ()))
+    evidence = chosen.evidence if kind in (None, chosen.kind) else ""
     return EngineContainer(
         container=str(container["name"]),
         path=path,
@@ -251,7 +251,7 @@ def find_engine(
         uid=_find_uid(pod, container, where, path),
         is_hidden=_is_hidden(pod, container),
         shm=_find_shm_mount(container),
-        shares_device=shares_device(asked, list_resource_claims(container), pod, annotations),
+        shares_device=shares_device(requested, list_resource_claims(container), pod, annotations),
         no_restart_reason="" if native else _find_no_restart_reason(pod),
         evidence=", ".join(filter(None, [evidence, f"port {number} {by}"])),
         notes=address.notes,
@@ -264,7 +264,7 @@ def find_engine(
 
 
 def describe_containers(pod: Object, options: InjectionOptions) -> str:
-    """Return a list of the pod's containers and the programs that they run, for a message."""
+    """Return the names of the pod's containers and what they run, as text for a message."""
     listed = [
         (
             str(one.get("name")),
@@ -340,10 +340,10 @@ def _find_uid(pod: Object, container: Object, where: str, path: str) -> int | No
 
 
 def _is_hidden(pod: Object, container: Object) -> bool:
-    """Report whether a process without capabilities cannot read the engine's sockets and variables.
+    """Report whether a process needs capabilities to read the engine's sockets and variables.
 
-    According to ptrace_may_access(), the reader needs every capability that the engine has. A root
-    process has the runtime's default capabilities unless the container drops them.
+    ptrace_may_access() in Linux requires every capability that the engine has. A root process has
+    the runtime's default capabilities unless the container drops them.
     """
     context = container.get("securityContext") or {}
     capabilities = context.get("capabilities") or {}

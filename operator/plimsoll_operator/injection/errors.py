@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class InjectionError(Exception):
-    """Raised for a workload that cannot be supervised safely.
+    """Raised if a workload cannot be supervised safely.
 
     The message names the field and says what to do.
     """

@@ -1,8 +1,8 @@
-"""Find containers that depend on process 1: they must run as process 1, signal it or read it.
+"""Find containers that must run as process 1, signal process 1 or read its files in /proc.
 
-The containers of a supervised pod share a process namespace, whose process 1 is the pod's sandbox.
-A ``kill 1`` stops all containers at once, and an init system does not start. Only the pod spec is
-checked, because an entrypoint inside an image is not visible.
+They fail in a supervised pod, whose containers share a process namespace: process 1 is the pod's
+sandbox, so ``kill 1`` stops all containers, and an init system does not start. The check sees the
+pod spec, but not the entrypoint inside an image.
 """
 
 from __future__ import annotations
@@ -46,8 +46,7 @@ INIT_PROGRAMS = frozenset(
         *("catatonit", "runit-init", "s6-linux-init", "s6-overlay-suexec", "systemd"),
     }
 )
-"""Programs that exit or do not work unless they are process 1. A program is listed by its path, or
-by its name if no other program has this name."""
+"""Programs that work only as process 1: paths, and names that no other program has."""
 INIT_SYSTEM_IMAGE_PATTERN = re.compile(
     r"(^|/)linuxserver/|(^|/)ubi\d+(-minimal)?[-/](ubi-)?init(:|@|$)|systemd"
 )
@@ -62,21 +61,24 @@ HOOK_FIELDS = ("postStart", "preStop")
 def check_first_process(pod: Object, path: str, fields: OptionNames) -> None:
     """Reject a pod with a long-running container that depends on process 1.
 
-    Raises InjectionError, which names the field. A pod whose containers already share their process
-    namespace is accepted, because the supervisor does not change this.
+    Accept a pod whose containers already share a process namespace, because the supervisor changes
+    nothing there. Raises InjectionError.
     """
     if pod.get("shareProcessNamespace") is True:
         return
     if (found := find_first_process_dependency(pod)) is not None:
         raise InjectionError(
-            f"{path}.{found}, but with a supervisor, the containers share their process IDs, and "
-            "process 1 is another process: signal the engine by name, start it without an init "
+            f"{path}.{found}, but with a supervisor, the containers share a process namespace, so "
+            "the engine is not process 1: signal the engine by name, start it without an init "
             f"system, or exclude the workload with {fields.exclude}"
         )
 
 
 def find_first_process_dependency(pod: Object) -> str | None:
-    """Return which field of a pod spec depends on process 1, and how; None if there is none."""
+    """Return a clause that names a field of the pod spec that depends on process 1, or None.
+
+    An example is ``containers[engine].command must be process 1``.
+    """
     listed = [("containers", one) for one in _as_list(pod.get("containers"))]
     listed += [
         ("initContainers", one)
@@ -90,7 +92,7 @@ def find_first_process_dependency(pod: Object) -> str | None:
 
 
 def _iterate_dependencies(container: Object) -> Iterator[tuple[str, str]]:
-    """Yield each field of a container that depends on process 1, and a text that says how."""
+    """Yield each field that depends on process 1, and ``names`` or ``must be`` as its verb."""
     for field, command in _iterate_commands(container):
         text = " ".join(command)
         if FIRST_PROCESS_REFERENCE_PATTERN.search(text) or any(
@@ -105,9 +107,9 @@ def _iterate_dependencies(container: Object) -> Iterator[tuple[str, str]]:
         return
     if INIT_SYSTEM_IMAGE_PATTERN.search(str(container.get("image"))):
         yield "image", "must be"
-    for one in _as_list(container.get("env")):
-        if str(_as_object(one).get("name")).startswith(S6_VARIABLE_PREFIX):
-            yield f"env[{one['name']}] belongs to s6-overlay, which", "must be"
+    for variable in _as_list(container.get("env")):
+        if str(_as_object(variable).get("name")).startswith(S6_VARIABLE_PREFIX):
+            yield f"env[{variable['name']}] belongs to s6-overlay, which", "must be"
 
 
 def _iterate_commands(container: Object) -> Iterator[tuple[str, list[str]]]:
@@ -122,9 +124,9 @@ def _iterate_commands(container: Object) -> Iterator[tuple[str, list[str]]]:
             yield f"{prefix}{key}.exec.command", [str(one) for one in _as_list(command)]
 
 
-def _signals_first_process(part: str) -> bool:
-    """Report whether a shell command signals process 1, or all processes (``-1``)."""
-    words = part.translate(_QUOTE_REMOVAL_TABLE).split()
+def _signals_first_process(command: str) -> bool:
+    """Report whether a shell command signals process 1 or all processes (``-1``)."""
+    words = command.translate(_QUOTE_REMOVAL_TABLE).split()
     at = next((n for n, one in enumerate(words) if one.rpartition("/")[2] == "kill"), None)
     # The first argument may be a signal, where -1 means SIGHUP.
     return at is not None and ("1" in words[at + 1 :] or "-1" in words[at + 2 :])

@@ -1,10 +1,10 @@
-"""Inject KServe's LLMInferenceService, through a configuration to which the service refers.
+"""Add a supervisor to KServe's LLMInferenceService, in a configuration of its own.
 
 KServe merges a service's pods from presets, from the LLMInferenceServiceConfigs in ``baseRefs``,
-and from the service. It merges lists of containers and volumes by name. The supervisor is therefore
-added by a separate configuration, and only the service's ``baseRefs`` change. The document contains
-neither the presets nor other configurations. The engine is therefore assumed to be the preset's
-engine, unless the service sets a command.
+and from the service. It merges lists of containers and volumes by name. The injection therefore
+writes a new configuration with the supervisor, and adds its name to the service's ``baseRefs``.
+The document does not contain the presets. Unless the service sets a command, the engine is
+therefore assumed to be the preset's engine.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from plimsoll_api.workloads import (
 from plimsoll_operator.injection.checks import (
     check_engine,
     check_names,
-    check_shape,
+    check_pod_fields,
     find_supervisor,
     find_supervisor_places,
     parse_memory_limit,
@@ -55,17 +55,17 @@ CONFIG_KIND, SUPPORTED_VERSION = "LLMInferenceServiceConfig", "v1alpha2"
 MAIN_CONTAINER = "main"
 """Name of the engine's container in KServe's presets."""
 PRESET_PORT, PRESET_DECODE_PORT = 8000, 8001
-"""Ports of the engine in the presets. In a decode pod, a proxy listens on the first one."""
+"""Ports of the engine in the presets. In a decode pod, a proxy listens on port 8000."""
 TLS_TEMPLATE = ".GlobalConfig.EnableTLS"
 SCHEME_TEMPLATE = f"{{{{ if {TLS_TEMPLATE} }}}}https{{{{ else }}}}http{{{{ end }}}}"
-"""Go template for the URL scheme. KServe renders its configurations as Go templates, and its
-presets use this field to enable TLS."""
+"""Go template for the URL scheme. KServe renders its configurations as Go templates; its presets
+enable TLS according to this field."""
 MAX_LABEL_CHARS = 63
 
 
 @dataclass(frozen=True)
 class _Workload:
-    """The part of a service's spec, at ``path``, that describes one kind of pod."""
+    """Part of a service's spec that describes its pods of one role; ``path`` is its location."""
 
     spec: Object
     path: str
@@ -82,9 +82,10 @@ def is_llm_service(document: Object) -> bool:
 def inject_llm_service(
     document: Object, changed: Object, options: InjectionOptions
 ) -> InjectedDocument:
-    """Make ``changed``, a copy of ``document``, refer to a configuration that adds the supervisor.
+    """Return ``changed``, a copy of ``document``, with a configuration that adds the supervisor.
 
-    Return the original ``document`` if none of its pods can be supervised. Raises InjectionError.
+    Modify ``changed`` in place. If no pod can be supervised, return ``document`` instead. Raises
+    InjectionError.
     """
     meta = changed.get("metadata")
     name = meta.get("name") if isinstance(meta, dict) else None
@@ -143,7 +144,7 @@ def inject_llm_service(
 
 
 def _list_workloads(spec: Object, where: str) -> list[_Workload]:
-    """Return the parts of the service that have their own pods: two if it sets ``prefill``."""
+    """Return the parts of the spec that describe pods: two if the service sets ``prefill``."""
     at = f"{where}: spec"
     if spec.get("prefill") is None:
         return [_Workload(spec, at, PRESET_PORT, PodRole.BOTH)]
@@ -157,9 +158,9 @@ def _list_workloads(spec: Object, where: str) -> list[_Workload]:
 def _add_supervisor(
     workload: _Workload, name: str, model: str, options: InjectionOptions
 ) -> tuple[EngineContainer, Object] | str:
-    """Return the engine, and the part of the configuration that adds its supervisor.
+    """Return the engine and the part of the configuration that adds its supervisor.
 
-    Return a text instead if the pods are left unchanged.
+    Return the reason instead if the pods stay unchanged. Raises InjectionError.
     """
     labels = (
         _get_object(workload.spec, "labels", workload.path) if "labels" in workload.spec else {}
@@ -184,7 +185,7 @@ def _add_supervisor(
             f" {options.fields.unrecognized} to supervise it as a custom engine"
         )
     _check_python_path(pod, engine, options)
-    check_shape(pod, at, options.fields)
+    check_pod_fields(pod, at, options.fields)
     if find_supervisor(pod) is None:
         check_names(pod, at)
     places = find_supervisor_places(pod, engine)
@@ -217,7 +218,7 @@ def _add_supervisor(
 
 
 def _make_pod(workload: _Workload) -> Object:
-    """Return the known part of the pod: the service's fields and the preset's user and port."""
+    """Return the part of the pod spec that is known: the service's fields and the preset's."""
     template = workload.spec.get("template")
     found: Object = template if isinstance(template, dict) else {}
     listed = list(found.get("containers") or [])
@@ -232,7 +233,7 @@ def _make_pod(workload: _Workload) -> Object:
 
 
 def _apply_preset(container: Object, port: int) -> Object:
-    """Add the fields that all presets set to the container, unless the container sets them."""
+    """Return the container with the defaults that are common to all presets."""
     security = {"runAsNonRoot": True, "capabilities": {"drop": ["ALL"]}}
     return {
         **container,
@@ -265,8 +266,8 @@ def _find_engine(
         return None
     words = " ".join(map(str, [*(container.get("command") or ()), *(container.get("args") or ())]))
     templated = TLS_TEMPLATE in words or not own_command
-    made = replace(engine, model=model)
-    return replace(made, scheme=SCHEME_TEMPLATE) if templated else made
+    result = replace(engine, model=model)
+    return replace(result, scheme=SCHEME_TEMPLATE) if templated else result
 
 
 def _check_python_path(pod: Object, engine: EngineContainer, options: InjectionOptions) -> None:

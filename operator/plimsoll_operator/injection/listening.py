@@ -1,4 +1,4 @@
-"""Find the address at which an engine listens, and what the supervisor cannot observe there."""
+"""Find the address at which an engine listens."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from plimsoll_operator.injection.programs import (
 
 Object = dict[str, Any]
 ConfigMaps = Mapping[str, Mapping[str, Any]]
-"""Data of the known ConfigMaps, by name."""
+"""Map of a ConfigMap's name to its data."""
 
 DEFAULT_PORTS = {EngineType.VLLM: 8000, EngineType.SGLANG: 30_000}
 """Default ports of the OpenAI-compatible servers (vllm serve, sglang.launch_server)."""
@@ -29,7 +29,7 @@ KSERVE_CONTAINER = "kserve-container"
 KSERVE_PORT = 8080
 PORT_FLAGS = ("--port", "--http-port")
 PORT_VARIABLES = ("PORT", "HTTP_PORT", "SERVER_PORT", "VLLM_PORT_NUMBER", "API_PORT")
-"""Environment variables from which the start scripts of images read their port."""
+"""Environment variables from which common start scripts read the engine's port."""
 MODEL_FLAGS = ("--served-model-name", "--model-name", "--model", "--model-path", "--model-id")
 PROBE_FIELDS = ("readinessProbe", "startupProbe", "livenessProbe")
 POD_IP_PLACEHOLDER = "\0"
@@ -39,7 +39,7 @@ OTHER_PORT_NAME_PATTERN = re.compile(
     r"|client|grpc|rpc|redis|nixl|kv|zmq|zeromq|debug|debugpy|pprof|ssh|master|rdzv|torch|bootstrap"
     r"|gloo|side|sidecar|proxy|p2p|worker|admin|serve|events?|transfer|lmcache|mooncake)([-_]|\d*$)"
 )
-"""Pattern for names of ports that use another protocol or belong to another server."""
+"""Pattern for names of ports at which the engine does not serve HTTP requests."""
 HTTP_PORT_NAME_PATTERN = re.compile(
     r"http|api|openai|web|server|vllm|sglang|llm|inference|main|engine"
 )
@@ -51,9 +51,9 @@ LOCAL_ADDRESSES = frozenset({"0.0.0.0", "::", "[::]", "127.0.0.1", "localhost", 
 
 @dataclass(frozen=True)
 class EngineAddress:
-    """An engine's address, the evidence for it, and notes for the user.
+    """An engine's address and model, the evidence for the port, and notes for the user.
 
-    ``port`` is None if it is unknown.
+    ``port`` is None if it is unknown; ``evidence`` then says why.
     """
 
     port: int | None
@@ -64,12 +64,12 @@ class EngineAddress:
 
 
 def resolve_variables(container: Object, config_maps: ConfigMaps) -> dict[str, str | None]:
-    """Return a container's environment variables. A value is None if only the cluster knows it."""
-    found: dict[str, str | None] = {}
+    """Return a container's environment variables. A value is None if the manifest lacks it."""
+    variables: dict[str, str | None] = {}
     for source in container.get("envFrom") or ():
         name = (source.get("configMapRef") or {}).get("name")
         for key, value in (config_maps.get(str(name)) or {}).items():
-            found[f"{source.get('prefix') or ''}{key}"] = str(value)
+            variables[f"{source.get('prefix') or ''}{key}"] = str(value)
     for one in container.get("env") or ():
         value = one.get("value")
         source = one.get("valueFrom") or {}
@@ -82,12 +82,12 @@ def resolve_variables(container: Object, config_maps: ConfigMaps) -> dict[str, s
             "status.podIPs",
         ):
             value = POD_IP_PLACEHOLDER
-        found[one["name"]] = None if source and value is None else str(value or "")
-    return found
+        variables[one["name"]] = None if source and value is None else str(value or "")
+    return variables
 
 
 def find_scripts(pod: Object, container: Object, config_maps: ConfigMaps) -> dict[str, str]:
-    """Return the text of the files that known ConfigMaps mount into a container, by path."""
+    """Return the texts of a container's files that come from ``config_maps``, by path."""
     files: dict[str, str] = {}
     volumes = {one.get("name"): one for one in pod.get("volumes") or ()}
     for mount in container.get("volumeMounts") or () if config_maps else ():
@@ -114,8 +114,8 @@ def find_address(
 ) -> EngineAddress:
     """Return the address at which the engine in ``container`` listens.
 
-    ``server`` is the engine's command. ``variables`` are the environment variables of the container
-    and of its script. Raises InjectionError if the port is invalid.
+    ``server`` is the command that starts the engine. ``variables`` include those that a script
+    sets. Raises InjectionError if the port is invalid.
     """
     words = [expand_variables(word, variables) for word in server.words]
     port, by = _find_port(container, words, server, kind, variables, path)
@@ -158,7 +158,7 @@ def _find_port(
         return None, f"{unresolved[:80]} has a value that only the cluster knows"
     if known and default is not None:
         return default, "the default"
-    return None, "no option, probe or named port shows the port"
+    return None, "neither an option, a probe nor a port's name shows it"
 
 
 def _find_port_in_variables(variables: Mapping[str, str | None]) -> tuple[int, str] | None:
@@ -191,9 +191,9 @@ def _find_port_in_probes(container: Object, path: str) -> tuple[int, str] | None
 def _choose_declared_port(
     container: Object, default: int | None, path: str
 ) -> tuple[int, str] | None:
-    """Return a declared port and the evidence for it; None if no port stands out.
+    """Return the engine's port among the declared ports, and the evidence; None if it is unclear.
 
-    A port stands out if it has an HTTP name, is the default, or is the only one.
+    Prefer a port with an HTTP name, then ``default``, then the only port.
     """
     listed = [
         (
@@ -205,8 +205,10 @@ def _choose_declared_port(
     usable = [
         (name, port) for name, port in listed if not OTHER_PORT_NAME_PATTERN.search(name.lower())
     ]
-    named = [(name, port) for name, port in usable if HTTP_PORT_NAME_PATTERN.search(name.lower())]
-    for name, port in named:
+    http_ports = [
+        (name, port) for name, port in usable if HTTP_PORT_NAME_PATTERN.search(name.lower())
+    ]
+    for name, port in http_ports:
         return port, f"by its port {name}"
     if default is not None and default in [port for _, port in usable]:
         return default, "by its ports"
@@ -215,14 +217,14 @@ def _choose_declared_port(
     return None
 
 
-def _check_port(port: object, where: str) -> int:
+def _check_port(port: object, path: str) -> int:
     if isinstance(port, bool) or not isinstance(port, int) or not 0 < port <= MAX_PORT:
-        raise InjectionError(f"{where}: {port!r} is not a port number from 1 to {MAX_PORT}")
+        raise InjectionError(f"{path}: {port!r} is not a port number from 1 to {MAX_PORT}")
     return port
 
 
 def _find_model(words: Sequence[str]) -> str:
-    """Return the model's name if the arguments show it; empty otherwise."""
+    """Return the model's name in the arguments; empty if they do not show it."""
     named = [find_option_value(words, flag) for flag in MODEL_FLAGS]
     named += [
         words[at + 1]
@@ -241,31 +243,31 @@ def _make_notes(
     kind: EngineType,
     variables: Mapping[str, str | None],
 ) -> list[str]:
-    """Return notes about what the supervisor cannot observe of the engine, and how to fix it."""
+    """Return notes about options that hide the engine's state from the supervisor."""
     notes: list[str] = []
     host = find_option_value(words, "--host")
     if host is not None and host.strip() not in LOCAL_ADDRESSES:
         shown = "the pod's own address" if POD_IP_PLACEHOLDER in host else host[:80]
         notes.append(
             f"the engine listens only on {shown} (--host), but the supervisor queries 127.0.0.1: "
-            "use --host 0.0.0.0, or else the supervisor sees no load, no stall and no readiness"
+            "use --host 0.0.0.0, or the supervisor sees neither load, stalls nor readiness"
         )
     if kind is EngineType.SGLANG and server.shown and not has_option(words, "--enable-metrics"):
         notes.append(
-            "without --enable-metrics, SGLang shows no load, so no stall is detected and a drain "
-            "waits until its deadline: add the option"
+            "without --enable-metrics, SGLang reports no load, so the supervisor detects no stall "
+            "and a drain waits until its deadline: add the option"
         )
     if kind is EngineType.VLLM and has_option(words, "--disable-log-stats"):
         notes.append(
-            "with --disable-log-stats, the metrics are empty, so no load and no stall is "
-            "detected: remove the option"
+            "with --disable-log-stats, the metrics are empty, so the supervisor sees neither load "
+            "nor stalls: remove the option"
         )
     if find_option_value(words, "--ssl-cert-reqs") in ("1", "2") or has_option(
         words, "--enable-ssl-client-auth"
     ):
         notes.append(
-            "the engine requires client certificates, which the supervisor does not have, so no "
-            "load and no stall is detected: serve /metrics without them, or supervise it as "
+            "the engine requires client certificates, which the supervisor does not have, so the "
+            "supervisor sees neither load nor stalls: serve /metrics without them, or use "
             "--engine custom"
         )
     if has_option(words, "--api-key") or "VLLM_API_KEY" in variables:
@@ -276,8 +278,8 @@ def _make_notes(
     rank = find_option_value(words, "--node-rank")
     if rank is not None and not rank.isdigit():
         notes.append(
-            "--node-rank differs between pods: pods of rank 1 and above serve no port, so their "
-            "supervisors find no server: inject only the workload of rank 0, or use a policy "
-            "with a LeaderWorkerSet"
+            "--node-rank differs between pods, and pods of rank 1 and above serve no port, so their"
+            " supervisors find no server: inject only the workload of rank 0, or use a policy with"
+            " a LeaderWorkerSet"
         )
     return notes

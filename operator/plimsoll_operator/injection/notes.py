@@ -1,4 +1,4 @@
-"""Write notes for the user on an injected pod: what the supervisor cannot observe or do."""
+"""Write notes that tell the user what was injected and which limits the supervisor has."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ Object = dict[str, Any]
 def make_notes(
     where: str, pod: Object, engine: EngineContainer, options: InjectionOptions
 ) -> list[str]:
-    """Return notes for the user: the engine that was found, and what the user should know or fix.
+    """Return the notes that ``plimsoll inject`` prints for an injected pod.
 
-    Each begins with ``where``, the pod's path in the manifest. ``plimsoll inject`` prints them.
+    They name the detected engine, the limits of the supervisor, and what the user can change. Each
+    note begins with ``where``, the pod's path in the manifest.
     """
     known = engine.type is not EngineType.CUSTOM
-    found = [describe_engine(engine)]
-    found += engine.notes
-    found += _make_user_notes(engine, options, known)
+    notes = [describe_engine(engine)]
+    notes += engine.notes
+    notes += _make_user_notes(engine, options, known)
     if pod.get("hostNetwork"):
         at = make_host_network_places(engine.port)
-        found.append(
-            f"with hostNetwork: true, ports {at.metrics_port} and {at.probe_port} must be free "
-            "on the node; they depend on the engine's port, so engines with other ports can run "
-            "on the same node"
+        notes.append(
+            f"with hostNetwork: true, the supervisor needs ports {at.metrics_port} and "
+            f"{at.probe_port} on the node; they depend on the engine's port, so give each engine "
+            "on a node its own port"
         )
     if engine.limit is None:
-        found.append(
-            "the engine has no memory limit, so the forecast shows when the leak budget is "
-            "spent, not when memory runs out: set a limit"
+        notes.append(
+            "the engine has no memory limit, so the supervisor forecasts when the leak budget is "
+            "spent, but not when memory runs out: set a limit"
         )
     secrets = {one.name for one in options.supervisor.image_pull_secrets} or options.pull_secrets
     if secrets and all(one.get("name") in secrets for one in pod.get("imagePullSecrets") or ()):
-        found.append(
-            "imagePullSecrets lists only the supervisor's secrets, and Kubernetes adds those of "
-            "the service account only to a pod without any: add the secrets for the engine's "
-            "image"
+        notes.append(
+            "imagePullSecrets lists only the supervisor's secrets, so Kubernetes does not add "
+            "those of the service account: add the secrets for the engine's image"
         )
     resources = options.supervisor.resources
     if (
@@ -50,26 +50,25 @@ def make_notes(
         and is_guaranteed(list_other_containers(pod))
         and not is_guaranteed([{"resources": vars(resources)}])
     ):
-        found.append(
-            "the pod loses the QoS class Guaranteed, because the supervisor's requests and "
-            f"limits differ or lack CPU or memory: omit {options.fields.resources} to keep the "
-            "class"
+        notes.append(
+            "the pod loses the QoS class Guaranteed, because the supervisor lacks equal requests "
+            f"and limits for CPU and memory: omit {options.fields.resources} to keep the class"
         )
     if not known:
-        found.append(
-            "the type of the engine is unknown, so Plimsoll can watch and restart it, but not "
-            "trim it"
+        notes.append(
+            "the engine's type is unknown, so the supervisor can watch and restart the engine, but "
+            "not trim it"
         )
     if options.probe:
-        found.append(
-            "inject sets PYTHONPATH for the probe, which overrides the image's value: to keep "
-            "that value, set it in the container's env"
+        notes.append(
+            "the probe sets PYTHONPATH and so overrides the image's value: to keep that value, set "
+            "it in the container's env"
         )
-    return [f"{where}: {one}" for one in [*found, *_make_mode_notes(options)]]
+    return [f"{where}: {one}" for one in [*notes, *_make_mode_notes(options)]]
 
 
 def describe_engine(engine: EngineContainer) -> str:
-    """Return a text that names the detected engine, its container and the evidence."""
+    """Return text that names the detected engine, its container and the evidence."""
     return f"{engine.type.value} in container {engine.container}, {engine.evidence}"
 
 
@@ -91,12 +90,13 @@ def _make_user_notes(
     if None not in (engine.uid, options.run_as_user) and engine.uid != options.run_as_user:
         notes.append(
             f"the engine runs as user {engine.uid} but the supervisor as {options.run_as_user}, "
-            f"so the supervisor cannot see or signal it: omit {options.fields.run_as_user}"
+            "so the supervisor cannot inspect or signal the engine: omit "
+            f"{options.fields.run_as_user}"
         )
     elif engine.is_hidden and not is_known:
         notes.append(
-            "the engine runs as root with capabilities, so the supervisor cannot see its sockets "
-            "and will not find it: set runAsUser, or drop all capabilities"
+            "the engine runs as root with capabilities, so the supervisor cannot read its sockets "
+            "and does not find it: set runAsUser, or drop all capabilities"
         )
     return notes
 
@@ -106,9 +106,8 @@ def _make_mode_notes(options: InjectionOptions) -> list[str]:
     if not options.may_act:
         return []
     notes = [
-        "in mode Recover without the operator, replicas take no restart slots, so all of them "
-        "may restart at the same time, and the only one may restart, too: use a "
-        "SupervisionPolicy to get slots"
+        "in mode Recover without the operator, supervisors take no restart slots, so all replicas "
+        "may restart at the same time: use a SupervisionPolicy to get slots"
     ]
     if Action.POD_REPLACE in options.supervision.ladder:
         notes.append("PodReplace has no effect, because only the operator evicts pods")

@@ -21,7 +21,7 @@ the engine is unknown."""
 
 @dataclass(frozen=True)
 class OptionNames:
-    """Name of each option in messages: a flag of the command line, or a field of a policy."""
+    """Names that messages use for the options: flags of ``plimsoll inject``, or policy fields."""
 
     engine: str = "--engine"
     container: str = "--container"
@@ -44,13 +44,14 @@ class InjectionOptions:
     Attributes:
         selector: The labels of the pods to inject; None selects all pods.
         namespace: The namespace of the workloads to inject; None allows all namespaces.
-        resources, pull_secrets: Defaults for a ``supervisor`` that sets none.
+        resources: The supervisor's resources if ``supervisor`` sets none.
+        pull_secrets: The image pull secrets if ``supervisor`` sets none.
         unrecognized: Whether to supervise engines of unknown types.
-        named_is_custom: Whether a container that ``engine`` names may be a custom engine.
-        group_restarts: Whether to accept workloads that restart a whole group if any container
-            restarts.
+        named_is_custom: Whether the container that ``engine`` names may run a custom engine.
+        group_restarts: Whether to accept workloads that recreate the whole group of pods when a
+            container restarts.
         assigned_user: Whether the platform chooses the supervisor's user.
-        config_maps: The data of the ConfigMaps next to the workload, by name.
+        config_maps: The data of the ConfigMaps that are in the same manifest, by name.
         runtimes: The specs of KServe's runtimes, by name.
         fields: The names of the options in messages.
 
@@ -92,7 +93,7 @@ class InjectionOptions:
 def make_options(
     policy: SupervisionPolicy, image: str, fields: OptionNames, namespace: str | None = None
 ) -> InjectionOptions:
-    """Convert ``policy`` to injection options. ``image`` is the supervisor's image."""
+    """Convert a policy to injection options. ``image`` is the supervisor's image."""
     spec = policy.spec
     return InjectionOptions(
         image=image,

@@ -29,8 +29,7 @@ TEMPLATE_PATHS: dict[tuple[str, str], tuple[str, ...]] = {
 """Path of the pod template, by API group and kind."""
 
 GROUP_RESTART_POLICIES = frozenset({"RecreateGroupOnPodRestart", "RecreateGroupAfterStart"})
-"""Restart policies with which a LeaderWorkerSet recreates the whole group. Other policies restart
-only one container."""
+"""Policies with which a LeaderWorkerSet recreates the whole group when a container restarts."""
 AIBRIX_API = "orchestration.aibrix.ai"
 RAY_CLUSTER_PATHS: dict[tuple[str, str], tuple[str, ...]] = {
     (RAY_API, "RayCluster"): ("spec",),
@@ -54,19 +53,18 @@ WORKERS_MESSAGE = (
 
 @dataclass(frozen=True)
 class PodSpec:
-    """A pod spec in a document. ``spec`` and ``labels`` are changed in place.
+    """A pod spec in a document. An injection changes ``spec`` and ``labels`` in place.
 
     Attributes:
         path: The path of the pod spec in the document.
-        worker: Whether the pods belong to a multi-node engine but serve no port.
+        worker: Whether the pods are workers of a multi-node engine, which serve no port.
         restarts_group: The restart policy with which the restart of one container recreates the
             whole group; empty if there is none.
-        inherited: Labels that the pods get from elsewhere in the document, or from their
-            controller.
-        needs_images: False if a controller merges its own containers into the pods.
+        inherited: Labels that a controller adds to the pods.
+        needs_images: False if a controller may set the containers' images.
         ray: Whether KubeRay starts Ray in the pods.
-        no_restart_reason: Why the kubelet does not restart the containers, although the document
-            does not say so.
+        no_restart_reason: Why a controller sets a restart policy that restarts no container;
+            empty otherwise.
         annotations: The annotations of the pods.
 
     """
@@ -100,16 +98,16 @@ def list_pod_specs(document: Object, where: str) -> list[PodSpec]:
     if (path := TEMPLATE_PATHS.get((group, kind))) is not None:
         return [_make_pod_spec(document, path, where)]
     if group == LWS_API and kind == LWS_KIND:
-        return _add_inherited_labels(document, _iterate_leader_worker_set(document, where))
+        return _add_controller_labels(document, _iterate_leader_worker_set(document, where))
     if (path := RAY_CLUSTER_PATHS.get((group, kind))) is not None:
         return list(_iterate_ray_cluster(document, path, where))
     if group == KSERVE_API and kind == SERVICE_KIND:
-        return _add_inherited_labels(document, _iterate_predictor(document, where))
+        return _add_controller_labels(document, _iterate_predictor(document, where))
     return []
 
 
-def _add_inherited_labels(document: Object, pods: Iterable[PodSpec]) -> list[PodSpec]:
-    """Return the pods with the labels and annotations that their controllers add."""
+def _add_controller_labels(document: Object, pods: Iterable[PodSpec]) -> list[PodSpec]:
+    """Return the pods with the labels and annotations that a controller adds to them."""
     held = document.get("metadata")
     metadata = held if isinstance(held, dict) else {}
     name, own = str(metadata.get("name", "")), metadata.get("labels")
@@ -125,11 +123,10 @@ def _add_inherited_labels(document: Object, pods: Iterable[PodSpec]) -> list[Pod
 
 
 def list_containers(pod: Object, runtimes: Mapping[str, Object]) -> list[Object]:
-    """Return the pod's containers.
+    """Return the pod's containers, including those that KServe adds to a predictor with a model.
 
-    For a KServe predictor with a model, they include the containers of its runtime, if ``runtimes``
-    contains this runtime. An unknown runtime counts as one container, which KServe merges with the
-    predictor's fields.
+    KServe adds the containers of the model's runtime. A runtime that is not in ``runtimes`` counts
+    as a single container.
     """
     listed: list[Object] = pod.get("containers") or []
     model = pod.get("model")
@@ -156,7 +153,7 @@ def list_containers(pod: Object, runtimes: Mapping[str, Object]) -> list[Object]
 
 
 def _find_runtime(model: Object, runtimes: Mapping[str, Object]) -> Object | None:
-    """Return the runtime that a model names, or the only runtime that KServe may select for it."""
+    """Return the runtime that KServe uses for a model; None if it is unknown or ambiguous."""
     if (name := model.get("runtime")) is not None:
         return runtimes.get(str(name))
     model_format = (model.get("modelFormat") or {}).get("name")
@@ -172,9 +169,9 @@ def _find_runtime(model: Object, runtimes: Mapping[str, Object]) -> Object | Non
 
 
 def list_engine_objects(pod: Object) -> list[Object]:
-    """Return the objects that become containers of the pod, to be changed in place.
+    """Return the parts of the pod spec that describe long-running containers.
 
-    These are the containers, the native sidecars, and the model from which KServe creates a
+    These are the containers, the native sidecars, and a model from which KServe creates a
     container.
     """
     model = pod.get("model")
@@ -183,17 +180,19 @@ def list_engine_objects(pod: Object) -> list[Object]:
 
 
 def find_engine_object(pod: Object, container: str) -> Object | None:
-    """Return the container with this name, or the model from which KServe creates it; or None."""
+    """Return the container with this name, or the model from which KServe creates it.
+
+    Return None if the pod has neither.
+    """
     model = pod.get("model")
     default = model if isinstance(model, dict) else None
     return next((one for one in list_engine_objects(pod) if one.get("name") == container), default)
 
 
 def set_container_name_variable(pod: Object, container: str) -> None:
-    """Set the environment variable with the container's name in the container.
+    """Set the environment variable that tells the supervisor the container of a process.
 
-    The supervisor identifies the engine's processes by it. KServe copies the variable from a
-    predictor's model.
+    Its value is the container's name. KServe copies the variable from a predictor's model.
     """
     engine = find_engine_object(pod, container)
     if engine is not None:
@@ -202,7 +201,7 @@ def set_container_name_variable(pod: Object, container: str) -> None:
 
 
 def _iterate_leader_worker_set(document: Object, where: str) -> Iterator[PodSpec]:
-    """Yield the pods of a LeaderWorkerSet. Leaders without a template use the workers' template."""
+    """Yield the pod specs of a LeaderWorkerSet: leaders and workers may share a template."""
     path = ("spec", "leaderWorkerTemplate")
     group = _get_or_create_object(document, path, where)
     # The default of the LeaderWorkerSet API.
@@ -239,10 +238,7 @@ def _iterate_ray_cluster(document: Object, path: tuple[str, ...], where: str) ->
 
 
 def _find_ray_restart_obstacle(document: Object, path: tuple[str, ...], where: str) -> str:
-    """Return why the kubelet will not restart the containers of a Ray head; empty if it will.
-
-    KubeRay sets the restart policy of the head in some cases.
-    """
+    """Return why KubeRay sets ``restartPolicy: Never`` for a Ray head; empty if it does not."""
     cluster = _get_or_create_object(document, path, where)
     options = cluster.get("autoscalerOptions")
     version = options.get("version") if isinstance(options, dict) else None
@@ -254,7 +250,7 @@ def _find_ray_restart_obstacle(document: Object, path: tuple[str, ...], where: s
 
 
 def _iterate_predictor(document: Object, where: str) -> Iterator[PodSpec]:
-    """Yield the pod specs of a KServe predictor, which itself has the fields of a pod spec."""
+    """Yield the pod specs of a KServe predictor: the predictor itself, and its workers."""
     path = ("spec", "predictor")
     predictor = _get_or_create_object(document, path, where)
     yield PodSpec(
@@ -285,7 +281,7 @@ def _make_pod_spec(
 
 
 def _get_or_create_object(document: Object, path: tuple[str, ...], where: str) -> Object:
-    """Return the object at ``path``. If it is missing, create it."""
+    """Return the object at ``path``; create it if it is missing. Raises InjectionError."""
     found = document
     for at, key in enumerate(path):
         if found.get(key) is None:

@@ -1,8 +1,7 @@
-"""Inject a pod that a SupervisionPolicy selects, or record why it gets no supervisor.
+"""Add a supervisor to a pod that a SupervisionPolicy selects, or record why the pod gets none.
 
-The pod gets the same additions as with ``plimsoll inject``, from the same function. All pods of a
-policy share a ConfigMap, so the description of the engine, which differs between pods, is in the
-supervisor's environment.
+The webhook and ``plimsoll inject`` add the supervisor with the same function. All pods of a policy
+share a ConfigMap, so an environment variable describes each pod's engine to its supervisor.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from plimsoll_api.workloads import (
 from plimsoll_operator.injection.checks import (
     check_engine,
     check_names,
-    check_shape,
+    check_pod_fields,
     find_supervisor_places,
     parse_memory_limit,
 )
@@ -62,16 +61,16 @@ INJECTED_IMAGES_ANNOTATION = "plimsoll.dev/injected-images"
 ENGINE_ANNOTATION = "plimsoll.dev/engine"
 """Annotation of a pod: the detected engine and the evidence."""
 POD_PATH = "spec"
-"""Path of the pod spec, with which messages begin."""
+"""Path of the pod spec in messages."""
 ALLOW_GROUP_RESTARTS_ANNOTATION = "plimsoll.dev/allow-group-restarts"
-"""Annotation of a LeaderWorkerSet's pods. ``true`` accepts that a restart of the supervisor
-restarts the whole group."""
+"""Annotation of a LeaderWorkerSet's pods. With ``true``, the user accepts that a restart of the
+supervisor restarts the whole group."""
 ALLOW_HOST_PORTS_ANNOTATION = "plimsoll.dev/allow-host-ports"
-"""Annotation of pods that use the host network. ``true`` accepts that only one of them can run on a
-node."""
+"""Annotation of pods in the host network. With ``true``, the user accepts that a node can run only
+one of them."""
 LWS_LEADER_ANNOTATION = "leaderworkerset.sigs.k8s.io/leader-name"
-"""Annotation of a LeaderWorkerSet's workers. The label with their index may be missing at
-admission, because the webhook of LeaderWorkerSet may be called after Plimsoll's."""
+"""Annotation that marks a LeaderWorkerSet's workers. At admission, the label with their index may
+be missing, because the webhook of LeaderWorkerSet may run after Plimsoll's."""
 MAX_LABEL_CHARS = 63
 MAX_ANNOTATIONS_BYTES = 1 << 18
 """Maximum total size of a pod's annotations in bytes. The API server rejects more."""
@@ -92,14 +91,14 @@ POLICY_OPTION_NAMES = OptionNames(
 
 @dataclass(frozen=True)
 class AdmittedPod:
-    """The pod to create. ``refusal`` says why it gets no supervisor; None if it gets one."""
+    """The pod to create. ``refusal`` is why the pod gets no supervisor; None if it gets one."""
 
     pod: Object
     refusal: str | None = None
 
 
 def format_images(policy: SupervisionPolicy, images: Images) -> str:
-    """Return the images that new pods of ``policy`` get, separated by commas."""
+    """Return the images that the injection adds to pods of ``policy``, separated by commas."""
     probe = images.probe if policy.spec.probe.enabled else None
     return ", ".join(dict.fromkeys([images.supervisor, probe or images.supervisor]))
 
@@ -152,13 +151,10 @@ def _set_metadata(metadata: Object, field: str, key: str, value: str) -> None:
 
 
 def _check_pod(pod: Object) -> None:
-    """Reject a pod in which no supervisor can run, whatever its engine is.
-
-    Raises InjectionError.
-    """
+    """Run the checks that do not depend on the engine. Raises InjectionError."""
     meta, spec = pod["metadata"], pod["spec"]
     check_types(spec, POD_PATH)
-    check_shape(spec, POD_PATH, POLICY_OPTION_NAMES)
+    check_pod_fields(spec, POD_PATH, POLICY_OPTION_NAMES)
     annotations = meta.get("annotations") or {}
     grouped = bool(find_membership(meta).ray_cluster) or _is_in_group(meta.get("labels") or {})
     if (
@@ -180,10 +176,10 @@ def _check_pod(pod: Object) -> None:
 
 
 def _check_group(metadata: Object) -> None:
-    """Reject groups that a supervisor would harm, and workers without a leader.
+    """Reject pods of groups that would restart with a supervisor, and workers without a leader.
 
-    A pod does not show the restart policy of its LeaderWorkerSet. By default, a LeaderWorkerSet
-    recreates the group. A Ray worker without a RayCluster has no head with a supervisor. Raises
+    A pod does not show the restart policy of its LeaderWorkerSet, which by default recreates the
+    group when a container restarts. The user must therefore accept this with an annotation. Raises
     InjectionError.
     """
     labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
@@ -212,10 +208,10 @@ def _is_in_group(labels: Object) -> bool:
 
 
 def find_group(metadata: Object) -> str:
-    """Return the name of a new pod's multi-node group; empty for a single-pod replica.
+    """Return a new pod's multi-node group; empty if the pod is in none.
 
-    The webhook of LeaderWorkerSet may add the group's index later. For a worker, the group is
-    therefore named after its leader.
+    The result is the name of a RayCluster, or of the leader in a LeaderWorkerSet. The label with
+    the group's index may be missing at admission.
     """
     labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
     if cluster := find_membership(metadata).ray_cluster:
@@ -226,7 +222,7 @@ def find_group(metadata: Object) -> str:
 
 
 def _find_group_member(pod: Object, policy: str) -> GroupMember | None:
-    """Return the pod's membership in a RayCluster or LeaderWorkerSet; None if it has none."""
+    """Return the pod's membership in a RayCluster or LeaderWorkerSet; None if it is in neither."""
     meta = pod["metadata"]
     labels, annotations = meta.get("labels") or {}, meta.get("annotations") or {}
     cluster, node = find_membership(meta).ray_cluster, labels.get(RAY_NODE_TYPE_LABEL)
@@ -246,7 +242,7 @@ def _find_group_member(pod: Object, policy: str) -> GroupMember | None:
 
 
 def _has_our_supervisor(pod: Object) -> bool:
-    """Report whether the pod got its supervisor from :func:`inject_pod`."""
+    """Report whether :func:`inject_pod` already added a supervisor to the pod."""
     return any(
         one.get("name") == names.SUPERVISOR
         and any(variable.get("name") == POD_ENGINE_ENV for variable in one.get("env") or ())
@@ -296,7 +292,10 @@ def _inject(pod: Object, policy: SupervisionPolicy, images: Images) -> EngineCon
 def _find_engine(
     pod: Object, group: GroupMember | None, options: InjectionOptions
 ) -> EngineContainer | None:
-    """Return the pod's engine, or None. A Ray worker runs no server command that shows its type."""
+    """Return the pod's engine, or None. A Ray worker's engine may be of any type.
+
+    The command of a Ray worker starts Ray and does not show the engine.
+    """
     is_worker = group is not None and group.worker
     if is_worker and find_membership(pod["metadata"]).ray_cluster:
         named = find_worker_container(pod["spec"], POD_PATH, options)

@@ -1,4 +1,4 @@
-"""Classify known programs and images: engines, and programs that are used with engines."""
+"""Recognize programs and images of engines, and those that are often used with engines."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ from plimsoll_operator.injection.command_line import get_program_name, split_wor
 
 
 class ProgramClassification(NamedTuple):
-    """Classification of a command.
+    """Classification of a command: it starts an engine's server, another program, or is unknown.
 
-    ``kind`` is the engine if the command starts an engine's server. ``not_engine_reason`` says why
-    the command starts none. If both are empty, the program is unknown. ``words`` are the server's
-    arguments. ``no_port_reason`` says why a server has no HTTP port.
+    Attributes:
+        kind: The engine whose server the command starts; None if it starts none.
+        words: The server's arguments.
+        shown: The server's command in messages.
+        not_engine_reason: Why the command starts no engine; empty if the program is unknown.
+        no_port_reason: Why the server has no HTTP port; empty if it has one.
+
     """
 
     kind: EngineType | None = None
@@ -86,7 +90,7 @@ OTHER_IMAGE_WORDS = split_words(
 
 
 def classify_command(words: Sequence[str]) -> ProgramClassification:
-    """Classify a simple command, which is given as its words."""
+    """Classify a simple command; ``words`` are its program and arguments."""
     name = get_program_name(words[0])
     if PYTHON_PATTERN.fullmatch(name):
         return _classify_python(words)
@@ -97,15 +101,15 @@ def classify_command(words: Sequence[str]) -> ProgramClassification:
     return UNKNOWN_PROGRAM
 
 
-def _classify_subcommand(name: str, rest: Sequence[str]) -> ProgramClassification:
+def _classify_subcommand(name: str, arguments: Sequence[str]) -> ProgramClassification:
     kind = SERVE_COMMANDS[name]
-    verb = next((one for one in rest if not one.startswith("-")), "")
+    verb = next((one for one in arguments if not one.startswith("-")), "")
     if verb != "serve":
         return ProgramClassification(
             not_engine_reason=f"runs {name.partition('.')[0]} {verb}".rstrip()
             + ", which serves no requests"
         )
-    words = rest[list(rest).index("serve") :]
+    words = arguments[list(arguments).index("serve") :]
     return ProgramClassification(
         kind, words, f"{kind} serve", no_port_reason=_explain_missing_port(words)
     )
@@ -145,7 +149,7 @@ def _classify_python(words: Sequence[str]) -> ProgramClassification:
         return _classify_subcommand(module, rest)
     if (worker := WORKER_MODULE_PATTERN.fullmatch(module)) is not None:
         kind = EngineType.SGLANG if worker[1] == "sglang" else EngineType.VLLM
-        why = "a worker of NVIDIA Dynamo has no OpenAI server of its own; its frontend has"
+        why = "a worker of NVIDIA Dynamo has no OpenAI server of its own, unlike its frontend"
         return ProgramClassification(kind, rest, module, no_port_reason=why)
     if GRPC_MODULE_PATTERN.fullmatch(module):
         kind = EngineType.SGLANG if module.startswith("sglang") else EngineType.VLLM
@@ -157,14 +161,14 @@ def _classify_python(words: Sequence[str]) -> ProgramClassification:
     return UNKNOWN_PROGRAM
 
 
-def _classify_huggingface(found: ProgramClassification) -> ProgramClassification:
-    backend = find_option_value(found.words, "--backend")
+def _classify_huggingface(server: ProgramClassification) -> ProgramClassification:
+    backend = find_option_value(server.words, "--backend")
     if backend in ("huggingface", "sglang"):
         kind = EngineType.SGLANG if backend == "sglang" else None
-        return found._replace(
+        return server._replace(
             kind=kind, not_engine_reason="" if kind else "runs Hugging Face's own backend"
         )
-    return found
+    return server
 
 
 def _explain_missing_port(words: Sequence[str]) -> str:
@@ -185,9 +189,9 @@ def _explain_missing_port(words: Sequence[str]) -> str:
 
 
 def classify_image(image: str) -> tuple[EngineType | None, str]:
-    """Return the engine that the image's own name suggests, and this name.
+    """Return the engine that an image's name suggests, or None, and the name.
 
-    The engine is None if it is unknown. Registry and project names are ignored.
+    The name excludes the registry and the project.
     """
     name = image.partition("@")[0].rpartition("/")[2].partition(":")[0].lower()
     words = set(WORD_SEPARATOR_PATTERN.split(name))
@@ -202,9 +206,9 @@ def classify_image(image: str) -> tuple[EngineType | None, str]:
 
 
 def find_option_value(words: Sequence[str], name: str) -> str | None:
-    """Return the last value of an option of vLLM or SGLang; None if the option is absent.
+    """Return the last value of an option; None if the option is absent.
 
-    Both engines accept underscores instead of dashes.
+    vLLM and SGLang accept underscores instead of dashes in the option's name.
     """
     last = None
     for at, word in enumerate(words):

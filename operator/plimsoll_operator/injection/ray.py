@@ -15,12 +15,11 @@ Object = dict[str, Any]
 
 
 def find_worker_container(pod: Object, path: str, options: InjectionOptions) -> str:
-    """Return the name of the container of a Ray worker that runs the engine.
+    """Return the name of the container in a Ray worker that runs the engine.
 
-    This is the container that ``options`` name, the only container, or the only one that runs ``ray
-    start``. The containers of a RayCluster's head and workers may have different names, so a name
-    in ``options`` that the worker lacks is ignored. Raises InjectionError, whose message begins
-    with ``path``, if no container matches.
+    This is the container that ``options`` name, the only container, or the only container that runs
+    ``ray start``. If the worker has no container with the name in ``options``, that name belongs to
+    the head and is ignored. Raises InjectionError if the container is unclear.
     """
     named = options.engine.container
     containers: list[Object] = pod.get("containers") or []
@@ -39,7 +38,7 @@ def find_worker_container(pod: Object, path: str, options: InjectionOptions) -> 
 
 
 def _starts_ray(container: Object) -> bool:
-    """Report whether the container runs ``ray start``, which KubeRay writes into a shell script."""
+    """Report whether the container runs ``ray start``, directly or in a shell script."""
     commands = command_line.parse_container(container).commands
     return any(
         get_program_name(word) == "ray" and verb == "start"

@@ -1,4 +1,4 @@
-"""Check the types of a pod spec's fields before use, because a file may contain anything."""
+"""Check the types of a pod spec's fields before other code reads them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from plimsoll_operator.injection.errors import InjectionError
 
 Object = dict[str, Any]
 TypeShape = Any
-"""A type, a dict of fields with their shapes, or a list with the shape of its items."""
+"""Expected type of a value: a type, a dict of fields, or a list with the shape of its items."""
 
 STRING_LIST_SHAPE = [str]
 NAMED_LIST_SHAPE = [{"name": str}]
@@ -61,9 +61,9 @@ TYPE_NAMES: dict[Any, str] = {str: "a string", dict: "an object", list: "a list"
 
 
 def check_types(pod: Object, path: str) -> None:
-    """Reject a pod spec with a field of the wrong type.
+    """Reject a pod spec with a field of the wrong type. Raises InjectionError.
 
-    Raises InjectionError, whose message begins with ``path`` and names the field.
+    The message begins with ``path`` and names the field.
     """
     _check_value(pod, POD_SHAPE, path, "")
 

@@ -1,4 +1,4 @@
-"""Add the supervisor to a pod spec: its container, its volumes, the probe and the engine's name."""
+"""Add the supervisor's container, its volumes and the probe to a pod spec."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def add_supervisor(
 ) -> None:
     """Add the supervisor of ``engine`` to the pod spec ``pod``, in place. Raises InjectionError.
 
-    An earlier injection is replaced. ``config_map`` is the name of the ConfigMap with the
-    supervisor's configuration, ``env`` is added to the supervisor's environment, and ``places`` are
-    the supervisor's paths and ports.
+    Replace the supervisor of an earlier injection. ``config_map`` names the ConfigMap with the
+    supervisor's configuration. ``env`` holds further environment variables of the supervisor.
+    ``places`` are its paths and ports.
     """
     supervisor = _make_container(pod, engine, options, places)
     supervisor["env"] = [*supervisor["env"], *env]

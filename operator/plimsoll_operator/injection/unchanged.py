@@ -1,4 +1,4 @@
-"""Messages about pods that are left unchanged. Each message follows the pod's path."""
+"""Explain why an injection leaves pods unchanged. Each message follows the pod's path."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from plimsoll_operator.injection.options import InjectionOptions
 
 
 def format_unchanged_note(why: str) -> str:
-    """Return the note about a pod that is left unchanged."""
+    """Return the note about pods that stay unchanged for the reason ``why``."""
     return f"left unchanged: {why}"
 
 
@@ -19,13 +19,13 @@ def explain_selector_mismatch(labels: Mapping[str, Any], options: InjectionOptio
     if options.selector is None or options.selector.matches(text_labels):
         return None
     shown = ", ".join(f"{key}={value}" for key, value in text_labels.items()) or "none"
-    return f"{options.fields.selector} does not select its labels ({shown})"
+    return f"{options.fields.selector} does not match the pod's labels ({shown})"
 
 
 def explain_group_restart(
     options: InjectionOptions, policy: str = "RecreateGroupOnPodRestart"
 ) -> str:
-    """Return the message that asks for consent to a group's restart policy ``policy``."""
+    """Return the message that asks the user to accept the restart policy of a group of pods."""
     return (
         f"restartPolicy {policy} recreates the whole group whenever a container"
         f" restarts, the supervisor's included; use {options.fields.group_restarts} if you want"

@@ -1,14 +1,14 @@
-"""Decide whether new pods of a policy get a supervisor (circuit breaker of the injection).
+"""Decide whether new pods of a policy get a supervisor: the circuit breaker of the injection.
 
 An engine starts after its supervisor, so a pod fails if its supervisor cannot start. Until one pod
 of a policy has run with the current images, only a few pods at a time get a supervisor. Injection
 stops if several pods with these images are stuck, or if the API server rejects pods that got a
 supervisor. Injection resumes when a person requests it. It also resumes if the API server rejects
-pods of the same owner that have no supervisor, because the supervisor was not the cause then.
+the owner's pods even without a supervisor, because the supervisor is then not the cause.
 
-The operator decides and writes ``status.injection``, which every replica's webhook reads. Anyone
-who may create pods or Events in a namespace can forge the evidence. This can only stop or resume
-the injection for the policies of that namespace.
+The operator writes the decision to ``status.injection``, which every replica's webhook reads.
+Anyone who may create pods or Events in a namespace can forge the evidence. Forged evidence can only
+stop or resume the injection for the policies of that namespace.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RETRY_ANNOTATION = "plimsoll.dev/retry-injection"
 """Annotation of a policy. Changing its value after a stop requests another attempt."""
 MAX_RETRY_CHARS = 256
 STOP_PROPAGATION_S = 15.0
-"""Seconds after a stop until every webhook knows about it; webhooks read the policies every 2 s."""
+"""Seconds after a stop until every webhook has read it. Webhooks read the policies every 2 s."""
 
 
 def parse_injection(status: Object | None) -> Injection | None:
@@ -40,28 +40,29 @@ def parse_injection(status: Object | None) -> Injection | None:
 
 
 def decide_injection(
-    before: Injection | None,
+    previous: Injection | None,
     policy: SupervisionPolicy,
     images: str,
     pods: Sequence[SelectedPod],
     limit: int,
     now: str,
-    refused: Sequence[RefusedCreation] = (),
+    refusals: Sequence[RefusedCreation] = (),
 ) -> Object:
     """Return the new ``status.injection`` from the previous one and the policy's pods.
 
-    ``now`` is RFC 3339. Injection stops if ``limit`` pods are stuck, or if ``refused`` contains a
+    ``now`` is RFC 3339. Injection stops if ``limit`` pods are stuck, or if ``refusals`` contains a
     recent rejection of a pod of the policy. It resumes once ``images``, the policy's generation or
-    the annotation :data:`RETRY_ANNOTATION` changes. Earlier pods and rejections then no longer
-    count.
+    the annotation :data:`RETRY_ANNOTATION` changes. Earlier pods and rejections are then ignored.
     """
-    last = before if before is not None and before.images == images else Injection(images=images)
+    last = (
+        previous if previous is not None and previous.images == images else Injection(images=images)
+    )
     stopped, since, proven = last.stopped, last.since, last.proven
     anyway = last.refused_anyway
     if stopped is not None and not _still_applies(stopped, policy):
         stopped, since, proven = None, now, False
     elif stopped is not None and any(
-        _is_refused_without_supervisor(stopped, one) for one in refused
+        _is_refused_without_supervisor(stopped, one) for one in refusals
     ):
         anyway = [*anyway, stopped.refusal][-MAX_UNRELATED_REFUSALS:]
         stopped, since = None, now
@@ -76,11 +77,11 @@ def decide_injection(
         (one for one in injected if one.start.stuck and not (one.start.engine and proven)),
         key=lambda one: one.name,
     )
-    new = [one for one in refused if one.reported_at > (since or "") and one.key not in anyway]
+    new = [one for one in refusals if one.reported_at > (since or "") and one.key not in anyway]
     cause = None
     if new:
         cause = (new[0].owner, new[0].reason, new[0].key)
-    elif _count_stuck(stuck, injected) >= limit:
+    elif _count_failures(stuck, injected) >= limit:
         cause = (stuck[0].name, stuck[0].start.stuck, "")
     if stopped is None and cause is not None:
         pod, reason, refusal = cause
@@ -107,46 +108,47 @@ def decide_injection(
 
 
 def find_skip_reason(
-    policy: SupervisionPolicy, before: Injection | None, images: str, tried: int, limit: int
+    policy: SupervisionPolicy, previous: Injection | None, images: str, unrecorded: int, limit: int
 ) -> str:
     """Return why a new pod of ``policy`` gets no supervisor; empty if it gets one.
 
-    ``tried`` is the number of replicas that recently got a supervisor from this webhook, and are
-    not counted in the status yet.
+    ``unrecorded`` is the number of replicas that got a supervisor from this webhook but are not yet
+    counted in the policy's status.
     """
-    last = before if before is not None and before.images == images else Injection(images=images)
+    last = (
+        previous if previous is not None and previous.images == images else Injection(images=images)
+    )
     if last.stopped is not None and _still_applies(last.stopped, policy):
         return f"injection is stopped, because {describe_stop(last.stopped)}"
     if last.proven:
         return ""
-    waiting = max(tried, last.waiting if last.stopped is None else 0)
+    waiting = max(unrecorded, last.waiting if last.stopped is None else 0)
     if waiting < limit:
         return ""
-    return f"{waiting} replicas wait for {images}, with which no pod has run yet"
+    return f"{waiting} replicas are starting with {images}, with which no pod has run yet"
 
 
-def describe_stop(stopped: InjectionStop) -> str:
-    """Return a clause that names the pod or owner that stopped the injection."""
-    if stopped.refusal:
-        return f"the API server refuses pods of {stopped.pod} with a supervisor"
-    return f"pod {stopped.pod} does not start"
+def describe_stop(stop: InjectionStop) -> str:
+    """Return a clause that names the pod or owner whose failure stopped the injection."""
+    if stop.refusal:
+        return f"the API server refuses pods of {stop.pod} with a supervisor"
+    return f"pod {stop.pod} does not start"
 
 
-def _is_refused_without_supervisor(stopped: InjectionStop, refused: RefusedCreation) -> bool:
-    """Report whether the rejection shows that the owner's pods also fail without a supervisor."""
-    same = bool(stopped.refusal) and refused.key.split("/")[0] == stopped.refusal.split("/")[0]
+def _is_refused_without_supervisor(stop: InjectionStop, refusal: RefusedCreation) -> bool:
+    """Report whether the API server rejected a pod of the same owner that had no supervisor."""
+    same = bool(stop.refusal) and refusal.key.split("/")[0] == stop.refusal.split("/")[0]
     return (
         same
-        and bool(refused.reported_at)
-        and compute_seconds_between(stopped.time, refused.reported_at) > STOP_PROPAGATION_S
+        and bool(refusal.reported_at)
+        and compute_seconds_between(stop.time, refusal.reported_at) > STOP_PROPAGATION_S
     )
 
 
-def _count_stuck(stuck: Sequence[SelectedPod], injected: Sequence[SelectedPod]) -> int:
-    """Return the number of stuck pods, or the number of their nodes.
+def _count_failures(stuck: Sequence[SelectedPod], injected: Sequence[SelectedPod]) -> int:
+    """Return the number of stuck pods, or of their nodes if an injected pod runs on another node.
 
-    The nodes count if one of the ``injected`` pods has run on another node, because a single broken
-    node is no evidence against the images.
+    Several stuck pods on a single broken node are no evidence against the images.
     """
     nodes = {one.node for one in stuck}
     elsewhere = {one.node for one in injected if one.start.ran} - nodes - {""}
@@ -157,9 +159,9 @@ def _get_retry_value(policy: SupervisionPolicy) -> str:
     return policy.metadata.annotations.get(RETRY_ANNOTATION, "")[:MAX_RETRY_CHARS]
 
 
-def _still_applies(stopped: InjectionStop, policy: SupervisionPolicy) -> bool:
-    """Report whether a stop still applies: the policy is unchanged, and no retry was requested."""
-    return (stopped.generation, stopped.retry) == (
+def _still_applies(stop: InjectionStop, policy: SupervisionPolicy) -> bool:
+    """Report whether the policy is unchanged since the stop, and no retry was requested."""
+    return (stop.generation, stop.retry) == (
         policy.metadata.generation,
         _get_retry_value(policy),
     )

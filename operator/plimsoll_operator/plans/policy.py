@@ -1,7 +1,7 @@
-"""Plan a policy: which objects to apply and to delete, given its spec and the observed objects.
+"""Plan which objects of a policy to apply and to delete.
 
-The functions are pure, like the plan for a service. A policy owns the configuration and the
-permissions of its supervisors, their restart slots, and headless Services for its pods.
+The functions are pure: they use only the spec and the observed objects. A policy owns the
+configuration and permissions of its supervisors, their restart slots, and headless Services.
 """
 
 from __future__ import annotations
@@ -71,9 +71,9 @@ MAX_LISTED_NAMES = 4
 class PolicyPlan:
     """Changes to make for a policy.
 
-    ``desired`` is in the order of application; ``surplus`` is deleted afterwards. ``failure`` says
-    which limit is exceeded; None if none is. ``suspects`` are the workloads with a leaking
-    revision.
+    The operator applies ``desired`` in this order, and then deletes ``surplus``. ``suspects`` are
+    the workloads with a leaking revision. ``failure`` names a limit that the policy exceeds; None
+    if it exceeds none.
     """
 
     desired: list[Object]
@@ -94,8 +94,8 @@ def make_plan(
 ) -> PolicyPlan:
     """Plan which objects to apply, and which of the policy's objects to delete.
 
-    ``status`` is the previous status, and ``now`` is RFC 3339. ``extra_files`` are the other files
-    of the supervisors' ConfigMap (content by name).
+    ``status`` is the previous status, and ``now`` is RFC 3339. ``extra_files`` maps the names of
+    further files in the supervisors' ConfigMap to their contents.
     """
     uid, name = policy.metadata.uid, policy.metadata.name
     own = {where: item for where, item in owned.items() if get_owner_uid(item) == uid}
@@ -134,70 +134,76 @@ def make_plan(
 
 
 def find_account_failure(accounts: Sequence[str]) -> Failure | None:
-    """Return a failure if some ``accounts`` get no permissions; None if all get them."""
+    """Return a failure if there are too many ServiceAccounts for a RoleBinding; None otherwise."""
     if len(accounts) <= MAX_SERVICE_ACCOUNTS:
         return None
     text = (
-        f"the supervised pods have {len(accounts)} ServiceAccounts, but only "
-        f"{MAX_SERVICE_ACCOUNTS} get permissions: with {accounts[MAX_SERVICE_ACCOUNTS]} and later "
-        "names, a supervisor cannot write"
-        " incidents; use fewer accounts, or more policies"
+        f"the supervised pods have {len(accounts)} ServiceAccounts, but only the first"
+        f" {MAX_SERVICE_ACCOUNTS} by name get permissions: supervisors with"
+        f" {accounts[MAX_SERVICE_ACCOUNTS]} or a later name cannot write incidents; use fewer"
+        " accounts, or more policies"
     )
     return Failure("TooManyServiceAccounts", text, is_lasting=True)
 
 
-def find_slot_failure(workloads: Sequence[Workload], chosen: Sequence[Workload]) -> Failure | None:
-    """Return a failure if some workloads or pods get no restart slot; None if all get one.
+def find_slot_failure(
+    workloads: Sequence[Workload], with_slots: Sequence[Workload]
+) -> Failure | None:
+    """Return a failure if some workloads or pods cannot take a restart slot; None otherwise.
 
-    ``chosen`` are the workloads that get slots.
+    ``with_slots`` are the workloads that have slots.
     """
-    known = {(one.ref, one.role) for one in chosen}
+    known = {(one.ref, one.role) for one in with_slots}
     without = [one for one in workloads if one.needs_slots and (one.ref, one.role) not in known]
     if without:
         who = join_names([format_workload_name(one.ref) for one in without])
         text = (
-            f"the pods belong to {len(without) + len(chosen)} workloads, but only {MAX_WORKLOADS}"
-            f" get restart slots: the supervisors of {who} restart nothing; use more policies"
+            f"the pods belong to {len(without) + len(with_slots)} workloads, but only"
+            f" {MAX_WORKLOADS} get restart slots: the supervisors of {who} cannot restart anything;"
+            " use more policies"
         )
         return Failure("TooManyWorkloads", text, is_lasting=True)
-    large = [format_workload_name(one.ref) for one in chosen if one.is_truncated]
+    large = [format_workload_name(one.ref) for one in with_slots if one.is_truncated]
     if large:
         names = join_names(large)
-        text = f"{names}: too many pods, so some cannot take a restart slot: use more policies"
+        text = (
+            f"{names}: the workload has too many pods, so some cannot take a restart slot: use"
+            " more policies"
+        )
         return Failure("TooManyPods", text, is_lasting=True)
     return None
 
 
 def format_workload_name(ref: WorkloadRef | None) -> str:
-    """Return the name of a workload for a message, with printable characters only, and truncated.
+    """Return the workload's name as a truncated, printable line for a message.
 
-    The creator of a pod may set any text as its owner's name.
+    The name is untrusted: the creator of a pod may set any text as its owner's name.
     """
     return make_printable_line(str(ref), MAX_SHOWN_CHARS) if ref else "pods without an owner"
 
 
 def join_names(names: Sequence[str]) -> str:
-    """Join the first names for a message. If there are more, add their number."""
+    """Join names for a message. A long list is shortened, such as ``a, b, c, d and 3 more``."""
     more = len(names) - MAX_LISTED_NAMES
     return ", ".join(names[:MAX_LISTED_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 REPORT_VERB = "report"
-"""Verb on a SupervisionPolicy that permits writing incidents and taking slots in its name. Only the
-admission policies check it; the API server itself does not use it."""
+"""RBAC verb that permits a supervisor to write incidents and take slots for a SupervisionPolicy.
+Only the admission policies check this verb."""
 
 DEFAULT_ENGINE_PORT = 8000
 
 
 def make_key(policy: SupervisionPolicy) -> Key:
-    """Return the policy's key."""
+    """Return the key of the policy in the operator's queue."""
     return Key(policy.metadata.namespace, policy.metadata.name, POLICY_KIND)
 
 
 def make_supervisor_config(policy: SupervisionPolicy) -> SupervisorConfig:
-    """Return the configuration that all of the policy's pods share.
+    """Return the configuration that the supervisors of all the policy's pods share.
 
-    Each supervisor replaces ``engine`` with the engine of its pod
+    Each supervisor replaces ``engine`` with its own pod's engine, which is in its environment
     (:class:`plimsoll_api.supervisor_config.PodEngine`).
     """
     meta, spec = policy.metadata, policy.spec
@@ -228,9 +234,9 @@ def render_objects(
 ) -> list[Object]:
     """Return all objects of ``policy``, in the order of application.
 
-    ``accounts`` are the ServiceAccounts of the supervised pods, and ``workloads`` are the workloads
-    with slots. ``held_slots`` are the names of surplus slots whose holders have not released them
-    yet. ``extra_files`` are the other files of the supervisors' ConfigMap (content by name).
+    ``accounts`` are the ServiceAccounts of the supervised pods. ``workloads`` are the workloads
+    with slots. ``held_slots`` are the names of the slots that a pod still holds. ``extra_files``
+    maps the names of further files in the supervisors' ConfigMap to their contents.
     """
     name = make_policy_object_name(policy.metadata.name)
     config: Object = {
@@ -261,9 +267,9 @@ def render_objects(
 
 
 def _make_leases(policy: SupervisionPolicy, workload: Workload) -> list[Object]:
-    """Return the slot Leases of one workload.
+    """Return the slot Leases of a workload.
 
-    The admission policy for slots selects these Leases by their label. Only pods in the Lease's
+    The admission policy for slots selects these Leases by their label. Only the pods in the
     annotation :data:`SLOT_REPLICAS_ANNOTATION` may take the slot.
     """
     name = policy.metadata.name
@@ -287,10 +293,10 @@ def _make_leases(policy: SupervisionPolicy, workload: Workload) -> list[Object]:
 
 
 def _make_ray_service(policy: SupervisionPolicy, cluster: str) -> Object:
-    """Build a headless Service that lists the supervised pods of a RayCluster.
+    """Build a headless Service for the supervised pods of a RayCluster.
 
-    The head's supervisor reads the addresses of its workers from the Service. KubeRay creates a
-    Service only for the head.
+    The head's supervisor reads the workers' addresses from it. KubeRay itself creates a Service
+    only for the head.
     """
     name = policy.metadata.name
     return _make_headless_service(
@@ -299,7 +305,7 @@ def _make_ray_service(policy: SupervisionPolicy, cluster: str) -> Object:
 
 
 def _make_headless_service(name: str, labels: Object) -> Object:
-    """Build a headless Service that lists the pods with ``labels``, ready or not."""
+    """Build a headless Service whose endpoints are all pods with ``labels``, ready or not."""
     return {
         "apiVersion": "v1",
         "kind": "Service",

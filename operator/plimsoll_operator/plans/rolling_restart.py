@@ -1,6 +1,7 @@
-"""Define the conditions and the patch of a rolling restart with ``spec.rollout: Restart``.
+"""Define when and how to restart a workload for ``spec.rollout: Restart``.
 
-The workload's own controller replaces the pods with its own strategy; the operator deletes no pod.
+The operator only patches the workload's pod template. The workload's own controller then replaces
+the pods.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ from plimsoll_operator.fleet.workloads import Workload
 from plimsoll_operator.kinds import Kind, Object
 
 ROLLOUT_FIELD_MANAGER = "plimsoll-operator-rollout"
-"""Field manager of the restarts. It owns no other fields of a workload."""
+"""Field manager of the patches that restart a workload."""
 RESTARTED_AT_ANNOTATION = "kubectl.kubernetes.io/restartedAt"
 RESTARTED_FOR_ANNOTATION = "plimsoll.dev/restarted-for"
 """Annotation of a workload: UID and generation of the policy that last requested a restart."""
 
 RESTART_REQUESTED_MESSAGE = (
-    "the operator requested a rolling restart; if pods still wait afterwards, restart the workload"
+    "the operator requested a rolling restart; if pods still have no supervisor afterwards, restart"
+    " the workload yourself"
 )
 WEBHOOK_OFF_MESSAGE = "the operator runs without its webhook, so a restart would add no supervisor"
 WEBHOOK_NOT_READY_MESSAGE = "waiting for the operator's webhook, which is not ready"
@@ -40,14 +42,15 @@ RESTARTABLE_KINDS = {kind.kind: kind for kind in (DEPLOYMENT, STATEFUL_SET, DAEM
 
 
 def list_waiting_workloads(workloads: Sequence[Workload]) -> list[Workload]:
-    """Return the workloads with pods that get a supervisor when they are recreated."""
+    """Return the workloads with pods that will get a supervisor once they are recreated."""
     return [one for one in workloads if one.count_pods(SupervisionState.WAITING)]
 
 
 def find_restartable_kind(workload: Workload) -> Kind | None:
-    """Return the kind of a workload that the operator can restart; None for any other workload.
+    """Return the workload's kind if the operator can restart the workload; None otherwise.
 
-    The name becomes part of a URL, and the creator of a pod may set any text as its owner's name.
+    The workload's name must be valid, because it becomes part of a URL. It is untrusted: the
+    creator of a pod may set any text as its owner's name.
     """
     if (
         workload.ref is None
@@ -66,10 +69,10 @@ def explain_manual_restart(ref: WorkloadRef | None) -> str:
 
 
 def is_requested(live: Object, policy: SupervisionPolicy, trial: bool = False) -> bool:
-    """Report whether a restart for this generation of the policy has already been requested.
+    """Report whether the operator already restarted the workload for this policy generation.
 
-    In a ``trial``, only a few pods get a supervisor. After the trial, a restart that was requested
-    during the trial does not count.
+    In a ``trial``, only a few pods get a supervisor. A restart during the trial counts only during
+    the trial.
     """
     annotations = live["metadata"].get("annotations") or {}
     marks = {_make_restart_mark(policy), _make_restart_mark(policy, trial)}
@@ -99,10 +102,10 @@ def find_restart_obstacle(live: Object, policy: SupervisionPolicy) -> str:
 def make_restart_patch(
     live: Object, policy: SupervisionPolicy, now: str, trial: bool = False
 ) -> Object:
-    """Return the patch that restarts the workload, to apply with :data:`ROLLOUT_FIELD_MANAGER`.
+    """Return the patch that restarts the workload, for the manager :data:`ROLLOUT_FIELD_MANAGER`.
 
-    It contains the UID, so that the API server rejects the patch for a later object of the same
-    name.
+    The patch contains the workload's UID, so the API server rejects it for a new workload with the
+    same name.
     """
     meta = live["metadata"]
     return {

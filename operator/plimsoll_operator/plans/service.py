@@ -1,6 +1,6 @@
-"""Plan the objects of a service: which to apply, and which to delete.
+"""Plan which objects of a service to apply and to delete.
 
-The functions are pure: the same observation always gives the same plan.
+The functions are pure: they use only the spec and the observed state.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ CLAIM_NAME_PATTERN = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 
 @dataclass(frozen=True)
 class Failure:
-    """Reason why the spec cannot be applied. ``is_lasting`` is True if a retry cannot help."""
+    """Reason why the operator cannot apply a spec. If ``is_lasting``, a retry cannot help."""
 
     reason: str
     message: str
@@ -55,9 +55,9 @@ class Failure:
 class Plan:
     """Changes to make for a service.
 
-    ``desired`` is in the order of application; ``surplus`` is deleted afterwards. ``changed`` lists
-    how a suspect revision differs from the last good one. ``dropped_fields`` is set after
-    everything has been applied: fields that the cluster did not keep.
+    The operator applies ``desired`` in this order, and then deletes ``surplus``. ``changed``
+    describes how a suspect revision differs from the last good one. ``dropped_fields`` are fields
+    that the API server did not store; the operator sets them after it has applied the objects.
     """
 
     desired: list[Object]
@@ -71,8 +71,8 @@ class Plan:
 def parse_service(item: Object) -> InferenceService:
     """Parse an InferenceService. Raises :class:`InvalidSpecError`.
 
-    The schema and its CEL rules reject most invalid specs. They do not reject specs stored before
-    an upgrade, or a deeply nested ``podTemplate``, whose schema is open.
+    The API server rejects most invalid specs, but not those stored before an upgrade, or a deeply
+    nested ``podTemplate``, whose schema is open.
     """
     if _is_nested_deeper((item.get("spec") or {}).get("podTemplate"), MAX_DEPTH):
         raise InvalidSpecError(f"spec.podTemplate is nested more than {MAX_DEPTH} levels deep")
@@ -104,8 +104,8 @@ def make_plan(
 
     ``pods`` are the pods that are not terminating, and ``status`` is the previous status. If
     ``restricted``, the service's ``podTemplate`` must meet the restricted Pod Security Standard.
-    ``extra_files`` are the other files of the supervisors' ConfigMap (content by name).
-    ``shared_claims`` are claims that pods on several nodes may mount. Raises
+    ``extra_files`` maps the names of further files in the supervisors' ConfigMap to their contents.
+    ``shared_claims`` are the claims that pods on several nodes may mount. Raises
     :class:`InvalidSpecError`.
     """
     before = status or {}
@@ -130,8 +130,8 @@ def make_plan(
         ):
             # a revision that is already running may continue
             raise InvalidSpecError(
-                f"the pod's {found}, but the containers of a service share their process IDs, and"
-                " process 1 is another process: signal the engine by its name, or start it without"
+                f"the pod's {found}, but the containers of a service share a process namespace, so"
+                " the engine is not process 1: signal the engine by its name, or start it without"
                 " an init system"
             )
         is_open = any(
@@ -181,9 +181,9 @@ def make_plan(
 
 
 def list_claims(service: InferenceService) -> list[str]:
-    """Return the names of the claims that pods of ``service`` mount, according to its spec.
+    """Return the names of the PersistentVolumeClaims in the spec of ``service``.
 
-    The schema of the pod template is open, so values that are not valid claim names are omitted.
+    Invalid names are omitted, because the schema of the pod template is open.
     """
     template = service.spec.pod_template or {}
     spec = template.get("spec")
@@ -204,9 +204,9 @@ def list_claims(service: InferenceService) -> list[str]:
 def _find_pinned_templates(
     service: InferenceService, owned: Mapping[Ref, Object]
 ) -> dict[str, Any]:
-    """Return the stored templates of the service's current kind of workload, by revision.
+    """Return the template of each stored revision that has the service's current workload kind.
 
-    For a Deployment, a template is a pod template; for a LeaderWorkerSet, a group template.
+    For a Deployment, this is a pod template; for a LeaderWorkerSet, a group template.
     """
     prefix = names.make_revision_name(service.metadata.name, "")
     return {
@@ -224,9 +224,9 @@ def _find_running_revision(service: InferenceService, owned: Mapping[Ref, Object
 
 
 def list_held_slots(owned: Iterable[Object], pods: Collection[str]) -> list[str]:
-    """Return the names of the slot Leases whose holders are in ``pods``.
+    """Return the names of the slot Leases that one of the ``pods`` holds.
 
-    The time of the last renewal is ignored, because clocks of different machines are not compared.
+    The renewal time is ignored, because clocks of different machines may differ.
     """
     return [
         item["metadata"]["name"]

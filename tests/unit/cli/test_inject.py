@@ -536,9 +536,9 @@ def test_an_unknown_engine_that_the_supervisor_cannot_see_is_announced(
     document = deployment({"name": "e", "image": "mine", "securityContext": context})
     custom = InjectionOptions(OPTIONS.image, unrecognized=True, engine=SelectedEngine(port=8000))
     notes = done(document, custom).notes
-    assert any("will not find it" in note for note in notes) is hidden
+    assert any("does not find it" in note for note in notes) is hidden
     known = done(deployment(vllm(securityContext=context))).notes
-    assert not any("will not find it" in note for note in known)
+    assert not any("does not find it" in note for note in known)
 
 
 def test_another_user_for_the_supervisor_is_announced() -> None:

@@ -97,7 +97,7 @@ def test_a_policy_says_what_flags_would(tmp_path: Path) -> None:
     assert config.engine.serving_url == "http://127.0.0.1:9000"
     pod = workload["spec"]["template"]["spec"]
     assert [one["name"] for one in pod["initContainers"]] == ["plimsoll-probe", "supervisor"]
-    assert "replicas take no restart slots" in done.stderr
+    assert "supervisors take no restart slots" in done.stderr
 
 
 def test_flags_for_the_supervisors_container(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_flags_for_the_supervisors_container(tmp_path: Path) -> None:
     bare = plimsoll(
         "-f", "-", *FLAG, "--image-pull-secret=team", stdin=yaml.safe_dump(deployment())
     )
-    assert "adds those of the service account only to a pod without any" in bare.stderr
+    assert "does not add those of the service account" in bare.stderr
     settings = {"imagePullSecrets": [{"name": "policy"}], "dcgmExporterPort": 9400}
     file = write(tmp_path / "policy.yaml", policy(supervisor=settings))
     pod = pod_of(plimsoll("-f", "-", "--policy", file, *FLAG, stdin=text))
@@ -237,14 +237,17 @@ def test_a_file_that_was_injected_before_gets_no_second_configuration(tmp_path: 
     [
         (
             {"initContainers": [{"name": "supervisor", "image": "supervisord:4"}]},
-            r"spec.template.spec.initContainers\[supervisor\]: the pod already has a container",
+            r"spec.template.spec.initContainers\[supervisor\]: the supervisor needs a container",
         ),
         (
             {"volumes": [{"name": "plimsoll-state", "emptyDir": {}}]},
-            r"spec.template.spec.volumes\[plimsoll-state\]: a volume of the supervisor",
+            r"spec.template.spec.volumes\[plimsoll-state\]: the supervisor needs a volume",
         ),
         ({"os": {"name": "windows"}}, "spec.template.spec.os.name: windows"),
-        ({"resources": {"limits": {"memory": "1Gi"}}}, "spec.template.spec.resources limits all"),
+        (
+            {"resources": {"limits": {"memory": "1Gi"}}},
+            "spec.template.spec.resources: the supervisor has limits",
+        ),
         (
             {"securityContext": {"runAsNonRoot": True}},
             r"containers\[engine\].securityContext: runAsNonRoot is true and runAsUser is not set.*"
@@ -284,7 +287,7 @@ def test_the_router_of_the_production_stack_changes_only_if_it_is_named() -> Non
     assert config_of(config_map).engine.type is EngineType.CUSTOM
     (sidecar,) = workload["spec"]["template"]["spec"]["initContainers"]
     assert sidecar["securityContext"]["runAsUser"] == 1000
-    assert "will not find it" not in named.stderr
+    assert "does not find it" not in named.stderr
 
 
 def test_the_endpoint_picker_is_watched_on_its_http_port() -> None:

@@ -247,10 +247,10 @@ def test_the_policy_says_the_engine_where_the_pod_does_not() -> None:
         (
             pod(vllm(volumeMounts=[{"name": "x", "mountPath": "/opt/plimsoll-probe"}])),
             {"probe": {"enabled": True}},
-            "volumeMounts[/opt/plimsoll-probe]: the probe is mounted there",
+            "volumeMounts[/opt/plimsoll-probe]: the probe needs this path",
         ),
         (pod(os={"name": "windows"}), {}, "spec.os.name: windows"),
-        (pod(resources={"limits": {"memory": "1Gi"}}), {}, "spec.resources limits all"),
+        (pod(resources={"limits": {"memory": "1Gi"}}), {}, "spec.resources: the supervisor"),
         (
             pod(vllm(resources={"limits": {"memory": "1Gi"}})),
             {"memory": {"host": {"growthBudget": "2Gi"}}},

@@ -146,7 +146,7 @@ def test_a_multi_node_service_needs_consent_and_its_workers_stay_as_they_are() -
         (service(template=main(args=["--port=9465"])), "needs ports 9464 and 9465"),
         (
             service(template=main() | {"initContainers": [{"name": "supervisor"}]}),
-            r"spec.template.initContainers\[supervisor\]: the pod already has a container",
+            r"spec.template.initContainers\[supervisor\]: the supervisor needs a container with",
         ),
     ],
 )

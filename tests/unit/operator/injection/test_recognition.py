@@ -182,7 +182,7 @@ def test_where_it_listens(container: Object, port: int, by: str) -> None:
         ({"image": IMAGE, "args": ["--port=$(PORT)"], "env": SECRET}, "only the cluster knows"),
         ({"image": "r/ray-vllm", "ports": [{"name": "gcs", "containerPort": 6379},
           {"name": "serve", "containerPort": 8000}]}, "starts only Ray"),
-        ({"image": IMAGE, "command": ["python3", "offline.py"]}, "no option, probe or named port"),
+        ({"image": IMAGE, "command": ["python3", "offline.py"]}, "neither an option, a probe nor"),
         ({"image": IMAGE, "args": ["--port=70000"]}, "not a port number"),
         ({"image": IMAGE, "ports": [{"containerPort": "8000"}]}, "'8000' is not a port number"),
     ],

@@ -220,13 +220,13 @@ def test_a_decision(
     [
         (None, policy(), 0, ""),
         (None, policy(), 1, ""),
-        (None, policy(), 2, "2 replicas wait for supervisor:1"),
-        (Injection(images="supervisor:1", waiting=2), policy(), 0, "2 replicas wait"),
+        (None, policy(), 2, "2 replicas are starting with supervisor:1"),
+        (Injection(images="supervisor:1", waiting=2), policy(), 0, "2 replicas are starting"),
         (Injection(images="supervisor:0", waiting=2), policy(), 1, ""),
         (PROVEN, policy(), 9, ""),
         (stop(), policy(), 0, "injection is stopped, because pod a does not start"),
         (stop(), policy(retry="again"), 0, ""),
-        (stop(), policy(generation=2), 2, "2 replicas wait"),
+        (stop(), policy(generation=2), 2, "2 replicas are starting"),
     ],
 )
 def test_a_pod_is_held_back(
