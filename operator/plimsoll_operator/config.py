@@ -1,4 +1,4 @@
-"""Parse the operator's settings from flags, whose defaults come from the environment."""
+"""Parse the operator's settings from flags. Environment variables set some of their defaults."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ DEFAULT_IMAGES = Images(
 class WebhookSettings:
     """Settings of the admission webhook.
 
-    ``namespace`` and ``name`` identify the Service and the Secret with the certificate. The
-    MutatingWebhookConfiguration has the same name. If ``url`` is set, the API server uses it in
-    place of the Service. ``provided`` is True if another program manages the Secret.
+    The Service, the Secret with the certificate and the MutatingWebhookConfiguration have the same
+    name. If ``url`` is set, the API server calls this URL and not the Service. ``provided`` is True
+    if another program manages the Secret.
     """
 
     namespace: str
@@ -45,27 +45,28 @@ class WebhookSettings:
 class Intervals:
     """Intervals and timeouts of the operator's loops, in seconds.
 
-    ``--clock NAME=SECONDS`` sets one of them. Shorter intervals cause more requests to the API
-    server; tests use them to save time.
+    ``--clock NAME=SECONDS`` sets an interval. Tests use short intervals, which cause more requests
+    to the API server.
     """
 
     policy_pods: float = 1.0
     """Period over which changes of a policy's pods are batched into one reconcile."""
     orphans: float = 604800.0
-    """Time for which an incident is kept after its service or policy was deleted: a week."""
+    """Time for which an incident is kept after its service or policy is deleted: a week."""
     rollout_settle: float = 10.0
-    """Delay between a policy's new generation and the restart of its workloads, so that the webhook
-    and the API server know the generation first."""
+    """Delay between a change of a policy and the restart of its workloads. The webhook and the API
+    server must know the change first."""
     rollout_again: float = 60.0
     """Interval between checks of a workload that could not be restarted."""
     publish: float = 60.0
-    """Minimum time between updates of a value in a status, and of a peers file."""
+    """Minimum time between two updates of a peers file, or of the same value in a status."""
     event: float = 5.0
-    """Delay after a list after which an event that has not arrived counts as missed."""
+    """Time after a list within which a watch must deliver the events of its changes. An event that
+    arrives later counts as missed."""
     suspicious: float = 60.0
-    """Interval between lists after a list that showed changes without events."""
+    """Interval between full lists after a list that found missed events."""
     quiet: float = 5.0
-    """Time without a watch restart that must pass before a list, because watches tend to restart
+    """Minimum time between the last restart of a watch and a list. Watches tend to restart
     together."""
     canary: float = 20.0
     """Interval between reads that check whether the API server responds."""
@@ -77,28 +78,28 @@ class Intervals:
     """Time without a change of the Lease after which the slot's holder counts as dead. A supervisor
     renews every 15 s, and other supervisors consider it dead after 60 s."""
     slot_hold: float = 3600.0
-    """Time after which a held slot no longer counts towards the limit. A drain, a restart and its
-    start-up take minutes."""
+    """Time after which a held slot no longer counts towards the limit. A restart with its drain
+    takes minutes."""
     slot_turn: float = 30.0
-    """Time for which a slot is reserved for one service before it is offered to the next. A
-    supervisor tries every 5 s."""
+    """Time for which a free slot is offered to one service before it is offered to the next. A
+    supervisor tries to take a slot every 5 s."""
     evict_again: float = 15.0
-    """Interval between attempts of an eviction that a PodDisruptionBudget blocks."""
+    """Interval between attempts to evict a pod while a PodDisruptionBudget blocks its eviction."""
     creating_again: float = 30.0
-    """Interval between reads of the Events of a pod whose containers have not been created."""
+    """Interval between reads of a pod's Events while its containers do not exist yet."""
     incident_age: float = 600.0
-    """Minimum age at which an incident is deleted. The number of incident names per pod is limited,
-    so this also limits how much a pod writes between two compactions of etcd (5 minutes)."""
+    """Minimum age of an incident before it is deleted. Because a pod may use only a few incident
+    names, this limits how much a pod writes between two compactions of etcd (5 minutes)."""
     webhook_policies: float = 2.0
-    """Interval between checks for changed policies. Pods created later than this after their policy
-    get a supervisor."""
+    """Interval between checks for changed policies, and so the delay until a change applies to new
+    pods."""
     webhook_current: float = 10.0
     """Time for which the webhook's configuration counts as current after a check."""
     webhook_check: float = 30.0
     """Interval between reads of the webhook's Secret and configuration, which others may change."""
     lease: float = 15.0
-    """Duration of the leader's Lease, client-go's ``LeaseDuration``. A leader that has not renewed
-    it for this long counts as dead. Must be longer than ``renew``, which must be longer than
+    """Duration of the leader's Lease (client-go's ``LeaseDuration``). A leader that does not renew
+    its Lease for this time counts as dead. Must be longer than ``renew``, which must be longer than
     ``retry``."""
     renew: float = 10.0
     """Time without a renewal after which the leader exits (client-go's ``RenewDeadline``)."""
@@ -127,7 +128,7 @@ DEFAULT_INTERVALS = Intervals()
 class Config:
     """Settings of the operator; times are in seconds.
 
-    An empty ``namespaces`` means all namespaces. ``lease`` is the namespace and name of the
+    The operator watches ``namespaces``, or all if empty. ``lease`` is the namespace and name of the
     leader's Lease; None disables leader election. In ``unrestricted_namespaces``, a ``podTemplate``
     may violate the restricted Pod Security Standard.
     """

@@ -100,17 +100,17 @@ class FleetPage:
         store: Store,
         get_allocation: Callable[[], Allocation],
         max_slots: int,
-        leading: Callable[[], bool],
+        is_leader: Callable[[], bool],
         namespaces: tuple[str, ...] = (),
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Create the page of ``namespaces``; an empty tuple means all namespaces.
 
         ``get_allocation`` returns the circuit breaker's last allocation of restart slots, of which
-        ``max_slots`` may be in use. ``leading`` reports whether this operator is the leader.
+        ``max_slots`` may be in use. ``is_leader`` reports whether this operator is the leader.
         """
         self._store, self._get_allocation, self._max_slots = store, get_allocation, max_slots
-        self._leading, self._clock = leading, clock
+        self._leading, self._clock = is_leader, clock
         self._scope = f"Namespaces {', '.join(namespaces)}" if namespaces else "All namespaces"
         self._lock = asyncio.Lock()
         self._made, self._at = b"", float("-inf")

@@ -1,4 +1,4 @@
-"""The admission webhook for pods that a SupervisionPolicy selects, served by every replica.
+"""Admission webhook that adds supervisors to new pods. Every replica of the operator serves it.
 
 ``review`` chooses a pod's policy and builds the response, ``configuration`` builds the
 MutatingWebhookConfiguration, and ``certificate`` issues the server's certificate. These three

@@ -1,7 +1,7 @@
-"""Issue the webhook's certificates: one long-lived CA, and a short-lived leaf for each replica.
+"""Issue the webhook's certificates: a long-lived CA, and a short-lived leaf for each replica.
 
-A Secret stores the CA. Each replica signs its own leaf, whose private key never leaves the replica.
-The API server trusts the CA through ``caBundle``, so a new leaf requires no change of ``caBundle``.
+A Secret stores the CA. Each replica signs its own leaf certificate, whose private key never leaves
+the replica. ``caBundle`` contains only the CA, so a new leaf does not change it.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 CA_LIFETIME = datetime.timedelta(days=3 * 365)
 LEAF_LIFETIME = datetime.timedelta(days=30)
-"""Lifetime of a leaf. A CA or a leaf is renewed when a third of its lifetime is left."""
+"""Lifetime of a leaf. The operator renews a CA or a leaf in the last third of its lifetime."""
 CLOCK_SKEW = datetime.timedelta(minutes=5)
-"""Time by which ``notBefore`` is set into the past, for clients whose clocks are behind."""
+"""Age of a new certificate's ``notBefore``, so that clients with slow clocks accept it."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Certificate:
 def needs_renewal(
     current: Certificate | None, now: datetime.datetime, lifetime: datetime.timedelta
 ) -> bool:
-    """Report whether ``current`` is None or due for renewal, given its original ``lifetime``."""
+    """Report whether ``current`` is missing or in the last third of its ``lifetime``."""
     try:
         return current is None or now >= current.expires_at - lifetime / 3
     except ValueError:
@@ -61,7 +61,7 @@ def needs_renewal(
 def create_authority(
     now: datetime.datetime, lifetime: datetime.timedelta = CA_LIFETIME
 ) -> Certificate:
-    """Create a self-signed CA. Its bundle is its own certificate."""
+    """Create a self-signed CA certificate."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = _make_name(f"plimsoll-webhook-ca-{now:%Y%m%d%H%M%S}")
     ends = x509.BasicConstraints(ca=True, path_length=0)
@@ -80,7 +80,7 @@ def create_leaf(
     now: datetime.datetime,
     lifetime: datetime.timedelta = LEAF_LIFETIME,
 ) -> Certificate:
-    """Create a certificate for ``host``, which expires no later than the signer's certificate.
+    """Create a server certificate for ``host``. It expires no later than the signer's.
 
     Raises ValueError if ``signer`` has no valid certificate or private key.
     """
@@ -122,7 +122,7 @@ def is_authority(certificate: Certificate) -> bool:
 
 
 def split_bundle(bundle: bytes) -> list[bytes]:
-    """Return each certificate of a CA bundle as PEM text; empty if the bundle is malformed."""
+    """Return the PEM texts of the certificates in a bundle; empty if the bundle is malformed."""
     try:
         certs = x509.load_pem_x509_certificates(bundle)
     except ValueError:

@@ -1,8 +1,8 @@
-"""Build the MutatingWebhookConfiguration, which selects the pods that are sent to the webhook.
+"""Build the MutatingWebhookConfiguration, which selects the pods that the API server reviews.
 
-Each policy has its own webhook with its selector, so the creation of other pods is not delayed. The
-number of webhooks is limited and divided fairly between namespaces. Policies beyond the limit share
-a few webhooks, each of which selects whole namespaces.
+Each policy has a webhook with its own selector, so other pods are not delayed. The number of
+webhooks is limited and shared fairly between namespaces. Policies beyond the limit share a few
+webhooks, which select whole namespaces.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from plimsoll_operator.kinds import Object
 WEBHOOK_TIMEOUT_S = 2
 MAX_WEBHOOKS = 64
 MAX_SELECTORS_CHARS = 1 << 19
-"""Maximum total size of the selectors in characters. etcd accepts 1.5 MiB, and one selector may
-have up to 46 KiB."""
+"""Maximum total size of the selectors in characters. etcd accepts objects of up to 1.5 MiB, and a
+selector may have 46 KiB."""
 MAX_NAMESPACES = 256
 """Maximum number of namespaces per webhook, for policies beyond :data:`MAX_WEBHOOKS`."""
 NAMESPACE_LABEL = "kubernetes.io/metadata.name"
@@ -140,5 +140,5 @@ def _make_webhook(
 
 
 def _make_webhook_name(namespace: str, name: str) -> str:
-    """Return a digest of a policy's namespace and name, which may be too long for a name."""
+    """Return a digest of the policy's namespace and name, which together may be too long."""
     return hashlib.sha256(f"{namespace}/{name}".encode()).hexdigest()[:16]

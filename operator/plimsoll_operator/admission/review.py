@@ -1,6 +1,6 @@
-"""Build responses to AdmissionReviews from cached policies, without requests to the API server.
+"""Respond to AdmissionReviews from cached policies, without requests to the API server.
 
-Every response allows the pod: a pod without a supervisor is better than no pod.
+Every response allows the pod, because a pod without a supervisor is better than no pod.
 """
 
 from __future__ import annotations
@@ -26,10 +26,9 @@ from plimsoll_operator.render.names import FIELD_MANAGER, MANAGED_BY_LABEL
 
 
 class _CachedPolicy(NamedTuple):
-    """A policy as the watch delivered it.
+    """A policy as last received from the watch.
 
-    ``parsed`` is a list with the policy; it is empty if the policy selects no pods. ``age`` is the
-    sort key, with the oldest policy first.
+    ``parsed`` is empty if the policy is invalid or being deleted. ``age`` is the sort key.
     """
 
     user_fields: tuple[object, ...]
@@ -46,7 +45,7 @@ class PolicyCache:
         self._ordered: dict[str, list[SupervisionPolicy]] = {}
 
     def update(self, item: Object, deleted: bool) -> None:
-        """Store a policy, or remove it if ``deleted``. A mere status change is not parsed."""
+        """Store a policy, or remove it if ``deleted``."""
         meta = item["metadata"]
         namespace, name = meta["namespace"], meta["name"]
         cached = self._known.setdefault(namespace, {})
@@ -82,16 +81,16 @@ log = logging.getLogger(__name__)
 
 REVIEW_RESULTS = ("injected", "held", "refused", "unselected", "failed")
 STATUS_COUNT_DELAY_S = 30.0
-"""Seconds after which an injected pod that has not started is counted in the policy's status."""
+"""Seconds after which the policy's status counts an injected pod that has not started yet."""
 MAX_WARNING_CHARS = 240
 """Maximum length of a warning in characters. The API server truncates longer warnings."""
 
 
 class Reviewer:
-    """Builder of admission responses from the cached policies. It passes each result to ``count``.
+    """Builder of admission responses.
 
     Until a pod has run with the current images, at most ``limit`` replicas of a policy get a
-    supervisor.
+    supervisor. ``count`` is called with each review's result, one of :data:`REVIEW_RESULTS`.
     """
 
     def __init__(
@@ -108,13 +107,13 @@ class Reviewer:
         self._lock = threading.Lock()
 
     def respond_to_bytes(self, body: bytes) -> bytes:
-        """Return the JSON response to a JSON review. Raises ValueError if ``body`` is not JSON."""
+        """Return the JSON response to an AdmissionReview. Raises ValueError if it is not JSON."""
         if is_nested_deeper(body, MAX_DEPTH):  # beyond this depth, a thread's stack would overflow
             raise ValueError(f"the body is nested more than {MAX_DEPTH} levels deep")
         return json.dumps(self.respond(json.loads(body))).encode()
 
     def respond(self, review: Any) -> Object:
-        """Return the response to an AdmissionReview. On any error, it allows the pod unchanged."""
+        """Return the response to an AdmissionReview. After an error, it allows the pod as is."""
         request = review.get("request") if isinstance(review, dict) else None
         uid = request.get("uid", "") if isinstance(request, dict) else ""
         response: Object = {"uid": uid if isinstance(uid, str) else "", "allowed": True}
@@ -144,12 +143,12 @@ class Reviewer:
             return "unselected"
         admitted = inject_pod(pod, policy, self._images)
         name = f"SupervisionPolicy {policy.metadata.name}"
-        fresh = admitted.refusal is None and find_supervisor(pod["spec"]) is None
+        is_new = admitted.refusal is None and find_supervisor(pod["spec"]) is None
         with self._lock:
-            why = self._find_skip_reason(request, policy) if fresh else ""
-        if why:
+            skip_reason = self._check_start_limit(request, policy) if is_new else ""
+        if skip_reason:
             response["warnings"] = [
-                f"{name}: the pod gets no supervisor: {why}"[:MAX_WARNING_CHARS]
+                f"{name}: the pod gets no supervisor: {skip_reason}"[:MAX_WARNING_CHARS]
             ]
             return "held"
         operations = make_json_patch(pod, admitted.pod)
@@ -164,39 +163,43 @@ class Reviewer:
         ]
         return "refused"
 
-    def _find_skip_reason(self, request: Object, policy: SupervisionPolicy) -> str:
+    def _check_start_limit(self, request: Object, policy: SupervisionPolicy) -> str:
         """Return why the pod gets no supervisor for now; empty if it gets one.
 
-        A pod that gets one is counted towards the limit on replicas that start with a supervisor at
-        the same time. The pods of a multi-node group count as one replica.
+        Record a replica that gets a supervisor, because the number that start at the same time is
+        limited. The pods of a multi-node group are one replica.
         """
         images, now = format_images(policy, self._images), self._clock()
         key = (policy.metadata.uid, images)
-        tried = {
+        recent_starts = {
             name: at
             for name, at in self._tries.pop(key, {}).items()
             if now - at < STATUS_COUNT_DELAY_S
         }
-        if tried:
-            self._tries[key] = tried
+        if recent_starts:
+            self._tries[key] = recent_starts
         replica = find_group(request["object"]["metadata"]) or str(request["uid"])
-        if replica in tried:
+        if replica in recent_starts:
             return ""
         state = parse_injection(self._policies.get_status(policy))
-        why = find_skip_reason(policy, state, images, len(tried), self._limit)
-        if not why and not (state is not None and state.proven) and not request.get("dryRun"):
-            self._tries[key] = tried | {replica: now}
-        return why
+        skip_reason = find_skip_reason(policy, state, images, len(recent_starts), self._limit)
+        if (
+            not skip_reason
+            and not (state is not None and state.proven)
+            and not request.get("dryRun")
+        ):
+            self._tries[key] = recent_starts | {replica: now}
+        return skip_reason
 
 
-def make_json_patch(before: Object, after: Object) -> list[Object]:
-    """Return the JSON patch from ``before`` to ``after``.
+def make_json_patch(original: Object, changed: Object) -> list[Object]:
+    """Return the JSON patch that turns ``original`` into ``changed``.
 
-    It has at most one operation for each field of the pod's metadata and spec.
+    The patch replaces each changed field of the pod's metadata and spec as a whole.
     """
     operations: list[Object] = []
     for part in ("metadata", "spec"):
-        old, new = before[part], after[part]
+        old, new = original[part], changed[part]
         operations += [
             {"op": "add", "path": f"/{part}/{key}", "value": value}
             for key, value in new.items()

@@ -1,8 +1,8 @@
-"""Serve the webhook over HTTPS, in every replica, including standbys.
+"""Serve the webhook over HTTPS in every replica, including standbys.
 
-Any client that can reach the port may send anything, and the same event loop renews the leader's
-Lease. Connections, their age, request bodies and queued reviews are therefore limited, and a small
-thread pool processes the reviews. A review beyond these limits gets an error response at once, and
+Any client in the network may send any data, but the event loop must stay free to renew the leader's
+Lease. The server therefore limits connections, their idle time, request bodies and queued reviews,
+and a small thread pool processes the reviews. A review beyond these limits gets an error at once;
 the API server then creates the pod without a supervisor.
 """
 
@@ -35,28 +35,27 @@ log = logging.getLogger(__name__)
 
 WEBHOOK_PATH = "/pods"
 RESPONSE_TIMEOUT_S = WEBHOOK_TIMEOUT_S * 0.75
-"""Timeout of a response in seconds. The API server waits for :data:`WEBHOOK_TIMEOUT_S`."""
+"""Timeout of a response in seconds, less than the API server's :data:`WEBHOOK_TIMEOUT_S`."""
 MAX_REVIEW_BYTES = 1 << 20
 """Maximum size of a review in bytes. A larger pod is created without a supervisor."""
 REVIEW_THREADS = 2
 SWITCH_INTERVAL_S = 0.0005
-"""Python's thread switch interval in seconds. The event loop releases the GIL at each system call,
-and another thread may then hold the GIL for this long."""
+"""Thread switch interval of Python in seconds: the time for which a review's thread may hold the
+GIL while the event loop waits for it."""
 MAX_WAITING_REVIEWS = 64
-"""Maximum number of reviews that are processed or queued. Each takes about 3 ms."""
+"""Maximum number of reviews in progress or queued. A review takes about 3 ms."""
 MAX_CONNECTIONS = 512
 MAX_CONCURRENT_BODIES = 32
 """Maximum number of request bodies read at the same time, which limits their memory."""
 HANDSHAKE_TIMEOUT_S, HEAD_TIMEOUT_S, IDLE_TIMEOUT_S = 2.0, 5.0, 100.0
-"""Timeouts of a connection in seconds: TLS handshake, request head, idle time. An API server reuses
-a connection for later pods, and closes it after 90 s."""
+"""Timeouts of a connection in seconds. An API server reuses a connection, and closes it after 90 s
+without a request."""
 LOG_INTERVAL_S = 10.0
-"""Minimum seconds between log lines about reviews with an error response. The metric counts all of
-them."""
+"""Minimum seconds between log lines about rejected reviews. The metric counts every rejection."""
 
 
 class AdmissionServer:
-    """HTTPS server that passes each request body to ``review`` in a thread and sends the result."""
+    """HTTPS server that calls ``review`` with each request body, in a thread pool."""
 
     def __init__(self, review: Callable[[bytes], bytes], on_rejected: Callable[[], None]) -> None:
         """Prepare the server. ``on_rejected`` is called for each review that gets an error."""
@@ -92,14 +91,14 @@ class AdmissionServer:
             self.listening.clear()
             await runner.cleanup()
 
-    def _accept(self, make: Callable[[], RequestHandler]) -> RequestHandler:
-        """Create the protocol of a connection.
+    def _accept(self, make_handler: Callable[[], RequestHandler]) -> RequestHandler:
+        """Create the handler of a new connection.
 
-        If there are too many connections, close the one that has been idle for the longest time.
+        If there are too many connections, close the one that was idle for the longest time.
         """
         if len(self._open) >= MAX_CONNECTIONS:
             self._close(next(iter(self._open)))
-        handler = make()
+        handler = make_handler()
         self._extend_deadline(handler, HEAD_TIMEOUT_S)
         self._close_when_idle(handler)
         return handler
@@ -122,7 +121,7 @@ class AdmissionServer:
             handler.transport.abort()
 
     async def _respond(self, request: web.Request) -> web.Response:
-        """Respond to a review; with an error if it takes more than :data:`RESPONSE_TIMEOUT_S`."""
+        """Respond to a review. Respond with an error after :data:`RESPONSE_TIMEOUT_S`."""
         self._extend_deadline(request.protocol, IDLE_TIMEOUT_S)
         try:
             async with asyncio.timeout(RESPONSE_TIMEOUT_S):
@@ -166,31 +165,34 @@ _CAN_REUSE_PORT = hasattr(socket, "SO_REUSEPORT")
 
 
 class AdmissionWebhook:
-    """The complete webhook. Call ``start`` before the leader election and ``stop`` at exit."""
+    """Webhook with its server, certificate and configuration.
+
+    Call ``start`` before the leader election and ``stop`` at exit.
+    """
 
     def __init__(
         self,
         api: Api,
         config: Config,
         webhook: WebhookSettings,
-        leading: Callable[[], bool],
-        tally: WebhookMetrics,
+        is_leader: Callable[[], bool],
+        metrics: WebhookMetrics,
         watch: PolicyWatch,
     ) -> None:
         policies = PolicyCache()
         watch.on_change = policies.update
         for result in REVIEW_RESULTS:
-            tally.count_admitted(result, 0)
+            metrics.count_admitted(result, 0)
         self._folder = Path(tempfile.mkdtemp(prefix="plimsoll-webhook-"))
         self._port = webhook.port
-        review = Reviewer(policies, config.images, tally.count_admitted, config.max_waiting_pods)
+        review = Reviewer(policies, config.images, metrics.count_admitted, config.max_waiting_pods)
         self._server = AdmissionServer(
-            review.respond_to_bytes, partial(tally.count_admitted, "failed")
+            review.respond_to_bytes, partial(metrics.count_admitted, "failed")
         )
         self._upkeep = WebhookUpkeep(
-            api, policies, webhook, config, leading, self._folder, tally, watch.is_current
+            api, policies, webhook, config, is_leader, self._folder, metrics, watch.is_current
         )
-        tally.add_webhook_health(f"{webhook.namespace}/{webhook.name}", self.find_problem)
+        metrics.add_webhook_health(f"{webhook.namespace}/{webhook.name}", self.find_problem)
         self._tasks: list[asyncio.Task[None]] = []
 
     def is_current(self) -> bool:

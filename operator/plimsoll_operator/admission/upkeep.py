@@ -73,7 +73,7 @@ class WebhookMetrics(Protocol):
 class WebhookUpkeep:
     """Maintenance loop for the webhook's Secret and configuration. Call ``run`` in every replica.
 
-    ``leading`` returns whether this replica may write.
+    ``is_leader`` returns whether this replica may write to the cluster.
     """
 
     def __init__(
@@ -82,9 +82,9 @@ class WebhookUpkeep:
         policies: PolicyCache,
         webhook: WebhookSettings,
         config: Config,
-        leading: Callable[[], bool],
+        is_leader: Callable[[], bool],
         folder: Path,
-        tally: WebhookMetrics,
+        metrics: WebhookMetrics,
         policies_known: Callable[[], bool],
         now: Callable[[], datetime.datetime] = lambda: datetime.datetime.now(datetime.UTC),
     ) -> None:
@@ -95,16 +95,16 @@ class WebhookUpkeep:
         self._api, self._policies, self._webhook = api, policies, webhook
         self._address = WebhookAddress(webhook.namespace, webhook.name, webhook.url)
         self._secret = f"{webhook.namespace}/{webhook.name}"
-        self._clocks, self._leading, self._known = config.clocks, leading, policies_known
-        self._tally, self._now = tally, now
+        self._clocks, self._leading, self._known = config.clocks, is_leader, policies_known
+        self._tally, self._now = metrics, now
         self.certfile, self.keyfile = folder / "tls.crt", folder / "tls.key"
         self._source: Certificate | None = None
-        """Content of the Secret: a CA, or the server certificate that another program manages."""
+        """Content of the Secret: a CA, or a server certificate that another program writes."""
         self._before: tuple[bytes, datetime.datetime] | None = None
         """Previous bundle, and the time until which the API server trusts it."""
         self._trusted: tuple[bytes, float] | None = None
-        """Bundle that the configuration trusts, and the monotonic time at which this replica first
-        observed it."""
+        """Bundle in the configuration, and the monotonic time at which this replica first read
+        it."""
         self._current: Certificate | None = None
         self._checked = self._turned = float("-inf")
         self._written: Object | None = None
@@ -120,7 +120,7 @@ class WebhookUpkeep:
         return recent and self.serving.is_set() and written
 
     def find_problem(self) -> str | None:
-        """Return why this replica cannot respond to the API server; None if it can."""
+        """Return why the API server cannot call this replica; None if it can."""
         current = self._current
         if current is None:
             return self._trouble or "the webhook has no certificate yet"
@@ -134,10 +134,10 @@ class WebhookUpkeep:
         return None
 
     def is_waiting_for_leader(self) -> bool:
-        """Report whether this is a standby that waits for the leader's writes.
+        """Report whether this replica is a standby that needs the leader to write first.
 
-        During an upgrade, the leader may be a pod of the previous release, without the webhook. The
-        leader is replaced only once this pod is ready.
+        Such a replica must still become ready. Otherwise, an upgrade from a release without the
+        webhook would never replace the leader.
         """
         missing = self._trusted is None or (self._current is None and not self._webhook.provided)
         return missing and not self._leading()
@@ -199,7 +199,7 @@ class WebhookUpkeep:
         return ca
 
     def _use_source(self, source: Certificate | None) -> None:
-        """Use the current content of the Secret. If it is None, keep the previous content."""
+        """Store the current content of the Secret. If it is None, keep the previous content."""
         if source is None:
             return
         if self._source is not None and self._source.bundle != source.bundle:
@@ -207,9 +207,9 @@ class WebhookUpkeep:
         self._source = source
 
     async def _configure(self, source: Certificate, force_check: bool) -> None:
-        """Update the configuration if this is the leader, and read which bundle it trusts.
+        """Write the configuration if this is the leader, and read which bundle it contains.
 
-        With ``force_check``, the live configuration is read even if nothing changed.
+        With ``force_check``, read the live configuration even if nothing changed.
         """
         policies, bundle = self._policies.list_all(), source.bundle
         if self._before is not None and self._now() < self._before[1]:
@@ -230,7 +230,7 @@ class WebhookUpkeep:
             self._trusted = (source.bundle, time.monotonic())
 
     def _serve(self, source: Certificate) -> None:
-        """Load a new certificate from ``source`` if one is due and the API server trusts it."""
+        """Serve a new certificate from ``source`` if one is due and the API server trusts it."""
         current, now = self._current, self._now()
         if current is not None and current.expires_at > now:
             since = self._trusted[1] if self._trusted is not None else float("inf")
@@ -268,10 +268,7 @@ class WebhookUpkeep:
 
 
 def _read_certificate(secret: Object | None, name: str) -> tuple[Certificate | None, str]:
-    """Return the Secret's certificate and an empty text.
-
-    If there is no valid certificate, return None and a message that says how to fix the Secret.
-    """
+    """Return the Secret's certificate, or None and a message that says how to fix the Secret."""
     if secret is None:
         return None, (
             f"Secret {name} does not exist: create it, or restart the program that writes it"
@@ -294,7 +291,7 @@ def _read_certificate(secret: Object | None, name: str) -> tuple[Certificate | N
 
 
 def is_bundle_trusted(live: Object, bundle: bytes) -> bool:
-    """Report whether every webhook of the live configuration trusts all of ``bundle``."""
+    """Report whether each webhook in ``live`` trusts every certificate in ``bundle``."""
     clients = [webhook.get("clientConfig") or {} for webhook in live.get("webhooks") or ()]
     wanted = set(split_bundle(bundle))
     bundles = {client.get("caBundle") or "" for client in clients}

@@ -1,10 +1,10 @@
 """Apply the circuit breaker's decisions: acquire, renew and release slot Leases.
 
-The decisions are made in :mod:`plimsoll_operator.fleet.circuit_breaker`.
+:mod:`plimsoll_operator.fleet.circuit_breaker` makes the decisions.
 
-Leases are updated by PUT with the resource version that was read, so only one of two concurrent
-writers succeeds. Supervisors update Leases in the same way. Times are measured by this process,
-because the holder of a Lease may write any time into it.
+The operator and the supervisors update a Lease by PUT with the resource version that they read, so
+only one of two concurrent writers succeeds. The operator measures times itself, because the holder
+of a Lease may write any time into it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ log = logging.getLogger(__name__)
 
 MAX_WRITE_ATTEMPTS = 3
 MAX_LOST_RACES = 5
-"""Number of consecutive lost races for a Lease after which the other Leases are reopened anyway."""
+"""Number of times in a row that a supervisor may acquire a Lease before the operator closes it.
+After that, the operator reopens other Leases anyway."""
 
 
 MAX_LEASE_TRANSITIONS = 2**31
@@ -45,18 +46,18 @@ MAX_LEASE_TRANSITIONS = 2**31
 class _LeaseState(NamedTuple):
     """State of a Lease. Times are monotonic.
 
-    ``changed_at`` is the time of the last change of the Lease, and ``since`` the time of the last
-    change of ``taken``.
+    ``changed_at`` is the time of the last change of the Lease, and ``is_held_since`` the time of the last
+    change of ``is_held``.
     """
 
     version: str
     changed_at: float
-    taken: bool
-    since: float
+    is_held: bool
+    is_held_since: float
 
 
 class CircuitBreaker:
-    """Cluster-wide limit on the number of slots that supervisors hold."""
+    """Limit on the number of restart slots that supervisors hold in the whole cluster."""
 
     def __init__(
         self,
@@ -90,7 +91,7 @@ class CircuitBreaker:
                 )  # fmt: skip
 
     async def run_once(self) -> None:
-        """Allocate slots and write the Leases, unless nothing has changed and nothing is due."""
+        """Allocate the slots and write the Leases if a Lease changed or a deadline passed."""
         changes, now = self._store.changes, self._clock()
         versions = (changes[LEASE.kind], changes[INCIDENT.kind])
         if versions == self._changes and not self.last.close and now < self._next:
@@ -113,7 +114,7 @@ class CircuitBreaker:
         self._changes = versions
 
     def _find_expired_leases(self, leases: list[Object], now: float) -> tuple[set[str], set[str]]:
-        """Return two sets of UIDs: Leases with a dead holder, and Leases held for too long."""
+        """Return the UIDs of Leases with a dead holder, and of Leases held for too long."""
         dead: set[str] = set()
         overlong: set[str] = set()
         fresh, due = {}, math.inf
@@ -124,7 +125,7 @@ class CircuitBreaker:
             taken = get_holder(lease) not in ("", OPERATOR_HOLDER)
             previous = self._leases.get(uid)
             changed_at = previous.changed_at if previous and previous.version == version else now
-            since = previous.since if previous and previous.taken == taken else now
+            since = previous.is_held_since if previous and previous.is_held == taken else now
             fresh[uid] = _LeaseState(version, changed_at, taken, since)
             if not taken:
                 continue
@@ -144,10 +145,7 @@ class CircuitBreaker:
         return dead, overlong
 
     def _expire_grants(self, now: float) -> None:
-        """Revoke grants that no supervisor has used within ``slot_turn`` seconds.
-
-        They are revoked only while other services are waiting for a slot.
-        """
+        """Revoke unused grants after ``slot_turn`` seconds if other services wait for a slot."""
         opened = {lease["metadata"]["uid"] for lease in self.last.granted}
         self._opened = {uid: self._opened.get(uid, now) for uid in opened}
         if not self.last.asking:
@@ -162,10 +160,10 @@ class CircuitBreaker:
         return get_holder(lease) != OPERATOR_HOLDER or now - renewed >= RENEW_INTERVAL_S
 
     async def _close(self, lease: Object) -> bool:
-        """Close a Lease. Return False if a supervisor acquired it first.
+        """Close a Lease. Return False if a supervisor acquired the Lease first.
 
-        After more than :data:`MAX_LOST_RACES`, return True: a client that writes a Lease constantly
-        must not delay the others.
+        After more than :data:`MAX_LOST_RACES`, return True, because a client that writes one Lease
+        constantly must not delay the other Leases.
         """
         uid = lease["metadata"]["uid"]
         for _ in range(MAX_WRITE_ATTEMPTS):
@@ -185,10 +183,10 @@ class CircuitBreaker:
         self._renewed.pop(lease["metadata"]["uid"], None)
 
     async def _write(self, lease: Object, holder: str) -> Object | None:
-        """Set the holder of a Lease. Return the current Lease if another client changed it first.
+        """Set the holder of a Lease. Return None if the write succeeded or was rejected for good.
 
-        Return None if the Lease was written, or if the API server rejects the write. A rejection
-        does not block other Leases.
+        If another client changed the Lease first, return the current Lease. Raises ApiError if the
+        request may succeed later.
         """
         spec = dict(lease.get("spec") or {})
         timestamp = format_rfc3339_micro(time.time())

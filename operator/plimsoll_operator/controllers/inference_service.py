@@ -52,7 +52,7 @@ NO_GROUPS_MESSAGE = (
 
 @dataclass
 class _Observation:
-    """Objects read from the cluster. ``pods`` excludes terminating and finished ones."""
+    """Observations of one reconcile. ``pods`` excludes terminating and finished pods."""
 
     pods: list[PodView] = field(default_factory=list)
     service: InferenceService | None = None
@@ -84,7 +84,7 @@ class InferenceServiceController(Reconciler[_Observation]):
         self.suspects: set[Key] = set()
         """Services whose current revision leaks memory in most replicas."""
         self.verdicts: dict[Key, list[tuple[str, Object]]] = {}
-        """Verdicts on the revisions of each service. The workload's name is always empty."""
+        """Verdicts on the revisions of each service, each after an empty workload name."""
 
     def forget(self, key: Key) -> None:
         """Drop the state of a deleted service."""
@@ -152,9 +152,9 @@ class InferenceServiceController(Reconciler[_Observation]):
         return replace(plan, dropped_fields=tuple(lacking))
 
     def _find_workload(self, key: Key, service: InferenceService | None) -> Object | None:
-        """Return the object that creates the service's pods; None if there is none.
+        """Return the workload that creates the service's pods, or None.
 
-        If the spec is invalid, any workload of the service is returned.
+        For an invalid spec, return any workload of the service.
         """
         if service is not None:
             return self._store.get(key, Ref(*get_workload_name(service)))
@@ -195,6 +195,6 @@ class InferenceServiceController(Reconciler[_Observation]):
             next_s, clocks.publish if may_change_with_time(verdicts) else None
         )
 
-    def list_notices(self, before: Object, wanted: Object) -> Iterable[Notice]:
+    def list_notices(self, previous: Object, status: Object) -> Iterable[Notice]:
         """Return the Events for a completed rollout or a new revision."""
-        return make_completion_notices(before, wanted)
+        return make_completion_notices(previous, status)

@@ -1,7 +1,7 @@
-"""Write incidents that only pods show, delete old ones, and evict pods for their supervisors.
+"""Write incidents about pods, delete old incidents, and evict pods.
 
-The functions of :mod:`plimsoll_operator.fleet.incidents` decide on all three. If a pod's status
-does not show why the pod does not start, this module reads the pod's Events.
+:mod:`plimsoll_operator.fleet.incidents` decides which. If a pod's status does not show why the pod
+does not start, this module also reads the pod's Events.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ log = logging.getLogger(__name__)
 DELETION_FIELD_MANAGER = "plimsoll-operator-incidents"
 """Field manager of an incident's annotation :data:`OWNER_DELETED_ANNOTATION`."""
 OWNER_DELETED_ANNOTATION = "plimsoll.dev/owner-gone-at"
-"""Annotation of an incident: when its service or policy was first found deleted (RFC 3339)."""
+"""Annotation of an incident: the time at which the operator found its owner deleted (RFC 3339)."""
 MAX_PODS_WITH_EVENTS = 4
-"""Maximum number of pods whose Events are read. The pods of a service usually have the same
-problem."""
+"""Maximum number of pods whose Events are read in one reconcile. The pods of a service usually have
+the same problem."""
 
 
 class Evictions:
-    """Evict pods. A refused eviction is tried again after ``retry_s`` seconds, and not before.
+    """Evictions, with at least ``retry_s`` seconds between two attempts for a pod.
 
-    Reconciles may follow each other within milliseconds, and each attempt is a request that the API
-    server refuses and a line in the log. ``clock`` is monotonic.
+    Reconciles may follow each other within milliseconds, and each refused eviction costs a request
+    and a log line. ``clock`` is monotonic.
     """
 
     def __init__(self, api: Api, clock: Callable[[], float], retry_s: float) -> None:
@@ -46,7 +46,10 @@ class Evictions:
         self._retry_at: dict[str, float] = {}
 
     async def evict(self, key: Key, pod: PodView) -> float | None:
-        """Evict ``pod`` if due. Return the seconds until the next attempt; None if evicted."""
+        """Evict ``pod`` if an attempt is due.
+
+        Return the seconds until the next attempt; None if the pod was evicted.
+        """
         now = self._clock()
         self._retry_at = {uid: at for uid, at in self._retry_at.items() if at > now}
         if (retry_at := self._retry_at.get(pod.uid)) is not None:
@@ -67,9 +70,8 @@ async def reconcile_pods(
 ) -> float | None:  # fmt: skip
     """Write and delete incidents, and evict pods. Return the seconds until the next check, or None.
 
-    ``pods`` are all pods of the service or policy, including terminating ones. ``not_evicted`` are
-    the names of pods that must not be evicted, because nothing would replace them. ``groups`` are
-    the multi-node groups.
+    ``pods`` are all pods of the service or policy, including terminating pods. ``not_evicted`` are
+    the names of pods that no controller would replace. ``groups`` are the multi-node groups.
     """
     incidents = await _delete_surplus(api, store, key, incidents, now, config)
     for one in incidents:
@@ -95,10 +97,10 @@ async def reconcile_pods(
 async def retain_incidents(
     api: Api, store: Store, key: Key, incidents: list[Object], now: str, config: Config
 ) -> float | None:
-    """Keep the incidents of a deleted service or policy for :attr:`Intervals.orphans`.
+    """Delete the incidents of a deleted service or policy after :attr:`Intervals.orphans` seconds.
 
-    The incidents store the time of the deletion, so that it survives a restart of the operator.
-    Return the seconds until the next incident is deleted; None if none is left.
+    An annotation of the incidents stores the time of the deletion. Return the seconds until the
+    next deletion; None if no incident is left.
     """
     due = []
     for incident in await _delete_surplus(api, store, key, incidents, now, config):
@@ -121,7 +123,7 @@ async def retain_incidents(
 async def _delete_surplus(
     api: Api, store: Store, key: Key, incidents: list[Object], now: str, config: Config
 ) -> list[Object]:
-    """Delete the incidents beyond the limits. Return the remaining incidents."""
+    """Delete the incidents that exceed the limits. Return the remaining incidents."""
     elsewhere = store.count(INCIDENT.kind, key.namespace) - len(incidents) if incidents else 0
     least_age_s = config.clocks.incident_age
     surplus = find_surplus_incidents(incidents, config.kept_incidents, now, least_age_s, elsewhere)
@@ -134,7 +136,7 @@ async def _delete_surplus(
 async def _apply_incident(
     api: Api, store: Store, item: Object, subresource: str = "", manager: str = FIELD_MANAGER
 ) -> None:
-    """Apply a patch to an existing incident. Log a permanent rejection and continue.
+    """Apply a patch to an existing incident, or log that the API server rejects it.
 
     Raises ApiError if the request may succeed later.
     """
@@ -154,15 +156,15 @@ async def _delete_incident(api: Api, store: Store, key: Key, incident: Object) -
 
 
 def _read_deletion_time(incident: Object) -> str:
-    """Return when the operator first found the incident's owner deleted; empty if it exists."""
+    """Return when the operator found the incident's owner deleted (RFC 3339); empty if unset."""
     return str((incident["metadata"].get("annotations") or {}).get(OWNER_DELETED_ANNOTATION, ""))
 
 
 def _make_deletion_patch(incident: Object, deleted_at: str = "") -> Object:
-    """Return a patch that sets the deletion time of the incident's owner.
+    """Return a patch that sets or, if ``deleted_at`` is empty, removes the owner's deletion time.
 
-    If ``deleted_at`` is empty, the patch removes the time. Because of the UID, the API server
-    rejects the patch for another object of the same name.
+    The patch contains the incident's UID, so the API server rejects it for a new incident with the
+    same name.
     """
     meta = {name: incident["metadata"][name] for name in ("name", "namespace", "uid")}
     marks = {"annotations": {OWNER_DELETED_ANNOTATION: deleted_at}} if deleted_at else {}
@@ -176,11 +178,10 @@ async def read_pod_events(
     now: str,
     clocks: Intervals = DEFAULT_INTERVALS,
 ) -> tuple[dict[str, list[Object]], float | None]:
-    """Return the Events of pods whose containers have not been created, by pod name.
+    """Return the Events of pods without containers, by pod name, and the next check's delay.
 
-    Also return the seconds until the next check; None if no check is needed. A pod's status does
-    not show a volume that cannot be mounted, and does not change while the pod waits. Raises
-    ApiError if the request may succeed later, so that the status does not lose its reason.
+    Only Events show, for example, that a volume cannot be mounted. The delay is in seconds; None if
+    no check is needed. Raises ApiError if the request may succeed later.
     """
     requeue_s = [due_s] if (due_s := compute_next_change_s(pods, now)) is not None else []
     events: dict[str, list[Object]] = {}

@@ -1,4 +1,4 @@
-"""Base class of the service and policy reconcilers, with failure handling and requeues."""
+"""Base class for the reconcilers of services and policies."""
 
 from __future__ import annotations
 
@@ -52,15 +52,15 @@ def get_current_time() -> str:
 
 
 def find_shortest_delay_s(*delays_s: float | None) -> float | None:
-    """Return the shortest delay in seconds; None if every delay is None."""
+    """Return the shortest of the delays; None if every delay is None."""
     return min((delay_s for delay_s in delays_s if delay_s is not None), default=None)
 
 
 class Reconciler(ABC, Generic[Observation]):
-    """Idempotent reconciler of one kind.
+    """Reconciler of one kind. A reconcile is idempotent.
 
-    ``apply_spec`` stores its observations in an ``Observation``. ``status`` makes the status from
-    them, also after a failure.
+    :meth:`apply_spec` stores what it observes, and :meth:`make_status` derives the status from
+    these observations, even after a failure.
     """
 
     KIND: ClassVar[Kind]
@@ -122,9 +122,9 @@ class Reconciler(ABC, Generic[Observation]):
     async def apply_spec(
         self, key: Key, item: Object, observed: Observation, requeue_s: list[float | None]
     ) -> Failure | None:
-        """Apply the spec. Return why part of it cannot be applied; None if all of it was applied.
+        """Apply the spec. Return a failure if part of the spec was not applied; None otherwise.
 
-        Append to ``requeue_s`` the seconds until the next check. Raises InvalidSpecError,
+        Append the seconds until the next check to ``requeue_s``. Raises InvalidSpecError,
         NameConflictError and ApiError.
         """
 
@@ -135,7 +135,7 @@ class Reconciler(ABC, Generic[Observation]):
         """Return the status, and the seconds until it may change without an event, or None."""
 
     @abstractmethod
-    def list_notices(self, before: Object, wanted: Object) -> Iterable[Notice]:
+    def list_notices(self, previous: Object, status: Object) -> Iterable[Notice]:
         """Return the Events for a change of the status."""
 
     @abstractmethod
@@ -150,10 +150,10 @@ class Reconciler(ABC, Generic[Observation]):
         memory: MemoryPolicy,
         published: Object | None,
     ) -> dict[str, str]:
-        """Return the files that are mounted next to the supervisors' configuration, by name.
+        """Return the further files of the supervisors' ConfigMap, by name.
 
         ``replicas`` are those of ``pods`` whose revision is known, oldest first. ``published`` is
-        the current ConfigMap.
+        the current ConfigMap, or None.
         """
         incidents, figures = self._list_incidents(key), self._scraper.get_latest(key)
         files = {PEERS_FILE: self._peers.make_text(key, replicas, incidents, figures)}

@@ -1,7 +1,7 @@
-"""Detect pods of policies whose creation the API server rejects, from their owners' Events.
+"""Detect from Events that the API server rejects the pods of a policy.
 
-The watches receive only Events that match a field selector, and only their metadata. When an Event
-changes, the operator reads the Event and its owner in full.
+A pod's owner reports a rejection in an Event. The operator watches only the metadata of Events with
+certain reasons. When such an Event changes, it reads the Event and the owner in full.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ log = logging.getLogger(__name__)
 
 EVENT_KINDS = tuple(replace(EVENT, fields=fields) for fields in EVENT_FIELDS)
 REFUSAL_VALID_S = 60.0
-"""Seconds for which a rejection counts. If the problem persists, the owner tries again within this
-time."""
+"""Seconds for which a rejection counts. While the problem persists, the owner tries again within
+this time."""
 MAX_EVENTS_PER_READ = 400
 """Maximum number of Events that are read from a namespace in one request."""
 MAX_CACHED_OWNERS = 256
-"""Maximum number of cached owners. Each is cached at the resource version that an Event names."""
+"""Maximum number of cached owners."""
 
 
 @dataclass
 class _NamespaceEvents:
-    """Policies of a namespace, and its Events as last read."""
+    """Watches, policies and recent rejections of a namespace."""
 
     tasks: list[asyncio.Task[None]]
     policies: set[Key] = field(default_factory=set)
@@ -49,7 +49,10 @@ class _NamespaceEvents:
 
 
 class RefusedCreations:
-    """Watches for rejected pods. They call ``changed`` for each policy in the pod's namespace."""
+    """Watches for rejected pods.
+
+    ``changed`` is called with each policy in the namespace of a rejected pod.
+    """
 
     def __init__(
         self, api: Api, images: Images, changed: Callable[[Key], None], clock: Callable[[], str]
@@ -72,7 +75,7 @@ class RefusedCreations:
     async def list_recent(
         self, key: Key, policy: SupervisionPolicy, created: str
     ) -> tuple[RefusedCreation, ...]:
-        """Return recent rejections of pods that the policy would give a supervisor, oldest first.
+        """Return recent rejections of pods that had a supervisor of the policy, oldest first.
 
         ``created`` is the policy's creation time in RFC 3339. Raises ApiError, OSError or
         TimeoutError if a request to the API server fails.
@@ -126,22 +129,22 @@ class RefusedCreations:
 
     async def _read(self, namespace: str) -> list[tuple[RefusedCreation, Object]]:
         """Return the rejections in a namespace's Events, each with its Event."""
-        refused: list[tuple[RefusedCreation, Object]] = []
+        rejections: list[tuple[RefusedCreation, Object]] = []
         for events in EVENT_KINDS:
             count = 0
             async for page, _ in self._api.list_pages(events, namespace):
                 count += len(page)
-                refused += [
+                rejections += [
                     (one, event)
                     for event in page
                     if (one := parse_refusal_event(event)) and one.reported_at
                 ]
                 if count >= MAX_EVENTS_PER_READ:
                     break
-        return refused
+        return rejections
 
     async def _read_owner(self, namespace: str, event: Object) -> Object | None:
-        """Return the object that the Event is about; None if it was deleted or cannot be read."""
+        """Return the object that the Event is about; None if it cannot be read or is deleted."""
         reference, kind = event["involvedObject"], find_owner_kind(event)
         if kind is None:
             return None

@@ -1,6 +1,7 @@
-"""Choose which workloads of a policy restart next, one first as a trial, and request it.
+"""Restart the workloads of a policy whose pods wait for a supervisor.
 
-Each workload is restarted once per generation of the policy.
+The operator restarts each workload once per generation of the policy. As a trial, it may restart a
+single workload first.
 """
 
 from __future__ import annotations
@@ -42,9 +43,7 @@ MAX_CHECKS_PER_RECONCILE = 10
 
 
 class _WorkloadCheck(NamedTuple):
-    """Check of a workload for one generation of a policy, at the time ``checked_at``.
-
-    ``text`` describes the result."""
+    """Result of checking a workload for one generation of a policy; ``text`` describes it."""
 
     generation: tuple[str, int, bool]
     checked_at: float
@@ -56,10 +55,10 @@ class _WorkloadCheck(NamedTuple):
 
 
 class RollingRestarts:
-    """Requester of rolling restarts for workloads whose pods wait for a supervisor.
+    """Rolling restarts that the operator requests for workloads without supervisors.
 
-    Requests are remembered, so that an unchanged workload costs no API call. After a restart of the
-    operator, annotations of the workloads show which requests were made.
+    The object remembers its requests, so an unchanged workload costs no API call. After a restart
+    of the operator, the workloads' annotations show the earlier requests.
     """
 
     def __init__(
@@ -96,10 +95,10 @@ class RollingRestarts:
     ) -> tuple[dict[WorkloadRef | None, str], list[WorkloadRef]]:
         """Request rolling restarts of workloads whose pods wait for a supervisor.
 
-        Checks at most :data:`MAX_CHECKS_PER_RECONCILE` workloads per call. Until a pod has started
-        with a supervisor, at most ``limit`` pods get one, as ``injection`` decides. If more pods
-        wait, one workload is restarted first. Returns the status text of each workload, and the
-        workloads whose restart this call requested. Raises ApiError if a request may succeed later.
+        If more than ``limit`` pods wait, and ``injection`` shows that no pod has started with a
+        supervisor yet, restart one workload first as a trial. Return the status text of each
+        workload, and the workloads whose restart this call requested. Raises ApiError if a request
+        may succeed later.
         """
         if policy.spec.rollout is not PolicyRollout.RESTART:
             self.forget(key)

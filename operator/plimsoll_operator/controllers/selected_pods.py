@@ -1,8 +1,8 @@
-"""Find the pods that policies select, with one watch of pod metadata in each namespace.
+"""Find the pods that policies select.
 
 A policy may select the pods of any workload, and a watch of full pods would receive every change in
-the cluster. Metadata shows which pods a policy selects and which pods changed. Only changed pods
-are read in full, and a summary of each is cached. Namespaces without a policy are not watched.
+the cluster. The operator therefore watches only the pods' metadata, in each namespace with a
+policy. It reads the changed pods in full and caches a summary of each.
 """
 
 from __future__ import annotations
@@ -30,16 +30,15 @@ from plimsoll_operator.runtime.reflector import Reflector
 from plimsoll_operator.scraper import find_address
 
 MAX_SINGLE_READS = 8
-"""Maximum number of changed pods that are read one by one. If more pods changed, all are listed."""
+"""Maximum number of pods to read one by one. If more have changed, the operator lists all pods."""
 PODS_PER_PAGE = 50
-"""Number of pods in a page of a list. A page has at most 75 MiB, because a pod may have 1.5 MiB.
-Any user may create a pod of this size."""
+"""Number of pods in a page of a list. A pod may have 1.5 MiB, so a page has at most 75 MiB."""
 
 PolicyGenerations = tuple[tuple[str, str, int], ...]
 
 
 class _CachedPod(NamedTuple):
-    """A pod as last read: its resource version, summary and address, and the time of the read."""
+    """A pod's summary and address. ``version`` is the pod's resource version at ``read_at``."""
 
     version: str
     pod: SelectedPod
@@ -47,7 +46,7 @@ class _CachedPod(NamedTuple):
     read_at: str
 
     def is_stale(self, version: str, now: str) -> bool:
-        """Report whether there is a newer version, or the summary is out of date at ``now``."""
+        """Report whether ``version`` is newer, or the summary is out of date at ``now``."""
         due = compute_next_stuck_s([self.pod], self.read_at)
         return _is_older(self.version, version) or (
             due is not None and compute_seconds_between(self.read_at, now) >= due
@@ -56,7 +55,7 @@ class _CachedPod(NamedTuple):
 
 @dataclass
 class _NamespacePods:
-    """Known pods of a namespace. Replaced when its policies change."""
+    """Known pods of a namespace, for the current generations of its policies."""
 
     generations: PolicyGenerations
     policies: list[SupervisionPolicy]
@@ -67,7 +66,7 @@ class _NamespacePods:
 
 
 class PolicyPods:
-    """Watches of the selected pods. They call ``changed`` for each policy whose pods changed."""
+    """Watches of the selected pods. ``changed`` is called with each policy whose pods changed."""
 
     def __init__(
         self, api: Api, store: Store, images: Images, changed: Callable[[Key], None],
@@ -167,7 +166,7 @@ class PolicyPods:
             )
 
     def _start_watch(self, namespace: str, known: _NamespacePods) -> None:
-        def listed(items: list[Object]) -> None:
+        def on_list(items: list[Object]) -> None:
             known.present = {
                 one["metadata"]["name"]: (one["metadata"]["resourceVersion"], names)
                 for one in items
@@ -176,19 +175,19 @@ class PolicyPods:
             known.listed = True
             self._notify_later(namespace, (one.metadata.name for one in known.policies))
 
-        def seen(item: Object, gone: bool) -> None:
+        def on_change(item: Object, deleted: bool) -> None:
             meta = item["metadata"]
-            names = [] if gone else _list_selecting_policies(known.policies, item)
+            names = [] if deleted else _list_selecting_policies(known.policies, item)
             _, before = known.present.pop(meta["name"], ("", []))
             if names:
                 known.present[meta["name"]] = (meta["resourceVersion"], names)
             self._notify_later(namespace, {*names, *before})
 
-        reflector = Reflector(self._api, POD, namespace, listed, seen)
+        reflector = Reflector(self._api, POD, namespace, on_list, on_change)
         self._watches[namespace] = (reflector, asyncio.create_task(reflector.run()))
 
     def _notify_later(self, namespace: str, policies: Iterable[str]) -> None:
-        """After ``settle_s`` seconds, report all changes up to that time in one call per policy."""
+        """Report changes of the policies' pods after ``settle_s`` seconds, once per policy."""
         for name in policies:
             key = Key(namespace, name, POLICY.kind)
             if key not in self._due:
@@ -213,7 +212,7 @@ def _get_generation(item: Object) -> tuple[str, str, int]:
 
 
 def _is_older(version: str, other_version: str) -> bool:
-    """Report whether ``version`` is older. Resource versions are compared as numbers."""
+    """Report whether ``version`` is the older resource version. Both are compared as numbers."""
     if not (version.isdigit() and other_version.isdigit()):
         return version != other_version
     return int(version) < int(other_version)

@@ -55,8 +55,8 @@ log = logging.getLogger(__name__)
 class _Observation:
     """Observations of one reconcile.
 
-    ``pods`` is None until the pods have been read. ``wait_reasons`` maps each workload to the
-    reason why its pods wait.
+    ``pods`` is None if the pods could not be read. ``wait_reasons`` says for each workload why its
+    pods still wait for a supervisor.
     """
 
     pods: tuple[SelectedPod, ...] | None = None
@@ -164,7 +164,7 @@ class PolicyController(Reconciler[_Observation]):
     async def _request_restarts(
         self, key: Key, item: Object, policy: SupervisionPolicy, plan: PolicyPlan
     ) -> dict[WorkloadRef | None, str]:
-        """Request rolling restarts. Return the reason why pods wait, by workload."""
+        """Request rolling restarts. Return why each workload's pods still wait."""
         wait_reasons, requested = await self._restarts.request(
             key,
             policy,
@@ -210,9 +210,9 @@ class PolicyController(Reconciler[_Observation]):
         again_s = clocks.publish if may_change_with_time(one for _, one in verdicts) else None
         return wanted, find_shortest_delay_s(next_s, again_s)
 
-    def list_notices(self, before: Object, wanted: Object) -> Iterable[Notice]:
+    def list_notices(self, previous: Object, status: Object) -> Iterable[Notice]:
         """Return the Events for suspect revisions and for a stopped injection."""
-        return [*make_suspect_notices(before, wanted), *make_injection_notices(before, wanted)]
+        return [*make_suspect_notices(previous, status), *make_injection_notices(previous, status)]
 
     def _decide_injection(self, item: Object, observed: _Observation) -> Object | None:
         """Return the new ``status.injection``; None if the pods have not been read."""
@@ -225,7 +225,7 @@ class PolicyController(Reconciler[_Observation]):
 
 
 def _make_views_without_containers(pods: tuple[SelectedPod, ...]) -> list[PodView]:
-    """Return views of the supervised or terminating pods, without their containers."""
+    """Return a view of each supervised or terminating pod, without its containers."""
     return [
         PodView.make_without_containers(
             pod.name, pod.uid, pod.created, pod.state is SupervisionState.LEAVING

@@ -1,7 +1,7 @@
 """Write the objects, status and Events of a service or a policy.
 
-:class:`FailureCounter` decides when a failure appears in the status. Events are informational: if
-one cannot be written, the reconcile continues.
+:class:`FailureCounter` decides when a failure appears in the status. A failure to write an Event
+does not stop the reconcile.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ from plimsoll_operator.status.events import Notice
 log = logging.getLogger(__name__)
 
 REPORT_AFTER_FAILURES = 3
-"""Number of consecutive transient failures after which the status shows one."""
+"""Number of consecutive transient failures after which the status shows the failure."""
 
 MAX_CACHED_EVENTS = 1024
 CLAIM_CACHE_S = 600.0
-"""Seconds for which a claim's access modes are cached. They never change, but a new claim may have
-the same name."""
+"""Seconds for which a claim's access modes are cached. A claim's modes never change, but a new
+claim may get the same name."""
 EVENT_DEDUPLICATION_S = 600.0
-"""Seconds within which a repeated Event is only counted. A failure causes the same Event at each
+"""Seconds within which a repeated Event is not written again. A failure repeats its Event at each
 attempt."""
 
 MAX_MESSAGE_CHARS = 1000
 
 
 class NameConflictError(Exception):
-    """Raised if an object that Plimsoll needs to create exists but was created by someone else."""
+    """Raised if a needed object already exists and does not belong to the service or policy."""
 
     def __init__(self, item: Object) -> None:
         owner = item["metadata"]["ownerReferences"][0]["kind"]
@@ -65,8 +65,8 @@ class NameConflictError(Exception):
 class OwnedObjectWriter:
     """Writer of the planned objects of a service or policy.
 
-    After each write, it stores the fields that the API server attributes to Plimsoll. While these
-    fields are unchanged, the same object is not applied again, even if other fields have changed.
+    After each write, it stores a hash of the fields that Plimsoll owns. It does not apply the same
+    object again while these fields are unchanged, even if other fields have changed.
     """
 
     def __init__(self, api: Api, store: Store) -> None:
@@ -78,11 +78,10 @@ class OwnedObjectWriter:
         self._fields.pop(key, None)
 
     async def apply(self, key: Key, uid: str, desired: Object, first_replicas: int) -> bool:
-        """Apply one object. Return False if it is already up to date.
+        """Apply an object. Return False if the object is already up to date.
 
-        ``uid`` is the UID of the owner. An object of another owner lacks Plimsoll's labels, so no
-        watch shows it. The first write therefore raises :class:`NameConflictError` if any object
-        has the name.
+        ``uid`` is the UID of the owner. ``first_replicas`` is the replica count of a new workload.
+        Raises :class:`NameConflictError` if an object of another owner has the same name.
         """
         kind, live = KINDS_BY_NAME[desired["kind"]], self._store.get(key, make_ref(desired))
         if live is not None and get_owner_uid(live) != uid:
@@ -108,9 +107,9 @@ class OwnedObjectWriter:
         return True
 
     async def remove(self, key: Key, surplus: Sequence[Object]) -> None:
-        """Delete the objects, unless they have changed meanwhile.
+        """Delete each object unless it has changed since it was read.
 
-        A Lease, for example, may have been acquired.
+        A supervisor may have acquired a Lease, for example.
         """
         for item in surplus:
             log.info("%s: deleting %s", key, " ".join(make_ref(item)))
@@ -126,8 +125,8 @@ def _store_fields(known: dict[Ref, str], where: Ref, fields: str | None) -> None
         known[where] = fields
 
 
-async def write_status(api: Api, store: Store, kind: Kind, item: Object, wanted: Object) -> bool:
-    """Write ``wanted`` as the status of ``item``. Return False if the object no longer exists.
+async def write_status(api: Api, store: Store, kind: Kind, item: Object, status: Object) -> bool:
+    """Write the status of ``item``. Return False if the object no longer exists.
 
     Raises ApiError if the API server rejects it.
     """
@@ -136,7 +135,7 @@ async def write_status(api: Api, store: Store, kind: Kind, item: Object, wanted:
         "apiVersion": item["apiVersion"],
         "kind": item["kind"],
         "metadata": {"name": meta["name"], "namespace": meta["namespace"]},
-        "status": wanted,
+        "status": status,
     }
     try:
         store.put(await api.apply(kind, body, "status"))
@@ -148,7 +147,7 @@ async def write_status(api: Api, store: Store, kind: Kind, item: Object, wanted:
 
 
 class FailureCounter:
-    """Counter of the consecutive failures of each service and policy."""
+    """Counter of consecutive failures by service and policy."""
 
     def __init__(self) -> None:
         self._failures: Counter[Key] = Counter()
@@ -158,8 +157,8 @@ class FailureCounter:
     ) -> tuple[Failure, Exception | None]:
         """Return the failure for the status, and the error to raise after the status is written.
 
-        The error is None for an invalid spec. While ``problem`` may be transient, ``problem``
-        itself is raised. The reconcile is then retried at once, and the status does not flap.
+        The error is None for an invalid spec. Raises ``problem`` itself while it may be transient,
+        so that the reconcile is retried and the status does not flap.
         """
         if isinstance(problem, InvalidSpecError):
             return Failure(problem.reason, str(problem), is_lasting=True), None
@@ -171,12 +170,12 @@ class FailureCounter:
         return Failure("ApplyFailed", problem.message, problem.is_lasting), problem
 
     def forget(self, key: Key) -> None:
-        """Reset the number of failures of ``key``, after a successful reconcile or a deletion."""
+        """Reset the number of failures of ``key``."""
         self._failures.pop(key, None)
 
 
 class ClaimModeCache:
-    """Cache of whether pods on several nodes may mount a claim, for the rollout strategy."""
+    """Cache that stores for each claim whether pods on several nodes may mount it."""
 
     def __init__(self, api: Api, clock: Callable[[], float]) -> None:
         self._api, self._clock = api, clock
@@ -222,7 +221,7 @@ class EventRecorder:
         self._known: OrderedDict[str, _RecordedEvent] = OrderedDict()
 
     async def write(self, service: Object, notices: Iterable[Notice]) -> None:
-        """Write an Event for each notice; a repeated notice updates the same Event."""
+        """Write an Event for each notice. A repeated notice updates its Event."""
         for notice in notices:
             body = self._make_event(service, notice)
             if body is None:
