@@ -46,8 +46,8 @@ MAX_LEASE_TRANSITIONS = 2**31
 class _LeaseState(NamedTuple):
     """State of a Lease. Times are monotonic.
 
-    ``changed_at`` is the time of the last change of the Lease, and ``is_held_since`` the time of the last
-    change of ``is_held``.
+    ``changed_at`` is the time of the last change of the Lease's spec, and ``is_held_since`` that of
+    ``is_held``.
     """
 
     version: str

@@ -96,7 +96,7 @@ class InferenceServiceController(Reconciler[_Observation]):
     ) -> None:
         """Apply and delete the service's objects, then reconcile its pods."""
         all_pods = [PodView.parse(pod) for pod in self._store.list_children(key, {"Pod"})]
-        observed.pods = [pod for pod in all_pods if not (pod.terminating or pod.over)]
+        observed.pods = [pod for pod in all_pods if not (pod.terminating or pod.has_ended)]
         observed.service = parse_service(item)
         observed.plan = await self._apply(key, item, observed.service, observed.pods)
         incidents, now, config = self._list_incidents(key), self._clock(), self._config

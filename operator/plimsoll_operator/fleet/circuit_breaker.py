@@ -1,17 +1,16 @@
 """Decide which services may restart replicas now, and which must wait: the circuit breaker.
 
-It limits how many services are under disruptive remediation at the same time. Each workload of a
-SupervisionPolicy counts as a service, with its own slots.
+The circuit breaker limits the number of replicas that restart at the same time in the whole
+cluster. Each workload of a SupervisionPolicy counts as a service, with its own slots.
 
-A supervisor restarts nothing without a slot Lease. If more incidents are open than the limit
-allows, the operator acquires the free Leases of the services that must wait, and releases them as
-other services finish. Only services with an open incident are affected: a fleet without incidents
-causes no writes. The operator's Leases expire like a supervisor's, so without the operator only the
-limit of each service applies.
+A supervisor must hold a slot Lease to restart its replica. If services with incidents need more
+slots than the limit, the operator itself acquires the free Leases of the services that must wait.
+It releases these Leases as other services finish. A fleet without incidents causes no writes. The
+operator's Leases expire too, so without the operator, only the limit of each service applies.
 
-Leases and incidents are written in the tenants' namespaces, so no tenant may starve the others. A
-dead holder does not count. A namespace and a service each count for at most their share. A service
-whose incidents do not request a slot comes after those whose incidents do.
+Tenants can write the Leases and incidents of their namespaces, but must not starve other tenants.
+A dead holder does not count. A namespace and a service each get at most their share of the limit.
+Services whose incidents request a slot come first.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ OPERATOR_HOLDER = "plimsoll-operator"
 LEASE_DURATION_S = 120
 RENEW_INTERVAL_S = 40.0
 SHARE_DIVISOR = 2
-"""Divisor of the limit for the share of one namespace or one service. If several namespaces have
-slots, each may use half of the limit. With a single namespace, the limit is not divided."""
+"""Divisor of the limit that yields the share of a namespace or a service. If several namespaces
+have slots, each may use half of the limit. A single namespace may use the whole limit."""
 
 AWAITING_SLOT_PHASE = "AwaitingSlot"
 """Phase of an incident whose supervisor tries to acquire a slot."""
@@ -43,7 +42,7 @@ LATEST_TIME = "~"
 
 
 class SlotSet(NamedTuple):
-    """Slots of one service, or of one workload of a policy, identified by their name prefix."""
+    """Slots of a service or of a policy's workload, identified by the prefix of their names."""
 
     namespace: str
     prefix: str
@@ -58,7 +57,7 @@ class Allocation:
         reopen: The slot Leases to reopen.
         granted: The slot Leases to leave open for a supervisor.
         held: The number of slots that live supervisors hold.
-        waiting: The number of free slots that are needed.
+        waiting: The number of slots that services with an open incident wait for.
         asking: The number of Leases in ``close`` that a supervisor requests.
 
     """
@@ -81,11 +80,11 @@ def allocate_slots(
 ) -> Allocation:
     """Decide which slots to close and which to leave open.
 
-    ``limit`` is the maximum number of slots that are held or left open for a service. ``dead_uids``
-    are the UIDs of Leases that count as free. ``overlong_uids`` are the UIDs of Leases that are
-    held but no longer count. ``last_turn`` is the end of each Lease's last turn, by UID. Leases
-    that a supervisor requests come first, then Leases with the longest time since their last turn,
-    then Leases with the oldest incident by the API server's clock.
+    ``limit`` is the maximum number of slots that are held or left open. ``dead_uids`` are the UIDs
+    of Leases that count as free. ``overlong_uids`` are the UIDs of held Leases that no longer count
+    towards the limit. ``last_turn`` maps a Lease's UID to the end of its last turn. Leases that a
+    supervisor requests come first, then those with the oldest turn, then those with the oldest
+    incident.
     """
     ended = last_turn or {}
     slots = [one for one in leases if _is_slot(one)]
@@ -99,7 +98,7 @@ def allocate_slots(
         else:
             result.held += 1
             if one["metadata"]["uid"] not in overlong_uids:
-                shares.hold(_make_slot_set(one))
+                shares.try_hold(_make_slot_set(one))
     waiting = [one for one in candidates if _make_slot_set(one) in waits]
     waiting.sort(
         key=lambda one: (
@@ -112,7 +111,7 @@ def allocate_slots(
     )
     result.waiting = len(waiting)
     for one in waiting:
-        (result.granted if shares.admit(_make_slot_set(one)) else result.close).append(one)
+        (result.granted if shares.try_grant(_make_slot_set(one)) else result.close).append(one)
     result.asking = sum(waits[_make_slot_set(one)][0] == REQUESTED_RANK for one in result.close)
     closed = {one["metadata"]["uid"] for one in result.close}
     result.reopen = [
@@ -136,15 +135,12 @@ class _ShareCounter:
         self._namespaces: Counter[str] = Counter()
         self._used = 0
 
-    def admit(self, key: SlotSet) -> bool:
-        """Count a slot of the service if the limit allows it. Return True if it was counted."""
-        return self._used < self._limit and self.hold(key)
+    def try_grant(self, key: SlotSet) -> bool:
+        """Count a slot for a service if the limit and the shares allow it. Report whether."""
+        return self._used < self._limit and self.try_hold(key)
 
-    def hold(self, key: SlotSet) -> bool:
-        """Count a slot, unless its service or namespace already uses its whole share.
-
-        Return True if the slot was counted.
-        """
+    def try_hold(self, key: SlotSet) -> bool:
+        """Count a held slot if the shares of its service and namespace allow it. Report whether."""
         within = (
             self._services[key] < self._of_service
             and self._namespaces[key.namespace] < self._of_namespace
@@ -158,11 +154,10 @@ class _ShareCounter:
 def _find_waiting_slot_sets(
     incidents: list[Object], slots: list[Object]
 ) -> dict[SlotSet, tuple[int, str]]:
-    """Return, for each slot set with an open incident, its rank and the oldest creation time.
+    """Return the rank and the oldest incident's creation time of each set with an open incident.
 
-    A set with an incident that requests a slot ranks first. The times and the workload that the
-    incident itself states are ignored, because a supervised pod can write them. The annotation of a
-    policy's slot lists the pods that may take it.
+    A set whose incident requests a slot ranks first. Times and workload in an incident's own fields
+    are ignored, because a supervised pod can write them.
     """
     of_pods: dict[tuple[str, str], SlotSet] | None = None
     waiting: dict[SlotSet, tuple[int, str]] = {}
@@ -202,9 +197,9 @@ def get_holder(lease: Object) -> str:
 
 
 def _is_slot(lease: Object) -> bool:
-    """Report whether the Lease has the name of a slot. Anyone may set Plimsoll's label.
+    """Report whether the Lease is a slot. The label does not suffice, because anyone may set it.
 
-    A policy's slot does not count if it is free and no pod may take it.
+    A policy's slot that is free and that no pod may take does not count.
     """
     key, name = find_key(lease), lease["metadata"]["name"]
     if key is None:

@@ -1,8 +1,7 @@
-"""Detect multi-node groups that their controller recreates again and again.
+"""Detect multi-node groups that their controller recreates repeatedly.
 
-The pods of a recreated group are new: their containers have no restarts, and the kubelet does not
-back off. So a LeaderWorkerSet whose pods fail at each start shows no crash loop. Instead, the
-operator counts the leader pods that it has observed since its own start.
+A recreated group has new pods, so their containers have no restarts and the kubelet reports no
+crash loop. The operator therefore counts the leader pods that it has observed since its start.
 """
 
 from __future__ import annotations
@@ -16,24 +15,23 @@ from plimsoll_operator.fleet.selected_pods import SelectedPod, SupervisionState
 from plimsoll_operator.kinds import Key
 
 RECREATION_WINDOW_S = 600.0
-"""Seconds for which the recreation of a group counts. The kubelet counts a container's restarts for
-the same time."""
+"""Seconds for which a recreation of a group counts, equal to the kubelet's time for restarts."""
 MIN_RECREATIONS_IN_LOOP = 4
 """Number of recreations that count as a crash loop. A rollout causes one recreation, and a
 supervisor's restart budget allows three restarts an hour by default."""
 MIN_LEADER_AGE_FOR_RECOVERY_S = 120.0
-"""Seconds for which a leader must have existed for the group to count as recovered. It must also be
-ready."""
+"""Minimum age in seconds of a ready leader whose group counts as recovered."""
 MAX_LEADERS_PER_GROUP = 32
-"""Maximum number of leaders that are remembered per group, newest first."""
+"""Maximum number of leaders to remember for each group: the newest."""
 SUPERVISED_STATES = (SupervisionState.SUPERVISED, SupervisionState.LEAVING)
 
 
 @dataclass(frozen=True)
 class GroupStarts:
-    """Recent starts of a group. ``leader`` is its newest leader pod, which is ``age_s`` old.
+    """Recent starts of a group.
 
-    ``recreations`` is the number of recreations within :data:`RECREATION_WINDOW_S`.
+    ``leader`` is the group's newest leader pod, and ``age_s`` its age in seconds. ``recreations``
+    is the number of recreations within :data:`RECREATION_WINDOW_S`.
     """
 
     leader: SelectedPod
@@ -42,7 +40,7 @@ class GroupStarts:
 
     @property
     def has_recovered(self) -> bool:
-        """Whether the group is ready and has existed for :data:`MIN_LEADER_AGE_FOR_RECOVERY_S`."""
+        """Whether the leader is ready and older than :data:`MIN_LEADER_AGE_FOR_RECOVERY_S`."""
         ready = self.leader.state is SupervisionState.SUPERVISED and self.leader.view is None
         return ready and self.age_s >= MIN_LEADER_AGE_FOR_RECOVERY_S
 
@@ -65,7 +63,7 @@ class GroupHistory:
     def observe(self, key: Key, pods: Iterable[SelectedPod], now: str) -> list[GroupStarts]:
         """Return the recent starts of each LeaderWorkerSet group among ``pods``.
 
-        ``now`` is RFC 3339. A group that has no leader pod at the moment is remembered for
+        ``now`` is RFC 3339. The history of a group without a leader pod is kept for
         :data:`RECREATION_WINDOW_S`.
         """
         groups: dict[tuple[str, str], list[SelectedPod]] = defaultdict(list)

@@ -1,13 +1,13 @@
-"""Plan the incidents that the operator itself opens, ends and deletes, from the status of pods.
+"""Plan which incidents the operator itself opens, ends and deletes.
 
 The operator opens incidents for OOM kills and crash loops, and ends incidents of deleted replicas.
-A supervisor reports the OOM kill of its engine itself; the operator waits for this report, and
-reports all other OOM kills. The name of an incident contains its pod and the number of restarts, so
-that each kill has one incident.
+A supervisor reports the OOM kill of its own engine, so the operator waits for this report first.
+The name of an incident contains the pod and its number of restarts, so each OOM kill has one
+incident.
 
-Old incidents are deleted, so that the list stays readable and a malicious pod cannot fill etcd. A
-client with the token of a supervised pod can write incidents of this pod, and can leave all of them
-open. Open incidents are therefore limited as well.
+The operator deletes old incidents, so that the list stays readable and no pod can fill etcd. It
+also limits open incidents, because a client with a supervised pod's token can leave its incidents
+open.
 """
 
 from __future__ import annotations
@@ -43,14 +43,13 @@ REPLACE_STEP = "PodReplace"
 REQUESTED_OUTCOMES = frozenset({"Requested", "Begun"})
 ENGINE_RESTART_STEP = "EngineRestart"
 STARTED_OUTCOMES = frozenset({"Begun", "Succeeded"})
-"""Outcomes of an engine restart that recreated the group. ``Begun`` is one of them, because the
-supervisor may be killed before it reports success."""
+"""Outcomes of an engine restart that recreated the group. They include ``Begun``, because the
+restart may kill the supervisor before it reports success."""
 MAX_KEPT_INCIDENTS_PER_POD = 10
-"""Maximum number of incidents kept per pod. It is half of the API's ``MAX_INCIDENTS_PER_POD``, so
-that a name is always free."""
+"""Maximum number of incidents kept for each pod. This is half of the API's
+``MAX_INCIDENTS_PER_POD``, so that a name is always free."""
 MAX_OPEN_INCIDENTS = 500
-"""Maximum number of open incidents that are kept per service or policy: one for each replica, with
-a margin."""
+"""Maximum number of open incidents kept for each service or policy: enough for one per replica."""
 MAX_KEPT_INCIDENTS_PER_NAMESPACE = 2000
 MAX_GROUP_NAME_CHARS, MAX_POD_PREFIX_CHARS = 63, 220
 """Maximum lengths of the names of a group, and of a pod within an incident's name."""
@@ -59,7 +58,7 @@ _SUSPECTED_PHASES = frozenset({None, IncidentPhase.OPEN, IncidentPhase.TRIMMING}
 
 @dataclass
 class IncidentChanges:
-    """Incidents to create or update, pods to evict, and the seconds until the next check."""
+    """Incidents to create or update, pods to evict, and the delay of the next check in seconds."""
 
     new: list[Object] = field(default_factory=list)
     updates: list[Object] = field(default_factory=list)
@@ -157,8 +156,8 @@ def _add_crash_loops(
         status = {
             "phase": "Confirmed",
             "confirmedAt": now,
-            "message": f"container {container.name} ended {container.restarts} times; the last "
-            f"exit code was {end.get('exitCode')}: "
+            "message": f"container {container.name} ended {container.restarts} times, last with "
+            f"exit code {end.get('exitCode')}: "
             f"{end.get('reason') or 'no reason given'}",
         }
         started = end.get("finishedAt") or now
@@ -171,7 +170,7 @@ def _add_crash_loops(
 
 
 def _is_group_incident(incident: Object) -> bool:
-    """Report whether the incident is the crash loop of a group, which outlives the group's pods."""
+    """Report whether the incident is about a group, not a pod, so that it outlives its pods."""
     return incident["spec"]["kind"] == "CrashLoop" and bool(incident["spec"].get("podGroup"))
 
 
@@ -179,7 +178,7 @@ def _update_group_incidents(
     changes: IncidentChanges, policy: Object, groups: Sequence[GroupStarts],
     incidents: list[Object], now: str,
 ) -> None:  # fmt: skip
-    """Open one incident for each group in a crash loop, and end it when the group recovers."""
+    """Open an incident for each group in a crash loop. End the incidents of other groups."""
     open_ = {
         (one["spec"]["workloadRef"]["name"], one["spec"]["podGroup"]): one
         for one in incidents
@@ -231,10 +230,9 @@ def _make_group_incident(policy: Object, group: GroupStarts, ref: WorkloadRef, n
 def _end_orphaned_incident(
     changes: IncidentChanges, incident: Object, has_successor: bool, now: str
 ) -> None:
-    """End an incident whose pod no longer exists.
+    """End an incident whose pod no longer exists, or wait if the pod may not be in the store yet.
 
-    Wait if the pod may not be in the store yet. ``has_successor`` is whether the store has a later
-    pod of the same name.
+    ``has_successor`` is True if the store has a later pod with the same name.
     """
     age = _compute_seconds_between(incident["metadata"].get("creationTimestamp") or now, now)
     if not has_successor and age is not None and age < REPORT_GRACE_S:
@@ -251,7 +249,7 @@ def _end_orphaned_incident(
 
 
 def _make_incident_name(pod: str, container: Container, suffix: str) -> str:
-    """Return the name of a container's incident, at most 253 characters."""
+    """Return the name of a container's incident; it has at most 253 characters."""
     end = f"-{container.name}-{suffix}"
     return pod[: 253 - len(end)] + end
 
@@ -269,9 +267,9 @@ def _requests_replacement(incident: Object) -> bool:
 
 
 def _has_own_pod(incident: Object, pod: PodView | None) -> bool:
-    """Report whether the incident's own pod exists. A later pod of the same name does not count.
+    """Report whether ``pod`` is the incident's pod, not a later pod with the same name.
 
-    The creation times are compared, because the API server sets them.
+    Only the creation times are compared, because the API server sets them.
     """
     if pod is None:
         return False
@@ -327,7 +325,7 @@ def _make_incident(
 def _end_incident(
     changes: IncidentChanges, incident: Object, phase: str, outcome: str, message: str, now: str
 ) -> None:
-    """Add the status update that ends the incident, truncated to the limits of the CRD."""
+    """Add a status that ends the incident. Texts are truncated to the limits of the CRD."""
     identity = {key: incident[key] for key in ("apiVersion", "kind")}
     name = {key: incident["metadata"][key] for key in ("name", "namespace")}
     before = incident.get("status") or {}
@@ -342,7 +340,7 @@ def _end_incident(
 
 
 def _count_text_chars(status: Object) -> int:
-    """Return the characters in a status's texts without its message, as the schema counts them."""
+    """Return the number of characters in a status, except its message, as the CRD counts them."""
     entries = [*(status.get("timeline") or ()), *(status.get("conditions") or ())]
     attribution = status.get("attribution") or {}
     texts = [*(status.get("diagnostics") or ()), *(attribution.get("evidence") or ())]
@@ -361,10 +359,9 @@ def _add_conditions(status: Object, opened_at: str) -> Object:
 
 
 def _parse_time(timestamp: str) -> float | None:
-    """Return a timestamp of the API in Unix seconds; None if it is malformed.
+    """Convert an incident's timestamp to Unix seconds; None if it is malformed.
 
-    A supervisor writes an incident's times, and the schema's ``date-time`` accepts some that cannot
-    be compared, for example without a time zone.
+    The schema's ``date-time`` accepts malformed times, for example without a time zone.
     """
     try:
         return parse_rfc3339(timestamp)
@@ -381,12 +378,12 @@ def _compute_seconds_between(since: str, until: str) -> float | None:
 def find_surplus_incidents(
     incidents: Iterable[Object], max_ended: int, now: str, min_age_s: float, other_count: int = 0
 ) -> list[Object]:
-    """Return the incidents of a service or policy beyond the limits, oldest first.
+    """Return the incidents of a service or policy that exceed a limit, oldest first.
 
-    There may be ``max_ended`` ended and :data:`MAX_OPEN_INCIDENTS` open incidents, and
-    :data:`MAX_KEPT_INCIDENTS_PER_POD` incidents per pod. The namespace, which has ``other_count``
-    other incidents, may have :data:`MAX_KEPT_INCIDENTS_PER_NAMESPACE`. Ended incidents are selected
-    first. The newest confirmed incident and all incidents younger than ``min_age_s`` are kept.
+    The limits are ``max_ended`` ended incidents, :data:`MAX_OPEN_INCIDENTS` open ones,
+    :data:`MAX_KEPT_INCIDENTS_PER_POD` for each pod, and :data:`MAX_KEPT_INCIDENTS_PER_NAMESPACE`
+    for the namespace, which has ``other_count`` other incidents. Ended incidents are deleted first.
+    The newest confirmed incident and all incidents younger than ``min_age_s`` seconds are kept.
     ``now`` is RFC 3339.
     """
     order = sorted(incidents, key=lambda one: (_is_open(one), _get_creation_time(one)))

@@ -1,11 +1,12 @@
 """Merge what supervisors have learned about memory growth, for new pods and revisions.
 
-The result is stored as ``learned.json`` in the ConfigMap with the supervisors' configuration, so it
-survives each pod. A replica's own part is in its journal (``govern/auto_budget.py``).
+The operator stores the result as ``learned.json`` in the ConfigMap with the supervisors'
+configuration, so it survives the pods. The supervisor itself stores what its replica has learned in
+its journal.
 
-Reports of a replica with an open growth incident are ignored. Of the other reports, only those
-count whose observation time is at least half of the longest. The lower median of these reports is
-used, so that one replica of three cannot raise the budget of the others.
+The operator ignores replicas with an open growth incident, and replicas that were observed for less
+than half of the longest time. It uses the lower median of the other replicas, so one replica of
+three cannot raise the budget of the others.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ from plimsoll_operator.kinds import Object
 
 HOUR_S = 3600.0
 MAX_BUDGET_CHANGE_DAYS = 1.0
-"""Maximum change of a budget in one update, in days. The change per day is limited, too."""
+"""Maximum time in days that counts for one update of a budget, whose change per day is limited."""
 MIN_CHANGE_SHARE = 0.05
-"""Smallest relative change of a size that is published. Each published change is a write."""
+"""Smallest relative change of a value that is published, because each publication is a write."""
 LEARNED_GETTERS: tuple[tuple[str, Callable[[SupervisorFigures], LearnedMemory | None]], ...] = (
     ("host", lambda one: one.host_learned),
     ("device", lambda one: one.device_learned),
@@ -50,10 +51,11 @@ def make_learned_file(
     figures: Mapping[str, SupervisorFigures],
     now: float,
 ) -> str:
-    """Return the content of the file to publish at ``now`` (Unix time); empty if nothing is known.
+    """Return the content of the learned file; empty if nothing is known.
 
-    ``published`` is the current content. ``replicas`` are the pods, oldest first; new pods get the
-    revision of the newest one. The values of a workload change at most once an hour.
+    ``published`` is the current content, and ``now`` is Unix time. ``replicas`` are the pods,
+    oldest first. A workload's values are those of its newest pod's revision, and change at most
+    once an hour.
     """
     hour = int(now // HOUR_S)
     known = {
@@ -85,7 +87,7 @@ def make_learned_file(
 
 
 def _parse_learned_file(text: str) -> tuple[LearnedWorkload, ...]:
-    """Parse a learned file; return nothing if it is invalid."""
+    """Parse a learned file. Return an empty tuple if it is malformed."""
     try:
         return decode_learned(text.encode()) if text else ()
     except MalformedError:
@@ -93,19 +95,19 @@ def _parse_learned_file(text: str) -> tuple[LearnedWorkload, ...]:
 
 
 def _merge_learned(
-    before: LearnedWorkload | None,
+    previous: LearnedWorkload | None,
     memory: str,
     getter: Callable[[SupervisorFigures], LearnedMemory | None],
     revision: str,
     reports: Sequence[SupervisorFigures],
     hour: int,
 ) -> LearnedMemory | None:
-    """Return the merged values of one kind of memory; None if nothing is known.
+    """Return the values that the replicas learned for one kind of memory; None if none did.
 
-    ``memory`` is ``host`` or ``device``, and ``getter`` returns its values from a report.
+    ``memory`` is ``host`` or ``device``, and ``getter`` reads its values from a report.
     """
-    old: LearnedMemory | None = getattr(before, memory) if before is not None else None
-    if old is not None and before is not None and before.revision != revision:
+    old: LearnedMemory | None = getattr(previous, memory) if previous is not None else None
+    if old is not None and previous is not None and previous.revision != revision:
         # The next revision starts with the budget, and learns its own growth.
         old = LearnedMemory(budget=old.budget) if old.budget is not None else None
     valid = [one for report in reports if (one := getter(report)) is not None and one.seen_s > 0]
@@ -116,8 +118,8 @@ def _merge_learned(
     budgets = [one.budget for one in valid if one.budget is not None]
     budget = statistics.median_low(budgets) if budgets else None
     current = old.budget if old is not None else None
-    if current is not None and before is not None:
-        days = min(MAX_BUDGET_CHANGE_DAYS, (hour - before.at) / 24)
+    if current is not None and previous is not None:
+        days = min(MAX_BUDGET_CHANGE_DAYS, (hour - previous.at) / 24)
         budget = current if budget is None else step_budget(current, budget, days)
     seen_s = max(longest, old.seen_s if old is not None else 0)
     first, second, third = (

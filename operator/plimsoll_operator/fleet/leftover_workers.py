@@ -1,9 +1,9 @@
-"""Find workers of an earlier start of their group that Kubernetes has not deleted.
+"""Find workers that are left over from an earlier start of their multi-node group.
 
-When the leader pod of a LeaderWorkerSet group is replaced, the garbage collector deletes the
-StatefulSet of its workers, and then their pods. It misses the deletion if its watch breaks
-meanwhile and a StatefulSet of the same name exists when it lists again. The pods then stay until
-kube-controller-manager restarts, and their names block the workers of the new leader.
+When a LeaderWorkerSet replaces a leader, the garbage collector deletes the StatefulSet of its
+workers, and then their pods. If its watch breaks meanwhile, it may miss that the StatefulSet was
+replaced by a new one with the same name. The old pods then stay until kube-controller-manager
+restarts, and their names block the new workers.
 """
 
 from __future__ import annotations
@@ -14,16 +14,15 @@ from collections.abc import Iterable
 from plimsoll_operator.fleet.pods import Cause, PodView, compute_seconds_between
 
 MIN_LEADER_AGE_S = 120.0
-"""Age of the leader from which an older worker counts as left over. After an outage of the API
-server, the watches of client-go wait up to 60 s, and two of them must notice the deletion."""
+"""Minimum age in seconds of a leader whose older workers count as left over. After an outage of the
+API server, two watches of client-go, which wait up to 60 s each, must notice the deletion."""
 
 
 def find_leftover_workers(pods: Iterable[PodView], now: str) -> Cause | None:
     """Return a cause that names the left-over workers among ``pods``; None if there are none.
 
-    ``pods`` are pods that are not terminating. ``now`` is RFC 3339. Only creation times are
-    compared: with several API servers, a skew of their clocks can look the same, so the cause only
-    explains why a group is not ready.
+    ``pods`` must not be terminating. ``now`` is RFC 3339. Use the cause only to explain why a group
+    is not ready: clock skew between API servers can look the same.
     """
     groups: dict[str, list[PodView]] = defaultdict(list)
     for pod in pods:

@@ -1,9 +1,8 @@
-"""Decide when supervisors get the growth of their peers to compare with, and of which peers.
+"""Make the files with which supervisors compare the growth of their replica and its peers.
 
-Replicas of one revision under the same load serve as a control group for each other. The operator
-reads their growth from its scrapes. Supervisors read it from a file next to their configuration
-while a growth incident is open. A file changes at most every ``publish_s``, so most reconciles
-write nothing, and neither does a fleet without incidents.
+Replicas of the same revision under the same load are a control group for each other. The operator
+scrapes their growth. While a growth incident is open, it publishes the growth in a file next to the
+supervisors' configuration. The file changes at most every ``publish_s`` seconds.
 """
 
 from __future__ import annotations
@@ -32,15 +31,18 @@ def list_pods_with_growth(incidents: Iterable[Object]) -> set[str]:
 
 
 def list_service_peers(pods: Iterable[PodView]) -> list[Peer]:
-    """Return the InferenceService's pods whose revision is known. Their growth is None."""
+    """Return the pods of an InferenceService as peers with unknown growth.
+
+    Pods without a known revision are excluded.
+    """
     return [Peer(pod.name, pod.revision) for pod in pods if pod.revision]
 
 
 def make_peers_file(peers: Sequence[Peer], suspected: Collection[str]) -> str:
-    """Return the content of a peers file; empty if the growth of fewer than two ``peers`` is known.
+    """Return the content of a peers file; empty if fewer than two ``peers`` have a known growth.
 
-    The file contains the peers of each workload with a ``suspected`` pod. If they do not all fit,
-    suspected pods take precedence.
+    The file contains the peers of each workload with a ``suspected`` pod. If the file would be too
+    large, suspected pods take precedence.
     """
     workloads = {one.workload for one in peers if one.pod in suspected}
     known = [one for one in peers if one.workload in workloads and (one.host or one.device)]
@@ -51,9 +53,10 @@ def make_peers_file(peers: Sequence[Peer], suspected: Collection[str]) -> str:
 
 
 def list_policy_peers(pods: Iterable[SelectedPod]) -> list[Peer]:
-    """Return the supervised pods whose workload and revision are known. Their growth is None.
+    """Return the supervised pods of a policy as peers with unknown growth.
 
-    Pods of a multi-node group are excluded, because their roles differ.
+    Pods without a known workload and revision are excluded, and pods of multi-node groups, because
+    their roles differ.
     """
     return [
         Peer(one.name, one.member.revision, str(one.member.workload))
@@ -81,9 +84,9 @@ class PeersFileCache:
         incidents: Iterable[Object],
         figures: Mapping[str, SupervisorFigures],
     ) -> str:
-        """Return the content of the peers file to publish now; empty if there is none.
+        """Return the content of the peers file to publish now; empty for no file.
 
-        ``figures`` are by pod name; they are empty until the pods have been scraped.
+        ``figures`` maps pod names to scraped figures, and is empty before the first scrape.
         """
         suspected = list_pods_with_growth(incidents)
         if not suspected:
@@ -103,7 +106,7 @@ class PeersFileCache:
         return None if known is None else max(0.0, known[0] + self._publish_s - self._clock())
 
     def forget(self, key: Key) -> None:
-        """Drop the file of a service or policy that was deleted or has nothing to publish."""
+        """Drop the file of a service or policy."""
         self._last.pop(key, None)
 
 

@@ -1,10 +1,10 @@
-"""Parse the status of a pod, and decide why its container is not ready or cannot start.
+"""Parse a pod's status, and find out why a container is not ready or cannot start.
 
-The kubelet records how the last run of a container ended. The cause reported for a crash-looping
-container must not change while the container alternates between running and waiting. The cause
-therefore depends only on counts and times in the pod's status, and the operator keeps no state.
+The cause for a crash-looping container must not change while the container alternates between
+running and waiting. The cause therefore depends only on counts and times in the pod's status; the
+operator keeps no state of its own.
 
-Texts from the kubelet, a log or a manifest are untrusted: they are sanitized and truncated.
+Texts from the kubelet, a log or a manifest are untrusted, so they are sanitized and truncated.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ from plimsoll_operator.kinds import Object
 BACKOFF_RESET_S = 600.0
 """Run time in seconds after which the kubelet resets a container's back-off."""
 MIN_RECOVERY_RUN_S = 30.0
-"""Minimum run time in seconds for a container to count as recovered. The container must also run
-twice as long as the previous time."""
+"""Minimum run time in seconds after which a container counts as recovered. The container must also
+run twice as long as in its previous run."""
 PLANNED_EXIT_CODES = (0, 143)
 """Exit codes of a container that was stopped on request, for example for a planned restart."""
 MIN_AGE_FOR_EVENTS_S = 10.0
-"""Minimum age in seconds of a pod without containers for its Events to be read."""
+"""Minimum age in seconds of a pod without containers before its Events are read."""
 MAX_EVENT_AGE_S = 180.0
-"""Age in seconds up to which an Event counts. The kubelet retries a volume within two minutes."""
+"""Maximum age in seconds of an Event that counts. The kubelet retries a volume every two minutes or
+more often."""
 CREATION_EVENT_REASONS = frozenset(
     {"FailedMount", "FailedAttachVolume", "FailedMapVolume", "FailedCreatePodSandBox"}
 )
@@ -61,7 +62,7 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """Status of a container. An empty string means that the value is absent; times are RFC 3339.
+    """Status of a container. Absent texts are empty, and times are RFC 3339.
 
     ``state`` is ``waiting``, ``running`` or ``terminated``. ``reason`` and ``text`` are the
     kubelet's reason and message for a waiting container. ``terminations`` are the most recent
@@ -103,14 +104,14 @@ class Container:
 
     @property
     def is_creating(self) -> bool:
-        """Whether the container has never been created."""
+        """Whether the kubelet has not created the container yet."""
         return self.reason in _CREATING_REASONS and not self.restarts and not self.last_termination
 
     @property
     def required_run_s(self) -> float | None:
-        """Seconds that a run must last for the container to count as recovered.
+        """Seconds that the current run must last before the container counts as recovered.
 
-        None if the previous run was so long that its end is not part of a crash loop.
+        None if the previous run was long enough not to be part of a crash loop.
         """
         if not (self.last_termination.get("startedAt") and self.last_termination.get("finishedAt")):
             return MIN_RECOVERY_RUN_S
@@ -124,10 +125,9 @@ class Container:
         return None if ran >= longest else min(longest, max(2 * ran, MIN_RECOVERY_RUN_S))
 
     def is_unsettled(self, now: str) -> bool:
-        """Report whether the container's last termination still counts.
+        """Report whether the container has not recovered from its last termination.
 
-        It counts if the previous run was short and the current run has not been long enough.
-        ``now`` is RFC 3339. If it is empty, the time at which the status was written is used.
+        ``now`` is RFC 3339. If ``now`` is empty, the time of the last status update is used.
         """
         if not self.last_termination:
             return False
@@ -159,7 +159,7 @@ class Container:
         return Cause("NotReady", "the container is running but not ready", blocking=False)
 
     def _describe_termination(self) -> Cause:
-        """Return how the last run ended. The words stay the same after each restart."""
+        """Return a description of the last termination that is the same after each restart."""
         text = join_last_lines(str(self.last_termination.get("message") or ""))
         how = (
             "OOMKilled"
@@ -174,9 +174,10 @@ class Container:
 class PodView:
     """Parsed status of a pod.
 
-    ``scheduled_at`` is when the pod was scheduled, and ``unscheduled_cause`` why it was not.
-    ``over`` is whether the pod has ended. ``group`` is its LeaderWorkerSet group; empty for a
-    single-pod replica. ``unhealthy_devices`` are those that the kubelet reports as unhealthy.
+    ``scheduled_at`` is the time of scheduling, and ``unscheduled_cause`` is why the pod was not
+    scheduled. ``has_ended`` is True in phase ``Succeeded`` or ``Failed``. ``group`` is the pod's
+    LeaderWorkerSet group; empty for a single-pod replica. ``unhealthy_devices`` are
+    the devices that the kubelet reports as unhealthy.
     """
 
     name: str
@@ -184,7 +185,7 @@ class PodView:
     created: str
     revision: str
     terminating: bool
-    over: bool
+    has_ended: bool
     scheduled_at: str
     unscheduled_cause: Cause | None
     init_containers: tuple[Container, ...]
@@ -221,7 +222,7 @@ class PodView:
             created=str(meta.get("creationTimestamp") or ""),
             revision=str(labels.get(REVISION_LABEL, "")),
             terminating=bool(meta.get("deletionTimestamp")),
-            over=status.get("phase") in ENDED_POD_PHASES,
+            has_ended=status.get("phase") in ENDED_POD_PHASES,
             scheduled_at=placed,
             unscheduled_cause=unscheduled,
             init_containers=_parse_containers(status.get("initContainerStatuses"), specs),
@@ -249,7 +250,7 @@ class PodView:
 
     @property
     def is_creating(self) -> bool:
-        """Whether the pod is scheduled and none of its containers has been created yet."""
+        """Whether the pod is scheduled but has no container yet."""
         return bool(self.containers) and all(one.is_creating for one in self.containers)
 
     def measure_creating_s(self, now: str) -> float | None:
@@ -263,7 +264,7 @@ class PodView:
     def find_cause(self, name: str, events: Sequence[Object] = (), now: str = "") -> Cause | None:
         """Return why the pod's container ``name`` is not ready; None if it is ready.
 
-        ``events`` are the pod's Events, because only Events report a volume that cannot be mounted.
+        ``events`` are the pod's Events, which report, for example, that a volume cannot be mounted.
         """
         found = next((one for one in self.containers if one.name == name), None)
         if found is None:
@@ -288,7 +289,7 @@ class PodView:
         return found.find_cause(now)
 
     def find_blocking_cause(self, events: Sequence[Object] = (), now: str = "") -> Cause | None:
-        """Return why the pod will not become ready by itself; None if no such cause is known."""
+        """Return why the pod cannot become ready without a person; None if no cause is known."""
         if self.unscheduled_cause and self.unscheduled_cause.blocking:
             return self.unscheduled_cause
         if self.is_creating and (found := _find_mount_failure(events)):
@@ -310,9 +311,9 @@ class PodView:
 def find_not_ready(
     pods: Iterable[PodView], name: str, events: Events, now: str
 ) -> list[tuple[str, Cause]]:
-    """Return the pods whose container ``name`` is not ready, each with the cause.
+    """Return the pods whose container ``name`` is not ready, with the cause; blocking ones first.
 
-    Blocking causes come first.
+    ``now`` is RFC 3339.
     """
     found = [
         (pod.name, cause)
@@ -323,10 +324,7 @@ def find_not_ready(
 
 
 def compute_next_change_s(pods: Iterable[PodView], now: str) -> float | None:
-    """Return the seconds until the passage of time changes a result of this module.
-
-    None if only a new status can change a result.
-    """
+    """Return the seconds until a cause may change without a new status; None if none can."""
     due = []
     for pod in pods:
         creating_s = pod.measure_creating_s(now)
@@ -345,7 +343,7 @@ def make_printable_line(text: str, limit: int = MAX_CAUSE_CHARS) -> str:
 
 
 def join_last_lines(text: str, limit: int = MAX_CAUSE_CHARS) -> str:
-    """Return the end of a log as one printable line of at most ``limit`` characters."""
+    """Return the last lines of a log as one printable line of at most ``limit`` characters."""
     lines = [
         _remove_control_characters(line)
         for line in _ANSI_ESCAPE_PATTERN.sub("", text[-8 * limit :]).splitlines()
@@ -388,10 +386,10 @@ def _parse_container(status: Object, spec: Object) -> Container:
 
 
 def _find_mount_failure(events: Sequence[Object]) -> Cause | None:
-    """Return why the kubelet cannot create the pod's volumes or sandbox, according to Events.
+    """Return why the kubelet cannot create the pod's volumes or sandbox; None if no Event says so.
 
-    None if no Event explains it. The kubelet words the same failure differently on each attempt.
-    The alphabetically first of the recent messages is returned, so that the status stays the same.
+    The kubelet's message differs at each attempt. The cause uses the alphabetically first of the
+    recent messages, so that the status does not change constantly.
     """
     relevant = [
         one for one in events if one.get("reason") in CREATION_EVENT_REASONS and one.get("message")
@@ -416,7 +414,7 @@ def _get_event_time(event: Object) -> str:
 
 
 def _remove_control_characters(text: str) -> str:
-    """Return one line of text without control, format (bidi) and unassigned characters."""
+    """Return the text as one line, without control, format and unassigned characters."""
     kept = (" " if unicodedata.category(character)[0] in "CZ" else character for character in text)
     return " ".join("".join(kept).split())
 

@@ -1,10 +1,10 @@
-"""Evaluate Events about pods whose creation the API server rejected: is the supervisor the reason?
+"""Decide from Events whether the API server rejects pods because of their supervisors.
 
-A quota, a LimitRange, Pod Security or another admission rule may reject a pod because of what the
-injection added. Then no pod exists to report it: its owner writes an Event and tries again.
+A quota, a LimitRange, Pod Security or another admission rule may reject a pod because of the
+containers that the injection added. The pod's owner then writes an Event and tries again.
 
-The writer of an Event controls its texts and times. Anyone who may write Events in a namespace can
-stop the injection of a policy there, and nothing else.
+Events are untrusted. Anyone who may write Events in a namespace can stop the injection there, but
+cannot cause anything else.
 """
 
 from __future__ import annotations
@@ -38,10 +38,9 @@ RAY_CREATION_FAILED_REASONS = {
     "FailedToCreateHeadPod": RAY_HEAD,
     "FailedToCreateWorkerPod": RAY_WORKER,
 }
-"""The same reasons of KubeRay since 1.3, each with the Ray node type of the pod."""
+"""Reasons of such Events from KubeRay 1.3 and later, with the Ray node type of the pod."""
 EVENT_FIELDS = (f"reason={CREATION_FAILED_REASON}", f"involvedObject.kind={RAY_KIND},type=Warning")
-"""Field selectors of the Events to list, one request each. An Event must match all terms of a
-selector."""
+"""Field selectors of the Events to list, with one request for each selector."""
 OWNER_KINDS = {
     ("apps/v1", "ReplicaSet"): Kind("ReplicaSet", "apps", "v1", "replicasets"),
     ("apps/v1", "StatefulSet"): Kind("StatefulSet", "apps", "v1", "statefulsets"),
@@ -61,7 +60,7 @@ _UNRELATED_REFUSAL_PATTERN = re.compile(
     r"error looking up service account|because it is being terminated|failed calling webhook"
     r"|already exists|no PriorityClass"
 )
-"""Rejections that no container of a pod can cause."""
+"""Pattern for rejections that no container of a pod can cause."""
 _QUOTA_PATTERN = re.compile(r"exceeded quota: \S+?, requested: (\S+), used: (\S+), limited: (\S+)")
 _CONTAINERS_PATTERN = re.compile(r'\bcontainers? ((?:"[^"]+"(?:, | and )?)+)|\bmust specify (.*)')
 """Pattern for the containers that violate a rule, as Pod Security and quotas list them."""
@@ -73,8 +72,8 @@ _POD_PATTERN = re.compile(r'\b[pP]ods? "[^"]*" is (?:forbidden|invalid): ')
 class RefusedCreation:
     """Rejection of the pods of one ``owner``, last reported at ``reported_at`` (RFC 3339).
 
-    ``reason`` is the API server's message. ``key`` begins with the owner's UID, and is the same for
-    equal messages. ``ray_node_type`` is ``head`` or ``worker``; empty if the pod is not a Ray node.
+    ``reason`` is the API server's message. ``key`` identifies the owner's UID and the message.
+    ``ray_node_type`` is ``head`` or ``worker``; empty if the pod is not a Ray node.
     """
 
     owner: str
@@ -85,7 +84,7 @@ class RefusedCreation:
 
 
 def parse_refusal_event(event: Object) -> RefusedCreation | None:
-    """Parse the Event of a rejected pod. Return None for an Event about anything else."""
+    """Parse an Event about a rejected pod. Return None for any other Event."""
     reference, text = event.get("involvedObject") or {}, str(event.get("message") or "")
     ray_node_type = RAY_CREATION_FAILED_REASONS.get(str(event.get("reason")), "")
     if not (ray_node_type or event.get("reason") == CREATION_FAILED_REASON):
@@ -114,10 +113,10 @@ def find_owner_kind(event: Object) -> Kind | None:
 def find_supervisor_refusal(
     creation: RefusedCreation, owner: Object, policy: SupervisionPolicy, images: Images
 ) -> RefusedCreation | None:
-    """Return ``creation`` if the supervisor that ``policy`` adds may be the reason; None otherwise.
+    """Return ``creation`` if the policy's supervisor may be the reason; None otherwise.
 
-    The supervisor is not the reason if the API server also names other containers, or if the pod
-    would exceed a quota even without the supervisor.
+    The supervisor is not the reason if the API server names other containers too, or if the pod
+    would exceed a quota even without a supervisor.
     """
     pods = [
         _make_pod_from_template(template, owner, creation.ray_node_type)
@@ -140,7 +139,7 @@ def _list_pod_templates(owner: Object, ray_node_type: str) -> list[Object]:
 
 
 def _make_pod_from_template(template: Object, owner: Object, ray_node_type: str) -> Object:
-    """Return the fields of the pod that ``owner`` would create which the injection reads."""
+    """Return the pod that ``owner`` would create, with the fields that the injection reads."""
     meta, spec = template.get("metadata") or {}, template.get("spec") or {}
     reference = {"apiVersion": owner.get("apiVersion"), "kind": owner.get("kind")}
     reference |= {key: owner["metadata"].get(key) for key in ("name", "uid")}
@@ -156,10 +155,7 @@ def _make_pod_from_template(template: Object, owner: Object, ray_node_type: str)
 
 
 def _add_ray_start(containers: list[Object]) -> list[Object]:
-    """Return the containers, with ``ray start`` before the command of the first one.
-
-    KubeRay changes the command in this way.
-    """
+    """Return the containers with ``ray start`` before the first command, as KubeRay adds it."""
     if not containers:
         return []
     first, *others = containers

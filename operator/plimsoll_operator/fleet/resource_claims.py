@@ -1,4 +1,4 @@
-"""Find the resource claims that are missing, so that the scheduler ignores a pod."""
+"""Find the resource claims that prevent a pod from being scheduled, because they do not exist."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import Any
 
 
 def list_missing_claims(pod: dict[str, Any]) -> list[str]:
-    """Return the claims that a ``pod`` waits for, as text; empty if it waits for none.
+    """Return a text for each claim that does not exist yet; empty if the pod waits for none.
 
-    The scheduler ignores a pod until each of its claims exists, and writes no condition. Claims of
-    a ResourceClaimTemplate are named in the pod's status as soon as they were created.
+    The scheduler ignores a pod until all its claims exist, and writes no condition. The pod's
+    status names each claim that was created from a ResourceClaimTemplate.
     """
     spec, status = pod.get("spec") or {}, pod.get("status") or {}
     if spec.get("nodeName"):

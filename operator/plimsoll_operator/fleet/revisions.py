@@ -1,7 +1,7 @@
 """Find suspect revisions, and decide which revision to run and which one to roll back to.
 
-If most replicas of a revision, and at least two, have the same leak, the revision is the cause. A
-rollout is paused or rolled back because its revision is suspect, never because of the verdict
+A revision is suspect if most of its replicas, and at least two, have the same leak. The operator
+pauses or rolls back a rollout because its revision is suspect, never because of the verdict
 (:mod:`plimsoll_operator.fleet.verdict`).
 
 A pod's label names its revision. A deleted pod is assumed to have the revision of the other pods of
@@ -9,9 +9,8 @@ its ReplicaSet. For a deleted pod without a ReplicaSet, the revision is unknown.
 
 ``status.revisions`` stores the history. ``update`` is the revision of the current spec, ``current``
 the last revision that was rolled out completely, and ``good`` lists the revisions to roll back to,
-newest first. A revision becomes good once all replicas have run it. It is removed when most of its
-replicas leak, or when someone starts a rollback from it. It is removed before this rollback ends,
-because the spec may change meanwhile.
+newest first. A revision becomes good once all replicas run it. It stops being good once most of its
+replicas leak, or once someone starts a rollback from it.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ REPLICA_SET_KINDS = ("Deployment", "Rollout")
 class Suspect:
     """A revision that leaks in most of its replicas.
 
-    ``since`` is when the leak began in the replica that completed the majority (RFC 3339).
+    ``since`` is the time from which most replicas leak (RFC 3339).
     """
 
     revision: str
@@ -51,15 +50,14 @@ class Suspect:
     since: str
     leaking: int
     replicas: int
-    """Number of current replicas, plus the leaking ones whose pods are deleted or not known yet."""
+    """Number of current replicas and of leaking replicas whose pods are deleted or unknown."""
 
 
 class ReplicaPod(NamedTuple):
     """A pod as evidence for or against its revision.
 
-    ``replica`` is the name of the pod's replica. ``in_replica_set`` is whether a ReplicaSet created
-    the pod. ``created`` (RFC 3339) distinguishes pods that reuse a name. It is empty for pods whose
-    names are never reused.
+    ``replica`` names the pod's replica. ``in_replica_set`` is True if a ReplicaSet created the pod.
+    ``created`` (RFC 3339) distinguishes pods that reuse a name; empty if names are never reused.
     """
 
     pod: str
@@ -127,7 +125,7 @@ def list_suspected_pods(
 def _iterate_leaks(
     revision: str, pods: list[ReplicaPod], incidents: Sequence[Object]
 ) -> Iterator[tuple[Object, str]]:
-    """Yield the leak incidents in pods of ``revision``, each with the name of the pod's replica."""
+    """Yield each leak incident in a pod of ``revision``, with the name of the pod's replica."""
     present = {pod.pod: pod for pod in pods}
     of_sets = {_get_replica_set_name(pod.pod): pod.revision for pod in pods if pod.in_replica_set}
     for incident in incidents:
@@ -147,10 +145,10 @@ def describe_same_leak(leak: str, leaking: int, replicas: int, revision: str, si
 
 
 def make_suspect_status(
-    suspect: Suspect | None, before: Object, update: str, action: str, changed: list[str]
+    suspect: Suspect | None, previous: Object, update: str, action: str, changed: list[str]
 ) -> dict[str, Any] | None:
-    """Return ``status.suspectRevision``. A previous suspicion of ``update`` is kept."""
-    known: dict[str, Any] | None = before.get("suspectRevision")
+    """Return ``status.suspectRevision``, or None. Once suspect, ``update`` remains suspect."""
+    known: dict[str, Any] | None = previous.get("suspectRevision")
     if suspect is None:
         return known | {"action": action} if known and known.get("revision") == update else None
     return {
@@ -164,20 +162,22 @@ def make_suspect_status(
     }
 
 
-def diff_templates(before: Any, after: Any, path: str = "") -> list[str]:
+def diff_templates(old_template: Any, new_template: Any, path: str = "") -> list[str]:
     """Return the paths at which two pod templates differ, at most :data:`MAX_CHANGED_PATHS`."""
-    if isinstance(before, dict) and isinstance(after, dict):
-        keys = sorted(before.keys() | after.keys())
-        parts = (diff_templates(before.get(k), after.get(k), f"{path}.{k}") for k in keys)
+    if isinstance(old_template, dict) and isinstance(new_template, dict):
+        keys = sorted(old_template.keys() | new_template.keys())
+        parts = (
+            diff_templates(old_template.get(k), new_template.get(k), f"{path}.{k}") for k in keys
+        )
         return [one for part in parts for one in part][:MAX_CHANGED_PATHS]
-    if _have_names(before) and _have_names(after):
-        old, new = ({one["name"]: one for one in items} for items in (before, after))
+    if _have_names(old_template) and _have_names(new_template):
+        old, new = ({one["name"]: one for one in items} for items in (old_template, new_template))
         keys = sorted(old.keys() | new.keys())
         parts = (diff_templates(old.get(k), new.get(k), f"{path}[{k}]") for k in keys)
         return [one for part in parts for one in part][:MAX_CHANGED_PATHS]
-    if before == after:
+    if old_template == new_template:
         return []
-    return [f"{path.removeprefix('.')}: {_shorten(before)} -> {_shorten(after)}"]
+    return [f"{path.removeprefix('.')}: {_shorten(old_template)} -> {_shorten(new_template)}"]
 
 
 def _have_names(items: Any) -> bool:
@@ -207,7 +207,7 @@ def _get_replica_set_name(pod: str) -> str:
 
 
 def make_workload_evidence(workload: Workload) -> list[tuple[str, ReplicaPod]]:
-    """Return the evidence from a workload's pods, each with the pod's creation time.
+    """Return the evidence from each pod of a workload, after the pod's creation time (RFC 3339).
 
     Terminating pods are excluded.
     """
@@ -216,19 +216,19 @@ def make_workload_evidence(workload: Workload) -> list[tuple[str, ReplicaPod]]:
 
 
 def find_suspects(
-    workloads: Sequence[Workload], incidents: Sequence[Object], before: Mapping[str, Object]
+    workloads: Sequence[Workload], incidents: Sequence[Object], previous: Mapping[str, Object]
 ) -> dict[WorkloadRef, Object]:
-    """Return ``suspectRevision`` of each workload that has one.
+    """Return ``suspectRevision`` of each workload that has a suspect revision.
 
-    ``before`` is the last status of each workload, by KIND/NAME. Evidence expires, but a revision
-    remains suspect while it has pods. Pods without a controller have no revision.
+    ``previous`` maps KIND/NAME to the workload's last status. A revision remains suspect while it
+    has pods, even after the incidents are deleted. Pods without a controller have no revision.
     """
     owned = group_incidents_by_workload(workloads, incidents)
     suspects: dict[WorkloadRef, Object] = {}
     for workload in workloads:
         if workload.ref is None:
             continue
-        known, own = before.get(str(workload.ref)) or {}, owned.get(workload.ref, [])
+        known, own = previous.get(str(workload.ref)) or {}, owned.get(workload.ref, [])
         if not own and "suspectRevision" not in known:
             continue
         pods = [one for _, one in make_workload_evidence(workload)]
@@ -245,7 +245,7 @@ def find_suspects(
 def group_incidents_by_workload(
     workloads: Sequence[Workload], incidents: Sequence[Object]
 ) -> dict[WorkloadRef | None, list[Object]]:
-    """Return the incidents of each workload. They include the incidents of its deleted pods."""
+    """Return the incidents of each workload, including those of its deleted pods."""
     owners = {pod.name: one.ref for one in workloads for pod in one.pods}
     by_workload: dict[WorkloadRef | None, list[Object]] = defaultdict(list)
     of_deleted: dict[str, list[Object]] = {}
@@ -289,7 +289,7 @@ def _get_name_prefix(pod: SelectedPod) -> str:
 
 
 def _is_named_by_revision(pod: SelectedPod) -> bool:
-    """Report whether the pod's name contains its revision: Kubernetes truncates long names."""
+    """Report whether the pod's name contains its revision, which Kubernetes may truncate."""
     ref = pod.member.workload
     return (
         ref is not None
@@ -300,10 +300,10 @@ def _is_named_by_revision(pod: SelectedPod) -> bool:
 
 @dataclass(frozen=True)
 class RolloutDecision:
-    """Decision about the rollout of a leaking revision.
+    """Decision about a rollout.
 
-    ``revision`` is the revision to run. ``requested`` is whether a person requested the last good
-    revision. If so, the decision does not depend on a leak.
+    ``revision`` is the revision to run. ``requested`` is True if a person requested a rollback; the
+    decision then does not depend on a leak.
     """
 
     revision: str
@@ -313,23 +313,22 @@ class RolloutDecision:
 
 
 MAX_GOOD_REVISIONS = 2
-"""Maximum number of good revisions. The spec's own revision may be one of them; the other is left
-for a rollback."""
+"""Maximum number of good revisions: that of the spec, and another for a rollback."""
 
 
 def make_revisions_status(
-    before: Object, update: str, rolled_out: str, bad_revision: str
+    previous: Object, update: str, rolled_out: str, bad_revision: str
 ) -> Object:
     """Return the new ``status.revisions``.
 
     ``rolled_out`` is the revision that all replicas run; empty during a rollout. ``bad_revision``
-    is a revision that leaks, or from which someone rolled back; empty if there is none.
+    is a revision that leaks or that someone rolled back; empty if there is none.
     """
-    known = dict.fromkeys([rolled_out, *list_good_revisions(before)])
+    known = dict.fromkeys([rolled_out, *list_good_revisions(previous)])
     kept = [revision for revision in known if revision not in ("", bad_revision)][
         :MAX_GOOD_REVISIONS
     ]
-    current = rolled_out or before.get("current", "")
+    current = rolled_out or previous.get("current", "")
     previous = next((revision for revision in kept if revision != current), "")
     named = {"update": update, "current": current, "previous": previous}
     return {key: value for key, value in named.items() if value} | {"good": kept}
@@ -355,9 +354,8 @@ def decide_rollout(
 ) -> RolloutDecision:
     """Decide which revision to run.
 
-    ``known`` are the revisions whose template still exists, and ``running`` is the revision of the
-    Deployment. A rollback that has started continues until the spec changes, because the evidence
-    for it expires.
+    ``known`` are the revisions with a stored template, and ``running`` is the revision of the
+    current workload. A rollback continues until the spec changes, even if its evidence expires.
     """
     target = find_rollback_revision(status.get("revisions") or {}, update, known, running)
     if service.spec.rollout.revision is RunRevision.LAST_GOOD:
@@ -381,17 +379,16 @@ def decide_rollout(
 def find_rollback_revision(
     revisions: Object, update: str, known: Collection[str], running: str = ""
 ) -> str:
-    """Return the revision to roll back to from ``update``; empty if there is none.
+    """Return the revision to which to roll back from ``update``; empty if there is none.
 
-    This is the newest good revision. If someone has already rolled back to another good revision,
-    it is the running one.
+    This is the running revision if it is another good revision, or else the newest good revision.
     """
     usable = [name for name in list_good_revisions(revisions) if name != update and name in known]
     return running if running in usable else next(iter(usable), "")
 
 
 def _pause_rollout(status: Object, update: str) -> RolloutDecision:
-    """Return a decision that pauses a rollout in progress, or only reports a completed rollout."""
+    """Return a decision that pauses a rollout in progress, or that only reports a suspect."""
     if (status.get("revisions") or {}).get("current") == update:
         return RolloutDecision(update, action="Reported")
     return RolloutDecision(update, paused=True, action="Held")

@@ -35,17 +35,17 @@ from plimsoll_operator.render.containers import Images, list_all_containers, lis
 from plimsoll_operator.render.names import FIELD_MANAGER, MANAGED_BY_LABEL, PROBE, SUPERVISOR
 
 MIN_STUCK_AGE_S = 30.0
-"""Age in seconds from which a pod can count as stuck. A registry may fail for a shorter time."""
+"""Minimum age in seconds of a stuck pod. A registry may fail for a shorter time."""
 MAX_IMAGES_CHARS = 1026
 MAX_FAILED_STARTS = 2
 """Number of failed starts after which a container counts as unable to start."""
 IMMEDIATE_FAILURE_S = 3.0
-"""Maximum run time in seconds of an engine that fails because it is not process 1. An engine that
-loads a model takes longer to import its libraries."""
+"""Maximum run time in seconds of an engine that fails at once because it is not process 1. If an
+engine loads a model, importing its libraries takes longer."""
 
 
 class SupervisionState(Enum):
-    """State of a selected pod, as named in metrics."""
+    """State of a selected pod. The values are labels of metrics."""
 
     SUPERVISED = "Supervised"
     WAITING = "Waiting"
@@ -55,11 +55,11 @@ class SupervisionState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class StartState:
-    """Whether a pod has started the containers that the injection added.
+    """Progress of a pod in starting the containers that the injection added.
 
-    ``images`` are the images of these containers as the injection recorded them; empty if nothing
-    was injected. ``stuck`` is the reason why the pod cannot start them; empty if it can. If
-    ``engine`` is True, ``stuck`` is the reason why the engine terminates at each start.
+    ``images`` are the injected images as recorded by the injection; empty if nothing was injected.
+    ``stuck`` is why the containers cannot start; empty if they can. If ``engine`` is True,
+    ``stuck`` is instead why the engine terminates at each start.
     """
 
     images: str = ""
@@ -80,7 +80,7 @@ class SelectedPod:
         created: The creation time (RFC 3339), which distinguishes pods because a StatefulSet reuses
             names.
         view: The status of a supervised pod with a container that is not ready; None otherwise.
-        engine: A description of the container that admission identified as the engine.
+        engine: A description of the engine, as the injection recorded it.
         memory_request: The largest memory request of a container in bytes, which is assumed to be
             the engine's.
         role: The pod's role in disaggregated or multi-node serving.
@@ -116,8 +116,8 @@ def summarize(
 ) -> SelectedPod:
     """Summarize the state of ``pod`` under ``policy``.
 
-    ``selecting`` are the names of all policies that select the pod, in order of precedence. ``now``
-    is RFC 3339. If it is empty, the time at which the status was written is used.
+    ``selecting`` are the names of all policies that select the pod, oldest first. ``now`` is RFC
+    3339. If ``now`` is empty, the time of the last status update is used.
     """
     meta, spec = pod["metadata"], pod.get("spec") or {}
     name = policy.metadata.name
@@ -164,7 +164,7 @@ def _find_memory_request(spec: Object) -> int | None:
 
 
 def compute_next_stuck_s(pods: Iterable[SelectedPod], now: str) -> float | None:
-    """Return the seconds until the next pod counts as stuck unless it starts; None if none will."""
+    """Return the seconds until another pod may count as stuck; None if none will."""
     due = [
         MIN_STUCK_AGE_S - age
         for one in pods
@@ -208,7 +208,7 @@ def _find_start_state(pod: Object, view: PodView, now: str) -> StartState:
 
 
 def _has_failed_at_once(container: Container) -> bool:
-    """Report whether a container has failed right after each start and has never been ready."""
+    """Report whether a container is in a crash loop and failed right after its last start."""
     times = (
         container.last_termination.get("startedAt"),
         container.last_termination.get("finishedAt"),
@@ -270,9 +270,9 @@ def _has_supervisor(pod: Object) -> bool:
 
 
 def parse_policies(items: Iterable[Object]) -> list[SupervisionPolicy]:
-    """Parse the policies of one namespace, and sort them: oldest first, then by name.
+    """Parse the policies of a namespace, sorted by creation time and name.
 
-    A policy that is invalid or is being deleted selects nothing, so it is omitted.
+    Invalid policies, and policies that are being deleted, are omitted, because they select nothing.
     """
     dated = []
     for item in items:
@@ -290,5 +290,5 @@ def parse_policies(items: Iterable[Object]) -> list[SupervisionPolicy]:
 def find_matching_policies(
     policies: Iterable[SupervisionPolicy], labels: Mapping[str, str]
 ) -> list[SupervisionPolicy]:
-    """Return the ``policies`` that select a pod with ``labels``. The first one supervises it."""
+    """Return the policies that select a pod with ``labels``. The first policy supervises it."""
     return [one for one in policies if one.spec.selector.matches(labels)]

@@ -1,7 +1,6 @@
-"""Parse what supervisors report, and decide which pods are near their limit, blind or drained.
+"""Parse the metrics of supervisors, and find pods that are near their limit, blind or drained.
 
-A metrics page comes from a pod, so it is untrusted: a value that no supervisor would write counts
-as unknown.
+Metrics pages are untrusted: a value that no supervisor would write counts as unknown.
 """
 
 from __future__ import annotations
@@ -25,19 +24,18 @@ from plimsoll_api.peers import (
 from plimsoll_api.state import SignalReason
 
 PERCENT_STEP = 5
-"""Step of the percentages in a status. A status that followed every sample would be written
-constantly."""
+"""Step of the percentages in a status, so that the status does not change with every sample."""
 
 MAX_CONSUMED_RATIO = 1e9
-"""Maximum consumed share, so that its percentage fits into the status. A replica of 1 GB with the
-smallest budget, one byte, has this share."""
+"""Maximum consumed share of a budget: a growth of 1 GB with a budget of one byte. Its percentage
+fits into the status."""
 
 MAX_RESTARTS = 1000
 """Maximum of ``restartBudget.count`` in the schema."""
 
 
 SIGNAL_MISSING_S = 120.0
-"""Seconds without a signal after which the signal is reported missing, as in the alert
+"""Seconds after which a signal without values counts as missing, as in the alert
 PlimsollSupervisorBlind. An engine has no signals for some seconds after its start."""
 NEAR_LIMIT_EXIT_RATIO = NEAR_LIMIT_RATIO - 0.03
 """Share of the memory limit below which memory no longer counts as near the limit. It is lower than
@@ -47,7 +45,7 @@ SIGNALS = (ENGINE_SIGNAL, "host", "metrics", "device", "shared_memory")
 """Signals that a supervisor needs from its engine, most important first."""
 SIGNAL_REASONS = frozenset(SignalReason)
 UNKNOWN_SIGNAL_REASON = "SignalMissing"
-"""Reason for a missing signal if its supervisor reports none."""
+"""Reason for a missing signal if the supervisor reports no reason."""
 MAX_LEAK_BYTES_PER_S = float(1 << 40)
 MAX_SECONDS_TO_LIMIT = 3.2e9
 """Maximum number of seconds until a limit is reached: a century. Slower growth has no forecast."""
@@ -58,8 +56,8 @@ SEGMENT_NAMES = frozenset(segment.value for segment in Segment)
 class SlowLeak:
     """Slow leak of a replica.
 
-    ``segment`` is empty if unknown. ``limit_s`` is the time until the memory limit is reached; None
-    if unknown.
+    ``segment`` is empty if unknown. ``limit_s`` is the time in seconds until the replica reaches
+    its memory limit; None if unknown.
     """
 
     kind: str
@@ -70,17 +68,17 @@ class SlowLeak:
 
 @dataclass(frozen=True)
 class SupervisorFigures:
-    """Values from one supervisor's metrics, None if unknown. Ratios are shares of the leak budget.
+    """Values from a supervisor's metrics; None if unknown.
 
     Attributes:
         host, device: The consumed shares of the leak budgets.
         restarts_left: The restarts that the restart budget still allows.
-        slow: The slow leaks; None until the supervisor has evaluated host or device memory.
+        slow_leaks: The slow leaks; None until the supervisor has evaluated host or device memory.
         host_growth, device_growth: The growth; None until all parts of it are known.
         drained: Whether a person took the replica out of service.
         missing_signals: The signals that have been missing for :data:`SIGNAL_MISSING_S`, each with
             the reason; None if the supervisor does not report signals.
-        limit: The share of the memory limit that is in use and cannot be reclaimed.
+        limit: The used share of the memory limit, without reclaimable memory.
         host_learned, device_learned: The learned values; None until all of them except the budget
             are known.
         host_needs, device_needs: The memory needs; None until all of them except the limit are
@@ -91,7 +89,7 @@ class SupervisorFigures:
     host: float | None = None
     device: float | None = None
     restarts_left: int | None = None
-    slow: tuple[SlowLeak, ...] | None = None
+    slow_leaks: tuple[SlowLeak, ...] | None = None
     host_growth: PeerGrowth | None = None
     device_growth: PeerGrowth | None = None
     drained: bool | None = None
@@ -228,7 +226,7 @@ def parse_figures(page: bytes) -> SupervisorFigures:
         host=ratios.get(b"host"),
         device=ratios.get(b"device"),
         restarts_left=restarts_left,
-        slow=_make_slow_leaks(slow),
+        slow_leaks=_make_slow_leaks(slow),
         host_growth=_make_peer_growth(grown.get(b"host", {})),
         device_growth=_make_peer_growth(grown.get(b"device", {})),
         drained=None if manual is None else bool(manual),
@@ -259,7 +257,7 @@ def _find_missing_signals(
 
 
 def _make_peer_growth(values: Mapping[bytes, float | None]) -> PeerGrowth | None:
-    """Return the growth from ``values`` by metric name; None if any value is unknown."""
+    """Return the growth, given ``values`` by metric name; None if any value is unknown."""
     known = [int(value) for name in _GROWTH_METRICS if (value := values.get(name)) is not None]
     return PeerGrowth(*known) if len(known) == len(_GROWTH_METRICS) else None
 
@@ -280,9 +278,9 @@ def _make_learned_memory(values: Mapping[tuple[bytes, int], float | None]) -> Le
 
 
 def _make_memory_needs(values: Mapping[bytes, float | None]) -> MemoryNeeds | None:
-    """Return the memory needs from ``values`` by metric name.
+    """Return the memory needs, given ``values`` by metric name.
 
-    None if any value except the limit is unknown.
+    Return None if any value except the limit is unknown.
     """
     level, pools, unfilled, limit = (values.get(name) for name in _NEEDS_METRICS)
     if level is None or pools is None or unfilled is None:
@@ -312,7 +310,7 @@ def _make_slow_leaks(
 
 
 def _parse_number(text: bytes, maximum: float) -> float | None:
-    """Parse a number from 0 to ``maximum``; None for anything else, such as NaN."""
+    """Parse a number from 0 to ``maximum``. Return None for any other text, such as NaN."""
     try:
         value = float(text)
     except ValueError:
@@ -320,13 +318,13 @@ def _parse_number(text: bytes, maximum: float) -> float | None:
     return value if math.isfinite(value) and 0 <= value <= maximum else None
 
 
-def to_rounded_percent(ratio: float) -> int:
+def compute_rounded_percent(ratio: float) -> int:
     """Convert a ratio to percent, rounded down to a multiple of :data:`PERCENT_STEP`."""
     return int(ratio * 100 / PERCENT_STEP + 1e-9) * PERCENT_STEP
 
 
 def count_drained(figures: Mapping[str, SupervisorFigures]) -> int | None:
-    """Return the number of replicas that a person took out of service; None if none reports it."""
+    """Return the number of replicas that a person took out of service; None if it is unknown."""
     known = [values.drained for values in figures.values() if values.drained is not None]
     return sum(known) if known else None
 
@@ -348,7 +346,7 @@ def find_blind_pods(figures: Mapping[str, SupervisorFigures]) -> dict[str, str]:
 def find_pods_missing_signals(
     figures: Mapping[str, SupervisorFigures],
 ) -> list[tuple[str, list[str]]]:
-    """Return the pods that lack signals, each with the reasons, most important signal first."""
+    """Return the pods that lack signals, with the reasons; the most important signal is first."""
     lost = [
         (pod, one.missing_signals) for pod, one in sorted(figures.items()) if one.missing_signals
     ]
@@ -361,7 +359,7 @@ def list_pods_near_limit(
 ) -> list[str]:
     """Return the names of the replicas near their memory limit, sorted.
 
-    ``was_near_limit`` is whether any replica was near its limit before.
+    ``was_near_limit`` is True if the previous status reported any; a lower limit then applies.
     """
     threshold = NEAR_LIMIT_EXIT_RATIO if was_near_limit else NEAR_LIMIT_RATIO
     return sorted(
@@ -370,10 +368,7 @@ def list_pods_near_limit(
 
 
 def make_memory_status(figures: Mapping[str, SupervisorFigures]) -> dict[str, object]:
-    """Return ``status.memory``: the highest consumed percentages, and the replica that has them.
-
-    Empty if unknown.
-    """
+    """Return ``status.memory``: the highest consumed percentages and their replica, or nothing."""
     status: dict[str, object] = {}
     worst: tuple[float, str] | None = None
     for kind, field in (("host", "hostConsumedPercent"), ("device", "deviceConsumedPercent")):
@@ -384,7 +379,7 @@ def make_memory_status(figures: Mapping[str, SupervisorFigures]) -> dict[str, ob
         ]
         if known:
             highest = max(known)
-            status[field] = to_rounded_percent(highest[0])
+            status[field] = compute_rounded_percent(highest[0])
             worst = max(worst, highest) if worst else highest
     if worst:
         status["replica"] = worst[1]

@@ -2,14 +2,13 @@
 
 - **Yes** if more than half of its replicas have the same confirmed leak.
 - **No** if more than half of its replicas have served enough requests for long enough, and at their
-  current rate stay within their leak budgets for a whole window. A No stays until there is evidence
-  against it: the restart of a replica does not reset it to Unknown.
-- **Unknown** otherwise, with the remaining time if more time can decide it.
+  current rate stay within their leak budgets for a whole window. The verdict stays No until there
+  is evidence of a leak; the restart of a replica does not change it.
+- **Unknown** otherwise, with the remaining time until a decision, if time can decide.
 
-The verdict neither pauses a rollout nor rolls it back. :mod:`plimsoll_operator.fleet.revisions`
-decides that, for suspect revisions. Its ``find_suspect`` counts the leaking replicas for both. A
-suspect revision has at least two of them. For the verdict Yes, one is enough if the revision has no
-other replica, as is often the case with a canary.
+A verdict has no effect on rollouts, unlike a suspect revision
+(:mod:`plimsoll_operator.fleet.revisions`). A suspect revision has at least two leaking replicas.
+For the verdict Yes, one replica suffices if the revision has no other, as with many canaries.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ from plimsoll_operator.fleet.supervisor_figures import UNKNOWN_FIGURES, Supervis
 from plimsoll_operator.kinds import Object
 
 MIN_OBSERVED_S = 1800.0
-"""Minimum observation time of a replica in seconds. This is a choice: half of the recorded leaks of
-real engines were confirmed within 130 seconds (``docs/detection.md``)."""
+"""Minimum observation time of a replica in seconds, by choice. Half of the recorded leaks of real
+engines were confirmed within 130 seconds (``docs/detection.md``)."""
 MIN_OBSERVED_REQUESTS = 100
-"""Minimum number of requests in this time. This is a choice: a replica without traffic proves
+"""Minimum number of requests in the observation time, by choice: a replica without traffic proves
 nothing."""
 REMAINING_STEPS_MINUTES = (
     5,
@@ -55,8 +54,8 @@ REMAINING_STEPS_MINUTES = (
     7200,
     43_200,
 )
-"""Steps of the remaining minutes in a status. A status that followed each scrape would be written
-constantly. For the same reason, no message about the remaining time names a pod."""
+"""Steps of the remaining minutes in a status, so that the status does not change with each scrape.
+For the same reason, no message about the remaining time names a pod."""
 MAX_REVISIONS = 4
 """Maximum number of revisions of a service or workload that have a verdict."""
 
@@ -66,19 +65,19 @@ def make_verdicts(
     incidents: Sequence[Object],
     figures: Mapping[str, SupervisorFigures],
     memory: MemoryPolicy,
-    before: Object,
+    previous: Object,
 ) -> list[Object]:
     """Return ``status.verdicts`` for the revisions that have pods, newest revision first.
 
-    ``pods`` are pairs of a creation time and a pod. ``before`` is the last status of the service or
-    workload, whose ``suspectRevision`` outlives the incidents.
+    ``pods`` are pairs of a creation time and a pod. ``previous`` is the last status of the service
+    or workload.
     """
     newest: dict[str, str] = {}
     for created, pod in pods:
         if pod.revision:
             newest[pod.revision] = max(newest.get(pod.revision, ""), created)
-    previous = {one["revision"]: one["leaks"] for one in before.get("verdicts") or ()}
-    suspect = (before.get("suspectRevision") or {}).get("revision")
+    previous_answers = {one["revision"]: one["leaks"] for one in previous.get("verdicts") or ()}
+    suspect = (previous.get("suspectRevision") or {}).get("revision")
     results = []
     for revision in sorted(newest, key=lambda one: (newest[one], one), reverse=True):
         replica_pods = [pod for _, pod in pods]
@@ -86,7 +85,7 @@ def make_verdicts(
             _find_leak(revision, replica_pods, incidents, suspect)
             or _find_doubt(revision, replica_pods, incidents, figures, memory)
             or _judge_growth(
-                revision, replica_pods, figures, memory, previous.get(revision) == Leaks.NO
+                revision, replica_pods, figures, memory, previous_answers.get(revision) == Leaks.NO
             )
         )
         results.append({"revision": revision} | verdict)
@@ -131,7 +130,7 @@ def _find_doubt(
             for pod, one in seen.items()
             if any((getattr(one, kind) or 0.0) >= 1.0 for kind, _ in _list_budgets(memory))
         ],
-        "memory keeps growing slowly in": [pod for pod, one in seen.items() if one.slow],
+        "memory keeps growing slowly in": [pod for pod, one in seen.items() if one.slow_leaks],
     }
     for text, some in reasons.items():
         if some:
@@ -147,7 +146,7 @@ def _judge_growth(
     memory: MemoryPolicy,
     was_clean: bool,
 ) -> Object:
-    """Return the verdict No, or the verdict Unknown with what is missing for a No."""
+    """Return the verdict No, or the verdict Unknown with the reason why it is not No."""
     replicas: dict[str, list[_TimeToClean]] = defaultdict(list)
     for one in pods:
         if one.revision == revision:
@@ -170,9 +169,9 @@ def _list_budgets(memory: MemoryPolicy) -> list[tuple[str, MemoryBudget]]:
 
 
 class _TimeToClean(NamedTuple):
-    """Seconds until memory counts as clean at its current rate, and what is missing until then.
+    """Seconds until a replica's memory counts as free of leaks, and the reason for the wait.
 
-    The seconds are 0 or negative if it counts as clean now.
+    The seconds are 0 or negative if the memory counts as free of leaks now.
     """
 
     left_s: float
@@ -182,7 +181,7 @@ class _TimeToClean(NamedTuple):
 def _compute_time_to_clean(
     kind: str, budget: MemoryBudget, figures: SupervisorFigures
 ) -> _TimeToClean:
-    """Return the time until the ``kind`` of memory, host or device, counts as clean.
+    """Return the time until the ``kind`` of memory, host or device, counts as free of leaks.
 
     A replica that used ``share`` of its budget since the warm-up stays within the budget for a
     whole window only if the warm-up was more than ``share * window`` ago.

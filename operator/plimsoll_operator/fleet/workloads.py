@@ -1,4 +1,4 @@
-"""Group a policy's pods by workload, and by the restart slots and restart budget that they share.
+"""Group a policy's pods by workload, and by the restart slots that they share.
 
 Pods without a controller share the slots of the policy itself.
 """
@@ -28,19 +28,19 @@ from plimsoll_operator.kinds import Object
 MAX_WORKLOADS = 100
 """Maximum number of workloads of a policy that have restart slots."""
 MAX_REPLICAS_BYTES = 1 << 16
-"""Maximum size of the annotation with a workload's pods. All annotations of an object together may
-have 256 KiB, and the restart counts need up to 128 KiB."""
+"""Maximum size in bytes of the annotation with a workload's pods. All annotations of an object may
+have 256 KiB, and the restart counts need up to 128 KiB of them."""
 MAX_ROLES_BYTES = MAX_REPLICAS_BYTES // 2
-"""Maximum size of the annotation with a graph's pods by role."""
+"""Maximum size in bytes of the annotation with a graph's pods by role."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Owner of some of a policy's pods, or of the restart slots that they share.
+    """Pods of a policy that have the same owner, or that share restart slots.
 
-    ``ref`` is None for pods without a controller. ``api_group`` is empty if the pods name several
-    groups. An owner of slots may also be a graph, or one ``role`` of a workload. ``roles`` lists
-    the pods of each role of the graph, formatted for an annotation.
+    ``ref`` is the owner; None for pods without a controller. ``api_group`` is empty if the pods
+    name several groups. Pods that share slots may also belong to a graph, or to one ``role`` of a
+    workload. ``roles`` lists the pods of each role of a graph, as the text of an annotation.
     """
 
     ref: WorkloadRef | None
@@ -55,7 +55,7 @@ class Workload:
 
     @property
     def needs_slots(self) -> bool:
-        """Whether any pod of the workload has a supervisor or gets one when it is recreated."""
+        """Whether any pod of the workload has a supervisor or will get one once recreated."""
         return any(
             one.may_hold_slot
             or one.state in (SupervisionState.SUPERVISED, SupervisionState.WAITING)
@@ -75,13 +75,13 @@ class Workload:
         return next(filter(None, named), "")
 
     def make_slot_names(self, policy: str, count: int) -> tuple[str, ...]:
-        """Return the names of the ``count`` slot Leases that ``policy`` has for the workload."""
+        """Return the names of the workload's ``count`` slot Leases; ``policy`` is their prefix."""
         return make_slot_names(policy, SlotOwner(self.ref, self.role), count)
 
     def format_replicas(self) -> str:
-        """Return the pods that may take a slot, grouped by replica, as the text of an annotation.
+        """Return the pods that may take a slot, by replica, as the text of an annotation.
 
-        The text is truncated to :data:`MAX_REPLICAS_BYTES`, between replicas.
+        Replicas beyond :data:`MAX_REPLICAS_BYTES` are omitted.
         """
         by_replica: dict[str, list[str]] = defaultdict(list)
         for pod in sorted(self.pods, key=lambda pod: pod.name):
@@ -94,7 +94,7 @@ class Workload:
 
     @property
     def is_truncated(self) -> bool:
-        """Whether :meth:`format_replicas` truncates its text."""
+        """Whether :meth:`format_replicas` omits replicas."""
         return sum(len(one.name) + 1 for one in self.pods if one.may_hold_slot) > MAX_REPLICAS_BYTES
 
 
@@ -131,9 +131,9 @@ def group_by_slots(pods: Iterable[SelectedPod], scope: SlotScope) -> list[Worklo
 
 
 def _format_shortened_roles(pods: dict[PodRole, list[str]]) -> str:
-    """Return the pod names of each role as a text of at most :data:`MAX_ROLES_BYTES`.
+    """Return the pod names of each role as text, with at most :data:`MAX_ROLES_BYTES` bytes.
 
-    Each role gets an equal share of the bytes. Names beyond this share are omitted.
+    Each role may use an equal share of the bytes; further names are omitted.
     """
     share, kept = MAX_ROLES_BYTES // len(pods), {}
     for role, names in pods.items():
@@ -147,8 +147,8 @@ def choose_workloads(
 ) -> list[Workload]:
     """Return the ``workloads`` that get slots, at most :data:`MAX_WORKLOADS`.
 
-    A workload that already has slots, according to the names in ``leases``, keeps them. Supervised
-    workloads come before workloads that wait for a supervisor.
+    ``leases`` are the names of the existing slots. Workloads with slots come first, then supervised
+    workloads, then workloads that wait for a supervisor.
     """
     wanted = [one for one in workloads if one.needs_slots]
 
@@ -163,10 +163,10 @@ def choose_workloads(
 
 
 def find_slots_with_restarts(leases: Iterable[Object], window_s: float, now: str) -> list[str]:
-    """Return the names of unused slots with restarts that still count against a restart budget.
+    """Return the names of unused slots that must be kept, because their restarts still count.
 
-    A workload that is scaled to zero or recreated must not get its restart budget back. The times
-    are those that the last holders wrote. The newest :data:`MAX_WORKLOADS` slots are kept.
+    A workload that is scaled to zero or recreated does not get its restart budget back. At most
+    :data:`MAX_WORKLOADS` slots are kept, the newest first.
     """
     dated = []
     for one in leases:
@@ -183,7 +183,7 @@ def find_slots_with_restarts(leases: Iterable[Object], window_s: float, now: str
 
 
 def index_workload_statuses(status: Object) -> dict[str, Object]:
-    """Return the status of each workload. The key is its :class:`WorkloadRef` as text."""
+    """Return the status of each workload; the keys are :class:`WorkloadRef` as text."""
     listed = status.get("workloads") or ()
     return {
         str(WorkloadRef(item.get("kind", ""), item.get("name", ""), item.get("apiGroup", ""))): item

@@ -141,26 +141,26 @@ def list_missing_fields(live: dict[str, Any], desired: dict[str, Any]) -> list[s
     return missing[:MAX_LISTED_MISSING_FIELDS] + more
 
 
-def _iterate_missing_fields(live: Any, wanted: Any, field: str, path: str) -> Iterator[str]:
-    if wanted in (None, "", False, 0, [], {}):
+def _iterate_missing_fields(live: Any, desired: Any, field: str, path: str) -> Iterator[str]:
+    if desired in (None, "", False, 0, [], {}):
         return
     if live is None:
         yield path
-    elif isinstance(wanted, dict) and isinstance(live, dict):
-        for key, value in wanted.items():
+    elif isinstance(desired, dict) and isinstance(live, dict):
+        for key, value in desired.items():
             yield from _iterate_missing_fields(
                 live.get(key), value, key, f"{path}.{key}".lstrip(".")
             )
-    elif isinstance(wanted, list) and isinstance(live, list):
+    elif isinstance(desired, list) and isinstance(live, list):
         keys = LIST_MERGE_KEYS.get(field)
-        if keys is not None and all(get_item_key(one, keys) for one in wanted):
+        if keys is not None and all(get_item_key(one, keys) for one in desired):
             live_by_key = {get_item_key(one, keys): one for one in live}
-            for one in wanted:
+            for one in desired:
                 key = get_item_key(one, keys)
                 name = ",".join(map(str, key or ()))
                 yield from _iterate_missing_fields(live_by_key.get(key), one, "", f"{path}[{name}]")
-        elif len(live) == len(wanted):
-            for index, pair in enumerate(zip(live, wanted, strict=True)):
+        elif len(live) == len(desired):
+            for index, pair in enumerate(zip(live, desired, strict=True)):
                 yield from _iterate_missing_fields(*pair, "", f"{path}[{index}]")
 
 
@@ -189,38 +189,40 @@ def _get_applied_hash(item: dict[str, Any]) -> str | None:
     return applied
 
 
-def contains(live: Any, wanted: Any, field: str = "", as_text: bool = False) -> bool:
-    """Report whether ``live`` contains everything in ``wanted``; ``live`` may contain more.
+def contains(live: Any, desired: Any, field: str = "", as_text: bool = False) -> bool:
+    """Report whether ``live`` contains everything in ``desired``; ``live`` may contain more.
 
     Empty and missing values are equal, because the API server drops empty values. Quantities of the
     same amount are equal, because the server writes ``1000m`` as ``1``.
     """
-    if wanted in (None, "", [], {}) and live in (None, "", [], {}):
+    if desired in (None, "", [], {}) and live in (None, "", [], {}):
         return True
-    if isinstance(wanted, dict):
+    if isinstance(desired, dict):
         return isinstance(live, dict) and all(
             contains(live.get(key), value, key, as_text or key in _TEXT_FIELDS)
-            for key, value in wanted.items()
+            for key, value in desired.items()
         )
-    if isinstance(wanted, list):
-        return isinstance(live, list) and _list_contains(live, wanted, field, as_text)
-    return bool(live == wanted) or (not as_text and _is_same_amount(live, wanted))
+    if isinstance(desired, list):
+        return isinstance(live, list) and _list_contains(live, desired, field, as_text)
+    return bool(live == desired) or (not as_text and _is_same_amount(live, desired))
 
 
-def _list_contains(live: list[Any], wanted: list[Any], field: str, as_text: bool) -> bool:
+def _list_contains(live: list[Any], desired: list[Any], field: str, as_text: bool) -> bool:
     keys = LIST_MERGE_KEYS.get(field)
-    if keys is None or not all(get_item_key(item, keys) for item in wanted):
-        return len(live) == len(wanted) and all(
-            contains(one, other, "", as_text) for one, other in zip(live, wanted, strict=True)
+    if keys is None or not all(get_item_key(item, keys) for item in desired):
+        return len(live) == len(desired) and all(
+            contains(one, other, "", as_text) for one, other in zip(live, desired, strict=True)
         )
     by_key = {get_item_key(item, keys): item for item in live}
-    return all(contains(by_key.get(get_item_key(item, keys)), item, "", as_text) for item in wanted)
+    return all(
+        contains(by_key.get(get_item_key(item, keys)), item, "", as_text) for item in desired
+    )
 
 
-def _is_same_amount(live: Any, wanted: Any) -> bool:
-    if isinstance(wanted, bool) or not isinstance(live, str):
+def _is_same_amount(live: Any, desired: Any) -> bool:
+    if isinstance(desired, bool) or not isinstance(live, str):
         return False  # the API server returns quantities as text
     try:
-        return parse_quantity(live) == parse_quantity(wanted)
+        return parse_quantity(live) == parse_quantity(desired)
     except ValueError:
         return False

@@ -60,14 +60,14 @@ def make_restricted_context() -> dict[str, Any]:
     }
 
 
-def make_resources(wanted: Resources) -> dict[str, Any]:
+def make_resources(resources: Resources) -> dict[str, Any]:
     """Return a container's limits and requests."""
-    return wanted.model_dump(by_alias=True, include={"limits", "requests"})
+    return resources.model_dump(by_alias=True, include={"limits", "requests"})
 
 
-def make_device_claims(wanted: EngineResources) -> tuple[list[Object], list[Object]]:
+def make_device_claims(resources: EngineResources) -> tuple[list[Object], list[Object]]:
     """Return the resource claims of the pod, and the claims of the engine's container."""
-    listed = [one.model_dump(by_alias=True, exclude_none=True) for one in wanted.resource_claims]
+    listed = [one.model_dump(by_alias=True, exclude_none=True) for one in resources.resource_claims]
     pod = [{key: one[key] for key in one if key != "request"} for one in listed]
     return pod, [{key: one[key] for key in ("name", "request") if key in one} for one in listed]
 

@@ -128,9 +128,9 @@ def list_resource_claims(container: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _iterate_objects(found: Mapping[str, Any], field: str) -> Iterator[Mapping[str, Any]]:
+def _iterate_objects(owner: Mapping[str, Any], field: str) -> Iterator[Mapping[str, Any]]:
     """Yield the objects in the list ``field`` of an unvalidated manifest."""
-    listed = found.get(field)
+    listed = owner.get(field)
     yield from (
         one for one in (listed if isinstance(listed, list) else ()) if isinstance(one, dict)
     )

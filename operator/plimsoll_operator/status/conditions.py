@@ -278,12 +278,12 @@ def make_slow_leak_condition(
     type_: Type | PolicyCondition, figures: Mapping[str, SupervisorFigures]
 ) -> Verdict:
     """Return ``SlowLeak``. Its message begins with the replica that has the least time left."""
-    evaluated = [pod for pod, one in figures.items() if one.slow is not None]
+    evaluated = [pod for pod, one in figures.items() if one.slow_leaks is not None]
     if not evaluated:
         text = "no supervisor has watched its engine for long enough, which takes about 9 hours"
         return Verdict(type_, None, "InsufficientData", text)
     leaks = sorted(
-        ((pod, slow) for pod, one in figures.items() for slow in one.slow or ()),
+        ((pod, slow) for pod, one in figures.items() for slow in one.slow_leaks or ()),
         key=lambda found: (_get_remaining_s(found[1]), found[0], found[1].kind),
     )
     if not leaks:

@@ -26,9 +26,9 @@ from plimsoll_operator.fleet.revisions import (
 from plimsoll_operator.fleet.selected_pods import SelectedPod, SupervisionState
 from plimsoll_operator.fleet.supervisor_figures import (
     SupervisorFigures,
+    compute_rounded_percent,
     find_blind_pods,
     list_drained_pods,
-    to_rounded_percent,
 )
 from plimsoll_operator.fleet.verdict import make_verdicts as revision_verdicts
 from plimsoll_operator.fleet.workloads import Workload, group_pods, index_workload_statuses
@@ -277,7 +277,7 @@ def _compute_consumed_percent(
         return before.get("consumedPercent")
     found = [figures[one.name] for one in workload.pods if one.name in figures]
     known = [ratio for one in found for ratio in (one.host, one.device) if ratio is not None]
-    return to_rounded_percent(max(known)) if known else None
+    return compute_rounded_percent(max(known)) if known else None
 
 
 def _make_suspicion_condition(workloads: Sequence[Object]) -> Verdict:

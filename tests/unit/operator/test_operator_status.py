@@ -20,8 +20,8 @@ from plimsoll_api.supervision_policy_status import PolicyCondition
 from plimsoll_operator.fleet.pods import PodView
 from plimsoll_operator.fleet.supervisor_figures import (
     SupervisorFigures,
+    compute_rounded_percent,
     make_memory_status,
-    to_rounded_percent,
 )
 from plimsoll_operator.fleet.supervisor_figures import parse_figures as parse_figures
 from plimsoll_operator.kinds import InvalidSpecError, Key, make_ref
@@ -318,7 +318,7 @@ def test_figures_from_a_metrics_page() -> None:
 
 
 def test_percent_moves_in_steps_and_reaches_a_hundred_only_when_spent() -> None:
-    assert [to_rounded_percent(value) for value in (0.0, 0.049, 0.05, 0.999, 1.0, 1.32)] == [
+    assert [compute_rounded_percent(value) for value in (0.0, 0.049, 0.05, 0.999, 1.0, 1.32)] == [
         0, 0, 5, 95, 100, 130,
     ]  # fmt: skip
 

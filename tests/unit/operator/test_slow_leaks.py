@@ -71,7 +71,7 @@ def test_without_a_limit_the_message_says_so() -> None:
 def test_the_least_time_comes_first_and_the_message_is_bounded() -> None:
     leaks = {
         f"pod-{number:03}": SupervisorFigures(
-            slow=(SlowLeak("host", "", 1e3, number * DAY or None),)
+            slow_leaks=(SlowLeak("host", "", 1e3, number * DAY or None),)
         )
         for number in range(20)
     }
@@ -96,7 +96,7 @@ def test_a_little_more_of_the_same_writes_no_status() -> None:
         return _list_status_parts(
             {
                 "a": SupervisorFigures(
-                    slow=(SlowLeak("host", "shared", rate * MIB_PER_HOUR, left_s),)
+                    slow_leaks=(SlowLeak("host", "shared", rate * MIB_PER_HOUR, left_s),)
                 )
             }
         )
@@ -115,12 +115,12 @@ def test_a_little_more_of_the_same_writes_no_status() -> None:
     ],
 )
 def test_what_no_supervisor_writes_is_unknown(line: bytes) -> None:
-    assert parse_figures(line + b"\n").slow is None
+    assert parse_figures(line + b"\n").slow_leaks is None
 
 
 def test_a_segment_that_does_not_exist_is_not_shown() -> None:
     text = page(host=LEAK).replace(b"malloc_in_use", b"x_injected_text")
-    (found,) = parse_figures(text).slow or ()
+    (found,) = parse_figures(text).slow_leaks or ()
     assert found.segment == ""
 
 
@@ -132,7 +132,7 @@ LABELS = st.sampled_from(["", '{kind="host"}', '{segment="shared",kind="device"}
 def test_any_page_gives_a_bounded_verdict(lines: list[tuple[str, str, str]]) -> None:
     text = "\n".join(f"plimsoll_memory_slow_leak{n}{labels} {v}" for n, labels, v in lines)
     figures = parse_figures(text.encode())
-    for one in figures.slow or ():
+    for one in figures.slow_leaks or ():
         assert 0 <= one.bytes_per_s <= MAX_LEAK_BYTES_PER_S
         assert one.limit_s is None or 0 <= one.limit_s <= MAX_SECONDS_TO_LIMIT
     assert (

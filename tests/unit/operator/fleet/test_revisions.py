@@ -211,7 +211,7 @@ def test_a_slow_leak_of_a_pod_is_a_condition_of_its_policy() -> None:
         found = [one for one in shown["conditions"] if one["type"] == "SlowLeak"]
         return found[0] if found else None
 
-    leaks = SupervisorFigures(slow=(SlowLeak("device", "non_torch", 4000.0, 200 * 3600.0),))
+    leaks = SupervisorFigures(slow_leaks=(SlowLeak("device", "non_torch", 4000.0, 200 * 3600.0),))
     seen = condition({"vllm-0": leaks})
     assert seen is not None
     assert (seen["status"], seen["reason"]) == ("True", "MemoryKeepsGrowing")
@@ -220,5 +220,5 @@ def test_a_slow_leak_of_a_pod_is_a_condition_of_its_policy() -> None:
         " 8 days"
     )
     assert condition(None, {"conditions": [seen]}) == seen, "it stays until the next scrape"
-    assert (condition({"vllm-0": SupervisorFigures(slow=())}) or {})["status"] == "False"
+    assert (condition({"vllm-0": SupervisorFigures(slow_leaks=())}) or {})["status"] == "False"
     assert (condition(None) or {})["status"] == "Unknown"

@@ -120,7 +120,7 @@ def test_a_replica_that_nobody_sees_proves_nothing() -> None:
 
 
 def test_a_slow_leak_is_no_no() -> None:
-    slow = seen(900, slow=(SlowLeak("host", "anonymous", 1.0),))
+    slow = seen(900, slow_leaks=(SlowLeak("host", "anonymous", 1.0),))
     assert "slowly" in only([slow])["message"]
 
 
