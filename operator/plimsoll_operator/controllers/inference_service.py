@@ -32,7 +32,7 @@ from plimsoll_operator.kinds import (
 )
 from plimsoll_operator.plans.service import Failure, Plan, list_claims, make_plan, parse_service
 from plimsoll_operator.render.compare import WORKLOAD_KINDS, list_missing_fields
-from plimsoll_operator.render.groups import get_workload_name
+from plimsoll_operator.render.groups import get_workload_kind_and_name
 from plimsoll_operator.render.names import make_supervisor_name as supervisor_object
 from plimsoll_operator.render.objects import compute_first_replicas
 from plimsoll_operator.runtime.cache import Store
@@ -126,7 +126,7 @@ class InferenceServiceController(Reconciler[_Observation]):
                 if await self._claims.is_shared(key.namespace, one)
             ],
         )
-        kind, _ = workload = get_workload_name(service)
+        kind, _ = workload = get_workload_kind_and_name(service)
         if not self._is_available(kind):
             raise MissingApiError(NO_GROUPS_MESSAGE.format(service.spec.nodes))
         uid, replicas = service.metadata.uid, compute_first_replicas(service)
@@ -157,7 +157,7 @@ class InferenceServiceController(Reconciler[_Observation]):
         For an invalid spec, return any workload of the service.
         """
         if service is not None:
-            return self._store.get(key, Ref(*get_workload_name(service)))
+            return self._store.get(key, Ref(*get_workload_kind_and_name(service)))
         workloads = self._store.list_children(key, set(WORKLOAD_KINDS))
         return workloads[0] if workloads else None
 

@@ -35,7 +35,7 @@ from plimsoll_operator.kinds import (
 )
 from plimsoll_operator.render import Images, model, names, render_objects
 from plimsoll_operator.render.deployment import compute_pod_hash
-from plimsoll_operator.render.groups import get_workload_name
+from plimsoll_operator.render.groups import get_workload_kind_and_name
 from plimsoll_operator.render.pod import make_base_template, make_pod_template
 from plimsoll_operator.render.standard import NotAllowedError, check_pod_template
 
@@ -219,7 +219,7 @@ def _find_pinned_templates(
 
 
 def _find_running_revision(service: InferenceService, owned: Mapping[Ref, Object]) -> str:
-    live = owned.get(Ref(*get_workload_name(service))) or {"metadata": {}}
+    live = owned.get(Ref(*get_workload_kind_and_name(service))) or {"metadata": {}}
     return str((live["metadata"].get("annotations") or {}).get(POD_HASH_ANNOTATION, ""))
 
 

@@ -78,12 +78,12 @@ def render_objects(
 ) -> list[dict[str, Any]]:
     """Return all objects of ``service``, in the order of application.
 
-    ``pinned`` is the stored pod template of the spec's revision; None if there is none.
-    ``held_slots`` are the names of slot Leases that supervisors hold. ``replacement`` is the hash
-    and the template of another revision, which runs in place of the spec's revision. ``paused``
-    pauses a rollout. ``extra_files`` are the other files of the supervisors' ConfigMap, by name.
-    ``shared_claims`` are the names of claims that pods on several nodes may mount.
-    ``hold_scale_in`` keeps an autoscaler from removing replicas.
+    ``pinned`` is the stored pod template of the spec's revision; None if none is stored.
+    ``held_slots`` are the names of the slot Leases that a pod holds. ``replacement`` is the hash
+    and the template of a revision to run instead of the spec's. ``paused`` pauses a rollout.
+    ``extra_files`` maps the names of further files in the supervisors' ConfigMap to their contents.
+    ``shared_claims`` are the claims that pods on several nodes may mount. ``hold_scale_in`` keeps
+    an autoscaler from removing replicas.
     """
     template = pinned or make_revision_template(service, images)
     workload = make_deployment if service.spec.nodes == 1 else make_leader_worker_set

@@ -2,11 +2,12 @@
 
 ``podTemplate`` is merged over the rendered pod template like a strategic merge patch: objects merge
 by key, and null removes a key. A list in :data:`LIST_MERGE_KEYS` merges by its key if all items
-have it; other lists are replaced as a whole.
+have the key; other lists are replaced as a whole.
 
-An object is applied again only if its hash has changed, or the hash of the fields that the API
-server attributes to Plimsoll. Neither changes if the server formats a quantity differently or drops
-a field, or if a webhook rewrites an image. A client that changes such a field becomes its owner.
+The operator applies an object again only if the hash of the desired object has changed, or the hash
+of the fields that Plimsoll owns. Neither hash changes if the server formats a quantity differently
+or drops a field, or if a webhook rewrites an image. A client that changes a field becomes its
+owner, which changes the second hash.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ LIST_MERGE_KEYS: dict[str, tuple[str, ...]] = {
     "topologySpreadConstraints": ("topologyKey", "whenUnsatisfiable"),
     "resourceClaims": ("name",),
 }
-"""Merge keys of the items of a pod's lists (``patchMergeKey`` of core/v1), by field."""
+"""Keys by which the lists of a pod spec merge (``patchMergeKey`` of core/v1), by field."""
 
 
 def get_item_key(item: Any, keys: tuple[str, ...]) -> tuple[str | int, ...] | None:
-    """Return the values of the fields ``keys`` in ``item``; None if a field is missing."""
+    """Return the values of ``keys`` in ``item``; None if a key is missing."""
     if not isinstance(item, dict):
         return None
     values = tuple(item.get(key) for key in keys)
@@ -46,7 +47,7 @@ def get_item_key(item: Any, keys: tuple[str, ...]) -> tuple[str | int, ...] | No
 
 
 def merge(base: Any, patch: Any, field: str = "") -> Any:
-    """Return ``base`` with ``patch`` merged over it. Neither argument is changed."""
+    """Return ``base`` with ``patch`` merged over it, without changing either."""
     if isinstance(patch, dict):
         merged = dict(base) if isinstance(base, dict) else {}
         for key, value in patch.items():
@@ -78,8 +79,7 @@ def _merge_list(base: list[Any], patch: list[Any], keys: tuple[str, ...]) -> lis
 def merge_template(base: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
     """Return the pod template ``base`` with ``patch`` merged over it.
 
-    The supervisor is an init container (a native sidecar), but a patch may also list it under
-    ``containers``, where users expect it.
+    A patch may list the supervisor, which is an init container, under ``containers``, too.
     """
     spec = dict(patch.get("spec") or {})
     rendered_init = {item["name"] for item in base["spec"].get("initContainers", ())}
@@ -93,10 +93,9 @@ def merge_template(base: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any
 
 
 WORKLOAD_KINDS = ("Deployment", LWS_KIND)
-"""Kinds that create a service's pods. A service has one of them, depending on its number of
-nodes."""
+"""Kinds of workloads that create a service's pods: for a single node, and for several nodes."""
 MAX_LISTED_MISSING_FIELDS = 8
-"""Maximum number of missing fields that are listed for an object."""
+"""Maximum number of missing fields to list for an object."""
 _TEXT_FIELDS = frozenset(
     {"annotations", "args", "command", "data", "labels", "matchLabels", "value"}
 )
@@ -108,8 +107,8 @@ def needs_apply(
 ) -> bool:
     """Report whether ``desired`` must be applied, because ``live`` is missing or differs.
 
-    ``fields`` is the hash of Plimsoll's fields after the last application. It is None after a
-    restart of the operator; the contents are then compared.
+    ``fields`` is the hash of Plimsoll's fields after the last application. After a restart of the
+    operator, it is None, and the contents are compared.
     """
     if live is None or _get_applied_hash(desired) != _get_applied_hash(live):
         return True
@@ -119,9 +118,9 @@ def needs_apply(
 
 
 def get_owned_fields_hash(live: dict[str, Any], desired: dict[str, Any]) -> str | None:
-    """Return the hash of the fields in ``live`` that Plimsoll owns; None if it is unknown.
+    """Return the hash of the fields in ``live`` that Plimsoll owns; None if the hash is unknown.
 
-    The replicas of a workload are included only if ``desired`` sets them.
+    The hash covers a workload's replicas only if ``desired`` sets them.
     """
     fields: str | None = live["metadata"].get(OWNED_FIELDS_KEY)
     if fields is None or "replicas" in (desired.get("spec") or {}):
@@ -132,8 +131,8 @@ def get_owned_fields_hash(live: dict[str, Any], desired: dict[str, Any]) -> str 
 def list_missing_fields(live: dict[str, Any], desired: dict[str, Any]) -> list[str]:
     """Return the fields of ``desired`` that ``live`` lacks.
 
-    Beyond :data:`MAX_LISTED_MISSING_FIELDS`, a last item states how many more there are. A default
-    value that the API server drops (false, 0, empty) does not count as missing.
+    At most :data:`MAX_LISTED_MISSING_FIELDS` are listed; a last item then gives the number of the
+    rest. A default value that the API server drops (false, 0, empty) does not count as missing.
     """
     missing = list(_iterate_missing_fields(live, desired, "", ""))
     unlisted = len(missing) - MAX_LISTED_MISSING_FIELDS
@@ -167,11 +166,11 @@ def _iterate_missing_fields(live: Any, desired: Any, field: str, path: str) -> I
 def add_current_replicas(
     desired: dict[str, Any], live: dict[str, Any] | None, first_replicas: int
 ) -> dict[str, Any]:
-    """Add the current replicas to a workload under an autoscaler, before the workload is applied.
+    """Return ``desired`` with the current replicas if an autoscaler sets them.
 
-    Server-side apply removes a field that its owner omits, and the default is one replica. A new
-    workload gets ``first_replicas``. The result also names the resource version, so that the server
-    rejects it (409) if the autoscaler changes the workload meanwhile.
+    Without replicas, server-side apply would reset a workload to one replica. A new workload gets
+    ``first_replicas``. The result contains the resource version, so the API server rejects it (409)
+    if the autoscaler changes the workload meanwhile.
     """
     if desired["kind"] not in WORKLOAD_KINDS or "replicas" in desired["spec"]:
         return desired
@@ -192,8 +191,8 @@ def _get_applied_hash(item: dict[str, Any]) -> str | None:
 def contains(live: Any, desired: Any, field: str = "", as_text: bool = False) -> bool:
     """Report whether ``live`` contains everything in ``desired``; ``live`` may contain more.
 
-    Empty and missing values are equal, because the API server drops empty values. Quantities of the
-    same amount are equal, because the server writes ``1000m`` as ``1``.
+    An empty value equals a missing value, because the API server drops empty values. Quantities of
+    the same amount are equal, because the server writes ``1000m`` as ``1``.
     """
     if desired in (None, "", [], {}) and live in (None, "", [], {}):
         return True

@@ -1,4 +1,4 @@
-"""Settings that all containers of a pod share."""
+"""Render the parts of a container spec that all containers of a pod have in common."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ Object = dict[str, Any]
 PROBE_PERIOD_S = 2
 
 LOG_ON_ERROR = {"terminationMessagePolicy": "FallbackToLogsOnError"}
-"""Fields of a container. After a failure, the pod's status then contains the end of the container's
-log, and Plimsoll's status shows it."""
+"""Container fields that add the end of the log to the pod's status after a failure. Plimsoll's own
+status then shows it."""
 
 
 @dataclass(frozen=True)
 class Images:
     """Default images of services and policies, with their pull secrets and resources.
 
-    If ``probe`` is None, the supervisor's image is also used for the probe. ``pull_secrets`` are
-    the names of Secrets in each pod's namespace. ``resources`` are the resources of a supervisor,
-    ``download`` the resources of a download. ``host`` is the listen address for engines that
-    support only one address family.
+    If ``probe`` is None, the probe uses the supervisor's image. ``pull_secrets`` are the names of
+    Secrets in each pod's namespace. ``resources`` are the supervisor's resources, and ``download``
+    those of a model download. ``host`` is the listen address of engines that support only one
+    address family.
     """
 
     engine: str
@@ -40,10 +40,7 @@ class Images:
 
 
 def make_http_probe(path: str, port: int, scheme: str = "HTTP") -> dict[str, Any]:
-    """Return a Kubernetes HTTP or HTTPS probe without thresholds.
-
-    The kubelet does not verify the certificate.
-    """
+    """Return an ``httpGet`` probe without thresholds."""
     return {
         "httpGet": {"path": path, "port": port, "scheme": scheme},
         "periodSeconds": PROBE_PERIOD_S,
@@ -52,7 +49,7 @@ def make_http_probe(path: str, port: int, scheme: str = "HTTP") -> dict[str, Any
 
 
 def make_restricted_context() -> dict[str, Any]:
-    """Return a container's security context that meets the restricted Pod Security Standard."""
+    """Return a container's security context for the restricted Pod Security Standard."""
     return {
         "allowPrivilegeEscalation": False,
         "capabilities": {"drop": ["ALL"]},
@@ -74,24 +71,22 @@ def make_device_claims(resources: EngineResources) -> tuple[list[Object], list[O
 
 QOS_RESOURCES = ("cpu", "memory")
 LIMITS_UNDER_QUOTA = {"cpu": "200m", "memory": "256Mi", "ephemeral-storage": "512Mi"}
-"""Limits of a container that Plimsoll adds, for resources that a ResourceQuota may count. They are
-set if all other containers have limits. The supervisor's volumes use at most 320 MiB; the rest
-is for its log."""
+"""Limits of a container that Plimsoll adds to a pod whose other containers all have limits. The
+supervisor's volumes use at most 320 MiB; the rest of the storage is for its log."""
 REQUESTS_UNDER_QUOTA = {"cpu": "20m", "memory": "96Mi", "ephemeral-storage": "64Mi"}
-"""Requests of a container that Plimsoll adds, for the same resources."""
+"""Requests of a container that Plimsoll adds to a pod whose other containers all have requests."""
 
 
-def fit_resources(wanted: Resources, others: Iterable[Object]) -> Object:
+def fit_resources(resources: Resources, others: Iterable[Object]) -> Object:
     """Return limits and requests for a container that Plimsoll adds to the containers ``others``.
 
-    If a ResourceQuota counts a resource, the API server rejects a pod with a container that does
-    not set the resource. The container therefore sets each resource that all others set. A limit on
-    ephemeral storage applies to the whole pod. In a pod of QoS class Guaranteed, the requests equal
-    the limits, so that the pod keeps the class.
+    The container sets each resource that all others set. Otherwise, the API server would reject the
+    pod if a ResourceQuota counts this resource. In a pod of QoS class Guaranteed, the requests
+    equal the limits, so that the pod keeps the class.
     """
     others = list(others)
     each = [_get_resources(one) for one in others]
-    limits, requests = dict(wanted.limits), dict(wanted.requests)
+    limits, requests = dict(resources.limits), dict(resources.requests)
     for name in LIMITS_UNDER_QUOTA:
         if each and all(name in one["limits"] for one in each):
             limits.setdefault(
@@ -99,7 +94,7 @@ def fit_resources(wanted: Resources, others: Iterable[Object]) -> Object:
             )
         if each and all(name in one["limits"] or name in one["requests"] for one in each):
             requests.setdefault(
-                name, limits[name] if name in wanted.limits else REQUESTS_UNDER_QUOTA[name]
+                name, limits[name] if name in resources.limits else REQUESTS_UNDER_QUOTA[name]
             )
     if is_guaranteed(others):
         requests |= {name: limits[name] for name in QOS_RESOURCES}
@@ -112,7 +107,7 @@ def list_all_containers(spec: Object) -> list[Object]:
 
 
 def list_other_containers(pod: Object) -> list[Object]:
-    """Return the containers of the pod spec ``pod``, without the containers that Plimsoll adds."""
+    """Return the containers of a pod spec, except those that Plimsoll adds."""
     return [
         one
         for one in list_all_containers(pod)
@@ -121,13 +116,13 @@ def list_other_containers(pod: Object) -> list[Object]:
 
 
 def list_native_sidecars(pod: Object) -> list[Object]:
-    """Return the native sidecars of the pod spec ``pod``, without Plimsoll's."""
+    """Return the native sidecars of a pod spec, except Plimsoll's."""
     listed = list_other_containers({"initContainers": pod.get("initContainers")})
     return [one for one in listed if one.get("restartPolicy") == "Always"]
 
 
 def _get_resources(container: Object) -> dict[str, Object]:
-    """Return the container's limits and requests; empty where the manifest has no object."""
+    """Return the container's limits and requests; malformed ones are empty."""
     value = container.get("resources")
     declared = value if isinstance(value, dict) else {}
     return {
@@ -139,8 +134,8 @@ def _get_resources(container: Object) -> dict[str, Object]:
 def is_guaranteed(containers: Iterable[Object]) -> bool:
     """Report whether a pod with these containers has the QoS class Guaranteed.
 
-    Kubernetes uses the limit for a missing request and compares the sums over all containers. No
-    request exceeds its limit, so equal sums mean that each container's values are equal.
+    Kubernetes compares sums over all containers. Comparing each container gives the same result,
+    because no request may exceed its limit.
     """
     declared = [_get_resources(one) for one in containers]
     return bool(declared) and all(map(_has_equal_amounts, declared))

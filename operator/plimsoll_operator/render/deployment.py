@@ -1,8 +1,8 @@
 """Render the Deployment, and the ControllerRevision that stores its pod template.
 
-The first template rendered for a spec is used until a part of the spec that affects pods changes.
-An upgraded operator renders different templates, but must not restart engines with running
-requests. The template is stored in a ControllerRevision, because its data is immutable.
+The operator uses the first template that it renders for a spec until a part of the spec that
+affects pods changes. After an upgrade, it would render another template, but must not restart
+engines. A ControllerRevision stores the template, because its data is immutable.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from plimsoll_operator.render import names
 from plimsoll_operator.render.names import compute_digest
 
 SCHEDULE_AND_PULL_MARGIN_S = 300
-"""Seconds for scheduling and pulling an image, in addition to the startup timeout."""
+"""Seconds for scheduling a pod and pulling its images, in addition to the startup timeout."""
 
 
 def compute_pod_hash(service: InferenceService) -> str:
@@ -38,7 +38,7 @@ def compute_pod_hash(service: InferenceService) -> str:
 
 
 def _get_optional_parts(service: InferenceService) -> dict[str, Any]:
-    """Return the set fields that hashes of earlier releases lack: probe and parallelism."""
+    """Return the fields that earlier releases did not hash, if set: probe and parallelism."""
     probe, parallelism = service.spec.probe, service.spec.parallelism
     parts: dict[str, Any] = {"probe": {"image": probe.image}} if probe.enabled else {}
     if parallelism is not None:
@@ -67,8 +67,8 @@ def make_deployment(
 ) -> dict[str, Any]:
     """Return the Deployment with the pod template of the revision ``revision_hash``.
 
-    ``paused`` pauses a rollout. ``shared_claims`` are claims whose volumes pods on several nodes
-    may mount.
+    ``paused`` pauses a rollout. ``shared_claims`` are the claims that pods on several nodes may
+    mount.
     """
     return {
         "apiVersion": "apps/v1",
@@ -94,9 +94,9 @@ def make_deployment(
 
 
 def make_restart_annotation(service: InferenceService) -> dict[str, str]:
-    """Return the annotation with ``restart.id`` for an object with the service's pod template.
+    """Return the annotation with ``restart.id`` for the service's workload; empty without an ID.
 
-    The pods need no annotation, because the hash of their spec covers the ID.
+    The pods need no annotation, because their hash covers the ID.
     """
     restart_id = service.spec.restart.id
     return {RESTART_ID_ANNOTATION: restart_id} if restart_id else {}
@@ -114,7 +114,7 @@ def make_rolling_update(
 ) -> dict[str, Any]:
     """Return the rolling-update limits for pods with this ``spec``.
 
-    If a new pod needs resources that only one pod can hold, the old pod is deleted first.
+    If the pods hold resources that only one pod can hold, the old pod is deleted first.
     """
     wanted = service.spec.rollout
     is_exclusive = _holds_exclusive_resource(spec, shared_claims)
@@ -136,8 +136,7 @@ _ZERO_COUNTS = ("0", "0%")
 def _holds_exclusive_resource(spec: dict[str, Any], shared_claims: Collection[str]) -> bool:
     """Report whether a pod holds a resource that no other pod can hold at the same time.
 
-    These resources are devices (from a device plugin or a claim), host ports, and volumes of claims
-    that are not in ``shared_claims``.
+    Such resources are devices, host ports, and claims that are not in ``shared_claims``.
     """
     containers = [*(spec.get("initContainers") or ()), *spec["containers"]]
     taken = any(_has_devices(one) or _has_host_ports(one) for one in containers)
@@ -152,10 +151,7 @@ def list_claims(spec: dict[str, Any]) -> list[str]:
 
 
 def _has_devices(container: dict[str, Any]) -> bool:
-    """Report whether the container requests devices.
-
-    The name of an extended resource has a domain (``nvidia.com/gpu``); cpu and memory have none.
-    """
+    """Report whether the container requests an extended resource, such as ``nvidia.com/gpu``."""
     held = container.get("resources") or {}
     named = [*(held.get("limits") or {}), *(held.get("requests") or {})]
     return bool(held.get("claims")) or any("/" in resource for resource in named)

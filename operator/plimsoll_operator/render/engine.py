@@ -1,8 +1,8 @@
 """Render the engine's arguments, environment and container.
 
-Arguments and environment are the same in a pod and in local mode. The API keys are one key of a
-Secret, mounted as a directory, so the engine reads a rotated key without a restart. A pod whose
-Secret is missing waits, and its Events name the Secret.
+Arguments and environment are the same in a pod and in local mode. The Secret with the API keys is
+mounted as a directory, so the engine reads changed keys without a restart. If the Secret is
+missing, the pod waits, and its Events name the Secret.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def make_engine_args(service: InferenceService, places: ReplicaPlaces | None = N
 
 
 def make_drain_args(service: InferenceService, places: ReplicaPlaces | None = None) -> list[str]:
-    """Return the arguments of ``python -m plimsoll_engine`` for draining before the pod stops."""
+    """Return the arguments after ``python -m plimsoll_engine`` that drain the engine."""
     at = places or make_pod_places(service)
     deadline = service.spec.supervision.drain.deadline_s
     return [
@@ -82,7 +82,7 @@ def make_drain_args(service: InferenceService, places: ReplicaPlaces | None = No
 
 
 def make_engine_env(service: InferenceService) -> list[dict[str, Any]]:
-    """Return the manifest's environment variables as a container lists them, in the same order."""
+    """Return the environment variables in the spec, in the form of a container's ``env``."""
     return [
         variable.model_dump(by_alias=True, exclude_none=True)
         for variable in service.spec.engine.env
@@ -90,9 +90,9 @@ def make_engine_env(service: InferenceService) -> list[dict[str, Any]]:
 
 
 def make_process_env(service: InferenceService) -> dict[str, str]:
-    """Return the manifest's environment variables for a process on this machine.
+    """Return the environment variables in the spec for an engine in local mode.
 
-    Raises ValueError if a variable, or the engine's API keys, refers to another object.
+    Raises ValueError if a variable or ``apiKeySecretRef`` refers to an object in a cluster.
     """
     if service.spec.engine.api_key_secret_ref is not None:
         raise ValueError(
@@ -116,18 +116,18 @@ def format_seconds(value: float) -> str:
 
 
 STARTUP_MARGIN_S = 30
-"""Seconds before the kubelet's startup timeout at which the engine gives up, so that it can say
-why."""
+"""Seconds by which the engine's own startup timeout is shorter than the kubelet's, so that the
+engine can report the reason."""
 
 ENDPOINT_REMOVAL_S = 5
-"""Seconds for which an external engine continues to serve before SIGTERM. Meanwhile, its pod is
-removed from the endpoints."""
+"""Seconds between the deletion of a pod and SIGTERM for an external engine, which serves requests
+until the pod is removed from the endpoints."""
 
 
 def make_engine_container(
     service: InferenceService, images: Images, worker: bool = False
 ) -> dict[str, Any]:
-    """Build the engine's container. The engine of a ``worker`` pod serves no port."""
+    """Build the engine's container. In a ``worker`` pod, the engine serves no port."""
     engine = service.spec.engine
     return {
         "name": names.ENGINE,
@@ -170,7 +170,7 @@ def _make_port_and_probes(service: InferenceService) -> dict[str, Any]:
 
 
 def _make_environment(service: InferenceService) -> list[dict[str, Any]]:
-    """Return the environment without duplicates. Variables in the manifest take precedence."""
+    """Return the container's ``env`` without duplicates. Variables in the spec take precedence."""
     variables = [
         {"name": "HOME", "value": paths.CACHE_DIR},
         {"name": "HF_HOME", "value": f"{paths.CACHE_DIR}/huggingface"},
@@ -184,7 +184,7 @@ def _make_environment(service: InferenceService) -> list[dict[str, Any]]:
 
 
 def _make_command(service: InferenceService, host: str, worker: bool) -> dict[str, Any]:
-    """Return the container fields ``command`` and ``args``. The manifest's arguments come last."""
+    """Return the container's ``command`` and ``args``. The arguments in the spec come last."""
     engine = service.spec.engine
     at = make_pod_places(service)
     match engine.type:
@@ -203,7 +203,7 @@ def _make_command(service: InferenceService, host: str, worker: bool) -> dict[st
 
 
 def _make_group_env(service: InferenceService) -> list[dict[str, Any]]:
-    """Return the variable that tells vLLM the pod's address in the network of the group."""
+    """Return the environment variable that tells vLLM its pod's address."""
     if service.spec.engine.type is not EngineType.VLLM or service.spec.nodes == 1:
         return []
     field = {"apiVersion": "v1", "fieldPath": "status.podIP"}
@@ -211,7 +211,7 @@ def _make_group_env(service: InferenceService) -> list[dict[str, Any]]:
 
 
 def _make_custom_engine_env(service: InferenceService) -> list[dict[str, Any]]:
-    """Return the variables that configure a custom engine; other engines get arguments."""
+    """Return the environment variables that configure a custom engine."""
     if service.spec.engine.type is not EngineType.CUSTOM:
         return []
     at = make_pod_places(service)
@@ -225,11 +225,11 @@ def _make_custom_engine_env(service: InferenceService) -> list[dict[str, Any]]:
 
 
 def _make_pre_stop_hook(service: InferenceService) -> dict[str, Any]:
-    """Return the preStop hook.
+    """Return the preStop hook: a drain, or a pause for external engines.
 
-    Plimsoll's engine drains in an exec hook, because an HTTP hook cannot reach a loopback port. The
-    image of an external engine may contain no usable program, so the hook sleeps until the
-    endpoints are updated; SIGTERM then drains the engine.
+    The drain is an exec hook, because an HTTP hook cannot reach the admin port on loopback. The
+    image of an external engine may lack a program to run. SIGTERM drains such an engine, after the
+    pause in which the pod is removed from the endpoints.
     """
     if service.spec.engine.type is EngineType.PLIMSOLL:
         return {"exec": {"command": ["python", "-m", "plimsoll_engine", *make_drain_args(service)]}}

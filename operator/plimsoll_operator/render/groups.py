@@ -1,9 +1,9 @@
 """Render the LeaderWorkerSet of a service whose replicas are groups of pods on several nodes.
 
-The leader serves the OpenAI API; workers only compute. vLLM and SGLang connect their nodes
-themselves, without Ray: each node gets the leader's address and its own rank from the variables
-that the LeaderWorkerSet controller adds. A node cannot rejoin its group, so the group is recreated
-when any of its containers terminates.
+The leader serves the OpenAI API, and the workers only compute. vLLM and SGLang connect their nodes
+without Ray: the LeaderWorkerSet controller adds environment variables with the leader's address and
+the node's rank. A restarted node cannot rejoin its group, so the controller recreates the whole
+group if any container terminates.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from plimsoll_operator.render.objects import compute_first_replicas
 Object = dict[str, Any]
 
 VLLM_MASTER_PORT, SGLANG_INIT_PORT = 29501, 20000
-"""Ports of the leader to which the nodes connect: vLLM's default, and the usual one for SGLang."""
+"""Ports of the leader to which the nodes of vLLM and SGLang connect."""
 GROUP_RESTART_POLICY = "RecreateGroupOnPodRestart"
 _LEADER_ADDRESS, _GROUP_SIZE, _WORKER_INDEX = (
     "$(LWS_LEADER_ADDRESS)",
@@ -36,7 +36,7 @@ _KEY_ENV = "PLIMSOLL_GROUP_KEY"
 
 
 def make_parallel_args(service: InferenceService, worker: bool) -> list[str]:
-    """Return the engine's arguments for its parallelism, and for its group of several nodes."""
+    """Return the engine's arguments for parallelism and for connecting the nodes of its group."""
     wanted, several = service.spec.parallelism, service.spec.nodes > 1
     if wanted is None:
         return []
@@ -65,10 +65,7 @@ def make_parallel_args(service: InferenceService, worker: bool) -> list[str]:
 
 
 def make_member_env(service: InferenceService, worker: bool) -> list[Object]:
-    """Return the variables that tell a supervisor the membership of its pod in a group.
-
-    The key of the group is a label that the pod gets at admission.
-    """
+    """Return the environment variables that tell a supervisor to which group its pod belongs."""
     member = {
         "index": f"$({_KEY_ENV})",
         "worker": worker,
@@ -81,8 +78,8 @@ def make_member_env(service: InferenceService, worker: bool) -> list[Object]:
     ]
 
 
-def get_workload_name(service: InferenceService) -> tuple[str, str]:
-    """Return the kind and the name of the object that creates the service's pods."""
+def get_workload_kind_and_name(service: InferenceService) -> tuple[str, str]:
+    """Return the kind and the name of the workload that creates the service's pods."""
     if service.spec.nodes > 1:
         return LWS_KIND, names.make_group_set_name(service)
     return "Deployment", service.metadata.name
@@ -97,8 +94,8 @@ def make_leader_worker_set(
 ) -> Object:
     """Build the LeaderWorkerSet with the group template of the revision ``revision_hash``.
 
-    ``paused`` pauses a rollout: groups that have not been updated keep their template.
-    ``shared_claims`` are the claims whose volumes pods on several nodes may mount.
+    ``paused`` pauses a rollout: the other groups keep their template. ``shared_claims`` are the
+    claims that pods on several nodes may mount.
     """
     return {
         "apiVersion": f"{LWS_API}/v1",
@@ -125,7 +122,7 @@ def make_leader_worker_set(
 def _make_group_rolling_update(
     service: InferenceService, template: Object, shared_claims: Collection[str]
 ) -> Object:
-    """Return the rolling-update limits. A percentage is raised if it would let no group move."""
+    """Return the rolling-update limits, which allow at least one group to be replaced."""
     spec = template["leaderTemplate"]["spec"]
     limits = make_rolling_update(service, spec, shared_claims)
     surge, unavailable = (_limit_percentage(limits[key]) for key in ("maxSurge", "maxUnavailable"))

@@ -1,4 +1,4 @@
-"""Render the source of a replica's weights: a claim, or a download before the engine starts."""
+"""Render the volume with a replica's model, and the download of the model."""
 
 from __future__ import annotations
 
@@ -45,8 +45,7 @@ def make_model_volumes(service: InferenceService) -> list[dict[str, Any]]:
 def make_download_containers(service: InferenceService, images: Images) -> list[dict[str, Any]]:
     """Return the init container that downloads the model; empty if no download is needed.
 
-    The container resumes an interrupted download, and exits immediately if the download is
-    complete.
+    The container resumes an interrupted download.
     """
     model = service.spec.model
     if not model.uri.startswith(("hf://", "s3://")):
@@ -93,15 +92,14 @@ DOWNLOAD_VARIABLES = frozenset(
         *("HF_HUB_ETAG_TIMEOUT", "HF_HUB_DISABLE_XET"),
     }
 )
-"""Environment variables of the engine that the download gets as well. The names are in upper case;
-for proxies, lower case is accepted, too. HF_HUB_OFFLINE is not passed on, because a download
-needs the hub."""
+"""Environment variables of the engine that the download also gets, in upper case. HF_HUB_OFFLINE is
+excluded, because a download needs the hub."""
 
 
 def _is_download_variable(name: str, has_secret: bool) -> bool:
-    """Report whether the download container also gets the engine's variable ``name``.
+    """Report whether the download also gets the engine's environment variable ``name``.
 
-    ``has_secret`` is whether a Secret contains the credentials for S3.
+    ``has_secret`` is True if a Secret contains the credentials for S3.
     """
     aws = name.startswith("AWS_") and not has_secret
     return name.upper() in DOWNLOAD_VARIABLES or name.startswith("HF_XET_") or aws
@@ -112,7 +110,7 @@ def _make_variables(variables: Iterable[EnvVar]) -> list[dict[str, Any]]:
 
 
 def _make_environment(service: InferenceService) -> dict[str, Any]:
-    """Return the environment of the download, the only container with the model's Secrets.
+    """Return the container's ``env`` and ``envFrom``. Only the download gets the model's Secrets.
 
     If a variable is set twice, the last value is used, as in the API server's merges.
     """

@@ -2,12 +2,11 @@
 
 The rules for a whole cluster (``dashboards/``) and those for one service use the same functions.
 
-Burn rate = increase(growth over a range) / budget x window / range: at a rate of 1, the budget
-lasts exactly one window. The multi-window form follows the Site Reliability Workbook (chapter 5):
-the long range shows that the burn is significant, and the short range that it continues. The
-workbook's factors 14.4 and 6 assume a window of 30 days. Here, the factor is the rate that spends
-``share`` of the budget within ``window / window_divisor``: factor = share x window_divisor. The
-ranges depend on the window, and PromQL requires literal ranges.
+Burn rate = increase(growth over a range) / budget x window / range. At a rate of 1, the budget
+lasts exactly one window. The alerts use two ranges, as in the Site Reliability Workbook (chapter
+5): the long range shows that the burn is significant, and the short range that it continues. The
+workbook's factors assume a window of 30 days. Here, the factor is the rate that spends ``share`` of
+the budget within ``window / window_divisor``: factor = share x window_divisor.
 """
 
 from __future__ import annotations
@@ -21,23 +20,19 @@ from plimsoll_api.names import SERVICE_LABEL
 from plimsoll_operator.render import names
 
 RUNBOOKS_URL = "https://plimsoll.dev/runbooks"
-"""URL of the published ``docs/runbooks/``; the runbook of an alert is ``NAME.md``."""
+"""URL of the published ``docs/runbooks/``."""
 WINDOWS_S = (3600, 6 * 3600, 24 * 3600, 7 * 86_400, 30 * 86_400)
-"""Window classes: 1 h, 6 h, 1 d, 7 d, 30 d. A budget belongs to the largest class that does not
-exceed its window."""
+"""Window classes in seconds. A budget belongs to the largest class that does not exceed its window.
+The ranges of an alert depend on the class, because PromQL requires literal ranges."""
 SHORT_RANGE_DIVISOR = 12
 MIN_RANGE_S = 120
 MIN_LONG_RANGE_S = 360
-"""Minimum of the long range in seconds, so that it contains several scrapes at intervals of 15 to
-30 s."""
+"""Minimum of the long range in seconds, so that the range contains several scrapes."""
 
 
 @dataclass(frozen=True)
 class BurnAlert:
-    """Alert on a burn rate that spends ``share`` of the budget within a part of its window.
-
-    This part is the window divided by ``window_divisor``.
-    """
+    """Alert on a burn rate that spends ``share`` of a budget within window / ``window_divisor``."""
 
     name: str
     share: float
@@ -69,8 +64,8 @@ def make_burn_rule(
 ) -> dict[str, Any]:
     """Return the alerting rule for budgets with a window of ``window_s`` seconds.
 
-    The label ``window`` is the window class. A service's own alert and the cluster's alert
-    therefore have equal labels, and Alertmanager deduplicates them.
+    The label ``window`` is the window class, so a service's own alert and the cluster's alert have
+    equal labels, and Alertmanager deduplicates them.
     """
     long_s = max(window_s // rule.window_divisor, MIN_LONG_RANGE_S)
     short_s = max(long_s // SHORT_RANGE_DIVISOR, MIN_RANGE_S)
@@ -102,10 +97,7 @@ def make_alert(
     dashboard: str = "service",
     labels: dict[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Return an alerting rule, which fires once its condition has held for ``wait``.
-
-    ``wait`` is a PromQL range such as ``10m``.
-    """
+    """Return an alerting rule that fires once its condition held for ``wait``, such as ``10m``."""
     query = "?var-namespace={{ $labels.namespace }}&var-service={{ $labels.service }}"
     return {
         "alert": name,
@@ -163,8 +155,7 @@ def make_pod_monitor(service: InferenceService) -> list[dict[str, Any]]:
 def make_prometheus_rule(service: InferenceService) -> list[dict[str, Any]]:
     """Return the PrometheusRule with alerts on this service's budgets; empty if it is disabled.
 
-    All other alerts are independent of the service and belong to the cluster
-    (``dashboards/alerts.yaml``).
+    All other alerts are in the rules for the whole cluster (``dashboards/alerts.yaml``).
     """
     wanted = service.spec.observability.prometheus_rule
     if not wanted.enabled:

@@ -1,4 +1,4 @@
-"""Names, labels and owner references of the objects that the operator creates."""
+"""Build the names, labels and owner references of the operator's objects."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ MANAGED_BY_LABEL = "app.kubernetes.io/managed-by"
 OWNED_SELECTOR = f"{MANAGED_BY_LABEL}={FIELD_MANAGER}"
 
 OWNED_FIELDS_KEY = "ownedFields"
-"""Key that replaces ``managedFields`` in the metadata of an object that was read. Its value is a
-hash of the fields that Plimsoll owns by server-side apply. It is never sent to the API server."""
+"""Key that replaces ``managedFields`` in the metadata of a cached object. Its value is a hash of the
+fields that Plimsoll owns by server-side apply. The key is never sent to the API server."""
 
 ENGINE, SUPERVISOR = ENGINE_CONTAINER, SUPERVISOR_CONTAINER
 PROBE = "plimsoll-probe"
 
 
 def make_selector(service: str) -> dict[str, str]:
-    """Return the labels that select all pods of a service. A Deployment's selector is immutable."""
+    """Return the labels that select all pods of a service. They must never change."""
     return {SERVICE_LABEL: service}
 
 
 def make_serving_selector(service: InferenceService) -> dict[str, str]:
-    """Return the labels that select the pods that serve requests: in groups, only the leaders."""
+    """Return the labels that select the pods that serve requests. In groups, only leaders do."""
     leaders = {LWS_WORKER_LABEL: "0"} if service.spec.nodes > 1 else {}
     return make_selector(service.metadata.name) | leaders
 
@@ -52,7 +52,7 @@ def make_labels(service: str) -> dict[str, str]:
 
 
 def make_supervisor_name(service: str) -> str:
-    """Return the common name of supervisors' ConfigMap, ServiceAccount, Role and RoleBinding."""
+    """Return the name of the supervisors' ConfigMap, ServiceAccount, Role and RoleBinding."""
     return f"{service}-supervisor"
 
 
@@ -62,7 +62,7 @@ def make_headless_service_name(service: str) -> str:
 
 
 def make_group_set_name(service: InferenceService) -> str:
-    """Return the name of the LeaderWorkerSet. Its own headless Service has the same name."""
+    """Return the name of the LeaderWorkerSet, which its headless Service has, too."""
     return f"{service.metadata.name}-lws"
 
 
@@ -82,7 +82,7 @@ def make_revision_name(service: str, pod_hash: str) -> str:
 
 
 def compute_digest(value: Any) -> str:
-    """Return a hash of a JSON value: 10 hexadecimal digits, which are the same in every process."""
+    """Return a stable hash of a JSON value: 10 hexadecimal digits."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:10]
 
@@ -90,7 +90,7 @@ def compute_digest(value: Any) -> str:
 def add_owner(
     item: dict[str, Any], kind: str, owner: ObjectMeta, labels: dict[str, str]
 ) -> dict[str, Any]:
-    """Return ``item`` with the controller ``owner``, an object of ``kind``, and with ``labels``."""
+    """Return ``item`` with ``labels`` and with ``owner``, an object of ``kind``, as controller."""
     meta = item["metadata"]
     reference = {
         "apiVersion": API_VERSION,

@@ -1,4 +1,4 @@
-"""Render the objects around the Deployment: Services, slots, network, scaling, permissions."""
+"""Render a service's objects other than its workload, such as Services, slots and permissions."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def make_disruption_budget(service: InferenceService) -> list[dict[str, Any]]:
     """Return the PodDisruptionBudget; empty if it is disabled.
 
     By default, it allows as many evictions at a time as ``supervision.maxUnavailable`` allows
-    restarts. Replicas that are not ready can always be evicted: pods that do not serve must not
-    block the drain of a node.
+    restarts. Pods that are not ready can always be evicted, so that they do not block the drain of
+    a node.
     """
     wanted = service.spec.disruption
     if not wanted.enabled:
@@ -81,9 +81,9 @@ def make_disruption_budget(service: InferenceService) -> list[dict[str, Any]]:
 def _convert_to_pod_limit(replicas: int | str, nodes: int) -> int | str:
     """Convert a limit on unavailable replicas to a limit on unavailable pods.
 
-    Each replica is a group of ``nodes`` pods, and the eviction of one pod ends its whole group. A
-    limit of N replicas therefore permits the eviction of a pod while at most N - 1 groups are
-    unavailable. Zero and percentages are returned unchanged.
+    A replica is a group of ``nodes`` pods, and the eviction of one pod ends its whole group. With a
+    limit of N replicas, a pod may therefore be evicted while at most N - 1 groups are unavailable.
+    Zero and percentages are returned unchanged.
     """
     return (replicas - 1) * nodes + 1 if isinstance(replicas, int) and replicas else replicas
 
@@ -91,8 +91,7 @@ def _convert_to_pod_limit(replicas: int | str, nodes: int) -> int | str:
 def make_slot_leases(service: InferenceService) -> list[dict[str, Any]]:
     """Return a Lease for each restart slot.
 
-    The Leases are applied without ``spec``, because the supervisors that acquire them own this
-    field.
+    The Leases have no ``spec``, because the supervisors own this field.
     """
     wanted = names.make_slot_names(service.metadata.name, service.spec.supervision.max_unavailable)
     return [
@@ -104,8 +103,8 @@ def make_slot_leases(service: InferenceService) -> list[dict[str, Any]]:
 def make_network_policy(service: InferenceService) -> list[dict[str, Any]]:
     """Return the NetworkPolicy, which admits clients and monitoring; empty if it is disabled.
 
-    The admin port listens only on loopback. The kubelet's probes come from the pod's own node, and
-    no policy blocks them. Other peers can reach the probe port only if the spec lists them.
+    The kubelet can always reach the probe port, because no policy blocks a pod's own node. Other
+    peers can reach this port only if the spec lists them.
     """
     wanted = service.spec.network_policy
     if not wanted.enabled:
@@ -133,15 +132,15 @@ def make_network_policy(service: InferenceService) -> list[dict[str, Any]]:
 
 
 def _make_ingress_rule(peers: list[dict[str, Any]], *ports: int) -> dict[str, Any]:
-    """Return an ingress rule for TCP ``ports``. If ``peers`` is empty, it allows all sources."""
+    """Return an ingress rule for TCP ``ports``. An empty ``peers`` allows all sources."""
     rule: dict[str, Any] = {"ports": [{"port": port, "protocol": "TCP"} for port in ports]}
     return rule | ({"from": peers} if peers else {})
 
 
 def _make_group_rules(service: InferenceService) -> list[dict[str, Any]]:
-    """Return the rule for traffic between the nodes of an engine, which may use any port.
+    """Return the rule that allows traffic on any port between the nodes of an engine.
 
-    Empty if each replica has only one node.
+    Return an empty list if each replica has only one node.
     """
     if service.spec.nodes == 1:
         return []
@@ -151,10 +150,10 @@ def _make_group_rules(service: InferenceService) -> list[dict[str, Any]]:
 
 
 def make_autoscaler(service: InferenceService, hold_scale_in: bool = False) -> list[dict[str, Any]]:
-    """Return the autoscaler, which then owns the workload's replicas; empty if there is none.
+    """Return the autoscaler, which then owns the workload's replicas; empty if it is disabled.
 
-    With ``hold_scale_in``, the autoscaler removes no replicas, because a replica with an open
-    incident must be kept as evidence.
+    With ``hold_scale_in``, the autoscaler removes no replicas, for example while an incident is
+    open and its replica is evidence.
     """
     wanted = service.spec.autoscaling
     if wanted is None:
@@ -195,7 +194,7 @@ def make_autoscaler(service: InferenceService, hold_scale_in: bool = False) -> l
 
 
 def _make_scale_target(service: InferenceService) -> dict[str, Any]:
-    """Return the reference to the object whose replicas an autoscaler sets."""
+    """Return the reference to the workload whose replicas an autoscaler sets."""
     if service.spec.nodes > 1:
         name = names.make_group_set_name(service)
         return {"apiVersion": f"{LWS_API}/v1", "kind": LWS_KIND, "name": name}
@@ -303,7 +302,7 @@ def make_service_account(service: InferenceService) -> dict[str, Any]:
 def make_role(service: InferenceService, held_slots: Collection[str] = ()) -> dict[str, Any]:
     """Return the Role of the service's supervisors.
 
-    ``held_slots`` are the names of surplus slots whose holders have not released them yet.
+    ``held_slots`` are the names of slots that a pod still holds, including surplus slots.
     """
     slots = names.make_slot_names(service.metadata.name, service.spec.supervision.max_unavailable)
     return make_supervisor_role(
@@ -321,7 +320,7 @@ def make_role_binding(service: InferenceService) -> dict[str, Any]:
 def make_supervisor_role(
     name: str, slots: Sequence[str], *more_rules: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the Role of supervisors, for incidents, Events, EndpointSlices and slot Leases.
+    """Return the Role that supervisors need for incidents, Events, EndpointSlices and slot Leases.
 
     ``slots`` are the names of the Leases, and ``more_rules`` are further rules.
     """
@@ -356,5 +355,5 @@ def make_supervisor_binding(name: str, accounts: Sequence[str], namespace: str) 
 
 
 def make_role_rule(group: str, resources: list[str], verbs: list[str]) -> dict[str, Any]:
-    """Return one rule of a Role."""
+    """Return a rule of a Role."""
     return {"apiGroups": [group], "resources": resources, "verbs": verbs}

@@ -1,7 +1,7 @@
-"""Directories, addresses and ports of one replica.
+"""Define the directories, addresses and ports of a replica.
 
-In a pod, they are fixed (:func:`make_pod_places`). Local mode passes other :class:`ReplicaPlaces`
-to the functions that render the engine's and the supervisor's arguments.
+They are fixed in a pod (:func:`make_pod_places`). Local mode passes other :class:`ReplicaPlaces` to
+the functions that render the arguments of the engine and the supervisor.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ TOKEN_DIR = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 @dataclass(frozen=True, kw_only=True)
 class SupervisorPlaces:
-    """Paths and ports of a supervisor. Paths are absolute.
+    """Absolute paths and ports of a supervisor.
 
-    ``host`` is the listen address of the supervisor and of the serving API of Plimsoll's engine.
+    ``host`` is the listen address of the supervisor and of the OpenAI API of Plimsoll's engine.
     """
 
     run_dir: str
@@ -53,13 +53,13 @@ class ReplicaPlaces(SupervisorPlaces):
 POD_PLACES = SupervisorPlaces(
     run_dir=RUN_DIR, state_dir=STATE_DIR, config_file=f"{CONFIG_DIR}/{CONFIG_FILE}"
 )
-"""Paths and ports of a supervisor in a pod, including pods that the operator did not create."""
+"""Paths and ports of a supervisor in a pod, also in pods of other workloads."""
 
 HOST_PORTS = range(21_000, 29_000)
 """Ports of supervisors in pods with host networking, below NodePorts and ephemeral ports."""
 HOST_PORT_PAIR_COUNT = 3_989
-"""Number of port pairs in :data:`HOST_PORTS` that supervisors use. It is prime, so that engine
-ports at round distances map to different pairs."""
+"""Number of port pairs in :data:`HOST_PORTS` that supervisors use. The number is prime, so that
+engine ports at round distances map to different pairs."""
 
 
 def make_host_network_places(engine_port: int) -> SupervisorPlaces:

@@ -1,4 +1,4 @@
-"""Render the pod template: engine and supervisor, under the restricted Pod Security Standard."""
+"""Render the pod template, which meets the restricted Pod Security Standard."""
 
 from __future__ import annotations
 
@@ -35,20 +35,19 @@ from plimsoll_operator.render.probe import add_probe
 from plimsoll_operator.render.supervisor import make_supervisor_args
 
 USER_ID = 10001
-"""User ID of both containers. The supervisor can inspect and signal only processes of its own
+"""User ID of the engine and the supervisor, which can inspect and signal only processes of its own
 user."""
 
 PICKER_ENGINE_LABEL = "inference.networking.k8s.io/engine-type"
 
 STOP_MARGIN_S = 30
-"""Seconds after the drain in which the engine frees its memory and the supervisor completes its
-journal."""
+"""Seconds after a drain in which engine and supervisor can still free memory and write files."""
 
 TOKEN_LIFETIME_S = 3600
 
 
 def make_revision_template(service: InferenceService, images: Images) -> dict[str, Any]:
-    """Build the template of a revision: a pod template, or a group template for several nodes."""
+    """Build the template of the current revision, for a pod or for a group on several nodes."""
     if service.spec.nodes == 1:
         return make_pod_template(service, images)
     return {
@@ -62,9 +61,9 @@ def make_revision_template(service: InferenceService, images: Images) -> dict[st
 def make_pod_template(
     service: InferenceService, images: Images, worker: bool = False
 ) -> dict[str, Any]:
-    """Build the pod template of ``service``, with its ``podTemplate`` merged over it.
+    """Build the pod template of ``service``, including its ``podTemplate``.
 
-    ``worker`` is whether the pod is a worker of its group.
+    ``worker`` is True for the workers of a multi-node group.
     """
     template = make_base_template(service, images, worker)
     if service.spec.pod_template:
@@ -104,9 +103,9 @@ def make_base_template(
 
 
 def _make_picker_labels(service: InferenceService) -> dict[str, str]:
-    """Return the label from which an endpoint picker learns the names of the engine's metrics.
+    """Return the label that tells an endpoint picker the names of the engine's metrics.
 
-    Without it, a picker expects vLLM's names, which a ``plimsoll`` engine has too. See
+    Without the label, a picker expects vLLM's names, which a ``plimsoll`` engine uses, too. See
     ``mapping_registry.go`` of the Gateway API Inference Extension, v1.5.0.
     """
     engine = service.spec.engine.type
@@ -138,10 +137,7 @@ def _make_containers(service: InferenceService, images: Images, worker: bool) ->
 
 
 def _make_group_context(service: InferenceService) -> dict[str, Any]:
-    """Return the ``fsGroup`` of the pod, with which the download can write to a new claim.
-
-    Root owns the files in a new claim.
-    """
+    """Return the ``fsGroup`` that the download needs to write to a new claim, which root owns."""
     if service.spec.model.cache is None:
         return {}
     return {"fsGroup": USER_ID, "fsGroupChangePolicy": "OnRootMismatch"}
@@ -157,8 +153,8 @@ def add_pull_secrets(
 ) -> None:
     """Add the pull secrets for the supervisor's image to ``pod``, in place.
 
-    ``default`` are the Secrets that are used if ``supervisor`` lists none. The kubelet ignores a
-    Secret that does not exist.
+    ``default`` are the Secrets to use if ``supervisor`` lists none. The kubelet ignores a Secret
+    that does not exist.
     """
     wanted = [one.name for one in supervisor.image_pull_secrets] or default
     others = [one for one in pod.get("imagePullSecrets") or () if one.get("name") not in wanted]
@@ -173,10 +169,10 @@ def make_supervisor_container(
     others: Iterable[dict[str, Any]],
     places: paths.SupervisorPlaces = POD_PLACES,
 ) -> dict[str, Any]:
-    """Return the supervisor as a native sidecar for ``initContainers``.
+    """Return the supervisor's container, a native sidecar for ``initContainers``.
 
-    If ``supervisor`` sets no resources, the container gets the ``default``, adapted to the pod's
-    other containers in ``others``.
+    If ``supervisor`` sets no resources, the container gets ``default``, adapted to ``others``, the
+    pod's other containers.
     """
     own = supervisor.resources
     return {
@@ -246,10 +242,7 @@ def _make_volumes(service: InferenceService) -> list[dict[str, Any]]:
 
 
 def make_token_sources() -> list[dict[str, Any]]:
-    """Return the sources of the volume with the supervisor's ServiceAccount token.
-
-    ``automountServiceAccountToken`` would mount the same sources.
-    """
+    """Return the sources of the supervisor's token volume, as with automountServiceAccountToken."""
     field = {"apiVersion": "v1", "fieldPath": "metadata.namespace"}
     ca = [{"key": "ca.crt", "path": "ca.crt"}]
     return [

@@ -1,7 +1,7 @@
-"""Add the probe to a pod: an init container copies it into a directory on the engine's PYTHONPATH.
+"""Add the probe to a pod.
 
-``plimsoll inject --probe`` uses it for pods of other workloads, ``spec.probe`` for pods of an
-InferenceService.
+An init container copies the probe's code into a directory on the engine's PYTHONPATH. Both
+``plimsoll inject --probe`` and ``spec.probe`` use this module.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ PROBE_RESOURCES = Resources(
 def add_probe(pod: Object, engine: Object, supervisor: Object, image: str | None = None) -> None:
     """Add the probe to ``engine``, a container of ``pod``, for ``supervisor``.
 
-    ``supervisor`` is one of the pod's init containers. ``image`` contains the probe's code; without
-    it, the supervisor's image is used. Raises ValueError if PYTHONPATH comes from a ``valueFrom``,
-    to which nothing can be appended.
+    ``supervisor`` is one of the pod's init containers. ``image`` contains the probe's code; None
+    means the supervisor's image. Raises ValueError if PYTHONPATH comes from ``valueFrom``, to which
+    nothing can be appended.
     """
     engine["env"] = _append_probe_folders(engine.get("env") or [])
     engine["volumeMounts"] = [
@@ -63,7 +63,7 @@ def add_probe(pod: Object, engine: Object, supervisor: Object, image: str | None
 
 
 def remove_probe(pod: Object, engines: list[Object]) -> None:
-    """Undo :func:`add_probe` in ``pod`` and its ``engines``."""
+    """Undo :func:`add_probe` in ``pod`` and in its containers ``engines``."""
     own = {PROBE_NAME, SOCKET_VOLUME}
     _remove_named_items(pod, "initContainers", {PROBE_NAME})
     _remove_named_items(pod, "volumes", own)
@@ -91,7 +91,7 @@ def _remove_named_items(owner: Object, key: str, dropped: set[str]) -> None:
 
 
 def _append_probe_folders(env: list[Object]) -> list[Object]:
-    """Return the environment ``env`` with the probe's folders at the end of PYTHONPATH."""
+    """Return ``env`` with the probe's directories at the end of PYTHONPATH."""
     path = next((one for one in env if one.get("name") == PYTHONPATH_ENV), None)
     if path is not None and "valueFrom" in path:
         raise ValueError(

@@ -1,10 +1,9 @@
 """Check a ``podTemplate`` against the restricted Pod Security Standard and Plimsoll's own limits.
 
 Anyone who may create an InferenceService sets its pod template. Without limits, they could create
-any pod, for example with host networking or with another ServiceAccount. The admission policy in
-``config/pod-template-policy.yaml`` rejects such a template when it is created. This module checks
-the complete template before it is applied, in case that policy is not installed or was installed
-later.
+any pod, for example with host networking or another ServiceAccount. The admission policy in
+``config/pod-template-policy.yaml`` rejects such services. This module checks the complete template
+again before it is applied, because the policy may not be installed, or was installed later.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from plimsoll_operator.render.engine import API_KEYS_VOLUME
 
 
 class NotAllowedError(ValueError):
-    """Raised for a template that is not allowed in its namespace. The message names each field."""
+    """Raised if a template violates the standard or the limits. The message names each field."""
 
 
 ALLOWED_VOLUME_TYPES = frozenset(
@@ -66,8 +65,8 @@ ALLOWED_CONTAINERS_BY_VOLUME = {
     "config": {names.SUPERVISOR},
     API_KEYS_VOLUME: {names.ENGINE},
 }
-"""Containers that may mount a volume of the operator, by volume. ``run`` contains the admin token,
-and ``token`` the ServiceAccount's token."""
+"""Containers that may mount a volume of the operator, by volume. The volume ``run`` contains the
+admin token, and ``token`` the ServiceAccount's token."""
 
 HOST_FIELDS = ("hostNetwork", "hostPID", "hostIPC")
 IDENTITY_FIELDS = ("serviceAccountName", "serviceAccount", "automountServiceAccountToken")
@@ -76,10 +75,10 @@ IDENTITY_FIELDS = ("serviceAccountName", "serviceAccount", "automountServiceAcco
 def check_pod_template(
     service: InferenceService, template: dict[str, Any], rendered: dict[str, Any]
 ) -> None:
-    """Raise :class:`NotAllowedError` if ``template`` violates the restricted standard.
+    """Check ``template``. Raises :class:`NotAllowedError`.
 
-    Also raise it if the template changes the pod's identity or the volumes with tokens, compared
-    with the ``rendered`` template.
+    The template must meet the restricted standard. It must have the same ServiceAccount and the
+    same volumes with tokens as ``rendered``, the template without the user's changes.
     """
     problems = list(_iterate_problems(service, template, rendered))
     if problems:
@@ -156,10 +155,10 @@ def _iterate_container_problems(
 def _iterate_context_problems(
     context: dict[str, Any], pod: dict[str, Any], path: str
 ) -> Iterator[str]:
-    """Yield the problems with fields that the security contexts of pods and containers share.
+    """Yield the problems with fields that pods and containers have in their security contexts.
 
-    ``pod`` is the pod's security context, from which a container inherits. It is empty if
-    ``context`` is the pod's own.
+    ``pod`` is the pod's security context, from which a container's ``context`` inherits. ``pod`` is
+    empty if ``context`` is the pod's own.
     """
     effective = pod | {key: value for key, value in context.items() if value is not None}
     if effective.get("runAsNonRoot") is not True:
@@ -200,7 +199,7 @@ def _iterate_volume_problems(
 def _iterate_credential_problems(
     container: dict[str, Any], rendered: dict[str, Any], secrets: set[str], path: str
 ) -> Iterator[str]:
-    """Yield the mounts and variables through which a container could read credentials of others."""
+    """Yield mounts and environment variables that show a container another's credentials."""
     for mount in container.get("volumeMounts") or ():
         allowed = ALLOWED_CONTAINERS_BY_VOLUME.get(mount.get("name", ""))
         if allowed is not None and container.get("name") not in allowed:

@@ -1,4 +1,4 @@
-"""Render the supervisor's configuration and arguments, the same in a pod and in local mode."""
+"""Render the supervisor's configuration and arguments, in a pod and in local mode."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from plimsoll_operator.render.paths import ReplicaPlaces, SupervisorPlaces, make
 def make_supervisor_config(
     service: InferenceService, places: ReplicaPlaces | None = None, container: str = ENGINE
 ) -> SupervisorConfig:
-    """Return the supervisor's configuration. A service without a UID has no slots.
+    """Return the supervisor's configuration. Without a UID, as in local mode, it has no slots.
 
     ``container`` is the name of the engine's container; empty in local mode.
     """
@@ -60,14 +60,13 @@ PARTIAL_DEVICE_PATTERN = re.compile(
     r"|gpu\.intel\.com/(memory|millicores)",
     re.IGNORECASE,
 )
-"""Pattern for resources that give a pod part of a device. It covers NVIDIA's time-slicing and MPS.
-It also covers the names for memory, cores and virtual GPUs of HAMi, Volcano, Alibaba, Tencent, AWS
-and Intel."""
+"""Pattern for resources that are only a part of a device: NVIDIA's time-slicing and MPS, and the
+memory, cores and virtual GPUs of HAMi, Volcano, Alibaba, Tencent, AWS and Intel."""
 SHARING_LABELS = frozenset(
     {"cloud.google.com/gke-gpu-sharing-strategy", "nvidia.com/gpu.sharing-strategy"}
 )
-"""Labels of nodes with shared devices, unless the value is ``none``: from GKE and from NVIDIA's
-feature discovery."""
+"""Labels with which GKE and NVIDIA's feature discovery mark nodes with shared devices. The value
+``none`` means that devices are not shared."""
 SHARING_ANNOTATIONS = frozenset({"gpu-fraction", "gpu-memory"})
 """Annotations of the KAI scheduler and Run:ai that request part of a device."""
 
@@ -78,12 +77,11 @@ def shares_device(
     pod: Mapping[str, Any],
     annotations: Collection[str] = (),
 ) -> bool:
-    """Report whether the manifest lets other containers use a container's devices.
+    """Report whether other containers may use a container's devices, according to the manifest.
 
-    ``resources`` are the names of the container's resources, and ``claims`` are the names of its
-    resourceClaims in the ``pod`` spec. A claim that exists independently of the pod may be shared
-    with other pods. A claim from a template belongs to the pod, and is shared if two of its
-    containers use it.
+    ``resources`` and ``claims`` are the names of the container's resources and resourceClaims in
+    the ``pod`` spec. Other pods may use a claim that exists independently of the pod. A claim from
+    a template is shared if two containers of the pod use it.
     """
     independent = {
         one.get("name")
@@ -129,7 +127,7 @@ def list_resource_claims(container: Mapping[str, Any]) -> list[str]:
 
 
 def _iterate_objects(owner: Mapping[str, Any], field: str) -> Iterator[Mapping[str, Any]]:
-    """Yield the objects in the list ``field`` of an unvalidated manifest."""
+    """Yield the objects in a list of an unvalidated manifest; skip other items."""
     listed = owner.get(field)
     yield from (
         one for one in (listed if isinstance(listed, list) else ()) if isinstance(one, dict)
@@ -147,7 +145,7 @@ def _shares_device(service: InferenceService) -> bool:
 
 
 def _make_admin_url(engine: Engine, places: ReplicaPlaces) -> str:
-    """Return the URL for admin calls: the admin port, or the serving port of an external engine."""
+    """Return the URL for admin calls. An external engine has no port other than its serving port."""
     is_plimsoll = _get_adapter_type(engine) is EngineType.PLIMSOLL
     if is_plimsoll:
         return f"http://127.0.0.1:{places.admin_port}"
@@ -159,7 +157,7 @@ def _find_scheme(engine: Engine) -> str:
 
 
 def _add_memory_limits(memory: MemoryPolicy, service: InferenceService) -> MemoryPolicy:
-    """Return the memory policy, with missing limits taken from the engine's resources."""
+    """Return the memory policy; missing limits come from the engine's resources."""
     return replace(
         memory,
         host=_add_limit(memory.host, service.spec.engine.resources.limits.get("memory")),
@@ -186,9 +184,9 @@ def make_supervisor_args(places: SupervisorPlaces) -> list[str]:
 
 
 def make_config_map(service: InferenceService, extra_files: Mapping[str, str]) -> dict[str, Any]:
-    """Return the ConfigMap with ``supervisor.json`` and ``extra_files`` (content by file name).
+    """Return the supervisors' ConfigMap. ``extra_files`` maps further file names to their contents.
 
-    It is mounted as a directory, so that changes need no restart.
+    The ConfigMap is mounted as a directory, so changes need no restart.
     """
     return {
         "apiVersion": "v1",
