@@ -1,14 +1,13 @@
 """Serve the operator's ``/healthz``, ``/readyz`` and ``/metrics``, and its page if enabled.
 
-The operator is healthy if the event loop responds and no watch is stale, because a restart fixes
-only these faults. A restart does not fix an unresponsive API server: a canary lists one
-InferenceService through the same client, and the time since its last success is a metric. The time
-since the last event is only a metric, too, because a quiet cluster sends no events. A watch is
-stale after two consecutive full lists showed changes that the watch had not reported.
+The operator is healthy if the event loop responds and no watch is stale, because a restart can fix
+only these faults. A watch is stale if two consecutive full lists showed changes that the watch had
+not reported. A canary lists one InferenceService through the operator's client. The time since its
+last success is only a metric, because a restart does not fix an unresponsive API server.
 
-The operator is ready if all objects have been listed once, or if it is a standby. If there is a
-webhook, it must also be able to respond. Without the CustomResourceDefinitions, the operator waits
-for them and is not ready.
+The operator is ready if it has listed all objects once, or if it is a standby. If it has a webhook,
+the webhook must also be able to respond. Without Plimsoll's CustomResourceDefinitions, the operator
+is not ready.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class HealthServer:
         return self._clock() - self._well
 
     async def wait_for_definitions(self) -> None:
-        """Wait until the cluster serves Plimsoll's kinds, and log once which kinds are missing.
+        """Wait until Plimsoll's CustomResourceDefinitions are installed. Log those missing once.
 
         Raises :class:`ApiError`, OSError or TimeoutError if the API server does not respond.
         """
@@ -73,7 +72,7 @@ class HealthServer:
             log.info("the CRDs are installed")
 
     async def run_canary(self) -> None:
-        """Read from the API server in a loop until cancelled. The canary never writes."""
+        """List one InferenceService in a loop until cancelled."""
         while True:
             try:
                 for namespace in self._config.namespaces or (None,):
@@ -84,7 +83,7 @@ class HealthServer:
             await asyncio.sleep(self._config.clocks.canary)
 
     def find_liveness_fault(self) -> str | None:
-        """Return a description of the fault that a restart would fix; None if there is none."""
+        """Return a description of a fault that a restart can fix, or None."""
         stale = self._watches.list_stale_kinds(MIN_LISTS_WITH_MISSED_EVENTS)
         kinds = ", ".join(stale)
         return (
@@ -94,7 +93,7 @@ class HealthServer:
         )
 
     def find_unready_reason(self) -> str | None:
-        """Return why the operator is not ready; None if it is."""
+        """Return why the operator is not ready; None if it is ready."""
         if not self.ready:
             return "the operator has not listed all objects yet"
         problem = self.webhook()

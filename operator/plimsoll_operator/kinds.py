@@ -1,4 +1,4 @@
-"""Kinds of objects that the operator reads and writes, with their API paths."""
+"""Define the kinds of objects that the operator reads and writes, with their API paths."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Key(NamedTuple):
         return f"{self.namespace}/{self.name}" + (" (policy)" if self.kind == POLICY_KIND else "")
 
     def make_slot_names(self, count: int) -> tuple[str, ...]:
-        """Return the names of the service's restart-slot Leases."""
+        """Return the names of the first ``count`` slot Leases of the service."""
         return make_slot_names(self.name, count)
 
 
@@ -55,8 +55,8 @@ class Kind:
     Attributes:
         selector, fields: Label and field selectors that restrict lists and watches to the
             operator's objects.
-        watched: False for a kind of an API that a cluster may lack. If the API is installed, each
-            resync lists the kind.
+        watched: False for a kind that a cluster may lack. If the cluster has the kind, the operator
+            lists it at each resync.
         page: The number of objects in a page of a list.
         also: The kinds that must be installed before an object of this kind is created.
 
@@ -88,9 +88,9 @@ class Kind:
         return f"{self.plural}.{self.group}"
 
     def path(self, namespace: str | None = None, name: str = "", subresource: str = "") -> str:
-        """Return the URL path of an object; without ``name``, of a list.
+        """Return the URL path of an object or, without ``name``, of a list.
 
-        Without ``namespace``, the list covers all namespaces.
+        Without ``namespace``, the path is for all namespaces.
         """
         parts = [self.group_path]
         if namespace:
@@ -101,8 +101,8 @@ class Kind:
 
 SERVICE = Kind(SERVICE_KIND, API_GROUP, CRD_VERSION, SERVICE_PLURAL, "")
 INCIDENT = Kind(INCIDENT_KIND, API_GROUP, CRD_VERSION, INCIDENT_PLURAL, "", page=20)
-"""Kind LeakIncident. Any supervised pod may write incidents. At the maximum size of an incident, a
-page of 20 is below 1 MiB."""
+"""Kind LeakIncident. Supervised pods write incidents, so a page is small: 20 incidents of the
+maximum size have less than 1 MiB."""
 POLICY = Kind(POLICY_KIND, API_GROUP, CRD_VERSION, POLICY_PLURAL, "")
 DEFINED_KINDS = (SERVICE, INCIDENT, POLICY)
 """Kinds of Plimsoll's own CustomResourceDefinitions."""
@@ -144,8 +144,8 @@ OWNED_KINDS = (
         also=("InferencePool",),
     ),
 )
-"""Kinds of rendered objects. The operator reverts changes to these objects and deletes surplus
-ones."""  # fmt: skip
+"""Kinds of objects that the operator creates. The operator reverts changes to these objects, and
+deletes surplus objects."""  # fmt: skip
 
 LWS = next(kind for kind in OWNED_KINDS if kind.kind == LWS_KIND)
 OPTIONAL_KINDS = tuple(kind for kind in OWNED_KINDS if not kind.watched)
@@ -167,7 +167,7 @@ def get_owner_uid(item: Object) -> str | None:
 
 
 def find_key(item: Object) -> Key | None:
-    """Return the key of the service or policy that ``item`` belongs to; None if there is none."""
+    """Return the key of the service or policy to which ``item`` belongs, or None."""
     meta = item["metadata"]
     namespace = meta.get("namespace") or ""
     if item["kind"] in (SERVICE.kind, POLICY.kind):
@@ -191,7 +191,7 @@ def find_key(item: Object) -> Key | None:
 class InvalidSpecError(ValueError):
     """Raised for a spec that cannot be rendered. The message names each invalid field.
 
-    ``reason`` is the reason in the conditions, in CamelCase.
+    ``reason`` is the CamelCase reason for the conditions.
     """
 
     reason = "InvalidSpec"
@@ -204,9 +204,9 @@ class MissingApiError(InvalidSpecError):
 
 
 def parse_object(model: type[_Model], item: Object) -> _Model:
-    """Parse an object, without its status, as ``model``.
+    """Parse an object as ``model``, ignoring its status.
 
-    Raises InvalidSpecError, which names each invalid field.
+    Raises InvalidSpecError, whose message names each invalid field.
     """
     without_status = {key: value for key, value in item.items() if key != "status"}
     try:

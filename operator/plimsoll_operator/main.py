@@ -1,4 +1,4 @@
-"""``plimsoll-operator run``: create the operator's parts and run them until SIGTERM or SIGINT."""
+"""Run the operator until SIGTERM or SIGINT (``plimsoll-operator run``)."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ log = logging.getLogger(__name__)
 
 RECURSION_LIMIT = 12_000
 """Python's recursion limit. The API server accepts JSON with 10,000 levels in an open schema such
-as ``podTemplate``, and an object that cannot be decoded would crash the operator. At this depth, a
-decoder needs less than 2 MiB of the main thread's 8 MiB stack."""
+as ``podTemplate``, and the operator must be able to decode it. A decoder then needs less than 2 MiB
+of the main thread's 8 MiB stack."""
 EXIT_TIMEOUT_S = 5.0
-"""Seconds within which a process that has lost its Lease exits, even if a part hangs. The process
-writes nothing during this time."""
+"""Seconds within which the operator exits after it has lost its Lease, even if a task hangs. The
+operator writes nothing during this time."""
 MISSING_ADMISSION_POLICIES_MESSAGE = (
     "the cluster has no admission policies of Plimsoll: a supervised pod writes LeakIncidents and "
     "restart slots of every pod of its namespace without bounds; install them with the chart's "
@@ -188,9 +188,9 @@ def _freeze_heap() -> None:
 async def _completes_before(
     stop: asyncio.Event, main: Coroutine[Any, Any, None], *background: Any
 ) -> bool:
-    """Report whether ``main`` completed before ``stop`` was set.
+    """Run ``main`` and ``background`` until ``main`` completes or ``stop`` is set.
 
-    ``background`` runs at the same time. If it fails, its exception is raised.
+    Report whether ``main`` completed. If ``background`` fails, its exception is raised.
     """
     tasks = [asyncio.create_task(part) for part in (stop.wait(), main, *background)]
     try:
@@ -236,7 +236,7 @@ async def _run_kopf(watches: Watches, config: Config, stop: asyncio.Event) -> No
 
 
 async def _run_until(stop: asyncio.Event, *parts: Coroutine[Any, Any, None]) -> None:
-    """Run ``parts`` until ``stop`` is set. If a part ends earlier, cancel all and raise."""
+    """Run ``parts`` until ``stop`` is set. Cancel all and raise an error if any ends earlier."""
     async with asyncio.TaskGroup() as group:
         stopped = asyncio.create_task(stop.wait())
         tasks = [group.create_task(part) for part in parts]

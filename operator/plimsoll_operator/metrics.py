@@ -1,4 +1,4 @@
-"""Metrics of the operator itself, and their Prometheus page."""
+"""Define the metrics of the operator itself."""
 
 from __future__ import annotations
 
@@ -78,13 +78,13 @@ class Metrics:
         )
 
     def add_webhook_health(self, secret: str, find_problem: Callable[[], str | None]) -> None:
-        """Add the metric of the webhook's health. ``find_problem`` returns None if all is well."""
+        """Add the metric of the webhook's health. ``find_problem`` returns None if healthy."""
         self._ready.labels(secret).set_function(lambda: float(find_problem() is None))
 
     def count_admitted(self, result: str, count: int = 1) -> None:
-        """Count ``count`` admission reviews with this result.
+        """Add ``count`` to the number of admission reviews with this result.
 
-        If ``count`` is 0, only create the series, so that the first review counts as an increase.
+        A ``count`` of 0 only creates the series, so that the first review is an increase.
         """
         self._admissions.labels(result).inc(count)
 
@@ -93,7 +93,7 @@ class Metrics:
         self._certificate.labels(secret).set(expires_at_s)
 
     def record_reconcile(self, waited_s: float, took_s: float, error: Exception | None) -> None:
-        """Record a reconcile: its wait and duration in seconds, and its error if it failed."""
+        """Record a reconcile. ``error`` is None if it succeeded."""
         self.waiting.observe(waited_s)
         self.latency.observe(took_s)
         if error is not None:
@@ -105,7 +105,7 @@ class Metrics:
 
 
 def get_error_reason(error: Exception) -> str:
-    """Return the API server's reason for an error, or the error's class, as a metric label."""
+    """Return the API server's reason for an error, or the error's class, for a label."""
     return error.reason if isinstance(error, ApiError) else type(error).__name__
 
 
@@ -126,11 +126,11 @@ class OperatorCollector(Collector):
         stopped: Mapping[Key, bool],
         verdicts: Sequence[Mapping[Key, Sequence[tuple[str, Object]]]],
         canary_age_s: Callable[[], float],
-        voting: Api | None,
+        election_api: Api | None,
         failures: Mapping[str, int],
     ) -> None:
         self._failures = failures
-        self._voting, self._breaker = voting, breaker
+        self._voting, self._breaker = election_api, breaker
         self._api, self._store, self._queue = api, store, queue
         self._watches, self._scraper = watches, scraper
         self._suspects, self._canary_age_s = suspects, canary_age_s

@@ -1,8 +1,8 @@
-"""Read-only web page of the fleet, without external content.
+"""Render the read-only web page of the fleet.
 
-The page shows names and texts from all watched namespaces, so it is off by default. The texts of
-incidents come from pods; every text is truncated and escaped. Tables have at most :data:`MAX_ROWS`
-rows, worst first. The page is cached for :data:`PAGE_CACHE_S` seconds.
+The page shows names and texts from all watched namespaces, so it is disabled by default. Texts of
+incidents come from pods and are untrusted, so every text is truncated and escaped. Tables show the
+worst :data:`MAX_ROWS` rows. The page is cached for :data:`PAGE_CACHE_S` seconds.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ font-size:.85rem}}tbody th{{min-width:7rem}}}}
 
 @dataclass(frozen=True)
 class SlotUsage:
-    """Restart slots of the cluster: the number in use, the limit, and the names of closed slots."""
+    """Use of the cluster's restart slots; ``closed`` are the names of closed slots."""
 
     held: int
     limit: int
@@ -80,7 +80,7 @@ class SlotUsage:
 
 @dataclass
 class Fleet:
-    """Content of the page. ``budgets`` are the texts for the host and device budget, by row key."""
+    """Content of the page. ``budgets`` maps a row to its host and device budgets as text."""
 
     breaker: SlotUsage
     rows: list[FleetRow] = field(default_factory=list)
@@ -106,8 +106,8 @@ class FleetPage:
     ) -> None:
         """Create the page of ``namespaces``; an empty tuple means all namespaces.
 
-        ``get_allocation`` returns the circuit breaker's last allocation of restart slots, of which
-        ``max_slots`` may be in use. ``is_leader`` reports whether this operator is the leader.
+        ``get_allocation`` returns the circuit breaker's last allocation of restart slots, and
+        ``max_slots`` is its limit. ``is_leader`` reports whether this operator is the leader.
         """
         self._store, self._get_allocation, self._max_slots = store, get_allocation, max_slots
         self._leading, self._clock = is_leader, clock
@@ -135,7 +135,7 @@ class FleetPage:
 
 
 async def read_fleet(store: Store, breaker: SlotUsage) -> Fleet:
-    """Read the content of the page from the cache in batches. Other tasks can run in between."""
+    """Read the content of the page from the cache, in batches so that other tasks can run."""
     fleet = Fleet(breaker)
     kept: list[FleetRow] = []
     for count, key in enumerate(store.list_known_keys()):
@@ -238,8 +238,7 @@ def render_fleet(fleet: Fleet) -> str:
 
 
 _Columns = tuple[tuple[str, str], ...]
-"""Title and CSS classes of each column: ``n`` for numbers, and ``w`` for columns that are hidden in
-narrow windows."""
+"""Title and CSS classes of each column: ``n`` for numbers, and ``w`` for wide windows only."""
 _ROW_COLUMNS: _Columns = (
     ("name", ""), ("mode", "w"), ("state", ""), ("pods", "n"), ("host budget", ""),
     ("device budget", ""), ("incidents", "n"), ("restarts", "n w"),
@@ -356,8 +355,7 @@ def _format_count(value: Any) -> str:
 def explain_refused_host(host: str | None) -> str | None:
     """Return why a request with this Host header is rejected; None if it is accepted.
 
-    A public web site cannot have an IP address or a cluster-internal name as its host name
-    (:mod:`plimsoll_api.page_security`).
+    Only names that no public web site can have are accepted (:mod:`plimsoll_api.page_security`).
     """
     name = parse_host_name(host or "")
     in_cluster = "." not in name or name.endswith((".svc", ".svc.cluster.local"))

@@ -1,11 +1,11 @@
-"""Scrape memory metrics from the supervisors in the pods, with limits on all resources.
+"""Scrape memory metrics from the supervisors.
 
-The pages are parsed in :mod:`plimsoll_operator.fleet.supervisor_figures`.
+:mod:`plimsoll_operator.fleet.supervisor_figures` parses the pages.
 
 Pods are untrusted. A scrape uses plain HTTP to the pod's own address; it follows no redirects,
 sends no credentials and requests no compression. If a page is larger than :data:`MAX_PAGE_BYTES` or
-slower than :data:`SCRAPE_TIMEOUT_S`, the values of that pod are unknown. Each namespace has its own
-limit, so slow pods delay no other namespace.
+takes longer than :data:`SCRAPE_TIMEOUT_S`, the pod's values are unknown. Each namespace has its own
+limit, so slow pods do not delay other namespaces.
 """
 
 from __future__ import annotations
@@ -51,8 +51,7 @@ HEADERS = {"Accept": "text/plain", "Accept-Encoding": "identity"}
 
 
 PORT_PATTERN = re.compile(r":\d+$")
-"""Pattern for the port at the end of an address. An IPv6 address without a port ends with a
-bracket."""
+"""Pattern for the port at the end of an address. IPv6 addresses are in brackets."""
 
 
 class BadPageError(Exception):
@@ -60,10 +59,10 @@ class BadPageError(Exception):
 
 
 class Scraper:
-    """Scraper of the supervisors. Calls ``changed`` when published values have changed.
+    """Scraper of the supervisors, with values by service and policy.
 
-    The values in a status change at most every ``publish_s`` seconds. The first values are
-    published immediately. Values are kept by service or policy.
+    The scraper publishes the first values at once and changes at most every ``publish_s`` seconds.
+    It calls ``changed`` when published values change.
     """
 
     def __init__(
@@ -90,16 +89,16 @@ class Scraper:
         return published[1] if published else None
 
     def count_drained_pods(self) -> dict[Key, int]:
-        """Return the known number of pods that a person drained, by service or policy."""
+        """Return the number of pods that a person drained, by service or policy."""
         counts = {key: count_drained(found) for key, (_, found) in self._published.items()}
         return {key: count for key, count in counts.items() if count is not None}
 
     def get_latest(self, key: Key) -> dict[str, SupervisorFigures]:
-        """Return the values from the last scrape, by the names of the pods that responded."""
+        """Return the values from the last scrape by pod name, for the pods that responded."""
         return self._latest.get(key, {})
 
     def follow(self, key: Key, addresses: dict[str, str]) -> None:
-        """Scrape a policy's pods from now on. ``addresses`` maps pod names to addresses."""
+        """Set the pods of a policy to scrape. ``addresses`` maps pod names to addresses."""
         self._followed[key] = addresses
 
     def forget(self, key: Key) -> None:
@@ -107,17 +106,17 @@ class Scraper:
         for known in (self._published, self._latest, self._followed):
             known.pop(key, None)
 
-    def publish(self, key: Key, fresh: dict[str, SupervisorFigures]) -> None:
-        """Publish the values ``fresh`` if they change the status and ``publish_s`` has passed."""
+    def publish(self, key: Key, figures: dict[str, SupervisorFigures]) -> None:
+        """Publish the values ``figures`` if they change the status and ``publish_s`` has passed."""
         now = self._clock()
-        self._latest[key] = fresh
+        self._latest[key] = figures
         known = self._published.get(key)
-        if known and _list_status_parts(known[1]) == _list_status_parts(fresh):
+        if known and _list_status_parts(known[1]) == _list_status_parts(figures):
             return
         early = known and make_memory_status(known[1]) and now - known[0] < self._publish_s
-        if known and early and _has_same_drained_pods(known[1], fresh):
+        if known and early and _has_same_drained_pods(known[1], figures):
             return
-        self._published[key] = (now, fresh)
+        self._published[key] = (now, figures)
         self._changed(key)
 
     async def run(self, interval_s: float) -> None:
@@ -227,20 +226,20 @@ def _list_status_parts(figures: dict[str, SupervisorFigures]) -> tuple[object, .
 
 
 def _has_same_drained_pods(
-    known: dict[str, SupervisorFigures], fresh: dict[str, SupervisorFigures]
+    previous: dict[str, SupervisorFigures], figures: dict[str, SupervisorFigures]
 ) -> bool:
-    """Report whether the same pods are drained. Pods that did not respond are ignored."""
+    """Report whether the same pods are drained, ignoring pods that did not respond."""
     return all(
-        one.drained is None or one.drained == bool(pod in known and known[pod].drained)
-        for pod, one in fresh.items()
+        one.drained is None or one.drained == bool(pod in previous and previous[pod].drained)
+        for pod, one in figures.items()
     )
 
 
 def find_address(pod: Object) -> str | None:
-    """Return the address of a running pod, for use in a URL; None if it has none.
+    """Return the address of a running pod, for use in a URL; None if the pod has none.
 
-    The address includes a port if the pod uses host networking and its supervisor has its own port.
-    Loopback, link-local (cloud metadata services) and multicast addresses are rejected.
+    The address includes the supervisor's port if the pod uses host networking. Loopback, link-local
+    (cloud metadata services) and multicast addresses are rejected.
     """
     status = pod.get("status") or {}
     if status.get("phase") != "Running":
@@ -260,7 +259,7 @@ def find_address(pod: Object) -> str | None:
 
 
 def _find_host_port(pod: Object) -> str:
-    """Return ``:PORT``; empty for the supervisors' default port."""
+    """Return the supervisor's port as ``:PORT``; empty for the default port."""
     spec = pod.get("spec") or {}
     for one in (spec.get("initContainers") or ()) if spec.get("hostNetwork") else ():
         if one.get("name") == SUPERVISOR:

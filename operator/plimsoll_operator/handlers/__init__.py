@@ -1,7 +1,7 @@
-"""kopf's handlers, one module per kind. Each handler stores an object and queues its owner.
+"""Handlers that kopf calls, with a module for each kind.
 
-Every replica watches policies without kopf: ``runtime/watches.py``. The reconcilers are in
-``controllers``.
+Each handler stores the object of an event and queues its service or policy, which a reconciler in
+``controllers`` then handles. Policies have no handler, because ``runtime/watches.py`` watches them.
 """
 
 from plimsoll_operator.handlers import (

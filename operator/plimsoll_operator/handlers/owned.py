@@ -1,4 +1,4 @@
-"""Handle events of objects that the operator created. It reverts changes by others."""
+"""Handle events of objects that the operator created, to revert changes by others."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ MANAGED_BY_LABEL = "app.kubernetes.io/managed-by"
 OWNED_SELECTOR = f"{MANAGED_BY_LABEL}={FIELD_MANAGER}"
 
 OWNED_FIELDS_KEY = "ownedFields"
-"""Key that replaces ``managedFields`` in the metadata of a cached object. Its value is a hash of the
+"""Key that replaces ``managedFields`` in a cached object's metadata. Its value is a hash of the
 fields that Plimsoll owns by server-side apply. The key is never sent to the API server."""
 
 ENGINE, SUPERVISOR = ENGINE_CONTAINER, SUPERVISOR_CONTAINER

@@ -145,7 +145,7 @@ def _shares_device(service: InferenceService) -> bool:
 
 
 def _make_admin_url(engine: Engine, places: ReplicaPlaces) -> str:
-    """Return the URL for admin calls. An external engine has no port other than its serving port."""
+    """Return the URL for admin calls. An external engine has only its serving port."""
     is_plimsoll = _get_adapter_type(engine) is EngineType.PLIMSOLL
     if is_plimsoll:
         return f"http://127.0.0.1:{places.admin_port}"

@@ -1,20 +1,20 @@
-"""Run background parts of the operator, and decide whether a failure of one stops it.
+"""Run the operator's background tasks, and stop the operator if a necessary task keeps failing.
 
-A failed part is restarted with an increasing delay.
+A failed task is restarted with an increasing delay.
 
 ==================  ============================================================================
-part                a failure
+task                effect of a failure
 ==================  ============================================================================
-scrape, breaker     never stops the operator: values are unknown, and without the circuit breaker
-                    each service's own limit applies. Retried without a limit
-reconcile, resync,  stops the operator after :data:`MAX_FAILURES` in a row: nothing works without
-canary              them, and a new process may recover
-watch               stops the operator at once: kopf retries each watch itself, and only raises
-                    errors that a new process may fix
-election            stops the operator at once: another one may already lead
+scrape, breaker     never stops the operator. Without scrapes, values are unknown; without the
+                    circuit breaker, each service's own limit applies
+reconcile, resync,  stops the operator after :data:`MAX_FAILURES` in a row, because nothing works
+canary              without these tasks, and a new process may recover
+watch               stops the operator at once, because kopf retries each watch itself, and only
+                    raises errors that a new process may fix
+election            stops the operator at once, because another operator may already lead
 ==================  ============================================================================
 
-A failed reconcile of one service is not a failure of the part: the queue retries that service.
+A failed reconcile of one service is not a failure of the task: the queue retries the service.
 Until the first full list, an unresponsive API server also stops the operator.
 """
 
@@ -32,11 +32,11 @@ MAX_FAILURES = 8
 """Number of consecutive failures that stop the operator, after about two minutes of back-off."""
 FIRST_RETRY_DELAY_S, MAX_RETRY_DELAY_S = 1.0, 60.0
 MIN_RUN_FOR_FAILURE_RESET_S = 300.0
-"""Seconds for which a part must run without a failure for its failure count to be reset."""
+"""Seconds for which a task must run before its failure count is reset."""
 
 
 class Background:
-    """Runner of the operator's background parts. It counts the failures of each part."""
+    """Runner of the operator's background tasks that counts the failures of each task."""
 
     def __init__(
         self,
@@ -49,10 +49,9 @@ class Background:
     async def keep_running(
         self, name: str, part: Callable[[], Awaitable[None]], needed: bool = True
     ) -> None:
-        """Run ``part`` again and again, with an increasing delay after failures.
+        """Run ``part`` forever, with an increasing delay after each failure.
 
-        If the part is ``needed`` and has failed :data:`MAX_FAILURES` times in a row, its last
-        exception is raised. Otherwise it is retried without a limit.
+        If ``needed``, raise the task's exception after :data:`MAX_FAILURES` failures in a row.
         """
         consecutive = 0
         while True:

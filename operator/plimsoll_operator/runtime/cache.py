@@ -15,7 +15,7 @@ from plimsoll_operator.kinds import INCIDENT, POLICY, SERVICE, Key, Object, Ref,
 class _CompressedObject(NamedTuple):
     """Stored object: UID, resource version, and compressed JSON.
 
-    A service with its ten children takes 115 KiB as Python objects, and 9 KiB compressed.
+    A service with ten owned objects takes 115 KiB as Python objects, and 9 KiB compressed.
     """
 
     uid: str
@@ -34,14 +34,14 @@ class _CompressedObject(NamedTuple):
         return found
 
     def has_version(self, meta: Object) -> bool:
-        """Report whether the object has the UID and resource version in ``meta``."""
+        """Report whether the object has the same UID and resource version as ``meta``."""
         return self.uid == meta.get("uid", "") and self.version == str(meta.get("resourceVersion"))
 
     def is_older(self, other: _CompressedObject) -> bool:
-        """Report whether this is an older version of the same object (with the same UID).
+        """Report whether ``other`` is a newer version of the same object (with the same UID).
 
-        Resource versions are comparable: officially since Kubernetes 1.35, and before that in
-        practice, as etcd revisions.
+        Resource versions are compared as numbers: officially since Kubernetes 1.35, and as etcd
+        revisions in earlier versions.
         """
         if self.uid != other.uid or not (self.version.isdigit() and other.version.isdigit()):
             return False
@@ -63,8 +63,7 @@ class ListedObject(NamedTuple):
 
 OWNER_KINDS = (SERVICE.kind, POLICY.kind)
 MAX_OWNED_BYTES = 16 << 20
-"""Maximum compressed size of the objects of a service or policy. It suffices for several thousand
-pods."""
+"""Maximum compressed size in bytes of a service's or policy's objects: several thousand pods."""
 
 MAX_PASSED_OVER_KEYS = 10_000
 
@@ -72,10 +71,8 @@ MAX_PASSED_OVER_KEYS = 10_000
 class Store:
     """Cache of the newest known version of each object. Callers get copies.
 
-    Anyone may create objects with Plimsoll's labels. An object from a watch or a list is therefore
-    stored only if :meth:`is_expected` accepts it: its owner must be known, and the objects of this
-    owner must take less than :data:`MAX_OWNED_BYTES`. ``changes`` counts stored and removed objects
-    by kind.
+    Anyone may create objects with Plimsoll's labels. The cache therefore stores only objects that
+    :meth:`is_expected` accepts. ``changes`` counts the stored and removed objects by kind.
     """
 
     def __init__(self) -> None:
@@ -83,14 +80,14 @@ class Store:
         self._gone: set[str] = set()
         self._bytes: Counter[Key] = Counter()
         self._passed_over: tuple[set[Key], set[Key]] = (set(), set())
-        """Keys of unexpected objects: those before the current list, and those since it began."""
+        """Keys of unexpected objects from before and after the start of the current list."""
         self.changes: Counter[str] = Counter()
 
     def is_expected(self, item: Object, owners: Container[Key] = ()) -> bool:
         """Report whether ``item`` is a service, policy or incident, or belongs to a known owner.
 
-        An owner is known if it is in the cache or in ``owners``. A new object of an owner is
-        not expected if the owner's stored objects take :data:`MAX_OWNED_BYTES` or more.
+        An owner is known if it is in the cache or in ``owners``. No new objects are expected once
+        an owner's objects take :data:`MAX_OWNED_BYTES`.
         """
         key = find_key(item)
         if key is None or item["kind"] in OWNER_KINDS or item["kind"] == INCIDENT.kind:
@@ -100,9 +97,9 @@ class Store:
         return make_ref(item) in known or (owned and self._bytes[key] < MAX_OWNED_BYTES)
 
     def pass_over(self, item: Object) -> None:
-        """Record that ``item`` is not stored, so that a later list does not count it as missed.
+        """Record that the watch reported ``item``, although ``item`` is not stored.
 
-        Otherwise, objects created before their owner would make a working watch appear stale.
+        Otherwise, a later list would count the object as missed by the watch.
         """
         key = find_key(item)
         if key is not None and len(self._passed_over[1]) < MAX_PASSED_OVER_KEYS:
@@ -115,22 +112,28 @@ class Store:
         return kept is not None and kept.has_version(item["metadata"])
 
     def put(self, item: Object) -> Key | None:
-        """Store ``item`` unless a newer version is stored. Return the key of its owner."""
+        """Store ``item`` unless a newer version is stored.
+
+        Return the key of the item's service or policy, or None.
+        """
         key = find_key(item)
         if key is not None:
             self._put(key, make_ref(item), _CompressedObject.compress(item))
         return key
 
-    def _put(self, key: Key, where: Ref, fresh: _CompressedObject) -> None:
+    def _put(self, key: Key, where: Ref, item: _CompressedObject) -> None:
         known = self._objects.setdefault(key, {})
-        before = known.get(where)
-        if before is None or not fresh.is_older(before):
-            known[where] = fresh
-            self._bytes[key] += len(fresh.packed) - (len(before.packed) if before else 0)
+        previous = known.get(where)
+        if previous is None or not item.is_older(previous):
+            known[where] = item
+            self._bytes[key] += len(item.packed) - (len(previous.packed) if previous else 0)
             self.changes[where.kind] += 1
 
     def remove(self, item: Object) -> Key | None:
-        """Remove ``item`` unless its name now belongs to another object. Return its owner's key."""
+        """Remove ``item`` unless a new object has its name.
+
+        Return the key of the item's service or policy, or None.
+        """
         key = find_key(item)
         if key is not None:
             self._remove(key, make_ref(item), item["metadata"].get("uid", ""))
@@ -149,16 +152,16 @@ class Store:
             self._bytes.pop(key, None)
 
     def begin_listing(self) -> None:
-        """Start a list. From now on, :meth:`replace` does not restore deleted objects."""
+        """Mark the start of a list. Objects deleted later are not restored by :meth:`replace`."""
         self._gone = set()
         self._passed_over = (self._passed_over[1], set())
 
     def compress_listed(
         self, items: Iterable[Object], owners: Container[Key] = ()
     ) -> list[ListedObject]:
-        """Compress listed objects for :meth:`replace`. Objects that are already stored are reused.
+        """Compress listed objects for :meth:`replace`, without unexpected objects.
 
-        ``owners`` are the keys of owners that were listed before. Unexpected objects are omitted.
+        ``owners`` are the keys of the services and policies that are already listed.
         """
         compressed = []
         for item in items:
@@ -176,9 +179,8 @@ class Store:
     def replace(self, kind: str, items: Iterable[ListedObject], version: str) -> int:
         """Replace the stored objects of ``kind`` with a complete list at this resource version.
 
-        Return the number of objects that the store lacked, had in an older version, or should have
-        deleted. Stored objects that are newer than the list are kept, because watches continue
-        while the list is being read.
+        Keep stored objects that are newer than the list. Return the number of changes that the
+        store had missed: new, changed and deleted objects.
         """
         listed: set[tuple[Key, Ref]] = set()
         present: set[str] = set()
@@ -204,10 +206,10 @@ class Store:
                     )  # otherwise it still exists, with labels of another owner
         return missed
 
-    def get(self, key: Key, wanted: Ref) -> Object | None:
+    def get(self, key: Key, ref: Ref) -> Object | None:
         """Return an object of a service or policy; None if it is not stored."""
-        kept = self._objects.get(key, {}).get(wanted)
-        return kept.item if kept else None
+        stored = self._objects.get(key, {}).get(ref)
+        return stored.item if stored else None
 
     def list_children(self, key: Key, kinds: Container[str]) -> list[Object]:
         """Return the objects of the given kinds that belong to a service or policy."""
@@ -229,7 +231,7 @@ class Store:
         return sum(where.kind == kind for known in some for where in known)
 
     def list_known_keys(self) -> list[Key]:
-        """Return the keys of all services and policies that are stored or own stored objects."""
+        """Return the keys of all services and policies with a stored object, even if deleted."""
         return list(self._objects)
 
     def list_services(self) -> list[Key]:

@@ -1,7 +1,4 @@
-"""Client of the API server: list, watch, get, server-side apply, delete.
-
-Objects are plain dictionaries. The client never reads an object, changes it and writes it back.
-"""
+"""Client of the Kubernetes API server. Objects are plain dictionaries."""
 
 from __future__ import annotations
 
@@ -35,23 +32,23 @@ each minute."""
 MAX_EVENT_BYTES = 4 << 20
 """Maximum size of a watch event: the metadata of an object, with annotations of up to 256 KiB."""
 METADATA_PAGE_OBJECTS = 50
-"""Number of objects in a page of metadata. A page has at most 75 MiB, if each object has labels of
-1.5 MiB."""
+"""Number of objects in a page of metadata. A page has at most 75 MiB, because labels may have 1.5
+MiB for each object."""
 KEPT_METADATA_FIELDS = ("name", "labels", "resourceVersion")
 MAX_RESPONSE_BYTES = 32 << 20
-"""Maximum size of a response as JSON. Anyone may create objects of 1.5 MiB with Plimsoll's labels,
-and a parsed object takes about five times as much memory."""
+"""Maximum size of a JSON response in bytes. Anyone may create objects of 1.5 MiB with Plimsoll's
+labels, and a parsed object takes about five times as much memory."""
 MAX_EVENTS_PER_OBJECT = 50
 IMPOSSIBLE_VERSION = "1"
 """Resource version that no object has: etcd's first revision belongs to the cluster itself."""
 
 MAX_TRIES = 5
 MAX_RETRY_AFTER_S = 10.0
-"""Longest ``Retry-After`` in seconds that is respected after a throttled request (429)."""
+"""Maximum wait in seconds after a throttled request (429), even if ``Retry-After`` is longer."""
 
 
 class ApiError(Exception):
-    """Raised for an error response of the API server. ``message`` is its text."""
+    """Raised for an error response of the API server. ``message`` is the server's text."""
 
     def __init__(self, status: int, reason: str, message: str) -> None:
         super().__init__(f"{status} {reason}: {message}")
@@ -59,9 +56,9 @@ class ApiError(Exception):
 
     @property
     def is_lasting(self) -> bool:
-        """Whether the same request will fail until someone changes something.
+        """Whether a retry of the same request cannot succeed.
 
-        The API server returns 500 for a server-side apply with an unknown field.
+        This includes status 500 for a server-side apply with an unknown field.
         """
         malformed = self.message.startswith("failed to create typed patch object")
         return malformed or self.status in (400, 403, 404, 422)
@@ -79,17 +76,16 @@ class TooLargeError(OSError):
 
 
 class ConflictError(ApiError):
-    """Raised for a request that names an outdated version of an object."""
+    """Raised if the object has changed since it was read, or already exists."""
 
 
 class Api:
     """Client of the API server with one connection pool.
 
-    Every call raises :class:`ApiError`, or OSError or TimeoutError if the server does not respond
-    within ``timeout_s``. ``writes`` counts writes for services by verb and kind, ``requests`` all
-    requests, and ``refusals`` throttled requests. A request is sent at most ``tries`` times. Writes
-    must complete within the seconds that ``get_remaining_s`` returns; if it returns 0, no write is
-    sent.
+    Every call may raise :class:`ApiError`, or OSError or TimeoutError if the server does not
+    respond within ``timeout_s``. A request is sent at most ``tries`` times. ``writes`` counts
+    writes by verb and kind, ``requests`` all requests, and ``refusals`` throttled requests. Writes
+    must complete within the seconds that ``get_remaining_s`` returns.
     """
 
     def __init__(
@@ -106,10 +102,9 @@ class Api:
     async def connect(
         cls, kubeconfig: str | None, timeout_s: float, limit: RateLimit, tries: int = MAX_TRIES
     ) -> Api:
-        """Connect with ``kubeconfig``, the pod's ServiceAccount, or the default kubeconfig.
+        """Connect with ``kubeconfig`` or else the pod's ServiceAccount or the default kubeconfig.
 
-        The first one that exists is used. Raises OSError if the kubeconfig is missing or defines no
-        cluster.
+        Raises OSError if the kubeconfig is missing or defines no cluster.
         """
         settings = client.Configuration()
         # As in kubectl: Python 3.13 also requires key identifiers, which many clusters' CAs lack.
@@ -143,11 +138,10 @@ class Api:
     async def list_pages(
         self, kind: Kind, namespace: str | None, name: str = ""
     ) -> AsyncIterator[tuple[list[Object], str]]:
-        """Yield all objects of a kind that concern the operator, page by page.
+        """Yield pages of the operator's objects of a kind, with the list's resource version.
 
-        Each page comes with the resource version of the whole list. With ``name``, only the object
-        with this name is listed, for accounts that may list but not get. If objects are large,
-        pages have fewer of them.
+        With ``name``, list only the object with this name, for accounts that may list but not get.
+        If objects are large, pages have fewer objects.
         """
         query = {"labelSelector": kind.selector} if kind.selector else {}
         query |= {"fieldSelector": f"metadata.name={name}"} if name else _make_field_query(kind)
@@ -170,10 +164,7 @@ class Api:
             query["continue"] = following
 
     async def list_metadata(self, kind: Kind, namespace: str) -> tuple[list[Object], str]:
-        """Return names, labels and versions of a namespace's objects, and the version of the list.
-
-        The list is read in pages, because anyone may create objects with megabytes of metadata.
-        """
+        """Return names, labels and versions of a namespace's objects, and the list's version."""
         query, first = {"limit": str(METADATA_PAGE_OBJECTS)} | _make_field_query(kind), ""
         items: list[Object] = []
         while True:
@@ -192,9 +183,9 @@ class Api:
     async def _read_page(
         self, path: str, query: dict[str, str], accept: str = OBJECT_MEDIA_TYPE
     ) -> tuple[list[Object], str, str]:
-        """Return a page of a list: its objects, the version of the list, and the continue token.
+        """Return the objects of a page, the list's resource version, and the continue token.
 
-        Raises OSError if the response is not a list, for example from a proxy. Watches then retry.
+        Raises OSError if the response is not a list, for example from a proxy.
         """
         page = await self._call("GET", path, query, accept=accept)
         try:
@@ -209,10 +200,9 @@ class Api:
     async def watch(
         self, kind: Kind, namespace: str | None, version: str, accept: str = METADATA_MEDIA_TYPE
     ) -> AsyncIterator[tuple[str, Object]]:
-        """Watch objects, or only their metadata, until the API server ends the watch.
+        """Watch objects or their metadata until the API server ends the watch after some minutes.
 
-        Yields the type of each event, including ``BOOKMARK``, and the object of the event. The API
-        server ends a watch after some minutes.
+        Yield the type of each event, including ``BOOKMARK``, and the event's object.
         """
         query = {"watch": "true", "resourceVersion": version, "allowWatchBookmarks": "true"}
         query |= {"timeoutSeconds": str(WATCH_TIMEOUT_S)} | _make_field_query(kind)
@@ -280,9 +270,9 @@ class Api:
         return await self._call("POST", kind.path(item["metadata"]["namespace"]), body=item)
 
     async def replace(self, kind: Kind, item: Object) -> Object:
-        """Replace an object, whose current version must be the one that ``item`` names.
+        """Replace an object.
 
-        Raises :class:`ConflictError` if the object has changed.
+        Raises :class:`ConflictError` if the resource version of ``item`` is not current.
         """
         meta = item["metadata"]
         path = kind.path(meta["namespace"], meta["name"])
@@ -291,8 +281,8 @@ class Api:
     async def evict(self, namespace: str, pod: str, uid: str) -> str:
         """Evict the pod. Return why the eviction must be retried; empty if the pod is evicted.
 
-        A PodDisruptionBudget may prevent the eviction, and the pod may have changed meanwhile. The
-        UID prevents the eviction of a later pod of the same name, for example in a StatefulSet.
+        A PodDisruptionBudget, for example, may prevent the eviction. A new pod with the same name
+        but another UID is not evicted.
         """
         self.writes["evict", "Pod"] += 1
         body = {
@@ -324,9 +314,9 @@ class Api:
     async def apply(
         self, kind: Kind, item: Object, subresource: str = "", manager: str = FIELD_MANAGER
     ) -> Object:
-        """Apply server-side: the operator owns the fields in ``item``. Other fields stay unchanged.
+        """Apply ``item`` with server-side apply. ``manager`` then owns the fields in ``item``.
 
-        Raises :class:`ConflictError` if the resource version of ``item`` is not the current one.
+        Raises :class:`ConflictError` if the resource version of ``item`` is not current.
         """
         meta = item["metadata"]
         self.writes["apply", kind.kind] += 1
@@ -340,7 +330,7 @@ class Api:
         )
 
     async def delete(self, kind: Kind, item: Object) -> bool:
-        """Delete exactly the version ``item`` of an object. Return False if it has changed."""
+        """Delete an object. Return False if the object has changed since ``item`` was read."""
         meta = item["metadata"]
         preconditions = {key: meta[key] for key in ("uid", "resourceVersion")}
         self.writes["delete", kind.kind] += 1
@@ -393,7 +383,10 @@ class Api:
         )
 
     def _make_timeout_parameter(self, method: str, path: str) -> dict[str, str]:
-        """Return the query parameter that limits how long the API server delays a write."""
+        """Return the query parameter that limits how long the API server may take for a write.
+
+        Raises OSError if another operator may lead now.
+        """
         left_s = self.get_remaining_s()
         if left_s <= 0.0:
             raise OSError(f"{method} {path}: not sent, because another operator may lead now")
@@ -405,10 +398,7 @@ class Api:
         context.method, context.path = params.method, params.url.path
 
     async def _on_connected(self, _: Any, context: Any, __: Any) -> None:
-        """Raise OSError if a write has waited too long for its connection.
-
-        Meanwhile, the process may have been suspended.
-        """
+        """Raise OSError if another operator may lead now, after a write waited for a connection."""
         if context.method != "GET":
             self._make_timeout_parameter(context.method, context.path)
 
@@ -416,7 +406,7 @@ class Api:
         self, method: str, path: str, query: dict[str, str] | None, body: Any, content_type: str,
         accept: str,
     ) -> tuple[int, bytes, float]:  # fmt: skip
-        """Send a request. Return status, body, and ``Retry-After`` in seconds."""
+        """Send a request. Return the status, the body, and ``Retry-After`` in seconds."""
         response = await self._open(method, path, query, body, content_type, accept)
         data = bytearray()
         try:
@@ -455,8 +445,8 @@ class Api:
 def replace_managed_fields(metadata: Object) -> Object:
     """Return ``metadata`` with a hash of Plimsoll's fields in place of ``managedFields``.
 
-    ``managedFields`` can be larger than the rest of the object. The replicas of a workload are
-    marked separately, because an autoscaler may own them.
+    ``managedFields`` can be larger than the rest of the object. A suffix of the hash shows that
+    Plimsoll also owns a workload's replicas, which an autoscaler may own instead.
     """
     reduced = {name: value for name, value in metadata.items() if name != "managedFields"}
     for entry in metadata.get("managedFields") or ():
@@ -475,7 +465,7 @@ def _replace_managed_fields_of(item: Object) -> Object:
 
 
 def _make_server_object(item: Object) -> Object:
-    """Return ``item`` as the API server expects it, without the operator's additions."""
+    """Return ``item`` without the operator's additions, to send to the API server."""
     meta = {name: value for name, value in item["metadata"].items() if name != OWNED_FIELDS_KEY}
     return item | {"metadata": meta}
 
@@ -485,10 +475,10 @@ def _make_field_query(kind: Kind) -> dict[str, str]:
 
 
 def encode_yaml(item: Object) -> bytes:
-    """Return JSON that is also valid YAML. The API server parses a server-side apply as YAML.
+    """Return ``item`` as JSON that is also valid YAML, as which the API server parses an apply.
 
-    YAML has no surrogate pairs, so most characters are not escaped. Only characters that YAML calls
-    not printable (1.2.2, section 5.1) or treats as line breaks are escaped.
+    YAML has no surrogate pairs, so only line breaks and characters that YAML calls not printable
+    (1.2.2, section 5.1) are escaped.
     """
     text = json.dumps(item, ensure_ascii=False)
     return _NOT_PRINTABLE_PATTERN.sub(lambda found: f"\\u{ord(found[0]):04x}", text).encode()

@@ -2,10 +2,11 @@
 
 As in client-go, a holder counts as dead if its Lease has not changed for the Lease's duration on
 the observer's own clock. Clocks of different machines are never compared. A leader that cannot
-renew in time exits. A renewal counts from before its request, and each attempt ends within the
-remaining time. :meth:`Election.get_remaining_s` limits each write: a process that was suspended
-writes nothing when it continues, even before it exits, and the API server drops writes that were
-delayed too long. So two operators never write at the same time.
+renew in time exits.
+
+Two operators never write at the same time, because each write must complete within
+:meth:`Election.get_remaining_s`. A process that was suspended for longer sends no write, and the
+API server drops writes that were delayed for longer.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from plimsoll_operator.runtime.client import Api, ApiError, ConflictError
 log = logging.getLogger(__name__)
 
 MAX_LEASE_DURATION_S = 120
-"""Maximum lease duration in seconds that is respected. Otherwise, a wrong duration could exclude
-other operators forever."""
+"""Maximum lease duration in seconds. A longer duration in a Lease is ignored, because it could
+exclude other operators forever."""
 
 
 class LeadershipLostError(Exception):
-    """Raised when the Lease was not renewed in time, or another process holds it."""
+    """Raised if the Lease was not renewed in time, or if another process holds the Lease."""
 
 
 class Election:
@@ -54,14 +55,13 @@ class Election:
         self.leading = False
 
     def is_leader(self) -> bool:
-        """Report whether this process leads and no other process can have taken over yet."""
+        """Report whether this process leads, and no other process can lead yet."""
         return self.get_remaining_s() > 0
 
     def get_remaining_s(self) -> float:
-        """Return the seconds for which no other process can take over; 0 for a standby.
+        """Return the seconds for which no other process can become the leader; 0 for a standby.
 
-        This time ends before the Lease expires. A write that is sent within it still has the
-        difference between ``lease`` and ``renew`` to take effect.
+        The Lease expires later, so that a write at the end of this time can still take effect.
         """
         if not self.leading:
             return 0.0
@@ -84,10 +84,9 @@ class Election:
             await asyncio.sleep(self._clocks.retry * (1.0 + 0.2 * random.random()))
 
     async def keep(self) -> None:
-        """Renew until cancelled. Raises :class:`LeadershipLostError` if renewals fail for too long.
+        """Renew the Lease until cancelled. This method can be called again afterwards.
 
-        After a cancellation, this method can be called again, because the time of the last renewal
-        is kept.
+        Raises :class:`LeadershipLostError` if renewals fail for too long.
         """
         while self.is_leader():
             await asyncio.sleep(min(self._clocks.retry, self.get_remaining_s()))
@@ -106,7 +105,7 @@ class Election:
         )
 
     async def release(self) -> None:
-        """Release the Lease, so that the next leader does not have to wait. Log a failure."""
+        """Release the Lease, so that the next leader need not wait. A failure is only logged."""
         if not self.leading:
             return
         self.leading = False
@@ -146,7 +145,7 @@ class Election:
         }
 
     async def _write(self, lease: Object) -> str:
-        """Write the Lease for this process. Return the holder; empty if another process won."""
+        """Write the Lease. Return its holder; empty if another process wrote it first."""
         started = self._clock()
         try:
             if "resourceVersion" in lease["metadata"]:
@@ -165,7 +164,7 @@ class Election:
         return math.ceil(self._clocks.lease)
 
     def _is_expired(self, lease: Object) -> bool:
-        """Report whether the spec has not changed for the Lease's duration on this process's clock.
+        """Report whether the Lease's spec has not changed for the Lease's duration.
 
         Other clients may change the metadata, so only the spec shows that the holder is alive.
         """

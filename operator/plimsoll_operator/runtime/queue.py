@@ -16,16 +16,13 @@ K = TypeVar("K", bound=Hashable)
 FIRST_BACKOFF_S = 0.5
 MAX_BACKOFF_S = 120.0
 MAX_OUTAGE_BACKOFF_S = 30.0
-"""Maximum delay while the API server is away, as in client-go's reflectors.
-
-When it answers again, the operator has nothing else to wait for.
-"""
+"""Maximum delay in seconds while the API server does not respond, as in client-go's reflectors."""
 
 
 def compute_backoff_s(failures: int, jitter: float, outage: bool = False) -> float:
     """Return the seconds until the next attempt after ``failures`` consecutive failures.
 
-    The result is from 0.25 to 120, or to 30 in an ``outage`` of the API server. ``jitter`` in
+    The delay is at most 120 seconds, or 30 during an ``outage`` of the API server. ``jitter`` in
     [0, 1) shortens the delay by up to half.
     """
     longest = MAX_OUTAGE_BACKOFF_S if outage else MAX_BACKOFF_S
@@ -34,7 +31,7 @@ def compute_backoff_s(failures: int, jitter: float, outage: bool = False) -> flo
 
 
 class WorkQueue(Generic[K]):
-    """Queue of keys. A key that is added while it is being handled is handled again afterwards."""
+    """Queue of keys. If a key is added while it is being handled, it is handled again."""
 
     def __init__(
         self,
@@ -44,8 +41,8 @@ class WorkQueue(Generic[K]):
     ) -> None:
         """Create the queue.
 
-        ``on_done`` is called after each key with the seconds waited, the seconds taken, and the
-        error or None. ``is_outage`` reports whether an error means that the API server is away.
+        ``on_done`` is called after each key with its wait and duration in seconds, and the error or
+        None. ``is_outage`` reports whether an error means that the API server does not respond.
         """
         self._workers, self._done, self._is_outage = workers, on_done, is_outage
         self._ready: asyncio.Queue[K] = asyncio.Queue()
@@ -61,7 +58,7 @@ class WorkQueue(Generic[K]):
         return len(self._waiting)
 
     def add(self, key: K) -> None:
-        """Queue ``key``. Call this on the event loop."""
+        """Queue ``key``. Call this method only on the event loop."""
         timer = self._timers.pop(key, None)
         if timer:
             timer.cancel()
@@ -89,8 +86,8 @@ class WorkQueue(Generic[K]):
     async def run(self, handle: Callable[[K], Awaitable[None]]) -> None:
         """Handle keys until cancelled, which also cancels the running handlers.
 
-        ``handle`` may raise any exception; the key is then retried later. After ``run`` has ended,
-        it may be called again. It then starts with the keys that were running or scheduled.
+        If ``handle`` raises an exception, the key is retried later. ``run`` can be called again
+        after a cancellation; it then starts with the keys that were running or scheduled.
         """
         for key in list(self._timers):
             self.add(key)

@@ -1,8 +1,8 @@
-"""List and then watch one kind, in one namespace or in all, without missing changes in between.
+"""List and then watch one kind, without missing changes in between.
 
-kopf's watches cover the objects that the leader reconciles. Reflectors have two other uses: every
-replica watches the policies for its webhook, and the leader watches the metadata of all pods in
-namespaces with policies.
+kopf watches most objects that the leader reconciles. Reflectors watch the other objects: for
+example, every replica watches policies for its webhook, and the leader watches the metadata of pods
+in namespaces with policies.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from plimsoll_operator.runtime.queue import compute_backoff_s
 log = logging.getLogger(__name__)
 
 GONE_STATUS = 410
-"""HTTP status for a resource version that is too old. The objects are then listed again, the first
-time without delay. An API server with an outdated cache may repeatedly return such versions."""
+"""HTTP status for a resource version that is too old. The reflector then lists again: at once the
+first time, and later with a delay, because an API server's cache may be outdated."""
 
 
 class Reflector:
     """Reflector that lists and watches one kind.
 
-    It calls ``on_list`` with each full list. It calls ``on_event`` with each changed object and
-    whether the object was deleted.
+    ``on_list`` is called with each full list. ``on_event`` is called with each changed object, and
+    with True if the object was deleted.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Reflector:
         return version
 
     async def _watch(self, version: str) -> str:
-        """Watch until the server ends the watch. Return the resource version to continue from."""
+        """Watch until the server ends the watch. Return the last resource version."""
         accept = OBJECT_MEDIA_TYPE if self._whole else METADATA_MEDIA_TYPE
         async for event, item in self._api.watch(self._kind, self._namespace, version, accept):
             version, self._failures = item["metadata"]["resourceVersion"], 0

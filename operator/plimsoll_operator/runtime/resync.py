@@ -1,8 +1,7 @@
-"""Lists of all objects in addition to the watches. They count what a watch missed, and repair it.
+"""List all objects regularly, to repair and count the changes that a watch missed.
 
-kopf does not report an object that is missing from the list with which it starts a watch. The
-operator therefore lists the objects itself soon after a watch starts. See
-``docs/decisions/0001-operator-runtime.md``.
+kopf does not report objects that were deleted before it starts a watch. The operator therefore
+lists the objects itself soon after a watch starts. See ``docs/decisions/0001-operator-runtime.md``.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ from plimsoll_operator.runtime.watches import Watches
 log = logging.getLogger(__name__)
 
 MAX_LIST_DELAYS = 20
-"""Maximum number of times that one list of objects is delayed. Without a limit, a watch that keeps
-restarting would delay it forever."""
+"""Maximum number of times that a list is delayed. Without a limit, a watch that keeps restarting
+would delay the list forever."""
 
 
 class Resync:
     """Loop that lists every kind, updates the cache, and queues all services and policies.
 
-    ``served`` contains the optional kinds that the cluster served at the last list. ``groups`` is
-    set once LeaderWorkerSet has been one of them.
+    ``served`` contains the optional kinds that the cluster served at the last list. The event
+    ``groups`` is set once the cluster serves LeaderWorkerSets.
     """
 
     def __init__(
@@ -48,7 +47,7 @@ class Resync:
         self.groups = asyncio.Event()
 
     async def run(self, interval_s: float) -> None:
-        """List all objects every ``interval_s`` seconds; sooner if a watch restarts or is stale."""
+        """List all objects every ``interval_s`` seconds, or sooner after a watch's restart."""
         while True:
             period = (
                 min(interval_s, self._clocks.suspicious)
@@ -66,10 +65,10 @@ class Resync:
                 log.warning("resync: cannot list objects: %s", str(error) or repr(error))
 
     async def list_all(self, count_missed: bool = True) -> None:
-        """List all kinds and queue all services and policies. Also detect the optional kinds.
+        """List all kinds, detect the optional kinds, and queue all services and policies.
 
-        With ``count_missed``, each change without an event counts as missed by the watch. Events
-        have ``clocks.event`` seconds to arrive. The first list is not compared.
+        With ``count_missed``, each change without an event after ``clocks.event`` seconds counts as
+        missed by the watch, except in the first list.
         """
         self._store.begin_listing()
         optional = [kind for kind in OPTIONAL_KINDS if await self._api.serves(kind)]
@@ -97,10 +96,7 @@ class Resync:
     async def _list_kind(
         self, kind: Kind, owners: Container[Key]
     ) -> tuple[list[ListedObject], str]:
-        """Return all objects of a kind, and the resource version of the list.
-
-        For several namespaces, the oldest version is returned.
-        """
+        """Return all objects of a kind, and the list's oldest resource version."""
         items: list[ListedObject] = []
         versions = []
         for namespace in self._namespaces or (None,):

@@ -1,7 +1,7 @@
-"""Watches that fill the store and the queue. No handler writes to the API server.
+"""Watch the operator's objects, to fill the cache and the queue.
 
-kopf runs most watches, with the handlers in ``handlers``. Policies and LeaderWorkerSets are watched
-by reflectors. kopf logs in with the pod's service account or a kubeconfig.
+kopf runs most watches, with the handlers in ``handlers``, and logs in with the pod's service
+account or a kubeconfig. Reflectors watch policies and LeaderWorkerSets.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LIST_CHUNK_OBJECTS = 100
 KOPF_IDLE_S = 0.02
 
 registry = kopf.OperatorRegistry()
-"""Registry of the handlers. kopf's default registry would import client libraries for logins."""
+"""Registry of the handlers. kopf's default registry would import further client libraries."""
 
 
 def make_settings() -> kopf.OperatorSettings:
@@ -61,7 +61,7 @@ def make_settings() -> kopf.OperatorSettings:
 class _NoDiffs(kopf.DiffBaseStorage):
     """Storage for kopf's diffs that stores nothing, because no handler needs a diff.
 
-    Copying each object would take a third of the CPU time.
+    The default storage copies each object, which would take a third of the CPU time.
     """
 
     def build(self, *, body: kopf.Body, extra_fields: Any = None) -> kopf.BodyEssence:
@@ -71,11 +71,11 @@ class _NoDiffs(kopf.DiffBaseStorage):
         return None
 
     def store(self, *, body: kopf.Body, patch: kopf.Patch, essence: kopf.BodyEssence) -> None:
-        """Store nothing, because the watched objects must not be annotated."""
+        """Store nothing. The default storage would annotate the watched objects."""
 
 
 class Watches:
-    """Memo that kopf passes to each handler. It stores objects and records the times of events."""
+    """State that kopf passes to each handler as its memo: the cache, the queue and event times."""
 
     def __init__(self, store: Store, queue: WorkQueue[Key]) -> None:
         self._store, self._queue = store, queue
@@ -84,7 +84,7 @@ class Watches:
         self._misses: Counter[str] = Counter()
         self.missed: Counter[str] = Counter()
         self.listing = asyncio.Event()
-        """Event that is set when kopf lists, because deletions before that list cause no event."""
+        """Event that is set when kopf starts a watch, because earlier deletions cause no event."""
         self.listing.set()  # kopf has not made its first lists yet
         self.events = 0
 
@@ -99,12 +99,12 @@ class Watches:
         return {kind: now - last for kind, last in self._last.items()}
 
     def count_missed(self, kind: str, missed: int) -> None:
-        """Record the result of a full list: ``missed`` changes that had no event."""
+        """Record that a full list of ``kind`` showed ``missed`` changes without an event."""
         self.missed[kind] += missed
         self._misses[kind] = self._misses[kind] + 1 if missed else 0
 
     def list_stale_kinds(self, list_count: int) -> list[str]:
-        """Return the kinds for which each of the last ``list_count`` lists showed missed events."""
+        """Return the kinds with missed events in each of the last ``list_count`` lists."""
         return sorted(kind for kind, count in self._misses.items() if count >= list_count)
 
     def __copy__(self) -> Watches:
@@ -114,8 +114,8 @@ class Watches:
     def handle_event(self, kind: Kind, event: str | None, item: Object) -> None:
         """Store the object of an event and queue its service or policy.
 
-        An event without a type comes from the list that starts a watch. A version that is already
-        stored needs no reconcile: either the operator wrote it or a list repeats it.
+        Ignore a version that is already stored. ``event`` is None for an object from the list that
+        starts a watch.
         """
         if kind.watched:
             self._last[kind.kind] = time.monotonic()
@@ -142,9 +142,9 @@ async def _run_reflectors(reflectors: Sequence[Reflector]) -> None:
 
 
 class PolicyWatch:
-    """Watch of the policies in every replica. A standby has a webhook but does not run kopf.
+    """Watch of the policies in every replica, because a standby does not run kopf.
 
-    It calls ``on_change`` with each policy and whether the policy was deleted.
+    ``on_change`` is called with each changed policy, and with True if the policy was deleted.
     """
 
     def __init__(self, api: Api, store: Store, watches: Watches, namespaces: Sequence[str]) -> None:
@@ -181,11 +181,7 @@ class PolicyWatch:
 
 
 class GroupWatch:
-    """Watch of the services' LeaderWorkerSets, once the cluster serves this kind.
-
-    The resync that finds the kind sets the event ``kind_served``. It also detects objects that are
-    deleted before the watch starts.
-    """
+    """Watch of the services' LeaderWorkerSets, which starts once ``kind_served`` is set."""
 
     def __init__(
         self, api: Api, watches: Watches, namespaces: Sequence[str], kind_served: asyncio.Event
@@ -212,8 +208,7 @@ class GroupWatch:
 class Login(kopf.ConnectionInfo):
     """Login that verifies the API server's certificate as kubectl does.
 
-    Python 3.13 also requires key identifiers, which the CAs of many clusters lack, such as those of
-    EKS.
+    Python 3.13 also requires key identifiers, which many CAs lack, such as those of EKS.
     """
 
     def as_ssl_context(self) -> ssl.SSLContext:
@@ -244,10 +239,9 @@ def login_in_pod(**kopf_arguments: Any) -> Login | None:
 
 
 def use_ip_address(account: kopf.ConnectionInfo, environ: Mapping[str, str]) -> kopf.ConnectionInfo:
-    """Return ``account`` with the API server's IP address instead of its host name.
+    """Return ``account`` with the API server's IP address from the container's environment.
 
-    The kubelet sets the address in each container. kopf would use the name, and then no watch would
-    start without the cluster's DNS.
+    With the host name, as kopf sets it, no watch would start without the cluster's DNS.
     """
     host = environ.get("KUBERNETES_SERVICE_HOST")
     if not host:
@@ -258,6 +252,6 @@ def use_ip_address(account: kopf.ConnectionInfo, environ: Mapping[str, str]) -> 
 
 
 def login_with_kubeconfig(**kopf_arguments: Any) -> Login | None:
-    """Log in with the kubeconfig in the variable KUBECONFIG. Return None if there is none."""
+    """Log in with the kubeconfig in ``KUBECONFIG``. Return None if the variable is not set."""
     connection = kopf.login_with_kubeconfig(**kopf_arguments)
     return Login.from_connection(connection) if connection else None

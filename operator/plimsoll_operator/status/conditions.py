@@ -7,8 +7,8 @@
 ``MemoryWithinBudget``       no replica has exhausted a leak budget; Unknown without values
 ``RestartBudgetExhausted``   a supervisor may restart nothing until a person resets its budget
 ``Progressing``              a rollout is in progress, or replicas are missing
-``Reconciling``              True while Progressing is; tools that use kstatus wait for its end
-``Stalled``                  nothing will change until someone changes something
+``Reconciling``              True while Progressing is True, for tools that use kstatus
+``Stalled``                  a person must change something before the service can make progress
 ``OOMKilled``                the last termination of a replica's container was an OOM kill
 ``CrashLooping``             a replica's container keeps terminating
 ``SuspectRevision``          most replicas of the current revision have the same leak
@@ -16,12 +16,8 @@
 ``MemoryNearLimit``          a replica is near its memory limit; nothing acts on it
 ``EngineObserved``           every supervisor observes its engine's process, memory and metrics
 ``ObjectsComplete``          every enabled object exists as requested, and KEDA reports no error
-``LeakFree``                 the newest revision does not leak; Unknown until that is decided
+``LeakFree``                 the newest revision does not leak; Unknown without enough evidence
 ===========================  ==================================================================
-
-``fleet/supervisor_figures.py`` decides which pods are near their limit or not observed,
-``fleet/revisions.py`` which revision is suspect, and ``fleet/verdict.py`` whether one leaks. The
-alert PlimsollMemoryNearLimit in ``dashboards/alerts.py`` reads the metric, not the condition.
 """
 
 from __future__ import annotations
@@ -58,7 +54,7 @@ NO_SUSPECT_REASON, SAME_LEAK_REASON = "NoSuspect", "SameLeakInMostReplicas"
 
 @dataclass(frozen=True)
 class Verdict:
-    """Condition without its times. If ``status`` is None, the condition's status is Unknown."""
+    """Condition without its times. A ``status`` of None means Unknown."""
 
     type: Type | PolicyCondition
     status: bool | None
@@ -82,11 +78,10 @@ def make_rollout_conditions(
 ) -> list[Verdict]:  # fmt: skip
     """Return ``Ready``, ``Progressing`` and ``Stalled`` from the workload's status.
 
-    Like a Deployment's ``Available``, ``Ready`` counts replicas of all revisions. It stays True
+    Like a Deployment's ``Available``, ``Ready`` counts replicas of all revisions, and stays True
     during a rollout that keeps all but ``max_unavailable`` replicas ready. ``engines`` is the
-    condition ``EngineReady``. If it is False, a False ``Ready`` contains its message. While a new
-    pod waits, for example for a device that an old pod holds, ``Progressing`` contains the message,
-    too. ``drained`` are the pods that a person keeps out of service.
+    condition ``EngineReady``, whose message is added to ``Ready`` and ``Progressing`` if replicas
+    are not ready. ``drained`` are the names of the pods that a person keeps out of service.
     """
     trouble = engines if engines is not None and engines.status is False else None
     status = (deployment or {}).get("status") or {}
@@ -142,7 +137,7 @@ def make_rollout_conditions(
 
 
 def make_reconciling_condition(verdicts: Sequence[Verdict]) -> Verdict:
-    """Return ``Reconciling``, which kstatus reads, from the last ``Progressing`` condition."""
+    """Return ``Reconciling``, which has the status of the last ``Progressing`` in ``verdicts``."""
     progressing = [one for one in verdicts if one.type is Type.PROGRESSING]
     if not (progressing and progressing[-1].status):
         return Verdict(Type.RECONCILING, False, "AsExpected")
@@ -150,7 +145,7 @@ def make_reconciling_condition(verdicts: Sequence[Verdict]) -> Verdict:
 
 
 def _find_creation_failure(status: Object) -> Cause | None:
-    """Return why pods cannot be created, such as a quota; None if nothing prevents it."""
+    """Return why pods cannot be created, such as a quota; None if they can."""
     for one in status.get("conditions") or ():
         if one["type"] == "ReplicaFailure" and one["status"] == "True":
             return Cause(str(one.get("reason") or "FailedCreate"), str(one.get("message", "")))
@@ -219,7 +214,7 @@ def make_suspicion_conditions(suspect: Suspect | None, decision: RolloutDecision
         done, remedy = (
             (f"the operator rolled back to revision {decision.revision}", "the spec")
             if decision.action == "RolledBack"
-            else ("the rollout is on hold", "the spec or rollout.onLeak")
+            else ("the rollout is paused", "the spec or rollout.onLeak")
         )
         text = f"{done}: {evidence}; change {remedy} to continue"
         reason = f"{decision.action}ForLeak"
@@ -229,10 +224,9 @@ def make_suspicion_conditions(suspect: Suspect | None, decision: RolloutDecision
 
 
 def make_last_good_conditions(decision: RolloutDecision, complete: bool) -> list[Verdict]:
-    """Return the conditions for ``spec.rollout.revision: LastGood``; empty if it is not set.
+    """Return the conditions for ``spec.rollout.revision: LastGood``; empty for other values.
 
-    They are ``Progressing``, or ``Stalled`` if there is no good revision. ``complete`` is whether
-    all replicas run the requested revision.
+    ``complete`` is True if all replicas run the requested revision.
     """
     if not decision.requested:
         return []
@@ -305,7 +299,7 @@ def make_slow_leak_condition(
 def make_near_limit_condition(
     type_: Type | PolicyCondition, figures: Mapping[str, SupervisorFigures], was_near_limit: bool
 ) -> Verdict:
-    """Return ``MemoryNearLimit``. ``was_near_limit`` is whether the condition was True before."""
+    """Return ``MemoryNearLimit``. ``was_near_limit`` is its previous status."""
     if all(one.limit is None for one in figures.values()):
         text = "no supervisor knows its engine's memory limit and how much of it is in use"
         return Verdict(type_, None, "NoMetrics", text)
@@ -319,7 +313,7 @@ def make_near_limit_condition(
 def make_engine_observed_condition(
     type_: Type | PolicyCondition, figures: Mapping[str, SupervisorFigures]
 ) -> Verdict:
-    """Return ``EngineObserved``, with the reason that the supervisors report."""
+    """Return ``EngineObserved``, with the most important reason that a supervisor reports."""
     if all(one.missing_signals is None for one in figures.values()):
         return Verdict(type_, None, "NoMetrics", "no supervisor reports its signals")
     lost = find_pods_missing_signals(figures)
@@ -332,16 +326,16 @@ def make_engine_observed_condition(
 
 def make_figure_conditions(
     figures: Mapping[str, SupervisorFigures],
-    before: Object,
+    previous: Object,
     types: type[Type] | type[PolicyCondition],
 ) -> list[Verdict]:
-    """Return the conditions that are made from the supervisors' values, for a service or a policy.
+    """Return the conditions of a service or a policy that depend on the supervisors' values.
 
-    ``before`` is the previous status.
+    ``previous`` is the previous status.
     """
     already = any(
         one["type"] == types.MEMORY_NEAR_LIMIT and one["status"] == "True"
-        for one in before.get("conditions") or ()
+        for one in previous.get("conditions") or ()
     )
     return [
         make_slow_leak_condition(types.SLOW_LEAK, figures),
@@ -355,7 +349,7 @@ def make_leak_free_condition(
 ) -> Verdict:
     """Return ``LeakFree`` from the verdicts on the newest revisions.
 
-    ``newest`` are pairs of a workload's name and a verdict.
+    ``newest`` are pairs of a workload's name and the verdict on its newest revision.
     """
     if not newest:
         return Verdict(type_, None, "NoReplicas", "there are no pods of a known revision")

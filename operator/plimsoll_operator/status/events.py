@@ -1,7 +1,4 @@
-"""Find changes of an InferenceService or SupervisionPolicy that cause an Event, in pure functions.
-
-A notice is about a change, so an unchanged object has none.
-"""
+"""Build the Events about changes of an InferenceService or SupervisionPolicy, in pure functions."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from plimsoll_operator.plans.service import Failure
 
 @dataclass(frozen=True)
 class Notice:
-    """Event without its object and times. ``reason`` is one CamelCase word."""
+    """Event without its object and times. ``reason`` is in CamelCase."""
 
     reason: str
     message: str
@@ -47,7 +44,7 @@ def make_rollout_notices(
             Notice("RolloutStarted", f"rollout from revision {before} to {after} started")
         )
     if paused and not was_paused:
-        text = f"rollout of revision {after} is on hold: most of its replicas have the same leak"
+        text = f"rollout of revision {after} is paused: most of its replicas have the same leak"
         notices.append(Notice("RolloutHeld", text, "Warning"))
     elif was_paused and not paused and before == after:
         notices.append(Notice("RolloutResumed", f"rollout of revision {after} continues"))
@@ -67,7 +64,7 @@ def _make_rollback_notice(before: str, after: str, decision: RolloutDecision) ->
 
 
 def make_completion_notices(before: Object, after: Object) -> list[Notice]:
-    """Return a notice if a rollout or rollback completed between the two statuses."""
+    """Return a notice if a rollout or rollback has completed since the status ``before``."""
     was, now = before.get("revisions") or {}, after.get("revisions") or {}
     current = now.get("current")
     if not current or current == was.get("current"):
@@ -78,7 +75,7 @@ def make_completion_notices(before: Object, after: Object) -> list[Notice]:
 
 
 def make_failure_notice(failure: Failure) -> Notice:
-    """Return the notice about a failure, with the API server's message or the spec's error."""
+    """Return the notice about a failure to apply a spec."""
     return Notice(failure.reason, failure.message, "Warning")
 
 
@@ -104,7 +101,7 @@ def make_suspect_notices(before: Object, after: Object) -> list[Notice]:
 
 
 def make_injection_notices(before: Object, after: Object) -> list[Notice]:
-    """Return a notice if the injection stopped between two statuses of a policy."""
+    """Return a notice if a policy's injection has stopped since the status ``before``."""
     was, now = (_find_condition(one, PolicyCondition.INJECTION_STOPPED) for one in (before, after))
     if now.get("reason") == was.get("reason"):
         return []

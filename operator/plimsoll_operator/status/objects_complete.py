@@ -1,4 +1,4 @@
-"""Condition ``ObjectsComplete`` of an InferenceService."""
+"""Build the condition ``ObjectsComplete`` of an InferenceService."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from plimsoll_operator.kinds import Object
 from plimsoll_operator.status.conditions import MAX_MESSAGE_CHARS, Verdict
 
 MAX_QUOTED_CHARS = 700
-"""Maximum length of what a message quotes from KEDA."""
+"""Maximum number of characters that a message quotes from KEDA."""
 PROMETHEUS_HINT = "install the Prometheus operator, or disable it in spec.observability"
 GATEWAY_HINT = "install the Gateway API with its Inference Extension, or remove spec.gateway"
 
@@ -24,8 +24,7 @@ def make_objects_complete_conditions(
     """Return ``ObjectsComplete``: whether the cluster supports all enabled objects and fields.
 
     ``missing_kinds`` are kinds that the cluster does not serve. ``dropped_fields`` are fields that
-    it did not keep. ``scaled_object`` is the service's ScaledObject as last read; None if it has
-    none.
+    the cluster did not store. ``scaled_object`` is the service's ScaledObject, or None.
     """
     wanted = service.spec
     enabled = {
@@ -43,8 +42,8 @@ def make_objects_complete_conditions(
     }
     if not lacking and dropped_fields:
         text = (
-            "the cluster did not keep all that was applied, because it does not have a field, its"
-            f" feature is off, or another webhook removed it: {'; '.join(dropped_fields)}"
+            "the cluster did not store all fields, because it lacks the field, the feature is"
+            f" disabled, or another webhook removed the field: {'; '.join(dropped_fields)}"
         )
         return [Verdict(Type.OBJECTS_COMPLETE, False, "FieldsNotKept", text[:MAX_MESSAGE_CHARS])]
     if not lacking:
@@ -65,13 +64,12 @@ def make_objects_complete_conditions(
 
 
 def _find_scaling_error(scaled_object: Object) -> str:
-    """Return why a ScaledObject is not ready; empty if KEDA does not report that."""
+    """Return KEDA's reason why a ScaledObject is not ready; empty if KEDA reports none."""
     for one in (scaled_object.get("status") or {}).get("conditions") or ():
         if one.get("type") == "Ready" and one.get("status") == "False":
             said = f"{one.get('reason')}: {one.get('message')}"[:MAX_QUOTED_CHARS]
             return (
-                f"KEDA reports {said}; the service may not be scaled, and stays at zero if it is"
-                " there: see the Events of the ScaledObject; the operator checks again at each"
-                " resync"
+                f"KEDA reports {said}, so it may not scale the service, not even up from zero: see"
+                " the Events of the ScaledObject; the operator checks again at each resync"
             )
     return ""

@@ -64,12 +64,11 @@ def make_status(
 ) -> Object:
     """Return the new status of ``item``.
 
-    ``pods`` is None if the spec is invalid; the previous values about pods are then kept.
-    ``figures`` is None until the supervisors have been scraped. ``now`` is RFC 3339.
-    ``wait_reasons`` say why pods of a workload still wait to be recreated. ``events`` are the
-    Events of pods whose containers have not been created, by pod name. ``injection`` is the new
-    ``status.injection``. ``memory`` contains the policy's budgets; it is None if the spec is
-    invalid. ``latest`` are the values from the last scrape.
+    ``pods`` is None if the spec is invalid or the pods could not be read; the previous values then
+    stay. ``figures`` is None before the first scrape, and ``latest`` are the values from the last
+    scrape. ``now`` is RFC 3339. ``wait_reasons`` says why the pods of each workload still wait for
+    a supervisor. ``events`` are the Events of pods without containers, by pod name. ``injection``
+    is the new ``status.injection``. ``memory`` is None if the spec is invalid.
     """
     before: Object = item.get("status") or {}
     generation = item["metadata"].get("generation", 0)
@@ -161,10 +160,9 @@ def _count_pods(pods: Sequence[SelectedPod], blind: Mapping[str, str]) -> Object
 
 
 def _count_open_incidents(pods: Sequence[SelectedPod], incidents: Sequence[Object]) -> Counter[str]:
-    """Count the open incidents by pod.
+    """Count the open incidents by pod, but only for pods that the policy supervises.
 
-    An incident counts only if the policy supervises its pod, because anyone with the ServiceAccount
-    of the pod may write incidents in the policy's name.
+    Anyone with a pod's ServiceAccount may write incidents for the policy.
     """
     supervised = {one.name for one in pods if one.state is SupervisionState.SUPERVISED}
     return Counter(
@@ -186,7 +184,7 @@ def _make_workloads(
     recommend: Callable[[Workload, Object | None], Object | None],
     judge: Callable[[Workload, Sequence[Object], Object], list[Object]],
 ) -> Object:
-    """Return ``workloadCount`` and ``workloads``, limited to the most important ones."""
+    """Return ``workloadCount``, and ``workloads`` with only the most important workloads."""
     active = [one for one in pods if one.state is not SupervisionState.LEAVING]
     known = index_workload_statuses(before)
     workloads = group_pods(active)
@@ -244,7 +242,7 @@ def _make_recommendation(
     latest: Mapping[str, SupervisorFigures],
     now: str,
 ) -> Object | None:
-    """Return the recommendation for the newest revision of ``workload``; None if there is none."""
+    """Return the recommendation for the newest revision of ``workload``, or None."""
     supervised = [one for one in workload.pods if one.state is SupervisionState.SUPERVISED]
     newest = max(supervised, key=lambda one: one.created, default=None)
     if newest is None:
@@ -258,7 +256,7 @@ def _make_recommendation(
 def _make_workload_fields(ref: WorkloadRef | None) -> Object:
     """Return the workload's group, kind and name for a status.
 
-    They are made printable and truncated, because the creator of a pod can set any text.
+    The texts are made printable and truncated, because the creator of a pod can set any text.
     """
     if ref is None:
         return {"kind": "Pod"}
@@ -272,7 +270,7 @@ def _make_workload_fields(ref: WorkloadRef | None) -> Object:
 def _compute_consumed_percent(
     workload: Workload, figures: Mapping[str, SupervisorFigures] | None, before: Object
 ) -> int | None:
-    """Return the largest consumed budget of the workload's pods in percent; None if unknown."""
+    """Return the largest consumed share of a budget in the workload, in percent, or None."""
     if figures is None:
         return before.get("consumedPercent")
     found = [figures[one.name] for one in workload.pods if one.name in figures]
@@ -371,7 +369,7 @@ def _make_progress_conditions(failure: Failure | None) -> list[Verdict]:
 def _find_blocked_pods(
     pods: Sequence[SelectedPod], events: Events, now: str
 ) -> list[tuple[str, Cause]]:
-    """Return supervised pods that will not become ready by themselves, each with its cause."""
+    """Return supervised pods that cannot become ready without a person, each with its cause."""
     return [
         (one.name, why)
         for one in sorted(pods, key=lambda one: one.name)

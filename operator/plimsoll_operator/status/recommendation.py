@@ -1,4 +1,4 @@
-"""Build the ``recommendation`` in a status: the memory contract of a revision."""
+"""Build the ``recommendation`` in a status: memory limits and budgets for a revision."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MIN_CHANGE_INTERVAL_S = 3600.0
 
 
 def make_recommendation(
-    before: Object | None,
+    previous: Object | None,
     revision: str,
     figures: Sequence[SupervisorFigures],
     memory: MemoryPolicy,
@@ -24,10 +24,10 @@ def make_recommendation(
 ) -> Object | None:
     """Return the recommendation for ``revision``; None without enough data.
 
-    ``before`` is the previous recommendation, ``figures`` are the values of the revision's pods,
+    ``previous`` is the previous recommendation, ``figures`` are the values of the revision's pods,
     ``request`` is the current memory request in bytes, and ``now`` is RFC 3339.
     """
-    same = before if before is not None and before.get("revision") == revision else None
+    same = previous if previous is not None and previous.get("revision") == revision else None
     if (
         same is not None
         and compute_seconds_between(str(same.get("time") or now), now) < MIN_CHANGE_INTERVAL_S

@@ -37,7 +37,7 @@ from plimsoll_operator.status.recommendation import make_recommendation
 
 RESTART_STEP_NAMES = frozenset({"WorkerRestart", "EngineRestart"})
 RETIRED_CONDITION_TYPES = frozenset({"OutOfMemoryKilled"})
-"""Condition types that earlier operator versions wrote. They are removed."""
+"""Condition types of earlier operator versions, which the operator removes."""
 
 
 def make_status(
@@ -58,11 +58,11 @@ def make_status(
     """Return the new status of ``item``.
 
     ``service`` is None if the spec is invalid. ``workload`` is the object that creates the pods.
-    ``figures`` is None until the supervisors have been scraped; the memory values of the last
-    status are then kept. ``now`` is RFC 3339. ``missing_kinds`` are kinds that the cluster does not
-    serve. ``plan`` is None if the spec could not be planned. ``events`` are the Events of pods
-    whose containers have not been created, by pod name. ``latest`` are the values from the last
-    scrape. ``scaled_object`` is the service's ScaledObject as last read; None if it has none.
+    ``figures`` is None before the first scrape; the memory values of the last status then stay.
+    ``latest`` are the values from the last scrape. ``now`` is RFC 3339. ``missing_kinds`` are kinds
+    that the cluster does not serve. ``plan`` is None if planning failed. ``events`` are the Events
+    of pods without containers, by pod name. ``scaled_object`` is the service's ScaledObject, or
+    None.
     """
     before: Object = item.get("status") or {}
     generation = item["metadata"].get("generation", 0)
@@ -146,13 +146,13 @@ def _make_selector(item: Object, service: InferenceService | None) -> str:
     return ",".join(f"{key}={value}" for key, value in labels.items())
 
 
-def make_figure_fields(before: Object, figures: Mapping[str, SupervisorFigures] | None) -> Object:
+def make_figure_fields(previous: Object, figures: Mapping[str, SupervisorFigures] | None) -> Object:
     """Return ``memory`` and ``drained`` from the supervisors' values.
 
     If ``figures`` is None, return the previous fields.
     """
     if figures is None:
-        return {key: before[key] for key in ("memory", "drained") if key in before}
+        return {key: previous[key] for key in ("memory", "drained") if key in previous}
     found: Object = {"memory": make_memory_status(figures), "drained": count_drained(figures)}
     return {key: value for key, value in found.items() if value not in (None, {})}
 
@@ -184,10 +184,7 @@ def _make_revisions(
 
 
 def _get_desired_replicas(service: InferenceService, workload: Object | None) -> int:
-    """Return the desired number of replicas: from the workload if an autoscaler sets it there.
-
-    Without an autoscaler, the number is in the spec.
-    """
+    """Return the number of replicas in the spec, or in the workload if an autoscaler sets it."""
     if service.spec.autoscaling is None:
         return service.spec.replicas
     spec = (workload or {}).get("spec") or {}
@@ -195,16 +192,15 @@ def _get_desired_replicas(service: InferenceService, workload: Object | None) ->
 
 
 def merge_conditions(
-    before: Object, verdicts: Sequence[Verdict], generation: int, now: str
+    previous: Object, verdicts: Sequence[Verdict], generation: int, now: str
 ) -> list[dict[str, Any]]:
     """Merge the verdicts into the previous conditions, and set ``lastTransitionTime``.
 
-    A condition without a verdict is not changed. If there are two verdicts on a condition, the
-    later one is used.
+    A condition without a verdict stays unchanged. Of two verdicts on a condition, the later counts.
     """
     known: dict[str, Any] = {
         one["type"]: one
-        for one in before.get("conditions") or ()
+        for one in previous.get("conditions") or ()
         if one["type"] not in RETIRED_CONDITION_TYPES
     }
     for verdict in {one.type: one for one in verdicts}.values():
