@@ -51,7 +51,7 @@ class Certificate:
 def needs_renewal(
     current: Certificate | None, now: datetime.datetime, lifetime: datetime.timedelta
 ) -> bool:
-    """Report whether ``current`` is missing or in the last third of its ``lifetime``."""
+    """Report whether ``current`` is missing, malformed or in the last third of its ``lifetime``."""
     try:
         return current is None or now >= current.expires_at - lifetime / 3
     except ValueError:

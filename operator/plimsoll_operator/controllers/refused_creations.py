@@ -75,7 +75,7 @@ class RefusedCreations:
     async def list_recent(
         self, key: Key, policy: SupervisionPolicy, created: str
     ) -> tuple[RefusedCreation, ...]:
-        """Return recent rejections of pods that had a supervisor of the policy, oldest first.
+        """Return recent rejections that the policy's supervisor may cause, oldest first.
 
         ``created`` is the policy's creation time in RFC 3339. Raises ApiError, OSError or
         TimeoutError if a request to the API server fails.

@@ -252,6 +252,6 @@ def use_ip_address(account: kopf.ConnectionInfo, environ: Mapping[str, str]) -> 
 
 
 def login_with_kubeconfig(**kopf_arguments: Any) -> Login | None:
-    """Log in with the kubeconfig in ``KUBECONFIG``. Return None if the variable is not set."""
+    """Log in with the kubeconfig in ``KUBECONFIG``. Return None if there is no kubeconfig."""
     connection = kopf.login_with_kubeconfig(**kopf_arguments)
     return Login.from_connection(connection) if connection else None

@@ -1,4 +1,4 @@
-"""Build the ``recommendation`` in a status: memory limits and budgets for a revision."""
+"""Build the ``recommendation`` in a status: the memory contract for a revision."""
 
 from __future__ import annotations
 

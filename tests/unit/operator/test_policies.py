@@ -176,7 +176,7 @@ def test_the_older_policy_has_the_pod() -> None:
         (
             pod(initContainers=[{"name": "supervisor"}]),
             SupervisionState.REFUSED,
-            "needs a container with this name",
+            "already has a container",
         ),
         (pod(hostPID=True), SupervisionState.REFUSED, "spec.hostPID: true"),
         (
