@@ -265,7 +265,7 @@ def test_a_foreign_supervisor_among_the_containers_is_refused() -> None:
     containers = document["spec"]["template"]["spec"]["containers"]
     containers.append({"name": "supervisor", "image": "x"})
     with pytest.raises(
-        InjectionError, match=r"containers\[supervisor\].*which Plimsoll did not add"
+        InjectionError, match=r"containers\[supervisor\].*Plimsoll did not add yours"
     ):
         inject_document(document, InjectionOptions(IMAGE))
 

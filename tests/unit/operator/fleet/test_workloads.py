@@ -271,7 +271,7 @@ def test_the_names_on_a_slot_are_bounded() -> None:
     )
     failure = find_slot_failure([found], [found])
     assert failure is not None
-    assert failure.message.startswith("Deployment/vllm: too many pods")
+    assert failure.message.startswith("Deployment/vllm: the workload has too many pods")
     (group,) = group_pods(ray(*(f"llm-{'x' * 200}-{at:03}" for at in range(400))))
     assert group.is_truncated
     assert group.format_replicas() == "", "a group is one replica, which is not cut"
