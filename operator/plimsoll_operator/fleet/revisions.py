@@ -317,18 +317,18 @@ MAX_GOOD_REVISIONS = 2
 
 
 def make_revisions_status(
-    previous: Object, update: str, rolled_out: str, bad_revision: str
+    revisions: Object, update: str, rolled_out: str, bad_revision: str
 ) -> Object:
     """Return the new ``status.revisions``.
 
     ``rolled_out`` is the revision that all replicas run; empty during a rollout. ``bad_revision``
     is a revision that leaks or that someone rolled back; empty if there is none.
     """
-    known = dict.fromkeys([rolled_out, *list_good_revisions(previous)])
+    known = dict.fromkeys([rolled_out, *list_good_revisions(revisions)])
     kept = [revision for revision in known if revision not in ("", bad_revision)][
         :MAX_GOOD_REVISIONS
     ]
-    current = rolled_out or previous.get("current", "")
+    current = rolled_out or revisions.get("current", "")
     previous = next((revision for revision in kept if revision != current), "")
     named = {"update": update, "current": current, "previous": previous}
     return {key: value for key, value in named.items() if value} | {"good": kept}
