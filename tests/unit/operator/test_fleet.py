@@ -401,7 +401,7 @@ def test_a_crash_loop_begins_and_ends() -> None:
     looping = pod("qwen-aaa-0", state=waiting, lastState=ended, restartCount=3)
     (new,) = plan_incidents(item(), [looping], [], NOW).new
     assert (new["spec"]["kind"], new["status"]["phase"]) == ("CrashLoop", "Confirmed")
-    assert "exit code was 3" in new["status"]["message"]
+    assert "exit code 3" in new["status"]["message"]
     well = pod("qwen-aaa-0", ready=True, restartCount=4)
     (end,) = plan_incidents(item(), [well], [new], NOW).updates
     assert end["status"]["outcome"] == "Recovered"
