@@ -144,32 +144,37 @@ def make_config(ignore: Sequence[str] = NEVER_QUANTIZED) -> dict[str, Any]:
 
 
 def _check_group(group: Mapping[str, Any], name: str) -> None:
-    where = f"{CONFIG_FIELD}.config_groups.{name}"
-    _require_value(group, where, "targets", ["Linear"])
-    _require_value(group, where, "format", QUANT_FORMAT, default=QUANT_FORMAT)
-    _require_value(group, where, "output_activations", None)
+    config_path = f"{CONFIG_FIELD}.config_groups.{name}"
+    _require_value(group, config_path, "targets", ["Linear"])
+    _require_value(group, config_path, "format", QUANT_FORMAT, default=QUANT_FORMAT)
+    _require_value(group, config_path, "output_activations", None)
     for field, expected in (
         ("weights", WEIGHT_ARGUMENTS),
         ("input_activations", ACTIVATION_ARGUMENTS),
     ):
-        inner = f"{where}.{field}"
+        inner = f"{config_path}.{field}"
         arguments = _require_object(group.get(field), inner)
         for key, value in expected.items():
             _require_value(arguments, inner, key, value, default=ARGUMENT_DEFAULTS[key])
         _reject_unknown(arguments, {*expected, *FIELDS_WITHOUT_EFFECT}, inner)
     _reject_unknown(
-        group, {"targets", "format", "output_activations", "weights", "input_activations"}, where
+        group,
+        {"targets", "format", "output_activations", "weights", "input_activations"},
+        config_path,
     )
 
 
 def _read_ignore(value: Any) -> tuple[str, ...]:
-    where = f"{CONFIG_FIELD}.ignore"
+    config_path = f"{CONFIG_FIELD}.ignore"
     entries = [] if value is None else value
     if not isinstance(entries, list) or not all(isinstance(entry, str) for entry in entries):
-        raise ValueError(f"field {where}: must be a list of names, not {_format_value(value)}")
+        raise ValueError(
+            f"field {config_path}: must be a list of names, not {_format_value(value)}"
+        )
     if len(entries) > MAX_IGNORE_ENTRIES:
         raise ValueError(
-            f"field {where}: {len(entries)} entries exceed the maximum of {MAX_IGNORE_ENTRIES}"
+            f"field {config_path}: {len(entries)} entries exceed the maximum of"
+            f" {MAX_IGNORE_ENTRIES}"
         )
     for entry in entries:
         pattern = entry.removeprefix(PATTERN_PREFIX)
@@ -179,21 +184,21 @@ def _read_ignore(value: Any) -> tuple[str, ...]:
             or ALLOWED_PATTERN_ELEMENT.sub("", pattern)
         ):
             raise ValueError(
-                f"field {where}: pattern {_format_value(pattern)} is not supported; use names,"
-                f" dots, .* and \\d+, with at most {MAX_PATTERN_REPETITIONS} repetitions and"
+                f"field {config_path}: pattern {_format_value(pattern)} is not supported; use"
+                f" names, dots, .* and \\d+, with at most {MAX_PATTERN_REPETITIONS} repetitions and"
                 f" {MAX_PATTERN_CHARACTERS} characters"
             )
     return tuple(entries)
 
 
-def _require_object(value: Any, where: str) -> dict[str, Any]:
+def _require_object(value: Any, config_path: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise ValueError(f"field {where}: must be an object, not {_format_value(value)}")
+        raise ValueError(f"field {config_path}: must be an object, not {_format_value(value)}")
     return value
 
 
 def _require_value(
-    config: Mapping[str, Any], where: str, field: str, expected: Any, default: Any = None
+    config: Mapping[str, Any], config_path: str, field: str, expected: Any, default: Any = None
 ) -> None:
     """Raise ValueError unless ``field`` has the value ``expected``.
 
@@ -203,15 +208,17 @@ def _require_value(
     value = default if value is None else value
     if value != expected or isinstance(value, bool) != isinstance(expected, bool):
         raise ValueError(
-            f"field {where}.{field}: {_format_value(value)} is not supported, only"
+            f"field {config_path}.{field}: {_format_value(value)} is not supported, only"
             f" {_format_value(expected)}"
         )
 
 
-def _reject_unknown(config: Mapping[str, Any], known: set[str], where: str) -> None:
+def _reject_unknown(config: Mapping[str, Any], known: set[str], config_path: str) -> None:
     for field, value in config.items():
         if field not in known and value not in (None, {}, [], False):
-            raise ValueError(f"field {where}.{field}: {_format_value(value)} is not supported")
+            raise ValueError(
+                f"field {config_path}.{field}: {_format_value(value)} is not supported"
+            )
 
 
 def _format_value(value: Any) -> str:

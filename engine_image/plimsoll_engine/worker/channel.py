@@ -47,10 +47,10 @@ class Channel:
         self._sent_at = 0.0
         """Time when the socket last accepted bytes, or the queue was empty (CLOCK_MONOTONIC)."""
 
-    def send(self, message: worker_ipc.FromWorker, last: bool = False) -> None:
+    def send(self, message: worker_ipc.FromWorker, flush: bool = False) -> None:
         """Send a message, or queue it if the socket is full.
 
-        If ``last``, block until the queue is empty. Raises FrontendGoneError.
+        If ``flush``, block until the queue is empty. Raises FrontendGoneError.
         """
         frame = memoryview(worker_ipc.encode_frame(message))
         if not self._unsent:
@@ -58,7 +58,7 @@ class Channel:
         self._unsent.append(frame)
         self._unsent_bytes += len(frame)
         self._flush()
-        while last and self._unsent:
+        while flush and self._unsent:
             select.select([], [self._socket], [], self._get_remaining_s())
             self._flush()
 

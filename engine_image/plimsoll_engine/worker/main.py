@@ -185,14 +185,14 @@ def _release_and_report(
         stopped.refusal = handover
     stopped.stages_s = (earlier_stages_s or {}) | lifecycle.close_stages_s
     stopped.sent = time.monotonic()
-    channel.send(stopped, last=True)
+    channel.send(stopped, flush=True)
     channel.wait_closed(CLOSE_TIMEOUT_S)
 
 
 def _report_failure(channel: Channel, message: str, permanent: bool = False) -> int:
     log.error("%s", message)
     try:
-        channel.send(worker_ipc.WorkerFailure(message, permanent), last=True)
+        channel.send(worker_ipc.WorkerFailure(message, permanent), flush=True)
     except FrontendGoneError as error:
         log.error("%s", error)
     return 1

@@ -35,18 +35,20 @@ class EncoderOutputs:
         """Size of one output token in bytes; 0 after :meth:`close`."""
         return 0 if self._model is None else self._model.output_bytes
 
-    def find_problems(self, known: set[bytes]) -> list[str]:
-        """Return an audit message if there are outputs whose keys are not in ``known``."""
-        lost = self._tensors.keys() - known
+    def find_problems(self, known_keys: set[bytes]) -> list[str]:
+        """Return an audit message if there are outputs whose keys are not in ``known_keys``."""
+        lost = self._tensors.keys() - known_keys
         return (
             [f"{len(lost)} encoder outputs are in the runner but not in the encoder cache"]
             if lost
             else []
         )
 
-    def count_unknown_tokens(self, known: set[bytes]) -> int:
-        """Return the number of tokens in outputs whose keys are not in ``known``."""
-        return sum(tensor.shape[0] for key, tensor in self._tensors.items() if key not in known)
+    def count_unknown_tokens(self, known_keys: set[bytes]) -> int:
+        """Return the number of tokens in outputs whose keys are not in ``known_keys``."""
+        return sum(
+            tensor.shape[0] for key, tensor in self._tensors.items() if key not in known_keys
+        )
 
     def free(self, keys: Sequence[bytes]) -> None:
         """Free the outputs with these ``keys``. Keys without an output are ignored."""

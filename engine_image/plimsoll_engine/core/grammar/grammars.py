@@ -275,9 +275,9 @@ class GrammarCompiler:
             self._cache_refusal(matcher.key, why)
         return GrammarError(matcher.field, why)
 
-    def _cache_refusal(self, key: GrammarKey, why: str) -> None:
-        """Refuse the grammar ``key`` from now on because of ``why``. Call with the lock held."""
-        self._refused.put(_digest(key), why, REFUSAL_ENTRY_BYTES + len(why))
+    def _cache_refusal(self, key: GrammarKey, reason: str) -> None:
+        """Refuse the grammar ``key`` from now on because of ``reason``. Call with the lock held."""
+        self._refused.put(_digest(key), reason, REFUSAL_ENTRY_BYTES + len(reason))
 
     def flush(self) -> int:
         """Remove all compiled grammars from the cache. Return the freed memory in bytes."""
@@ -434,15 +434,15 @@ class GrammarCompiler:
         return self._vocabulary.compile(grammar)
 
 
-def _create_schema_error(grammar: Grammar, why: str) -> GrammarError:
+def _create_schema_error(grammar: Grammar, reason: str) -> GrammarError:
     """Return the error for a refused ``grammar``.
 
     The engine itself creates the grammar of a forced tool call, so clients do not know it. Its
     error names the tool's schema instead of a line of the grammar.
     """
-    found = _LARK_ERROR_PATTERN.match(why) if grammar.tool_fields else None
+    found = _LARK_ERROR_PATTERN.match(reason) if grammar.tool_fields else None
     if found is None:
-        return GrammarError(grammar.field, why)
+        return GrammarError(grammar.field, reason)
     rule = re.match(r"tool_(\d+)", grammar.text.split("\n")[int(found[1]) - 1])
     field = grammar.field if rule is None else grammar.tool_fields[int(rule[1])]
     return GrammarError(field, found[2])

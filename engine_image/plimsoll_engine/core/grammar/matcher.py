@@ -114,10 +114,10 @@ class _MaskThread(threading.Thread):
     ``job`` is the matcher that the thread works on. Only the worker's loop may access it.
     """
 
-    def __init__(self, done: SimpleQueue[_MaskThread]) -> None:
+    def __init__(self, finished: SimpleQueue[_MaskThread]) -> None:
         super().__init__(name="grammar mask", daemon=True)
         self._inbox: SimpleQueue[tuple[Matcher, int] | None] = SimpleQueue()
-        self._done: Final = done
+        self._done: Final = finished
         self.job: Matcher | None = None
         self.since = 0.0
         self.cpu_since = 0.0
@@ -136,13 +136,13 @@ class _MaskThread(threading.Thread):
         self._inbox.put(None)
 
     def run(self) -> None:
-        while (given := self._inbox.get()) is not None:
-            matcher, token_id = given
+        while (assignment := self._inbox.get()) is not None:
+            matcher, token_id = assignment
             try:
                 matcher.consume_token(token_id)
             except Exception as error:  # noqa: BLE001 - any error concerns only this request
                 matcher.error = shorten_error(str(error))
-            del matcher, given
+            del matcher, assignment
             self._done.put(self)
 
 
@@ -230,7 +230,7 @@ class MaskThreads:
 
     def _on_finished(self, thread: _MaskThread) -> None:
         if thread.job is None:
-            return  # it was closed meanwhile
+            return  # it was closed in the meantime
         slow, thread.job.busy = thread.job.slow, False
         # If it used little CPU time, the machine was slow and not the grammar.
         thread.job.slow = thread.read_cpu_s() - thread.cpu_since >= MASK_WAIT_S

@@ -82,7 +82,7 @@ def test_the_last_message_arrives_after_all_the_others(ends: tuple[Channel, sock
     def send() -> None:
         for number in range(FULL >> 16):
             channel.send(message(number))
-        channel.send(message(FULL >> 16), last=True)
+        channel.send(message(FULL >> 16), flush=True)
 
     sending = threading.Thread(target=send)
     sending.start()
@@ -157,7 +157,7 @@ def test_a_frontend_that_hangs_is_given_up_at_the_bound_and_between_steps(
     with pytest.raises(FrontendGoneError, match="not read its socket"):
         channel.receive(0.0)
     with pytest.raises(FrontendGoneError, match="not read its socket"):
-        channel.send(message(0), last=True)
+        channel.send(message(0), flush=True)
 
 
 def test_a_frontend_that_is_gone_is_noticed(ends: tuple[Channel, socket.socket]) -> None:
