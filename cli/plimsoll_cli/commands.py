@@ -23,7 +23,7 @@ def top(
     output: options.OutputOption = Output.TABLE,
     once: Annotated[bool, typer.Option("--once", help="Print once and exit.")] = False,
 ) -> None:
-    """Watch the leak budgets of all services and policies, the most consumed first."""
+    """Watch the leak budgets of all services and policies, worst first."""
     from plimsoll_cli.cluster import top as showing
 
     showing.show_rows(options.connect(kubeconfig, context, namespace, all_namespaces), output, once)
@@ -63,7 +63,7 @@ def incidents(
     from plimsoll_cli.output import show_spinner
 
     wanted = listing.IncidentFilter(target, phase, kind, open_only)
-    wanted.check()
+    wanted.validate()
     if local or run_dir is not None:
 
         def read() -> list[IncidentView]:

@@ -57,7 +57,7 @@ class IncidentFilter:
     kind: str | None = None
     open_only: bool = False
 
-    def check(self) -> None:
+    def validate(self) -> None:
         """Raise UsageError for an unknown phase or kind."""
         allowed = (
             ("--phase", self.phase, list(IncidentPhase)),

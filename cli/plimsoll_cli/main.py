@@ -67,7 +67,7 @@ def run(
 
 @app.command()
 def watch(
-    words: Annotated[
+    target_or_command: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="URL|PID|CONTAINER",
@@ -98,7 +98,7 @@ def watch(
     """Supervise an engine on this machine, without a manifest or a cluster."""
     from plimsoll_cli.local import watch as watching
 
-    arguments = words or []
+    arguments = target_or_command or []
     if recover and not arguments:
         raise UsageError("watch: --recover needs the command that starts the engine: -- COMMAND")
     if not recover and len(arguments) != 1:

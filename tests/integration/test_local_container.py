@@ -175,7 +175,7 @@ def test_a_log_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
         one.start()
 
         def checks() -> bool:
-            one.check()
+            one.raise_start_error()
             return False
 
         with pytest.raises(FileNotFoundError):

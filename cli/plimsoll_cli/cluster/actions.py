@@ -115,7 +115,7 @@ def check_not_last_ready_pod(cluster: Cluster, pod: str) -> None:
 
 
 def _find_service_with_only_ready_pod(cluster: Cluster, pod: str) -> str | None:
-    """Return the name of a Service without another ready pod; None if there is no such Service."""
+    """Return the name of a Service whose only ready pod is ``pod``; None if there is none."""
     found, namespace = cluster.get(_make_pod_path(cluster, pod)), cluster.namespace or "default"
     if not is_ready(found):
         return None

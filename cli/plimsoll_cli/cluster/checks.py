@@ -112,7 +112,10 @@ def check_memory(name: str, status: Object) -> Iterator[Check]:
 
 
 def _read_conditions(item: Object) -> tuple[dict[str, Object], str]:
-    """Return the conditions by type, and a message that they are outdated, or an empty string."""
+    """Return the conditions by type, and a message if they are outdated.
+
+    Otherwise, the message is empty.
+    """
     meta, status = item["metadata"], item.get("status") or {}
     found = {str(one["type"]): one for one in status.get("conditions") or ()}
     if "Ready" in found and status.get("observedGeneration") == meta.get("generation"):

@@ -28,14 +28,14 @@ class EditError(ValueError):
 class TextEdit:
     """Replacement of ``text[start:end]`` by ``new``.
 
-    ``was`` is the original text of a replaced value; None if ``new`` is an addition.
+    ``old_text`` is the original text of a replaced value; None if ``new`` is an addition.
     """
 
     start: int
     end: int
     new: str
     path: Path
-    was: str | None = None
+    old_text: str | None = None
     indent: int = 0
 
 
@@ -65,8 +65,8 @@ def format_record(changes: Sequence[TextEdit]) -> list[str]:
     """Return a line for each edit: ``+ PATH`` for an addition, or ``= PATH OLD_TEXT``."""
     return [
         f"+ {_format_path(one.path)}"
-        if one.was is None
-        else f"= {_format_path(one.path)} {json.dumps(one.was)}"
+        if one.old_text is None
+        else f"= {_format_path(one.path)} {json.dumps(one.old_text)}"
         for one in changes
     ]
 
@@ -241,12 +241,20 @@ class _Editor:
         start, end = spot.get_range(self.text)
         shown = dump_flow(new, self.is_json)
         self.made.append(
-            TextEdit(start, end, spot.get_gap(self.text) + shown, path, was=self.text[start:end])
+            TextEdit(
+                start,
+                end,
+                spot.get_required_space(self.text) + shown,
+                path,
+                old_text=self.text[start:end],
+            )
         )
 
     def expand_aliases(self, node: Node, old: Any, new: Any, path: Path) -> None:
         """Replace aliases of changed values by copies of the original values."""
-        if not self.touched or any(one.path == path and one.was is not None for one in self.made):
+        if not self.touched or any(
+            one.path == path and one.old_text is not None for one in self.made
+        ):
             return
         if node.kind == "alias":
             if id(node.target) in self.touched:
@@ -323,7 +331,7 @@ class _Location:
             raise EditError("cannot edit a key without a colon: write KEY: VALUE")
         return colon + 1, self.node.end
 
-    def get_gap(self, text: str) -> str:
+    def get_required_space(self, text: str) -> str:
         """Return the white space that must precede a new value that replaces this one."""
         start, end = self.get_range(text)
         if start == end and text[start - 1 : start] == "-":

@@ -45,7 +45,7 @@ class Container:
         """Start the process. It is restarted whenever it ends."""
         self._run_task = asyncio.create_task(self._run_forever(), name=self.command.name)
 
-    def check(self) -> None:
+    def raise_start_error(self) -> None:
         """Raise the error that prevented the process from starting, if there was one."""
         if self._run_task is not None and self._run_task.done() and not self._run_task.cancelled():
             self._run_task.result()
@@ -54,7 +54,7 @@ class Container:
         back_off = 0.0
         while not self._stopping.is_set():
             began = time.monotonic()
-            process = self._process = await self._spawn()
+            process = self._process = await self._start_process()
             if self._stopping.is_set():  # set during the wait
                 self._terminate()
             status = await process.wait()
@@ -78,7 +78,7 @@ class Container:
             async with asyncio.timeout(seconds):
                 await self._stopping.wait()
 
-    async def _spawn(self) -> asyncio.subprocess.Process:
+    async def _start_process(self) -> asyncio.subprocess.Process:
         dies_with_us = (sys.executable, "-m", "plimsoll_cli.local.parent_death", str(os.getpid()))
         with self.command.log.open("ab") as log:
             process = await asyncio.create_subprocess_exec(
@@ -106,7 +106,9 @@ class Container:
         self._terminate()
         await asyncio.wait([self._run_task], timeout=grace_s)
         self.kill()
-        await asyncio.gather(self._run_task, return_exceptions=True)  # check() reports errors
+        await asyncio.gather(
+            self._run_task, return_exceptions=True
+        )  # raise_start_error() reports errors
 
     def _terminate(self) -> None:
         if self._process is not None and self._process.returncode is None:

@@ -108,7 +108,7 @@ class LocalReplica:
         deadline = time.monotonic() + timeout_s
         async with httpx.AsyncClient(timeout=PROBE_TIMEOUT_S, trust_env=False) as client:
             while time.monotonic() < deadline:
-                container.check()
+                container.raise_start_error()
                 if container.last_exit is not None:
                     raise self._make_error(container, container.last_exit)
                 with contextlib.suppress(httpx.HTTPError):
@@ -126,9 +126,10 @@ class LocalReplica:
 
 @contextlib.asynccontextmanager
 async def run_replica(plan: SupervisorPlan, print_line: PrintLine) -> AsyncIterator[LocalReplica]:
-    """Return a context in which a replica runs. It starts before the context and stops after it.
+    """Return a context in which a replica runs.
 
-    If the stop is cancelled, all processes are killed.
+    The replica is ready when the context begins, and stopped when it ends. If the stop is
+    cancelled, all processes are killed.
     """
     replica = LocalReplica(plan, print_line)
     with _lock_run_dir(plan.root):
@@ -194,8 +195,8 @@ MAX_PORT_TRIES = 200
 def choose_free_ports(requested_ports: Sequence[int | None]) -> list[int]:
     """Return a free port on the loopback address for each requested port, all different.
 
-    A requested port is returned if it is free. None requests any port. Raises OSError if no port is
-    free.
+    A requested port is returned if it is free; otherwise, and for None, another port is chosen.
+    Raises OSError if no port is free.
     """
     with contextlib.ExitStack() as held:
         return [_bind_port(port, held) for port in requested_ports]

@@ -49,14 +49,14 @@ class Traffic:
 class Screen:
     """Content of the view at one time.
 
-    ``grown`` is the growth of each segment in bytes since the warm-up of the epoch; it is empty
+    ``growth`` maps each segment to its growth in bytes since the warm-up of the epoch; it is empty
     during the warm-up.
     """
 
     service: str
     memory: MemoryPolicy
     snapshot: Snapshot = field(default_factory=Snapshot)
-    grown: dict[Segment, int] = field(default_factory=dict)
+    growth: dict[Segment, int] = field(default_factory=dict)
     traffic: Traffic | None = None
     note: str = ""
 
@@ -180,7 +180,7 @@ def _render_segments(screen: Screen, assessment: Assessment, width: int, plain: 
         if size is None:
             continue
         kind = screen.memory.host if segment in HOST_SEGMENTS else screen.memory.device
-        grown = screen.grown.get(segment)
+        grown = screen.growth.get(segment)
         share = None if grown is None or kind is None else max(grown, 0) / kind.growth_bytes
         table.add_row(
             segment.value,

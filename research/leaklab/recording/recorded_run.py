@@ -149,7 +149,7 @@ async def _ready(engine: Container, launched: Launch) -> None:
     deadline = time.monotonic() + START_S
     async with httpx.AsyncClient(timeout=ASK_S, trust_env=False) as client:
         while time.monotonic() < deadline:
-            engine.check()
+            engine.raise_start_error()
             if engine.last_exit is not None:
                 break
             with contextlib.suppress(httpx.HTTPError):

@@ -129,7 +129,7 @@ def test_a_wait_names_its_reason_and_not_another_replica() -> None:
 @pytest.mark.parametrize("kind", list(IncidentKind))
 def test_every_kind_that_exists_can_be_listed(kind: IncidentKind) -> None:
     wanted = incidents.IncidentFilter(kind=kind.value)
-    wanted.check()
+    wanted.validate()
     incident = make_view_from_object(INCIDENT | {"spec": {**INCIDENT["spec"], "kind": kind.value}})
     assert incidents.select_newest([incident], wanted, None) == [incident]
     assert explain.choose_next_step(incident)
@@ -137,7 +137,7 @@ def test_every_kind_that_exists_can_be_listed(kind: IncidentKind) -> None:
 
 def test_a_kind_that_does_not_exist_is_answered_with_those_that_do() -> None:
     with pytest.raises(UsageError) as caught:
-        incidents.IncidentFilter(kind="Crash").check()
+        incidents.IncidentFilter(kind="Crash").validate()
     for kind in IncidentKind:
         assert kind.value in str(caught.value)
 
@@ -186,7 +186,7 @@ def test_filters_and_order() -> None:
     ) == [first]
     assert incidents.select_newest(everything, incidents.IncidentFilter(target="x"), None) == []
     with pytest.raises(Exception, match="--phase 'x': use one of Open"):
-        incidents.IncidentFilter(phase="x").check()
+        incidents.IncidentFilter(phase="x").validate()
 
 
 OF_POLICY: dict[str, Any] = {
