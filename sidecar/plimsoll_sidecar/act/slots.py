@@ -41,10 +41,10 @@ from plimsoll_sidecar.govern.restart_budget import NO_RESTARTS, ReplicaRestarts
 LEASE_DURATION_S = 60
 """Seconds without a renewal after which a slot has expired. A container restarts within seconds."""
 GROUP_LEASE_DURATION_S = 300
-"""The same for the leader of a group.
+"""Seconds without a renewal after which the slot of a group's leader has expired.
 
-Its restart may replace all pods of the group, and nobody renews until the new leader runs. Without
-an API server for a while, that takes minutes.
+A restart of the group may replace all its pods. Until the new leader runs, the slot is not renewed,
+which takes minutes if the API server does not answer for a while.
 """
 RENEW_INTERVAL_S = 15.0
 NOT_CREATED_ERRORS = (ForbiddenError, NotFoundError)

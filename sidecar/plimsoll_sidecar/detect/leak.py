@@ -50,8 +50,7 @@ MAX_RECENT_POINTS = 64
 RESUMED_WARMUP_S = 60.0
 """Time after which a resumed detector counts as warm. A trend needs this time to show again."""
 NEW_DEMAND_MESSAGE = (
-    "more requests or longer prompts than ever before may need this memory, unless its growth "
-    "continues"
+    "demand is higher than ever before and may explain the growth, unless the growth continues"
 )
 NO_LEDGER_MESSAGE = (
     "the engine declares no caches, so the growth may include a cache that still fills: "

@@ -1,7 +1,7 @@
 """Create incidents that only record an event: a crash, or a manual action.
 
-Such an incident opens and ends in one turn. A crash is an unrequested end of the engine
-or its worker. It shows as a new epoch. The supervisor records a crash only if it observed the
+Such an incident opens and ends in one turn. A crash is an end of the engine or its worker without a
+request for it. It shows as a new epoch. The supervisor records a crash only if it observed the
 epoch that ended. Otherwise, the cause is unknown: the node or the service may have been restarted.
 """
 
