@@ -24,9 +24,8 @@ Array = np.ndarray[Any, np.dtype[np.int32]]
 class Inputs:
     """Input arrays of a step, on the host. A row is a token of the step.
 
-    ``slots`` are the ``write_slots`` of the :class:`plimsoll_engine.kernels.step_plan.StepPlan`.
-    ``contexts``, ``starts``, ``tables``, ``decodes``, ``longest`` and ``fresh`` are as in the
-    StepPlan.
+    Arrays that are not listed here have the meaning that they have in
+    :class:`plimsoll_engine.kernels.step_plan.StepPlan`. Its name for ``slots`` is ``write_slots``.
 
     Attributes:
         ids: Token ID of each row whose element of ``sources`` is -1.
