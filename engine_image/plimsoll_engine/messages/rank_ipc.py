@@ -24,12 +24,12 @@ Array = np.ndarray[Any, np.dtype[np.int32]]
 class Inputs:
     """Input arrays of a step, on the host. A row is a token of the step.
 
-    Arrays that are not listed here have the meaning that they have in
-    :class:`plimsoll_engine.kernels.step_plan.StepPlan`. Its name for ``slots`` is ``write_slots``.
+    The other arrays mean the same as in a
+    :class:`~plimsoll_engine.kernels.step_plan.StepPlan`. Its ``write_slots`` are ``slots`` here.
 
     Attributes:
-        ids: Token ID of each row whose element of ``sources`` is -1.
-        sources: Row of the previous step that sampled the token of this row, or -1.
+        ids: Token ID of each row that has no source.
+        sources: Row of the previous step that sampled this row's token; -1 if there is none.
         positions: Position of each row's token in its sequence.
         last: Rows that sample a token.
         scored: Rows whose logits score the next prompt token.
