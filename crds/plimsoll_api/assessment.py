@@ -171,6 +171,8 @@ class Suspicion(msgspec.Struct, omit_defaults=True):
         unconfirmed: Another possible explanation, such as garbage that has not been collected yet,
             and the missing evidence. Without it, the supervisor may trim, but not restart.
         pod: The pod that holds the memory, if it is another pod of the same multi-node group.
+        unhealthy_device: A device of this pod that the kubelet reports as unhealthy, if it may
+            explain the suspicion.
 
     """
 
@@ -184,6 +186,7 @@ class Suspicion(msgspec.Struct, omit_defaults=True):
     over_budget: bool = False
     growing: bool = True
     unconfirmed: str | None = None
+    unhealthy_device: str | None = None
     process: str | None = None
     pod: str | None = None
     trigger: Trigger | None = None

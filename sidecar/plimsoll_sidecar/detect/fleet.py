@@ -91,7 +91,7 @@ def add_device_health(assessment: Assessment, unhealthy: Sequence[str]) -> Asses
     """Return ``assessment`` with the ``unhealthy`` devices of the pod as evidence.
 
     An unhealthy device explains a stall, and device memory that is not freed, better than a leak
-    does. Only the evidence changes, because the kubelet does not say what is wrong.
+    does. The probability of a leak stays the same, because the kubelet does not say what is wrong.
     """
     if not unhealthy:
         return assessment
@@ -99,7 +99,9 @@ def add_device_health(assessment: Assessment, unhealthy: Sequence[str]) -> Asses
     return replace(
         assessment,
         suspicions=[
-            replace(one, evidence=[reported, *one.evidence]) if one.kind in DEVICE_KINDS else one
+            replace(one, unhealthy_device=unhealthy[0], evidence=[reported, *one.evidence])
+            if one.kind in DEVICE_KINDS
+            else one
             for one in assessment.suspicions
         ],
     )

@@ -60,6 +60,7 @@ class Incident(IncidentRecord, omit_defaults=True, kw_only=True):
             has a maximum, and decreases if growth resumes after it has subsided.
         tried: The rungs that did not resolve the incident.
         unconfirmed: Whether the suspicion has another possible explanation.
+        unhealthy_device: A device that the kubelet reports as unhealthy; None if unknown.
         trimmed: Whether a trim has run, and may have freed memory.
         diagnosed: Whether diagnostics were collected.
         escalated: Whether a rung did not resolve the incident.
@@ -84,6 +85,7 @@ class Incident(IncidentRecord, omit_defaults=True, kw_only=True):
     doubted_s: float = 0.0
     tried: list[Action] = msgspec.field(default_factory=list)
     unconfirmed: bool = False
+    unhealthy_device: str | None = None
     trimmed: bool = False
     diagnosed: bool = False
     escalated: bool = False
@@ -173,6 +175,7 @@ class Incident(IncidentRecord, omit_defaults=True, kw_only=True):
             self.doubted_s = min(self.doubted_s + counted_s, SUBSIDED_AFTER_S + RESUMED_AFTER_S)
         self.growth_bytes = suspicion.bytes
         self.unconfirmed = suspicion.unconfirmed is not None
+        self.unhealthy_device = suspicion.unhealthy_device
         self.consumed_ratio = max(self.consumed_ratio, suspicion.consumed_ratio)
         if self.phase in DISRUPTING_PHASES:
             return

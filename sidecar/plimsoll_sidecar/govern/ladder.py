@@ -40,7 +40,7 @@ def find_skip_reason(
     A worker restart frees only the worker's memory. Memory that outlives the container needs a new
     pod, unless the supervisor removes it between two engines. An engine that does not answer can
     still be restarted with signals, and its pod can be replaced. A restart of a multi-node group
-    frees the memory of all its pods.
+    frees the memory of all its pods. A restart in the same pod uses an unhealthy device again.
     """
     kind, owner, pod = incident.kind, incident.owner, incident.attribution.pod
     if action not in policy.ladder:
@@ -51,6 +51,11 @@ def find_skip_reason(
         return f"no action of the supervisor resolves an incident of kind {kind.value}"
     if action is Action.POD_REPLACE:
         return None if engine.replaceable else NO_PODS_MESSAGE
+    if _needs_other_device(incident, policy, engine):
+        return (
+            f"the kubelet reports the device {incident.unhealthy_device} as unhealthy, and only a "
+            "new pod can get another device"
+        )
     if pod is not None and action in (Action.TRIM, Action.WORKER_RESTART):
         return (
             f"pod {pod} of the group holds the memory, and only a restart of the group releases it"
@@ -67,6 +72,20 @@ def find_skip_reason(
     if not engine.answers:
         return "the engine's frontend does not answer"
     return None
+
+
+def _needs_other_device(incident: Incident, policy: Supervision, engine: EngineView) -> bool:
+    """Report whether device memory grows on an unhealthy device, and the pod can be replaced.
+
+    If the pod cannot be replaced, a restart is better than no action. A stall does not wait for a
+    new pod.
+    """
+    return (
+        incident.kind is IncidentKind.DEVICE_GROWTH
+        and incident.unhealthy_device is not None
+        and Action.POD_REPLACE in policy.ladder
+        and engine.replaceable
+    )
 
 
 def _replaces_pod_for_start_gate(kind: IncidentKind, policy: Supervision) -> bool:

@@ -241,6 +241,7 @@ def _truncate_suspicion(suspicion: Suspicion) -> Suspicion:
         suspicion,
         process=suspicion.process[:MAX_TEXT_CHARS] if suspicion.process else None,
         unconfirmed=suspicion.unconfirmed[:MAX_TEXT_CHARS] if suspicion.unconfirmed else None,
+        unhealthy_device=(suspicion.unhealthy_device or "")[:MAX_TEXT_CHARS] or None,
         confidence=min(1.0, max(0.0, suspicion.confidence)),
         evidence=[text[:MAX_TEXT_CHARS] for text in suspicion.evidence[:MAX_EVIDENCE_LINES]],
         trigger=None,

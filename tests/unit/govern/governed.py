@@ -68,6 +68,7 @@ class World:
         self.hold: str | None = None
         self.is_in_long_step = False
         self.unconfirmed: str | None = None
+        self.unhealthy_device: str | None = None
 
     def tick(self, *results: Result) -> Command | None:
         self.now += 1.0
@@ -84,6 +85,7 @@ class World:
                     growing=self.growing,
                     process=self.process,
                     unconfirmed=self.unconfirmed,
+                    unhealthy_device=self.unhealthy_device,
                 )
             )
         host = BudgetState(
