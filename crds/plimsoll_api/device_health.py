@@ -14,7 +14,7 @@ import msgspec
 from plimsoll_api import decoding
 
 DEVICE_HEALTH_FILE = "device-health.json"
-MAX_DEVICES = 16
+MAX_UNHEALTHY_DEVICES = 16
 """Maximum number of unhealthy devices of a pod in a file. No server has more GPUs."""
 MAX_DEVICE_CHARS = 100
 MAX_UNHEALTHY_PODS = 64
@@ -23,7 +23,7 @@ MAX_DEVICE_HEALTH_BYTES = 512 << 10
 """Maximum size of a file. The longest names together take 400 KiB."""
 
 _Device = Annotated[str, msgspec.Meta(max_length=MAX_DEVICE_CHARS)]
-_Devices = Annotated[tuple[_Device, ...], msgspec.Meta(max_length=MAX_DEVICES)]
+_Devices = Annotated[tuple[_Device, ...], msgspec.Meta(max_length=MAX_UNHEALTHY_DEVICES)]
 _Pods = Annotated[dict[str, _Devices], msgspec.Meta(max_length=MAX_UNHEALTHY_PODS)]
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from plimsoll_api.device_health import (
     MAX_DEVICE_CHARS,
-    MAX_DEVICES,
+    MAX_UNHEALTHY_DEVICES,
     MAX_UNHEALTHY_PODS,
     encode_device_health,
 )
@@ -37,7 +37,7 @@ def list_unhealthy_devices(pod: Object) -> tuple[str, ...]:
         for device in resource.get("resources") or ()
         if device.get("health") == UNHEALTHY
     }
-    return tuple(_sanitize_device(one) for one in sorted(found)[:MAX_DEVICES])
+    return tuple(_sanitize_device(one) for one in sorted(found)[:MAX_UNHEALTHY_DEVICES])
 
 
 def make_device_health_file(pods: Iterable[tuple[str, tuple[str, ...]]]) -> str:

@@ -18,7 +18,7 @@ from plimsoll_api.device_health import (
     DEVICE_HEALTH_FILE,
     MAX_DEVICE_CHARS,
     MAX_DEVICE_HEALTH_BYTES,
-    MAX_DEVICES,
+    MAX_UNHEALTHY_DEVICES,
     MAX_UNHEALTHY_PODS,
     decode_device_health,
 )
@@ -103,7 +103,7 @@ def test_a_file_that_is_none_says_nothing(tmp_path: Path, text: str) -> None:
 def test_what_a_driver_calls_its_devices_fits_the_file(names: list[str], resource: str) -> None:
     devices = [{"resourceID": name, "health": "Unhealthy"} for name in names]
     found = list_unhealthy_devices(pod(*devices, resource=resource))
-    assert len(found) == min(MAX_DEVICES, len(set(names)))
+    assert len(found) == min(MAX_UNHEALTHY_DEVICES, len(set(names)))
     assert all(len(one) <= MAX_DEVICE_CHARS and one.isprintable() for one in found)
     text = make_device_health_file([("qwen-0", found)])
     assert (decode_device_health(text.encode()) if text else {}) == dict.fromkeys(
@@ -112,6 +112,6 @@ def test_what_a_driver_calls_its_devices_fits_the_file(names: list[str], resourc
 
 
 def test_the_longest_file_can_be_read() -> None:
-    names = tuple("\U0001f600" * MAX_DEVICE_CHARS for _ in range(MAX_DEVICES))
+    names = tuple("\U0001f600" * MAX_DEVICE_CHARS for _ in range(MAX_UNHEALTHY_DEVICES))
     text = make_device_health_file((f"pod-{n}", names) for n in range(2 * MAX_UNHEALTHY_PODS))
     assert len(decode_device_health(text.encode())) == MAX_UNHEALTHY_PODS
