@@ -39,6 +39,7 @@ INFERENCE = "sigs.k8s.io/gateway-api-inference-extension@v1.5.0"
 DRA_DRIVER = "sigs.k8s.io/dra-example-driver@v0.2.1"
 CONTAINERD = "github.com/containerd/containerd@v1.7.29"
 """Gives containers the devices of a DRA driver, as the containerd 1.6 of Debian 12 does not."""
+COREDNS = "github.com/coredns/coredns@v1.14.7"
 KEDA = "github.com/kedacore/keda/v2@v2.21.0"
 DEFINITIONS = {
     ARGO_ROLLOUTS: "manifests/crds/*-crd.yaml",

@@ -215,7 +215,7 @@ class Node:
             "podLogsDir": str(self.home / "podlogs"),
             "volumePluginDir": str(self.home / "kubelet" / "volumeplugins"),
             "resolvConf": str(self.home / "resolv.conf"),
-            # Nothing answers there; without an address each pod gets a warning event.
+            # Answers while a test runs tests.lab.dns; without an address, pods get a warning event.
             "clusterDNS": [self.slot.dns_ip],
             "clusterDomain": "cluster.local",
             "kubeAPIQPS": 200,
