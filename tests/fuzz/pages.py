@@ -10,6 +10,11 @@ from pathlib import Path
 import msgspec
 
 from plimsoll_api.assessment import Assessment, BudgetState, Suspicion
+from plimsoll_api.device_health import (
+    DEVICE_HEALTH_FILE,
+    MAX_DEVICE_CHARS,
+    MAX_DEVICE_HEALTH_BYTES,
+)
 from plimsoll_api.engines import EngineType
 from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.learned import LEARNED_FILE, MAX_LEARNED_BYTES, LearnedMemory, decode_learned
@@ -25,14 +30,14 @@ from plimsoll_sidecar.act.adapters.external_profile import SGLANG, VLLM
 from plimsoll_sidecar.act.adapters.plimsoll_engine import PlimsollEngine
 from plimsoll_sidecar.clients.http import MAX_BODY_BYTES, HttpClient
 from plimsoll_sidecar.detect.detector import Detector
-from plimsoll_sidecar.detect.fleet import add_peer_evidence
+from plimsoll_sidecar.detect.fleet import add_device_health, add_peer_evidence
 from plimsoll_sidecar.govern.auto_budget import LearnedBudgets
 from plimsoll_sidecar.govern.command import EngineView
 from plimsoll_sidecar.govern.governor import Governor
 from plimsoll_sidecar.record.metrics import Metrics
 from plimsoll_sidecar.signals.cgroup import CgroupMemory
 from plimsoll_sidecar.signals.device_memory import Dcgm
-from plimsoll_sidecar.signals.other_pods import LearnedFile, PeersFile
+from plimsoll_sidecar.signals.other_pods import DeviceHealthFile, LearnedFile, PeersFile
 from plimsoll_sidecar.signals.sampler import Sampler, find_signals
 from tests.fuzz.watched import Target
 
@@ -57,6 +62,7 @@ def make(name: str, folder: Path) -> Target:
         "status": _status,
         "peers": _peers,
         "learned": _learned,
+        "device-health": _device_health,
     }[name](folder)
 
 
@@ -303,3 +309,28 @@ def _clock() -> Callable[[], float]:
     """One second from each reading to the next, from now on."""
     ticks = itertools.count(time.monotonic(), 1.0)
     return lambda: next(ticks)
+
+
+def _device_health(folder: Path) -> Target:
+    """A supervisor and the published devices of its pod. No file has any error to declare."""
+    path = folder / DEVICE_HEALTH_FILE
+    file = DeviceHealthFile(path)
+    doubt = Suspicion(IncidentKind.DEVICE_GROWTH, None, 0.9, 0.1)
+    before = Assessment(t=1.0, epoch=1, warm=True, suspicions=[doubt])
+
+    def run(data: bytes) -> None:
+        path.write_bytes(data)
+        unhealthy = file.read("qwen-0")
+        (found,) = add_device_health(before, unhealthy).suspicions
+        assert len(found.unhealthy_device or "") <= MAX_DEVICE_CHARS
+        assert bool(found.evidence) == bool(unhealthy)
+        msgspec.json.encode(found)
+
+    words = ('"qwen-0":', '"gpu-0 (claim:gpu)"')
+    one = b'"gpu-0 (claim:gpu)",'
+    large = lambda: (  # noqa: E731
+        b"[" * LARGE,
+        b'{"qwen-0":[' + one * (MAX_DEVICE_HEALTH_BYTES // len(one)),
+        b'{"' + b"a" * LARGE,
+    )
+    return Target(run, (*NUMBERS, *words), large)
