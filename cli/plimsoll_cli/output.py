@@ -109,7 +109,7 @@ def fit_columns(
 ) -> tuple[list[str], list[list[Cell]]]:
     """Return the columns to show in a terminal of ``width`` characters, and their cells.
 
-    ``min_widths`` maps a column to the minimum width of the terminal that shows it.
+    ``min_widths`` maps a column to the minimum terminal width at which it is shown.
     """
     kept = [at for at, name in enumerate(columns) if width >= min_widths.get(name, 0)]
     return [columns[at] for at in kept], [[row[at] for at in kept] for row in rows]

@@ -203,7 +203,7 @@ def make_member_config(config: SupervisorConfig, member: GroupMember) -> Supervi
 
 
 def _restrict_worker(config: SupervisorConfig) -> SupervisorConfig:
-    """Return ``config``, changed to only observe if the pod is a worker of a group."""
+    """Return ``config``, in mode Observe if the pod is a worker of a multi-node group."""
     if not config.service.is_worker:
         return config
     supervision = replace(config.supervision, mode=Mode.OBSERVE, recycle=None)

@@ -57,7 +57,7 @@ class Intervals:
     """Delay between a change of a policy and the restart of its workloads. The webhook and the API
     server must know the change first."""
     rollout_again: float = 60.0
-    """Interval between checks of a workload that could not be restarted."""
+    """Seconds until the operator checks again whether it can restart a workload."""
     publish: float = 60.0
     """Minimum time between two updates of a peers file, or of the same value in a status."""
     event: float = 5.0

@@ -46,7 +46,7 @@ MIN_TERMINAL_WIDTHS = {"DEVICE%": 50, "INCIDENTS": 56, "PODS": 70, "RESTARTS": 9
 
 @dataclass
 class BudgetHistory:
-    """Consumed leak budget of each row, in percent, at the last refreshes."""
+    """Percentage of the leak budget that each row had consumed at the most recent refreshes."""
 
     values: dict[str, deque[float | None]] = field(default_factory=dict)
 

@@ -194,7 +194,7 @@ def _is_lost(view: View | None) -> bool:
 
 
 class EventPrinter:
-    """Printer of a line for each event, used if the output is not a terminal."""
+    """Prints one line for each event, if the output is not a terminal."""
 
     def __init__(self, poller: Poller, print_line: PrintLine) -> None:
         self._poller, self._print_line = poller, print_line

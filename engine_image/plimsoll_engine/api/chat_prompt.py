@@ -275,7 +275,7 @@ def _has_unrendered_parts(template_messages: list[TemplateMessage], text: str) -
 
 
 def _restore_sent_fields(extra: TemplateMessage, known: TemplateMessage) -> TemplateMessage:
-    """Merge both objects without nulls. ``extra`` gives the order; ``known`` has precedence."""
+    """Merge both objects and drop nulls. Keys are in the order of ``extra``; ``known`` wins."""
     return {name: value for name, value in (extra | known).items() if value is not None}
 
 

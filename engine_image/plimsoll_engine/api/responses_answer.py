@@ -66,7 +66,7 @@ class ResponsesResponse(GenerationResponse):
         yield from self._output.stream(delta)
 
     async def _send_end_of_stream(self, send: Send) -> None:
-        """Send the last event, which contains the whole response, as the API's only end marker."""
+        """Send the last event. It has the whole response, and is the API's only end marker."""
         whole = self._make_response()
         event = self._output.encode_event(f"response.{whole['status']}", {"response": whole})
         with self.reserve(len(event)):

@@ -1,6 +1,8 @@
 """Streaming parser of the tool calls in a model's output.
 
-The formats are in :mod:`plimsoll_engine.api.tool_families`. These rules apply to all formats:
+The tools of a request are checked in :mod:`plimsoll_engine.api.validation`, and
+:mod:`plimsoll_engine.api.output_grammar` decides which calls are forced. The formats are in
+:mod:`plimsoll_engine.api.tool_families`. These rules apply to all formats:
 
 - A call is returned once its name is known, and its arguments as they arrive. If the arguments
   precede the name or are a string, the call is returned when it is complete.

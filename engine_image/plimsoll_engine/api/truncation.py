@@ -1,4 +1,4 @@
-"""Truncate prompts, with vLLM's fields. This module does no I/O."""
+"""Truncate prompts as the request fields of vLLM specify. This module does no I/O."""
 
 from __future__ import annotations
 

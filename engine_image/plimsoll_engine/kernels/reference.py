@@ -250,7 +250,7 @@ def _gather_rows(rows: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
 
 
 def _split_slots(scales: torch.Tensor, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the block number of each slot, and its offset in the block."""
+    """Return the block number of each slot, and its offset in a block of the pool ``scales``."""
     return slots // scales.shape[-1], slots % scales.shape[-1]
 
 

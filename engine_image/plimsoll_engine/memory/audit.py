@@ -50,7 +50,7 @@ def kv_references_match(engine: EngineCore, _: Ledger) -> list[str]:
 
 
 def queues_match_requests(engine: EngineCore, _: Ledger) -> list[str]:
-    """Check that each request is in exactly one queue or waits for its grammar."""
+    """List the requests that are neither in exactly one queue nor waiting for a grammar."""
     scheduler = engine.scheduler
     queued = Counter(r.request_id for r in [*scheduler.running, *scheduler.waiting])
     queued.update(engine.grammars)

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 STACKS_DIRECTORY = "stacks"
 MAX_STALE_FILES = 8
-"""Maximum number of files of exited processes."""
+"""Maximum number of stack files of exited processes that are kept."""
 MAX_FILE_BYTES = 1 << 20
 """Size above which the file of a running process is truncated. One dump has about 10 KiB."""
 

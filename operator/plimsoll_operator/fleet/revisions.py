@@ -379,9 +379,10 @@ def decide_rollout(
 def find_rollback_revision(
     revisions: Object, update: str, known: Collection[str], running: str = ""
 ) -> str:
-    """Return the revision to which to roll back from ``update``; empty if there is none.
+    """Return the revision to roll back to if ``update`` is bad; empty if there is none.
 
-    This is the running revision if it is another good revision, or else the newest good revision.
+    Only revisions in ``known`` count. The ``running`` revision has precedence if it is good;
+    otherwise, the newest good one is returned.
     """
     usable = [name for name in list_good_revisions(revisions) if name != update and name in known]
     return running if running in usable else next(iter(usable), "")

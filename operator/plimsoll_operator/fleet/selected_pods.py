@@ -261,7 +261,7 @@ def _find_supervision_state(
         return SupervisionState.REFUSED, make_printable_line(
             str(annotations[REFUSED_ANNOTATION]), MAX_STATUS_REASON_CHARS
         ) or "no reason given"
-    return SupervisionState.WAITING, ""
+    return SupervisionState.WAITING, ""  # the pod is older than the policy: nothing injected it
 
 
 def _has_supervisor(pod: Object) -> bool:

@@ -42,7 +42,7 @@ NEAR_LIMIT_EXIT_RATIO = NEAR_LIMIT_RATIO - 0.03
 :data:`NEAR_LIMIT_RATIO`, so that the status does not flap."""
 ENGINE_SIGNAL = "engine"
 SIGNALS = (ENGINE_SIGNAL, "host", "metrics", "device", "shared_memory")
-"""Signals that a supervisor needs from its engine, most important first."""
+"""Signals that a supervisor needs to observe its engine, most important first."""
 SIGNAL_REASONS = frozenset(SignalReason)
 UNKNOWN_SIGNAL_REASON = "SignalMissing"
 """Reason for a missing signal if the supervisor reports no reason."""

@@ -48,7 +48,7 @@ SaveDiagnostics = Callable[[Command], tuple[str, ...]]
 
 
 class _ResumeRequest(NamedTuple):
-    """Queued request to resume the engine in ``epoch`` after a drain without a restart."""
+    """Queued request to resume the engine of ``epoch`` if no restart follows its drain."""
 
     epoch: str
 

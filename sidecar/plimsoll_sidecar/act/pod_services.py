@@ -58,7 +58,7 @@ class ServiceExit:
 
 
 class PodServices(ServiceExit):
-    """Removal of a pod from the Services that route to it, observed in their EndpointSlices.
+    """Removes a pod from the Services that route to it, and confirms it in the EndpointSlices.
 
     The methods raise :class:`~plimsoll_sidecar.clients.kube.KubeError`.
 

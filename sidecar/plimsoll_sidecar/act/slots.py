@@ -1,7 +1,9 @@
 """Hold restart slots: Leases that limit how many replicas of a service restart at the same time.
 
-The operator creates the Leases. A supervisor takes, renews and releases a Lease with a PUT request
-that contains the resource version from its last read. Of two concurrent writers, only one succeeds.
+The operator creates one Lease for each of ``supervision.maxUnavailable``: ``render/objects.py`` for
+a service, and ``plans/policy.py`` for a policy. A supervisor takes, renews and releases a Lease
+with a PUT request that contains the resource version from its last read. Of two concurrent writers,
+only one succeeds.
 
 A slot has expired if the spec of its Lease has not changed for the duration of the Lease. Each
 supervisor measures that time with the clock of its own node, because clocks of different nodes may

@@ -363,7 +363,7 @@ class EndpointSlices:
         self._path = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
 
     def compute_seconds_since_outage(self) -> float:
-        """Return the time since the API server last gave no answer or an internal error."""
+        """Return the seconds since a request last failed because of the API server."""
         return self._kube.compute_seconds_since_outage()
 
     def iterate_endpoints(self, services: Iterable[str]) -> Iterator[Endpoint]:

@@ -39,8 +39,8 @@ MIN_PACE_SAMPLES = 4
 LOAD_CLASS_SETTLE_S = 45.0
 """Time that requests need to reach their full size, if they arrive together."""
 MAX_LOAD_CLASS_EXCESS_FACTOR = 1.25
-"""A load still belongs to a class if it exceeds the class by less than this factor. Otherwise,
-loads of 7 and 8 requests would alternate between two classes."""
+"""A load stays in its class while it is below the class's load times this factor. Without the
+margin, a load that varies between 7 and 8 requests would alternate between two classes."""
 MAX_WAIT_FOR_LOAD_S = 900.0
 """Maximum time to wait before the warm-up starts, for an engine that reports neither load nor
 readiness."""

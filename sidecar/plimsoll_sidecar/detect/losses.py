@@ -116,9 +116,9 @@ LEFT_BEHIND_CONFIDENCE = 0.9
 
 
 class LeftBehindWatch:
-    """Watch of the shared memory that ended workers of the engine have left behind.
+    """Watches the shared memory that engine workers left behind when they exited.
 
-    Files that are older than the first engine do not count, such as those of an init container.
+    Files that are older than the first engine, such as those of an init container, do not count.
     Without a memory budget, nothing is suspected.
     """
 

@@ -29,9 +29,10 @@ from plimsoll_sidecar.detect.patience import (
 FRONTEND_TIMEOUT_FACTOR = 2.0
 """Multiple of the timeout after which a frontend that does not answer has always stalled."""
 MIN_ANSWERED_S, MIN_SILENCE_S = 60.0, 16.0
-"""After a port has answered for ``MIN_ANSWERED_S``, a silence of ``MIN_SILENCE_S`` can be a stall.
-It must exceed all earlier silences of at least one port by a margin. A request is given up after 3
-s, so five requests in a row got no answer. A stall is then found less than 30 s after the hang."""
+"""Minimum time in seconds for which a port must have answered, and minimum silence after it, before
+the silence can be a stall. The silence must also be longer than any earlier one of the port, by a
+margin. Requests time out after 3 s, so five in a row have failed within the minimum silence. A
+stall is found less than 30 s after the engine hangs."""
 MIN_MAIN_PROCESS_ABSENCE_S = 10.0
 """Time without a main process after which the remaining processes count as left behind. At a normal
 end, they follow sooner: after 0.8 to 4 s for vLLM."""

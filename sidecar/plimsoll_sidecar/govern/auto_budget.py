@@ -309,7 +309,7 @@ def list_gains_within(hours: Iterable[HourGrowth], window_s: float) -> list[int]
 
 
 def propose_budget(learned: LearnedHistory, budget: MemoryBudget) -> int | None:
-    """Return the budget in bytes for the learned growth; None before the first hour."""
+    """Return the budget in bytes for the learned growth; None if no growth was learned yet."""
     found = compute_quantile(list_gains_within(learned.list_healthy_hours(), budget.window_s))
     if found is None:
         return None

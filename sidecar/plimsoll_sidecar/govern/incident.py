@@ -35,8 +35,8 @@ in which a leak was less probable than ``SUBSIDED_PROBABILITY``.
 Between two bursts, growth pauses only for a few seconds. The probability alone does not suffice,
 because it follows the trend, which outlasts the growth by minutes."""
 RESUMED_AFTER_S = LATEST_GROWTH_WINDOW_S / 2
-"""Seconds of further growth after which subsided growth has resumed. Noise rarely looks like growth
-for so long."""
+"""Duration in seconds of new growth after which an incident is no longer subsided. Noise rarely
+looks like growth for that long."""
 MAX_STORED_STEPS = 64
 """Maximum number of steps in the timeline of an incident. Beyond it, middle steps are dropped.
 

@@ -37,10 +37,11 @@ def find_skip_reason(
 ) -> str | None:
     """Return the reason why ``action`` is skipped, for the timeline; None if it is allowed.
 
-    A worker restart frees only the worker's memory. Memory that outlives the container needs a new
-    pod, unless the supervisor removes it between two engines. An engine that does not answer can
-    still be restarted with signals, and its pod can be replaced. A restart of a multi-node group
-    frees the memory of all its pods. A restart in the same pod uses an unhealthy device again.
+    A worker restart is skipped if the memory is not the worker's. A restart in the same pod is
+    skipped for memory that outlives the container, unless the supervisor removes it between two
+    engines, and on an unhealthy device, which the pod would get again. A restart of a multi-node
+    group frees the memory of all its pods. An engine that does not answer can still be restarted
+    with signals, and its pod can be replaced.
     """
     kind, owner, pod = incident.kind, incident.owner, incident.attribution.pod
     if action not in policy.ladder:
@@ -122,7 +123,7 @@ PHASES_BEFORE_RESTART = frozenset(
 def wants_standby(
     incidents: Iterable[Incident], policy: Supervision, engine: EngineView, exhausted: bool
 ) -> bool:
-    """Report whether an incident restarts the worker, or may do so soon.
+    """Report whether the worker is restarted for an incident, or may soon be.
 
     ``exhausted`` states whether the restart budget is exhausted. The result is False if the engine
     does not support a standby worker, or if no restart is allowed.

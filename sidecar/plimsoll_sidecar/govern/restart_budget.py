@@ -1,6 +1,7 @@
 """Count a replica's restarts against its restart budget: a number of restarts within a window.
 
-A spent budget allows no restart until a person resets it. :mod:`plimsoll_sidecar.act.lease_counts`
+A spent budget allows no restart until a person resets it. Restarts are recorded in
+:mod:`plimsoll_sidecar.govern.phases`. :mod:`plimsoll_sidecar.act.lease_counts`
 counts the restarts of the whole service.
 """
 

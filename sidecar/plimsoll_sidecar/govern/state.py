@@ -110,7 +110,7 @@ class GovernorState(msgspec.Struct, omit_defaults=True, kw_only=True):
         return SlotRequest(self.slot_holder, pending is not None and pending.verb is Verb.TAKE_SLOT)
 
     def limit_waits(self, now: float) -> None:
-        """Limit stored times, so that no wait from ``now`` on exceeds its maximum.
+        """Limit stored times, so that no wait that remains at ``now`` is longer than its maximum.
 
         If the clock was set back while the supervisor was down, stored times are in the future.
         ``now`` is in Unix seconds.

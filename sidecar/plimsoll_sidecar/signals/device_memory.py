@@ -406,7 +406,7 @@ class Dcgm(Exporter):
 
     @staticmethod
     def get_device_name(labels: dict[str, str]) -> str:
-        """Return ``GPU-…``, or ``MIG-GPU-…/GI`` for a MIG slice."""
+        """Return ``GPU-UUID``, or ``MIG-GPU-UUID/INSTANCE`` for a MIG slice."""
         uuid, part = labels.get("UUID", ""), labels.get("GPU_I_ID", "")
         return f"MIG-{uuid}/{part}" if part else uuid
 

@@ -37,8 +37,8 @@ NVIDIA_MAJOR = 195
 """Major number of NVIDIA's device files on all machines. It replaces a missing entry in
 ``/proc/devices``."""
 FIRST_SEARCH_PERIOD_S, LATER_SEARCH_PERIOD_S = 5.0, 60.0
-"""Time between two searches before and after a device has been found. A process may open another
-device later."""
+"""Interval of the searches in seconds: until a device has been found, and after that. The searches
+go on because a process may open another device later."""
 VISIBLE_DEVICES_ENV = "NVIDIA_VISIBLE_DEVICES"
 MAX_GPU_NAME_CHARS = 96
 """Maximum length of a device's name; ``MIG-GPU-<UUID>/GI/CI`` has fewer than 60 characters."""

@@ -41,7 +41,7 @@ Ratio = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Owner = Annotated[str, msgspec.Meta(pattern=r"^[a-z][a-z0-9_]{0,31}$")]
 Uuid = Annotated[str, msgspec.Meta(pattern=r"^(GPU|MIG)-[0-9A-Za-z/-]{1,90}$")]
 WORKER_ROLES = frozenset({"Worker", "Scheduler"})
-"""Roles in a report of the processes that run the model."""
+"""Roles that a probe reports for the processes that run the model."""
 PROCESS_NAMES = {
     "EngineCore": "EngineCore",
     "Worker": "Worker",

@@ -76,10 +76,10 @@ class GraphCapturer:
 
 
 class LayerGraphs:
-    """Captured pieces of a model with its KV pool. Each piece ends at the attention of a layer.
+    """CUDA graphs of the pieces of a model. Each piece ends at the attention of a layer.
 
-    The last layer is not captured, because it computes only the needed rows. All pieces share a few
-    tensors, whose values are not needed after the step.
+    The last layer is not captured, because it computes only the rows whose output is used. All
+    pieces share a few tensors, whose values are not needed after the step.
     """
 
     def __init__(

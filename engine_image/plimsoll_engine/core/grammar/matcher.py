@@ -1,5 +1,7 @@
 """Compute masks (the allowed next tokens of requests with grammars) in threads beside the steps.
 
+:mod:`plimsoll_engine.core.execute.sampling` applies the masks to the logits.
+
 A mask usually takes a millisecond, but a malicious grammar can make it take seconds, because
 llguidance limits only the number of parser items. A step therefore waits only briefly for masks,
 and requests whose mask is not ready skip the step.

@@ -346,7 +346,7 @@ class OwnedProcesses:
         return bool(parts) and min(map(compute_age_s, parts)) >= MIN_ORPHAN_AGE_S
 
     def _find_titled_helpers(self, members: EngineProcesses) -> list[ProcessId]:
-        """Return the processes whose title only helpers of this engine type have."""
+        """Return the processes with a title that only helpers of this engine type use."""
         return [
             p for p in members.processes if has_helper_title(read_command_line(p.pid), self._kind)
         ]
