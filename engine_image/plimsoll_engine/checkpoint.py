@@ -3,8 +3,8 @@
 If several files define the same value, the precedence is that of transformers and vLLM:
 
 - Stop tokens come from the first of these that defines them: generation_config.json, config.json,
-  text_config in config.json. The others add only special tokens, because an outdated stop token may
-  be an ordinary word. The tokenizer's eos_token is always a stop token (vLLM).
+  text_config in config.json. The other files add a stop token only if it is special, because an
+  outdated one may be an ordinary word. The tokenizer's eos_token is always a stop token (vLLM).
 - A token is special if tokenizer.json or tokenizer_config.json marks it, or if a field of
   tokenizer_config.json such as pad_token names it (transformers).
 - Truncation and padding in tokenizer.json are ignored, because training scripts leave them behind.

@@ -126,7 +126,7 @@ class BackgroundThread(threading.Thread):
 
 
 def run_in_thread(name: str, task: Callable[[], object]) -> None:
-    """Run ``task`` in a daemon thread with the given name, and log its exception.
+    """Run ``task`` in a daemon thread with the given name, and log an exception that it raises.
 
     Raises RuntimeError if no thread can be started, for example because the engine's processes have
     reached the pod's limit.

@@ -80,7 +80,7 @@ def main() -> None:
 
 
 def run_job(preparation: RequestPreparer, job: Job, raw: bytearray) -> Outcome:
-    """Run a job, and return its outcome: a refusal after ApiError or MemoryError."""
+    """Run a job, and return its outcome: a refusal if it raises ApiError or MemoryError."""
     work: dict[str, Callable[[], Any]] = {
         "completion": lambda: preparation.prepare_completion(raw, job.context),
         "chat": lambda: preparation.prepare_chat(raw, job.context),

@@ -255,7 +255,7 @@ def _read_recipient(reader: Reader) -> Steps[str]:
 
 
 def _read_json_calls(reader: Reader, create_id: Callable[[], str] = create_call_id) -> Steps[None]:
-    """Read a call as a JSON object with name and arguments, or a list of such objects."""
+    """Read one call as a JSON object with name and arguments, or several as a list of them."""
     if not (yield from _is_next(reader, "{", "[")):
         raise NotACallError
     taken_before = reader.num_taken

@@ -138,7 +138,8 @@ class Bucket:
             named = _REGION_PATTERN.search(text)
             region = f"set AWS_REGION to {named[1]}" if named else "set AWS_REGION"
             return DownloadError(
-                f"{self._uri} is in another region: {region} in the Secret of {CREDENTIALS_FIELD}"
+                f"{self._uri} is in another region: {region} in the Secret"
+                f" that {CREDENTIALS_FIELD} names"
             )
         if (answer := _STATUS_PATTERN.search(text)) is None:
             causes = [found[0] or found[1] for found in _CAUSE_PATTERN.findall(details)]

@@ -97,7 +97,7 @@ class Connection(H11Protocol):
 
     @property
     def is_answering(self) -> bool:
-        """Whether a request was received completely and its response is incomplete."""
+        """Whether a request has been received whose response has not been sent in full."""
         cycle = self.cycle
         return cycle is not None and not cycle.response_complete and not cycle.more_body
 

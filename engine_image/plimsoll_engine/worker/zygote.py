@@ -154,7 +154,7 @@ class Zygote:
             status = self._run_role(message)
         except BaseException:
             log.exception(
-                "the forked process failed and exits",
+                "the forked process failed and is exiting",
                 extra={"role": message.role, "number": message.number, "rank": message.rank},
             )
         finally:

@@ -50,7 +50,7 @@ class Suspect:
     since: str
     leaking: int
     replicas: int
-    """Number of current replicas and of leaking replicas whose pods are deleted or unknown."""
+    """Number of current replicas, plus the leaking replicas whose pod is deleted or unknown."""
 
 
 class ReplicaPod(NamedTuple):

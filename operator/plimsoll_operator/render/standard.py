@@ -212,7 +212,8 @@ def _iterate_credential_problems(
                 "secretRef"
             )
             if variable not in known and (source or {}).get("name") in secrets:
-                yield f"{path}.{key}: Secret {source['name']} is only for another container"
+                name = source["name"]
+                yield f"{path}.{key}: Secret {name} is reserved for another container: remove it"
 
 
 def _list_secrets(service: InferenceService) -> set[str]:

@@ -159,9 +159,10 @@ class Store:
     def compress_listed(
         self, items: Iterable[Object], owners: Container[Key] = ()
     ) -> list[ListedObject]:
-        """Compress listed objects for :meth:`replace`, without unexpected objects.
+        """Compress listed objects for :meth:`replace`, and skip those that are not expected.
 
-        ``owners`` are the keys of the services and policies that are already listed.
+        ``owners`` are the keys of the services and policies that are already listed (see
+        :meth:`is_expected`).
         """
         compressed = []
         for item in items:

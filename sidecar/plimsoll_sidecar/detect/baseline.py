@@ -21,8 +21,8 @@ MAX_WARMUP_FACTOR = 2.0
 """Maximum length of a warm-up as a multiple of its configured length. Most real leaks begin with
 the first request. A warm-up that waited for memory to settle would hide them."""
 MAX_SLOWING_HALVES_RATIO, MAX_SETTLED_HALVES_RATIO = 0.8, 0.1
-"""A climb slows down if its later half rises by less than the first ratio of its earlier half. It
-has settled if the later half rises by at most the second ratio."""
+"""A climb slows down if its later half brings less than the first ratio times what its earlier half
+brought. It has settled if the later half brings at most the second ratio times as much."""
 MIN_CLIMB_DURATION_S = 60.0
 """Minimum duration of a climb before it is judged. A slow machine needs more than the configured
 time."""
@@ -196,7 +196,7 @@ class Baseline:
 
     @property
     def bases(self) -> list[Point]:
-        """Bases of all classes of load."""
+        """The base of each load class."""
         return list(self._bases.values())
 
     @classmethod

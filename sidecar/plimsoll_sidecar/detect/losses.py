@@ -276,5 +276,5 @@ class OrphanWatch:
         return (
             more,
             MIN_ADDED_ORPHANED_BYTES,
-            "more than before the restart is in use outside the engine",
+            "more memory than before the restart is in use outside the engine",
         )

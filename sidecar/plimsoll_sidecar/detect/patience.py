@@ -211,7 +211,7 @@ class Pause:
 
     @property
     def is_computing(self) -> bool:
-        """Whether the engine uses the processor; False if unknown."""
+        """Whether the engine is using the CPU; False if unknown."""
         return self._cpu_share is not None and self._cpu_share >= MIN_COMPUTING_CPU_SHARE
 
     @property

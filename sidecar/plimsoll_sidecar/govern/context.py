@@ -194,7 +194,7 @@ class TurnContext:
         return budget.current >= NEAR_LIMIT_RATIO * budget.limit
 
     def will_memory_run_out_before_drain(self, incident: Incident) -> bool:
-        """Report whether memory would reach its limit before the deadline of a drain.
+        """Report whether memory would reach its limit before a drain ends.
 
         A drain would then lose more requests than an immediate restart.
         """

@@ -112,7 +112,7 @@ class GovernorState(msgspec.Struct, omit_defaults=True, kw_only=True):
     def limit_waits(self, now: float) -> None:
         """Limit stored times, so that no wait that remains at ``now`` is longer than its maximum.
 
-        If the clock was set back while the supervisor was down, stored times are in the future.
+        Stored times are in the future if the clock was set back while the supervisor was down.
         ``now`` is in Unix seconds.
         """
         for incident in self.incidents:

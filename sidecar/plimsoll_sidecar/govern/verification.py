@@ -137,8 +137,8 @@ The verification of a restart takes as long."""
 class StartMemory(msgspec.Struct, frozen=True):
     """Memory after one start, in bytes.
 
-    ``base`` is the baseline. ``least`` is the lowest memory after the warm-up, without explained
-    growth.
+    ``base`` is the baseline of this start. ``least`` is the lowest memory after the warm-up, minus
+    the growth that has an explanation.
     """
 
     base: int

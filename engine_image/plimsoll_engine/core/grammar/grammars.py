@@ -260,7 +260,8 @@ class GrammarCompiler:
     def refuse_overdue(self, matcher: Matcher) -> GrammarError:
         """Return the error for a request whose ``matcher`` took too long to compute a mask.
 
-        If the mask has used up its CPU time, the compiler also refuses the grammar from now on.
+        If it has used up its CPU time, and has not only waited for a CPU, the compiler also refuses
+        the grammar in later requests.
         """
         if not self.masks.has_used_cpu_time(matcher):
             why = (

@@ -344,9 +344,9 @@ class Scheduler:
             self._blocks_in_step.update(chunk.request.block_hashes[full])
 
     def _is_next_block_in_step(self, request: Request) -> bool:
-        """Report whether another request fills the next block of ``request`` in this step.
+        """Report whether another request fills the block that ``request`` needs next.
 
-        ``request`` can take the block from the prefix cache in the next step.
+        If so, ``request`` can take the block from the prefix cache in the next step.
         """
         index = len(request.block_ids)
         usable = self._count_cacheable_blocks(request)

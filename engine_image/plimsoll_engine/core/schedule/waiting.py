@@ -74,7 +74,7 @@ class WaitingQueue:
         insort(self._preempted, request, key=get_place)
 
     def requeue_for(self, request: Request, replacement: Request) -> None:
-        """Add a preempted ``request``, and give its place to ``replacement``, which also waits."""
+        """Queue the preempted ``request`` as new, and give its place to ``replacement``."""
         self.remove(replacement)
         replacement.place, request.place = request.place, None
         self.requeue(replacement)
