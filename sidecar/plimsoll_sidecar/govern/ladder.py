@@ -38,10 +38,10 @@ def find_skip_reason(
     """Return the reason why ``action`` is skipped, for the timeline; None if it is allowed.
 
     A worker restart is skipped if the memory is not the worker's. A restart in the same pod is
-    skipped for memory that outlives the container, unless the supervisor removes it between two
-    engines, and on an unhealthy device, which the pod would get again. A restart of a multi-node
-    group frees the memory of all its pods. An engine that does not answer can still be restarted
-    with signals, and its pod can be replaced.
+    skipped on an unhealthy device, which the pod would get again. It is also skipped for memory
+    that outlives the container, unless the supervisor removes that memory between two engines. A
+    restart of a multi-node group frees the memory of all its pods. An engine that does not answer
+    can still be restarted with signals, and its pod can be replaced.
     """
     kind, owner, pod = incident.kind, incident.owner, incident.attribution.pod
     if action not in policy.ladder:
