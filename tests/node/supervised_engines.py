@@ -169,7 +169,7 @@ def vllm(node: Lab) -> Engine:
 def _vllm_pair(container: Document) -> tuple[Document, Document]:
     """One model over two pods of a LeaderWorkerSet: a Worker in each.
 
-    The lab's node has no DNS, so that a worker finds its leader by the Service which has the
+    The node has no DNS here, so that a worker finds its leader by the Service which has the
     leader's name. Four such pods share the machine's memory.
     """
     address = {"name": "VLLM_HOST_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
