@@ -1,7 +1,7 @@
 """Generate crds/*.yaml from the models: ``python -m plimsoll_api.generate [--check]``.
 
-A CRD's schema must be structural: without references and ``oneOf``, and with a type for every
-property. This module converts the JSON schemas of pydantic models, and keeps keys that a model adds
+A CRD's schema must be structural: it has no references and no ``oneOf``, and every property has a
+type. This module converts the JSON schemas of pydantic models, and keeps keys that a model adds
 (CEL rules, list types). :mod:`plimsoll_api.structural` makes the schemas of msgspec structs.
 """
 

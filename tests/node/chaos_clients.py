@@ -26,7 +26,7 @@ class Endpoints(Watching):
 
     def __init__(self, kube: Kube, history: History) -> None:
         label = SERVICE.replace(".", "\\.")
-        # kubectl loses its place in a range when a watch goes on to the next object.
+        # In a watch, kubectl's {range} works for the first object only.
         fields = ("targetRef.name", "addresses[0]", "conditions.ready")
         columns = "|".join(
             (f"{{.metadata.labels.{label}}}", *(f"{{.endpoints[*].{one}}}" for one in fields))
