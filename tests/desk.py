@@ -67,7 +67,7 @@ class Desk:
             return False
 
     def page(self) -> str:
-        found = re.search(r"the page: (\S+)", self.told())
+        found = re.search(r"web page of the supervisor: (\S+)", self.told())
         return found.group(1) if found else ""
 
     def state(self) -> str:

@@ -19,12 +19,12 @@ CallSupervisor = Callable[[list[str], float], tuple[int, str, str]]
 timeout in seconds, and returns the exit status, the standard output and the standard error."""
 
 ACTION_EFFECTS = {
-    "trim": "frees its cached memory; its caches are cold afterwards",
-    "drain": "takes it out of service and lets its running requests finish",
-    "restart": "restarts its container; requests that do not finish in time are lost",
-    "resume": "puts it back into service and resets its restart budget",
+    "trim": "frees the replica's cached memory, so that its caches are cold afterwards",
+    "drain": "takes the replica out of service and lets its running requests finish",
+    "restart": "restarts the engine's container; requests that do not finish in time are lost",
+    "resume": "puts the replica back into service and resets its restart budget",
 }
-WORKER_RESTART_EFFECT = "replaces its worker; running requests pause, then continue"
+WORKER_RESTART_EFFECT = "replaces the engine's worker; running requests pause and then continue"
 """Effect of ``restart`` if the engine can restart its worker alone."""
 STATUS_TIMEOUT_S = 30.0
 EXEC_START_MARGIN_S = 30.0
@@ -50,13 +50,13 @@ def run_action(
             raise RunError(f"{pod}: {current.message}")
         epoch = current.epoch
         effect = describe_effect(action, current)
-        question = f"{action} {pod} (epoch {epoch}, {current.state}): {effect}. Continue?"
+        question = f"Run {action} on pod {pod} (epoch {epoch}, {current.state})? This {effect}."
         if not sys.stdin.isatty():
             raise UsageError(
-                f"{question}\nThere is no terminal for this question: to confirm, add --yes"
+                f"{question}\nCannot ask for confirmation without a terminal: to confirm, add --yes"
             )
         if not confirm(question):
-            raise RunError(f"{action} {pod}: canceled; nothing has changed")
+            raise RunError(f"{action} {pod}: canceled; nothing was changed")
     arguments = [action, f"--expected-epoch={epoch}", f"--deadline={deadline_s}"]
     arguments += ["--service"] if whole_service else []
     with show_spinner(f"{action} {pod}"):
@@ -90,4 +90,4 @@ def _call_supervisor(
         return decode(out.strip().splitlines()[-1].encode(), ActionAnswer)
     except (IndexError, MalformedError):
         detail = error.strip() or out.strip() or f"exit status {code}"
-        raise RunError(f"{pod}: cannot call the supervisor: {detail}") from None
+        raise RunError(f"pod {pod}: cannot call the supervisor: {detail}") from None

@@ -74,7 +74,7 @@ async def run_load(
         found = await asyncio.gather(*(send_when_free(number) for number in range(load.count)))
         total_s = time.perf_counter() - begin
     if all(timing.error for timing in found):
-        raise RunError(f"{load.url}: all requests failed; the first error: {found[0].error}")
+        raise RunError(f"{load.url}: all requests failed; the first error is: {found[0].error}")
     return list(found), total_s
 
 

@@ -50,10 +50,10 @@ def incidents(
     ] = None,
     open_only: Annotated[bool, typer.Option("--open", help="Show only open incidents.")] = False,
     limit: Annotated[
-        int, typer.Option(min=1, help="Maximum number of incidents; the newest are shown.")
+        int, typer.Option(min=1, help="Show at most this many incidents, the newest ones.")
     ] = 100,
     watch: Annotated[
-        bool, typer.Option("--watch", "-w", help="Print each change until Ctrl-C.")
+        bool, typer.Option("--watch", "-w", help="Keep running, and print each change.")
     ] = False,
     output: options.OutputOption = Output.TABLE,
 ) -> None:
@@ -104,8 +104,8 @@ def explain(
         found = [one for one in listing.read_local_incidents(None, run_dir) if one.name == incident]
         if not found:
             raise UsageError(
-                f"{incident}: no incident on this machine has this name; see: plimsoll incidents "
-                "--local"
+                f"incident {incident} does not exist on this machine: to list incidents, run:"
+                " plimsoll incidents --local"
             )
         shown = found[0]
     else:
@@ -156,13 +156,13 @@ def doctor(
 
 
 def verdict(
-    revision: Annotated[str, typer.Argument(help="Revision, as in status.verdicts.")],
+    revision: Annotated[str, typer.Argument(help="Revision to check, from status.verdicts.")],
     wait: Annotated[
         float,
         typer.Option(
             parser=options.parse_duration_option,
             metavar="TIME",
-            help="Maximum time to wait for Yes or No.",
+            help="Maximum time to wait for the verdict Yes or No.",
         ),
     ] = "0s",  # type: ignore[assignment]
     kubeconfig: options.Kubeconfig = None,

@@ -23,12 +23,12 @@ PROBLEMS_BY_KIND = {
     "HostGrowth": "host memory grew more than the engine's ledger explains",
     "DeviceGrowth": "device memory grew more than the engine's ledger explains",
     "OrphanDeviceMemory": "no known process holds some of the device memory",
-    "Stall": "requests waited, but the engine completed no step",
+    "Stall": "requests waited, but the engine completed no steps",
     "OutOfMemoryKill": "the kernel killed the engine because it ran out of memory",
     "CapacityLoss": "KV blocks or encoder cache space belonged to no request",
     "EngineCrash": "the engine or its worker ended unexpectedly and was restarted",
     "CrashLoop": "a container keeps crashing",
-    "Recycle": "the healthy engine reached its maximum age",
+    "Recycle": "the engine was healthy, but reached its maximum age",
     "ManualAction": "a person ran an action on the replica",
 }
 LABEL_WIDTH, MAX_WIDTH, CHART_HEIGHT = 9, 64, 5
@@ -53,20 +53,20 @@ NEXT_STEPS = {
     "WorkerRestarted": "find out why it ended: kubectl logs {pod} -c {container}",
     "Recovered": "nothing now: the container is ready again. Its previous log may explain the "
     "crash: kubectl logs {pod} -c {container} --previous",
-    "PodGone": "nothing: someone else deleted or replaced the pod.",
+    "PodGone": "nothing: the pod was deleted or replaced by someone else.",
     "ManualTrim": "nothing.",
     "ManualDrain": "when you are done, put it back into service: plimsoll resume {replica}",
     "ManualRestart": "nothing: the restart counts against the replica's restart budget.",
     "ManualResume": "nothing.",
     "Failed": "read the message above and the engine's log: kubectl logs {pod} -c {container}",
-    "NewEpoch": "nothing: someone else restarted the engine.",
+    "NewEpoch": "nothing: the engine was restarted by someone else.",
     "Observed": "set spec.supervision.mode: Recover to let the supervisor act, or act yourself: "
     "plimsoll restart {replica}",
     "RestartBudgetExhausted": "find the cause, then: plimsoll resume {replica}",
     "LadderExhausted": "allow more actions in spec.supervision.ladder, or replace the pod: "
     "kubectl delete pod {pod}",
     "PartlyReturned": "look for memory outside the engine: the segments shared and shared_orphan.",
-    "SlotTimeout": "find out who holds the slot: kubectl get leases -l {slots}",
+    "SlotTimeout": "find out which pod holds the slot: kubectl get leases -l {slots}",
     "PartnerLost": "restart the pods of the other role, too: they may hold connections to the"
     " engine that has ended.",
     "Refused": "find out why the engine refused: kubectl logs {pod} -c {container}",
@@ -77,8 +77,10 @@ NEXT_STEPS_WHILE_WAITING = {
     "window has passed, or after: plimsoll resume {replica} "
     "--service",
     "ReplicaRestartBudgetExhausted": "find the cause, then: plimsoll resume {replica}",
-    "SlotHeld": "wait: another replica of the service restarts. To see which one: kubectl get "
-    "leases -l {slots}",
+    "SlotHeld": (
+        "wait: another replica of the service is restarting. To see which one, run: kubectl get"
+        " leases -l {slots}"
+    ),
     "SlotConflict": "wait: another replica took the slot at the same moment.",
     "NoSlot": "wait until the operator has created the slot Leases. Check that the operator runs.",
     "CircuitBreaker": "wait: the operator's --max-disruptions limits how many services may restart "
@@ -91,15 +93,19 @@ NEXT_STEPS_WHILE_WAITING = {
     "than before. The supervisor acts if the growth continues.",
     "APIServerUnreachable": "check that the pod can reach the API server: kubectl logs {pod}"
     " -c supervisor",
-    "RestartCountUnreadable": "someone else edited the slot Lease. Reset its counts: plimsoll "
-    "resume {replica} --service",
+    "RestartCountUnreadable": (
+        "the slot Lease was edited by someone else. Reset its counts: plimsoll resume {replica}"
+        " --service"
+    ),
 }
 NEXT_STEPS_BY_KIND = {
     "OutOfMemoryKill": "raise the memory limit of {container}, or find out what grew before: "
     "plimsoll incidents {target}",
     "CrashLoop": "find out why it crashes: kubectl logs {pod} -c {container} --previous",
-    "Recycle": "nothing: spec.supervision.recycle requests it. It waits until a slot is free and "
-    "another replica is ready.",
+    "Recycle": (
+        "nothing: spec.supervision.recycle requests this restart. It waits until a slot is free"
+        " and another replica is ready."
+    ),
 }
 """Next steps for kinds of incidents that the supervisor cannot resolve; valid in any phase."""
 LOCAL_LOG_HINT = "read the engine's output."

@@ -91,7 +91,7 @@ def read_journal(journal: Path) -> list[IncidentRecord]:
             db.close()
         return [decode(body, IncidentRecord) for (body,) in rows]
     except (sqlite3.Error, MalformedError) as error:
-        raise UsageError(f"{journal}: cannot be read: {error}") from None
+        raise UsageError(f"{journal}: the journal cannot be read: {error}") from None
 
 
 def read_local_incidents(service: str | None, run_dir: Path | None) -> list[IncidentView]:
@@ -131,7 +131,7 @@ def list_incidents(
         return list(found.values())
     except UnreadableError as error:
         raise RunError(
-            f"{error}: another version of Plimsoll may have written the incident"
+            f"{error}: the incident may have been written by another version of Plimsoll"
         ) from None
 
 
@@ -165,7 +165,8 @@ def get_incident(cluster: Cluster, name: str) -> IncidentView:
     if item is None:
         space = cluster.namespace or "default"
         raise UsageError(
-            f"incident {name} does not exist in namespace {space}; see: plimsoll incidents -A"
+            f"incident {name} does not exist in namespace {space}: to list incidents, run:"
+            " plimsoll incidents -A"
         )
     try:
         return make_view_from_object(item)
@@ -204,7 +205,7 @@ def print_list(incidents: Sequence[IncidentView], output: Output, omitted_count:
         names, rows = fit_columns(names, rows, out.width, MIN_TERMINAL_WIDTHS)
     print_table(names, rows, out)
     if omitted_count:
-        out.print(f"{omitted_count} older incidents are not shown: raise --limit")
+        out.print(f"{omitted_count} older incidents are not shown: increase --limit to show them")
 
 
 def print_changes(

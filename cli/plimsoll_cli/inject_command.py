@@ -44,19 +44,24 @@ def inject(
         str | None, typer.Option(help="Container image of the supervisor. Required to inject.")
     ] = None,
     remove: Annotated[
-        bool, typer.Option("--remove", help="Remove the additions of inject, and nothing else.")
+        bool,
+        typer.Option(
+            "--remove", help="Remove what plimsoll inject has added, and change nothing else."
+        ),
     ] = False,
     policy: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Manifest of a SupervisionPolicy. Its selector chooses pods, and it replaces "
-            "the options for engine, budgets, mode and probe.",
+            help=(
+                "Manifest of a SupervisionPolicy. Its selector selects the pods, and its settings"
+                " replace the options for engine, budgets, mode and probe."
+            ),
         ),
     ] = None,
     name: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Change only objects with this name. Repeatable."),
+        typer.Option(metavar="NAME", help="Change only the object with this name. Repeatable."),
     ] = None,
     selector: Annotated[
         str | None,
@@ -98,12 +103,16 @@ def inject(
             min=1,
             max=65_535,
             metavar="PORT",
-            help="Port of the engine, if the manifest does not contain it.",
+            help="Port of the engine, if the manifest does not specify it.",
         ),
     ] = None,
     run_as_user: Annotated[
         int | None,
-        typer.Option(min=0, metavar="UID", help="User ID of the engine, if runAsUser is not set."),
+        typer.Option(
+            min=0,
+            metavar="UID",
+            help="User ID of the engine, if the manifest does not set runAsUser.",
+        ),
     ] = None,
     platform: Annotated[
         str | None,
@@ -166,7 +175,9 @@ def inject(
     from plimsoll_operator.injection.options import InjectionOptions
 
     if (manifest is None) == (file is None):
-        raise UsageError("inject: name one manifest, or - for standard input: inject -f FILE")
+        raise UsageError(
+            "inject: specify one manifest, or - for standard input: plimsoll inject -f FILE"
+        )
     if remove:
         given = [
             one.name for one in context.command.params if _is_option_set(context, str(one.name))
@@ -178,13 +189,16 @@ def inject(
         typer.echo(command.remove_from_file(manifest or file or Path("-")).encode(), nl=False)
         return
     if supervisor_image is None:
-        raise UsageError("inject: --supervisor-image is required")
+        raise UsageError(
+            "inject: --supervisor-image is missing: add the supervisor's container image"
+        )
     if policy is not None:
         doubled = [one for one in POLICY_OPTIONS if _is_option_set(context, one)]
         if doubled:
             flags = ", ".join("--" + one.replace("_", "-") for one in doubled)
             raise UsageError(
-                f"inject: use either --policy or {flags}, not both: {policy} has these settings"
+                f"inject: use either --policy or {flags}, not both: the policy {policy} contains"
+                " these settings"
             )
         options = _read_policy_options(policy, supervisor_image)
     else:
@@ -334,7 +348,7 @@ def _parse_type(text: str) -> Any:
     from plimsoll_api.supervision_policy import SelectedType
 
     if text not in list(SelectedType):
-        raise ValueError(f"{text!r} is not a type of engine: use one of {', '.join(SelectedType)}")
+        raise ValueError(f"{text!r} is not an engine type: use one of {', '.join(SelectedType)}")
     return SelectedType(text)
 
 
@@ -349,7 +363,9 @@ def _parse_mode(text: str) -> Mode:
 def _is_openshift(platform: str | None) -> bool:
     """Report whether ``platform`` is OpenShift. Raises ValueError for an unknown platform."""
     if platform not in (None, "openshift"):
-        raise ValueError(f"{platform!r} is not a platform: use openshift, or omit the option")
+        raise ValueError(
+            f"{platform!r} is not a supported platform: use openshift, or omit the option"
+        )
     return platform is not None
 
 
@@ -357,7 +373,9 @@ def _check_port(port: int | None) -> int | None:
     from plimsoll_api.supervision_policy import SUPERVISOR_PORTS
 
     if port in SUPERVISOR_PORTS:
-        raise ValueError(f"the supervisor uses port {port}: choose another one for the engine")
+        raise ValueError(
+            f"port {port} is reserved for the supervisor: choose another port for the engine"
+        )
     return port
 
 

@@ -59,7 +59,10 @@ def run(
 ) -> None:
     """Run the engine and the supervisor of a manifest as child processes."""
     if not local:
-        raise UsageError(f"run: add --local; to run in a cluster, use: kubectl apply -f {file}")
+        raise UsageError(
+            "run: add --local to run on this machine; to run in a cluster, use: kubectl apply -f"
+            f" {file}"
+        )
     from plimsoll_cli.local import command
 
     command.run_locally(file, run_dir, duration, not no_view)
@@ -71,8 +74,10 @@ def watch(
         list[str] | None,
         typer.Argument(
             metavar="URL|PID|CONTAINER",
-            help="Engine on this machine: its URL, PID, container, or systemd unit "
-            "(NAME.service). With --recover: -- and the command that starts it.",
+            help=(
+                "Engine on this machine: its URL, PID, container, or systemd unit (NAME.service)."
+                " With --recover, write -- and the command that starts the engine."
+            ),
             show_default=False,
         ),
     ] = None,
@@ -89,7 +94,11 @@ def watch(
     device_budget: options.DeviceBudget = None,
     window: options.Window = None,
     warmup: Annotated[
-        str, typer.Option(metavar="TIME", help="Time before growth counts against the budgets.")
+        str,
+        typer.Option(
+            metavar="TIME",
+            help="Time after the start during which growth does not count against the budgets.",
+        ),
     ] = "30s",
     run_dir: RunDir = None,
     duration: Duration = None,
@@ -100,10 +109,12 @@ def watch(
 
     arguments = target_or_command or []
     if recover and not arguments:
-        raise UsageError("watch: --recover needs the command that starts the engine: -- COMMAND")
+        raise UsageError(
+            "watch: --recover needs the command that starts the engine: write --recover -- COMMAND"
+        )
     if not recover and len(arguments) != 1:
         raise UsageError(
-            "watch: name one URL, PID, container or systemd unit; to start an engine, write"
+            "watch: specify one URL, PID, container or systemd unit; to start an engine, write"
             " --recover -- COMMAND"
         )
     memory = watching.make_memory_policy(host_budget, device_budget, window, warmup)
@@ -157,7 +168,7 @@ def record(
 def replay(
     trace: Annotated[Path, typer.Argument(help="Trace to read: .jsonl or .jsonl.gz.")],
     mode: Annotated[
-        Mode, typer.Option(help="Mode of the supervisor: whether it may act.")
+        Mode, typer.Option(help="Mode of the supervisor: Observe or Recover.")
     ] = Mode.OBSERVE,
     budget: Annotated[
         str | None,
@@ -179,12 +190,14 @@ def tune(
         str,
         typer.Argument(
             metavar="SERVICE|FILE",
-            help="Service on this machine, a supervisor's journal.sqlite, a trace, or a series"
-            " (.csv: Unix seconds and bytes).",
+            help=(
+                "Service on this machine, a supervisor's journal.sqlite, a trace, or a series"
+                " (.csv with Unix seconds and bytes)."
+            ),
         ),
     ],
     limit: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Memory limit of a series.")
+        str | None, typer.Option(metavar="SIZE", help="Memory limit that applied to the series.")
     ] = None,
     run_dir: RunDir = None,
     output: options.OutputOption = Output.TABLE,

@@ -33,12 +33,12 @@ def read_text(file: Path) -> str:
                 held = opened.read(MAX_FILE_BYTES + 1)
         if len(held) > MAX_FILE_BYTES:
             raise UsageError(
-                f"{file}: the file is larger than {MAX_FILE_BYTES >> 20} MiB: give a smaller "
-                "manifest"
+                f"{file}: the file is larger than {MAX_FILE_BYTES >> 20} MiB: use a smaller"
+                " manifest"
             )
         return held.decode()
     except OSError as error:
-        raise UsageError(f"{file}: cannot be read: {error.strerror or error}") from None
+        raise UsageError(f"{file}: cannot read the file: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
         raise UsageError(f"{file}: the file is not UTF-8 text: {error.reason}") from None
 
@@ -64,7 +64,8 @@ def _read_resource(path: Path, expected_kind: str, model: type[T]) -> T:
     kind = document.get("kind")
     if kind != expected_kind:
         raise UsageError(
-            f"{path}: kind: {kind!r} is not supported here: write kind: {expected_kind}"
+            f"{path}: kind: {kind!r} is not supported by this command: use a manifest of kind"
+            f" {expected_kind}"
         )
     return parse_document(str(path), document, model)
 
@@ -75,9 +76,7 @@ def parse_document(position: str, document: dict[str, Any], model: type[T]) -> T
     Each line of the message begins with ``position``.
     """
     if (version := document.get("apiVersion")) != API_VERSION:
-        raise UsageError(
-            f"{position}: apiVersion: {version!r} is not supported: write {API_VERSION}"
-        )
+        raise UsageError(f"{position}: apiVersion: {version!r} is not supported: use {API_VERSION}")
     try:
         # Strict, like the API server: no conversion between strings and numbers.
         return model.model_validate_json(json.dumps(document), strict=True)
@@ -97,11 +96,13 @@ def _read_document(path: Path, expected_kind: str) -> dict[str, Any]:
         ) from None
     if len(documents) != 1:
         count = f"{len(documents)} documents" if documents else "no document"
-        raise UsageError(f"{path}: the file contains {count}: give a file with one {expected_kind}")
+        raise UsageError(
+            f"{path}: the file contains {count}: use a file with exactly one {expected_kind}"
+        )
     document = documents[0]
     if not isinstance(document, dict):
         raise UsageError(
-            f"{path}: the file contains no object: give a file with one {expected_kind}"
+            f"{path}: the file contains no object: use a file with exactly one {expected_kind}"
         )
     return document
 
@@ -123,5 +124,5 @@ def _format_problem(position: str, location: tuple[int | str, ...], error: Any) 
     elif kind == "string_type" and isinstance(error["input"], float):
         message = f"must be an integer or a quoted string, not {error['input']!r}"
     elif not isinstance(error["input"], dict | list):
-        message = f"{message} (it is {error['input']!r})"
+        message = f"{message}, but the value is {error['input']!r}"
     return f"{position}: {format_field_path(location)}: {message}"

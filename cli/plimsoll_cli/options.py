@@ -31,7 +31,8 @@ RunDir = Annotated[
     ),
 ]
 Local = Annotated[
-    bool, typer.Option("--local", help="Use services on this machine instead of a cluster.")
+    bool,
+    typer.Option("--local", help="Use services on this machine instead of those in a cluster."),
 ]
 Kubeconfig = Annotated[
     Path | None,
@@ -39,9 +40,11 @@ Kubeconfig = Annotated[
         "--kubeconfig", metavar="FILE", help="Kubeconfig file (default: the same as kubectl)."
     ),
 ]
-Context = Annotated[str | None, typer.Option("--context", help="Context in the kubeconfig.")]
+Context = Annotated[
+    str | None, typer.Option("--context", help="Name of the context in the kubeconfig.")
+]
 Namespace = Annotated[
-    str | None, typer.Option("--namespace", "-n", help="Namespace (default: the context's).")
+    str | None, typer.Option("--namespace", "-n", help="Namespace (default: that of the context).")
 ]
 HostBudget = Annotated[
     str | None, typer.Option(metavar="SIZE", help="Growth budget for host memory, or Auto.")

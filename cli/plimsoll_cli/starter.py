@@ -43,7 +43,7 @@ QUESTIONS = {
     "memory": "Host memory limit of the engine",
     "host_budget": "Growth budget for host memory (a size, or Auto)",
     "device_budget": "Growth budget for device memory (a size, or Auto)",
-    "window": "Period that the budgets apply to",
+    "window": "Period that the growth budgets apply to",
     "mode": "Mode (Observe only records, Recover also acts)",
 }
 
@@ -64,7 +64,7 @@ def ask_missing(options: dict[str, Any], ask: Ask) -> Answers:
             values[field] = int(values[field])
         except ValueError:
             raise UsageError(
-                f"{field}: {values[field]!r} is not a number: write an integer"
+                f"{field}: {values[field]!r} is not an integer: write a number such as 2"
             ) from None
     return Answers(**values)
 

@@ -64,8 +64,8 @@ def parse_target(text: str) -> Target:
     kind = _KIND_BY_WORD.get(word.partition(".")[0].lower())
     if kind is None:
         raise UsageError(
-            f"{text}: {word!r} is not a kind with pods: use one of {', '.join(TARGET_KINDS)}"
+            f"{text}: {word!r} is not a supported kind: use one of {', '.join(TARGET_KINDS)}"
         )
     if not name or "/" in name:
-        raise UsageError(f"{text}: write KIND/NAME, for example deployment/vllm")
+        raise UsageError(f"{text}: the format is KIND/NAME, for example deployment/vllm")
     return Target(kind, name)

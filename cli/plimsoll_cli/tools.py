@@ -22,7 +22,7 @@ def init(
         int | None, typer.Option(min=0, help="GPUs per replica. 0 uses the CPU.")
     ] = None,
     memory: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Limit for host memory.")
+        str | None, typer.Option(metavar="SIZE", help="Limit for the engine's host memory.")
     ] = None,
     host_budget: options.HostBudget = None,
     device_budget: options.DeviceBudget = None,
@@ -45,7 +45,8 @@ def init(
         if not sys.stdin.isatty():
             missing = "argument NAME" if field == "name" else f"option --{field.replace('_', '-')}"
             raise UsageError(
-                f"init: add the {missing}, because there is no terminal to ask for its value"
+                f"init: add the {missing}, because plimsoll cannot ask for its value without a"
+                " terminal"
             )
         return str(typer.prompt(starter.QUESTIONS[field], default=default or None, err=True))
 

@@ -114,7 +114,7 @@ def parse_scalar(tag: str | None, text: str, unquoted: bool) -> Any:
         return text
     value = parse_plain(text)
     if not TAG_CHECKS[tag](value):
-        raise YamlError(f"cannot decode {text[:40]!r} as a {tag.replace(TAG_PREFIX, '!!')}")
+        raise YamlError(f"{text[:40]!r} cannot be decoded as {tag.replace(TAG_PREFIX, '!!')}")
     return value
 
 
@@ -123,7 +123,7 @@ def to_json_value(value: Any) -> Any:
     if not isinstance(value, float):
         return value
     if not math.isfinite(value):
-        raise YamlError(f"{value} is not a number in JSON")
+        raise YamlError(f"{value} cannot be written as a number in JSON")
     return int(Decimal(repr(value))) if value.is_integer() and abs(value) < 1e21 else value
 
 

@@ -102,7 +102,7 @@ class Node:
                 continue
             name = key.make_json_key()
             if strict and name in own:
-                raise YamlError(f"the key {name} appears twice: remove one of them")
+                raise YamlError(f"the mapping contains the key {name} twice: remove one of them")
             own.add(name)
             made[name] = value.read_value(strict)
         return made
@@ -166,9 +166,13 @@ class _Composer:
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
             at = (mark.line + 1, mark.column + 1) if mark else None
-            raise YamlError(f"not YAML: {error.problem or error.context}", at) from None
+            raise YamlError(
+                f"the document is not valid YAML: {error.problem or error.context}", at
+            ) from None
         except yaml.YAMLError as error:
-            raise YamlError(f"not YAML: {str(error).splitlines()[0]}") from None
+            raise YamlError(
+                f"the document is not valid YAML: {str(error).splitlines()[0]}"
+            ) from None
         return None
 
     def compose_node(self, event: Any, depth: int) -> Node:
@@ -238,11 +242,13 @@ class _Composer:
         target = self.anchors.get(event.anchor)
         if target is None:
             raise YamlError(
-                f"the anchor {event.anchor[:40]!r} of an alias is not defined", _get_position(event)
+                f"an alias refers to the anchor {event.anchor[:40]!r}, which is not defined",
+                _get_position(event),
             )
         if target.open:
             raise YamlError(
-                f"the alias {event.anchor[:40]!r} refers to itself", _get_position(event)
+                f"the alias {event.anchor[:40]!r} refers to the value that contains it",
+                _get_position(event),
             )
         self.aliased += target.size
         if self.aliased > MAX_EXPANDED_VALUES:
@@ -279,7 +285,7 @@ def _mask_rejected_characters(text: str) -> str:
 
 
 def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
+    raise ValueError(f"{name} is not a valid number in JSON")
 
 
 _JSON_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
@@ -290,7 +296,7 @@ def _parse_json(text: str) -> Any:
         return _JSON_DECODER.decode(text)
     except ValueError as error:
         raise YamlError(
-            f"the value is not JSON, unlike the rest of the document: {error}"
+            f"the document is JSON, but this value is not valid JSON: {error}"
         ) from None
 
 

@@ -28,7 +28,9 @@ SCRAPE_S = 2
 START_S, LEAK_S, SETTLE_S = 240.0, 240.0, 40.0
 STREAMS = 2
 TOKENS = 160
-READY = re.compile(r"ready: OpenAI API (http://\S+)/v1, (http://\S+)/metrics")
+READY = re.compile(
+    r"ready: the OpenAI API is at (http://\S+)/v1, and metrics are at (http://\S+)/metrics"
+)
 
 
 @dataclass(frozen=True)

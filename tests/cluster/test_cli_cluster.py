@@ -80,7 +80,7 @@ def test_incidents_are_read_by_page_newest_first(
     assert names == [f"leaky-{index:02d}" for index in reversed(range(COUNT))]
     some = plimsoll(kube, "incidents", "leaky", "--limit", "3").stdout.splitlines()
     assert some[0].split()[:3] == ["OPENED", "NAME", "TARGET"]
-    assert some[-1] == "9 older incidents are not shown: raise --limit"
+    assert some[-1] == "9 older incidents are not shown: increase --limit to show them"
     assert plimsoll(kube, "incidents", "calm").stdout == "no incidents\n"
 
 
@@ -117,7 +117,7 @@ def test_doctor_finds_what_is_missing(kube: Kube) -> None:
     checks = {one["name"]: one for one in json.loads(done.stdout)}
     assert checks["api server"]["ok"] is True
     assert checks["inferenceservices.plimsoll.dev"]["ok"] is True
-    assert checks["may create pods/exec"]["ok"] is True
+    assert checks["permission to create pods/exec"]["ok"] is True
     assert checks["operator"]["ok"] is False
     assert done.exit_code == 1
 
@@ -205,7 +205,10 @@ def test_the_rule_that_is_printed_is_the_one_that_helps(kube: Kube, tmp_path: Pa
     refused = plimsoll(kube, "incidents", kubeconfig=kubeconfig)
     assert isinstance(refused.exception, RunError)
     message = str(refused.exception)
-    assert f"you may not list leakincidents.plimsoll.dev in namespace {kube.namespace}" in message
+    assert (
+        f"you are not allowed to list leakincidents.plimsoll.dev in namespace {kube.namespace}"
+        in message
+    )
     rules = yaml.safe_load(message.partition("\n\n")[2])["rules"]
     kind = {"apiVersion": "rbac.authorization.k8s.io/v1"}
     subject = {"kind": "ServiceAccount", "name": "nobody", "namespace": kube.namespace}
@@ -311,7 +314,7 @@ def test_the_api_server_takes_what_init_writes(kube: Kube) -> None:
 
 def test_an_action_needs_pods_exec(kube: Kube, tmp_path: Path) -> None:
     refused = plimsoll(kube, "trim", "leaky-0", "--yes", kubeconfig=nobody(kube, tmp_path))
-    assert "you may not create pods/exec" in str(refused.exception)
+    assert "you are not allowed to create pods/exec" in str(refused.exception)
     absent = plimsoll(kube, "trim", "leaky-0", "--yes")
     assert isinstance(absent.exception, RunError)
     assert "leaky-0" in str(absent.exception)
@@ -348,7 +351,7 @@ def test_the_last_ready_pod_of_a_service_is_drained_only_by_force(kube: Kube) ->
 def test_another_version_of_the_crds_is_said(kube: Kube, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "CRD_VERSION", "v9")
     done = plimsoll(kube, "incidents")
-    assert "is installed in v1alpha1, but this plimsoll command needs v9" in str(done.exception)
+    assert "on the cluster are v1alpha1, but this plimsoll command needs v9" in str(done.exception)
     monkeypatch.setattr(client, "API_GROUP", "absent.dev")
     assert "absent.dev is not installed" in str(plimsoll(kube, "incidents").exception)
 

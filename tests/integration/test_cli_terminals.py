@@ -92,7 +92,7 @@ def test_a_pipe_and_what_the_exit_status_says(run_dir: Path, tmp_path: Path) -> 
     assert "\x1b" not in listed.stdout
     absent = piped("explain", "nobody", "--run-dir", str(run_dir))
     assert (absent.returncode, absent.stdout) == (2, "")
-    assert absent.stderr.startswith("plimsoll: nobody: no incident on this machine has this name")
+    assert absent.stderr.startswith("plimsoll: incident nobody does not exist on this machine")
     gone = {"KUBECONFIG": str(tmp_path / "absent"), "HOME": str(tmp_path)}
     lost = piped("incidents", **gone)
     assert lost.returncode == 2

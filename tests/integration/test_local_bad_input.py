@@ -206,7 +206,7 @@ def test_a_full_journal_volume_is_said_and_the_service_goes_on(
             [*PLIMSOLL, "run", "--local", "-f", file, "--run-dir", run_dir], stdout=out, stderr=out
         )
     try:
-        url = _announced(output, process, "ready: OpenAI API ")
+        url = _announced(output, process, "ready: the OpenAI API is at ")
         supervisor = _announced(output, process, "/v1, ").removesuffix("/metrics")
         state = _state(supervisor, lambda body: body["journal_error"] is not None)
         assert "journal.sqlite" in state["journal_error"]

@@ -107,7 +107,9 @@ class Local:
     def _ready(self) -> re.Match[str] | None:
         text = self.output.read_text()
         assert self.process.poll() is None, text
-        return re.search(r"ready: OpenAI API (\S+)/v1, (\S+)/metrics", text)
+        return re.search(
+            r"ready: the OpenAI API is at (\S+)/v1, and metrics are at (\S+)/metrics", text
+        )
 
     def status(self) -> Status:
         token = (self.root / "run" / "admin-token").read_text()

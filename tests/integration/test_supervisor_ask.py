@@ -247,7 +247,9 @@ def test_the_command_line_acts_on_a_service_of_this_machine(
     assert trimmed.stdout.startswith("trim s: ")
     unasked = replica.plimsoll("restart", "s")
     assert isinstance(unasked.exception, UsageError)
-    assert "There is no terminal for this question: to confirm, add --yes" in str(unasked.exception)
+    assert "Cannot ask for confirmation without a terminal: to confirm, add --yes" in str(
+        unasked.exception
+    )
     restarted = replica.plimsoll("restart", "s", "--yes")
     assert restarted.exit_code == 0, restarted.exception
     assert len(replica.log.read_text().splitlines()) == 1

@@ -125,7 +125,7 @@ def test_a_container_is_followed_to_its_next_start(desk: Standin) -> None:
     desk.until(lambda: "memory by segment: " in desk.told())
     assert f"watching llm: process {first}, engine type vllm" in desk.told()
     os.kill(first, signal.SIGKILL)
-    desk.until(lambda: "llm has ended; waiting for it to start again" in desk.told())
+    desk.until(lambda: "llm has ended; waiting until it runs again" in desk.told())
     second = start()
     desk.until(lambda: f"llm runs again as process {second}" in desk.told())
     desk.until(lambda: f"-{second}:" in desk.state())

@@ -114,10 +114,10 @@ def test_kuberays_autoscaler_restarts_no_engine(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("{{- if .Values.enabled }}\napiVersion: v1\nkind: Pod\n{{- end }}\n",
-         "m.yaml:1:3: not YAML: did not find expected node content: this is a template"),
+         "m.yaml:1:3: the document is not valid YAML: did not find expected node content"),
         ("apiVersion: v1\nkind: Pod\nmetadata:\n  name: {{ include \"x\" . }}\n", "render it"),
-        ("image:\n  repository: vllm/vllm-openai\n", "apiVersion is missing: give a manifest"),
-        ("apiVersion: v2\nname: chart\n", "kind is missing: give a manifest; for a chart, give"),
+        ("image:\n  repository: vllm/vllm-openai\n", "apiVersion is missing: use a manifest"),
+        ("apiVersion: v2\nname: chart\n", "kind is missing: use a manifest; for a Helm chart, use"),
     ],
 )  # fmt: skip
 def test_a_template_is_to_be_rendered_first(tmp_path: Path, text: str, said: str) -> None:

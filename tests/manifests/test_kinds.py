@@ -156,8 +156,8 @@ CASES = {
     "a ConfigMap has the supervisor's name": Case(
         "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: llm-supervisor}\ndata: {a: b}\n---\n"
         + workload(f"{VLLM}\ncommand: [supervisord, -n]"),
-        "Deployment.apps/llm: the supervisor's ConfigMap needs the name llm-supervisor, which is"
-        " taken by the file's own document 1: rename that ConfigMap or the workload",
+        "Deployment.apps/llm: the supervisor's ConfigMap needs the name llm-supervisor, but"
+        " document 1 of the file has this name: rename that ConfigMap or the workload",
     ),
     "the port in a variable": Case(
         workload(f"{VLLM}\nargs: [--port, $(HTTP)]\nenv: [{{name: HTTP, value: '7002'}}]"),
@@ -252,7 +252,7 @@ def test_numbers_as_texts_in_a_service_of_ours(tmp_path: Path) -> None:
     )
     done = CliRunner().invoke(app, ["validate", str(file)])
     assert done.exit_code == 2
-    assert "spec.replicas: Input should be a valid integer (it is True)" in done.stderr
+    assert "spec.replicas: Input should be a valid integer, but the value is True" in done.stderr
     assert "limits.amd.com/gpu: must be an integer or a quoted string" in done.stderr
 
 

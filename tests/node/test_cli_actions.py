@@ -73,7 +73,9 @@ def test_a_person_trims_restarts_drains_and_resumes(
     assert int(after.rpartition(":")[2]) == int(before.rpartition(":")[2]) + 1, "a new worker"
 
     unasked = plimsoll(kube, "drain", pod, "--force")
-    assert "There is no terminal for this question: to confirm, add --yes" in str(unasked.exception)
+    assert "Cannot ask for confirmation without a terminal: to confirm, add --yes" in str(
+        unasked.exception
+    )
     refused = plimsoll(kube, "drain", pod, "--yes", "--deadline", "5s")
     assert "the last ready pod of Service" in str(refused.exception)
     drained = plimsoll(kube, "drain", pod, "--yes", "--deadline", "5s", "--force")
@@ -81,7 +83,7 @@ def test_a_person_trims_restarts_drains_and_resumes(
     eventually(lambda: not ready(kube), "the drained pod is out of service")
     found = checks(kube)
     assert found[f"service {SERVICE} drained"]["ok"] is False
-    assert "out of service: a person drained it" in found[pod]["text"]
+    assert "out of service: drained by a person" in found[pod]["text"]
     eventually(lambda: "Drained(1)" in plimsoll(kube, "top").stdout, "top shows it", LISTED_S)
     resumed = plimsoll(kube, "resume", pod, "--yes")
     assert resumed.exit_code == 0, resumed.exception or resumed.output

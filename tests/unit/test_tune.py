@@ -71,7 +71,7 @@ def test_tune_prints_it_for_people_and_programs(tmp_path: Path) -> None:
     file = journal(tmp_path / "journal.sqlite", learned())
     done = CliRunner().invoke(app, ["tune", str(file)])
     assert done.exit_code == 0, done.output
-    assert "after a start, a replica needs up to 1.0 GiB" in done.stdout
+    assert "after a start, a replica uses up to 1.0 GiB" in done.stdout
     assert "the recommended budget is 300 MiB within 24h" in done.stdout
     assert "growthBudget: 300Mi" in done.stdout
     assert "host memory needs 1.2 GiB at this load" in done.stdout

@@ -45,7 +45,10 @@ def run_action_on_pods(
     Raises RunError, which names the unchanged pods, and UsageError for the action ``drain``.
     """
     if action == "drain":
-        raise UsageError(f"drain {target}: this would leave no ready pod; name one pod instead")
+        raise UsageError(
+            f"drain {target}: draining all its pods would leave no ready pod; name a single pod"
+            " instead"
+        )
     pods = list_target_pods(cluster, target)
     for at, pod in enumerate(pods):
         try:
@@ -64,19 +67,19 @@ def run_action_on_pods(
         except RunError as error:
             untouched = ", ".join(pods[at + 1 :])
             raise RunError(
-                f"{error}" + (f"; not changed: {untouched}" if untouched else "")
+                f"{error}" + (f"; these pods were not changed: {untouched}" if untouched else "")
             ) from None
 
 
 def _wait_until_restarted(cluster: Cluster, pod: str, epoch: str | None) -> None:
     """Wait until ``pod`` is ready and its engine has a new epoch. Raises RunError."""
     end = time.monotonic() + READY_TIMEOUT_S
-    with show_spinner(f"waiting until {pod} is ready again"):
+    with show_spinner(f"waiting until pod {pod} is ready again"):
         while not (_is_ready_now(cluster, pod) and _read_epoch(cluster, pod) not in (None, epoch)):
             if time.monotonic() >= end:
                 raise RunError(
-                    f"{pod}: not ready within {READY_TIMEOUT_S / 60:.0f} min after the restart; "
-                    f"see: kubectl describe pod {pod}"
+                    f"pod {pod} did not become ready within {READY_TIMEOUT_S / 60:.0f} min of its"
+                    f" restart; to find out why, run: kubectl describe pod {pod}"
                 )
             time.sleep(POLL_PERIOD_S)
 
@@ -85,7 +88,7 @@ def _is_ready_now(cluster: Cluster, pod: str) -> bool:
     try:
         return is_ready(cluster.get(_make_pod_path(cluster, pod)))
     except NotFoundError:
-        raise RunError(f"{pod}: the pod was deleted; its workload creates a new one") from None
+        raise RunError(f"pod {pod} was deleted; its workload creates a replacement") from None
 
 
 def _read_epoch(cluster: Cluster, pod: str) -> str | None:
@@ -104,13 +107,13 @@ def check_not_last_ready_pod(cluster: Cluster, pod: str) -> None:
         return  # the action itself reports a missing pod
     except RunError as error:
         raise RunError(
-            f"drain {pod}: cannot find out whether another pod is ready: {error}; nothing has "
-            "changed; to drain it anyway, add --force"
+            f"drain {pod}: cannot determine whether another pod is ready: {error}; nothing was"
+            " changed. To drain the pod anyway, add --force"
         ) from None
     if last is not None:
         raise RunError(
-            f"drain {pod}: it is the last ready pod of Service {last}; to drain it anyway, add "
-            "--force"
+            f"drain {pod}: the pod is the last ready pod of Service {last}; to drain it anyway,"
+            " add --force"
         )
 
 
@@ -181,13 +184,16 @@ def run_in_container(
         if channel.is_open():
             channel.close()
             raise RunError(
-                f"{pod}: the command in container {container} did not end within {limit_s:.0f} s"
+                f"pod {pod}: the command in container {container} did not finish within"
+                f" {limit_s:.0f} s"
             )
         status = channel.returncode
     except ApiException as failure:
         raise RunError(format_exec_error(failure, path, pod, container, cluster.host)) from None
     except (OSError, yaml.YAMLError) as failure:
-        raise RunError(f"{pod}: exec: {failure}") from None
+        raise RunError(
+            f"pod {pod}: cannot run a command in container {container}: {failure}"
+        ) from None
     return status if status is not None else 1, out, error
 
 
@@ -201,12 +207,12 @@ def format_exec_error(failure: ApiException, path: str, pod: str, container: str
         return format_denied_message("POST", path)
     if status == 404:
         return (
-            f"pod {pod} does not exist in the namespace: check the name and -n; to name all "
-            "supervised pods of a workload, write for example deployment/vllm"
+            f"pod {pod} does not exist in the namespace: check the name and -n. To select all"
+            " supervised pods of a workload, write KIND/NAME, for example deployment/vllm"
         )
     if f"container {container} is not valid" in text:
         return (
             f"pod {pod} has no container {container}: add a supervisor with a SupervisionPolicy "
             "or plimsoll inject, and recreate the pod"
         )
-    return f"cannot run a command in {pod} through {host}: {text.strip()}"
+    return f"cannot run a command in pod {pod} through {host}: {text.strip()}"

@@ -192,7 +192,7 @@ def check_policy_status(policy: Object) -> Iterator[Check]:
         yield Check(f"{name} injection", False, str(injection.get("message")))
     conflict = found.get("Conflicting") or {}
     if conflict.get("status") == "True":
-        text = f"{conflict.get('message')}: narrow one of the selectors"
+        text = f"{conflict.get('message')}: narrow the selector of one policy"
         yield Check(f"{name} conflict", False, text)
     for one in status.get("workloads") or ():
         yield from check_memory(f"{name} {one.get('name', 'pods')}", one)
@@ -217,7 +217,7 @@ def _format_by_workload(pods: Sequence[Object]) -> str:
             parts.append(f"{shown} of {workload.kind} {workload.name}")
     more = len(parts) - MAX_LISTED_WORKLOADS
     return "; ".join(parts[:MAX_LISTED_WORKLOADS]) + (
-        f"; and {more} more workloads" if more > 0 else ""
+        f"; and pods of {more} more workloads" if more > 0 else ""
     )
 
 
@@ -235,7 +235,10 @@ def check_secret(cluster: Cluster, deployments: Sequence[Object]) -> Iterator[Ch
         try:
             found = cluster.get(f"{CORE_API_PATH}/namespaces/{namespace}/secrets/{name}")
         except NotFoundError:
-            text = f"{where} does not exist, so new pods get no supervisor: run helm upgrade again"
+            text = (
+                f"{where} does not exist, so that new pods get no supervisor: run helm upgrade"
+                " again"
+            )
             yield Check("webhook secret", False, text)
         except RunError as error:
             yield Check("webhook secret", None, f"{where}: {str(error).splitlines()[0]}")
@@ -246,9 +249,9 @@ def check_secret(cluster: Cluster, deployments: Sequence[Object]) -> Iterator[Ch
             text = f"{where} has {', '.join(CERTIFICATE_SECRET_KEYS)}"
             if missing:
                 text = (
-                    f"{where} has no {', '.join(missing)}, so new pods get no supervisor: with "
-                    "cert-manager, use an issuer that writes ca.crt (ACME issuers do not); "
-                    "otherwise read the operator's log"
+                    f"{where} has no {', '.join(missing)}, so that new pods get no supervisor:"
+                    " with cert-manager, use an issuer that writes ca.crt (ACME issuers do not);"
+                    " otherwise, read the operator's log"
                 )
             yield Check("webhook secret", not missing, text)
 
@@ -263,7 +266,9 @@ def check_certificate(cluster: Cluster, now: datetime.datetime) -> Check:
     webhooks = [hook for one in found for hook in one.get("webhooks") or ()]
     ours = [hook for hook in webhooks if str(hook.get("name", "")).endswith(WEBHOOK_NAME_SUFFIX)]
     if not ours:
-        text = f"no webhook is configured, so new pods get no supervisor: {INSTALL_WEBHOOK_HINT}"
+        text = (
+            f"no webhook is configured, so that new pods get no supervisor: {INSTALL_WEBHOOK_HINT}"
+        )
         return Check(name, False, text)
     bundle = (ours[0].get("clientConfig") or {}).get("caBundle", "")
     return check_certificate_bundle(bundle, now)
@@ -275,17 +280,24 @@ def check_certificate_bundle(bundle: str, now: datetime.datetime) -> Check:
     try:
         read = x509.load_pem_x509_certificates(base64.b64decode(bundle, validate=True))
     except (ValueError, binascii.Error):
-        return Check(name, False, "the webhook's caBundle has no certificate: restart the operator")
+        return Check(
+            name, False, "the webhook's caBundle contains no certificate: restart the operator"
+        )
     newest = max(read, key=lambda one: one.not_valid_after_utc)
     made, ends = newest.not_valid_before_utc, newest.not_valid_after_utc
     left = ends - now
-    text = f"issued {(now - made).days} days ago, expires {ends:%Y-%m-%d}"
+    text = f"issued {(now - made).days} days ago, expires on {ends:%Y-%m-%d}"
     if left <= datetime.timedelta():
         return Check(
-            name, False, f"{text}: expired, so new pods get no supervisor: read the operator's log"
+            name,
+            False,
+            (
+                f"{text}: the certificate has expired, so that new pods get no supervisor: read"
+                " the operator's log"
+            ),
         )
     if left < MIN_REMAINING_VALIDITY:
-        text += f", in {left.days} days: the renewal is overdue; read the operator's log"
+        text += f", in {left.days} days: its renewal is overdue: read the operator's log"
         return Check(name, False, text)
     return Check(name, True, text)
 
@@ -299,7 +311,12 @@ def check_webhook(cluster: Cluster, policy: Object) -> Iterator[Check]:
     pod = make_test_pod(policy)
     if pod is None:
         yield Check(
-            name, None, "unknown: spec.selector does not say which labels a test pod must have"
+            name,
+            None,
+            (
+                "the webhook cannot be tested: spec.selector does not determine the labels of a"
+                " test pod"
+            ),
         )
         return
     path = f"/api/v1/namespaces/{meta['namespace']}/pods"
@@ -319,14 +336,14 @@ def check_admission(name: str, created_pod: Object, policy: str) -> Check:
     if is_supervised(created_pod) and owner == policy:
         return Check(name, True, "a new pod gets a supervisor (dry run)")
     if is_supervised(created_pod):
-        text = f"the older policy {owner} supervises these pods: narrow one of the selectors"
+        text = f"the older policy {owner} supervises these pods: narrow the selector of one policy"
         return Check(name, False, text)
     if refusal is not None:
-        return Check(name, True, f"the webhook refuses the test pod: {refusal}")
+        return Check(name, True, f"the webhook refused the test pod: {refusal}")
     text = (
-        "a new pod gets no supervisor (dry run): the webhook does not answer, or it does not "
-        "know the policy yet; check that the operator runs with its webhook, and that the API "
-        "server can reach its Service"
+        "a new pod gets no supervisor (dry run): either the webhook does not answer, or it has not"
+        " read the policy yet. Check that the operator runs with its webhook, and that the API"
+        " server can reach the webhook's Service"
     )
     return Check(name, False, text)
 

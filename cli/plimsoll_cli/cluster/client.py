@@ -102,8 +102,8 @@ class Cluster:
                 expired += 1
                 if expired > MAX_LIST_RESTARTS:
                     raise RunError(
-                        f"GET {path}: the list expired {expired} times before its last page: try "
-                        "again, or choose one namespace with -n"
+                        f"GET {path}: the list expired {expired} times before all pages were read:"
+                        " try again, or select one namespace with -n"
                     ) from None
                 continue_token = None  # restart, and skip the objects already yielded
                 continue
@@ -136,8 +136,8 @@ class Cluster:
             self.get(f"/api/v1/namespaces/{self.namespace}")
         except NotFoundError:
             raise UsageError(
-                f"namespace {self.namespace} does not exist on {self.host}: use another one with "
-                "-n; see: kubectl get namespaces"
+                f"namespace {self.namespace} does not exist on {self.host}: select another one"
+                " with -n; to list them, run: kubectl get namespaces"
             ) from None
         except ForbiddenError:
             return
@@ -165,7 +165,7 @@ class Cluster:
         if status == 404:
             if path.startswith(f"/apis/{API_GROUP}/{CRD_VERSION}/") and not _is_single_object(path):
                 self._check_crd(path.rsplit("/", 1)[1])
-            raise NotFoundError(f"{path}: not found") from None
+            raise NotFoundError(f"{path} does not exist") from None
         if status == 401:
             raise RunError(
                 f"the API server {self.host} rejected your credentials: log in again"
@@ -180,15 +180,15 @@ class Cluster:
             group = self.get(f"/apis/{API_GROUP}")
         except NotFoundError:
             raise RunError(
-                f"{API_GROUP} is not installed on {self.host}: run kubectl apply --server-side -k "
-                "config"
+                f"the CRDs of {API_GROUP} are not installed on {self.host}: run kubectl apply"
+                " --server-side -k config"
             ) from None
         versions = [one["version"] for one in group["versions"]]
         if CRD_VERSION not in versions:
             raise RunError(
-                f"{plural}.{API_GROUP} is installed in {', '.join(versions)}, but this plimsoll"
-                f" command needs {CRD_VERSION}: use the command of the installed version, or"
-                " upgrade the CRDs"
+                f"the versions of {plural}.{API_GROUP} on the cluster are {', '.join(versions)},"
+                f" but this plimsoll command needs {CRD_VERSION}: use the command of the installed"
+                " version, or upgrade the CRDs"
             )
 
 
@@ -247,7 +247,10 @@ def format_denied_message(method: str, path: str) -> str:
     kind = "Role" if namespace else "ClusterRole"
     rule = {"apiGroups": [group], "resources": [resource], "verbs": [verb]}
     text = yaml.safe_dump({"rules": [rule]}, sort_keys=False, default_flow_style=None).strip()
-    return f"you may not {verb} {what} {where}; a {kind} with this rule grants it:\n\n{text}"
+    return (
+        f"you are not allowed to {verb} {what} {where}; a {kind} with this rule grants the"
+        f" permission:\n\n{text}"
+    )
 
 
 def _is_kubeconfig_present() -> bool:

@@ -50,9 +50,9 @@ KSERVE_API_GROUP = "serving.kserve.io"
 OPERATOR_LABEL = "app.kubernetes.io/name=plimsoll"
 """Label of the operator's Deployment and its pods."""
 UNREADY_TEXTS = {
-    UNREADY_MANUAL: "a person drained it",
-    UNREADY_DRAIN: "an incident drains it",
-    UNREADY_RESTART: "its engine restarts",
+    UNREADY_MANUAL: "drained by a person",
+    UNREADY_DRAIN: "drained for an incident",
+    UNREADY_RESTART: "the engine is restarting",
 }
 MAX_WEBHOOK_TESTS = 8
 """Maximum number of policies whose webhook is tested."""
@@ -92,10 +92,14 @@ def check_version(host: str, version: Object) -> Check:
     text = f"{host}, Kubernetes {version['gitVersion']}"
     if minor < MIN_KUBERNETES_MINOR:
         return Check(
-            "api server", False, f"{text}: Plimsoll needs at least 1.{MIN_KUBERNETES_MINOR}"
+            "api server",
+            False,
+            f"{text}: Plimsoll needs Kubernetes 1.{MIN_KUBERNETES_MINOR} or later",
         )
     if minor > MAX_TESTED_KUBERNETES_MINOR:
-        text += f" (the newest tested release is 1.{MAX_TESTED_KUBERNETES_MINOR})"
+        text += (
+            f" (the newest release that Plimsoll is tested with is 1.{MAX_TESTED_KUBERNETES_MINOR})"
+        )
     return Check("api server", True, text)
 
 
@@ -109,7 +113,7 @@ def _check_crds(cluster: Cluster) -> Iterator[Check]:
                 cluster.get(f"/apis/{API_GROUP}/{CRD_VERSION}") if CRD_VERSION in versions else {}
             )
         except RunError as error:
-            yield Check(name, False, f"{error}: kubectl apply --server-side -k config")
+            yield Check(name, False, f"{error}: run kubectl apply --server-side -k config")
             continue
         there = plural in [one["name"] for one in known.get("resources", [])]
         text = (
@@ -124,7 +128,7 @@ def _check_permissions(cluster: Cluster) -> Iterator[Check]:
     for verb, group, resource, sub in REQUIRED_PERMISSIONS:
         wanted = {"verb": verb, "group": group, "resource": resource, "subresource": sub}
         space = {"namespace": cluster.namespace} if cluster.namespace else {}
-        name = f"may {verb} {resource}" + (f"/{sub}" if sub else "")
+        name = f"permission to {verb} {resource}" + (f"/{sub}" if sub else "")
         try:
             answer = cluster.create(
                 "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews",
@@ -139,7 +143,11 @@ def _check_permissions(cluster: Cluster) -> Iterator[Check]:
             continue
         allowed = bool(answer["status"]["allowed"])
         rule = f"{{apiGroups: ['{group}'], resources: [{resource}{'/' + sub if sub else ''}],"
-        yield Check(name, allowed, "yes" if allowed else f"no: {rule} verbs: [{verb}]}}")
+        yield Check(
+            name,
+            allowed,
+            "yes" if allowed else f"not allowed; grant it with the rule {rule} verbs: [{verb}]}}",
+        )
 
 
 def _check_kserve(cluster: Cluster) -> Iterator[Check]:
@@ -163,7 +171,9 @@ def _check_operator(cluster: Cluster) -> Iterator[Check]:
         return
     if not found:
         yield Check(
-            "operator", False, f"no Deployment has the label {OPERATOR_LABEL}: install the chart"
+            "operator",
+            False,
+            (f"no Deployment has the label {OPERATOR_LABEL}: install the operator with its chart"),
         )
         return
     ready = sum(int(one.get("status", {}).get("readyReplicas") or 0) for one in found)
@@ -244,7 +254,10 @@ def _check_replicas(cluster: Cluster, service: str | None, policy: str | None) -
         drained[pod["metadata"]["namespace"], named].append(UNREADY_MANUAL in seen.out_of_service)
     for (_, named), pods in sorted(drained.items()):
         if all(pods):
-            text = f"all {len(pods)} pods were drained by a person: run plimsoll resume POD"
+            text = (
+                f"all {len(pods)} pods were drained by a person: to put a pod back into service,"
+                " run plimsoll resume POD"
+            )
             yield Check(f"{named} drained", False, text)
 
 
@@ -253,9 +266,9 @@ def format_out_of_service(pod: str, answer: ActionAnswer) -> str:
     if not answer.out_of_service:
         return ""
     reasons = ", ".join(
-        f"{UNREADY_TEXTS[reason]} (until plimsoll resume {pod})"
+        f"{UNREADY_TEXTS[reason]} (until you run plimsoll resume {pod})"
         if reason == UNREADY_MANUAL
-        else f"{UNREADY_TEXTS[reason]} (at most {left_s / 60:.0f} min more)"
+        else f"{UNREADY_TEXTS[reason]} (for at most {left_s / 60:.0f} min more)"
         for reason, left_s in answer.out_of_service.items()
         if reason in UNREADY_TEXTS
     )
@@ -264,14 +277,14 @@ def format_out_of_service(pod: str, answer: ActionAnswer) -> str:
 
 def _format_observation(answer: ActionAnswer) -> str:
     host = (
-        f"host memory by {answer.host_memory}"
+        f"host memory from {answer.host_memory}"
         if answer.host_memory
         else (
             "no host memory (set shareProcessNamespace, and run both containers as the same user)"
         )
     )
     device = (
-        f"device memory by {answer.device_memory}" if answer.device_memory else "no device memory"
+        f"device memory from {answer.device_memory}" if answer.device_memory else "no device memory"
     )
     device += f" ({'; '.join(answer.device_reasons or [answer.nvml])})"
     return (
@@ -290,7 +303,7 @@ def check_shared_memory(name: str, answer: ActionAnswer) -> Iterator[Check]:
         yield Check(f"{name} /dev/shm", None, f"unknown: {answer.shared_memory_error}")
     elif answer.shared_orphan is not None:
         size = format_bytes(answer.shared_orphan)
-        yield Check(f"{name} /dev/shm", True, f"no process uses {size}")
+        yield Check(f"{name} /dev/shm", True, f"{size} in /dev/shm belong to no running process")
 
 
 def _find_supervisor_problem(cluster: Cluster, pod: Object) -> str | None:

@@ -91,8 +91,8 @@ def list_target_pods(cluster: Cluster, target: Target) -> list[str]:
     names = sorted(str(one["metadata"]["name"]) for one in pods if not has_ended(one))
     if not names:
         raise RunError(
-            f"{target} has no supervised pods in namespace {cluster.namespace or 'default'}; to "
-            "find out why, run: plimsoll doctor"
+            f"{target} has no supervised pods in namespace {cluster.namespace or 'default'}: to"
+            " find out why, run: plimsoll doctor"
         )
     return names
 
@@ -101,8 +101,8 @@ def _get_existing(cluster: Cluster, plural: str, target: Target) -> Object:
     found = cluster.get_custom_object(plural, target.name)
     if found is None:
         raise RunError(
-            f"{target} does not exist in namespace {cluster.namespace or 'default'};"
-            " see: plimsoll top -A"
+            f"{target} does not exist in namespace {cluster.namespace or 'default'}: check the"
+            " name and -n; to list services and policies, run: plimsoll top -A"
         )
     return found
 

@@ -30,7 +30,7 @@ from plimsoll_cli.output import (
     print_value,
 )
 
-NO_ROWS_TEXT = "no InferenceServices and no SupervisionPolicies; see all namespaces with -A"
+NO_ROWS_TEXT = "no InferenceServices or SupervisionPolicies found; to search all namespaces, add -A"
 REFRESH_PERIOD_S = 2.0
 MAX_HISTORY_VALUES = 60
 BAR_WIDTH_COLUMNS = 10
@@ -107,7 +107,7 @@ def render_frame(
     open_ = sum(row.incidents for row in rows)
     services = sum(row.kind == SERVICE_KIND for row in rows)
     counted = f"services {services}, policies {len(rows) - services}, open incidents {open_}"
-    text = f"{counted}, {time.strftime('%H:%M:%S')}, Ctrl-C to stop"
+    text = f"{counted}, {time.strftime('%H:%M:%S')}, press Ctrl-C to stop"
     head = Text(text, no_wrap=True, overflow="ellipsis")
     note = Text(error_text, style="bold red")
     if not rows:

@@ -38,9 +38,9 @@ def show_verdicts(cluster: Cluster, revision: str, wait_s: float, output: Output
         time.sleep(min(POLL_PERIOD_S, left_s))
     if not found:
         raise RunError(
-            f"no service or policy has a verdict on revision {revision}: use a revision from "
-            "status.verdicts of an InferenceService, or of a workload in a SupervisionPolicy, or "
-            "choose another namespace with -n"
+            f"no service or policy has a verdict on revision {revision}: use a revision from"
+            " status.verdicts of an InferenceService, or of a workload in a SupervisionPolicy, or"
+            " select another namespace with -n"
         )
     if output.is_table:
         print_table(COLUMNS, [_make_cells(one) for one in found], make_console())

@@ -76,7 +76,7 @@ def run_demo(out: Path, streams: int, file: Path | None, device: str, view: bool
 
         try:
             if not stopping.run_until_signal(main()):
-                raise RunError("the demo was stopped before its end")
+                raise RunError("the demo was interrupted before it finished")
         finally:
             for log in (work / LEAKY_RUN_FOLDER).glob("*.log"):
                 shutil.copy(log, out)
@@ -112,9 +112,12 @@ def check_manifest(file: Path, service: InferenceService) -> None:
     """Raise UsageError if ``service`` lacks settings that the demo needs."""
     spec = service.spec
     if not any(variable.name == INJECT_ENV for variable in spec.engine.env):
-        raise UsageError(f"{file}: spec.engine.env: add {INJECT_ENV}: without it, nothing leaks")
+        raise UsageError(
+            f"{file}: spec.engine.env: add {INJECT_ENV}, because the engine does not leak without"
+            " it"
+        )
     if spec.memory.host is None and spec.memory.device is None:
-        raise UsageError(f"{file}: spec.memory: set a growthBudget for host or device")
+        raise UsageError(f"{file}: spec.memory: set a growthBudget for host or device memory")
     if spec.supervision.mode is not Mode.RECOVER:
         raise UsageError(
             f"{file}: spec.supervision.mode: set Recover, because the demo shows a restart"

@@ -198,20 +198,22 @@ def find_problems(values: dict[str, float | int | None]) -> list[str]:
     for key, what in (
         ("streams_broken_count", "streams broke"),
         ("requests_failed_count", "requests failed"),
-        ("texts_different_count", "texts differ from the uninterrupted run"),
+        ("texts_different_count", "replies differ from the text of the run without the leak"),
     ):
         if values[key]:
             lines.append(f"{values[key]} {what}")
     growth, base = values.get("growth_bytes"), values["memory_baseline_bytes"]
     after = values["memory_after_bytes"]
     if base is None or after is None:
-        lines.append("memory before or after the demo could not be measured")
+        lines.append("memory could not be measured before or after the traffic")
     elif growth is not None and after - base > MAX_REMAINING_GROWTH_SHARE * growth:
         lines.append(
-            f"memory is {after - base} bytes above the baseline, more than "
-            f"{MAX_REMAINING_GROWTH_SHARE:.0%} of the growth of {growth} bytes"
+            f"after the traffic, memory is {after - base} bytes above the baseline, which is more"
+            f" than {MAX_REMAINING_GROWTH_SHARE:.0%} of the growth of {growth} bytes"
         )
     before, now = values["device_baseline_bytes"], values["device_after_bytes"]
     if before is not None and now is not None and before != now:
-        lines.append(f"device memory is {now} bytes, but was {before} bytes before")
+        lines.append(
+            f"device memory is {now} bytes after the traffic, but was {before} bytes before it"
+        )
     return lines

@@ -71,7 +71,7 @@ def _draw_memory(
     top = high + 0.45 * room
     axes.set_ylim(low - 0.12 * room, top)
     if sizes and max(sizes) > top:
-        label = f"up to {max(sizes):,.0f} MiB for a second:\nold and new worker"
+        label = f"up to {max(sizes):,.0f} MiB for about a second:\nold and new worker together"
         axes.plot([], [], color="tab:blue", linewidth=1.8, linestyle=":", label=label)
     for incident in observed.incidents:
         _draw_steps(axes, incident, start)
@@ -145,7 +145,7 @@ def _draw_streams(axes: Axes, observed: Observations, start: float) -> None:
     named = (
         (TEXT_COLOUR, "text streams"),
         (PAUSE_COLOUR, "pause at the restart"),
-        (GAP_COLOUR, "other gap above 0.5 s"),
+        (GAP_COLOUR, "other gap of 0.5 s or more"),
     )
     handles = [Patch(color=colour, label=name) for colour, name in named]
     axes.legend(handles=handles, **LEGEND_POSITION)

@@ -130,7 +130,7 @@ class DemoRun:
             view = self._poller.snapshot.view
             ended = [incident for incident in view.recent if incident.ended] if view else []
             if find_cured_incident(ended) is not None:
-                self._status = "resolved: streaming for a few more seconds"
+                self._status = "an incident is resolved: streaming for a few more seconds"
                 await asyncio.sleep(EXTRA_STREAMING_S)
                 return
             await asyncio.sleep(POLL_INTERVAL_S)

@@ -60,27 +60,35 @@ def _format_step(step: StoryStep) -> str:
 
 def _format_outcome(observed: Observations, values: Values) -> list[str]:
     lines = [
-        f"Streams: {values['streams_broken_count']} broke, {values['requests_failed_count']} "
-        f"requests failed, {values['texts_different_count']} texts differ from the uninterrupted "
-        "run.",
+        (
+            f"{values['streams_broken_count']} streams broke, {values['requests_failed_count']}"
+            f" requests failed, and {values['texts_different_count']} replies differ from the text"
+            " of the run without the leak."
+        ),
     ]
     p50, p99 = values["pause_p50_s"], values["pause_p99_s"]
     if p50 is not None and p99 is not None:
         lines.append(
-            f"The restart interrupted {values['streams_carried_count']} streams: they paused for "
-            f"{p50:.2f} s (p50), {p99:.2f} s (p99)."
+            f"The restart interrupted {values['streams_carried_count']} streams. The median pause"
+            f" was {p50:.2f} s, and the 99th percentile {p99:.2f} s."
         )
     base, after = values["memory_baseline_bytes"], values["memory_after_bytes"]
     if base is not None and after is not None:
-        lines.append(f"Idle memory: {format_bytes(base)} before, {format_bytes(after)} after.")
+        lines.append(
+            f"Idle memory was {format_bytes(base)} before the traffic and {format_bytes(after)}"
+            " after it."
+        )
     growth, returned = values.get("growth_bytes"), values.get("returned_bytes")
     if growth is not None and returned is not None:
-        lines.append(f"It grew by {format_bytes(growth)}; {format_bytes(returned)} were freed.")
+        lines.append(
+            f"Memory grew by {format_bytes(growth)}; the restart freed {format_bytes(returned)}."
+        )
     device_before, device_after = values["device_baseline_bytes"], values["device_after_bytes"]
     if device_before is not None and device_after is not None:
         same = "equal exactly" if device_before == device_after else "not equal"
         lines.append(
-            f"Device memory: {device_before} bytes before, {device_after} bytes after: {same}."
+            f"Device memory was {device_before} bytes before the traffic and {device_after} bytes"
+            f" after it: {same}."
         )
     seconds = values.get("detect_to_resolved_s")
     if find_cured_incident(observed.incidents) is not None and seconds is not None:
@@ -111,7 +119,7 @@ def write_report(
     text = write_story(service, observed, values, problems)
     (out / "story.txt").write_text(text)
     picture.draw_chart(
-        out / "memory.png", f"{service}: host memory and streams", observed, budget_bytes
+        out / "memory.png", f"host memory and streams of service {service}", observed, budget_bytes
     )
     return text
 

@@ -140,8 +140,8 @@ async def collect_references(url: str, model: str) -> list[str]:
     for reply in replies:
         if reply.end is not ReplyState.COMPLETE:
             raise RunError(
-                f"run without the leak: the request {PROMPTS[reply.prompt]!r} {reply.end}: "
-                f"{reply.error}"
+                f"reference run without the leak: the request {PROMPTS[reply.prompt]!r} ended with"
+                f" state {reply.end}: {reply.error}"
             )
     return [reply.text for reply in replies]
 

@@ -39,7 +39,8 @@ RECORD_ANNOTATION = "plimsoll.dev/injected"
 """Annotation of an injected ConfigMap. Its value names the changed document and lists the
 changes."""
 REWRITE_MESSAGE = (
-    "inject cannot edit this document without changing its meaning; rewrite it in block style"
+    "plimsoll inject cannot edit this document without changing its meaning; rewrite it in block"
+    " style"
 )
 HELM_TEMPLATE_PATTERN = re.compile(r"\{\{-?\s*[.$a-zA-Z/]")
 
@@ -138,8 +139,8 @@ def remove_from_file(file: Path) -> str:
     made = _remove_injected(text, file)
     if made == text:
         raise UsageError(
-            f"{file}: the file records no change by inject: it must contain the supervisor's "
-            f"ConfigMap with the annotation {RECORD_ANNOTATION}"
+            f"{file}: the file contains no record of changes by plimsoll inject: add the"
+            f" supervisor's ConfigMap with the annotation {RECORD_ANNOTATION}"
         )
     return made
 
@@ -150,11 +151,11 @@ def _explain_nothing_injected(
     if notes:
         return "\n".join(notes)
     if objects_in_file and not any(selection.matches(place.value) for place in objects_in_file):
-        return "no document matches --name and --selector"
+        return "no object in the file matches --name and --selector"
     kinds = (
         ", ".join(dict.fromkeys(format_kind(place.value) for place in objects_in_file)) or "nothing"
     )
-    return f"the file contains {kinds}, but inject accepts only {SUPPORTED_KINDS}"
+    return f"the file contains {kinds}, but plimsoll inject supports only {SUPPORTED_KINDS}"
 
 
 def read_documents(text: str, file: Path) -> list[ParsedDocument]:
@@ -176,8 +177,10 @@ def read_documents(text: str, file: Path) -> list[ParsedDocument]:
     except YamlError as error:
         place = ":".join([str(file), *map(str, error.position or ())])
         hint = (
-            ": this is a template: render it first, for example with 'helm template CHART | "
-            "plimsoll inject -f -'"
+            (
+                ": the file is a template: render it first, for example with 'helm template CHART |"
+                " plimsoll inject -f -'"
+            )
             if HELM_TEMPLATE_PATTERN.search(text)
             else ""
         )
@@ -189,19 +192,22 @@ def _iterate_objects(value: Any, node: Node, position: str, file: Path) -> Itera
     """Yield the object ``value``, or the items if it is a List. Raises UsageError."""
     if not isinstance(value, dict):
         shown = {list: "a list", type(None): "nothing"}.get(type(value), "a string or a number")
-        raise UsageError(f"{file}: {position}: is {shown}, and not an object: give a manifest")
+        raise UsageError(
+            f"{file}: {position}: must be a Kubernetes object, not {shown}: use a manifest"
+        )
     for part in ("apiVersion", "kind"):
         if not isinstance(value.get(part), str):
             raise UsageError(
-                f"{file}: {position}: {part} is missing: give a manifest; for a chart, give the "
-                "output of 'helm template', and for a kustomization that of 'kustomize build'"
+                f"{file}: {position}: {part} is missing: use a manifest; for a Helm chart, use the"
+                " output of 'helm template', and for a kustomization, the output of 'kustomize"
+                " build'"
             )
     items = value.get("items")
     if not (value["kind"].endswith("List") and isinstance(items, list)):
         yield ManifestObject(position, value, node)
         return
     nodes = node.find_entry("items")
-    assert nodes is not None, "the list above is its value"
+    assert nodes is not None, "the items of a List are a field of its node"
     for number, (item, child) in enumerate(zip(items, nodes.resolved.children, strict=True), 1):
         if isinstance(item, dict):
             yield from _iterate_objects(item, child, f"{position}, item {number}", file)
@@ -336,7 +342,7 @@ class _ConfigMapNames:
 
     def __init__(self, objects_in_file: list[ManifestObject]) -> None:
         self.taken = {
-            self.make_key(place.value): f"the file's own {place.position}"
+            self.make_key(place.value): f"{place.position} of the file"
             for place in objects_in_file
             if place.value["kind"] == "ConfigMap" and place.value["apiVersion"] == "v1"
         }
@@ -363,7 +369,7 @@ class _ConfigMapNames:
             return None
         return (
             f"{_format_identity(document)}: the supervisor's ConfigMap needs the name {key[1]},"
-            f" which is taken by {self.taken[key]}: rename that ConfigMap or the workload"
+            f" but {self.taken[key]} has this name: rename that ConfigMap or the workload"
         )
 
     def reserve_name(self, injected: InjectedDocument, document: Object) -> None:
@@ -426,7 +432,9 @@ def _parse_requirement(text: str) -> Requirement:
     if (found := _EXISTS_PATTERN.fullmatch(text)) is not None:
         key, absent = found["key"], found["sign"] == "!"
         return lambda labels: (key in labels) is not absent
-    raise UsageError(f"--selector: {text!r} is not a label requirement; write for example app=vllm")
+    raise UsageError(
+        f"--selector: {text!r} is not a label requirement; use a requirement such as app=vllm"
+    )
 
 
 def _require_one_of(key: str, values: set[str], negated: bool) -> Requirement:

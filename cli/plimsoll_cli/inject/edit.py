@@ -266,8 +266,8 @@ class _Editor:
                 if key.scalar is MERGE_KEY:
                     if any(id(one.target) in self.touched for one in value.list_merged_mappings()):
                         raise EditError(
-                            "cannot edit a mapping that another mapping includes by the key '<<'; "
-                            "write its keys in both mappings"
+                            "cannot edit a mapping that another mapping includes with the key"
+                            " '<<'; write its keys in both mappings"
                         )
                 elif key.make_json_key() in new:
                     name = key.make_json_key()

@@ -39,8 +39,11 @@ def run_locally(file: Path, run_dir: Path | None, duration_s: float | None, view
         print_line(f"starting {service.metadata.name}; logs and journal are in {replica_plan.root}")
         async with runner.run_replica(replica_plan, print_line):
             supervisor = replica_plan.supervisor_url
-            print_line(f"ready: OpenAI API {replica_plan.serving_url}/v1, {supervisor}/metrics")
-            print_line(f"the page: {supervisor}/")
+            print_line(
+                f"ready: the OpenAI API is at {replica_plan.serving_url}/v1, and metrics are at"
+                f" {supervisor}/metrics"
+            )
+            print_line(f"web page of the supervisor: {supervisor}/")
             poller = Poller(replica_plan)
             coroutines = [poller.run()]
             if view and console.is_terminal:

@@ -108,15 +108,15 @@ def _find_engine_by_url(target: str) -> FoundEngine:
         raise UsageError(f"{target}: write the URL as http://HOST:PORT") from None
     if not _is_local_address(host):
         raise UsageError(
-            f"{target}: {host} is not an address of this machine: run plimsoll on the engine's "
-            "machine, because the supervisor reads the memory of its processes"
+            f"{target}: {host} is not an address of this machine: run plimsoll on the engine's"
+            " machine, because the supervisor reads the memory of the engine's processes"
         )
     url = f"{parts.scheme}://{LOOPBACK}:{port}"
     kind = _detect_server_type(url)
     if kind is None:
         raise RunError(
-            f"{target}: no server answers: start the engine first, or let plimsoll start it with "
-            "--recover -- COMMAND"
+            f"{target}: no server answers at this address: start the engine first, or let plimsoll"
+            " start it with --recover -- COMMAND"
         )
     try:
         main = EngineFinder(port, kind).find().main
@@ -124,12 +124,13 @@ def _find_engine_by_url(target: str) -> FoundEngine:
         main = None
     if main is None:
         raise UsageError(
-            f"{target}: cannot find the process that listens on the port: run plimsoll as the "
-            "engine's user "
-            "or as root, or name its container"
+            f"{target}: cannot find the process that listens on this port: run plimsoll as the"
+            " engine's user or as root, or specify the engine's container"
         )
     if read_command_name(main.pid) in PORT_PROXIES:
-        raise UsageError(f"{target}: the port belongs to a container: name the container instead")
+        raise UsageError(
+            f"{target}: a container has published this port: specify the container instead"
+        )
     return FoundEngine(_make_safe_name(f"{kind.value}-{port}"), EngineEndpoint(kind, url, url))
 
 
@@ -192,7 +193,9 @@ def _find_main_process(pid: int) -> ProcessId:
     if found is None:
         raise UsageError(f"process {pid} does not exist: check the PID")
     if pid in iterate_ancestors(os.getpid(), tree):
-        raise UsageError(f"process {pid} runs plimsoll itself: give the PID of the engine")
+        raise UsageError(
+            f"process {pid} is an ancestor of plimsoll itself: specify the PID of the engine"
+        )
     return found
 
 
@@ -260,7 +263,7 @@ def _read_main_pid(unit: str) -> int:
         if pid:
             return pid
     raise RunError(
-        f"{unit}: systemd runs no unit with this name: check the name, or start the unit"
+        f"{unit}: no systemd unit with this name is running: check the name, or start the unit"
     )
 
 

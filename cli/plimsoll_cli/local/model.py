@@ -28,8 +28,8 @@ def require_modules(command: str, *modules: str) -> None:
     missing = [name for name in modules if importlib.util.find_spec(name) is None]
     if missing:
         raise UsageError(
-            f"{command}: install {', '.join(missing)} for Plimsoll's own engine: run make setup "
-            "in a checkout; to supervise another engine, run plimsoll watch URL"
+            f"{command}: install {', '.join(missing)}, which Plimsoll's own engine needs: run make"
+            " setup in a checkout; to supervise another engine, run plimsoll watch URL"
         )
 
 
@@ -49,8 +49,8 @@ def find_checkpoint(service: InferenceService, root: Path) -> tuple[Path, bool]:
         return root / "models" / "s3" / uri.removeprefix(BUCKET_SCHEME), True
     if not uri.startswith("file://"):
         raise UsageError(
-            f"spec.model.uri: {uri} needs a cluster: use file:///ABSOLUTE/PATH, "
-            "hf://ORGANISATION/NAME or s3://BUCKET/PREFIX on this machine"
+            f"spec.model.uri: {uri} can only be used in a cluster: on this machine, use"
+            " file:///ABSOLUTE/PATH, hf://ORGANISATION/NAME or s3://BUCKET/PREFIX"
         )
     folder = Path(uri.removeprefix("file://"))
     if folder.is_dir():
@@ -64,7 +64,7 @@ def find_checkpoint(service: InferenceService, root: Path) -> tuple[Path, bool]:
     if requested != "tiny":
         raise UsageError(
             f"metadata.annotations[{MAKE_CHECKPOINT_ANNOTATION}]: {requested!r} is not supported:"
-            " set tiny"
+            " set the value to tiny"
         )
     made = root / "models" / "tiny"
     return made, not (made / "config.json").is_file()

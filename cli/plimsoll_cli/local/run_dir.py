@@ -45,7 +45,7 @@ def make_supervisor_caller(folder: Path) -> Callable[[list[str], float], tuple[i
             )
         except subprocess.TimeoutExpired:
             raise RunError(
-                f"{folder}: the supervisor did not answer within {limit_s:.0f} s"
+                f"the supervisor of {folder} did not answer within {limit_s:.0f} s"
             ) from None
         return done.returncode, done.stdout, done.stderr
 

@@ -119,8 +119,8 @@ class LocalReplica:
 
     def _make_error(self, container: Container, problem: str) -> RunError:
         return RunError(
-            f"the {container.command.name} {problem}; last lines of "
-            f"{container.command.log}:\n{container.read_log_tail() or '(it is empty)'}"
+            f"the {container.command.name} {problem}; the last lines of {container.command.log}"
+            f" are:\n{container.read_log_tail() or '(it is empty)'}"
         )
 
 
@@ -155,8 +155,8 @@ def _lock_run_dir(root: Path) -> IO[str]:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise UsageError(
-            f"--run-dir {root}: another plimsoll process uses it: stop that process, or use "
-            "another directory"
+            f"--run-dir {root}: another plimsoll process uses this directory: stop that process,"
+            " or use another directory"
         ) from None
     except OSError as error:
         raise _make_unusable_error(root, error) from None
@@ -217,6 +217,6 @@ def _bind_port(requested_port: int | None, listeners: contextlib.ExitStack) -> i
         listeners.enter_context(contextlib.closing(listener))
         return port
     raise OSError(
-        f"no TCP port of {LOOPBACK} is free for {requested_port or 'a replica'}: tried "
-        f"{MAX_PORT_TRIES} ports"
+        f"no TCP port on {LOOPBACK} is free for {requested_port or 'the replica'}: tried"
+        f" {MAX_PORT_TRIES} ports; stop servers that you do not need"
     )

@@ -42,7 +42,7 @@ def record_trace(
             f"{out}: use a name that ends with one of {', '.join(trace.TRACE_SUFFIXES)}"
         )
     if run_dir is None and service is None:
-        raise UsageError("record: name a service that runs on this machine, or use --run-dir")
+        raise UsageError("record: specify the name of a service on this machine, or --run-dir")
     folder = run_dir or folders.get_service_dir(service or "")
     config = _read_config(folder / "etc" / CONFIG_FILE)
     ending = threading.Event()
@@ -84,7 +84,9 @@ def read_tunings(source: str, run_dir: Path | None, limit: int | None) -> list[T
             memory = _read_config(folder / "etc" / CONFIG_FILE).memory
             learned = read_learned_budgets(folder / "state" / JOURNAL_FILE)
     except OSError as error:
-        raise UsageError(f"{error.filename or source}: cannot be read: {error.strerror}") from None
+        raise UsageError(
+            f"{error.filename or source}: cannot read the file: {error.strerror}"
+        ) from None
     except ValueError as error:
         raise UsageError(str(error)) from None
     return tune.make_tunings(learned, memory)

@@ -47,7 +47,7 @@ def show_tuning(source: str, run_dir: Path | None, limit: str | None, output: Ou
             (day.date, format_span(day.observed_s), format_bytes(day.gain), describe_effect(day))
             for day in tuning.days
         ]
-        print_table(["DAY", "OBSERVED", "GAIN", "UNDER THE PROPOSAL"], rows, out)
+        print_table(["DAY", "OBSERVED", "GAIN", "EFFECT OF THE RECOMMENDATION"], rows, out)
     if made := make_manifest(found):
         out.print(yaml_text.dump(made), end="")
 
@@ -56,10 +56,13 @@ def format_summary(tuning: Tuning) -> list[str]:
     """Return lines about the observed growth and the recommendation."""
     limit = "unknown" if tuning.limit is None else format_bytes(tuning.limit)
     lines = [
-        f"{tuning.memory} memory: observed for {format_span(tuning.observed_s)}, limit {limit}"
+        (
+            f"{tuning.memory} memory was observed for {format_span(tuning.observed_s)}; its limit"
+            f" is {limit}"
+        )
     ]
     if tuning.starts:
-        lines.append(f"after a start, a replica needs up to {format_bytes(max(tuning.starts))}")
+        lines.append(f"after a start, a replica uses up to {format_bytes(max(tuning.starts))}")
     if tuning.level:
         gains = ", ".join(f"{format_bytes(size)} in {span}" for span, size in tuning.level.items())
         lines.append(f"a healthy replica gains {gains}")
@@ -72,7 +75,9 @@ def _format_proposal(tuning: Tuning) -> Iterator[str]:
     if tuning.in_force is not None:
         yield f"the current learned budget is {format_bytes(tuning.in_force)}"
     if tuning.proposal is None:
-        yield "no recommendation: every observed hour is within a day of an incident"
+        yield (
+            "there is no recommendation, because every observed hour is within a day of an incident"
+        )
         return
     window = format_duration(tuning.window_s)
     yield f"the recommended budget is {format_bytes(tuning.proposal)} within {window}"
@@ -81,15 +86,21 @@ def _format_proposal(tuning: Tuning) -> Iterator[str]:
         and tuning.starts
         and tuning.proposal > tuning.limit - max(tuning.starts)
     ):
-        yield "this budget is more than the memory between a start and the limit: raise the limit"
+        yield (
+            "the recommended budget exceeds the memory that remains below the limit after a start:"
+            " raise the limit"
+        )
 
 
 def describe_effect(day: DayGrowth) -> str:
     """Return the effect that the recommended budget would have had on a past day."""
     if day.incident:
-        return "an incident was open, so nothing was learned from this day"
+        return "none: an incident was open, so nothing was learned from this day"
     if day.spends:
-        return "budget exhausted: an incident; a restart only if memory would soon reach the limit"
+        return (
+            "budget exhausted: opens an incident, and restarts the engine only if memory would"
+            " soon reach the limit"
+        )
     return "nothing"
 
 

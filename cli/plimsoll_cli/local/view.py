@@ -66,7 +66,7 @@ def render_screen(screen: Screen, width: int, plain: bool = False) -> Renderable
     view = screen.snapshot.view
     parts: list[RenderableType] = [_render_header(screen, plain)]
     if view is None:
-        parts.append(Text("the supervisor has not answered yet", style="dim"))
+        parts.append(Text("waiting for the first answer of the supervisor", style="dim"))
     else:
         parts.append(_render_budgets(screen.memory, view.assessment, width, plain))
         parts.extend(_render_slow_leaks(view.assessment))
@@ -213,8 +213,11 @@ def _render_traffic(traffic: Traffic) -> Text:
     bad = traffic.broken or traffic.failed or traffic.different
     gap = "?" if traffic.longest_gap_s is None else f"{traffic.longest_gap_s:.2f} s"
     return Text(
-        f"streams: {traffic.streams} concurrent, {traffic.answered} answered, {traffic.broken} "
-        f"broken, {traffic.failed} failed, {traffic.different} texts differ, longest pause {gap}",
+        (
+            f"{traffic.streams} concurrent streams: {traffic.answered} answered, {traffic.broken}"
+            f" broken, {traffic.failed} failed, {traffic.different} with different text, longest"
+            f" pause {gap}"
+        ),
         style="bold red" if bad else "",
     )
 

@@ -108,9 +108,9 @@ def run(options: WatchOptions) -> None:
     async def main() -> None:
         print_line(f"{_describe_engine(found)}; logs and journal are in {root}")
         async with runner.run_replica(watch_plan, print_line):
-            print_line(f"the page: {watch_plan.supervisor_url}/")
+            print_line(f"web page of the supervisor: {watch_plan.supervisor_url}/")
             if watch_plan.engine is not None:
-                print_line(f"output of the engine: {watch_plan.engine.log}")
+                print_line(f"log of the engine: {watch_plan.engine.log}")
             poller = Poller(watch_plan)
             live = options.view and console.is_terminal
             shown = (
@@ -133,7 +133,9 @@ def _find_engine(options: WatchOptions) -> FoundEngine:
     if options.command:
         return endpoint.predict_engine(options.command, options.port)
     if options.target is None:
-        raise UsageError("watch: name a URL, a PID, a container or a systemd unit (NAME.service)")
+        raise UsageError(
+            "watch: specify a URL, a PID, a container or a systemd unit (NAME.service)"
+        )
     return endpoint.find_engine(options.target, options.port)
 
 
@@ -171,7 +173,7 @@ async def _wait_until_end(
             print_line(f"process {options.target} has ended")
             return
         if not told:
-            print_line(f"{options.target} has ended; waiting for it to start again")
+            print_line(f"{options.target} has ended; waiting until it runs again")
             told = True
         try:
             again = await asyncio.to_thread(endpoint.find_engine, options.target, options.port)

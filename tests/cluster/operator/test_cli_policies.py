@@ -62,7 +62,7 @@ def test_doctor_and_top_follow_a_policy_from_waiting_to_conflicting(
     assert found["policy engines waiting"]["text"].endswith(
         ": kubectl rollout restart deployment/vllm"
     )
-    assert found["may list supervisionpolicies"]["ok"] is True
+    assert found["permission to list supervisionpolicies"]["ok"] is True
     trial = "webhook for policy engines"
     found = eventually(lambda: answering(kubectl, trial), LISTED_S)
     assert found["webhook certificate"]["ok"] is True
@@ -90,7 +90,7 @@ def test_doctor_and_top_follow_a_policy_from_waiting_to_conflicting(
     found = eventually(lambda: conflicting(kubectl), LISTED_S)
     assert "policy later" in found
     assert "the older policy engines supervises" in found["webhook for policy later"]["text"]
-    assert "narrow one of the selectors" in found["policy later conflict"]["text"]
+    assert "narrow the selector of one policy" in found["policy later conflict"]["text"]
     only = doctor(kubectl, "--policy", "engines")
     assert {name for name in only if "later" in name} == set()
     kubectl("delete", "plsp", "later")
@@ -157,7 +157,9 @@ def test_an_action_on_a_workload_finds_its_supervised_pods(kubectl: Any, eventua
     for target in ("deployment/vllm", "deploy/vllm", "plsp/engines", "supervisionpolicy/engines"):
         done = plimsoll(kubectl, "restart", target, "--yes")
         assert isinstance(done.exception, RunError), done.output
-        assert str(done.exception).endswith(f"; not changed: {names[1]}"), done.exception
+        assert str(done.exception).endswith(f"; these pods were not changed: {names[1]}"), (
+            done.exception
+        )
         assert names[0] in str(done.exception)
     absent = plimsoll(kubectl, "resume", "statefulset/vllm", "--yes")
     assert str(absent.exception).startswith(

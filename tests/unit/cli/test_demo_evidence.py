@@ -121,13 +121,13 @@ def test_a_cure_gives_figures_and_nothing_is_missing() -> None:
         ),
         ({"replies": [reply(0, 1.0, end=ReplyState.BROKEN)]}, "1 streams broke"),
         ({"replies": [reply(0, 1.0, end=ReplyState.FAILED)]}, "1 requests failed"),
-        ({"texts_different": 3}, "3 texts differ"),
+        ({"texts_different": 3}, "3 replies differ"),
         ({"memory": []}, "could not be measured"),
         (
             {"memory": [*MEMORY[:30], MemorySample(START + 65, IDLE + 30 * MIB)]},
             "above the baseline",
         ),
-        ({"device": DeviceBytes(100, 101)}, "device memory is 101 bytes, but was 100"),
+        ({"device": DeviceBytes(100, 101)}, "device memory is 101 bytes after the traffic"),
     ],
 )
 def test_what_is_missing_is_said(change: dict[str, object], expected: str) -> None:

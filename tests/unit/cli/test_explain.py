@@ -418,7 +418,7 @@ def test_the_rule_that_is_missing(
     assert get_required_rule(method, path) == rule
     verb, group, resource, namespace = rule
     message = format_denied_message(method, path)
-    assert f"you may not {verb} {resource}" in message
+    assert f"you are not allowed to {verb} {resource}" in message
     head, _, body = message.partition("\n\n")
     assert ("a Role" if namespace else "a ClusterRole") in head
     wanted = {"apiGroups": [group], "resources": [resource], "verbs": [verb]}

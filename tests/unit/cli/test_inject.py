@@ -256,12 +256,12 @@ def test_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        ("apiVersion: v1\nkind: Service\n", "contains Service, but inject accepts only"),
+        ("apiVersion: v1\nkind: Service\n", "contains Service, but plimsoll inject supports only"),
         ("", "contains nothing"),
-        ("a: [", "not YAML"),
-        ("- 1\n", "document 1: is a list"),
+        ("a: [", "not valid YAML"),
+        ("- 1\n", "document 1: must be a Kubernetes object, not a list"),
         ("apiVersion: v1\n", "document 1: kind is missing"),
-        ("kind: &a {b: *a}\n", "x.yaml:1:14: the alias 'a' refers to itself"),
+        ("kind: &a {b: *a}\n", "x.yaml:1:14: the alias 'a' refers to the value that contains it"),
         (
             "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: x}\n",
             "Deployment x: spec.template.spec: left unchanged: no container runs vLLM or SGLang",
@@ -277,7 +277,7 @@ def test_what_cannot_be_injected_is_said(tmp_path: Path, content: str, expected:
     file.write_text(content)
     with pytest.raises(UsageError, match=expected):
         command.inject_into_file(file, OPTIONS, EVERYTHING)
-    with pytest.raises(UsageError, match="cannot be read"):
+    with pytest.raises(UsageError, match="cannot read the file"):
         command.inject_into_file(tmp_path / "absent", OPTIONS, EVERYTHING)
 
 
@@ -450,7 +450,7 @@ def test_one_workload_that_cannot_be_supervised_names_itself(tmp_path: Path) -> 
     assert [one["metadata"]["name"] for one in yaml.safe_load_all(text)] == [
         "w-supervisor", "w", "bad",
     ]  # fmt: skip
-    with pytest.raises(UsageError, match="no document matches --name and --selector"):
+    with pytest.raises(UsageError, match="no object in the file matches --name and --selector"):
         command.inject_into_file(file, OPTIONS, Selection(names=frozenset({"absent"})))
 
 

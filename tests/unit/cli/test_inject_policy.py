@@ -193,8 +193,8 @@ def test_a_policy_and_its_flags_exclude_each_other(tmp_path: Path) -> None:
     done = plimsoll("-f", manifest, "--policy", wrong, *FLAG)
     assert f"{wrong}: spec.memory" in str(done.exception)
     done = plimsoll("-f", manifest, "--policy", manifest, *FLAG)
-    assert "write kind: SupervisionPolicy" in str(done.exception)
-    assert "name one manifest" in str(plimsoll(*FLAG).exception)
+    assert "use a manifest of kind SupervisionPolicy" in str(done.exception)
+    assert "specify one manifest" in str(plimsoll(*FLAG).exception)
 
 
 def test_a_policys_errors_name_its_fields(tmp_path: Path) -> None:
@@ -300,7 +300,7 @@ def test_the_endpoint_picker_is_watched_on_its_http_port() -> None:
     pod = next(one for one in objects(done) if one["metadata"]["name"] == "llama-epp")
     sidecar = pod["spec"]["template"]["spec"]["initContainers"][0]
     assert [port["name"] for port in sidecar["ports"]] == ["metrics-9464", "probe"]
-    assert "--port: the supervisor uses port 9464" in str(
+    assert "--port: port 9464 is reserved for the supervisor" in str(
         plimsoll(str(EXAMPLES / "llm-d.yaml"), "--port", "9464", *FLAG).exception
     )
 

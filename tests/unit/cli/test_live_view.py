@@ -113,7 +113,7 @@ def test_a_frame_fits_and_says_what_matters(width: int) -> None:
     assert all(len(line) <= width for line in text.splitlines())
     for wanted in ("serving", "3f9c21d0:2", "Recover", "75%", "python_objects", "123 tokens/s"):
         assert wanted in text
-    assert "8 concurrent, 40 answered" in text.replace("\n", " ")
+    assert "8 concurrent streams: 40 answered" in text.replace("\n", " ")
     assert "WorkerRestart Succeeded" in text
     assert "Resolved (WorkerRestart)" in text
 
@@ -138,7 +138,7 @@ def test_plain_text_is_ascii_only() -> None:
 def test_nothing_known_is_a_frame_too(width: int) -> None:
     text = draw(Screen("leaky", POLICY), width)
 
-    assert "the supervisor has not answered yet" in text
+    assert "waiting for the first answer of the supervisor" in text
     assert "the engine does not answer" not in text, "nobody has asked it"
 
 

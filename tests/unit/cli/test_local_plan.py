@@ -154,9 +154,12 @@ def test_a_model_of_the_hub_is_downloaded_only_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("one", "expected"),
     [
-        (service(model={"uri": "pvc://weights/qwen"}), "pvc://weights/qwen needs a cluster"),
+        (
+            service(model={"uri": "pvc://weights/qwen"}),
+            "pvc://weights/qwen can only be used",
+        ),
         (service(model={"uri": "file:///nowhere/at/all"}), "/nowhere/at/all is not a directory"),
-        (annotated("huge"), "'huge' is not supported: set tiny"),
+        (annotated("huge"), "'huge' is not supported: set the value to tiny"),
     ],
 )
 def test_a_model_that_is_not_here_is_named(one: InferenceService, expected: str) -> None:

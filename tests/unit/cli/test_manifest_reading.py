@@ -72,10 +72,10 @@ def test_the_examples_are_good(name: str) -> None:
         ("    uri: file:///models/tiny", "    {}", "spec.model.uri: is required: add it"),
         ("name: tiny", "name: Tiny_1", "metadata.name: 'Tiny_1' must be"),
         ("kind: InferenceService", "kind: Deployment", "kind: 'Deployment' is not supported"),
-        ("v1alpha1", "v1", "apiVersion: 'plimsoll.dev/v1' is not supported: write"),
-        ("kind: InferenceService\n", "", "kind: None is not supported here"),
-        ("  model:", "  model: {}\n  model:", "model appears twice: remove one"),
-        ("spec:", "spec: [", ":6:8: not YAML"),
+        ("v1alpha1", "v1", "apiVersion: 'plimsoll.dev/v1' is not supported: use"),
+        ("kind: InferenceService\n", "", "kind: None is not supported by this command"),
+        ("  model:", "  model: {}\n  model:", "contains the key model twice: remove one"),
+        ("spec:", "spec: [", ":6:8: the document is not valid YAML"),
         ("file:///models", "file:///a/../b", "model.uri must be"),
     ],
 )
@@ -86,8 +86,8 @@ def test_a_field_that_cannot_be_used_is_named(
 
     message = message_for(tmp_path, GOOD.replace(old, new, 1))
 
-    if "not YAML" in expected:
-        assert "not YAML" in message
+    if "not valid YAML" in expected:
+        assert "not valid YAML" in message
         assert message.startswith("FILE:")
     else:
         assert expected in message
@@ -108,9 +108,9 @@ def test_each_problem_has_a_line_of_its_own(tmp_path: Path) -> None:
         (GOOD + "---\n" + GOOD, "contains 2 documents"),
         ("- a\n- b\n", "contains no object"),
         (b"\xff\xfe\x00", "not UTF-8"),
-        ("a: &a [*a]\nb: !!python/object/apply:os.system [id]\n", "refers to itself"),
-        ("a: b: c", "not YAML"),
-        ("[" * 5000, "not YAML|nested in more than"),
+        ("a: &a [*a]\nb: !!python/object/apply:os.system [id]\n", "the value that contains it"),
+        ("a: b: c", "not valid YAML"),
+        ("[" * 5000, "not valid YAML|nested in more than"),
     ],
 )
 def test_a_file_that_is_no_manifest_is_refused(
@@ -122,7 +122,7 @@ def test_a_file_that_is_no_manifest_is_refused(
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"absent\.yaml: cannot be read: No such file"):
+    with pytest.raises(UsageError, match=r"absent\.yaml: cannot read the file: No such file"):
         manifest.read_service(tmp_path / "absent.yaml")
     with pytest.raises(UsageError, match="Is a directory"):
         manifest.read_service(tmp_path)

@@ -29,7 +29,7 @@ def test_questions_are_asked_only_for_what_no_flag_says() -> None:
     assert spec.supervision.mode.value == "Recover"
     assert spec.engine.args == ["--device=cpu", "--dtype=float32"]
     assert spec.memory.device is None
-    with pytest.raises(UsageError, match="replicas: 'two' is not a number"):
+    with pytest.raises(UsageError, match="replicas: 'two' is not an integer"):
         starter.ask_missing({"replicas": "two"}, ask)
 
 

@@ -79,10 +79,10 @@ def test_an_option_that_cannot_be_used_is_named(
         ("http://no-such-host.invalid:8000", UsageError, "is not an address of this machine"),
         ("ftp://127.0.0.1:21", UsageError, "write the URL as http://HOST:PORT"),
         ("http://127.0.0.1:70000", UsageError, "write the URL as http://HOST:PORT"),
-        ("127.0.0.1:FREE", RunError, "no server answers: start the engine first"),
+        ("127.0.0.1:FREE", RunError, "no server answers at this address: start the engine first"),
         (str(2**22 + 1), UsageError, "does not exist"),
-        ("OWN", UsageError, "runs plimsoll itself"),
-        ("no-such.service", RunError, "systemd runs no unit with this name"),
+        ("OWN", UsageError, "an ancestor of plimsoll itself"),
+        ("no-such.service", RunError, "no systemd unit with this name is running"),
         ("no such container", UsageError, "not a URL, a PID, a systemd unit"),
     ],
 )

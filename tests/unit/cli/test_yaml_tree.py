@@ -54,13 +54,13 @@ def test_the_documents_are_the_file(text: str) -> None:
             "nested",
         ),
         ("[" * (MAX_NESTING_LEVELS + 1) + "]" * (MAX_NESTING_LEVELS + 1), "nested in more than"),
-        ("[" * 1_000_000, "nested in more than|not YAML"),
-        ("- " * 1_000_000, "nested in more than|not YAML"),
-        ("a: &a {b: *a}", "the alias 'a' refers to itself"),
-        ("a: *b", "anchor 'b' of an alias is not defined"),
+        ("[" * 1_000_000, "nested in more than|not valid YAML"),
+        ("- " * 1_000_000, "nested in more than|not valid YAML"),
+        ("a: &a {b: *a}", "the alias 'a' refers to the value that contains it"),
+        ("a: *b", "anchor 'b', which is not defined"),
         ("a: " + "1" * (MAX_DOCUMENT_BYTES + 1), "larger than 3 MiB"),
         ("#" * (MAX_FILE_BYTES + 1), "larger than 16 MiB"),
-        ("a: .inf", "not a number in JSON"),
+        ("a: .inf", "cannot be written as a number in JSON"),
         ("a: <<\n<<: [1]", "<< needs a mapping"),
         ("[a]: b", "a key must be a string or a number"),
         ("--- a\n", "move the text after --- to its own line"),
@@ -97,5 +97,5 @@ def test_a_key_that_stands_twice_is_refused_where_that_is_asked_for() -> None:
     root = document.parse_root()
     assert root is not None
     assert root.read_value() == {"a": 2}
-    with pytest.raises(YamlError, match="a appears twice: remove one"):
+    with pytest.raises(YamlError, match="contains the key a twice: remove one"):
         root.read_value(strict=True)

@@ -16,7 +16,7 @@ UPGRADE = "Handshake status {} -+-+- {{'content-length': '{}'}} -+-+- b'{}'"
 @pytest.mark.parametrize(
     ("status", "length", "body", "told"),
     [
-        ("403 Forbidden", 404, "no", "you may not create pods/exec in namespace ns"),
+        ("403 Forbidden", 404, "no", "you are not allowed to create pods/exec in namespace ns"),
         ("404 Not Found", 403, "pods not found", "pod vllm-0 does not exist"),
         # Lengths, dates and names of pods are numbers, too.
         ("400 Bad Request", 403, "pod vllm-0 does not have a host assigned", "no.* a host"),
@@ -28,11 +28,11 @@ def test_the_status_of_the_upgrade_decides(status: str, length: int, body: str, 
     failure = ApiException(status=0, reason=UPGRADE.format(status, length, body))
     text = format_exec_error(failure, PATH, "vllm-0", "supervisor", "https://cluster")
     assert re.search(told, text), text
-    assert ("you may not" in text) is status.startswith("403")
+    assert ("you are not allowed to" in text) is status.startswith("403")
 
 
 def test_a_status_of_its_own_counts_without_an_upgrade() -> None:
     failure = ApiException(status=403, reason="Forbidden")
-    assert "you may not" in format_exec_error(
+    assert "you are not allowed to" in format_exec_error(
         failure, PATH, "vllm-0", "supervisor", "https://cluster"
     )

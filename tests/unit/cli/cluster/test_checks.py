@@ -30,10 +30,10 @@ DAY = datetime.timedelta(days=1)
 @pytest.mark.parametrize(
     ("minor", "ok", "told"),
     [
-        (MIN_KUBERNETES_MINOR - 1, False, "Plimsoll needs at least 1."),
+        (MIN_KUBERNETES_MINOR - 1, False, "Plimsoll needs Kubernetes 1."),
         (MIN_KUBERNETES_MINOR, True, "Kubernetes v1."),
         (MAX_TESTED_KUBERNETES_MINOR, True, "Kubernetes v1."),
-        (MAX_TESTED_KUBERNETES_MINOR + 1, True, "the newest tested release is"),
+        (MAX_TESTED_KUBERNETES_MINOR + 1, True, "the newest release that Plimsoll"),
     ],
 )
 def test_a_cluster_outside_of_the_tested_range_is_named(minor: int, ok: bool, told: str) -> None:
@@ -54,7 +54,7 @@ def test_unreadable_shared_memory_is_unknown_with_its_reason() -> None:
 def test_shared_memory_that_is_known_or_not_watched() -> None:
     seen = ActionAnswer(shared_orphan=2 << 20)
     assert list(check_shared_memory("qwen-0", seen)) == [
-        Check("qwen-0 /dev/shm", True, "no process uses 2.0 MiB")
+        Check("qwen-0 /dev/shm", True, "2.0 MiB in /dev/shm belong to no running process")
     ]
     assert list(check_shared_memory("qwen-0", ActionAnswer())) == [], "the pod has no volume there"
 
@@ -62,17 +62,17 @@ def test_shared_memory_that_is_known_or_not_watched() -> None:
 def test_why_a_pod_is_out_of_service() -> None:
     assert format_out_of_service("a", ActionAnswer()) == ""
     text = format_out_of_service("a", ActionAnswer(out_of_service={"manual": 840.0}))
-    assert text == "out of service: a person drained it (until plimsoll resume a); "
+    assert text == "out of service: drained by a person (until you run plimsoll resume a); "
     text = format_out_of_service("a", ActionAnswer(out_of_service={"restart": 60.0, "later": 1.0}))
-    assert text == "out of service: its engine restarts (at most 1 min more); "
+    assert text == "out of service: the engine is restarting (for at most 1 min more); "
 
 
 @pytest.mark.parametrize(
     ("later", "ok", "text"),
     [
-        (DAY, True, "issued 1 days ago, expires 2026-04-01"),
-        (75 * DAY, False, "in 15 days: the renewal is overdue"),
-        (90 * DAY, False, "expired, so new pods get no supervisor"),
+        (DAY, True, "issued 1 days ago, expires on 2026-04-01"),
+        (75 * DAY, False, "in 15 days: its renewal is overdue"),
+        (90 * DAY, False, "the certificate has expired, so that new pods get no supervisor"),
     ],
 )
 def test_a_certificate_that_was_not_renewed_is_an_error(
