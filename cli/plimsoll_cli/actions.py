@@ -12,7 +12,7 @@ from plimsoll_api.names import compute_action_limit_s
 from plimsoll_cli.errors import RunError, UsageError
 from plimsoll_cli.output import show_spinner
 
-Confirm = Callable[[str], bool]
+AskConfirmation = Callable[[str], bool]
 """Function that asks a person a question and returns whether the answer is yes."""
 CallSupervisor = Callable[[list[str], float], tuple[int, str, str]]
 """Function that runs the supervisor's ``ask`` program in a replica. It takes the arguments and a
@@ -32,43 +32,51 @@ EXEC_START_MARGIN_S = 30.0
 
 
 def run_action(
-    call: CallSupervisor, action: str, pod: str, yes: bool, deadline_s: float, confirm: Confirm,
+    call_supervisor: CallSupervisor,
+    action: str,
+    pod: str,
+    skip_confirmation: bool,
+    deadline_s: float,
+    ask_confirmation: AskConfirmation,
     whole_service: bool = False,
-) -> ActionAnswer:  # fmt: skip
+) -> ActionAnswer:
     """Run an action through a replica's supervisor, and return the supervisor's answer.
 
-    Unless ``yes`` is True, ask for confirmation. The supervisor refuses the action if the engine's
-    epoch has changed since then.
+    Unless ``skip_confirmation``, ask a person first. The supervisor refuses the action if the
+    engine's epoch has changed since then.
 
     Raises RunError if the supervisor refuses the action or does not answer, and UsageError if there
     is no terminal to ask for confirmation.
     """
     epoch = CURRENT_EPOCH
-    if not yes:
-        current = get_status(call, pod)
+    if not skip_confirmation:
+        current = get_status(call_supervisor, pod)
         if current.epoch is None:
             raise RunError(f"{pod}: {current.message}")
         epoch = current.epoch
-        effect = describe_effect(action, current)
+        effect = describe_action_effect(action, current)
         question = f"Run {action} on pod {pod} (epoch {epoch}, {current.state})? This {effect}."
         if not sys.stdin.isatty():
             raise UsageError(
                 f"{question}\nCannot ask for confirmation without a terminal: to confirm, add --yes"
             )
-        if not confirm(question):
+        if not ask_confirmation(question):
             raise RunError(f"{action} {pod}: canceled; nothing was changed")
     arguments = [action, f"--expected-epoch={epoch}", f"--deadline={deadline_s}"]
     arguments += ["--service"] if whole_service else []
     with show_spinner(f"{action} {pod}"):
-        answer = _call_supervisor(
-            call, pod, arguments, compute_action_limit_s(deadline_s) + EXEC_START_MARGIN_S
+        answer = _request_answer(
+            call_supervisor,
+            pod,
+            arguments,
+            compute_action_limit_s(deadline_s) + EXEC_START_MARGIN_S,
         )
     if answer.outcome != "Succeeded":
         raise RunError(f"{action} {pod}: {answer.outcome}: {answer.message}")
     return answer
 
 
-def describe_effect(action: str, current: ActionAnswer) -> str:
+def describe_action_effect(action: str, current: ActionAnswer) -> str:
     """Return the effect of the action on the replica, as the predicate of a sentence."""
     restarts_worker = (
         action == "restart" and Capability.RESTART_WORKER.value in current.capabilities
@@ -76,16 +84,16 @@ def describe_effect(action: str, current: ActionAnswer) -> str:
     return WORKER_RESTART_EFFECT if restarts_worker else ACTION_EFFECTS[action]
 
 
-def get_status(call: CallSupervisor, pod: str) -> ActionAnswer:
+def get_status(call_supervisor: CallSupervisor, pod: str) -> ActionAnswer:
     """Ask a replica's supervisor for the status, and return its answer. Raises RunError."""
     with show_spinner(f"asking {pod}"):
-        return _call_supervisor(call, pod, ["status"], STATUS_TIMEOUT_S)
+        return _request_answer(call_supervisor, pod, ["status"], STATUS_TIMEOUT_S)
 
 
-def _call_supervisor(
-    call: CallSupervisor, pod: str, arguments: list[str], limit_s: float
+def _request_answer(
+    call_supervisor: CallSupervisor, pod: str, arguments: list[str], timeout_s: float
 ) -> ActionAnswer:
-    code, out, error = call(arguments, limit_s)
+    code, out, error = call_supervisor(arguments, timeout_s)
     try:
         return decode(out.strip().splitlines()[-1].encode(), ActionAnswer)
     except (IndexError, MalformedError):

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 
 from plimsoll_cli.errors import RunError
-from plimsoll_cli.figures import find_percentile
+from plimsoll_cli.figures import compute_percentile
 
 REQUEST_TIMEOUT_S = 600.0
 PROMPT = "Write a short story about a ship that carries more than its mark allows. "
@@ -129,6 +129,6 @@ def summarize_timings(
         "output_tok_s": sum(tokens) / duration_s if tokens else None,
     }
     for name, series in (("ttft", ttft), ("itl", gaps), ("latency", whole)):
-        for share in (0.5, 0.9, 0.99):
-            values[f"{name}_p{share * 100:.0f}_s"] = find_percentile(series, share)
+        for fraction in (0.5, 0.9, 0.99):
+            values[f"{name}_p{fraction * 100:.0f}_s"] = compute_percentile(series, fraction)
     return values

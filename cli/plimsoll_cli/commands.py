@@ -79,11 +79,13 @@ def incidents(
                 return listing.list_incidents(cluster, target, update)
 
     if watch:
-        listing.print_changes(read, wanted, output)
+        listing.watch_incidents(read, wanted, output)
         return
     found = read()
-    shown = listing.select_newest(found, wanted, limit)
-    listing.print_list(shown, output, len(listing.select_newest(found, wanted, None)) - len(shown))
+    shown = listing.select_newest_incidents(found, wanted, limit)
+    listing.print_incidents(
+        shown, output, len(listing.select_newest_incidents(found, wanted, None)) - len(shown)
+    )
 
 
 def explain(
@@ -239,13 +241,13 @@ ACTIONS = {
 """Help text of each action, and its additional options."""
 
 
-def _make_command(action: str, options_of_action: tuple[inspect.Parameter, ...]) -> Any:
+def _make_command(action: str, action_options: tuple[inspect.Parameter, ...]) -> Any:
     """Return a typer command for ``action``, whose signature defines its options."""
 
     def command(**arguments: Any) -> None:
         _run_action(action, **arguments)
 
-    parameters = (*COMMON_PARAMETERS, *options_of_action)
+    parameters = (*COMMON_PARAMETERS, *action_options)
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {one.name: one.annotation for one in parameters}
     return command
@@ -278,8 +280,8 @@ def _run_action(
         )
         return
     from plimsoll_cli.cluster.actions import (
-        check_not_last_ready_pod,
         make_supervisor_caller,
+        refuse_last_ready_pod,
         run_action_on_pods,
     )
     from plimsoll_cli.targets import parse_target
@@ -292,7 +294,7 @@ def _run_action(
         return
     pod = found.name
     if action == "drain" and not force:
-        check_not_last_ready_pod(cluster, pod)
+        refuse_last_ready_pod(cluster, pod)
     print_answer(
         pod,
         run_action(
@@ -305,5 +307,5 @@ def add_commands(app: typer.Typer) -> None:
     """Add the commands of this module to ``app``."""
     for command in (top, incidents, explain, doctor, verdict):
         app.command()(command)
-    for action, (text, options_of_action) in ACTIONS.items():
-        app.command(action, help=text)(_make_command(action, options_of_action))
+    for action, (text, action_options) in ACTIONS.items():
+        app.command(action, help=text)(_make_command(action, action_options))

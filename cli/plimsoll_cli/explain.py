@@ -148,7 +148,7 @@ def choose_next_step(incident: IncidentView) -> str:
     )
 
 
-def format_lines(incident: IncidentView, width: int, plain: bool = False) -> Iterator[Text]:
+def format_lines(incident: IncidentView, width: int, ascii_only: bool = False) -> Iterator[Text]:
     """Yield the lines of the story.
 
     Charts and steps fit into ``width`` columns; sentences may be longer.
@@ -164,8 +164,8 @@ def format_lines(incident: IncidentView, width: int, plain: bool = False) -> Ite
         lasted = f", ended {incident.status.ended_at} after {span}"
     yield Text(f"Opened {spec.opened_at}{lasted}.")
     yield from _format_evidence(story)
-    yield from _format_chart(story, width, plain)
-    yield from _format_actions(story, width, plain)
+    yield from _format_chart(story, width, ascii_only)
+    yield from _format_actions(story, width, ascii_only)
     if story.returned_bytes is not None:
         yield Text(f"\nFreed: {format_bytes(story.returned_bytes)}.", style="bold")
     if story.message:
@@ -190,9 +190,9 @@ def _format_owner(incident: IncidentView) -> str:
     return f"{workload.kind} {space}{workload.name}{group} ({policy})"
 
 
-def print_story(incident: IncidentView, console: Console, plain: bool) -> None:
+def print_story(incident: IncidentView, console: Console, ascii_only: bool) -> None:
     """Print the story of an incident."""
-    for line in format_lines(incident, console.width, plain):
+    for line in format_lines(incident, console.width, ascii_only):
         console.print(line, soft_wrap=True)
 
 
@@ -209,12 +209,12 @@ def _format_evidence(story: Story) -> Iterator[Text]:
         yield Text(f"Evidence: {sentence}")
 
 
-def _format_chart(story: Story, width: int, plain: bool) -> Iterator[Text]:
+def _format_chart(story: Story, width: int, ascii_only: bool) -> Iterator[Text]:
     points = story.memory
     if len(points) < 2:
         return
     drawn = draw_area_chart(
-        points, max(8, min(MAX_WIDTH, width - LABEL_WIDTH - 4)), CHART_HEIGHT, plain
+        points, max(8, min(MAX_WIDTH, width - LABEL_WIDTH - 4)), CHART_HEIGHT, ascii_only
     )
     if not drawn:
         return
@@ -222,18 +222,18 @@ def _format_chart(story: Story, width: int, plain: bool) -> Iterator[Text]:
     labels = {0: format_bytes(max(sizes)), CHART_HEIGHT - 1: format_bytes(min(sizes))}
     yield Text("\nMemory of the replica, from step to step:")
     for row, line in enumerate(drawn):
-        edge = "|" if plain else "│"
+        edge = "|" if ascii_only else "│"
         yield Text.assemble((f"{labels.get(row, ''):>{LABEL_WIDTH}} {edge}", "dim"), (line, "cyan"))
     ends = f"+{format_span(points[0][0])}", f"+{format_span(points[-1][0])}"
     gap = max(1, len(max(drawn, key=len)) - len(ends[0]) - len(ends[1]))
     yield Text(f"{'':>{LABEL_WIDTH}}  {ends[0]}{' ' * gap}{ends[1]}", style="dim")
 
 
-def _format_actions(story: Story, width: int, plain: bool) -> Iterator[Text]:
+def _format_actions(story: Story, width: int, ascii_only: bool) -> Iterator[Text]:
     if not story.steps:
         yield Text("\nNo action has been tried yet.")
         return
     yield Text("\nWhat was tried:", style="bold")
     for step in story.steps:
         start = f"+{format_span(step.at - story.opened_at):<7} {step.name:<14} "
-        yield truncate(format_step(start, step, width=10), width, plain)
+        yield truncate(format_step(start, step, width=10), width, ascii_only)

@@ -60,13 +60,13 @@ def make_result(
     }
 
 
-def find_percentile(values: Sequence[float], share: float) -> float | None:
-    """Return a percentile by nearest rank; None without values. A ``share`` of .99 means p99."""
+def compute_percentile(values: Sequence[float], fraction: float) -> float | None:
+    """Return a percentile by nearest rank; None without values. A ``fraction`` of .99 means p99."""
     if not values:
         return None
     ordered = sorted(values)
     return ordered[
-        min(len(ordered) - 1, max(0, -(-round(share * 1e6) * len(ordered) // 10**6) - 1))
+        min(len(ordered) - 1, max(0, -(-round(fraction * 1e6) * len(ordered) // 10**6) - 1))
     ]
 
 

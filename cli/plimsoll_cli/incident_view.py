@@ -91,24 +91,26 @@ STYLE_BY_STATE = {
     "Resolved": "bold green", "Unresolved": "bold red", "Suppressed": "bold magenta",
 }  # fmt: skip
 """Styles by outcome of a step, or by final phase of an incident."""
-OPEN_INCIDENT_STYLE = "bold yellow"
+OPEN_STATE_STYLE = "bold yellow"
 
 
 def format_state(story: Story) -> Text:
     """Return the incident's state as coloured text."""
-    text = Text(story.phase, style=STYLE_BY_STATE.get(story.phase, OPEN_INCIDENT_STYLE))
+    text = Text(story.phase, style=STYLE_BY_STATE.get(story.phase, OPEN_STATE_STYLE))
     return text.append(story.state.removeprefix(story.phase), style="default")
 
 
-def truncate(line: Text, width: int, plain: bool) -> Text:
-    """Return ``line`` cut to ``width`` columns. If ``plain``, the mark of the cut is in ASCII."""
+def truncate(line: Text, width: int, ascii_only: bool) -> Text:
+    """Return ``line`` cut to ``width`` columns; if ``ascii_only``, with an ellipsis in ASCII."""
     if line.cell_len > width:
-        line.truncate(width - 3 if plain else width, overflow="crop" if plain else "ellipsis")
-        line.append("..." if plain else "")
+        line.truncate(
+            width - 3 if ascii_only else width, overflow="crop" if ascii_only else "ellipsis"
+        )
+        line.append("..." if ascii_only else "")
     return line
 
 
-def format_incident(story: Story, width: int, plain: bool = False) -> list[Text]:
+def format_incident(story: Story, width: int, ascii_only: bool = False) -> list[Text]:
     """Return the headline and the newest steps as lines of at most ``width`` columns."""
     head = Text.assemble(
         f"{format_clock_time(story.opened_at)} ", (story.name, "bold"), " ", format_state(story),
@@ -118,7 +120,7 @@ def format_incident(story: Story, width: int, plain: bool = False) -> list[Text]
         format_step(f"{format_clock_time(step.at)} {step.name} ", step)
         for step in story.steps[-MAX_SHOWN_STEPS:]
     )
-    return [truncate(line, width, plain) for line in (head, *steps)]
+    return [truncate(line, width, ascii_only) for line in (head, *steps)]
 
 
 def format_step(start: str, step: StoryStep, width: int = 0) -> Text:

@@ -20,7 +20,7 @@ from plimsoll_api.names import INCIDENT_PLURAL, POLICY_KIND, POLICY_LABEL, SERVI
 from plimsoll_api.units import format_bytes
 from plimsoll_cli.errors import RunError, UsageError
 from plimsoll_cli.incident_view import (
-    OPEN_INCIDENT_STYLE,
+    OPEN_STATE_STYLE,
     STYLE_BY_STATE,
     IncidentView,
     UnreadableError,
@@ -36,7 +36,7 @@ from plimsoll_cli.targets import parse_target
 if TYPE_CHECKING:
     from plimsoll_cli.cluster.client import Cluster
 
-STATE_DIR = "state"
+STATE_DIR_NAME = "state"
 MIN_TERMINAL_WIDTHS = {"OPENED": 90, "TARGET": 110, "OUTCOME": 75, "RETURNED": 110}
 """Minimum terminal width that shows each column."""
 POLL_INTERVAL_S = 2.0
@@ -100,11 +100,11 @@ def read_local_incidents(service: str | None, run_dir: Path | None) -> list[Inci
     ``run_dir`` or ``service`` limits them to one service.
     """
     if run_dir is not None:
-        journals = [run_dir / STATE_DIR / JOURNAL_FILE]
+        journals = [run_dir / STATE_DIR_NAME / JOURNAL_FILE]
     elif service is not None:
-        journals = [folders.get_service_dir(service) / STATE_DIR / JOURNAL_FILE]
+        journals = [folders.get_service_dir(service) / STATE_DIR_NAME / JOURNAL_FILE]
     else:
-        journals = sorted(folders.get_base_dir().glob(f"*/{STATE_DIR}/{JOURNAL_FILE}"))
+        journals = sorted(folders.get_base_dir().glob(f"*/{STATE_DIR_NAME}/{JOURNAL_FILE}"))
     return [
         make_view_from_journal(incident)
         for journal in journals
@@ -174,7 +174,7 @@ def get_incident(cluster: Cluster, name: str) -> IncidentView:
         raise RunError(str(error)) from None
 
 
-def select_newest(
+def select_newest_incidents(
     incidents: Iterable[IncidentView], incident_filter: IncidentFilter, limit: int | None
 ) -> list[IncidentView]:
     """Return the newest ``limit`` incidents that pass the filter; None means all."""
@@ -183,7 +183,9 @@ def select_newest(
     return chosen[:limit]
 
 
-def print_list(incidents: Sequence[IncidentView], output: Output, omitted_count: int = 0) -> None:
+def print_incidents(
+    incidents: Sequence[IncidentView], output: Output, omitted_count: int = 0
+) -> None:
     """Print the incidents in the format ``output``.
 
     ``omitted_count`` is the number of older incidents that are not in ``incidents``.
@@ -208,22 +210,26 @@ def print_list(incidents: Sequence[IncidentView], output: Output, omitted_count:
         out.print(f"{omitted_count} older incidents are not shown: increase --limit to show them")
 
 
-def print_changes(
-    read_all: Callable[[], list[IncidentView]], incident_filter: IncidentFilter, output: Output
+def watch_incidents(
+    read_incidents: Callable[[], list[IncidentView]],
+    incident_filter: IncidentFilter,
+    output: Output,
 ) -> None:
-    """Print each change of incidents until Ctrl-C. ``read_all`` is called every two seconds."""
+    """Print each change of incidents until Ctrl-C. They are read every two seconds."""
     with contextlib.suppress(KeyboardInterrupt):
-        _print_changes(read_all, incident_filter, output)
+        _print_incident_changes(read_incidents, incident_filter, output)
 
 
-def _print_changes(
-    read_all: Callable[[], list[IncidentView]], incident_filter: IncidentFilter, output: Output
+def _print_incident_changes(
+    read_incidents: Callable[[], list[IncidentView]],
+    incident_filter: IncidentFilter,
+    output: Output,
 ) -> None:
     known: dict[str, str] = {}
     out = make_console()
     while True:
         try:
-            fresh = select_newest(read_all(), incident_filter, None)
+            fresh = select_newest_incidents(read_incidents(), incident_filter, None)
         except RunError as error:
             out.print(f"{time.strftime('%H:%M:%S')}  {error}", style="red", soft_wrap=True)
             fresh = []
@@ -253,7 +259,7 @@ def make_row(incident: IncidentView, wide: bool, with_namespace: bool) -> list[C
     """Return the cells of an incident, in the order of :func:`choose_columns`."""
     spec, status, story = incident.spec, incident.status, incident.story
     returned = "" if status.returned_bytes is None else format_bytes(status.returned_bytes)
-    phase = Text(story.phase, style=STYLE_BY_STATE.get(story.phase, OPEN_INCIDENT_STYLE))
+    phase = Text(story.phase, style=STYLE_BY_STATE.get(story.phase, OPEN_STATE_STYLE))
     cells: list[Cell] = [incident.namespace] if with_namespace else []
     cells += [spec.opened_at, incident.name, format_target(incident), phase, status.outcome or ""]
     cells += [returned, story.headline]

@@ -205,7 +205,7 @@ def tune(
     """Show a service's normal growth, a leak budget to set, and its effect on each past day."""
     from plimsoll_cli.local import tuning
 
-    tuning.show_tuning(source, run_dir, limit, output)
+    tuning.print_tuning(source, run_dir, limit, output)
 
 
 commands.add_commands(app)

@@ -134,7 +134,7 @@ ASCII_BAR_CHARACTERS = "_.-=*#%@"
 def draw_sparkline(
     values: Sequence[float | None],
     width: int = 24,
-    plain: bool = False,
+    ascii_only: bool = False,
     low: float | None = None,
     high: float | None = None,
 ) -> str:
@@ -146,7 +146,7 @@ def draw_sparkline(
     known = [value for value in shown if value is not None]
     if not known:
         return ""
-    marks = ASCII_BAR_CHARACTERS if plain else BAR_CHARACTERS
+    marks = ASCII_BAR_CHARACTERS if ascii_only else BAR_CHARACTERS
     low = min(known) if low is None else min(low, *known)
     span = (max(known) if high is None else max(high, *known)) - low
     return "".join(
@@ -157,15 +157,15 @@ def draw_sparkline(
     )
 
 
-def draw_bar(share: float | None, width: int, plain: bool = False) -> str:
-    """Return a bar of which ``share`` is filled; an empty string if ``share`` is None."""
-    full, empty = ("#", ".") if plain else ("█", "░")
-    filled = round(min(max(share or 0.0, 0.0), 1.0) * width)
+def draw_bar(fraction: float | None, width: int, ascii_only: bool = False) -> str:
+    """Return a bar of which ``fraction`` is filled; an empty string if ``fraction`` is None."""
+    full, empty = ("#", ".") if ascii_only else ("█", "░")
+    filled = round(min(max(fraction or 0.0, 0.0), 1.0) * width)
     return full * filled + empty * (width - filled)
 
 
 def draw_area_chart(
-    points: Sequence[tuple[float, float]], width: int, height: int, plain: bool
+    points: Sequence[tuple[float, float]], width: int, height: int, ascii_only: bool
 ) -> list[str]:
     """Return an area chart of ``points`` as ``height`` lines, from top to bottom.
 
@@ -174,7 +174,7 @@ def draw_area_chart(
     begin, end = points[0][0], points[-1][0]
     if len(points) < 2 or end <= begin:
         return []
-    marks = ASCII_BAR_CHARACTERS if plain else BAR_CHARACTERS
+    marks = ASCII_BAR_CHARACTERS if ascii_only else BAR_CHARACTERS
     low, high = min(y for _, y in points), max(y for _, y in points)
     low -= (high - low or 1.0) / (height * len(marks))
     levels = [

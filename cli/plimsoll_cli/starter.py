@@ -15,13 +15,13 @@ from plimsoll_cli import yaml_text
 from plimsoll_cli.errors import UsageError
 from plimsoll_cli.manifest import format_field_path
 
-Ask = Callable[[str, str], str]
+AskQuestion = Callable[[str, str], str]
 """Function that asks a person for the value of a field and returns the answer. It takes the name of
 the field, as in :data:`QUESTIONS`, and its default value."""
 
 
 @dataclass(frozen=True)
-class Answers:
+class ManifestFields:
     """Fields of the new manifest. Empty fields are omitted from it."""
 
     name: str
@@ -48,7 +48,7 @@ QUESTIONS = {
 }
 
 
-def ask_missing(options: dict[str, Any], ask: Ask) -> Answers:
+def ask_missing_fields(options: dict[str, Any], ask: AskQuestion) -> ManifestFields:
     """Ask for each field that ``options`` does not set, and return all fields.
 
     Raises UsageError for an invalid number.
@@ -56,7 +56,7 @@ def ask_missing(options: dict[str, Any], ask: Ask) -> Answers:
     values = dict(options)
     for field in QUESTIONS:
         if values.get(field) is None:
-            default = Answers.__dataclass_fields__[field].default
+            default = ManifestFields.__dataclass_fields__[field].default
             shown = "" if not isinstance(default, str | int) else str(default)
             values[field] = ask(field, shown)
     for field in ("replicas", "gpus"):
@@ -66,30 +66,28 @@ def ask_missing(options: dict[str, Any], ask: Ask) -> Answers:
             raise UsageError(
                 f"{field}: {values[field]!r} is not an integer: write a number such as 2"
             ) from None
-    return Answers(**values)
+    return ManifestFields(**values)
 
 
-def format_manifest(answers: Answers) -> str:
+def format_manifest(fields: ManifestFields) -> str:
     """Return the manifest as YAML. Raises UsageError, which names the invalid field."""
-    limits: dict[str, str | int] = {"memory": answers.memory}
-    args = ["--device=cpu", "--dtype=float32"] if answers.gpus == 0 else []
-    if answers.gpus:
-        limits["nvidia.com/gpu"] = answers.gpus
-    memory: dict[str, Any] = {
-        "host": {"growthBudget": answers.host_budget, "window": answers.window}
-    }
-    if answers.gpus and answers.device_budget:
-        memory["device"] = {"growthBudget": answers.device_budget, "window": answers.window}
+    limits: dict[str, str | int] = {"memory": fields.memory}
+    args = ["--device=cpu", "--dtype=float32"] if fields.gpus == 0 else []
+    if fields.gpus:
+        limits["nvidia.com/gpu"] = fields.gpus
+    memory: dict[str, Any] = {"host": {"growthBudget": fields.host_budget, "window": fields.window}}
+    if fields.gpus and fields.device_budget:
+        memory["device"] = {"growthBudget": fields.device_budget, "window": fields.window}
     document = {
         "apiVersion": API_VERSION,
         "kind": SERVICE_KIND,
-        "metadata": {"name": answers.name},
+        "metadata": {"name": fields.name},
         "spec": {
-            "replicas": answers.replicas,
-            "model": {"uri": answers.model},
+            "replicas": fields.replicas,
+            "model": {"uri": fields.model},
             "engine": {**({"args": args} if args else {}), "resources": {"limits": limits}},
             "memory": memory,
-            "supervision": {"mode": answers.mode},
+            "supervision": {"mode": fields.mode},
         },
     }
     try:

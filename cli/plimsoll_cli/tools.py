@@ -50,7 +50,7 @@ def init(
             )
         return str(typer.prompt(starter.QUESTIONS[field], default=default or None, err=True))
 
-    typer.echo(starter.format_manifest(starter.ask_missing(given, ask)), nl=False)
+    typer.echo(starter.format_manifest(starter.ask_missing_fields(given, ask)), nl=False)
 
 
 def bench(

@@ -72,7 +72,7 @@ TAG_CHECKS: dict[str, Callable[[Any], bool]] = {
 }
 
 
-def parse_plain(text: str) -> Any:
+def parse_plain_scalar(text: str) -> Any:
     """Return the value of an unquoted scalar."""
     first = text[:1]
     if text in YAML_CONSTANTS and (not first or first in "yYnNtTfFoO~.+-"):
@@ -104,7 +104,7 @@ def _parse_float(digits: str, text: str) -> Any:
 def parse_scalar(tag: str | None, text: str, unquoted: bool) -> Any:
     """Return the value of a scalar. Raises YamlError if kubectl rejects it."""
     if tag is None:
-        return parse_plain(text) if unquoted else text
+        return parse_plain_scalar(text) if unquoted else text
     if tag == f"{TAG_PREFIX}binary":
         try:
             return base64.b64decode(text, validate=False).decode("utf-8", "replace")
@@ -112,7 +112,7 @@ def parse_scalar(tag: str | None, text: str, unquoted: bool) -> Any:
             raise YamlError("the value of !!binary is not valid base64") from None
     if tag not in TAG_CHECKS:
         return text
-    value = parse_plain(text)
+    value = parse_plain_scalar(text)
     if not TAG_CHECKS[tag](value):
         raise YamlError(f"{text[:40]!r} cannot be decoded as {tag.replace(TAG_PREFIX, '!!')}")
     return value
@@ -166,13 +166,13 @@ def _represent_string(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
         style = '"'
     elif "\n" in text:
         style = "|"
-    elif not isinstance(parse_plain(text), str):
+    elif not isinstance(parse_plain_scalar(text), str):
         style = "'"
     return dumper.represent_scalar(f"{TAG_PREFIX}str", text, style)
 
 
 _Dumper.add_representer(str, _represent_string)
-UNLIMITED_WIDTH = 1 << 30
+MAX_LINE_CHARS = 1 << 30
 
 
 def dump(document: Any, **style: Any) -> str:
@@ -187,7 +187,7 @@ def dump_all(documents: Iterable[Any], **style: Any) -> str:
         Dumper=_Dumper,
         sort_keys=False,
         allow_unicode=True,
-        width=UNLIMITED_WIDTH,
+        width=MAX_LINE_CHARS,
         **style,
     )
     return text
@@ -198,7 +198,7 @@ def dump_flow(value: Any, as_json: bool = False) -> str:
     if as_json:
         return json.dumps(value)
     text: str = yaml.dump(
-        [value], Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=UNLIMITED_WIDTH,
+        [value], Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=MAX_LINE_CHARS,
         default_flow_style=True,
     )  # fmt: skip
     return text.rstrip("\n")[1:-1]

@@ -133,11 +133,11 @@ class Node:
         raise YamlError("a key must be a string or a number")
 
 
-class _Merge:
+class _MergeKey:
     """Marker for the key ``<<``."""
 
 
-MERGE_KEY = _Merge()
+MERGE_KEY = _MergeKey()
 
 
 class _Composer:
@@ -284,11 +284,11 @@ def _mask_rejected_characters(text: str) -> str:
     return CONTROL_PATTERN.sub("x", SURROGATE_PAIR_PATTERN.sub(r"\\u0041\\u0041", text))
 
 
-def _refuse_constant(name: str) -> Any:
+def _reject_constant(name: str) -> Any:
     raise ValueError(f"{name} is not a valid number in JSON")
 
 
-_JSON_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+_JSON_DECODER = json.JSONDecoder(parse_constant=_reject_constant)
 
 
 def _parse_json(text: str) -> Any:

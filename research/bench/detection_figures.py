@@ -8,7 +8,7 @@ from bench import calibration
 from bench.calibration import Stated
 from bench.detection_score import figures
 from leaklab.cases import USUAL_PAUSE_S
-from plimsoll_cli.figures import find_percentile
+from plimsoll_cli.figures import compute_percentile
 
 
 def summary(results: list[Any], choice: dict[str, int]) -> dict[str, float | int | None]:
@@ -22,8 +22,8 @@ def summary(results: list[Any], choice: dict[str, int]) -> dict[str, float | int
         ("recorded", "slow_leak_recorded_confirm"),
     ):
         found = [v for v in growth if v.family == f"leak named {name}" and v.delay_s is not None]
-        told[f"{key}_s"] = find_percentile([v.delay_s or 0.0 for v in found], 0.95)
-        told[f"{key}_bytes"] = find_percentile([v.leaked or 0.0 for v in found], 0.95)
+        told[f"{key}_s"] = compute_percentile([v.delay_s or 0.0 for v in found], 0.95)
+        told[f"{key}_bytes"] = compute_percentile([v.leaked or 0.0 for v in found], 0.95)
     for key, right in (
         ("trigger_top1_ratio", [v.trigger_right for v in asked]),
         ("trigger_at_confirm_ratio", [v.trigger_at_confirm for v in asked]),
@@ -32,7 +32,7 @@ def summary(results: list[Any], choice: dict[str, int]) -> dict[str, float | int
     hangs = [v for v in verdicts if v.family.startswith("stall ") and v.delay_s is not None]
     for key, silent in (("stall_detect", False), ("stall_detect_frontend", True)):
         delays = [v.delay_s or 0.0 for v in hangs if (v.family == "stall frontend") is silent]
-        told[f"{key}_s"] = find_percentile(delays, 0.95)
+        told[f"{key}_s"] = compute_percentile(delays, 0.95)
     told["stall_usual_pause_s"] = USUAL_PAUSE_S
     told |= calibration.figures(all_stated(results))
     told["stalls_missed_count"] = sum(

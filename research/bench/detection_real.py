@@ -46,7 +46,7 @@ from leaklab.recording import verdicts
 from leaklab.recording.published import Recording, recordings
 from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.supervision import Mode
-from plimsoll_cli.figures import find_percentile
+from plimsoll_cli.figures import compute_percentile
 from plimsoll_sidecar.replay import ReplayLine, replay
 
 SPENT_S = 600.0
@@ -192,10 +192,10 @@ def _delays(name: str, leaks: Sequence[Verdict]) -> dict[str, float | int | None
     delays = [verdict.delay_s for verdict in leaks if verdict.delay_s is not None]
     low, high = median_interval(delays) or (None, None)
     return {
-        f"{name}_p50_s": find_percentile(delays, 0.5),
+        f"{name}_p50_s": compute_percentile(delays, 0.5),
         f"{name}_p50_low_s": low,
         f"{name}_p50_high_s": high,
-        f"{name}_p95_s": find_percentile(delays, 0.95),
+        f"{name}_p95_s": compute_percentile(delays, 0.95),
         f"{name}_leaks_count": len(leaks),
         f"{name}_found_count": len(delays),
     }

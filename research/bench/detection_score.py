@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from plimsoll_cli.figures import find_percentile
+from plimsoll_cli.figures import compute_percentile
 
 
 @dataclass
@@ -65,8 +65,8 @@ def figures(verdicts: Sequence[Verdict], prefix: str = "") -> dict[str, float | 
         "false_events_count": false,
         "false_actions_count": sum(v.actions for v in verdicts),
         "negative_replica_hours": round(sum(v.hours for v in verdicts if not v.leak), 1),
-        "consumed_at_confirm_p50_ratio": find_percentile(consumed, 0.5),
-        "consumed_at_confirm_p95_ratio": find_percentile(consumed, 0.95),
+        "consumed_at_confirm_p50_ratio": compute_percentile(consumed, 0.5),
+        "consumed_at_confirm_p95_ratio": compute_percentile(consumed, 0.95),
         "segment_top1_ratio": sum(named) / len(named) if named else None,
     }
     return {prefix + key: value for key, value in result.items()}

@@ -32,7 +32,7 @@ async def make_models(root: Path, names: set[str]) -> dict[str, Path]:
     models = {name: root / f"model-{name}" for name in names}
     for name, folder in models.items():
         if name == "tiny":
-            await model.make_tiny_checkpoint(folder)
+            await model.generate_tiny_checkpoint(folder)
         else:
             program = [sys.executable, "-m", "plimsoll_faults.models.tiny_media", name, str(folder)]
             await asyncio.to_thread(subprocess.run, program, check=True, timeout=120)

@@ -141,7 +141,7 @@ def cpu_s(pid: int) -> float:
 
 async def observe(minutes: float, root: Path) -> list[Watched]:
     tiny = root / "tiny"
-    await model.make_tiny_checkpoint(tiny)
+    await model.generate_tiny_checkpoint(tiny)
     environ = dict(os.environ)
     watched = [
         Watched(family, replicas.plain(f"h{n}", root / f"h{n}", POLICY, environ, family))

@@ -43,7 +43,7 @@ from bench import checkpoint
 from bench.engine import Bench
 from bench.result import RESULTS, earlier, publish
 from bench.running import Engine, Stream, running, stream
-from plimsoll_cli.figures import find_percentile
+from plimsoll_cli.figures import compute_percentile
 
 PROMPT = (600, 0.9, 16, 6000)
 OUTPUT = (150, 0.7, 8, 1000)
@@ -113,7 +113,7 @@ def figures_of(answers: list[tuple[float, int, Stream]]) -> dict[str, float | in
     }
     for name, values in (("ttft", first), ("itl", waits), ("tpot", each)):
         for share in (0.5, 0.99):
-            found[f"{name}_p{share * 100:.0f}_s"] = find_percentile(values, share)
+            found[f"{name}_p{share * 100:.0f}_s"] = compute_percentile(values, share)
     return found
 
 

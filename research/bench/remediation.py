@@ -31,8 +31,8 @@ from leaklab import replicas
 from leaklab.replicas import Policy
 from plimsoll_api.incident_record import IncidentRecord, Reason
 from plimsoll_cli.demo.evidence import find_pauses, find_restarts
-from plimsoll_cli.demo.streams import ReplyState, collect_references
-from plimsoll_cli.figures import find_percentile
+from plimsoll_cli.demo.streams import ReplyState, collect_reference_texts
+from plimsoll_cli.figures import compute_percentile
 from plimsoll_cli.local import model, runner
 from plimsoll_cli.local.plan import Plan
 
@@ -61,12 +61,12 @@ async def texts(root: Path, tiny: Path) -> list[str]:
     """What each stream says when nothing disturbs it."""
     sound = replicas.engine("sound", root / "sound", tiny, POLICY, os.environ, flags=FLAGS)
     async with runner.run_replica(sound, print):
-        return await collect_references(sound.serving_url, "tiny")
+        return await collect_reference_texts(sound.serving_url, "tiny")
 
 
 async def measure(given: argparse.Namespace, root: Path, service: Any) -> dict[str, Any]:
     tiny = root / "tiny"
-    await model.make_tiny_checkpoint(tiny)
+    await model.generate_tiny_checkpoint(tiny)
     known = await texts(root, tiny)
     made = plans(root, tiny, given.leak, service)
     balancer = Balancer([Target(plan.serving_url, "tiny") for plan in made], known)
@@ -132,12 +132,12 @@ def summed_up(
             ),
             "both_restarting_count": sum(b[0] < a[1] for a, b in pairwise(everyone)),
             "streams_carried_count": len(met),
-            "pause_p50_s": find_percentile(met, 0.5),
-            "pause_p99_s": find_percentile(met, 0.99),
+            "pause_p50_s": compute_percentile(met, 0.5),
+            "pause_p99_s": compute_percentile(met, 0.99),
             "pause_max_s": max(met, default=None),
-            "restart_p50_s": find_percentile([end - begin for begin, end in everyone], 0.5),
-            "answer_p50_s": find_percentile(balancer.waits, 0.5),
-            "answer_p99_s": find_percentile(balancer.waits, 0.99),
+            "restart_p50_s": compute_percentile([end - begin for begin, end in everyone], 0.5),
+            "answer_p50_s": compute_percentile(balancer.waits, 0.5),
+            "answer_p99_s": compute_percentile(balancer.waits, 0.99),
             "unready_polls_count": balancer.unready,
             "duration_s": took,
             "incidents_in_cluster_count": len(recorded) if recorded is not None else None,

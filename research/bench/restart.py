@@ -36,7 +36,7 @@ import torch
 from bench import checkpoint
 from bench.result import RESULTS, earlier, publish
 from bench.running import Engine, Stream, running
-from plimsoll_cli.figures import find_percentile
+from plimsoll_cli.figures import compute_percentile
 
 MIB = 1 << 20
 SETTLE_S = 0.2
@@ -216,8 +216,8 @@ def main() -> None:
         first = [one["first_token_s"] for one in quiet]
         gaps = [gap for one in busy for gap in one["gaps_s"]]
         figures |= {
-            f"{kind or 'restart_'}first_token_p50_s": find_percentile(first, 0.5),
-            f"{kind or 'restart_'}first_token_p99_s": find_percentile(first, 0.99),
+            f"{kind or 'restart_'}first_token_p50_s": compute_percentile(first, 0.5),
+            f"{kind or 'restart_'}first_token_p99_s": compute_percentile(first, 0.99),
             f"{kind or 'restart_'}first_token_max_s": max(first, default=None),
             f"{kind}restarts_count": len(first),
             f"{kind}cycles_count": len(cycles),
@@ -226,9 +226,11 @@ def main() -> None:
                 cycles[0]["device_bytes"], cycles[-1]["device_bytes"]
             ),
             f"{kind}nvml_left_mib": growth_mib(before, device_bytes()),
-            f"{kind}light_stream_gap_p50_s": find_percentile([one["gap_s"] for one in quiet], 0.5),
-            f"{kind}stream_gap_p50_s": find_percentile(gaps, 0.5),
-            f"{kind}stream_gap_p99_s": find_percentile(gaps, 0.99),
+            f"{kind}light_stream_gap_p50_s": compute_percentile(
+                [one["gap_s"] for one in quiet], 0.5
+            ),
+            f"{kind}stream_gap_p50_s": compute_percentile(gaps, 0.5),
+            f"{kind}stream_gap_p99_s": compute_percentile(gaps, 0.99),
             f"{kind}carried_prefill_tokens_count": (
                 round(statistics.mean(one["prefill_tokens"] for one in busy)) if busy else None
             ),

@@ -10,7 +10,7 @@ from typing import Any
 
 from bench.detection_score import Verdict
 from leaklab.cases import Case
-from plimsoll_cli.figures import find_percentile
+from plimsoll_cli.figures import compute_percentile
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def score(outcomes: Sequence[Outcome]) -> Score:
     leaks = [v for v in verdicts if v.leak and not v.family.startswith("stall ")]
     stalls = [v for v in verdicts if v.family.startswith("stall ")]
     consumed = [v.consumed for v in leaks if v.delay_s is not None and v.consumed is not None]
-    middle = find_percentile(consumed, 0.5)
+    middle = compute_percentile(consumed, 0.5)
     return Score(
         sum(v.false for v in verdicts),
         sum(v.delay_s is None for v in leaks),

@@ -27,7 +27,7 @@ from leaklab.cases import WARMUP_S, negatives
 from leaklab.series import DAY, HOUR, LIMIT, MIB, Curve, Series, diurnal, saturating, steady
 from leaklab.splits import Split
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
-from plimsoll_cli.figures import find_percentile
+from plimsoll_cli.figures import compute_percentile
 from plimsoll_sidecar.detect.detector import Detector
 
 NICE = 5
@@ -206,7 +206,7 @@ def summary(found: list[Found]) -> dict[str, float | int | None]:
             times = [3600 * one.raised_h[0] for one in runs if one.raised_h]
             key = f"leak_{rate}_mib_per_hour_noise_{noise}_mib"
             told[f"{key}_missed_count"] = len(runs) - len(times)
-            told[f"{key}_raised_s"] = find_percentile(times, 0.5)
+            told[f"{key}_raised_s"] = compute_percentile(times, 0.5)
     return told
 
 

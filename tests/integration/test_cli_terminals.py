@@ -14,7 +14,7 @@ import pytest
 from docs.tools.shots import CONTROL, typed
 from plimsoll_api.incident_record import JOURNAL_FILE, Attribution, Reason, StepOutcome, StepRecord
 from plimsoll_api.incidents import IncidentKind, IncidentPhase
-from plimsoll_cli.incidents import STATE_DIR
+from plimsoll_cli.incidents import STATE_DIR_NAME
 from plimsoll_sidecar.govern.incident import Incident
 from plimsoll_sidecar.govern.state import GovernorState
 from plimsoll_sidecar.record.journal import Journal
@@ -30,7 +30,7 @@ NAME = "leaky-0000002a"
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with one incident in its journal."""
     folder = tmp_path_factory.mktemp("run")
-    (folder / STATE_DIR).mkdir()
+    (folder / STATE_DIR_NAME).mkdir()
     steps = [
         StepRecord(
             time=1000.0 + 10 * number,
@@ -50,7 +50,7 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
         timeline=steps, returned_bytes=110 * MIB,
         attribution=Attribution(segment="malloc_in_use", bytes=60 * MIB, confidence=0.9),
     )  # fmt: skip
-    journal = Journal(folder / STATE_DIR / JOURNAL_FILE)
+    journal = Journal(folder / STATE_DIR_NAME / JOURNAL_FILE)
     journal.write(GovernorState(), [incident], LastKnownEngine())
     journal.close()
     return folder

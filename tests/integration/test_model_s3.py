@@ -384,15 +384,15 @@ def test_a_local_replica_gets_its_model_from_a_bucket(
     store: Store, variables: Callable[..., None], tmp_path: Path
 ) -> None:
     service = local(f"s3://{BUCKET}/models/tiny")
-    folder, absent = model.find_checkpoint(service, tmp_path)
+    folder, absent = model.locate_checkpoint(service, tmp_path)
     said: list[str] = []
     for _ in range(2):  # whole the second time
         assert absent
-        asyncio.run(model.provide_checkpoint(service, folder, said.append))
+        asyncio.run(model.prepare_checkpoint(service, folder, said.append))
         assert files(folder) == FILES
     with pytest.raises(RunError, match=r"spec\.model\.uri: cannot download s3://weights/absent: "):
         asyncio.run(
-            model.provide_checkpoint(
+            model.prepare_checkpoint(
                 local(f"s3://{BUCKET}/absent"), tmp_path / "other", said.append
             )
         )

@@ -13,7 +13,7 @@ from kubernetes.stream import stream
 
 from plimsoll_api.action_answer import ActionAnswer
 from plimsoll_api.names import ASK_MODULE, SUPERVISOR_CONTAINER
-from plimsoll_cli.actions import CallSupervisor, Confirm, get_status, run_action
+from plimsoll_cli.actions import AskConfirmation, CallSupervisor, get_status, run_action
 from plimsoll_cli.cluster.client import Cluster, NotFoundError, Object, format_denied_message
 from plimsoll_cli.cluster.supervised import CORE_API_PATH, list_target_pods
 from plimsoll_cli.errors import RunError, UsageError
@@ -24,20 +24,20 @@ READY_TIMEOUT_S = 900.0
 """Maximum time that a restarted pod may take to become ready. Large models load for minutes."""
 POLL_PERIOD_S = 2.0
 HANDSHAKE_STATUS_PATTERN = re.compile(r"Handshake status (\d{3})\b")
-OnAnswer = Callable[[str, ActionAnswer], None]
+PrintAnswer = Callable[[str, ActionAnswer], None]
 
 
 def run_action_on_pods(
     cluster: Cluster,
     action: str,
     target: Target,
-    yes: bool,
+    skip_confirmation: bool,
     deadline_s: float,
-    confirm: Confirm,
+    ask_confirmation: AskConfirmation,
     whole_service: bool,
-    on_answer: OnAnswer,
+    print_answer: PrintAnswer,
 ) -> None:
-    """Run ``action`` on each supervised pod of ``target``, and call ``on_answer`` with each answer.
+    """Run ``action`` on each supervised pod of ``target``, and print each answer.
 
     Pods restart one after the other, each only when the one before is ready. After a failure, no
     further pod is changed.
@@ -56,12 +56,12 @@ def run_action_on_pods(
                 make_supervisor_caller(cluster, pod),
                 action,
                 pod,
-                yes,
+                skip_confirmation,
                 deadline_s,
-                confirm,
+                ask_confirmation,
                 whole_service,
             )
-            on_answer(pod, answer)
+            print_answer(pod, answer)
             if action == "restart" and at + 1 < len(pods):
                 _wait_until_restarted(cluster, pod, answer.epoch)
         except RunError as error:
@@ -75,7 +75,7 @@ def _wait_until_restarted(cluster: Cluster, pod: str, epoch: str | None) -> None
     """Wait until ``pod`` is ready and its engine has a new epoch. Raises RunError."""
     end = time.monotonic() + READY_TIMEOUT_S
     with show_spinner(f"waiting until pod {pod} is ready again"):
-        while not (_is_ready_now(cluster, pod) and _read_epoch(cluster, pod) not in (None, epoch)):
+        while not (_is_pod_ready(cluster, pod) and _read_epoch(cluster, pod) not in (None, epoch)):
             if time.monotonic() >= end:
                 raise RunError(
                     f"pod {pod} did not become ready within {READY_TIMEOUT_S / 60:.0f} min of its"
@@ -84,7 +84,7 @@ def _wait_until_restarted(cluster: Cluster, pod: str, epoch: str | None) -> None
             time.sleep(POLL_PERIOD_S)
 
 
-def _is_ready_now(cluster: Cluster, pod: str) -> bool:
+def _is_pod_ready(cluster: Cluster, pod: str) -> bool:
     try:
         return is_ready(cluster.get(_make_pod_path(cluster, pod)))
     except NotFoundError:
@@ -99,10 +99,10 @@ def _read_epoch(cluster: Cluster, pod: str) -> str | None:
         return None
 
 
-def check_not_last_ready_pod(cluster: Cluster, pod: str) -> None:
+def refuse_last_ready_pod(cluster: Cluster, pod: str) -> None:
     """Raise RunError if ``pod`` is, or may be, the last ready pod of a Service."""
     try:
-        last = _find_service_with_only_ready_pod(cluster, pod)
+        last = _find_service_with_last_ready_pod(cluster, pod)
     except NotFoundError:
         return  # the action itself reports a missing pod
     except RunError as error:
@@ -117,7 +117,7 @@ def check_not_last_ready_pod(cluster: Cluster, pod: str) -> None:
         )
 
 
-def _find_service_with_only_ready_pod(cluster: Cluster, pod: str) -> str | None:
+def _find_service_with_last_ready_pod(cluster: Cluster, pod: str) -> str | None:
     """Return the name of a Service whose only ready pod is ``pod``; None if there is none."""
     found, namespace = cluster.get(_make_pod_path(cluster, pod)), cluster.namespace or "default"
     if not is_ready(found):
@@ -150,11 +150,11 @@ def make_supervisor_caller(
 ) -> CallSupervisor:
     """Return a function that runs the supervisor's ``ask`` program in ``pod``."""
 
-    def call(arguments: list[str], limit_s: float) -> tuple[int, str, str]:
+    def run_ask(arguments: list[str], timeout_s: float) -> tuple[int, str, str]:
         command = ["python", "-m", ASK_MODULE, *arguments]
-        return run_in_container(cluster, pod, SUPERVISOR_CONTAINER, command, limit_s, namespace)
+        return run_in_container(cluster, pod, SUPERVISOR_CONTAINER, command, timeout_s, namespace)
 
-    return call
+    return run_ask
 
 
 def run_in_container(
@@ -162,12 +162,12 @@ def run_in_container(
     pod: str,
     container: str,
     command: list[str],
-    limit_s: float,
+    timeout_s: float,
     namespace: str | None = None,
 ) -> tuple[int, str, str]:
     """Run a command in a container, and return exit status, standard output and standard error.
 
-    Raises RunError if the command cannot run, or does not end within ``limit_s`` seconds.
+    Raises RunError if the command cannot run, or does not end within ``timeout_s`` seconds.
     """
     namespace = namespace or cluster.namespace or "default"
     path = f"/api/v1/namespaces/{namespace}/pods/{pod}/exec"
@@ -179,13 +179,13 @@ def run_in_container(
             command=command, stdout=True, stderr=True, stdin=False, tty=False,
             _preload_content=False,
         )  # fmt: skip
-        channel.run_forever(timeout=limit_s)
+        channel.run_forever(timeout=timeout_s)
         out, error = channel.read_stdout(), channel.read_stderr()
         if channel.is_open():
             channel.close()
             raise RunError(
                 f"pod {pod}: the command in container {container} did not finish within"
-                f" {limit_s:.0f} s"
+                f" {timeout_s:.0f} s"
             )
         status = channel.returncode
     except ApiException as failure:

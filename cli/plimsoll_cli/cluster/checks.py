@@ -62,7 +62,7 @@ class Check:
     text: str
 
 
-def get_or_list(cluster: Cluster, plural: str, name: str | None) -> list[Object]:
+def get_objects(cluster: Cluster, plural: str, name: str | None) -> list[Object]:
     """Return the object ``name`` of a Plimsoll kind; all objects if ``name`` is None.
 
     Raises RunError, also if the object does not exist.
@@ -95,7 +95,7 @@ def check_service(service: Object) -> Check:
     return Check(name, not wrong, "; ".join(wrong) or f"{ready.get('reason')}: {ready['message']}")
 
 
-def check_memory(name: str, status: Object) -> Iterator[Check]:
+def check_memory_recommendation(name: str, status: Object) -> Iterator[Check]:
     """Compare the memory request and limit with the recommendation in ``status``.
 
     Yields nothing if there is no recommendation.
@@ -123,7 +123,7 @@ def _read_conditions(item: Object) -> tuple[dict[str, Object], str]:
     return found, "the operator has not processed the current spec: check that the operator runs"
 
 
-def find_first_cause(cluster: Cluster, pod: Object) -> Cause | None:
+def find_not_ready_cause(cluster: Cluster, pod: Object) -> Cause | None:
     """Return why ``pod`` is not ready; None if no cause is known.
 
     If several containers are not ready, a cause that needs a person's action takes precedence.
@@ -168,7 +168,7 @@ def check_policy(cluster: Cluster, policy: Object) -> Iterator[Check]:
         if not is_supervised(one) and not _has_refusal(one) and not has_ended(one)
     ]
     if waiting:
-        yield Check(f"{name} waiting", False, f"recreate {_format_by_workload(waiting)}")
+        yield Check(f"{name} waiting", False, f"recreate {_format_pods_by_workload(waiting)}")
 
 
 def check_policy_status(policy: Object) -> Iterator[Check]:
@@ -195,10 +195,10 @@ def check_policy_status(policy: Object) -> Iterator[Check]:
         text = f"{conflict.get('message')}: narrow the selector of one policy"
         yield Check(f"{name} conflict", False, text)
     for one in status.get("workloads") or ():
-        yield from check_memory(f"{name} {one.get('name', 'pods')}", one)
+        yield from check_memory_recommendation(f"{name} {one.get('name', 'pods')}", one)
 
 
-def _format_by_workload(pods: Sequence[Object]) -> str:
+def _format_pods_by_workload(pods: Sequence[Object]) -> str:
     """Return the names of ``pods`` by workload, each group with the command that recreates it."""
     held = defaultdict(list)
     for pod in pods:

@@ -76,7 +76,7 @@ def run_checks(cluster: Cluster, service: str | None, policy: str | None) -> Ite
     crds = list(_check_crds(cluster))
     yield from crds
     yield from _check_permissions(cluster)
-    yield from _check_kserve(cluster)
+    yield from _warn_about_kserve(cluster)
     yield from _check_operator(cluster)
     if all(check.ok for check in crds):
         if policy is None:
@@ -150,7 +150,7 @@ def _check_permissions(cluster: Cluster) -> Iterator[Check]:
         )
 
 
-def _check_kserve(cluster: Cluster) -> Iterator[Check]:
+def _warn_about_kserve(cluster: Cluster) -> Iterator[Check]:
     """Warn if KServe is installed, because kubectl may confuse ``inferenceservices`` of both."""
     with contextlib.suppress(RunError):
         cluster.get(f"/apis/{KSERVE_API_GROUP}")
@@ -182,7 +182,7 @@ def _check_operator(cluster: Cluster) -> Iterator[Check]:
     if not ready:
         for space in sorted({str(one["metadata"]["namespace"]) for one in found}):
             for pod in cluster.list_objects(CORE_API_PATH, "pods", space, **query):
-                why = checks.find_first_cause(cluster, pod)
+                why = checks.find_not_ready_cause(cluster, pod)
                 text += f"; {pod['metadata']['name']}: {why.message}" if why else ""
     yield Check("operator", ready > 0, text)
     yield from checks.check_secret(cluster, found)
@@ -190,17 +190,17 @@ def _check_operator(cluster: Cluster) -> Iterator[Check]:
 
 def _check_services(cluster: Cluster, service: str | None) -> Iterator[Check]:
     try:
-        for one in checks.get_or_list(cluster, SERVICES, service):
+        for one in checks.get_objects(cluster, SERVICES, service):
             yield checks.check_service(one)
             name = f"service {one['metadata']['name']}"
-            yield from checks.check_memory(name, one.get("status") or {})
+            yield from checks.check_memory_recommendation(name, one.get("status") or {})
     except RunError as error:
         yield Check(f"service {service or ''}".strip(), False, str(error).splitlines()[0])
 
 
 def _check_policies(cluster: Cluster, name: str | None) -> Iterator[Check]:
     try:
-        found = checks.get_or_list(cluster, POLICIES, name)
+        found = checks.get_objects(cluster, POLICIES, name)
     except RunError as error:
         yield Check(f"policy {name or ''}".strip(), False, str(error).splitlines()[0])
         return
@@ -226,7 +226,7 @@ def _check_replicas(cluster: Cluster, service: str | None, policy: str | None) -
         name = str(pod["metadata"]["name"])
         if has_ended(pod):
             continue
-        trouble = _find_supervisor_problem(cluster, pod)
+        trouble = _describe_supervisor_problem(cluster, pod)
         if trouble is not None:
             yield Check(name, False, trouble)
             continue
@@ -243,7 +243,7 @@ def _check_replicas(cluster: Cluster, service: str | None, policy: str | None) -
             yield Check(
                 name,
                 bool(seen.host_memory),
-                format_out_of_service(name, seen) + _format_observation(seen),
+                format_out_of_service_reasons(name, seen) + _format_observation(seen),
             )
             if "metrics" in seen.unseen:
                 yield Check(f"{name} metrics", False, seen.unseen["metrics"])
@@ -261,7 +261,7 @@ def _check_replicas(cluster: Cluster, service: str | None, policy: str | None) -
             yield Check(f"{named} drained", False, text)
 
 
-def format_out_of_service(pod: str, answer: ActionAnswer) -> str:
+def format_out_of_service_reasons(pod: str, answer: ActionAnswer) -> str:
     """Return why the supervisor keeps its pod unready; empty if it does not."""
     if not answer.out_of_service:
         return ""
@@ -306,14 +306,14 @@ def check_shared_memory(name: str, answer: ActionAnswer) -> Iterator[Check]:
         yield Check(f"{name} /dev/shm", True, f"{size} in /dev/shm belong to no running process")
 
 
-def _find_supervisor_problem(cluster: Cluster, pod: Object) -> str | None:
+def _describe_supervisor_problem(cluster: Cluster, pod: Object) -> str | None:
     """Return why the supervisor of ``pod`` cannot observe its engine; None if it can."""
     if not is_supervised(pod):
         return "the pod has no supervisor: add one with a SupervisionPolicy or plimsoll inject"
     if not pod["spec"].get("shareProcessNamespace"):
         return "the supervisor cannot see the engine's processes: set shareProcessNamespace: true"
     phase = (pod.get("status") or {}).get("phase")
-    why = checks.find_first_cause(cluster, pod)
+    why = checks.find_not_ready_cause(cluster, pod)
     if phase != "Running":
         return f"the pod is {phase}" + (f": {why.message}" if why else "")
     return why.message if why is not None and why.blocking else None

@@ -70,12 +70,12 @@ def list_target_pods(cluster: Cluster, target: Target) -> list[str]:
     Raises RunError if ``target`` does not exist or has no supervised pods.
     """
     if target.kind == POLICY_KIND:
-        policy = _get_existing(cluster, POLICY_PLURAL, target)
+        policy = _get_required_object(cluster, POLICY_PLURAL, target)
         pods = [
             one for one in list_policy_pods(cluster, policy) if is_supervised_by(one, target.name)
         ]
     elif target.kind == SERVICE_KIND:
-        _get_existing(cluster, SERVICE_PLURAL, target)
+        _get_required_object(cluster, SERVICE_PLURAL, target)
         label = f"{SERVICE_LABEL}={target.name}"
         pods = [
             one
@@ -97,7 +97,7 @@ def list_target_pods(cluster: Cluster, target: Target) -> list[str]:
     return names
 
 
-def _get_existing(cluster: Cluster, plural: str, target: Target) -> Object:
+def _get_required_object(cluster: Cluster, plural: str, target: Target) -> Object:
     found = cluster.get_custom_object(plural, target.name)
     if found is None:
         raise RunError(

@@ -15,9 +15,9 @@ from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.supervision import Action, Mode
 from plimsoll_cli import manifest, stopping
 from plimsoll_cli.demo import story
-from plimsoll_cli.demo.evidence import Observations, compute_figures, find_problems
+from plimsoll_cli.demo.evidence import Observations, compute_results, find_failures
 from plimsoll_cli.demo.scene import DemoRun
-from plimsoll_cli.demo.streams import collect_references
+from plimsoll_cli.demo.streams import collect_reference_texts
 from plimsoll_cli.errors import RunError, UsageError
 from plimsoll_cli.local import model, runner
 from plimsoll_cli.local.plan import Plan
@@ -57,15 +57,15 @@ def run_demo(out: Path, streams: int, file: Path | None, device: str, view: bool
 
         async def main() -> None:
             deadline = asyncio.get_running_loop().time() + TRAFFIC_DEADLINE_S
-            folder, absent = model.find_checkpoint(service, work)
+            folder, absent = model.locate_checkpoint(service, work)
             if absent:
                 print_line("generating the tiny checkpoint")
-                await model.make_tiny_checkpoint(folder)
+                await model.generate_tiny_checkpoint(folder)
             leaky = set_model(service, folder)
             print_line("running the same prompts without the leak, for reference texts")
             clean = await runner.prepare_plan(remove_fault(leaky), work / "clean", print_line)
             async with runner.run_replica(clean, print_line):
-                texts = await collect_references(clean.serving_url, leaky.served_name)
+                texts = await collect_reference_texts(clean.serving_url, leaky.served_name)
             print_line(f"running the leaky service with {streams} streams")
             plan = await runner.prepare_plan(leaky, work / LEAKY_RUN_FOLDER, print_line)
             scene = DemoRun(leaky, plan, texts, streams)
@@ -92,8 +92,8 @@ def _write_report(
     """Write the report and print the story. Raises RunError if the demo failed."""
     host = plan.config.memory.host
     budget = host.growth_bytes if host else None
-    values = compute_figures(replace(observations, budget_bytes=budget))
-    problems = [*problems, *find_problems(values)]
+    values = compute_results(replace(observations, budget_bytes=budget))
+    problems = [*problems, *find_failures(values)]
     command = ["plimsoll", *sys.argv[1:]]
     try:
         text = story.write_report(

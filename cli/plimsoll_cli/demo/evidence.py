@@ -15,7 +15,7 @@ from plimsoll_api.incident_record import IncidentRecord, Reason, StepOutcome
 from plimsoll_api.incidents import IncidentPhase
 from plimsoll_api.trace import Sample
 from plimsoll_cli.demo.streams import Reply, ReplyState
-from plimsoll_cli.figures import find_percentile
+from plimsoll_cli.figures import compute_percentile
 from plimsoll_cli.local import traces
 
 MAX_REMAINING_GROWTH_SHARE = 0.1
@@ -130,7 +130,7 @@ def compute_idle_bytes(memory: Sequence[MemorySample], begin: float, end: float)
     return round(median(sizes)) if sizes else None
 
 
-def compute_figures(observed: Observations) -> dict[str, float | int | None]:
+def compute_results(observed: Observations) -> dict[str, float | int | None]:
     """Return the results of the demo by name. Unknown results are None.
 
     Each name ends with the unit.
@@ -150,8 +150,8 @@ def compute_figures(observed: Observations) -> dict[str, float | int | None]:
         "requests_failed_count": sum(reply.end is ReplyState.FAILED for reply in observed.replies),
         "texts_different_count": observed.texts_different,
         "streams_carried_count": len(met),
-        "pause_p50_s": find_percentile(met, 0.5),
-        "pause_p99_s": find_percentile(met, 0.99),
+        "pause_p50_s": compute_percentile(met, 0.5),
+        "pause_p99_s": compute_percentile(met, 0.99),
         "memory_baseline_bytes": compute_idle_bytes(
             observed.memory, times.idle_from, times.traffic_from
         ),
@@ -169,13 +169,13 @@ def compute_figures(observed: Observations) -> dict[str, float | int | None]:
             values["detect_to_resolved_s"] = incident.ended_at - incident.opened_at
             if incident.confirmed_at is not None:
                 values["detect_to_confirmed_s"] = incident.confirmed_at - incident.opened_at
-            crossed = _find_budget_exceeded_at(observed, incident)
+            crossed = _find_budget_exceeded_time(observed, incident)
             if crossed is not None:
                 values["crossing_to_resolved_s"] = incident.ended_at - crossed
     return values
 
 
-def _find_budget_exceeded_at(observed: Observations, incident: IncidentRecord) -> float | None:
+def _find_budget_exceeded_time(observed: Observations, incident: IncidentRecord) -> float | None:
     """Return the Unix time at which the growth exceeded the leak budget; None if it never did."""
     if incident.baseline_bytes is None or observed.budget_bytes is None:
         return None
@@ -190,7 +190,7 @@ def _compute_growth(incident: IncidentRecord, idle_bytes: int | float | None) ->
     return incident.before_bytes - int(idle_bytes)
 
 
-def find_problems(values: dict[str, float | int | None]) -> list[str]:
+def find_failures(values: dict[str, float | int | None]) -> list[str]:
     """Return the reasons why the demo failed; empty if it succeeded."""
     lines = []
     if not values["worker_restarts_count"] or "returned_bytes" not in values:

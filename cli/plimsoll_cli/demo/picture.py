@@ -121,12 +121,12 @@ def _draw_streams(axes: Axes, observed: Observations, start: float) -> None:
         mine = [reply for reply in observed.replies if reply.stream == number and reply.chunks]
         row = (number - 0.3, 0.6)
         axes.broken_barh(
-            _compute_spans([(r.chunks[0], r.chunks[-1]) for r in mine], start),
+            _make_bar_spans([(r.chunks[0], r.chunks[-1]) for r in mine], start),
             row,
             color=TEXT_COLOUR,
         )
         axes.broken_barh(
-            _compute_spans([gap for r in mine for gap in _find_gaps(r)], start),
+            _make_bar_spans([gap for r in mine for gap in _find_gaps(r)], start),
             row,
             color=GAP_COLOUR,
         )
@@ -134,7 +134,7 @@ def _draw_streams(axes: Axes, observed: Observations, start: float) -> None:
             gaps for r in mine for window in windows if (gaps := find_overlapping_gaps(r, window))
         ]
         longest = [max(gaps, key=lambda gap: gap[1] - gap[0]) for gaps in met]
-        axes.broken_barh(_compute_spans(longest, start), row, color=PAUSE_COLOUR)
+        axes.broken_barh(_make_bar_spans(longest, start), row, color=PAUSE_COLOUR)
     for begin, end in windows:
         axes.axvspan(begin - start, end - start, color=PAUSE_COLOUR, alpha=0.12)
     axes.set_ylabel("stream")
@@ -151,7 +151,7 @@ def _draw_streams(axes: Axes, observed: Observations, start: float) -> None:
     axes.legend(handles=handles, **LEGEND_POSITION)
 
 
-def _compute_spans(times: list[tuple[float, float]], start: float) -> list[tuple[float, float]]:
+def _make_bar_spans(times: list[tuple[float, float]], start: float) -> list[tuple[float, float]]:
     return [(begin - start, end - begin) for begin, end in times]
 
 

@@ -138,7 +138,7 @@ class DemoRun:
 
     def _make_screen_factory(self) -> Callable[[], Screen]:
         base, clients = make_screen_factory(self._plan, self._poller), self._clients
-        return lambda: replace(base(), traffic=clients.get_traffic(), note=self._status)
+        return lambda: replace(base(), traffic=clients.get_traffic_totals(), note=self._status)
 
 
 def _make_recorder(plan: Plan, file: Path, on_exit: Callable[[str], None]) -> Container:

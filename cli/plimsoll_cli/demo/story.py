@@ -18,10 +18,10 @@ from plimsoll_cli.figures import make_result
 RESULT_NAME = "demo"
 REMEDIATION_STEPS = frozenset(Action)
 
-Values = dict[str, float | int | None]
+Results = dict[str, float | int | None]
 
 
-def write_story(service: str, observed: Observations, values: Values, problems: list[str]) -> str:
+def format_story(service: str, observed: Observations, values: Results, problems: list[str]) -> str:
     """Return the story as text, with times in seconds since the first request."""
     start = observed.times.traffic_from
     lines = [
@@ -58,7 +58,7 @@ def _format_step(step: StoryStep) -> str:
     return f"{step.name} {step.outcome.lower()}{rest}"
 
 
-def _format_outcome(observed: Observations, values: Values) -> list[str]:
+def _format_outcome(observed: Observations, values: Results) -> list[str]:
     lines = [
         (
             f"{values['streams_broken_count']} streams broke, {values['requests_failed_count']}"
@@ -99,7 +99,7 @@ def _format_outcome(observed: Observations, values: Values) -> list[str]:
 def write_report(
     out: Path,
     observed: Observations,
-    values: Values,
+    values: Results,
     problems: list[str],
     service: str,
     budget_bytes: int | None,
@@ -111,12 +111,12 @@ def write_report(
     """
     from plimsoll_cli.demo import picture  # importing matplotlib takes a second
 
-    report = make_result(RESULT_NAME, values, command, _list_samples(observed))
+    report = make_result(RESULT_NAME, values, command, _collect_samples(observed))
     (out / "report.json").write_text(json.dumps(report, indent=2) + "\n")
     incident = find_cured_incident(observed.incidents) or next(iter(observed.incidents), None)
     body = msgspec.json.format(msgspec.json.encode(incident), indent=2)
     (out / "incident.json").write_bytes(body + b"\n")
-    text = write_story(service, observed, values, problems)
+    text = format_story(service, observed, values, problems)
     (out / "story.txt").write_text(text)
     picture.draw_chart(
         out / "memory.png", f"host memory and streams of service {service}", observed, budget_bytes
@@ -124,7 +124,7 @@ def write_report(
     return text
 
 
-def _list_samples(observed: Observations) -> dict[str, Any]:
+def _collect_samples(observed: Observations) -> dict[str, Any]:
     windows = find_restarts(observed.incidents)
     start = observed.times.traffic_from
     return {

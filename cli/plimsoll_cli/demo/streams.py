@@ -12,7 +12,7 @@ from enum import StrEnum
 import httpx
 
 from plimsoll_cli.errors import RunError
-from plimsoll_cli.local.view import Traffic
+from plimsoll_cli.local.view import TrafficTotals
 
 PROMPTS = tuple(
     f"Tell me about {subject} in the {place}."
@@ -106,13 +106,13 @@ class StreamingClients:
             for reply in self.replies
         )
 
-    def get_traffic(self) -> Traffic:
+    def get_traffic_totals(self) -> TrafficTotals:
         """Return the totals that the live view shows."""
         ends = [reply.end for reply in self.replies]
         gaps = [
             gap for reply in self.replies for gap in (find_longest_gap(reply),) if gap is not None
         ]
-        return Traffic(
+        return TrafficTotals(
             streams=self._count,
             answered=ends.count(ReplyState.COMPLETE),
             broken=ends.count(ReplyState.BROKEN),
@@ -128,7 +128,7 @@ def find_longest_gap(reply: Reply) -> float | None:
     return max((after - before for before, after in pairs), default=None)
 
 
-async def collect_references(url: str, model: str) -> list[str]:
+async def collect_reference_texts(url: str, model: str) -> list[str]:
     """Return the service's reply to each prompt, as expected texts. Raises RunError.
 
     The service must run without the leak.

@@ -83,14 +83,14 @@ def inject_into_file(
     """
     text = _remove_injected(read_text(file), file)
     parsed = read_documents(text, file)
-    everything = [place for one in parsed for place in one.objects_in_file]
-    options = add_file_context(options, everything)
+    all_objects = [place for one in parsed for place in one.objects_in_file]
+    options = add_file_context(options, all_objects)
     demanded = options.unrecognized or bool(selection.names)
-    names = _ConfigMapNames(everything)
+    names = _ConfigMapNames(all_objects)
     notes: list[str] = []
     errors: list[str] = []
     count = 0
-    made: list[str] = []
+    edited: list[str] = []
     for one in parsed:
         for place in one.objects_in_file:
             if not selection.matches(place.value):
@@ -113,21 +113,21 @@ def inject_into_file(
                 one.replacements[id(place.node)] = injected.document
                 one.added += [injected.config_map, *injected.others]
         try:
-            made.append(_render_document(one))
+            edited.append(_render_document(one))
             count += len(one.replacements)
         except EditError as error:
             where = one.objects_in_file[0].position
             if demanded:
                 raise UsageError(f"{file}: {where}: {error}") from None
             errors.append(f"{where}: {error}")
-            made.append(one.document.separator + one.document.text)
+            edited.append(one.document.separator + one.document.text)
     if errors and not count:
         raise UsageError("\n".join(f"{file}: {error}" for error in errors))
     if not count:
         raise UsageError(
-            f"{file}: nothing to inject:\n{_explain_nothing_injected(everything, notes, selection)}"
+            f"{file}: nothing to inject:\n{_explain_no_injection(all_objects, notes, selection)}"
         )
-    return "".join(made), [*notes, *(f"{error} (left unchanged)" for error in errors)]
+    return "".join(edited), [*notes, *(f"{error} (left unchanged)" for error in errors)]
 
 
 def remove_from_file(file: Path) -> str:
@@ -136,16 +136,16 @@ def remove_from_file(file: Path) -> str:
     Raises UsageError if the file records no such changes.
     """
     text = read_text(file)
-    made = _remove_injected(text, file)
-    if made == text:
+    edited = _remove_injected(text, file)
+    if edited == text:
         raise UsageError(
             f"{file}: the file contains no record of changes by plimsoll inject: add the"
             f" supervisor's ConfigMap with the annotation {RECORD_ANNOTATION}"
         )
-    return made
+    return edited
 
 
-def _explain_nothing_injected(
+def _explain_no_injection(
     objects_in_file: list[ManifestObject], notes: list[str], selection: Selection
 ) -> str:
     if notes:
@@ -251,15 +251,15 @@ def _render_document(parsed: ParsedDocument) -> str:
     if parsed.root is None or parsed.value is None or not parsed.replacements:
         return document.separator + document.text
     wanted = _replace_objects(parsed.value, parsed.root, parsed.replacements)
-    made = find_changes(document.text, parsed.root, wanted, document.is_json)
-    text = apply_changes(document.text, made)
+    edited = find_changes(document.text, parsed.root, wanted, document.is_json)
+    text = apply_changes(document.text, edited)
     try:
         again = Document("", text, is_json=document.is_json).parse_root()
         if again is None or not is_json_equal(again.read_value(), wanted):
             raise EditError(REWRITE_MESSAGE)
     except YamlError as error:
         raise EditError(f"{REWRITE_MESSAGE}: {error}") from None
-    lines = [f"of {_format_identity(parsed.value)}", *format_record(made)]
+    lines = [f"of {_format_identity(parsed.value)}", *format_record(edited)]
     for at, added in enumerate(parsed.added):
         annotations = {RECORD_ANNOTATION: "\n".join(lines if not at else lines[:1]) + "\n"}
         added["metadata"] = {**added["metadata"], "annotations": annotations}
@@ -293,7 +293,7 @@ def _remove_injected(text: str, file: Path) -> str:
     if RECORD_ANNOTATION not in text:
         return text
     parsed = read_documents(text, file)
-    records = [_find_record(one) for one in parsed]
+    records = [_find_injection_record(one) for one in parsed]
     texts = [one.document.text for one in parsed]
     separators = [one.document.separator for one in parsed]
     for at, lines in enumerate(records):
@@ -319,7 +319,7 @@ def _remove_injected(text: str, file: Path) -> str:
     return "".join(map("".join, zip(separators, texts, strict=True)))
 
 
-def _find_record(parsed: ParsedDocument) -> list[str] | None:
+def _find_injection_record(parsed: ParsedDocument) -> list[str] | None:
     """Return the recorded changes in an object's annotation, as lines; None without a record."""
     metadata = (parsed.value or {}).get("metadata")
     annotations = metadata.get("annotations") if isinstance(metadata, dict) else None
@@ -425,10 +425,10 @@ def parse_selector(selector: str) -> tuple[Requirement, ...]:
 
 def _parse_requirement(text: str) -> Requirement:
     if (found := _EQUALITY_PATTERN.fullmatch(text)) is not None:
-        return _require_one_of(found["key"], {found["value"]}, negated=found["sign"] == "!=")
+        return _make_set_requirement(found["key"], {found["value"]}, negated=found["sign"] == "!=")
     if (found := _SET_PATTERN.fullmatch(text)) is not None:
         values = {value.strip() for value in found["values"].split(",")}
-        return _require_one_of(found["key"], values, negated=found["sign"] == "notin")
+        return _make_set_requirement(found["key"], values, negated=found["sign"] == "notin")
     if (found := _EXISTS_PATTERN.fullmatch(text)) is not None:
         key, absent = found["key"], found["sign"] == "!"
         return lambda labels: (key in labels) is not absent
@@ -437,7 +437,7 @@ def _parse_requirement(text: str) -> Requirement:
     )
 
 
-def _require_one_of(key: str, values: set[str], negated: bool) -> Requirement:
+def _make_set_requirement(key: str, values: set[str], negated: bool) -> Requirement:
     """Return the requirement that a label has one of ``values``, or none of them if ``negated``.
 
     An object without the label meets a negated requirement, as in the Kubernetes API.

@@ -23,7 +23,7 @@ PLACEHOLDER_IMAGES = Images("engine", "supervisor")
 
 
 @dataclass
-class Findings:
+class CheckResults:
     """Messages about invalid documents, refused workloads and valid documents."""
 
     invalid: list[str] = field(default_factory=list)
@@ -36,9 +36,9 @@ class Findings:
         return 2 if self.invalid else 1 if self.refused else 0
 
 
-def check_files(files: Sequence[Path], options: InjectionOptions) -> Findings:
+def check_files(files: Sequence[Path], options: InjectionOptions) -> CheckResults:
     """Check all objects in ``files``."""
-    found = Findings()
+    found = CheckResults()
     for file in files:
         try:
             places = [
@@ -56,22 +56,22 @@ def check_files(files: Sequence[Path], options: InjectionOptions) -> Findings:
 
 
 def _check_document(
-    position: str, document: Object, options: InjectionOptions, findings: Findings
+    position: str, document: Object, options: InjectionOptions, results: CheckResults
 ) -> None:
     if str(document["apiVersion"]).partition("/")[0] == API_GROUP:
         try:
             check_object(position, document)
         except UsageError as error:
-            findings.invalid.append(str(error))
+            results.invalid.append(str(error))
         else:
-            findings.notes.append(f"{position}: {format_kind(document)}: valid")
+            results.notes.append(f"{position}: {format_kind(document)}: valid")
         return
     try:
         injected = inject_document(document, options)
     except InjectionError as error:
-        findings.refused.append(f"{position}: {error}")
+        results.refused.append(f"{position}: {error}")
         return
-    findings.notes += [f"{position}: {note}" for note in injected.notes]
+    results.notes += [f"{position}: {note}" for note in injected.notes]
 
 
 def check_object(position: str, document: Object) -> None:

@@ -58,7 +58,7 @@ class Container:
             if self._stopping.is_set():  # set during the wait
                 self._terminate()
             status = await process.wait()
-            self._kill_group(process.pid)
+            self._kill_process_group(process.pid)
             self.pid = None
             if self._stopping.is_set():
                 return
@@ -94,7 +94,7 @@ class Container:
         self.pid = process.pid
         return process
 
-    def _kill_group(self, group: int) -> None:
+    def _kill_process_group(self, group: int) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(group, signal.SIGKILL)
 
@@ -119,7 +119,7 @@ class Container:
         """Kill all processes of the container."""
         process = self._process
         if process is not None and process.returncode is None:
-            self._kill_group(process.pid)
+            self._kill_process_group(process.pid)
 
     def read_log_tail(self) -> str:
         """Return the last lines of the log; empty if it cannot be read."""

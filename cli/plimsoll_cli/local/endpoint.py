@@ -22,7 +22,7 @@ from plimsoll_api.engines import EngineType
 from plimsoll_api.supervisor_config import EngineEndpoint, MainProcess
 from plimsoll_api.units import parse_whole_number
 from plimsoll_cli.errors import RunError, UsageError
-from plimsoll_cli.local.plan import LOOPBACK
+from plimsoll_cli.local.plan import LOOPBACK_ADDRESS
 from plimsoll_sidecar.act.adapters.external_profile import ENGINE_PROFILES
 from plimsoll_sidecar.act.adapters.external_server import identify_engine_type
 from plimsoll_sidecar.clients.http import HttpClient
@@ -59,14 +59,14 @@ KNOWN_ENGINE_TYPES = (EngineType.VLLM, EngineType.SGLANG)
 
 
 @dataclass(frozen=True)
-class FoundEngine:
+class SupervisedEngine:
     """Engine, and the name that its supervisor uses."""
 
     name: str
     endpoint: EngineEndpoint
 
 
-def find_engine(target: str, port: int | None = None) -> FoundEngine:
+def find_engine(target: str, port: int | None = None) -> SupervisedEngine:
     """Return the running engine that ``target`` names. Raises UsageError and RunError.
 
     If the engine listens on several ports, ``port`` selects one.
@@ -77,11 +77,11 @@ def find_engine(target: str, port: int | None = None) -> FoundEngine:
         return _find_engine_by_pid(int(target), port)
     if target.endswith(".service"):
         found = _find_engine_by_pid(_read_main_pid(target), port)
-        return FoundEngine(_make_safe_name(target.removesuffix(".service")), found.endpoint)
+        return SupervisedEngine(_make_safe_name(target.removesuffix(".service")), found.endpoint)
     return _find_engine_by_container(target, port)
 
 
-def predict_engine(command: Sequence[str], port: int | None) -> FoundEngine:
+def find_engine_of_command(command: Sequence[str], port: int | None) -> SupervisedEngine:
     """Return the engine that ``command`` will start. Raises UsageError.
 
     If ``port`` is None, the port is that in the command's arguments, or the engine type's default.
@@ -93,12 +93,14 @@ def predict_engine(command: Sequence[str], port: int | None) -> FoundEngine:
     number = port or _parse_command_port(command, kind)
     if number is None:
         raise UsageError("watch: the port of the engine is unknown: add --port before the command")
-    url = f"http://{LOOPBACK}:{number}"
+    url = f"http://{LOOPBACK_ADDRESS}:{number}"
     name = _make_safe_name(f"{kind.value}-{number}")
-    return FoundEngine(name, EngineEndpoint(kind, url, url, container=f"plimsoll-watch-{name}"))
+    return SupervisedEngine(
+        name, EngineEndpoint(kind, url, url, container=f"plimsoll-watch-{name}")
+    )
 
 
-def _find_engine_by_url(target: str) -> FoundEngine:
+def _find_engine_by_url(target: str) -> SupervisedEngine:
     try:
         parts = urlsplit(target)
         default = {"http": 80, "https": 443}[parts.scheme]
@@ -111,7 +113,7 @@ def _find_engine_by_url(target: str) -> FoundEngine:
             f"{target}: {host} is not an address of this machine: run plimsoll on the engine's"
             " machine, because the supervisor reads the memory of the engine's processes"
         )
-    url = f"{parts.scheme}://{LOOPBACK}:{port}"
+    url = f"{parts.scheme}://{LOOPBACK_ADDRESS}:{port}"
     kind = _detect_server_type(url)
     if kind is None:
         raise RunError(
@@ -131,10 +133,12 @@ def _find_engine_by_url(target: str) -> FoundEngine:
         raise UsageError(
             f"{target}: a container has published this port: specify the container instead"
         )
-    return FoundEngine(_make_safe_name(f"{kind.value}-{port}"), EngineEndpoint(kind, url, url))
+    return SupervisedEngine(_make_safe_name(f"{kind.value}-{port}"), EngineEndpoint(kind, url, url))
 
 
-def _find_engine_by_pid(pid: int, port: int | None, addresses: Sequence[str] = ()) -> FoundEngine:
+def _find_engine_by_pid(
+    pid: int, port: int | None, addresses: Sequence[str] = ()
+) -> SupervisedEngine:
     """Return the engine that the process ``pid`` belongs to. Raises UsageError.
 
     ``addresses`` are the engine's possible base URLs, best first. If there are none, its listening
@@ -156,15 +160,15 @@ def _find_engine_by_pid(pid: int, port: int | None, addresses: Sequence[str] = (
         urls += [f"{url}:{one}" for url in addresses if urlsplit(url).port is None for one in ports]
         urls = [url for url in urls if urlsplit(url).port is not None]
     else:
-        urls = [f"http://{LOOPBACK}:{one}" for one in ports]
+        urls = [f"http://{LOOPBACK_ADDRESS}:{one}" for one in ports]
     expected = _parse_command_port(read_command_line(main.pid), kind)
     url, kind = _find_serving_url(urls, kind, expected)
     if not url and kind is not EngineType.CUSTOM:  # still starting
-        url = f"http://{LOOPBACK}:{expected}"
+        url = f"http://{LOOPBACK_ADDRESS}:{expected}"
     endpoint = EngineEndpoint(
         kind, url, url, serves=bool(url), process=MainProcess(main.pid, main.started)
     )
-    return FoundEngine(_make_safe_name(f"{read_command_name(main.pid)}-{main.pid}"), endpoint)
+    return SupervisedEngine(_make_safe_name(f"{read_command_name(main.pid)}-{main.pid}"), endpoint)
 
 
 def _find_main_process(pid: int) -> ProcessId:
@@ -285,7 +289,7 @@ class _NetworkSettings(msgspec.Struct, frozen=True, rename="pascal"):
     ports: dict[str, list[_PublishedPort] | None] | None = None
 
 
-class _Inspection(msgspec.Struct, frozen=True, rename="pascal"):
+class _ContainerInspection(msgspec.Struct, frozen=True, rename="pascal"):
     """The fields of ``docker inspect`` that this program uses."""
 
     state: _ContainerState
@@ -295,7 +299,7 @@ class _Inspection(msgspec.Struct, frozen=True, rename="pascal"):
     def list_addresses(self) -> list[str]:
         """Return the base URLs of the published ports, then those of the container's addresses."""
         published = [
-            f"http://{LOOPBACK}:{one.host_port}"
+            f"http://{LOOPBACK_ADDRESS}:{one.host_port}"
             for key, many in sorted((self.network_settings.ports or {}).items())
             if key.endswith("/tcp")
             for one in many or ()
@@ -305,12 +309,12 @@ class _Inspection(msgspec.Struct, frozen=True, rename="pascal"):
         return list(dict.fromkeys(published)) + [f"http://{n.ip}" for n in networks if n.ip]
 
 
-def _find_engine_by_container(target: str, port: int | None) -> FoundEngine:
+def _find_engine_by_container(target: str, port: int | None) -> SupervisedEngine:
     tried = [runtime for runtime in CONTAINER_RUNTIMES if shutil.which(runtime)]
     for runtime in tried:
         output = _read_output([runtime, "inspect", target])
         try:
-            found = decode(output or b"[]", list[_Inspection])
+            found = decode(output or b"[]", list[_ContainerInspection])
         except MalformedError:
             continue
         if found:
@@ -324,7 +328,9 @@ def _find_engine_by_container(target: str, port: int | None) -> FoundEngine:
         raise RunError(f"{target}: the container is not running: start it")
     pid = found[0].state.pid
     addresses = () if _is_in_same_network(pid) else found[0].list_addresses()
-    return FoundEngine(_make_safe_name(target), _find_engine_by_pid(pid, port, addresses).endpoint)
+    return SupervisedEngine(
+        _make_safe_name(target), _find_engine_by_pid(pid, port, addresses).endpoint
+    )
 
 
 def _is_in_same_network(pid: int) -> bool:

@@ -33,7 +33,7 @@ def require_modules(command: str, *modules: str) -> None:
         )
 
 
-def find_checkpoint(service: InferenceService, root: Path) -> tuple[Path, bool]:
+def locate_checkpoint(service: InferenceService, root: Path) -> tuple[Path, bool]:
     """Return the checkpoint's directory, and whether the checkpoint is still missing there.
 
     A missing checkpoint must be generated or downloaded. Raises :class:`UsageError`, which names
@@ -70,7 +70,7 @@ def find_checkpoint(service: InferenceService, root: Path) -> tuple[Path, bool]:
     return made, not (made / "config.json").is_file()
 
 
-async def provide_checkpoint(
+async def prepare_checkpoint(
     service: InferenceService, folder: Path, print_line: Callable[[str], None]
 ) -> None:
     """Download or generate the missing checkpoint into ``folder``. Raises :class:`RunError`."""
@@ -79,7 +79,7 @@ async def provide_checkpoint(
         await download_checkpoint(service, folder, print_line)
     else:
         print_line(f"generating the tiny checkpoint in {folder}")
-        await make_tiny_checkpoint(folder)
+        await generate_tiny_checkpoint(folder)
 
 
 async def download_checkpoint(
@@ -116,7 +116,7 @@ async def download_checkpoint(
             await process.wait()
 
 
-async def make_tiny_checkpoint(folder: Path) -> None:
+async def generate_tiny_checkpoint(folder: Path) -> None:
     """Generate the tiny checkpoint in ``folder`` atomically. Raises RunError and UsageError."""
     partial = folder.with_name(f"{folder.name}.{os.getpid()}")
     try:

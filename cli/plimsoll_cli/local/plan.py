@@ -25,7 +25,7 @@ from plimsoll_operator.render import (
     make_supervisor_config,
 )
 
-LOOPBACK = "127.0.0.1"
+LOOPBACK_ADDRESS = "127.0.0.1"
 STOP_MARGIN_S = 10.0
 """Time after a drain for which the engine may free its memory before it is killed."""
 REMOVED_VARIABLES = ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT", "PLIMSOLL_INJECT")
@@ -67,12 +67,12 @@ class SupervisorPlan:
     @property
     def supervisor_url(self) -> str:
         """Base URL of the supervisor's web page, metrics and ``/state``."""
-        return f"http://{LOOPBACK}:{self.places.metrics_port}"
+        return f"http://{LOOPBACK_ADDRESS}:{self.places.metrics_port}"
 
     @property
     def probe_url(self) -> str:
         """Base URL of the supervisor's readiness and liveness probes."""
-        return f"http://{LOOPBACK}:{self.places.probe_port}"
+        return f"http://{LOOPBACK_ADDRESS}:{self.places.probe_port}"
 
     @property
     def run_dir(self) -> Path:
@@ -97,7 +97,7 @@ class Plan(SupervisorPlan):
     @property
     def serving_url(self) -> str:
         """URL of the engine's ``/v1``."""
-        return f"http://{LOOPBACK}:{self.places.port}"
+        return f"http://{LOOPBACK_ADDRESS}:{self.places.port}"
 
 
 def list_requested_ports(service: InferenceService) -> list[int | None]:
@@ -129,7 +129,7 @@ def plan_replica(
         run_dir=str(root / "run"),
         state_dir=str(root / "state"),
         config_file=str(root / "etc" / CONFIG_FILE),
-        host=LOOPBACK,
+        host=LOOPBACK_ADDRESS,
         port=port,
         admin_port=admin_port,
         metrics_port=metrics_port,
@@ -176,7 +176,7 @@ def plan_supervisor(
         run_dir=str(root / "run"),
         state_dir=str(root / "state"),
         config_file=str(root / "etc" / CONFIG_FILE),
-        host=LOOPBACK,
+        host=LOOPBACK_ADDRESS,
         metrics_port=metrics_port,
         probe_port=probe_port,
     )

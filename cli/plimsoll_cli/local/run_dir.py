@@ -37,16 +37,16 @@ def make_supervisor_caller(folder: Path) -> Callable[[list[str], float], tuple[i
         )
     files = [f"--config={config}", f"--run-dir={folder / 'run'}", f"--state-dir={folder / 'state'}"]
 
-    def call(arguments: list[str], limit_s: float) -> tuple[int, str, str]:
+    def run_ask(arguments: list[str], timeout_s: float) -> tuple[int, str, str]:
         command = [sys.executable, "-m", ASK_MODULE, *arguments, *files]
         try:
             done = subprocess.run(
-                command, capture_output=True, text=True, timeout=limit_s, check=False
+                command, capture_output=True, text=True, timeout=timeout_s, check=False
             )
         except subprocess.TimeoutExpired:
             raise RunError(
-                f"the supervisor of {folder} did not answer within {limit_s:.0f} s"
+                f"the supervisor of {folder} did not answer within {timeout_s:.0f} s"
             ) from None
         return done.returncode, done.stdout, done.stderr
 
-    return call
+    return run_ask

@@ -24,7 +24,7 @@ from plimsoll_api.names import TOKEN_FILE
 from plimsoll_cli.errors import RunError, UsageError
 from plimsoll_cli.local import model, plan
 from plimsoll_cli.local.container import Container
-from plimsoll_cli.local.plan import LOOPBACK, Plan, SupervisorPlan
+from plimsoll_cli.local.plan import LOOPBACK_ADDRESS, Plan, SupervisorPlan
 
 SUPERVISOR_START_TIMEOUT_S = 60.0
 SUPERVISOR_STOP_TIMEOUT_S = 10.0
@@ -49,9 +49,9 @@ async def prepare_plan(
 
     ``root`` is the run directory as an absolute path. Raises UsageError and RunError.
     """
-    folder, missing = model.find_checkpoint(service, root)
+    folder, missing = model.locate_checkpoint(service, root)
     if missing:
-        await model.provide_checkpoint(service, folder, print_line)
+        await model.prepare_checkpoint(service, folder, print_line)
     chosen = choose_free_ports(plan.list_requested_ports(service))
     return plan.plan_replica(
         service, root, chosen, folder, os.environ if environ is None else environ
@@ -79,14 +79,14 @@ class LocalReplica:
         with the last log lines of the container that failed.
         """
         self.supervisor.start()
-        await self._wait_ready(
+        await self._wait_until_ready(
             self.supervisor, f"{self.plan.probe_url}/live", SUPERVISOR_START_TIMEOUT_S
         )
         if self._engine is None:
             return
         self._engine.start()
         if self.plan.startup_timeout_s is not None:
-            await self._wait_ready(
+            await self._wait_until_ready(
                 self._engine,
                 f"{self.plan.serving_url}/ready",
                 self.plan.startup_timeout_s + READY_MARGIN_S,
@@ -104,20 +104,20 @@ class LocalReplica:
             if container is not None:
                 container.kill()
 
-    async def _wait_ready(self, container: Container, url: str, timeout_s: float) -> None:
+    async def _wait_until_ready(self, container: Container, url: str, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
         async with httpx.AsyncClient(timeout=PROBE_TIMEOUT_S, trust_env=False) as client:
             while time.monotonic() < deadline:
                 container.raise_start_error()
                 if container.last_exit is not None:
-                    raise self._make_error(container, container.last_exit)
+                    raise self._make_container_error(container, container.last_exit)
                 with contextlib.suppress(httpx.HTTPError):
                     if (await client.get(url)).status_code == httpx.codes.OK:
                         return
                 await asyncio.sleep(PROBE_PERIOD_S)
-        raise self._make_error(container, f"was not ready within {timeout_s:g} s")
+        raise self._make_container_error(container, f"was not ready within {timeout_s:g} s")
 
-    def _make_error(self, container: Container, problem: str) -> RunError:
+    def _make_container_error(self, container: Container, problem: str) -> RunError:
         return RunError(
             f"the {container.command.name} {problem}; the last lines of {container.command.log}"
             f" are:\n{container.read_log_tail() or '(it is empty)'}"
@@ -159,7 +159,7 @@ def _lock_run_dir(root: Path) -> IO[str]:
             " or use another directory"
         ) from None
     except OSError as error:
-        raise _make_unusable_error(root, error) from None
+        raise _make_run_dir_error(root, error) from None
     return lock
 
 
@@ -177,10 +177,10 @@ def _write_files(plan: SupervisorPlan) -> None:
                 command.log.write_bytes(b"")
         config.write_bytes(supervisor_config.encode_config(plan.config))
     except OSError as error:
-        raise _make_unusable_error(plan.root, error) from None
+        raise _make_run_dir_error(plan.root, error) from None
 
 
-def _make_unusable_error(root: Path, error: OSError) -> UsageError:
+def _make_run_dir_error(root: Path, error: OSError) -> UsageError:
     return UsageError(
         f"--run-dir {error.filename or root}: {error.strerror}: use a writable directory"
     )
@@ -198,8 +198,8 @@ def choose_free_ports(requested_ports: Sequence[int | None]) -> list[int]:
     A requested port is returned if it is free; otherwise, and for None, another port is chosen.
     Raises OSError if no port is free.
     """
-    with contextlib.ExitStack() as held:
-        return [_bind_port(port, held) for port in requested_ports]
+    with contextlib.ExitStack() as reserved_ports:
+        return [_bind_port(port, reserved_ports) for port in requested_ports]
 
 
 def _bind_port(requested_port: int | None, listeners: contextlib.ExitStack) -> int:
@@ -209,7 +209,7 @@ def _bind_port(requested_port: int | None, listeners: contextlib.ExitStack) -> i
         # Like the servers, ignore connections in TIME_WAIT.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            listener.bind((LOOPBACK, port))
+            listener.bind((LOOPBACK_ADDRESS, port))
             listener.listen(1)
         except OSError:
             listener.close()
@@ -217,6 +217,6 @@ def _bind_port(requested_port: int | None, listeners: contextlib.ExitStack) -> i
         listeners.enter_context(contextlib.closing(listener))
         return port
     raise OSError(
-        f"no TCP port on {LOOPBACK} is free for {requested_port or 'the replica'}: tried"
+        f"no TCP port on {LOOPBACK_ADDRESS} is free for {requested_port or 'the replica'}: tried"
         f" {MAX_PORT_TRIES} ports; stop servers that you do not need"
     )

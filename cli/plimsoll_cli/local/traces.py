@@ -66,7 +66,7 @@ def replay_trace(file: Path, mode: Mode, budget: str | None) -> int:
     return replaying.print_replay(file, mode, given)
 
 
-def read_tunings(source: str, run_dir: Path | None, limit: int | None) -> list[Tuning]:
+def compute_tunings(source: str, run_dir: Path | None, limit: int | None) -> list[Tuning]:
     """Return the growth and recommended budget of each kind of memory. Raises UsageError.
 
     ``source`` is a service on this machine, or the path of a journal, a trace or a series.

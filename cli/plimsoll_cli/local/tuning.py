@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 MIB = 1 << 20
 
 
-def show_tuning(source: str, run_dir: Path | None, limit: str | None, output: Output) -> None:
+def print_tuning(source: str, run_dir: Path | None, limit: str | None, output: Output) -> None:
     """Print the observed growth, the recommended budget and its effect on past days.
 
     ``limit`` is the memory limit of a series. Raises UsageError and RunError.
@@ -31,7 +31,7 @@ def show_tuning(source: str, run_dir: Path | None, limit: str | None, output: Ou
         size = POSITIVE_BYTES_FORM.read(limit) if limit is not None else None
     except ValueError as error:
         raise UsageError(f"--limit {limit}: {error}") from None
-    found = traces.read_tunings(source, run_dir, size)
+    found = traces.compute_tunings(source, run_dir, size)
     if not found:
         raise RunError(
             f"{source} contains no growth data yet: try again after the engine's warm-up"
@@ -44,7 +44,12 @@ def show_tuning(source: str, run_dir: Path | None, limit: str | None, output: Ou
         for line in format_summary(tuning):
             out.print(line, soft_wrap=True)
         rows = [
-            (day.date, format_span(day.observed_s), format_bytes(day.gain), describe_effect(day))
+            (
+                day.date,
+                format_span(day.observed_s),
+                format_bytes(day.gain),
+                describe_budget_effect(day),
+            )
             for day in tuning.days
         ]
         print_table(["DAY", "OBSERVED", "GAIN", "EFFECT OF THE RECOMMENDATION"], rows, out)
@@ -68,10 +73,10 @@ def format_summary(tuning: Tuning) -> list[str]:
         lines.append(f"a healthy replica gains {gains}")
     if tuning.recommendation is not None:
         lines.append(tuning.recommendation)
-    return [*lines, *_format_proposal(tuning)]
+    return [*lines, *_format_recommended_budget(tuning)]
 
 
-def _format_proposal(tuning: Tuning) -> Iterator[str]:
+def _format_recommended_budget(tuning: Tuning) -> Iterator[str]:
     if tuning.in_force is not None:
         yield f"the current learned budget is {format_bytes(tuning.in_force)}"
     if tuning.proposal is None:
@@ -92,7 +97,7 @@ def _format_proposal(tuning: Tuning) -> Iterator[str]:
         )
 
 
-def describe_effect(day: DayGrowth) -> str:
+def describe_budget_effect(day: DayGrowth) -> str:
     """Return the effect that the recommended budget would have had on a past day."""
     if day.incident:
         return "none: an incident was open, so nothing was learned from this day"

@@ -34,7 +34,7 @@ SEGMENT_NAME_CHARS = max(len(segment.value) for segment in Segment)
 
 
 @dataclass(frozen=True)
-class Traffic:
+class TrafficTotals:
     """Totals of the demo's clients. ``longest_gap_s`` is the longest time between two chunks."""
 
     streams: int
@@ -57,20 +57,20 @@ class Screen:
     memory: MemoryPolicy
     snapshot: Snapshot = field(default_factory=Snapshot)
     growth: dict[Segment, int] = field(default_factory=dict)
-    traffic: Traffic | None = None
+    traffic: TrafficTotals | None = None
     note: str = ""
 
 
-def render_screen(screen: Screen, width: int, plain: bool = False) -> RenderableType:
-    """Return ``screen`` drawn in ``width`` columns. If ``plain``, only ASCII is used."""
+def render_screen(screen: Screen, width: int, ascii_only: bool = False) -> RenderableType:
+    """Return ``screen`` drawn in ``width`` columns. If ``ascii_only``, only ASCII is used."""
     view = screen.snapshot.view
-    parts: list[RenderableType] = [_render_header(screen, plain)]
+    parts: list[RenderableType] = [_render_header(screen, ascii_only)]
     if view is None:
         parts.append(Text("waiting for the first answer of the supervisor", style="dim"))
     else:
-        parts.append(_render_budgets(screen.memory, view.assessment, width, plain))
+        parts.append(_render_budgets(screen.memory, view.assessment, width, ascii_only))
         parts.extend(_render_slow_leaks(view.assessment))
-        parts.append(_render_segments(screen, view.assessment, width, plain))
+        parts.append(_render_segments(screen, view.assessment, width, ascii_only))
         parts.extend(
             Text(f"suspected: {text}", style="yellow")
             for text in format_suspicions(view.assessment.suspicions)
@@ -82,13 +82,13 @@ def render_screen(screen: Screen, width: int, plain: bool = False) -> Renderable
         parts.extend(_render_messages(view.journal_error, view.config_error))
         for incident in [*view.open, *(i for i in view.recent if i.ended)][:MAX_SHOWN_INCIDENTS]:
             parts.append(Text())
-            parts.extend(format_incident(make_record_story(incident), width, plain))
+            parts.extend(format_incident(make_record_story(incident), width, ascii_only))
         if not view.open and not view.recent:
             parts.append(Text("no incidents", style="dim"))
     return Group(*parts)
 
 
-def _render_header(screen: Screen, plain: bool) -> Text:
+def _render_header(screen: Screen, ascii_only: bool) -> Text:
     view, status = screen.snapshot.view, screen.snapshot.status
     known = status.state.value if status else view.engine_state if view else "?"
     state = known or "not answering"
@@ -112,10 +112,12 @@ def _render_header(screen: Screen, plain: bool) -> Text:
         pieces.append(Text(f"injected faults: {', '.join(status.injections)}", style="magenta"))
     if screen.note:
         pieces.append(Text(screen.note, style="cyan"))
-    return Text(" | " if plain else " · ").join(pieces)
+    return Text(" | " if ascii_only else " · ").join(pieces)
 
 
-def _render_budgets(memory: MemoryPolicy, assessment: Assessment, width: int, plain: bool) -> Table:
+def _render_budgets(
+    memory: MemoryPolicy, assessment: Assessment, width: int, ascii_only: bool
+) -> Table:
     table = Table(box=None, padding=(0, 1), pad_edge=False, expand=False)
     table.add_column(
         "leak budget",
@@ -134,21 +136,21 @@ def _render_budgets(memory: MemoryPolicy, assessment: Assessment, width: int, pl
     ):  # fmt: skip
         if budget is not None:
             row = _render_budget(
-                name, budget, state or BudgetState(), assessment.warm, width, plain
+                name, budget, state or BudgetState(), assessment.warm, width, ascii_only
             )
             table.add_row(*row)
     return table
 
 
 def _render_budget(
-    name: str, budget: MemoryBudget, state: BudgetState, warm: bool, width: int, plain: bool
+    name: str, budget: MemoryBudget, state: BudgetState, warm: bool, width: int, ascii_only: bool
 ) -> list[RenderableType]:
     share = state.consumed_ratio
     unknown = "unknown" if warm else "warming up"
     used = unknown if state.unexplained is None else format_bytes(state.unexplained)
     row: list[RenderableType] = [
         name,
-        _render_bar(share, _compute_bar_width(width), plain),
+        _render_bar(share, _compute_bar_width(width), ascii_only),
         Text("?" if share is None else f"{share:.0%}", style=_choose_colour(share)),
         f"{used} / {format_bytes(budget.growth_bytes)}",
     ]
@@ -165,7 +167,7 @@ def _render_slow_leaks(assessment: Assessment) -> list[Text]:
     ]
 
 
-def _render_segments(screen: Screen, assessment: Assessment, width: int, plain: bool) -> Table:
+def _render_segments(screen: Screen, assessment: Assessment, width: int, ascii_only: bool) -> Table:
     table = Table(box=None, padding=(0, 1), pad_edge=False, expand=False)
     table.add_column(
         "segment",
@@ -184,7 +186,7 @@ def _render_segments(screen: Screen, assessment: Assessment, width: int, plain: 
         share = None if grown is None or kind is None else max(grown, 0) / kind.growth_bytes
         table.add_row(
             segment.value,
-            _render_bar(share, _compute_bar_width(width), plain),
+            _render_bar(share, _compute_bar_width(width), ascii_only),
             "?" if grown is None else format_bytes(grown),
             format_bytes(size),
         )
@@ -209,7 +211,7 @@ def _render_load(screen: Screen, view: View) -> list[Text]:
     return [Text(f"load: {', '.join(numbers)}, {tokens} tokens/s")]
 
 
-def _render_traffic(traffic: Traffic) -> Text:
+def _render_traffic(traffic: TrafficTotals) -> Text:
     bad = traffic.broken or traffic.failed or traffic.different
     gap = "?" if traffic.longest_gap_s is None else f"{traffic.longest_gap_s:.2f} s"
     return Text(
@@ -226,8 +228,8 @@ def _render_messages(*messages: str | None) -> list[Text]:
     return [Text(message, style="bold red") for message in messages if message]
 
 
-def _render_bar(share: float | None, width: int, plain: bool) -> Text:
-    full, empty = ("#", ".") if plain else ("█", "░")
+def _render_bar(share: float | None, width: int, ascii_only: bool) -> Text:
+    full, empty = ("#", ".") if ascii_only else ("█", "░")
     filled = round(min(max(share or 0.0, 0.0), 1.0) * width)
     return Text(full * filled, style=_choose_colour(share)) + Text(
         empty * (width - filled), style="dim"
@@ -286,5 +288,5 @@ class LiveView:
                 await asyncio.sleep(REDRAW_PERIOD_S)
 
     def _render_frame(self) -> RenderableType:
-        plain = not self._console.encoding.lower().startswith("utf")
-        return render_screen(self._make_screen(), self._console.width, plain)
+        ascii_only = not self._console.encoding.lower().startswith("utf")
+        return render_screen(self._make_screen(), self._console.width, ascii_only)

@@ -27,11 +27,11 @@ from plimsoll_cli.errors import RunError, UsageError
 from plimsoll_cli.local import endpoint, plan, runner
 from plimsoll_cli.local import run_dir as folders
 from plimsoll_cli.local.command import UNLIMITED_DURATION_S, make_screen_factory
-from plimsoll_cli.local.endpoint import FoundEngine
+from plimsoll_cli.local.endpoint import SupervisedEngine
 from plimsoll_cli.local.runner import PrintLine
 from plimsoll_cli.local.status import POLL_PERIOD_S, Poller
 from plimsoll_cli.local.view import LiveView
-from plimsoll_cli.starter import Answers
+from plimsoll_cli.starter import ManifestFields
 
 T = TypeVar("T")
 
@@ -63,7 +63,7 @@ def make_memory_policy(
     """Return the memory policy of the options; None means a default. Raises UsageError."""
     sizes = {"host-budget": host or DEFAULT_HOST_BUDGET}
     sizes["device-budget"] = device or DEFAULT_DEVICE_BUDGET
-    window_s = _parse_option("window", POSITIVE_DURATION_FORM.read, window or Answers.window)
+    window_s = _parse_option("window", POSITIVE_DURATION_FORM.read, window or ManifestFields.window)
     made = {
         option: _parse_option(option, lambda given: parse_growth_budget(given, window_s), text)
         for option, text in sizes.items()
@@ -120,7 +120,7 @@ def run(options: WatchOptions) -> None:
             )
             try:
                 async with stopping.run_in_background(poller.run(), shown.run()):
-                    await _wait_until_end(options, watch_plan, poller, print_line)
+                    await _wait_until_finished(options, watch_plan, poller, print_line)
             finally:
                 print_line(
                     f"stopping; to list its incidents, run: plimsoll incidents {found.name} --local"
@@ -129,9 +129,9 @@ def run(options: WatchOptions) -> None:
     stopping.run_until_signal(main())
 
 
-def _find_engine(options: WatchOptions) -> FoundEngine:
+def _find_engine(options: WatchOptions) -> SupervisedEngine:
     if options.command:
-        return endpoint.predict_engine(options.command, options.port)
+        return endpoint.find_engine_of_command(options.command, options.port)
     if options.target is None:
         raise UsageError(
             "watch: specify a URL, a PID, a container or a systemd unit (NAME.service)"
@@ -143,7 +143,7 @@ def _resolve_command(command: Sequence[str]) -> list[str]:
     return [shutil.which(command[0]) or command[0], *command[1:]] if command else []
 
 
-def _describe_engine(engine: FoundEngine) -> str:
+def _describe_engine(engine: SupervisedEngine) -> str:
     one = engine.endpoint
     pieces = [f"process {one.pid}"] if one.pid else []
     pieces.append(f"engine type {one.type.value}")
@@ -151,7 +151,7 @@ def _describe_engine(engine: FoundEngine) -> str:
     return f"watching {engine.name}: {', '.join(pieces)}"
 
 
-async def _wait_until_end(
+async def _wait_until_finished(
     options: WatchOptions, watch_plan: plan.SupervisorPlan, poller: Poller, print_line: PrintLine
 ) -> None:
     """Return when the duration has passed or the engine's process has ended.
@@ -165,7 +165,7 @@ async def _wait_until_end(
     told = False
     while (left := deadline - loop.time()) > 0:
         await asyncio.sleep(min(PROCESS_POLL_PERIOD_S, left))
-        if pid is None or not _is_lost(poller.snapshot.view):
+        if pid is None or not _is_engine_lost(poller.snapshot.view):
             told = False
             continue
         assert options.target is not None
@@ -190,7 +190,7 @@ def _write_config(watch_plan: plan.SupervisorPlan, config: SupervisorConfig) -> 
     replace_file(Path(watch_plan.places.config_file), supervisor_config.encode_config(config))
 
 
-def _is_lost(view: View | None) -> bool:
+def _is_engine_lost(view: View | None) -> bool:
     engine = view.signals.get("engine") if view is not None else None
     return engine is not None and engine.reason == SignalReason.ENGINE_NOT_FOUND
 

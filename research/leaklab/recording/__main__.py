@@ -122,7 +122,7 @@ async def _models(names: set[str], folder: Path) -> None:
         if (where / "config.json").exists():
             continue
         if name == "tiny":
-            await model.make_tiny_checkpoint(where)
+            await model.generate_tiny_checkpoint(where)
             continue
         program = (sys.executable, "-m", "plimsoll_faults.models.tiny_media", name, str(where))
         process = await asyncio.create_subprocess_exec(*program)

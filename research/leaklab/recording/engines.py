@@ -25,7 +25,7 @@ from plimsoll_api.supervisor_config import (
     ServiceRef,
     SupervisorConfig,
 )
-from plimsoll_cli.local.plan import LOOPBACK, Command
+from plimsoll_cli.local.plan import LOOPBACK_ADDRESS, Command
 from plimsoll_cli.local.runner import choose_free_ports
 from plimsoll_probe.install import install as install_probe
 from tests.conformance.peers import CHECKPOINT, Peer
@@ -89,12 +89,12 @@ def install(folder: Path) -> None:
 def launch(run: Run, place: Place, peer: Peer | None) -> Launch:
     """Write the run's configuration, and return how its engine starts."""
     port, admin_port = choose_free_ports([None, None])
-    url = f"http://{LOOPBACK}:{port}"
+    url = f"http://{LOOPBACK_ADDRESS}:{port}"
     folder = place.folder
     (folder / "etc").mkdir(parents=True, exist_ok=True)
     (folder / "run").mkdir(exist_ok=True)
     if run.engine is EngineType.PLIMSOLL:
-        endpoint = EngineEndpoint(run.engine, f"http://{LOOPBACK}:{admin_port}", url)
+        endpoint = EngineEndpoint(run.engine, f"http://{LOOPBACK_ADDRESS}:{admin_port}", url)
         (folder / "run" / TOKEN_FILE).write_text("recording")
         command = _ours(run, place, port, admin_port)
     else:
@@ -121,7 +121,8 @@ def recorder(run: Run, place: Place, out: Path, seconds: float) -> Command:
 def _ours(run: Run, place: Place, port: int, admin_port: int) -> Command:
     argv: tuple[str, ...] = (
         sys.executable, "-m", "plimsoll_engine", "serve",
-        f"--model={place.models / run.model}", "--served-model-name=tiny", f"--host={LOOPBACK}",
+        f"--model={place.models / run.model}", "--served-model-name=tiny",
+        f"--host={LOOPBACK_ADDRESS}",
         f"--port={port}", f"--admin-port={admin_port}", f"--run-dir={place.folder / 'run'}",
         f"--device={place.device}", "--dtype=float32",
     )  # fmt: skip

@@ -23,12 +23,12 @@ from plimsoll_cli.demo.evidence import (
     MemorySample,
     Observations,
     PhaseTimes,
-    compute_figures,
     compute_host_memory,
     compute_idle_bytes,
+    compute_results,
+    find_failures,
     find_overlapping_gaps,
     find_pauses,
-    find_problems,
 )
 from plimsoll_cli.demo.streams import Reply, ReplyState, find_longest_gap
 from plimsoll_cli.errors import UsageError
@@ -86,17 +86,17 @@ SEEN = Observations(
 
 def test_the_time_from_the_crossing_of_the_budget_is_measured() -> None:
     """Memory grows by 6 MiB a second and stands 80 MiB above idle, the line, after 14 s."""
-    values = compute_figures(replace(SEEN, budget_bytes=30 * MIB))
+    values = compute_results(replace(SEEN, budget_bytes=30 * MIB))
 
     assert values["crossing_to_resolved_s"] == 36
     assert values["budget_spent_at_restart_ratio"] == (PEAK - 950 * MIB) / (30 * MIB)
-    assert "crossing_to_resolved_s" not in compute_figures(SEEN), (
+    assert "crossing_to_resolved_s" not in compute_results(SEEN), (
         "without a budget there is no line"
     )
 
 
 def test_a_cure_gives_figures_and_nothing_is_missing() -> None:
-    values = compute_figures(SEEN)
+    values = compute_results(SEEN)
 
     assert values["incidents_resolved_count"] == 1
     assert values["worker_restarts_count"] == 1
@@ -108,7 +108,7 @@ def test_a_cure_gives_figures_and_nothing_is_missing() -> None:
     assert values["streams_carried_count"] == 2
     assert values["pause_p50_s"] == pytest.approx(1.5)
     assert values["pause_p99_s"] == pytest.approx(2.0)
-    assert find_problems(values) == []
+    assert find_failures(values) == []
 
 
 @pytest.mark.parametrize(
@@ -131,21 +131,21 @@ def test_a_cure_gives_figures_and_nothing_is_missing() -> None:
     ],
 )
 def test_what_is_missing_is_said(change: dict[str, object], expected: str) -> None:
-    lacks = find_problems(compute_figures(replace(SEEN, **change)))  # type: ignore[arg-type]
+    lacks = find_failures(compute_results(replace(SEEN, **change)))  # type: ignore[arg-type]
 
     assert any(expected in line for line in lacks), lacks
 
 
 def test_memory_below_the_baseline_is_back() -> None:
     memory = [*MEMORY[:30], MemorySample(START + 65, IDLE - 30 * MIB)]
-    assert find_problems(compute_figures(replace(SEEN, memory=memory))) == []
+    assert find_failures(compute_results(replace(SEEN, memory=memory))) == []
 
 
 def test_a_restart_that_failed_is_no_restart() -> None:
     failed = msgspec.structs.replace(INCIDENT.timeline[1], outcome=StepOutcome.FAILED)
     incident = msgspec.structs.replace(INCIDENT, timeline=[failed])
 
-    assert compute_figures(replace(SEEN, incidents=[incident]))["worker_restarts_count"] == 0
+    assert compute_results(replace(SEEN, incidents=[incident]))["worker_restarts_count"] == 0
 
 
 def test_only_replies_that_the_restart_met_have_a_pause() -> None:
@@ -186,8 +186,8 @@ def test_a_reply_with_one_chunk_has_no_gap() -> None:
 
 
 def test_the_story_tells_each_step_and_the_outcome() -> None:
-    values = compute_figures(SEEN)
-    text = story.write_story("leaky", SEEN, values, ["2 streams broke"])
+    values = compute_results(SEEN)
+    text = story.format_story("leaky", SEEN, values, ["2 streams broke"])
 
     assert "+22.0 s  Trim succeeded" in text
     assert "+30.0 s  WorkerRestart succeeded: 2 requests carried over" in text
@@ -199,10 +199,10 @@ def test_the_story_tells_each_step_and_the_outcome() -> None:
 
 def test_the_report_is_written_also_when_nothing_was_found(tmp_path: Path) -> None:
     nothing = replace(SEEN, incidents=[], memory=[], replies=[])
-    values = compute_figures(nothing)
+    values = compute_results(nothing)
 
     story.write_report(
-        tmp_path, nothing, values, find_problems(values), "leaky", None, ["plimsoll", "demo"]
+        tmp_path, nothing, values, find_failures(values), "leaky", None, ["plimsoll", "demo"]
     )
 
     names = {file.name for file in tmp_path.iterdir()}

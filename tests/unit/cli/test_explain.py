@@ -131,7 +131,7 @@ def test_every_kind_that_exists_can_be_listed(kind: IncidentKind) -> None:
     wanted = incidents.IncidentFilter(kind=kind.value)
     wanted.validate()
     incident = make_view_from_object(INCIDENT | {"spec": {**INCIDENT["spec"], "kind": kind.value}})
-    assert incidents.select_newest([incident], wanted, None) == [incident]
+    assert incidents.select_newest_incidents([incident], wanted, None) == [incident]
     assert explain.choose_next_step(incident)
 
 
@@ -174,17 +174,22 @@ def test_filters_and_order() -> None:
     everything = [first, later]
     names = [
         incident.name
-        for incident in incidents.select_newest(everything, incidents.IncidentFilter(), None)
+        for incident in incidents.select_newest_incidents(
+            everything, incidents.IncidentFilter(), None
+        )
     ]
     assert names == ["b", "leaky-0-1a2b3c4d"]
-    assert incidents.select_newest(everything, incidents.IncidentFilter(), 1) == [later]
-    assert incidents.select_newest(everything, incidents.IncidentFilter(open_only=True), None) == [
-        later
-    ]
-    assert incidents.select_newest(
+    assert incidents.select_newest_incidents(everything, incidents.IncidentFilter(), 1) == [later]
+    assert incidents.select_newest_incidents(
+        everything, incidents.IncidentFilter(open_only=True), None
+    ) == [later]
+    assert incidents.select_newest_incidents(
         everything, incidents.IncidentFilter(phase="Resolved"), None
     ) == [first]
-    assert incidents.select_newest(everything, incidents.IncidentFilter(target="x"), None) == []
+    assert (
+        incidents.select_newest_incidents(everything, incidents.IncidentFilter(target="x"), None)
+        == []
+    )
     with pytest.raises(Exception, match="--phase 'x': use one of Open"):
         incidents.IncidentFilter(phase="x").validate()
 
@@ -235,7 +240,7 @@ def test_an_incident_of_a_group_names_the_group_and_the_pod_that_leaks() -> None
     ],
 )  # fmt: skip
 def test_incidents_are_found_by_workload_policy_or_pod(name: str, expected: bool) -> None:
-    found = incidents.select_newest(
+    found = incidents.select_newest_incidents(
         [make_view_from_object(OF_POLICY)], incidents.IncidentFilter(name), None
     )
     assert bool(found) is expected
@@ -245,7 +250,7 @@ def test_incidents_are_found_by_workload_policy_or_pod(name: str, expected: bool
 @pytest.mark.parametrize("name", ["svc/x", "deployment/", "deployment/a/b"])
 def test_a_target_of_another_form_is_an_error(name: str) -> None:
     with pytest.raises(UsageError, match=f"{name}: "):
-        incidents.select_newest(
+        incidents.select_newest_incidents(
             [make_view_from_object(OF_POLICY)], incidents.IncidentFilter(name), None
         )
 
@@ -256,10 +261,10 @@ def test_small_pictures() -> None:
     assert draw_sparkline([1, 1]) == "▁▁"
     assert draw_sparkline([0, None, 7]) == "▁ █"
     assert len(draw_sparkline(range(100), 10)) == 10
-    assert draw_sparkline([0, 1], plain=True).isascii()
+    assert draw_sparkline([0, 1], ascii_only=True).isascii()
     assert draw_bar(0.5, 4) == "██░░"
-    assert draw_bar(None, 4, plain=True) == "...."
-    assert draw_bar(7.0, 4, plain=True) == "####"
+    assert draw_bar(None, 4, ascii_only=True) == "...."
+    assert draw_bar(7.0, 4, ascii_only=True) == "####"
 
 
 def test_a_plot_shows_rise_and_fall() -> None:

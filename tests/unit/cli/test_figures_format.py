@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll_cli.figures import find_commit, find_percentile, make_result
+from plimsoll_cli.figures import compute_percentile, find_commit, make_result
 
 
 def test_a_result_has_the_keys_that_every_benchmark_has() -> None:
@@ -73,13 +73,13 @@ def test_only_published_results_leave_a_tree_clean(tmp_path: Path) -> None:
 def test_a_percentile_is_a_measured_value_with_that_share_at_or_below(
     values: list[float], share: float
 ) -> None:
-    value = find_percentile(values, share)
+    value = compute_percentile(values, share)
 
     assert value in values
     assert sum(other <= value for other in values) >= share * len(values) - 1e-9
 
 
 def test_known_percentiles() -> None:
-    assert find_percentile([3.0, 1.0, 2.0], 0.5) == 2.0
-    assert find_percentile([1.0, 2.0], 0.99) == 2.0
-    assert find_percentile([], 0.5) is None
+    assert compute_percentile([3.0, 1.0, 2.0], 0.5) == 2.0
+    assert compute_percentile([1.0, 2.0], 0.99) == 2.0
+    assert compute_percentile([], 0.5) is None

@@ -18,7 +18,7 @@ from plimsoll_api.incidents import IncidentKind, IncidentPhase
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.state import View
 from plimsoll_cli.local.status import Snapshot
-from plimsoll_cli.local.view import Screen, SegmentGrowth, Traffic, render_screen
+from plimsoll_cli.local.view import Screen, SegmentGrowth, TrafficTotals, render_screen
 from plimsoll_sidecar.govern.incident import Incident
 
 MIB = 1 << 20
@@ -91,13 +91,13 @@ STATUS = Status(
 
 def screen(**changes: object) -> Screen:
     snapshot = Snapshot(view(**changes), STATUS, tokens_per_s=123.4)
-    traffic = Traffic(streams=8, answered=40, longest_gap_s=1.26)
+    traffic = TrafficTotals(streams=8, answered=40, longest_gap_s=1.26)
     return Screen("leaky", POLICY, snapshot, {Segment.PYTHON_OBJECTS: 64 * MIB}, traffic)
 
 
-def draw(shown: Screen, width: int, plain: bool = False) -> str:
+def draw(shown: Screen, width: int, ascii_only: bool = False) -> str:
     console = Console(record=True, width=width, file=io.StringIO(), color_system=None)
-    console.print(render_screen(shown, width, plain))
+    console.print(render_screen(shown, width, ascii_only))
     return console.export_text()
 
 
@@ -120,7 +120,7 @@ def test_a_frame_fits_and_says_what_matters(width: int) -> None:
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_the_bar_is_filled_to_the_share_of_the_budget(width: int) -> None:
-    line = next(li for li in draw(screen(), width, plain=True).splitlines() if "75%" in li)
+    line = next(li for li in draw(screen(), width, ascii_only=True).splitlines() if "75%" in li)
 
     filled, empty = line.count("#"), line.count(".")
     assert filled / (filled + empty) == pytest.approx(0.75, abs=0.07)
@@ -131,7 +131,7 @@ def test_a_wide_terminal_shows_the_growth_rate() -> None:
 
 
 def test_plain_text_is_ascii_only() -> None:
-    assert draw(screen(), 100, plain=True).isascii()
+    assert draw(screen(), 100, ascii_only=True).isascii()
 
 
 @pytest.mark.parametrize("width", WIDTHS)

@@ -109,7 +109,7 @@ def test_wanted_ports_are_taken_where_they_are_free() -> None:
 
 def test_a_port_in_use_is_replaced_and_all_differ() -> None:
     with socket.socket() as listener:
-        listener.bind((plan.LOOPBACK, 0))
+        listener.bind((plan.LOOPBACK_ADDRESS, 0))
         listener.listen(1)
         taken = listener.getsockname()[1]
 
@@ -123,7 +123,7 @@ def test_a_port_in_use_is_replaced_and_all_differ() -> None:
 def test_a_checkpoint_directory_is_used_as_it_is(tmp_path: Path) -> None:
     one = service(model={"uri": f"file://{tmp_path}"})
 
-    assert model.find_checkpoint(one, ROOT) == (tmp_path, False)
+    assert model.locate_checkpoint(one, ROOT) == (tmp_path, False)
 
 
 def annotated(wish: str) -> InferenceService:
@@ -133,22 +133,22 @@ def annotated(wish: str) -> InferenceService:
 
 
 def test_the_tiny_checkpoint_is_made_only_once(tmp_path: Path) -> None:
-    folder, absent = model.find_checkpoint(annotated("tiny"), tmp_path)
+    folder, absent = model.locate_checkpoint(annotated("tiny"), tmp_path)
     assert absent
 
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{}")
 
-    assert model.find_checkpoint(annotated("tiny"), tmp_path) == (folder, False)
+    assert model.locate_checkpoint(annotated("tiny"), tmp_path) == (folder, False)
 
 
 def test_a_model_of_the_hub_is_downloaded_only_once(tmp_path: Path) -> None:
     one = service(model={"uri": "hf://org/tiny", "revision": "refs/pr/1"})
-    folder, absent = model.find_checkpoint(one, tmp_path)
+    folder, absent = model.locate_checkpoint(one, tmp_path)
     assert (folder, absent) == (tmp_path / "models" / "org" / "tiny" / "refs--pr--1", True)
     folder.mkdir(parents=True)
     (folder / model.COMPLETE_MARKER_FILE).touch()
-    assert model.find_checkpoint(one, tmp_path) == (folder, False)
+    assert model.locate_checkpoint(one, tmp_path) == (folder, False)
 
 
 @pytest.mark.parametrize(
@@ -164,4 +164,4 @@ def test_a_model_of_the_hub_is_downloaded_only_once(tmp_path: Path) -> None:
 )
 def test_a_model_that_is_not_here_is_named(one: InferenceService, expected: str) -> None:
     with pytest.raises(UsageError, match=expected):
-        model.find_checkpoint(one, ROOT)
+        model.locate_checkpoint(one, ROOT)

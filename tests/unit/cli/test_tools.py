@@ -23,21 +23,22 @@ def test_questions_are_asked_only_for_what_no_flag_says() -> None:
         asked.append(question)
         return default or "file:///m"
 
-    answers = starter.ask_missing({"name": "x", "gpus": 0, "mode": "Recover"}, ask)
+    answers = starter.ask_missing_fields({"name": "x", "gpus": 0, "mode": "Recover"}, ask)
     assert len(asked) == len(starter.QUESTIONS) - 3
     spec = InferenceService.model_validate(yaml.safe_load(starter.format_manifest(answers))).spec
     assert spec.supervision.mode.value == "Recover"
     assert spec.engine.args == ["--device=cpu", "--dtype=float32"]
     assert spec.memory.device is None
     with pytest.raises(UsageError, match="replicas: 'two' is not an integer"):
-        starter.ask_missing({"replicas": "two"}, ask)
+        starter.ask_missing_fields({"replicas": "two"}, ask)
 
 
 def test_a_manifest_that_would_be_refused_names_its_fields() -> None:
     with pytest.raises(UsageError, match=r"spec\.model\.uri"):
-        starter.format_manifest(starter.Answers(name="x", model="nowhere"))
+        starter.format_manifest(starter.ManifestFields(name="x", model="nowhere"))
+    fields = starter.ManifestFields("x", "file:///m", memory="1Gi", host_budget="2Gi")
     with pytest.raises(UsageError, match="growthBudget"):
-        starter.format_manifest(starter.Answers("x", "file:///m", memory="1Gi", host_budget="2Gi"))
+        starter.format_manifest(fields)
 
 
 def test_init_without_a_terminal_names_what_is_missing() -> None:

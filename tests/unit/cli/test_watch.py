@@ -132,7 +132,7 @@ def test_a_runtime_tells_published_ports_and_addresses() -> None:
             }
         ]
     )
-    (found,) = decode(text.encode(), list[endpoint._Inspection])
+    (found,) = decode(text.encode(), list[endpoint._ContainerInspection])
     assert found.state.pid == 4711
     assert found.list_addresses() == ["http://127.0.0.1:18000", "http://172.17.0.2"]
 
@@ -141,18 +141,18 @@ def test_a_command_says_which_engine_it_starts_and_where(tmp_path: Path) -> None
     program = tmp_path / "vllm"
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
-    found = endpoint.predict_engine([str(program), "serve", "m", "--port=8123"], None)
+    found = endpoint.find_engine_of_command([str(program), "serve", "m", "--port=8123"], None)
     assert (found.name, found.endpoint.type) == ("vllm-8123", EngineType.VLLM)
     assert found.endpoint.serving_url == "http://127.0.0.1:8123"
-    assert endpoint.predict_engine([str(program), "serve"], None).name == "vllm-8000"
+    assert endpoint.find_engine_of_command([str(program), "serve"], None).name == "vllm-8000"
     with pytest.raises(UsageError, match="port of the engine is unknown"):
-        endpoint.predict_engine(["true"], None)
+        endpoint.find_engine_of_command(["true"], None)
     with pytest.raises(UsageError, match="the program does not exist"):
-        endpoint.predict_engine(["no-such-program"], 1)
+        endpoint.find_engine_of_command(["no-such-program"], 1)
 
 
 def test_the_started_engine_has_the_name_by_which_its_supervisor_knows_it(tmp_path: Path) -> None:
-    found = endpoint.predict_engine(["true"], 8123)
+    found = endpoint.find_engine_of_command(["true"], 8123)
     config = SupervisorConfig(ServiceRef(found.name), found.endpoint)
     made = plan.plan_supervisor(config, tmp_path, [1, 2], {"POD_IP": "::"}, ["/bin/true"])
     assert made.engine is not None

@@ -19,7 +19,7 @@ from plimsoll_cli.cluster.doctor import (
     MIN_KUBERNETES_MINOR,
     check_shared_memory,
     check_version,
-    format_out_of_service,
+    format_out_of_service_reasons,
 )
 from plimsoll_operator.admission.certificate import create_authority
 
@@ -60,10 +60,12 @@ def test_shared_memory_that_is_known_or_not_watched() -> None:
 
 
 def test_why_a_pod_is_out_of_service() -> None:
-    assert format_out_of_service("a", ActionAnswer()) == ""
-    text = format_out_of_service("a", ActionAnswer(out_of_service={"manual": 840.0}))
+    assert format_out_of_service_reasons("a", ActionAnswer()) == ""
+    text = format_out_of_service_reasons("a", ActionAnswer(out_of_service={"manual": 840.0}))
     assert text == "out of service: drained by a person (until you run plimsoll resume a); "
-    text = format_out_of_service("a", ActionAnswer(out_of_service={"restart": 60.0, "later": 1.0}))
+    text = format_out_of_service_reasons(
+        "a", ActionAnswer(out_of_service={"restart": 60.0, "later": 1.0})
+    )
     assert text == "out of service: the engine is restarting (for at most 1 min more); "
 
 
@@ -160,9 +162,9 @@ def test_it_tells_what_memory_a_service_needs_and_what_to_set(fits: bool) -> Non
     )
     resources = {"requests": {"memory": "17664Mi"}, "limits": {"memory": "33Gi"}}
     said = {"message": text, "resources": resources}
-    (found,) = checks.check_memory("service qwen", {"recommendation": said})
+    (found,) = checks.check_memory_recommendation("service qwen", {"recommendation": said})
     assert (found.name, found.ok) == ("service qwen memory", fits)
     assert found.text == text + (
         "" if fits else "; set requests.memory: 17664Mi, limits.memory: 33Gi"
     )
-    assert list(checks.check_memory("service qwen", {})) == []
+    assert list(checks.check_memory_recommendation("service qwen", {})) == []
