@@ -51,6 +51,10 @@ SLOT_REPLICAS_ANNOTATION = f"{API_GROUP}/replicas"
 """Annotation of a slot Lease of a SupervisionPolicy: the pods that may take the slot, grouped by
 replica. An admission policy enforces it."""
 
+EXPECTED_REPLICAS_ANNOTATION = f"{API_GROUP}/expected-replicas"
+"""Annotation of a slot Lease of an InferenceService whose replicas are multi-node groups: the
+minimum number of replicas that should be running."""
+
 SLOT_ROLES_ANNOTATION = f"{API_GROUP}/roles"
 """Annotation of a slot Lease of a SupervisionPolicy: the pods of each role in the same graph."""
 

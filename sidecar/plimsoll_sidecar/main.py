@@ -129,9 +129,7 @@ def build_supervisor(
             partners = create_partners(current, leases, EndpointSlices(kube, namespace))
         member, workload = current.service.group, current.service.workload
         kind = workload.kind if workload is not None else ""
-        service_exit = create_pod_services(
-            kube, current.service, pod, leases.list_replicas if leases else tuple
-        )
+        service_exit = create_pod_services(kube, current.service, pod, leases)
         if member is not None and member.subdomain:
             others = (
                 make_leader_matcher(kind, pod) if member.worker else make_worker_matcher(kind, pod)

@@ -38,7 +38,7 @@ from plimsoll_operator.render import objects
 from plimsoll_sidecar.act import lease_counts
 from plimsoll_sidecar.act.actuator import Actuator
 from plimsoll_sidecar.act.adapters.engine_adapter import create_adapter
-from plimsoll_sidecar.act.pod_services import PodServices
+from plimsoll_sidecar.act.pod_services import PodServices, create_pod_services
 from plimsoll_sidecar.act.slots import LEASE_DURATION_S, LeaseSlots
 from plimsoll_sidecar.clients.kube import EndpointSlices, KubeClient, KubeError
 from plimsoll_sidecar.config import ConfigFile
@@ -586,6 +586,43 @@ def test_a_replica_of_another_workload_does_not_stand_in_for_the_last_one(rig: R
     created["endpoints"][2]["conditions"]["ready"] = True
     rig.admin.put(f"{path}/router", created)
     assert not leaving.is_last_ready()
+
+
+def test_a_group_that_is_being_recreated_keeps_the_other_one_in_service(rig: Rig) -> None:
+    """Only the slot says that there should be two: the missing leader has no endpoint."""
+    manifest = {
+        "metadata": {"name": SERVICE, "namespace": rig.namespace},
+        "spec": {
+            "replicas": 2,
+            "model": {"uri": "pvc://models/tiny"},
+            "engine": {"type": "vllm", "image": "vllm"},
+            "parallelism": {"pipeline": 2},
+        },
+    }
+    (lease,) = objects.make_slot_leases(InferenceService.model_validate(manifest))
+    rig.admin.apply(rig.lease_path, lease)
+    body: dict[str, Any] = {
+        "apiVersion": "discovery.k8s.io/v1",
+        "kind": "EndpointSlice",
+        "metadata": {"name": "qwen-1", "labels": {"kubernetes.io/service-name": SERVICE}},
+        "addressType": "IPv4",
+        "endpoints": [
+            {
+                "addresses": ["10.1.0.1"],
+                "conditions": {"ready": True},
+                "targetRef": {"kind": "Pod", "name": "qwen-lws-1"},
+            }
+        ],
+    }
+    path = f"/apis/discovery.k8s.io/v1/namespaces/{rig.namespace}/endpointslices"
+    rig.admin.create(path, body)
+    slots = rig.slots("qwen-lws-1")
+    assert slots.read_expected_replicas() == 2
+    assert create_pod_services(rig.kube, rig.service, "qwen-lws-1", slots).is_last_ready()
+    lease["metadata"]["annotations"] = {}
+    rig.admin.apply(rig.lease_path, lease)
+    assert slots.read_expected_replicas() == 0
+    assert not create_pod_services(rig.kube, rig.service, "qwen-lws-1", slots).is_last_ready()
 
 
 def test_a_pod_without_a_slot_waits_for_the_operator(rig: Rig) -> None:

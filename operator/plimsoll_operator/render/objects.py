@@ -7,7 +7,13 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from plimsoll_api.inferenceservice import InferenceService
-from plimsoll_api.names import API_GROUP, INCIDENT_PLURAL, METRICS_PORT, PROBE_PORT
+from plimsoll_api.names import (
+    API_GROUP,
+    EXPECTED_REPLICAS_ANNOTATION,
+    INCIDENT_PLURAL,
+    METRICS_PORT,
+    PROBE_PORT,
+)
 from plimsoll_api.operation import Autoscaling, parse_count
 from plimsoll_api.units import parse_duration
 from plimsoll_api.workloads import LWS_API, LWS_KIND
@@ -91,11 +97,21 @@ def _convert_to_pod_limit(replicas: int | str, nodes: int) -> int | str:
 def make_slot_leases(service: InferenceService) -> list[dict[str, Any]]:
     """Return a Lease for each restart slot.
 
-    The Leases have no ``spec``, because the supervisors own this field.
+    The Leases have no ``spec``, because the supervisors own this field. A group that is being
+    recreated has no endpoint, so its supervisors' peers know of it only from the annotation.
     """
     wanted = names.make_slot_names(service.metadata.name, service.spec.supervision.max_unavailable)
+    metadata: dict[str, Any] = {}
+    if service.spec.nodes > 1:
+        scaling = service.spec.autoscaling
+        expected = service.spec.replicas if scaling is None else scaling.min_replicas
+        metadata["annotations"] = {EXPECTED_REPLICAS_ANNOTATION: str(expected)}
     return [
-        {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": name}}
+        {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": {"name": name} | metadata,
+        }
         for name in wanted
     ]
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from plimsoll_api.names import POLICY_KIND
 from plimsoll_api.supervisor_config import ServiceRef
 from plimsoll_api.workloads import RAY_KIND, make_members_service_name
+from plimsoll_sidecar.act.slots import LeaseSlots
 from plimsoll_sidecar.clients.kube import EndpointSlices, KubeClient, KubeError
 
 log = logging.getLogger(__name__)
@@ -71,6 +72,8 @@ class PodServices(ServiceExit):
         unused_services: Names of Services that route no requests to the pod.
         members_service: The name of the Service that lists all pods of the policy and routes no
             requests; empty without one.
+        read_expected_replicas: A function that returns the minimum number of replicas that
+            should be running; 0 if it is unknown.
 
     """
 
@@ -82,9 +85,11 @@ class PodServices(ServiceExit):
         list_replicas: Callable[[], Sequence[Sequence[str]]] = tuple,
         unused_services: Collection[str] = (),
         members_service: str = "",
+        read_expected_replicas: Callable[[], int] = int,
     ) -> None:
         self._slices, self._pod, self._service = slices, pod, service
         self._list_replicas, self._members_service = list_replicas, members_service
+        self._read_expected_replicas = read_expected_replicas
         self._unused_services = {*unused_services, members_service}
 
     def read_readiness_by_service(self) -> list[dict[str, bool]]:
@@ -111,7 +116,9 @@ class PodServices(ServiceExit):
         of the workload are checked. The pods of one replica restart together, so they do not
         replace each other.
 
-        The only replica of a service may restart, because no other replica could take over. A
+        The only replica of a service may restart, because no other replica could take over. If more
+        replicas should be running, those without an endpoint count as not ready: the pods of a
+        multi-node group are missing while the group is recreated. A
         ``planned`` restart requires at least one Service, and another ready replica in each
         Service.
         """
@@ -119,11 +126,13 @@ class PodServices(ServiceExit):
         own = next((set(pods) for pods in replicas if self._pod in pods), {self._pod})
         siblings = {name for pods in replicas for name in pods}
         services = self.read_readiness_by_service() or self._read_sibling_readiness(siblings)
+        expected = self._read_expected_replicas()
         for pods in services:
             of_workload = {name: ok for name, ok in pods.items() if name in siblings}
-            if _lacks_other_ready_pod(pods, own, planned) or _lacks_other_ready_pod(
-                of_workload, own
-            ):
+            needs_others = planned or expected > 1
+            if _lacks_other_ready_pod(pods, own, needs_others):
+                return True
+            if _lacks_other_ready_pod(of_workload, own):
                 return True
         return planned and not services
 
@@ -197,18 +206,19 @@ def create_pod_services(
     kube: KubeClient | None,
     service: ServiceRef,
     pod: str,
-    list_replicas: Callable[[], Sequence[Sequence[str]]] = tuple,
+    slots: LeaseSlots | None = None,
 ) -> ServiceExit:
     """Return the object that removes ``pod`` from its Services.
 
-    ``service`` is the pod's InferenceService or SupervisionPolicy. ``list_replicas`` returns the
-    pods of the workload, grouped by replica. Without ``kube``, the EndpointSlices are not read.
+    ``service`` is the pod's InferenceService or SupervisionPolicy. ``slots`` says which replicas
+    the workload has. Without ``kube``, the EndpointSlices are not read.
     """
     if kube is None or not service.uid:
         return ServiceExit()
     slices = EndpointSlices(kube, service.namespace)
     if service.kind != POLICY_KIND:
-        return PodServices(slices, pod, service.name)
+        expected = slots.read_expected_replicas if slots else int
+        return PodServices(slices, pod, service.name, read_expected_replicas=expected)
     member, workload = service.group, service.workload
     # No client uses the Service that the operator created for a RayCluster.
     of_ray = workload is not None and workload.kind == RAY_KIND
@@ -216,19 +226,19 @@ def create_pod_services(
     return PodServices(
         slices,
         pod,
-        list_replicas=list_replicas,
+        list_replicas=slots.list_replicas if slots else tuple,
         unused_services=unused,
         members_service=make_members_service_name(service.name),
     )
 
 
 def _lacks_other_ready_pod(
-    readiness: dict[str, bool], own_pods: set[str], planned: bool = False
+    readiness: dict[str, bool], own_pods: set[str], needs_others: bool = False
 ) -> bool:
     """Report whether there are pods other than ``own_pods``, but none of them is ready.
 
-    ``readiness`` maps pod names to readiness. If ``planned``, the result is also True without other
-    pods.
+    ``readiness`` maps pod names to readiness. If ``needs_others``, the result is also True without
+    other pods.
     """
     others = [ready for name, ready in readiness.items() if name not in own_pods]
-    return (planned or bool(others)) and not any(others)
+    return (needs_others or bool(others)) and not any(others)

@@ -23,10 +23,16 @@ import time
 from collections.abc import Callable
 
 from plimsoll_api.incidents import WaitReason
-from plimsoll_api.names import OPERATOR_NAME, SLOT_REPLICAS_ANNOTATION, SLOT_ROLES_ANNOTATION
+from plimsoll_api.names import (
+    EXPECTED_REPLICAS_ANNOTATION,
+    OPERATOR_NAME,
+    SLOT_REPLICAS_ANNOTATION,
+    SLOT_ROLES_ANNOTATION,
+)
 from plimsoll_api.roles import PodRole
 from plimsoll_api.supervision import RestartBudget
 from plimsoll_api.times import format_rfc3339_micro
+from plimsoll_api.units import parse_whole_number
 from plimsoll_api.workloads import PARTNER_ROLES, parse_replicas, parse_roles
 from plimsoll_sidecar.act import lease_counts
 from plimsoll_sidecar.clients.kube import (
@@ -158,6 +164,14 @@ class LeaseSlots(Slots):
         own = next((set(pods) for pods in roles.values() if self._holder in pods), None)
         return replicas if own is None else [one for one in replicas if not own.isdisjoint(one)]
 
+    def read_expected_replicas(self) -> int:
+        """Return the minimum number of replicas that should be running; 0 if it is unknown.
+
+        Raises KubeError.
+        """
+        text = self._read_annotations().get(EXPECTED_REPLICAS_ANNOTATION, "")
+        return parse_whole_number(text) or 0
+
     def list_partners(self, role: PodRole | None) -> tuple[str, ...]:
         """Return the pods that exchange KV blocks with pods of ``role``. Raises KubeError."""
         partner = PARTNER_ROLES.get(role) if role is not None else None
@@ -232,7 +246,7 @@ class LeaseSlots(Slots):
                 return True
         except KubeError as error:
             if error.is_transient or isinstance(error, ConflictError):
-                return age < LEASE_DURATION_S
+                return age < self._lease_duration_s
         self._held_name = None
         return False
 

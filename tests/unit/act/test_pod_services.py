@@ -72,6 +72,21 @@ def test_the_pods_of_an_inference_pool_need_no_service(api: ApiServer) -> None:
     assert mine.is_last_ready(), "a Service with clients decides"
 
 
+def test_a_group_that_is_being_recreated_counts_as_not_ready(api: ApiServer) -> None:
+    """Its leader has no endpoint: if the last ready group restarted then, none would serve."""
+    expected = 2
+    mine = PodServices(api.endpoint_slices, HEAD, "llm", read_expected_replicas=lambda: expected)
+    api.add("llm", [endpoint(HEAD)])
+    assert mine.is_last_ready()
+    api.slices[0]["endpoints"] = [endpoint(HEAD), endpoint("other")]
+    assert not mine.is_last_ready()
+    expected = 3
+    assert not mine.is_last_ready(), "one replica takes over"
+    expected = 1
+    api.slices[0]["endpoints"] = [endpoint(HEAD)]
+    assert not mine.is_last_ready(), "the only replica may restart"
+
+
 def test_only_partners_that_are_ready_are_asked(api: ApiServer) -> None:
     api.add("members", [endpoint("d-0"), endpoint("d-1", serving=False), endpoint(HEAD)])
     found = api.endpoint_slices.find_ready_addresses(("d-0", "d-1", "d-2"))
