@@ -25,8 +25,8 @@ MAX_WATCH_LAG_S = 60.0
 client-go retries a watch after up to 30 s, or 60 s with its jitter. Meanwhile, the endpoints
 controller does not notice that a pod is not ready, nor kube-proxy that the endpoints changed.
 """
-MAX_LEAVE_SERVICES_S = LEAVE_SERVICES_TIMEOUT_S + 2 * MAX_WATCH_LAG_S
-"""Maximum duration of :func:`wait_until_left`, in seconds."""
+MAX_LEAVE_SERVICES_S = 300.0
+"""Maximum duration of :func:`wait_until_left` in seconds, while outages follow each other."""
 UNKNOWN_ENDPOINTS_WAIT_S = 10.0
 """Seconds to wait if the endpoints are unknown, which is longer than most updates take."""
 
@@ -148,16 +148,19 @@ class PodServices(ServiceExit):
         return [own] if own else []
 
     def wait_until_left(self, timeout_s: float = LEAVE_SERVICES_TIMEOUT_S) -> bool:
-        """Wait until the pod is not ready in any Service; return False on timeout.
+        """Wait until the pod is not ready in any Service, and all clients of the API know it.
 
-        If no Service routes to the pod, clients get its address elsewhere. The wait then takes a
-        fixed time, and the result is True.
+        Return False on timeout. If no Service routes to the pod, clients get its address elsewhere.
+        The wait then takes a fixed time, and the result is True.
         """
         names = self._find_service_names()
         if not names:
             return ServiceExit().wait_until_left(timeout_s)
         deadline = time.monotonic() + timeout_s
-        while any(pods.get(self._pod, False) for pods in self._read_readiness(names)):
+        while (
+            any(pods.get(self._pod, False) for pods in self._read_readiness(names))
+            or self.compute_watch_lag_s()
+        ):
             if time.monotonic() >= deadline:
                 return False
             time.sleep(ENDPOINTS_POLL_INTERVAL_S)
@@ -169,37 +172,34 @@ class PodServices(ServiceExit):
 
 
 def wait_until_left(service_exit: ServiceExit) -> None:
-    """Wait until the pod has left its endpoints, or for a fixed time if they cannot be read.
+    """Wait until no client reaches the pod through its Services any more, as far as is known.
 
-    While the API server does not answer, the endpoints stay the same, and clients still reach the
-    pod. Reading the endpoints is therefore retried for :data:`LEAVE_SERVICES_TIMEOUT_S`. After an
-    outage, the endpoints and the rules of kube-proxy change late, so the wait is longer.
+    The pod must have left its endpoints, and there must have been no outage of the API server for
+    :data:`MAX_WATCH_LAG_S`: after an outage, the endpoints and the rules of kube-proxy change late,
+    and a kubelet that starts may report the pod as ready for a moment. The wait takes at most
+    :data:`LEAVE_SERVICES_TIMEOUT_S` without an outage, and :data:`MAX_LEAVE_SERVICES_S` with
+    outages. It takes a fixed time if the endpoints cannot be read.
     """
     begin, left_s, message = time.monotonic(), LEAVE_SERVICES_TIMEOUT_S, ""
     deadline = begin + left_s
     while left_s > 0:
         try:
-            has_left = service_exit.wait_until_left(left_s)
+            if service_exit.wait_until_left(left_s):
+                return
+            message = "the pod is still in its endpoints, or may be in the rules of kube-proxy"
         except KubeError as error:
-            if not error.is_transient:
+            # An API server that has just started answers 403 until it has read the roles.
+            if not error.is_transient and not service_exit.compute_watch_lag_s():
                 log.warning("cannot read the pod's endpoints, waiting for a fixed time: %s", error)
                 ServiceExit().wait_until_left()
                 return
             message = str(error)
             time.sleep(ENDPOINTS_POLL_INTERVAL_S)
-        else:
-            lag_s = service_exit.compute_watch_lag_s()
-            if has_left or not lag_s:
-                time.sleep(lag_s)
-                return
-            last = begin + LEAVE_SERVICES_TIMEOUT_S + MAX_WATCH_LAG_S
-            deadline = min(time.monotonic() + lag_s, last)
+        if lag_s := service_exit.compute_watch_lag_s():
+            settled_at = time.monotonic() + lag_s + LEAVE_SERVICES_TIMEOUT_S
+            deadline = min(settled_at, begin + MAX_LEAVE_SERVICES_S)
         left_s = deadline - time.monotonic()
-    log.warning(
-        "continuing after %.0f s, although the pod may still be in its endpoints: %s",
-        time.monotonic() - begin,
-        message or "they did not change after an outage of the API server",
-    )
+    log.warning("continuing after %.0f s: %s", time.monotonic() - begin, message)
 
 
 def create_pod_services(

@@ -160,6 +160,51 @@ def test_endpoints_that_change_late_after_an_outage_are_waited_for(
     timer.join()
 
 
+def test_an_outage_while_the_pod_waits_begins_the_wait_anew(
+    api: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kubelet that starts then reports the pod as ready for a moment, and kube-proxy keeps it."""
+    monkeypatch.setattr(pod_services, "ENDPOINTS_POLL_INTERVAL_S", 0.05)
+    monkeypatch.setattr(pod_services, "MAX_WATCH_LAG_S", 1.0)
+    api.add("front", [endpoint(HEAD, serving=False)])
+    services = PodServices(api.endpoint_slices, HEAD)
+    begin = time.monotonic()
+    api.answer = (503, {}, b"{}")
+    with pytest.raises(KubeError):
+        api.kube.get("/api")
+    api.answer = None
+
+    def fail() -> None:
+        api.slices[0]["endpoints"] = [endpoint(HEAD)]
+        api.answer = (503, {}, b"{}")
+
+    def start() -> None:
+        """The first answers of an API server that has not read the roles yet."""
+        api.answer = (403, {}, b"{}")
+
+    def recover() -> None:
+        api.slices[0]["endpoints"] = [endpoint(HEAD, serving=False)]
+        api.answer = None
+
+    events = {0.7: fail, 1.1: start, 1.3: recover}
+    timers = [threading.Timer(after_s, event) for after_s, event in events.items()]
+    for timer in timers:
+        timer.start()
+    wait_until_left(services)
+    assert 2.0 < time.monotonic() - begin < 3.0
+    for timer in timers:
+        timer.join()
+
+
+def test_outages_without_end_delay_a_restart_for_a_bounded_time(
+    api: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pod_services, "MAX_LEAVE_SERVICES_S", 1.0)
+    api.add("front", [endpoint(HEAD)])
+    api.answer = (503, {}, b"{}")
+    assert 0.9 < waited(PodServices(api.endpoint_slices, HEAD)) < 2.0
+
+
 def waited(services: PodServices) -> float:
     """How long the pod waits until it has left."""
     begin = time.monotonic()

@@ -250,14 +250,14 @@ def test_an_engine_that_was_not_drained_is_left_alone(
     assert not ends(actuator, engine)
 
 
-class Away:
+class Away(ServiceExit):
     """Endpoints and slots of an API server that does not answer, or refuses with ``status``."""
 
     def __init__(self, status: int = 0) -> None:
         self.status = status
         self.asked = 0
 
-    def wait_until_left(self, timeout_s: float) -> bool:
+    def wait_until_left(self, timeout_s: float = LEAVE_SERVICES_TIMEOUT_S) -> bool:
         self.asked += 1
         raise KubeError(self.status, "no answer")
 
