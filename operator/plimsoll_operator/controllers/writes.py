@@ -11,7 +11,8 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from plimsoll_operator.fleet.pods import compute_seconds_between, make_printable_line
+from plimsoll_operator.fleet.pods import compute_seconds_between
+from plimsoll_operator.fleet.untrusted_text import make_printable_line
 from plimsoll_operator.kinds import (
     CLAIM,
     EVENT,

@@ -15,6 +15,7 @@ from plimsoll_api.device_health import (
     MAX_UNHEALTHY_PODS,
     encode_device_health,
 )
+from plimsoll_operator.fleet.untrusted_text import make_printable_line
 from plimsoll_operator.kinds import Object
 
 UNHEALTHY = "Unhealthy"
@@ -37,7 +38,9 @@ def list_unhealthy_devices(pod: Object) -> tuple[str, ...]:
         for device in resource.get("resources") or ()
         if device.get("health") == UNHEALTHY
     }
-    return tuple(_sanitize_device(one) for one in sorted(found)[:MAX_UNHEALTHY_DEVICES])
+    return tuple(
+        make_printable_line(one, MAX_DEVICE_CHARS) for one in sorted(found)[:MAX_UNHEALTHY_DEVICES]
+    )
 
 
 def make_device_health_file(pods: Iterable[tuple[str, tuple[str, ...]]]) -> str:
@@ -46,7 +49,3 @@ def make_device_health_file(pods: Iterable[tuple[str, tuple[str, ...]]]) -> str:
     if not unhealthy:
         return ""
     return encode_device_health(dict(unhealthy[:MAX_UNHEALTHY_PODS])).decode()
-
-
-def _sanitize_device(text: str) -> str:
-    return "".join(one if one.isprintable() else "?" for one in text)[:MAX_DEVICE_CHARS]

@@ -3,14 +3,11 @@
 The cause for a crash-looping container must not change while the container alternates between
 running and waiting. The cause therefore depends only on counts and times in the pod's status; the
 operator keeps no state of its own.
-
-Texts from the kubelet, a log or a manifest are untrusted, so they are sanitized and truncated.
 """
 
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -19,6 +16,11 @@ from plimsoll_api.times import parse_rfc3339
 from plimsoll_api.workloads import find_lws_group
 from plimsoll_operator.fleet.device_health import list_unhealthy_devices
 from plimsoll_operator.fleet.resource_claims import list_missing_claims
+from plimsoll_operator.fleet.untrusted_text import (
+    MAX_LINE_CHARS,
+    join_last_lines,
+    make_printable_line,
+)
 from plimsoll_operator.kinds import Object
 
 BACKOFF_RESET_S = 600.0
@@ -38,13 +40,10 @@ CREATION_EVENT_REASONS = frozenset(
 )
 """Reasons of Events that explain why a container is not created."""
 ENDED_POD_PHASES = ("Succeeded", "Failed")
-MAX_CAUSE_CHARS = 400
-MAX_LOG_LINES = 3
 
 _CREATING_REASONS = frozenset({"ContainerCreating", "PodInitializing"})
 _PULL_REASONS = frozenset({"ErrImagePull", "ImagePullBackOff"})
 _PULL_PREFIX_PATTERN = re.compile(r'^Back-off pulling image "[^"]*": ErrImagePull: ')
-_ANSI_ESCAPE_PATTERN = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 _WORD_PATTERN = re.compile(r"[A-Za-z][A-Za-z0-9]{0,62}")
 
 Events = Mapping[str, Sequence[Object]]
@@ -336,22 +335,6 @@ def compute_next_change_s(pods: Iterable[PodView], now: str) -> float | None:
     return max(1.0, min(due)) if due else None
 
 
-def make_printable_line(text: str, limit: int = MAX_CAUSE_CHARS) -> str:
-    """Return the start of ``text`` as one printable line of at most ``limit`` characters."""
-    line = _remove_control_characters(_ANSI_ESCAPE_PATTERN.sub("", text[: 8 * limit]))
-    return line if len(line) <= limit else f"{line[: limit - 3].rstrip()}..."
-
-
-def join_last_lines(text: str, limit: int = MAX_CAUSE_CHARS) -> str:
-    """Return the last lines of a log as one printable line of at most ``limit`` characters."""
-    lines = [
-        _remove_control_characters(line)
-        for line in _ANSI_ESCAPE_PATTERN.sub("", text[-8 * limit :]).splitlines()
-    ]
-    whole = " | ".join([line for line in lines if line][-MAX_LOG_LINES:])
-    return whole if len(whole) <= limit else f"...{whole[3 - limit :].lstrip()}"
-
-
 def compute_seconds_between(since: str, until: str) -> float:
     """Return the seconds from ``since`` to ``until``. Raises ValueError for a malformed time."""
     return parse_rfc3339(until) - parse_rfc3339(since)
@@ -375,7 +358,7 @@ def _parse_container(status: Object, spec: Object) -> Container:
         restarts=int(status.get("restartCount") or 0),
         state=next((one for one in ("terminated", "waiting", "running") if one in state), ""),
         reason=str(waiting.get("reason") or ""),
-        text=str(waiting.get("message") or "")[: 8 * MAX_CAUSE_CHARS],
+        text=str(waiting.get("message") or "")[: 8 * MAX_LINE_CHARS],
         running_since=str((state.get("running") or {}).get("startedAt") or ""),
         terminations=tuple(filter(None, ends)),
         startup_s=float(probe.get("periodSeconds", 10) * probe.get("failureThreshold", 3))
@@ -411,12 +394,6 @@ def _find_mount_failure(events: Sequence[Object]) -> Cause | None:
 def _get_event_time(event: Object) -> str:
     timestamp = event.get("lastTimestamp") or event.get("eventTime") or event.get("firstTimestamp")
     return str(timestamp or event["metadata"].get("creationTimestamp") or "")
-
-
-def _remove_control_characters(text: str) -> str:
-    """Return the text as one line, without control, format and unassigned characters."""
-    kept = (" " if unicodedata.category(character)[0] in "CZ" else character for character in text)
-    return " ".join("".join(kept).split())
 
 
 def _sanitize_reason(reason: object) -> str:

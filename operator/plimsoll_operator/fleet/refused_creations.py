@@ -26,7 +26,7 @@ from plimsoll_api.workloads import (
     RAY_NODE_TYPE_LABEL,
     RAY_WORKER,
 )
-from plimsoll_operator.fleet.pods import make_printable_line
+from plimsoll_operator.fleet.untrusted_text import make_printable_line
 from plimsoll_operator.injection.policy import inject_pod
 from plimsoll_operator.kinds import Kind, Object
 from plimsoll_operator.render.containers import Images, list_all_containers

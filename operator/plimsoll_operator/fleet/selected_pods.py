@@ -23,8 +23,8 @@ from plimsoll_operator.fleet.pods import (
     Container,
     PodView,
     compute_seconds_between,
-    make_printable_line,
 )
+from plimsoll_operator.fleet.untrusted_text import make_printable_line
 from plimsoll_operator.injection.policy import (
     ENGINE_ANNOTATION,
     INJECTED_IMAGES_ANNOTATION,

@@ -39,9 +39,9 @@ from plimsoll_api.workloads import (
     make_ray_service_name,
     make_slot_names,
 )
-from plimsoll_operator.fleet.pods import make_printable_line
 from plimsoll_operator.fleet.revisions import find_suspects
 from plimsoll_operator.fleet.selected_pods import SelectedPod, SupervisionState
+from plimsoll_operator.fleet.untrusted_text import make_printable_line
 from plimsoll_operator.fleet.workloads import (
     MAX_WORKLOADS,
     Workload,

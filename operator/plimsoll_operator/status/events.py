@@ -7,8 +7,8 @@ from typing import Literal
 
 from plimsoll_api.names import POD_HASH_ANNOTATION, RESTART_ID_ANNOTATION
 from plimsoll_api.supervision_policy_status import PolicyCondition
-from plimsoll_operator.fleet.pods import make_printable_line
 from plimsoll_operator.fleet.revisions import RolloutDecision
+from plimsoll_operator.fleet.untrusted_text import make_printable_line
 from plimsoll_operator.kinds import Object
 from plimsoll_operator.plans.service import Failure
 

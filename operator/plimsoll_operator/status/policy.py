@@ -16,7 +16,7 @@ from plimsoll_api.supervision_policy_status import (
     PolicyCondition,
 )
 from plimsoll_api.workloads import WorkloadRef
-from plimsoll_operator.fleet.pods import Cause, Events, make_printable_line
+from plimsoll_operator.fleet.pods import Cause, Events
 from plimsoll_operator.fleet.revisions import (
     describe_same_leak,
     find_suspects,
@@ -30,6 +30,7 @@ from plimsoll_operator.fleet.supervisor_figures import (
     find_blind_pods,
     list_drained_pods,
 )
+from plimsoll_operator.fleet.untrusted_text import make_printable_line
 from plimsoll_operator.fleet.verdict import make_verdicts as revision_verdicts
 from plimsoll_operator.fleet.workloads import Workload, group_pods, index_workload_statuses
 from plimsoll_operator.kinds import Object

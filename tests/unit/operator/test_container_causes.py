@@ -6,24 +6,18 @@ Tests ``fleet/pods.py``.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from plimsoll_api.inferenceservice_status import ConditionType
 from plimsoll_operator.controllers.pods import read_pod_events
 from plimsoll_operator.fleet.pods import (
     BACKOFF_RESET_S,
-    MAX_CAUSE_CHARS,
     MIN_RECOVERY_RUN_S,
     PodView,
     compute_next_change_s,
-    join_last_lines,
-    make_printable_line,
 )
 from plimsoll_operator.runtime.client import Api, ApiError
 from plimsoll_operator.status import conditions
@@ -320,23 +314,6 @@ def test_an_engine_that_ends_after_a_long_start_loops_all_the_same() -> None:
     probe = {"periodSeconds": 2, "failureThreshold": 700}
     looping["spec"] = {"containers": [{"name": "engine", "startupProbe": probe}]}
     assert any_looping(looping, at(5001))
-
-
-@given(st.text(max_size=5000), st.sampled_from([make_printable_line, join_last_lines]))
-def test_what_a_pod_says_is_one_bounded_printable_line(
-    text: str, cleaned: Callable[[str], str]
-) -> None:
-    found = cleaned(text)
-    assert len(found) <= MAX_CAUSE_CHARS
-    assert found.isprintable()
-    assert found == found.strip()
-
-
-def test_of_a_log_the_end_is_kept_and_of_a_sentence_the_beginning() -> None:
-    assert join_last_lines("a\nb\nc\n\nd\n") == "b | c | d"
-    assert join_last_lines("x" * 999 + "end").endswith("xend")
-    assert make_printable_line("spec.x: " + "y" * 999).startswith("spec.x: y")
-    assert make_printable_line("\x1b[31mred\x1b[0m \u202eevil\x00") == "red evil"
 
 
 @pytest.mark.parametrize(("status", "lasting"), [(500, False), (429, False), (403, True)])
