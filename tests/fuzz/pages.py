@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -234,6 +235,11 @@ def _status(folder: Path) -> Target:
     return Target(run, (*NUMBERS, *words), large)
 
 
+def _large_file(start: bytes, item: bytes, max_bytes: int, text: bytes) -> tuple[bytes, ...]:
+    """Deep nesting, as many times ``item`` after ``start`` as a file may have, and a long text."""
+    return b"[" * LARGE, start + item * (max_bytes // len(item)), text + b"a" * LARGE
+
+
 def _peers(folder: Path) -> Target:
     """A supervisor and the published growth of its replicas. No file has any error to declare."""
     path = folder / "peers.json"
@@ -258,11 +264,7 @@ def _peers(folder: Path) -> Target:
     fields = ("pod", "revision", "workload", "host", "device", "bytes", "age_s", "requests")
     words = (*(f'"{field}":' for field in fields), '"qwen-0"', "1048576", "1125899906842625")
     one = b'{"pod":"qwen-0","revision":"1","host":{"bytes":1,"age_s":1,"requests":1}},'
-    large = lambda: (  # noqa: E731
-        b"[" * LARGE,
-        b"[" + one * (MAX_PEERS_BYTES // len(one)),
-        b'[{"pod":"' + b"a" * LARGE,
-    )
+    large = partial(_large_file, b"[", one, MAX_PEERS_BYTES, b'[{"pod":"')
     return Target(run, (*NUMBERS, *words), large)
 
 
@@ -297,11 +299,7 @@ def _learned(folder: Path) -> Target:
     fields = ("workload", "revision", "at", "host", "device", "seen_s", "gains", "start", "budget")
     words = (*(f'"{field}":' for field in fields), "1125899906842624", "1125899906842625")
     one = b'{"workload":"","revision":"1","at":1,"host":{"budget":1}},'
-    large = lambda: (  # noqa: E731
-        b"[" * LARGE,
-        b"[" + one * (MAX_LEARNED_BYTES // len(one)),
-        b'[{"workload":"' + b"a" * LARGE,
-    )
+    large = partial(_large_file, b"[", one, MAX_LEARNED_BYTES, b'[{"workload":"')
     return Target(run, (*NUMBERS, *words), large)
 
 
@@ -328,9 +326,5 @@ def _device_health(folder: Path) -> Target:
 
     words = ('"qwen-0":', '"gpu-0 (claim:gpu)"')
     one = b'"gpu-0 (claim:gpu)",'
-    large = lambda: (  # noqa: E731
-        b"[" * LARGE,
-        b'{"qwen-0":[' + one * (MAX_DEVICE_HEALTH_BYTES // len(one)),
-        b'{"' + b"a" * LARGE,
-    )
+    large = partial(_large_file, b'{"qwen-0":[', one, MAX_DEVICE_HEALTH_BYTES, b'{"')
     return Target(run, (*NUMBERS, *words), large)

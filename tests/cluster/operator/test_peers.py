@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from plimsoll_api.assessment import Assessment, BudgetState, Suspicion
-from plimsoll_api.device_health import DEVICE_HEALTH_FILE, decode_device_health
 from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.names import METRICS_PORT, make_policy_object_name
 from plimsoll_api.peers import PEERS_FILE, decode_peers
@@ -138,42 +137,3 @@ def pods_of(kubectl: Any) -> list[dict[str, Any]]:
 def data(kubectl: Any) -> dict[str, str]:
     found: dict[str, str] = kubectl.get("configmap", "tiny-supervisor")["data"]
     return found
-
-
-def test_an_unhealthy_device_reaches_the_supervisors_and_the_status(
-    kubectl: Any, start: Callable[..., Any], manifest: dict[str, Any], eventually: Any
-) -> None:
-    """The kubelet's report of a device, as the API server keeps it with ResourceHealthStatus."""
-    start()
-    manifest["spec"] |= {"replicas": 1}
-    manifest["spec"]["engine"]["resources"] = {"limits": {"nvidia.com/gpu": "1"}}
-    kubectl.apply(manifest)
-    (pod,) = eventually(lambda: kubectl.list("pods", SELECTOR))
-    kubectl.set_running(pod)
-    eventually(lambda: kubectl.holds("tiny", Ready="True"))
-    assert DEVICE_HEALTH_FILE not in data(kubectl)
-
-    name = pod["metadata"]["name"]
-    report_device(kubectl, name, "Unhealthy", ready=True)
-    text = eventually(lambda: data(kubectl)[DEVICE_HEALTH_FILE])
-    assert decode_device_health(text.encode()) == {name: ("gpu-0 (nvidia.com/gpu)",)}
-    report_device(kubectl, name, "Unhealthy", ready=False)
-    eventually(lambda: "unhealthy device: gpu-0 (nvidia.com/gpu)" in engine_ready(kubectl))
-    report_device(kubectl, name, "Healthy", ready=True)
-    eventually(lambda: DEVICE_HEALTH_FILE not in data(kubectl))
-
-
-def report_device(kubectl: Any, pod: str, health: str, ready: bool) -> None:
-    status = kubectl.get("pod", pod)["status"]
-    (engine,) = (one for one in status["containerStatuses"] if one["name"] == "engine")
-    devices = [{"resourceID": "gpu-0", "health": health}]
-    engine["allocatedResourcesStatus"] = [{"name": "nvidia.com/gpu", "resources": devices}]
-    engine["ready"] = ready
-    status["conditions"] = [{"type": "Ready", "status": str(ready)}]
-    kubectl.patch("pod", pod, {"status": status}, "status")
-
-
-def engine_ready(kubectl: Any) -> str:
-    conditions = kubectl.get("plinf", "tiny")["status"]["conditions"]
-    (found,) = (one for one in conditions if one["type"] == "EngineReady")
-    return f"{found['reason']}: {found['message']}"
