@@ -59,7 +59,7 @@ class Intervals:
     rollout_again: float = 60.0
     """Seconds until the operator checks again whether it can restart a workload."""
     publish: float = 60.0
-    """Minimum time between two updates of a peers file, or of the same value in a status."""
+    """Minimum time between two updates of the same value in a status."""
     event: float = 5.0
     """Time after a list within which a watch must deliver the events of its changes. An event that
     arrives later counts as missed."""

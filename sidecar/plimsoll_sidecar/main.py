@@ -20,7 +20,6 @@ from plimsoll_api.device_health import DEVICE_HEALTH_FILE
 from plimsoll_api.learned import LEARNED_FILE
 from plimsoll_api.listening import ALL_ADDRESSES
 from plimsoll_api.names import ENGINE_CONTAINER, METRICS_PORT, PROBE_PORT, TOKEN_FILE
-from plimsoll_api.peers import PEERS_FILE
 from plimsoll_api.supervisor_config import SupervisorConfig
 from plimsoll_sidecar import manual
 from plimsoll_sidecar.act.actuator import Actuator
@@ -50,7 +49,6 @@ from plimsoll_sidecar.signals.other_pods import (
     GroupMembers,
     GroupPages,
     LearnedFile,
-    PeersFile,
     make_leader_matcher,
     make_worker_matcher,
 )
@@ -164,12 +162,11 @@ def build_supervisor(
         page=engine.read_metrics_signal,
     )
     metrics = Metrics(lambda: source.cgroup)
-    peers = PeersFile(arguments.config.with_name(PEERS_FILE))
     learned = LearnedFile(arguments.config.with_name(LEARNED_FILE))
     device_health = DeviceHealthFile(arguments.config.with_name(DEVICE_HEALTH_FILE))
     supervisor = Supervisor(
         config, source, create_detector, create_actuator, publisher, metrics, state_dir, pod, group,
-        peers, learned, device_health, run_dir,
+        learned, device_health, run_dir,
     )  # fmt: skip
     return supervisor, metrics
 

@@ -33,7 +33,6 @@ from plimsoll_sidecar.detect.detector import Detector
 from plimsoll_sidecar.detect.fleet import (
     LEADER_PLACEHOLDER,
     add_device_health,
-    add_peer_evidence,
     combine_group,
 )
 from plimsoll_sidecar.govern.auto_budget import BudgetsInForce
@@ -57,7 +56,6 @@ from plimsoll_sidecar.signals.other_pods import (
     DeviceHealthFile,
     GroupMembers,
     LearnedFile,
-    PeersFile,
 )
 from plimsoll_sidecar.signals.process_table import ProcessId, identify
 from plimsoll_sidecar.signals.sampler import Sampler, SignalLog
@@ -83,8 +81,6 @@ class Supervisor:
         state_dir: The directory of the journal and of other state.
         replica: The name of this replica, with which the names of its incidents begin.
         group: The other pods of the multi-node group if this pod is its leader; None otherwise.
-        peers: The file in which the operator publishes the growth of other replicas; None without
-            an operator.
         learned: The file in which the operator publishes the growth that other replicas have
             learned; None without an operator.
         device_health: The file in which the operator publishes the unhealthy devices of pods; None
@@ -105,13 +101,12 @@ class Supervisor:
         state_dir: Path,
         replica: str,
         group: GroupMembers | None = None,
-        peers: PeersFile | None = None,
         learned: LearnedFile | None = None,
         device_health: DeviceHealthFile | None = None,
         run_dir: Path | None = None,
     ) -> None:
         self._others_learned, self._learned_shown = learned, False
-        self._group, self._peers, self._replica = group, peers, replica
+        self._group, self._replica = group, replica
         self._device_health = device_health
         self._config, self._source, self._metrics = config, source, metrics
         self._create_detector, self._publisher = create_detector, publisher
@@ -275,8 +270,6 @@ class Supervisor:
             requested = policy.sweep_shared_memory and policy.mode is Mode.RECOVER
             self._metrics.count_swept_bytes(self._sweep.update(self._get_main_process(), requested))
         assessment = self._detector.update(sample)
-        if self._peers is not None:
-            assessment = add_peer_evidence(assessment, self._replica, self._peers.read_peers())
         if self._device_health is not None and assessment.suspicions:
             assessment = add_device_health(assessment, self._device_health.read(self._replica))
         self._check_start(assessment, status is not None, now)

@@ -20,25 +20,25 @@ from plimsoll_api.engines import EngineType
 from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.learned import LEARNED_FILE, MAX_LEARNED_BYTES, LearnedMemory, decode_learned
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy, parse_growth_budget
-from plimsoll_api.peers import MAX_PEERS_BYTES, Peer
 from plimsoll_api.supervision import Mode, Supervision
 from plimsoll_api.supervisor_config import EngineEndpoint
 from plimsoll_operator.fleet import supervisor_figures
 from plimsoll_operator.fleet.learned import make_learned_file
+from plimsoll_operator.fleet.replicas import Replica
 from plimsoll_operator.status.recommendation import make_recommendation
 from plimsoll_sidecar.act.adapters.external_load import ExternalLoad
 from plimsoll_sidecar.act.adapters.external_profile import SGLANG, VLLM
 from plimsoll_sidecar.act.adapters.plimsoll_engine import PlimsollEngine
 from plimsoll_sidecar.clients.http import MAX_BODY_BYTES, HttpClient
 from plimsoll_sidecar.detect.detector import Detector
-from plimsoll_sidecar.detect.fleet import add_device_health, add_peer_evidence
+from plimsoll_sidecar.detect.fleet import add_device_health
 from plimsoll_sidecar.govern.auto_budget import LearnedBudgets
 from plimsoll_sidecar.govern.command import EngineView
 from plimsoll_sidecar.govern.governor import Governor
 from plimsoll_sidecar.record.metrics import Metrics
 from plimsoll_sidecar.signals.cgroup import CgroupMemory
 from plimsoll_sidecar.signals.device_memory import Dcgm
-from plimsoll_sidecar.signals.other_pods import DeviceHealthFile, LearnedFile, PeersFile
+from plimsoll_sidecar.signals.other_pods import DeviceHealthFile, LearnedFile
 from plimsoll_sidecar.signals.sampler import Sampler, find_signals
 from tests.fuzz.watched import Target
 
@@ -61,7 +61,6 @@ def make(name: str, folder: Path) -> Target:
         "engine-page": _external,
         "exporter-page": _exporter,
         "status": _status,
-        "peers": _peers,
         "learned": _learned,
         "device-health": _device_health,
     }[name](folder)
@@ -240,41 +239,13 @@ def _large_file(start: bytes, item: bytes, max_bytes: int, text: bytes) -> tuple
     return b"[" * LARGE, start + item * (max_bytes // len(item)), text + b"a" * LARGE
 
 
-def _peers(folder: Path) -> Target:
-    """A supervisor and the published growth of its replicas. No file has any error to declare."""
-    path = folder / "peers.json"
-
-    def run(data: bytes) -> None:
-        path.unlink(missing_ok=True)
-        file = PeersFile(path)
-        path.write_bytes(data)
-        found = file.read_peers()
-        sizes = [one.host.bytes for one in found if one.host]
-        doubt = [
-            Suspicion(kind=kind, segment=None, confidence=0.9, consumed_ratio=0.1, bytes=size)
-            for kind in (IncidentKind.HOST_GROWTH, IncidentKind.DEVICE_GROWTH)
-            for size in (1 << 20, *sizes[:1])
-        ]
-        before = Assessment(t=1.0, epoch=1, warm=True, suspicions=doubt)
-        for pod in ("", "qwen-0", *(one.pod for one in found[:2])):
-            after = add_peer_evidence(before, pod, found)
-            assert all(0.2 < one.confidence < 1 for one in after.suspicions), after
-            msgspec.json.encode(after)
-
-    fields = ("pod", "revision", "workload", "host", "device", "bytes", "age_s", "requests")
-    words = (*(f'"{field}":' for field in fields), '"qwen-0"', "1048576", "1125899906842625")
-    one = b'{"pod":"qwen-0","revision":"1","host":{"bytes":1,"age_s":1,"requests":1}},'
-    large = partial(_large_file, b"[", one, MAX_PEERS_BYTES, b'[{"pod":"')
-    return Target(run, (*NUMBERS, *words), large)
-
-
 def _learned(folder: Path) -> Target:
     """A new supervisor, and the operator, that read what replicas have learned."""
     path = folder / LEARNED_FILE
     memory = MemoryPolicy(host=parse_growth_budget("Auto"), device=parse_growth_budget("Auto"))
     host = BudgetState(current=4 << 30, baseline=4 << 30, unexplained=0, limit=16 << 30)
     seen = Assessment(t=1.0, epoch=1, warm=True, host=host, device=host)
-    replicas = [Peer("qwen-0", "1")]
+    replicas = [Replica("qwen-0", "1")]
     latest = {
         "qwen-0": supervisor_figures.SupervisorFigures(
             host_learned=LearnedMemory(3600, (1, 2, 3), 4, 5)

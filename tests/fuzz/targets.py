@@ -20,7 +20,7 @@ FAMILIES = {
         "transcriptions", "lora-adapters", "admin",
     ),
     "pages": (
-        "operator-page", "engine-page", "exporter-page", "status", "peers", "learned",
+        "operator-page", "engine-page", "exporter-page", "status", "learned",
         "device-health",
     ),
     "files": ("trace", "journal", "journal-rows"),
@@ -40,7 +40,7 @@ KINDS = (
     ("operator-page", "engine-page", "exporter-page"),
     ("trace",),
     ("journal", "journal-rows"),
-    ("admin", "status", "peers", "learned", "device-health"),
+    ("admin", "status", "learned", "device-health"),
     ("to-worker", "from-worker", "zygote", "ranks"),
     ("images", "chat-images"),
     ("sounds", "transcriptions"),

@@ -17,8 +17,8 @@ from plimsoll_operator.controllers.reconciler import (
 )
 from plimsoll_operator.controllers.writes import ClaimModeCache
 from plimsoll_operator.fleet.learned import HOUR_S
-from plimsoll_operator.fleet.peers import list_service_peers
 from plimsoll_operator.fleet.pods import PodView
+from plimsoll_operator.fleet.replicas import list_service_replicas
 from plimsoll_operator.fleet.verdict import may_change_with_time
 from plimsoll_operator.kinds import (
     KINDS_BY_NAME,
@@ -109,7 +109,7 @@ class InferenceServiceController(Reconciler[_Observation]):
         self, key: Key, item: Object, service: InferenceService, pods: list[PodView]
     ) -> Plan:
         incidents, owned = self._list_incidents(key), self._find_live_objects(key)
-        peers = list_service_peers(sorted(pods, key=lambda one: one.created))
+        known = list_service_replicas(sorted(pods, key=lambda one: one.created))
         published = owned.get(Ref("ConfigMap", supervisor_object(key.name)))
         plan = make_plan(
             service,
@@ -119,7 +119,7 @@ class InferenceServiceController(Reconciler[_Observation]):
             self._config.images,
             (self._find_item(key) or {}).get("status"),
             key.namespace not in self._config.unrestricted_namespaces,
-            self._make_files(key, pods, peers, service.spec.memory, published),
+            self._make_files(key, pods, known, service.spec.memory, published),
             [
                 one
                 for one in list_claims(service)

@@ -10,7 +10,6 @@ from typing import ClassVar, Generic, TypeVar
 from plimsoll_api.device_health import DEVICE_HEALTH_FILE
 from plimsoll_api.learned import LEARNED_FILE
 from plimsoll_api.memory_policy import MemoryPolicy
-from plimsoll_api.peers import PEERS_FILE, Peer
 from plimsoll_api.times import format_rfc3339, parse_rfc3339
 from plimsoll_operator.config import Config
 from plimsoll_operator.controllers.pods import Evictions, retain_incidents
@@ -23,8 +22,8 @@ from plimsoll_operator.controllers.writes import (
 )
 from plimsoll_operator.fleet.device_health import make_device_health_file
 from plimsoll_operator.fleet.learned import make_learned_file
-from plimsoll_operator.fleet.peers import PeersFileCache
 from plimsoll_operator.fleet.pods import PodView
+from plimsoll_operator.fleet.replicas import Replica
 from plimsoll_operator.fleet.selected_pods import SelectedPod
 from plimsoll_operator.kinds import (
     INCIDENT,
@@ -80,13 +79,12 @@ class Reconciler(ABC, Generic[Observation]):
         self._owned, self._recorder = OwnedObjectWriter(api, store), EventRecorder(api, clock)
         self._evictions = Evictions(api, time.monotonic, config.clocks.evict_again)
         self._refusals = FailureCounter()
-        self._peers = PeersFileCache(time.monotonic, config.clocks.publish)
 
     async def handle(self, key: Key) -> None:
         """Reconcile ``key`` and update its status."""
         item = self._find_item(key)
         if item is None:
-            for stateful in (self._scraper, self._refusals, self._peers, self._owned, self):
+            for stateful in (self._scraper, self._refusals, self._owned, self):
                 stateful.forget(key)
             retention_s = await retain_incidents(
                 self._api, self._store, key, self._list_incidents(key), self._clock(), self._config
@@ -101,7 +99,6 @@ class Reconciler(ABC, Generic[Observation]):
         error: Exception | None = None
         try:
             failure = await self.apply_spec(key, item, observed, requeue_s)
-            requeue_s.append(self._peers.compute_next_s(key))
         except (InvalidSpecError, NameConflictError, ApiError) as problem:
             failure, error = self._refusals.classify(key, problem)
         else:
@@ -146,7 +143,7 @@ class Reconciler(ABC, Generic[Observation]):
         self,
         key: Key,
         pods: Iterable[PodView | SelectedPod],
-        replicas: Sequence[Peer],
+        replicas: Sequence[Replica],
         memory: MemoryPolicy,
         published: Object | None,
     ) -> dict[str, str]:
@@ -155,10 +152,10 @@ class Reconciler(ABC, Generic[Observation]):
         ``replicas`` are those of ``pods`` whose revision is known, oldest first. ``published`` is
         the current ConfigMap, or None.
         """
-        incidents, figures = self._list_incidents(key), self._scraper.get_latest(key)
-        files = {PEERS_FILE: self._peers.make_text(key, replicas, incidents, figures)}
+        files: dict[str, str] = {}
         if memory.has_auto_budget:
             before = str(((published or {}).get("data") or {}).get(LEARNED_FILE) or "")
+            incidents, figures = self._list_incidents(key), self._scraper.get_latest(key)
             now = parse_rfc3339(self._clock())
             files[LEARNED_FILE] = make_learned_file(before, replicas, incidents, figures, now)
         files[DEVICE_HEALTH_FILE] = make_device_health_file(

@@ -22,9 +22,9 @@ from plimsoll_operator.controllers.rolling_restart import RollingRestarts
 from plimsoll_operator.controllers.selected_pods import PolicyPods
 from plimsoll_operator.fleet.group_loops import GroupHistory
 from plimsoll_operator.fleet.learned import HOUR_S
-from plimsoll_operator.fleet.peers import list_policy_peers
 from plimsoll_operator.fleet.pods import PodView
 from plimsoll_operator.fleet.refused_creations import RefusedCreation
+from plimsoll_operator.fleet.replicas import list_policy_replicas
 from plimsoll_operator.fleet.selected_pods import (
     SelectedPod,
     SupervisionState,
@@ -151,9 +151,9 @@ class PolicyController(Reconciler[_Observation]):
         self, key: Key, item: Object, policy: SupervisionPolicy, pods: tuple[SelectedPod, ...]
     ) -> PolicyPlan:
         incidents, owned = self._list_incidents(key), self._find_live_objects(key)
-        peers = list_policy_peers(sorted(pods, key=lambda one: one.created))
+        replicas = list_policy_replicas(sorted(pods, key=lambda one: one.created))
         published = owned.get(Ref("ConfigMap", make_policy_object_name(key.name)))
-        files = self._make_files(key, pods, peers, policy.spec.memory, published)
+        files = self._make_files(key, pods, replicas, policy.spec.memory, published)
         now, before = self._clock(), item.get("status")
         plan = make_plan(policy, owned, pods, incidents, now, before, files)
         for one in plan.desired:

@@ -28,8 +28,7 @@ from plimsoll_api.learned import (
     encode_learned,
     step_budget,
 )
-from plimsoll_api.peers import Peer
-from plimsoll_operator.fleet.peers import list_pods_with_growth
+from plimsoll_operator.fleet.replicas import Replica, list_pods_with_growth
 from plimsoll_operator.fleet.supervisor_figures import SupervisorFigures
 from plimsoll_operator.kinds import Object
 
@@ -46,7 +45,7 @@ LEARNED_GETTERS: tuple[tuple[str, Callable[[SupervisorFigures], LearnedMemory | 
 
 def make_learned_file(
     published: str,
-    replicas: Sequence[Peer],
+    replicas: Sequence[Replica],
     incidents: Iterable[Object],
     figures: Mapping[str, SupervisorFigures],
     now: float,

@@ -11,16 +11,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from plimsoll_api.assessment import Segment
+from plimsoll_api.growth import (
+    MAX_BASELINE_AGE_S,
+    MAX_BASELINE_REQUESTS,
+    MAX_GROWTH_BYTES,
+    ReportedGrowth,
+)
 from plimsoll_api.learned import LEARNED_WINDOWS_H, MAX_OBSERVED_S, LearnedMemory
 from plimsoll_api.memory_contract import MemoryNeeds
 from plimsoll_api.memory_policy import NEAR_LIMIT_RATIO
 from plimsoll_api.names import UNREADY_MANUAL
-from plimsoll_api.peers import (
-    MAX_BASELINE_AGE_S,
-    MAX_PEER_GROWTH_BYTES,
-    MAX_PEER_REQUESTS,
-    PeerGrowth,
-)
 from plimsoll_api.state import SignalReason
 
 PERCENT_STEP = 5
@@ -90,8 +90,8 @@ class SupervisorFigures:
     device: float | None = None
     restarts_left: int | None = None
     slow_leaks: tuple[SlowLeak, ...] | None = None
-    host_growth: PeerGrowth | None = None
-    device_growth: PeerGrowth | None = None
+    host_growth: ReportedGrowth | None = None
+    device_growth: ReportedGrowth | None = None
     drained: bool | None = None
     missing_signals: tuple[tuple[str, str], ...] | None = None
     limit: float | None = None
@@ -134,26 +134,26 @@ _SLOW_LEAK_METRICS = {
 """Metrics of slow leaks, each with its maximum value."""
 
 _GROWTH_METRICS = {
-    b"plimsoll_memory_unexplained_bytes": MAX_PEER_GROWTH_BYTES,
+    b"plimsoll_memory_unexplained_bytes": MAX_GROWTH_BYTES,
     b"plimsoll_memory_baseline_age_seconds": MAX_BASELINE_AGE_S,
-    b"plimsoll_memory_baseline_requests": MAX_PEER_REQUESTS,
+    b"plimsoll_memory_baseline_requests": MAX_BASELINE_REQUESTS,
 }
-"""Metrics of growth in the order of the fields of :class:`PeerGrowth`, each with its maximum
+"""Metrics of growth in the order of the fields of :class:`ReportedGrowth`, each with its maximum
 value."""
 
 _LEARNED_METRICS = {
     b"plimsoll_memory_learned_seconds": MAX_OBSERVED_S,
-    b"plimsoll_memory_learned_growth_bytes": MAX_PEER_GROWTH_BYTES,
-    b"plimsoll_memory_learned_start_bytes": MAX_PEER_GROWTH_BYTES,
-    b"plimsoll_memory_learned_budget_bytes": MAX_PEER_GROWTH_BYTES,
+    b"plimsoll_memory_learned_growth_bytes": MAX_GROWTH_BYTES,
+    b"plimsoll_memory_learned_start_bytes": MAX_GROWTH_BYTES,
+    b"plimsoll_memory_learned_budget_bytes": MAX_GROWTH_BYTES,
 }
 """Metrics of the values that a replica has learned, each with its maximum value."""
 
 _NEEDS_METRICS = {
-    b"plimsoll_memory_needed_bytes": MAX_PEER_GROWTH_BYTES,
-    b"plimsoll_memory_declared_bytes": MAX_PEER_GROWTH_BYTES,
-    b"plimsoll_memory_declared_unfilled_bytes": MAX_PEER_GROWTH_BYTES,
-    b"plimsoll_memory_limit_bytes": MAX_PEER_GROWTH_BYTES,
+    b"plimsoll_memory_needed_bytes": MAX_GROWTH_BYTES,
+    b"plimsoll_memory_declared_bytes": MAX_GROWTH_BYTES,
+    b"plimsoll_memory_declared_unfilled_bytes": MAX_GROWTH_BYTES,
+    b"plimsoll_memory_limit_bytes": MAX_GROWTH_BYTES,
 }
 """Metrics of the memory needs, each with its maximum value, in the order of the fields of
 :class:`MemoryNeeds`."""
@@ -227,8 +227,8 @@ def parse_figures(page: bytes) -> SupervisorFigures:
         device=ratios.get(b"device"),
         restarts_left=restarts_left,
         slow_leaks=_make_slow_leaks(slow),
-        host_growth=_make_peer_growth(grown.get(b"host", {})),
-        device_growth=_make_peer_growth(grown.get(b"device", {})),
+        host_growth=_make_reported_growth(grown.get(b"host", {})),
+        device_growth=_make_reported_growth(grown.get(b"device", {})),
         drained=None if manual is None else bool(manual),
         missing_signals=_find_missing_signals(ages, reasons),
         limit=limit,
@@ -256,10 +256,10 @@ def _find_missing_signals(
     return tuple((signal, known_reasons.get(signal, UNKNOWN_SIGNAL_REASON)) for signal in lost)
 
 
-def _make_peer_growth(values: Mapping[bytes, float | None]) -> PeerGrowth | None:
+def _make_reported_growth(values: Mapping[bytes, float | None]) -> ReportedGrowth | None:
     """Return the growth, given ``values`` by metric name; None if any value is unknown."""
     known = [int(value) for name in _GROWTH_METRICS if (value := values.get(name)) is not None]
-    return PeerGrowth(*known) if len(known) == len(_GROWTH_METRICS) else None
+    return ReportedGrowth(*known) if len(known) == len(_GROWTH_METRICS) else None
 
 
 def _make_learned_memory(values: Mapping[tuple[bytes, int], float | None]) -> LearnedMemory | None:

@@ -23,14 +23,13 @@ from typing import TypeVar
 
 import msgspec
 
-from plimsoll_api import device_health, learned, peers
+from plimsoll_api import device_health, learned
 from plimsoll_api.admin import EngineState
 from plimsoll_api.assessment import Assessment, BudgetState, Suspicion
 from plimsoll_api.decoding import MalformedError, decode
 from plimsoll_api.device_health import MAX_DEVICE_HEALTH_BYTES
 from plimsoll_api.learned import MAX_LEARNED_BYTES, LearnedWorkload
 from plimsoll_api.names import METRICS_PORT
-from plimsoll_api.peers import MAX_PEERS_BYTES, Peer
 from plimsoll_api.workloads import RAY_KIND, WorkloadRef
 from plimsoll_sidecar.background import BackgroundThread
 from plimsoll_sidecar.clients.http import EngineError, HttpClient
@@ -62,9 +61,6 @@ POLLING_IDLE_TIMEOUT_S = 10.0
 MIN_LEADER_READY_S = 10.0
 """Minimum time for which the leader must have been ready. At first, it may not have noticed that
 its group restarts."""
-MAX_PEERS_AGE_S = 300.0
-"""Time for which the peers file is valid after a change. The operator writes it every minute, and
-the kubelet takes up to 90 s to update it."""
 _HEAD_POD_PATTERN = re.compile(r".*-head(-.*)?")
 """Pattern for the names of KubeRay's head pods, which nothing else marks in the Service."""
 
@@ -309,36 +305,6 @@ class GroupLeader:
             self._ready_since = None
         elif self._ready_since is None:
             self._ready_since = self._clock()
-
-
-class PeersFile:
-    """File in which the operator publishes the memory of the other replicas.
-
-    The kubelet updates the file some time after the operator has written it, and the operator may
-    be down. The age of its contents is unknown, because clocks of different machines are never
-    compared. The file is therefore valid for :data:`MAX_PEERS_AGE_S` after each change that this
-    process observes.
-    """
-
-    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        self._path, self._clock = path, clock
-        self._data = self._read()
-        self._until = float("-inf")
-        self._peers: tuple[Peer, ...] = ()
-
-    def read_peers(self) -> tuple[Peer, ...]:
-        """Return the peers in the file; empty without valid data. Never raises."""
-        now, data = self._clock(), self._read()
-        if data != self._data:
-            self._data, self._until = data, now + MAX_PEERS_AGE_S
-            try:
-                self._peers = peers.decode_peers(data)
-            except MalformedError:
-                self._peers = ()
-        return self._peers if now < self._until else ()
-
-    def _read(self) -> bytes:
-        return _read_file(self._path, MAX_PEERS_BYTES)
 
 
 class LearnedFile:

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from plimsoll_api.device_health import DEVICE_HEALTH_FILE, decode_device_health
+from tests.cluster.operator.supervisor_pages import data
 from tests.cluster.operator.test_fleet_safety import SELECTOR
-from tests.cluster.operator.test_peers import data
 
 
 def test_an_unhealthy_device_reaches_the_supervisors_and_the_status(

@@ -18,9 +18,9 @@ from plimsoll_operator.config import DEFAULT_INTERVALS
 from plimsoll_sidecar.govern.auto_budget import LearnedBudgets
 from plimsoll_sidecar.record.metrics import Metrics
 from plimsoll_sidecar.signals.other_pods import LearnedFile
+from tests.cluster.operator.supervisor_pages import data, pods_of, supervisors
 from tests.cluster.operator.test_adopt import LISTED_S
 from tests.cluster.operator.test_fleet_safety import SELECTOR
-from tests.cluster.operator.test_peers import data, pods_of, supervisors
 from tests.cluster.operator.test_policy_fleet import pods, policy, workload
 
 MIB, GIB = 1 << 20, 1 << 30

@@ -13,9 +13,9 @@ from plimsoll_api.assessment import Assessment, BudgetState
 from plimsoll_cli.errors import RunError
 from plimsoll_cli.main import app
 from plimsoll_sidecar.record.metrics import Metrics
+from tests.cluster.operator.supervisor_pages import supervisors
 from tests.cluster.operator.test_adopt import LISTED_S
 from tests.cluster.operator.test_fleet_safety import SELECTOR, leaking
-from tests.cluster.operator.test_peers import supervisors
 from tests.cluster.operator.test_policy_fleet import pods, policy, workload
 
 BUDGET = {"host": {"growthBudget": "512Mi"}}

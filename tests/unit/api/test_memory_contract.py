@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll_api.admin import LedgerEntry, MemoryKind
+from plimsoll_api.growth import MAX_GROWTH_BYTES, ReportedGrowth
 from plimsoll_api.memory_contract import (
     ROUNDING_STEP_BYTES,
     MemoryNeeds,
@@ -13,7 +14,6 @@ from plimsoll_api.memory_contract import (
     make_contract,
     make_memory_needs,
 )
-from plimsoll_api.peers import MAX_PEER_GROWTH_BYTES, PeerGrowth
 from plimsoll_api.units import parse_bytes
 
 GIB = 1 << 30
@@ -22,7 +22,7 @@ DAY_S = 86400
 
 def test_it_says_what_a_revision_needs_and_how_long_the_limit_lasts() -> None:
     needs = MemoryNeeds(int(17.2 * GIB), 14 * GIB, int(13.8 * GIB), 32 * GIB)
-    grown = PeerGrowth(int(1.6 * GIB), DAY_S, int(1.6 * GIB / 1434))
+    grown = ReportedGrowth(int(1.6 * GIB), DAY_S, int(1.6 * GIB / 1434))
     found = make_contract("host", [needs], [grown], 2 * GIB, 10 * GIB)
     assert found.text == (
         "host memory needs 17.2 GiB at this load, request 10.0 GiB is too small; fills to 31.0 GiB"
@@ -33,7 +33,7 @@ def test_it_says_what_a_revision_needs_and_how_long_the_limit_lasts() -> None:
 
 
 def test_it_says_nothing_that_is_not_known() -> None:
-    found = make_contract("device", [MemoryNeeds(61 * GIB)], [PeerGrowth(9 << 20, 60, 999)], 0)
+    found = make_contract("device", [MemoryNeeds(61 * GIB)], [ReportedGrowth(9 << 20, 60, 999)], 0)
     assert found.text == "device memory needs 61.0 GiB at this load"
 
 
@@ -46,13 +46,13 @@ def test_a_limit_below_what_the_pools_will_take_is_too_small() -> None:
 
 
 def test_growth_that_would_take_years_is_not_mentioned() -> None:
-    grown = PeerGrowth(1 << 20, 30 * DAY_S, 10_000_000)
+    grown = ReportedGrowth(1 << 20, 30 * DAY_S, 10_000_000)
     text = make_contract("host", [MemoryNeeds(8 * GIB, limit=16 * GIB)], [grown], 0).text
     assert text == "host memory needs 8.0 GiB at this load"
 
 
 def test_a_replica_that_shrinks_does_not_reach_its_limit() -> None:
-    grown = PeerGrowth(-GIB, DAY_S, 10_000)
+    grown = ReportedGrowth(-GIB, DAY_S, 10_000)
     text = make_contract("host", [MemoryNeeds(8 * GIB, limit=16 * GIB)], [grown], 0).text
     assert text == "host memory needs 8.0 GiB at this load"
 
@@ -77,14 +77,14 @@ def test_pools_are_those_with_a_bound_in_the_same_memory() -> None:
     assert make_memory_needs("device", GIB, None, ledger) == MemoryNeeds(GIB, 60 * GIB, 20 * GIB)
 
 
-SIZES = st.integers(0, MAX_PEER_GROWTH_BYTES)
+SIZES = st.integers(0, MAX_GROWTH_BYTES)
 NEEDS = st.builds(MemoryNeeds, SIZES, SIZES, SIZES, st.none() | SIZES)
-GROWN = st.builds(PeerGrowth, SIZES, st.integers(0, 1 << 32), st.integers(0, 1 << 53))
+GROWN = st.builds(ReportedGrowth, SIZES, st.integers(0, 1 << 32), st.integers(0, 1 << 53))
 
 
 @given(st.lists(NEEDS, min_size=1, max_size=3), st.lists(GROWN, max_size=3), SIZES)
 def test_whatever_replicas_say_the_amounts_hold_it_and_the_sentence_is_short(
-    needs: list[MemoryNeeds], grown: list[PeerGrowth], budget: int
+    needs: list[MemoryNeeds], grown: list[ReportedGrowth], budget: int
 ) -> None:
     found = make_contract("host", needs, grown, budget, 1)
     assert len(found.text) < 400

@@ -8,7 +8,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, generate_latest
 
 from plimsoll_api.assessment import Assessment, BudgetState
-from plimsoll_api.peers import PeerGrowth
+from plimsoll_api.growth import ReportedGrowth
 from plimsoll_api.state import Signal, SignalReason
 from plimsoll_operator.fleet.supervisor_figures import SupervisorFigures, parse_figures
 from plimsoll_sidecar.record.collectors import CgroupCollector
@@ -51,8 +51,8 @@ def test_the_operator_learns_the_growth_of_each_memory() -> None:
     assessment = Assessment(1.0, 1, True, host=host, device=in_use, reserved=reserved)
     metrics.observe(assessment, {}, 0.001)
     found = parse_figures(metrics.render())
-    assert found.host_growth == PeerGrowth(1 << 30, 86_400, 1_234_567)
-    assert found.device_growth == PeerGrowth(5 << 20, 60, 0)
+    assert found.host_growth == ReportedGrowth(1 << 30, 86_400, 1_234_567)
+    assert found.device_growth == ReportedGrowth(5 << 20, 60, 0)
 
     # An engine without a count of its requests, and one that is not warm yet.
     host = BudgetState(unexplained=1 << 30, age_s=86_400.5)

@@ -8,11 +8,12 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll_api.peers import Peer, PeerGrowth, decode_peers, encode_peers
+from plimsoll_api.growth import ReportedGrowth
 from plimsoll_operator.fleet.supervisor_figures import (
     MAX_CONSUMED_RATIO,
     MAX_RESTARTS,
@@ -95,8 +96,9 @@ def test_figures_of_any_page_fit_a_status(page: bytes) -> None:
     for ratio in (found.host, found.device):
         assert ratio is None or 0 <= ratio <= MAX_CONSUMED_RATIO
     assert found.restarts_left is None or 0 <= found.restarts_left <= MAX_RESTARTS
-    peers = [Peer("pod", "1", host=found.host_growth, device=found.device_growth)]
-    assert decode_peers(encode_peers(peers)) == tuple(peers)
+    for growth in (found.host_growth, found.device_growth):
+        data = msgspec.json.encode(growth)
+        assert msgspec.json.decode(data, type=ReportedGrowth | None) == growth
     shown = make_memory_status({"pod": found})
     for field in ("hostConsumedPercent", "deviceConsumedPercent"):
         value = shown.get(field, 0)
@@ -187,7 +189,7 @@ def test_growth_is_known_as_a_whole_or_not_at_all() -> None:
     size, age, requests = GROWTH
     whole = [size + b"1048576.0", age + b"61.7", requests + b"9"]
     assert parse_figures(b"\n".join(whole)) == SupervisorFigures(
-        host_growth=PeerGrowth(1 << 20, 61, 9)
+        host_growth=ReportedGrowth(1 << 20, 61, 9)
     )
     for index in range(3):
         assert parse_figures(b"\n".join(whole[:index] + whole[index + 1 :])) == SupervisorFigures()
@@ -236,3 +238,16 @@ def test_only_a_pods_own_address_is_scraped(address: Any, asked: str | None) -> 
     assert find_address({"status": {"phase": "Running", "podIP": address}}) == asked
     assert find_address({"status": {"phase": "Pending", "podIP": address}}) is None
     assert find_address({}) is None
+
+
+def test_growth_is_as_new_as_the_last_round_and_changes_no_status() -> None:
+    changed: list[Key] = []
+    scraper, key = Scraper(Store(), changed.append), Key("ml", "qwen")
+    assert scraper.get_latest(key) == {}
+    scraper.publish(key, {"qwen-0": SupervisorFigures(host=0.1)})
+    grown = SupervisorFigures(host=0.1, host_growth=ReportedGrowth(1 << 20, 60, 7))
+    scraper.publish(key, {"qwen-0": grown})
+    assert scraper.get_latest(key) == {"qwen-0": grown}
+    assert changed == [key], "once, for the share of the budget"
+    scraper.forget(key)
+    assert scraper.get_latest(key) == {}

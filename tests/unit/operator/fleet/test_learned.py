@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll_api.decoding import MalformedError
+from plimsoll_api.growth import MAX_GROWTH_BYTES
 from plimsoll_api.learned import (
     MAX_DAILY_FALL_FACTOR,
     MAX_LEARNED_BYTES,
@@ -20,8 +21,8 @@ from plimsoll_api.learned import (
     decode_learned,
     encode_learned,
 )
-from plimsoll_api.peers import MAX_PEER_GROWTH_BYTES, Peer
 from plimsoll_operator.fleet.learned import make_learned_file
+from plimsoll_operator.fleet.replicas import Replica
 from plimsoll_operator.fleet.supervisor_figures import SupervisorFigures, parse_figures
 from plimsoll_sidecar.record.metrics import Metrics
 
@@ -38,8 +39,8 @@ def lesson(
     )
 
 
-def pods(count: int, revision: str = "r1", workload: str = "") -> list[Peer]:
-    return [Peer(f"{revision}-{index}", revision, workload) for index in range(count)]
+def pods(count: int, revision: str = "r1", workload: str = "") -> list[Replica]:
+    return [Replica(f"{revision}-{index}", revision, workload) for index in range(count)]
 
 
 def of(text: str, workload: str = "") -> LearnedWorkload:
@@ -134,10 +135,10 @@ def test_each_workload_of_a_policy_learns_for_itself() -> None:
 
 def test_a_policy_keeps_so_many_workloads_within_the_size() -> None:
     most = LearnedMemory(
-        MAX_OBSERVED_S, (MAX_PEER_GROWTH_BYTES,) * 3, MAX_PEER_GROWTH_BYTES, MAX_PEER_GROWTH_BYTES
+        MAX_OBSERVED_S, (MAX_GROWTH_BYTES,) * 3, MAX_GROWTH_BYTES, MAX_GROWTH_BYTES
     )
     figure = SupervisorFigures(host_learned=most, device_learned=most)
-    replicas = [Peer(f"pod-{n}", "r" * 63, f"{n:04}".rjust(317, "w")) for n in range(200)]
+    replicas = [Replica(f"pod-{n}", "r" * 63, f"{n:04}".rjust(317, "w")) for n in range(200)]
     text = make_learned_file("", replicas, [], {one.pod: figure for one in replicas}, NOW)
     assert len(decode_learned(text.encode())) == MAX_LEARNED_WORKLOADS
     assert len(text) < MAX_LEARNED_BYTES
@@ -171,13 +172,13 @@ def test_the_operator_reads_what_a_supervisor_exports() -> None:
     assert parse_figures(metrics.render()).host_learned is None
 
 
-SIZES = st.integers(0, MAX_PEER_GROWTH_BYTES)
+SIZES = st.integers(0, MAX_GROWTH_BYTES)
 LESSONS = st.builds(
     LearnedMemory,
     st.integers(0, MAX_OBSERVED_S),
     st.tuples(SIZES, SIZES, SIZES),
     SIZES,
-    st.none() | st.integers(1, MAX_PEER_GROWTH_BYTES),
+    st.none() | st.integers(1, MAX_GROWTH_BYTES),
 )
 
 

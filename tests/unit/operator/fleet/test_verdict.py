@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from plimsoll_api.growth import ReportedGrowth
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
-from plimsoll_api.peers import PeerGrowth
 from plimsoll_operator.fleet.revisions import ReplicaPod
 from plimsoll_operator.fleet.supervisor_figures import SlowLeak, SupervisorFigures
 from plimsoll_operator.fleet.verdict import make_verdicts, may_change_with_time
@@ -36,7 +36,7 @@ def leak(pod: str, phase: str = "Confirmed", outcome: str = "") -> dict[str, Any
 def seen(
     minutes: float, share: float = 0.0, requests: int = 9000, **more: Any
 ) -> SupervisorFigures:
-    growth = PeerGrowth(int(share * 512 * MIB), int(minutes * 60), requests)
+    growth = ReportedGrowth(int(share * 512 * MIB), int(minutes * 60), requests)
     return SupervisorFigures(host=share, host_growth=growth, **more)
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from plimsoll_api.growth import ReportedGrowth
 from plimsoll_api.learned import LearnedMemory
 from plimsoll_api.memory_contract import MemoryNeeds
 from plimsoll_api.memory_policy import MemoryPolicy, parse_growth_budget
-from plimsoll_api.peers import PeerGrowth
 from plimsoll_operator.fleet.supervisor_figures import SupervisorFigures, parse_figures
 from plimsoll_operator.status.recommendation import make_recommendation
 from plimsoll_sidecar.record.metrics import Metrics
@@ -19,7 +19,7 @@ NEEDS = MemoryNeeds(9 * GIB, 4 * GIB, 2 * GIB, 16 * GIB)
 SEEN = SupervisorFigures(
     host_needs=NEEDS,
     host_learned=LearnedMemory(86400, (0, 0, 0), 8 * GIB, GIB),
-    host_growth=PeerGrowth(GIB, 86400, 1 << 18),
+    host_growth=ReportedGrowth(GIB, 86400, 1 << 18),
 )
 
 
