@@ -22,7 +22,12 @@ from plimsoll_sidecar.act import readiness
 from plimsoll_sidecar.act.adapters.engine_adapter import EngineAdapter
 from plimsoll_sidecar.act.lease_counts import UnreadableCountError
 from plimsoll_sidecar.act.partner import Partners, PartnerTestResult
-from plimsoll_sidecar.act.pod_services import MAX_LEAVE_SERVICES_S, ServiceExit, wait_until_left
+from plimsoll_sidecar.act.pod_services import (
+    MAX_LEAVE_SERVICES_S,
+    ServiceExit,
+    find_reason_to_stay,
+    wait_until_left,
+)
 from plimsoll_sidecar.act.slots import RENEW_INTERVAL_S, SlotLostError, Slots
 from plimsoll_sidecar.act.standby import StandbyLease
 from plimsoll_sidecar.background import BackgroundThread, run_in_thread
@@ -374,6 +379,11 @@ class Actuator:
         return command.make_result(*found)
 
     def _terminate_engine(self, command: Command) -> Result:
+        if command.leaves and self._service_exit is not None:
+            reason = find_reason_to_stay(self._service_exit, command.planned)
+            if reason is not None:
+                refused = command.make_result(Outcome.REFUSED, reason)
+                return self._resume_if_refused(command, refused)
         try:
             self._engine.status()
         except EngineError as silence:
@@ -391,6 +401,10 @@ class Actuator:
             result = command.make_result(Outcome.SUCCEEDED, f"{message} ({silence})")
         else:
             result = self._engine.restart_engine(command)
+        return self._resume_if_refused(command, result)
+
+    def _resume_if_refused(self, command: Command, result: Result) -> Result:
+        """Resume the engine after a refused restart, unless a person has drained it."""
         drained = readiness.MANUAL in readiness.read_active_reasons(self._state_dir)
         if result.outcome is Outcome.REFUSED and not command.stalled and not drained:
             with contextlib.suppress(EngineError):  # retried later: the drain has ended

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -48,6 +49,10 @@ class ServiceExit:
     def wait_until_left(self, timeout_s: float = LEAVE_SERVICES_TIMEOUT_S) -> bool:
         """Wait for a fixed time, at most ``timeout_s`` seconds, and return True."""
         time.sleep(min(timeout_s, UNKNOWN_ENDPOINTS_WAIT_S))
+        return True
+
+    def has_left(self) -> bool:
+        """Report whether no Service routes to the pod, as far as is known."""
         return True
 
     def compute_watch_lag_s(self) -> float:
@@ -147,6 +152,15 @@ class PodServices(ServiceExit):
         own = {name: ok for name, ok in found.items() if name in siblings}
         return [own] if own else []
 
+    def has_left(self) -> bool:
+        """Report whether the pod is not ready in any Service, and the API's clients know it."""
+        return self._has_left(self._find_service_names())
+
+    def _has_left(self, service_names: set[str]) -> bool:
+        pods_by_service = self._read_readiness(service_names)
+        is_ready = any(pods.get(self._pod, False) for pods in pods_by_service)
+        return not is_ready and not self.compute_watch_lag_s()
+
     def wait_until_left(self, timeout_s: float = LEAVE_SERVICES_TIMEOUT_S) -> bool:
         """Wait until the pod is not ready in any Service, and all clients of the API know it.
 
@@ -157,10 +171,7 @@ class PodServices(ServiceExit):
         if not names:
             return ServiceExit().wait_until_left(timeout_s)
         deadline = time.monotonic() + timeout_s
-        while (
-            any(pods.get(self._pod, False) for pods in self._read_readiness(names))
-            or self.compute_watch_lag_s()
-        ):
+        while not self._has_left(names):
             if time.monotonic() >= deadline:
                 return False
             time.sleep(ENDPOINTS_POLL_INTERVAL_S)
@@ -200,6 +211,24 @@ def wait_until_left(service_exit: ServiceExit) -> None:
             deadline = min(settled_at, begin + MAX_LEAVE_SERVICES_S)
         left_s = deadline - time.monotonic()
     log.warning("continuing after %.0f s: %s", time.monotonic() - begin, message)
+
+
+def find_reason_to_stay(service_exit: ServiceExit, planned: bool) -> str | None:
+    """Return the reason why a drained engine must not end now; None if it may end.
+
+    The endpoints may have changed during the drain. A kubelet that starts reports its pods as ready
+    for a moment, so this waits until the pod has left them again. The other replicas may no longer
+    be ready. ``planned`` is that of :meth:`ServiceExit.is_last_ready`.
+    """
+    has_left = False
+    with contextlib.suppress(KubeError):
+        has_left = service_exit.has_left()
+    if not has_left:
+        wait_until_left(service_exit)
+    with contextlib.suppress(KubeError):
+        if service_exit.is_last_ready(planned):
+            return "meanwhile, this has become the last ready replica of the service"
+    return None
 
 
 def create_pod_services(

@@ -10,17 +10,19 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
+from msgspec.structs import replace
 
 from plimsoll_api.admin import DrainMode
 from plimsoll_api.supervision import RestartBudget
 from plimsoll_sidecar.act import pod_services, readiness
 from plimsoll_sidecar.act.actuator import Actuator
 from plimsoll_sidecar.act.adapters.engine_adapter import EngineAdapter
-from plimsoll_sidecar.act.pod_services import LEAVE_SERVICES_TIMEOUT_S, ServiceExit
+from plimsoll_sidecar.act.pod_services import LEAVE_SERVICES_TIMEOUT_S, PodServices, ServiceExit
 from plimsoll_sidecar.act.slots import Slots
 from plimsoll_sidecar.clients.http import EngineError
 from plimsoll_sidecar.clients.kube import KubeError
 from plimsoll_sidecar.govern.command import Command, Outcome, Result, SlotRequest, Verb
+from tests.unit.clients.api_server import ApiServer, endpoint
 
 
 def command(verb: Verb) -> Command:
@@ -34,6 +36,7 @@ class Engine:
         self.resumed = False
         self.silent = False
         self.drained_for: list[float] = []
+        self.restarts = 0
 
     def status(self) -> SimpleNamespace:
         return SimpleNamespace()
@@ -48,6 +51,7 @@ class Engine:
         return Result(operation_id=command.operation_id, outcome=Outcome.SUCCEEDED)
 
     def restart_engine(self, command: Command) -> Result:
+        self.restarts += 1
         return Result(operation_id=command.operation_id, outcome=Outcome.REFUSED)
 
 
@@ -297,6 +301,42 @@ def test_requests_end_before_a_restart_while_the_api_server_is_away(
     assert time.monotonic() - since >= 1.0
     assert away.asked > 1, "it may be back soon"
     assert len(engine.drained_for) == 1
+
+
+def test_an_engine_stays_if_it_has_become_the_last_ready_replica(
+    tmp_path: Path, actuator: Actuator, engine: Engine, api: ApiServer
+) -> None:
+    """The other one ended while this one drained: clients need this one now."""
+    api.add("front", [endpoint("llm-0", ready=False), endpoint("llm-1")])
+    actuator._service_exit = PodServices(api.endpoint_slices, "llm-0")
+    assert actuator.execute(command(Verb.DRAIN)).outcome is Outcome.SUCCEEDED
+    api.slices[0]["endpoints"][1] = endpoint("llm-1", ready=False)
+    result = actuator.execute(replace(command(Verb.RESTART_ENGINE), leaves=True))
+    assert (result.outcome, engine.restarts) == (Outcome.REFUSED, 0)
+    assert "the last ready replica" in result.message
+    assert engine.resumed
+    assert readiness.is_ready(str(tmp_path))
+    actuator.execute(command(Verb.RESTART_ENGINE))
+    assert engine.restarts == 1, "its memory runs out"
+
+
+def test_an_engine_stays_while_a_kubelet_reports_its_pod_as_ready(
+    actuator: Actuator, engine: Engine, api: ApiServer
+) -> None:
+    api.add("front", [endpoint("llm-0", ready=False), endpoint("llm-1")])
+    actuator._service_exit = PodServices(api.endpoint_slices, "llm-0")
+    assert actuator.execute(command(Verb.DRAIN)).outcome is Outcome.SUCCEEDED
+    api.slices[0]["endpoints"][0] = endpoint("llm-0")
+
+    def leave() -> None:
+        assert engine.restarts == 0
+        api.slices[0]["endpoints"][0] = endpoint("llm-0", ready=False)
+
+    timer = threading.Timer(0.7, leave)
+    timer.start()
+    actuator.execute(replace(command(Verb.RESTART_ENGINE), leaves=True))
+    assert not timer.is_alive()
+    assert engine.restarts == 1
 
 
 @pytest.mark.parametrize("verb", [Verb.LEAVE, Verb.DRAIN, Verb.RESTART_ENGINE])
