@@ -11,6 +11,7 @@ supervisor, the governor continues from the state in the journal.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from plimsoll_api.assessment import Assessment, Suspicion
@@ -46,6 +47,13 @@ from plimsoll_sidecar.govern.phases import advance
 from plimsoll_sidecar.govern.recycle import find_recycle_suspicion
 from plimsoll_sidecar.govern.restart_budget import ReplicaRestarts, Restart
 from plimsoll_sidecar.govern.state import MAX_MANUAL_EPOCHS, GovernorState
+
+GROUP_RECREATION_WAIT_S = 60.0
+"""Seconds after a start of the engine in which the whole group may still be recreated for it.
+
+LeaderWorkerSet replaces all pods of a group after a container was started again, but notices that
+late if it was away itself, or if the API server was: client-go retries a watch after up to 60 s.
+"""
 
 LEASE_EPOCH_PLACEHOLDER = "lease"
 """Placeholder for the epoch of a restart that is recorded only in the slot's Lease."""
@@ -341,11 +349,15 @@ class Governor:
         context.emit_event(EventType.OPENED, incident)
 
     def _release_slot(self, context: TurnContext) -> None:
-        """Release the restart slot if no open incident needs it."""
+        """Release the restart slot if no open incident needs it, and the group stays as it is."""
         holder = self.state.slot_holder
-        if holder is not None and not any(
+        if holder is None or any(
             one.name == holder and one.needs_slot for one in self.state.incidents
         ):
+            return
+        epoch_at = self.state.epoch_at
+        age_s = math.inf if epoch_at is None else context.now - epoch_at
+        if not context.engine.group or age_s >= GROUP_RECREATION_WAIT_S:
             release_slot(context)
 
 

@@ -12,10 +12,10 @@ from plimsoll_api.incidents import IncidentKind, IncidentPhase
 from plimsoll_api.memory_policy import MemoryPolicy
 from plimsoll_api.supervision import Action, Mode, Supervision
 from plimsoll_sidecar.govern import ladder
-from plimsoll_sidecar.govern.command import EngineView, Event, Verb
-from plimsoll_sidecar.govern.governor import Governor
+from plimsoll_sidecar.govern.command import EngineView, Event, Outcome, Verb
+from plimsoll_sidecar.govern.governor import GROUP_RECREATION_WAIT_S, Governor
 from plimsoll_sidecar.govern.incident import Incident
-from tests.unit.govern.governed import EVERYTHING, World
+from tests.unit.govern.governed import EVERYTHING, World, done
 
 POD = "llm-0-1"
 
@@ -83,3 +83,26 @@ def test_what_another_pod_holds_needs_a_restart_of_the_group(action: Action) -> 
     assert reason is not None
     assert "only a restart of the group" in reason
     assert ladder.choose_next_rung(leak(POD), policy, view) is Action.ENGINE_RESTART
+
+
+def test_the_slot_is_kept_while_the_group_may_still_be_recreated() -> None:
+    """Its engine serves again before the controller of the group replaces its pods."""
+    world = World(Supervision(mode=Mode.RECOVER, ladder=(Action.ENGINE_RESTART,)))
+    world.group, world.growth = "0", 500_000_000
+    restart = world.to(Verb.RESTART_ENGINE)
+    world.renew()
+    world.run(10, done(restart))
+    assert [one.phase for one in world.ended] == [IncidentPhase.RESOLVED]
+    assert world.governor.state.slot_holder == restart.incident
+    world.run(int(GROUP_RECREATION_WAIT_S))
+    assert world.governor.state.slot_holder is None
+
+
+def test_a_slot_without_a_restart_of_the_group_is_released_at_once() -> None:
+    world = World(Supervision(mode=Mode.RECOVER, ladder=(Action.ENGINE_RESTART,)))
+    world.group = "0"
+    world.tick()
+    world.now += GROUP_RECREATION_WAIT_S
+    restart = world.to(Verb.RESTART_ENGINE)
+    world.run(2, done(restart, Outcome.REFUSED))
+    assert world.governor.state.slot_holder is None
