@@ -18,7 +18,7 @@ from plimsoll_api.memory_policy import MemoryPolicy
 from plimsoll_api.names import SERVICE_KIND
 from plimsoll_api.roles import PodRole
 from plimsoll_api.supervision import Action, Mode, Supervision
-from plimsoll_api.workloads import WorkloadRef, find_slot_owner, make_slot_names
+from plimsoll_api.workloads import RAY_KIND, WorkloadRef, find_slot_owner, make_slot_names
 
 CONFIG_FILE = "supervisor.json"
 NODE_IP_ENV, DCGM_EXPORTER_PORT_ENV = "NODE_IP", "DCGM_EXPORTER_PORT"
@@ -82,6 +82,11 @@ class ServiceRef(msgspec.Struct, frozen=True):
     def is_worker(self) -> bool:
         """Whether the pod is a worker of its group. The leader's supervisor then acts for it."""
         return self.group is not None and self.group.worker
+
+    @property
+    def is_in_ray_cluster(self) -> bool:
+        """Whether the pod belongs to a RayCluster, which never recreates all pods of a group."""
+        return self.workload is not None and self.workload.kind == RAY_KIND
 
 
 class MainProcess(msgspec.Struct, frozen=True):

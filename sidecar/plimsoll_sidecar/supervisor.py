@@ -296,6 +296,7 @@ class Supervisor:
             meets_partner=self._actuator.can_test_partners,
             restart_blocker=self._actuator.restart_blocker,
             group=self.service.group.key if self.service.group is not None else "",
+            recreated=self.service.group is not None and not self.service.is_in_ray_cluster,
             idle=None if status is None else _is_idle(status.load),
             processes=_list_processes(status),
         )

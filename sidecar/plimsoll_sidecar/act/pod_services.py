@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from plimsoll_api.names import POLICY_KIND
 from plimsoll_api.supervisor_config import ServiceRef
-from plimsoll_api.workloads import RAY_KIND, make_members_service_name
+from plimsoll_api.workloads import make_members_service_name
 from plimsoll_sidecar.act.slots import LeaseSlots
 from plimsoll_sidecar.clients.kube import EndpointSlices, KubeClient, KubeError
 
@@ -186,8 +186,8 @@ def wait_until_left(service_exit: ServiceExit) -> None:
     """Wait until no client reaches the pod through its Services any more, as far as is known.
 
     The pod must have left its endpoints, and there must have been no outage of the API server for
-    :data:`MAX_WATCH_LAG_S`: after an outage, the endpoints and the rules of kube-proxy change late,
-    and a kubelet that starts may report the pod as ready for a moment. The wait takes at most
+    :data:`MAX_WATCH_LAG_S`. After an outage, the endpoints and the rules of kube-proxy change late.
+    A kubelet that starts may also report the pod as ready for a moment. The wait takes at most
     :data:`LEAVE_SERVICES_TIMEOUT_S` without an outage, and :data:`MAX_LEAVE_SERVICES_S` with
     outages. It takes a fixed time if the endpoints cannot be read.
     """
@@ -248,10 +248,9 @@ def create_pod_services(
     if service.kind != POLICY_KIND:
         expected = slots.read_expected_replicas if slots else int
         return PodServices(slices, pod, service.name, read_expected_replicas=expected)
-    member, workload = service.group, service.workload
+    member = service.group
     # No client uses the Service that the operator created for a RayCluster.
-    of_ray = workload is not None and workload.kind == RAY_KIND
-    unused = (member.subdomain,) if member is not None and of_ray else ()
+    unused = (member.subdomain,) if member is not None and service.is_in_ray_cluster else ()
     return PodServices(
         slices,
         pod,

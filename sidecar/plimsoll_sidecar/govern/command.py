@@ -155,6 +155,8 @@ class EngineView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
         restart_blocker: The reason why the engine must not restart without its partner; None if it
             may restart.
         group: The multi-node group that restarts together with the engine; empty without a group.
+        recreated: Whether a controller may replace all pods of the group after the engine's
+            container was started again.
         idle: Whether the engine has no request; None if unknown.
         processes: The processes that the engine reports, the main process first; empty if the
             engine does not answer.
@@ -170,6 +172,7 @@ class EngineView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     meets_partner: bool = False
     restart_blocker: str | None = None
     group: str = ""
+    recreated: bool = False
     idle: bool | None = None
     processes: tuple[EngineProcess, ...] = ()
 

@@ -51,8 +51,8 @@ from plimsoll_sidecar.govern.state import MAX_MANUAL_EPOCHS, GovernorState
 GROUP_RECREATION_WAIT_S = 60.0
 """Seconds after a start of the engine in which the whole group may still be recreated for it.
 
-LeaderWorkerSet replaces all pods of a group after a container was started again, but notices that
-late if it was away itself, or if the API server was: client-go retries a watch after up to 60 s.
+LeaderWorkerSet replaces all pods of a group after a container was started again. It notices that
+late after an outage of its own or of the API server: client-go retries a watch after up to 60 s.
 """
 
 LEASE_EPOCH_PLACEHOLDER = "lease"
@@ -357,7 +357,7 @@ class Governor:
             return
         epoch_at = self.state.epoch_at
         age_s = math.inf if epoch_at is None else context.now - epoch_at
-        if not context.engine.group or age_s >= GROUP_RECREATION_WAIT_S:
+        if not context.engine.recreated or age_s >= GROUP_RECREATION_WAIT_S:
             release_slot(context)
 
 

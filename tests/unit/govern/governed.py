@@ -59,6 +59,7 @@ class World:
         self.meets_partner = False
         self.restart_blocker: str | None = None
         self.group = ""
+        self.recreated = False
         self.idle: bool | None = None
         self.rate: float | None = None
         self.exhaustion_s: float | None = None
@@ -115,6 +116,7 @@ class World:
             meets_partner=self.meets_partner,
             restart_blocker=self.restart_blocker,
             group=self.group,
+            recreated=self.recreated,
             idle=self.idle,
         )
         turn = self.governor.advance(assessment, engine, self.now, results, self.hold)

@@ -85,22 +85,23 @@ def test_what_another_pod_holds_needs_a_restart_of_the_group(action: Action) -> 
     assert ladder.choose_next_rung(leak(POD), policy, view) is Action.ENGINE_RESTART
 
 
-def test_the_slot_is_kept_while_the_group_may_still_be_recreated() -> None:
+@pytest.mark.parametrize("recreated", [True, False])
+def test_the_slot_is_kept_while_the_group_may_still_be_recreated(recreated: bool) -> None:
     """Its engine serves again before the controller of the group replaces its pods."""
     world = World(Supervision(mode=Mode.RECOVER, ladder=(Action.ENGINE_RESTART,)))
-    world.group, world.growth = "0", 500_000_000
+    world.group, world.growth, world.recreated = "0", 500_000_000, recreated
     restart = world.to(Verb.RESTART_ENGINE)
     world.renew()
     world.run(10, done(restart))
     assert [one.phase for one in world.ended] == [IncidentPhase.RESOLVED]
-    assert world.governor.state.slot_holder == restart.incident
+    assert world.governor.state.slot_holder == (restart.incident if recreated else None)
     world.run(int(GROUP_RECREATION_WAIT_S))
     assert world.governor.state.slot_holder is None
 
 
 def test_a_slot_without_a_restart_of_the_group_is_released_at_once() -> None:
     world = World(Supervision(mode=Mode.RECOVER, ladder=(Action.ENGINE_RESTART,)))
-    world.group = "0"
+    world.group, world.recreated = "0", True
     world.tick()
     world.now += GROUP_RECREATION_WAIT_S
     restart = world.to(Verb.RESTART_ENGINE)
