@@ -68,11 +68,21 @@ class Objects:
         self._api = k8s.ApiClient(configuration)
         verify = ssl.CERT_REQUIRED if configuration.verify_ssl else ssl.CERT_NONE
         context = create_urllib3_context(cert_reqs=verify)
-        if not (configuration.ssl_ca_cert or configuration.ca_cert_data):
+        if configuration.ssl_ca_cert or configuration.ca_cert_data:
+            context.load_verify_locations(
+                configuration.ssl_ca_cert, cadata=configuration.ca_cert_data
+            )
+        else:
             context.load_default_certs()
+        if configuration.cert_file:
+            context.load_cert_chain(configuration.cert_file, configuration.key_file)
         context.verify_flags &= ~ssl.VERIFY_X509_STRICT  # the lab's CA names no key identifier
         self._pool = self._api.rest_client.pool_manager
-        self._pool.connection_pool_kw["ssl_context"] = context
+        pool_arguments = self._pool.connection_pool_kw
+        for name in ("ca_certs", "ca_cert_data", "cert_file", "key_file"):
+            # urllib3 would load them again for each connection, which is not safe between threads.
+            pool_arguments.pop(name, None)
+        pool_arguments["ssl_context"] = context
         self._resources: dict[str, Resource] = {}
 
     def get(self, kind: str, name: str, namespace: str) -> Document | None:

@@ -76,8 +76,9 @@ class Clients:
             able = [address for address in ready if self._serves(address, request)]
             took = f"{type(error).__name__} after {time.monotonic() - begin:.1f} s: {error}"
             text = f"{service}: {took}; ready and serving all the time: {able}"
-            self._history.note("failed", text)
             (self.lost if able else self.unserved).append(text)
+            count = len(self.lost) + len(self.unserved)
+            self._history.note("failed", f"{count}, {text}")  # a line for each
             raise
 
     def _url(self, service: str) -> str:
