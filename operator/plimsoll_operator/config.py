@@ -113,7 +113,7 @@ class Intervals:
             if not (math.isfinite(value) and value > 0):
                 return f"{_to_flag_name(one.name)}={value:g} is not a positive number of seconds"
         if not self.lease > self.renew > self.retry:
-            return "lease must be longer than renew, and renew must be longer than retry"
+            return "--clock: lease must be longer than renew, and renew must be longer than retry"
         return None
 
 
@@ -204,7 +204,7 @@ def _create_parser(env: Mapping[str, str]) -> argparse.ArgumentParser:
         prog="plimsoll-operator", description="Run InferenceServices on a Kubernetes cluster."
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    run = commands.add_parser("run", help="watch and reconcile until a signal arrives")
+    run = commands.add_parser("run", help="watch and reconcile until the process receives a signal")
     add = run.add_argument
     add("--kubeconfig", metavar="FILE", help="default: the pod's service account, then $KUBECONFIG")
     scope = run.add_mutually_exclusive_group()
@@ -223,7 +223,7 @@ def _create_parser(env: Mapping[str, str]) -> argparse.ArgumentParser:
         "--probe-image",
         default=env.get("PLIMSOLL_PROBE_IMAGE"),
         metavar="IMAGE",
-        help="image with the code of spec.probe; default: the supervisor's image",
+        help="image that contains the code of spec.probe; default: the supervisor's image",
     )
     add(
         "--supervisor-pull-secret",
@@ -236,20 +236,27 @@ def _create_parser(env: Mapping[str, str]) -> argparse.ArgumentParser:
     add(
         "--supervisor-resources",
         metavar="JSON",
-        help="default limits and requests of supervisors, in the form of a container's resources",
+        help=(
+            "default resource limits and requests of supervisors, in the format of a container's"
+            " resources"
+        ),
     )
     add(
         "--download-resources",
         metavar="JSON",
-        help="default limits and requests of model downloads, in the form of a container's "
-        "resources",
+        help=(
+            "default resource limits and requests of model downloads, in the format of a"
+            " container's resources"
+        ),
     )
     add("--http-port", type=int, default=env.get("PLIMSOLL_HTTP_PORT", "8080"), metavar="PORT")
     add(
         "--fleet-page",
         action="store_true",
-        help="serve a read-only page of all services, policies and incidents at / of the HTTP "
-        "port, to everyone who can reach it",
+        help=(
+            "serve a read-only page of all services, policies and incidents at / on the HTTP port,"
+            " to everyone who can reach the port"
+        ),
     )
     add(
         "--workers",
@@ -263,29 +270,31 @@ def _create_parser(env: Mapping[str, str]) -> argparse.ArgumentParser:
         type=_parse_positive,
         default=Config.qps,
         metavar="N",
-        help="average limit of requests per second to the API server",
+        help="maximum average number of requests per second to the API server",
     )
     add(
         "--burst",
         type=_parse_positive,
         default=Config.burst,
         metavar="N",
-        help="burst limit of requests to the API server",
+        help="maximum number of requests to the API server in a burst",
     )
     add(
         "--max-disruptions",
         type=_parse_positive,
         default=Config.max_disruptions,
         metavar="N",
-        help="maximum number of replicas in the cluster under remediation at the same time",
+        help="maximum number of replicas in the cluster that may restart at the same time",
     )
     add(
         "--max-waiting-pods",
         type=_parse_positive,
         default=2,
         metavar="N",
-        help="maximum number of replicas of a policy that start with a supervisor's image with "
-        "which no pod has run yet; if that many pods cannot start, the injection stops",
+        help=(
+            "maximum number of a policy's replicas that may start with a supervisor image before"
+            " any pod has run with it; if that many pods cannot start, the injection stops"
+        ),
     )
     add(
         "--kept-incidents",
@@ -305,13 +314,15 @@ def _create_parser(env: Mapping[str, str]) -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="NAME",
-        help="namespace whose podTemplates need not meet the pod security standard 'restricted'; "
-        "repeatable",
+        help=(
+            "namespace whose podTemplates may violate the Pod Security Standard 'restricted';"
+            " repeatable"
+        ),
     )
     add(
         "--without-admission-policies",
         action="store_true",
-        help="warn at the start that nothing limits what supervised pods write",
+        help="warn at startup that no admission policy limits what supervised pods may write",
     )
     add(
         "--webhook",
@@ -328,21 +339,21 @@ def _create_parser(env: Mapping[str, str]) -> argparse.ArgumentParser:
     add(
         "--webhook-certificate-provided",
         action="store_true",
-        help="another program, such as cert-manager, writes the webhook's Secret",
+        help="the webhook's Secret is written by another program, such as cert-manager",
     )
     add(
         "--resync",
         type=_parse_positive,
         default=600,
         metavar="S",
-        help="interval between full lists of all objects",
+        help="seconds between full lists of all objects",
     )
     add(
         "--scrape",
         type=_parse_positive,
         default=15,
         metavar="S",
-        help="interval between reads of memory values",
+        help="seconds between scrapes of the supervisors' metrics",
     )
     names = ", ".join(f"{_to_flag_name(one.name)} ({one.default:g})" for one in fields(Intervals))
     add(
@@ -350,7 +361,7 @@ def _create_parser(env: Mapping[str, str]) -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="NAME=S",
-        help=f"set the interval of a task; repeatable. Names and defaults: {names}",
+        help=f"set the interval of a task in seconds; repeatable. Names and defaults: {names}",
     )
     return parser
 
@@ -361,7 +372,7 @@ def _parse_clocks(parser: argparse.ArgumentParser, texts: Sequence[str]) -> Inte
     for text in texts:
         name, _, value = text.partition("=")
         if name not in names:
-            parser.error(f"--clock: unknown interval {name!r}: use one of {', '.join(names)}")
+            parser.error(f"--clock: {name!r} is not an interval: use one of {', '.join(names)}")
         try:
             seconds[names[name]] = float(value)
         except ValueError:

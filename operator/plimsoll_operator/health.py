@@ -79,23 +79,21 @@ class HealthServer:
                     await self._api.probe(SERVICE, namespace)
                 self._well = self._clock()
             except (ApiError, OSError, TimeoutError) as error:
-                log.warning("the canary cannot read the API server: %s", str(error) or repr(error))
+                log.warning(
+                    "the canary failed to read from the API server: %s", str(error) or repr(error)
+                )
             await asyncio.sleep(self._config.clocks.canary)
 
     def find_liveness_fault(self) -> str | None:
         """Return a description of a fault that a restart can fix, or None."""
         stale = self._watches.list_stale_kinds(MIN_LISTS_WITH_MISSED_EVENTS)
         kinds = ", ".join(stale)
-        return (
-            f"the watches of {kinds} are stale: they reported no event for a change"
-            if stale
-            else None
-        )
+        return f"the watches of {kinds} are stale: they did not report a change" if stale else None
 
     def find_unready_reason(self) -> str | None:
         """Return why the operator is not ready; None if it is ready."""
         if not self.ready:
-            return "the operator has not listed all objects yet"
+            return "the operator has not yet listed all objects"
         problem = self.webhook()
         return f"webhook: {problem}" if problem else None
 
@@ -104,8 +102,8 @@ class HealthServer:
 
         async def healthz(_: web.Request) -> web.Response:
             wrong = self.find_liveness_fault()
-            text = (
-                wrong or f"the canary read the API server {self.measure_canary_age_s():.0f} s ago"
+            text = wrong or (
+                f"the canary last read from the API server {self.measure_canary_age_s():.0f} s ago"
             )
             return web.Response(text=f"{text}\n", status=503 if wrong else 200)
 

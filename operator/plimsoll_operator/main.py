@@ -54,9 +54,9 @@ EXIT_TIMEOUT_S = 5.0
 """Seconds within which the operator exits after it has lost its Lease, even if a task hangs. The
 operator writes nothing during this time."""
 MISSING_ADMISSION_POLICIES_MESSAGE = (
-    "the cluster has no admission policies of Plimsoll: a supervised pod writes LeakIncidents and "
-    "restart slots of every pod of its namespace without bounds; install them with the chart's "
-    "admissionPolicy.enabled, or apply config/admission-policy.yaml"
+    "the admission policies of Plimsoll are not installed, so a supervised pod can write any"
+    " number of LeakIncidents and restart slots for every pod in its namespace: enable"
+    " admissionPolicy.enabled in the chart, or apply config/admission-policy.yaml"
 )
 
 
@@ -211,7 +211,7 @@ async def _keep_lease(election: Election) -> None:
         await election.keep()
     except LeadershipLostError as error:
         log.error(
-            "leadership lost, exiting because another operator may have taken over: %s", error
+            "leadership lost; exiting, because another operator may have taken over: %s", error
         )
         asyncio.get_running_loop().call_later(EXIT_TIMEOUT_S, os._exit, 1)
         raise
@@ -246,9 +246,7 @@ async def _run_until(stop: asyncio.Event, *parts: Coroutine[Any, Any, None]) -> 
         if not stop.is_set():
             for task in done:
                 task.result()
-            raise RuntimeError(
-                "a background task of the operator ended, although no signal requested it"
-            )
+            raise RuntimeError("a background task of the operator ended without a stop signal")
 
 
 async def _run_until_signal(config: Config) -> None:
@@ -270,10 +268,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         asyncio.run(_run_until_signal(config))
     except ApiError as error:
-        log.error("cannot start: %s", error)
+        log.error("failed to start the operator: %s", error)
         return 1
     except (OSError, TimeoutError) as error:
-        log.error("cannot start: %s", str(error) or repr(error))
+        log.error("failed to start the operator: %s", str(error) or repr(error))
         return 1
     except LeadershipLostError:
         return 1

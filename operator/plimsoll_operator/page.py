@@ -218,11 +218,11 @@ def render_fleet(fleet: Fleet) -> str:
             _render_section(
                 "Services and policies", _ROW_COLUMNS,
                 map(_make_row_renderer(fleet.budgets), fleet.rows),
-                "No services and no policies.", all_rows - len(fleet.rows),
+                "There are no services and no policies.", all_rows - len(fleet.rows),
             ),
             _render_section(
                 "Open incidents", _INCIDENT_COLUMNS, map(_render_incident, fleet.incidents),
-                "No incident is open.", fleet.open_count - len(fleet.incidents),
+                "No incidents are open.", fleet.open_count - len(fleet.incidents),
             ),
             _render_section(
                 "Suspect revisions", _SUSPECT_COLUMNS, map(_render_suspect, fleet.suspects),
@@ -231,7 +231,7 @@ def render_fleet(fleet: Fleet) -> str:
             _render_section(
                 "Circuit breaker", _CLOSED_SLOT_COLUMNS,
                 map(_render_closed_slot, breaker.waiting[:MAX_ROWS]),
-                "No restart slot is kept closed.", len(breaker.waiting) - MAX_ROWS,
+                "No restart slots are kept closed.", len(breaker.waiting) - MAX_ROWS,
             ),
         )
     )  # fmt: skip
@@ -251,7 +251,7 @@ _SUSPECT_COLUMNS: _Columns = (
     ("service or workload", ""), ("revision", ""), ("leak", ""), ("replicas", "n"),
     ("action", ""), ("since", "w"),
 )  # fmt: skip
-_CLOSED_SLOT_COLUMNS: _Columns = (("restart slot that is kept closed while others are in use", ""),)
+_CLOSED_SLOT_COLUMNS: _Columns = (("restart slot that is closed while other slots are in use", ""),)
 
 
 def _render_section(
@@ -266,7 +266,7 @@ def _render_section(
     if not listed:
         return f"<section><h2>{title}</h2><p class=dim>{empty_text}</p></section>"
     titles = "".join(f'<th scope=col class="{classes}">{text}</th>' for text, classes in columns)
-    omitted = f"<p class=dim>{omitted_count} more are left out.</p>" if omitted_count > 0 else ""
+    omitted = f"<p class=dim>{omitted_count} more are not shown.</p>" if omitted_count > 0 else ""
     return (
         f"<section><h2 id={name}>{title}</h2><div class=t tabindex=0 role=region"
         f" aria-labelledby={name}><table><thead><tr>{''.join(titles)}</tr></thead>"
@@ -362,4 +362,7 @@ def explain_refused_host(host: str | None) -> str | None:
     if in_cluster or is_ip_address(name):
         return None
     shown = name[:MAX_CELL_CHARS]
-    return f"host {shown!r} is refused: open the page through a port-forward, as localhost"
+    return (
+        f"requests to host {shown!r} are not allowed: open the page on localhost through kubectl"
+        " port-forward"
+    )

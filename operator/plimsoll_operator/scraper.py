@@ -189,7 +189,7 @@ class Scraper:
             return parse_figures(await self._fetch_page(session, address))
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError, BadPageError) as error:
             self.failures += 1
-            log.debug("cannot read the metrics of %s: %r", address, error)
+            log.debug("failed to read the metrics of %s: %r", address, error)
             return None
 
     async def _fetch_page(self, session: aiohttp.ClientSession, address: str) -> bytes:
@@ -204,7 +204,7 @@ class Scraper:
             async for chunk in response.content.iter_chunked(READ_CHUNK_BYTES):
                 read += chunk
                 if len(read) > MAX_PAGE_BYTES:
-                    raise BadPageError(f"the page is longer than {MAX_PAGE_BYTES} bytes")
+                    raise BadPageError(f"the page is larger than {MAX_PAGE_BYTES} bytes")
             return bytes(read)
 
 

@@ -25,49 +25,56 @@ OPTIONS = InjectionOptions("supervisor", group_restarts=True)
     ("project", "file", "status", "said"),
     [
         ("KServe `InferenceService`, `Standard`", EXAMPLES / "kserve-inferenceservice.yaml", 0,
-         ["vllm in container kserve-container", "port 8080 the default"]),
+         ["vllm in container kserve-container", "port 8080 from the default"]),
         ("KServe `InferenceService`, `Serverless`", CHARTS / "kserve-serverless.yaml", 1,
-         ["Knative refuses shareProcessNamespace"]),
+         ["Knative rejects shareProcessNamespace"]),
         ("KServe with its runtime in the same file", CHARTS / "kserve-runtime.yaml", 0,
-         ["ClusterServingRuntime vllm: left unchanged: the supervisor belongs to the service",
-          "chat: spec.predictor: vllm in container kserve-container, by its command"
-          " vllm.entrypoints.openai.api_server, port 8085 by --port",
-          "elsewhere: spec.predictor: vllm in container kserve-container, by its model format,"
-          " port 8080 the default"]),
+         ["ClusterServingRuntime vllm: left unchanged: the supervisor belongs in the service",
+          "chat: spec.predictor: vllm in container kserve-container, recognized by its command"
+          " vllm.entrypoints.openai.api_server, port 8085 from --port",
+          "elsewhere: spec.predictor: vllm in container kserve-container, recognized by its"
+          " model format,"
+          " port 8080 from the default"]),
         ("KServe `LLMInferenceService`", EXAMPLES / "kserve-llminferenceservice.yaml", 0,
          ["vllm in container main, port 8001"]),
         ("LeaderWorkerSet with vLLM", EXAMPLES / "vllm-leaderworkerset.yaml", 0,
-         ["vllm in container vllm-leader, by its command", "workerTemplate.spec: left unchanged"]),
+         ["vllm in container vllm-leader, recognized by its command", "workerTemplate.spec: left"
+          " unchanged"]),
         ("LeaderWorkerSet with SGLang", CHARTS / "lws-sglang.yaml", 0,
-         ["sglang in container sglang-leader, by its command", "pods of rank 1 and above",
+         ["sglang in container sglang-leader, recognized by its command", "pods of rank 1 and"
+          " above",
           "without --enable-metrics", "workerTemplate.spec: left unchanged"]),
         ("llm-d", EXAMPLES / "llm-d.yaml", 0,
-         ["llama-decode: spec.template.spec: vllm in container vllm, by its command",
+         ["llama-decode: spec.template.spec: vllm in container vllm, recognized by its command",
           "llama-prefill: spec.template.spec: vllm",
           "llama-epp: spec.template.spec: left unchanged"]),
         ("vLLM's production stack", EXAMPLES / "production-stack.yaml", 0,
-         ["vllm in container vllm, by its command", "router: spec.template.spec: left unchanged"]),
+         ["vllm in container vllm, recognized by its command", "router: spec.template.spec: left"
+          " unchanged"]),
         ("AIBrix", CHARTS / "aibrix.yaml", 1,
-         ["Deployment qwen: spec.template.spec: vllm in container vllm-openai, by its command vllm"
-          " serve, port 8000 by --port",
+         ["Deployment qwen: spec.template.spec: vllm in container vllm-openai, recognized by its"
+          " command vllm"
+          " serve, port 8000 from --port",
           "[llm-engine].lifecycle.preStop.exec.command names process 1"]),
         ("AIBrix `StormService`", CHARTS / "aibrix-roles.yaml", 0,
-         ["orchestration.aibrix.ai/v1alpha1 StormService pair: left unchanged: inject does not"]),
+         ["orchestration.aibrix.ai/v1alpha1 StormService pair: left unchanged: plimsoll inject"
+          " does"]),
         ("AIBrix `RayClusterFleet`", CHARTS / "aibrix-fleet.yaml", 0,
-         ["spec.template.spec.headGroupSpec.template.spec: vllm in container ray-head, by its"
-          " command vllm serve, port 8000 by its ports",
+         ["spec.template.spec.headGroupSpec.template.spec: vllm in container ray-head,"
+          " recognized by its command vllm serve, port 8000 from the declared ports",
           "spec.template.spec.workerGroupSpecs[0].template.spec: left unchanged"]),
         ("KubeRay with Ray Serve", CHARTS / "kuberay.yaml", 0,
          ["headGroupSpec.template.spec: left unchanged: KubeRay starts Ray in the container, and no"
-          " command shows an engine",
+          " command starts an engine",
           "workerGroupSpecs[0].template.spec: left unchanged"]),
         ("KubeRay with a server in the head's command", CHARTS / "kuberay-autoscaler.yaml", 1,
-         ["scaled: spec.headGroupSpec.template.spec: vllm in container ray-head, by its command"
-          " vllm serve, port 8000 by --port",
+         ["scaled: spec.headGroupSpec.template.spec: vllm in container ray-head, recognized by"
+          " its command"
+          " vllm serve, port 8000 from --port",
           "plain: spec.headGroupSpec.template.spec.containers[ray-head]: the engine's port is"
-          " unknown: the command starts only Ray"]),
+          " unknown (the command starts only Ray"]),
         ("OPEA", CHARTS / "opea.yaml", 0,
-         ["vllm in container vllm, by its image vllm, port 2080 by --port"]),
+         ["vllm in container vllm, recognized by its image vllm, port 2080 from --port"]),
     ],
 )  # fmt: skip
 def test_what_is_recognised(project: str, file: Path, status: int, said: list[str]) -> None:
@@ -97,8 +104,8 @@ def test_kuberays_autoscaler_restarts_no_engine(tmp_path: Path) -> None:
     acts = replace(OPTIONS, supervision=Supervision(mode=Mode.RECOVER))
     found = validate.check_files([CHARTS / "kuberay-autoscaler.yaml"], acts)
     assert (
-        "autoscalerOptions.version: v2: KubeRay sets restartPolicy: Never: after a restart by the"
-        " supervisor, the engine would not start again" in found.refused[0]
+        "autoscalerOptions.version: v2: KubeRay sets restartPolicy: Never: if the supervisor"
+        " restarted the engine, its pod would end" in found.refused[0]
     )
     job = tmp_path / "job.yaml"
     job.write_text(

@@ -66,20 +66,20 @@ CASES = {
     "comments and scripts stay": Case(
         workload(f"{VLLM}   # pinned: the next one is slow\ncommand: [bash, -c]\nargs:\n  - |\n"
                  "    # weights are there\n    vllm serve /w \\\n      --port 8001\n"),
-        "by its command vllm serve, port 8001 by --port", f"{LOCAL}8001", "/w",
+        "by its command vllm serve, port 8001 from --port", f"{LOCAL}8001", "/w",
         "   # pinned: the next one is slow\n          command: [bash, -c]\n          args:\n"
         "            - |\n              # weights are there\n",
     ),
     "a worker of Dynamo serves nothing itself": Case(
         workload("image: nvcr.io/nvidia/ai-dynamo/sglang-runtime:1.1\n"
                  "command: [python3, -m, dynamo.sglang]\nports: [{containerPort: 9090}]"),
-        "dynamo.sglang: a worker of NVIDIA Dynamo has no OpenAI server of its own",
+        "dynamo.sglang: a worker of NVIDIA Dynamo has no OpenAI server",
     ),
     "an engine that is a native sidecar": Case(
         workload("image: r.example/task:2", "restartPolicy: Never\ninitContainers:\n"
                  "  - {name: fetch, image: busybox}\n  # starts first\n"
                  f"  - {{name: llm, {VLLM}, restartPolicy: Always, args: [--model=m]}}", "Job"),
-        "vllm in container llm, by its image vllm-openai", f"{LOCAL}8000", "m",
+        "vllm in container llm, recognized by its image vllm-openai", f"{LOCAL}8000", "m",
         "        # starts first\n        - {name: llm, ", ["--mode", "Recover"],
         {"initContainers": ["fetch", "supervisor", "llm"]},
     ),
@@ -91,11 +91,11 @@ CASES = {
     "the first port is for metrics": Case(
         workload("image: r.example/vllm:1\ncommand: [/start]\nports:\n"
                  "  - {name: metrics, containerPort: 9100}\n  - {name: api, containerPort: 7000}"),
-        "port 7000 by its port api", f"{LOCAL}7000",
+        "port 7000 from the declared port api", f"{LOCAL}7000",
     ),
     "a pod of the class Guaranteed": Case(
         workload(f"{VLLM}\nresources:\n  limits: {{cpu: '4', memory: 8Gi}}"),
-        "port 8000 the default", f"{LOCAL}8000",
+        "port 8000 from the default", f"{LOCAL}8000",
         pod={"resources": {"limits": {"cpu": "200m", "memory": "256Mi"},
                            "requests": {"cpu": "200m", "memory": "256Mi"}}},
     ),
@@ -103,28 +103,31 @@ CASES = {
         workload("image: python:3.13\ncommand: [bash, -lc]\nargs: ['uv pip install sglang==0.5 &&"
                  " python -m sglang.launch_server --model-path o/m --port 7001 --enable-metrics"
                  " --ssl-keyfile /k --ssl-certfile /c']"),
-        "sglang in container server, by its command sglang.launch_server, port 7001 by --port",
+        "sglang in container server, recognized by its command sglang.launch_server, port 7001"
+        " from --port",
         "https://127.0.0.1:7001", "o/m",
     ),
     "a job is not restarted": Case(
         workload(VLLM, "restartPolicy: OnFailure", "Job"),
-        "restartPolicy: OnFailure: after a restart by the supervisor, the engine would not start"
-        " again and its pod would end: use --mode Observe",
+        "restartPolicy: OnFailure: if the supervisor restarted the engine,"
+        " its pod would end: use --mode Observe",
         options=["--mode", "Recover"],
     ),
     "a model without a name": Case(
         kserve("{modelFormat: {name: sglang}, name: '', runtime: mine}"),
-        "sglang in container kserve-container, by its model format, port 8080 the default",
+        "sglang in container kserve-container, recognized by its model format, port 8080 from"
+        " the default",
         f"{LOCAL}8080",
     ),
     "a model's format in capitals": Case(
         kserve("{modelFormat: {name: VLLM}, runtime: llm}", "RawDeployment"),
-        "vllm in container kserve-container, by its model format, port 8080 the default",
+        "vllm in container kserve-container, recognized by its model format, port 8080 from the"
+        " default",
         f"{LOCAL}8080",
     ),
     "a predictor of Knative": Case(
         kserve("{modelFormat: {name: huggingface}}", "Knative"),
-        "Knative refuses shareProcessNamespace and init containers, which a supervisor needs; set"
+        "Knative rejects shareProcessNamespace and init containers, which a supervisor needs; set"
         " the annotation serving.kserve.io/deploymentMode: Standard",
     ),
     "it listens on the pod's address": Case(
@@ -161,11 +164,11 @@ CASES = {
     ),
     "the port in a variable": Case(
         workload(f"{VLLM}\nargs: [--port, $(HTTP)]\nenv: [{{name: HTTP, value: '7002'}}]"),
-        "port 7002 by --port", f"{LOCAL}7002",
+        "port 7002 from --port", f"{LOCAL}7002",
     ),
     "a hook signals process 1": Case(
         workload(f"{VLLM}\nlifecycle:\n  preStop: {{exec: {{command: [sh, -c, kill -s 2 1]}}}}"),
-        "[server].lifecycle.preStop.exec.command names process 1, but with a supervisor,",
+        "[server].lifecycle.preStop.exec.command names process 1, but the engine is not process 1",
     ),
     "a project is called vllm": Case(
         workload("image: r.example/vllm-team/proxy:3\nports: [{containerPort: 8080}]"),
@@ -179,20 +182,20 @@ CASES = {
     "ranks of a StatefulSet": Case(
         workload("image: lmsysorg/sglang:v1\ncommand: [python3, -m, sglang.launch_server, --nnodes,"
                  " '2', --node-rank, $(POD_INDEX), --enable-metrics]", kind="StatefulSet"),
-        "--node-rank differs between pods, and pods of rank 1 and above serve no port",
+        "--node-rank differs between the pods, and pods of rank 1 and above serve no port",
         f"{LOCAL}30000",
     ),
     "ports of Ray's head": Case(
         "apiVersion: ray.io/v1\nkind: RayCluster\nmetadata: {name: llm}\nspec:\n  headGroupSpec:\n"
         "    template:\n      spec:\n        containers:\n          - name: head\n"
         f"            {VLLM}\n            ports: [{{name: gcs-server, containerPort: 6379}}]\n",
-        "the engine's port is unknown: the command starts only Ray, and its ports are"
-        " Ray's: set it with --port",
+        "the engine's port is unknown (the command starts only Ray, which uses the"
+        " declared ports): set it with --port",
     ),
     "SGLang without metrics": Case(
         workload("image: lmsysorg/sglang:v1\ncommand: [sglang, serve, --model-path, m]"),
-        "without --enable-metrics, SGLang reports no load, so the supervisor detects no stall and"
-        " a drain waits until its deadline: add the option", f"{LOCAL}30000", "m",
+        "SGLang reports no load without --enable-metrics, so the supervisor detects no stalls and"
+        " each drain waits until its deadline: add the option", f"{LOCAL}30000", "m",
     ),
     "a tab after a value": Case(
         workload(VLLM) + "---\napiVersion: v1\nkind: Service\nmetadata: {name: llm}\t\nspec:\n"

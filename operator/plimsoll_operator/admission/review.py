@@ -109,7 +109,7 @@ class Reviewer:
     def respond_to_bytes(self, body: bytes) -> bytes:
         """Return the JSON response to an AdmissionReview. Raises ValueError if it is not JSON."""
         if is_nested_deeper(body, MAX_DEPTH):  # beyond this depth, a thread's stack would overflow
-            raise ValueError(f"the body is nested more than {MAX_DEPTH} levels deep")
+            raise ValueError(f"the AdmissionReview is nested more than {MAX_DEPTH} levels deep")
         return json.dumps(self.respond(json.loads(body))).encode()
 
     def respond(self, review: Any) -> Object:
@@ -118,10 +118,12 @@ class Reviewer:
         uid = request.get("uid", "") if isinstance(request, dict) else ""
         response: Object = {"uid": uid if isinstance(uid, str) else "", "allowed": True}
         try:
-            assert isinstance(request, dict), "the AdmissionReview has no request"
+            assert isinstance(request, dict), "the AdmissionReview contains no request"
             result = self._decide(request, response)
         except Exception:
-            log.exception("admission failed: the pod is created without a supervisor")
+            log.exception(
+                "failed to process an AdmissionReview; the pod is created without a supervisor"
+            )
             response = {"uid": response["uid"], "allowed": True}
             result = "failed"
         self._count(result)
@@ -148,7 +150,7 @@ class Reviewer:
             skip_reason = self._check_start_limit(request, policy) if is_new else ""
         if skip_reason:
             response["warnings"] = [
-                f"{name}: the pod gets no supervisor: {skip_reason}"[:MAX_WARNING_CHARS]
+                f"{name}: this pod gets no supervisor: {skip_reason}"[:MAX_WARNING_CHARS]
             ]
             return "held"
         operations = make_json_patch(pod, admitted.pod)
@@ -159,7 +161,7 @@ class Reviewer:
         if admitted.refusal is None:
             return "injected"
         response["warnings"] = [
-            f"{name}: the pod gets no supervisor: {admitted.refusal}"[:MAX_WARNING_CHARS]
+            f"{name}: this pod gets no supervisor: {admitted.refusal}"[:MAX_WARNING_CHARS]
         ]
         return "refused"
 

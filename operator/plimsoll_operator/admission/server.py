@@ -128,7 +128,7 @@ class AdmissionServer:
                 async with self._bodies:
                     body = await request.read()
                 if self._waiting >= MAX_WAITING_REVIEWS:
-                    return self._reject("too many reviews are waiting", 429)
+                    return self._reject("too many AdmissionReviews are waiting", 429)
                 loop = asyncio.get_running_loop()
                 work = loop.run_in_executor(self._pool, self._review, body)
                 # A running thread cannot be cancelled, so count its review until it finishes.
@@ -136,11 +136,13 @@ class AdmissionServer:
                 work.add_done_callback(self._on_finished)
                 text = await asyncio.shield(work)
         except TimeoutError:
-            return self._reject(f"the review took more than {RESPONSE_TIMEOUT_S:g} s", 504)
+            return self._reject(
+                f"the AdmissionReview was not processed within {RESPONSE_TIMEOUT_S:g} s", 504
+            )
         except web.HTTPRequestEntityTooLarge:
-            return self._reject(f"the review is larger than {MAX_REVIEW_BYTES} bytes", 413)
+            return self._reject(f"the AdmissionReview is larger than {MAX_REVIEW_BYTES} bytes", 413)
         except ValueError as error:
-            return self._reject(f"the request is not an AdmissionReview: {error}", 400)
+            return self._reject(f"the request body is not a valid AdmissionReview: {error}", 400)
         return web.Response(body=text, content_type="application/json")
 
     def _on_finished(self, work: asyncio.Future[bytes]) -> None:
@@ -153,7 +155,13 @@ class AdmissionServer:
         now = asyncio.get_running_loop().time()
         if now - self._last_log >= LOG_INTERVAL_S:
             self._last_log = now
-            log.warning("admission webhook: %s; the pod is created without a supervisor", reason)
+            log.warning(
+                (
+                    "the admission webhook rejected a request: %s; the pod is created without a"
+                    " supervisor"
+                ),
+                reason,
+            )
         return web.Response(text=f"{reason}\n", status=status)
 
     def stop(self) -> None:
@@ -209,7 +217,7 @@ class AdmissionWebhook:
         return (
             None
             if self._server.listening.is_set()
-            else (f"the webhook does not listen on port {self._port}")
+            else (f"the webhook is not listening on port {self._port}")
         )
 
     def find_unready_reason(self) -> str | None:

@@ -123,13 +123,13 @@ class WebhookUpkeep:
         """Return why the API server cannot call this replica; None if it can."""
         current = self._current
         if current is None:
-            return self._trouble or "the webhook has no certificate yet"
+            return self._trouble or "the webhook has not loaded a certificate yet"
         if current.expires_at <= self._now():
             return f"the webhook's certificate has expired: {self._trouble}".strip()
         if self._trusted is None:
             return (
-                f"MutatingWebhookConfiguration {self._webhook.name} does not trust the "
-                "certificate yet: wait until the leader writes it"
+                f"MutatingWebhookConfiguration {self._webhook.name} does not trust the webhook's"
+                " certificate yet: wait until the leader updates it"
             )
         return None
 
@@ -170,12 +170,21 @@ class WebhookUpkeep:
         secret = await self._api.get(SECRET_KIND, self._address.namespace, self._webhook.name)
         found, trouble = _read_certificate(secret, self._secret)
         if found is not None and not self._webhook.provided and not is_authority(found):
-            found, trouble = None, f"Secret {self._secret} has no CA: the leader creates it"
+            found, trouble = (
+                None,
+                (
+                    f"Secret {self._secret} contains no CA certificate: wait until the leader"
+                    " creates one"
+                ),
+            )
         if not self._webhook.provided and needs_renewal(found, self._now(), CA_LIFETIME):
             if self._leading():
                 found, trouble = await self._create_authority(), ""
             elif not trouble:
-                trouble = f"Secret {self._secret} has a CA that expires soon: the leader renews it"
+                trouble = (
+                    f"the CA certificate in Secret {self._secret} expires soon: wait until the"
+                    " leader renews it"
+                )
         if trouble and trouble != self._trouble:
             log.error("webhook: %s", trouble)
         self._trouble = trouble
@@ -195,7 +204,10 @@ class WebhookUpkeep:
         except ApiError as error:
             self._trouble = f"cannot write Secret {self._secret}: {error}"
             raise
-        log.info("the webhook has a new CA, which expires at %s", ca.expires_at.isoformat())
+        log.info(
+            "created a CA certificate for the webhook, which expires at %s",
+            ca.expires_at.isoformat(),
+        )
         return ca
 
     def _use_source(self, source: Certificate | None) -> None:
@@ -221,7 +233,7 @@ class WebhookUpkeep:
         live = await self._api.get(CONFIGURATION_KIND, "", self._webhook.name)
         if may_write and (live is None or not has_equal_webhooks(wanted, live)):
             live = await self._api.apply(CONFIGURATION_KIND, wanted)
-            log.info("configured the webhook for %d policies", len(policies))
+            log.info("updated the MutatingWebhookConfiguration for %d policies", len(policies))
         if may_write:
             self._written = wanted
         if live is None or not is_bundle_trusted(live, source.bundle):
@@ -257,8 +269,8 @@ class WebhookUpkeep:
             self.context.load_cert_chain(self.certfile, self.keyfile)
         except ssl.SSLError as error:
             self._trouble = (
-                f"Secret {self._secret}: tls.crt and tls.key do not match: {error}: renew the "
-                "certificate"
+                f"Secret {self._secret}: the key in tls.key does not match the certificate in"
+                f" tls.crt ({error}): renew the certificate"
             )
             log.error("webhook: %s", self._trouble)
             return
@@ -276,17 +288,19 @@ def _read_certificate(secret: Object | None, name: str) -> tuple[Certificate | N
     data = secret.get("data") or {}
     if lacks := [key for key in SECRET_KEYS if not data.get(key)]:
         return None, (
-            f"Secret {name} lacks {' and '.join(lacks)}: use an issuer that provides ca.crt, "
-            "with which the API server verifies the webhook, or let the operator create the "
-            "certificate"
+            f"Secret {name} has no {' and '.join(lacks)}: use an issuer that provides ca.crt,"
+            " which the API server needs to verify the webhook, or let the operator create the"
+            " certificate"
         )
     try:
         certificate = Certificate(*(base64.b64decode(data[key]) for key in SECRET_KEYS))
         _ = certificate.expires_at
     except (ValueError, binascii.Error) as error:
-        return None, f"Secret {name}: tls.crt is not a certificate: {error}: renew the certificate"
+        return None, (
+            f"Secret {name}: tls.crt contains no valid certificate ({error}): renew the certificate"
+        )
     if not split_bundle(certificate.bundle):
-        return None, f"Secret {name}: ca.crt is not a certificate: renew the certificate"
+        return None, f"Secret {name}: ca.crt contains no valid certificate: renew the certificate"
     return certificate, ""
 
 

@@ -86,7 +86,7 @@ class CircuitBreaker:
                 await self.run_once()
             except (ApiError, OSError, TimeoutError) as error:
                 log.warning(
-                    "circuit breaker: cannot read or write a Lease: %s; retrying in %.1f s",
+                    "circuit breaker: failed to read or write a Lease: %s; retrying in %.1f s",
                     str(error) or repr(error), self._clocks.breaker,
                 )  # fmt: skip
 
@@ -104,7 +104,7 @@ class CircuitBreaker:
         due = [lease for lease in self.last.close if self._needs_renewal(lease, now)]
         if due:
             log.warning(
-                "circuit breaker: %d of %d slots are in use, %d services are waiting",
+                "circuit breaker: %d of %d restart slots are in use, and %d services are waiting",
                 self.last.held, self._limit, len(self.last.close),
             )  # fmt: skip
         closed = await asyncio.gather(*(self._close(lease) for lease in due))
@@ -214,5 +214,5 @@ class CircuitBreaker:
                 raise
             if error.status != 404:
                 where = f"{meta['namespace']}/{meta['name']}"
-                log.warning("circuit breaker: cannot write Lease %s: %s", where, error)
+                log.warning("circuit breaker: failed to write Lease %s: %s", where, error)
         return None

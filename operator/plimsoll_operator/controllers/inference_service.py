@@ -44,9 +44,9 @@ from plimsoll_operator.status.service import make_status
 log = logging.getLogger(__name__)
 
 NO_GROUPS_MESSAGE = (
-    "spec.parallelism: a replica needs {} nodes, and the cluster has no LeaderWorkerSet"
-    " (leaderworkerset.x-k8s.io/v1): install LeaderWorkerSet, or give a pod more devices; nothing"
-    " was changed, and the operator checks again at each resync"
+    "spec.parallelism: a replica needs {} nodes, but the API LeaderWorkerSet"
+    " (leaderworkerset.x-k8s.io/v1) is not installed: install it, or request more devices per pod."
+    " Nothing was changed. The operator checks again at each resync"
 )
 
 

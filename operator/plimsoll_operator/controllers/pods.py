@@ -56,9 +56,9 @@ class Evictions:
             return retry_at - now
         refusal = await self._api.evict(key.namespace, pod.name, pod.uid)
         if not refusal:
-            log.info("%s: evicted %s at its supervisor's request", key, pod.name)
+            log.info("%s: evicted Pod %s at the request of its supervisor", key, pod.name)
             return None
-        log.warning("%s: cannot evict %s yet: %s", key, pod.name, refusal)
+        log.warning("%s: Pod %s cannot be evicted yet: %s", key, pod.name, refusal)
         self._retry_at[pod.uid] = now + self._retry_s
         return self._retry_s
 
@@ -146,11 +146,13 @@ async def _apply_incident(
         if not error.is_lasting:
             raise
         meta = item["metadata"]
-        log.warning("cannot update incident %s/%s: %s", meta["namespace"], meta["name"], error)
+        log.warning(
+            "failed to update LeakIncident %s/%s: %s", meta["namespace"], meta["name"], error
+        )
 
 
 async def _delete_incident(api: Api, store: Store, key: Key, incident: Object) -> None:
-    log.info("%s: deleting incident %s", key, incident["metadata"]["name"])
+    log.info("%s: deleting LeakIncident %s", key, incident["metadata"]["name"])
     if await api.delete(INCIDENT, incident):
         store.remove(incident)
 
@@ -195,6 +197,6 @@ async def read_pod_events(
         except ApiError as error:
             if not error.is_lasting:
                 raise
-            log.warning("cannot list Events of pod %s/%s: %s", namespace, pod.name, error)
+            log.warning("failed to list the Events of Pod %s/%s: %s", namespace, pod.name, error)
             events[pod.name] = []
     return events, min(requeue_s, default=None)

@@ -158,7 +158,7 @@ class RefusedCreations:
         except ApiError as error:
             if not error.is_lasting:
                 raise
-            log.warning("cannot read %s %s/%s: %s", kind.kind, namespace, name, error)
+            log.warning("failed to read %s %s/%s: %s", kind.kind, namespace, name, error)
             return None
         if owner is None or owner["metadata"].get("uid") != uid:
             return None

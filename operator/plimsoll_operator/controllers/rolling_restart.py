@@ -179,7 +179,7 @@ class RollingRestarts:
             if obstacle := find_restart_obstacle(live, policy):
                 return obstacle, False
             log.info(
-                "%s/%s: requesting a rolling restart of %s %s",
+                "%s/%s: requesting a rolling restart of %s %s for a supervisor",
                 namespace,
                 policy.metadata.name,
                 kind.kind,
@@ -191,5 +191,5 @@ class RollingRestarts:
         except ApiError as error:
             if not error.is_lasting:
                 raise
-            return f"the API server refused the restart: {error.message}"[:MAX_SAID], False
+            return f"the API server rejected the rolling restart: {error.message}"[:MAX_SAID], False
         return RESTART_REQUESTED_MESSAGE, True

@@ -58,8 +58,8 @@ class NameConflictError(Exception):
     def __init__(self, item: Object) -> None:
         owner = item["metadata"]["ownerReferences"][0]["kind"]
         super().__init__(
-            f"{item['kind']} {item['metadata']['namespace']}/{item['metadata']['name']} already "
-            f"exists and does not belong to this {owner}: delete it, or rename the {owner}"
+            f"{item['kind']} {item['metadata']['namespace']}/{item['metadata']['name']} already"
+            f" exists, but does not belong to this {owner}: delete it, or rename the {owner}"
         )
 
 
@@ -195,7 +195,7 @@ class ClaimModeCache:
         except ApiError as error:
             if not error.is_lasting:
                 raise
-            log.warning("cannot read claim %s/%s: %s", namespace, name, error)
+            log.warning("failed to read PersistentVolumeClaim %s/%s: %s", namespace, name, error)
             return False
         if claim is None:
             return False
@@ -232,7 +232,10 @@ class EventRecorder:
             except (ApiError, OSError, TimeoutError) as error:
                 name = f"{body['metadata']['namespace']}/{service['metadata']['name']}"
                 log.warning(
-                    "%s: cannot write Event %s: %s", name, notice.reason, str(error) or repr(error)
+                    "%s: failed to write Event %s: %s",
+                    name,
+                    notice.reason,
+                    str(error) or repr(error),
                 )
 
     def _make_event(self, service: Object, notice: Notice) -> Object | None:

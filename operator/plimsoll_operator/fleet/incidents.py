@@ -96,8 +96,8 @@ def plan_incidents(
         elif ((one.get("status") or {}).get("revision") or 0) >= MAX_STATUS_WRITES:
             # A supervisor keeps its last write for the end, so another client used its token.
             text = (
-                f"the status was written {MAX_STATUS_WRITES} times, so the supervisor cannot end"
-                " the incident"
+                f"the status was updated {MAX_STATUS_WRITES} times, which is the maximum, so the"
+                " supervisor cannot end the incident"
             )
             _end_incident(changes, one, "Unresolved", "WritesExhausted", text, now)
         elif _requests_replacement(one) and not present[pod_name].terminating:
@@ -129,8 +129,10 @@ def _add_oom_kills(
         status = {
             "phase": "Unresolved",
             "outcome": "ContainerRestarted",
-            "message": f"the kernel OOM-killed container {container.name}{limit}; no request "
-            "could be carried over",
+            "message": (
+                f"the kernel OOM-killed container {container.name}{limit}; its running requests"
+                " were lost"
+            ),
             "endedAt": now,
         }
         kind = "OutOfMemoryKill"
@@ -156,9 +158,10 @@ def _add_crash_loops(
         status = {
             "phase": "Confirmed",
             "confirmedAt": now,
-            "message": f"container {container.name} ended {container.restarts} times, last with "
-            f"exit code {end.get('exitCode')}: "
-            f"{end.get('reason') or 'no reason given'}",
+            "message": (
+                f"container {container.name} has terminated {container.restarts} times, last with"
+                f" exit code {end.get('exitCode')}: {end.get('reason') or 'no reason given'}"
+            ),
         }
         started = end.get("finishedAt") or now
         changes.new.append(
@@ -166,7 +169,9 @@ def _add_crash_loops(
         )
     elif container.ready:
         for one in open_:
-            _end_incident(changes, one, "Resolved", "Recovered", "the container is ready", now)
+            _end_incident(
+                changes, one, "Resolved", "Recovered", "the container is ready again", now
+            )
 
 
 def _is_group_incident(incident: Object) -> bool:
@@ -211,9 +216,9 @@ def _make_group_incident(policy: Object, group: GroupStarts, ref: WorkloadRef, n
     member = GroupMember(leader.member.group[:MAX_GROUP_NAME_CHARS])
     service = ServiceRef(meta["name"], meta["namespace"], "", POLICY_KIND, ref, member, leader.role)
     text = (
-        f"the group was recreated {group.recreations} times within"
-        f" {RECREATION_WINDOW_S / 60:.0f} minutes: read the log of its containers while they run,"
-        f" kubectl logs {leader.name} --all-containers --follow"
+        f"the group was recreated {group.recreations} times within {RECREATION_WINDOW_S / 60:.0f}"
+        " minutes: read the logs of its containers while they run, with kubectl logs"
+        f" {leader.name} --all-containers --follow"
     )
     opened = _parse_time(now) or 0.0
     record = IncidentRecord(
@@ -239,7 +244,7 @@ def _end_orphaned_incident(
         wait_s = min(REPORT_GRACE_S, REPORT_GRACE_S - age)
         changes.requeue_s = min(wait_s, changes.requeue_s or wait_s)
     elif _requests_replacement(incident):
-        text = "the pod was replaced at the supervisor's request"
+        text = "the pod was replaced at the request of its supervisor"
         _end_incident(changes, incident, "Resolved", "PodReplaced", text, now)
     elif _has_restarted_group(incident):
         text = "the restart of the leader's engine recreated the group"

@@ -40,7 +40,11 @@ def find_leftover_workers(pods: Iterable[PodView], now: str) -> Cause | None:
             ]
     if not found:
         return None
-    text = "older than their leader, and not deleted by the garbage collector; delete them"
+    text = (
+        "these pods are older than their leader, but the garbage collector did not delete them:"
+        " delete them yourself"
+    )
     return Cause(
-        "PodLeftOver", f"left over from an earlier start: {', '.join(sorted(found))}; {text}"
+        "PodLeftOver",
+        f"workers of an earlier start of the group: {', '.join(sorted(found))}; {text}",
     )

@@ -187,9 +187,9 @@ def _find_start_state(pod: Object, view: PodView, now: str) -> StartState:
     engines = (*view.main_containers, *(one for one in view.init_containers if one.name in natives))
     if loop := next((one for one in engines if _has_failed_at_once(one)), None):
         text = (
-            f"container {loop.name} exits at once at each start ({loop.find_cause(now).message}): "
-            "if it must run as process 1, which is impossible with a supervisor, exclude it from "
-            "the selector"
+            f"container {loop.name} exits immediately after each start"
+            f" ({loop.find_cause(now).message}): if it must run as process 1, which is impossible"
+            " with a supervisor, exclude its pods from the policy's selector"
         )
         return StartState(
             images, stuck=make_printable_line(text, MAX_STATUS_REASON_CHARS), engine=True
@@ -237,7 +237,8 @@ def _find_supervision_state(
         return SupervisionState.LEAVING, ""
     if labels.get(SERVICE_LABEL) and labels.get(MANAGED_BY_LABEL) == FIELD_MANAGER:
         return SupervisionState.REFUSED, (
-            f"InferenceService {labels[SERVICE_LABEL]} supervises this pod: narrow the selector"
+            f"InferenceService {labels[SERVICE_LABEL]} already supervises this pod: exclude the"
+            " pod from the policy's selector"
         )
     has = _has_supervisor(pod)
     if has and labels.get(POLICY_LABEL) == policy:
@@ -247,15 +248,15 @@ def _find_supervision_state(
         )  # until the pod is recreated, even if another policy is now older
     if older_policy:
         return SupervisionState.REFUSED, (
-            f"the older SupervisionPolicy {older_policy} also selects this pod: narrow one of the "
-            "selectors"
+            f"the older SupervisionPolicy {older_policy} also selects this pod: narrow the"
+            " selector of one policy"
         )
     if has:
         if labels.get(POLICY_LABEL):
             return SupervisionState.WAITING, ""
         return SupervisionState.REFUSED, (
-            f"the pod already has a container {SUPERVISOR} that no SupervisionPolicy added: "
-            "remove it from the workload"
+            f"the pod contains a container {SUPERVISOR} that was not added by a SupervisionPolicy:"
+            " remove the container from the workload"
         )
     if REFUSED_ANNOTATION in annotations:
         return SupervisionState.REFUSED, make_printable_line(

@@ -119,13 +119,13 @@ def _find_doubt(
 ) -> Object | None:
     """Return the verdict Unknown if there is evidence of a leak, or no budget; None otherwise."""
     if not _list_budgets(memory):
-        text = "no budget limits growth: set memory.host or memory.device"
+        text = "the growth of memory has no budget: set memory.host or memory.device"
         return {"leaks": Leaks.UNKNOWN.value, "message": text}
     own = [one.pod for one in pods if one.revision == revision]
     seen = {one: figures.get(one, UNKNOWN_FIGURES) for one in own}
     reasons = {
-        "a leak is suspected or was confirmed in": list_suspected_pods(revision, pods, incidents),
-        "the leak budget is spent in": [
+        "a leak is suspected or confirmed in": list_suspected_pods(revision, pods, incidents),
+        "the leak budget is exhausted in": [
             pod
             for pod, one in seen.items()
             if any((getattr(one, kind) or 0.0) >= 1.0 for kind, _ in _list_budgets(memory))
@@ -156,7 +156,7 @@ def _judge_growth(
     remaining = sorted(max(one) for one in replicas.values())
     left_s, reason = remaining[len(replicas) // 2]
     if was_clean or left_s <= 0.0:
-        text = "most replicas stay within their leak budgets at their present pace"
+        text = "most replicas stay within their leak budgets at their current growth rate"
         return {"leaks": Leaks.NO.value, "message": text}
     unknown: Object = {"leaks": Leaks.UNKNOWN.value, "message": reason}
     steps = [one for one in REMAINING_STEPS_MINUTES if left_s <= one * 60]
@@ -188,18 +188,21 @@ def _compute_time_to_clean(
     """
     share, growth = getattr(figures, kind), getattr(figures, f"{kind}_growth")
     if share is None or growth is None:
-        reason = f"the growth of {kind} memory is not known in enough replicas"
+        reason = f"the growth of {kind} memory is known in too few replicas"
         return _TimeToClean(MIN_OBSERVED_S, reason)
     if growth.requests == 0:
-        reason = "too few replicas have answered requests since their warm-up"
+        reason = "too few replicas have processed requests since their warm-up"
         return _TimeToClean(math.inf, reason)
     requests_s = growth.age_s * MIN_OBSERVED_REQUESTS / growth.requests
     needed = max(
-        (MIN_OBSERVED_S, "more replicas must be observed for longer"),
-        (share * budget.window_s, "at their present pace, replicas would spend their leak budgets"),
+        (MIN_OBSERVED_S, "the replicas have not been observed for long enough"),
+        (
+            share * budget.window_s,
+            "at their current growth rate, replicas would exceed their leak budgets",
+        ),
         (
             requests_s if growth.requests < MIN_OBSERVED_REQUESTS else 0.0,
-            "replicas must answer more requests",
+            "the replicas have not processed enough requests",
         ),
     )
     return _TimeToClean(needed[0] - growth.age_s, needed[1])

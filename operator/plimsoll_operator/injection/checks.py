@@ -57,15 +57,15 @@ def check_pod_fields(pod: Object, path: str, fields: OptionNames) -> None:
     """Reject a pod whose fields prevent any supervisor from running. Raises InjectionError."""
     if pod.get("hostPID"):
         raise InjectionError(
-            f"{path}.hostPID: true: the supervisor could signal every process on the node: "
-            f"set it to false, or exclude the workload with {fields.exclude}"
+            f"{path}.hostPID: true: the supervisor could signal every process on the node: set"
+            f" hostPID to false, or exclude the workload with {fields.exclude}"
         )
     if (pod.get("os") or {}).get("name") == "windows":
         raise InjectionError(f"{path}.os.name: windows: the supervisor runs on Linux only")
     if pod.get("resources"):
         raise InjectionError(
-            f"{path}.resources: the supervisor has limits of its own, so the pod must not limit its"
-            " containers together: set the limits of each container instead"
+            f"{path}.resources: the pod must not limit its containers together, because the"
+            " supervisor has limits of its own: set the limits of each container instead"
         )
 
 
@@ -78,14 +78,14 @@ def check_names(pod: Object, path: str) -> None:
         for one in pod.get(field) or ():
             if one.get("name") in SUPERVISOR_CONTAINER_NAMES:
                 raise InjectionError(
-                    f"{path}.{field}[{one['name']}]: the supervisor needs a container with this "
-                    "name, and Plimsoll did not add yours: remove or rename it"
+                    f"{path}.{field}[{one['name']}]: this name is reserved for a container of the"
+                    " supervisor: rename or remove your container"
                 )
     for one in pod.get("volumes") or ():
         if one.get("name") in SUPERVISOR_VOLUME_NAMES:
             raise InjectionError(
-                f"{path}.volumes[{one['name']}]: the supervisor needs a volume with this name: "
-                "rename yours"
+                f"{path}.volumes[{one['name']}]: this name is reserved for a volume of the"
+                " supervisor: rename your volume"
             )
 
 
@@ -104,15 +104,16 @@ def check_ports(
     own = (places.metrics_port, places.probe_port)
     if engine.port in own:
         raise InjectionError(
-            f"{engine.path}: the supervisor needs ports {own[0]} and {own[1]}, but the engine"
-            f" serves on {engine.port}: use another port"
+            f"{engine.path}: the engine serves on port {engine.port}, but ports {own[0]} and"
+            f" {own[1]} are reserved for the supervisor: use another port"
         )
     for container in containers:
         for index, port in enumerate(container.get("ports") or []):
             if isinstance(port, dict) and port.get("containerPort") in own:
                 raise InjectionError(
-                    f"{path}.containers[{container.get('name')}].ports[{index}].containerPort: the "
-                    f"supervisor needs ports {own[0]} and {own[1]}: use another port"
+                    f"{path}.containers[{container.get('name')}].ports[{index}].containerPort:"
+                    f" ports {own[0]} and {own[1]} are reserved for the supervisor: use another"
+                    " port"
                 )
 
 
@@ -129,8 +130,9 @@ def check_user(
         return
     if non_root or pod_context.get("runAsNonRoot"):
         raise InjectionError(
-            f"{engine.path}.securityContext: runAsNonRoot is true and runAsUser is not set, so the"
-            f" engine's user is unknown: set {options.fields.run_as_user} to the user of its image"
+            f"{engine.path}.securityContext: runAsNonRoot is true but runAsUser is not set, so the"
+            f" engine's user is unknown: set {options.fields.run_as_user} to the user of the"
+            " engine's image"
         )
 
 
@@ -142,8 +144,8 @@ def check_mounts(container: Object, engine: EngineContainer, fields: OptionNames
             SOCKET_VOLUME,
         ):
             raise InjectionError(
-                f"{engine.path}.volumeMounts[{mount['mountPath']}]: the probe needs this path: use"
-                f" another path, or turn {fields.probe} off"
+                f"{engine.path}.volumeMounts[{mount['mountPath']}]: this path is reserved for the"
+                f" probe: use another path, or turn {fields.probe} off"
             )
 
 
@@ -158,7 +160,8 @@ def check_budget(budget: MemoryBudget | None, engine: EngineContainer, fields: O
     if budget.growth_bytes > limit:
         raise InjectionError(
             f"{engine.path}.resources.limits.memory: {engine.limit} is less than"
-            f" {fields.host_budget} {format_bytes(budget.growth_bytes)}: set a smaller budget"
+            f" {fields.host_budget} {format_bytes(budget.growth_bytes)}: set a smaller budget, or"
+            " a higher limit"
         )
 
 
@@ -203,6 +206,6 @@ def check_restarts(engine: EngineContainer, path: str, options: InjectionOptions
     """
     if options.may_act and not options.token and engine.no_restart_reason:
         raise InjectionError(
-            f"{path}: {engine.no_restart_reason}: after a restart by the supervisor, the engine "
-            f"would not start again and its pod would end: use {options.fields.mode}"
+            f"{path}: {engine.no_restart_reason}: if the supervisor restarted the engine, its pod"
+            f" would end: use {options.fields.mode}"
         )

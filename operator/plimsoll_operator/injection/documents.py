@@ -59,7 +59,10 @@ def inject_document(document: Object, options: InjectionOptions) -> InjectedDocu
     where = f"{changed.get('apiVersion')} {changed.get('kind')} {name}"
     namespace = meta.get("namespace")
     if options.namespace is not None and namespace not in (None, options.namespace):
-        text = f"the document is in namespace {namespace}, but the policy is in {options.namespace}"
+        text = (
+            f"the namespace of the document is {namespace}, but that of the policy is"
+            f" {options.namespace}"
+        )
         return InjectedDocument(document, None, (f"{where}: {format_unchanged_note(text)}",))
     _check_knative(changed, where)
     if kserve_llm.is_llm_service(changed):
@@ -109,7 +112,7 @@ def _check_knative(document: Object, where: str) -> None:
     if kserve or (group == "serving.knative.dev" and document.get("kind") == "Service"):
         instead = f"; set the annotation {DEPLOYMENT_MODE_ANNOTATION}: Standard" if kserve else ""
         raise InjectionError(
-            f"{where}: Knative refuses shareProcessNamespace and init containers, which a"
+            f"{where}: Knative rejects shareProcessNamespace and init containers, which a"
             f" supervisor needs{instead}"
         )
 
@@ -122,10 +125,13 @@ def _explain_other_kind(document: Object, options: InjectionOptions) -> str | No
     ):
         return None
     if group == KSERVE_API:
-        return "the supervisor belongs to the service that uses this object: inject the service"
+        return (
+            "the supervisor belongs in the service that uses this object: inject the service"
+            " instead"
+        )
     return (
-        "inject does not support the pods of this kind: supervise them with a SupervisionPolicy, "
-        "which selects the pods of any controller"
+        "plimsoll inject does not support pods of this kind: supervise them with a"
+        " SupervisionPolicy, which selects the pods of any controller"
     )
 
 
@@ -180,10 +186,14 @@ def _find_engine(pod: PodSpec, path: str, options: InjectionOptions) -> EngineCo
         return mismatch
     check_types(pod.spec, path)
     if _comes_from_patch(pod):
-        return "a container has no image: if this is a patch, inject the output of kustomize build"
+        return (
+            "a container has no image: if the document is a patch, inject the output of kustomize"
+            " build instead"
+        )
     if (image := _find_placeholder(pod)) is not None:
         return (
-            f"the image {image} is a placeholder: replace it first, with helm template or envsubst"
+            f"the image {image} is a placeholder: replace it first, for example with helm template"
+            " or envsubst"
         )
     for name, runtime in options.runtimes.items():
         check_types(runtime, f"ServingRuntime {name}: spec")
@@ -193,14 +203,14 @@ def _find_engine(pod: PodSpec, path: str, options: InjectionOptions) -> EngineCo
     if engine is None:
         if pod.ray:
             return (
-                "KubeRay starts Ray in the container, and no command shows an engine: if a Ray "
-                f"application starts the engine, set {options.fields.engine}, "
-                f"{options.fields.container} and {options.fields.port}"
+                "KubeRay starts Ray in the container, and no command starts an engine: if a Ray"
+                f" application starts the engine, set {options.fields.engine},"
+                f" {options.fields.container} and {options.fields.port}"
             )
         listed = describe_containers(composed, options)
         return (
-            f"no container runs vLLM or SGLang (containers: {listed}); use"
-            f" {options.fields.unrecognized} to supervise it as a custom engine"
+            f"no container runs vLLM or SGLang (containers: {listed}): to supervise one of them as"
+            f" a custom engine, use {options.fields.unrecognized}"
         )
     check_pod_fields(spec, path, options.fields)
     if pod.restarts_group and not options.group_restarts:

@@ -125,7 +125,13 @@ def classify_container(
     if servers:
         server = next((one for one in servers if not one.no_port_reason), servers[0])
         return ContainerClassification(
-            container, server.kind, COMMAND_RANK, f"by its command {server.shown}", "", server, line
+            container,
+            server.kind,
+            COMMAND_RANK,
+            f"recognized by its command {server.shown}",
+            "",
+            server,
+            line,
         )
     others = [one.not_engine_reason for one in programs if one.not_engine_reason]
     if programs and len(others) == len(programs):
@@ -144,15 +150,15 @@ def classify_container(
     model = container.get("modelFormat") or {}
     if (kind := _find_engine_for_format(str(model.get("name") or ""))) is not None:
         return ContainerClassification(
-            container, kind, IMAGE_RANK, "by its model format", "", server, line
+            container, kind, IMAGE_RANK, "recognized by its model format", "", server, line
         )
     if image is not None:
         return ContainerClassification(
-            container, image, IMAGE_RANK, f"by its image {name}", "", server, line, ray
+            container, image, IMAGE_RANK, f"recognized by its image {name}", "", server, line, ray
         )
     if (kind := _classify_by_options(words)) is not None:
         return ContainerClassification(
-            container, kind, OPTIONS_RANK, "by its options", "", server, line
+            container, kind, OPTIONS_RANK, "recognized by its options", "", server, line
         )
     return ContainerClassification(container, line=line, server=server, ray=ray)
 
@@ -211,8 +217,9 @@ def find_engine(
     path = f"{where}.{'initContainers' if native else 'containers'}[{container.get('name')}]"
     if command_line.count_command_chars(container) > MAX_COMMAND_CHARS:
         raise InjectionError(
-            f"{path}: the command has more than {MAX_COMMAND_CHARS} characters, so the engine's "
-            "flags are unknown: move the script into a file of the image or into a ConfigMap"
+            f"{path}: the engine's flags are unknown, because the command has more than"
+            f" {MAX_COMMAND_CHARS} characters: move the script into a file of the image or into a"
+            " ConfigMap"
         )
     type_ = kind or chosen.kind or EngineType.CUSTOM
     wanted = options.unrecognized or options.named_is_custom or kind is not None
@@ -224,17 +231,15 @@ def find_engine(
     variables = {**chosen.line.variables, **resolve_variables(container, options.config_maps)}
     address = find_address(container, server, type_, variables, path)
     number, by = (
-        (port, f"by {options.fields.port}")
-        if port is not None
-        else (address.port, address.evidence)
+        (port, options.fields.port) if port is not None else (address.port, address.evidence)
     )
     if chosen.ray and port is None:
-        number, by = None, "the command starts only Ray, and its ports are Ray's"
+        number, by = None, "the command starts only Ray, which uses the declared ports"
     if number is None and worker:
-        number, by = 8000, "the command starts no server"
+        number, by = 8000, "the default, because the command starts no server"
     if number is None:
         raise InjectionError(
-            f"{path}: the engine's port is unknown: {by}: set it with {options.fields.port}"
+            f"{path}: the engine's port is unknown ({by}): set it with {options.fields.port}"
         )
     resources = container.get("resources") or {}
     limits = resources.get("limits") or {}
@@ -253,7 +258,7 @@ def find_engine(
         shm=_find_shm_mount(container),
         shares_device=shares_device(requested, list_resource_claims(container), pod, annotations),
         no_restart_reason="" if native else _find_no_restart_reason(pod),
-        evidence=", ".join(filter(None, [evidence, f"port {number} {by}"])),
+        evidence=", ".join(filter(None, [evidence, f"port {number} from {by}"])),
         notes=address.notes,
         words=tuple(
             command_line.expand_variables(word, variables)
@@ -298,8 +303,8 @@ def _choose_container(
     if (named := options.engine.container) is not None:
         if named not in listed:
             raise InjectionError(
-                f"{where}.containers: the pod has no container {named!r}: use one of "
-                f"{', '.join(listed)}"
+                f"{where}.containers: the pod has no container {named!r}: select one of"
+                f" {', '.join(listed)}"
             )
         return known[listed.index(named)]
     mains = known[: len(containers)]
@@ -318,8 +323,8 @@ def _choose_container(
         if len(found) == 1:
             return found[0]
     raise InjectionError(
-        f"{where}.containers: it is unclear which container is the engine: use "
-        f"{options.fields.container} with one of {', '.join(listed)}"
+        f"{where}.containers: several containers may be the engine: select one of"
+        f" {', '.join(listed)} with {options.fields.container}"
     )
 
 

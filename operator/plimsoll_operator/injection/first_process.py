@@ -68,9 +68,9 @@ def check_first_process(pod: Object, path: str, fields: OptionNames) -> None:
         return
     if (found := find_first_process_dependency(pod)) is not None:
         raise InjectionError(
-            f"{path}.{found}, but with a supervisor, the containers share a process namespace, so "
-            "the engine is not process 1: signal the engine by name, start it without an init "
-            f"system, or exclude the workload with {fields.exclude}"
+            f"{path}.{found}, but the engine is not process 1 with a supervisor, because the"
+            " containers share a process namespace: signal the engine by name, start it without an"
+            f" init system, or exclude the workload with {fields.exclude}"
         )
 
 

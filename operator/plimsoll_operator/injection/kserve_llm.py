@@ -91,7 +91,7 @@ def inject_llm_service(
     name = meta.get("name") if isinstance(meta, dict) else None
     where = f"{changed['apiVersion']} {KSERVE_LLM_KIND} {name}"
     if not isinstance(meta, dict) or not isinstance(name, str):
-        raise InjectionError(f"{KSERVE_LLM_KIND}: metadata.name is required")
+        raise InjectionError(f"{KSERVE_LLM_KIND}: metadata.name is required: set it")
     if changed["apiVersion"] != f"{KSERVE_API}/{SUPPORTED_VERSION}":
         raise InjectionError(
             f"{where}: apiVersion: {changed['apiVersion']} is not supported: use"
@@ -170,9 +170,9 @@ def _add_supervisor(
         return reason
     if workload.spec.get("worker") is not None and not options.group_restarts:
         raise InjectionError(
-            f"{workload.path}: KServe sets restartPolicy RecreateGroupOnPodRestart, which recreates"
-            " the whole group whenever a container restarts, the supervisor's included; use"
-            f" {options.fields.group_restarts} if you want that"
+            f"{workload.path}: KServe sets restartPolicy RecreateGroupOnPodRestart, which"
+            " recreates the whole group whenever a container restarts, including the supervisor:"
+            f" to accept this, use {options.fields.group_restarts}"
         )
     at = f"{workload.path}.template"
     check_types(_get_object(workload.spec, "template", workload.path), at)
@@ -181,8 +181,8 @@ def _add_supervisor(
     engine = _find_engine(pod, at, model, options, annotations)
     if engine is None:
         return (
-            f"spec.template.containers[{MAIN_CONTAINER}].command runs neither vLLM nor SGLang; use"
-            f" {options.fields.unrecognized} to supervise it as a custom engine"
+            f"spec.template.containers[{MAIN_CONTAINER}].command runs neither vLLM nor SGLang: to"
+            f" supervise it as a custom engine, use {options.fields.unrecognized}"
         )
     _check_python_path(pod, engine, options)
     check_pod_fields(pod, at, options.fields)
@@ -276,8 +276,8 @@ def _check_python_path(pod: Object, engine: EngineContainer, options: InjectionO
         one.get("name") == PYTHONPATH_ENV for one in container.get("env") or ()
     ):
         raise InjectionError(
-            f"{engine.path}.env[{PYTHONPATH_ENV}]: this variable would override the value that the "
-            f"probe needs: remove it, or turn {options.fields.probe} off"
+            f"{engine.path}.env[{PYTHONPATH_ENV}]: this variable would override the value that the"
+            f" probe needs: remove the variable, or turn {options.fields.probe} off"
         )
 
 

@@ -141,7 +141,7 @@ def _find_port(
         text = find_option_value(words, flag)
         number = None if text is None else parse_whole_number(text[:MAX_WHOLE_NUMBER_DIGITS])
         if number is not None:
-            return _check_port(number, f"{path}: {flag}"), f"by {flag}"
+            return _check_port(number, f"{path}: {flag}"), flag
         unresolved = unresolved or (f"{flag} {text}" if text is not None else "")
     if not server.shown and (found := _find_port_in_variables(variables)):
         return found
@@ -155,17 +155,17 @@ def _find_port(
     if (found := _choose_declared_port(container, default, path)) is not None:
         return found
     if unresolved:
-        return None, f"{unresolved[:80]} has a value that only the cluster knows"
+        return None, f"the value of {unresolved[:80]} is known only in the cluster"
     if known and default is not None:
         return default, "the default"
-    return None, "neither an option, a probe nor a port's name shows it"
+    return None, "no option, probe or port name contains it"
 
 
 def _find_port_in_variables(variables: Mapping[str, str | None]) -> tuple[int, str] | None:
     for name in PORT_VARIABLES:
         number = parse_whole_number((variables.get(name) or "")[:MAX_WHOLE_NUMBER_DIGITS])
         if number is not None and 0 < number <= MAX_PORT:
-            return number, f"by the variable {name}"
+            return number, f"the variable {name}"
     return None
 
 
@@ -181,10 +181,10 @@ def _find_port_in_probes(container: Object, path: str) -> tuple[int, str] | None
             else port
         )
         if port is not None:
-            return _check_port(port, f"{path}.{name}.httpGet.port"), f"by its {name}"
+            return _check_port(port, f"{path}.{name}.httpGet.port"), f"the {name}"
         command = " ".join(map(str, (probe.get("exec") or {}).get("command") or ()))
         if (url := LOCAL_URL_PATTERN.search(command)) is not None:
-            return _check_port(int(url[2]), f"{path}.{name}"), f"by its {name}"
+            return _check_port(int(url[2]), f"{path}.{name}"), f"the {name}"
     return None
 
 
@@ -209,17 +209,19 @@ def _choose_declared_port(
         (name, port) for name, port in usable if HTTP_PORT_NAME_PATTERN.search(name.lower())
     ]
     for name, port in http_ports:
-        return port, f"by its port {name}"
+        return port, f"the declared port {name}"
     if default is not None and default in [port for _, port in usable]:
-        return default, "by its ports"
+        return default, "the declared ports"
     if len(usable) == 1:
-        return usable[0][1], f"by its port {usable[0][0]}".rstrip()
+        return usable[0][1], f"the declared port {usable[0][0]}".rstrip()
     return None
 
 
 def _check_port(port: object, path: str) -> int:
     if isinstance(port, bool) or not isinstance(port, int) or not 0 < port <= MAX_PORT:
-        raise InjectionError(f"{path}: {port!r} is not a port number from 1 to {MAX_PORT}")
+        raise InjectionError(
+            f"{path}: {port!r} is not a valid port number: use a number from 1 to {MAX_PORT}"
+        )
     return port
 
 
@@ -249,37 +251,37 @@ def _make_notes(
     if host is not None and host.strip() not in LOCAL_ADDRESSES:
         shown = "the pod's own address" if POD_IP_PLACEHOLDER in host else host[:80]
         notes.append(
-            f"the engine listens only on {shown} (--host), but the supervisor queries 127.0.0.1: "
-            "use --host 0.0.0.0, or the supervisor sees neither load, stalls nor readiness"
+            f"the engine listens only on {shown} (--host), but the supervisor queries 127.0.0.1"
+            " for load, stalls and readiness: use --host 0.0.0.0"
         )
     if kind is EngineType.SGLANG and server.shown and not has_option(words, "--enable-metrics"):
         notes.append(
-            "without --enable-metrics, SGLang reports no load, so the supervisor detects no stall "
-            "and a drain waits until its deadline: add the option"
+            "SGLang reports no load without --enable-metrics, so the supervisor detects no stalls"
+            " and each drain waits until its deadline: add the option"
         )
     if kind is EngineType.VLLM and has_option(words, "--disable-log-stats"):
         notes.append(
-            "with --disable-log-stats, the metrics are empty, so the supervisor sees neither load "
-            "nor stalls: remove the option"
+            "the metrics are empty because of --disable-log-stats, so the supervisor cannot detect"
+            " load or stalls: remove the option"
         )
     if find_option_value(words, "--ssl-cert-reqs") in ("1", "2") or has_option(
         words, "--enable-ssl-client-auth"
     ):
         notes.append(
-            "the engine requires client certificates, which the supervisor does not have, so the "
-            "supervisor sees neither load nor stalls: serve /metrics without them, or use "
-            "--engine custom"
+            "the engine requires client certificates, which the supervisor does not have, so the"
+            " supervisor cannot detect load or stalls: serve /metrics without client certificates,"
+            " or use --engine custom"
         )
     if has_option(words, "--api-key") or "VLLM_API_KEY" in variables:
         notes.append(
-            "the supervisor has no API key, so it queries only paths that need none, such as "
-            "/metrics and /health"
+            "the supervisor has no API key, so it queries only paths that need no key, such as"
+            " /metrics and /health"
         )
     rank = find_option_value(words, "--node-rank")
     if rank is not None and not rank.isdigit():
         notes.append(
-            "--node-rank differs between pods, and pods of rank 1 and above serve no port, so their"
-            " supervisors find no server: inject only the workload of rank 0, or use a policy with"
-            " a LeaderWorkerSet"
+            "--node-rank differs between the pods, and pods of rank 1 and above serve no port, so"
+            " their supervisors find no server: inject only the workload of rank 0, or use a"
+            " policy with a LeaderWorkerSet"
         )
     return notes

@@ -29,20 +29,20 @@ def make_notes(
     if pod.get("hostNetwork"):
         at = make_host_network_places(engine.port)
         notes.append(
-            f"with hostNetwork: true, the supervisor needs ports {at.metrics_port} and "
-            f"{at.probe_port} on the node; they depend on the engine's port, so give each engine "
-            "on a node its own port"
+            f"with hostNetwork: true, the supervisor uses ports {at.metrics_port} and"
+            f" {at.probe_port} of the node, which depend on the engine's port: use a different"
+            " engine port for each engine on a node"
         )
     if engine.limit is None:
         notes.append(
-            "the engine has no memory limit, so the supervisor forecasts when the leak budget is "
-            "spent, but not when memory runs out: set a limit"
+            "the engine has no memory limit, so the supervisor can forecast when the leak budget"
+            " is exhausted, but not when memory runs out: set a limit"
         )
     secrets = {one.name for one in options.supervisor.image_pull_secrets} or options.pull_secrets
     if secrets and all(one.get("name") in secrets for one in pod.get("imagePullSecrets") or ()):
         notes.append(
-            "imagePullSecrets lists only the supervisor's secrets, so Kubernetes does not add "
-            "those of the service account: add the secrets for the engine's image"
+            "imagePullSecrets contains only the secrets of the supervisor, so Kubernetes does not"
+            " add those of the service account: add the secrets for the engine's image"
         )
     resources = options.supervisor.resources
     if (
@@ -51,18 +51,19 @@ def make_notes(
         and not is_guaranteed([{"resources": vars(resources)}])
     ):
         notes.append(
-            "the pod loses the QoS class Guaranteed, because the supervisor lacks equal requests "
-            f"and limits for CPU and memory: omit {options.fields.resources} to keep the class"
+            "the pod loses the QoS class Guaranteed, because the supervisor's requests and limits"
+            " for CPU and memory are not equal: to keep the class, omit"
+            f" {options.fields.resources}"
         )
     if not known:
         notes.append(
-            "the engine's type is unknown, so the supervisor can watch and restart the engine, but "
-            "not trim it"
+            "the engine's type is unknown, so the supervisor can watch and restart the engine, but"
+            " cannot trim it"
         )
     if options.probe:
         notes.append(
-            "the probe sets PYTHONPATH and so overrides the image's value: to keep that value, set "
-            "it in the container's env"
+            "the probe sets PYTHONPATH and overrides the value in the image: to keep that value,"
+            " set it in the container's env"
         )
     return [f"{where}: {one}" for one in [*notes, *_make_mode_notes(options)]]
 
@@ -78,14 +79,14 @@ def _make_user_notes(
     notes = []
     if options.assigned_user and engine.uid is None:
         notes.append(
-            "the platform chooses runAsUser: if the supervisor and the engine get different "
-            "users, the supervisor cannot read the engine's memory or signal it"
+            "the platform chooses runAsUser: if the supervisor and the engine get different users,"
+            " the supervisor can neither read the engine's memory nor signal the engine"
         )
     elif engine.uid is None and options.run_as_user is None:
         notes.append(
-            "runAsUser is not set, so the supervisor runs as root, like the images of vLLM and "
-            f"SGLang: if this image has another user, set it with {options.fields.run_as_user}, "
-            "and on OpenShift use --platform openshift"
+            "runAsUser is not set, so the supervisor runs as root, as do the images of vLLM and"
+            " SGLang: if the engine's image has another user, set it with"
+            f" {options.fields.run_as_user}; on OpenShift, use --platform openshift"
         )
     if None not in (engine.uid, options.run_as_user) and engine.uid != options.run_as_user:
         notes.append(
@@ -95,8 +96,8 @@ def _make_user_notes(
         )
     elif engine.is_hidden and not is_known:
         notes.append(
-            "the engine runs as root with capabilities, so the supervisor cannot read its sockets "
-            "and does not find it: set runAsUser, or drop all capabilities"
+            "the engine runs as root with capabilities, so the supervisor cannot read the engine's"
+            " sockets and does not find the engine: set runAsUser, or drop all capabilities"
         )
     return notes
 
@@ -106,9 +107,11 @@ def _make_mode_notes(options: InjectionOptions) -> list[str]:
     if not options.may_act:
         return []
     notes = [
-        "in mode Recover without the operator, supervisors take no restart slots, so all replicas "
-        "may restart at the same time: use a SupervisionPolicy to get slots"
+        (
+            "in mode Recover without the operator, there are no restart slots, so all replicas may"
+            " restart at the same time: use a SupervisionPolicy to get slots"
+        )
     ]
     if Action.POD_REPLACE in options.supervision.ladder:
-        notes.append("PodReplace has no effect, because only the operator evicts pods")
+        notes.append("the action PodReplace has no effect, because only the operator evicts pods")
     return notes

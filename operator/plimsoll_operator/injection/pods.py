@@ -46,8 +46,8 @@ SUPPORTED_KINDS = (
 )
 RUNTIME_KINDS = ("ServingRuntime", "ClusterServingRuntime")
 WORKERS_MESSAGE = (
-    "these pods of a multi-node engine serve no port: the supervisor of the leader watches only "
-    "the leader's pod"
+    "these pods of a multi-node engine serve no port, and the supervisor of the leader watches"
+    " only the leader's pod"
 )
 
 

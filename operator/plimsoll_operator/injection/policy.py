@@ -164,11 +164,10 @@ def _check_pod(pod: Object) -> None:
     ):
         # All supervisors of a group use the same port to reach each other.
         raise InjectionError(
-            f"{POD_PATH}.hostNetwork: true: in a multi-node group, the supervisor's ports "
-            f"{METRICS_PORT} and {PROBE_PORT} would be the node's, so a second supervised pod on "
-            "the node could not start: set the annotation "
-            f"{ALLOW_HOST_PORTS_ANNOTATION} to true in the pod template if each node runs one such"
-            " pod"
+            f"{POD_PATH}.hostNetwork: true: the supervisors of a multi-node group use ports"
+            f" {METRICS_PORT} and {PROBE_PORT} of the node, so a second supervised pod on the node"
+            " could not start. If each node runs only one such pod, set the annotation"
+            f" {ALLOW_HOST_PORTS_ANNOTATION} to true in the pod template"
         )
     _check_group(meta)
     if not _has_our_supervisor(pod):
@@ -190,16 +189,15 @@ def _check_group(metadata: Object) -> None:
     if labels.get(PART_OF_LABEL) == PART_OF_KSERVE_LLM:
         raise InjectionError(
             "KServe sets restartPolicy RecreateGroupOnPodRestart in its LeaderWorkerSets, which"
-            " recreates the whole group whenever a container restarts, the supervisor's included:"
-            f" set the annotation {ALLOW_GROUP_RESTARTS_ANNOTATION} to true in the"
-            " LLMInferenceService's spec.annotations, and in spec.prefill.annotations, if you want"
-            " that"
+            " recreates the whole group whenever a container restarts, including the supervisor:"
+            f" to accept this, set the annotation {ALLOW_GROUP_RESTARTS_ANNOTATION} to true in the"
+            " LLMInferenceService's spec.annotations and spec.prefill.annotations"
         )
     raise InjectionError(
-        "a LeaderWorkerSet with restartPolicy RecreateGroupOnPodRestart, the default, recreates "
-        "the whole group whenever a container restarts, even the supervisor's: set the "
-        f"annotation {ALLOW_GROUP_RESTARTS_ANNOTATION} to true in its pod templates if you accept "
-        "that, or if its restartPolicy is None"
+        "a LeaderWorkerSet with restartPolicy RecreateGroupOnPodRestart, the default, recreates"
+        " the whole group whenever a container restarts, including the supervisor: to accept this,"
+        f" or if the restartPolicy is None, set the annotation {ALLOW_GROUP_RESTARTS_ANNOTATION}"
+        " to true in the pod templates"
     )
 
 

@@ -122,7 +122,7 @@ def _classify_python(words: Sequence[str]) -> ProgramClassification:
     if at >= len(words) or (words[at] == "-m" and at + 1 >= len(words)):
         return UNKNOWN_PROGRAM
     if words[at] == "-c":
-        return ProgramClassification(not_engine_reason="runs a line of Python code")
+        return ProgramClassification(not_engine_reason="runs Python code from the command line")
     if words[at] != "-m":
         file = words[at]
         if SERVING_FILE_PATTERN.fullmatch(file):
@@ -149,12 +149,15 @@ def _classify_python(words: Sequence[str]) -> ProgramClassification:
         return _classify_subcommand(module, rest)
     if (worker := WORKER_MODULE_PATTERN.fullmatch(module)) is not None:
         kind = EngineType.SGLANG if worker[1] == "sglang" else EngineType.VLLM
-        why = "a worker of NVIDIA Dynamo has no OpenAI server of its own, unlike its frontend"
+        why = "a worker of NVIDIA Dynamo has no OpenAI server: only its frontend has one"
         return ProgramClassification(kind, rest, module, no_port_reason=why)
     if GRPC_MODULE_PATTERN.fullmatch(module):
         kind = EngineType.SGLANG if module.startswith("sglang") else EngineType.VLLM
         return ProgramClassification(
-            kind, rest, module, no_port_reason="it serves gRPC, but the supervisor queries HTTP"
+            kind,
+            rest,
+            module,
+            no_port_reason="the engine serves gRPC, but the supervisor queries HTTP",
         )
     if OTHER_MODULE_PATTERN.fullmatch(module):
         return ProgramClassification(not_engine_reason=f"runs {module}")
@@ -166,7 +169,7 @@ def _classify_huggingface(server: ProgramClassification) -> ProgramClassificatio
     if backend in ("huggingface", "sglang"):
         kind = EngineType.SGLANG if backend == "sglang" else None
         return server._replace(
-            kind=kind, not_engine_reason="" if kind else "runs Hugging Face's own backend"
+            kind=kind, not_engine_reason="" if kind else "runs the backend of Hugging Face"
         )
     return server
 
@@ -174,16 +177,16 @@ def _classify_huggingface(server: ProgramClassification) -> ProgramClassificatio
 def _explain_missing_port(words: Sequence[str]) -> str:
     """Return why a server with these options has no HTTP port; empty if it has one."""
     if "--headless" in words:
-        return "--headless: this process of a multi-node engine serves no port"
+        return "with --headless, this process of a multi-node engine serves no port"
     if "--grpc-mode" in words or "--grpc" in words:
-        return "it serves gRPC, but the supervisor queries HTTP"
+        return "the engine serves gRPC, but the supervisor queries HTTP"
     rank = find_option_value(words, "--node-rank")
     if rank is not None and rank.isdigit() and int(rank[:9]) > 0:
-        return f"--node-rank {rank[:9]}: this process of a multi-node engine serves no port"
+        return f"with --node-rank {rank[:9]}, this process of a multi-node engine serves no port"
     if (path := find_option_value(words, "--uds")) is not None:
         return (
-            f"--uds {path}: it listens on a Unix socket: serve on a TCP port, which the "
-            "supervisor can query"
+            f"with --uds {path}, the engine listens on a Unix socket: serve on a TCP port instead,"
+            " which the supervisor can query"
         )
     return ""
 

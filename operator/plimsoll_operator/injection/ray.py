@@ -30,9 +30,9 @@ def find_worker_container(pod: Object, path: str, options: InjectionOptions) -> 
     )
     if len(starting) != 1:
         raise InjectionError(
-            f"{path}.containers: {len(starting) or 'none'} of the containers of this Ray worker "
-            f"run `ray start`: use {options.fields.container} with one of "
-            f"{describe_containers(pod, options)}"
+            f"{path}.containers: {len(starting) or 'none'} of the containers in this Ray worker"
+            f" run `ray start`: select the engine's container with {options.fields.container}:"
+            f" {describe_containers(pod, options)}"
         )
     return str(starting[0]["name"])
 

@@ -82,7 +82,7 @@ def _check_value(value: Any, shape: TypeShape, path: str, field: str) -> None:
             name = item.get("name") if isinstance(item, dict) else None
             item_path = f"{path}[{name if isinstance(name, str) else index}]"
             if item is None:
-                raise InjectionError(f"{item_path} is empty")
+                raise InjectionError(f"{item_path} must not be empty")
             _check_value(item, shape[0], item_path, field)
             for needed in REQUIRED_FIELDS.get(field, ()):
                 if not item.get(needed):

@@ -57,7 +57,7 @@ def add_supervisor(
 
 def _add_probe(pod: Object, supervisor: Object, engine: EngineContainer, image: str | None) -> None:
     container = find_engine_object(pod, engine.container)
-    assert container is not None, "the engine was found in it"
+    assert container is not None, "find_engine returned a container of this pod"
     try:
         add_probe(pod, container, supervisor, image)
     except ValueError as error:

@@ -27,7 +27,7 @@ def explain_group_restart(
 ) -> str:
     """Return the message that asks the user to accept the restart policy of a group of pods."""
     return (
-        f"restartPolicy {policy} recreates the whole group whenever a container"
-        f" restarts, the supervisor's included; use {options.fields.group_restarts} if you want"
-        " that, or set leaderWorkerTemplate.restartPolicy to None"
+        f"restartPolicy {policy} recreates the whole group whenever a container restarts,"
+        f" including the supervisor: to accept this, use {options.fields.group_restarts};"
+        " otherwise, set leaderWorkerTemplate.restartPolicy to None"
     )

@@ -119,20 +119,20 @@ def find_skip_reason(
         previous if previous is not None and previous.images == images else Injection(images=images)
     )
     if last.stopped is not None and _still_applies(last.stopped, policy):
-        return f"injection is stopped, because {describe_stop(last.stopped)}"
+        return f"the injection of supervisors is stopped, because {describe_stop(last.stopped)}"
     if last.proven:
         return ""
     waiting = max(unrecorded, last.waiting if last.stopped is None else 0)
     if waiting < limit:
         return ""
-    return f"{waiting} replicas are starting with {images}, with which no pod has run yet"
+    return f"no pod has run with {images} yet, and {waiting} replicas are starting with it"
 
 
 def describe_stop(stop: InjectionStop) -> str:
     """Return a clause that names the pod or owner whose failure stopped the injection."""
     if stop.refusal:
-        return f"the API server refuses pods of {stop.pod} with a supervisor"
-    return f"pod {stop.pod} does not start"
+        return f"the API server rejects pods of {stop.pod} that have a supervisor"
+    return f"pod {stop.pod} cannot start"
 
 
 def _is_refused_without_supervisor(stop: InjectionStop, refusal: RefusedCreation) -> bool:

@@ -138,9 +138,9 @@ def find_account_failure(accounts: Sequence[str]) -> Failure | None:
     if len(accounts) <= MAX_SERVICE_ACCOUNTS:
         return None
     text = (
-        f"the supervised pods have {len(accounts)} ServiceAccounts, but only the first"
-        f" {MAX_SERVICE_ACCOUNTS} by name get permissions: supervisors with"
-        f" {accounts[MAX_SERVICE_ACCOUNTS]} or a later name cannot write incidents; use fewer"
+        f"the supervised pods use {len(accounts)} ServiceAccounts, but only the first"
+        f" {MAX_SERVICE_ACCOUNTS} by name get permissions, so supervisors that run as"
+        f" {accounts[MAX_SERVICE_ACCOUNTS]} or a later name cannot write incidents: use fewer"
         " accounts, or more policies"
     )
     return Failure("TooManyServiceAccounts", text, is_lasting=True)
@@ -159,16 +159,16 @@ def find_slot_failure(
         who = join_names([format_workload_name(one.ref) for one in without])
         text = (
             f"the pods belong to {len(without) + len(with_slots)} workloads, but only"
-            f" {MAX_WORKLOADS} get restart slots: the supervisors of {who} cannot restart anything;"
-            " use more policies"
+            f" {MAX_WORKLOADS} get restart slots, so the supervisors of {who} cannot restart their"
+            " replicas: use more policies"
         )
         return Failure("TooManyWorkloads", text, is_lasting=True)
     large = [format_workload_name(one.ref) for one in with_slots if one.is_truncated]
     if large:
         names = join_names(large)
         text = (
-            f"{names}: the workload has too many pods, so some cannot take a restart slot: use"
-            " more policies"
+            f"{names}: the workload has too many pods, so some of them cannot take a restart slot:"
+            " use more policies"
         )
         return Failure("TooManyPods", text, is_lasting=True)
     return None

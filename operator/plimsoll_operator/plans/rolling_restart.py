@@ -25,12 +25,15 @@ RESTART_REQUESTED_MESSAGE = (
     "the operator requested a rolling restart; if pods still have no supervisor afterwards, restart"
     " the workload yourself"
 )
-WEBHOOK_OFF_MESSAGE = "the operator runs without its webhook, so a restart would add no supervisor"
-WEBHOOK_NOT_READY_MESSAGE = "waiting for the operator's webhook, which is not ready"
-UNPROVEN_MESSAGE = "waiting until a pod of another workload has started with its supervisor"
-STOPPED_MESSAGE = "injection is stopped: see the condition InjectionStopped"
+WEBHOOK_OFF_MESSAGE = (
+    "the operator runs without its webhook, so a restart would not add a supervisor"
+)
+WEBHOOK_NOT_READY_MESSAGE = "waiting until the operator's webhook is ready"
+UNPROVEN_MESSAGE = "waiting until a pod of another workload has started with a supervisor"
+STOPPED_MESSAGE = "the injection of supervisors is stopped: see the condition InjectionStopped"
 SUSPECT_REVISION_MESSAGE = (
-    "not restarted, because most replicas of one of its revisions have the same leak"
+    "the workload is not restarted, because most replicas of one of its revisions have the same"
+    " leak"
 )
 
 OBJECT_NAME_PATTERN = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
@@ -64,8 +67,11 @@ def find_restartable_kind(workload: Workload) -> Kind | None:
 def explain_manual_restart(ref: WorkloadRef | None) -> str:
     """Return why the operator cannot restart a workload, and what to do instead."""
     if ref is None:
-        return "no workload owns these pods: recreate them yourself"
-    return f"the operator cannot request a rolling restart of a {ref.kind}: restart it yourself"
+        return "these pods belong to no workload: recreate them yourself"
+    return (
+        f"the operator cannot request a rolling restart of a {ref.kind}: restart the workload"
+        " yourself"
+    )
 
 
 def is_requested(live: Object, policy: SupervisionPolicy, trial: bool = False) -> bool:
@@ -88,14 +94,15 @@ def find_restart_obstacle(live: Object, policy: SupervisionPolicy) -> str:
         return "the workload is being deleted"
     if not policy.spec.selector.matches(template.get("labels") or {}):
         return (
-            "the policy's selector does not match the workload's pod template: restart it yourself"
+            "the policy's selector does not match the workload's pod template: restart the"
+            " workload yourself"
         )
     if spec.get("paused"):
         return "the workload's rollout is paused: resume it"
     if strategy == "OnDelete":
-        return "the workload's updateStrategy is OnDelete: delete its pods yourself"
+        return "the workload's updateStrategy is OnDelete: delete the pods yourself"
     if _is_rolling_out(live["kind"], meta, status):
-        return "waiting for the rollout in progress"
+        return "waiting until the current rollout is complete"
     return ""
 
 

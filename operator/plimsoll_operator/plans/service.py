@@ -130,9 +130,9 @@ def make_plan(
         ):
             # a revision that is already running may continue
             raise InvalidSpecError(
-                f"the pod's {found}, but the containers of a service share a process namespace, so"
-                " the engine is not process 1: signal the engine by its name, or start it without"
-                " an init system"
+                f"the pod's {found}, but the engine of a service is not process 1, because the"
+                " containers share a process namespace: signal the engine by its name, or start it"
+                " without an init system"
             )
         is_open = any(
             (one.get("status") or {}).get("phase") not in ENDED_PHASES for one in incidents
@@ -157,8 +157,8 @@ def make_plan(
             raise
         # The schema is open: a malformed template fails only here. The API server checks the rest.
         raise InvalidSpecError(
-            "spec.podTemplate: a field has a type that pod templates do not allow: compare it with"
-            " kubectl explain deployment.spec.template"
+            "spec.podTemplate: a field has a type that is not valid in a pod template: compare it"
+            " with kubectl explain deployment.spec.template"
         ) from error
     known_revisions = before.get("revisions") or {}
     wanted = {make_ref(item) for item in desired}

@@ -96,15 +96,15 @@ def make_process_env(service: InferenceService) -> dict[str, str]:
     """
     if service.spec.engine.api_key_secret_ref is not None:
         raise ValueError(
-            "spec.engine.apiKeySecretRef needs a cluster; to run without one, leave it out and "
-            "name a file in spec.engine.args: --api-key-file=FILE"
+            "spec.engine.apiKeySecretRef can only be used in a cluster: without one, remove the"
+            " field and add --api-key-file=FILE to spec.engine.args"
         )
     variables: dict[str, str] = {}
     for index, variable in enumerate(service.spec.engine.env):
         if variable.value_from is not None:
             raise ValueError(
-                f"spec.engine.env[{index}].valueFrom: {variable.name} needs a cluster; "
-                "write its value here to run without one"
+                f"spec.engine.env[{index}].valueFrom: {variable.name} can only be read in a"
+                " cluster: without one, set the variable's value"
             )
         variables[variable.name] = variable.value or ""
     return variables

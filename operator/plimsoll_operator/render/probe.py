@@ -95,8 +95,8 @@ def _append_probe_folders(env: list[Object]) -> list[Object]:
     path = next((one for one in env if one.get("name") == PYTHONPATH_ENV), None)
     if path is not None and "valueFrom" in path:
         raise ValueError(
-            f"{PYTHONPATH_ENV} comes from valueFrom, so the probe's folder cannot be appended to "
-            "it: set a value, or turn the probe off"
+            f"{PYTHONPATH_ENV} is set with valueFrom, so the probe's directory cannot be appended:"
+            " set a value, or turn the probe off"
         )
     if path is not None and not path.get("value"):
         # Python ignores an empty value, and :func:`remove_probe` removes it.

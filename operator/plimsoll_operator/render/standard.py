@@ -83,8 +83,8 @@ def check_pod_template(
     problems = list(_iterate_problems(service, template, rendered))
     if problems:
         raise NotAllowedError(
-            f"{'; '.join(problems[:8])}. An administrator can exempt the namespace with the "
-            "chart's podTemplate.unrestrictedNamespaces"
+            f"{'; '.join(problems[:8])}. An administrator can exempt the namespace with"
+            " podTemplate.unrestrictedNamespaces in the chart"
         )
 
 
@@ -97,7 +97,7 @@ def _iterate_problems(
             yield f"{at}.{field} must not be true"
     for field in (*IDENTITY_FIELDS, "shareProcessNamespace"):
         if spec.get(field) != own.get(field):
-            yield f"{at}.{field} is set by the operator"
+            yield f"{at}.{field} must not be changed, because the operator sets it"
     if spec.get("ephemeralContainers"):
         yield f"{at}.ephemeralContainers must not be set"
     annotations = template.get("metadata", {}).get("annotations") or {}
@@ -109,7 +109,7 @@ def _iterate_problems(
     yield from _iterate_context_problems(context, {}, f"{at}.securityContext")
     for one in context.get("sysctls") or ():
         if one.get("name") not in ALLOWED_SYSCTLS:
-            yield f"{at}.securityContext.sysctls: {one.get('name')} is not a safe sysctl"
+            yield f"{at}.securityContext.sysctls: sysctl {one.get('name')} is not allowed"
     for kind in ("initContainers", "containers"):
         for one in spec.get(kind) or ():
             yield from _iterate_container_problems(one, context, f"{at}.{kind}[{one.get('name')}]")
@@ -149,7 +149,7 @@ def _iterate_container_problems(
     hooks = [container.get(f"{name}Probe") for name in ("startup", "readiness", "liveness")]
     for hook in (*hooks, lifecycle.get("preStop"), lifecycle.get("postStart")):
         if any((hook or {}).get(kind, {}).get("host") for kind in ("httpGet", "tcpSocket")):
-            yield f"{path}: a probe's or hook's host must not be set"
+            yield f"{path}: the host of a probe or hook must not be set"
 
 
 def _iterate_context_problems(
@@ -172,7 +172,10 @@ def _iterate_context_problems(
         yield f"{path}.appArmorProfile.type must be RuntimeDefault or Localhost"
     labels = effective.get("seLinuxOptions") or {}
     if labels.keys() - {"level", "type"} or labels.get("type", "") not in ALLOWED_SELINUX_TYPES:
-        yield f"{path}.seLinuxOptions may only set level and type, and type must be for containers"
+        yield (
+            f"{path}.seLinuxOptions may only set level and type, and type must be a type for"
+            " containers"
+        )
     if (effective.get("windowsOptions") or {}).get("hostProcess"):
         yield f"{path}.windowsOptions.hostProcess must not be true"
 
@@ -183,17 +186,17 @@ def _iterate_volume_problems(
     if volume.get("name") in rendered_volumes and volume == rendered_volumes[volume["name"]]:
         return
     if volume.get("name") in ALLOWED_CONTAINERS_BY_VOLUME:
-        yield f"{path} is a volume that the operator manages"
+        yield f"{path} must not be changed, because the operator manages this volume"
     kinds = {key for key, value in volume.items() if key != "name" and value is not None}
     if kinds - ALLOWED_VOLUME_TYPES:
-        yield f"{path} must be one of {', '.join(sorted(ALLOWED_VOLUME_TYPES))}"
+        yield f"{path}: the volume type must be one of {', '.join(sorted(ALLOWED_VOLUME_TYPES))}"
     sources = (volume.get("projected") or {}).get("sources") or ()
     if any(source.get("serviceAccountToken") for source in sources):
         yield f"{path}.projected: serviceAccountToken must not be set"
     named = {(volume.get("secret") or {}).get("secretName")}
     named |= {(source.get("secret") or {}).get("name") for source in sources}
     for secret in sorted(secrets & named):
-        yield f"{path}: Secret {secret} is only for the container to which the spec assigns it"
+        yield f"{path}: Secret {secret} is reserved for another container: remove the volume"
 
 
 def _iterate_credential_problems(
@@ -213,7 +216,10 @@ def _iterate_credential_problems(
             )
             if variable not in known and (source or {}).get("name") in secrets:
                 name = source["name"]
-                yield f"{path}.{key}: Secret {name} is reserved for another container: remove it"
+                yield (
+                    f"{path}.{key}: Secret {name} is reserved for another container: remove the"
+                    " variable"
+                )
 
 
 def _list_secrets(service: InferenceService) -> set[str]:

@@ -58,7 +58,7 @@ class Background:
             started = self._clock()
             try:
                 await part()
-                raise RuntimeError(f"the background task {name} ended unexpectedly")
+                raise RuntimeError(f"background task {name} ended unexpectedly")
             except Exception as error:
                 consecutive = (
                     1 if self._clock() - started >= MIN_RUN_FOR_FAILURE_RESET_S else consecutive + 1
@@ -66,7 +66,7 @@ class Background:
                 self.failures[name] += 1
                 if needed and consecutive >= MAX_FAILURES:
                     log.critical(
-                        "the background task %s failed %d times in a row: %r",
+                        "background task %s failed %d times in a row: %r",
                         name,
                         consecutive,
                         error,
@@ -76,6 +76,9 @@ class Background:
                     MAX_RETRY_DELAY_S, FIRST_RETRY_DELAY_S * 2.0 ** min(consecutive - 1, 10)
                 )
                 log.error(
-                    "the background task %s failed; retrying in %.0f s", name, delay, exc_info=error
+                    "background task %s failed; restarting it in %.0f s",
+                    name,
+                    delay,
+                    exc_info=error,
                 )
             await self._sleep(delay)

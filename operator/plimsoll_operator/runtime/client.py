@@ -122,7 +122,9 @@ class Api:
                     config_file=kubeconfig, client_configuration=settings, persist_config=False
                 )
             except config.ConfigException as error:
-                raise OSError(f"kubeconfig {kubeconfig or '(default)'}: {error}") from None
+                raise OSError(
+                    f"failed to load kubeconfig {kubeconfig or '(default)'}: {error}"
+                ) from None
         api = cls(client.ApiClient(settings), timeout_s, limit, tries)
         trace = aiohttp.TraceConfig()
         trace.on_request_start.append(api._on_request_start)
@@ -195,7 +197,7 @@ class Api:
             ]  # null if there are none
             return items, meta["resourceVersion"], meta.get("continue") or ""
         except (KeyError, TypeError, AttributeError) as error:
-            raise OSError(f"GET {path}: the response is not a list: {error!r}") from error
+            raise OSError(f"GET {path}: the response contains no list: {error!r}") from error
 
     async def watch(
         self, kind: Kind, namespace: str | None, version: str, accept: str = METADATA_MEDIA_TYPE
@@ -232,7 +234,9 @@ class Api:
         except aiohttp.ClientError as error:
             raise OSError(f"{subject}: {str(error) or repr(error)}") from error
         except (ValueError, KeyError, TypeError) as error:
-            raise OSError(f"{subject}: the line is not a watch event: {error}") from error
+            raise OSError(
+                f"{subject}: a line of the response is not a watch event: {error}"
+            ) from error
         finally:
             response.response.close()
 
@@ -389,7 +393,10 @@ class Api:
         """
         left_s = self.get_remaining_s()
         if left_s <= 0.0:
-            raise OSError(f"{method} {path}: not sent, because another operator may lead now")
+            raise OSError(
+                f"{method} {path}: the request was not sent, because another operator may be the"
+                " leader now"
+            )
         return {"timeout": f"{math.ceil(min(left_s, self._timeout_s))}s"}
 
     async def _on_request_start(

@@ -76,10 +76,10 @@ class Election:
             except (ApiError, OSError, TimeoutError) as error:
                 holder = f"unknown: {str(error) or repr(error)}"
             if self.is_leader():
-                log.info("leading as %s", self._identity)
+                log.info("this operator is now the leader, as %s", self._identity)
                 return
             if holder != logged:
-                log.info("on standby; the leader is %s", holder)
+                log.info("this operator is on standby; the leader is %s", holder)
                 logged = holder
             await asyncio.sleep(self._clocks.retry * (1.0 + 0.2 * random.random()))
 
@@ -95,10 +95,12 @@ class Election:
             try:
                 holder = await self._try_acquire(self.get_remaining_s())
             except (ApiError, OSError, TimeoutError) as error:
-                log.warning("cannot renew the leader's Lease: %s", str(error) or repr(error))
+                log.warning(
+                    "failed to renew the leader election Lease: %s", str(error) or repr(error)
+                )
             else:
                 if not self.leading:
-                    raise LeadershipLostError(f"Lease {self._name} is held by {holder}")
+                    raise LeadershipLostError(f"Lease {self._name} is now held by {holder}")
         self.leading = False
         raise LeadershipLostError(
             f"Lease {self._name} was not renewed for {self._clock() - self._renewed:.0f} s"
@@ -116,7 +118,9 @@ class Election:
                     lease["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1}
                     await self._api.replace(LEASE, lease)
         except (ApiError, OSError, TimeoutError) as error:
-            log.warning("cannot release the leader's Lease: %s", str(error) or repr(error))
+            log.warning(
+                "failed to release the leader election Lease: %s", str(error) or repr(error)
+            )
 
     async def _try_acquire(self, timeout_s: float) -> str:
         """Acquire or renew the Lease if possible. Return its holder.

@@ -118,7 +118,7 @@ class WorkQueue(Generic[K]):
                 outage = self._is_outage(error)
                 delay = compute_backoff_s(self._failures[key], random.random(), outage)
                 log.warning(
-                    "%s: reconcile failed: %s; retrying in %.1f s",
+                    "%s: failed to reconcile: %s; retrying in %.1f s",
                     key,
                     str(error) or repr(error),
                     delay,

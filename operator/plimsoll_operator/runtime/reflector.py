@@ -74,7 +74,7 @@ class Reflector:
                 self.error = error
                 self.tried.set()
                 where = self._namespace or "all namespaces"
-                log.warning("cannot watch %s in %s: %r", self._kind.plural, where, error)
+                log.warning("failed to watch %s in %s: %r", self._kind.plural, where, error)
                 delay = compute_backoff_s(self._failures, random.random(), is_outage(error))
                 await asyncio.sleep(delay)
 

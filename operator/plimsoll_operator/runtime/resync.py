@@ -62,7 +62,7 @@ class Resync:
             except (ApiError, OSError, TimeoutError) as error:
                 if interrupted:
                     self._watches.listing.set()
-                log.warning("resync: cannot list objects: %s", str(error) or repr(error))
+                log.warning("resync: failed to list objects: %s", str(error) or repr(error))
 
     async def list_all(self, count_missed: bool = True) -> None:
         """List all kinds, detect the optional kinds, and queue all services and policies.

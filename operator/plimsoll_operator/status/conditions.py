@@ -100,7 +100,7 @@ def make_rollout_conditions(
     )
     missing = "ReplicasNotReady" if rolled_out else "RollingOut"
     if desired == 0 and rolled_out:
-        verdict = Verdict(Type.READY, True, "ScaledToZero", "the service is scaled to zero")
+        verdict = Verdict(Type.READY, True, "ScaledToZero", "the service has been scaled to zero")
     elif ready >= max(1, desired - max_unavailable):
         verdict = Verdict(Type.READY, True, "ReplicasReady", count)
     else:
@@ -186,13 +186,13 @@ def make_termination_conditions(pods: Sequence[PodView], now: str) -> list[Verdi
             Type.OOM_KILLED,
             bool(killed),
             "OOMKilled" if killed else "NoOOMKill",
-            _append_pods("the kernel OOM-killed a container of", killed),
+            _append_pods("the kernel OOM-killed a container in", killed),
         ),
         Verdict(
             Type.CRASH_LOOPING,
             bool(looping),
             "CrashLoopBackOff" if looping else "NoCrashLoop",
-            _append_pods("containers keep crashing in", looping),
+            _append_pods("containers are in a crash loop in", looping),
         ),
     ]
 
@@ -216,7 +216,7 @@ def make_suspicion_conditions(suspect: Suspect | None, decision: RolloutDecision
             if decision.action == "RolledBack"
             else ("the rollout is paused", "the spec or rollout.onLeak")
         )
-        text = f"{done}: {evidence}; change {remedy} to continue"
+        text = f"{done}, because of a leak: {evidence}; to continue, change {remedy}"
         reason = f"{decision.action}ForLeak"
         verdicts.append(Verdict(Type.PROGRESSING, False, reason, text))
         verdicts.append(Verdict(Type.STALLED, True, reason, text))
@@ -232,12 +232,13 @@ def make_last_good_conditions(decision: RolloutDecision, complete: bool) -> list
         return []
     if decision.action == "RolledBack":
         text = (
-            f"replicas run revision {decision.revision} because spec.rollout.revision is LastGood"
+            f"all replicas run revision {decision.revision}, because spec.rollout.revision is"
+            " LastGood"
         )
         return [Verdict(Type.PROGRESSING, False, "RolledBackOnRequest", text)] if complete else []
     text = (
-        "spec.rollout.revision is LastGood, but no earlier revision is known to be good, so the "
-        "spec's own revision runs; set spec.rollout.revision to Spec"
+        "spec.rollout.revision is LastGood, but no earlier revision is known to be good, so the"
+        " replicas run the revision of the spec; to continue, set spec.rollout.revision to Spec"
     )
     return [Verdict(Type.STALLED, True, "NoGoodRevision", text)]
 
@@ -274,7 +275,7 @@ def make_slow_leak_condition(
     """Return ``SlowLeak``. Its message begins with the replica that has the least time left."""
     evaluated = [pod for pod, one in figures.items() if one.slow_leaks is not None]
     if not evaluated:
-        text = "no supervisor has watched its engine for long enough, which takes about 9 hours"
+        text = "no supervisor has observed its engine for long enough (about 9 hours)"
         return Verdict(type_, None, "InsufficientData", text)
     leaks = sorted(
         ((pod, slow) for pod, one in figures.items() for slow in one.slow_leaks or ()),
@@ -285,14 +286,14 @@ def make_slow_leak_condition(
             type_,
             False,
             "NoSlowLeak",
-            f"memory growth was evaluated in {len(evaluated)} of {len(figures)} pods",
+            f"memory growth has been evaluated in {len(evaluated)} of {len(figures)} pods",
         )
     text = "; ".join(
         f"{pod}: {format_slow_leak(slow.kind, slow.segment, slow.bytes_per_s, slow.limit_s)}"
         for pod, slow in leaks[:MAX_SLOW_LEAKS]
     )
     more = len(leaks) - MAX_SLOW_LEAKS
-    text += f"; and {more} more" if more > 0 else ""
+    text += f"; and {more} more leaks" if more > 0 else ""
     return Verdict(type_, True, "MemoryKeepsGrowing", text[:MAX_MESSAGE_CHARS])
 
 
@@ -301,7 +302,7 @@ def make_near_limit_condition(
 ) -> Verdict:
     """Return ``MemoryNearLimit``. ``was_near_limit`` is its previous status."""
     if all(one.limit is None for one in figures.values()):
-        text = "no supervisor knows its engine's memory limit and how much of it is in use"
+        text = "no supervisor reports both the memory limit of its engine and the memory in use"
         return Verdict(type_, None, "NoMetrics", text)
     near = list_pods_near_limit(figures, was_near_limit)
     text = f"more than {NEAR_LIMIT_RATIO:.0%} of the memory limit is in use and cannot be reclaimed"
@@ -315,13 +316,15 @@ def make_engine_observed_condition(
 ) -> Verdict:
     """Return ``EngineObserved``, with the most important reason that a supervisor reports."""
     if all(one.missing_signals is None for one in figures.values()):
-        return Verdict(type_, None, "NoMetrics", "no supervisor reports its signals")
+        return Verdict(type_, None, "NoMetrics", "no supervisor reports which signals it can read")
     lost = find_pods_missing_signals(figures)
     if not lost:
         return Verdict(type_, True, "AllSignals")
     text = "; ".join(f"{pod}: {', '.join(reasons)}" for pod, reasons in lost)
     reason = lost[0][1][0]
-    return Verdict(type_, False, reason, f"{text} (see plimsoll doctor)"[:MAX_MESSAGE_CHARS])
+    return Verdict(
+        type_, False, reason, f"{text} (to see details, run plimsoll doctor)"[:MAX_MESSAGE_CHARS]
+    )
 
 
 def make_figure_conditions(
@@ -352,7 +355,7 @@ def make_leak_free_condition(
     ``newest`` are pairs of a workload's name and the verdict on its newest revision.
     """
     if not newest:
-        return Verdict(type_, None, "NoReplicas", "there are no pods of a known revision")
+        return Verdict(type_, None, "NoReplicas", "there are no pods with a known revision")
     leaks = {one["leaks"] for _, one in newest}
     worst = next(one for one in (Leaks.YES, Leaks.UNKNOWN, Leaks.NO) if one in leaks)
     text = "; ".join(

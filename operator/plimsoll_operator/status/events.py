@@ -31,23 +31,26 @@ def make_rollout_notices(
     restart_id, had = _get_restart_id(desired), _get_restart_id(live)
     if live is not None and restart_id != had and before != after:
         said = (
-            f"spec.restart.id is now {make_printable_line(restart_id)!r}"
+            f"spec.restart.id was set to {make_printable_line(restart_id)!r}"
             if restart_id
             else "spec.restart.id was removed"
         )
-        notices.append(Notice("RestartRequested", f"{said}: replacing the pods"))
+        notices.append(Notice("RestartRequested", f"{said}; replacing all pods"))
     paused, was_paused = _is_paused(desired), live is not None and _is_paused(live)
     if decision.action == "RolledBack" and before != after:
         notices.append(_make_rollback_notice(before, after, decision))
     elif live is not None and before != after:  # a new service causes no notice
         notices.append(
-            Notice("RolloutStarted", f"rollout from revision {before} to {after} started")
+            Notice("RolloutStarted", f"started the rollout from revision {before} to {after}")
         )
     if paused and not was_paused:
-        text = f"rollout of revision {after} is paused: most of its replicas have the same leak"
+        text = (
+            f"paused the rollout of revision {after}, because most of its replicas have the same"
+            " leak"
+        )
         notices.append(Notice("RolloutHeld", text, "Warning"))
     elif was_paused and not paused and before == after:
-        notices.append(Notice("RolloutResumed", f"rollout of revision {after} continues"))
+        notices.append(Notice("RolloutResumed", f"resumed the rollout of revision {after}"))
     return notices
 
 
@@ -55,11 +58,13 @@ def _make_rollback_notice(before: str, after: str, decision: RolloutDecision) ->
     """Return the notice about a rollback; a warning unless a person requested it."""
     if decision.requested:
         text = (
-            f"rolling back from revision {before} to {after}"
-            " because spec.rollout.revision is LastGood"
+            f"rolling back from revision {before} to {after}, because spec.rollout.revision is"
+            " LastGood"
         )
         return Notice("RollbackStarted", text)
-    text = f"rolling back from revision {before} to {after}: most replicas have the same leak"
+    text = (
+        f"rolling back from revision {before} to {after}, because most replicas have the same leak"
+    )
     return Notice("RollbackStarted", text, "Warning")
 
 
@@ -70,8 +75,14 @@ def make_completion_notices(before: Object, after: Object) -> list[Notice]:
     if not current or current == was.get("current"):
         return []
     if current == now.get("update"):
-        return [Notice("RolloutFinished", f"all replicas run revision {current}")]
-    return [Notice("RollbackFinished", f"all replicas run revision {current} again")]
+        return [
+            Notice("RolloutFinished", f"completed the rollout: all replicas run revision {current}")
+        ]
+    return [
+        Notice(
+            "RollbackFinished", f"completed the rollback: all replicas run revision {current} again"
+        )
+    ]
 
 
 def make_failure_notice(failure: Failure) -> Notice:

@@ -42,8 +42,8 @@ def make_objects_complete_conditions(
     }
     if not lacking and dropped_fields:
         text = (
-            "the cluster did not store all fields, because it lacks the field, the feature is"
-            f" disabled, or another webhook removed the field: {'; '.join(dropped_fields)}"
+            "the cluster did not store some fields, because it does not know them, the feature is"
+            f" disabled, or another webhook removed them: {'; '.join(dropped_fields)}"
         )
         return [Verdict(Type.OBJECTS_COMPLETE, False, "FieldsNotKept", text[:MAX_MESSAGE_CHARS])]
     if not lacking:
@@ -56,9 +56,11 @@ def make_objects_complete_conditions(
             Type.OBJECTS_COMPLETE,
             False,
             "APINotInstalled",
-            f"the cluster has no {' and no '.join(lacking)}:"
-            f" {'; '.join(dict.fromkeys(lacking.values()))}; the operator checks again at each"
-            " resync",
+            (
+                f"the cluster has no {' and no '.join(lacking)}:"
+                f" {'; '.join(dict.fromkeys(lacking.values()))}. The operator checks again at each"
+                " resync"
+            ),
         )
     ]
 
@@ -69,7 +71,7 @@ def _find_scaling_error(scaled_object: Object) -> str:
         if one.get("type") == "Ready" and one.get("status") == "False":
             said = f"{one.get('reason')}: {one.get('message')}"[:MAX_QUOTED_CHARS]
             return (
-                f"KEDA reports {said}, so it may not scale the service, not even up from zero: see"
-                " the Events of the ScaledObject; the operator checks again at each resync"
+                f"KEDA reports {said}, so it may not scale the service, not even from zero: see"
+                " the Events of the ScaledObject. The operator checks again at each resync"
             )
     return ""

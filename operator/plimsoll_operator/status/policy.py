@@ -125,7 +125,7 @@ def make_status(
         if injection is not None:
             verdicts.append(_make_injection_condition(injection, pods))
     elif not before.get("conditions"):
-        text = "an invalid spec selects no pod"
+        text = "a policy with an invalid spec selects no pods"
         verdicts += [
             Verdict(kind, None, "InvalidSpec", text)
             for kind in (
@@ -317,28 +317,35 @@ def _make_ready_condition(
     if not counts["selected"]:
         stopped = (counts.get("injection") or {}).get("stopped") or {}
         if stopped.get("refusal"):
-            text = f"the API server refused pods of {stopped['pod']}: {stopped['reason']}"
+            text = f"the API server rejected pods of {stopped['pod']}: {stopped['reason']}"
             return Verdict(kind, False, "PodsRefused", text[:MAX_MESSAGE_CHARS])
-        return Verdict(kind, True, "NoPods", "no pod matches the selector")
+        return Verdict(kind, True, "NoPods", "no pods match the selector")
     text = f"{counts['supervised']} of {counts['selected']} selected pods are supervised"
     if counts["waitingForRestart"]:
-        text += f"; not supervised until recreated: {counts['waitingForRestart']}"
+        text += f"; {counts['waitingForRestart']} get a supervisor when they are recreated"
         yours = [
             format_workload_name(ref)
             for ref, why in wait_reasons.items()
             if why == explain_manual_restart(ref)
         ]
-        text += f"; restart these workloads yourself: {join_names(yours)}" if yours else ""
+        text += (
+            f"; restart these workloads yourself to recreate their pods: {join_names(yours)}"
+            if yours
+            else ""
+        )
     if counts["refused"]:
-        text += f"; refused: {counts['refused']} (see status.refusals)"
-    text += f"; drained by a person: {join_names(drained)}" if drained else ""
+        text += f"; {counts['refused']} were refused (see status.refusals)"
+    text += f"; these pods were drained by a person: {join_names(drained)}" if drained else ""
     if blind:
         pods = join_names(list(blind))
-        text += f"; supervisors that do not see their engine: {pods} (see plimsoll doctor)"
+        text += (
+            f"; these supervisors cannot observe their engines: {pods} (to see why, run plimsoll"
+            " doctor)"
+        )
     if troubles:
         pod, first = troubles[0]
         more = f" (and {len(troubles) - 1} more)" if len(troubles) > 1 else ""
-        text = f"{text}; {pod}{more}: {first.message}"[:MAX_MESSAGE_CHARS]
+        text = f"{text}; pod {pod}{more}: {first.message}"[:MAX_MESSAGE_CHARS]
     unseen = next(iter(blind.values()), "")
     if not counts["supervised"]:
         return Verdict(kind, False, unseen or "NoPodSupervised", text)
@@ -383,29 +390,32 @@ def _make_injection_condition(injection: Object, pods: Sequence[SelectedPod]) ->
     if stopped := injection.get("stopped"):
         stop = InjectionStop.model_validate(stopped)
         text = (
-            f"new pods get no supervisor, because {describe_stop(stop)}: {stop.reason}; fix this,"
-            f" then set the annotation {RETRY_ANNOTATION} to another value"
+            f"new pods get no supervisor, because {describe_stop(stop)}: {stop.reason}; fix the"
+            f" cause, and then set the annotation {RETRY_ANNOTATION} to a new value"
         )
         reason = "PodsRefused" if stop.refusal else "PodsDoNotStart"
         return Verdict(kind, True, reason, text[:MAX_MESSAGE_CHARS])
     stuck = sorted((one.name, one.start.stuck) for one in pods if one.start.stuck)
     if stuck:
         name, reason = stuck[0]
-        text = f"pod {name} does not start: {reason}"
+        text = f"pod {name} cannot start: {reason}"
         return Verdict(kind, False, "PodDoesNotStart", text[:MAX_MESSAGE_CHARS])
     if not injection["proven"]:
-        text = f"no pod has run with {injection['images']} yet: few pods at once get a supervisor"
+        text = (
+            f"no pod has run with {injection['images']} yet, so only a few pods at a time get a"
+            " supervisor"
+        )
         return Verdict(kind, False, "Unproven", text[:MAX_MESSAGE_CHARS])
-    return Verdict(kind, False, "PodsStart", "pods have started with their supervisors")
+    return Verdict(kind, False, "PodsStart", "pods with a supervisor have started")
 
 
 def _make_conflicting_condition(pods: Sequence[SelectedPod]) -> Verdict:
     kind = PolicyCondition.CONFLICTING
     shared = [one for one in pods if one.others and one.state is not SupervisionState.LEAVING]
     if not shared:
-        return Verdict(kind, False, "NoConflict", "no other policy selects a pod of this policy")
+        return Verdict(kind, False, "NoConflict", "no other policy selects the pods of this policy")
     parts = []
-    for mine, word in ((True, "this policy, which is older, supervises"), (False, "")):
+    for mine, word in ((True, "this policy is older and supervises"), (False, "")):
         some = sorted(
             (one for one in shared if one.is_oldest_policy is mine), key=lambda one: one.name
         )

@@ -58,7 +58,7 @@ def test_doctor_and_top_follow_a_policy_from_waiting_to_conflicting(
 
     found = eventually(lambda: waiting(kubectl), LISTED_S)
     assert found["policy engines"]["ok"] is False
-    assert "not supervised until recreated: 2" in found["policy engines"]["text"]
+    assert "2 get a supervisor when they are recreated" in found["policy engines"]["text"]
     assert found["policy engines waiting"]["text"].endswith(
         ": kubectl rollout restart deployment/vllm"
     )

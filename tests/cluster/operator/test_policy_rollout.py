@@ -79,7 +79,7 @@ def test_the_policy_asks_each_workload_once(
         assert ours["fieldsV1"].keys() == {"f:metadata", "f:spec"}
         assert set(ours["fieldsV1"]["f:spec"]["f:template"]) == {"f:metadata"}
     assert "request a rolling restart of a Job" in workload(kubectl, "batch")["message"]
-    assert "no workload owns these pods" in workload(kubectl, None)["message"]
+    assert "these pods belong to no workload" in workload(kubectl, None)["message"]
     assert workload(kubectl, None)["kind"] == "Pod"
     reasons = {one["reason"] for one in kubectl.list("events")}
     assert "RestartRequested" in reasons

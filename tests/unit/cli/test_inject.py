@@ -206,7 +206,7 @@ def test_the_supervisor_gets_the_engines_user() -> None:
 
 def test_which_container_is_the_engine_must_be_clear() -> None:
     pod = {"containers": [{"name": "a", "image": "x"}, {"name": "b", "image": "y"}]}
-    with pytest.raises(InjectionError, match="use --container with one of a, b"):
+    with pytest.raises(InjectionError, match="select one of a, b with --container"):
         engine.find_engine(pod, "Pod p", replace(OPTIONS, unrecognized=True))
     assert engine.find_engine(pod, "Pod p", OPTIONS) is None
     found = engine.find_engine(pod, "Pod p", named("b", 1))
@@ -241,7 +241,8 @@ def test_files(tmp_path: Path) -> None:
     kinds = [one["kind"] for one in yaml.safe_load_all(text)]
     assert kinds == ["Secret", "ConfigMap", "Deployment"]
     assert notes[0].startswith(
-        "apps/v1 Deployment mistral-7b: spec.template.spec: vllm in container mistral-7b, by its"
+        "apps/v1 Deployment mistral-7b: spec.template.spec: vllm in container mistral-7b,"
+        " recognized"
     )
     listed = tmp_path / "list.yaml"
     items = documents("sglang-deployment")
@@ -353,7 +354,9 @@ def test_a_pythonpath_from_elsewhere_is_an_error_that_names_it() -> None:
     (engine,) = pod_of(document)["containers"]
     source = {"configMapKeyRef": {"name": "paths", "key": "python"}}
     engine["env"] = [{"name": "PYTHONPATH", "valueFrom": source}]
-    with pytest.raises(InjectionError, match=r"containers\[\S+\]: PYTHONPATH comes from valueFrom"):
+    with pytest.raises(
+        InjectionError, match=r"containers\[\S+\]: PYTHONPATH is set with valueFrom"
+    ):
         done(document, PROBED)
 
 
@@ -420,7 +423,7 @@ def test_what_runs_neither_vllm_nor_sglang_is_left_alone() -> None:
     assert note.startswith(
         "apps/v1 Deployment w: spec.template.spec: left unchanged: no container runs"
     )
-    assert "(containers: web); use --container NAME or --all" in note
+    assert "(containers: web): to supervise one of them" in note
     for options in (
         InjectionOptions(OPTIONS.image, unrecognized=True),
         InjectionOptions(OPTIONS.image, SelectedEngine(container="web")),
@@ -490,11 +493,11 @@ def test_external_engines_may_serve_where_ours_may_not(port: int) -> None:
     ("container", "pod", "message"),
     [
         (vllm(), {"hostPID": True}, r"Deployment w: spec.template.spec.hostPID: true: .* every"),
-        (vllm(args=["--port=9464"]), {}, "needs ports 9464 and 9465"),
+        (vllm(args=["--port=9464"]), {}, "ports 9464 and 9465 are reserved"),
         (
             vllm(ports=[{"containerPort": 8000}, {"containerPort": 9465}]),
             {},
-            r"spec.template.spec.containers\[engine\].ports\[1\].containerPort: the supervisor",
+            r"spec.template.spec.containers\[engine\].ports\[1\].containerPort: ports 9464",
         ),
         (vllm(ports=[{"containerPort": "http"}]), {}, r"ports\[0\].containerPort: 'http' is not"),
         (vllm(resources={"limits": {"memory": "much"}}), {}, r"limits.memory: 'much' is not a q"),
@@ -536,9 +539,9 @@ def test_an_unknown_engine_that_the_supervisor_cannot_see_is_announced(
     document = deployment({"name": "e", "image": "mine", "securityContext": context})
     custom = InjectionOptions(OPTIONS.image, unrecognized=True, engine=SelectedEngine(port=8000))
     notes = done(document, custom).notes
-    assert any("does not find it" in note for note in notes) is hidden
+    assert any("does not find the engine" in note for note in notes) is hidden
     known = done(deployment(vllm(securityContext=context))).notes
-    assert not any("does not find it" in note for note in known)
+    assert not any("does not find the engine" in note for note in known)
 
 
 def test_another_user_for_the_supervisor_is_announced() -> None:
@@ -636,7 +639,7 @@ def test_a_name_that_begins_with_a_digit_or_is_generated_is_no_obstacle() -> Non
 def test_knative_is_refused_with_the_reason(version: str, kind: str, mode: str) -> None:
     annotations = {"serving.kserve.io/deploymentMode": mode}
     document = workload(version, kind, {}, annotations=annotations)
-    with pytest.raises(InjectionError, match="Knative refuses shareProcessNamespace"):
+    with pytest.raises(InjectionError, match="Knative rejects shareProcessNamespace"):
         inject_document(document, OPTIONS)
 
 

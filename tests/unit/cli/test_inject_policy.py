@@ -97,7 +97,7 @@ def test_a_policy_says_what_flags_would(tmp_path: Path) -> None:
     assert config.engine.serving_url == "http://127.0.0.1:9000"
     pod = workload["spec"]["template"]["spec"]
     assert [one["name"] for one in pod["initContainers"]] == ["plimsoll-probe", "supervisor"]
-    assert "supervisors take no restart slots" in done.stderr
+    assert "there are no restart slots" in done.stderr
 
 
 def test_flags_for_the_supervisors_container(tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_a_policy_leaves_what_it_does_not_select(tmp_path: Path) -> None:
     done = plimsoll(
         "-f", write(tmp_path / "two.yaml", deployment(), there), "--policy", file, *FLAG
     )
-    assert "Deployment there: left unchanged: the document is in namespace prod" in done.stderr
+    assert "Deployment there: left unchanged: the namespace of the document is prod" in done.stderr
 
 
 def test_a_policy_and_its_flags_exclude_each_other(tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ def test_a_policys_errors_name_its_fields(tmp_path: Path) -> None:
     assert str(done.exception) == (
         f"{manifest}: document 2: apps/v1 Deployment w: spec.template.spec.containers[engine]."
         f"resources.limits.memory: 4Gi is less than spec.memory.host.growthBudget in {file} 8.0"
-        " GiB: set a smaller budget"
+        " GiB: set a smaller budget, or a higher limit"
     )
     web = deployment()
     web["spec"]["template"]["spec"]["containers"] = [{"name": "web", "image": "nginx"}]
@@ -237,20 +237,20 @@ def test_a_file_that_was_injected_before_gets_no_second_configuration(tmp_path: 
     [
         (
             {"initContainers": [{"name": "supervisor", "image": "supervisord:4"}]},
-            r"spec.template.spec.initContainers\[supervisor\]: the supervisor needs a container",
+            r"spec.template.spec.initContainers\[supervisor\]: this name is reserved",
         ),
         (
             {"volumes": [{"name": "plimsoll-state", "emptyDir": {}}]},
-            r"spec.template.spec.volumes\[plimsoll-state\]: the supervisor needs a volume",
+            r"spec.template.spec.volumes\[plimsoll-state\]: this name is reserved for a volume",
         ),
         ({"os": {"name": "windows"}}, "spec.template.spec.os.name: windows"),
         (
             {"resources": {"limits": {"memory": "1Gi"}}},
-            "spec.template.spec.resources: the supervisor has limits",
+            "spec.template.spec.resources: the pod must not limit",
         ),
         (
             {"securityContext": {"runAsNonRoot": True}},
-            r"containers\[engine\].securityContext: runAsNonRoot is true and runAsUser is not set.*"
+            r"containers\[engine\].securityContext: runAsNonRoot is true but runAsUser is not set.*"
             "set --run-as-user",
         ),
     ],
@@ -265,7 +265,7 @@ def test_a_foreign_supervisor_among_the_containers_is_refused() -> None:
     containers = document["spec"]["template"]["spec"]["containers"]
     containers.append({"name": "supervisor", "image": "x"})
     with pytest.raises(
-        InjectionError, match=r"containers\[supervisor\].*Plimsoll did not add yours"
+        InjectionError, match=r"containers\[supervisor\].*this name is reserved for a container"
     ):
         inject_document(document, InjectionOptions(IMAGE))
 
@@ -287,7 +287,7 @@ def test_the_router_of_the_production_stack_changes_only_if_it_is_named() -> Non
     assert config_of(config_map).engine.type is EngineType.CUSTOM
     (sidecar,) = workload["spec"]["template"]["spec"]["initContainers"]
     assert sidecar["securityContext"]["runAsUser"] == 1000
-    assert "does not find it" not in named.stderr
+    assert "does not find the engine" not in named.stderr
 
 
 def test_the_endpoint_picker_is_watched_on_its_http_port() -> None:

@@ -89,7 +89,9 @@ def test_children_know_no_cluster_and_only_the_manifests_faults() -> None:
 def test_a_variable_from_a_secret_needs_a_cluster() -> None:
     env = [{"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "a", "key": "b"}}}]
 
-    with pytest.raises(UsageError, match=r"spec\.engine\.env\[0\]\.valueFrom: KEY needs a cluster"):
+    with pytest.raises(
+        UsageError, match=r"spec\.engine\.env\[0\]\.valueFrom: KEY can only be read in a cluster"
+    ):
         make(service(engine={"env": env}))
 
 

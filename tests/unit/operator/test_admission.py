@@ -122,7 +122,7 @@ def test_a_refused_pod_gets_an_annotation_and_its_creator_a_warning() -> None:
     assert operation["path"] == "/metadata/annotations"
     (warning,) = response["warnings"]
     assert warning.startswith(
-        "SupervisionPolicy p: the pod gets no supervisor: no container runs vLLM"
+        "SupervisionPolicy p: this pod gets no supervisor: no container runs vLLM"
     )
     assert results == {"refused": 1}
 

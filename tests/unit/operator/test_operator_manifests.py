@@ -100,4 +100,4 @@ def test_the_log_warns_where_no_admission_policy_bounds_what_pods_write(
         caplog.clear()
         with pytest.raises(OSError, match="kubeconfig"):
             asyncio.run(main.run(parse_config(given, {}), asyncio.Event()))
-        assert ("no admission policies" in caplog.text) is warned
+        assert ("admission policies of Plimsoll are not installed" in caplog.text) is warned

@@ -381,5 +381,6 @@ def test_what_supervisors_do_not_see_has_their_own_word() -> None:
     lost = seen(a=key, b=(("engine", "EngineSilent"), ("host", "HostMemoryUnreadable")))
     assert (lost.status, lost.reason) == (False, "EngineSilent")
     assert lost.message.startswith(
-        "b: EngineSilent, HostMemoryUnreadable; a: MetricsUnauthorized (see plimsoll doctor)"
+        "b: EngineSilent, HostMemoryUnreadable; a: MetricsUnauthorized"
+        " (to see details, run plimsoll doctor)"
     )

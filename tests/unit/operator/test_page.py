@@ -138,8 +138,8 @@ def test_a_large_fleet_has_a_bounded_page() -> None:
     incidents = [incident(f"i{number:04d}", f"s{number:04d}") for number in range(700)]
     text = shown(*services, *incidents)
     assert len(Seen(text).rows) == 1 + page.MAX_ROWS + 1 + page.MAX_INCIDENTS
-    assert "500 more are left out" in text
-    assert "600 more are left out" in text
+    assert "500 more are not shown" in text
+    assert "600 more are not shown" in text
     assert "<dt>Open incidents</dt><dd>700</dd>" in text
     assert len(text) < 200_000
 

@@ -176,7 +176,7 @@ def test_the_older_policy_has_the_pod() -> None:
         (
             pod(initContainers=[{"name": "supervisor"}]),
             SupervisionState.REFUSED,
-            "already has a container",
+            "contains a container",
         ),
         (pod(hostPID=True), SupervisionState.REFUSED, "spec.hostPID: true"),
         (
@@ -267,8 +267,8 @@ def test_the_status_counts_and_names_few() -> None:
     ready = condition(found, "Ready")
     assert (ready["status"], ready["reason"]) == ("True", "PartlySupervised")
     assert ready["message"] == (
-        "3 of 45 selected pods are supervised; not supervised until recreated: 2;"
-        " refused: 40 (see status.refusals)"
+        "3 of 45 selected pods are supervised; 2 get a supervisor when they are recreated;"
+        " 40 were refused (see status.refusals)"
     )
     assert condition(found, "Conflicting")["status"] == "False"
     # The same again, later and in another order, is the same status: nothing is written.
@@ -293,7 +293,7 @@ def test_both_policies_say_that_they_conflict() -> None:
         conflict = condition(found, "Conflicting")
         assert (conflict["status"], conflict["reason"]) == ("True", "PodsSelectedTwice")
         assert conflict["message"].startswith(f"{name} also selects ")
-    assert "and 2 more: this policy, which is older" in condition(older, "Conflicting")["message"]
+    assert "and 2 more: this policy is older" in condition(older, "Conflicting")["message"]
 
 
 def test_an_incident_counts_only_for_a_supervised_pod() -> None:

@@ -186,7 +186,7 @@ def test_a_dollar_in_a_models_name_is_no_reference_to_a_variable() -> None:
 
 def test_the_pod_says_what_was_taken_for_its_engine_and_the_status_shows_it() -> None:
     made = inject_pod(pod(vllm(args=["--port", "8001"])), policy(), IMAGES).pod
-    said = "vllm in container engine, by its image vllm-openai, port 8001 by --port"
+    said = "vllm in container engine, recognized by its image vllm-openai, port 8001 from --port"
     assert made["metadata"]["annotations"][ENGINE_ANNOTATION] == said
     made["metadata"]["name"] = "x-1"
     assert selected_pods.summarize(made, policy(), ["fuzz"], IMAGES).engine == said
@@ -226,11 +226,11 @@ def test_the_policy_says_the_engine_where_the_pod_does_not() -> None:
         ),
         (pod({"name": "web", "image": "nginx"}), {}, "no container runs vLLM or SGLang"),
         (pod({"name": "web", "image": "nginx"}), {"engine": {"container": "web"}}, "type: custom"),
-        (pod(vllm(args=["--port=9464"])), {}, "needs ports 9464 and 9465"),
+        (pod(vllm(args=["--port=9464"])), {}, "ports 9464 and 9465 are reserved"),
         (
             pod(vllm(), {"name": "x", "image": "x", "ports": [{"containerPort": 9465}]}),
             {},
-            "spec.containers[x].ports[0].containerPort: the supervisor needs",
+            "spec.containers[x].ports[0].containerPort: ports 9464 and 9465 are",
         ),
         (
             pod(initContainers=[{
@@ -238,19 +238,19 @@ def test_the_policy_says_the_engine_where_the_pod_does_not() -> None:
                 "ports": [{"containerPort": 9464}],
             }]),
             {},
-            "the supervisor needs ports",
+            "are reserved for the supervisor",
         ),
-        (pod(vllm(), vllm(name="other")), {}, "unclear which container is the engine: use"),
+        (pod(vllm(), vllm(name="other")), {}, "several containers may be the engine: select"),
         (pod(vllm(), {"name": "supervisor", "image": "x"}), {}, "spec.containers[supervisor]"),
         (pod(volumes=[{"name": "plimsoll-run", "emptyDir": {}}]), {}, "volumes[plimsoll-run]"),
         (pod(vllm(securityContext={"runAsNonRoot": True})), {}, "runAsUser is not set"),
         (
             pod(vllm(volumeMounts=[{"name": "x", "mountPath": "/opt/plimsoll-probe"}])),
             {"probe": {"enabled": True}},
-            "volumeMounts[/opt/plimsoll-probe]: the probe needs this path",
+            "volumeMounts[/opt/plimsoll-probe]: this path is reserved for the probe",
         ),
         (pod(os={"name": "windows"}), {}, "spec.os.name: windows"),
-        (pod(resources={"limits": {"memory": "1Gi"}}), {}, "spec.resources: the supervisor"),
+        (pod(resources={"limits": {"memory": "1Gi"}}), {}, "spec.resources: the pod must not"),
         (
             pod(vllm(resources={"limits": {"memory": "1Gi"}})),
             {"memory": {"host": {"growthBudget": "2Gi"}}},
@@ -382,8 +382,8 @@ def test_a_ray_head_leads_and_runs_a_known_engine() -> None:
 @pytest.mark.parametrize(
     ("containers", "reason"),
     [
-        ([LOGS, ray_worker(args=["run.sh"])], "none of the containers of this Ray worker run"),
-        ([ray_worker(), ray_worker(name="two")], "2 of the containers of this Ray worker run"),
+        ([LOGS, ray_worker(args=["run.sh"])], "none of the containers in this Ray worker run"),
+        ([ray_worker(), ray_worker(name="two")], "2 of the containers in this Ray worker run"),
     ],
 )
 def test_a_ray_worker_whose_engine_is_not_clear_is_refused(
@@ -392,7 +392,7 @@ def test_a_ray_worker_whose_engine_is_not_clear_is_refused(
     made = inject_pod(of_ray("worker", *containers), policy(), IMAGES)
     assert made.refusal is not None
     assert reason in made.refusal
-    assert "use the policy's spec.engine.container with one of" in made.refusal
+    assert "select the engine's container with the policy's spec.engine.container" in made.refusal
 
 
 def test_a_ray_worker_that_no_ray_cluster_owns_is_refused() -> None:

@@ -259,7 +259,9 @@ def test_a_reference_needs_a_cluster() -> None:
     with pytest.raises(ValueError, match=r"spec\.engine\.env\[1\]\.valueFrom: KEY"):
         make_process_env(one)
     keyed = service(engine={"apiKeySecretRef": {"name": "clients"}})
-    with pytest.raises(ValueError, match=r"spec\.engine\.apiKeySecretRef needs a cluster"):
+    with pytest.raises(
+        ValueError, match=r"spec\.engine\.apiKeySecretRef can only be used in a cluster"
+    ):
         make_process_env(keyed)
     assert template(engine={"env": [secret]})["spec"]["containers"][0]["env"][-1] == secret
 

@@ -77,7 +77,7 @@ def test_the_least_time_comes_first_and_the_message_is_bounded() -> None:
     }
     text = make_slow_leak_condition(ConditionType.SLOW_LEAK, leaks).message
     assert text.startswith("pod-001: ")
-    assert text.endswith(f"; and {20 - MAX_SLOW_LEAKS} more")
+    assert text.endswith(f"; and {20 - MAX_SLOW_LEAKS} more leaks")
     long = {"p" * 253 + f"{number}": one for number, one in enumerate(leaks.values())}
     assert len(make_slow_leak_condition(ConditionType.SLOW_LEAK, long).message) <= MAX_MESSAGE_CHARS
 
@@ -85,7 +85,7 @@ def test_the_least_time_comes_first_and_the_message_is_bounded() -> None:
 def test_no_growth_is_false_and_too_short_a_history_is_unknown() -> None:
     known = verdict(a=page(host=SlowGrowth()), b=page())
     assert (known.status, known.reason) == (False, "NoSlowLeak")
-    assert known.message == "memory growth was evaluated in 1 of 2 pods"
+    assert known.message == "memory growth has been evaluated in 1 of 2 pods"
     unknown = verdict(a=page(), b=page())
     assert (unknown.status, unknown.reason) == (None, "InsufficientData")
     assert verdict().status is None

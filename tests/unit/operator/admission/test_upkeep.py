@@ -220,7 +220,7 @@ def test_a_provided_secret_that_lacks_a_key_is_named(
     with caplog.at_level(logging.ERROR):
         leader.turn()
         leader.turn()
-    assert f"Secret sys/hook lacks {lacks}" in str(leader.upkeep.find_problem())
+    assert f"Secret sys/hook has no {lacks}" in str(leader.upkeep.find_problem())
     assert len(caplog.records) == 1, "once, and not every two seconds"
     assert not leader.upkeep.serving.is_set()
 
@@ -286,7 +286,7 @@ def test_a_standby_waits_for_the_leader_to_configure_what_the_secret_holds(
         pass_(server, datetime.timedelta(seconds=31))
         standby.turn()
     assert standby.serves == first
-    assert "does not trust the certificate yet" in str(standby.upkeep.find_problem())
+    assert "does not trust the webhook's certificate yet" in str(standby.upkeep.find_problem())
 
 
 @pytest.mark.parametrize("wrong", [b"?", None])

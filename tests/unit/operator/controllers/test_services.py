@@ -248,7 +248,7 @@ def test_a_refusal_is_told_in_the_servers_words_until_it_has_passed(cluster: Clu
 @pytest.mark.parametrize(
     ("template", "message"),
     [
-        ({"spec": "none"}, "spec.podTemplate: a field has a type that pod templates do not allow"),
+        ({"spec": "none"}, "spec.podTemplate: a field has a type that is not valid"),
         ({"spec": {"hostNetwork": True}}, "spec.podTemplate.spec.hostNetwork"),
     ],
 )

@@ -161,7 +161,7 @@ def test_the_status_shows_the_workloads_that_matter_most() -> None:
     assert few["workloads"][0]["openIncidents"] == 1
     assert few["workloads"][1]["message"] == explain_manual_restart(None)
     (ready,) = [one for one in few["conditions"] if one["type"] == "Ready"]
-    assert ready["message"].endswith("; restart these workloads yourself: pods without an owner")
+    assert ready["message"].endswith("to recreate their pods: pods without an owner")
     # Before the supervisors are asked, what is known of their memory stays.
     again = make_status(item(status=made), pods[:30], [], None, None, at(6))
     assert [one.get("consumedPercent") for one in again["workloads"][:2]] == [145, 140]

@@ -87,7 +87,7 @@ def test_a_no_takes_time_and_requests() -> None:
     assert (few["leaks"], few["minutesLeft"]) == ("Unknown", 45), "another 50 take 40"
     idle = only([seen(600, requests=0)])
     assert idle["leaks"] == "Unknown"
-    assert "answered requests" in idle["message"]
+    assert "processed requests" in idle["message"]
     assert "minutesLeft" not in idle
 
 
@@ -97,7 +97,7 @@ def test_growth_must_stay_within_the_budget_for_a_whole_window() -> None:
     assert only([seen(145, share=0.1)])["leaks"] == "No"
     spent = only([seen(48 * 60, share=1.0)])
     assert spent["leaks"] == "Unknown"
-    assert "spent in q-new1-0" in spent["message"]
+    assert "exhausted in q-new1-0" in spent["message"]
 
 
 def test_small_changes_of_the_growth_change_no_status() -> None:
@@ -113,7 +113,7 @@ def test_most_replicas_decide_and_not_the_newest_one() -> None:
 def test_a_replica_that_nobody_sees_proves_nothing() -> None:
     found = only([SupervisorFigures()])
     assert (found["leaks"], found["minutesLeft"]) == ("Unknown", 30)
-    assert "not known" in found["message"]
+    assert "known in too few" in found["message"]
     both = MemoryPolicy(host=MEMORY.host, device=MemoryBudget(512 * MIB))
     assert "device memory" in only([seen(90)], memory=both)["message"]
     assert "set memory.host" in only([seen(90)], memory=MemoryPolicy())["message"]

@@ -143,10 +143,10 @@ def test_a_multi_node_service_needs_consent_and_its_workers_stay_as_they_are() -
         (service() | {"metadata": {}}, "metadata.name is required"),
         (service(prefill=[]), r"LLMInferenceService llama: spec.prefill must be an object"),
         (service(template=main() | {"hostPID": True}), "spec.template.hostPID: true"),
-        (service(template=main(args=["--port=9465"])), "needs ports 9464 and 9465"),
+        (service(template=main(args=["--port=9465"])), "ports 9464 and 9465 are reserved"),
         (
             service(template=main() | {"initContainers": [{"name": "supervisor"}]}),
-            r"spec.template.initContainers\[supervisor\]: the supervisor needs a container with",
+            r"spec.template.initContainers\[supervisor\]: this name is reserved for a container",
         ),
     ],
 )

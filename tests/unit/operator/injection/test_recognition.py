@@ -97,7 +97,7 @@ def test_an_engine_says_by_what_it_is_known(container: Object, kind: EngineType,
         ({"image": "lmsysorg/sglang:1", "command": ["python3", "-m", "sglang.bench_serving"]},
          "runs sglang.bench_serving"),
         ({"image": IMAGE, "command": ["python", "-c", "import vllm"]},
-         "runs a line of Python code"),
+         "runs Python code from the command line"),
         ({"image": "nvcr.io/ai-dynamo/vllm-runtime:1", "command": ["python3", "-m",
           "dynamo.frontend"]}, "runs dynamo.frontend"),
         ({"image": "x/epp:1", "args": ["-poolName", "vllm-llama", "-grpcPort", "9002"]}, ""),
@@ -119,11 +119,14 @@ def test_what_only_has_to_do_with_an_engine_is_none(container: Object, why: str)
 @pytest.mark.parametrize(
     ("command", "reason"),
     [
-        (["python3", "-m", "dynamo.vllm"], "no OpenAI server of its own"),
+        (["python3", "-m", "dynamo.vllm"], "has no OpenAI server"),
         (["python3", "-m", "vllm.entrypoints.grpc_server"], "serves gRPC"),
-        (["vllm", "serve", "m", "--headless"], "--headless: this process"),
+        (["vllm", "serve", "m", "--headless"], "with --headless, this process"),
         (["python3", "-m", "sglang.launch_server", "--node-rank", "1"], "--node-rank 1"),
-        (["vllm", "serve", "m", "--uds", "/run/x"], "--uds /run/x: it listens on a Unix socket"),
+        (
+            ["vllm", "serve", "m", "--uds", "/run/x"],
+            "--uds /run/x, the engine listens on a Unix socket",
+        ),
     ],
 )
 def test_a_server_without_a_port_is_left_alone(command: list[str], reason: str) -> None:
@@ -141,31 +144,31 @@ SECRET = [{"name": "PORT", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k
 @pytest.mark.parametrize(
     ("container", "port", "by"),
     [
-        ({"args": ["--port=9000"]}, 9000, "by --port"),
-        ({"args": ["--port", "$(PORT)"], "env": PORT_9000}, 9000, "by --port"),
+        ({"args": ["--port=9000"]}, 9000, "--port"),
+        ({"args": ["--port", "$(PORT)"], "env": PORT_9000}, 9000, "--port"),
         ({"args": ["--port=$(P)"], "env": [*PORT_9000, {"name": "P", "value": "$(PORT)"}]}, 9000,
-         "by --port"),
-        (shell("P=9000; vllm serve m --port ${P}"), 9000, "by --port"),
-        (shell("vllm serve m --port ${PORT:-9000}"), 9000, "by --port"),
-        (shell("vllm serve m --port $PORT") | {"env": PORT_9000}, 9000, "by --port"),
+         "--port"),
+        (shell("P=9000; vllm serve m --port ${P}"), 9000, "--port"),
+        (shell("vllm serve m --port ${PORT:-9000}"), 9000, "--port"),
+        (shell("vllm serve m --port $PORT") | {"env": PORT_9000}, 9000, "--port"),
         ({"args": ["--port=$(LISTEN)"], "envFrom": [{"configMapRef": {"name": "c"}}]}, 9000,
-         "by --port"),
+         "--port"),
         ({"args": ["--port=$(PORT)"], "env": SECRET, "startupProbe":
-          {"httpGet": {"path": "/health", "port": 9000}}}, 9000, "by its startupProbe"),
+          {"httpGet": {"path": "/health", "port": 9000}}}, 9000, "the startupProbe"),
         ({"readinessProbe": {"httpGet": {"port": "x"}}, "ports": [
-          {"name": "x", "containerPort": 9000}]}, 9000, "by its readinessProbe"),
+          {"name": "x", "containerPort": 9000}]}, 9000, "the readinessProbe"),
         ({"livenessProbe": {"exec": {"command": ["curl", "-f", "http://localhost:9000/health"]}}},
-         9000, "by its livenessProbe"),
+         9000, "the livenessProbe"),
         ({"ports": [{"name": "prom", "containerPort": 9100},
                     {"name": "http", "containerPort": 9000}]},
-         9000, "by its port http"),
+         9000, "the declared port http"),
         ({"ports": [{"name": "nccl", "containerPort": 9100}, {"containerPort": 8000}]}, 8000,
-         "by its ports"),
+         "the declared ports"),
         ({"ports": [{"name": "metrics", "containerPort": 9100}]}, 8000, "the default"),
         ({"image": "lmsysorg/sglang:1"}, 30_000, "the default"),
-        (shell("pip install vllm && vllm serve m --port 9000"), 9000, "by --port"),
+        (shell("pip install vllm && vllm serve m --port 9000"), 9000, "--port"),
         ({"image": "vllm/vllm-openai", "command": ["/start.sh"], "env": PORT_9000}, 9000,
-         "by the variable PORT"),
+         "the variable PORT"),
         ({"name": "kserve-container", "image": "vllm/vllm-openai"}, 8080, "the default"),
     ],
 )  # fmt: skip
@@ -173,18 +176,19 @@ def test_where_it_listens(container: Object, port: int, by: str) -> None:
     maps = {"c": {"LISTEN": "9000"}}
     made = engine({"image": IMAGE, **container}, config_maps=maps)
     assert made.port == port
-    assert made.evidence.endswith(f"port {port} {by}")
+    assert made.evidence.endswith(f"port {port} from {by}")
 
 
 @pytest.mark.parametrize(
     ("container", "reason"),
     [
-        ({"image": IMAGE, "args": ["--port=$(PORT)"], "env": SECRET}, "only the cluster knows"),
+        ({"image": IMAGE, "args": ["--port=$(PORT)"], "env": SECRET}, "known only in the cluster"),
         ({"image": "r/ray-vllm", "ports": [{"name": "gcs", "containerPort": 6379},
           {"name": "serve", "containerPort": 8000}]}, "starts only Ray"),
-        ({"image": IMAGE, "command": ["python3", "offline.py"]}, "neither an option, a probe nor"),
-        ({"image": IMAGE, "args": ["--port=70000"]}, "not a port number"),
-        ({"image": IMAGE, "ports": [{"containerPort": "8000"}]}, "'8000' is not a port number"),
+        ({"image": IMAGE, "command": ["python3", "offline.py"]}, "no option, probe or port name"),
+        ({"image": IMAGE, "args": ["--port=70000"]}, "not a valid port number"),
+        ({"image": IMAGE, "ports": [{"containerPort": "8000"}]}, "'8000' is not a valid port"
+         " number"),
     ],
 )  # fmt: skip
 def test_a_port_that_is_not_known_is_never_invented(container: Object, reason: str) -> None:
@@ -199,11 +203,11 @@ def test_a_port_that_is_not_known_is_never_invented(container: Object, reason: s
             {"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]},
          "listens only on the pod's own address"),
         ({"args": ["--host=10.0.0.1"]}, "listens only on 10.0.0.1"),
-        ({"args": ["--disable-log-stats"]}, "--disable-log-stats, the metrics are empty"),
+        ({"args": ["--disable-log-stats"]}, "the metrics are empty because of --disable-log-stats"),
         ({"args": ["--ssl-certfile", "c", "--ssl-cert-reqs", "2"]}, "requires client certificates"),
         ({"args": ["--api-key", "k"]}, "no API key"),
         ({"command": ["python3", "-m", "sglang.launch_server"]}, "without --enable-metrics"),
-        ({"command": ["vllm", "serve", "m", "--node-rank", "$RANK"]}, "differs between pods"),
+        ({"command": ["vllm", "serve", "m", "--node-rank", "$RANK"]}, "differs between the pods"),
     ],
 )  # fmt: skip
 def test_what_the_supervisor_will_not_see_is_said(container: Object, note: str) -> None:
@@ -339,7 +343,7 @@ def test_a_script_that_runs_itself_is_read_once(monkeypatch: pytest.MonkeyPatch)
         ({"containers": [{"name": "e", "env": [{"name": "A", "value": True}]}]},
          r"containers\[e\]\.env\[A\]\.value must be a string, not the boolean true"),
         ({"volumes": [{"emptyDir": {}}]}, r"volumes\[0\]\.name: required"),
-        ({"containers": [None]}, r"containers\[0\] is empty"),
+        ({"containers": [None]}, r"containers\[0\] must not be empty"),
         ({"securityContext": []}, "securityContext must be an object"),
     ],
 )  # fmt: skip

@@ -220,13 +220,23 @@ def test_a_decision(
     [
         (None, policy(), 0, ""),
         (None, policy(), 1, ""),
-        (None, policy(), 2, "2 replicas are starting with supervisor:1"),
-        (Injection(images="supervisor:1", waiting=2), policy(), 0, "2 replicas are starting"),
+        (None, policy(), 2, "no pod has run with supervisor:1 yet, and 2 replicas"),
+        (
+            Injection(images="supervisor:1", waiting=2),
+            policy(),
+            0,
+            "no pod has run with supervisor:1 yet, and 2",
+        ),
         (Injection(images="supervisor:0", waiting=2), policy(), 1, ""),
         (PROVEN, policy(), 9, ""),
-        (stop(), policy(), 0, "injection is stopped, because pod a does not start"),
+        (
+            stop(),
+            policy(),
+            0,
+            "the injection of supervisors is stopped, because pod a cannot start",
+        ),
         (stop(), policy(retry="again"), 0, ""),
-        (stop(), policy(generation=2), 2, "2 replicas are starting"),
+        (stop(), policy(generation=2), 2, "no pod has run with supervisor:1 yet, and 2"),
     ],
 )
 def test_a_pod_is_held_back(
@@ -247,7 +257,7 @@ def test_a_refusal_to_create_a_pod_stops_the_injection_and_the_status_names_the_
     found = decide_injection(PROVEN, policy(), "supervisor:1", [], 2, NOW, [no(EARLIER)])
     assert found["stopped"]["pod"] == "ReplicaSet theirs-5d"
     kept = parse_injection({"injection": found})
-    assert "refuses pods of ReplicaSet theirs-5d" in find_skip_reason(
+    assert "rejects pods of ReplicaSet theirs-5d" in find_skip_reason(
         policy(), kept, "supervisor:1", 0, 2
     )
     assert not find_skip_reason(policy(retry="again"), kept, "supervisor:1", 0, 2)
@@ -381,7 +391,7 @@ def ends(ran_s: int = 1, **more: Any) -> Object:
 def test_an_engine_that_ends_at_once_at_each_start_beside_its_supervisor() -> None:
     beside = {"state": {"running": {}}, "started": True}
     start = injected(supervisor=beside, engine=ends()).start
-    assert "container engine exits at once at each start" in start.stuck
+    assert "container engine exits immediately after each start" in start.stuck
     assert "can only run as PID 1" in start.stuck
     assert (start.engine, start.ran) == (True, False)
     for other in (ends(ran_s=20), ends(restartCount=1), ends(ready=True)):
@@ -407,7 +417,7 @@ def test_an_engine_that_is_a_native_sidecar_may_end_at_once_too() -> None:
         "initContainerStatuses": listed,
     }
     start = summarize(made | {"status": status}, wanted, ["engines"], IMAGES, NOW).start
-    assert "container engine exits at once at each start" in start.stuck
+    assert "container engine exits immediately after each start" in start.stuck
     assert start.engine
 
 
@@ -460,7 +470,7 @@ def test_the_status_and_an_event_say_what_a_person_can_do() -> None:
     (condition,) = [c for c in after["conditions"] if c["type"] == "InjectionStopped"]
     assert (condition["status"], condition["reason"]) == ("True", "PodsDoNotStart")
     assert WHY in condition["message"]
-    assert f"set the annotation {RETRY_ANNOTATION} to another value" in condition["message"]
+    assert f"set the annotation {RETRY_ANNOTATION} to a new value" in condition["message"]
     (notice,) = make_injection_notices({}, after)
     assert (notice.reason, notice.type) == ("InjectionStopped", "Warning")
     assert make_injection_notices(after, after) == []
@@ -515,7 +525,7 @@ def test_the_webhook_gives_a_supervisor_to_few_pods_until_one_ran() -> None:
     third = webhook.create()
     assert webhook.results == ["injected"] * 5 + ["held"]
     assert "patch" not in third
-    assert "with which no pod has run yet" in third["warnings"][0]
+    assert "no pod has run with supervisor:1 yet" in third["warnings"][0]
     # Another webhook changed the pod, and the API server asks again.
     operations = json.loads(base64.b64decode(first["patch"]))
     again = pod() | {"spec": pod()["spec"] | {
@@ -563,5 +573,8 @@ def test_the_webhook_injects_a_group_as_a_whole_and_no_policy_that_is_stopped() 
     webhook = Webhook(injection=stopped)
     answer = webhook.create()
     assert webhook.results == ["held"]
-    assert "injection is stopped, because pod a does not start" in answer["warnings"][0]
+    assert (
+        "the injection of supervisors is stopped, because pod a cannot start"
+        in answer["warnings"][0]
+    )
     assert parse_injection({"injection": {"images": 7}}) is None

@@ -165,7 +165,7 @@ def test_a_pod_whose_supervisor_does_not_see_its_engine_is_not_supervised() -> N
     assert (found["supervised"], found["selected"]) == (2, 3)
     assert sum(one["supervised"] for one in found["workloads"]) == 2
     assert (ready["status"], ready["reason"]) == ("True", "EngineSilent")
-    assert "do not see their engine: a" in ready["message"]
+    assert "cannot observe their engines: a" in ready["message"]
     alone = make_status(ITEM, (pod("a"),), [], figures, None, NOW)
     (ready,) = [one for one in alone["conditions"] if one["type"] == "Ready"]
     assert (ready["status"], ready["reason"]) == ("False", "EngineSilent")

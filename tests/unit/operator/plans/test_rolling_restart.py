@@ -160,7 +160,7 @@ def test_a_workload_is_asked_once_and_by_server_side_apply_of_two_annotations() 
 @pytest.mark.parametrize(
     ("workload", "said"),
     [
-        (owned(None), "no workload owns these pods"),
+        (owned(None), "these pods belong to no workload"),
         (owned(WorkloadRef("Job", "j"), api="batch"), "request a rolling restart of a Job"),
         (
             owned(WorkloadRef("RayCluster", "r"), api="ray.io"),
@@ -171,7 +171,7 @@ def test_a_workload_is_asked_once_and_by_server_side_apply_of_two_annotations() 
             "cannot request a rolling restart",
         ),
         (owned(WorkloadRef("ReplicaSet", "bare")), "request a rolling restart of a ReplicaSet"),
-        (owned(WorkloadRef("Deployment", "../../../secrets/x")), "restart it yourself"),
+        (owned(WorkloadRef("Deployment", "../../../secrets/x")), "restart the workload yourself"),
     ],
 )
 def test_a_workload_without_a_rolling_restart_waits_for_somebody(
@@ -192,15 +192,15 @@ def test_a_workload_without_a_rolling_restart_waits_for_somebody(
             live(template={"metadata": {"labels": {"app": "other"}}}),
             "does not match the workload's pod temp",
         ),
-        (live() | {"status": {"observedGeneration": 0}}, "rollout in progress"),
+        (live() | {"status": {"observedGeneration": 0}}, "current rollout is complete"),
         (
             live() | {"status": {"observedGeneration": 1, "replicas": 3, "updatedReplicas": 1}},
-            "rollout in progress",
+            "current rollout is complete",
         ),
         (
             live("StatefulSet")
             | {"status": {"observedGeneration": 1, "updateRevision": "b", "currentRevision": "a"}},
-            "rollout in progress",
+            "current rollout is complete",
         ),
         (
             live("DaemonSet")
@@ -211,7 +211,7 @@ def test_a_workload_without_a_rolling_restart_waits_for_somebody(
                     "updatedNumberScheduled": 2,
                 }
             },
-            "rollout in progress",
+            "current rollout is complete",
         ),
     ],
 )

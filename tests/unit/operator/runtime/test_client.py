@@ -155,7 +155,7 @@ def test_a_success_that_is_no_list_is_a_server_that_does_not_answer(
         lambda api: api.list_events_of("n", "uid"),
         lambda api: anext(api.list_pages(SERVICE, None)),
     ):
-        with pytest.raises(OSError, match="the response is not"):
+        with pytest.raises(OSError, match=r"the response (is not|contains no list)"):
             asked(server, tmp_path, call)
 
 
@@ -169,7 +169,7 @@ def test_an_event_that_is_none_ends_the_watch_as_a_silent_server_does(
     server: Server, tmp_path: Path, item: str
 ) -> None:
     server.answer = b'{"type": "ADDED", "object": %s}\n' % item.encode()
-    with pytest.raises(OSError, match="the line is not a watch event"):
+    with pytest.raises(OSError, match="a line of the response is not a watch event"):
         asked(server, tmp_path, lambda api: anext(api.watch(POD, "n", "7")))
 
 
@@ -183,7 +183,7 @@ def test_a_write_that_has_its_connection_too_late_is_not_sent(
         api.get_remaining_s = lambda: next(left)
         await api.replace(POD, {"metadata": {"name": "a", "namespace": "n"}})
 
-    with pytest.raises(OSError, match="not sent, because another operator may lead now"):
+    with pytest.raises(OSError, match="not sent, because another operator may be the leader"):
         asked(server, tmp_path, write)
 
 

@@ -369,7 +369,7 @@ def test_a_process_that_was_stopped_writes_nothing_when_it_goes_on() -> None:
         assert server.timeouts[-1] == "1s", "the API server gives up what it cannot do in time"
         now = 10.1  # a signal, a debugger or the machine held all of it up
         sent = work.requests
-        with pytest.raises(OSError, match="not sent, because another operator may lead now"):
+        with pytest.raises(OSError, match="not sent, because another operator may be the leader"):
             await work.replace(LEASE, lease)
         assert work.requests == sent
         assert await work.get(LEASE, "ns", "l") is not None, "to read does no harm"
