@@ -14,13 +14,24 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
-from plimsoll_operator.kinds import CLAIM, DEFINED_KINDS, EVENT, OWNED_KINDS, POD, Kind, Object
+from plimsoll_operator.kinds import (
+    CLAIM,
+    DEFINED_KINDS,
+    EVENT,
+    OWNED_KINDS,
+    POD,
+    RESOURCE_CLAIM,
+    RESOURCE_SLICE,
+    Kind,
+    Object,
+)
 from plimsoll_operator.runtime.client import IMPOSSIBLE_VERSION, Api
 from plimsoll_operator.runtime.queue import RateLimit
 from tests.lab.definitions import Definitions
 from tests.lab.objects import Refused
 
-KINDS = {kind.plural: kind for kind in (*DEFINED_KINDS, *OWNED_KINDS, POD, EVENT, CLAIM)}
+READ_KINDS = (POD, EVENT, CLAIM, RESOURCE_CLAIM, RESOURCE_SLICE)
+KINDS = {kind.plural: kind for kind in (*DEFINED_KINDS, *OWNED_KINDS, *READ_KINDS)}
 LIST_KEYS = ("name", "type", "uid", "port")
 """Fields that identify the entries of a list for server-side apply, if all entries have them."""
 MADE_AT = "2026-01-01T00:00:00Z"

@@ -110,6 +110,8 @@ DEFINED_KINDS = (SERVICE, INCIDENT, POLICY)
 POD = Kind("Pod", "", "v1", "pods")
 EVENT = Kind("Event", "", "v1", "events", "")
 CLAIM = Kind("PersistentVolumeClaim", "", "v1", "persistentvolumeclaims", "")
+RESOURCE_CLAIM = Kind("ResourceClaim", "resource.k8s.io", "v1", "resourceclaims", "")
+RESOURCE_SLICE = Kind("ResourceSlice", "resource.k8s.io", "v1", "resourceslices", "")
 LEASE = Kind("Lease", "coordination.k8s.io", "v1", "leases")
 OWNED_KINDS = (
     Kind("ServiceAccount", "", "v1", "serviceaccounts"),

@@ -16,10 +16,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from plimsoll_api import logs
-from plimsoll_api.device_health import DEVICE_HEALTH_FILE
 from plimsoll_api.learned import LEARNED_FILE
 from plimsoll_api.listening import ALL_ADDRESSES
 from plimsoll_api.names import ENGINE_CONTAINER, METRICS_PORT, PROBE_PORT, TOKEN_FILE
+from plimsoll_api.pod_devices import (
+    CLAIMED_DEVICES_FILE,
+    DEVICE_HEALTH_FILE,
+    make_container_key,
+)
 from plimsoll_api.supervisor_config import SupervisorConfig
 from plimsoll_sidecar import manual
 from plimsoll_sidecar.act.actuator import Actuator
@@ -44,11 +48,11 @@ from plimsoll_sidecar.record.publisher import Publisher
 from plimsoll_sidecar.record.server import AllowedHosts, StateServer
 from plimsoll_sidecar.signals.device_memory import AmdExporter, Dcgm, PodContainer
 from plimsoll_sidecar.signals.other_pods import (
-    DeviceHealthFile,
     GroupLeader,
     GroupMembers,
     GroupPages,
     LearnedFile,
+    PodDevicesFile,
     make_leader_matcher,
     make_worker_matcher,
 )
@@ -107,19 +111,18 @@ def build_supervisor(
     current, state_dir, run_dir = config.current, arguments.state_dir, arguments.run_dir
     state_dir.mkdir(parents=True, exist_ok=True)
     pod = os.environ.get("POD_NAME") or current.service.name
-    namespace = current.service.namespace
+    namespace, pod_uid = current.service.namespace, read_pod_uid(SERVICE_ACCOUNT_FOLDER / "token")
+    container = current.engine.container or ENGINE_CONTAINER
     publisher: Publisher | None = None
     group: GroupMembers | None = None
     service_exit = ServiceExit() if os.environ.get("POD_NAME") else None
     slots, partners = Slots(), None
     is_group_serving: Callable[[], bool] | None = None
     if kube is not None and current.service.uid:
-        container = current.engine.container or ENGINE_CONTAINER
         publisher = Publisher(kube, current.service, pod, container)
         leases: LeaseSlots | None = None
         if current.slots:
-            own = read_pod_uid(SERVICE_ACCOUNT_FOLDER / "token")
-            uid = make_replica_key(current.service.group, own)
+            uid = make_replica_key(current.service.group, pod_uid)
             duration_s = GROUP_LEASE_DURATION_S if current.service.group else LEASE_DURATION_S
             slots = leases = LeaseSlots(
                 kube, namespace, current.slots, pod, replica_key=uid, lease_duration_s=duration_s
@@ -160,10 +163,13 @@ def build_supervisor(
         amd=AmdExporter.from_environment(mine),
         orphaned=OrphanedMemory.create_for_this_pod(),
         page=engine.read_metrics_signal,
+        claimed=PodDevicesFile(
+            arguments.config.with_name(CLAIMED_DEVICES_FILE), make_container_key(pod_uid, container)
+        ).read,
     )
     metrics = Metrics(lambda: source.cgroup)
     learned = LearnedFile(arguments.config.with_name(LEARNED_FILE))
-    device_health = DeviceHealthFile(arguments.config.with_name(DEVICE_HEALTH_FILE))
+    device_health = PodDevicesFile(arguments.config.with_name(DEVICE_HEALTH_FILE), pod_uid)
     supervisor = Supervisor(
         config, source, create_detector, create_actuator, publisher, metrics, state_dir, pod, group,
         learned, device_health, run_dir,

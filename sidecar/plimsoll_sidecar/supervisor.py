@@ -53,9 +53,9 @@ from plimsoll_sidecar.record.metrics import Metrics
 from plimsoll_sidecar.record.publisher import Publisher
 from plimsoll_sidecar.record.storage import LastKnownEngine
 from plimsoll_sidecar.signals.other_pods import (
-    DeviceHealthFile,
     GroupMembers,
     LearnedFile,
+    PodDevicesFile,
 )
 from plimsoll_sidecar.signals.process_table import ProcessId, identify
 from plimsoll_sidecar.signals.sampler import Sampler, SignalLog
@@ -83,8 +83,8 @@ class Supervisor:
         group: The other pods of the multi-node group if this pod is its leader; None otherwise.
         learned: The file in which the operator publishes the growth that other replicas have
             learned; None without an operator.
-        device_health: The file in which the operator publishes the unhealthy devices of pods; None
-            without an operator.
+        device_health: The file in which the operator publishes the unhealthy devices of this pod;
+            None without an operator.
         run_dir: The directory that the engine shares with the supervisor. The default is
             ``state_dir``.
 
@@ -102,7 +102,7 @@ class Supervisor:
         replica: str,
         group: GroupMembers | None = None,
         learned: LearnedFile | None = None,
-        device_health: DeviceHealthFile | None = None,
+        device_health: PodDevicesFile | None = None,
         run_dir: Path | None = None,
     ) -> None:
         self._others_learned, self._learned_shown = learned, False
@@ -271,7 +271,7 @@ class Supervisor:
             self._metrics.count_swept_bytes(self._sweep.update(self._get_main_process(), requested))
         assessment = self._detector.update(sample)
         if self._device_health is not None and assessment.suspicions:
-            assessment = add_device_health(assessment, self._device_health.read(self._replica))
+            assessment = add_device_health(assessment, self._device_health.read())
         self._check_start(assessment, status is not None, now)
         log.debug("%s", assessment)
         if self._inherited is not None and status is not None:

@@ -11,15 +11,11 @@ from pathlib import Path
 import msgspec
 
 from plimsoll_api.assessment import Assessment, BudgetState, Suspicion
-from plimsoll_api.device_health import (
-    DEVICE_HEALTH_FILE,
-    MAX_DEVICE_CHARS,
-    MAX_DEVICE_HEALTH_BYTES,
-)
 from plimsoll_api.engines import EngineType
 from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.learned import LEARNED_FILE, MAX_LEARNED_BYTES, LearnedMemory, decode_learned
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy, parse_growth_budget
+from plimsoll_api.pod_devices import DEVICE_HEALTH_FILE, MAX_DEVICE_CHARS, MAX_POD_DEVICES_BYTES
 from plimsoll_api.supervision import Mode, Supervision
 from plimsoll_api.supervisor_config import EngineEndpoint
 from plimsoll_operator.fleet import supervisor_figures
@@ -38,7 +34,7 @@ from plimsoll_sidecar.govern.governor import Governor
 from plimsoll_sidecar.record.metrics import Metrics
 from plimsoll_sidecar.signals.cgroup import CgroupMemory
 from plimsoll_sidecar.signals.device_memory import Dcgm
-from plimsoll_sidecar.signals.other_pods import DeviceHealthFile, LearnedFile
+from plimsoll_sidecar.signals.other_pods import LearnedFile, PodDevicesFile
 from plimsoll_sidecar.signals.sampler import Sampler, find_signals
 from tests.fuzz.watched import Target
 
@@ -283,13 +279,13 @@ def _clock() -> Callable[[], float]:
 def _device_health(folder: Path) -> Target:
     """A supervisor and the published devices of its pod. No file has any error to declare."""
     path = folder / DEVICE_HEALTH_FILE
-    file = DeviceHealthFile(path)
+    file = PodDevicesFile(path, "qwen-0")
     doubt = Suspicion(IncidentKind.DEVICE_GROWTH, None, 0.9, 0.1)
     before = Assessment(t=1.0, epoch=1, warm=True, suspicions=[doubt])
 
     def run(data: bytes) -> None:
         path.write_bytes(data)
-        unhealthy = file.read("qwen-0")
+        unhealthy = file.read()
         (found,) = add_device_health(before, unhealthy).suspicions
         assert len(found.unhealthy_device or "") <= MAX_DEVICE_CHARS
         assert bool(found.evidence) == bool(unhealthy)
@@ -297,5 +293,5 @@ def _device_health(folder: Path) -> Target:
 
     words = ('"qwen-0":', '"gpu-0 (claim:gpu)"')
     one = b'"gpu-0 (claim:gpu)",'
-    large = partial(_large_file, b'{"qwen-0":[', one, MAX_DEVICE_HEALTH_BYTES, b'{"')
+    large = partial(_large_file, b'{"qwen-0":[', one, MAX_POD_DEVICES_BYTES, b'{"')
     return Target(run, (*NUMBERS, *words), large)

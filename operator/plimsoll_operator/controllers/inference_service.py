@@ -119,7 +119,7 @@ class InferenceServiceController(Reconciler[_Observation]):
             self._config.images,
             (self._find_item(key) or {}).get("status"),
             key.namespace not in self._config.unrestricted_namespaces,
-            self._make_files(key, pods, known, service.spec.memory, published),
+            await self._make_files(key, pods, known, service.spec.memory, published),
             [
                 one
                 for one in list_claims(service)

@@ -7,11 +7,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import ClassVar, Generic, TypeVar
 
-from plimsoll_api.device_health import DEVICE_HEALTH_FILE
 from plimsoll_api.learned import LEARNED_FILE
 from plimsoll_api.memory_policy import MemoryPolicy
+from plimsoll_api.pod_devices import (
+    CLAIMED_DEVICES_FILE,
+    DEVICE_HEALTH_FILE,
+    MAX_CLAIMING_CONTAINERS,
+    MAX_UNHEALTHY_PODS,
+    encode_pod_devices,
+)
 from plimsoll_api.times import format_rfc3339, parse_rfc3339
 from plimsoll_operator.config import Config
+from plimsoll_operator.controllers.claimed_devices import ClaimedDevices
 from plimsoll_operator.controllers.pods import Evictions, retain_incidents
 from plimsoll_operator.controllers.writes import (
     EventRecorder,
@@ -20,7 +27,6 @@ from plimsoll_operator.controllers.writes import (
     OwnedObjectWriter,
     write_status,
 )
-from plimsoll_operator.fleet.device_health import make_device_health_file
 from plimsoll_operator.fleet.learned import make_learned_file
 from plimsoll_operator.fleet.pods import PodView
 from plimsoll_operator.fleet.replicas import Replica
@@ -79,6 +85,7 @@ class Reconciler(ABC, Generic[Observation]):
         self._owned, self._recorder = OwnedObjectWriter(api, store), EventRecorder(api, clock)
         self._evictions = Evictions(api, time.monotonic, config.clocks.evict_again)
         self._refusals = FailureCounter()
+        self._claimed_devices = ClaimedDevices(api, time.monotonic)
 
     async def handle(self, key: Key) -> None:
         """Reconcile ``key`` and update its status."""
@@ -139,10 +146,10 @@ class Reconciler(ABC, Generic[Observation]):
     def forget(self, key: Key) -> None:
         """Drop the state of a deleted object."""
 
-    def _make_files(
+    async def _make_files(
         self,
         key: Key,
-        pods: Iterable[PodView | SelectedPod],
+        pods: Sequence[PodView | SelectedPod],
         replicas: Sequence[Replica],
         memory: MemoryPolicy,
         published: Object | None,
@@ -158,8 +165,11 @@ class Reconciler(ABC, Generic[Observation]):
             incidents, figures = self._list_incidents(key), self._scraper.get_latest(key)
             now = parse_rfc3339(self._clock())
             files[LEARNED_FILE] = make_learned_file(before, replicas, incidents, figures, now)
-        files[DEVICE_HEALTH_FILE] = make_device_health_file(
-            (one.name, one.unhealthy_devices) for one in pods
+        files[DEVICE_HEALTH_FILE] = encode_pod_devices(
+            {one.uid: one.unhealthy_devices for one in pods}, MAX_UNHEALTHY_PODS
+        )
+        files[CLAIMED_DEVICES_FILE] = encode_pod_devices(
+            await self._claimed_devices.find(key.namespace, pods), MAX_CLAIMING_CONTAINERS
         )
         return {name: text for name, text in files.items() if text}
 

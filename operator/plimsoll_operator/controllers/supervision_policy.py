@@ -153,7 +153,7 @@ class PolicyController(Reconciler[_Observation]):
         incidents, owned = self._list_incidents(key), self._find_live_objects(key)
         replicas = list_policy_replicas(sorted(pods, key=lambda one: one.created))
         published = owned.get(Ref("ConfigMap", make_policy_object_name(key.name)))
-        files = self._make_files(key, pods, replicas, policy.spec.memory, published)
+        files = await self._make_files(key, pods, replicas, policy.spec.memory, published)
         now, before = self._clock(), item.get("status")
         plan = make_plan(policy, owned, pods, incidents, now, before, files)
         for one in plan.desired:

@@ -1,4 +1,4 @@
-"""Find the unhealthy devices of pods, and publish them for the pods' supervisors.
+"""Find the unhealthy devices of pods.
 
 With the feature gate ``ResourceHealthStatus`` (KEP-4680), the kubelet writes the health of devices
 into the pod's status, if their device plugin or DRA driver reports it. Without a report, the health
@@ -7,14 +7,7 @@ is unknown, and this module returns nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from plimsoll_api.device_health import (
-    MAX_DEVICE_CHARS,
-    MAX_UNHEALTHY_DEVICES,
-    MAX_UNHEALTHY_PODS,
-    encode_device_health,
-)
+from plimsoll_api.pod_devices import MAX_DEVICE_CHARS, MAX_POD_DEVICES
 from plimsoll_operator.fleet.untrusted_text import make_printable_line
 from plimsoll_operator.kinds import Object
 
@@ -39,13 +32,5 @@ def list_unhealthy_devices(pod: Object) -> tuple[str, ...]:
         if device.get("health") == UNHEALTHY
     }
     return tuple(
-        make_printable_line(one, MAX_DEVICE_CHARS) for one in sorted(found)[:MAX_UNHEALTHY_DEVICES]
+        make_printable_line(one, MAX_DEVICE_CHARS) for one in sorted(found)[:MAX_POD_DEVICES]
     )
-
-
-def make_device_health_file(pods: Iterable[tuple[str, tuple[str, ...]]]) -> str:
-    """Return the content of the file for ``pods`` and their unhealthy devices; empty if none."""
-    unhealthy = sorted((name, devices) for name, devices in pods if devices)
-    if not unhealthy:
-        return ""
-    return encode_device_health(dict(unhealthy[:MAX_UNHEALTHY_PODS])).decode()

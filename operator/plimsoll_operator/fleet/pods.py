@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from plimsoll_api.names import REVISION_LABEL
 from plimsoll_api.times import parse_rfc3339
 from plimsoll_api.workloads import find_lws_group
+from plimsoll_operator.fleet.claimed_devices import ClaimUse, list_claim_uses
 from plimsoll_operator.fleet.device_health import list_unhealthy_devices
 from plimsoll_operator.fleet.resource_claims import list_missing_claims
 from plimsoll_operator.fleet.untrusted_text import (
@@ -176,7 +177,8 @@ class PodView:
     ``scheduled_at`` is the time of scheduling, and ``unscheduled_cause`` is why the pod was not
     scheduled. ``has_ended`` is True in phase ``Succeeded`` or ``Failed``. ``group`` is the pod's
     LeaderWorkerSet group; empty for a single-pod replica. ``unhealthy_devices`` are
-    the devices that the kubelet reports as unhealthy.
+    the devices that the kubelet reports as unhealthy, and ``claim_uses`` the resource claims of
+    the containers.
     """
 
     name: str
@@ -191,6 +193,7 @@ class PodView:
     main_containers: tuple[Container, ...]
     group: str = ""
     unhealthy_devices: tuple[str, ...] = ()
+    claim_uses: tuple[ClaimUse, ...] = ()
 
     @classmethod
     def parse(cls, pod: Object) -> PodView:
@@ -228,6 +231,7 @@ class PodView:
             main_containers=_parse_containers(status.get("containerStatuses"), specs),
             group=find_lws_group(labels),
             unhealthy_devices=list_unhealthy_devices(pod),
+            claim_uses=list_claim_uses(pod),
         )
 
     @classmethod

@@ -18,6 +18,7 @@ from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_api.supervision_policy_status import MAX_STATUS_REASON_CHARS
 from plimsoll_api.units import parse_bytes
 from plimsoll_api.workloads import Membership, find_membership
+from plimsoll_operator.fleet.claimed_devices import ClaimUse
 from plimsoll_operator.fleet.pods import (
     ENDED_POD_PHASES,
     Container,
@@ -85,6 +86,7 @@ class SelectedPod:
             the engine's.
         role: The pod's role in disaggregated or multi-node serving.
         unhealthy_devices: The pod's devices that the kubelet reports as unhealthy.
+        claim_uses: The resource claims of the pod's containers.
 
     """
 
@@ -105,6 +107,7 @@ class SelectedPod:
     memory_request: int | None = None
     role: PodRole | None = None
     unhealthy_devices: tuple[str, ...] = ()
+    claim_uses: tuple[ClaimUse, ...] = ()
 
 
 def summarize(
@@ -154,6 +157,7 @@ def summarize(
         memory_request=_find_memory_request(spec),
         role=find_role(labels),
         unhealthy_devices=view.unhealthy_devices if view is not None else (),
+        claim_uses=view.claim_uses if view is not None else (),
     )
 
 

@@ -253,8 +253,14 @@ class Api:
     async def list_events_of(self, namespace: str, uid: str) -> list[Object]:
         """Return at most :data:`MAX_EVENTS_PER_OBJECT` Warning Events about the object ``uid``."""
         of = f"involvedObject.uid={uid},type=Warning"
-        query = {"limit": str(MAX_EVENTS_PER_OBJECT), "fieldSelector": of}
-        return (await self._read_page(EVENT.path(namespace), query))[0]
+        return await self.list_first(EVENT, namespace, of, MAX_EVENTS_PER_OBJECT)
+
+    async def list_first(
+        self, kind: Kind, namespace: str | None, fields: str, limit: int
+    ) -> list[Object]:
+        """Return the first ``limit`` objects that the field selector ``fields`` selects."""
+        query = {"limit": str(limit), "fieldSelector": fields}
+        return (await self._read_page(kind.path(namespace), query))[0]
 
     async def probe(self, kind: Kind, namespace: str | None) -> None:
         """Read at most one object, to check whether the API server responds."""

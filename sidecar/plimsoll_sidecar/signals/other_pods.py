@@ -23,13 +23,13 @@ from typing import TypeVar
 
 import msgspec
 
-from plimsoll_api import device_health, learned
+from plimsoll_api import learned, pod_devices
 from plimsoll_api.admin import EngineState
 from plimsoll_api.assessment import Assessment, BudgetState, Suspicion
 from plimsoll_api.decoding import MalformedError, decode
-from plimsoll_api.device_health import MAX_DEVICE_HEALTH_BYTES
 from plimsoll_api.learned import MAX_LEARNED_BYTES, LearnedWorkload
 from plimsoll_api.names import METRICS_PORT
+from plimsoll_api.pod_devices import MAX_POD_DEVICES_BYTES
 from plimsoll_api.workloads import RAY_KIND, WorkloadRef
 from plimsoll_sidecar.background import BackgroundThread
 from plimsoll_sidecar.clients.http import EngineError, HttpClient
@@ -323,17 +323,17 @@ class LearnedFile:
         return next((one for one in found if one.workload == name), None)
 
 
-class DeviceHealthFile:
-    """File in which the operator publishes the unhealthy devices of pods."""
+class PodDevicesFile:
+    """File in which the operator publishes devices of pods. ``key`` is the one of this pod."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, key: str) -> None:
+        self._path, self._key = path, key
 
-    def read(self, pod: str) -> tuple[str, ...]:
-        """Return the devices of ``pod`` that the kubelet reports as unhealthy. Never raises."""
-        data = _read_file(self._path, MAX_DEVICE_HEALTH_BYTES)
+    def read(self) -> tuple[str, ...]:
+        """Return the devices of this pod; empty without valid data. Never raises."""
+        data = _read_file(self._path, MAX_POD_DEVICES_BYTES)
         try:
-            return device_health.decode_device_health(data).get(pod, ()) if data else ()
+            return pod_devices.decode_pod_devices(data).get(self._key, ()) if data else ()
         except MalformedError:
             return ()
 

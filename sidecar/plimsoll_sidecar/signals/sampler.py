@@ -9,7 +9,7 @@ import copy
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from plimsoll_api.admin import (
@@ -21,6 +21,7 @@ from plimsoll_api.admin import (
     Status,
 )
 from plimsoll_api.admin import DeviceMemory as EngineDevice
+from plimsoll_api.pod_devices import is_device_uuid
 from plimsoll_api.state import Signal, SignalReason
 from plimsoll_api.trace import (
     Device,
@@ -111,7 +112,8 @@ class Sampler:
 
     ``status`` is the engine's status in the newest sample; None if the engine did not answer.
     ``signals`` states which signals the newest sample has. ``page`` returns the signal of the
-    engine's metrics page; None without such a page.
+    engine's metrics page; None without such a page. ``claimed`` returns the UUIDs of the devices
+    that resource claims give to the engine's container; empty if unknown.
 
     ``device_source`` is the source of device memory: ``engine`` (cudaMemGetInfo), ``nvml``,
     ``dcgm`` or ``amd`` (exporters on the node), or None. It is chosen once for each epoch, because
@@ -127,6 +129,7 @@ class Sampler:
         amd: DeviceSource | None = None,
         orphaned: OrphanedMemory | None = None,
         page: Callable[[], Signal | None] = lambda: None,
+        claimed: Callable[[], Sequence[str]] = tuple,
     ) -> None:
         self.status: Status | None = None
         self.cgroup = CgroupMemory()
@@ -144,6 +147,7 @@ class Sampler:
         self._epoch_text: str | None = None
         self._epoch = 0
         self._uuids: dict[int, str] = {}
+        self._claimed, self._are_assigned = claimed, False
         self._parts: ProcessNames | None = None
         self._probed_pids: set[int] = set()
         self._silent_since: float | None = None
@@ -297,7 +301,7 @@ class Sampler:
         ``has_ended`` states that no process of the engine runs. Only NVML or an exporter then
         reports the memory that is still in use.
         """
-        listed = (status.devices or list_assigned_devices(self._sources.values())) if status else []
+        listed = self._list_devices(status) if status else []
         reported = {device.index: device for device in listed}
         for device in reported.values():
             if device.uuid is not None:
@@ -316,6 +320,21 @@ class Sampler:
             self._read_device(name, i, u, reported.get(i), shared.get(u))
             for i, u in sorted(self._uuids.items())
         ]
+
+    def _list_devices(self, status: Status) -> list[EngineDevice]:
+        """Return the devices that the engine reports, or else those that are assigned to it.
+
+        The two may number the devices differently, so the assigned ones are then forgotten.
+        """
+        if status.devices:
+            if self._are_assigned:
+                self._uuids, self._are_assigned = {}, False
+            return status.devices
+        claimed = [uuid for uuid in self._claimed() if is_device_uuid(uuid)]
+        devices = [EngineDevice(index, uuid=uuid) for index, uuid in enumerate(claimed)]
+        devices = devices or list_assigned_devices(self._sources.values())
+        self._are_assigned = bool(devices)
+        return devices
 
     def _list_pids(self) -> list[int]:
         first = self._processes.main_process

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from plimsoll_api.device_health import DEVICE_HEALTH_FILE, decode_device_health
+from plimsoll_api.pod_devices import DEVICE_HEALTH_FILE, decode_pod_devices
 from tests.cluster.operator.supervisor_pages import data
 from tests.cluster.operator.test_fleet_safety import SELECTOR
 
@@ -22,10 +22,10 @@ def test_an_unhealthy_device_reaches_the_supervisors_and_the_status(
     eventually(lambda: kubectl.holds("tiny", Ready="True"))
     assert DEVICE_HEALTH_FILE not in data(kubectl)
 
-    name = pod["metadata"]["name"]
+    name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
     report_device(kubectl, name, "Unhealthy", ready=True)
     text = eventually(lambda: data(kubectl)[DEVICE_HEALTH_FILE])
-    assert decode_device_health(text.encode()) == {name: ("gpu-0 (nvidia.com/gpu)",)}
+    assert decode_pod_devices(text.encode()) == {uid: ("gpu-0 (nvidia.com/gpu)",)}
     report_device(kubectl, name, "Unhealthy", ready=False)
     eventually(lambda: "unhealthy device: gpu-0 (nvidia.com/gpu)" in engine_ready(kubectl))
     report_device(kubectl, name, "Healthy", ready=True)

@@ -1,6 +1,6 @@
 """A device that the kubelet reports as unhealthy: from the pod's status to a supervisor's evidence.
 
-Tests ``fleet/device_health.py``, ``plimsoll_api/device_health.py`` and what the supervisor makes of
+Tests ``fleet/device_health.py``, ``plimsoll_api/pod_devices.py`` and what the supervisor makes of
 the file.
 """
 
@@ -14,19 +14,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll_api.assessment import Assessment, Suspicion
-from plimsoll_api.device_health import (
+from plimsoll_api.incidents import IncidentKind
+from plimsoll_api.pod_devices import (
     DEVICE_HEALTH_FILE,
     MAX_DEVICE_CHARS,
-    MAX_DEVICE_HEALTH_BYTES,
-    MAX_UNHEALTHY_DEVICES,
+    MAX_POD_DEVICES,
+    MAX_POD_DEVICES_BYTES,
     MAX_UNHEALTHY_PODS,
-    decode_device_health,
+    decode_pod_devices,
+    encode_pod_devices,
 )
-from plimsoll_api.incidents import IncidentKind
-from plimsoll_operator.fleet.device_health import list_unhealthy_devices, make_device_health_file
+from plimsoll_operator.fleet.device_health import list_unhealthy_devices
 from plimsoll_operator.fleet.pods import PodView
 from plimsoll_sidecar.detect.fleet import add_device_health
-from plimsoll_sidecar.signals.other_pods import DeviceHealthFile
+from plimsoll_sidecar.signals.other_pods import PodDevicesFile
 
 KINDS = (IncidentKind.HOST_GROWTH, IncidentKind.DEVICE_GROWTH, IncidentKind.STALL)
 
@@ -67,13 +68,16 @@ def test_a_pod_that_is_not_ready_names_its_unhealthy_device() -> None:
     assert PodView.parse(pod(device(0))).find_cause("engine") is None, "it is ready"
 
 
+def health_file(unhealthy: dict[str, tuple[str, ...]]) -> str:
+    return encode_pod_devices(unhealthy, MAX_UNHEALTHY_PODS)
+
+
 def test_the_supervisor_has_it_as_evidence_of_what_devices_explain(tmp_path: Path) -> None:
     found = list_unhealthy_devices(pod(device(0), device(1, "Healthy")))
-    (tmp_path / DEVICE_HEALTH_FILE).write_text(
-        make_device_health_file([("qwen-0", found), ("qwen-1", ())])
-    )
-    file = DeviceHealthFile(tmp_path / DEVICE_HEALTH_FILE)
-    assert (file.read("qwen-0"), file.read("qwen-1")) == (found, ())
+    path = tmp_path / DEVICE_HEALTH_FILE
+    path.write_text(health_file({"uid-of-qwen-0": found, "uid-of-qwen-1": ()}))
+    assert PodDevicesFile(path, "uid-of-qwen-0").read() == found
+    assert PodDevicesFile(path, "uid-of-the-next-qwen-0").read() == ()
     before = Assessment(
         t=1.0,
         epoch=1,
@@ -89,28 +93,29 @@ def test_the_supervisor_has_it_as_evidence_of_what_devices_explain(tmp_path: Pat
     assert add_device_health(before, ()) is before
 
 
-@pytest.mark.parametrize("text", ["", "{", '{"qwen-0": "gpu"}', '{"qwen-0": [1]}', "[]"])
+@pytest.mark.parametrize("text", ["", "{", '{"uid": "gpu"}', '{"uid": [1]}', "[]"])
 def test_a_file_that_is_none_says_nothing(tmp_path: Path, text: str) -> None:
     path = tmp_path / DEVICE_HEALTH_FILE
-    assert DeviceHealthFile(path).read("qwen-0") == ()
+    file = PodDevicesFile(path, "uid")
+    assert file.read() == ()
     path.write_text(text)
-    assert DeviceHealthFile(path).read("qwen-0") == ()
-    path.write_text(make_device_health_file([("qwen-0", ("x",))]) + " " * MAX_DEVICE_HEALTH_BYTES)
-    assert DeviceHealthFile(path).read("qwen-0") == ()
+    assert file.read() == ()
+    path.write_text(health_file({"uid": ("x",)}) + " " * MAX_POD_DEVICES_BYTES)
+    assert file.read() == ()
 
 
 @given(st.lists(st.text(max_size=300), max_size=40), st.text(max_size=80))
 def test_what_a_driver_calls_its_devices_fits_the_file(names: list[str], resource: str) -> None:
     devices = [{"resourceID": name, "health": "Unhealthy"} for name in names]
     found = list_unhealthy_devices(pod(*devices, resource=resource))
-    assert len(found) == min(MAX_UNHEALTHY_DEVICES, len(set(names)))
+    assert len(found) == min(MAX_POD_DEVICES, len(set(names)))
     assert all(len(one) <= MAX_DEVICE_CHARS and one.isprintable() for one in found)
-    text = make_device_health_file([("qwen-0", found)])
-    published = decode_device_health(text.encode()) if text else {}
-    assert published == ({"qwen-0": found} if found else {})
+    text = health_file({"uid": found})
+    published = decode_pod_devices(text.encode()) if text else {}
+    assert published == ({"uid": found} if found else {})
 
 
 def test_the_longest_file_can_be_read() -> None:
-    names = tuple("\U0001f600" * MAX_DEVICE_CHARS for _ in range(MAX_UNHEALTHY_DEVICES))
-    text = make_device_health_file((f"pod-{n}", names) for n in range(2 * MAX_UNHEALTHY_PODS))
-    assert len(decode_device_health(text.encode())) == MAX_UNHEALTHY_PODS
+    names = tuple("\U0001f600" * MAX_DEVICE_CHARS for _ in range(MAX_POD_DEVICES))
+    text = health_file({f"{n:036}": names for n in range(2 * MAX_UNHEALTHY_PODS)})
+    assert len(decode_pod_devices(text.encode())) == MAX_UNHEALTHY_PODS
