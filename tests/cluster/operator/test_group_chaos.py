@@ -209,6 +209,7 @@ def test_no_group_restarts_twice_while_controllers_are_killed(
 
     def converged() -> bool:
         """Whether all groups serve and say so. Notes what is missing."""
+        history.note("budget", (kubectl.get("poddisruptionbudget", "qwen") or {}).get("status"))
         if not leaders.at_rest:
             return False
         ended = {one["status"].get("outcome") for one in kubectl.list("leakincidents")}
