@@ -244,6 +244,7 @@ def test_no_request_fails_and_nothing_restarts_twice_while_processes_are_killed(
             f" started again {restarts}, {len(person.deleted)} left-over pods deleted;"
             f" {of_groups.answered} requests to groups and {of_pairs.answered} through pairs,"
             f" {len(clients.lost)} failed that a replica could serve,"
+            f" {len(clients.misdirected)} because a kubelet reported a pod out of service as ready,"
             f" {len(clients.unserved)} while none was ready; converged in"
             f" {after_s['converged']:.1f} s, a plain group in {after_s['a plain group']:.1f} s"
         )
