@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from plimsoll_api.memory_policy import NEAR_LIMIT_RATIO
-from plimsoll_operator.fleet.supervisor_figures import SIGNAL_MISSING_S
+from plimsoll_operator.fleet.supervisor_metrics import SIGNAL_MISSING_S
 from plimsoll_operator.render.monitoring import (
     FAST_BURN,
     RUNBOOKS_URL,

@@ -224,7 +224,7 @@ async def warnings_are_found_by_what_they_are_about(api: Api, namespace: str) ->
                 "metadata": {"name": name, "namespace": namespace}, "involvedObject": about,
             },
         )  # fmt: skip
-    assert [one["message"] for one in await api.list_events_of(namespace, "u-1")] == ["a"]
+    assert [one["message"] for one in await api.list_object_events(namespace, "u-1")] == ["a"]
 
 
 async def an_api_is_there_or_is_not(api: Api, namespace: str) -> None:

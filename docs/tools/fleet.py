@@ -16,7 +16,7 @@ import yaml
 
 from docs.tools import shots
 from plimsoll_api.names import INCIDENT_KIND, POLICY_KIND, SERVICE_KIND
-from plimsoll_operator.fleet.circuit_breaker import Allocation
+from plimsoll_operator.fleet.circuit_breaker import SlotAllocation
 from plimsoll_operator.page import FleetPage
 from plimsoll_operator.runtime.cache import Store
 
@@ -95,7 +95,7 @@ def store() -> Store:
 
 
 def main() -> int:
-    slots = Allocation(close=[made("Lease", CLOSED)], held=2)
+    slots = SlotAllocation(close=[made("Lease", CLOSED)], held=2)
     page = FleetPage(store(), lambda: slots, LIMIT, lambda: True, clock=lambda: NOW)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "fleet.html"

@@ -195,7 +195,7 @@ def parse_config(
         unrestricted_namespaces=frozenset(flags.unrestricted_namespace),
         webhook=_parse_webhook(parser, flags),
         without_admission_policies=flags.without_admission_policies,
-        clocks=_parse_clocks(parser, flags.clock),
+        clocks=_parse_intervals(parser, flags.clock),
     )
 
 
@@ -260,35 +260,35 @@ def _create_parser(env: Mapping[str, str]) -> argparse.ArgumentParser:
     )
     add(
         "--workers",
-        type=_parse_positive,
+        type=_parse_positive_integer,
         default=8,
         metavar="N",
         help="maximum number of services that are reconciled at the same time",
     )
     add(
         "--qps",
-        type=_parse_positive,
+        type=_parse_positive_integer,
         default=Config.qps,
         metavar="N",
         help="maximum average number of requests per second to the API server",
     )
     add(
         "--burst",
-        type=_parse_positive,
+        type=_parse_positive_integer,
         default=Config.burst,
         metavar="N",
         help="maximum number of requests to the API server in a burst",
     )
     add(
         "--max-disruptions",
-        type=_parse_positive,
+        type=_parse_positive_integer,
         default=Config.max_disruptions,
         metavar="N",
         help="maximum number of replicas in the cluster that may restart at the same time",
     )
     add(
         "--max-waiting-pods",
-        type=_parse_positive,
+        type=_parse_positive_integer,
         default=2,
         metavar="N",
         help=(
@@ -298,7 +298,7 @@ def _create_parser(env: Mapping[str, str]) -> argparse.ArgumentParser:
     )
     add(
         "--kept-incidents",
-        type=_parse_positive,
+        type=_parse_positive_integer,
         default=Config.kept_incidents,
         metavar="N",
         help="number of ended LeakIncidents to keep for each service and policy",
@@ -330,7 +330,7 @@ def _create_parser(env: Mapping[str, str]) -> argparse.ArgumentParser:
         help="inject supervisors into the pods of SupervisionPolicies: name of the webhook's "
         "Service, Secret and MutatingWebhookConfiguration, which must all exist",
     )
-    add("--webhook-port", type=_parse_positive, default=9443, metavar="PORT")
+    add("--webhook-port", type=_parse_positive_integer, default=9443, metavar="PORT")
     add(
         "--webhook-url",
         metavar="URL",
@@ -343,14 +343,14 @@ def _create_parser(env: Mapping[str, str]) -> argparse.ArgumentParser:
     )
     add(
         "--resync",
-        type=_parse_positive,
+        type=_parse_positive_integer,
         default=600,
         metavar="S",
         help="seconds between full lists of all objects",
     )
     add(
         "--scrape",
-        type=_parse_positive,
+        type=_parse_positive_integer,
         default=15,
         metavar="S",
         help="seconds between scrapes of the supervisors' metrics",
@@ -366,7 +366,7 @@ def _create_parser(env: Mapping[str, str]) -> argparse.ArgumentParser:
     return parser
 
 
-def _parse_clocks(parser: argparse.ArgumentParser, texts: Sequence[str]) -> Intervals:
+def _parse_intervals(parser: argparse.ArgumentParser, texts: Sequence[str]) -> Intervals:
     names = {_to_flag_name(one.name): one.name for one in fields(Intervals)}
     seconds: dict[str, float] = {}
     for text in texts:
@@ -420,7 +420,7 @@ def _parse_namespaced_name(
     return namespace, name
 
 
-def _parse_positive(text: str) -> int:
+def _parse_positive_integer(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive integer")
     return int(text)

@@ -149,7 +149,7 @@ OWNED_KINDS = (
 """Kinds of objects that the operator creates. The operator reverts changes to these objects, and
 deletes surplus objects."""  # fmt: skip
 
-LWS = next(kind for kind in OWNED_KINDS if kind.kind == LWS_KIND)
+LEADER_WORKER_SET = next(kind for kind in OWNED_KINDS if kind.kind == LWS_KIND)
 OPTIONAL_KINDS = tuple(kind for kind in OWNED_KINDS if not kind.watched)
 WATCHED_KINDS = (SERVICE, POLICY, INCIDENT, POD, *(kind for kind in OWNED_KINDS if kind.watched))
 KINDS_BY_NAME = {kind.kind: kind for kind in (*WATCHED_KINDS, *OPTIONAL_KINDS)}

@@ -96,7 +96,7 @@ async def run(config: Config, stop: asyncio.Event) -> None:
     if config.lease:
         # Use a separate client, so that other requests cannot delay renewals.
         timeout_s = config.clocks.renew / 2
-        voting = await Api.connect(config.kubeconfig, timeout_s, RateLimit(5.0, 10), tries=1)
+        voting = await Api.connect(config.kubeconfig, timeout_s, RateLimit(5.0, 10), max_tries=1)
         election = Election(voting, *config.lease, config.identity, clocks=config.clocks)
         api.get_remaining_s = election.get_remaining_s
     breaker = CircuitBreaker(api, store, config.max_disruptions, clocks=config.clocks)
@@ -121,13 +121,13 @@ async def run(config: Config, stop: asyncio.Event) -> None:
         store, lambda: breaker.last, config.max_disruptions, leading.is_set, config.namespaces
     )
     server = await health.serve(config.http_port, page if config.fleet_page else None)
-    keep = background.keep_running
+    keep = background.run_forever
     canary = partial(keep, "canary", health.run_canary)
     watching: asyncio.Task[None] | None = None
     try:
-        if not await _completes_before(stop, health.wait_for_definitions()):
+        if not await _run_before_stop(stop, health.wait_for_definitions()):
             return
-        watching = asyncio.create_task(keep("policies", policy_watch.run, needed=False))
+        watching = asyncio.create_task(keep("policies", policy_watch.run, is_required=False))
         if config.webhook:
             # Import it only now: cryptography needs 9 MiB, and most operators have no webhook.
             from plimsoll_operator.admission.server import AdmissionWebhook
@@ -140,13 +140,13 @@ async def run(config: Config, stop: asyncio.Event) -> None:
             admission.start(background)
         if election:
             health.ready = True  # a standby is ready
-            if not await _completes_before(stop, election.acquire(), canary()):
+            if not await _run_before_stop(stop, election.acquire(), canary()):
                 return
         leading.set()
         metrics.leading.set(1)
         # Reconcile only with a complete cache: otherwise a restart would write all objects again.
         renewal = [partial(_keep_lease, election)] if election else []
-        if not await _completes_before(
+        if not await _run_before_stop(
             stop, resync.list_all(), canary(), *(one() for one in renewal)
         ):
             return
@@ -156,11 +156,11 @@ async def run(config: Config, stop: asyncio.Event) -> None:
         await _run_until(
             stop,
             keep("reconcile", partial(queue.run, handle)),
-            keep("scrape", partial(scraper.run, config.scrape_s), needed=False),
-            keep("breaker", breaker.run, needed=False),
+            keep("scrape", partial(scraper.run, config.scrape_s), is_required=False),
+            keep("breaker", breaker.run, is_required=False),
             canary(),
             keep("resync", partial(resync.run, config.resync_s)),
-            keep("groups", groups.run, needed=False),
+            keep("groups", groups.run, is_required=False),
             *(one() for one in renewal),
             _run_kopf(watches, config, stop),
         )
@@ -185,7 +185,7 @@ def _freeze_heap() -> None:
     gc.freeze()
 
 
-async def _completes_before(
+async def _run_before_stop(
     stop: asyncio.Event, main: Coroutine[Any, Any, None], *background: Any
 ) -> bool:
     """Run ``main`` and ``background`` until ``main`` completes or ``stop`` is set.

@@ -19,7 +19,7 @@ from plimsoll_api.fleet_row import FleetRow, make_policy_row, make_service_row, 
 from plimsoll_api.incidents import ENDED_PHASES
 from plimsoll_api.page_security import CONTENT_SECURITY_POLICY, is_ip_address, parse_host_name
 from plimsoll_api.times import format_rfc3339
-from plimsoll_operator.fleet.circuit_breaker import Allocation
+from plimsoll_operator.fleet.circuit_breaker import SlotAllocation
 from plimsoll_operator.kinds import INCIDENT, POLICY, SERVICE, Key, Object, Ref
 from plimsoll_operator.runtime.cache import Store
 
@@ -98,7 +98,7 @@ class FleetPage:
     def __init__(
         self,
         store: Store,
-        get_allocation: Callable[[], Allocation],
+        get_allocation: Callable[[], SlotAllocation],
         max_slots: int,
         is_leader: Callable[[], bool],
         namespaces: tuple[str, ...] = (),
@@ -197,7 +197,9 @@ def _get_slot_owner(lease: Object) -> str:
 
 def render_page(body: str, scope: str, now: float) -> bytes:
     """Return the page with the HTML ``body``. ``now`` is in Unix seconds."""
-    return PAGE_TEMPLATE.format(scope=_escape(scope), at=format_rfc3339(now), body=body).encode()
+    return PAGE_TEMPLATE.format(
+        scope=_escape_cell(scope), at=format_rfc3339(now), body=body
+    ).encode()
 
 
 def render_fleet(fleet: Fleet) -> str:
@@ -275,7 +277,7 @@ def _render_section(
 
 
 def _make_row_renderer(budgets: dict[str, tuple[str, str]]) -> Callable[[FleetRow], str]:
-    def html(row: FleetRow) -> str:
+    def render_row(row: FleetRow) -> str:
         host, device = budgets.get(row.key, ("", ""))
         state = (
             "bad"
@@ -286,8 +288,9 @@ def _make_row_renderer(budgets: dict[str, tuple[str, str]]) -> Callable[[FleetRo
         )
         kind = "policy" if row.kind == POLICY.kind else "service"
         return (
-            f"<tr><th scope=row>{_escape(row.display_name)} <small>{kind}</small></th>"
-            f"<td class=w>{_escape(row.mode)}</td><td class={state}>{_escape(row.state)}</td>"
+            f"<tr><th scope=row>{_escape_cell(row.display_name)} <small>{kind}</small></th>"
+            f"<td class=w>{_escape_cell(row.mode)}</td>"
+            f"<td class={state}>{_escape_cell(row.state)}</td>"
             f"<td class=n>{_format_count(row.ready)}/{_format_count(row.replicas)}</td>"
             f"<td>{_render_meter('host', row, row.host, host)}</td>"
             f"<td>{_render_meter('device', row, row.device, device)}</td>"
@@ -295,7 +298,7 @@ def _make_row_renderer(budgets: dict[str, tuple[str, str]]) -> Callable[[FleetRo
             f'<td class="n w">{_format_count(row.restarts)}</td></tr>'
         )
 
-    return html
+    return render_row
 
 
 def _render_meter(side: str, row: FleetRow, percent: int | None, budget: str) -> str:
@@ -303,11 +306,11 @@ def _render_meter(side: str, row: FleetRow, percent: int | None, budget: str) ->
     if not budget and percent is None:
         return "<small>none</small>"
     if percent is None:
-        return f"<small>unknown of {_escape(budget)}</small>"
-    label = _escape(f"{side} budget of {row.display_name}")
+        return f"<small>unknown of {_escape_cell(budget)}</small>"
+    label = _escape_cell(f"{side} budget of {row.display_name}")
     return (
         f'<meter min=0 max=100 low=50 high=99 optimum=0 value="{min(max(percent, 0), 100)}"'
-        f' aria-label="{label}"></meter> {percent}% <small>of {_escape(budget)}</small>'
+        f' aria-label="{label}"></meter> {percent}% <small>of {_escape_cell(budget)}</small>'
     )
 
 
@@ -317,32 +320,33 @@ def _render_incident(item: Object) -> str:
     role = (spec.get("target") or {}).get("role")
     place = " ".join(str(growth[one]) for one in ("segment", "process") if growth.get(one))
     return (
-        f"<tr><th scope=row>{_escape(meta.get('namespace', ''))}/{_escape(meta['name'])}</th>"
-        f"<td>{_escape(spec.get('kind'))}</td>"
-        f"<td class=warn>{_escape(status.get('phase', 'Unknown'))}</td>"
-        f"<td class=w>{_escape(spec.get('pod'))} <small>{_escape(role)}</small></td>"
-        f"<td>{_escape(place or 'unknown')}</td>"
-        f"<td class=d>{_escape(spec.get('openedAt'))}</td>"
-        f"<td class=m>{_escape(status.get('message'))}</td></tr>"
+        f"<tr><th scope=row>{_escape_cell(meta.get('namespace', ''))}/"
+        f"{_escape_cell(meta['name'])}</th>"
+        f"<td>{_escape_cell(spec.get('kind'))}</td>"
+        f"<td class=warn>{_escape_cell(status.get('phase', 'Unknown'))}</td>"
+        f"<td class=w>{_escape_cell(spec.get('pod'))} <small>{_escape_cell(role)}</small></td>"
+        f"<td>{_escape_cell(place or 'unknown')}</td>"
+        f"<td class=d>{_escape_cell(spec.get('openedAt'))}</td>"
+        f"<td class=m>{_escape_cell(status.get('message'))}</td></tr>"
     )
 
 
 def _render_suspect(suspect: Object) -> str:
     leaking, replicas = (_format_count(suspect.get(one)) for one in ("leakingReplicas", "replicas"))
     return (
-        f"<tr><th scope=row>{_escape(suspect['of'])}</th>"
-        f"<td>{_escape(suspect.get('revision'))}</td>"
-        f"<td>{_escape(suspect.get('leak'))}</td><td class=n>{leaking} of {replicas}</td>"
-        f"<td>{_escape(suspect.get('action'))}</td>"
-        f'<td class="d w">{_escape(suspect.get("since"))}</td></tr>'
+        f"<tr><th scope=row>{_escape_cell(suspect['of'])}</th>"
+        f"<td>{_escape_cell(suspect.get('revision'))}</td>"
+        f"<td>{_escape_cell(suspect.get('leak'))}</td><td class=n>{leaking} of {replicas}</td>"
+        f"<td>{_escape_cell(suspect.get('action'))}</td>"
+        f'<td class="d w">{_escape_cell(suspect.get("since"))}</td></tr>'
     )
 
 
 def _render_closed_slot(name: str) -> str:
-    return f"<tr><th scope=row>{_escape(name)}</th></tr>"
+    return f"<tr><th scope=row>{_escape_cell(name)}</th></tr>"
 
 
-def _escape(value: Any) -> str:
+def _escape_cell(value: Any) -> str:
     """Escape a value as text of at most :data:`MAX_CELL_CHARS` characters; empty for None."""
     text = "" if value is None else str(value)
     return escape(text if len(text) <= MAX_CELL_CHARS else f"{text[: MAX_CELL_CHARS - 1]}…")

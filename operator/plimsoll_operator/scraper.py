@@ -1,6 +1,6 @@
 """Scrape memory metrics from the supervisors.
 
-:mod:`plimsoll_operator.fleet.supervisor_figures` parses the pages.
+:mod:`plimsoll_operator.fleet.supervisor_metrics` parses the pages.
 
 Pods are untrusted. A scrape uses plain HTTP to the pod's own address; it follows no redirects,
 sends no credentials and requests no compression. If a page is larger than :data:`MAX_PAGE_BYTES` or
@@ -23,14 +23,14 @@ import aiohttp
 from plimsoll_api.inferenceservice_status import ConditionType
 from plimsoll_api.names import METRICS_PORT
 from plimsoll_operator.config import DEFAULT_INTERVALS
-from plimsoll_operator.fleet.supervisor_figures import (
-    SupervisorFigures,
+from plimsoll_operator.fleet.supervisor_metrics import (
+    SupervisorMetrics,
     count_drained,
     find_pods_missing_signals,
     list_drained_pods,
     list_pods_near_limit,
     make_memory_status,
-    parse_figures,
+    parse_metrics_page,
 )
 from plimsoll_operator.kinds import Key, Object
 from plimsoll_operator.render.names import SUPERVISOR
@@ -62,28 +62,28 @@ class Scraper:
     """Scraper of the supervisors, with values by service and policy.
 
     The scraper publishes the first values at once and changes at most every ``publish_s`` seconds.
-    It calls ``changed`` when published values change.
+    It calls ``on_change`` when published values change.
     """
 
     def __init__(
         self,
         store: Store,
-        changed: Callable[[Key], None],
+        on_change: Callable[[Key], None],
         clock: Callable[[], float] = time.monotonic,
         port: int = METRICS_PORT,
         publish_s: float = DEFAULT_INTERVALS.publish,
     ) -> None:
         self._publish_s = publish_s
-        self._store, self._changed, self._clock = store, changed, clock
+        self._store, self._on_change, self._clock = store, on_change, clock
         self._port = port
-        self._published: dict[Key, tuple[float, dict[str, SupervisorFigures]]] = {}
-        self._latest: dict[Key, dict[str, SupervisorFigures]] = {}
+        self._published: dict[Key, tuple[float, dict[str, SupervisorMetrics]]] = {}
+        self._latest: dict[Key, dict[str, SupervisorMetrics]] = {}
         self._rounds: dict[str, asyncio.Task[None]] = {}
         self._followed: dict[Key, dict[str, str]] = {}
         self._limit = asyncio.Semaphore(MAX_CONCURRENT_SCRAPES)
         self.failures = 0
 
-    def get_published(self, key: Key) -> dict[str, SupervisorFigures] | None:
+    def get_published(self, key: Key) -> dict[str, SupervisorMetrics] | None:
         """Return the published values by pod name; None until the first scrape."""
         published = self._published.get(key)
         return published[1] if published else None
@@ -93,11 +93,11 @@ class Scraper:
         counts = {key: count_drained(found) for key, (_, found) in self._published.items()}
         return {key: count for key, count in counts.items() if count is not None}
 
-    def get_latest(self, key: Key) -> dict[str, SupervisorFigures]:
+    def get_latest(self, key: Key) -> dict[str, SupervisorMetrics]:
         """Return the values from the last scrape by pod name, for the pods that responded."""
         return self._latest.get(key, {})
 
-    def follow(self, key: Key, addresses: dict[str, str]) -> None:
+    def set_addresses(self, key: Key, addresses: dict[str, str]) -> None:
         """Set the pods of a policy to scrape. ``addresses`` maps pod names to addresses."""
         self._followed[key] = addresses
 
@@ -106,18 +106,18 @@ class Scraper:
         for known in (self._published, self._latest, self._followed):
             known.pop(key, None)
 
-    def publish(self, key: Key, figures: dict[str, SupervisorFigures]) -> None:
-        """Publish the values ``figures`` if they change the status and ``publish_s`` has passed."""
+    def publish(self, key: Key, metrics: dict[str, SupervisorMetrics]) -> None:
+        """Publish the values ``metrics`` if they change the status and ``publish_s`` has passed."""
         now = self._clock()
-        self._latest[key] = figures
+        self._latest[key] = metrics
         known = self._published.get(key)
-        if known and _list_status_parts(known[1]) == _list_status_parts(figures):
+        if known and _list_status_parts(known[1]) == _list_status_parts(metrics):
             return
         early = known and make_memory_status(known[1]) and now - known[0] < self._publish_s
-        if known and early and _has_same_drained_pods(known[1], figures):
+        if known and early and _has_same_drained_pods(known[1], metrics):
             return
-        self._published[key] = (now, figures)
-        self._changed(key)
+        self._published[key] = (now, metrics)
+        self._on_change(key)
 
     async def run(self, interval_s: float) -> None:
         """Scrape until cancelled. Skip a namespace while its previous round is still running."""
@@ -125,7 +125,7 @@ class Scraper:
             try:
                 while True:
                     await asyncio.sleep(interval_s)
-                    self._begin_rounds(session)
+                    self._start_rounds(session)
             finally:
                 for task in self._rounds.values():
                     task.cancel()
@@ -143,7 +143,7 @@ class Scraper:
             trust_env=False,
         )
 
-    def _begin_rounds(self, session: aiohttp.ClientSession) -> None:
+    def _start_rounds(self, session: aiohttp.ClientSession) -> None:
         by_namespace: dict[str, list[Key]] = defaultdict(list)
         for key in (*self._store.list_services(), *self._followed):
             by_namespace[key.namespace].append(key)
@@ -156,11 +156,11 @@ class Scraper:
                 self._rounds[namespace] = asyncio.create_task(self._run_round(session, keys))
 
     async def _run_round(self, session: aiohttp.ClientSession, keys: list[Key]) -> None:
-        share = asyncio.Semaphore(MAX_CONCURRENT_PER_NAMESPACE)
-        await asyncio.gather(*(self._scrape_service(session, share, key) for key in keys))
+        namespace_limit = asyncio.Semaphore(MAX_CONCURRENT_PER_NAMESPACE)
+        await asyncio.gather(*(self._scrape_service(session, namespace_limit, key) for key in keys))
 
     async def _scrape_service(
-        self, session: aiohttp.ClientSession, share: asyncio.Semaphore, key: Key
+        self, session: aiohttp.ClientSession, namespace_limit: asyncio.Semaphore, key: Key
     ) -> None:
         addresses = self._followed.get(key)
         if addresses is None:
@@ -170,23 +170,23 @@ class Scraper:
                 if (address := find_address(pod))
             }
         results = await asyncio.gather(
-            *(self._scrape_one(session, share, address) for address in addresses.values())
+            *(self._scrape_pod(session, namespace_limit, address) for address in addresses.values())
         )
-        figures = zip(addresses, results, strict=True)
-        self.publish(key, {pod: one for pod, one in figures if one is not None})
+        metrics = zip(addresses, results, strict=True)
+        self.publish(key, {pod: one for pod, one in metrics if one is not None})
 
-    async def _scrape_one(
-        self, session: aiohttp.ClientSession, share: asyncio.Semaphore, address: str
-    ) -> SupervisorFigures | None:
-        async with share, self._limit:
-            return await self.fetch_figures(session, address)
+    async def _scrape_pod(
+        self, session: aiohttp.ClientSession, namespace_limit: asyncio.Semaphore, address: str
+    ) -> SupervisorMetrics | None:
+        async with namespace_limit, self._limit:
+            return await self.fetch_metrics(session, address)
 
-    async def fetch_figures(
+    async def fetch_metrics(
         self, session: aiohttp.ClientSession, address: str
-    ) -> SupervisorFigures | None:
+    ) -> SupervisorMetrics | None:
         """Return the values of the pod at ``address``; None if it has no valid metrics page."""
         try:
-            return parse_figures(await self._fetch_page(session, address))
+            return parse_metrics_page(await self._fetch_page(session, address))
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError, BadPageError) as error:
             self.failures += 1
             log.debug("failed to read the metrics of %s: %r", address, error)
@@ -208,30 +208,30 @@ class Scraper:
             return bytes(read)
 
 
-def _list_status_parts(figures: dict[str, SupervisorFigures]) -> tuple[object, ...]:
-    spent = {pod for pod, one in figures.items() if one.restarts_left == 0}
-    known = any(one.restarts_left is not None for one in figures.values())
-    slow = make_slow_leak_condition(ConditionType.SLOW_LEAK, figures)
+def _list_status_parts(metrics: dict[str, SupervisorMetrics]) -> tuple[object, ...]:
+    spent = {pod for pod, one in metrics.items() if one.restarts_left == 0}
+    known = any(one.restarts_left is not None for one in metrics.values())
+    slow = make_slow_leak_condition(ConditionType.SLOW_LEAK, metrics)
     return (
-        make_memory_status(figures),
+        make_memory_status(metrics),
         spent,
         known,
         slow.status,
         slow.message,
-        list_drained_pods(figures),
-        find_pods_missing_signals(figures),
-        list_pods_near_limit(figures, was_near_limit=False),
-        list_pods_near_limit(figures, was_near_limit=True),
+        list_drained_pods(metrics),
+        find_pods_missing_signals(metrics),
+        list_pods_near_limit(metrics, was_near_limit=False),
+        list_pods_near_limit(metrics, was_near_limit=True),
     )
 
 
 def _has_same_drained_pods(
-    previous: dict[str, SupervisorFigures], figures: dict[str, SupervisorFigures]
+    previous: dict[str, SupervisorMetrics], metrics: dict[str, SupervisorMetrics]
 ) -> bool:
     """Report whether the same pods are drained, ignoring pods that did not respond."""
     return all(
         one.drained is None or one.drained == bool(pod in previous and previous[pod].drained)
-        for pod, one in figures.items()
+        for pod, one in metrics.items()
     )
 
 
@@ -252,10 +252,10 @@ def find_address(pod: Object) -> str | None:
         inner = address.ipv4_mapped or address
         return (
             None
-            if address.scope_id or _is_unusable(inner)
+            if address.scope_id or _is_unusable_address(inner)
             else f"[{address}]{_find_host_port(pod)}"
         )
-    return None if _is_unusable(address) else f"{address}{_find_host_port(pod)}"
+    return None if _is_unusable_address(address) else f"{address}{_find_host_port(pod)}"
 
 
 def _find_host_port(pod: Object) -> str:
@@ -268,6 +268,6 @@ def _find_host_port(pod: Object) -> str:
     return ""
 
 
-def _is_unusable(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+def _is_unusable_address(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
     local = address.is_loopback or address.is_link_local
     return local or address.is_multicast or address.is_unspecified

@@ -39,7 +39,7 @@ class Replica:
     peak_bytes: int = 0
 
     def scene(self, key: str, scale: float = 1.0) -> Scene:
-        places = self.plan.places
+        places = self.plan.layout
         return Scene(
             places.port, places.admin_port, places.metrics_port, places.probe_port, "tiny", key,
             (self.plan.run_dir / TOKEN_FILE).read_text().strip(), scale,

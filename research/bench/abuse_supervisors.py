@@ -132,7 +132,7 @@ async def lied_to(root: Path, model: Path, each_s: float) -> tuple[Played, int, 
         runner._write_files(plan)
         supervisor = Container(plan.supervisor, lambda line: None)
         played, failed = Played(), 0
-        with _lying([plan.places.port, plan.places.admin_port]):
+        with _lying([plan.layout.port, plan.layout.admin_port]):
             supervisor.start()
             try:
                 await _answers(plan, 60)
@@ -152,7 +152,7 @@ async def lied_to(root: Path, model: Path, each_s: float) -> tuple[Played, int, 
 async def _answers(plan: Plan, limit_s: float) -> bool:
     """Whether probe and metrics port answer 200 within ``limit_s``."""
     deadline = time.monotonic() + limit_s
-    wanted = ((plan.places.probe_port, "/ready"), (plan.places.metrics_port, "/metrics"))
+    wanted = ((plan.layout.probe_port, "/ready"), (plan.layout.metrics_port, "/metrics"))
     while time.monotonic() < deadline:
         answers = [
             await exchange(port, f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode(), 5.0)

@@ -72,7 +72,7 @@ def plain(
     """The plain Python engine, known to its supervisor as ``custom``."""
     spec: dict[str, object] = {"type": "custom", "image": "none"}
     made = _plan(name, root, root, policy, environ, spec)
-    module = ("-m", "leaklab.plain_engine", f"--port={made.places.port}")
+    module = ("-m", "leaklab.plain_engine", f"--port={made.layout.port}")
     argv = (sys.executable, *module, f"--mechanism={mechanism}", *flags)
     variables = {key: value for key, value in environ.items() if key in ALWAYS}
     variables["PYTHONPATH"] = os.pathsep.join(

@@ -16,7 +16,7 @@ from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_api.workloads import Membership, SlotOwner, WorkloadRef, make_slot_names
 from plimsoll_operator.fleet.selected_pods import SelectedPod, SupervisionState
-from plimsoll_operator.fleet.workloads import group_pods
+from plimsoll_operator.fleet.workloads import group_pods_by_workload
 from plimsoll_operator.kinds import parse_object
 from plimsoll_operator.plans import policy as policies
 from plimsoll_operator.plans.service import parse_service
@@ -384,7 +384,7 @@ def of_policy(kube: Kube, name: str, *accounts: str, **workloads: str) -> list[d
         for pod in pods.split()
     ]
     made = policies.render_objects(
-        parse_object(SupervisionPolicy, manifest), accounts, group_pods(supervised)
+        parse_object(SupervisionPolicy, manifest), accounts, group_pods_by_workload(supervised)
     )
     for one in made:
         del one["metadata"]["ownerReferences"]

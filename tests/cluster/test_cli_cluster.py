@@ -16,7 +16,7 @@ from plimsoll_cli.cluster import client
 from plimsoll_cli.errors import RunError, UsageError
 from plimsoll_cli.main import app
 from plimsoll_operator.injection.kserve_llm import SCHEME_TEMPLATE
-from plimsoll_operator.render.compare import merge
+from plimsoll_operator.render.compare import merge_patch
 from tests.lab.kube import Kube, eventually
 from tests.lab.lab import Lab, namespace
 
@@ -293,7 +293,7 @@ def test_the_api_server_takes_the_pod_that_kserve_merges_of_an_llm_service(kube:
     assert done.exit_code == 0, done.exception
     config_map, config, service = (one for one in yaml.safe_load_all(done.stdout) if one)
     assert service["spec"]["baseRefs"] == [{"name": config["metadata"]["name"]}]
-    spec = merge(merge(PRESET, config["spec"]["template"]), service["spec"]["template"])
+    spec = merge_patch(merge_patch(PRESET, config["spec"]["template"]), service["spec"]["template"])
     rendered = json.loads(json.dumps(spec).replace(SCHEME_TEMPLATE, "http"))
     assert "{{" not in json.dumps(rendered)
     metadata = {"name": "decode", "labels": config["spec"]["labels"]}

@@ -15,7 +15,7 @@ from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_api.supervisor_config import POD_ENGINE_ENV, EngineEndpoint, PodEngine
 from plimsoll_api.workloads import Membership, SlotOwner, WorkloadRef, make_slot_names
 from plimsoll_operator.fleet.selected_pods import SelectedPod, SupervisionState
-from plimsoll_operator.fleet.workloads import group_pods
+from plimsoll_operator.fleet.workloads import group_pods_by_workload
 from plimsoll_operator.kinds import parse_object
 from plimsoll_operator.plans.policy import render_objects
 from plimsoll_sidecar.govern.command import Command, Outcome, Result, Verb
@@ -56,7 +56,7 @@ class Policy:
             "Service": "/api/v1",
         }
         for one in render_objects(
-            parse_object(SupervisionPolicy, made), [account], group_pods(pods)
+            parse_object(SupervisionPolicy, made), [account], group_pods_by_workload(pods)
         ):
             kind, name = one["kind"], one["metadata"]["name"]
             where = f"{groups[kind]}/namespaces/{rig.namespace}/{kind.lower()}s/{name}"

@@ -18,7 +18,7 @@ from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy, parse_growth_
 from plimsoll_api.pod_devices import DEVICE_HEALTH_FILE, MAX_DEVICE_CHARS, MAX_POD_DEVICES_BYTES
 from plimsoll_api.supervision import Mode, Supervision
 from plimsoll_api.supervisor_config import EngineEndpoint
-from plimsoll_operator.fleet import supervisor_figures
+from plimsoll_operator.fleet import supervisor_metrics
 from plimsoll_operator.fleet.learned import make_learned_file
 from plimsoll_operator.fleet.replicas import Replica
 from plimsoll_operator.status.recommendation import make_recommendation
@@ -84,8 +84,8 @@ def _operator(folder: Path) -> Target:
     """The operator and a supervisor's page. No page has any error to declare."""
 
     def run(data: bytes) -> None:
-        found = supervisor_figures.parse_figures(data)
-        msgspec.json.encode(supervisor_figures.make_memory_status({"pod-0": found}))
+        found = supervisor_metrics.parse_metrics_page(data)
+        msgspec.json.encode(supervisor_metrics.make_memory_status({"pod-0": found}))
         make_recommendation(None, "1", [found], MEMORY, 1 << 30, "2026-11-26T12:00:00Z")
 
     ratio = 'plimsoll_memory_budget_consumed_ratio{kind="host"} '
@@ -243,7 +243,7 @@ def _learned(folder: Path) -> Target:
     seen = Assessment(t=1.0, epoch=1, warm=True, host=host, device=host)
     replicas = [Replica("qwen-0", "1")]
     latest = {
-        "qwen-0": supervisor_figures.SupervisorFigures(
+        "qwen-0": supervisor_metrics.SupervisorMetrics(
             host_learned=LearnedMemory(3600, (1, 2, 3), 4, 5)
         )
     }

@@ -24,7 +24,7 @@ from plimsoll_api.engines import EngineType
 from plimsoll_api.memory_policy import MemoryPolicy
 from plimsoll_api.supervision import Mode, Supervision
 from plimsoll_api.supervisor_config import EngineEndpoint, ServiceRef, SupervisorConfig
-from plimsoll_operator.render.paths import POD_PLACES
+from plimsoll_operator.render.paths import POD_LAYOUT
 from plimsoll_operator.render.supervisor import make_supervisor_args
 
 V4, V6 = "10.9.0.1", "fd00::1"
@@ -156,7 +156,7 @@ def network(family: str) -> Iterator[Network]:
 def start_supervisor(network: Network, folder: Path) -> None:
     """Start it with the arguments that the operator writes."""
     at = replace(
-        POD_PLACES,
+        POD_LAYOUT,
         run_dir=f"{folder}/run", state_dir=f"{folder}/state", config_file=f"{folder}/config.json",
     )  # fmt: skip
     url = "http://127.0.0.1:8000"

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plimsoll_operator.fleet.supervisor_figures import SupervisorFigures
+from plimsoll_operator.fleet.supervisor_metrics import SupervisorMetrics
 from plimsoll_operator.runtime.cache import Store
 from plimsoll_operator.scraper import MAX_PAGE_BYTES, SCRAPE_TIMEOUT_S, Scraper
 
@@ -19,16 +19,16 @@ PAGE = (
     b'plimsoll_memory_budget_consumed_ratio{kind="host"} 0.25\n'
     b"plimsoll_restart_budget_remaining 2.0\n"
 )
-KNOWN = SupervisorFigures(host=0.25, restarts_left=2)
+KNOWN = SupervisorMetrics(host=0.25, restarts_left=2)
 OK = b"HTTP/1.1 200 OK\r\nConnection: close\r\n"
 CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
 Answer = Callable[[asyncio.StreamWriter], Awaitable[None]]
 
 
-def scrape(answer: Answer, times: int = 1) -> tuple[list[SupervisorFigures | None], int, int]:
+def scrape(answer: Answer, times: int = 1) -> tuple[list[SupervisorMetrics | None], int, int]:
     """Figures of each scrape, how many failed, and how many connections were made."""
 
-    async def run() -> tuple[list[SupervisorFigures | None], int, int]:
+    async def run() -> tuple[list[SupervisorMetrics | None], int, int]:
         connections = 0
 
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -47,7 +47,7 @@ def scrape(answer: Answer, times: int = 1) -> tuple[list[SupervisorFigures | Non
         port = server.sockets[0].getsockname()[1]
         scraper = Scraper(Store(), lambda _: None, port=port)
         async with server, scraper.make_session() as session:
-            found = [await scraper.fetch_figures(session, "127.0.0.1") for _ in range(times)]
+            found = [await scraper.fetch_metrics(session, "127.0.0.1") for _ in range(times)]
         return found, scraper.failures, connections
 
     return asyncio.run(asyncio.wait_for(run(), 60))
@@ -138,7 +138,7 @@ def test_a_gzip_bomb_is_that_pods_unknown() -> None:
     ids=["infinite", "huge", "utf-16", "bytes"],
 )
 def test_a_page_of_nonsense_has_no_figures(body: bytes) -> None:
-    assert scrape(sends(whole(body)))[:2] == ([SupervisorFigures()], 0)
+    assert scrape(sends(whole(body)))[:2] == ([SupervisorMetrics()], 0)
 
 
 def test_a_slow_drip_ends_in_time() -> None:
@@ -167,9 +167,9 @@ def test_slow_pods_of_one_namespace_keep_no_other_waiting() -> None:
         pod(store, "quiet", 0, "198.51.100.2")
 
         class Scrape(Scraper):
-            async def fetch_figures(
+            async def fetch_metrics(
                 self, session: object, address: str
-            ) -> SupervisorFigures | None:
+            ) -> SupervisorMetrics | None:
                 if address == "198.51.100.2":
                     served.set()
                     return KNOWN

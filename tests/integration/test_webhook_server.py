@@ -21,7 +21,7 @@ import aiohttp
 import pytest
 
 from plimsoll_operator.admission import server as module
-from plimsoll_operator.admission.certificate import create_authority, create_leaf
+from plimsoll_operator.admission.certificate import create_ca_certificate, create_server_certificate
 from plimsoll_operator.admission.configuration import WEBHOOK_TIMEOUT_S
 from plimsoll_operator.admission.review import PolicyCache, Reviewer
 from plimsoll_operator.admission.server import MAX_REVIEW_BYTES, AdmissionServer
@@ -100,12 +100,12 @@ class Hook:
         self.results: Counter[str] = Counter()
         reviewer = Reviewer(policies, Images("e", "s"), lambda one: self.results.update([one]))
         self.server = AdmissionServer(
-            reviewer.respond_to_bytes, lambda: self.results.update(["failed"])
+            reviewer.respond_to_body, lambda: self.results.update(["failed"])
         )
         self.port = free_port()
         now = datetime.datetime.now(datetime.UTC)
-        signer = create_authority(now)
-        made = create_leaf("127.0.0.1", signer, now)
+        signer = create_ca_certificate(now)
+        made = create_server_certificate("127.0.0.1", signer, now)
         (folder / "crt").write_bytes(made.certificate)
         (folder / "key").write_bytes(made.key)
         self.context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)

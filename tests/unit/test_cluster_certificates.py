@@ -109,7 +109,7 @@ def test_the_operator_talks_to_it(kubeconfig: Path) -> None:
     async def events() -> list[dict[str, Any]]:
         api = await Api.connect(str(kubeconfig), 10.0, RateLimit(10.0, 10))
         try:
-            return await api.list_events_of("default", "some-uid")
+            return await api.list_object_events("default", "some-uid")
         finally:
             await api.close()
 

@@ -17,8 +17,8 @@ from plimsoll_api.supervisor_config import CONFIG_FILE, CONTAINER_ENV, Superviso
 from plimsoll_api.units import parse_duration
 from plimsoll_cli.errors import UsageError
 from plimsoll_operator.render import (
-    ReplicaPlaces,
-    SupervisorPlaces,
+    ReplicaLayout,
+    SupervisorLayout,
     make_engine_args,
     make_process_env,
     make_supervisor_args,
@@ -52,7 +52,7 @@ class SupervisorPlan:
     """
 
     root: Path
-    places: SupervisorPlaces
+    layout: SupervisorLayout
     config: SupervisorConfig
     supervisor: Command
     engine: Command | None = None
@@ -67,22 +67,22 @@ class SupervisorPlan:
     @property
     def supervisor_url(self) -> str:
         """Base URL of the supervisor's web page, metrics and ``/state``."""
-        return f"http://{LOOPBACK_ADDRESS}:{self.places.metrics_port}"
+        return f"http://{LOOPBACK_ADDRESS}:{self.layout.metrics_port}"
 
     @property
     def probe_url(self) -> str:
         """Base URL of the supervisor's readiness and liveness probes."""
-        return f"http://{LOOPBACK_ADDRESS}:{self.places.probe_port}"
+        return f"http://{LOOPBACK_ADDRESS}:{self.layout.probe_port}"
 
     @property
     def run_dir(self) -> Path:
         """Directory of the admin token, which the engine and the supervisor share."""
-        return Path(self.places.run_dir)
+        return Path(self.layout.run_dir)
 
     @property
     def state_dir(self) -> Path:
         """Directory of the supervisor's journal."""
-        return Path(self.places.state_dir)
+        return Path(self.layout.state_dir)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,14 +90,14 @@ class Plan(SupervisorPlan):
     """Plan of one replica of a service from a manifest."""
 
     service: InferenceService
-    places: ReplicaPlaces
+    layout: ReplicaLayout
     engine: Command
     startup_timeout_s: float
 
     @property
     def serving_url(self) -> str:
         """URL of the engine's ``/v1``."""
-        return f"http://{LOOPBACK_ADDRESS}:{self.places.port}"
+        return f"http://{LOOPBACK_ADDRESS}:{self.layout.port}"
 
 
 def list_requested_ports(service: InferenceService) -> list[int | None]:
@@ -124,7 +124,7 @@ def plan_replica(
         update={"metadata": service.metadata.model_copy(update={"uid": ""})}
     )
     port, admin_port, metrics_port, probe_port = ports
-    places = ReplicaPlaces(
+    layout = ReplicaLayout(
         model_dir=str(model_dir),
         run_dir=str(root / "run"),
         state_dir=str(root / "state"),
@@ -144,16 +144,16 @@ def plan_replica(
     python = (sys.executable, "-m")
     return Plan(
         service=service,
-        places=places,
+        layout=layout,
         root=root,
-        config=make_supervisor_config(service, places),
+        config=make_supervisor_config(service, layout),
         engine=Command(
             "engine",
-            (*python, "plimsoll_engine", *make_engine_args(service, places)),
+            (*python, "plimsoll_engine", *make_engine_args(service, layout)),
             inherited | variables,
             root / "engine.log",
         ),
-        supervisor=_make_supervisor_command(places, root, inherited | identity),
+        supervisor=_make_supervisor_command(layout, root, inherited | identity),
         startup_timeout_s=parse_duration(service.spec.engine.startup_timeout),
         engine_stop_s=service.spec.supervision.drain.deadline_s + STOP_MARGIN_S,
     )
@@ -172,7 +172,7 @@ def plan_supervisor(
     the engine; an empty command means that the engine is already running.
     """
     metrics_port, probe_port = ports
-    places = SupervisorPlaces(
+    layout = SupervisorLayout(
         run_dir=str(root / "run"),
         state_dir=str(root / "state"),
         config_file=str(root / "etc" / CONFIG_FILE),
@@ -184,9 +184,9 @@ def plan_supervisor(
     named = inherited | {CONTAINER_ENV: config.engine.container}
     return SupervisorPlan(
         root=root,
-        places=places,
+        layout=layout,
         config=config,
-        supervisor=_make_supervisor_command(places, root, inherited),
+        supervisor=_make_supervisor_command(layout, root, inherited),
         engine=Command("engine", tuple(command), named, root / "engine.log") if command else None,
         engine_stop_s=config.supervision.drain.deadline_s + STOP_MARGIN_S,
     )
@@ -197,9 +197,9 @@ def _select_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _make_supervisor_command(
-    places: SupervisorPlaces, root: Path, environ: dict[str, str]
+    layout: SupervisorLayout, root: Path, environ: dict[str, str]
 ) -> Command:
-    argv = (sys.executable, "-m", SUPERVISOR_MODULE, *make_supervisor_args(places))
+    argv = (sys.executable, "-m", SUPERVISOR_MODULE, *make_supervisor_args(layout))
     return Command("supervisor", argv, environ, root / "supervisor.log")
 
 

@@ -165,7 +165,7 @@ def _lock_run_dir(root: Path) -> IO[str]:
 
 def _write_files(plan: SupervisorPlan) -> None:
     """Write the configuration, and delete the files of earlier runs except for the journal."""
-    config = Path(plan.places.config_file)
+    config = Path(plan.layout.config_file)
     try:
         for folder in (plan.run_dir, plan.state_dir, config.parent):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)

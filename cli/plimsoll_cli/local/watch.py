@@ -187,7 +187,7 @@ async def _wait_until_finished(
 
 def _write_config(watch_plan: plan.SupervisorPlan, config: SupervisorConfig) -> None:
     """Replace the configuration file atomically. The supervisor then reloads it."""
-    replace_file(Path(watch_plan.places.config_file), supervisor_config.encode_config(config))
+    replace_file(Path(watch_plan.layout.config_file), supervisor_config.encode_config(config))
 
 
 def _is_engine_lost(view: View | None) -> bool:

@@ -15,8 +15,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-CA_LIFETIME = datetime.timedelta(days=3 * 365)
-LEAF_LIFETIME = datetime.timedelta(days=30)
+CA_CERTIFICATE_LIFETIME = datetime.timedelta(days=3 * 365)
+SERVER_CERTIFICATE_LIFETIME = datetime.timedelta(days=30)
 """Lifetime of a leaf. The operator renews a CA or a leaf in the last third of its lifetime."""
 CLOCK_SKEW = datetime.timedelta(minutes=5)
 """Age of a new certificate's ``notBefore``, so that clients with slow clocks accept it."""
@@ -58,15 +58,17 @@ def needs_renewal(
         return True
 
 
-def create_authority(
-    now: datetime.datetime, lifetime: datetime.timedelta = CA_LIFETIME
+def create_ca_certificate(
+    now: datetime.datetime, lifetime: datetime.timedelta = CA_CERTIFICATE_LIFETIME
 ) -> Certificate:
     """Create a self-signed CA certificate."""
     key = ec.generate_private_key(ec.SECP256R1())
-    name = _make_name(f"plimsoll-webhook-ca-{now:%Y%m%d%H%M%S}")
+    name = _make_common_name(f"plimsoll-webhook-ca-{now:%Y%m%d%H%M%S}")
     ends = x509.BasicConstraints(ca=True, path_length=0)
     cert = (
-        _make_builder(name, name, key.public_key(), key.public_key(), now, now + lifetime)
+        _make_certificate_builder(
+            name, name, key.public_key(), key.public_key(), now, now + lifetime
+        )
         .add_extension(ends, critical=True)
         .sign(key, hashes.SHA256())
     )
@@ -74,11 +76,11 @@ def create_authority(
     return Certificate(text, _encode_private_key(key), text)
 
 
-def create_leaf(
+def create_server_certificate(
     host: str,
     signer: Certificate,
     now: datetime.datetime,
-    lifetime: datetime.timedelta = LEAF_LIFETIME,
+    lifetime: datetime.timedelta = SERVER_CERTIFICATE_LIFETIME,
 ) -> Certificate:
     """Create a server certificate for ``host``. It expires no later than the signer's.
 
@@ -95,9 +97,9 @@ def create_leaf(
     ends = min(now + lifetime, issuer.not_valid_after_utc)
     purpose = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
     cert = (
-        _make_builder(
-            _make_name("plimsoll-webhook"), issuer.subject, key.public_key(), signing.public_key(),
-            now, ends,
+        _make_certificate_builder(
+            _make_common_name("plimsoll-webhook"), issuer.subject, key.public_key(),
+            signing.public_key(), now, ends,
         )
         .add_extension(x509.SubjectAlternativeName([_make_general_name(host)]), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
@@ -109,7 +111,7 @@ def create_leaf(
     )
 
 
-def is_authority(certificate: Certificate) -> bool:
+def is_ca_certificate(certificate: Certificate) -> bool:
     """Report whether ``certificate`` is a CA certificate with the matching private key."""
     try:
         cert = x509.load_pem_x509_certificate(certificate.certificate)
@@ -130,7 +132,7 @@ def split_bundle(bundle: bytes) -> list[bytes]:
     return [cert.public_bytes(serialization.Encoding.PEM) for cert in certs]
 
 
-def _make_builder(
+def _make_certificate_builder(
     subject: x509.Name,
     issuer: x509.Name,
     key: ec.EllipticCurvePublicKey,
@@ -159,7 +161,7 @@ def _encode_private_key(key: ec.EllipticCurvePrivateKey) -> bytes:
     )
 
 
-def _make_name(text: str) -> x509.Name:
+def _make_common_name(text: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
 
 

@@ -63,7 +63,7 @@ def build_configuration(
     own: list[SupervisionPolicy] = []
     shared: list[SupervisionPolicy] = []
     remaining_chars = MAX_SELECTORS_CHARS
-    for policy in interleave_namespaces(policies):
+    for policy in interleave_by_namespace(policies):
         size = len(json.dumps(policy.spec.selector.to_manifest()))
         fits = len(own) < MAX_WEBHOOKS and size <= remaining_chars
         (own if fits else shared).append(policy)
@@ -90,7 +90,7 @@ def build_configuration(
     }
 
 
-def interleave_namespaces(policies: Sequence[SupervisionPolicy]) -> list[SupervisionPolicy]:
+def interleave_by_namespace(policies: Sequence[SupervisionPolicy]) -> list[SupervisionPolicy]:
     """Return the policies in round-robin order of their namespaces."""
     counts: Counter[str] = Counter()
     ranked = []
@@ -102,10 +102,12 @@ def interleave_namespaces(policies: Sequence[SupervisionPolicy]) -> list[Supervi
 
 def has_equal_webhooks(desired: Object, live: Object) -> bool:
     """Report whether the configuration ``live`` has the same webhooks as ``desired``."""
-    return _index_by_name(desired.get("webhooks")) == _index_by_name(live.get("webhooks"))
+    return _index_webhooks_by_name(desired.get("webhooks")) == _index_webhooks_by_name(
+        live.get("webhooks")
+    )
 
 
-def _index_by_name(webhooks: Iterable[Any] | None) -> dict[str, Any]:
+def _index_webhooks_by_name(webhooks: Iterable[Any] | None) -> dict[str, Any]:
     return {webhook["name"]: webhook for webhook in webhooks or ()}
 
 

@@ -18,7 +18,7 @@ from plimsoll_api.names import SERVICE_LABEL
 from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_operator.fleet.selected_pods import find_matching_policies, parse_policies
 from plimsoll_operator.injection.checks import find_supervisor
-from plimsoll_operator.injection.policy import find_group, format_images, inject_pod
+from plimsoll_operator.injection.policy import find_group_name, format_images, inject_pod
 from plimsoll_operator.kinds import Object
 from plimsoll_operator.plans.injection import find_skip_reason, parse_injection
 from plimsoll_operator.render.containers import Images
@@ -106,7 +106,7 @@ class Reviewer:
         self._tries: dict[tuple[str, str], dict[str, float]] = {}
         self._lock = threading.Lock()
 
-    def respond_to_bytes(self, body: bytes) -> bytes:
+    def respond_to_body(self, body: bytes) -> bytes:
         """Return the JSON response to an AdmissionReview. Raises ValueError if it is not JSON."""
         if is_nested_deeper(body, MAX_DEPTH):  # beyond this depth, a thread's stack would overflow
             raise ValueError(f"the AdmissionReview is nested more than {MAX_DEPTH} levels deep")
@@ -147,7 +147,7 @@ class Reviewer:
         name = f"SupervisionPolicy {policy.metadata.name}"
         is_new = admitted.refusal is None and find_supervisor(pod["spec"]) is None
         with self._lock:
-            skip_reason = self._check_start_limit(request, policy) if is_new else ""
+            skip_reason = self._find_hold_reason(request, policy) if is_new else ""
         if skip_reason:
             response["warnings"] = [
                 f"{name}: this pod gets no supervisor: {skip_reason}"[:MAX_WARNING_CHARS]
@@ -165,7 +165,7 @@ class Reviewer:
         ]
         return "refused"
 
-    def _check_start_limit(self, request: Object, policy: SupervisionPolicy) -> str:
+    def _find_hold_reason(self, request: Object, policy: SupervisionPolicy) -> str:
         """Return why the pod gets no supervisor for now; empty if it gets one.
 
         Record a replica that gets a supervisor, because the number that start at the same time is
@@ -180,7 +180,7 @@ class Reviewer:
         }
         if recent_starts:
             self._tries[key] = recent_starts
-        replica = find_group(request["object"]["metadata"]) or str(request["uid"])
+        replica = find_group_name(request["object"]["metadata"]) or str(request["uid"])
         if replica in recent_starts:
             return ""
         state = parse_injection(self._policies.get_status(policy))

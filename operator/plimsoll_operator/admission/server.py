@@ -25,7 +25,7 @@ from aiohttp.web_protocol import RequestHandler
 
 from plimsoll_operator.admission.configuration import WEBHOOK_TIMEOUT_S
 from plimsoll_operator.admission.review import REVIEW_RESULTS, PolicyCache, Reviewer
-from plimsoll_operator.admission.upkeep import WebhookMetrics, WebhookUpkeep
+from plimsoll_operator.admission.upkeep import WebhookMetrics, WebhookReconciler
 from plimsoll_operator.config import Config, WebhookSettings
 from plimsoll_operator.runtime.background import Background
 from plimsoll_operator.runtime.client import Api
@@ -100,20 +100,20 @@ class AdmissionServer:
             self._close(next(iter(self._open)))
         handler = make_handler()
         self._extend_deadline(handler, HEAD_TIMEOUT_S)
-        self._close_when_idle(handler)
+        self._close_idle_connection(handler)
         return handler
 
     def _extend_deadline(self, handler: RequestHandler, idle_s: float) -> None:
         self._open.pop(handler, None)
         self._open[handler] = asyncio.get_running_loop().time() + idle_s
 
-    def _close_when_idle(self, handler: RequestHandler) -> None:
+    def _close_idle_connection(self, handler: RequestHandler) -> None:
         loop = asyncio.get_running_loop()
         until = self._open.get(handler, 0.0)
         if loop.time() >= until:
             self._close(handler)
         else:
-            loop.call_at(until, self._close_when_idle, handler)
+            loop.call_at(until, self._close_idle_connection, handler)
 
     def _close(self, handler: RequestHandler) -> None:
         self._open.pop(handler, None)
@@ -133,7 +133,7 @@ class AdmissionServer:
                 work = loop.run_in_executor(self._pool, self._review, body)
                 # A running thread cannot be cancelled, so count its review until it finishes.
                 self._waiting += 1
-                work.add_done_callback(self._on_finished)
+                work.add_done_callback(self._on_review_finished)
                 text = await asyncio.shield(work)
         except TimeoutError:
             return self._reject(
@@ -145,7 +145,7 @@ class AdmissionServer:
             return self._reject(f"the request body is not a valid AdmissionReview: {error}", 400)
         return web.Response(body=text, content_type="application/json")
 
-    def _on_finished(self, work: asyncio.Future[bytes]) -> None:
+    def _on_review_finished(self, work: asyncio.Future[bytes]) -> None:
         self._waiting -= 1
         if not work.cancelled():
             work.exception()  # mark the exception as retrieved
@@ -195,9 +195,9 @@ class AdmissionWebhook:
         self._port = webhook.port
         review = Reviewer(policies, config.images, metrics.count_admitted, config.max_waiting_pods)
         self._server = AdmissionServer(
-            review.respond_to_bytes, partial(metrics.count_admitted, "failed")
+            review.respond_to_body, partial(metrics.count_admitted, "failed")
         )
-        self._upkeep = WebhookUpkeep(
+        self._upkeep = WebhookReconciler(
             api, policies, webhook, config, is_leader, self._folder, metrics, watch.is_current
         )
         metrics.add_webhook_health(f"{webhook.namespace}/{webhook.name}", self.find_problem)
@@ -231,7 +231,7 @@ class AdmissionWebhook:
             "admission-upkeep": self._upkeep.run,
         }
         for name, part in parts.items():
-            supervised = partial(background.keep_running, name, part, needed=False)
+            supervised = partial(background.run_forever, name, part, is_required=False)
             self._tasks.append(asyncio.create_task(supervised()))
 
     async def stop(self) -> None:

@@ -23,12 +23,12 @@ from pathlib import Path
 from typing import Protocol
 
 from plimsoll_operator.admission.certificate import (
-    CA_LIFETIME,
-    LEAF_LIFETIME,
+    CA_CERTIFICATE_LIFETIME,
+    SERVER_CERTIFICATE_LIFETIME,
     Certificate,
-    create_authority,
-    create_leaf,
-    is_authority,
+    create_ca_certificate,
+    create_server_certificate,
+    is_ca_certificate,
     needs_renewal,
     split_bundle,
 )
@@ -70,7 +70,7 @@ class WebhookMetrics(Protocol):
         """Add the metric of the webhook's health. ``find_problem`` returns None if all is well."""
 
 
-class WebhookUpkeep:
+class WebhookReconciler:
     """Maintenance loop for the webhook's Secret and configuration. Call ``run`` in every replica.
 
     ``is_leader`` returns whether this replica may write to the cluster.
@@ -85,17 +85,17 @@ class WebhookUpkeep:
         is_leader: Callable[[], bool],
         folder: Path,
         metrics: WebhookMetrics,
-        policies_known: Callable[[], bool],
+        are_policies_known: Callable[[], bool],
         now: Callable[[], datetime.datetime] = lambda: datetime.datetime.now(datetime.UTC),
     ) -> None:
         """Prepare the upkeep. The files of the served certificate are written to ``folder``.
 
-        ``policies_known`` returns whether ``policies`` is complete.
+        ``are_policies_known`` returns whether ``policies`` is complete.
         """
         self._api, self._policies, self._webhook = api, policies, webhook
         self._address = WebhookAddress(webhook.namespace, webhook.name, webhook.url)
         self._secret = f"{webhook.namespace}/{webhook.name}"
-        self._clocks, self._leading, self._known = config.clocks, is_leader, policies_known
+        self._clocks, self._leading, self._known = config.clocks, is_leader, are_policies_known
         self._tally, self._now = metrics, now
         self.certfile, self.keyfile = folder / "tls.crt", folder / "tls.key"
         self._source: Certificate | None = None
@@ -157,9 +157,9 @@ class WebhookUpkeep:
         overdue = time.monotonic() - self._checked >= self._clocks.webhook_check
         full = overdue or self.find_problem() is not None
         if full:
-            self._use_source(await self._read_source())
+            self._store_source(await self._read_source())
         if self._source is not None:
-            await self._configure(self._source, full)
+            await self._apply_configuration(self._source, full)
             self._serve(self._source)
         self._turned = time.monotonic()
         if full:
@@ -168,8 +168,8 @@ class WebhookUpkeep:
     async def _read_source(self) -> Certificate | None:
         """Return the certificate in the Secret, or None. The leader creates or renews a CA."""
         secret = await self._api.get(SECRET_KIND, self._address.namespace, self._webhook.name)
-        found, trouble = _read_certificate(secret, self._secret)
-        if found is not None and not self._webhook.provided and not is_authority(found):
+        found, trouble = _parse_certificate_secret(secret, self._secret)
+        if found is not None and not self._webhook.provided and not is_ca_certificate(found):
             found, trouble = (
                 None,
                 (
@@ -177,9 +177,11 @@ class WebhookUpkeep:
                     " creates one"
                 ),
             )
-        if not self._webhook.provided and needs_renewal(found, self._now(), CA_LIFETIME):
+        if not self._webhook.provided and needs_renewal(
+            found, self._now(), CA_CERTIFICATE_LIFETIME
+        ):
             if self._leading():
-                found, trouble = await self._create_authority(), ""
+                found, trouble = await self._create_ca_certificate(), ""
             elif not trouble:
                 trouble = (
                     f"the CA certificate in Secret {self._secret} expires soon: wait until the"
@@ -190,8 +192,8 @@ class WebhookUpkeep:
         self._trouble = trouble
         return found
 
-    async def _create_authority(self) -> Certificate:
-        ca = create_authority(self._now())
+    async def _create_ca_certificate(self) -> Certificate:
+        ca = create_ca_certificate(self._now())
         texts = zip(SECRET_KEYS, (ca.certificate, ca.key, ca.bundle), strict=True)
         body = {
             "apiVersion": "v1",
@@ -210,7 +212,7 @@ class WebhookUpkeep:
         )
         return ca
 
-    def _use_source(self, source: Certificate | None) -> None:
+    def _store_source(self, source: Certificate | None) -> None:
         """Store the current content of the Secret. If it is None, keep the previous content."""
         if source is None:
             return
@@ -218,7 +220,7 @@ class WebhookUpkeep:
             self._before = (self._source.bundle, self._now() + BUNDLE_OVERLAP)
         self._source = source
 
-    async def _configure(self, source: Certificate, force_check: bool) -> None:
+    async def _apply_configuration(self, source: Certificate, force_check: bool) -> None:
         """Write the configuration if this is the leader, and read which bundle it contains.
 
         With ``force_check``, read the live configuration even if nothing changed.
@@ -255,10 +257,12 @@ class WebhookUpkeep:
         elif (
             current is None
             or current.bundle != source.bundle
-            or needs_renewal(current, now, min(LEAF_LIFETIME, source.expires_at - now))
+            or needs_renewal(
+                current, now, min(SERVER_CERTIFICATE_LIFETIME, source.expires_at - now)
+            )
             or not current.is_valid_for(self._address.host)
         ):
-            self._load_certificate(create_leaf(self._address.host, source, now))
+            self._load_certificate(create_server_certificate(self._address.host, source, now))
 
     def _load_certificate(self, certificate: Certificate) -> None:
         """Use this certificate for new connections. Open connections keep the previous one."""
@@ -279,7 +283,7 @@ class WebhookUpkeep:
         self.serving.set()
 
 
-def _read_certificate(secret: Object | None, name: str) -> tuple[Certificate | None, str]:
+def _parse_certificate_secret(secret: Object | None, name: str) -> tuple[Certificate | None, str]:
     """Return the Secret's certificate, or None and a message that says how to fix the Secret."""
     if secret is None:
         return None, (

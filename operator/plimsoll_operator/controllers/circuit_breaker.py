@@ -23,7 +23,7 @@ from plimsoll_operator.fleet.circuit_breaker import (
     LEASE_DURATION_S,
     OPERATOR_HOLDER,
     RENEW_INTERVAL_S,
-    Allocation,
+    SlotAllocation,
     allocate_slots,
     get_holder,
 )
@@ -76,7 +76,7 @@ class CircuitBreaker:
         self._lost: Counter[str] = Counter()
         self._changes: tuple[int, ...] = ()
         self._next = -math.inf
-        self.last = Allocation()
+        self.last = SlotAllocation()
 
     async def run(self) -> None:
         """Run the allocation loop until cancelled."""
@@ -100,7 +100,7 @@ class CircuitBreaker:
         dead, overlong = self._find_expired_leases(leases, now)
         incidents = self._store.list_kind(INCIDENT.kind)
         self.last = allocate_slots(leases, incidents, self._limit, dead, overlong, self._last_turn)
-        self._expire_grants(now)
+        self._revoke_unused_grants(now)
         due = [lease for lease in self.last.close if self._needs_renewal(lease, now)]
         if due:
             log.warning(
@@ -144,7 +144,7 @@ class CircuitBreaker:
                 del per_lease[uid]
         return dead, overlong
 
-    def _expire_grants(self, now: float) -> None:
+    def _revoke_unused_grants(self, now: float) -> None:
         """Revoke unused grants after ``slot_turn`` seconds if other services wait for a slot."""
         opened = {lease["metadata"]["uid"] for lease in self.last.granted}
         self._opened = {uid: self._opened.get(uid, now) for uid in opened}

@@ -13,7 +13,7 @@ from plimsoll_operator.controllers.pods import read_pod_events, reconcile_pods
 from plimsoll_operator.controllers.reconciler import (
     Reconciler,
     find_shortest_delay_s,
-    get_current_time,
+    format_current_time,
 )
 from plimsoll_operator.controllers.writes import ClaimModeCache
 from plimsoll_operator.fleet.learned import HOUR_S
@@ -72,7 +72,7 @@ class InferenceServiceController(Reconciler[_Observation]):
         config: Config,
         served_kinds: Collection[str],
         requeue_later: Callable[[Key, float], None] = lambda *_: None,
-        clock: Callable[[], str] = get_current_time,
+        clock: Callable[[], str] = format_current_time,
     ) -> None:
         """Prepare a controller for the services in ``store``.
 
@@ -92,18 +92,22 @@ class InferenceServiceController(Reconciler[_Observation]):
         self.verdicts.pop(key, None)
 
     async def apply_spec(
-        self, key: Key, item: Object, observed: _Observation, requeue_s: list[float | None]
+        self,
+        key: Key,
+        item: Object,
+        observation: _Observation,
+        requeue_delays_s: list[float | None],
     ) -> None:
         """Apply and delete the service's objects, then reconcile its pods."""
         all_pods = [PodView.parse(pod) for pod in self._store.list_children(key, {"Pod"})]
-        observed.pods = [pod for pod in all_pods if not (pod.terminating or pod.has_ended)]
-        observed.service = parse_service(item)
-        observed.plan = await self._apply(key, item, observed.service, observed.pods)
+        observation.pods = [pod for pod in all_pods if not (pod.terminating or pod.has_ended)]
+        observation.service = parse_service(item)
+        observation.plan = await self._apply(key, item, observation.service, observation.pods)
         incidents, now, config = self._list_incidents(key), self._clock(), self._config
         next_check_s = reconcile_pods(
             self._api, self._store, key, item, all_pods, incidents, now, config, self._evictions
         )
-        requeue_s += [await next_check_s, HOUR_S]
+        requeue_delays_s += [await next_check_s, HOUR_S]
 
     async def _apply(
         self, key: Key, item: Object, service: InferenceService, pods: list[PodView]
@@ -117,9 +121,9 @@ class InferenceServiceController(Reconciler[_Observation]):
             pods,
             incidents,
             self._config.images,
-            (self._find_item(key) or {}).get("status"),
+            (self._get_item(key) or {}).get("status"),
             key.namespace not in self._config.unrestricted_namespaces,
-            await self._make_files(key, pods, known, service.spec.memory, published),
+            await self._make_extra_files(key, pods, known, service.spec.memory, published),
             [
                 one
                 for one in list_claims(service)
@@ -127,7 +131,7 @@ class InferenceServiceController(Reconciler[_Observation]):
             ],
         )
         kind, _ = workload = get_workload_kind_and_name(service)
-        if not self._is_available(kind):
+        if not self._is_kind_served(kind):
             raise MissingApiError(NO_GROUPS_MESSAGE.format(service.spec.nodes))
         uid, replicas = service.metadata.uid, compute_first_replicas(service)
         # KEDA's webhook refuses a ScaledObject while another autoscaler has the workload. The event
@@ -135,7 +139,7 @@ class InferenceServiceController(Reconciler[_Observation]):
         replaced = [one for one in plan.surplus if one["kind"] == "HorizontalPodAutoscaler"]
         await self._owned.remove(key, replaced)
         for desired in plan.desired:
-            if not self._is_available(desired["kind"]):
+            if not self._is_kind_served(desired["kind"]):
                 continue
             if replaced and desired["kind"] == "ScaledObject":
                 continue
@@ -161,29 +165,31 @@ class InferenceServiceController(Reconciler[_Observation]):
         workloads = self._store.list_children(key, set(WORKLOAD_KINDS))
         return workloads[0] if workloads else None
 
-    def _is_available(self, kind: str) -> bool:
+    def _is_kind_served(self, kind: str) -> bool:
         also = KINDS_BY_NAME[kind].also
         return KINDS_BY_NAME[kind].watched or all(
             one in self._served_kinds for one in (kind, *also)
         )
 
     async def make_status(
-        self, key: Key, item: Object, observed: _Observation, failure: Failure | None
+        self, key: Key, item: Object, observation: _Observation, failure: Failure | None
     ) -> tuple[Object, float | None]:
         """Return the status, and the seconds until it may change without an event, or None."""
         now, clocks = self._clock(), self._config.clocks
-        events, next_s = await read_pod_events(self._api, key.namespace, observed.pods, now, clocks)
+        events, next_s = await read_pod_events(
+            self._api, key.namespace, observation.pods, now, clocks
+        )
         wanted = make_status(
             item,
-            observed.service,
-            self._find_workload(key, observed.service),
-            observed.pods,
+            observation.service,
+            self._find_workload(key, observation.service),
+            observation.pods,
             self._list_incidents(key),
             self._scraper.get_published(key),
             failure,
             now,
             [kind.kind for kind in OPTIONAL_KINDS if kind.kind not in self._served_kinds],
-            observed.plan,
+            observation.plan,
             events,
             self._scraper.get_latest(key),
             self._store.get(key, Ref("ScaledObject", key.name)),

@@ -66,14 +66,15 @@ class Evictions:
 async def reconcile_pods(
     api: Api, store: Store, key: Key, item: Object, pods: Sequence[PodView],
     incidents: list[Object], now: str, config: Config, evictions: Evictions,
-    not_evicted: Collection[str] = (), groups: Sequence[GroupStarts] = (),
+    protected_pods: Collection[str] = (), groups: Sequence[GroupStarts] = (),
 ) -> float | None:  # fmt: skip
     """Write and delete incidents, and evict pods. Return the seconds until the next check, or None.
 
-    ``pods`` are all pods of the service or policy, including terminating pods. ``not_evicted`` are
-    the names of pods that no controller would replace. ``groups`` are the multi-node groups.
+    ``pods`` are all pods of the service or policy, including terminating pods. ``protected_pods``
+    are the names of pods that must not be evicted, because no controller would replace them.
+    ``groups`` are the multi-node groups.
     """
-    incidents = await _delete_surplus(api, store, key, incidents, now, config)
+    incidents = await _delete_surplus_incidents(api, store, key, incidents, now, config)
     for one in incidents:
         if _read_deletion_time(one):  # the owner exists again
             await _apply_incident(
@@ -89,12 +90,15 @@ async def reconcile_pods(
         await _apply_incident(api, store, incident, "status")
     requeue_s = [changes.requeue_s + 1.0] if changes.requeue_s is not None else []
     for pod in changes.evict:
-        if pod.name not in not_evicted and (retry_s := await evictions.evict(key, pod)) is not None:
+        if (
+            pod.name not in protected_pods
+            and (retry_s := await evictions.evict(key, pod)) is not None
+        ):
             requeue_s.append(retry_s)
     return min(requeue_s, default=None)
 
 
-async def retain_incidents(
+async def delete_expired_incidents(
     api: Api, store: Store, key: Key, incidents: list[Object], now: str, config: Config
 ) -> float | None:
     """Delete the incidents of a deleted service or policy after :attr:`Intervals.orphans` seconds.
@@ -103,7 +107,7 @@ async def retain_incidents(
     next deletion; None if no incident is left.
     """
     due = []
-    for incident in await _delete_surplus(api, store, key, incidents, now, config):
+    for incident in await _delete_surplus_incidents(api, store, key, incidents, now, config):
         try:
             left = config.clocks.orphans - max(
                 0.0, compute_seconds_between(_read_deletion_time(incident), now)
@@ -120,7 +124,7 @@ async def retain_incidents(
     return min(due, default=None)
 
 
-async def _delete_surplus(
+async def _delete_surplus_incidents(
     api: Api, store: Store, key: Key, incidents: list[Object], now: str, config: Config
 ) -> list[Object]:
     """Delete the incidents that exceed the limits. Return the remaining incidents."""
@@ -193,7 +197,7 @@ async def read_pod_events(
             continue
         requeue_s.append(clocks.creating_again)
         try:
-            events[pod.name] = await api.list_events_of(namespace, pod.uid)
+            events[pod.name] = await api.list_object_events(namespace, pod.uid)
         except ApiError as error:
             if not error.is_lasting:
                 raise

@@ -19,7 +19,7 @@ from plimsoll_api.pod_devices import (
 from plimsoll_api.times import format_rfc3339, parse_rfc3339
 from plimsoll_operator.config import Config
 from plimsoll_operator.controllers.claimed_devices import ClaimedDevices
-from plimsoll_operator.controllers.pods import Evictions, retain_incidents
+from plimsoll_operator.controllers.pods import Evictions, delete_expired_incidents
 from plimsoll_operator.controllers.writes import (
     EventRecorder,
     FailureCounter,
@@ -51,7 +51,7 @@ _OWNED_KINDS = frozenset(kind.kind for kind in OWNED_KINDS)
 Observation = TypeVar("Observation")
 
 
-def get_current_time() -> str:
+def format_current_time() -> str:
     """Return the current time in RFC 3339."""
     return format_rfc3339(time.time())
 
@@ -89,11 +89,11 @@ class Reconciler(ABC, Generic[Observation]):
 
     async def handle(self, key: Key) -> None:
         """Reconcile ``key`` and update its status."""
-        item = self._find_item(key)
+        item = self._get_item(key)
         if item is None:
             for stateful in (self._scraper, self._refusals, self._owned, self):
                 stateful.forget(key)
-            retention_s = await retain_incidents(
+            retention_s = await delete_expired_incidents(
                 self._api, self._store, key, self._list_incidents(key), self._clock(), self._config
             )
             if retention_s is not None:
@@ -101,40 +101,40 @@ class Reconciler(ABC, Generic[Observation]):
             return
         if item["metadata"].get("deletionTimestamp"):
             return
-        observed, requeue_s = self.OBSERVATION(), list[float | None]()
+        observation, requeue_delays_s = self.OBSERVATION(), list[float | None]()
         failure: Failure | None = None
         error: Exception | None = None
         try:
-            failure = await self.apply_spec(key, item, observed, requeue_s)
+            failure = await self.apply_spec(key, item, observation, requeue_delays_s)
         except (InvalidSpecError, NameConflictError, ApiError) as problem:
             failure, error = self._refusals.classify(key, problem)
         else:
             self._refusals.forget(key)
         if failure is not None:
             await self._recorder.write(item, [make_failure_notice(failure)])
-        item = self._find_item(key) or item
-        wanted, next_s = await self.make_status(key, item, observed, failure)
+        item = self._get_item(key) or item
+        wanted, next_s = await self.make_status(key, item, observation, failure)
         before = item.get("status")
         if wanted != before and await write_status(self._api, self._store, self.KIND, item, wanted):
             await self._recorder.write(item, self.list_notices(before or {}, wanted))
-        if (due_s := find_shortest_delay_s(*requeue_s, next_s)) is not None:
+        if (due_s := find_shortest_delay_s(*requeue_delays_s, next_s)) is not None:
             self._requeue_later(key, due_s)
         if error:
             raise error
 
     @abstractmethod
     async def apply_spec(
-        self, key: Key, item: Object, observed: Observation, requeue_s: list[float | None]
+        self, key: Key, item: Object, observation: Observation, requeue_delays_s: list[float | None]
     ) -> Failure | None:
         """Apply the spec. Return a failure if part of the spec was not applied; None otherwise.
 
-        Append the seconds until the next check to ``requeue_s``. Raises InvalidSpecError,
+        Append the seconds until the next check to ``requeue_delays_s``. Raises InvalidSpecError,
         NameConflictError and ApiError.
         """
 
     @abstractmethod
     async def make_status(
-        self, key: Key, item: Object, observed: Observation, failure: Failure | None
+        self, key: Key, item: Object, observation: Observation, failure: Failure | None
     ) -> tuple[Object, float | None]:
         """Return the status, and the seconds until it may change without an event, or None."""
 
@@ -146,7 +146,7 @@ class Reconciler(ABC, Generic[Observation]):
     def forget(self, key: Key) -> None:
         """Drop the state of a deleted object."""
 
-    async def _make_files(
+    async def _make_extra_files(
         self,
         key: Key,
         pods: Sequence[PodView | SelectedPod],
@@ -162,9 +162,9 @@ class Reconciler(ABC, Generic[Observation]):
         files: dict[str, str] = {}
         if memory.has_auto_budget:
             before = str(((published or {}).get("data") or {}).get(LEARNED_FILE) or "")
-            incidents, figures = self._list_incidents(key), self._scraper.get_latest(key)
+            incidents, metrics = self._list_incidents(key), self._scraper.get_latest(key)
             now = parse_rfc3339(self._clock())
-            files[LEARNED_FILE] = make_learned_file(before, replicas, incidents, figures, now)
+            files[LEARNED_FILE] = make_learned_file(before, replicas, incidents, metrics, now)
         files[DEVICE_HEALTH_FILE] = encode_pod_devices(
             {one.uid: one.unhealthy_devices for one in pods}, MAX_UNHEALTHY_PODS
         )
@@ -173,7 +173,7 @@ class Reconciler(ABC, Generic[Observation]):
         )
         return {name: text for name, text in files.items() if text}
 
-    def _find_item(self, key: Key) -> Object | None:
+    def _get_item(self, key: Key) -> Object | None:
         return self._store.get(key, Ref(self.KIND.kind, key.name))
 
     def _list_incidents(self, key: Key) -> list[Object]:

@@ -45,20 +45,20 @@ class _NamespaceEvents:
     tasks: list[asyncio.Task[None]]
     policies: set[Key] = field(default_factory=set)
     read: list[tuple[RefusedCreation, Object]] = field(default_factory=list)
-    changed: bool = True
+    on_change: bool = True
 
 
-class RefusedCreations:
+class RefusedCreationWatch:
     """Watches for rejected pods.
 
-    ``changed`` is called with each policy in the namespace of a rejected pod.
+    ``on_change`` is called with each policy in the namespace of a rejected pod.
     """
 
     def __init__(
-        self, api: Api, images: Images, changed: Callable[[Key], None], clock: Callable[[], str]
+        self, api: Api, images: Images, on_change: Callable[[Key], None], clock: Callable[[], str]
     ) -> None:
         """Prepare the watches. ``clock`` returns the time in RFC 3339."""
-        self._api, self._images, self._changed, self._clock = api, images, changed, clock
+        self._api, self._images, self._on_change, self._clock = api, images, on_change, clock
         self._namespaces: dict[str, _NamespaceEvents] = {}
         self._owners: OrderedDict[str, Object] = OrderedDict()
 
@@ -81,12 +81,12 @@ class RefusedCreations:
         TimeoutError if a request to the API server fails.
         """
         known = self._watch(key)
-        if known.changed:
-            known.changed = False
+        if known.on_change:
+            known.on_change = False
             try:
                 known.read = await self._read(key.namespace)
             except BaseException:
-                known.changed = True
+                known.on_change = True
                 raise
         rejections, now = [], self._clock()
         for refused, event in known.read:
@@ -123,9 +123,9 @@ class RefusedCreations:
     def _notify(self, namespace: str) -> None:
         known = self._namespaces.get(namespace)
         if known is not None:
-            known.changed = True
+            known.on_change = True
             for key in known.policies:
-                self._changed(key)
+                self._on_change(key)
 
     async def _read(self, namespace: str) -> list[tuple[RefusedCreation, Object]]:
         """Return the rejections in a namespace's Events, each with its Event."""

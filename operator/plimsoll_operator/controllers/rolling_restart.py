@@ -30,7 +30,7 @@ from plimsoll_operator.plans.rolling_restart import (
     explain_manual_restart,
     find_restart_obstacle,
     find_restartable_kind,
-    is_requested,
+    is_restart_requested,
     list_waiting_workloads,
     make_restart_patch,
 )
@@ -50,7 +50,7 @@ class _WorkloadCheck(NamedTuple):
     text: str
 
     @property
-    def is_requested(self) -> bool:
+    def is_restart_requested(self) -> bool:
         return self.text == RESTART_REQUESTED_MESSAGE
 
 
@@ -105,8 +105,8 @@ class RollingRestarts:
             return {}, []
         waiting, at = list_waiting_workloads(workloads), self._clock()
         many = sum(one.count_pods(SupervisionState.WAITING) for one in waiting) > limit
-        trial = injection is not None and not injection.proven and many
-        generation = policy.metadata.uid, policy.metadata.generation, trial
+        is_trial = injection is not None and not injection.proven and many
+        generation = policy.metadata.uid, policy.metadata.generation, is_trial
         seen = self._seen.get(key)
         if seen is None or seen[0] != generation:
             seen = self._seen[key] = (generation, at)
@@ -117,8 +117,8 @@ class RollingRestarts:
         texts: dict[WorkloadRef | None, str] = {}
         requested: list[WorkloadRef] = []
         checked = 0
-        busy = trial and any(
-            one.is_requested and one.generation == generation for one in checks.values()
+        busy = is_trial and any(
+            one.is_restart_requested and one.generation == generation for one in checks.values()
         )
         for one in waiting:
             ref, kind = one.ref, find_restartable_kind(one)
@@ -137,10 +137,10 @@ class RollingRestarts:
             old = known is None or known.generation != generation
             late = (
                 known is not None
-                and not known.is_requested
+                and not known.is_restart_requested
                 and at - known.checked_at >= self._clocks.rollout_again
             )
-            if busy and (known is None or not known.is_requested):
+            if busy and (known is None or not known.is_restart_requested):
                 texts[ref] = UNPROVEN_MESSAGE
                 continue
             if (old or late) and not self._is_webhook_ready():
@@ -148,22 +148,24 @@ class RollingRestarts:
                 continue
             if (old or late) and settled and checked < MAX_CHECKS_PER_RECONCILE:
                 checked += 1
-                text, new = await self._request(kind, key.namespace, ref.name, policy, now, trial)
+                text, new = await self._request_restart(
+                    kind, key.namespace, ref.name, policy, now, is_trial
+                )
                 known = checks[ref] = _WorkloadCheck(generation, at, text)
                 requested += [ref] if new else []
-                busy = trial and known.is_requested
+                busy = is_trial and known.is_restart_requested
             if known is not None and known.generation == generation:
                 texts[ref] = known.text
         return texts, requested
 
-    async def _request(
+    async def _request_restart(
         self,
         kind: Kind,
         namespace: str,
         name: str,
         policy: SupervisionPolicy,
         now: str,
-        trial: bool,
+        is_trial: bool,
     ) -> tuple[str, bool]:
         """Request the restart of one workload.
 
@@ -174,7 +176,7 @@ class RollingRestarts:
             if live is None:
                 return "the workload no longer exists", False
             live |= {"apiVersion": kind.api_version, "kind": kind.kind}
-            if is_requested(live, policy, trial):
+            if is_restart_requested(live, policy, is_trial):
                 return RESTART_REQUESTED_MESSAGE, False
             if obstacle := find_restart_obstacle(live, policy):
                 return obstacle, False
@@ -186,7 +188,7 @@ class RollingRestarts:
                 name,
             )
             await self._api.apply(
-                kind, make_restart_patch(live, policy, now, trial), manager=ROLLOUT_FIELD_MANAGER
+                kind, make_restart_patch(live, policy, now, is_trial), manager=ROLLOUT_FIELD_MANAGER
             )
         except ApiError as error:
             if not error.is_lasting:

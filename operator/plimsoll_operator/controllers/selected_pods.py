@@ -20,7 +20,7 @@ from plimsoll_operator.fleet.selected_pods import (
     compute_next_stuck_s,
     find_matching_policies,
     parse_policies,
-    summarize,
+    summarize_pod,
 )
 from plimsoll_operator.kinds import POD, POLICY, Key, Object
 from plimsoll_operator.render.containers import Images
@@ -66,10 +66,10 @@ class _NamespacePods:
 
 
 class PolicyPods:
-    """Watches of the selected pods. ``changed`` is called with each policy whose pods changed."""
+    """Watches of the selected pods. ``on_change`` is called with each policy whose pods changed."""
 
     def __init__(
-        self, api: Api, store: Store, images: Images, changed: Callable[[Key], None],
+        self, api: Api, store: Store, images: Images, on_change: Callable[[Key], None],
         timeout_s: float, settle_s: float, clock: Callable[[], str],
     ) -> None:  # fmt: skip
         """Prepare the watches.
@@ -77,7 +77,7 @@ class PolicyPods:
         ``timeout_s`` limits the wait for the first list. Changes of a policy's pods within
         ``settle_s`` are reported once. ``clock`` returns the time in RFC 3339.
         """
-        self._api, self._store, self._images, self._changed = api, store, images, changed
+        self._api, self._store, self._images, self._on_change = api, store, images, on_change
         self._timeout_s, self._settle_s, self._clock = timeout_s, settle_s, clock
         self._namespaces: dict[str, _NamespacePods] = {}
         self._watches: dict[str, tuple[Reflector, asyncio.Task[None]]] = {}
@@ -111,7 +111,7 @@ class PolicyPods:
         self._start_watch(namespace, fresh)
         for one in policies:
             if one.metadata.name != key.name:
-                self._changed(Key(namespace, one.metadata.name, POLICY.kind))
+                self._on_change(Key(namespace, one.metadata.name, POLICY.kind))
 
     async def read(
         self, key: Key, policy: SupervisionPolicy
@@ -160,7 +160,7 @@ class PolicyPods:
         meta = pod["metadata"]
         names = _list_selecting_policies(known.policies, pod)
         if policy.metadata.name in names:
-            summary = summarize(pod, policy, names, self._images, now := self._clock())
+            summary = summarize_pod(pod, policy, names, self._images, now := self._clock())
             read[meta["name"]] = _CachedPod(
                 meta["resourceVersion"], summary, find_address(pod), now
             )
@@ -196,7 +196,7 @@ class PolicyPods:
 
     def _notify(self, key: Key) -> None:
         del self._due[key]
-        self._changed(key)
+        self._on_change(key)
 
 
 def _list_selecting_policies(policies: Iterable[SupervisionPolicy], pod: Object) -> list[str]:

@@ -15,9 +15,9 @@ from plimsoll_operator.controllers.pods import read_pod_events, reconcile_pods
 from plimsoll_operator.controllers.reconciler import (
     Reconciler,
     find_shortest_delay_s,
-    get_current_time,
+    format_current_time,
 )
-from plimsoll_operator.controllers.refused_creations import RefusedCreations
+from plimsoll_operator.controllers.refused_creations import RefusedCreationWatch
 from plimsoll_operator.controllers.rolling_restart import RollingRestarts
 from plimsoll_operator.controllers.selected_pods import PolicyPods
 from plimsoll_operator.fleet.group_loops import GroupHistory
@@ -77,7 +77,7 @@ class PolicyController(Reconciler[_Observation]):
         config: Config,
         add: Callable[[Key], None] = lambda _: None,
         requeue_later: Callable[[Key, float], None] = lambda *_: None,
-        clock: Callable[[], str] = get_current_time,
+        clock: Callable[[], str] = format_current_time,
         is_webhook_ready: Callable[[], bool] = lambda: True,
     ) -> None:
         """Prepare a controller for the policies in ``store``.
@@ -92,7 +92,7 @@ class PolicyController(Reconciler[_Observation]):
         self._selected = PolicyPods(
             api, store, images, add, config.request_timeout_s, clocks.policy_pods, clock
         )
-        self._refused = RefusedCreations(api, images, add, clock)
+        self._refused = RefusedCreationWatch(api, images, add, clock)
         self._groups = GroupHistory()
         self.suspects: dict[Key, tuple[str, ...]] = {}
         """Names of the workloads of each policy with a revision that leaks memory in most
@@ -119,15 +119,19 @@ class PolicyController(Reconciler[_Observation]):
             kept.pop(key, None)
 
     async def apply_spec(
-        self, key: Key, item: Object, observed: _Observation, requeue_s: list[float | None]
+        self,
+        key: Key,
+        item: Object,
+        observation: _Observation,
+        requeue_delays_s: list[float | None],
     ) -> Failure | None:
         """Read the pods, apply and delete objects, reconcile the pods, and request restarts."""
         policy = parse_object(SupervisionPolicy, item)
-        observed.pods, addresses = pods, _ = await self._selected.read(key, policy)
-        self._scraper.follow(key, addresses)
+        observation.pods, addresses = pods, _ = await self._selected.read(key, policy)
+        self._scraper.set_addresses(key, addresses)
         if self._config.webhook is not None:
             created = item["metadata"].get("creationTimestamp") or ""
-            observed.refused = await self._refused.list_recent(key, policy, created)
+            observation.refused = await self._refused.list_recent(key, policy, created)
         counts = Counter(one.state for one in pods)
         self.pods[key] = {
             state: counts[state]
@@ -135,16 +139,18 @@ class PolicyController(Reconciler[_Observation]):
             if state is not SupervisionState.LEAVING
         }
         plan = await self._apply(key, item, policy, pods)
-        requeue_s += [compute_next_stuck_s(pods, self._clock()), HOUR_S]
+        requeue_delays_s += [compute_next_stuck_s(pods, self._clock()), HOUR_S]
         next_check_s = await reconcile_pods(
             self._api, self._store, key, item, _make_views_without_containers(pods),
             self._list_incidents(key), self._clock(), self._config,
             self._evictions, {one.name for one in pods if one.member.workload is None},
-            self._groups.observe(key, pods, self._clock()),
+            self._groups.record_starts(key, pods, self._clock()),
         )  # fmt: skip
-        requeue_s.append(next_check_s)
-        observed.wait_reasons = await self._request_restarts(key, item, policy, plan)
-        requeue_s.append(self._config.clocks.rollout_settle if observed.wait_reasons else None)
+        requeue_delays_s.append(next_check_s)
+        observation.wait_reasons = await self._request_restarts(key, item, policy, plan)
+        requeue_delays_s.append(
+            self._config.clocks.rollout_settle if observation.wait_reasons else None
+        )
         return plan.failure
 
     async def _apply(
@@ -153,7 +159,7 @@ class PolicyController(Reconciler[_Observation]):
         incidents, owned = self._list_incidents(key), self._find_live_objects(key)
         replicas = list_policy_replicas(sorted(pods, key=lambda one: one.created))
         published = owned.get(Ref("ConfigMap", make_policy_object_name(key.name)))
-        files = await self._make_files(key, pods, replicas, policy.spec.memory, published)
+        files = await self._make_extra_files(key, pods, replicas, policy.spec.memory, published)
         now, before = self._clock(), item.get("status")
         plan = make_plan(policy, owned, pods, incidents, now, before, files)
         for one in plan.desired:
@@ -178,26 +184,26 @@ class PolicyController(Reconciler[_Observation]):
         return wait_reasons
 
     async def make_status(
-        self, key: Key, item: Object, observed: _Observation, failure: Failure | None
+        self, key: Key, item: Object, observation: _Observation, failure: Failure | None
     ) -> tuple[Object, float | None]:
         """Return the status, and the seconds until it may change without an event, or None."""
-        figures, now = self._scraper.get_published(key), self._clock()
-        views = [one.view for one in observed.pods or () if one.view]
+        metrics, now = self._scraper.get_published(key), self._clock()
+        views = [one.view for one in observation.pods or () if one.view]
         clocks, incidents = self._config.clocks, self._list_incidents(key)
         events, next_s = await read_pod_events(self._api, key.namespace, views, now, clocks)
-        injection = self._decide_injection(item, observed)
+        injection = self._decide_injection(item, observation)
         wanted = make_status(
             item,
-            observed.pods,
+            observation.pods,
             incidents,
-            figures,
+            metrics,
             failure,
             now,
-            observed.wait_reasons,
+            observation.wait_reasons,
             events,
             injection,
             parse_object(SupervisionPolicy, item).spec.memory
-            if observed.pods is not None
+            if observation.pods is not None
             else None,
             self._scraper.get_latest(key),
         )
@@ -214,14 +220,16 @@ class PolicyController(Reconciler[_Observation]):
         """Return the Events for suspect revisions and for a stopped injection."""
         return [*make_suspect_notices(previous, status), *make_injection_notices(previous, status)]
 
-    def _decide_injection(self, item: Object, observed: _Observation) -> Object | None:
+    def _decide_injection(self, item: Object, observation: _Observation) -> Object | None:
         """Return the new ``status.injection``; None if the pods have not been read."""
-        if observed.pods is None:
+        if observation.pods is None:
             return None
         policy, config = parse_object(SupervisionPolicy, item), self._config
         images, before = format_images(policy, config.images), parse_injection(item.get("status"))
         limit, now = config.max_waiting_pods, self._clock()
-        return decide_injection(before, policy, images, observed.pods, limit, now, observed.refused)
+        return decide_injection(
+            before, policy, images, observation.pods, limit, now, observation.refused
+        )
 
 
 def _make_views_without_containers(pods: tuple[SelectedPod, ...]) -> list[PodView]:

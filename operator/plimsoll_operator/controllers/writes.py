@@ -87,9 +87,9 @@ class OwnedObjectWriter:
         kind, live = KINDS_BY_NAME[desired["kind"]], self._store.get(key, make_ref(desired))
         if live is not None and get_owner_uid(live) != uid:
             raise NameConflictError(desired)
-        known, where = self._fields.setdefault(key, {}), make_ref(desired)
-        if live is not None and not needs_apply(desired, live, known.get(where)):
-            _store_fields(known, where, get_owned_fields_hash(live, desired))
+        known, ref = self._fields.setdefault(key, {}), make_ref(desired)
+        if live is not None and not needs_apply(desired, live, known.get(ref)):
+            _store_fields(known, ref, get_owned_fields_hash(live, desired))
             return False
         log.info("%s: applying %s", key, " ".join(make_ref(desired)))
         full = add_current_replicas(desired, live, first_replicas)
@@ -97,7 +97,7 @@ class OwnedObjectWriter:
             send = self._api.apply if live is not None else self._api.apply_new
             created = await send(kind, full)
             self._store.put(created)
-            _store_fields(known, where, get_owned_fields_hash(created, desired))
+            _store_fields(known, ref, get_owned_fields_hash(created, desired))
         except ConflictError:
             existing = await self._api.get(kind, key.namespace, desired["metadata"]["name"])
             if existing is not None and get_owner_uid(existing) != uid:
@@ -119,11 +119,11 @@ class OwnedObjectWriter:
                 self._fields.get(key, {}).pop(make_ref(item), None)
 
 
-def _store_fields(known: dict[Ref, str], where: Ref, fields: str | None) -> None:
+def _store_fields(known: dict[Ref, str], ref: Ref, fields: str | None) -> None:
     if fields is None:
-        known.pop(where, None)
+        known.pop(ref, None)
     else:
-        known[where] = fields
+        known[ref] = fields
 
 
 async def write_status(api: Api, store: Store, kind: Kind, item: Object, status: Object) -> bool:

@@ -49,7 +49,7 @@ class SlotSet(NamedTuple):
 
 
 @dataclass
-class Allocation:
+class SlotAllocation:
     """Decision of the circuit breaker.
 
     Attributes:
@@ -74,26 +74,26 @@ def allocate_slots(
     leases: list[Object],
     incidents: list[Object],
     limit: int,
-    dead_uids: Collection[str] = (),
+    expired_uids: Collection[str] = (),
     overlong_uids: Collection[str] = (),
-    last_turn: Mapping[str, float] | None = None,
-) -> Allocation:
+    last_turn_ends: Mapping[str, float] | None = None,
+) -> SlotAllocation:
     """Decide which slots to close and which to leave open.
 
-    ``limit`` is the maximum number of slots that are held or left open. ``dead_uids`` are the UIDs
-    of Leases that count as free. ``overlong_uids`` are the UIDs of held Leases that no longer count
-    towards the limit. ``last_turn`` maps a Lease's UID to the end of its last turn. Leases that a
-    supervisor requests come first, then those with the oldest turn, then those with the oldest
-    incident.
+    ``limit`` is the maximum number of slots that are held or left open. ``expired_uids`` are the
+    UIDs of Leases that count as free. ``overlong_uids`` are the UIDs of held Leases that no longer
+    count towards the limit. ``last_turn_ends`` maps a Lease's UID to the end of its last turn.
+    Leases that a supervisor requests come first, then those with the oldest turn, then those with
+    the oldest incident.
     """
-    ended = last_turn or {}
+    ended = last_turn_ends or {}
     slots = [one for one in leases if _is_slot(one)]
     waits = _find_waiting_slot_sets(incidents, slots)
-    shares = _ShareCounter(slots, limit)
-    result = Allocation()
+    shares = _FairShareCounter(slots, limit)
+    result = SlotAllocation()
     candidates = []
     for one in slots:
-        if get_holder(one) in ("", OPERATOR_HOLDER) or one["metadata"]["uid"] in dead_uids:
+        if get_holder(one) in ("", OPERATOR_HOLDER) or one["metadata"]["uid"] in expired_uids:
             candidates.append(one)
         else:
             result.held += 1
@@ -122,7 +122,7 @@ def allocate_slots(
     return result
 
 
-class _ShareCounter:
+class _FairShareCounter:
     """Counter of how much of the limit each service and namespace uses."""
 
     def __init__(self, slots: list[Object], limit: int) -> None:

@@ -60,7 +60,7 @@ class GroupHistory:
         """Drop the history of a deleted policy."""
         self._created.pop(key, None)
 
-    def observe(self, key: Key, pods: Iterable[SelectedPod], now: str) -> list[GroupStarts]:
+    def record_starts(self, key: Key, pods: Iterable[SelectedPod], now: str) -> list[GroupStarts]:
         """Return the recent starts of each LeaderWorkerSet group among ``pods``.
 
         ``now`` is RFC 3339. The history of a group without a leader pod is kept for

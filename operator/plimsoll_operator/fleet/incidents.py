@@ -100,7 +100,7 @@ def plan_incidents(
                 " supervisor cannot end the incident"
             )
             _end_incident(changes, one, "Unresolved", "WritesExhausted", text, now)
-        elif _requests_replacement(one) and not present[pod_name].terminating:
+        elif _is_replacement_requested(one) and not present[pod_name].terminating:
             replaced[pod_name] = present[pod_name]
     changes.evict = [replaced[name] for name in sorted(replaced)]
     return changes
@@ -243,7 +243,7 @@ def _end_orphaned_incident(
     if not has_successor and age is not None and age < REPORT_GRACE_S:
         wait_s = min(REPORT_GRACE_S, REPORT_GRACE_S - age)
         changes.requeue_s = min(wait_s, changes.requeue_s or wait_s)
-    elif _requests_replacement(incident):
+    elif _is_replacement_requested(incident):
         text = "the pod was replaced at the request of its supervisor"
         _end_incident(changes, incident, "Resolved", "PodReplaced", text, now)
     elif _has_restarted_group(incident):
@@ -263,7 +263,7 @@ def _has_incident(name: str, incidents: list[Object]) -> bool:
     return any(one["metadata"]["name"] == name for one in incidents)
 
 
-def _requests_replacement(incident: Object) -> bool:
+def _is_replacement_requested(incident: Object) -> bool:
     steps = (incident.get("status") or {}).get("timeline") or ()
     return any(
         one.get("step") == REPLACE_STEP and one.get("outcome") in REQUESTED_OUTCOMES

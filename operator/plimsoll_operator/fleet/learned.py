@@ -29,7 +29,7 @@ from plimsoll_api.learned import (
     step_budget,
 )
 from plimsoll_operator.fleet.replicas import Replica, list_pods_with_growth
-from plimsoll_operator.fleet.supervisor_figures import SupervisorFigures
+from plimsoll_operator.fleet.supervisor_metrics import SupervisorMetrics
 from plimsoll_operator.kinds import Object
 
 HOUR_S = 3600.0
@@ -37,7 +37,9 @@ MAX_BUDGET_CHANGE_DAYS = 1.0
 """Maximum time in days that counts for one update of a budget, whose change per day is limited."""
 MIN_CHANGE_SHARE = 0.05
 """Smallest relative change of a value that is published, because each publication is a write."""
-LEARNED_GETTERS: tuple[tuple[str, Callable[[SupervisorFigures], LearnedMemory | None]], ...] = (
+LEARNED_MEMORY_GETTERS: tuple[
+    tuple[str, Callable[[SupervisorMetrics], LearnedMemory | None]], ...
+] = (
     ("host", lambda one: one.host_learned),
     ("device", lambda one: one.device_learned),
 )
@@ -47,7 +49,7 @@ def make_learned_file(
     published: str,
     replicas: Sequence[Replica],
     incidents: Iterable[Object],
-    figures: Mapping[str, SupervisorFigures],
+    metrics: Mapping[str, SupervisorMetrics],
     now: float,
 ) -> str:
     """Return the content of the learned file; empty if nothing is known.
@@ -69,16 +71,16 @@ def make_learned_file(
         if old is not None and (old.at, old.revision) == (hour, revision):
             continue
         reports = [
-            figures[one.pod] for one in replicas
+            metrics[one.pod] for one in replicas
             if (one.workload, one.revision) == (workload, revision)
-            and one.pod in figures and one.pod not in with_growth
+            and one.pod in metrics and one.pod not in with_growth
         ]  # fmt: skip
         memories = {
-            name: _merge_learned(old, name, read, revision, reports, hour)
-            for name, read in LEARNED_GETTERS
+            name: _merge_learned_memory(old, name, read, revision, reports, hour)
+            for name, read in LEARNED_MEMORY_GETTERS
         }
         new = LearnedWorkload(workload, revision, hour, **memories)
-        if any(memories.values()) and (old is None or _is_worth_writing(old, new)):
+        if any(memories.values()) and (old is None or _has_significant_change(old, new)):
             known[workload] = new
     newest = sorted(known.values(), key=lambda one: (-one.at, one.workload))[:MAX_LEARNED_WORKLOADS]
     kept = sorted(newest, key=lambda one: one.workload)
@@ -93,12 +95,12 @@ def _parse_learned_file(text: str) -> tuple[LearnedWorkload, ...]:
         return ()
 
 
-def _merge_learned(
+def _merge_learned_memory(
     previous: LearnedWorkload | None,
     memory: str,
-    getter: Callable[[SupervisorFigures], LearnedMemory | None],
+    getter: Callable[[SupervisorMetrics], LearnedMemory | None],
     revision: str,
-    reports: Sequence[SupervisorFigures],
+    reports: Sequence[SupervisorMetrics],
     hour: int,
 ) -> LearnedMemory | None:
     """Return the values that the replicas learned for one kind of memory; None if none did.
@@ -133,11 +135,11 @@ def _merge_learned(
     )
 
 
-def _is_worth_writing(old: LearnedWorkload, new: LearnedWorkload) -> bool:
+def _has_significant_change(old: LearnedWorkload, new: LearnedWorkload) -> bool:
     """Report whether ``new`` differs enough from ``old`` to be published."""
     if old.revision != new.revision:
         return True
-    for name, _ in LEARNED_GETTERS:
+    for name, _ in LEARNED_MEMORY_GETTERS:
         one, other = (getattr(each, name) or LearnedMemory() for each in (old, new))
         if (one.budget is None) != (other.budget is None):
             return True

@@ -180,7 +180,7 @@ def _may_be_caused_by_supervisor(
     names = {str(one["name"]) for one in added}
     reason = creation.reason
     if quota := _QUOTA_PATTERN.search(reason):
-        return _fits_quota_without_added(quota, added)
+        return _fits_quota_without_supervisor(quota, added)
     named = {
         name
         for groups in _CONTAINERS_PATTERN.findall(reason)
@@ -190,7 +190,7 @@ def _may_be_caused_by_supervisor(
     return named <= names
 
 
-def _fits_quota_without_added(match: re.Match[str], added_containers: list[Object]) -> bool:
+def _fits_quota_without_supervisor(match: re.Match[str], added_containers: list[Object]) -> bool:
     requested, used, limits = map(_parse_amounts, match.groups())
     counted = [one for one in added_containers if one.get("restartPolicy") == "Always"]
     for name, amount in requested.items():

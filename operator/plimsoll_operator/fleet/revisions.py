@@ -39,7 +39,7 @@ REPLICA_SET_KINDS = ("Deployment", "Rollout")
 
 
 @dataclass(frozen=True)
-class Suspect:
+class SuspectRevision:
     """A revision that leaks in most of its replicas.
 
     ``since`` is the time from which most replicas leak (RFC 3339).
@@ -77,12 +77,12 @@ def make_replica_pods(pods: Iterable[PodView]) -> list[ReplicaPod]:
     ]
 
 
-def find_suspect(
+def find_suspect_revision(
     revision: str,
     pods: list[ReplicaPod],
     incidents: Sequence[Object],
     min_leaking: int = MIN_LEAKING_REPLICAS,
-) -> Suspect | None:
+) -> SuspectRevision | None:
     """Return the earliest leak that most replicas of ``revision`` have; None if there is none.
 
     ``min_leaking`` is the minimum number of leaking replicas.
@@ -91,11 +91,11 @@ def find_suspect(
     first: dict[str, dict[str, str]] = defaultdict(dict)
     for incident, replica in _iterate_leaks(revision, pods, incidents):
         if _is_confirmed(incident):
-            opened_at, opened = first[_get_leak(incident)], incident["spec"]["openedAt"]
+            opened_at, opened = first[_format_leak(incident)], incident["spec"]["openedAt"]
             opened_at[replica] = min(opened_at.get(replica, opened), opened)
     needed = max(min_leaking, len(replicas) // 2 + 1)
     suspects = [
-        Suspect(
+        SuspectRevision(
             revision,
             leak,
             sorted(leaking.values())[needed - 1],
@@ -145,7 +145,7 @@ def describe_same_leak(leak: str, leaking: int, replicas: int, revision: str, si
 
 
 def make_suspect_status(
-    suspect: Suspect | None, previous: Object, update: str, action: str, changed: list[str]
+    suspect: SuspectRevision | None, previous: Object, update: str, action: str, changed: list[str]
 ) -> dict[str, Any] | None:
     """Return ``status.suspectRevision``, or None. Once suspect, ``update`` remains suspect."""
     known: dict[str, Any] | None = previous.get("suspectRevision")
@@ -170,21 +170,23 @@ def diff_templates(old_template: Any, new_template: Any, path: str = "") -> list
             diff_templates(old_template.get(k), new_template.get(k), f"{path}.{k}") for k in keys
         )
         return [one for part in parts for one in part][:MAX_CHANGED_PATHS]
-    if _have_names(old_template) and _have_names(new_template):
+    if _has_named_items(old_template) and _has_named_items(new_template):
         old, new = ({one["name"]: one for one in items} for items in (old_template, new_template))
         keys = sorted(old.keys() | new.keys())
         parts = (diff_templates(old.get(k), new.get(k), f"{path}[{k}]") for k in keys)
         return [one for part in parts for one in part][:MAX_CHANGED_PATHS]
     if old_template == new_template:
         return []
-    return [f"{path.removeprefix('.')}: {_shorten(old_template)} -> {_shorten(new_template)}"]
+    return [
+        f"{path.removeprefix('.')}: {_format_value(old_template)} -> {_format_value(new_template)}"
+    ]
 
 
-def _have_names(items: Any) -> bool:
+def _has_named_items(items: Any) -> bool:
     return isinstance(items, list) and all(isinstance(i, dict) and "name" in i for i in items)
 
 
-def _shorten(value: Any) -> str:
+def _format_value(value: Any) -> str:
     text = "none" if value is None else str(value)
     return text if len(text) <= 100 else f"{text[:97]}..."
 
@@ -194,7 +196,7 @@ def _is_confirmed(incident: Object) -> bool:
     return status.get("phase") not in (None, "Open") and status.get("outcome") != "Cleared"
 
 
-def _get_leak(incident: Object) -> str:
+def _format_leak(incident: Object) -> str:
     attribution = (incident.get("status") or {}).get("attribution") or {}
     segment = attribution.get("segment")
     kind = str(incident["spec"]["kind"])
@@ -215,7 +217,7 @@ def make_workload_evidence(workload: Workload) -> list[tuple[str, ReplicaPod]]:
     return [(pod.created, _make_evidence(pod)) for pod in active]
 
 
-def find_suspects(
+def find_suspect_workloads(
     workloads: Sequence[Workload], incidents: Sequence[Object], previous: Mapping[str, Object]
 ) -> dict[WorkloadRef, Object]:
     """Return ``suspectRevision`` of each workload that has a suspect revision.
@@ -233,7 +235,9 @@ def find_suspects(
             continue
         pods = [one for _, one in make_workload_evidence(workload)]
         revisions = sorted({one.revision for one in pods} - {""})
-        suspected = [suspect for name in revisions if (suspect := find_suspect(name, pods, own))]
+        suspected = [
+            suspect for name in revisions if (suspect := find_suspect_revision(name, pods, own))
+        ]
         first = min(suspected, key=lambda suspect: suspect.since, default=None)
         kept = (known.get("suspectRevision") or {}).get("revision")
         shown = make_suspect_status(first, known, kept if kept in revisions else "", "Reported", [])
@@ -348,7 +352,7 @@ def decide_rollout(
     service: InferenceService,
     status: Object,
     update: str,
-    suspect: Suspect | None,
+    suspect: SuspectRevision | None,
     known: Collection[str],
     running: str = "",
 ) -> RolloutDecision:

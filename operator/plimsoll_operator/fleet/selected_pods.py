@@ -110,23 +110,23 @@ class SelectedPod:
     claim_uses: tuple[ClaimUse, ...] = ()
 
 
-def summarize(
+def summarize_pod(
     pod: Object,
     policy: SupervisionPolicy,
-    selecting: Sequence[str],
+    selecting_policies: Sequence[str],
     images: Images,
     now: str = "",
 ) -> SelectedPod:
     """Summarize the state of ``pod`` under ``policy``.
 
-    ``selecting`` are the names of all policies that select the pod, oldest first. ``now`` is RFC
-    3339. If ``now`` is empty, the time of the last status update is used.
+    ``selecting_policies`` are the names of all policies that select the pod, oldest first. ``now``
+    is RFC 3339. If ``now`` is empty, the time of the last status update is used.
     """
     meta, spec = pod["metadata"], pod.get("spec") or {}
     name = policy.metadata.name
-    others = tuple(other for other in selecting if other != name)
-    is_oldest = not selecting or selecting[0] == name
-    state, reason = _find_supervision_state(pod, name, "" if is_oldest else selecting[0])
+    others = tuple(other for other in selecting_policies if other != name)
+    is_oldest = not selecting_policies or selecting_policies[0] == name
+    state, reason = _find_supervision_state(pod, name, "" if is_oldest else selecting_policies[0])
     is_oldest = is_oldest or state is SupervisionState.SUPERVISED
     if state is SupervisionState.WAITING and not _has_supervisor(pod):
         # A pod that admission would leave unchanged is not waiting.
@@ -189,7 +189,7 @@ def _find_start_state(pod: Object, view: PodView, now: str) -> StartState:
     has_run = any(one.last_termination or one.state == "running" for one in view.main_containers)
     natives = {one.get("name") for one in list_native_sidecars(pod["spec"])}
     engines = (*view.main_containers, *(one for one in view.init_containers if one.name in natives))
-    if loop := next((one for one in engines if _has_failed_at_once(one)), None):
+    if loop := next((one for one in engines if _has_failed_immediately(one)), None):
         text = (
             f"container {loop.name} exits immediately after each start"
             f" ({loop.find_cause(now).message}): if it must run as process 1, which is impossible"
@@ -211,7 +211,7 @@ def _find_start_state(pod: Object, view: PodView, now: str) -> StartState:
     return StartState(images)
 
 
-def _has_failed_at_once(container: Container) -> bool:
+def _has_failed_immediately(container: Container) -> bool:
     """Report whether a container is in a crash loop and failed right after its last start."""
     times = (
         container.last_termination.get("startedAt"),

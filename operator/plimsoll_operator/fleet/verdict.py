@@ -23,10 +23,10 @@ from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_operator.fleet.revisions import (
     ReplicaPod,
     describe_same_leak,
-    find_suspect,
+    find_suspect_revision,
     list_suspected_pods,
 )
-from plimsoll_operator.fleet.supervisor_figures import UNKNOWN_FIGURES, SupervisorFigures
+from plimsoll_operator.fleet.supervisor_metrics import UNKNOWN_METRICS, SupervisorMetrics
 from plimsoll_operator.kinds import Object
 
 MIN_OBSERVED_S = 1800.0
@@ -63,7 +63,7 @@ MAX_REVISIONS = 4
 def make_verdicts(
     pods: Sequence[tuple[str, ReplicaPod]],
     incidents: Sequence[Object],
-    figures: Mapping[str, SupervisorFigures],
+    metrics: Mapping[str, SupervisorMetrics],
     memory: MemoryPolicy,
     previous: Object,
 ) -> list[Object]:
@@ -82,10 +82,10 @@ def make_verdicts(
     for revision in sorted(newest, key=lambda one: (newest[one], one), reverse=True):
         replica_pods = [pod for _, pod in pods]
         verdict = (
-            _find_leak(revision, replica_pods, incidents, suspect)
-            or _find_doubt(revision, replica_pods, incidents, figures, memory)
-            or _judge_growth(
-                revision, replica_pods, figures, memory, previous_answers.get(revision) == Leaks.NO
+            _find_leak_verdict(revision, replica_pods, incidents, suspect)
+            or _find_unknown_verdict(revision, replica_pods, incidents, metrics, memory)
+            or _make_growth_verdict(
+                revision, replica_pods, metrics, memory, previous_answers.get(revision) == Leaks.NO
             )
         )
         results.append({"revision": revision} | verdict)
@@ -97,10 +97,10 @@ def may_change_with_time(verdicts: Iterable[Object]) -> bool:
     return any("minutesLeft" in one for one in verdicts)
 
 
-def _find_leak(
+def _find_leak_verdict(
     revision: str, pods: list[ReplicaPod], incidents: Sequence[Object], suspect: str | None
 ) -> Object | None:
-    if leaking := find_suspect(revision, pods, incidents, min_leaking=1):
+    if leaking := find_suspect_revision(revision, pods, incidents, min_leaking=1):
         text = describe_same_leak(
             leaking.leak, leaking.leaking, leaking.replicas, revision, leaking.since
         )
@@ -110,11 +110,11 @@ def _find_leak(
     return None
 
 
-def _find_doubt(
+def _find_unknown_verdict(
     revision: str,
     pods: list[ReplicaPod],
     incidents: Sequence[Object],
-    figures: Mapping[str, SupervisorFigures],
+    metrics: Mapping[str, SupervisorMetrics],
     memory: MemoryPolicy,
 ) -> Object | None:
     """Return the verdict Unknown if there is evidence of a leak, or no budget; None otherwise."""
@@ -122,7 +122,7 @@ def _find_doubt(
         text = "the growth of memory has no budget: set memory.host or memory.device"
         return {"leaks": Leaks.UNKNOWN.value, "message": text}
     own = [one.pod for one in pods if one.revision == revision]
-    seen = {one: figures.get(one, UNKNOWN_FIGURES) for one in own}
+    seen = {one: metrics.get(one, UNKNOWN_METRICS) for one in own}
     reasons = {
         "a leak is suspected or confirmed in": list_suspected_pods(revision, pods, incidents),
         "the leak budget is exhausted in": [
@@ -139,19 +139,19 @@ def _find_doubt(
     return None
 
 
-def _judge_growth(
+def _make_growth_verdict(
     revision: str,
     pods: list[ReplicaPod],
-    figures: Mapping[str, SupervisorFigures],
+    metrics: Mapping[str, SupervisorMetrics],
     memory: MemoryPolicy,
     was_clean: bool,
 ) -> Object:
     """Return the verdict No, or the verdict Unknown with the reason why it is not No."""
-    replicas: dict[str, list[_TimeToClean]] = defaultdict(list)
+    replicas: dict[str, list[_TimeToVerdict]] = defaultdict(list)
     for one in pods:
         if one.revision == revision:
             for kind, budget in _list_budgets(memory):
-                left = _compute_time_to_clean(kind, budget, figures.get(one.pod, UNKNOWN_FIGURES))
+                left = _compute_time_to_verdict(kind, budget, metrics.get(one.pod, UNKNOWN_METRICS))
                 replicas[one.replica].append(left)
     remaining = sorted(max(one) for one in replicas.values())
     left_s, reason = remaining[len(replicas) // 2]
@@ -168,7 +168,7 @@ def _list_budgets(memory: MemoryPolicy) -> list[tuple[str, MemoryBudget]]:
     return [(kind, budget) for kind, budget in both if budget is not None]
 
 
-class _TimeToClean(NamedTuple):
+class _TimeToVerdict(NamedTuple):
     """Seconds until a replica's memory counts as free of leaks, and the reason for the wait.
 
     The seconds are 0 or negative if the memory counts as free of leaks now.
@@ -178,21 +178,21 @@ class _TimeToClean(NamedTuple):
     reason: str
 
 
-def _compute_time_to_clean(
-    kind: str, budget: MemoryBudget, figures: SupervisorFigures
-) -> _TimeToClean:
+def _compute_time_to_verdict(
+    kind: str, budget: MemoryBudget, metrics: SupervisorMetrics
+) -> _TimeToVerdict:
     """Return the time until the ``kind`` of memory, host or device, counts as free of leaks.
 
     A replica that used ``share`` of its budget since the warm-up stays within the budget for a
     whole window only if the warm-up was more than ``share * window`` ago.
     """
-    share, growth = getattr(figures, kind), getattr(figures, f"{kind}_growth")
+    share, growth = getattr(metrics, kind), getattr(metrics, f"{kind}_growth")
     if share is None or growth is None:
         reason = f"the growth of {kind} memory is known in too few replicas"
-        return _TimeToClean(MIN_OBSERVED_S, reason)
+        return _TimeToVerdict(MIN_OBSERVED_S, reason)
     if growth.requests == 0:
         reason = "too few replicas have processed requests since their warm-up"
-        return _TimeToClean(math.inf, reason)
+        return _TimeToVerdict(math.inf, reason)
     requests_s = growth.age_s * MIN_OBSERVED_REQUESTS / growth.requests
     needed = max(
         (MIN_OBSERVED_S, "the replicas have not been observed for long enough"),
@@ -205,4 +205,4 @@ def _compute_time_to_clean(
             "the replicas have not processed enough requests",
         ),
     )
-    return _TimeToClean(needed[0] - growth.age_s, needed[1])
+    return _TimeToVerdict(needed[0] - growth.age_s, needed[1])

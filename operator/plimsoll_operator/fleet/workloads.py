@@ -98,7 +98,7 @@ class Workload:
         return sum(len(one.name) + 1 for one in self.pods if one.may_hold_slot) > MAX_REPLICAS_BYTES
 
 
-def group_pods(pods: Iterable[SelectedPod]) -> list[Workload]:
+def group_pods_by_workload(pods: Iterable[SelectedPod]) -> list[Workload]:
     """Group ``pods`` by their workload, sorted."""
     by_workload: dict[WorkloadRef | None, list[SelectedPod]] = defaultdict(list)
     for one in pods:
@@ -110,7 +110,7 @@ def group_pods(pods: Iterable[SelectedPod]) -> list[Workload]:
     return sorted(workloads, key=lambda one: one.sort_key)
 
 
-def group_by_slots(pods: Iterable[SelectedPod], scope: SlotScope) -> list[Workload]:
+def group_pods_by_slots(pods: Iterable[SelectedPod], scope: SlotScope) -> list[Workload]:
     """Group ``pods`` by the slots that they share, sorted."""
     by_owner: dict[SlotOwner, list[SelectedPod]] = defaultdict(list)
     graphs: dict[WorkloadRef | None, dict[PodRole, list[str]]] = defaultdict(dict)
@@ -142,7 +142,7 @@ def _format_shortened_roles(pods: dict[PodRole, list[str]]) -> str:
     return format_roles(kept)
 
 
-def choose_workloads(
+def choose_workloads_with_slots(
     policy: str, workloads: Sequence[Workload], leases: Collection[str]
 ) -> list[Workload]:
     """Return the ``workloads`` that get slots, at most :data:`MAX_WORKLOADS`.
@@ -152,11 +152,11 @@ def choose_workloads(
     """
     wanted = [one for one in workloads if one.needs_slots]
 
-    def rank(one: Workload) -> tuple[bool, bool]:
+    def make_priority(one: Workload) -> tuple[bool, bool]:
         has = one.make_slot_names(policy, 1)[0] in leases
         return not has, not any(pod.may_hold_slot for pod in one.pods)
 
-    chosen = sorted(wanted, key=rank)[
+    chosen = sorted(wanted, key=make_priority)[
         :MAX_WORKLOADS
     ]  # the sort is stable: ties stay ordered by kind and name
     return sorted(chosen, key=lambda one: one.sort_key)

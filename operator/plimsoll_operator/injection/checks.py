@@ -15,7 +15,7 @@ from plimsoll_operator.injection.first_process import check_first_process
 from plimsoll_operator.injection.options import InjectionOptions, OptionNames
 from plimsoll_operator.render import names
 from plimsoll_operator.render.containers import list_native_sidecars
-from plimsoll_operator.render.paths import POD_PLACES, SupervisorPlaces, make_host_network_places
+from plimsoll_operator.render.paths import POD_LAYOUT, SupervisorLayout, make_host_network_layout
 from plimsoll_operator.render.probe import CODE_DIR, SOCKET_DIR, SOCKET_VOLUME
 from plimsoll_operator.render.probe import PROBE_NAME as PROBE
 
@@ -69,7 +69,7 @@ def check_pod_fields(pod: Object, path: str, fields: OptionNames) -> None:
         )
 
 
-def check_names(pod: Object, path: str) -> None:
+def check_reserved_names(pod: Object, path: str) -> None:
     """Reject containers and volumes whose names the supervisor needs. Raises InjectionError.
 
     The pod must not have Plimsoll's supervisor yet.
@@ -89,19 +89,19 @@ def check_names(pod: Object, path: str) -> None:
             )
 
 
-def find_supervisor_places(pod: Object, engine: EngineContainer) -> SupervisorPlaces:
+def choose_supervisor_layout(pod: Object, engine: EngineContainer) -> SupervisorLayout:
     """Return the supervisor's paths and ports in a pod that is a replica of its own."""
-    return make_host_network_places(engine.port) if pod.get("hostNetwork") else POD_PLACES
+    return make_host_network_layout(engine.port) if pod.get("hostNetwork") else POD_LAYOUT
 
 
 def check_ports(
-    containers: list[Object], engine: EngineContainer, path: str, places: SupervisorPlaces
+    containers: list[Object], engine: EngineContainer, path: str, layout: SupervisorLayout
 ) -> None:
     """Reject a pod in which a container uses one of the supervisor's ports. Raises InjectionError.
 
     The containers of a pod share its network namespace.
     """
-    own = (places.metrics_port, places.probe_port)
+    own = (layout.metrics_port, layout.probe_port)
     if engine.port in own:
         raise InjectionError(
             f"{engine.path}: the engine serves on port {engine.port}, but ports {own[0]} and"
@@ -181,7 +181,7 @@ def check_engine(
     engine: EngineContainer,
     path: str,
     options: InjectionOptions,
-    places: SupervisorPlaces,
+    layout: SupervisorLayout,
 ) -> None:
     """Run all checks that depend on the engine. Raises InjectionError.
 
@@ -189,16 +189,16 @@ def check_engine(
     """
     check_first_process(pod | {"containers": containers}, path, options.fields)
     running = [*containers, *list_native_sidecars(pod)]
-    check_ports(running, engine, path, places)
+    check_ports(running, engine, path, layout)
     container = next(one for one in running if one.get("name") == engine.container)
     check_user(pod, container, engine, options)
     if options.probe:
         check_mounts(container, engine, options.fields)
     check_budget(options.memory.host, engine, options.fields)
-    check_restarts(engine, path, options)
+    check_restart_policy(engine, path, options)
 
 
-def check_restarts(engine: EngineContainer, path: str, options: InjectionOptions) -> None:
+def check_restart_policy(engine: EngineContainer, path: str, options: InjectionOptions) -> None:
     """Reject mode Recover if the kubelet does not restart the engine. Raises InjectionError.
 
     With the operator, the mode is allowed: the supervisor then takes no action that ends the

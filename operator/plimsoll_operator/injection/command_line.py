@@ -107,7 +107,7 @@ def _add_command(
     words: Sequence[str], line: CommandLine, scripts: dict[str, str], depth: int
 ) -> None:
     """Add a command to ``line``, or the commands of its script if it runs a shell script."""
-    run = _strip_setup(words, line)
+    run = _strip_wrappers(words, line)
     if not run:
         return
     script = (
@@ -126,7 +126,7 @@ def _add_command(
         _add_command(command, line, scripts, depth + 1)
 
 
-def _strip_setup(words: Sequence[str], line: CommandLine) -> list[str]:
+def _strip_wrappers(words: Sequence[str], line: CommandLine) -> list[str]:
     """Return a command without shell keywords, wrapper programs and assignments.
 
     Add the assigned variables to ``line``.

@@ -12,10 +12,10 @@ from plimsoll_api.workloads import KSERVE_API
 from plimsoll_operator.injection import kserve_llm
 from plimsoll_operator.injection.checks import (
     check_engine,
-    check_names,
     check_pod_fields,
+    check_reserved_names,
+    choose_supervisor_layout,
     find_supervisor,
-    find_supervisor_places,
 )
 from plimsoll_operator.injection.configuration import InjectedDocument, make_config_map
 from plimsoll_operator.injection.engine import (
@@ -56,24 +56,24 @@ def inject_document(document: Object, options: InjectionOptions) -> InjectedDocu
     metadata = changed.get("metadata")
     meta: Object = metadata if isinstance(metadata, dict) else {}
     name = str(meta.get("name") or str(meta.get("generateName") or "engine").rstrip("-"))
-    where = f"{changed.get('apiVersion')} {changed.get('kind')} {name}"
+    location = f"{changed.get('apiVersion')} {changed.get('kind')} {name}"
     namespace = meta.get("namespace")
     if options.namespace is not None and namespace not in (None, options.namespace):
         text = (
             f"the namespace of the document is {namespace}, but that of the policy is"
             f" {options.namespace}"
         )
-        return InjectedDocument(document, None, (f"{where}: {format_unchanged_note(text)}",))
-    _check_knative(changed, where)
+        return InjectedDocument(document, None, (f"{location}: {format_unchanged_note(text)}",))
+    _check_knative(changed, location)
     if kserve_llm.is_llm_service(changed):
         return kserve_llm.inject_llm_service(document, changed, options)
     injected: Object | None = None
     notes: list[str] = []
-    pods = list_pod_specs(changed, where)
+    pods = list_pod_specs(changed, location)
     if not pods and (reason := _explain_other_kind(changed, options)) is not None:
-        return InjectedDocument(document, None, (f"{where}: {format_unchanged_note(reason)}",))
+        return InjectedDocument(document, None, (f"{location}: {format_unchanged_note(reason)}",))
     for pod in pods:
-        at = f"{where}: {pod.path}"
+        at = f"{location}: {pod.path}"
         engine = _find_engine(pod, at, options)
         if isinstance(engine, str):
             notes.append(f"{at}: {format_unchanged_note(engine)}")
@@ -84,7 +84,7 @@ def inject_document(document: Object, options: InjectionOptions) -> InjectedDocu
             engine,
             options,
             names.make_supervisor_name(name),
-            places=find_supervisor_places(pod.spec, engine),
+            layout=choose_supervisor_layout(pod.spec, engine),
         )
         pod.labels[SERVICE_LABEL] = name[:MAX_LABEL_CHARS].rstrip("-.")
         role = find_role({**pod.inherited, **pod.labels}, engine.words)
@@ -99,7 +99,7 @@ KNATIVE_MODES = ("serverless", "knative")
 DEPLOYMENT_MODE_ANNOTATION = "serving.kserve.io/deploymentMode"
 
 
-def _check_knative(document: Object, where: str) -> None:
+def _check_knative(document: Object, location: str) -> None:
     """Reject documents whose pods Knative creates. Raises InjectionError.
 
     Knative allows neither a shared process namespace nor init containers.
@@ -112,7 +112,7 @@ def _check_knative(document: Object, where: str) -> None:
     if kserve or (group == "serving.knative.dev" and document.get("kind") == "Service"):
         instead = f"; set the annotation {DEPLOYMENT_MODE_ANNOTATION}: Standard" if kserve else ""
         raise InjectionError(
-            f"{where}: Knative rejects shareProcessNamespace and init containers, which a"
+            f"{location}: Knative rejects shareProcessNamespace and init containers, which a"
             f" supervisor needs{instead}"
         )
 
@@ -152,13 +152,13 @@ def _has_engine(pod: Object) -> bool:
     return any(classify_container(one).kind is not None for one in pod["containers"])
 
 
-def _find_placeholder(pod: PodSpec) -> str | None:
+def _find_placeholder_image(pod: PodSpec) -> str | None:
     """Return the first image that is still a template placeholder, or None."""
     images = [str(one.get("image") or "") for one in list_all_containers(pod.spec)]
     return next((one for one in images if "{{" in one or "$" in one), None)
 
 
-def _comes_from_patch(pod: PodSpec) -> bool:
+def _is_patch(pod: PodSpec) -> bool:
     """Report whether a container has no image, as in a kustomize patch."""
     listed = pod.spec.get("containers")
     containers = listed if isinstance(listed, list) else []
@@ -185,12 +185,12 @@ def _find_engine(pod: PodSpec, path: str, options: InjectionOptions) -> EngineCo
     ) is not None:
         return mismatch
     check_types(pod.spec, path)
-    if _comes_from_patch(pod):
+    if _is_patch(pod):
         return (
             "a container has no image: if the document is a patch, inject the output of kustomize"
             " build instead"
         )
-    if (image := _find_placeholder(pod)) is not None:
+    if (image := _find_placeholder_image(pod)) is not None:
         return (
             f"the image {image} is a placeholder: replace it first, for example with helm template"
             " or envsubst"
@@ -216,7 +216,7 @@ def _find_engine(pod: PodSpec, path: str, options: InjectionOptions) -> EngineCo
     if pod.restarts_group and not options.group_restarts:
         raise InjectionError(f"{path}: {explain_group_restart(options, pod.restarts_group)}")
     if find_supervisor(spec) is None:
-        check_names(spec, path)
+        check_reserved_names(spec, path)
     engine = replace(engine, no_restart_reason=engine.no_restart_reason or pod.no_restart_reason)
-    check_engine(spec, containers, engine, path, options, find_supervisor_places(spec, engine))
+    check_engine(spec, containers, engine, path, options, choose_supervisor_layout(spec, engine))
     return engine

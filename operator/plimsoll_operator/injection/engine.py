@@ -18,8 +18,8 @@ from plimsoll_operator.injection.command_line import MAX_COMMAND_CHARS, CommandL
 from plimsoll_operator.injection.errors import InjectionError
 from plimsoll_operator.injection.listening import (
     KSERVE_CONTAINER,
-    find_address,
-    find_scripts,
+    find_engine_address,
+    find_mounted_scripts,
     resolve_variables,
 )
 from plimsoll_operator.injection.options import InjectionOptions
@@ -193,7 +193,7 @@ def _starts_ray(container: Object, line: CommandLine, image: str) -> bool:
 
 def find_engine(
     pod: Object,
-    where: str,
+    location: str,
     options: InjectionOptions,
     worker: bool = False,
     ray: bool = False,
@@ -202,19 +202,19 @@ def find_engine(
     """Return the engine in a pod spec; None if no container runs vLLM or SGLang.
 
     ``options`` may set the engine's container, type and port, and may accept any program as a
-    custom engine. ``where`` names the document and the path of the pod spec, for messages. A
+    custom engine. ``location`` names the document and the path of the pod spec, for messages. A
     ``worker`` of a group needs no port. ``ray`` is True if KubeRay starts Ray in the pod. Raises
     InjectionError.
     """
     kind, port = options.engine_type, options.engine.port
-    chosen = _choose_container(pod, where, options)
+    chosen = _choose_container(pod, location, options)
     if chosen is None:
         return None
     if ray and chosen.rank < COMMAND_RANK:
         chosen = replace(chosen, ray=True)
     container = chosen.container
     native = any(one is container for one in list_native_sidecars(pod))
-    path = f"{where}.{'initContainers' if native else 'containers'}[{container.get('name')}]"
+    path = f"{location}.{'initContainers' if native else 'containers'}[{container.get('name')}]"
     if command_line.count_command_chars(container) > MAX_COMMAND_CHARS:
         raise InjectionError(
             f"{path}: the engine's flags are unknown, because the command has more than"
@@ -229,7 +229,7 @@ def find_engine(
     if server.no_port_reason and port is None and not worker and type_ is not EngineType.CUSTOM:
         raise InjectionError(f"{path}: {server.shown}: {server.no_port_reason}")
     variables = {**chosen.line.variables, **resolve_variables(container, options.config_maps)}
-    address = find_address(container, server, type_, variables, path)
+    address = find_engine_address(container, server, type_, variables, path)
     number, by = (
         (port, options.fields.port) if port is not None else (address.port, address.evidence)
     )
@@ -253,8 +253,8 @@ def find_engine(
         port=number,
         model=address.model,
         limits=limits,
-        uid=_find_uid(pod, container, where, path),
-        is_hidden=_is_hidden(pod, container),
+        uid=_find_uid(pod, container, location, path),
+        is_hidden=_is_hidden_from_supervisor(pod, container),
         shm=_find_shm_mount(container),
         shares_device=shares_device(requested, list_resource_claims(container), pod, annotations),
         no_restart_reason="" if native else _find_no_restart_reason(pod),
@@ -273,7 +273,7 @@ def describe_containers(pod: Object, options: InjectionOptions) -> str:
     listed = [
         (
             str(one.get("name")),
-            classify_container(one, find_scripts(pod, one, options.config_maps)).reason,
+            classify_container(one, find_mounted_scripts(pod, one, options.config_maps)).reason,
         )
         for one in [*(pod.get("containers") or ()), *list_native_sidecars(pod)]
     ]
@@ -291,19 +291,19 @@ def _find_shm_mount(container: Object) -> Object | None:
 
 
 def _choose_container(
-    pod: Object, where: str, options: InjectionOptions
+    pod: Object, location: str, options: InjectionOptions
 ) -> ContainerClassification | None:
     containers: list[Object] = pod.get("containers") or []
     sidecars = list_native_sidecars(pod)
     listed = [str(one.get("name")) for one in (*containers, *sidecars)]
     known = [
-        classify_container(one, find_scripts(pod, one, options.config_maps))
+        classify_container(one, find_mounted_scripts(pod, one, options.config_maps))
         for one in (*containers, *sidecars)
     ]
     if (named := options.engine.container) is not None:
         if named not in listed:
             raise InjectionError(
-                f"{where}.containers: the pod has no container {named!r}: select one of"
+                f"{location}.containers: the pod has no container {named!r}: select one of"
                 f" {', '.join(listed)}"
             )
         return known[listed.index(named)]
@@ -323,15 +323,15 @@ def _choose_container(
         if len(found) == 1:
             return found[0]
     raise InjectionError(
-        f"{where}.containers: several containers may be the engine: select one of"
+        f"{location}.containers: several containers may be the engine: select one of"
         f" {', '.join(listed)} with {options.fields.container}"
     )
 
 
-def _find_uid(pod: Object, container: Object, where: str, path: str) -> int | None:
+def _find_uid(pod: Object, container: Object, location: str, path: str) -> int | None:
     for context, at in (
         (container.get("securityContext"), path),
-        (pod.get("securityContext"), where),
+        (pod.get("securityContext"), location),
     ):
         found = (context or {}).get("runAsUser")
         if found is None:
@@ -344,7 +344,7 @@ def _find_uid(pod: Object, container: Object, where: str, path: str) -> int | No
     return None
 
 
-def _is_hidden(pod: Object, container: Object) -> bool:
+def _is_hidden_from_supervisor(pod: Object, container: Object) -> bool:
     """Report whether a process needs capabilities to read the engine's sockets and variables.
 
     ptrace_may_access() in Linux requires every capability that the engine has. A root process has

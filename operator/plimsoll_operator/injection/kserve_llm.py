@@ -25,10 +25,10 @@ from plimsoll_api.workloads import (
 )
 from plimsoll_operator.injection.checks import (
     check_engine,
-    check_names,
     check_pod_fields,
+    check_reserved_names,
+    choose_supervisor_layout,
     find_supervisor,
-    find_supervisor_places,
     parse_memory_limit,
 )
 from plimsoll_operator.injection.configuration import (
@@ -89,21 +89,21 @@ def inject_llm_service(
     """
     meta = changed.get("metadata")
     name = meta.get("name") if isinstance(meta, dict) else None
-    where = f"{changed['apiVersion']} {KSERVE_LLM_KIND} {name}"
+    location = f"{changed['apiVersion']} {KSERVE_LLM_KIND} {name}"
     if not isinstance(meta, dict) or not isinstance(name, str):
         raise InjectionError(f"{KSERVE_LLM_KIND}: metadata.name is required: set it")
     if changed["apiVersion"] != f"{KSERVE_API}/{SUPPORTED_VERSION}":
         raise InjectionError(
-            f"{where}: apiVersion: {changed['apiVersion']} is not supported: use"
+            f"{location}: apiVersion: {changed['apiVersion']} is not supported: use"
             f" {KSERVE_API}/{SUPPORTED_VERSION}"
         )
-    spec = _get_object(changed, "spec", where)
+    spec = _get_object_field(changed, "spec", location)
     changed["spec"] = spec
-    model = str(_get_object(spec, "model", f"{where}: spec").get("name") or name)
+    model = str(_get_object_field(spec, "model", f"{location}: spec").get("name") or name)
     merged: Object = {}
     notes: list[str] = []
     engines: list[EngineContainer] = []
-    for workload in _list_workloads(spec, where):
+    for workload in _list_workloads(spec, location):
         result = _add_supervisor(workload, name, model, options)
         if isinstance(result, str):
             notes.append(f"{workload.path}: {format_unchanged_note(result)}")
@@ -114,7 +114,7 @@ def inject_llm_service(
             merged |= part
         else:
             merged["prefill"] = part
-        notes += notes_of(workload.path, _make_pod(workload), engine, options)
+        notes += notes_of(workload.path, _make_known_pod_spec(workload), engine, options)
         if workload.spec.get("worker") is not None:
             notes.append(f"{workload.path}.worker: {format_unchanged_note(WORKERS_MESSAGE)}")
     if not engines:
@@ -128,7 +128,7 @@ def inject_llm_service(
     }
     refs = spec.get("baseRefs") or []
     if not isinstance(refs, list) or not all(isinstance(one, dict) for one in refs):
-        raise InjectionError(f"{where}: spec.baseRefs must be a list of objects")
+        raise InjectionError(f"{location}: spec.baseRefs must be a list of objects")
     # A later reference overrides an earlier one.
     spec["baseRefs"] = [
         *(one for one in refs if one.get("name") != config_name),
@@ -143,12 +143,12 @@ def inject_llm_service(
     )
 
 
-def _list_workloads(spec: Object, where: str) -> list[_Workload]:
+def _list_workloads(spec: Object, location: str) -> list[_Workload]:
     """Return the parts of the spec that describe pods: two if the service sets ``prefill``."""
-    at = f"{where}: spec"
+    at = f"{location}: spec"
     if spec.get("prefill") is None:
         return [_Workload(spec, at, PRESET_PORT, PodRole.BOTH)]
-    prefill = _get_object(spec, "prefill", at)
+    prefill = _get_object_field(spec, "prefill", at)
     return [
         _Workload(spec, at, PRESET_DECODE_PORT, PodRole.DECODE),
         _Workload(prefill, f"{at}.prefill", PRESET_PORT, PodRole.PREFILL),
@@ -163,7 +163,9 @@ def _add_supervisor(
     Return the reason instead if the pods stay unchanged. Raises InjectionError.
     """
     labels = (
-        _get_object(workload.spec, "labels", workload.path) if "labels" in workload.spec else {}
+        _get_object_field(workload.spec, "labels", workload.path)
+        if "labels" in workload.spec
+        else {}
     )
     generated = {KSERVE_LLM_NAME_LABEL: name, PART_OF_LABEL: PART_OF_KSERVE_LLM}
     if (reason := explain_selector_mismatch({**generated, **labels}, options)) is not None:
@@ -175,9 +177,9 @@ def _add_supervisor(
             f" to accept this, use {options.fields.group_restarts}"
         )
     at = f"{workload.path}.template"
-    check_types(_get_object(workload.spec, "template", workload.path), at)
-    pod = _make_pod(workload)
-    annotations = _get_object(workload.spec, "annotations", workload.path)
+    check_types(_get_object_field(workload.spec, "template", workload.path), at)
+    pod = _make_known_pod_spec(workload)
+    annotations = _get_object_field(workload.spec, "annotations", workload.path)
     engine = _find_engine(pod, at, model, options, annotations)
     if engine is None:
         return (
@@ -187,9 +189,9 @@ def _add_supervisor(
     _check_python_path(pod, engine, options)
     check_pod_fields(pod, at, options.fields)
     if find_supervisor(pod) is None:
-        check_names(pod, at)
-    places = find_supervisor_places(pod, engine)
-    check_engine(pod, pod["containers"], engine, at, options, places)
+        check_reserved_names(pod, at)
+    layout = choose_supervisor_layout(pod, engine)
+    check_engine(pod, pod["containers"], engine, at, options, layout)
     info = PodEngine(
         engine=make_endpoint(engine),
         memory_limit_bytes=parse_memory_limit(engine) or None,
@@ -207,7 +209,7 @@ def _add_supervisor(
         options,
         names.make_supervisor_name(name),
         (make_pod_engine_variable(info),),
-        places,
+        layout,
     )
     for key in kept:
         del added["containers"][0][key]
@@ -217,7 +219,7 @@ def _add_supervisor(
     }
 
 
-def _make_pod(workload: _Workload) -> Object:
+def _make_known_pod_spec(workload: _Workload) -> Object:
     """Return the part of the pod spec that is known: the service's fields and the preset's."""
     template = workload.spec.get("template")
     found: Object = template if isinstance(template, dict) else {}
@@ -281,10 +283,10 @@ def _check_python_path(pod: Object, engine: EngineContainer, options: InjectionO
         )
 
 
-def _get_object(owner: Object, key: str, where: str) -> Object:
+def _get_object_field(owner: Object, key: str, location: str) -> Object:
     found = owner.get(key)
     if found is None:
         return {}
     if not isinstance(found, dict):
-        raise InjectionError(f"{where}.{key} must be an object")
+        raise InjectionError(f"{location}.{key} must be an object")
     return found

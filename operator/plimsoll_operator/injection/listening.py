@@ -86,7 +86,7 @@ def resolve_variables(container: Object, config_maps: ConfigMaps) -> dict[str, s
     return variables
 
 
-def find_scripts(pod: Object, container: Object, config_maps: ConfigMaps) -> dict[str, str]:
+def find_mounted_scripts(pod: Object, container: Object, config_maps: ConfigMaps) -> dict[str, str]:
     """Return the texts of a container's files that come from ``config_maps``, by path."""
     files: dict[str, str] = {}
     volumes = {one.get("name"): one for one in pod.get("volumes") or ()}
@@ -105,7 +105,7 @@ def find_scripts(pod: Object, container: Object, config_maps: ConfigMaps) -> dic
     return files
 
 
-def find_address(
+def find_engine_address(
     container: Object,
     server: ProgramClassification,
     kind: EngineType,

@@ -9,25 +9,25 @@ from plimsoll_api.supervision import Action
 from plimsoll_operator.injection.engine import EngineContainer
 from plimsoll_operator.injection.options import InjectionOptions
 from plimsoll_operator.render.containers import is_guaranteed, list_other_containers
-from plimsoll_operator.render.paths import make_host_network_places
+from plimsoll_operator.render.paths import make_host_network_layout
 
 Object = dict[str, Any]
 
 
 def make_notes(
-    where: str, pod: Object, engine: EngineContainer, options: InjectionOptions
+    location: str, pod: Object, engine: EngineContainer, options: InjectionOptions
 ) -> list[str]:
     """Return the notes that ``plimsoll inject`` prints for an injected pod.
 
     They name the detected engine, the limits of the supervisor, and what the user can change. Each
-    note begins with ``where``, the pod's path in the manifest.
+    note begins with ``location``, the pod's path in the manifest.
     """
     known = engine.type is not EngineType.CUSTOM
     notes = [describe_engine(engine)]
     notes += engine.notes
     notes += _make_user_notes(engine, options, known)
     if pod.get("hostNetwork"):
-        at = make_host_network_places(engine.port)
+        at = make_host_network_layout(engine.port)
         notes.append(
             f"with hostNetwork: true, the supervisor uses ports {at.metrics_port} and"
             f" {at.probe_port} of the node, which depend on the engine's port: use a different"
@@ -65,7 +65,7 @@ def make_notes(
             "the probe sets PYTHONPATH and overrides the value in the image: to keep that value,"
             " set it in the container's env"
         )
-    return [f"{where}: {one}" for one in [*notes, *_make_mode_notes(options)]]
+    return [f"{location}: {one}" for one in [*notes, *_make_mode_notes(options)]]
 
 
 def describe_engine(engine: EngineContainer) -> str:

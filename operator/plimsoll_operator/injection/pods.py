@@ -81,28 +81,28 @@ class PodSpec:
     annotations: Object = field(default_factory=dict)
 
 
-def list_pod_specs(document: Object, where: str) -> list[PodSpec]:
+def list_pod_specs(document: Object, location: str) -> list[PodSpec]:
     """Return the pod specs of ``document``; empty for a kind without pods.
 
-    Raises InjectionError, whose message begins with ``where``, if a field has the wrong type.
+    Raises InjectionError, whose message begins with ``location``, if a field has the wrong type.
     """
     kind = str(document.get("kind", ""))
     group = str(document.get("apiVersion", "")).rpartition("/")[0]
     if kind == "Pod" and not group:
-        metadata = _get_or_create_object(document, ("metadata",), where)
+        metadata = _get_or_create_object(document, ("metadata",), location)
         spec, labels = (
-            _get_or_create_object(document, ("spec",), where),
-            _get_labels(metadata, where),
+            _get_or_create_object(document, ("spec",), location),
+            _get_labels(metadata, location),
         )
         return [PodSpec("spec", spec, labels, annotations=_get_annotations(metadata))]
     if (path := TEMPLATE_PATHS.get((group, kind))) is not None:
-        return [_make_pod_spec(document, path, where)]
+        return [_make_pod_spec(document, path, location)]
     if group == LWS_API and kind == LWS_KIND:
-        return _add_controller_labels(document, _iterate_leader_worker_set(document, where))
+        return _add_controller_labels(document, _iterate_leader_worker_set(document, location))
     if (path := RAY_CLUSTER_PATHS.get((group, kind))) is not None:
-        return list(_iterate_ray_cluster(document, path, where))
+        return list(_iterate_ray_cluster(document, path, location))
     if group == KSERVE_API and kind == SERVICE_KIND:
-        return _add_controller_labels(document, _iterate_predictor(document, where))
+        return _add_controller_labels(document, _iterate_predictor(document, location))
     return []
 
 
@@ -179,7 +179,7 @@ def list_engine_objects(pod: Object) -> list[Object]:
     return [*(pod.get("containers") or []), *list_native_sidecars(pod), *models]
 
 
-def find_engine_object(pod: Object, container: str) -> Object | None:
+def find_engine_container(pod: Object, container: str) -> Object | None:
     """Return the container with this name, or the model from which KServe creates it.
 
     Return None if the pod has neither.
@@ -194,52 +194,54 @@ def set_container_name_variable(pod: Object, container: str) -> None:
 
     Its value is the container's name. KServe copies the variable from a predictor's model.
     """
-    engine = find_engine_object(pod, container)
+    engine = find_engine_container(pod, container)
     if engine is not None:
         kept = [one for one in engine.get("env") or [] if one.get("name") != CONTAINER_ENV]
         engine["env"] = [*kept, {"name": CONTAINER_ENV, "value": container}]
 
 
-def _iterate_leader_worker_set(document: Object, where: str) -> Iterator[PodSpec]:
+def _iterate_leader_worker_set(document: Object, location: str) -> Iterator[PodSpec]:
     """Yield the pod specs of a LeaderWorkerSet: leaders and workers may share a template."""
     path = ("spec", "leaderWorkerTemplate")
-    group = _get_or_create_object(document, path, where)
+    group = _get_or_create_object(document, path, location)
     # The default of the LeaderWorkerSet API.
     policy = str(group.get("restartPolicy") or "RecreateGroupOnPodRestart")
     restarts_group = policy if policy in GROUP_RESTART_POLICIES else ""
     leader = group.get("leaderTemplate") is not None
     if leader:
         yield _make_pod_spec(
-            document, (*path, "leaderTemplate"), where, restarts_group=restarts_group
+            document, (*path, "leaderTemplate"), location, restarts_group=restarts_group
         )
     yield _make_pod_spec(
         document,
         (*path, "workerTemplate"),
-        where,
+        location,
         worker=leader,
         restarts_group=restarts_group,
     )
 
 
-def _iterate_ray_cluster(document: Object, path: tuple[str, ...], where: str) -> Iterator[PodSpec]:
-    head = _make_pod_spec(document, (*path, "headGroupSpec", "template"), where)
+def _iterate_ray_cluster(
+    document: Object, path: tuple[str, ...], location: str
+) -> Iterator[PodSpec]:
+    head = _make_pod_spec(document, (*path, "headGroupSpec", "template"), location)
     yield replace(
-        head, ray=True, no_restart_reason=_find_ray_restart_obstacle(document, path, where)
+        head, ray=True, no_restart_reason=_find_ray_restart_obstacle(document, path, location)
     )
-    groups = _get_or_create_object(document, path, where).get("workerGroupSpecs") or []
+    groups = _get_or_create_object(document, path, location).get("workerGroupSpecs") or []
     if not isinstance(groups, list):
-        raise InjectionError(f"{where}: {'.'.join(path)}.workerGroupSpecs must be a list")
+        raise InjectionError(f"{location}: {'.'.join(path)}.workerGroupSpecs must be a list")
     for index, group in enumerate(groups):
         at = f"{'.'.join(path)}.workerGroupSpecs[{index}]"
         if not isinstance(group, dict):
-            raise InjectionError(f"{where}: {at} must be an object")
-        found = _make_pod_spec(group, ("template",), where)
+            raise InjectionError(f"{location}: {at} must be an object")
+        found = _make_pod_spec(group, ("template",), location)
         yield PodSpec(f"{at}.{found.path}", found.spec, found.labels, worker=True)
 
 
-def _find_ray_restart_obstacle(document: Object, path: tuple[str, ...], where: str) -> str:
+def _find_ray_restart_obstacle(document: Object, path: tuple[str, ...], location: str) -> str:
     """Return why KubeRay sets ``restartPolicy: Never`` for a Ray head; empty if it does not."""
-    cluster = _get_or_create_object(document, path, where)
+    cluster = _get_or_create_object(document, path, location)
     options = cluster.get("autoscalerOptions")
     version = options.get("version") if isinstance(options, dict) else None
     if cluster.get("enableInTreeAutoscaling") is True and version == "v2":
@@ -249,38 +251,38 @@ def _find_ray_restart_obstacle(document: Object, path: tuple[str, ...], where: s
     return ""
 
 
-def _iterate_predictor(document: Object, where: str) -> Iterator[PodSpec]:
+def _iterate_predictor(document: Object, location: str) -> Iterator[PodSpec]:
     """Yield the pod specs of a KServe predictor: the predictor itself, and its workers."""
     path = ("spec", "predictor")
-    predictor = _get_or_create_object(document, path, where)
+    predictor = _get_or_create_object(document, path, location)
     yield PodSpec(
         "spec.predictor",
         predictor,
-        _get_labels(predictor, where),
+        _get_labels(predictor, location),
         needs_images=False,
         annotations=_get_annotations(predictor),
     )
     if predictor.get("workerSpec") is not None:
-        workers = _get_or_create_object(document, (*path, "workerSpec"), where)
+        workers = _get_or_create_object(document, (*path, "workerSpec"), location)
         yield PodSpec("spec.predictor.workerSpec", workers, {}, worker=True)
 
 
 def _make_pod_spec(
     document: Object,
     path: tuple[str, ...],
-    where: str,
+    location: str,
     worker: bool = False,
     restarts_group: str = "",
 ) -> PodSpec:
-    template = _get_or_create_object(document, path, where)
+    template = _get_or_create_object(document, path, location)
     # Add nothing to pods without a supervisor, not even empty labels.
-    metadata: Object = {} if worker else _get_or_create_object(template, ("metadata",), where)
-    labels = {} if worker else _get_labels(metadata, where)
-    spec, at = _get_or_create_object(template, ("spec",), where), ".".join((*path, "spec"))
+    metadata: Object = {} if worker else _get_or_create_object(template, ("metadata",), location)
+    labels = {} if worker else _get_labels(metadata, location)
+    spec, at = _get_or_create_object(template, ("spec",), location), ".".join((*path, "spec"))
     return PodSpec(at, spec, labels, worker, restarts_group, annotations=_get_annotations(metadata))
 
 
-def _get_or_create_object(document: Object, path: tuple[str, ...], where: str) -> Object:
+def _get_or_create_object(document: Object, path: tuple[str, ...], location: str) -> Object:
     """Return the object at ``path``; create it if it is missing. Raises InjectionError."""
     found = document
     for at, key in enumerate(path):
@@ -288,7 +290,7 @@ def _get_or_create_object(document: Object, path: tuple[str, ...], where: str) -
             found[key] = {}
         found = found[key]
         if not isinstance(found, dict):
-            raise InjectionError(f"{where}: {'.'.join(path[: at + 1])} must be an object")
+            raise InjectionError(f"{location}: {'.'.join(path[: at + 1])} must be an object")
     return found
 
 
@@ -297,5 +299,5 @@ def _get_annotations(metadata: Object) -> Object:
     return found if isinstance(found, dict) else {}
 
 
-def _get_labels(metadata: Object, where: str) -> Object:
-    return _get_or_create_object(metadata, ("labels",), where)
+def _get_labels(metadata: Object, location: str) -> Object:
+    return _get_or_create_object(metadata, ("labels",), location)

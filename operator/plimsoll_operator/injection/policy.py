@@ -36,9 +36,9 @@ from plimsoll_api.workloads import (
 )
 from plimsoll_operator.injection.checks import (
     check_engine,
-    check_names,
     check_pod_fields,
-    find_supervisor_places,
+    check_reserved_names,
+    choose_supervisor_layout,
     parse_memory_limit,
 )
 from plimsoll_operator.injection.configuration import make_endpoint, make_pod_engine_variable
@@ -52,7 +52,7 @@ from plimsoll_operator.injection.shape import check_types
 from plimsoll_operator.injection.sidecar import add_supervisor
 from plimsoll_operator.render import names
 from plimsoll_operator.render.containers import Images
-from plimsoll_operator.render.paths import POD_PLACES
+from plimsoll_operator.render.paths import POD_LAYOUT
 
 Object = dict[str, Any]
 
@@ -111,7 +111,7 @@ def inject_pod(pod: Object, policy: SupervisionPolicy, images: Images) -> Admitt
     changed = copy.deepcopy(pod)
     try:
         _check_pod(changed)
-        engine = _inject(changed, policy, images)
+        engine = _inject_supervisor(changed, policy, images)
     except InjectionError as error:
         refused = copy.deepcopy(pod)
         reason = " ".join(str(error).split())[:MAX_STATUS_REASON_CHARS]
@@ -170,8 +170,8 @@ def _check_pod(pod: Object) -> None:
             f" {ALLOW_HOST_PORTS_ANNOTATION} to true in the pod template"
         )
     _check_group(meta)
-    if not _has_our_supervisor(pod):
-        check_names(spec, POD_PATH)
+    if not _has_plimsoll_supervisor(pod):
+        check_reserved_names(spec, POD_PATH)
 
 
 def _check_group(metadata: Object) -> None:
@@ -205,7 +205,7 @@ def _is_in_group(labels: Object) -> bool:
     return LWS_NAME_LABEL in labels or LWS_WORKER_LABEL in labels
 
 
-def find_group(metadata: Object) -> str:
+def find_group_name(metadata: Object) -> str:
     """Return a new pod's multi-node group; empty if the pod is in none.
 
     The result is the name of a RayCluster, or of the leader in a LeaderWorkerSet. The label with
@@ -239,7 +239,7 @@ def _find_group_member(pod: Object, policy: str) -> GroupMember | None:
     )
 
 
-def _has_our_supervisor(pod: Object) -> bool:
+def _has_plimsoll_supervisor(pod: Object) -> bool:
     """Report whether :func:`inject_pod` already added a supervisor to the pod."""
     return any(
         one.get("name") == names.SUPERVISOR
@@ -248,7 +248,7 @@ def _has_our_supervisor(pod: Object) -> bool:
     )
 
 
-def _inject(pod: Object, policy: SupervisionPolicy, images: Images) -> EngineContainer:
+def _inject_supervisor(pod: Object, policy: SupervisionPolicy, images: Images) -> EngineContainer:
     spec = pod["spec"]
     options = make_options(policy, images.supervisor, POLICY_OPTION_NAMES)
     options = replace(
@@ -267,8 +267,8 @@ def _inject(pod: Object, policy: SupervisionPolicy, images: Images) -> EngineCon
             f"no container runs vLLM or SGLang (containers: {describe_containers(spec, options)}):"
             f" set {POLICY_OPTION_NAMES.unrecognized}"
         )
-    places = find_supervisor_places(spec, engine) if group is None else POD_PLACES
-    check_engine(spec, spec.get("containers") or [], engine, POD_PATH, options, places)
+    layout = choose_supervisor_layout(spec, engine) if group is None else POD_LAYOUT
+    check_engine(spec, spec.get("containers") or [], engine, POD_PATH, options, layout)
     member = find_membership(pod["metadata"])
     detected = PodEngine(
         engine=make_endpoint(engine, serves=group is None or not group.worker),
@@ -283,7 +283,7 @@ def _inject(pod: Object, policy: SupervisionPolicy, images: Images) -> EngineCon
     if detected.role is not None:
         _set_metadata(pod["metadata"], "labels", ROLE_LABEL, detected.role.value)
     config_map = make_policy_object_name(policy.metadata.name)
-    add_supervisor(spec, engine, options, config_map, (make_pod_engine_variable(detected),), places)
+    add_supervisor(spec, engine, options, config_map, (make_pod_engine_variable(detected),), layout)
     return engine
 
 

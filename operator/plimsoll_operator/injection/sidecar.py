@@ -14,14 +14,14 @@ from plimsoll_operator.injection.engine import EngineContainer
 from plimsoll_operator.injection.errors import InjectionError
 from plimsoll_operator.injection.options import InjectionOptions
 from plimsoll_operator.injection.pods import (
-    find_engine_object,
+    find_engine_container,
     list_containers,
     list_engine_objects,
     set_container_name_variable,
 )
 from plimsoll_operator.render import names
 from plimsoll_operator.render.containers import list_native_sidecars, list_other_containers
-from plimsoll_operator.render.paths import POD_PLACES, SupervisorPlaces
+from plimsoll_operator.render.paths import POD_LAYOUT, SupervisorLayout
 from plimsoll_operator.render.pod import (
     add_pull_secrets,
     make_supervisor_container,
@@ -38,25 +38,25 @@ def add_supervisor(
     options: InjectionOptions,
     config_map: str,
     env: tuple[Object, ...] = (),
-    places: SupervisorPlaces = POD_PLACES,
+    layout: SupervisorLayout = POD_LAYOUT,
 ) -> None:
     """Add the supervisor of ``engine`` to the pod spec ``pod``, in place. Raises InjectionError.
 
     Replace the supervisor of an earlier injection. ``config_map`` names the ConfigMap with the
     supervisor's configuration. ``env`` holds further environment variables of the supervisor.
-    ``places`` are its paths and ports.
+    ``layout`` are its paths and ports.
     """
-    supervisor = _make_container(pod, engine, options, places)
+    supervisor = _make_container(pod, engine, options, layout)
     supervisor["env"] = [*supervisor["env"], *env]
     remove_probe(pod, list_engine_objects(pod))
-    _add_to_pod(pod, supervisor, engine.container, config_map, options)
+    _add_container_to_pod(pod, supervisor, engine.container, config_map, options)
     set_container_name_variable(pod, engine.container)
     if options.probe:
         _add_probe(pod, supervisor, engine, options.probe_image)
 
 
 def _add_probe(pod: Object, supervisor: Object, engine: EngineContainer, image: str | None) -> None:
-    container = find_engine_object(pod, engine.container)
+    container = find_engine_container(pod, engine.container)
     assert container is not None, "find_engine returned a container of this pod"
     try:
         add_probe(pod, container, supervisor, image)
@@ -65,12 +65,12 @@ def _add_probe(pod: Object, supervisor: Object, engine: EngineContainer, image: 
 
 
 def _make_container(
-    pod: Object, engine: EngineContainer, options: InjectionOptions, places: SupervisorPlaces
+    pod: Object, engine: EngineContainer, options: InjectionOptions, layout: SupervisorLayout
 ) -> Object:
     containers = list_containers(pod, options.runtimes)
     others = list_other_containers(pod | {"containers": containers})
     base = make_supervisor_container(
-        options.supervisor, options.image, options.resources, others, places
+        options.supervisor, options.image, options.resources, others, layout
     )
     # Without a policy, the supervisor writes no objects and needs no service account token.
     unwanted = ("shm",) if options.token else ("token", "shm")
@@ -103,7 +103,7 @@ def _make_container(
     }
 
 
-def _add_to_pod(
+def _add_container_to_pod(
     pod: Object, container: Object, engine: str, config_map: str, options: InjectionOptions
 ) -> None:
     pod["shareProcessNamespace"] = True

@@ -8,9 +8,9 @@ from typing import Any
 from plimsoll_operator.injection.options import InjectionOptions
 
 
-def format_unchanged_note(why: str) -> str:
-    """Return the note about pods that stay unchanged for the reason ``why``."""
-    return f"left unchanged: {why}"
+def format_unchanged_note(reason: str) -> str:
+    """Return the note about pods that stay unchanged for the reason ``reason``."""
+    return f"left unchanged: {reason}"
 
 
 def explain_selector_mismatch(labels: Mapping[str, Any], options: InjectionOptions) -> str | None:

@@ -59,7 +59,7 @@ def decide_injection(
     )
     stopped, since, proven = last.stopped, last.since, last.proven
     anyway = last.refused_anyway
-    if stopped is not None and not _still_applies(stopped, policy):
+    if stopped is not None and not _is_still_stopped(stopped, policy):
         stopped, since, proven = None, now, False
     elif stopped is not None and any(
         _is_refused_without_supervisor(stopped, one) for one in refusals
@@ -118,7 +118,7 @@ def find_skip_reason(
     last = (
         previous if previous is not None and previous.images == images else Injection(images=images)
     )
-    if last.stopped is not None and _still_applies(last.stopped, policy):
+    if last.stopped is not None and _is_still_stopped(last.stopped, policy):
         return f"the injection of supervisors is stopped, because {describe_stop(last.stopped)}"
     if last.proven:
         return ""
@@ -159,7 +159,7 @@ def _get_retry_value(policy: SupervisionPolicy) -> str:
     return policy.metadata.annotations.get(RETRY_ANNOTATION, "")[:MAX_RETRY_CHARS]
 
 
-def _still_applies(stop: InjectionStop, policy: SupervisionPolicy) -> bool:
+def _is_still_stopped(stop: InjectionStop, policy: SupervisionPolicy) -> bool:
     """Report whether the policy is unchanged since the stop, and no retry was requested."""
     return (stop.generation, stop.retry) == (
         policy.metadata.generation,

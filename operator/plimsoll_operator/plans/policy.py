@@ -39,16 +39,16 @@ from plimsoll_api.workloads import (
     make_ray_service_name,
     make_slot_names,
 )
-from plimsoll_operator.fleet.revisions import find_suspects
+from plimsoll_operator.fleet.revisions import find_suspect_workloads
 from plimsoll_operator.fleet.selected_pods import SelectedPod, SupervisionState
 from plimsoll_operator.fleet.untrusted_text import make_printable_line
 from plimsoll_operator.fleet.workloads import (
     MAX_WORKLOADS,
     Workload,
-    choose_workloads,
+    choose_workloads_with_slots,
     find_slots_with_restarts,
-    group_by_slots,
-    group_pods,
+    group_pods_by_slots,
+    group_pods_by_workload,
     index_workload_statuses,
 )
 from plimsoll_operator.kinds import LEASE, Key, Object, Ref, get_owner_uid, make_ref
@@ -101,9 +101,9 @@ def make_plan(
     own = {where: item for where, item in owned.items() if get_owner_uid(item) == uid}
     leases = {where.name: item for where, item in own.items() if where.kind == LEASE.kind}
     held = list_held_slots(leases.values(), {one.name for one in pods})
-    workloads = group_pods(pods)
-    sharing = group_by_slots(pods, policy.spec.supervision.scope)
-    chosen = choose_workloads(name, sharing, leases)
+    workloads = group_pods_by_workload(pods)
+    sharing = group_pods_by_slots(pods, policy.spec.supervision.scope)
+    chosen = choose_workloads_with_slots(name, sharing, leases)
     # Include terminating pods, whose supervisors still release slots and close incidents.
     accounts = sorted(
         {
@@ -128,7 +128,7 @@ def make_plan(
         desired,
         surplus,
         workloads,
-        find_suspects(workloads, incidents, index_workload_statuses(status or {})),
+        find_suspect_workloads(workloads, incidents, index_workload_statuses(status or {})),
         find_account_failure(accounts) or find_slot_failure(sharing, chosen),
     )
 

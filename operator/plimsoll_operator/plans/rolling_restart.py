@@ -74,14 +74,13 @@ def explain_manual_restart(ref: WorkloadRef | None) -> str:
     )
 
 
-def is_requested(live: Object, policy: SupervisionPolicy, trial: bool = False) -> bool:
+def is_restart_requested(live: Object, policy: SupervisionPolicy, is_trial: bool = False) -> bool:
     """Report whether the operator already restarted the workload for this policy generation.
 
-    In a ``trial``, only a few pods get a supervisor. A restart during the trial counts only during
-    the trial.
+    In a trial, only a few pods get a supervisor, and a restart counts only during the trial.
     """
     annotations = live["metadata"].get("annotations") or {}
-    marks = {_make_restart_mark(policy), _make_restart_mark(policy, trial)}
+    marks = {_make_restart_marker(policy), _make_restart_marker(policy, is_trial)}
     return annotations.get(RESTARTED_FOR_ANNOTATION) in marks
 
 
@@ -107,7 +106,7 @@ def find_restart_obstacle(live: Object, policy: SupervisionPolicy) -> str:
 
 
 def make_restart_patch(
-    live: Object, policy: SupervisionPolicy, now: str, trial: bool = False
+    live: Object, policy: SupervisionPolicy, now: str, is_trial: bool = False
 ) -> Object:
     """Return the patch that restarts the workload, for the manager :data:`ROLLOUT_FIELD_MANAGER`.
 
@@ -122,7 +121,7 @@ def make_restart_patch(
             "name": meta["name"],
             "namespace": meta["namespace"],
             "uid": meta["uid"],
-            "annotations": {RESTARTED_FOR_ANNOTATION: _make_restart_mark(policy, trial)},
+            "annotations": {RESTARTED_FOR_ANNOTATION: _make_restart_marker(policy, is_trial)},
         },
         "spec": {"template": {"metadata": {"annotations": {RESTARTED_AT_ANNOTATION: now}}}},
     }
@@ -139,5 +138,5 @@ def _is_rolling_out(kind: str, meta: Object, status: Object) -> bool:
     return bool(status.get("updatedReplicas", 0) < status.get("replicas", 0))
 
 
-def _make_restart_mark(policy: SupervisionPolicy, trial: bool = False) -> str:
-    return f"{policy.metadata.uid}/{policy.metadata.generation}" + ("/trial" if trial else "")
+def _make_restart_marker(policy: SupervisionPolicy, is_trial: bool = False) -> str:
+    return f"{policy.metadata.uid}/{policy.metadata.generation}" + ("/trial" if is_trial else "")

@@ -19,9 +19,9 @@ from plimsoll_operator.fleet import revisions
 from plimsoll_operator.fleet.pods import PodView
 from plimsoll_operator.fleet.revisions import (
     RolloutDecision,
-    Suspect,
+    SuspectRevision,
     diff_templates,
-    find_suspect,
+    find_suspect_revision,
     make_replica_pods,
 )
 from plimsoll_operator.injection.first_process import find_first_process_dependency
@@ -37,7 +37,7 @@ from plimsoll_operator.render import Images, model, names, render_objects
 from plimsoll_operator.render.deployment import compute_pod_hash
 from plimsoll_operator.render.groups import get_workload_kind_and_name
 from plimsoll_operator.render.pod import make_base_template, make_pod_template
-from plimsoll_operator.render.standard import NotAllowedError, check_pod_template
+from plimsoll_operator.render.standard import PodSecurityError, check_pod_template
 
 CLAIM_NAME_PATTERN = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 
@@ -63,7 +63,7 @@ class Plan:
     desired: list[Object]
     surplus: list[Object]
     decision: RolloutDecision
-    suspect: Suspect | None
+    suspect: SuspectRevision | None
     changed: list[str]
     dropped_fields: tuple[str, ...] = ()
 
@@ -111,7 +111,7 @@ def make_plan(
     before = status or {}
     update = compute_pod_hash(service)
     templates = _find_pinned_templates(service, owned)
-    suspect = find_suspect(update, make_replica_pods(pods), incidents)
+    suspect = find_suspect_revision(update, make_replica_pods(pods), incidents)
     running = _find_running_revision(service, owned)
     decision = revisions.decide_rollout(service, before, update, suspect, templates, running)
     instead = (
@@ -148,7 +148,7 @@ def make_plan(
             shared_claims,
             is_open,
         )
-    except NotAllowedError as error:
+    except PodSecurityError as error:
         raise InvalidSpecError(str(error)) from None
     except InvalidSpecError:
         raise

@@ -14,7 +14,11 @@ from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.names import SERVICE_KIND as KIND
 from plimsoll_operator.render import names
 from plimsoll_operator.render.containers import Images
-from plimsoll_operator.render.deployment import compute_pod_hash, make_deployment, make_revision
+from plimsoll_operator.render.deployment import (
+    compute_pod_hash,
+    make_controller_revision,
+    make_deployment,
+)
 from plimsoll_operator.render.engine import (
     make_drain_args,
     make_engine_args,
@@ -37,10 +41,10 @@ from plimsoll_operator.render.objects import (
     make_slot_leases,
 )
 from plimsoll_operator.render.paths import (
-    ReplicaPlaces,
-    SupervisorPlaces,
+    ReplicaLayout,
+    SupervisorLayout,
     get_model_dir,
-    make_pod_places,
+    make_pod_layout,
 )
 from plimsoll_operator.render.pod import make_revision_template
 from plimsoll_operator.render.supervisor import (
@@ -51,13 +55,13 @@ from plimsoll_operator.render.supervisor import (
 
 __all__ = [
     "Images",
-    "ReplicaPlaces",
-    "SupervisorPlaces",
+    "ReplicaLayout",
+    "SupervisorLayout",
     "get_model_dir",
     "make_drain_args",
     "make_engine_args",
     "make_engine_env",
-    "make_pod_places",
+    "make_pod_layout",
     "make_process_env",
     "make_supervisor_args",
     "make_supervisor_config",
@@ -98,7 +102,7 @@ def render_objects(
         *make_network_policy(service),
         make_service(service),
         *make_headless_service(service),
-        make_revision(service, template),
+        make_controller_revision(service, template),
         workload(service, running, of, paused, shared_claims),
         *make_autoscaler(service, hold_scale_in),
         *make_gateway_objects(service),

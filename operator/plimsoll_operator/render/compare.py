@@ -46,7 +46,7 @@ def get_item_key(item: Any, keys: tuple[str, ...]) -> tuple[str | int, ...] | No
     return values if all(isinstance(value, str | int) for value in values) else None  # type: ignore[return-value]
 
 
-def merge(base: Any, patch: Any, field: str = "") -> Any:
+def merge_patch(base: Any, patch: Any, field: str = "") -> Any:
     """Return ``base`` with ``patch`` merged over it, without changing either."""
     if isinstance(patch, dict):
         merged = dict(base) if isinstance(base, dict) else {}
@@ -54,7 +54,7 @@ def merge(base: Any, patch: Any, field: str = "") -> Any:
             if value is None:
                 merged.pop(key, None)
             else:
-                merged[key] = merge(merged.get(key), value, key)
+                merged[key] = merge_patch(merged.get(key), value, key)
         return merged
     keys = LIST_MERGE_KEYS.get(field)
     if isinstance(patch, list) and keys and all(get_item_key(one, keys) for one in patch):
@@ -70,9 +70,9 @@ def _merge_list(base: list[Any], patch: list[Any], keys: tuple[str, ...]) -> lis
         position = index.get(key)
         if position is None:
             index[key] = len(merged)
-            merged.append(merge({}, item))
+            merged.append(merge_patch({}, item))
         else:
-            merged[position] = merge(merged[position], item)
+            merged[position] = merge_patch(merged[position], item)
     return merged
 
 
@@ -88,7 +88,7 @@ def merge_template(base: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any
     if moved:
         spec["containers"] = [item for item in containers if item not in moved]
         spec["initContainers"] = [*(spec.get("initContainers") or ()), *moved]
-    merged: dict[str, Any] = merge(base, {**patch, "spec": spec})
+    merged: dict[str, Any] = merge_patch(base, {**patch, "spec": spec})
     return merged
 
 
@@ -113,7 +113,7 @@ def needs_apply(
     if live is None or _get_applied_hash(desired) != _get_applied_hash(live):
         return True
     if fields is None:
-        return not contains(live, desired)
+        return not has_all_fields(live, desired)
     return get_owned_fields_hash(live, desired) != fields
 
 
@@ -188,7 +188,7 @@ def _get_applied_hash(item: dict[str, Any]) -> str | None:
     return applied
 
 
-def contains(live: Any, desired: Any, field: str = "", as_text: bool = False) -> bool:
+def has_all_fields(live: Any, desired: Any, field: str = "", as_text: bool = False) -> bool:
     """Report whether ``live`` contains everything in ``desired``; ``live`` may contain more.
 
     An empty value equals a missing value, because the API server drops empty values. Quantities of
@@ -198,23 +198,24 @@ def contains(live: Any, desired: Any, field: str = "", as_text: bool = False) ->
         return True
     if isinstance(desired, dict):
         return isinstance(live, dict) and all(
-            contains(live.get(key), value, key, as_text or key in _TEXT_FIELDS)
+            has_all_fields(live.get(key), value, key, as_text or key in _TEXT_FIELDS)
             for key, value in desired.items()
         )
     if isinstance(desired, list):
-        return isinstance(live, list) and _list_contains(live, desired, field, as_text)
+        return isinstance(live, list) and _has_all_items(live, desired, field, as_text)
     return bool(live == desired) or (not as_text and _is_same_amount(live, desired))
 
 
-def _list_contains(live: list[Any], desired: list[Any], field: str, as_text: bool) -> bool:
+def _has_all_items(live: list[Any], desired: list[Any], field: str, as_text: bool) -> bool:
     keys = LIST_MERGE_KEYS.get(field)
     if keys is None or not all(get_item_key(item, keys) for item in desired):
         return len(live) == len(desired) and all(
-            contains(one, other, "", as_text) for one, other in zip(live, desired, strict=True)
+            has_all_fields(one, other, "", as_text)
+            for one, other in zip(live, desired, strict=True)
         )
     by_key = {get_item_key(item, keys): item for item in live}
     return all(
-        contains(by_key.get(get_item_key(item, keys)), item, "", as_text) for item in desired
+        has_all_fields(by_key.get(get_item_key(item, keys)), item, "", as_text) for item in desired
     )
 
 

@@ -77,15 +77,15 @@ REQUESTS_UNDER_QUOTA = {"cpu": "20m", "memory": "96Mi", "ephemeral-storage": "64
 """Requests of a container that Plimsoll adds to a pod whose other containers all have requests."""
 
 
-def fit_resources(resources: Resources, others: Iterable[Object]) -> Object:
-    """Return limits and requests for a container that Plimsoll adds to the containers ``others``.
+def fit_resources(resources: Resources, other_containers: Iterable[Object]) -> Object:
+    """Return limits and requests for a container that Plimsoll adds to ``other_containers``.
 
     The container sets each resource that all others set. Otherwise, the API server would reject the
     pod if a ResourceQuota counts this resource. In a pod of QoS class Guaranteed, the requests
     equal the limits, so that the pod keeps the class.
     """
-    others = list(others)
-    each = [_get_resources(one) for one in others]
+    other_containers = list(other_containers)
+    each = [_get_resources(one) for one in other_containers]
     limits, requests = dict(resources.limits), dict(resources.requests)
     for name in LIMITS_UNDER_QUOTA:
         if each and all(name in one["limits"] for one in each):
@@ -96,7 +96,7 @@ def fit_resources(resources: Resources, others: Iterable[Object]) -> Object:
             requests.setdefault(
                 name, limits[name] if name in resources.limits else REQUESTS_UNDER_QUOTA[name]
             )
-    if is_guaranteed(others):
+    if is_guaranteed(other_containers):
         requests |= {name: limits[name] for name in QOS_RESOURCES}
     return {"limits": limits, "requests": requests}
 

@@ -34,10 +34,10 @@ def compute_pod_hash(service: InferenceService) -> str:
     }
     drain_s = service.spec.supervision.drain.deadline_s
     drain = None if drain_s == Drain().deadline_s else format_duration(drain_s)
-    return compute_digest({"drainDeadline": drain, **concerns, **_get_optional_parts(service)})
+    return compute_digest({"drainDeadline": drain, **concerns, **_get_optional_fields(service)})
 
 
-def _get_optional_parts(service: InferenceService) -> dict[str, Any]:
+def _get_optional_fields(service: InferenceService) -> dict[str, Any]:
     """Return the fields that earlier releases did not hash, if set: probe and parallelism."""
     probe, parallelism = service.spec.probe, service.spec.parallelism
     parts: dict[str, Any] = {"probe": {"image": probe.image}} if probe.enabled else {}
@@ -46,7 +46,7 @@ def _get_optional_parts(service: InferenceService) -> dict[str, Any]:
     return parts
 
 
-def make_revision(service: InferenceService, template: dict[str, Any]) -> dict[str, Any]:
+def make_controller_revision(service: InferenceService, template: dict[str, Any]) -> dict[str, Any]:
     """Return the ControllerRevision that stores ``template``."""
     name = names.make_revision_name(service.metadata.name, compute_pod_hash(service))
     return {
@@ -117,7 +117,7 @@ def make_rolling_update(
     If the pods hold resources that only one pod can hold, the old pod is deleted first.
     """
     wanted = service.spec.rollout
-    is_exclusive = _holds_exclusive_resource(spec, shared_claims)
+    is_exclusive = _has_exclusive_resource(spec, shared_claims)
     surge = "0" if is_exclusive else "1"
     unavailable = "1" if is_exclusive else "0"
     if wanted.max_surge is not None:
@@ -133,7 +133,7 @@ def make_rolling_update(
 _ZERO_COUNTS = ("0", "0%")
 
 
-def _holds_exclusive_resource(spec: dict[str, Any], shared_claims: Collection[str]) -> bool:
+def _has_exclusive_resource(spec: dict[str, Any], shared_claims: Collection[str]) -> bool:
     """Report whether a pod holds a resource that no other pod can hold at the same time.
 
     Such resources are devices, host ports, and claims that are not in ``shared_claims``.

@@ -28,8 +28,8 @@ from plimsoll_operator.render.groups import make_parallel_args
 from plimsoll_operator.render.paths import (
     API_KEYS_DIR,
     API_KEYS_FILE,
-    ReplicaPlaces,
-    make_pod_places,
+    ReplicaLayout,
+    make_pod_layout,
 )
 
 API_KEYS_VOLUME = "api-keys"
@@ -51,9 +51,9 @@ def make_api_key_mounts(service: InferenceService) -> list[dict[str, Any]]:
     return [{"name": API_KEYS_VOLUME, "mountPath": API_KEYS_DIR, "readOnly": True}]
 
 
-def make_engine_args(service: InferenceService, places: ReplicaPlaces | None = None) -> list[str]:
+def make_engine_args(service: InferenceService, layout: ReplicaLayout | None = None) -> list[str]:
     """Return the arguments after ``python -m plimsoll_engine``."""
-    at = places or make_pod_places(service)
+    at = layout or make_pod_layout(service)
     engine = service.spec.engine
     return [
         "serve",
@@ -69,9 +69,9 @@ def make_engine_args(service: InferenceService, places: ReplicaPlaces | None = N
     ]
 
 
-def make_drain_args(service: InferenceService, places: ReplicaPlaces | None = None) -> list[str]:
+def make_drain_args(service: InferenceService, layout: ReplicaLayout | None = None) -> list[str]:
     """Return the arguments after ``python -m plimsoll_engine`` that drain the engine."""
-    at = places or make_pod_places(service)
+    at = layout or make_pod_layout(service)
     deadline = service.spec.supervision.drain.deadline_s
     return [
         "drain",
@@ -186,7 +186,7 @@ def _make_environment(service: InferenceService) -> list[dict[str, Any]]:
 def _make_command(service: InferenceService, host: str, worker: bool) -> dict[str, Any]:
     """Return the container's ``command`` and ``args``. The arguments in the spec come last."""
     engine = service.spec.engine
-    at = make_pod_places(service)
+    at = make_pod_layout(service)
     match engine.type:
         case EngineType.PLIMSOLL:
             return {"command": ["python", "-m", "plimsoll_engine", *make_engine_args(service)]}
@@ -214,7 +214,7 @@ def _make_custom_engine_env(service: InferenceService) -> list[dict[str, Any]]:
     """Return the environment variables that configure a custom engine."""
     if service.spec.engine.type is not EngineType.CUSTOM:
         return []
-    at = make_pod_places(service)
+    at = make_pod_layout(service)
     variables = {
         "PLIMSOLL_MODEL_DIR": at.model_dir,
         "PLIMSOLL_MODEL_NAME": service.served_name,

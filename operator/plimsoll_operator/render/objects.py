@@ -53,7 +53,7 @@ def make_headless_service(service: InferenceService) -> list[dict[str, Any]]:
     ]
 
 
-def make_url(service: InferenceService) -> str:
+def make_service_url(service: InferenceService) -> str:
     """Return the URL of the OpenAI API inside the cluster."""
     return f"http://{service.metadata.name}.{service.metadata.namespace}.svc"
 
@@ -334,11 +334,11 @@ def make_role_binding(service: InferenceService) -> dict[str, Any]:
 
 
 def make_supervisor_role(
-    name: str, slots: Sequence[str], *more_rules: dict[str, Any]
+    name: str, slots: Sequence[str], *additional_rules: dict[str, Any]
 ) -> dict[str, Any]:
     """Return the Role that supervisors need for incidents, Events, EndpointSlices and slot Leases.
 
-    ``slots`` are the names of the Leases, and ``more_rules`` are further rules.
+    ``slots`` are the names of the Leases, and ``additional_rules`` are further rules.
     """
     return {
         "apiVersion": f"{RBAC_API_GROUP}/v1",
@@ -347,7 +347,7 @@ def make_supervisor_role(
         "rules": [
             make_role_rule(API_GROUP, [INCIDENT_PLURAL], ["create", "get", "patch"]),
             make_role_rule(API_GROUP, [f"{INCIDENT_PLURAL}/status"], ["get", "patch"]),
-            *more_rules,
+            *additional_rules,
             make_role_rule("", ["events"], ["create"]),
             make_role_rule("discovery.k8s.io", ["endpointslices"], ["list"]),
             make_role_rule("coordination.k8s.io", ["leases"], ["get", "update"])

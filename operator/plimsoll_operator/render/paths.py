@@ -1,6 +1,6 @@
 """Define the directories, addresses and ports of a replica.
 
-They are fixed in a pod (:func:`make_pod_places`). Local mode passes other :class:`ReplicaPlaces` to
+They are fixed in a pod (:func:`make_pod_layout`). Local mode passes other :class:`ReplicaLayout` to
 the functions that render the arguments of the engine and the supervisor.
 """
 
@@ -27,7 +27,7 @@ TOKEN_DIR = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 
 @dataclass(frozen=True, kw_only=True)
-class SupervisorPlaces:
+class SupervisorLayout:
     """Absolute paths and ports of a supervisor.
 
     ``host`` is the listen address of the supervisor and of the OpenAI API of Plimsoll's engine.
@@ -42,7 +42,7 @@ class SupervisorPlaces:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReplicaPlaces(SupervisorPlaces):
+class ReplicaLayout(SupervisorLayout):
     """Paths, addresses and ports of an engine and its supervisor."""
 
     model_dir: str
@@ -50,7 +50,7 @@ class ReplicaPlaces(SupervisorPlaces):
     admin_port: int = ADMIN_PORT
 
 
-POD_PLACES = SupervisorPlaces(
+POD_LAYOUT = SupervisorLayout(
     run_dir=RUN_DIR, state_dir=STATE_DIR, config_file=f"{CONFIG_DIR}/{CONFIG_FILE}"
 )
 """Paths and ports of a supervisor in a pod, also in pods of other workloads."""
@@ -62,13 +62,13 @@ HOST_PORT_PAIR_COUNT = 3_989
 engine ports at round distances map to different pairs."""
 
 
-def make_host_network_places(engine_port: int) -> SupervisorPlaces:
+def make_host_network_layout(engine_port: int) -> SupervisorLayout:
     """Return the supervisor's paths and ports in a pod with host networking.
 
     The ports are derived from the engine's port, which no other pod on the node can use.
     """
     first = HOST_PORTS.start + 2 * (engine_port % HOST_PORT_PAIR_COUNT)
-    return replace(POD_PLACES, metrics_port=first, probe_port=first + 1)
+    return replace(POD_LAYOUT, metrics_port=first, probe_port=first + 1)
 
 
 def parse_claim_uri(uri: str) -> tuple[str, str]:
@@ -91,12 +91,12 @@ def get_model_dir(model: ModelSource) -> str:
     return str(PurePosixPath(CLAIM_DIR) / rest / revision)
 
 
-def make_pod_places(service: InferenceService) -> ReplicaPlaces:
+def make_pod_layout(service: InferenceService) -> ReplicaLayout:
     """Return the paths, addresses and ports of a replica in a pod."""
-    return ReplicaPlaces(
+    return ReplicaLayout(
         model_dir=get_model_dir(service.spec.model),
-        run_dir=POD_PLACES.run_dir,
-        state_dir=POD_PLACES.state_dir,
-        config_file=POD_PLACES.config_file,
+        run_dir=POD_LAYOUT.run_dir,
+        state_dir=POD_LAYOUT.state_dir,
+        config_file=POD_LAYOUT.config_file,
         port=service.spec.engine.port,
     )

@@ -30,7 +30,7 @@ from plimsoll_operator.render.containers import (
 from plimsoll_operator.render.deployment import compute_pod_hash
 from plimsoll_operator.render.engine import make_api_key_volumes, make_engine_container
 from plimsoll_operator.render.groups import GROUP_RESTART_POLICY, make_member_env
-from plimsoll_operator.render.paths import POD_PLACES
+from plimsoll_operator.render.paths import POD_LAYOUT
 from plimsoll_operator.render.probe import add_probe
 from plimsoll_operator.render.supervisor import make_supervisor_args
 
@@ -95,7 +95,7 @@ def make_base_template(
                 "runAsUser": USER_ID,
                 "runAsGroup": USER_ID,
                 "seccompProfile": {"type": "RuntimeDefault"},
-                **_make_group_context(service),
+                **_make_pod_security_context(service),
             },
             **_make_containers(service, images, worker),
         },
@@ -136,7 +136,7 @@ def _make_containers(service: InferenceService, images: Images, worker: bool) ->
     return pod
 
 
-def _make_group_context(service: InferenceService) -> dict[str, Any]:
+def _make_pod_security_context(service: InferenceService) -> dict[str, Any]:
     """Return the ``fsGroup`` that the download needs to write to a new claim, which root owns."""
     if service.spec.model.cache is None:
         return {}
@@ -157,28 +157,30 @@ def add_pull_secrets(
     that does not exist.
     """
     wanted = [one.name for one in supervisor.image_pull_secrets] or default
-    others = [one for one in pod.get("imagePullSecrets") or () if one.get("name") not in wanted]
+    other_containers = [
+        one for one in pod.get("imagePullSecrets") or () if one.get("name") not in wanted
+    ]
     if wanted:
-        pod["imagePullSecrets"] = [*others, *({"name": name} for name in wanted)]
+        pod["imagePullSecrets"] = [*other_containers, *({"name": name} for name in wanted)]
 
 
 def make_supervisor_container(
     supervisor: SupervisorSettings,
     image: str,
     default: Resources,
-    others: Iterable[dict[str, Any]],
-    places: paths.SupervisorPlaces = POD_PLACES,
+    other_containers: Iterable[dict[str, Any]],
+    layout: paths.SupervisorLayout = POD_LAYOUT,
 ) -> dict[str, Any]:
     """Return the supervisor's container, a native sidecar for ``initContainers``.
 
-    If ``supervisor`` sets no resources, the container gets ``default``, adapted to ``others``, the
-    pod's other containers.
+    If ``supervisor`` sets no resources, the container gets ``default``, adapted to the
+    pod's ``other_containers``.
     """
     own = supervisor.resources
     return {
         "name": names.SUPERVISOR,
         "image": image,
-        "command": ["python", "-m", SUPERVISOR_MODULE, *make_supervisor_args(places)],
+        "command": ["python", "-m", SUPERVISOR_MODULE, *make_supervisor_args(layout)],
         # A restartable init container starts before the engine and stops after it.
         "restartPolicy": "Always",
         "env": [
@@ -187,17 +189,19 @@ def make_supervisor_container(
             *_make_exporter_env(supervisor),
         ],
         "ports": [
-            {"name": "metrics", "containerPort": places.metrics_port, "protocol": "TCP"},
-            {"name": "probe", "containerPort": places.probe_port, "protocol": "TCP"},
+            {"name": "metrics", "containerPort": layout.metrics_port, "protocol": "TCP"},
+            {"name": "probe", "containerPort": layout.probe_port, "protocol": "TCP"},
         ],
-        "resources": fit_resources(default, others) if own is None else make_resources(own),
+        "resources": fit_resources(default, other_containers)
+        if own is None
+        else make_resources(own),
         # The engine starts once this probe succeeds, when the admin token exists.
-        "startupProbe": make_http_probe("/live", places.probe_port)
+        "startupProbe": make_http_probe("/live", layout.probe_port)
         | {"periodSeconds": 1, "failureThreshold": 60},
         # It fails while an engine drains, but not if the supervisor crashes behind the launcher.
-        "readinessProbe": make_http_probe("/ready", places.probe_port)
+        "readinessProbe": make_http_probe("/ready", layout.probe_port)
         | {"periodSeconds": 1, "failureThreshold": 1},
-        "livenessProbe": make_http_probe("/live", places.probe_port)
+        "livenessProbe": make_http_probe("/live", layout.probe_port)
         | {"periodSeconds": 10, "failureThreshold": 6},
         **LOG_ON_ERROR,
         "securityContext": make_restricted_context(),

@@ -16,7 +16,7 @@ from plimsoll_operator.render import names
 from plimsoll_operator.render.engine import API_KEYS_VOLUME
 
 
-class NotAllowedError(ValueError):
+class PodSecurityError(ValueError):
     """Raised if a template violates the standard or the limits. The message names each field."""
 
 
@@ -75,14 +75,14 @@ IDENTITY_FIELDS = ("serviceAccountName", "serviceAccount", "automountServiceAcco
 def check_pod_template(
     service: InferenceService, template: dict[str, Any], rendered: dict[str, Any]
 ) -> None:
-    """Check ``template``. Raises :class:`NotAllowedError`.
+    """Check ``template``. Raises :class:`PodSecurityError`.
 
     The template must meet the restricted standard. It must have the same ServiceAccount and the
     same volumes with tokens as ``rendered``, the template without the user's changes.
     """
     problems = list(_iterate_problems(service, template, rendered))
     if problems:
-        raise NotAllowedError(
+        raise PodSecurityError(
             f"{'; '.join(problems[:8])}. An administrator can exempt the namespace with"
             " podTemplate.unrestrictedNamespaces in the chart"
         )

@@ -24,17 +24,17 @@ from plimsoll_api.supervisor_config import (
 from plimsoll_api.units import parse_bytes
 from plimsoll_operator.render import names
 from plimsoll_operator.render.names import ENGINE, make_slot_names
-from plimsoll_operator.render.paths import ReplicaPlaces, SupervisorPlaces, make_pod_places
+from plimsoll_operator.render.paths import ReplicaLayout, SupervisorLayout, make_pod_layout
 
 
 def make_supervisor_config(
-    service: InferenceService, places: ReplicaPlaces | None = None, container: str = ENGINE
+    service: InferenceService, layout: ReplicaLayout | None = None, container: str = ENGINE
 ) -> SupervisorConfig:
     """Return the supervisor's configuration. Without a UID, as in local mode, it has no slots.
 
     ``container`` is the name of the engine's container; empty in local mode.
     """
-    at = places or make_pod_places(service)
+    at = layout or make_pod_layout(service)
     meta, spec = service.metadata, service.spec
     return SupervisorConfig(
         service=ServiceRef(name=meta.name, namespace=meta.namespace, uid=meta.uid),
@@ -43,7 +43,7 @@ def make_supervisor_config(
             admin_url=_make_admin_url(spec.engine, at),
             serving_url=f"{_find_scheme(spec.engine)}://127.0.0.1:{at.port}",
             model=service.served_name,
-            container="" if places else container,
+            container="" if layout else container,
         ),
         memory=_add_memory_limits(spec.memory, service),
         supervision=spec.supervision,
@@ -144,12 +144,12 @@ def _shares_device(service: InferenceService) -> bool:
     return shares_device((*resources.limits, *resources.requests), claims, pod, annotations)
 
 
-def _make_admin_url(engine: Engine, places: ReplicaPlaces) -> str:
+def _make_admin_url(engine: Engine, layout: ReplicaLayout) -> str:
     """Return the URL for admin calls. An external engine has only its serving port."""
     is_plimsoll = _get_adapter_type(engine) is EngineType.PLIMSOLL
     if is_plimsoll:
-        return f"http://127.0.0.1:{places.admin_port}"
-    return f"{_find_scheme(engine)}://127.0.0.1:{places.port}"
+        return f"http://127.0.0.1:{layout.admin_port}"
+    return f"{_find_scheme(engine)}://127.0.0.1:{layout.port}"
 
 
 def _find_scheme(engine: Engine) -> str:
@@ -160,26 +160,26 @@ def _add_memory_limits(memory: MemoryPolicy, service: InferenceService) -> Memor
     """Return the memory policy; missing limits come from the engine's resources."""
     return replace(
         memory,
-        host=_add_limit(memory.host, service.spec.engine.resources.limits.get("memory")),
+        host=_add_memory_limit(memory.host, service.spec.engine.resources.limits.get("memory")),
         shared_device=memory.shared_device or _shares_device(service),
     )
 
 
-def _add_limit(budget: MemoryBudget | None, limit: str | None) -> MemoryBudget | None:
+def _add_memory_limit(budget: MemoryBudget | None, limit: str | None) -> MemoryBudget | None:
     if budget is None or limit is None or budget.limit_bytes is not None:
         return budget
     return replace(budget, limit_bytes=parse_bytes(limit))
 
 
-def make_supervisor_args(places: SupervisorPlaces) -> list[str]:
+def make_supervisor_args(layout: SupervisorLayout) -> list[str]:
     """Return the arguments of the supervisor's command."""
     return [
-        f"--config={places.config_file}",
-        f"--run-dir={places.run_dir}",
-        f"--state-dir={places.state_dir}",
-        f"--metrics-port={places.metrics_port}",
-        f"--probe-port={places.probe_port}",
-        f"--host={places.host}",
+        f"--config={layout.config_file}",
+        f"--run-dir={layout.run_dir}",
+        f"--state-dir={layout.state_dir}",
+        f"--metrics-port={layout.metrics_port}",
+        f"--probe-port={layout.probe_port}",
+        f"--host={layout.host}",
     ]
 
 

@@ -46,25 +46,25 @@ class Background:
         self._sleep, self._clock = sleep, clock
         self.failures: Counter[str] = Counter()
 
-    async def keep_running(
-        self, name: str, part: Callable[[], Awaitable[None]], needed: bool = True
+    async def run_forever(
+        self, name: str, run_task: Callable[[], Awaitable[None]], is_required: bool = True
     ) -> None:
-        """Run ``part`` forever, with an increasing delay after each failure.
+        """Run ``run_task`` forever, with an increasing delay after each failure.
 
-        If ``needed``, raise the task's exception after :data:`MAX_FAILURES` failures in a row.
+        If ``is_required``, raise the task's exception after :data:`MAX_FAILURES` failures in a row.
         """
         consecutive = 0
         while True:
             started = self._clock()
             try:
-                await part()
+                await run_task()
                 raise RuntimeError(f"background task {name} ended unexpectedly")
             except Exception as error:
                 consecutive = (
                     1 if self._clock() - started >= MIN_RUN_FOR_FAILURE_RESET_S else consecutive + 1
                 )
                 self.failures[name] += 1
-                if needed and consecutive >= MAX_FAILURES:
+                if is_required and consecutive >= MAX_FAILURES:
                     log.critical(
                         "background task %s failed %d times in a row: %r",
                         name,

@@ -57,7 +57,7 @@ class ListedObject(NamedTuple):
     """Compressed object from a list."""
 
     key: Key
-    where: Ref
+    ref: Ref
     kept: _CompressedObject
 
 
@@ -65,7 +65,7 @@ OWNER_KINDS = (SERVICE.kind, POLICY.kind)
 MAX_OWNED_BYTES = 16 << 20
 """Maximum compressed size in bytes of a service's or policy's objects: several thousand pods."""
 
-MAX_PASSED_OVER_KEYS = 10_000
+MAX_UNSTORED_KEYS = 10_000
 
 
 class Store:
@@ -96,13 +96,13 @@ class Store:
         owned = Ref(key.kind, key.name) in known or key in owners
         return make_ref(item) in known or (owned and self._bytes[key] < MAX_OWNED_BYTES)
 
-    def pass_over(self, item: Object) -> None:
+    def record_unstored(self, item: Object) -> None:
         """Record that the watch reported ``item``, although ``item`` is not stored.
 
         Otherwise, a later list would count the object as missed by the watch.
         """
         key = find_key(item)
-        if key is not None and len(self._passed_over[1]) < MAX_PASSED_OVER_KEYS:
+        if key is not None and len(self._passed_over[1]) < MAX_UNSTORED_KEYS:
             self._passed_over[1].add(key)
 
     def has_version(self, item: Object) -> bool:
@@ -121,13 +121,13 @@ class Store:
             self._put(key, make_ref(item), _CompressedObject.compress(item))
         return key
 
-    def _put(self, key: Key, where: Ref, item: _CompressedObject) -> None:
+    def _put(self, key: Key, ref: Ref, item: _CompressedObject) -> None:
         known = self._objects.setdefault(key, {})
-        previous = known.get(where)
+        previous = known.get(ref)
         if previous is None or not item.is_older(previous):
-            known[where] = item
+            known[ref] = item
             self._bytes[key] += len(item.packed) - (len(previous.packed) if previous else 0)
-            self.changes[where.kind] += 1
+            self.changes[ref.kind] += 1
 
     def remove(self, item: Object) -> Key | None:
         """Remove ``item`` unless a new object has its name.
@@ -139,14 +139,14 @@ class Store:
             self._remove(key, make_ref(item), item["metadata"].get("uid", ""))
         return key
 
-    def _remove(self, key: Key, where: Ref, uid: str) -> None:
+    def _remove(self, key: Key, ref: Ref, uid: str) -> None:
         self._gone.add(uid)
         known = self._objects.get(key, {})
-        before = known.get(where)
+        before = known.get(ref)
         if before and before.uid == uid:
-            del known[where]
+            del known[ref]
             self._bytes[key] -= len(before.packed)
-            self.changes[where.kind] += 1
+            self.changes[ref.kind] += 1
         if not known:
             self._objects.pop(key, None)
             self._bytes.pop(key, None)
@@ -168,13 +168,13 @@ class Store:
         for item in items:
             key = find_key(item)
             if key is not None and self.is_expected(item, owners):
-                where = make_ref(item)
-                stored = self._objects.get(key, {}).get(where)
+                ref = make_ref(item)
+                stored = self._objects.get(key, {}).get(ref)
                 if stored is None or not stored.has_version(item["metadata"]):
                     stored = _CompressedObject.compress(item)
-                compressed.append(ListedObject(key, where, stored))
+                compressed.append(ListedObject(key, ref, stored))
             else:
-                self.pass_over(item)
+                self.record_unstored(item)
         return compressed
 
     def replace(self, kind: str, items: Iterable[ListedObject], version: str) -> int:
@@ -186,22 +186,22 @@ class Store:
         listed: set[tuple[Key, Ref]] = set()
         present: set[str] = set()
         missed = 0
-        for key, where, fresh in items:
+        for key, ref, fresh in items:
             if fresh.uid in self._gone:
                 continue
-            listed.add((key, where))
+            listed.add((key, ref))
             present.add(fresh.uid)
-            stored = self._objects.get(key, {}).get(where)
+            stored = self._objects.get(key, {}).get(ref)
             if stored is None:
                 missed += not any(key in some for some in self._passed_over)
             else:
                 missed += stored.is_older(fresh)
-            self._put(key, where, fresh)
+            self._put(key, ref, fresh)
         for key in self.list_known_keys():
-            for where, kept in list(self._objects[key].items()):
-                stale = where.kind == kind and (key, where) not in listed
+            for ref, kept in list(self._objects[key].items()):
+                stale = ref.kind == kind and (key, ref) not in listed
                 if stale and not kept.is_after(version):
-                    self._remove(key, where, kept.uid)
+                    self._remove(key, ref, kept.uid)
                     missed += (
                         kept.uid not in present
                     )  # otherwise it still exists, with labels of another owner
@@ -215,21 +215,21 @@ class Store:
     def list_children(self, key: Key, kinds: Container[str]) -> list[Object]:
         """Return the objects of the given kinds that belong to a service or policy."""
         known = self._objects.get(key, {}).items()
-        return [kept.item for where, kept in known if where.kind in kinds]
+        return [kept.item for ref, kept in known if ref.kind in kinds]
 
     def list_kind(self, kind: str) -> list[Object]:
         """Return all stored objects of a kind."""
         return [
             kept.item
             for known in self._objects.values()
-            for where, kept in known.items()
-            if where.kind == kind
+            for ref, kept in known.items()
+            if ref.kind == kind
         ]
 
     def count(self, kind: str, namespace: str) -> int:
         """Return the number of stored objects of a kind in a namespace."""
         some = (known for key, known in self._objects.items() if key.namespace == namespace)
-        return sum(where.kind == kind for known in some for where in known)
+        return sum(ref.kind == kind for known in some for ref in known)
 
     def list_known_keys(self) -> list[Key]:
         """Return the keys of all services and policies with a stored object, even if deleted."""

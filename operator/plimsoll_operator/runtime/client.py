@@ -83,16 +83,16 @@ class Api:
     """Client of the API server with one connection pool.
 
     Every call may raise :class:`ApiError`, or OSError or TimeoutError if the server does not
-    respond within ``timeout_s``. A request is sent at most ``tries`` times. ``writes`` counts
+    respond within ``timeout_s``. A request is sent at most ``max_tries`` times. ``writes`` counts
     writes by verb and kind, ``requests`` all requests, and ``refusals`` throttled requests. Writes
     must complete within the seconds that ``get_remaining_s`` returns.
     """
 
     def __init__(
-        self, connection: Any, timeout_s: float, limit: RateLimit, tries: int = MAX_TRIES
+        self, connection: Any, timeout_s: float, limit: RateLimit, max_tries: int = MAX_TRIES
     ) -> None:
         self._client, self._timeout_s, self.limit = connection, timeout_s, limit
-        self._tries = tries
+        self._tries = max_tries
         self.get_remaining_s: Callable[[], float] = lambda: math.inf
         self.writes: Counter[tuple[str, str]] = Counter()
         self.requests = 0
@@ -100,7 +100,7 @@ class Api:
 
     @classmethod
     async def connect(
-        cls, kubeconfig: str | None, timeout_s: float, limit: RateLimit, tries: int = MAX_TRIES
+        cls, kubeconfig: str | None, timeout_s: float, limit: RateLimit, max_tries: int = MAX_TRIES
     ) -> Api:
         """Connect with ``kubeconfig`` or else the pod's ServiceAccount or the default kubeconfig.
 
@@ -125,7 +125,7 @@ class Api:
                 raise OSError(
                     f"failed to load kubeconfig {kubeconfig or '(default)'}: {error}"
                 ) from None
-        api = cls(client.ApiClient(settings), timeout_s, limit, tries)
+        api = cls(client.ApiClient(settings), timeout_s, limit, max_tries)
         trace = aiohttp.TraceConfig()
         trace.on_request_start.append(api._on_request_start)
         trace.on_connection_create_end.append(api._on_connected)
@@ -250,7 +250,7 @@ class Api:
             raise
         return any(resource["name"] == kind.plural for resource in resources.get("resources") or ())
 
-    async def list_events_of(self, namespace: str, uid: str) -> list[Object]:
+    async def list_object_events(self, namespace: str, uid: str) -> list[Object]:
         """Return at most :data:`MAX_EVENTS_PER_OBJECT` Warning Events about the object ``uid``."""
         of = f"involvedObject.uid={uid},type=Warning"
         return await self.list_first(EVENT, namespace, of, MAX_EVENTS_PER_OBJECT)

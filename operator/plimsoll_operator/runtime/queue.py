@@ -73,9 +73,9 @@ class WorkQueue(Generic[K]):
         timer = self._timers.pop(key, None)
         if timer:
             timer.cancel()
-        self._timers[key] = asyncio.get_running_loop().call_later(delay_s, self._add_due, key)
+        self._timers[key] = asyncio.get_running_loop().call_later(delay_s, self._add_scheduled, key)
 
-    def _add_due(self, key: K) -> None:
+    def _add_scheduled(self, key: K) -> None:
         self._timers.pop(key, None)
         self.add(key)
 
@@ -94,12 +94,12 @@ class WorkQueue(Generic[K]):
         try:
             async with asyncio.TaskGroup() as group:
                 for _ in range(self._workers):
-                    group.create_task(self._work(handle))
+                    group.create_task(self._run_worker(handle))
         finally:
             for timer in self._timers.values():
                 timer.cancel()
 
-    async def _work(self, handle: Callable[[K], Awaitable[None]]) -> None:
+    async def _run_worker(self, handle: Callable[[K], Awaitable[None]]) -> None:
         while True:
             key = await self._ready.get()
             queued_at = self._waiting.pop(key)

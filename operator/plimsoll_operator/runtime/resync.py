@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Container, Sequence
 
 from plimsoll_operator.config import DEFAULT_INTERVALS, Intervals
-from plimsoll_operator.kinds import LWS, OPTIONAL_KINDS, WATCHED_KINDS, Key, Kind
+from plimsoll_operator.kinds import LEADER_WORKER_SET, OPTIONAL_KINDS, WATCHED_KINDS, Key, Kind
 from plimsoll_operator.runtime.cache import OWNER_KINDS, ListedObject, Store
 from plimsoll_operator.runtime.client import Api, ApiError
 from plimsoll_operator.runtime.watches import Watches
@@ -74,7 +74,7 @@ class Resync:
         optional = [kind for kind in OPTIONAL_KINDS if await self._api.serves(kind)]
         self.served.clear()
         self.served.update(kind.kind for kind in optional)
-        if LWS in optional:
+        if LEADER_WORKER_SET in optional:
             self.groups.set()
         owners: set[Key] = set()
         lists = []

@@ -18,7 +18,16 @@ from typing import Any
 
 import kopf
 
-from plimsoll_operator.kinds import LWS, POLICY, WATCHED_KINDS, Key, Kind, Object, Ref, find_key
+from plimsoll_operator.kinds import (
+    LEADER_WORKER_SET,
+    POLICY,
+    WATCHED_KINDS,
+    Key,
+    Kind,
+    Object,
+    Ref,
+    find_key,
+)
 from plimsoll_operator.render.names import FIELD_MANAGER
 from plimsoll_operator.runtime.cache import Store
 from plimsoll_operator.runtime.client import Api, replace_managed_fields
@@ -127,7 +136,7 @@ class Watches:
         if not gone and self._store.has_version(item):
             return
         if not gone and not self._store.is_expected(item):
-            self._store.pass_over(item)
+            self._store.record_unstored(item)
             return
         item["metadata"] = replace_managed_fields(item["metadata"])
         key = self._store.remove(item) if gone else self._store.put(item)
@@ -188,7 +197,9 @@ class GroupWatch:
     ) -> None:
         self._watches, self._kind_served = watches, kind_served
         self._reflectors = [
-            Reflector(api, LWS, one, self._on_list, self._on_event, complete_objects=True)
+            Reflector(
+                api, LEADER_WORKER_SET, one, self._on_list, self._on_event, complete_objects=True
+            )
             for one in namespaces or (None,)
         ]
 
@@ -202,7 +213,7 @@ class GroupWatch:
             self._on_event(item, deleted=False)
 
     def _on_event(self, item: Object, deleted: bool) -> None:
-        self._watches.handle_event(LWS, "DELETED" if deleted else "MODIFIED", item)
+        self._watches.handle_event(LEADER_WORKER_SET, "DELETED" if deleted else "MODIFIED", item)
 
 
 class Login(kopf.ConnectionInfo):

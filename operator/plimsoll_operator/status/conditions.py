@@ -27,15 +27,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from plimsoll_api.assessment import format_slow_leak
-from plimsoll_api.inferenceservice_status import ConditionType as Type
-from plimsoll_api.inferenceservice_status import Leaks
+from plimsoll_api.inferenceservice_status import ConditionType, Leaks
 from plimsoll_api.memory_policy import NEAR_LIMIT_RATIO
 from plimsoll_api.supervision_policy_status import PolicyCondition
 from plimsoll_operator.fleet.pods import Cause, Events, PodView, find_not_ready
-from plimsoll_operator.fleet.revisions import RolloutDecision, Suspect, describe_same_leak
-from plimsoll_operator.fleet.supervisor_figures import (
+from plimsoll_operator.fleet.revisions import RolloutDecision, SuspectRevision, describe_same_leak
+from plimsoll_operator.fleet.supervisor_metrics import (
     SlowLeak,
-    SupervisorFigures,
+    SupervisorMetrics,
     find_pods_missing_signals,
     list_pods_near_limit,
 )
@@ -53,29 +52,32 @@ NO_SUSPECT_REASON, SAME_LEAK_REASON = "NoSuspect", "SameLeakInMostReplicas"
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ConditionState:
     """Condition without its times. A ``status`` of None means Unknown."""
 
-    type: Type | PolicyCondition
+    type: ConditionType | PolicyCondition
     status: bool | None
     reason: str
     message: str = ""
 
 
-def make_failure_conditions(failure: Failure) -> list[Verdict]:
+def make_failure_conditions(failure: Failure) -> list[ConditionState]:
     """Return the conditions that change if a spec cannot be applied."""
     message = failure.message[:MAX_MESSAGE_CHARS]
     return [
-        Verdict(Type.READY, False, failure.reason, message),
-        Verdict(Type.PROGRESSING, not failure.is_lasting, failure.reason, message),
-        Verdict(Type.STALLED, failure.is_lasting, failure.reason, message),
+        ConditionState(ConditionType.READY, False, failure.reason, message),
+        ConditionState(ConditionType.PROGRESSING, not failure.is_lasting, failure.reason, message),
+        ConditionState(ConditionType.STALLED, failure.is_lasting, failure.reason, message),
     ]
 
 
 def make_rollout_conditions(
-    deployment: Object | None, desired: int, max_unavailable: int, engines: Verdict | None = None,
+    deployment: Object | None,
+    desired: int,
+    max_unavailable: int,
+    engines: ConditionState | None = None,
     drained: Sequence[str] = (),
-) -> list[Verdict]:  # fmt: skip
+) -> list[ConditionState]:
     """Return ``Ready``, ``Progressing`` and ``Stalled`` from the workload's status.
 
     Like a Deployment's ``Available``, ``Ready`` counts replicas of all revisions, and stays True
@@ -100,15 +102,17 @@ def make_rollout_conditions(
     )
     missing = "ReplicasNotReady" if rolled_out else "RollingOut"
     if desired == 0 and rolled_out:
-        verdict = Verdict(Type.READY, True, "ScaledToZero", "the service has been scaled to zero")
+        state = ConditionState(
+            ConditionType.READY, True, "ScaledToZero", "the service has been scaled to zero"
+        )
     elif ready >= max(1, desired - max_unavailable):
-        verdict = Verdict(Type.READY, True, "ReplicasReady", count)
+        state = ConditionState(ConditionType.READY, True, "ReplicasReady", count)
     else:
         blocked = trouble.reason if trouble and trouble.reason != NOT_READY_REASON else ""
         reason = refused.reason if refused else blocked
         text = f"{count}; {trouble.message}" if trouble else count
         reason = reason or ("ReplicasDrained" if drained else missing)
-        verdict = Verdict(Type.READY, False, reason, text[:MAX_MESSAGE_CHARS])
+        state = ConditionState(ConditionType.READY, False, reason, text[:MAX_MESSAGE_CHARS])
     done = rolled_out and ready == desired
     cause = (
         f"; {trouble.message}"
@@ -116,15 +120,15 @@ def make_rollout_conditions(
         else ""
     )
     return [
-        verdict,
-        Verdict(
-            Type.PROGRESSING,
+        state,
+        ConditionState(
+            ConditionType.PROGRESSING,
             not done and not late,
             "RolloutComplete" if done else "ProgressDeadlineExceeded" if late else missing,
             f"{count}{cause}"[:MAX_MESSAGE_CHARS],
         ),
-        Verdict(
-            Type.STALLED,
+        ConditionState(
+            ConditionType.STALLED,
             late and not done,
             "ProgressDeadlineExceeded" if late and not done else "AsExpected",
             f"{count}; {trouble.message if trouble else 'see the Events of the pods'}"[
@@ -136,12 +140,14 @@ def make_rollout_conditions(
     ]
 
 
-def make_reconciling_condition(verdicts: Sequence[Verdict]) -> Verdict:
-    """Return ``Reconciling``, which has the status of the last ``Progressing`` in ``verdicts``."""
-    progressing = [one for one in verdicts if one.type is Type.PROGRESSING]
+def make_reconciling_condition(states: Sequence[ConditionState]) -> ConditionState:
+    """Return ``Reconciling``, which has the status of the last ``Progressing`` in ``states``."""
+    progressing = [one for one in states if one.type is ConditionType.PROGRESSING]
     if not (progressing and progressing[-1].status):
-        return Verdict(Type.RECONCILING, False, "AsExpected")
-    return Verdict(Type.RECONCILING, True, progressing[-1].reason, progressing[-1].message)
+        return ConditionState(ConditionType.RECONCILING, False, "AsExpected")
+    return ConditionState(
+        ConditionType.RECONCILING, True, progressing[-1].reason, progressing[-1].message
+    )
 
 
 def _find_creation_failure(status: Object) -> Cause | None:
@@ -152,12 +158,17 @@ def _find_creation_failure(status: Object) -> Cause | None:
     return None
 
 
-def make_container_conditions(pods: Sequence[PodView], events: Events, now: str) -> list[Verdict]:
+def make_container_conditions(
+    pods: Sequence[PodView], events: Events, now: str
+) -> list[ConditionState]:
     """Return ``EngineReady`` and ``SupervisorReady`` from the containers of the pods.
 
     ``events`` are the Events of pods that wait for a volume or a sandbox, by pod name.
     """
-    types = ((Type.ENGINE_READY, names.ENGINE), (Type.SUPERVISOR_READY, names.SUPERVISOR))
+    types = (
+        (ConditionType.ENGINE_READY, names.ENGINE),
+        (ConditionType.SUPERVISOR_READY, names.SUPERVISOR),
+    )
     return [
         _make_container_condition(type_, pods, find_not_ready(pods, name, events, now))
         for type_, name in types
@@ -165,31 +176,31 @@ def make_container_conditions(pods: Sequence[PodView], events: Events, now: str)
 
 
 def _make_container_condition(
-    type_: Type, pods: Sequence[PodView], causes: list[tuple[str, Cause]]
-) -> Verdict:
+    type_: ConditionType, pods: Sequence[PodView], causes: list[tuple[str, Cause]]
+) -> ConditionState:
     if not pods:
-        return Verdict(type_, None, "NoReplicas", "there are no pods")
+        return ConditionState(type_, None, "NoReplicas", "there are no pods")
     if not causes:
-        return Verdict(type_, True, "ContainersReady", "")
+        return ConditionState(type_, True, "ContainersReady", "")
     first = causes[0][1]
     text = "; ".join(f"{pod}: {why.message}" for pod, why in causes)
     reason = first.reason if first.blocking else NOT_READY_REASON
-    return Verdict(type_, False, reason, text[:MAX_MESSAGE_CHARS])
+    return ConditionState(type_, False, reason, text[:MAX_MESSAGE_CHARS])
 
 
-def make_termination_conditions(pods: Sequence[PodView], now: str) -> list[Verdict]:
+def make_termination_conditions(pods: Sequence[PodView], now: str) -> list[ConditionState]:
     """Return ``OOMKilled`` and ``CrashLooping`` from the containers' last terminations."""
     killed = sorted(pod.name for pod in pods if any(one.was_oom_killed for one in pod.containers))
     looping = sorted(pod.name for pod in pods if any(one.is_looping(now) for one in pod.containers))
     return [
-        Verdict(
-            Type.OOM_KILLED,
+        ConditionState(
+            ConditionType.OOM_KILLED,
             bool(killed),
             "OOMKilled" if killed else "NoOOMKill",
             _append_pods("the kernel OOM-killed a container in", killed),
         ),
-        Verdict(
-            Type.CRASH_LOOPING,
+        ConditionState(
+            ConditionType.CRASH_LOOPING,
             bool(looping),
             "CrashLoopBackOff" if looping else "NoCrashLoop",
             _append_pods("containers are in a crash loop in", looping),
@@ -197,11 +208,13 @@ def make_termination_conditions(pods: Sequence[PodView], now: str) -> list[Verdi
     ]
 
 
-def make_suspicion_conditions(suspect: Suspect | None, decision: RolloutDecision) -> list[Verdict]:
+def make_suspect_revision_conditions(
+    suspect: SuspectRevision | None, decision: RolloutDecision
+) -> list[ConditionState]:
     """Return ``SuspectRevision``, and ``Stalled`` while a rollout is paused or rolled back."""
     acts = decision.action in ("Held", "RolledBack") and not decision.requested
     if suspect is None and not acts:
-        return [Verdict(Type.SUSPECT_REVISION, False, NO_SUSPECT_REASON)]
+        return [ConditionState(ConditionType.SUSPECT_REVISION, False, NO_SUSPECT_REASON)]
     evidence = (
         describe_same_leak(
             suspect.leak, suspect.leaking, suspect.replicas, suspect.revision, suspect.since
@@ -209,7 +222,7 @@ def make_suspicion_conditions(suspect: Suspect | None, decision: RolloutDecision
         if suspect
         else "the leaking replicas no longer exist"
     )
-    verdicts = [Verdict(Type.SUSPECT_REVISION, True, SAME_LEAK_REASON, evidence)]
+    states = [ConditionState(ConditionType.SUSPECT_REVISION, True, SAME_LEAK_REASON, evidence)]
     if acts:
         done, remedy = (
             (f"the operator rolled back to revision {decision.revision}", "the spec")
@@ -218,12 +231,12 @@ def make_suspicion_conditions(suspect: Suspect | None, decision: RolloutDecision
         )
         text = f"{done}, because of a leak: {evidence}; to continue, change {remedy}"
         reason = f"{decision.action}ForLeak"
-        verdicts.append(Verdict(Type.PROGRESSING, False, reason, text))
-        verdicts.append(Verdict(Type.STALLED, True, reason, text))
-    return verdicts
+        states.append(ConditionState(ConditionType.PROGRESSING, False, reason, text))
+        states.append(ConditionState(ConditionType.STALLED, True, reason, text))
+    return states
 
 
-def make_last_good_conditions(decision: RolloutDecision, complete: bool) -> list[Verdict]:
+def make_last_good_conditions(decision: RolloutDecision, complete: bool) -> list[ConditionState]:
     """Return the conditions for ``spec.rollout.revision: LastGood``; empty for other values.
 
     ``complete`` is True if all replicas run the requested revision.
@@ -235,33 +248,37 @@ def make_last_good_conditions(decision: RolloutDecision, complete: bool) -> list
             f"all replicas run revision {decision.revision}, because spec.rollout.revision is"
             " LastGood"
         )
-        return [Verdict(Type.PROGRESSING, False, "RolledBackOnRequest", text)] if complete else []
+        return (
+            [ConditionState(ConditionType.PROGRESSING, False, "RolledBackOnRequest", text)]
+            if complete
+            else []
+        )
     text = (
         "spec.rollout.revision is LastGood, but no earlier revision is known to be good, so the"
         " replicas run the revision of the spec; to continue, set spec.rollout.revision to Spec"
     )
-    return [Verdict(Type.STALLED, True, "NoGoodRevision", text)]
+    return [ConditionState(ConditionType.STALLED, True, "NoGoodRevision", text)]
 
 
-def make_budget_conditions(figures: Mapping[str, SupervisorFigures]) -> list[Verdict]:
+def make_budget_conditions(metrics: Mapping[str, SupervisorMetrics]) -> list[ConditionState]:
     """Return ``MemoryWithinBudget`` and ``RestartBudgetExhausted`` from the supervisors' values."""
     spent = sorted(
-        pod for pod, one in figures.items() if max(one.host or 0.0, one.device or 0.0) >= 1.0
+        pod for pod, one in metrics.items() if max(one.host or 0.0, one.device or 0.0) >= 1.0
     )
-    known = any(one.host is not None or one.device is not None for one in figures.values())
-    exhausted = sorted(pod for pod, one in figures.items() if one.restarts_left == 0)
-    counted = any(one.restarts_left is not None for one in figures.values())
+    known = any(one.host is not None or one.device is not None for one in metrics.values())
+    exhausted = sorted(pod for pod, one in metrics.items() if one.restarts_left == 0)
+    counted = any(one.restarts_left is not None for one in metrics.values())
     return [
-        Verdict(
-            Type.MEMORY_WITHIN_BUDGET,
+        ConditionState(
+            ConditionType.MEMORY_WITHIN_BUDGET,
             not spent if known else None,
             ("BudgetExhausted" if spent else "WithinBudget") if known else "NoMetrics",
             _append_pods("a leak budget is exhausted in", spent)
             if known
             else "no supervisor reports its leak budgets",
         ),
-        Verdict(
-            Type.RESTART_BUDGET_EXHAUSTED,
+        ConditionState(
+            ConditionType.RESTART_BUDGET_EXHAUSTED,
             bool(exhausted) if counted else None,
             ("BudgetExhausted" if exhausted else "WithinBudget") if counted else "NoMetrics",
             _append_pods("the restart budget is exhausted in", exhausted) if counted else "",
@@ -270,23 +287,23 @@ def make_budget_conditions(figures: Mapping[str, SupervisorFigures]) -> list[Ver
 
 
 def make_slow_leak_condition(
-    type_: Type | PolicyCondition, figures: Mapping[str, SupervisorFigures]
-) -> Verdict:
+    type_: ConditionType | PolicyCondition, metrics: Mapping[str, SupervisorMetrics]
+) -> ConditionState:
     """Return ``SlowLeak``. Its message begins with the replica that has the least time left."""
-    evaluated = [pod for pod, one in figures.items() if one.slow_leaks is not None]
+    evaluated = [pod for pod, one in metrics.items() if one.slow_leaks is not None]
     if not evaluated:
         text = "no supervisor has observed its engine for long enough (about 9 hours)"
-        return Verdict(type_, None, "InsufficientData", text)
+        return ConditionState(type_, None, "InsufficientData", text)
     leaks = sorted(
-        ((pod, slow) for pod, one in figures.items() for slow in one.slow_leaks or ()),
+        ((pod, slow) for pod, one in metrics.items() for slow in one.slow_leaks or ()),
         key=lambda found: (_get_remaining_s(found[1]), found[0], found[1].kind),
     )
     if not leaks:
-        return Verdict(
+        return ConditionState(
             type_,
             False,
             "NoSlowLeak",
-            f"memory growth has been evaluated in {len(evaluated)} of {len(figures)} pods",
+            f"memory growth has been evaluated in {len(evaluated)} of {len(metrics)} pods",
         )
     text = "; ".join(
         f"{pod}: {format_slow_leak(slow.kind, slow.segment, slow.bytes_per_s, slow.limit_s)}"
@@ -294,44 +311,48 @@ def make_slow_leak_condition(
     )
     more = len(leaks) - MAX_SLOW_LEAKS
     text += f"; and {more} more leaks" if more > 0 else ""
-    return Verdict(type_, True, "MemoryKeepsGrowing", text[:MAX_MESSAGE_CHARS])
+    return ConditionState(type_, True, "MemoryKeepsGrowing", text[:MAX_MESSAGE_CHARS])
 
 
 def make_near_limit_condition(
-    type_: Type | PolicyCondition, figures: Mapping[str, SupervisorFigures], was_near_limit: bool
-) -> Verdict:
+    type_: ConditionType | PolicyCondition,
+    metrics: Mapping[str, SupervisorMetrics],
+    was_near_limit: bool,
+) -> ConditionState:
     """Return ``MemoryNearLimit``. ``was_near_limit`` is its previous status."""
-    if all(one.limit is None for one in figures.values()):
+    if all(one.limit is None for one in metrics.values()):
         text = "no supervisor reports both the memory limit of its engine and the memory in use"
-        return Verdict(type_, None, "NoMetrics", text)
-    near = list_pods_near_limit(figures, was_near_limit)
+        return ConditionState(type_, None, "NoMetrics", text)
+    near = list_pods_near_limit(metrics, was_near_limit)
     text = f"more than {NEAR_LIMIT_RATIO:.0%} of the memory limit is in use and cannot be reclaimed"
-    return Verdict(
+    return ConditionState(
         type_, bool(near), "NearLimit" if near else "BelowLimit", _append_pods(f"{text} in", near)
     )
 
 
 def make_engine_observed_condition(
-    type_: Type | PolicyCondition, figures: Mapping[str, SupervisorFigures]
-) -> Verdict:
+    type_: ConditionType | PolicyCondition, metrics: Mapping[str, SupervisorMetrics]
+) -> ConditionState:
     """Return ``EngineObserved``, with the most important reason that a supervisor reports."""
-    if all(one.missing_signals is None for one in figures.values()):
-        return Verdict(type_, None, "NoMetrics", "no supervisor reports which signals it can read")
-    lost = find_pods_missing_signals(figures)
+    if all(one.missing_signals is None for one in metrics.values()):
+        return ConditionState(
+            type_, None, "NoMetrics", "no supervisor reports which signals it can read"
+        )
+    lost = find_pods_missing_signals(metrics)
     if not lost:
-        return Verdict(type_, True, "AllSignals")
+        return ConditionState(type_, True, "AllSignals")
     text = "; ".join(f"{pod}: {', '.join(reasons)}" for pod, reasons in lost)
     reason = lost[0][1][0]
-    return Verdict(
+    return ConditionState(
         type_, False, reason, f"{text} (to see details, run plimsoll doctor)"[:MAX_MESSAGE_CHARS]
     )
 
 
-def make_figure_conditions(
-    figures: Mapping[str, SupervisorFigures],
+def make_metric_conditions(
+    metrics: Mapping[str, SupervisorMetrics],
     previous: Object,
-    types: type[Type] | type[PolicyCondition],
-) -> list[Verdict]:
+    types: type[ConditionType] | type[PolicyCondition],
+) -> list[ConditionState]:
     """Return the conditions of a service or a policy that depend on the supervisors' values.
 
     ``previous`` is the previous status.
@@ -341,21 +362,21 @@ def make_figure_conditions(
         for one in previous.get("conditions") or ()
     )
     return [
-        make_slow_leak_condition(types.SLOW_LEAK, figures),
-        make_near_limit_condition(types.MEMORY_NEAR_LIMIT, figures, already),
-        make_engine_observed_condition(types.ENGINE_OBSERVED, figures),
+        make_slow_leak_condition(types.SLOW_LEAK, metrics),
+        make_near_limit_condition(types.MEMORY_NEAR_LIMIT, metrics, already),
+        make_engine_observed_condition(types.ENGINE_OBSERVED, metrics),
     ]
 
 
 def make_leak_free_condition(
-    type_: Type | PolicyCondition, newest: Sequence[tuple[str, Object]]
-) -> Verdict:
+    type_: ConditionType | PolicyCondition, newest: Sequence[tuple[str, Object]]
+) -> ConditionState:
     """Return ``LeakFree`` from the verdicts on the newest revisions.
 
     ``newest`` are pairs of a workload's name and the verdict on its newest revision.
     """
     if not newest:
-        return Verdict(type_, None, "NoReplicas", "there are no pods with a known revision")
+        return ConditionState(type_, None, "NoReplicas", "there are no pods with a known revision")
     leaks = {one["leaks"] for _, one in newest}
     worst = next(one for one in (Leaks.YES, Leaks.UNKNOWN, Leaks.NO) if one in leaks)
     text = "; ".join(
@@ -364,10 +385,10 @@ def make_leak_free_condition(
         if one["leaks"] == worst
     )[:MAX_MESSAGE_CHARS]
     if worst is Leaks.YES:
-        return Verdict(type_, False, SAME_LEAK_REASON, text)
+        return ConditionState(type_, False, SAME_LEAK_REASON, text)
     if worst is Leaks.UNKNOWN:
-        return Verdict(type_, None, "ObservationIncomplete", text)
-    return Verdict(type_, True, "NoLeak", text)
+        return ConditionState(type_, None, "ObservationIncomplete", text)
+    return ConditionState(type_, True, "NoLeak", text)
 
 
 def _get_remaining_s(slow: SlowLeak) -> float:

@@ -26,10 +26,10 @@ def make_rollout_notices(
     live: Object | None, desired: Object, decision: RolloutDecision
 ) -> list[Notice]:
     """Return notices about the rollout or rollback that starts when ``desired`` is applied."""
-    before, after = _get_revision(live), _get_revision(desired)
+    previous, current = _get_revision(live), _get_revision(desired)
     notices = []
     restart_id, had = _get_restart_id(desired), _get_restart_id(live)
-    if live is not None and restart_id != had and before != after:
+    if live is not None and restart_id != had and previous != current:
         said = (
             f"spec.restart.id was set to {make_printable_line(restart_id)!r}"
             if restart_id
@@ -37,50 +37,54 @@ def make_rollout_notices(
         )
         notices.append(Notice("RestartRequested", f"{said}; replacing all pods"))
     paused, was_paused = _is_paused(desired), live is not None and _is_paused(live)
-    if decision.action == "RolledBack" and before != after:
-        notices.append(_make_rollback_notice(before, after, decision))
-    elif live is not None and before != after:  # a new service causes no notice
+    if decision.action == "RolledBack" and previous != current:
+        notices.append(_make_rollback_notice(previous, current, decision))
+    elif live is not None and previous != current:  # a new service causes no notice
         notices.append(
-            Notice("RolloutStarted", f"started the rollout from revision {before} to {after}")
+            Notice("RolloutStarted", f"started the rollout from revision {previous} to {current}")
         )
     if paused and not was_paused:
         text = (
-            f"paused the rollout of revision {after}, because most of its replicas have the same"
+            f"paused the rollout of revision {current}, because most of its replicas have the same"
             " leak"
         )
         notices.append(Notice("RolloutHeld", text, "Warning"))
-    elif was_paused and not paused and before == after:
-        notices.append(Notice("RolloutResumed", f"resumed the rollout of revision {after}"))
+    elif was_paused and not paused and previous == current:
+        notices.append(Notice("RolloutResumed", f"resumed the rollout of revision {current}"))
     return notices
 
 
-def _make_rollback_notice(before: str, after: str, decision: RolloutDecision) -> Notice:
+def _make_rollback_notice(previous: str, current: str, decision: RolloutDecision) -> Notice:
     """Return the notice about a rollback; a warning unless a person requested it."""
     if decision.requested:
         text = (
-            f"rolling back from revision {before} to {after}, because spec.rollout.revision is"
+            f"rolling back from revision {previous} to {current}, because spec.rollout.revision is"
             " LastGood"
         )
         return Notice("RollbackStarted", text)
     text = (
-        f"rolling back from revision {before} to {after}, because most replicas have the same leak"
+        f"rolling back from revision {previous} to {current}, because most replicas have the same"
+        " leak"
     )
     return Notice("RollbackStarted", text, "Warning")
 
 
-def make_completion_notices(before: Object, after: Object) -> list[Notice]:
-    """Return a notice if a rollout or rollback has completed since the status ``before``."""
-    was, now = before.get("revisions") or {}, after.get("revisions") or {}
-    current = now.get("current")
-    if not current or current == was.get("current"):
+def make_completion_notices(previous: Object, current: Object) -> list[Notice]:
+    """Return a notice if a rollout or rollback has completed since the status ``previous``."""
+    was, now = previous.get("revisions") or {}, current.get("revisions") or {}
+    revision = now.get("current")
+    if not revision or revision == was.get("current"):
         return []
-    if current == now.get("update"):
+    if revision == now.get("update"):
         return [
-            Notice("RolloutFinished", f"completed the rollout: all replicas run revision {current}")
+            Notice(
+                "RolloutFinished", f"completed the rollout: all replicas run revision {revision}"
+            )
         ]
     return [
         Notice(
-            "RollbackFinished", f"completed the rollback: all replicas run revision {current} again"
+            "RollbackFinished",
+            f"completed the rollback: all replicas run revision {revision} again",
         )
     ]
 
@@ -96,9 +100,9 @@ def make_restart_notice(workload: str) -> Notice:
     return Notice("RestartRequested", text)
 
 
-def make_suspect_notices(before: Object, after: Object) -> list[Notice]:
-    """Return a notice for each workload with a revision that became suspect since ``before``."""
-    known, suspects = _index_suspects(before), _index_suspects(after)
+def make_suspect_notices(previous: Object, current: Object) -> list[Notice]:
+    """Return a notice for each workload with a revision that became suspect since ``previous``."""
+    known, suspects = _index_suspects(previous), _index_suspects(current)
     return [
         Notice(
             "SuspectRevision",
@@ -111,9 +115,11 @@ def make_suspect_notices(before: Object, after: Object) -> list[Notice]:
     ]
 
 
-def make_injection_notices(before: Object, after: Object) -> list[Notice]:
-    """Return a notice if a policy's injection has stopped since the status ``before``."""
-    was, now = (_find_condition(one, PolicyCondition.INJECTION_STOPPED) for one in (before, after))
+def make_injection_notices(previous: Object, current: Object) -> list[Notice]:
+    """Return a notice if a policy's injection has stopped since the status ``previous``."""
+    was, now = (
+        _find_condition(one, PolicyCondition.INJECTION_STOPPED) for one in (previous, current)
+    )
     if now.get("reason") == was.get("reason"):
         return []
     if now.get("status") == "True":

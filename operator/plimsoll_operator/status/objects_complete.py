@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from plimsoll_api.inferenceservice import InferenceService
-from plimsoll_api.inferenceservice_status import ConditionType as Type
+from plimsoll_api.inferenceservice_status import ConditionType
 from plimsoll_operator.kinds import Object
-from plimsoll_operator.status.conditions import MAX_MESSAGE_CHARS, Verdict
+from plimsoll_operator.status.conditions import MAX_MESSAGE_CHARS, ConditionState
 
 MAX_QUOTED_CHARS = 700
 """Maximum number of characters that a message quotes from KEDA."""
@@ -20,7 +20,7 @@ def make_objects_complete_conditions(
     missing_kinds: Sequence[str],
     dropped_fields: Sequence[str] = (),
     scaled_object: Object | None = None,
-) -> list[Verdict]:
+) -> list[ConditionState]:
     """Return ``ObjectsComplete``: whether the cluster supports all enabled objects and fields.
 
     ``missing_kinds`` are kinds that the cluster does not serve. ``dropped_fields`` are fields that
@@ -45,15 +45,23 @@ def make_objects_complete_conditions(
             "the cluster did not store some fields, because it does not know them, the feature is"
             f" disabled, or another webhook removed them: {'; '.join(dropped_fields)}"
         )
-        return [Verdict(Type.OBJECTS_COMPLETE, False, "FieldsNotKept", text[:MAX_MESSAGE_CHARS])]
+        return [
+            ConditionState(
+                ConditionType.OBJECTS_COMPLETE, False, "FieldsNotKept", text[:MAX_MESSAGE_CHARS]
+            )
+        ]
     if not lacking:
         problem = _find_scaling_error(scaled_object or {}) if enabled["ScaledObject"][0] else ""
         if problem:
-            return [Verdict(Type.OBJECTS_COMPLETE, False, "ScaledObjectNotReady", problem)]
-        return [Verdict(Type.OBJECTS_COMPLETE, True, "AllObjectsCreated")]
+            return [
+                ConditionState(
+                    ConditionType.OBJECTS_COMPLETE, False, "ScaledObjectNotReady", problem
+                )
+            ]
+        return [ConditionState(ConditionType.OBJECTS_COMPLETE, True, "AllObjectsCreated")]
     return [
-        Verdict(
-            Type.OBJECTS_COMPLETE,
+        ConditionState(
+            ConditionType.OBJECTS_COMPLETE,
             False,
             "APINotInstalled",
             (

@@ -19,20 +19,24 @@ from plimsoll_api.workloads import WorkloadRef
 from plimsoll_operator.fleet.pods import Cause, Events
 from plimsoll_operator.fleet.revisions import (
     describe_same_leak,
-    find_suspects,
+    find_suspect_workloads,
     group_incidents_by_workload,
     make_workload_evidence,
 )
 from plimsoll_operator.fleet.selected_pods import SelectedPod, SupervisionState
-from plimsoll_operator.fleet.supervisor_figures import (
-    SupervisorFigures,
+from plimsoll_operator.fleet.supervisor_metrics import (
+    SupervisorMetrics,
     compute_rounded_percent,
     find_blind_pods,
     list_drained_pods,
 )
 from plimsoll_operator.fleet.untrusted_text import make_printable_line
-from plimsoll_operator.fleet.verdict import make_verdicts as revision_verdicts
-from plimsoll_operator.fleet.workloads import Workload, group_pods, index_workload_statuses
+from plimsoll_operator.fleet.verdict import make_verdicts
+from plimsoll_operator.fleet.workloads import (
+    Workload,
+    group_pods_by_workload,
+    index_workload_statuses,
+)
 from plimsoll_operator.kinds import Object
 from plimsoll_operator.plans.injection import RETRY_ANNOTATION, describe_stop
 from plimsoll_operator.plans.policy import format_workload_name, join_names
@@ -42,46 +46,46 @@ from plimsoll_operator.status.conditions import (
     MAX_MESSAGE_CHARS,
     NO_SUSPECT_REASON,
     SAME_LEAK_REASON,
-    Verdict,
-    make_figure_conditions,
+    ConditionState,
     make_leak_free_condition,
+    make_metric_conditions,
 )
 from plimsoll_operator.status.recommendation import make_recommendation
-from plimsoll_operator.status.service import make_figure_fields, merge_conditions
+from plimsoll_operator.status.service import make_metric_fields, merge_conditions
 
 
 def make_status(
     item: Object,
     pods: Sequence[SelectedPod] | None,
     incidents: Sequence[Object],
-    figures: Mapping[str, SupervisorFigures] | None,
+    metrics: Mapping[str, SupervisorMetrics] | None,
     failure: Failure | None,
     now: str,
     wait_reasons: Mapping[WorkloadRef | None, str] | None = None,
     events: Events = MappingProxyType({}),
     injection: Object | None = None,
     memory: MemoryPolicy | None = None,
-    latest: Mapping[str, SupervisorFigures] = MappingProxyType({}),
+    latest: Mapping[str, SupervisorMetrics] = MappingProxyType({}),
 ) -> Object:
     """Return the new status of ``item``.
 
     ``pods`` is None if the spec is invalid or the pods could not be read; the previous values then
-    stay. ``figures`` is None before the first scrape, and ``latest`` are the values from the last
+    stay. ``metrics`` is None before the first scrape, and ``latest`` are the values from the last
     scrape. ``now`` is RFC 3339. ``wait_reasons`` says why the pods of each workload still wait for
     a supervisor. ``events`` are the Events of pods without containers, by pod name. ``injection``
     is the new ``status.injection``. ``memory`` is None if the spec is invalid.
     """
-    before: Object = item.get("status") or {}
+    previous: Object = item.get("status") or {}
     generation = item["metadata"].get("generation", 0)
     counted = (
         *("selected", "supervised", "waitingForRestart", "refused", "refusals"),
         *("workloadCount", "workloads", "injection"),
     )
     after: Object = {"observedGeneration": generation}
-    blind = find_blind_pods(figures or {})
+    blind_pods = find_blind_pods(metrics or {})
     if pods is None:
-        after |= {key: before[key] for key in counted if key in before}
-        after |= {"openIncidents": before.get("openIncidents", 0)}
+        after |= {key: previous[key] for key in counted if key in previous}
+        after |= {"openIncidents": previous.get("openIncidents", 0)}
     else:
 
         def recommend(workload: Workload, last: Object | None) -> Object | None:
@@ -90,57 +94,59 @@ def make_status(
             return _make_recommendation(last, workload, memory, latest, now)
 
         open_incidents = _count_open_incidents(pods, incidents)
-        after |= _count_pods(pods, blind) | {"openIncidents": open_incidents.total()}
-        after |= _make_workloads(
-            before,
+        after |= _count_pods(pods, blind_pods) | {"openIncidents": open_incidents.total()}
+        after |= _make_workload_statuses(
+            previous,
             pods,
             incidents,
             open_incidents,
-            figures,
+            metrics,
             wait_reasons or {},
-            blind,
+            blind_pods,
             recommend,
             lambda workload, own, last: (
                 last.get("verdicts") or []
                 if memory is None
-                else revision_verdicts(make_workload_evidence(workload), own, latest, memory, last)
+                else make_verdicts(make_workload_evidence(workload), own, latest, memory, last)
             ),
         )
-    troubles = _find_blocked_pods(pods or (), events, now)
+    blocked_pods = _find_blocked_pods(pods or (), events, now)
     if injection is not None and pods is not None:
         after["injection"] = injection
-    out = list_drained_pods(figures or {})
-    verdicts = [_make_ready_condition(after, failure, wait_reasons or {}, troubles, out, blind)]
-    verdicts += _make_progress_conditions(failure)
+    out = list_drained_pods(metrics or {})
+    states = [
+        _make_ready_condition(after, failure, wait_reasons or {}, blocked_pods, out, blind_pods)
+    ]
+    states += _make_progress_conditions(failure)
     if pods is not None:
-        verdicts += [
+        states += [
             _make_conflicting_condition(pods),
-            _make_suspicion_condition(after["workloads"]),
+            _make_suspect_revision_condition(after["workloads"]),
         ]
-        verdicts.append(
+        states.append(
             make_leak_free_condition(
                 PolicyCondition.LEAK_FREE, _list_newest_verdicts(after["workloads"])
             )
         )
         if injection is not None:
-            verdicts.append(_make_injection_condition(injection, pods))
-    elif not before.get("conditions"):
+            states.append(_make_injection_condition(injection, pods))
+    elif not previous.get("conditions"):
         text = "a policy with an invalid spec selects no pods"
-        verdicts += [
-            Verdict(kind, None, "InvalidSpec", text)
+        states += [
+            ConditionState(kind, None, "InvalidSpec", text)
             for kind in (
                 PolicyCondition.CONFLICTING,
                 PolicyCondition.SUSPECT_REVISION,
                 PolicyCondition.LEAK_FREE,
             )
         ]
-    if figures is not None or "conditions" not in before:
-        verdicts += make_figure_conditions(figures or {}, before, PolicyCondition)
-    after["conditions"] = merge_conditions(before, verdicts, generation, now)
-    return after | make_figure_fields(before, figures)
+    if metrics is not None or "conditions" not in previous:
+        states += make_metric_conditions(metrics or {}, previous, PolicyCondition)
+    after["conditions"] = merge_conditions(previous, states, generation, now)
+    return after | make_metric_fields(previous, metrics)
 
 
-def _count_pods(pods: Sequence[SelectedPod], blind: Mapping[str, str]) -> Object:
+def _count_pods(pods: Sequence[SelectedPod], blind_pods: Mapping[str, str]) -> Object:
     """Count the pods by state. A pod counts as supervised if its supervisor observes the engine."""
     active = [one for one in pods if one.state is not SupervisionState.LEAVING]
     refused = sorted(
@@ -149,7 +155,8 @@ def _count_pods(pods: Sequence[SelectedPod], blind: Mapping[str, str]) -> Object
     counts: Object = {
         "selected": len(active),
         "supervised": sum(
-            one.state is SupervisionState.SUPERVISED and one.name not in blind for one in active
+            one.state is SupervisionState.SUPERVISED and one.name not in blind_pods
+            for one in active
         ),
         "waitingForRestart": sum(one.state is SupervisionState.WAITING for one in active),
         "refused": len(refused),
@@ -174,29 +181,29 @@ def _count_open_incidents(pods: Sequence[SelectedPod], incidents: Sequence[Objec
     )
 
 
-def _make_workloads(
-    before: Object,
+def _make_workload_statuses(
+    previous: Object,
     pods: Sequence[SelectedPod],
     incidents: Sequence[Object],
     open_incidents: Counter[str],
-    figures: Mapping[str, SupervisorFigures] | None,
+    metrics: Mapping[str, SupervisorMetrics] | None,
     wait_reasons: Mapping[WorkloadRef | None, str],
-    blind: Mapping[str, str],
+    blind_pods: Mapping[str, str],
     recommend: Callable[[Workload, Object | None], Object | None],
     judge: Callable[[Workload, Sequence[Object], Object], list[Object]],
 ) -> Object:
     """Return ``workloadCount``, and ``workloads`` with only the most important workloads."""
     active = [one for one in pods if one.state is not SupervisionState.LEAVING]
-    known = index_workload_statuses(before)
-    workloads = group_pods(active)
-    suspected = find_suspects(group_pods(pods), incidents, known)
+    known = index_workload_statuses(previous)
+    workloads = group_pods_by_workload(active)
+    suspected = find_suspect_workloads(group_pods_by_workload(pods), incidents, known)
     owned = group_incidents_by_workload(workloads, incidents)
     entries = []
     for one in workloads:
         shown: Object = _make_workload_fields(one.ref) | {
             "selected": len(one.pods),
             "supervised": sum(
-                pod.state is SupervisionState.SUPERVISED and pod.name not in blind
+                pod.state is SupervisionState.SUPERVISED and pod.name not in blind_pods
                 for pod in one.pods
             ),
             "waitingForRestart": one.count_pods(SupervisionState.WAITING),
@@ -211,7 +218,7 @@ def _make_workloads(
         roles = sorted({pod.role for pod in one.pods if pod.role is not None})
         shown |= {"roles": [role.value for role in roles]} if roles else {}
         earlier = known.get(str(one.ref or "Pod/")) or {}
-        consumed_percent = _compute_consumed_percent(one, figures, earlier)
+        consumed_percent = _compute_consumed_percent(one, metrics, earlier)
         shown |= {} if consumed_percent is None else {"consumedPercent": consumed_percent}
         said = recommend(one, earlier.get("recommendation"))
         shown |= {} if said is None else {"recommendation": said}
@@ -237,21 +244,21 @@ def _make_workloads(
 
 
 def _make_recommendation(
-    before: Object | None,
+    previous: Object | None,
     workload: Workload,
     memory: MemoryPolicy,
-    latest: Mapping[str, SupervisorFigures],
+    latest: Mapping[str, SupervisorMetrics],
     now: str,
 ) -> Object | None:
     """Return the recommendation for the newest revision of ``workload``, or None."""
     supervised = [one for one in workload.pods if one.state is SupervisionState.SUPERVISED]
     newest = max(supervised, key=lambda one: one.created, default=None)
     if newest is None:
-        return before
+        return previous
     revision = newest.member.revision
     same = [one.name for one in supervised if one.member.revision == revision]
-    figures = [latest[name] for name in same if name in latest]
-    return make_recommendation(before, revision, figures, memory, newest.memory_request, now)
+    metrics = [latest[name] for name in same if name in latest]
+    return make_recommendation(previous, revision, metrics, memory, newest.memory_request, now)
 
 
 def _make_workload_fields(ref: WorkloadRef | None) -> Object:
@@ -269,17 +276,17 @@ def _make_workload_fields(ref: WorkloadRef | None) -> Object:
 
 
 def _compute_consumed_percent(
-    workload: Workload, figures: Mapping[str, SupervisorFigures] | None, before: Object
+    workload: Workload, metrics: Mapping[str, SupervisorMetrics] | None, previous: Object
 ) -> int | None:
     """Return the largest consumed share of a budget in the workload, in percent, or None."""
-    if figures is None:
-        return before.get("consumedPercent")
-    found = [figures[one.name] for one in workload.pods if one.name in figures]
+    if metrics is None:
+        return previous.get("consumedPercent")
+    found = [metrics[one.name] for one in workload.pods if one.name in metrics]
     known = [ratio for one in found for ratio in (one.host, one.device) if ratio is not None]
     return compute_rounded_percent(max(known)) if known else None
 
 
-def _make_suspicion_condition(workloads: Sequence[Object]) -> Verdict:
+def _make_suspect_revision_condition(workloads: Sequence[Object]) -> ConditionState:
     kind = PolicyCondition.SUSPECT_REVISION
     parts = []
     for one in workloads:
@@ -290,8 +297,8 @@ def _make_suspicion_condition(workloads: Sequence[Object]) -> Verdict:
             )  # fmt: skip
             parts.append(f"{one['kind']}/{one['name']}: {text}")
     if not parts:
-        return Verdict(kind, False, NO_SUSPECT_REASON)
-    return Verdict(kind, True, SAME_LEAK_REASON, "; ".join(parts)[:MAX_MESSAGE_CHARS])
+        return ConditionState(kind, False, NO_SUSPECT_REASON)
+    return ConditionState(kind, True, SAME_LEAK_REASON, "; ".join(parts)[:MAX_MESSAGE_CHARS])
 
 
 def _list_newest_verdicts(workloads: Sequence[Object]) -> list[tuple[str, Object]]:
@@ -307,19 +314,19 @@ def _make_ready_condition(
     counts: Object,
     failure: Failure | None,
     wait_reasons: Mapping[WorkloadRef | None, str],
-    troubles: Sequence[tuple[str, Cause]],
+    blocked_pods: Sequence[tuple[str, Cause]],
     drained: Sequence[str],
-    blind: Mapping[str, str],
-) -> Verdict:
+    blind_pods: Mapping[str, str],
+) -> ConditionState:
     kind = PolicyCondition.READY
     if failure is not None:
-        return Verdict(kind, False, failure.reason, failure.message[:MAX_MESSAGE_CHARS])
+        return ConditionState(kind, False, failure.reason, failure.message[:MAX_MESSAGE_CHARS])
     if not counts["selected"]:
         stopped = (counts.get("injection") or {}).get("stopped") or {}
         if stopped.get("refusal"):
             text = f"the API server rejected pods of {stopped['pod']}: {stopped['reason']}"
-            return Verdict(kind, False, "PodsRefused", text[:MAX_MESSAGE_CHARS])
-        return Verdict(kind, True, "NoPods", "no pods match the selector")
+            return ConditionState(kind, False, "PodsRefused", text[:MAX_MESSAGE_CHARS])
+        return ConditionState(kind, True, "NoPods", "no pods match the selector")
     text = f"{counts['supervised']} of {counts['selected']} selected pods are supervised"
     if counts["waitingForRestart"]:
         text += f"; {counts['waitingForRestart']} get a supervisor when they are recreated"
@@ -336,32 +343,32 @@ def _make_ready_condition(
     if counts["refused"]:
         text += f"; {counts['refused']} were refused (see status.refusals)"
     text += f"; these pods were drained by a person: {join_names(drained)}" if drained else ""
-    if blind:
-        pods = join_names(list(blind))
+    if blind_pods:
+        pods = join_names(list(blind_pods))
         text += (
             f"; these supervisors cannot observe their engines: {pods} (to see why, run plimsoll"
             " doctor)"
         )
-    if troubles:
-        pod, first = troubles[0]
-        more = f" (and {len(troubles) - 1} more)" if len(troubles) > 1 else ""
+    if blocked_pods:
+        pod, first = blocked_pods[0]
+        more = f" (and {len(blocked_pods) - 1} more)" if len(blocked_pods) > 1 else ""
         text = f"{text}; pod {pod}{more}: {first.message}"[:MAX_MESSAGE_CHARS]
-    unseen = next(iter(blind.values()), "")
+    unseen = next(iter(blind_pods.values()), "")
     if not counts["supervised"]:
-        return Verdict(kind, False, unseen or "NoPodSupervised", text)
-    if troubles and len(troubles) == counts["supervised"]:
-        return Verdict(kind, False, troubles[0][1].reason, text)
+        return ConditionState(kind, False, unseen or "NoPodSupervised", text)
+    if blocked_pods and len(blocked_pods) == counts["supervised"]:
+        return ConditionState(kind, False, blocked_pods[0][1].reason, text)
     complete = counts["supervised"] == counts["selected"]
     if unseen:
-        return Verdict(kind, True, unseen, text)
-    return Verdict(kind, True, "Supervised" if complete else "PartlySupervised", text)
+        return ConditionState(kind, True, unseen, text)
+    return ConditionState(kind, True, "Supervised" if complete else "PartlySupervised", text)
 
 
-def _make_progress_conditions(failure: Failure | None) -> list[Verdict]:
+def _make_progress_conditions(failure: Failure | None) -> list[ConditionState]:
     """Return ``Reconciling``, True if a retry may help, and ``Stalled``, True if it cannot."""
     trying = failure is not None and not failure.is_lasting
     return [
-        Verdict(
+        ConditionState(
             kind,
             true,
             failure.reason if failure and true else "AsExpected",
@@ -385,7 +392,7 @@ def _find_blocked_pods(
     ]
 
 
-def _make_injection_condition(injection: Object, pods: Sequence[SelectedPod]) -> Verdict:
+def _make_injection_condition(injection: Object, pods: Sequence[SelectedPod]) -> ConditionState:
     kind = PolicyCondition.INJECTION_STOPPED
     if stopped := injection.get("stopped"):
         stop = InjectionStop.model_validate(stopped)
@@ -394,26 +401,28 @@ def _make_injection_condition(injection: Object, pods: Sequence[SelectedPod]) ->
             f" cause, and then set the annotation {RETRY_ANNOTATION} to a new value"
         )
         reason = "PodsRefused" if stop.refusal else "PodsDoNotStart"
-        return Verdict(kind, True, reason, text[:MAX_MESSAGE_CHARS])
+        return ConditionState(kind, True, reason, text[:MAX_MESSAGE_CHARS])
     stuck = sorted((one.name, one.start.stuck) for one in pods if one.start.stuck)
     if stuck:
         name, reason = stuck[0]
         text = f"pod {name} cannot start: {reason}"
-        return Verdict(kind, False, "PodDoesNotStart", text[:MAX_MESSAGE_CHARS])
+        return ConditionState(kind, False, "PodDoesNotStart", text[:MAX_MESSAGE_CHARS])
     if not injection["proven"]:
         text = (
             f"no pod has run with {injection['images']} yet, so only a few pods at a time get a"
             " supervisor"
         )
-        return Verdict(kind, False, "Unproven", text[:MAX_MESSAGE_CHARS])
-    return Verdict(kind, False, "PodsStart", "pods with a supervisor have started")
+        return ConditionState(kind, False, "Unproven", text[:MAX_MESSAGE_CHARS])
+    return ConditionState(kind, False, "PodsStart", "pods with a supervisor have started")
 
 
-def _make_conflicting_condition(pods: Sequence[SelectedPod]) -> Verdict:
+def _make_conflicting_condition(pods: Sequence[SelectedPod]) -> ConditionState:
     kind = PolicyCondition.CONFLICTING
     shared = [one for one in pods if one.others and one.state is not SupervisionState.LEAVING]
     if not shared:
-        return Verdict(kind, False, "NoConflict", "no other policy selects the pods of this policy")
+        return ConditionState(
+            kind, False, "NoConflict", "no other policy selects the pods of this policy"
+        )
     parts = []
     for mine, word in ((True, "this policy is older and supervises"), (False, "")):
         some = sorted(
@@ -424,4 +433,4 @@ def _make_conflicting_condition(pods: Sequence[SelectedPod]) -> Verdict:
         policies = sorted({name for one in some for name in one.others})
         text = f"{join_names(policies)} also selects {join_names([one.name for one in some])}: "
         parts.append(text + (f"{word} them" if mine else "the oldest policy supervises them"))
-    return Verdict(kind, True, "PodsSelectedTwice", "; ".join(parts)[:MAX_MESSAGE_CHARS])
+    return ConditionState(kind, True, "PodsSelectedTwice", "; ".join(parts)[:MAX_MESSAGE_CHARS])

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from plimsoll_api.memory_contract import MemoryContract, format_quantity, make_contract
 from plimsoll_api.memory_policy import MemoryPolicy
 from plimsoll_operator.fleet.pods import compute_seconds_between
-from plimsoll_operator.fleet.supervisor_figures import SupervisorFigures
+from plimsoll_operator.fleet.supervisor_metrics import SupervisorMetrics
 from plimsoll_operator.kinds import Object
 
 MIN_CHANGE_INTERVAL_S = 3600.0
@@ -17,14 +17,14 @@ MIN_CHANGE_INTERVAL_S = 3600.0
 def make_recommendation(
     previous: Object | None,
     revision: str,
-    figures: Sequence[SupervisorFigures],
+    metrics: Sequence[SupervisorMetrics],
     memory: MemoryPolicy,
     request: int | None,
     now: str,
 ) -> Object | None:
     """Return the recommendation for ``revision``; None without enough data.
 
-    ``previous`` is the previous recommendation, ``figures`` are the values of the revision's pods,
+    ``previous`` is the previous recommendation, ``metrics`` are the values of the revision's pods,
     ``request`` is the current memory request in bytes, and ``now`` is RFC 3339.
     """
     same = previous if previous is not None and previous.get("revision") == revision else None
@@ -33,8 +33,8 @@ def make_recommendation(
         and compute_seconds_between(str(same.get("time") or now), now) < MIN_CHANGE_INTERVAL_S
     ):
         return same
-    host = _make_contract("host", figures, memory, request)
-    device = _make_contract("device", figures, memory, None)
+    host = _make_memory_contract("host", metrics, memory, request)
+    device = _make_memory_contract("device", metrics, memory, None)
     said = [one.text for one in (host, device) if one is not None]
     if not said:
         return same
@@ -48,15 +48,15 @@ def make_recommendation(
     return same if unchanged else found | {"time": now}
 
 
-def _make_contract(
-    kind: str, figures: Sequence[SupervisorFigures], memory: MemoryPolicy, request: int | None
+def _make_memory_contract(
+    kind: str, metrics: Sequence[SupervisorMetrics], memory: MemoryPolicy, request: int | None
 ) -> MemoryContract | None:
     """Return the contract for one kind of memory; None if no replica reports its needs."""
-    needs = [found for one in figures if (found := getattr(one, f"{kind}_needs")) is not None]
+    needs = [found for one in metrics if (found := getattr(one, f"{kind}_needs")) is not None]
     if not needs:
         return None
-    growth = [found for one in figures if (found := getattr(one, f"{kind}_growth")) is not None]
-    lessons = [found for one in figures if (found := getattr(one, f"{kind}_learned")) is not None]
+    growth = [found for one in metrics if (found := getattr(one, f"{kind}_growth")) is not None]
+    lessons = [found for one in metrics if (found := getattr(one, f"{kind}_learned")) is not None]
     budget = getattr(memory, kind)
     fixed = budget.growth_bytes if budget is not None and not budget.auto else 0
     learned = max((one.budget or 0 for one in lessons), default=0)

@@ -18,20 +18,20 @@ from plimsoll_operator.fleet.revisions import (
     make_revisions_status,
     make_suspect_status,
 )
-from plimsoll_operator.fleet.supervisor_figures import (
-    SupervisorFigures,
+from plimsoll_operator.fleet.supervisor_metrics import (
+    SupervisorMetrics,
     count_drained,
     list_drained_pods,
     make_memory_status,
 )
-from plimsoll_operator.fleet.verdict import make_verdicts as revision_verdicts
+from plimsoll_operator.fleet.verdict import make_verdicts
 from plimsoll_operator.kinds import Object
 from plimsoll_operator.plans.service import Failure, Plan
 from plimsoll_operator.render.deployment import compute_pod_hash
 from plimsoll_operator.render.names import make_serving_selector
-from plimsoll_operator.render.objects import compute_first_replicas, make_url
+from plimsoll_operator.render.objects import compute_first_replicas, make_service_url
 from plimsoll_operator.status import conditions
-from plimsoll_operator.status.conditions import Verdict
+from plimsoll_operator.status.conditions import ConditionState
 from plimsoll_operator.status.objects_complete import make_objects_complete_conditions
 from plimsoll_operator.status.recommendation import make_recommendation
 
@@ -46,82 +46,82 @@ def make_status(
     workload: Object | None,
     pods: Sequence[PodView],
     incidents: list[Object],
-    figures: Mapping[str, SupervisorFigures] | None,
+    metrics: Mapping[str, SupervisorMetrics] | None,
     failure: Failure | None,
     now: str,
     missing_kinds: Sequence[str] = (),
     plan: Plan | None = None,
     events: Events = MappingProxyType({}),
-    latest: Mapping[str, SupervisorFigures] = MappingProxyType({}),
+    latest: Mapping[str, SupervisorMetrics] = MappingProxyType({}),
     scaled_object: Object | None = None,
 ) -> Object:
     """Return the new status of ``item``.
 
     ``service`` is None if the spec is invalid. ``workload`` is the object that creates the pods.
-    ``figures`` is None before the first scrape; the memory values of the last status then stay.
+    ``metrics`` is None before the first scrape; the memory values of the last status then stay.
     ``latest`` are the values from the last scrape. ``now`` is RFC 3339. ``missing_kinds`` are kinds
     that the cluster does not serve. ``plan`` is None if planning failed. ``events`` are the Events
     of pods without containers, by pod name. ``scaled_object`` is the service's ScaledObject, or
     None.
     """
-    before: Object = item.get("status") or {}
+    previous: Object = item.get("status") or {}
     generation = item["metadata"].get("generation", 0)
-    verdicts: list[Verdict] = conditions.make_container_conditions(
+    states: list[ConditionState] = conditions.make_container_conditions(
         pods, events, now
     ) + conditions.make_termination_conditions(pods, now)
     if failure is None and service is not None:
-        blocker = verdicts[0]
+        blocker = states[0]
         if leftover := find_leftover_workers(pods, now):
-            blocker = Verdict(blocker.type, False, leftover.reason, leftover.message)
-        verdicts += conditions.make_rollout_conditions(
+            blocker = ConditionState(blocker.type, False, leftover.reason, leftover.message)
+        states += conditions.make_rollout_conditions(
             workload,
             _get_desired_replicas(service, workload),
             service.spec.supervision.max_unavailable,
             blocker,
-            list_drained_pods(figures or {}),
+            list_drained_pods(metrics or {}),
         )
-        verdicts += make_objects_complete_conditions(
+        states += make_objects_complete_conditions(
             service, missing_kinds, plan.dropped_fields if plan else (), scaled_object
         )
     if plan is not None:
-        complete = any(one.reason == "RolloutComplete" for one in verdicts)
-        verdicts += conditions.make_suspicion_conditions(plan.suspect, plan.decision)
-        verdicts += conditions.make_last_good_conditions(plan.decision, complete)
+        complete = any(one.reason == "RolloutComplete" for one in states)
+        states += conditions.make_suspect_revision_conditions(plan.suspect, plan.decision)
+        states += conditions.make_last_good_conditions(plan.decision, complete)
     if failure is not None:
-        verdicts += conditions.make_failure_conditions(failure)
-    if figures is not None or "conditions" not in before:
+        states += conditions.make_failure_conditions(failure)
+    if metrics is not None or "conditions" not in previous:
         # Set it to Unknown at first: adding the condition later would cost a write.
-        verdicts += conditions.make_budget_conditions(figures or {})
-        verdicts += conditions.make_figure_conditions(figures or {}, before, ConditionType)
-    judged = before.get("verdicts") or []
+        states += conditions.make_budget_conditions(metrics or {})
+        states += conditions.make_metric_conditions(metrics or {}, previous, ConditionType)
+    judged = previous.get("verdicts") or []
     if service is not None:
         found = [(pod.created, one) for pod, one in zip(pods, make_replica_pods(pods), strict=True)]
-        judged = revision_verdicts(found, incidents, latest, service.spec.memory, before)
-    verdicts.append(
+        judged = make_verdicts(found, incidents, latest, service.spec.memory, previous)
+    states.append(
         conditions.make_leak_free_condition(
             ConditionType.LEAK_FREE, [("", one) for one in judged[:1]]
         )
     )
-    verdicts.append(conditions.make_reconciling_condition(verdicts))
+    states.append(conditions.make_reconciling_condition(states))
     seen = (workload or {}).get("status") or {}
     after: Object = {
         "observedGeneration": generation,
         "replicas": seen.get("replicas", 0),
         "readyReplicas": seen.get("readyReplicas", 0),
-        "desiredReplicas": before.get("desiredReplicas", 0)
+        "desiredReplicas": previous.get("desiredReplicas", 0)
         if service is None
         else _get_desired_replicas(service, workload),
         "selector": _make_selector(item, service),
-        "conditions": merge_conditions(before, verdicts, generation, now),
+        "conditions": merge_conditions(previous, states, generation, now),
         **_summarize_incidents(incidents),
     }
     after |= {"verdicts": judged} if judged else {}
-    after |= _make_revisions(before, workload, verdicts, plan, service)
+    after |= _make_revision_fields(previous, workload, states, plan, service)
     if service is not None:
-        after["url"] = make_url(service)
-    elif "url" in before:
-        after["url"] = before["url"]
-    said = before.get("recommendation")
+        after["url"] = make_service_url(service)
+    elif "url" in previous:
+        after["url"] = previous["url"]
+    said = previous.get("recommendation")
     if service is not None and (newest := max(pods, key=lambda one: one.created, default=None)):
         seen_pods = [one.name for one in pods if one.revision == newest.revision]
         request = service.spec.engine.resources.requests.get("memory")
@@ -133,7 +133,9 @@ def make_status(
             parse_bytes(request) if request is not None else None,
             now,
         )
-    return after | make_figure_fields(before, figures) | ({"recommendation": said} if said else {})
+    return (
+        after | make_metric_fields(previous, metrics) | ({"recommendation": said} if said else {})
+    )
 
 
 def _make_selector(item: Object, service: InferenceService | None) -> str:
@@ -146,40 +148,42 @@ def _make_selector(item: Object, service: InferenceService | None) -> str:
     return ",".join(f"{key}={value}" for key, value in labels.items())
 
 
-def make_figure_fields(previous: Object, figures: Mapping[str, SupervisorFigures] | None) -> Object:
+def make_metric_fields(previous: Object, metrics: Mapping[str, SupervisorMetrics] | None) -> Object:
     """Return ``memory`` and ``drained`` from the supervisors' values.
 
-    If ``figures`` is None, return the previous fields.
+    If ``metrics`` is None, return the previous fields.
     """
-    if figures is None:
+    if metrics is None:
         return {key: previous[key] for key in ("memory", "drained") if key in previous}
-    found: Object = {"memory": make_memory_status(figures), "drained": count_drained(figures)}
+    found: Object = {"memory": make_memory_status(metrics), "drained": count_drained(metrics)}
     return {key: value for key, value in found.items() if value not in (None, {})}
 
 
-def _make_revisions(
-    before: Object,
+def _make_revision_fields(
+    previous: Object,
     workload: Object | None,
-    verdicts: list[Verdict],
+    states: list[ConditionState],
     plan: Plan | None,
     service: InferenceService | None,
 ) -> Object:
     """Return ``revisions`` and ``suspectRevision``. Without a plan, return the previous values."""
     if plan is None or service is None:
         kept = ("revisions", "suspectRevision")
-        return {key: before[key] for key in kept if key in before}
+        return {key: previous[key] for key in kept if key in previous}
     update = compute_pod_hash(service)
     annotations = ((workload or {}).get("metadata") or {}).get("annotations") or {}
     # Without a replica, a rollout is complete but proves nothing.
     proven = _get_desired_replicas(service, workload) and any(
-        one.reason == "RolloutComplete" for one in verdicts
+        one.reason == "RolloutComplete" for one in states
     )
     done = str(annotations.get(POD_HASH_ANNOTATION, "")) if proven else ""
     bad = "" if plan.decision.action == "None" else update
     found: Object = {
-        "revisions": make_revisions_status(before.get("revisions") or {}, update, done, bad)
+        "revisions": make_revisions_status(previous.get("revisions") or {}, update, done, bad)
     }
-    suspect = make_suspect_status(plan.suspect, before, update, plan.decision.action, plan.changed)
+    suspect = make_suspect_status(
+        plan.suspect, previous, update, plan.decision.action, plan.changed
+    )
     return found | ({"suspectRevision": suspect} if suspect else {})
 
 
@@ -192,26 +196,26 @@ def _get_desired_replicas(service: InferenceService, workload: Object | None) ->
 
 
 def merge_conditions(
-    previous: Object, verdicts: Sequence[Verdict], generation: int, now: str
+    previous: Object, states: Sequence[ConditionState], generation: int, now: str
 ) -> list[dict[str, Any]]:
-    """Merge the verdicts into the previous conditions, and set ``lastTransitionTime``.
+    """Merge ``states`` into the previous conditions, and set ``lastTransitionTime``.
 
-    A condition without a verdict stays unchanged. Of two verdicts on a condition, the later counts.
+    A condition without a new state stays unchanged. Of two states of a condition, the later counts.
     """
     known: dict[str, Any] = {
         one["type"]: one
         for one in previous.get("conditions") or ()
         if one["type"] not in RETIRED_CONDITION_TYPES
     }
-    for verdict in {one.type: one for one in verdicts}.values():
-        word = {True: "True", False: "False", None: "Unknown"}[verdict.status]
-        old = known.get(verdict.type)
+    for state in {one.type: one for one in states}.values():
+        word = {True: "True", False: "False", None: "Unknown"}[state.status]
+        old = known.get(state.type)
         same = old is not None and old["status"] == word
-        known[verdict.type] = {
-            "type": verdict.type.value,
+        known[state.type] = {
+            "type": state.type.value,
             "status": word,
-            "reason": verdict.reason,
-            "message": verdict.message,
+            "reason": state.reason,
+            "message": state.message,
             "lastTransitionTime": old["lastTransitionTime"] if old and same else now,
             "observedGeneration": generation,
         }

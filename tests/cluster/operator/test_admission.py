@@ -18,7 +18,11 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, Phase, given, settings
 
-from plimsoll_operator.admission.certificate import Certificate, create_authority, create_leaf
+from plimsoll_operator.admission.certificate import (
+    Certificate,
+    create_ca_certificate,
+    create_server_certificate,
+)
 from plimsoll_operator.injection.policy import inject_pod
 from plimsoll_operator.render.containers import Images
 from tests.lab.faults import proxied
@@ -186,7 +190,9 @@ def test_an_expired_certificate_costs_no_pod_and_the_leader_replaces_it(
 ) -> None:
     kubectl.apply(policy())
     past = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=2)
-    expired = create_leaf(HOST, create_authority(past), past, datetime.timedelta(days=1))
+    expired = create_server_certificate(
+        HOST, create_ca_certificate(past), past, datetime.timedelta(days=1)
+    )
     put(kubectl, NAMESPACE, expired)
     operator = start(*flags, "--webhook-certificate-provided", ready=False)
     eventually(lambda: webhooks(kubectl), 60)
@@ -235,7 +241,7 @@ def test_a_provided_secret_without_a_bundle_is_named_and_keeps_it_from_being_rea
 ) -> None:
     kubectl.apply(policy())
     now = datetime.datetime.now(datetime.UTC)
-    made = create_leaf(HOST, create_authority(now), now)
+    made = create_server_certificate(HOST, create_ca_certificate(now), now)
     put(kubectl, NAMESPACE, replace(made, bundle=b""))
     operator = start(*flags, "--webhook-certificate-provided", ready=False)
     eventually(operator.healthy, 60)

@@ -136,7 +136,7 @@ def test_the_tries_end_whatever_happens(happens: list[str], known: bool) -> None
     world.meets_partner = known
     outcomes = {"answer": Outcome.SUCCEEDED, "fail": Outcome.FAILED, "unknown": Outcome.UNKNOWN}
 
-    def follow(command: Command | None) -> None:
+    def set_addresses(command: Command | None) -> None:
         nonlocal sent
         if command is not None and command.verb is Verb.MEET_PARTNER:
             assert sent is None, "one try at a time"
@@ -148,7 +148,7 @@ def test_the_tries_end_whatever_happens(happens: list[str], known: bool) -> None
     for what in happens:
         if what in outcomes and sent is not None:
             command, sent = sent, None
-            follow(world.tick(done(command, outcomes[what])))
+            set_addresses(world.tick(done(command, outcomes[what])))
         elif what == "crash":
             world.number += 1
         elif what == "silent":
@@ -160,13 +160,13 @@ def test_the_tries_end_whatever_happens(happens: list[str], known: bool) -> None
             state = msgspec.json.decode(data, type=GovernorState)
             world.governor = Governor(world.governor.policy, world.governor.memory, state, "pod-0")
         for _ in range(4):
-            follow(world.tick())
+            set_addresses(world.tick())
     for _ in range(int(LONGEST_S) + 60):
         if not any(one.meets_partner for one in world.open):
             break
         answered = [] if sent is None else [done(sent, Outcome.FAILED)]
         sent = None if answered else sent
-        follow(world.tick(*answered))
+        set_addresses(world.tick(*answered))
     assert not any(one.meets_partner for one in world.open), "a bound in time"
 
 

@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 
 from plimsoll_operator.admission.certificate import (
-    CA_LIFETIME,
-    LEAF_LIFETIME,
+    CA_CERTIFICATE_LIFETIME,
+    SERVER_CERTIFICATE_LIFETIME,
     Certificate,
-    create_authority,
-    create_leaf,
-    is_authority,
+    create_ca_certificate,
+    create_server_certificate,
+    is_ca_certificate,
     needs_renewal,
 )
 from plimsoll_operator.admission.configuration import (
@@ -249,7 +249,7 @@ def test_no_namespace_takes_the_webhooks_of_the_others() -> None:
 def test_the_certificate_is_for_the_address(url: str | None, host: str, tmp_path: Path) -> None:
     address = WebhookAddress("sys", "plimsoll-webhook", url)
     assert address.host == host
-    made = create_leaf(host, create_authority(NOW), NOW)
+    made = create_server_certificate(host, create_ca_certificate(NOW), NOW)
     assert made.is_valid_for(host)
     assert not made.is_valid_for("other")
     certificate, key = tmp_path / "c", tmp_path / "k"
@@ -259,26 +259,30 @@ def test_the_certificate_is_for_the_address(url: str | None, host: str, tmp_path
 
 
 def test_a_certificate_is_replaced_when_a_third_of_it_is_left() -> None:
-    first = create_authority(NOW)
-    left = CA_LIFETIME / 3
-    assert not needs_renewal(first, NOW + CA_LIFETIME - left - SECOND, CA_LIFETIME)
-    assert needs_renewal(first, NOW + CA_LIFETIME - left, CA_LIFETIME)
-    assert needs_renewal(None, NOW, LEAF_LIFETIME)
-    assert needs_renewal(Certificate(b"?", b"?", b"?"), NOW, LEAF_LIFETIME)
-    late = NOW + CA_LIFETIME - SECOND
-    assert create_leaf("h", first, late).expires_at == first.expires_at, (
+    first = create_ca_certificate(NOW)
+    left = CA_CERTIFICATE_LIFETIME / 3
+    assert not needs_renewal(
+        first, NOW + CA_CERTIFICATE_LIFETIME - left - SECOND, CA_CERTIFICATE_LIFETIME
+    )
+    assert needs_renewal(first, NOW + CA_CERTIFICATE_LIFETIME - left, CA_CERTIFICATE_LIFETIME)
+    assert needs_renewal(None, NOW, SERVER_CERTIFICATE_LIFETIME)
+    assert needs_renewal(Certificate(b"?", b"?", b"?"), NOW, SERVER_CERTIFICATE_LIFETIME)
+    late = NOW + CA_CERTIFICATE_LIFETIME - SECOND
+    assert create_server_certificate("h", first, late).expires_at == first.expires_at, (
         "a leaf ends with its authority"
     )
-    assert create_leaf("h", first, NOW).expires_at == NOW + LEAF_LIFETIME
+    assert (
+        create_server_certificate("h", first, NOW).expires_at == NOW + SERVER_CERTIFICATE_LIFETIME
+    )
 
 
 def test_only_an_authority_with_its_own_key_signs() -> None:
-    first, second = create_authority(NOW), create_authority(NOW)
-    assert is_authority(first)
-    assert not is_authority(replace(first, key=second.key))
-    assert not is_authority(replace(first, key=b"?"))
-    assert not is_authority(create_leaf("h", first, NOW))
-    assert create_leaf("h", first, NOW).bundle == first.certificate
+    first, second = create_ca_certificate(NOW), create_ca_certificate(NOW)
+    assert is_ca_certificate(first)
+    assert not is_ca_certificate(replace(first, key=second.key))
+    assert not is_ca_certificate(replace(first, key=b"?"))
+    assert not is_ca_certificate(create_server_certificate("h", first, NOW))
+    assert create_server_certificate("h", first, NOW).bundle == first.certificate
 
 
 def test_the_largest_selectors_do_not_make_the_configuration_too_large() -> None:

@@ -48,7 +48,7 @@ def test_a_needed_part_is_tried_again_with_back_off_before_it_ends_the_operator(
 
     made = background(clock)
     with pytest.raises(OverflowError):
-        asyncio.run(made.keep_running("resync", part))
+        asyncio.run(made.run_forever("resync", part))
     assert clock.slept == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0]
     assert made.failures == {"resync": MAX_FAILURES}
 
@@ -64,7 +64,7 @@ def test_a_part_that_is_not_needed_never_ends_the_operator() -> None:
         raise ValueError("a pod's page")
 
     with pytest.raises(asyncio.CancelledError):
-        asyncio.run(background(clock).keep_running("scrape", part, needed=False))
+        asyncio.run(background(clock).run_forever("scrape", part, is_required=False))
     assert clock.slept[-1] == MAX_RETRY_DELAY_S
 
 
@@ -80,7 +80,7 @@ def test_a_part_that_had_recovered_is_counted_from_zero() -> None:
         raise ValueError
 
     with pytest.raises(asyncio.CancelledError):
-        asyncio.run(background(clock).keep_running("canary", part))
+        asyncio.run(background(clock).run_forever("canary", part))
     assert set(clock.slept) == {1.0}
 
 
@@ -91,7 +91,7 @@ def test_a_part_that_ends_by_itself_has_failed() -> None:
         return None
 
     with pytest.raises(RuntimeError, match="ended unexpectedly"):
-        asyncio.run(background(clock).keep_running("resync", part))
+        asyncio.run(background(clock).run_forever("resync", part))
 
 
 @pytest.mark.parametrize("answer", [b"<html>a proxy</html>", b"", b"\xff\xfe"])
@@ -113,7 +113,7 @@ def test_a_standby_whose_canary_ends_does_not_end_well() -> None:
         raise ValueError("a canary")
 
     async def run() -> bool:
-        return await main._completes_before(asyncio.Event(), never(), dead())
+        return await main._run_before_stop(asyncio.Event(), never(), dead())
 
     with pytest.raises(ValueError, match="a canary"):
         asyncio.run(run())

@@ -164,10 +164,10 @@ def deployment(ready: int, of: int = 1, **condition: str) -> dict[str, Any]:
     return {"status": counts | {"conditions": [refused] if condition else []}}
 
 
-IMAGE = conditions.Verdict(
+IMAGE = conditions.ConditionState(
     ConditionType.ENGINE_READY, False, "ImagePullBackOff", "qwen-1: ImagePullBackOff (not found)"
 )
-STARTS = conditions.Verdict(
+STARTS = conditions.ConditionState(
     ConditionType.ENGINE_READY,
     False,
     conditions.NOT_READY_REASON,
@@ -321,7 +321,7 @@ def test_events_that_cannot_be_read_are_not_taken_for_none(status: int, lasting:
     """The condition would lose its reason for one reconcile; without the right it never has one."""
 
     class Refusing:
-        async def list_events_of(self, namespace: str, uid: str) -> list[dict[str, Any]]:
+        async def list_object_events(self, namespace: str, uid: str) -> list[dict[str, Any]]:
             raise ApiError(status, "Refused", "events is refused")
 
     stuck = PodView.parse(pod(container(state=CREATING), container("supervisor", state=CREATING)))

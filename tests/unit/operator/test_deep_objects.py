@@ -62,4 +62,4 @@ def test_the_service_is_invalid_by_name(depth: int, fits: bool) -> None:
 
 def test_a_review_is_refused_before_a_thread_recurses() -> None:
     with pytest.raises(ValueError, match="nested more than 64 levels deep"):
-        Reviewer(PolicyCache(), DEFAULT_IMAGES).respond_to_bytes(b"[" * 500 + b"]" * 500)
+        Reviewer(PolicyCache(), DEFAULT_IMAGES).respond_to_body(b"[" * 500 + b"]" * 500)

@@ -16,7 +16,11 @@ from plimsoll_operator.fleet.circuit_breaker import OPERATOR_HOLDER, allocate_sl
 from plimsoll_operator.fleet.incidents import IncidentChanges
 from plimsoll_operator.fleet.incidents import plan_incidents as found_in
 from plimsoll_operator.fleet.pods import PodView
-from plimsoll_operator.fleet.revisions import diff_templates, find_suspect, make_replica_pods
+from plimsoll_operator.fleet.revisions import (
+    diff_templates,
+    find_suspect_revision,
+    make_replica_pods,
+)
 from plimsoll_operator.kinds import make_ref
 from plimsoll_operator.plans.service import make_plan, parse_service
 from plimsoll_operator.render import Images
@@ -77,13 +81,15 @@ def at(minute: int) -> str:
 
 def test_most_replicas_with_the_same_leak_make_a_revision_suspect() -> None:
     leaks = [incident(f"qwen-aaa-{n}", at(n)) for n in range(4)]
-    assert find_suspect("new", make_replica_pods(VIEWS), leaks[:2]) is None, "half is not most"
-    found = find_suspect("new", make_replica_pods(VIEWS), leaks[:3])
+    assert find_suspect_revision("new", make_replica_pods(VIEWS), leaks[:2]) is None, (
+        "half is not most"
+    )
+    found = find_suspect_revision("new", make_replica_pods(VIEWS), leaks[:3])
     assert found is not None
     assert (found.leaking, found.replicas, found.since) == (3, 4, at(2))
     assert found.leak == "HostGrowth in python_objects"
-    assert find_suspect("old", make_replica_pods(VIEWS), leaks) is None
-    assert find_suspect("new", make_replica_pods(VIEWS[:1]), leaks[:1]) is None, (
+    assert find_suspect_revision("old", make_replica_pods(VIEWS), leaks) is None
+    assert find_suspect_revision("new", make_replica_pods(VIEWS[:1]), leaks[:1]) is None, (
         "one replica's leak is an incident"
     )
 
@@ -95,14 +101,14 @@ def test_most_replicas_with_the_same_leak_make_a_revision_suspect() -> None:
 def test_what_is_not_the_same_confirmed_leak_does_not_count(change: dict[str, Any]) -> None:
     leaks = [incident(f"qwen-aaa-{n}") for n in range(3)]
     leaks[1]["status"] |= change
-    assert find_suspect("new", make_replica_pods(VIEWS), leaks) is None
+    assert find_suspect_revision("new", make_replica_pods(VIEWS), leaks) is None
 
 
 def test_a_replica_that_was_replaced_counts_with_its_revision() -> None:
     leaks = [incident("qwen-aaa-gone"), incident("qwen-aaa-0"), incident("qwen-aaa-1")]
-    assert find_suspect("new", make_replica_pods(VIEWS), leaks) is not None
+    assert find_suspect_revision("new", make_replica_pods(VIEWS), leaks) is not None
     again = [incident("qwen-aaa-0")] * 3
-    assert find_suspect("new", make_replica_pods(VIEWS), again) is None, (
+    assert find_suspect_revision("new", make_replica_pods(VIEWS), again) is None, (
         "one replica three times is one"
     )
 
@@ -112,7 +118,7 @@ def service(**rollout: Any) -> Any:
 
 
 def test_a_roll_out_under_way_is_held_and_a_finished_one_reported() -> None:
-    suspect = find_suspect(
+    suspect = find_suspect_revision(
         "new", make_replica_pods(VIEWS), [incident(f"qwen-aaa-{n}") for n in range(3)]
     )
     under_way = {"revisions": {"update": "new", "current": "old"}}
@@ -199,7 +205,7 @@ def test_a_person_goes_back_to_the_last_good_revision() -> None:
             False,
             "RolledBackOnRequest",
         )
-        (seen,) = conditions.make_suspicion_conditions(None, decision)
+        (seen,) = conditions.make_suspect_revision_conditions(None, decision)
         assert seen.status is False, "no leak is blamed for what a person asked for"
     nowhere = revisions.decide_rollout(asked, {"revisions": {"current": "new"}}, "new", None, known)
     assert (nowhere.revision, nowhere.action) == ("new", "None")
@@ -319,14 +325,14 @@ def test_what_an_incident_says_of_its_beginning_does_not_put_it_first() -> None:
 def test_who_had_a_turn_waits_behind_those_who_had_none() -> None:
     leases, incidents = [lease("s0", ""), lease("s1", "")], [asking("s0", at(1)), asking("s1")]
     assert shut(allocate_slots(leases, incidents, 1)) == {"s1"}
-    assert shut(allocate_slots(leases, incidents, 1, last_turn={"s0": 5.0})) == {"s0"}
+    assert shut(allocate_slots(leases, incidents, 1, last_turn_ends={"s0": 5.0})) == {"s0"}
 
 
 def test_a_dead_holder_counts_for_nobody_and_its_slot_can_be_shut() -> None:
     leases = [lease("dead", "gone-0"), lease("s1", "")]
     incidents = [asking("dead"), asking("s1", at(1))]
     assert shut(allocate_slots(leases, incidents, 1)) == {"s1"}
-    found = allocate_slots(leases, incidents, 1, dead_uids={"dead"})
+    found = allocate_slots(leases, incidents, 1, expired_uids={"dead"})
     assert (shut(found), found.held) == ({"dead"}, 0)
     held_on = allocate_slots(leases, incidents, 1, overlong_uids={"dead"})
     assert (shut(held_on), held_on.held) == (set(), 1), "it is left to its holder"

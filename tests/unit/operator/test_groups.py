@@ -14,7 +14,7 @@ from plimsoll_api.roles import PodRole
 from plimsoll_api.supervision import Mode
 from plimsoll_api.supervisor_config import GROUP_ENV, GroupMember, make_member_config
 from plimsoll_operator.fleet.pods import PodView
-from plimsoll_operator.fleet.revisions import find_suspect, make_replica_pods
+from plimsoll_operator.fleet.revisions import find_suspect_revision, make_replica_pods
 from plimsoll_operator.kinds import Ref, make_ref
 from plimsoll_operator.plans.service import make_plan, parse_service
 from plimsoll_operator.render import Images, make_supervisor_config, render_objects
@@ -259,7 +259,7 @@ def test_replicas_are_counted_by_group() -> None:
         }
         for index in (0, 1)
     ]
-    found = find_suspect("r1", make_replica_pods(pods), leaks)
+    found = find_suspect_revision("r1", make_replica_pods(pods), leaks)
     assert found is not None
     assert (found.leaking, found.replicas) == (2, 3)
 

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll_operator.render.compare import (
-    contains,
     get_owned_fields_hash,
+    has_all_fields,
     list_missing_fields,
-    merge,
+    merge_patch,
     merge_template,
     needs_apply,
 )
@@ -76,14 +76,14 @@ def test_null_removes() -> None:
 @given(JSON)
 def test_merging_nothing_and_merging_twice_change_nothing(value: Any) -> None:
     base = {"spec": value}
-    assert merge(base, {}) == base
-    once = merge({"spec": {}}, base)
-    assert merge(once, base) == once
+    assert merge_patch(base, {}) == base
+    once = merge_patch({"spec": {}}, base)
+    assert merge_patch(once, base) == once
 
 
 @given(JSON)
 def test_everything_contains_itself(value: Any) -> None:
-    assert contains(value, value)
+    assert has_all_fields(value, value)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_everything_contains_itself(value: Any) -> None:
     ],
 )
 def test_contains(live: Any, wanted: Any, holds: bool) -> None:
-    assert contains(live, wanted) is holds
+    assert has_all_fields(live, wanted) is holds
 
 
 def test_a_field_that_was_taken_out_is_applied() -> None:

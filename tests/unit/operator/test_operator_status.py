@@ -18,12 +18,12 @@ import yaml
 from plimsoll_api.inferenceservice_status import ConditionType
 from plimsoll_api.supervision_policy_status import PolicyCondition
 from plimsoll_operator.fleet.pods import PodView
-from plimsoll_operator.fleet.supervisor_figures import (
-    SupervisorFigures,
+from plimsoll_operator.fleet.supervisor_metrics import (
+    SupervisorMetrics,
     compute_rounded_percent,
     make_memory_status,
 )
-from plimsoll_operator.fleet.supervisor_figures import parse_figures as parse_figures
+from plimsoll_operator.fleet.supervisor_metrics import parse_metrics_page as parse_metrics_page
 from plimsoll_operator.kinds import InvalidSpecError, Key, make_ref
 from plimsoll_operator.plans.service import Failure, make_plan, parse_service
 from plimsoll_operator.render import Images
@@ -31,9 +31,9 @@ from plimsoll_operator.runtime.cache import Store
 from plimsoll_operator.scraper import Scraper
 from plimsoll_operator.status.conditions import (
     NOT_READY_REASON,
-    Verdict,
+    ConditionState,
     make_engine_observed_condition,
-    make_figure_conditions,
+    make_metric_conditions,
     make_rollout_conditions,
 )
 from plimsoll_operator.status.service import make_status
@@ -98,11 +98,13 @@ def test_why_pods_cannot_be_made_is_said() -> None:
 
 def test_ready_names_the_first_cause() -> None:
     none = deployment(0, 1, 1)
-    pulls = Verdict(ConditionType.ENGINE_READY, False, "ImagePullBackOff", "a-0: no such image")
+    pulls = ConditionState(
+        ConditionType.ENGINE_READY, False, "ImagePullBackOff", "a-0: no such image"
+    )
     ready = make_rollout_conditions(none, 1, 1, pulls)[0]
     assert (ready.status, ready.reason) == (False, "ImagePullBackOff")
     assert ready.message == "0 of 1 replicas are ready; a-0: no such image"
-    waits = Verdict(
+    waits = ConditionState(
         ConditionType.ENGINE_READY,
         False,
         NOT_READY_REASON,
@@ -116,11 +118,13 @@ def test_ready_names_the_first_cause() -> None:
 
 
 def test_a_roll_out_names_the_new_pod_that_waits_for_what_an_old_one_holds() -> None:
-    holds = Verdict(ConditionType.ENGINE_READY, False, "Unschedulable", "b-1: cannot allocate")
+    holds = ConditionState(
+        ConditionType.ENGINE_READY, False, "Unschedulable", "b-1: cannot allocate"
+    )
     ready, progressing, _ = make_rollout_conditions(deployment(1, 2, 1), 1, 0, holds)
     assert ready.status is True
     assert progressing.message == "1 of 1 replicas are ready; b-1: cannot allocate"
-    waits = Verdict(
+    waits = ConditionState(
         ConditionType.ENGINE_READY,
         False,
         NOT_READY_REASON,
@@ -227,9 +231,9 @@ def test_argo_cd_sees_a_policy(ready: dict[str, str], word: str) -> None:
     assert argocd(policy, {}) == "Progressing"
 
 
-def build(service: dict[str, Any], figures: Any, failure: Any = None, now: str = NOW) -> Any:
+def build(service: dict[str, Any], metrics: Any, failure: Any = None, now: str = NOW) -> Any:
     return make_status(
-        service, parse_service(service), deployment(1, 1, 1), [], [], figures, failure, now
+        service, parse_service(service), deployment(1, 1, 1), [], [], metrics, failure, now
     )
 
 
@@ -241,8 +245,8 @@ def test_the_same_observation_gives_the_same_status() -> None:
 
 def test_a_time_moves_only_with_its_status() -> None:
     service = item()
-    service["status"] = build(service, {"p": SupervisorFigures(host=0.2)})
-    after = build(service, {"p": SupervisorFigures(host=1.0)}, now=LATER)
+    service["status"] = build(service, {"p": SupervisorMetrics(host=0.2)})
+    after = build(service, {"p": SupervisorMetrics(host=1.0)}, now=LATER)
     times = {one["type"]: one["lastTransitionTime"] for one in after["conditions"]}
     assert times["MemoryWithinBudget"] == LATER
     assert times["Ready"] == NOW
@@ -259,7 +263,7 @@ def test_a_condition_that_has_another_name_now_goes() -> None:
 
 def test_figures_stay_until_the_next_scrape() -> None:
     service = item()
-    service["status"] = build(service, {"p": SupervisorFigures(host=0.5)})
+    service["status"] = build(service, {"p": SupervisorMetrics(host=0.5)})
     assert build(service, None, now=LATER) == service["status"]
     assert "memory" not in build(service, {}, now=LATER), "asked, and unknown: absent"
 
@@ -313,8 +317,8 @@ def test_figures_from_a_metrics_page() -> None:
         b'plimsoll_memory_budget_consumed_ratio{kind="device"} NaN\n'
         b"plimsoll_restart_budget_remaining 2.0\nbroken line here\n"
     )
-    assert parse_figures(text) == SupervisorFigures(host=0.36, device=None, restarts_left=2)
-    assert parse_figures(b"") == SupervisorFigures()
+    assert parse_metrics_page(text) == SupervisorMetrics(host=0.36, device=None, restarts_left=2)
+    assert parse_metrics_page(b"") == SupervisorMetrics()
 
 
 def test_percent_moves_in_steps_and_reaches_a_hundred_only_when_spent() -> None:
@@ -324,17 +328,17 @@ def test_percent_moves_in_steps_and_reaches_a_hundred_only_when_spent() -> None:
 
 
 def test_the_worst_replica_is_shown_for_each_kind() -> None:
-    figures = {
-        "a": SupervisorFigures(host=0.5),
-        "b": SupervisorFigures(host=0.2, device=0.9),
-        "c": SupervisorFigures(),
+    metrics = {
+        "a": SupervisorMetrics(host=0.5),
+        "b": SupervisorMetrics(host=0.2, device=0.9),
+        "c": SupervisorMetrics(),
     }
-    assert make_memory_status(figures) == {
+    assert make_memory_status(metrics) == {
         "hostConsumedPercent": 50,
         "deviceConsumedPercent": 90,
         "replica": "b",
     }
-    assert make_memory_status({"c": SupervisorFigures()}) == {}
+    assert make_memory_status({"c": SupervisorMetrics()}) == {}
 
 
 def test_a_status_moves_at_most_once_a_minute_but_the_first_figure_comes_at_once() -> None:
@@ -343,36 +347,36 @@ def test_a_status_moves_at_most_once_a_minute_but_the_first_figure_comes_at_once
     scraper = Scraper(Store(), lambda _: changed.append(time[0]), clock=lambda: time[0])
     for second in range(0, 300, 5):
         time[0] = float(second)
-        figures = {"p": SupervisorFigures(host=second / 100)} if second >= 10 else {}
-        scraper.publish(key, figures)
+        metrics = {"p": SupervisorMetrics(host=second / 100)} if second >= 10 else {}
+        scraper.publish(key, metrics)
     assert changed == [0.0, 10.0, 70.0, 130.0, 190.0, 250.0]
 
 
 def test_memory_that_stands_flat_near_its_limit_is_said_and_does_not_flap() -> None:
     """97 % of the limit from the start on had a metric and an alert, and no word in a status."""
 
-    def near(figures: dict[str, SupervisorFigures], status: str = "False") -> Verdict:
+    def near(metrics: dict[str, SupervisorMetrics], status: str = "False") -> ConditionState:
         before = {"conditions": [{"type": "MemoryNearLimit", "status": status}]}
         for types in (ConditionType, PolicyCondition):
-            found = {one.type: one for one in make_figure_conditions(figures, before, types)}
+            found = {one.type: one for one in make_metric_conditions(metrics, before, types)}
             verdict = found[types.MEMORY_NEAR_LIMIT]
         return verdict
 
     assert near({}).status is None
-    assert near({"a": SupervisorFigures()}).reason == "NoMetrics"
-    assert near({"a": SupervisorFigures(limit=0.94)}).status is False
-    full = near({"a": SupervisorFigures(limit=0.97), "b": SupervisorFigures(limit=0.5)})
+    assert near({"a": SupervisorMetrics()}).reason == "NoMetrics"
+    assert near({"a": SupervisorMetrics(limit=0.94)}).status is False
+    full = near({"a": SupervisorMetrics(limit=0.97), "b": SupervisorMetrics(limit=0.5)})
     assert (full.status, full.reason) == (True, "NearLimit")
     assert full.message.endswith("cannot be reclaimed in a")
-    assert near({"a": SupervisorFigures(limit=0.94)}, "True") == full, "it moved around the share"
-    assert near({"a": SupervisorFigures(limit=0.91)}, "True").status is False
+    assert near({"a": SupervisorMetrics(limit=0.94)}, "True") == full, "it moved around the share"
+    assert near({"a": SupervisorMetrics(limit=0.91)}, "True").status is False
 
 
 def test_what_supervisors_do_not_see_has_their_own_word() -> None:
-    def seen(**unseen: tuple[tuple[str, str], ...] | None) -> Verdict:
+    def seen(**unseen: tuple[tuple[str, str], ...] | None) -> ConditionState:
         return make_engine_observed_condition(
             ConditionType.ENGINE_OBSERVED,
-            {pod: SupervisorFigures(missing_signals=one) for pod, one in unseen.items()},
+            {pod: SupervisorMetrics(missing_signals=one) for pod, one in unseen.items()},
         )
 
     assert (seen().status, seen(a=None).reason) == (None, "NoMetrics")

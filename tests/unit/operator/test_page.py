@@ -14,7 +14,7 @@ import pytest
 
 from plimsoll_api.names import INCIDENT_KIND, POLICY_KIND, SERVICE_KIND
 from plimsoll_operator import page
-from plimsoll_operator.fleet.circuit_breaker import Allocation
+from plimsoll_operator.fleet.circuit_breaker import SlotAllocation
 from plimsoll_operator.page import FleetPage, explain_refused_host
 from plimsoll_operator.runtime.cache import Store
 
@@ -77,11 +77,11 @@ class Seen(HTMLParser):
             self.rows[-1][-1] += data
 
 
-def shown(*items: dict[str, Any], slots: Allocation | None = None, leading: bool = True) -> str:
+def shown(*items: dict[str, Any], slots: SlotAllocation | None = None, leading: bool = True) -> str:
     store = Store()
     for item in items:
         store.put(item)
-    made = FleetPage(store, lambda: slots or Allocation(), 10, lambda: leading)
+    made = FleetPage(store, lambda: slots or SlotAllocation(), 10, lambda: leading)
     return asyncio.run(made.get_page()).decode()
 
 
@@ -98,7 +98,7 @@ def test_a_fleet_has_its_rows_the_worst_first() -> None:
         stored(POLICY_KIND, "all", {"memory": {"device": {"growthBudget": "1Gi"}}}, works),
         incident("bad-0-a", "bad", attribution={"segment": "python_objects", "process": "worker"}),
         incident("bad-0-b", "bad", phase="Resolved"),
-        slots=Allocation(close=[lease], held=3),
+        slots=SlotAllocation(close=[lease], held=3),
     )
     rows = Seen(text).rows
     names = [row[0] for row in rows]
@@ -154,9 +154,9 @@ def test_a_page_serves_all_readers_of_some_seconds() -> None:
     now, made = [100.0], []
     store = Store()
 
-    def slots() -> Allocation:
+    def slots() -> SlotAllocation:
         made.append(now[0])
-        return Allocation()
+        return SlotAllocation()
 
     async def reads() -> None:
         one = FleetPage(store, slots, 10, lambda: True, (), lambda: now[0])

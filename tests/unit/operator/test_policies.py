@@ -28,9 +28,9 @@ from plimsoll_operator.fleet.selected_pods import (
     SupervisionState,
     find_matching_policies,
     parse_policies,
-    summarize,
+    summarize_pod,
 )
-from plimsoll_operator.fleet.supervisor_figures import SupervisorFigures
+from plimsoll_operator.fleet.supervisor_metrics import SupervisorMetrics
 from plimsoll_operator.kinds import InvalidSpecError, Key, find_key, parse_object
 from plimsoll_operator.plans.policy import render_objects
 from plimsoll_operator.plans.service import Failure
@@ -187,7 +187,7 @@ def test_the_older_policy_has_the_pod() -> None:
     ],
 )
 def test_where_a_pod_stands(changed: dict[str, Any], state: SupervisionState, reason: str) -> None:
-    found = summarize(changed, policy(), ["engines"], DEFAULT_IMAGES)
+    found = summarize_pod(changed, policy(), ["engines"], DEFAULT_IMAGES)
     assert found.state is state
     assert reason in found.reason
     assert (found.account, found.is_oldest_policy, found.others) == ("default", True, ())
@@ -196,14 +196,15 @@ def test_where_a_pod_stands(changed: dict[str, Any], state: SupervisionState, re
 def test_a_label_alone_is_no_supervisor() -> None:
     claimed = pod(supervisor="engines", initContainers=[])
     assert (
-        summarize(claimed, policy(), ["engines"], DEFAULT_IMAGES).state is SupervisionState.WAITING
+        summarize_pod(claimed, policy(), ["engines"], DEFAULT_IMAGES).state
+        is SupervisionState.WAITING
     )
 
 
 def test_what_a_pod_says_of_itself_is_bounded() -> None:
     forged = pod()
     forged["metadata"]["annotations"] = {REFUSED_ANNOTATION: "\x1b[31m" + "a\n" * 100_000}
-    found = summarize(forged, policy(), ["engines"], DEFAULT_IMAGES)
+    found = summarize_pod(forged, policy(), ["engines"], DEFAULT_IMAGES)
     assert found.state is SupervisionState.REFUSED
     assert len(found.reason) <= MAX_STATUS_REASON_CHARS
     assert "\n" not in found.reason
@@ -214,14 +215,14 @@ def test_pods_of_others_are_left_to_them() -> None:
     ours = pod()
     labels = {"plimsoll.dev/service": "qwen", "app.kubernetes.io/managed-by": "plimsoll-operator"}
     ours["metadata"]["labels"] |= labels
-    found = summarize(ours, policy(), ["engines"], DEFAULT_IMAGES)
+    found = summarize_pod(ours, policy(), ["engines"], DEFAULT_IMAGES)
     assert found.state is SupervisionState.REFUSED
     assert "InferenceService qwen" in found.reason
-    shared = summarize(pod(), policy(), ["older", "engines"], DEFAULT_IMAGES)
+    shared = summarize_pod(pod(), policy(), ["older", "engines"], DEFAULT_IMAGES)
     assert shared.state is SupervisionState.REFUSED
     assert "the older SupervisionPolicy older also selects" in shared.reason
     assert (shared.is_oldest_policy, shared.others) == (False, ("older",))
-    kept = summarize(pod(supervisor="engines"), policy(), ["older", "engines"], DEFAULT_IMAGES)
+    kept = summarize_pod(pod(supervisor="engines"), policy(), ["older", "engines"], DEFAULT_IMAGES)
     assert kept.state is SupervisionState.SUPERVISED, (
         "its supervisor keeps its rights until it ends"
     )
@@ -230,7 +231,7 @@ def test_pods_of_others_are_left_to_them() -> None:
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
 def test_pods_that_ended_count_for_nothing(phase: str) -> None:
     ended = pod(supervisor="engines") | {"status": {"phase": phase}}
-    found = summarize(ended, policy(), ["engines"], DEFAULT_IMAGES)
+    found = summarize_pod(ended, policy(), ["engines"], DEFAULT_IMAGES)
     assert found.state is SupervisionState.LEAVING
     assert make_status(item(), [found], [], {}, None, NOW)["selected"] == 0
 
@@ -256,7 +257,7 @@ def test_the_status_counts_and_names_few() -> None:
         *seen(1, SupervisionState.LEAVING),
     ]
     found = make_status(
-        item(), pods, [], {"supervised-0001": SupervisorFigures(host=0.52)}, None, NOW
+        item(), pods, [], {"supervised-0001": SupervisorMetrics(host=0.52)}, None, NOW
     )
     counts = [found[key] for key in ("selected", "supervised", "waitingForRestart", "refused")]
     assert counts == [45, 3, 2, 40]

@@ -189,9 +189,9 @@ def test_the_pod_says_what_was_taken_for_its_engine_and_the_status_shows_it() ->
     said = "vllm in container engine, recognized by its image vllm-openai, port 8001 from --port"
     assert made["metadata"]["annotations"][ENGINE_ANNOTATION] == said
     made["metadata"]["name"] = "x-1"
-    assert selected_pods.summarize(made, policy(), ["fuzz"], IMAGES).engine == said
+    assert selected_pods.summarize_pod(made, policy(), ["fuzz"], IMAGES).engine == said
     made["metadata"]["annotations"][ENGINE_ANNOTATION] = "x" * 4096
-    found = selected_pods.summarize(made, policy(), ["fuzz"], IMAGES)
+    found = selected_pods.summarize_pod(made, policy(), ["fuzz"], IMAGES)
     assert len(found.engine) <= MAX_STATUS_REASON_CHARS
 
 

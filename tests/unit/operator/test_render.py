@@ -18,7 +18,7 @@ from plimsoll_operator.kinds import OWNED_KINDS
 from plimsoll_operator.plans.service import parse_service
 from plimsoll_operator.render import (
     Images,
-    ReplicaPlaces,
+    ReplicaLayout,
     make_engine_args,
     make_process_env,
     make_supervisor_args,
@@ -137,7 +137,7 @@ def test_engine_arguments_in_a_pod_and_elsewhere() -> None:
     assert "--model=/mnt/model/qwen/4b" in args
     assert "--startup-timeout=90" in args
     assert args[-1] == "--dtype=float32", "the manifest's arguments come last, so they win"
-    here = ReplicaPlaces(
+    here = ReplicaLayout(
         model_dir="/m",
         run_dir="/run/x",
         state_dir="/state",

@@ -1,6 +1,6 @@
 """The condition ``SlowLeak``, from a supervisor's own page to its message.
 
-Tests ``fleet/supervisor_figures.py`` and ``status/conditions.py``.
+Tests ``fleet/supervisor_metrics.py`` and ``status/conditions.py``.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from hypothesis import strategies as st
 
 from plimsoll_api.assessment import Assessment, Segment, SlowGrowth
 from plimsoll_api.inferenceservice_status import ConditionType
-from plimsoll_operator.fleet.supervisor_figures import (
+from plimsoll_operator.fleet.supervisor_metrics import (
     MAX_LEAK_BYTES_PER_S,
     MAX_SECONDS_TO_LIMIT,
     SlowLeak,
-    SupervisorFigures,
-    parse_figures,
+    SupervisorMetrics,
+    parse_metrics_page,
 )
 from plimsoll_operator.scraper import _list_status_parts
 from plimsoll_operator.status.conditions import (
     MAX_MESSAGE_CHARS,
     MAX_SLOW_LEAKS,
-    Verdict,
+    ConditionState,
     make_slow_leak_condition,
 )
 from plimsoll_sidecar.record.metrics import Metrics
@@ -45,9 +45,9 @@ def page(**slow: SlowGrowth) -> bytes:
     return metrics.render()
 
 
-def verdict(**pages: bytes) -> Verdict:
+def verdict(**pages: bytes) -> ConditionState:
     return make_slow_leak_condition(
-        ConditionType.SLOW_LEAK, {pod: parse_figures(text) for pod, text in pages.items()}
+        ConditionType.SLOW_LEAK, {pod: parse_metrics_page(text) for pod, text in pages.items()}
     )
 
 
@@ -70,7 +70,7 @@ def test_without_a_limit_the_message_says_so() -> None:
 
 def test_the_least_time_comes_first_and_the_message_is_bounded() -> None:
     leaks = {
-        f"pod-{number:03}": SupervisorFigures(
+        f"pod-{number:03}": SupervisorMetrics(
             slow_leaks=(SlowLeak("host", "", 1e3, number * DAY or None),)
         )
         for number in range(20)
@@ -95,7 +95,7 @@ def test_a_little_more_of_the_same_writes_no_status() -> None:
     def shown(rate: float, left_s: float) -> object:
         return _list_status_parts(
             {
-                "a": SupervisorFigures(
+                "a": SupervisorMetrics(
                     slow_leaks=(SlowLeak("host", "shared", rate * MIB_PER_HOUR, left_s),)
                 )
             }
@@ -115,12 +115,12 @@ def test_a_little_more_of_the_same_writes_no_status() -> None:
     ],
 )
 def test_what_no_supervisor_writes_is_unknown(line: bytes) -> None:
-    assert parse_figures(line + b"\n").slow_leaks is None
+    assert parse_metrics_page(line + b"\n").slow_leaks is None
 
 
 def test_a_segment_that_does_not_exist_is_not_shown() -> None:
     text = page(host=LEAK).replace(b"malloc_in_use", b"x_injected_text")
-    (found,) = parse_figures(text).slow_leaks or ()
+    (found,) = parse_metrics_page(text).slow_leaks or ()
     assert found.segment == ""
 
 
@@ -131,11 +131,11 @@ LABELS = st.sampled_from(["", '{kind="host"}', '{segment="shared",kind="device"}
 @given(st.lists(st.tuples(NAMES, LABELS, st.floats().map(repr)), max_size=12))
 def test_any_page_gives_a_bounded_verdict(lines: list[tuple[str, str, str]]) -> None:
     text = "\n".join(f"plimsoll_memory_slow_leak{n}{labels} {v}" for n, labels, v in lines)
-    figures = parse_figures(text.encode())
-    for one in figures.slow_leaks or ():
+    metrics = parse_metrics_page(text.encode())
+    for one in metrics.slow_leaks or ():
         assert 0 <= one.bytes_per_s <= MAX_LEAK_BYTES_PER_S
         assert one.limit_s is None or 0 <= one.limit_s <= MAX_SECONDS_TO_LIMIT
     assert (
-        len(make_slow_leak_condition(ConditionType.SLOW_LEAK, {"p": figures}).message)
+        len(make_slow_leak_condition(ConditionType.SLOW_LEAK, {"p": metrics}).message)
         <= MAX_MESSAGE_CHARS
     )

@@ -21,7 +21,7 @@ from plimsoll_cli.cluster.doctor import (
     check_version,
     format_out_of_service_reasons,
 )
-from plimsoll_operator.admission.certificate import create_authority
+from plimsoll_operator.admission.certificate import create_ca_certificate
 
 NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 DAY = datetime.timedelta(days=1)
@@ -80,7 +80,10 @@ def test_why_a_pod_is_out_of_service() -> None:
 def test_a_certificate_that_was_not_renewed_is_an_error(
     later: datetime.timedelta, ok: bool, text: str
 ) -> None:
-    older, newer = create_authority(NOW - 60 * DAY, 90 * DAY), create_authority(NOW, 90 * DAY)
+    older, newer = (
+        create_ca_certificate(NOW - 60 * DAY, 90 * DAY),
+        create_ca_certificate(NOW, 90 * DAY),
+    )
     bundle = base64.b64encode(older.certificate + newer.certificate).decode()
     check = checks.check_certificate_bundle(bundle, NOW + later)
     assert check.ok is ok

@@ -17,17 +17,17 @@ from typing import cast
 import pytest
 
 from plimsoll_operator.admission.certificate import (
-    CA_LIFETIME,
-    LEAF_LIFETIME,
+    CA_CERTIFICATE_LIFETIME,
+    SERVER_CERTIFICATE_LIFETIME,
     Certificate,
-    create_authority,
-    create_leaf,
+    create_ca_certificate,
+    create_server_certificate,
 )
 from plimsoll_operator.admission.review import PolicyCache
 from plimsoll_operator.admission.upkeep import (
     BUNDLE_OVERLAP,
     SECRET_KEYS,
-    WebhookUpkeep,
+    WebhookReconciler,
     is_bundle_trusted,
 )
 from plimsoll_operator.config import Config, Intervals, WebhookSettings
@@ -109,7 +109,7 @@ class Replica:
             policies = PolicyCache()
             policies.update(POLICY, deleted=False)
         self.known = True
-        self.upkeep = WebhookUpkeep(
+        self.upkeep = WebhookReconciler(
             cast(Api, server),
             policies,
             WebhookSettings("sys", "hook", provided=provided),
@@ -162,7 +162,7 @@ def test_the_leader_makes_the_secret_and_each_replica_signs_its_own(
     assert leader.serves == standby.serves == held.certificate
     assert leader.upkeep.keyfile.read_bytes() != standby.upkeep.keyfile.read_bytes()
     assert held.key not in (leader.upkeep.keyfile.read_bytes(), standby.upkeep.keyfile.read_bytes())
-    assert leader.tally.expiries == [(server.now + LEAF_LIFETIME).timestamp()]
+    assert leader.tally.expiries == [(server.now + SERVER_CERTIFICATE_LIFETIME).timestamp()]
 
 
 def test_nothing_is_configured_before_all_policies_are_known(
@@ -214,8 +214,8 @@ def test_what_cannot_be_written_is_said_and_keeps_it_from_being_ready(
 def test_a_provided_secret_that_lacks_a_key_is_named(
     server: Server, tmp_path: Path, lacks: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    signer = create_authority(server.now)
-    server.put(create_leaf("hook.sys.svc", signer, server.now), lacks)
+    signer = create_ca_certificate(server.now)
+    server.put(create_server_certificate("hook.sys.svc", signer, server.now), lacks)
     leader = Replica(server, tmp_path / "a", True, provided=True)
     with caplog.at_level(logging.ERROR):
         leader.turn()
@@ -224,7 +224,7 @@ def test_a_provided_secret_that_lacks_a_key_is_named(
     assert len(caplog.records) == 1, "once, and not every two seconds"
     assert not leader.upkeep.serving.is_set()
 
-    server.put(create_leaf("hook.sys.svc", signer, server.now))
+    server.put(create_server_certificate("hook.sys.svc", signer, server.now))
     leader.turn()
     assert leader.upkeep.find_problem() is None
 
@@ -236,10 +236,10 @@ def test_a_new_leaf_changes_nothing_that_the_api_server_trusts(
     leader.turn()
     configured = server.objects["MutatingWebhookConfiguration"]
     first = leader.upkeep.certfile.read_bytes()
-    pass_(server, LEAF_LIFETIME / 2)
+    pass_(server, SERVER_CERTIFICATE_LIFETIME / 2)
     leader.turn()
     assert leader.upkeep.certfile.read_bytes() == first
-    pass_(server, LEAF_LIFETIME / 4)
+    pass_(server, SERVER_CERTIFICATE_LIFETIME / 4)
     leader.turn()
     assert leader.upkeep.certfile.read_bytes() != first
     assert server.objects["MutatingWebhookConfiguration"] is configured
@@ -253,7 +253,7 @@ def test_a_new_authority_is_trusted_before_anybody_serves_with_it(
     leader.turn()
     standby.turn()
     first = server.held()
-    pass_(server, CA_LIFETIME * 0.7)
+    pass_(server, CA_CERTIFICATE_LIFETIME * 0.7)
     standby.turn()
     assert standby.serves == first.bundle
     leader.turn()
@@ -281,7 +281,7 @@ def test_a_standby_waits_for_the_leader_to_configure_what_the_secret_holds(
     standby = Replica(server, tmp_path / "b", False)
     standby.turn()
     first = standby.serves
-    server.put(create_authority(server.now))
+    server.put(create_ca_certificate(server.now))
     for _ in range(4):
         pass_(server, datetime.timedelta(seconds=31))
         standby.turn()
@@ -293,8 +293,10 @@ def test_a_standby_waits_for_the_leader_to_configure_what_the_secret_holds(
 def test_a_secret_that_holds_no_authority_is_replaced(
     server: Server, tmp_path: Path, wrong: bytes | None
 ) -> None:
-    signer = create_authority(server.now)
-    server.put(replace(signer, key=wrong) if wrong else create_leaf("h", signer, server.now))
+    signer = create_ca_certificate(server.now)
+    server.put(
+        replace(signer, key=wrong) if wrong else create_server_certificate("h", signer, server.now)
+    )
     leader = Replica(server, tmp_path / "a", True)
     leader.turn()
     assert leader.upkeep.find_problem() is None
@@ -305,7 +307,7 @@ def test_a_certificate_that_expired_is_not_ready_and_one_without_policies_is(
     server: Server, tmp_path: Path
 ) -> None:
     past = server.now - 2 * DAY
-    server.put(create_leaf("hook.sys.svc", create_authority(past), past, DAY))
+    server.put(create_server_certificate("hook.sys.svc", create_ca_certificate(past), past, DAY))
     leader = Replica(server, tmp_path / "a", True, provided=True)
     leader.turn()
     assert "certificate has expired" in str(leader.upkeep.find_problem())

@@ -13,8 +13,8 @@ from plimsoll_operator.controllers.pods import (
     DELETION_FIELD_MANAGER,
     OWNER_DELETED_ANNOTATION,
     Evictions,
+    delete_expired_incidents,
     reconcile_pods,
-    retain_incidents,
 )
 from plimsoll_operator.fleet.pods import PodView
 from plimsoll_operator.kinds import Key, Kind, Object
@@ -64,7 +64,7 @@ class Calls:
 def left(api: Calls, item: Object, now: str) -> float | None:
     store = Store()
     store.put(item)
-    return asyncio.run(retain_incidents(cast("Api", api), store, KEY, [item], now, CONFIG))
+    return asyncio.run(delete_expired_incidents(cast("Api", api), store, KEY, [item], now, CONFIG))
 
 
 def test_the_time_is_written_once_and_counts_from_then() -> None:

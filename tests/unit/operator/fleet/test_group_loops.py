@@ -51,7 +51,9 @@ def worker(created: int) -> SelectedPod:
 
 def starts(history: GroupHistory, *created: int, ready: bool = False) -> GroupStarts:
     for second in created:
-        (found,) = history.observe(KEY, [leader(second, ready), worker(second + 1)], at(second + 2))
+        (found,) = history.record_starts(
+            KEY, [leader(second, ready), worker(second + 1)], at(second + 2)
+        )
     return found
 
 
@@ -91,9 +93,9 @@ def test_four_recreations_in_ten_minutes_are_one_incident(definitions: Definitio
 def test_it_ends_when_the_group_is_ready_and_stays(definitions: Definitions) -> None:
     history = GroupHistory()
     made = opened(definitions, starts(history, 0, 20, 40, 60, 80), 82)
-    (young,) = history.observe(KEY, [leader(100, ready=True)], at(130))
+    (young,) = history.record_starts(KEY, [leader(100, ready=True)], at(130))
     assert plan(young, [made], 130).updates == []
-    (settled,) = history.observe(KEY, [leader(100, ready=True)], at(221))
+    (settled,) = history.record_starts(KEY, [leader(100, ready=True)], at(221))
     (ended,) = plan(settled, [made], 221).updates
     assert (ended["status"]["phase"], ended["status"]["outcome"]) == ("Resolved", "Recovered")
     assert plan(settled, [], 221).new == []
@@ -112,17 +114,17 @@ def test_roll_outs_slow_restarts_and_other_pods_are_no_loop() -> None:
     same = GroupHistory()
     assert starts(same, 5, 5, 5, 5, 5, 5).recreations == 0
     for state in (SupervisionState.REFUSED, SupervisionState.WAITING):
-        assert GroupHistory().observe(KEY, [leader(0, state=state)], at(1)) == []
+        assert GroupHistory().record_starts(KEY, [leader(0, state=state)], at(1)) == []
     deployment = SelectedPod("a", "default", SupervisionState.SUPERVISED, created=at(0))
-    assert GroupHistory().observe(KEY, [deployment], at(1)) == []
+    assert GroupHistory().record_starts(KEY, [deployment], at(1)) == []
 
 
 def test_the_history_is_bounded_and_forgets() -> None:
     history = GroupHistory()
     group = starts(history, *range(500))
     assert group.recreations == 31
-    assert history.observe(KEY, [], at(600)) == []
-    (later,) = history.observe(KEY, [leader(2000)], at(2001))
+    assert history.record_starts(KEY, [], at(600)) == []
+    (later,) = history.record_starts(KEY, [leader(2000)], at(2001))
     assert later.recreations == 0
     history.forget(KEY)
     assert starts(history, 2010).recreations == 0

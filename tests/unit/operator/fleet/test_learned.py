@@ -23,7 +23,7 @@ from plimsoll_api.learned import (
 )
 from plimsoll_operator.fleet.learned import make_learned_file
 from plimsoll_operator.fleet.replicas import Replica
-from plimsoll_operator.fleet.supervisor_figures import SupervisorFigures, parse_figures
+from plimsoll_operator.fleet.supervisor_metrics import SupervisorMetrics, parse_metrics_page
 from plimsoll_sidecar.record.metrics import Metrics
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -33,8 +33,8 @@ NOW = 500_000 * HOUR_S
 
 def lesson(
     budget: int | None = 600 * MIB, seen_s: int = DAY_S, gain: int = 400 * MIB
-) -> SupervisorFigures:
-    return SupervisorFigures(
+) -> SupervisorMetrics:
+    return SupervisorMetrics(
         host_learned=LearnedMemory(seen_s, (gain, gain, gain), 4 * GIB, budget)
     )
 
@@ -54,22 +54,22 @@ def host(text: str) -> LearnedMemory:
     return found
 
 
-def told(before: str, hours: float, *figures: SupervisorFigures, revision: str = "r1") -> str:
-    replicas = pods(len(figures), revision)
-    seen = {one.pod: figure for one, figure in zip(replicas, figures, strict=True)}
+def told(before: str, hours: float, *metrics: SupervisorMetrics, revision: str = "r1") -> str:
+    replicas = pods(len(metrics), revision)
+    seen = {one.pod: figure for one, figure in zip(replicas, metrics, strict=True)}
     return make_learned_file(before, replicas, [], seen, NOW + hours * HOUR_S)
 
 
 def test_a_service_keeps_what_its_replica_has_learned() -> None:
     text = told("", 0, lesson())
     assert of(text) == LearnedWorkload("", "r1", 500_000, host=lesson().host_learned)
-    assert told(text, 24, SupervisorFigures()) == text, "its pods know nothing"
+    assert told(text, 24, SupervisorMetrics()) == text, "its pods know nothing"
     assert make_learned_file(text, [], [], {}, NOW + HOUR_S) == text, "it has no pods"
     assert make_learned_file(text, [], [], {}, NOW + (MAX_OBSERVED_H + 1) * HOUR_S) == ""
 
 
 def test_nothing_is_published_before_anything_is_known() -> None:
-    assert told("", 0, SupervisorFigures(), SupervisorFigures()) == ""
+    assert told("", 0, SupervisorMetrics(), SupervisorMetrics()) == ""
 
 
 def test_a_service_that_learns_nothing_new_costs_no_write() -> None:
@@ -92,10 +92,10 @@ def test_a_replica_that_has_just_begun_does_not_lower_what_is_known() -> None:
 
 def test_a_replica_with_a_leak_teaches_nothing() -> None:
     incidents = [{"spec": {"pod": "r1-0", "kind": "HostGrowth"}, "status": {"phase": "Open"}}]
-    figures = {"r1-0": lesson(10 * GIB)}
-    assert make_learned_file("", pods(1), incidents, figures, NOW) == ""
-    figures["r1-1"] = lesson()
-    assert host(make_learned_file("", pods(2), incidents, figures, NOW)).budget == 600 * MIB
+    metrics = {"r1-0": lesson(10 * GIB)}
+    assert make_learned_file("", pods(1), incidents, metrics, NOW) == ""
+    metrics["r1-1"] = lesson()
+    assert host(make_learned_file("", pods(2), incidents, metrics, NOW)).budget == 600 * MIB
 
 
 def test_a_budget_rises_by_a_quarter_a_day_and_falls_by_a_tenth() -> None:
@@ -113,22 +113,22 @@ def test_the_next_revision_begins_with_the_budget_and_learns_its_own_growth() ->
     after = told(text, 1, lesson(None, 3600, MIB), revision="r2")
     assert of(after).revision == "r2"
     assert host(after) == LearnedMemory(3600, (MIB, MIB, MIB), 4 * GIB, 600 * MIB)
-    assert host(told(text, 1, SupervisorFigures(), revision="r2")) == LearnedMemory(
+    assert host(told(text, 1, SupervisorMetrics(), revision="r2")) == LearnedMemory(
         budget=600 * MIB
     )
 
 
 def test_the_revision_of_the_newest_pod_counts() -> None:
     replicas = [*pods(2, "r1"), *pods(1, "r2")]
-    figures = {one.pod: lesson(GIB if one.revision == "r2" else 2 * GIB) for one in replicas}
-    found = of(make_learned_file("", replicas, [], figures, NOW))
+    metrics = {one.pod: lesson(GIB if one.revision == "r2" else 2 * GIB) for one in replicas}
+    found = of(make_learned_file("", replicas, [], metrics, NOW))
     assert (found.revision, found.host and found.host.budget) == ("r2", GIB)
 
 
 def test_each_workload_of_a_policy_learns_for_itself() -> None:
     replicas = [*pods(1, "a", "Deployment/a"), *pods(1, "b", "Deployment/b")]
-    figures = {"a-0": lesson(GIB), "b-0": lesson(2 * GIB)}
-    text = make_learned_file("", replicas, [], figures, NOW)
+    metrics = {"a-0": lesson(GIB), "b-0": lesson(2 * GIB)}
+    text = make_learned_file("", replicas, [], metrics, NOW)
     sizes = [one.host.budget for one in decode_learned(text.encode()) if one.host]
     assert sizes == [GIB, 2 * GIB]
 
@@ -137,7 +137,7 @@ def test_a_policy_keeps_so_many_workloads_within_the_size() -> None:
     most = LearnedMemory(
         MAX_OBSERVED_S, (MAX_GROWTH_BYTES,) * 3, MAX_GROWTH_BYTES, MAX_GROWTH_BYTES
     )
-    figure = SupervisorFigures(host_learned=most, device_learned=most)
+    figure = SupervisorMetrics(host_learned=most, device_learned=most)
     replicas = [Replica(f"pod-{n}", "r" * 63, f"{n:04}".rjust(317, "w")) for n in range(200)]
     text = make_learned_file("", replicas, [], {one.pod: figure for one in replicas}, NOW)
     assert len(decode_learned(text.encode())) == MAX_LEARNED_WORKLOADS
@@ -164,12 +164,12 @@ def test_the_operator_reads_what_a_supervisor_exports() -> None:
     known = lesson().host_learned
     assert known is not None
     metrics.show_learned({"host": known}, {})
-    assert parse_figures(metrics.render()).host_learned == known
-    assert parse_figures(metrics.render()).device_learned is None
+    assert parse_metrics_page(metrics.render()).host_learned == known
+    assert parse_metrics_page(metrics.render()).device_learned is None
     metrics.show_learned({"host": LearnedMemory(60, (0, 0, 0), 1)}, {})
-    assert parse_figures(metrics.render()).host_learned == LearnedMemory(60, (0, 0, 0), 1)
+    assert parse_metrics_page(metrics.render()).host_learned == LearnedMemory(60, (0, 0, 0), 1)
     metrics.show_learned({}, {})
-    assert parse_figures(metrics.render()).host_learned is None
+    assert parse_metrics_page(metrics.render()).host_learned is None
 
 
 SIZES = st.integers(0, MAX_GROWTH_BYTES)
@@ -189,7 +189,7 @@ def test_what_is_published_can_always_be_read(
     text, hours = "", 0.0
     for lessons in rounds:
         hours += data.draw(st.floats(0, 100))
-        seen = [SupervisorFigures(host_learned=one) for one in lessons]
+        seen = [SupervisorMetrics(host_learned=one) for one in lessons]
         text = told(text, hours, *seen, revision=data.draw(st.sampled_from(("r1", "r2"))))
         if text:
             decode_learned(text.encode())

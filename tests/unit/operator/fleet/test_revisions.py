@@ -14,10 +14,10 @@ from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_api.supervision_policy_status import MAX_SHOWN_WORKLOADS
 from plimsoll_api.supervisor_config import EngineEndpoint, PodEngine, make_pod_config
 from plimsoll_api.workloads import Membership, WorkloadRef
-from plimsoll_operator.fleet.revisions import find_suspects
+from plimsoll_operator.fleet.revisions import find_suspect_workloads
 from plimsoll_operator.fleet.selected_pods import SelectedPod, SupervisionState
-from plimsoll_operator.fleet.supervisor_figures import SlowLeak, SupervisorFigures
-from plimsoll_operator.fleet.workloads import group_pods, index_workload_statuses
+from plimsoll_operator.fleet.supervisor_metrics import SlowLeak, SupervisorMetrics
+from plimsoll_operator.fleet.workloads import group_pods_by_workload, index_workload_statuses
 from plimsoll_operator.kinds import parse_object
 from plimsoll_operator.plans.policy import make_supervisor_config
 from plimsoll_operator.plans.rolling_restart import SUSPECT_REVISION_MESSAGE, explain_manual_restart
@@ -64,7 +64,7 @@ def leak(pod: str, minute: int = 1, phase: str = "Confirmed", **spec: Any) -> di
 
 
 def found(pods: list[SelectedPod], incidents: list[Any], before: Any = None) -> dict[Any, Any]:
-    return find_suspects(group_pods(pods), incidents, before or {})
+    return find_suspect_workloads(group_pods_by_workload(pods), incidents, before or {})
 
 
 def test_most_replicas_of_one_revision_of_one_workload_make_it_suspect() -> None:
@@ -136,9 +136,9 @@ def test_a_revision_stays_suspect_while_its_pods_are_there() -> None:
 def test_the_status_shows_the_workloads_that_matter_most() -> None:
     pods = [pod(f"w{n:02}-64d8-0", WorkloadRef("Deployment", f"w{n:02}")) for n in range(40)]
     pods.append(SelectedPod("bare", "default", SupervisionState.WAITING))
-    figures = {f"w{n:02}-64d8-0": SupervisorFigures(host=n / 20, device=0.1) for n in range(30)}
+    metrics = {f"w{n:02}-64d8-0": SupervisorMetrics(host=n / 20, device=0.1) for n in range(30)}
     made = make_status(
-        item(), pods, [leak("w39-64d8-0")], figures, None, at(5), {None: "recreate them"}
+        item(), pods, [leak("w39-64d8-0")], metrics, None, at(5), {None: "recreate them"}
     )
     assert made["workloadCount"] == 41
     shown = made["workloads"]
@@ -205,13 +205,13 @@ def test_a_pod_that_nothing_would_create_anew_is_not_replaced(workload: Workload
 
 def test_a_slow_leak_of_a_pod_is_a_condition_of_its_policy() -> None:
     def condition(
-        figures: dict[str, SupervisorFigures] | None, before: Any = None
+        metrics: dict[str, SupervisorMetrics] | None, before: Any = None
     ) -> dict[str, Any] | None:
-        shown = make_status(item(status=before or {}), [pod("vllm-0")], [], figures, None, at(9))
+        shown = make_status(item(status=before or {}), [pod("vllm-0")], [], metrics, None, at(9))
         found = [one for one in shown["conditions"] if one["type"] == "SlowLeak"]
         return found[0] if found else None
 
-    leaks = SupervisorFigures(slow_leaks=(SlowLeak("device", "non_torch", 4000.0, 200 * 3600.0),))
+    leaks = SupervisorMetrics(slow_leaks=(SlowLeak("device", "non_torch", 4000.0, 200 * 3600.0),))
     seen = condition({"vllm-0": leaks})
     assert seen is not None
     assert (seen["status"], seen["reason"]) == ("True", "MemoryKeepsGrowing")
@@ -220,5 +220,5 @@ def test_a_slow_leak_of_a_pod_is_a_condition_of_its_policy() -> None:
         " 8 days"
     )
     assert condition(None, {"conditions": [seen]}) == seen, "it stays until the next scrape"
-    assert (condition({"vllm-0": SupervisorFigures(slow_leaks=())}) or {})["status"] == "False"
+    assert (condition({"vllm-0": SupervisorMetrics(slow_leaks=())}) or {})["status"] == "False"
     assert (condition(None) or {})["status"] == "Unknown"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from plimsoll_api.growth import ReportedGrowth
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_operator.fleet.revisions import ReplicaPod
-from plimsoll_operator.fleet.supervisor_figures import SlowLeak, SupervisorFigures
+from plimsoll_operator.fleet.supervisor_metrics import SlowLeak, SupervisorMetrics
 from plimsoll_operator.fleet.verdict import make_verdicts, may_change_with_time
 
 MIB, HOUR = 1 << 20, 3600
@@ -35,17 +35,17 @@ def leak(pod: str, phase: str = "Confirmed", outcome: str = "") -> dict[str, Any
 
 def seen(
     minutes: float, share: float = 0.0, requests: int = 9000, **more: Any
-) -> SupervisorFigures:
+) -> SupervisorMetrics:
     growth = ReportedGrowth(int(share * 512 * MIB), int(minutes * 60), requests)
-    return SupervisorFigures(host=share, host_growth=growth, **more)
+    return SupervisorMetrics(host=share, host_growth=growth, **more)
 
 
 def only(
-    figures: list[SupervisorFigures], incidents: Any = (), before: Any = None, memory: Any = MEMORY
+    metrics: list[SupervisorMetrics], incidents: Any = (), before: Any = None, memory: Any = MEMORY
 ) -> dict[str, Any]:
-    """The verdict on a revision whose replicas have these ``figures``."""
-    own = pods(len(figures))
-    by_pod = {pod.pod: one for (_, pod), one in zip(own, figures, strict=True)}
+    """The verdict on a revision whose replicas have these ``metrics``."""
+    own = pods(len(metrics))
+    by_pod = {pod.pod: one for (_, pod), one in zip(own, metrics, strict=True)}
     (found,) = make_verdicts(own, incidents, by_pod, memory, before or {})
     return found
 
@@ -111,7 +111,7 @@ def test_most_replicas_decide_and_not_the_newest_one() -> None:
 
 
 def test_a_replica_that_nobody_sees_proves_nothing() -> None:
-    found = only([SupervisorFigures()])
+    found = only([SupervisorMetrics()])
     assert (found["leaks"], found["minutesLeft"]) == ("Unknown", 30)
     assert "known in too few" in found["message"]
     both = MemoryPolicy(host=MEMORY.host, device=MemoryBudget(512 * MIB))
@@ -126,15 +126,15 @@ def test_a_slow_leak_is_no_no() -> None:
 
 def test_a_no_outlives_a_restart_but_no_leak() -> None:
     before = {"verdicts": [{"revision": NEW, "leaks": "No"}]}
-    assert only([seen(0), SupervisorFigures()], before=before)["leaks"] == "No"
+    assert only([seen(0), SupervisorMetrics()], before=before)["leaks"] == "No"
     assert only([seen(0)] * 2, [leak("q-new1-0")], before)["leaks"] == "Unknown"
     assert only([seen(0)] * 2, [leak("q-new1-0"), leak("q-new1-1")], before)["leaks"] == "Yes"
 
 
 def test_each_revision_has_its_verdict_the_newest_first() -> None:
     both = [*pods(2, OLD, 1), *pods(1, NEW, 2), ("", ReplicaPod("x", "", "x"))]
-    figures = {pod.pod: seen(90) for _, pod in both}
-    found = make_verdicts(both, [leak("q-new1-0")], figures, MEMORY, {})
+    metrics = {pod.pod: seen(90) for _, pod in both}
+    found = make_verdicts(both, [leak("q-new1-0")], metrics, MEMORY, {})
     assert [(one["revision"], one["leaks"]) for one in found] == [(NEW, "Yes"), (OLD, "No")]
     assert not may_change_with_time(found)
     many = [one for n in range(9) for one in pods(1, f"r{n}", n)]
@@ -158,7 +158,7 @@ def test_each_revision_has_its_verdict_the_newest_first() -> None:
         max_size=5,
     )
 )
-def test_whatever_supervisors_report_there_is_an_answer_within_bounds(figures: Any) -> None:
-    found = only(figures)
+def test_whatever_supervisors_report_there_is_an_answer_within_bounds(metrics: Any) -> None:
+    found = only(metrics)
     assert found["leaks"] in ("No", "Unknown")
     assert 0 < found.get("minutesLeft", 1) <= 30 * 24 * 60

@@ -33,16 +33,16 @@ from plimsoll_api.workloads import (
 )
 from plimsoll_operator.config import DEFAULT_IMAGES
 from plimsoll_operator.fleet.circuit_breaker import allocate_slots
-from plimsoll_operator.fleet.selected_pods import SelectedPod, SupervisionState, summarize
+from plimsoll_operator.fleet.selected_pods import SelectedPod, SupervisionState, summarize_pod
 from plimsoll_operator.fleet.workloads import (
     MAX_REPLICAS_BYTES,
     MAX_ROLES_BYTES,
     MAX_WORKLOADS,
     Workload,
-    choose_workloads,
+    choose_workloads_with_slots,
     find_slots_with_restarts,
-    group_by_slots,
-    group_pods,
+    group_pods_by_slots,
+    group_pods_by_workload,
 )
 from plimsoll_operator.kinds import parse_object
 from plimsoll_operator.plans.policy import find_slot_failure, make_supervisor_config, render_objects
@@ -93,7 +93,9 @@ def ray(*names: str, cluster: str = "llm", holds: bool = True) -> list[SelectedP
 
 def test_a_service_lists_the_supervised_pods_of_each_ray_cluster() -> None:
     group = pods(WorkloadRef("LeaderWorkerSet", "lws"), "lws-0", group="0")
-    made = services(*group_pods([*ray("llm-head", "llm-worker"), *pods(VLLM, "vllm"), *group]))
+    made = services(
+        *group_pods_by_workload([*ray("llm-head", "llm-worker"), *pods(VLLM, "vllm"), *group])
+    )
     (service,) = made
     assert service["metadata"]["name"] == make_ray_service_name("engines", "llm")
     (owner,) = service["metadata"]["ownerReferences"]
@@ -109,18 +111,21 @@ def test_a_service_lists_the_supervised_pods_of_each_ray_cluster() -> None:
 
 
 def test_a_ray_cluster_without_a_supervised_pod_has_no_service() -> None:
-    assert services(*group_pods(ray("llm-head", holds=False))) == []
-    assert services(*group_pods(pods(WorkloadRef("RayCluster", "llm"), "claims-no-label"))) == []
+    assert services(*group_pods_by_workload(ray("llm-head", holds=False))) == []
+    assert (
+        services(*group_pods_by_workload(pods(WorkloadRef("RayCluster", "llm"), "claims-no-label")))
+        == []
+    )
 
 
 def test_ray_clusters_have_no_more_services_than_a_policy_has_workloads() -> None:
     many = [one for number in range(2 * MAX_WORKLOADS) for one in ray("head", cluster=f"c{number}")]
-    found = services(*choose_workloads("engines", group_pods(many), ()))
+    found = services(*choose_workloads_with_slots("engines", group_pods_by_workload(many), ()))
     assert len({one["metadata"]["name"] for one in found}) == len(found) == MAX_WORKLOADS
 
 
 def test_each_workload_has_slots_and_its_supervisors_ask_for_them() -> None:
-    found = group_pods(
+    found = group_pods_by_workload(
         [*pods(LLAMA, "llama-0"), *pods(VLLM, "vllm-b", "vllm-a"), *pods(None, "bare")]
     )
     made = leases(*found, maxUnavailable=2)
@@ -164,7 +169,7 @@ def test_slots_count_for_each_role_or_for_the_graph(
         of_graph("p-0", PodRole.PREFILL, workload), of_graph("p-1", PodRole.PREFILL, workload),
         of_graph("d-0", PodRole.DECODE, LLAMA if workload == VLLM else workload),
     ]  # fmt: skip
-    made = leases(*group_by_slots(found, scope), scope=scope.value)
+    made = leases(*group_pods_by_slots(found, scope), scope=scope.value)
     common = make_supervisor_config(policy(scope=scope.value))
     url = "http://127.0.0.1:8000"
     takes: dict[str, set[str]] = defaultdict(set)
@@ -198,7 +203,7 @@ def test_slots_count_for_each_role_or_for_the_graph(
 def test_the_pods_of_very_large_roles_are_cut_between_names() -> None:
     many = [of_graph(f"{'p' * 200}-{at:04}", PodRole.PREFILL) for at in range(400)]
     few = [of_graph("d-0", PodRole.DECODE)]
-    (_, sharing) = group_by_slots([*many, *few], SlotScope.WORKLOAD)
+    (_, sharing) = group_pods_by_slots([*many, *few], SlotScope.WORKLOAD)
     assert len(sharing.roles) <= MAX_ROLES_BYTES + 64
     found = parse_roles(sharing.roles)
     assert found[PodRole.DECODE] == ("d-0",)
@@ -212,8 +217,8 @@ def test_the_policys_own_slots_are_there_from_the_beginning() -> None:
 
 
 def test_pods_that_wait_have_slots_but_may_not_take_them() -> None:
-    (found,) = group_pods(pods(VLLM, "vllm-a", holds=False))
-    assert choose_workloads("engines", [found], ()) == [found]
+    (found,) = group_pods_by_workload(pods(VLLM, "vllm-a", holds=False))
+    assert choose_workloads_with_slots("engines", [found], ()) == [found]
     assert found.format_replicas() == ""
 
 
@@ -223,16 +228,16 @@ def test_a_pod_that_ends_keeps_its_slot_until_it_is_gone() -> None:
     meta: dict[str, Any] = {"name": "llama-0", "labels": labels, "ownerReferences": [owner]}
     containers = {"initContainers": [{"name": "supervisor"}], "containers": [{"name": "server"}]}
     leaving = {"metadata": meta | {"deletionTimestamp": NOW}, "spec": containers}
-    found = summarize(leaving, policy(), ["engines"], DEFAULT_IMAGES)
+    found = summarize_pod(leaving, policy(), ["engines"], DEFAULT_IMAGES)
     assert (found.state, found.may_hold_slot) == (SupervisionState.LEAVING, True)
     over = leaving | {"status": {"phase": "Failed"}}
-    assert not summarize(over, policy(), ["engines"], DEFAULT_IMAGES).may_hold_slot
+    assert not summarize_pod(over, policy(), ["engines"], DEFAULT_IMAGES).may_hold_slot
 
 
 def test_the_pods_of_a_group_are_one_replica() -> None:
     big = WorkloadRef("LeaderWorkerSet", "big")
     members = [*pods(big, "big-0", "big-0-1", group="0"), *pods(big, "big-1", group="1")]
-    (found,) = group_pods(members)
+    (found,) = group_pods_by_workload(members)
     assert parse_replicas(found.format_replicas()) == [("big-0", "big-0-1"), ("big-1",)]
 
 
@@ -246,11 +251,11 @@ def test_replicas_survive_their_annotation(replicas: list[tuple[str, ...]]) -> N
 
 def test_workloads_beyond_the_bound_have_no_slots_and_the_policy_says_so() -> None:
     jobs = [WorkloadRef("Job", f"j{at:03}") for at in range(MAX_WORKLOADS + 2)]
-    many = group_pods(pod for job in jobs for pod in pods(job, f"{job.name}-0"))
+    many = group_pods_by_workload(pod for job in jobs for pod in pods(job, f"{job.name}-0"))
     late = make_slot_names("engines", SlotOwner(WorkloadRef("Job", f"j{MAX_WORKLOADS + 1:03}")), 1)[
         0
     ]
-    chosen = choose_workloads("engines", many, [late])
+    chosen = choose_workloads_with_slots("engines", many, [late])
     assert len(chosen) == MAX_WORKLOADS
     assert late in leases(*chosen), "who has slots keeps them"
     failure = find_slot_failure(many, chosen)
@@ -262,7 +267,9 @@ def test_workloads_beyond_the_bound_have_no_slots_and_the_policy_says_so() -> No
 
 
 def test_the_names_on_a_slot_are_bounded() -> None:
-    (found,) = group_pods(pods(VLLM, *(f"vllm-{'x' * 200}-{at:03}" for at in range(400))))
+    (found,) = group_pods_by_workload(
+        pods(VLLM, *(f"vllm-{'x' * 200}-{at:03}" for at in range(400)))
+    )
     assert found.is_truncated
     text = found.format_replicas()
     assert len(text) <= MAX_REPLICAS_BYTES
@@ -272,7 +279,7 @@ def test_the_names_on_a_slot_are_bounded() -> None:
     failure = find_slot_failure([found], [found])
     assert failure is not None
     assert failure.message.startswith("Deployment/vllm: the workload has too many pods")
-    (group,) = group_pods(ray(*(f"llm-{'x' * 200}-{at:03}" for at in range(400))))
+    (group,) = group_pods_by_workload(ray(*(f"llm-{'x' * 200}-{at:03}" for at in range(400))))
     assert group.is_truncated
     assert group.format_replicas() == "", "a group is one replica, which is not cut"
 
@@ -317,7 +324,7 @@ def asking(pod: str, service: str = "vllm") -> dict[str, Any]:
 
 
 def test_the_breaker_shuts_the_slots_of_one_workload_and_not_of_another() -> None:
-    vllm, llama = group_pods([*pods(VLLM, "vllm-a"), *pods(LLAMA, "llama-0")])
+    vllm, llama = group_pods_by_workload([*pods(VLLM, "vllm-a"), *pods(LLAMA, "llama-0")])
     both = [breaker_lease(vllm, "vllm-a"), breaker_lease(llama)]
     found = allocate_slots(both, [asking("llama-0")], 1)
     assert [one["metadata"]["uid"] for one in found.close] == ["StatefulSet/llama"]
@@ -333,7 +340,7 @@ def test_the_breaker_shuts_the_slots_of_one_workload_and_not_of_another() -> Non
 
 def test_a_workload_that_is_alone_may_use_the_whole_limit() -> None:
     """The policy's own slot, which no pod may take, is nobody to share with."""
-    (vllm,) = group_pods(pods(VLLM, "vllm-a"))
+    (vllm,) = group_pods_by_workload(pods(VLLM, "vllm-a"))
     slots = list(leases(vllm, maxUnavailable=4).values())
     for number, one in enumerate(slots):
         one["metadata"]["uid"] = str(number)
@@ -349,7 +356,7 @@ def test_a_workload_that_is_alone_may_use_the_whole_limit() -> None:
 
 
 def test_a_lease_that_only_looks_like_a_workloads_slot_counts_for_nobody() -> None:
-    (vllm,) = group_pods(pods(VLLM, "vllm-a"))
+    (vllm,) = group_pods_by_workload(pods(VLLM, "vllm-a"))
     forged = breaker_lease(vllm, "anybody")
     forged["metadata"]["annotations"][SLOT_WORKLOAD_ANNOTATION] = "Deployment/other"
     assert allocate_slots([forged], [asking("vllm-a")], 1).held == 0

@@ -22,7 +22,7 @@ from plimsoll_operator.fleet.selected_pods import (
     SelectedPod,
     StartState,
     SupervisionState,
-    summarize,
+    summarize_pod,
 )
 from plimsoll_operator.injection.policy import INJECTED_IMAGES_ANNOTATION, format_images, inject_pod
 from plimsoll_operator.plans.injection import (
@@ -324,7 +324,7 @@ def injected(**said: Any) -> SelectedPod:
         "containerStatuses": engine,
         "initContainerStatuses": [one for one in listed if one not in engine],
     }
-    return summarize(made | {"status": status}, wanted, ["engines"], IMAGES, NOW)
+    return summarize_pod(made | {"status": status}, wanted, ["engines"], IMAGES, NOW)
 
 
 def waiting(reason: str, message: str = "", **more: Any) -> Object:
@@ -416,7 +416,7 @@ def test_an_engine_that_is_a_native_sidecar_may_end_at_once_too() -> None:
         "containerStatuses": [{"name": "job"} | waiting("PodInitializing")],
         "initContainerStatuses": listed,
     }
-    start = summarize(made | {"status": status}, wanted, ["engines"], IMAGES, NOW).start
+    start = summarize_pod(made | {"status": status}, wanted, ["engines"], IMAGES, NOW).start
     assert "container engine exits immediately after each start" in start.stuck
     assert start.engine
 
@@ -440,7 +440,7 @@ def test_an_image_that_other_admission_wrote_anew_is_still_ours() -> None:
     )
     made["spec"]["initContainers"][0]["image"] = "mirror.example/supervisor@sha256:1"
     said = {"initContainerStatuses": [{"name": "supervisor", "started": True}]}
-    start = summarize(made | {"status": said}, wanted, ["engines"], IMAGES, NOW).start
+    start = summarize_pod(made | {"status": said}, wanted, ["engines"], IMAGES, NOW).start
     assert (start.images, start.ran) == ("supervisor:1", True)
 
 
@@ -449,9 +449,9 @@ def test_a_young_pod_is_not_stuck_and_a_foreign_one_says_nothing() -> None:
     made = inject_pod(pod(), wanted, IMAGES).pod
     made["metadata"]["creationTimestamp"] = NOW
     failed = {"initContainerStatuses": [{"name": "supervisor"} | waiting("ErrImagePull")]}
-    young = summarize(made | {"status": failed}, wanted, ["engines"], IMAGES, NOW)
+    young = summarize_pod(made | {"status": failed}, wanted, ["engines"], IMAGES, NOW)
     assert (young.start.images, young.start.stuck) == ("supervisor:1", "")
-    plain = summarize(pod(), wanted, ["engines"], IMAGES, NOW)
+    plain = summarize_pod(pod(), wanted, ["engines"], IMAGES, NOW)
     assert plain.start == StartState()
 
 

@@ -10,8 +10,8 @@ from plimsoll_api.names import POLICY_LABEL, SERVICE_RESTARTS_ANNOTATION
 from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_api.workloads import Membership, WorkloadRef
 from plimsoll_operator.config import DEFAULT_IMAGES
-from plimsoll_operator.fleet.selected_pods import SelectedPod, SupervisionState, summarize
-from plimsoll_operator.fleet.supervisor_figures import SupervisorFigures
+from plimsoll_operator.fleet.selected_pods import SelectedPod, SupervisionState, summarize_pod
+from plimsoll_operator.fleet.supervisor_metrics import SupervisorMetrics
 from plimsoll_operator.kinds import Object, Ref, make_ref, parse_object
 from plimsoll_operator.plans.policy import MAX_SERVICE_ACCOUNTS, PolicyPlan, make_plan
 from plimsoll_operator.plans.service import Failure
@@ -156,17 +156,17 @@ def test_a_policy_is_ready_only_where_a_supervisor_runs(
 
 def test_a_pod_whose_supervisor_does_not_see_its_engine_is_not_supervised() -> None:
     """The policy said Ready, Supervised while the supervisor could read nothing of the engine."""
-    figures = {
-        "a": SupervisorFigures(missing_signals=(("engine", "EngineSilent"),)),
-        "b": SupervisorFigures(missing_signals=()),
+    metrics = {
+        "a": SupervisorMetrics(missing_signals=(("engine", "EngineSilent"),)),
+        "b": SupervisorMetrics(missing_signals=()),
     }
-    found = make_status(ITEM, (pod("a"), pod("b"), pod("c")), [], figures, None, NOW)
+    found = make_status(ITEM, (pod("a"), pod("b"), pod("c")), [], metrics, None, NOW)
     (ready,) = [one for one in found["conditions"] if one["type"] == "Ready"]
     assert (found["supervised"], found["selected"]) == (2, 3)
     assert sum(one["supervised"] for one in found["workloads"]) == 2
     assert (ready["status"], ready["reason"]) == ("True", "EngineSilent")
     assert "cannot observe their engines: a" in ready["message"]
-    alone = make_status(ITEM, (pod("a"),), [], figures, None, NOW)
+    alone = make_status(ITEM, (pod("a"),), [], metrics, None, NOW)
     (ready,) = [one for one in alone["conditions"] if one["type"] == "Ready"]
     assert (ready["status"], ready["reason"]) == ("False", "EngineSilent")
 
@@ -178,7 +178,7 @@ def supervised(name: str, *containers: dict[str, Any], **status_: Any) -> Select
         "spec": {"initContainers": [{"name": "supervisor"}], "containers": [{"name": "server"}]},
         "status": {"containerStatuses": list(containers)} | status_,
     }
-    return summarize(item, POLICY, ["engines"], DEFAULT_IMAGES)
+    return summarize_pod(item, POLICY, ["engines"], DEFAULT_IMAGES)
 
 
 def server(ready: bool = False, **waiting: str) -> dict[str, Any]:
@@ -235,12 +235,12 @@ def test_a_policys_ready_carries_the_first_cause_of_its_pods(
 
 def test_drained_pods_are_counted_and_named() -> None:
     pods = [pod("a"), pod("b")]
-    figures = {"a": SupervisorFigures(drained=True), "b": SupervisorFigures(drained=False)}
-    found = make_status(ITEM, pods, [], figures, None, NOW)
+    metrics = {"a": SupervisorMetrics(drained=True), "b": SupervisorMetrics(drained=False)}
+    found = make_status(ITEM, pods, [], metrics, None, NOW)
     assert found["drained"] == 1
     (ready,) = [one for one in found["conditions"] if one["type"] == "Ready"]
     assert "drained by a person: a" in ready["message"]
-    unknown = make_status(ITEM, pods, [], {"a": SupervisorFigures()}, None, NOW)
+    unknown = make_status(ITEM, pods, [], {"a": SupervisorMetrics()}, None, NOW)
     assert "drained" not in unknown, "unknown is not none"
     kept = make_status(ITEM | {"status": found}, pods, [], None, None, NOW)
     assert kept["drained"] == 1

@@ -17,7 +17,7 @@ from plimsoll_api.workloads import Membership, WorkloadRef
 from plimsoll_operator.config import DEFAULT_INTERVALS
 from plimsoll_operator.controllers.rolling_restart import RollingRestarts
 from plimsoll_operator.fleet.selected_pods import SelectedPod, SupervisionState
-from plimsoll_operator.fleet.workloads import Workload, group_pods
+from plimsoll_operator.fleet.workloads import Workload, group_pods_by_workload
 from plimsoll_operator.kinds import Key, Kind, Object, parse_object
 from plimsoll_operator.plans import rolling_restart as rollout
 from plimsoll_operator.runtime.client import Api, ApiError
@@ -46,7 +46,7 @@ def owned(
     ref: WorkloadRef | None, state: SupervisionState = SupervisionState.WAITING, api: str = "apps"
 ) -> Workload:
     member = Membership(ref, api if ref else "")
-    (found,) = group_pods([SelectedPod("vllm-a", "default", state, member=member)])
+    (found,) = group_pods_by_workload([SelectedPod("vllm-a", "default", state, member=member)])
     return found
 
 

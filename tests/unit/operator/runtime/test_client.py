@@ -152,7 +152,7 @@ def test_a_success_that_is_no_list_is_a_server_that_does_not_answer(
     server.answer = answer.encode()
     for call in (
         lambda api: api.list_metadata(POD, "n"),
-        lambda api: api.list_events_of("n", "uid"),
+        lambda api: api.list_object_events("n", "uid"),
         lambda api: anext(api.list_pages(SERVICE, None)),
     ):
         with pytest.raises(OSError, match=r"the response (is not|contains no list)"):

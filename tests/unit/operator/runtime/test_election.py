@@ -54,7 +54,7 @@ class Server:
 
     def api(self) -> Api:
         limit = RateLimit(1e6, 10**6, clock(), asyncio.sleep)
-        return Api(self, DEFAULT_INTERVALS.renew / 2, limit, tries=1)
+        return Api(self, DEFAULT_INTERVALS.renew / 2, limit, max_tries=1)
 
     def election(self, identity: str = "me", clocks: Intervals = DEFAULT_INTERVALS) -> Election:
         return Election(self.api(), "ns", "l", identity, clock(), clocks)

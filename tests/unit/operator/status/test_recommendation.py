@@ -8,7 +8,7 @@ from plimsoll_api.growth import ReportedGrowth
 from plimsoll_api.learned import LearnedMemory
 from plimsoll_api.memory_contract import MemoryNeeds
 from plimsoll_api.memory_policy import MemoryPolicy, parse_growth_budget
-from plimsoll_operator.fleet.supervisor_figures import SupervisorFigures, parse_figures
+from plimsoll_operator.fleet.supervisor_metrics import SupervisorMetrics, parse_metrics_page
 from plimsoll_operator.status.recommendation import make_recommendation
 from plimsoll_sidecar.record.metrics import Metrics
 
@@ -16,7 +16,7 @@ GIB = 1 << 30
 AUTO = MemoryPolicy(host=parse_growth_budget("Auto"))
 NOON, LATER, EVENING = (f"2026-11-26T{hour}:00Z" for hour in ("12:00", "12:59", "18:00"))
 NEEDS = MemoryNeeds(9 * GIB, 4 * GIB, 2 * GIB, 16 * GIB)
-SEEN = SupervisorFigures(
+SEEN = SupervisorMetrics(
     host_needs=NEEDS,
     host_learned=LearnedMemory(86400, (0, 0, 0), 8 * GIB, GIB),
     host_growth=ReportedGrowth(GIB, 86400, 1 << 18),
@@ -25,11 +25,11 @@ SEEN = SupervisorFigures(
 
 def said(
     before: Any = None,
-    figures: list[SupervisorFigures] | None = None,
+    metrics: list[SupervisorMetrics] | None = None,
     now: str = NOON,
     revision: str = "r1",
 ) -> Any:
-    return make_recommendation(before, revision, figures or [SEEN], AUTO, 4 * GIB, now)
+    return make_recommendation(before, revision, metrics or [SEEN], AUTO, 4 * GIB, now)
 
 
 def test_a_status_has_a_sentence_and_the_resources_to_set() -> None:
@@ -44,13 +44,13 @@ def test_a_status_has_a_sentence_and_the_resources_to_set() -> None:
 
 
 def test_nothing_is_said_of_a_revision_that_nobody_has_observed() -> None:
-    assert said(figures=[SupervisorFigures()]) is None
-    assert said(said(), [SupervisorFigures()], EVENING, "r2") is None
-    assert said(said(), [SupervisorFigures()], EVENING) == said(), "its pods are being replaced"
+    assert said(metrics=[SupervisorMetrics()]) is None
+    assert said(said(), [SupervisorMetrics()], EVENING, "r2") is None
+    assert said(said(), [SupervisorMetrics()], EVENING) == said(), "its pods are being replaced"
 
 
 def test_it_changes_at_most_once_an_hour_and_only_if_there_is_something_new() -> None:
-    grown = [SupervisorFigures(host_needs=MemoryNeeds(12 * GIB))]
+    grown = [SupervisorMetrics(host_needs=MemoryNeeds(12 * GIB))]
     assert said(said(), grown, LATER) == said()
     assert said(said(), grown, EVENING)["time"] == EVENING
     assert said(said(), None, EVENING) == said()
@@ -65,7 +65,7 @@ def test_a_fixed_budget_counts_before_a_learned_one() -> None:
 
 
 def test_device_memory_has_a_sentence_and_no_resources() -> None:
-    found = said(figures=[SupervisorFigures(device_needs=MemoryNeeds(61 * GIB, limit=80 * GIB))])
+    found = said(metrics=[SupervisorMetrics(device_needs=MemoryNeeds(61 * GIB, limit=80 * GIB))])
     assert found["message"] == "device memory needs 61.0 GiB at this load"
     assert "resources" not in found
 
@@ -73,7 +73,7 @@ def test_device_memory_has_a_sentence_and_no_resources() -> None:
 def test_the_operator_reads_what_a_supervisor_exports() -> None:
     metrics = Metrics()
     metrics.show_learned({}, {"host": NEEDS, "device": MemoryNeeds(61 * GIB)})
-    found = parse_figures(metrics.render())
+    found = parse_metrics_page(metrics.render())
     assert (found.host_needs, found.device_needs) == (NEEDS, MemoryNeeds(61 * GIB))
     metrics.show_learned({}, {})
-    assert parse_figures(metrics.render()).host_needs is None
+    assert parse_metrics_page(metrics.render()).host_needs is None

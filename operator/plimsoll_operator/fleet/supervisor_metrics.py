@@ -67,7 +67,7 @@ class SlowLeak:
 
 
 @dataclass(frozen=True)
-class SupervisorFigures:
+class SupervisorMetrics:
     """Values from a supervisor's metrics; None if unknown.
 
     Attributes:
@@ -106,7 +106,7 @@ class SupervisorFigures:
         return any(signal == ENGINE_SIGNAL for signal, _ in self.missing_signals or ())
 
 
-UNKNOWN_FIGURES = SupervisorFigures()
+UNKNOWN_METRICS = SupervisorMetrics()
 """Figures of a supervisor that was not scraped."""
 
 _SAMPLE_PATTERN = re.compile(
@@ -171,7 +171,7 @@ _REASON_LABEL_PATTERN = re.compile(rb'(?:^|,)\s{0,8}reason="([A-Za-z]{1,64})"')
 _KIND_LABEL_PATTERN = re.compile(rb'(?:^|,)\s{0,8}kind="(host|device)"')
 
 
-def parse_figures(page: bytes) -> SupervisorFigures:
+def parse_metrics_page(page: bytes) -> SupervisorMetrics:
     """Parse the values from a page in the Prometheus text format. Never raises.
 
     A missing, malformed or out-of-range value is unknown. If a sample appears twice, the last one
@@ -222,7 +222,7 @@ def parse_figures(page: bytes) -> SupervisorFigures:
         else:
             ratios[kind[1]] = _parse_number(text, MAX_CONSUMED_RATIO)
     restarts_left = int(restarts) if restarts is not None and restarts.is_integer() else None
-    return SupervisorFigures(
+    return SupervisorMetrics(
         host=ratios.get(b"host"),
         device=ratios.get(b"device"),
         restarts_left=restarts_left,
@@ -323,39 +323,39 @@ def compute_rounded_percent(ratio: float) -> int:
     return int(ratio * 100 / PERCENT_STEP + 1e-9) * PERCENT_STEP
 
 
-def count_drained(figures: Mapping[str, SupervisorFigures]) -> int | None:
+def count_drained(metrics: Mapping[str, SupervisorMetrics]) -> int | None:
     """Return the number of replicas that a person took out of service; None if it is unknown."""
-    known = [values.drained for values in figures.values() if values.drained is not None]
+    known = [values.drained for values in metrics.values() if values.drained is not None]
     return sum(known) if known else None
 
 
-def list_drained_pods(figures: Mapping[str, SupervisorFigures]) -> list[str]:
+def list_drained_pods(metrics: Mapping[str, SupervisorMetrics]) -> list[str]:
     """Return the names of the replicas that a person took out of service, sorted."""
-    return sorted(pod for pod, one in figures.items() if one.drained)
+    return sorted(pod for pod, one in metrics.items() if one.drained)
 
 
-def find_blind_pods(figures: Mapping[str, SupervisorFigures]) -> dict[str, str]:
+def find_blind_pods(metrics: Mapping[str, SupervisorMetrics]) -> dict[str, str]:
     """Return the pods whose supervisors cannot observe their engines, each with the reason."""
     return {
         pod: one.missing_signals[0][1]
-        for pod, one in sorted(figures.items())
+        for pod, one in sorted(metrics.items())
         if one.missing_signals and one.is_blind
     }
 
 
 def find_pods_missing_signals(
-    figures: Mapping[str, SupervisorFigures],
+    metrics: Mapping[str, SupervisorMetrics],
 ) -> list[tuple[str, list[str]]]:
     """Return the pods that lack signals, with the reasons; the most important signal is first."""
     lost = [
-        (pod, one.missing_signals) for pod, one in sorted(figures.items()) if one.missing_signals
+        (pod, one.missing_signals) for pod, one in sorted(metrics.items()) if one.missing_signals
     ]
     lost.sort(key=lambda one: SIGNALS.index(one[1][0][0]))
     return [(pod, [reason for _, reason in unseen]) for pod, unseen in lost]
 
 
 def list_pods_near_limit(
-    figures: Mapping[str, SupervisorFigures], was_near_limit: bool
+    metrics: Mapping[str, SupervisorMetrics], was_near_limit: bool
 ) -> list[str]:
     """Return the names of the replicas near their memory limit, sorted.
 
@@ -363,18 +363,18 @@ def list_pods_near_limit(
     """
     threshold = NEAR_LIMIT_EXIT_RATIO if was_near_limit else NEAR_LIMIT_RATIO
     return sorted(
-        pod for pod, one in figures.items() if one.limit is not None and one.limit > threshold
+        pod for pod, one in metrics.items() if one.limit is not None and one.limit > threshold
     )
 
 
-def make_memory_status(figures: Mapping[str, SupervisorFigures]) -> dict[str, object]:
+def make_memory_status(metrics: Mapping[str, SupervisorMetrics]) -> dict[str, object]:
     """Return ``status.memory``: the highest consumed percentages and their replica, or nothing."""
     status: dict[str, object] = {}
     worst: tuple[float, str] | None = None
     for kind, field in (("host", "hostConsumedPercent"), ("device", "deviceConsumedPercent")):
         known = [
             (value, pod)
-            for pod, one in sorted(figures.items())
+            for pod, one in sorted(metrics.items())
             if (value := getattr(one, kind)) is not None
         ]
         if known:
