@@ -43,6 +43,8 @@ class DeviceDriver:
     def start(self, devices: int) -> None:
         """Returns when the scheduler knows the node's devices."""
         home, kubelet = self._lab.home, self._lab.home / "kubelet"
+        for folder in ("plugins_registry", "plugins"):  # a kubelet makes them; here may be none
+            (kubelet / folder).mkdir(parents=True, exist_ok=True)
         argv = [str(self._program), f"--kubeconfig={self._lab.kubeconfig}"]
         argv += [f"--node-name={NODE_NAME}", f"--num-devices={devices}", f"--cdi-root={home}/cdi"]
         argv += [f"--kubelet-registrar-directory-path={kubelet}/plugins_registry"]
