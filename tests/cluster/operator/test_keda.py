@@ -5,104 +5,26 @@ No kubelet runs: KEDA sets the replicas of a Deployment, and needs no pod for th
 
 from __future__ import annotations
 
-import json
-import threading
 import time
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 
 from plimsoll_api.times import parse_rfc3339
 from tests.cluster.operator.test_fleet_safety import SELECTOR, leaking
-from tests.cluster.operator.test_gateway_and_keda import PAUSED, example
+from tests.cluster.operator.test_gateway_and_keda import PAUSED
 from tests.cluster.operator.test_groups import groups, names, pods, service
 from tests.lab.errors import MissingError
-from tests.lab.keda import HOST, Keda
-from tests.lab.kube import conditions
+from tests.lab.keda import Keda
 from tests.lab.lab import Lab
 from tests.lab.leader_worker_set import LeaderWorkerSets
+from tests.scaled_services import COOLDOWN_S, HPA_S, POLL_S, Gauge, Scaled
 
 __all__ = ["groups"]
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
-COOLDOWN_S = 15
-POLL_S = 1
-HPA_S = 60.0
-"""Seconds for a few of the 15 s periods of Kubernetes' HorizontalPodAutoscaler controller."""
 HELD_S = 8.0
 """Seconds for which something must not change: several polls."""
-
-
-class Gauge:
-    """A server that answers every request with ``value``; with an error while that is None."""
-
-    def __init__(self) -> None:
-        self.value: int | None = 0
-        gauge = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                body = json.dumps({"waiting": gauge.value}).encode()
-                self.send_response(500 if gauge.value is None else 200)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer((HOST, 0), Handler)
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-
-    @property
-    def trigger(self) -> dict[str, Any]:
-        url = f"http://{HOST}:{self._server.server_port}/"
-        metadata = {"url": url, "valueLocation": "waiting", "targetValue": "5"}
-        return {"type": "metrics-api", "metadata": metadata}
-
-    def stop(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-
-
-class Scaled:
-    """The service of a test, its ScaledObject and its replicas."""
-
-    def __init__(
-        self, kubectl: Any, manifest: dict[str, Any], workload: tuple[str, str], trigger: Any
-    ) -> None:
-        self._kubectl, self.manifest, self._workload = kubectl, manifest, workload
-        manifest["spec"]["autoscaling"] = example("keda", "autoscaling") | {
-            "cooldown": f"{COOLDOWN_S}s",
-            "triggers": [trigger],
-        }
-
-    @property
-    def _name(self) -> str:
-        return str(self.manifest["metadata"]["name"])
-
-    def object(self) -> Any:
-        return self._kubectl.get("scaledobject", self._name)
-
-    def says(self, type_: str) -> str:
-        """Status and reason of a condition of KEDA's."""
-        (found,) = [one for one in conditions(self.object() or {}) if one["type"] == type_] or [{}]
-        return f"{found.get('status')} {found.get('reason')}"
-
-    def poll_often(self) -> None:
-        """As somebody may set it who does not want KEDA's 30 s; the operator leaves it alone."""
-        self._kubectl.patch("scaledobject", self._name, {"spec": {"pollingInterval": POLL_S}})
-
-    def replicas(self) -> int:
-        return int(self._kubectl.get(*self._workload)["spec"]["replicas"])
-
-    def stays(self, replicas: int, seconds: float) -> None:
-        """AssertionError if the replicas change within ``seconds``."""
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            assert self.replicas() == replicas
-            time.sleep(0.2)
 
 
 @pytest.fixture(scope="module")
@@ -229,6 +151,34 @@ def test_several_replicas_come_and_an_incident_keeps_them(
     scaled.stays(3, COOLDOWN_S + HELD_S)
     kubectl.patch("leakincident", "leak", {"status": {"phase": "Resolved"}}, "status")
     eventually(lambda: scaled.replicas() == 0)
+
+
+def test_scale_in_to_one_waits_for_the_incident(
+    kubectl: Any, start: Callable[..., Any], scaled: Scaled, gauge: Gauge, eventually: Any
+) -> None:
+    """The trigger stays active: the HorizontalPodAutoscaler of KEDA scales in, not KEDA itself."""
+    start()
+    gauge.value = 14
+    kubectl.apply(scaled.manifest)
+    eventually(scaled.object)
+    scaled.poll_often()
+    scaled.scale_in_at_once()
+    eventually(lambda: scaled.replicas() == 3, HPA_S)
+    before = eventually(lambda: len(found := kubectl.list("pods", SELECTOR)) == 3 and found)
+    leaking(kubectl, "leak", before[0]["metadata"]["name"])
+    eventually(lambda: scaled.says("Paused").startswith("True"))
+    gauge.value = 1
+    scaled.stays(3, HPA_S)
+    assert uids(kubectl.list("pods", SELECTOR)) == uids(before)
+    kubectl.patch("leakincident", "leak", {"status": {"phase": "Resolved"}}, "status")
+    eventually(lambda: scaled.replicas() == 1, HPA_S)
+    (left,) = eventually(lambda: len(found := kubectl.list("pods", SELECTOR)) == 1 and found)
+    assert left["metadata"]["uid"] in uids(before)
+    scaled.stays(1, COOLDOWN_S + HELD_S)
+
+
+def uids(pods: list[dict[str, Any]]) -> set[str]:
+    return {pod["metadata"]["uid"] for pod in pods}
 
 
 def test_groups_of_several_nodes_go_to_zero_and_back(
