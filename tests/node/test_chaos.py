@@ -8,6 +8,7 @@ two pods of an InferenceService, and two prefill and two decode pods under a pol
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import time
@@ -52,6 +53,8 @@ HOLDS_S = 15.0
 """A kubelet that has just started soon says that no pod is ready, until it has probed each."""
 PATIENCE_S = 600.0
 """For what is no figure."""
+PLAIN_S = 120.0
+"""A plain group is not waited for longer: its worker may be left over, as Person says."""
 TEAM, ROLE = {"team": "inference"}, "llm-d.ai/role"
 KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
 OF_GROUP = "leaderworkerset.sigs.k8s.io/group-index"
@@ -172,7 +175,7 @@ def test_no_request_fails_and_nothing_restarts_twice_while_processes_are_killed(
         return all(found.values())
 
     def settled() -> bool:
-        """Whether all is well for a while, and a plain group runs. Notes since when."""
+        """Whether all is well for a while, and a plain group runs or is late. Notes since when."""
         chaos.keep_up()
         now = time.monotonic() - begin
         if not converged():
@@ -182,7 +185,11 @@ def test_no_request_fails_and_nothing_restarts_twice_while_processes_are_killed(
         if "a plain group" not in after_s and plain.runs():
             after_s["a plain group"] = now
         history.note("after", after_s.copy())
-        return len(after_s) == 2 and now - after_s["converged"] > HOLDS_S
+        return (
+            "converged" in after_s
+            and now - after_s["converged"] > HOLDS_S
+            and ("a plain group" in after_s or now > PLAIN_S)
+        )
 
     def incidents() -> list[str]:
         found = kube.list("leakincidents")
@@ -246,7 +253,8 @@ def test_no_request_fails_and_nothing_restarts_twice_while_processes_are_killed(
             f" {len(clients.lost)} failed that a replica could serve,"
             f" {len(clients.misdirected)} because a kubelet reported a pod out of service as ready,"
             f" {len(clients.unserved)} while none was ready; converged in"
-            f" {after_s['converged']:.1f} s, a plain group in {after_s['a plain group']:.1f} s"
+            f" {after_s['converged']:.1f} s, a plain group in"
+            f" {after_s.get('a plain group', math.inf):.1f} s"
         )
         assert clients.lost == []
         assert all(leaks.begun[one.name] for one in TARGETS)
