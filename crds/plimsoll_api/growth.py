@@ -9,7 +9,7 @@ from typing import Annotated
 
 import msgspec
 
-MAX_GROWTH_BYTES = 1 << 50
+MAX_REPORTED_BYTES = 1 << 50
 MAX_BASELINE_AGE_S = 1 << 32
 MAX_BASELINE_REQUESTS = 1 << 53
 """Maximum number of requests, the largest exact double. Like the limits of growth (1 PiB) and age
@@ -23,6 +23,6 @@ class ReportedGrowth(msgspec.Struct, frozen=True):
     the warm-up in seconds. ``requests`` is the number of requests that were completed in this time.
     """
 
-    bytes: Annotated[int, msgspec.Meta(ge=0, le=MAX_GROWTH_BYTES)]
+    bytes: Annotated[int, msgspec.Meta(ge=0, le=MAX_REPORTED_BYTES)]
     age_s: Annotated[int, msgspec.Meta(ge=0, le=MAX_BASELINE_AGE_S)]
     requests: Annotated[int, msgspec.Meta(ge=0, le=MAX_BASELINE_REQUESTS)]

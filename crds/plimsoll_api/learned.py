@@ -14,7 +14,7 @@ from typing import Annotated
 import msgspec
 
 from plimsoll_api import decoding
-from plimsoll_api.growth import MAX_GROWTH_BYTES
+from plimsoll_api.growth import MAX_REPORTED_BYTES
 
 LEARNED_FILE = "learned.json"
 MAX_LEARNED_WORKLOADS = 100
@@ -31,7 +31,7 @@ MAX_DAILY_RISE_FACTOR, MAX_DAILY_FALL_FACTOR = 1.25, 0.9
 """Factors by which a learned budget may rise or fall within a day. It falls slowly, so that a busy
 week after a quiet week causes no alarm."""
 
-Size = Annotated[int, msgspec.Meta(ge=0, le=MAX_GROWTH_BYTES)]
+Size = Annotated[int, msgspec.Meta(ge=0, le=MAX_REPORTED_BYTES)]
 
 
 class LearnedMemory(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -48,7 +48,7 @@ class LearnedMemory(msgspec.Struct, frozen=True, omit_defaults=True):
     seen_s: Annotated[int, msgspec.Meta(ge=0, le=MAX_OBSERVED_S)] = 0
     gains: tuple[Size, Size, Size] = (0, 0, 0)
     start: Size = 0
-    budget: Annotated[int, msgspec.Meta(ge=1, le=MAX_GROWTH_BYTES)] | None = None
+    budget: Annotated[int, msgspec.Meta(ge=1, le=MAX_REPORTED_BYTES)] | None = None
 
 
 class LearnedWorkload(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -9,7 +9,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 
 from plimsoll_api.admin import LedgerEntry
-from plimsoll_api.growth import MAX_GROWTH_BYTES, ReportedGrowth
+from plimsoll_api.growth import MAX_REPORTED_BYTES, ReportedGrowth
 from plimsoll_api.units import DAY_S, format_bytes, format_remaining_time
 
 ROUNDING_STEP_BYTES = 256 << 20
@@ -22,7 +22,7 @@ MAX_FORECAST_S = 3 * 365 * DAY_S
 MIN_SHOWN_SHARE = 0.01
 """Share of ``level`` above which the text mentions the unfilled part of the pools."""
 
-Size = Annotated[int, msgspec.Meta(ge=0, le=MAX_GROWTH_BYTES)]
+Size = Annotated[int, msgspec.Meta(ge=0, le=MAX_REPORTED_BYTES)]
 
 
 class MemoryNeeds(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -62,8 +62,8 @@ def make_memory_needs(
     bounded = [(size, bound) for size, bound in pools if bound is not None]
     return MemoryNeeds(
         level,
-        min(sum(bound for _, bound in bounded), MAX_GROWTH_BYTES),
-        min(sum(max(0, bound - size) for size, bound in bounded), MAX_GROWTH_BYTES),
+        min(sum(bound for _, bound in bounded), MAX_REPORTED_BYTES),
+        min(sum(max(0, bound - size) for size, bound in bounded), MAX_REPORTED_BYTES),
         limit,
     )
 

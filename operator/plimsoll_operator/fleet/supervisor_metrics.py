@@ -14,7 +14,7 @@ from plimsoll_api.assessment import Segment
 from plimsoll_api.growth import (
     MAX_BASELINE_AGE_S,
     MAX_BASELINE_REQUESTS,
-    MAX_GROWTH_BYTES,
+    MAX_REPORTED_BYTES,
     ReportedGrowth,
 )
 from plimsoll_api.learned import LEARNED_WINDOWS_H, MAX_OBSERVED_S, LearnedMemory
@@ -134,7 +134,7 @@ _SLOW_LEAK_METRICS = {
 """Metrics of slow leaks, each with its maximum value."""
 
 _GROWTH_METRICS = {
-    b"plimsoll_memory_unexplained_bytes": MAX_GROWTH_BYTES,
+    b"plimsoll_memory_unexplained_bytes": MAX_REPORTED_BYTES,
     b"plimsoll_memory_baseline_age_seconds": MAX_BASELINE_AGE_S,
     b"plimsoll_memory_baseline_requests": MAX_BASELINE_REQUESTS,
 }
@@ -143,17 +143,17 @@ value."""
 
 _LEARNED_METRICS = {
     b"plimsoll_memory_learned_seconds": MAX_OBSERVED_S,
-    b"plimsoll_memory_learned_growth_bytes": MAX_GROWTH_BYTES,
-    b"plimsoll_memory_learned_start_bytes": MAX_GROWTH_BYTES,
-    b"plimsoll_memory_learned_budget_bytes": MAX_GROWTH_BYTES,
+    b"plimsoll_memory_learned_growth_bytes": MAX_REPORTED_BYTES,
+    b"plimsoll_memory_learned_start_bytes": MAX_REPORTED_BYTES,
+    b"plimsoll_memory_learned_budget_bytes": MAX_REPORTED_BYTES,
 }
 """Metrics of the values that a replica has learned, each with its maximum value."""
 
 _NEEDS_METRICS = {
-    b"plimsoll_memory_needed_bytes": MAX_GROWTH_BYTES,
-    b"plimsoll_memory_declared_bytes": MAX_GROWTH_BYTES,
-    b"plimsoll_memory_declared_unfilled_bytes": MAX_GROWTH_BYTES,
-    b"plimsoll_memory_limit_bytes": MAX_GROWTH_BYTES,
+    b"plimsoll_memory_needed_bytes": MAX_REPORTED_BYTES,
+    b"plimsoll_memory_declared_bytes": MAX_REPORTED_BYTES,
+    b"plimsoll_memory_declared_unfilled_bytes": MAX_REPORTED_BYTES,
+    b"plimsoll_memory_limit_bytes": MAX_REPORTED_BYTES,
 }
 """Metrics of the memory needs, each with its maximum value, in the order of the fields of
 :class:`MemoryNeeds`."""

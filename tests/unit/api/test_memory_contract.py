@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll_api.admin import LedgerEntry, MemoryKind
-from plimsoll_api.growth import MAX_GROWTH_BYTES, ReportedGrowth
+from plimsoll_api.growth import MAX_REPORTED_BYTES, ReportedGrowth
 from plimsoll_api.memory_contract import (
     ROUNDING_STEP_BYTES,
     MemoryNeeds,
@@ -77,7 +77,7 @@ def test_pools_are_those_with_a_bound_in_the_same_memory() -> None:
     assert make_memory_needs("device", GIB, None, ledger) == MemoryNeeds(GIB, 60 * GIB, 20 * GIB)
 
 
-SIZES = st.integers(0, MAX_GROWTH_BYTES)
+SIZES = st.integers(0, MAX_REPORTED_BYTES)
 NEEDS = st.builds(MemoryNeeds, SIZES, SIZES, SIZES, st.none() | SIZES)
 GROWN = st.builds(ReportedGrowth, SIZES, st.integers(0, 1 << 32), st.integers(0, 1 << 53))
 

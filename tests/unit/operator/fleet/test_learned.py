@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll_api.decoding import MalformedError
-from plimsoll_api.growth import MAX_GROWTH_BYTES
+from plimsoll_api.growth import MAX_REPORTED_BYTES
 from plimsoll_api.learned import (
     MAX_DAILY_FALL_FACTOR,
     MAX_LEARNED_BYTES,
@@ -135,7 +135,7 @@ def test_each_workload_of_a_policy_learns_for_itself() -> None:
 
 def test_a_policy_keeps_so_many_workloads_within_the_size() -> None:
     most = LearnedMemory(
-        MAX_OBSERVED_S, (MAX_GROWTH_BYTES,) * 3, MAX_GROWTH_BYTES, MAX_GROWTH_BYTES
+        MAX_OBSERVED_S, (MAX_REPORTED_BYTES,) * 3, MAX_REPORTED_BYTES, MAX_REPORTED_BYTES
     )
     figure = SupervisorMetrics(host_learned=most, device_learned=most)
     replicas = [Replica(f"pod-{n}", "r" * 63, f"{n:04}".rjust(317, "w")) for n in range(200)]
@@ -172,13 +172,13 @@ def test_the_operator_reads_what_a_supervisor_exports() -> None:
     assert parse_metrics_page(metrics.render()).host_learned is None
 
 
-SIZES = st.integers(0, MAX_GROWTH_BYTES)
+SIZES = st.integers(0, MAX_REPORTED_BYTES)
 LESSONS = st.builds(
     LearnedMemory,
     st.integers(0, MAX_OBSERVED_S),
     st.tuples(SIZES, SIZES, SIZES),
     SIZES,
-    st.none() | st.integers(1, MAX_GROWTH_BYTES),
+    st.none() | st.integers(1, MAX_REPORTED_BYTES),
 )
 
 
