@@ -31,7 +31,7 @@ from bench.result import publish
 from leaklab.cases import Case
 from leaklab.splits import Split
 from plimsoll_sidecar.detect.detector import Detector
-from plimsoll_sidecar.detect.odds import MAX_LOG_ODDS, REUSABLE_SEGMENTS, WEIGHTS, Evidence, Weights
+from plimsoll_sidecar.detect.odds import REUSABLE_SEGMENTS, WEIGHTS, Evidence, Weights
 
 STALL_TIMEOUT_S = 30.0
 LEAST_LEAKED, MOST = 0.03, 1.05
@@ -39,6 +39,8 @@ LEAST_LEAKED, MOST = 0.03, 1.05
 LEVELS = 40
 """A suspicion is looked at once in each such part of its budget."""
 PENALTY = 0.01
+MAX_LOG_ODDS = 50.0
+"""Bound with which the optimizer meets no infinite number."""
 PARTS = 5
 NAMES = tuple(field.name for field in fields(Weights))
 POSITIVE = {"size", "speed", "fading", "younger", "climb"}
@@ -68,7 +70,7 @@ def seen(evidence: Evidence) -> tuple[float, ...]:
     return (
         evidence.size_evidence,
         evidence.speed_evidence,
-        evidence.slowing_evidence,
+        evidence.fading,
         evidence.age_evidence,
         max(0.0, evidence.climb),
         reusable,

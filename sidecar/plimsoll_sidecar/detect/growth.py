@@ -27,8 +27,8 @@ from plimsoll_api.assessment import Segment
 from plimsoll_sidecar.detect.thresholds import THRESHOLDS
 
 MIN_TREND_POINTS = 8
-MIN_HALVES_RATIO, MAX_HALVES_RATIO = 0.05, 20.0
-"""Bounds for the rise of the later half divided by the rise of the earlier half, in
+MIN_HALVES_RATIO = 0.05
+"""Minimum for the rise of the later half divided by the rise of the earlier half, in
 :attr:`Trend.fading`."""
 MIN_RISE_SHARE_PER_THIRD = 0.2
 """Minimum share of the rise in the middle third, and in the last third, of a trend."""
@@ -100,8 +100,8 @@ class Trend:
     """A rise of ``rise`` bytes within ``span_s`` that is neither a step nor noise.
 
     ``noise`` is the median absolute deviation from the fitted line, in bytes. ``fading`` is
-    log(rise of the later half / rise of the earlier half), so it is negative if the rise slows
-    down. ``climb`` is Kendall's tau between time and load, from -1 to 1: how steadily the load
+    log(rise of the later half / rise of the earlier half), negative if the rise slows down, at most
+    0. ``climb`` is Kendall's tau between time and load, from -1 to 1: how steadily the load
     rose.
     """
 
@@ -177,7 +177,7 @@ def fit_trend(points: Sequence[Point], min_rise: float) -> Trend | None:
         span_s=span,
         noise=median(abs(residual - middle_residual) for residual in residuals),
         bytes_per_request=rise / served if served > 0 else None,
-        fading=math.log(min(MAX_HALVES_RATIO, max(MIN_HALVES_RATIO, share))),
+        fading=math.log(min(1.0, max(MIN_HALVES_RATIO, share))),
         climb=busier / max(differ, MIN_DIFFERING_PAIRS_SHARE * pairs),
     )
 

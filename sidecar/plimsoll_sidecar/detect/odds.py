@@ -36,7 +36,6 @@ MAX_SHARE = 0.98
 """Maximum consumed share of the budget that counts as evidence."""
 MAX_YOUNGER = 2.0
 """Bound for :attr:`Evidence.age_evidence`: the logarithm of about 7."""
-MAX_LOG_ODDS = 50.0
 CLEAR_SPANS = 3.0
 """Duration of a suspicion without a new trend, as a multiple of its last trend's span."""
 
@@ -123,11 +122,6 @@ class Evidence:
         return max(0.0, math.log(self.window_s / max(MIN_LEFT_S, left)))
 
     @property
-    def slowing_evidence(self) -> float:
-        """Evidence from growth that slows down, unweighted: negative or 0."""
-        return min(0.0, self.fading)
-
-    @property
     def age_evidence(self) -> float:
         """Evidence from growth that started later than the engine, unweighted: negative or 0."""
         return max(-MAX_YOUNGER, min(0.0, math.log(max(1e-9, self.life))))
@@ -157,17 +151,13 @@ def compute_odds(evidence: Evidence, weights: Weights = WEIGHTS) -> Odds:
     w = weights
     common = w.size * evidence.size_evidence + w.speed * evidence.speed_evidence
     against = {
-        Explanation.FILLING: w.filling + w.fading * evidence.slowing_evidence,
+        Explanation.FILLING: w.filling + w.fading * evidence.fading,
         Explanation.LATER_WORK: w.later_work + w.younger * evidence.age_evidence,
         Explanation.LOAD: w.load - w.climb * max(0.0, evidence.climb),
     }
     if evidence.segment in REUSABLE_SEGMENTS:
         against[Explanation.RETAINED] = w.retained
-    # The bound keeps the exponential finite.
-    against = {
-        explanation: max(-MAX_LOG_ODDS, min(MAX_LOG_ODDS, value + common))
-        for explanation, value in against.items()
-    }
+    against = {explanation: value + common for explanation, value in against.items()}
     return Odds(-math.log(sum(math.exp(-value) for value in against.values())), against)
 
 

@@ -38,7 +38,7 @@ EVIDENCE = st.builds(
     left_s=st.none() | st.floats(0.0, 1e9),
     window_s=st.floats(60.0, 1e7),
     life=st.floats(0.0, 1e6),
-    fading=st.floats(-3.0, 3.0),
+    fading=st.floats(-3.0, 0.0),
     climb=st.floats(-1.0, 1.0),
     segment=st.none() | st.sampled_from(Segment),
 )
