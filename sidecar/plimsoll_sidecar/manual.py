@@ -23,7 +23,14 @@ from plimsoll_api.admin import Capability, DrainMode
 from plimsoll_api.decoding import decode
 from plimsoll_api.files import replace_file
 from plimsoll_api.incident_record import JOURNAL_FILE
-from plimsoll_api.names import ASK_MODULE, DEFAULT_DRAIN_S, RESTART_BUDGET_RESET_FILE, TOKEN_FILE
+from plimsoll_api.names import (
+    ASK_MODULE,
+    DEFAULT_DRAIN_S,
+    ENGINE_CONTAINER,
+    RESTART_BUDGET_RESET_FILE,
+    TOKEN_FILE,
+)
+from plimsoll_api.pod_devices import CLAIMED_DEVICES_FILE, make_container_key
 from plimsoll_api.supervisor_config import CONFIG_FILE, SupervisorConfig
 from plimsoll_sidecar import tune
 from plimsoll_sidecar.act import readiness
@@ -105,7 +112,9 @@ def perform_action(
     if arguments.action == "status":
         answer.budgets = _list_unsuitable_budgets(arguments.state_dir, config)
         answer.out_of_service = readiness.read_active_reasons(str(arguments.state_dir))
-        return _add_signals(engine, answer, config.memory.shared_device, config.engine.container)
+        return _add_signals(
+            engine, answer, config.memory.shared_device, config.engine.container, arguments.config
+        )
     expected = (
         status.epoch if arguments.expected_epoch == CURRENT_EPOCH else arguments.expected_epoch
     )
@@ -226,23 +235,34 @@ def _try_write_note(state_dir: Path, action: ManualAction) -> str | None:
 
 
 def _add_signals(
-    engine: EngineAdapter, answer: ActionAnswer, shared_device: bool, container: str
+    engine: EngineAdapter,
+    answer: ActionAnswer,
+    shared_device: bool,
+    container: str,
+    config_file: Path,
 ) -> ActionAnswer:
     """Add the available sources of memory sizes to ``answer``, and return it.
 
     A sample shows the available sources better than a check of mounts and permissions.
     """
     from plimsoll_api.version import get_version
+    from plimsoll_sidecar.act.lease_counts import read_pod_uid
+    from plimsoll_sidecar.clients.kube import SERVICE_ACCOUNT_FOLDER
     from plimsoll_sidecar.signals.device_memory import AmdExporter, Dcgm, Nvml, PodContainer
+    from plimsoll_sidecar.signals.other_pods import PodDevicesFile
     from plimsoll_sidecar.signals.sampler import Sampler
     from plimsoll_sidecar.signals.shared_memory import OrphanedMemory
 
     mine, orphaned = PodContainer.from_environment(container), OrphanedMemory.create_for_this_pod()
+    key = make_container_key(
+        read_pod_uid(SERVICE_ACCOUNT_FOLDER / "token"), container or ENGINE_CONTAINER
+    )
     sampler = Sampler(
         engine,
         exporter=Dcgm.from_environment(mine),
         amd=AmdExporter.from_environment(mine),
         orphaned=orphaned,
+        claimed=PodDevicesFile(config_file.with_name(CLAIMED_DEVICES_FILE), key).read,
     )
     sample = sampler.sample()
     host = sample.host

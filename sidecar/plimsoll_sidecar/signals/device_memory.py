@@ -123,7 +123,10 @@ def explain_unused_sources(
     """
     found: list[str] = []
     if not devices and in_use is None:
-        found.append("no environment variable, open file or exporter names a device of the engine")
+        found.append(
+            "no environment variable, open file, resource claim or exporter names a device of the"
+            " engine"
+        )
     for name in ("nvml", "dcgm", "amd"):
         source = sources.get(name)
         if name == in_use:
