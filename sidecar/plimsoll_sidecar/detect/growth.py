@@ -48,7 +48,7 @@ MAX_FLOOR_AGE_SPANS = 1.5
 """Maximum age of a floor that counts, as a multiple of the span of its horizon."""
 MAX_EMPTY_BUCKETS = 3
 """Number of buckets without a sample after which a trend expires."""
-LATEST_GROWTH_WINDOW_S, MIN_LATEST_SAMPLES, MAX_LATEST_POINTS = 20.0, 4, 64
+LATEST_GROWTH_WINDOW_S, MIN_LATEST_SAMPLES = 20.0, 4
 MIN_LATEST_TO_TREND_PACE = 0.3
 """Minimum pace of the latest growth, as a share of its trend's pace. Slower growth counts as ended.
 This share and the window were chosen on production containers. Restarting for memory that no longer
@@ -260,40 +260,6 @@ class Trends:
             horizon.trend = None
 
 
-class LatestGrowth:
-    """Growth of the last :data:`LATEST_GROWTH_WINDOW_S` seconds.
-
-    A trend outlasts the growth from which it was fitted. This class shows whether memory still
-    grows.
-    """
-
-    def __init__(self, interval_s: float) -> None:
-        self._span_s = max(LATEST_GROWTH_WINDOW_S, MIN_LATEST_SAMPLES * interval_s)
-        self._points: deque[Point] = deque(maxlen=MAX_LATEST_POINTS)
-
-    def add(self, point: Point) -> None:
-        """Add a sample, and drop the samples that are too old."""
-        self._points.append(point)
-        while point.t - self._points[0].t > self._span_s:
-            self._points.popleft()
-
-    def clear(self) -> None:
-        """Drop all samples after a change of the load."""
-        self._points.clear()
-
-    def is_continuing(self, trend: Trend) -> bool:
-        """Report whether memory still grows, compared with the pace of ``trend``.
-
-        The minimum is :data:`MIN_LATEST_TO_TREND_PACE` of this pace.
-        """
-        if len(self._points) < 2:
-            return False
-        first, last = self._points[0], self._points[-1]
-        return measure_unexplained_growth(
-            first, last
-        ) >= MIN_LATEST_TO_TREND_PACE * trend.bytes_per_s * (last.t - first.t)
-
-
 class GrowthHistory:
     """Growth since the warm-up, to distinguish sustained growth from growth that ends.
 
@@ -302,7 +268,7 @@ class GrowthHistory:
     """
 
     def __init__(self, interval_s: float) -> None:
-        self._now_s = max(LATEST_GROWTH_WINDOW_S, MIN_LATEST_SAMPLES * interval_s)
+        self._latest_s = max(LATEST_GROWTH_WINDOW_S, MIN_LATEST_SAMPLES * interval_s)
         self._rows = array("d")
         self._limit = MAX_UNTHINNED_POINTS
 
@@ -321,6 +287,18 @@ class GrowthHistory:
         for number in range(1, len(self._rows), 3):
             self._rows[number] -= growth
 
+    def measure_latest_pace(self) -> float:
+        """Return the pace of the last :data:`LATEST_GROWTH_WINDOW_S` seconds, in bytes per second.
+
+        A trend outlasts the growth from which it was fitted. This pace shows whether memory still
+        grows. It is 0 without an earlier point.
+        """
+        rows, number = self._rows, len(self._rows) - 3
+        while number > 0 and rows[-3] - rows[number] < self._latest_s:
+            number -= 3
+        elapsed_s = rows[-3] - rows[number] if rows else 0.0
+        return (rows[-2] - rows[number + 1]) / elapsed_s if elapsed_s > 0.0 else 0.0
+
     def is_sustained(self, budget: int) -> bool:
         """Report whether the growth has lasted, continues, and neither fades nor is a step.
 
@@ -336,8 +314,7 @@ class GrowthHistory:
         too_young = lasted_s < MIN_FAST_DURATION_S and rise < URGENT_BUDGET_FACTOR * budget
         if rise <= 0 or too_young or (hasty and too_slow):
             return False
-        latest = next((p for p in reversed(points) if now - p[0] >= self._now_s), points[0])
-        if (high - latest[1]) * lasted_s < MIN_LATER_HALF_SHARE * rise * (now - latest[0]):
+        if self.measure_latest_pace() * lasted_s < MIN_LATER_HALF_SHARE * rise:
             return False
         steps = (later[1] - earlier[1] for earlier, later in pairwise(points))
         if max(steps) > MAX_STEP_SHARE * rise:

@@ -27,11 +27,12 @@ from plimsoll_sidecar.detect.attribution import (
 from plimsoll_sidecar.detect.baseline import Baseline, NewDemand, Warmup
 from plimsoll_sidecar.detect.growth import (
     FLOOR_WINDOW_S,
+    MIN_LATEST_TO_TREND_PACE,
     GrowthHistory,
-    LatestGrowth,
     Point,
     SegmentGrowth,
     SlidingMinimum,
+    Trend,
     Trends,
 )
 from plimsoll_sidecar.detect.odds import Evidence, SuspectedGrowth, compute_odds, is_confirmed
@@ -87,7 +88,6 @@ class MemoryWatch:
         self._trends = self._create_trends()
         self._segments = SegmentGrowth()
         self._recent: deque[Point] = deque(maxlen=MAX_RECENT_POINTS)
-        self._latest = LatestGrowth(interval_s)
         self._course = GrowthHistory(interval_s)
         self._window = SlidingMinimum(self.budget.window_s if self.budget else 0.0)
         self._t = 0.0
@@ -143,7 +143,6 @@ class MemoryWatch:
             scrape.ledger, lambda known: self._measure_growth(replace(point, declared=known))
         )
         point = replace(point, declared=declared)
-        self._latest.add(point)
         self._restart_warmup(point)
         if self.baseline is None:
             self.state = BudgetState(current=total)
@@ -224,9 +223,7 @@ class MemoryWatch:
         if self._new_demand is not None:
             self._explained += self._new_demand.finish(baseline, floor)
             self._new_demand = None
-        if baseline.is_settling():
-            self._latest.clear()
-        else:
+        if not baseline.is_settling():
             self._add_to_trends(point, sizes)
         baseline.update(floor)
         self._window.add(point.t, baseline.growth)
@@ -239,7 +236,6 @@ class MemoryWatch:
             trend = self._trends.find_steepest()
             self._new_demand = NewDemand(floor, trend.bytes_per_s if trend is not None else 0.0)
         self._new_demand.add(floor)
-        self._latest.clear()
         self.state.current = floor.bytes
         if self._suspected is not None:
             self._suspected.skip(point)
@@ -376,7 +372,7 @@ class MemoryWatch:
             bytes_per_s=trend.bytes_per_s,
             bytes_per_request=trend.bytes_per_request,
             over_budget=evidence.share * certain >= 1.0,
-            growing=self._latest.is_continuing(trend),
+            growing=self._is_growing(trend),
             unconfirmed=unconfirmed,
             trigger=trigger,
             evidence=[
@@ -390,6 +386,14 @@ class MemoryWatch:
                 *([hypothesis] if hypothesis is not None else []),
             ],
         )
+
+    def _is_growing(self, trend: Trend) -> bool:
+        """Report whether memory still grows, under a load that is not new."""
+        settling = self.baseline is None or self.baseline.is_settling()
+        if settling or self._new_demand is not None:
+            return False
+        pace = self._course.measure_latest_pace()
+        return pace >= MIN_LATEST_TO_TREND_PACE * trend.bytes_per_s
 
     def _is_confirmed(self) -> bool:
         evidence = self.make_evidence()
