@@ -218,7 +218,7 @@ class MemoryWatch:
             and baseline.measured
             and (self._new_demand is not None or not self._is_confirmed())
         ):
-            self._defer_judgment(point, floor)
+            self._defer_judgment(floor)
             return
         if self._new_demand is not None:
             self._explained += self._new_demand.finish(baseline, floor)
@@ -231,14 +231,12 @@ class MemoryWatch:
         self._t = point.t
         self._update_state(point, floor, baseline)
 
-    def _defer_judgment(self, point: Point, floor: Point) -> None:
+    def _defer_judgment(self, floor: Point) -> None:
         if self._new_demand is None:
             trend = self._trends.find_steepest()
             self._new_demand = NewDemand(floor, trend.bytes_per_s if trend is not None else 0.0)
         self._new_demand.add(floor)
         self.state.current = floor.bytes
-        if self._suspected is not None:
-            self._suspected.skip(point)
 
     def _add_to_trends(self, point: Point, sizes: dict[Segment, int]) -> None:
         self._trends.add(replace(point, bytes=point.bytes - self._explained))

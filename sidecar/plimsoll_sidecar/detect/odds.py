@@ -197,7 +197,7 @@ class SuspectedGrowth:
         self.trend = trend
         self.since = point.t - trend.span_s
         self._peak = growth
-        self._trend_at = self._updated_at = point.t
+        self._trend_at = point.t
 
     def update(self, point: Point, trend: Trend | None, growth: float) -> bool:
         """Add a sample, and return whether the growth is still suspected.
@@ -208,11 +208,5 @@ class SuspectedGrowth:
         if trend is not None:
             self.trend, self._trend_at = trend, point.t
             self._peak = max(self._peak, growth)
-        self._updated_at = point.t
         recent = point.t - self._trend_at <= CLEAR_SPANS * self.trend.span_s
         return recent and growth >= self._peak / 2
-
-    def skip(self, point: Point) -> None:
-        """Exclude the time since the last sample, which proves nothing about the growth."""
-        self._trend_at += point.t - self._updated_at
-        self._updated_at = point.t
