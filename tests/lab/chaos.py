@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Sequence
 from types import TracebackType
 from typing import Self
 
+from plimsoll_operator.fleet.leftover_workers import LEFTOVER_MESSAGE
 from tests.lab.chaos_record import History
 from tests.lab.errors import LabError
 from tests.lab.kube import Kube, conditions, eventually
@@ -141,7 +142,7 @@ class Person:
         """Read the condition, and delete what is left over. AssertionError without an API."""
         found = conditions(self._kube.get("plinf", self._service) or {})
         messages = [one["message"] for one in found if one["type"] == "Progressing"]
-        if not any("left over" in one for one in messages):
+        if not any(LEFTOVER_MESSAGE in one for one in messages):
             return
         for names in self._groups:
             leader, worker = (self._kube.get("pod", name) for name in names)

@@ -13,6 +13,8 @@ from collections.abc import Iterable
 
 from plimsoll_operator.fleet.pods import Cause, PodView, compute_seconds_between
 
+LEFTOVER_MESSAGE = "workers of an earlier start of the group"
+"""Start of the cause's message, before the names of the pods."""
 MIN_LEADER_AGE_S = 120.0
 """Minimum age in seconds of a leader whose older workers count as left over. After an outage of the
 API server, two watches of client-go, which wait up to 60 s each, must notice the deletion."""
@@ -44,7 +46,4 @@ def find_leftover_workers(pods: Iterable[PodView], now: str) -> Cause | None:
         "these pods are older than their leader, but the garbage collector did not delete them:"
         " delete them yourself"
     )
-    return Cause(
-        "PodLeftOver",
-        f"workers of an earlier start of the group: {', '.join(sorted(found))}; {text}",
-    )
+    return Cause("PodLeftOver", f"{LEFTOVER_MESSAGE}: {', '.join(sorted(found))}; {text}")
