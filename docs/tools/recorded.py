@@ -46,7 +46,7 @@ def exposition(recording: Path) -> tuple[str, float, float]:
     governor = Governor(supervision, memory, replica=header.name)
     detector = Detector(memory, supervision.stall.timeout_s, header.interval_s)
     metrics = Metrics(CgroupMemory)
-    metrics.show_budgets(memory)
+    metrics.export_budgets(memory)
     results: list[Result] = []
     families: dict[str, tuple[str, list[str]]] = {}
     at, due = 0.0, 0.0

@@ -39,7 +39,7 @@ def _build_parser() -> argparse.ArgumentParser:
         "--admin-port",
         type=settings.parse_port,
         default=ADMIN_PORT,
-        help="port of the engine's admin API on 127.0.0.1",
+        help="TCP port of the engine's admin API on 127.0.0.1",
     )
     drain.add_argument(
         "--run-dir", type=Path, required=True, metavar="DIR", help="run directory of the engine"
@@ -49,7 +49,7 @@ def _build_parser() -> argparse.ArgumentParser:
         type=settings.parse_positive_seconds,
         default=30.0,
         metavar="S",
-        help="time in seconds for running requests to finish; default: 30",
+        help="maximum time in seconds for running requests to finish; default: 30",
     )
     return parser
 

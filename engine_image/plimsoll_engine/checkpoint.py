@@ -125,9 +125,9 @@ def read_json(file: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(f"{file}: cannot be read: {error}") from None
+        raise UsageError(f"cannot read {file}: {error}") from None
     if not isinstance(data, dict):
-        raise UsageError(f"{file}: the file must contain a JSON object")
+        raise UsageError(f"{file} must contain a JSON object")
     return data
 
 
@@ -136,7 +136,7 @@ def _load_tokenizer(folder: Path, settings: dict[str, Any]) -> Tokenizer:
     try:
         tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # noqa: BLE001 - the library raises bare Exception
-        raise UsageError(f"{file}: the tokenizer cannot be loaded: {error}") from None
+        raise UsageError(f"cannot load the tokenizer {file}: {error}") from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
     known = {one.content: one for one in tokenizer.get_added_tokens_decoder().values()}
@@ -163,13 +163,13 @@ def _list_special_tokens(folder: Path, settings: dict[str, Any]) -> Iterator[str
         value = settings.get(name) or []
         values = value.values() if isinstance(value, dict) else value
         if not isinstance(value, dict | list):
-            raise UsageError(f"{where} {name}: must be a list of tokens")
+            raise UsageError(f"{where} {name} must be a list of tokens")
         for one in values:
             yield _get_token_text(one, f"{where} {name}")
     added = settings.get("added_tokens_decoder") or {}
     if not isinstance(added, dict):
         raise UsageError(
-            f"{where} added_tokens_decoder: must be an object that maps token IDs to tokens"
+            f"{where} added_tokens_decoder must be an object that maps token IDs to tokens"
         )
     for number, one in added.items():
         if isinstance(one, dict) and one.get("special"):
@@ -179,7 +179,7 @@ def _list_special_tokens(folder: Path, settings: dict[str, Any]) -> Iterator[str
 def _get_token_text(value: Any, field: str) -> str:
     text = value.get("content") if isinstance(value, dict) else value
     if not isinstance(text, str):
-        raise UsageError(f"{field}: must be the text of a token, not {value!r}")
+        raise UsageError(f"{field} must be the text of a token, got {value!r}")
     return text
 
 
@@ -217,7 +217,8 @@ def _read_stop_tokens(
         if not all(type(one) is int and one >= 0 for one in named):
             field = f"{where}eos_token_id"
             raise UsageError(
-                f"{folder / name}: field {field}: {value!r} is neither a token ID nor a list of IDs"
+                f"{folder / name}: field {field} must be a token ID or a list of token IDs, "
+                f"got {value!r}"
             )
         if ids:
             named = [one for one in named if one in added and added[one].special]
@@ -241,8 +242,8 @@ def _read_sampling_defaults(folder: Path) -> dict[str, float]:
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not number or not least <= value <= most:
             raise UsageError(
-                f"{file}: field {name}: {value!r} is not between {least:g} and {most:g}; correct it"
-                " or start with --generation-config vllm"
+                f"{file}: field {name} must be from {least} to {most}, got {value!r}; "
+                "correct the field, or start the engine with --generation-config vllm"
             )
         found[name] = value
     return found
@@ -280,10 +281,12 @@ def _read_templates(
             if isinstance(source, dict) and source:
                 for key, template in source.items():
                     if not isinstance(template, str):
-                        raise ValueError(f"field chat_template: template {key!r} is not a string")
+                        raise ValueError(
+                            f"template {key!r} in the field chat_template must be a string"
+                        )
                 return source | more, name
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(
-            f"{template_file or folder}: the chat template cannot be read: {error!r}"
+            f"cannot read the chat template in {template_file or folder}: {error!r}"
         ) from None
     return more, ""

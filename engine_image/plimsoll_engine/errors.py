@@ -39,9 +39,9 @@ class RanksLostError(FatalWorkerError):
     ``rank_exited`` is True if a rank exited. The rank's parent process then logs the reason.
     """
 
-    def __init__(self, message: str, rank_exited: bool = False) -> None:
+    def __init__(self, message: str, has_rank_exited: bool = False) -> None:
         super().__init__(message)
-        self.rank_exited = rank_exited
+        self.rank_exited = has_rank_exited
 
 
 class GrammarServerLostError(FatalWorkerError):

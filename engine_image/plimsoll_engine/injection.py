@@ -31,6 +31,6 @@ def load_entry_point(name: str) -> Any:
     for entry in entry_points(group=ENTRY_POINT_GROUP, name=name):
         return entry.load()
     raise SettingsError(
-        "PLIMSOLL_INJECT: the package plimsoll-faults is not installed: use an image with it, or "
-        "unset the variable"
+        "PLIMSOLL_INJECT requires the package plimsoll-faults, which is not installed: use "
+        "an image with the package, or unset the variable"
     )

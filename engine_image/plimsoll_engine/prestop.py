@@ -59,7 +59,7 @@ def drain(admin_port: int, run_dir: Path, deadline_s: float) -> int:
             f"drain: a call to the admin API on port {admin_port} failed: {error}", file=sys.stderr
         )
         return 1
-    print(f"drain: requests were still running after {deadline_s:g} s", file=sys.stderr)
+    print(f"drain: requests are still running after {deadline_s:g} s", file=sys.stderr)
     return 1
 
 

@@ -114,8 +114,9 @@ def read_admin_token(file: Path, timeout_s: float) -> str:
             return token
         if time.monotonic() >= deadline:
             raise UsageError(
-                f"the admin token {file} is missing or empty after {timeout_s:g} s: check that the "
-                "supervisor, which writes it, runs and mounts the same run directory"
+                f"the admin token {file} is missing or empty after {timeout_s:g} s: check "
+                "that the supervisor, which writes the token, is running and mounts the same "
+                "run directory"
             )
         time.sleep(0.05)
 
@@ -125,7 +126,7 @@ def _open_listening_socket(host: str, port: int, flag: str) -> socket.socket:
         listener = bind_socket(host, port)
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise UsageError(f"{flag} {port}: cannot listen on {host}: {reason}") from None
+        raise UsageError(f"cannot listen on port {port} of {host} ({flag}): {reason}") from None
     # Each connection inherits these options.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BUFFER_BYTES)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
@@ -137,7 +138,9 @@ def _open_listening_socket(host: str, port: int, flag: str) -> socket.socket:
         listener.listen(LISTEN_BACKLOG)  # readers of engine.json may connect at once
     except OSError as error:
         listener.close()
-        raise UsageError(f"{flag} {port}: cannot listen on {host}: {error.strerror}") from None
+        raise UsageError(
+            f"cannot listen on port {port} of {host} ({flag}): {error.strerror}"
+        ) from None
     return listener
 
 
@@ -147,8 +150,8 @@ def _report_run_dir_errors(settings: Settings) -> Iterator[None]:
         yield
     except OSError as error:
         raise UsageError(
-            f"--run-dir {settings.run_dir}: cannot be written: {error}; use a writable directory "
-            "with free space"
+            f"cannot write to --run-dir {settings.run_dir}: {error}; use a writable "
+            "directory with free space"
         ) from None
 
 
@@ -300,8 +303,8 @@ def _compute_max_connections(settings: Settings) -> int:
     allowed = max(1, min(wanted, soft - RESERVED_FILE_DESCRIPTORS))
     if allowed < wanted:
         log.warning(
-            "the limit of %d open files allows only %d of %d connections: raise the limit to %d "
-            "with ulimit -n",
+            "the limit of %d open files allows only %d of %d connections: raise the limit to "
+            "%d with ulimit -n",
             soft,
             allowed,
             wanted,

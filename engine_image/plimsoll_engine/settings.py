@@ -103,13 +103,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 def parse_port(text: str) -> int:
     """Parse a TCP port for argparse. 0 means any free port."""
     if not text.isdigit() or int(text) > 65535:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a port: use 0 (any free port) to 65535")
+        raise argparse.ArgumentTypeError(
+            f"must be a port from 0 (any free port) to 65535, got {text!r}"
+        )
     return int(text)
 
 
 def _parse_positive_int(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive integer: use 1 or more")
+        raise argparse.ArgumentTypeError(f"must be a positive integer, got {text!r}")
     return int(text)
 
 
@@ -120,8 +122,8 @@ def _parse_priority_range(text: str) -> tuple[int, int]:
         lowest, highest = 1, 0
     if not -(1 << 31) <= lowest <= highest < 1 << 31:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not a range: use MIN:MAX with MIN at most MAX, each within 32 bits,"
-            " such as -10:10"
+            "must be a range MIN:MAX with MIN at most MAX, each within 32 bits, such as "
+            f"-10:10, got {text!r}"
         )
     return lowest, highest
 
@@ -131,7 +133,7 @@ def _parse_byte_size(text: str) -> int:
         return parse_bytes(text)
     except ValueError:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not a size: use bytes or a unit, such as 8Gi"
+            f"must be a size in bytes or with a unit, such as 8Gi, got {text!r}"
         ) from None
 
 
@@ -143,7 +145,7 @@ def parse_positive_seconds(text: str) -> float:
         value = -1.0
     if not 0 < value <= 86_400:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not a valid number of seconds: use a number greater than 0, at most 86400"
+            f"must be a number of seconds greater than 0 and at most 86400, got {text!r}"
         )
     return value
 
@@ -320,8 +322,7 @@ def create_settings(
         flags.run_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(
-            f"--run-dir {flags.run_dir}: cannot be created: {error.strerror}: use a writable "
-            "directory"
+            f"cannot create --run-dir {flags.run_dir}: {error.strerror}; use a writable directory"
         ) from None
     if os.statvfs(flags.run_dir).f_flag & os.ST_RDONLY:
         raise UsageError(f"--run-dir {flags.run_dir} is on a read-only volume: mount it writable")
@@ -334,8 +335,8 @@ def create_settings(
     # sun_path holds 108 bytes with its terminator (unix(7)).
     if len(os.fsencode(run_dir / WEIGHTS_SOCKET_NAME)) > 107:
         raise UsageError(
-            f"--run-dir {run_dir} is too long for the path of a Unix socket (107 bytes): use a "
-            "shorter one"
+            f"--run-dir {run_dir} is too long for the path of a Unix socket (107 bytes): use "
+            "a shorter path"
         )
     try:
         model = source.fetch_folder(flags.model).resolve()
@@ -399,10 +400,10 @@ def _parse_speculative(flags: argparse.Namespace, model: Path) -> Speculative | 
         raise UsageError(f"--speculative-config: {error}") from None
     if found.model is None:
         return found
-    where = f"--speculative-config: field model: {found.model}"
+    where = f"the draft model {found.model} of --speculative-config"
     if flags.tensor_parallel_size > 1:
         raise UsageError(
-            f"{where}: a draft model supports only one GPU; use prompt lookup, or remove "
+            f"{where} supports only one GPU: use prompt lookup, or remove "
             f"--tensor-parallel-size {flags.tensor_parallel_size}"
         )
     try:
@@ -416,8 +417,8 @@ def _parse_speculative(flags: argparse.Namespace, model: Path) -> Speculative | 
         raise UsageError(f"{where}: {error}") from None
     if not same:
         raise UsageError(
-            f"{where}: the draft model's tokenizer.json differs from that of --model; use a "
-            "draft model with the same tokens"
+            f"{where} has another tokenizer.json than --model: use a draft model with the "
+            "same tokens"
         )
     return msgspec.structs.replace(found, model=str(draft))
 
@@ -429,7 +430,7 @@ def _read_tokens(checkpoint: Path) -> tuple[object, object]:
         content = json.loads(file.read_bytes())
         return content.get("model"), content.get("added_tokens")
     except (OSError, ValueError, AttributeError, RecursionError) as error:
-        raise UsageError(f"{file}: cannot be read: {error}") from None
+        raise UsageError(f"cannot read {file}: {error}") from None
 
 
 def _parse_priority_keys(flags: argparse.Namespace) -> list[int] | None:
@@ -444,7 +445,7 @@ def _parse_priority_keys(flags: argparse.Namespace) -> list[int] | None:
 def _parse_lora_modules(flags: argparse.Namespace, served_model_name: str) -> dict[str, LoraModule]:
     if flags.enable_lora and flags.tensor_parallel_size > 1:
         raise UsageError(
-            "--enable-lora: adapters support only one GPU; remove this flag or "
+            "--enable-lora supports only one GPU: remove --enable-lora or "
             f"--tensor-parallel-size {flags.tensor_parallel_size}"
         )
     if flags.lora_modules and not flags.enable_lora:
@@ -468,8 +469,8 @@ def _parse_lora_modules(flags: argparse.Namespace, served_model_name: str) -> di
         found[name] = msgspec.structs.replace(module, path=str(Path(module.path).resolve()))
     if len(found) > flags.max_loras:
         raise UsageError(
-            f"--lora-modules: {len(found)} adapters exceed --max-loras {flags.max_loras}: raise "
-            "--max-loras or remove adapters"
+            f"--lora-modules has {len(found)} adapters, but --max-loras is "
+            f"{flags.max_loras}: raise --max-loras or remove adapters"
         )
     return found
 
@@ -477,8 +478,8 @@ def _parse_lora_modules(flags: argparse.Namespace, served_model_name: str) -> di
 def _check_checkpoint(model: Path) -> None:
     for name in ("config.json", "tokenizer.json"):
         if not (model / name).is_file():
-            raise UsageError(f"--model {model}: {name} is missing: use a checkpoint directory")
+            raise UsageError(f"--model {model} has no {name}: use a checkpoint directory")
     try:
         json.loads((model / "config.json").read_bytes())
     except (OSError, ValueError) as error:
-        raise UsageError(f"--model {model}: config.json cannot be read: {error}") from None
+        raise UsageError(f"cannot read config.json of --model {model}: {error}") from None

@@ -41,7 +41,7 @@ class LeakingTokenizer(Tokenizer):
         return ids
 
 
-class UnregisteredLog(RequestLog):
+class AbortLeakingLog(RequestLog):
     """Request log that keeps a request forever if its client disconnects before the first token."""
 
     payload_bytes: int
@@ -56,7 +56,7 @@ class UnregisteredLog(RequestLog):
         return generation
 
 
-class UnclosedLog(RequestLog):
+class PipeLeakingLog(RequestLog):
     """Request log that opens a pipe for each request and closes only one end of it."""
 
     pipes: dict[str, tuple[int, int]]
@@ -78,7 +78,7 @@ class UnclosedLog(RequestLog):
         return super().release(request_id)
 
 
-class RequestSeries(Metrics):
+class RequestLabelMetrics(Metrics):
     """Metrics that count the tokens of each request in a separate time series."""
 
     per_request: Counter
@@ -108,19 +108,19 @@ class FrontendFaults(FrontendHooks):
         """Return ``original``, with the faults of the request log injected."""
         for fault in self._active:
             if isinstance(fault, kinds.UnregisteredAbort):
-                unregistered = replace_methods(original, UnregisteredLog)
+                unregistered = replace_methods(original, AbortLeakingLog)
                 unregistered.payload_bytes, unregistered.kept = fault.payload_bytes, {}
             if isinstance(fault, kinds.DescriptorGrowth):
-                unclosed = replace_methods(original, UnclosedLog)
+                unclosed = replace_methods(original, PipeLeakingLog)
                 unclosed.pipes, unclosed.leaked_fds = {}, []
         return original
 
     def create_metrics(self, original: Metrics) -> Metrics:
         """Return ``original``, with the faults of the metrics injected."""
         if any(isinstance(fault, kinds.MetricLabels) for fault in self._active):
-            replace_methods(original, RequestSeries).per_request = Counter(
+            replace_methods(original, RequestLabelMetrics).per_request = Counter(
                 METRIC_PREFIX + "request_generation_tokens",
-                "Tokens generated, by request.",
+                "Number of generated tokens, by request.",
                 ["model_name", "request_id"],
                 registry=original.registry,
             )

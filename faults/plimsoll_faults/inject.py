@@ -32,7 +32,7 @@ def parse_faults(text: str) -> list[Fault]:
     names = [get_fault_name(fault) for fault in faults]
     for name in names:
         if names.count(name) > 1:
-            raise InjectError(f"PLIMSOLL_INJECT: {name} is set twice: remove one of them")
+            raise InjectError(f"PLIMSOLL_INJECT sets the fault {name} twice: remove one of them")
     return faults
 
 
@@ -51,7 +51,7 @@ def _parse_fault(text: str) -> Fault:
     name = name.strip()
     if name not in FAULT_BY_NAME:
         raise InjectError(
-            f"PLIMSOLL_INJECT: unknown fault {name!r}: use one of {', '.join(FAULT_BY_NAME)}"
+            f"PLIMSOLL_INJECT has the unknown fault {name!r}: use one of {', '.join(FAULT_BY_NAME)}"
         )
     kind = FAULT_BY_NAME[name]
     values: dict[str, Any] = {}
@@ -59,32 +59,45 @@ def _parse_fault(text: str) -> Fault:
         key, equals, value = (part.strip() for part in pair.partition("="))
         if key not in kind.__struct_fields__:
             known = ", ".join(kind.__struct_fields__)
-            raise InjectError(f"PLIMSOLL_INJECT: {name} has no key {key!r}: use one of {known}")
+            raise InjectError(
+                f"the fault {name} in PLIMSOLL_INJECT has no key {key!r}: use one of {known}"
+            )
         if not equals or not value:
-            raise InjectError(f"PLIMSOLL_INJECT: {name}: {pair!r} must have the form key=value")
+            raise InjectError(
+                f"{pair!r} of the fault {name} in PLIMSOLL_INJECT must have the form key=value"
+            )
         if key in values:
-            raise InjectError(f"PLIMSOLL_INJECT: {name}: {key} is set twice: remove one of them")
+            raise InjectError(
+                f"the fault {name} in PLIMSOLL_INJECT sets {key} twice: remove one of them"
+            )
         values[key] = _parse_value(name, kind, key, value)
     fault = kind(**values)
     if isinstance(fault, MmapGrowth) and not (fault.bytes_per_request or fault.bytes_per_s):
-        raise InjectError(f"PLIMSOLL_INJECT: {name} needs bytes_per_request or bytes_per_s")
+        raise InjectError(
+            f"the fault {name} in PLIMSOLL_INJECT needs bytes_per_request or bytes_per_s"
+        )
     return fault
 
 
-def _parse_value(name: str, kind: type[Fault], key: str, text: str) -> int | str:
-    if choices := get_args(get_type_hints(kind)[key]):
+def _parse_value(fault_name: str, fault_type: type[Fault], key: str, text: str) -> int | str:
+    if choices := get_args(get_type_hints(fault_type)[key]):
         if text not in choices:
             expected = " or ".join(choices)
-            raise InjectError(f"PLIMSOLL_INJECT: {name}: {key}={text}: use {expected}")
+            raise InjectError(
+                f"{key} of the fault {fault_name} in PLIMSOLL_INJECT must be {expected}, got {text}"
+            )
         return text
     try:
         number = parse_bytes(text) if "bytes" in key else int(text)
     except ValueError:
         raise InjectError(
-            f"PLIMSOLL_INJECT: {name}: {key}={text} is not a whole number"
-            f"{' or a size such as 4Mi' if 'bytes' in key else ''}"
+            f"{key} of the fault {fault_name} in PLIMSOLL_INJECT must be a whole "
+            f"number{' or a size such as 4Mi' if 'bytes' in key else ''}, got {text}"
         ) from None
-    least = 0 if key == "freeze_every" or kind is MmapGrowth else 1
+    least = 0 if key == "freeze_every" or fault_type is MmapGrowth else 1
     if number < least:
-        raise InjectError(f"PLIMSOLL_INJECT: {name}: {key}={text}: must be at least {least}")
+        raise InjectError(
+            f"{key} of the fault {fault_name} in PLIMSOLL_INJECT must be at least {least}, "
+            f"got {text}"
+        )
     return number

@@ -118,7 +118,7 @@ def life(fleet: Fleet, client: KubeClient, owner: ServiceRef, pod: str) -> Itera
         yield dice.uniform(0.5, 1.5)
     incident.reason, incident.ended_at = Reason.WORKER_RESTART, time.time()
     yield from told(IncidentPhase.RESOLVED)
-    slots.release()
+    slots.release_all_slots()
     fleet.restarts += 1
 
 

@@ -65,7 +65,7 @@ def _diagnose(probes: Probes, found: dict[str, Any]) -> None:
     """Trim, then collect all that a growing engine is asked for; note the seconds and sizes."""
     time.sleep(STARTS_S)
     begin = time.monotonic()
-    trimmed = probes.trim(idle=False)
+    trimmed = probes.trim(is_idle=False)
     found["trimmed_processes"] = trimmed.processes if trimmed else 0
     for kind in GROWTH_DIAGNOSTICS:
         found[f"{kind.value}_chars"] = {

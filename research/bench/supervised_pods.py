@@ -44,12 +44,12 @@ READ_S = 5.0
 def page() -> bytes:
     """What a supervisor exposes for an engine with a budget for host memory."""
     metrics = Metrics()
-    metrics.show_budgets(MemoryPolicy(host=MemoryBudget(growth_bytes=1 << 30, window_s=3600.0)))
+    metrics.export_budgets(MemoryPolicy(host=MemoryBudget(growth_bytes=1 << 30, window_s=3600.0)))
     segments = {Segment.PYTHON_OBJECTS: 1 << 30, Segment.MALLOC_IN_USE: 2 << 30}
     state = BudgetState(baseline=3 << 30, unexplained=0, consumed_ratio=0.12)
     found = Assessment(t=1.0, epoch=1, warm=True, segments=segments, host=state)
     metrics.observe(found, {"engine": True, "host": True}, 0.001)
-    metrics.show_status(1, 2, 0)
+    metrics.export_status(1, 2, 0)
     return metrics.render()
 
 

@@ -45,7 +45,9 @@ class AskServer:
         self._connections = threading.BoundedSemaphore(2 * MAX_CONCURRENT_ACTIONS)
         self._actions = threading.BoundedSemaphore(MAX_CONCURRENT_ACTIONS)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._thread = BackgroundThread("ask-server", self._accept_connection, expected=(OSError,))
+        self._thread = BackgroundThread(
+            "ask-server", self._accept_connection, expected_errors=(OSError,)
+        )
 
     def start(self) -> None:
         """Start listening for manual actions.
@@ -64,7 +66,7 @@ class AskServer:
             self._listener.listen(MAX_CONCURRENT_ACTIONS)
         except OSError as error:
             log.warning(
-                "cannot listen on the socket %s: %s; manual actions will take longer",
+                "cannot listen on the socket %s, so manual actions will take longer: %s",
                 self._path,
                 error.strerror or error,
             )
@@ -118,7 +120,7 @@ class AskServer:
         try:
             status, text = self._perform(arguments)
         except Exception as error:  # a bug here must not appear as the end of the supervisor
-            log.exception("the manual action %s failed unexpectedly", arguments[0])
+            log.exception("manual action %s failed unexpectedly", arguments[0])
             status, text = 2, f"{type(error).__name__}: {error}"
         finally:
             if waits:

@@ -51,9 +51,9 @@ class BackgroundThread(threading.Thread):
 
     Args:
         name: The name of the thread, as logs and metrics show it.
-        turn: The function. It returns the seconds until its next call, or None to wait for
+        run_turn: The function. It returns the seconds until its next call, or None to wait for
             :meth:`wake`.
-        expected: The types of errors that are logged without a traceback.
+        expected_errors: The types of errors that are logged without a traceback.
         max_pause_s: The longest pause after a failure, in seconds.
         max_retry_after_s: The longest pause that an error may request with its attribute
             ``retry_after_s``, which comes from a Retry-After header.
@@ -63,13 +63,13 @@ class BackgroundThread(threading.Thread):
     def __init__(
         self,
         name: str,
-        turn: Callable[[], float | None],
-        expected: tuple[type[Exception], ...] = (),
+        run_turn: Callable[[], float | None],
+        expected_errors: tuple[type[Exception], ...] = (),
         max_pause_s: float = MAX_PAUSE_S,
         max_retry_after_s: float = MAX_RETRY_AFTER_S,
     ) -> None:
         super().__init__(name=name, daemon=True)
-        self._turn, self._expected = turn, expected
+        self._turn, self._expected = run_turn, expected_errors
         self._max_pause_s, self._max_retry_after_s = max_pause_s, max_retry_after_s
         self._ending, self._woken = threading.Event(), threading.Event()
         self._failures = 0
@@ -95,7 +95,7 @@ class BackgroundThread(threading.Thread):
         self._woken.set()
 
     def run(self) -> None:
-        """Call ``turn`` in the new thread until :meth:`stop` is called."""
+        """Call ``run_turn`` in the new thread until :meth:`stop` is called."""
         while not self._ending.is_set():
             self._woken.clear()
             try:

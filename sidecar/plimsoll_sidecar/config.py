@@ -101,7 +101,7 @@ class ConfigFile:
 
     def _set_error(self, error: ConfigError) -> None:
         """Store the error and its effect in :attr:`error`, and log a new text."""
-        text = f"{error}; the previous configuration stays in force"
+        text = f"{error}; the supervisor continues with the previous configuration"
         if self.is_missing:
             text = f"the supervisor only observes, because it has no configuration: {error}"
         if text != self.error:
@@ -121,7 +121,7 @@ def _read_config_file(path: Path) -> SupervisorConfig:
     try:
         config = supervisor_config.decode_config(data)
     except MalformedError as error:
-        raise ConfigError(f"invalid configuration {path}: {error}") from error
+        raise ConfigError(f"the configuration {path} is invalid: {error}") from error
     if config.service.kind == POLICY_KIND:
         own = _read_variable(POD_ENGINE_ENV, PodEngine)
         return make_pod_config(config, own) if own is not None else config
@@ -129,7 +129,7 @@ def _read_config_file(path: Path) -> SupervisorConfig:
     return make_member_config(config, member) if member is not None else config
 
 
-def _read_variable(name: str, kind: type[_Struct]) -> _Struct | None:
+def _read_variable(name: str, settings_type: type[_Struct]) -> _Struct | None:
     """Return the settings in the environment variable ``name``; None if it is not set.
 
     Raises ConfigError if the settings are invalid.
@@ -138,9 +138,9 @@ def _read_variable(name: str, kind: type[_Struct]) -> _Struct | None:
     if not text:
         return None
     try:
-        return decode(os.fsencode(text), kind)
+        return decode(os.fsencode(text), settings_type)
     except MalformedError as error:
-        raise ConfigError(f"cannot read the environment variable {name}: {error}") from error
+        raise ConfigError(f"the environment variable {name} is invalid: {error}") from error
 
 
 def _make_default_config(pod: str) -> SupervisorConfig:

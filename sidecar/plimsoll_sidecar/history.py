@@ -59,8 +59,8 @@ class History:
         self._values = array("q", [UNKNOWN_VALUE]) * (max_points * VALUES_PER_POINT)
         self._lock = threading.Lock()
 
-    def add(self, at: float, assessment: Assessment) -> None:
-        """Add a point at ``at`` (Unix seconds), unless samples are being skipped."""
+    def add(self, timestamp: float, assessment: Assessment) -> None:
+        """Add a point at ``timestamp`` (Unix seconds), unless samples are being skipped."""
         self._skipped += 1
         if self._skipped < self._interval:
             return
@@ -72,7 +72,7 @@ class History:
         ]
         row += [_get_growth(assessment.host), _get_growth(assessment.device)]
         with self._lock:
-            self._times[self._count] = at
+            self._times[self._count] = timestamp
             self._values[self._count * VALUES_PER_POINT : (self._count + 1) * VALUES_PER_POINT] = (
                 array("q", row)
             )
@@ -117,9 +117,9 @@ def _decode_value(value: int) -> int | None:
     return None if value == UNKNOWN_VALUE else value
 
 
-def _make_point(at: float, row: list[int]) -> HistoryPoint:
+def _make_point(timestamp: float, row: list[int]) -> HistoryPoint:
     return HistoryPoint(
-        at=at,
+        at=timestamp,
         segments={s: v for s, v in zip(SEGMENTS, row, strict=False) if v != UNKNOWN_VALUE},
         host_baseline=_decode_value(row[_HOST_COLUMN]),
         device_baseline=_decode_value(row[_DEVICE_COLUMN]),
@@ -219,11 +219,12 @@ def _draw_growth_areas(scale: _ChartScale, growth: Sequence[tuple[float, int | N
     return made
 
 
-def _make_svg(name: str, title: str, text: str, parts: Sequence[str]) -> str:
+def _make_svg(name: str, title: str, description: str, parts: Sequence[str]) -> str:
     return (
         f'<svg viewBox="0 0 {CHART_WIDTH_PX} {CHART_HEIGHT_PX}" role="img" '
         f'aria-labelledby="{name}-t {name}-d">'
-        f'<title id="{name}-t">{escape(title)}</title><desc id="{name}-d">{escape(text)}</desc>'
+        f'<title id="{name}-t">{escape(title)}</title>'
+        f'<desc id="{name}-d">{escape(description)}</desc>'
         f"{''.join(parts)}</svg>"
     )
 
@@ -236,17 +237,17 @@ class _ChartScale:
     end: float
     top: float
 
-    def to_x(self, at: float) -> float:
-        share = (at - self.begin) / (self.end - self.begin)
+    def to_x(self, timestamp: float) -> float:
+        share = (timestamp - self.begin) / (self.end - self.begin)
         return round(
             LEFT_MARGIN_PX + share * (CHART_WIDTH_PX - LEFT_MARGIN_PX - RIGHT_MARGIN_PX), 1
         )
 
-    def to_y(self, size: float) -> float:
+    def to_y(self, size_bytes: float) -> float:
         return round(
             CHART_HEIGHT_PX
             - BOTTOM_MARGIN_PX
-            - size / self.top * (CHART_HEIGHT_PX - TOP_MARGIN_PX - BOTTOM_MARGIN_PX),
+            - size_bytes / self.top * (CHART_HEIGHT_PX - TOP_MARGIN_PX - BOTTOM_MARGIN_PX),
             1,
         )
 
@@ -268,15 +269,17 @@ def _draw_areas(
     return made
 
 
-def _draw_named_line(scale: _ChartScale, size: int | None, name: str, offset: int) -> list[str]:
-    """Return the SVG elements of a horizontal line at ``size`` bytes and its name.
+def _draw_named_line(
+    scale: _ChartScale, size_bytes: int | None, name: str, offset: int
+) -> list[str]:
+    """Return the SVG elements of a horizontal line at ``size_bytes`` bytes and its name.
 
     The name is ``offset`` pixels below the line, so that the names of close lines can be kept
-    apart. The list is empty if ``size`` is None.
+    apart. The list is empty if ``size_bytes`` is None.
     """
-    if size is None:
+    if size_bytes is None:
         return []
-    y, right = scale.to_y(size), CHART_WIDTH_PX - RIGHT_MARGIN_PX
+    y, right = scale.to_y(size_bytes), CHART_WIDTH_PX - RIGHT_MARGIN_PX
     return [
         f'<line class="{name}" x1="{LEFT_MARGIN_PX}" x2="{right}" y1="{y}" y2="{y}"/>',
         f'<text class="{name}" x="{right - 4}" y="{y + offset}" text-anchor="end">{name}</text>',
@@ -304,10 +307,10 @@ def _draw_grid(scale: _ChartScale) -> list[str]:
     return made
 
 
-def _round_up(size: float) -> float:
-    """Return the smallest round number of KiB, MiB or GiB that is at least ``size`` bytes."""
-    if size <= 0:
+def _round_up(size_bytes: float) -> float:
+    """Return the smallest round number of KiB, MiB or GiB that is at least ``size_bytes`` bytes."""
+    if size_bytes <= 0:
         return 1.0
-    unit = 2.0 ** (10 * math.floor(math.log2(size) / 10))
+    unit = 2.0 ** (10 * math.floor(math.log2(size_bytes) / 10))
     steps = (1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
-    return unit * next((step for step in steps if step * unit >= size), 1024)
+    return unit * next((step for step in steps if step * unit >= size_bytes), 1024)

@@ -114,7 +114,7 @@ class Launcher:
                 sys.executable, command, os.environ, setsigdef=[signal.SIGTERM, signal.SIGINT]
             )
         except OSError as error:  # the engine may have used up the pod's process or memory limit
-            sys.stderr.write(f"cannot start the supervisor: {error.strerror}\n")
+            sys.stderr.write(f"failed to start the supervisor: {error.strerror}\n")
             self._next_start_at = now + MAX_BACK_OFF_S
 
     def _reap_children(self) -> None:
@@ -136,11 +136,12 @@ class Launcher:
         self._next_start_at = now + self._back_off
         if self._kill_at is None:
             sys.stderr.write(
-                f"the supervisor exited with status {code}; it restarts in {self._back_off:.1f} s\n"
+                f"the supervisor exited with status {code}; the launcher restarts it in "
+                f"{self._back_off:.1f} s\n"
             )
         self._back_off = min(2 * self._back_off, MAX_BACK_OFF_S)
 
-    def _answer_probe(self, request: web.Request) -> web.Answer:
+    def _answer_probe(self, request: web.Request) -> web.Response:
         """Answer a probe: 503 on ``/ready`` while the pod is kept out of service, otherwise 200."""
         if request.path == "/ready" and not is_ready(self._state_dir):
             return 503, web.TEXT_CONTENT_TYPE, b"the pod is kept out of service\n"
@@ -148,12 +149,14 @@ class Launcher:
 
 
 def _create_probe_server(
-    host: str, port: str, answer: Callable[[web.Request], web.Answer]
+    host: str, port: str, answer: Callable[[web.Request], web.Response]
 ) -> web.HttpServer:
     try:
         return web.HttpServer(host, int(port), answer)
     except (OSError, ValueError, OverflowError) as error:
-        sys.stderr.write(f"cannot listen on --probe-port {port} of {host}: {error}\n")
+        sys.stderr.write(
+            f"cannot listen on port {port} (--probe-port) of address {host}: {error}\n"
+        )
         raise SystemExit(2) from error
 
 
@@ -172,7 +175,7 @@ def main() -> int:
         if "--reset-restart-budget" in arguments:
             with open(os.path.join(state_dir, RESTART_BUDGET_RESET_FILE), "w"):
                 sys.stdout.write(
-                    "the supervisor will reset its restart budget with its next sample\n"
+                    "the supervisor will reset its restart budget when it takes its next sample\n"
                 )
             return 0
         run_dir = read_option(arguments, "--run-dir")
@@ -181,8 +184,8 @@ def main() -> int:
         write_token(run_dir)
     except OSError as error:
         sys.stderr.write(
-            f"cannot write {error.filename}: {error.strerror}: the folder must be writable and "
-            "have free space\n"
+            f"cannot write {error.filename}: {error.strerror}; make its folder writable, and "
+            "free space on its volume\n"
         )
         return 2
     return Launcher(arguments).run()

@@ -72,18 +72,29 @@ def create_parser() -> argparse.ArgumentParser:
         "--run-dir",
         type=Path,
         required=True,
-        help="directory that the supervisor shares with the engine",
+        help="directory that the supervisor and the engine share",
     )
     parse.add_argument(
-        "--state-dir", type=Path, required=True, help="directory of the journal and diagnostics"
+        "--state-dir",
+        type=Path,
+        required=True,
+        help="directory for the journal and the diagnostics",
     )
     parse.add_argument(
-        "--metrics-port", type=int, default=METRICS_PORT, help="port of /metrics and /state"
+        "--metrics-port",
+        type=int,
+        default=METRICS_PORT,
+        help="TCP port on which the supervisor serves /metrics and /state",
     )
     parse.add_argument(
-        "--probe-port", type=int, default=PROBE_PORT, help="port of the launcher's probe"
+        "--probe-port",
+        type=int,
+        default=PROBE_PORT,
+        help="TCP port on which the launcher answers probes",
     )
-    parse.add_argument("--host", default=ALL_ADDRESSES, help="listen address of the metrics server")
+    parse.add_argument(
+        "--host", default=ALL_ADDRESSES, help="address on which the metrics server listens"
+    )
     return parse
 
 
@@ -159,11 +170,11 @@ def build_supervisor(
     source = Sampler(
         engine,
         clock,
-        exporter=Dcgm.from_environment(mine),
+        dcgm=Dcgm.from_environment(mine),
         amd=AmdExporter.from_environment(mine),
         orphaned=OrphanedMemory.create_for_this_pod(),
-        page=engine.read_metrics_signal,
-        claimed=PodDevicesFile(
+        read_metrics_signal=engine.read_metrics_signal,
+        list_claimed_devices=PodDevicesFile(
             arguments.config.with_name(CLAIMED_DEVICES_FILE), make_container_key(pod_uid, container)
         ).read,
     )

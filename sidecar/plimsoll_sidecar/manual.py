@@ -49,7 +49,7 @@ VERB_BY_ACTION = {
     "resume": Verb.DRAIN,  # never sent: only its result is used
 }
 """Verb of the command for each action."""
-SHARED_DEVICE_NOTE = " (shared with other pods: only the engine's own allocator counts)"
+SHARED_DEVICE_NOTE = " (shared device: only the memory of the engine's own allocator counts)"
 """Text after the source of a shared device's memory."""
 
 
@@ -70,7 +70,9 @@ def create_parser() -> argparse.ArgumentParser:
     parse.add_argument("--state-dir", type=Path, default=Path("/var/lib/plimsoll"))
     parse.add_argument(
         "--expected-epoch",
-        help="epoch in which you chose the action, or 'current' for the engine's present epoch",
+        help=(
+            "epoch of the engine for which you chose the action, or 'current' for its present epoch"
+        ),
     )
     parse.add_argument(
         "--deadline",
@@ -81,7 +83,7 @@ def create_parser() -> argparse.ArgumentParser:
     parse.add_argument(
         "--service",
         action="store_true",
-        help="with 'resume', also clear the restarts of the other replicas of the service",
+        help="with 'resume', also clear the restart counts of the other replicas of the service",
     )
     return parse
 
@@ -90,7 +92,7 @@ def _parse_seconds(text: str) -> float:
     seconds = float(text)
     if not 0 <= seconds <= readiness.MAX_UNREADY_DURATION_S:  # also rejects nan
         raise argparse.ArgumentTypeError(
-            f"must be from 0 to {readiness.MAX_UNREADY_DURATION_S:.0f} seconds, not {text}"
+            f"must be from 0 to {readiness.MAX_UNREADY_DURATION_S:.0f} seconds, got {text}"
         )
     return seconds
 
@@ -121,8 +123,8 @@ def perform_action(
     if expected != status.epoch:
         answer.outcome = Outcome.REFUSED.value
         answer.message = (
-            f"the engine is in epoch {status.epoch}, not in epoch {expected}: check the state of "
-            "the replica, and try again with the new epoch"
+            f"the engine is in epoch {status.epoch}, not in epoch {expected}: check the "
+            "state of the replica, and run the command again with the new epoch"
         )
         return answer
     note = ManualAction(
@@ -140,7 +142,10 @@ def perform_action(
     )
     note_error = _try_write_note(arguments.state_dir, ended) or note_error
     if note_error is not None:
-        answer.message += f" (no incident records this action: {note_error})"
+        answer.message += (
+            "(no incident records this action, because its note could not be written: "
+            f"{note_error})"
+        )
     return answer
 
 
@@ -237,7 +242,7 @@ def _try_write_note(state_dir: Path, action: ManualAction) -> str | None:
 def _add_signals(
     engine: EngineAdapter,
     answer: ActionAnswer,
-    shared_device: bool,
+    is_device_shared: bool,
     container: str,
     config_file: Path,
 ) -> ActionAnswer:
@@ -259,10 +264,10 @@ def _add_signals(
     )
     sampler = Sampler(
         engine,
-        exporter=Dcgm.from_environment(mine),
+        dcgm=Dcgm.from_environment(mine),
         amd=AmdExporter.from_environment(mine),
         orphaned=orphaned,
-        claimed=PodDevicesFile(config_file.with_name(CLAIMED_DEVICES_FILE), key).read,
+        list_claimed_devices=PodDevicesFile(config_file.with_name(CLAIMED_DEVICES_FILE), key).read,
     )
     sample = sampler.sample()
     host = sample.host
@@ -272,7 +277,7 @@ def _add_signals(
     if any(device.used is not None for device in sample.device or ()):
         seen = next((device.shared for device in sample.device if device.shared), None)
         answer.device_memory = (sampler.device_source or "") + (
-            SHARED_DEVICE_NOTE if shared_device or seen else ""
+            SHARED_DEVICE_NOTE if is_device_shared or seen else ""
         )
         answer.device_memory += f": {seen}" if seen else ""
     answer.device_reasons = sampler.explain_unused_sources()
@@ -306,7 +311,7 @@ def _resume(
     (arguments.state_dir / RESTART_BUDGET_RESET_FILE).touch()
     done = [
         "the replica is back in service",
-        "the restart budget in the replica's journal is reset",
+        "the restart budget in the journal of the replica is reset",
     ]
     if not config.slots:
         return command.make_result(Outcome.SUCCEEDED, "; ".join(done))
@@ -322,7 +327,7 @@ def _resume(
         done.append(lease_counts.reset_counts(kube, config, pod, uid, arguments.service))
     except KubeError as error:
         done.append(
-            f"the restarts on the slot Leases cannot be cleared: {error}: run plimsoll resume again"
+            f"failed to clear the restarts on the slot Leases: {error}; run plimsoll resume again"
         )
         return command.make_result(Outcome.FAILED, "; ".join(done))
     return command.make_result(Outcome.SUCCEEDED, "; ".join(done))
@@ -338,7 +343,7 @@ def _list_unsuitable_budgets(state_dir: Path, config: SupervisorConfig) -> list[
             read_learned_budgets(state_dir / JOURNAL_FILE), config.memory
         )
     except (OSError, ValueError) as error:
-        log.info("cannot check the leak budgets: %s", error)
+        log.info("cannot check the leak budgets against the learned budgets: %s", error)
         return []
 
 
@@ -429,7 +434,7 @@ class NoteInbox:
                 continue
             except (OSError, ValueError) as error:
                 log.warning(
-                    "deleted %s, because it is not a valid note of a manual action: %s", path, error
+                    "deleted %s, which is not a valid note of a manual action: %s", path, error
                 )
                 _remove_note(path)
                 continue
@@ -449,16 +454,20 @@ def _read_note(path: Path) -> ManualAction:
     with path.open("rb") as file:
         data = file.read(MAX_NOTE_BYTES + 1)
     if len(data) > MAX_NOTE_BYTES:
-        raise ValueError(f"the file is larger than {MAX_NOTE_BYTES >> 10} KiB")
+        raise ValueError(f"the file must not be larger than {MAX_NOTE_BYTES >> 10} KiB")
     note = decode(data, Note)
     action = note.action
     if action.action not in REASON_BY_ACTION:
-        raise ValueError(f"action {action.action!r} is not one of {', '.join(REASON_BY_ACTION)}")
+        raise ValueError(
+            f"action must be one of {', '.join(REASON_BY_ACTION)}, got {action.action!r}"
+        )
     if path.stem != action.id:
-        raise ValueError(f"the name of the file differs from the action's ID {action.id!r}")
+        raise ValueError(f"the name of the file must be the ID of the action, {action.id!r}")
     if action.outcome is None and (note.by is None or identify(note.by.pid) != note.by):
         return msgspec.structs.replace(
-            action, outcome=Outcome.UNKNOWN, message="the command was interrupted"
+            action,
+            outcome=Outcome.UNKNOWN,
+            message="the command was interrupted before it finished",
         )
     return action
 

@@ -82,21 +82,21 @@ details{border-top:1px solid var(--line);padding:.4rem 0}summary{cursor:pointer}
 """
 
 
-def render_page(state: bytes, points: Sequence[HistoryPoint], live: bool = False) -> bytes:
+def render_page(state: bytes, points: Sequence[HistoryPoint], should_reload: bool = False) -> bytes:
     """Return an HTML page in UTF-8 that shows ``state``, the JSON text of ``/state``.
 
-    ``points`` are the points of the charts. If ``live``, the browser reloads the page every
-    :data:`RELOAD_INTERVAL_S` seconds.
+    ``points`` are the points of the charts. If ``should_reload``, the browser reloads the page
+    every :data:`RELOAD_INTERVAL_S` seconds.
     """
     known = None if state == EMPTY_STATE else decode(state, View)
     title = "Plimsoll" if known is None else f"{known.service} - Plimsoll"
-    again = f'<meta http-equiv="refresh" content="{RELOAD_INTERVAL_S}">' if live else ""
+    again = f'<meta http-equiv="refresh" content="{RELOAD_INTERVAL_S}">' if should_reload else ""
     body = (
         "<main><p>No sample has been taken yet.</p></main>"
         if known is None
         else _render_body(known, points)
     )
-    follow = '<a href="/">Stop following</a>' if live else '<a href="/live">Follow</a>'
+    follow = '<a href="/">Stop following</a>' if should_reload else '<a href="/live">Follow</a>'
     text = (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8">{again}'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
@@ -120,7 +120,10 @@ def _render_body(view: View, points: Sequence[HistoryPoint]) -> str:
         if not one.ok
     ]
     if view.out_of_service:
-        troubled.append(f"Out of service: {', '.join(sorted(view.out_of_service))}.")
+        troubled.append(
+            "The pod is out of service for these reasons: "
+            f"{', '.join(sorted(view.out_of_service))}."
+        )
     if view.set_aside:
         troubled.append(
             "Parts of the journal were damaged. The supervisor moved them to the folder "
@@ -203,11 +206,11 @@ OBSERVE_RUNG = "Observe"
 
 
 def render_budgets(
-    rows: Iterable[tuple[str, MemoryBudget | None, BudgetState | None]], warm: bool
+    rows: Iterable[tuple[str, MemoryBudget | None, BudgetState | None]], is_warm: bool
 ) -> str:
     """Return an HTML table with a meter for each leak budget.
 
-    ``rows`` holds names, budgets and their states. ``warm`` states whether the engine has warmed
+    ``rows`` holds names, budgets and their states. ``is_warm`` states whether the engine has warmed
     up.
     """
     made = []
@@ -216,7 +219,7 @@ def render_budgets(
             continue
         share = state.consumed_ratio if state else None
         used = state.unexplained if state else None
-        text = ("unknown" if warm else "warming up") if share is None else f"{share:.0%}"
+        text = ("unknown" if is_warm else "warming up") if share is None else f"{share:.0%}"
         grown = "?" if used is None else format_bytes(used)
         left = _format_time_left(state)
         made.append(
@@ -328,8 +331,8 @@ def _format_time_left(state: BudgetState | None) -> str:
     return f"in {format_span(state.exhaustion_s)}"
 
 
-def _format_size(value: int | None) -> str:
-    return "" if value is None else format_bytes(value)
+def _format_size(size_bytes: int | None) -> str:
+    return "" if size_bytes is None else format_bytes(size_bytes)
 
 
 def _render_table(caption: str, head: Sequence[str], rows: Iterable[str]) -> str:

@@ -135,7 +135,7 @@ def replay_samples(
             learned.observe(
                 sample.t, str(sample.epoch), "", assessment, governor.list_growing_kinds()
             )
-            found = learned.find_changed_budgets(sample.t, memory, governor.budgets)
+            found = learned.update_and_resolve_budgets(sample.t, memory, governor.budgets)
             if found is not None and not governor.state.incidents:
                 governor.apply_budgets(found)
                 checkpoint = detector.make_checkpoint()
@@ -184,9 +184,9 @@ def make_memory_policy(path: Path, header: Header) -> MemoryPolicy:
     Raises :class:`TraceError`, with the name of the file, if the header is invalid.
     """
     if not header.interval_s > 0:
-        raise TraceError(f"{path}:1: interval_s must be greater than 0, not {header.interval_s}")
+        raise TraceError(f"{path}:1: interval_s must be greater than 0, got {header.interval_s}")
     if not 0 <= header.warmup_s < float("inf"):
-        raise TraceError(f"{path}:1: warmup_s must be at least 0, not {header.warmup_s}")
+        raise TraceError(f"{path}:1: warmup_s must be finite and at least 0, got {header.warmup_s}")
     host = _read_budget(path, "host", header.budget.host, header.limits.host)
     device = _read_budget(path, "device", header.budget.device, header.limits.device)
     return MemoryPolicy(
@@ -219,7 +219,11 @@ def make_unknown_results(turn: Turn) -> list[Result]:
         return []
     operation = turn.command.operation_id
     return [
-        Result(operation_id=operation, outcome=Outcome.UNKNOWN, message="not executed in a replay")
+        Result(
+            operation_id=operation,
+            outcome=Outcome.UNKNOWN,
+            message="a replay cannot execute commands",
+        )
     ]
 
 
@@ -291,12 +295,12 @@ def main(argv: list[str] | None = None) -> int:
         type=Mode,
         choices=list(Mode),
         default=Mode.OBSERVE,
-        help="mode of the replayed supervisor: Observe or Recover",
+        help="mode of the supervisor in the replay: Observe or Recover",
     )
     parser.add_argument(
         "--budget",
         type=parse_budget,
-        help="leak budget for host memory instead of the recorded one: Auto, 2Gi or 2Gi/6h",
+        help="leak budget for host memory that replaces the recorded one: Auto, 2Gi or 2Gi/6h",
     )
     arguments = parser.parse_args(argv)
     return print_replay(arguments.trace, arguments.mode, arguments.budget)
@@ -325,15 +329,19 @@ def _count_line(summary: Summary, line: ReplayLine) -> None:
 
 
 def _read_budget(
-    path: Path, kind: str, budget: TraceBudget | None, limit: int | None
+    path: Path, kind: str, budget: TraceBudget | None, limit_bytes: int | None
 ) -> MemoryBudget | None:
     if budget is None:
         return None
     if budget.growth <= 0 or not budget.window_s > 0:
-        raise TraceError(f"{path}:1: budget.{kind}: growth and window_s must be greater than 0")
-    if limit is not None and limit <= 0:
-        raise TraceError(f"{path}:1: limits.{kind} must be greater than 0 or null, not {limit}")
-    return MemoryBudget(growth_bytes=budget.growth, window_s=budget.window_s, limit_bytes=limit)
+        raise TraceError(f"{path}:1: growth and window_s of budget.{kind} must be greater than 0")
+    if limit_bytes is not None and limit_bytes <= 0:
+        raise TraceError(
+            f"{path}:1: limits.{kind} must be greater than 0 or null, got {limit_bytes}"
+        )
+    return MemoryBudget(
+        growth_bytes=budget.growth, window_s=budget.window_s, limit_bytes=limit_bytes
+    )
 
 
 class TraceWriter:
@@ -411,7 +419,7 @@ def record(
     mine = PodContainer.from_environment(config.engine.container)
     sampler = Sampler(
         create_adapter(config.engine, token_file),
-        exporter=Dcgm.from_environment(mine),
+        dcgm=Dcgm.from_environment(mine),
         amd=AmdExporter.from_environment(mine),
     )
     begin = time.monotonic()

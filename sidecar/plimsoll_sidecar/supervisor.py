@@ -81,10 +81,10 @@ class Supervisor:
         state_dir: The directory of the journal and of other state.
         replica: The name of this replica, with which the names of its incidents begin.
         group: The other pods of the multi-node group if this pod is its leader; None otherwise.
-        learned: The file in which the operator publishes the growth that other replicas have
+        learned_file: The file in which the operator publishes the growth that other replicas have
             learned; None without an operator.
-        device_health: The file in which the operator publishes the unhealthy devices of this pod;
-            None without an operator.
+        device_health_file: The file in which the operator publishes the unhealthy devices of this
+            pod; None without an operator.
         run_dir: The directory that the engine shares with the supervisor. The default is
             ``state_dir``.
 
@@ -101,13 +101,13 @@ class Supervisor:
         state_dir: Path,
         replica: str,
         group: GroupMembers | None = None,
-        learned: LearnedFile | None = None,
-        device_health: PodDevicesFile | None = None,
+        learned_file: LearnedFile | None = None,
+        device_health_file: PodDevicesFile | None = None,
         run_dir: Path | None = None,
     ) -> None:
-        self._others_learned, self._learned_shown = learned, False
+        self._others_learned, self._learned_shown = learned_file, False
         self._group, self._replica = group, replica
-        self._device_health = device_health
+        self._device_health = device_health_file
         self._config, self._source, self._metrics = config, source, metrics
         self._create_detector, self._publisher = create_detector, publisher
         self._state_dir = state_dir
@@ -127,8 +127,8 @@ class Supervisor:
         self._actuator.may_end_leftovers = config.current.supervision.mode is Mode.RECOVER
         self._signal_log = SignalLog()
         self.display = Display(metrics)
-        metrics.show_budgets(self._governor.memory)
-        metrics.show_role(self.service)
+        metrics.export_budgets(self._governor.memory)
+        metrics.export_role(self.service)
 
     @property
     def service(self) -> ServiceRef:
@@ -160,7 +160,8 @@ class Supervisor:
             # Even in mode Observe, a command that has started must be completed. Otherwise, the
             # engine would stay drained.
             log.info(
-                "sending the command %s again, because the previous supervisor ended during it",
+                "sending the command %s again, because the previous supervisor ended while "
+                "it was running",
                 pending.verb,
             )
             self._actuator.queue_command(pending)
@@ -185,7 +186,7 @@ class Supervisor:
         """
         step = 0.0 if self._governor.state.incidents else self._clock.apply_step()
         if step:
-            log.warning("the wall clock was set by %+.0f s", step)
+            log.warning("the wall clock changed by %+.0f s", step)
             shift_times(self._governor.state, step)
         return self._clock.now()
 
@@ -209,7 +210,9 @@ class Supervisor:
         if changed or self._journal.unwritten or self._journal.hold is not None:
             self._write_and_send(turn)
         if seen.engine.epoch is not None:  # otherwise, the lease expires
-            wanted = self._journal.hold is None and self._governor.wants_standby(seen.engine)
+            wanted = self._journal.hold is None and self._governor.should_prepare_standby(
+                seen.engine
+            )
             self._actuator.standby.set_wanted(seen.engine.epoch, wanted)
             if self._governor.state.pending is None or self._config.is_missing:
                 self._actuator.resume_after_drains(seen.engine.epoch)
@@ -228,13 +231,13 @@ class Supervisor:
         )
         if self._journal.is_learned_due or not self._learned_shown:
             self._learned_shown = True
-            self._metrics.show_learned(
+            self._metrics.export_learned_budgets(
                 learned.make_reports(memory.auto),
                 learned.list_memory_needs(observation.status.ledger),
             )
         if self._governor.state.incidents:
             return
-        found = learned.find_changed_budgets(observation.now, memory, self._governor.budgets)
+        found = learned.update_and_resolve_budgets(observation.now, memory, self._governor.budgets)
         if found is not None:
             self._apply_budgets(found)
 
@@ -245,13 +248,13 @@ class Supervisor:
         """
         before = self._governor.memory
         self._governor.apply_budgets(budgets)
-        self._metrics.show_budgets(budgets.memory)
+        self._metrics.export_budgets(budgets.memory)
         if budgets.memory == before:
             return
         for name, budget in (("host", budgets.memory.host), ("device", budgets.memory.device)):
             if budget is not None:
                 size = format_bytes(budget.growth_bytes)
-                log.info("the leak budget of %s memory is now %s", name, size)
+                log.info("changed the leak budget of %s memory to %s", name, size)
         self._detector = self._create_detector(self._resolve_config())
         self._inherited = self._journal.engine
 
@@ -264,15 +267,18 @@ class Supervisor:
         begin = time.monotonic()
         sample = self._source.sample()
         status = self._source.status
-        self._store_engine(status)
+        self._store_engine_state(status)
         if self._sweep is not None:
             policy = self._config.current.supervision
             requested = policy.sweep_shared_memory and policy.mode is Mode.RECOVER
-            self._metrics.count_swept_bytes(self._sweep.update(self._get_main_process(), requested))
+            swept_bytes = self._sweep.remove_leftovers_after_end(
+                self._get_main_process(), requested
+            )
+            self._metrics.count_swept_bytes(swept_bytes)
         assessment = self._detector.update(sample)
         if self._device_health is not None and assessment.suspicions:
             assessment = add_device_health(assessment, self._device_health.read())
-        self._check_start(assessment, status is not None, now)
+        self._update_start_gate(assessment, status is not None, now)
         log.debug("%s", assessment)
         if self._inherited is not None and status is not None:
             if status.epoch == self._inherited.epoch:
@@ -282,10 +288,10 @@ class Supervisor:
         self._signal_log.update(signals)
         known = {name: one.ok for name, one in signals.items()}
         self._metrics.observe(assessment, known, time.monotonic() - begin)
-        self._metrics.show_missing_signals(signals)
-        self._metrics.show_open_files(sample.host.open_files)
+        self._metrics.export_missing_signals(signals)
+        self._metrics.export_open_files(sample.host.open_files)
         out_of_service = readiness.read_active_reasons(str(self._state_dir))
-        self._metrics.show_unready(out_of_service)
+        self._metrics.export_unready_reasons(out_of_service)
         engine = EngineView(
             epoch=status.epoch if status else None,
             state=status.state if status else None,
@@ -302,13 +308,15 @@ class Supervisor:
         )
         return Observation(now, assessment, engine, status, out_of_service, signals)
 
-    def _check_start(self, assessment: Assessment, engine_answers: bool, now: float) -> None:
+    def _update_start_gate(
+        self, assessment: Assessment, is_engine_answering: bool, now: float
+    ) -> None:
         """Answer an engine that requests its start.
 
         If the start is held for too long, a suspicion is added to ``assessment``.
         """
         policy = self._config.current.supervision.start_gate
-        held = self._start_gate.update(policy, engine_answers, now)
+        held = self._start_gate.handle_start_request(policy, is_engine_answering, now)
         self._metrics.count_starts(self._start_gate.permitted_starts)
         self._start_gate.permitted_starts.clear()
         if held is not None:
@@ -330,7 +338,7 @@ class Supervisor:
 
         If the write fails, the command is not sent, and its result is ``Refused``.
         """
-        written = self._write()
+        written = self._write_journal()
         if written:
             self._inbox.remove_read()
         if self._has_merged_restarts:
@@ -366,7 +374,7 @@ class Supervisor:
         """Report whether the leader of this worker's group publishes the incident."""
         return self.service.is_worker and incident.kind in GROWTH_INCIDENT_KINDS
 
-    def _write(self) -> bool:
+    def _write_journal(self) -> bool:
         """Write the state and the changed incidents, and return whether the write succeeded."""
         if not self._journal.is_due:
             return False
@@ -390,7 +398,7 @@ class Supervisor:
 
     # ---- the engine and the configuration
 
-    def _store_engine(self, status: Status | None) -> None:
+    def _store_engine_state(self, status: Status | None) -> None:
         """Store the engine's main process and capabilities, to restart it if it hangs."""
         if status is None:
             return
@@ -427,28 +435,28 @@ class Supervisor:
         if time.monotonic() < self._config_at:
             return True
         self._config_at = time.monotonic() + CONFIG_CHECK_INTERVAL_S
-        if self._others_learned is not None and self._journal.learned.lacks_budget(
+        if self._others_learned is not None and self._journal.learned.is_missing_budget(
             self._config.current.memory
         ):
             self._journal.learned.inherit(self._others_learned.read(self.service.workload))
         old = self._config.current
         changed = self._config.reload()
-        self._metrics.show_config(self._config.error is None)
+        self._metrics.export_config_state(self._config.error is None)
         if not changed:
             return True
         new = self._config.current
         if (old.service, old.engine, old.slots) != (new.service, new.engine, new.slots):
             log.info(
-                "the configuration has another engine, service or slot: the supervisor restarts"
+                "restarting, because the new configuration has another engine, service or slot"
             )
             return False
-        log.info("the configuration has changed: mode %s", new.supervision.mode)
+        log.info("applied a new configuration with mode %s", new.supervision.mode)
         _set_log_level(new)
         self._governor.policy = new.supervision
         self._governor.apply_budgets(self._journal.learned.resolve_budgets(new.memory))
         self._actuator.restart_budget = new.supervision.restart_budget
         self._actuator.may_end_leftovers = new.supervision.mode is Mode.RECOVER
-        self._metrics.show_budgets(self._governor.memory)
+        self._metrics.export_budgets(self._governor.memory)
         if _collect_detection_settings(old) != _collect_detection_settings(new):
             self._detector = self._create_detector(self._resolve_config())
             self._inherited = self._journal.engine
@@ -467,9 +475,12 @@ class Supervisor:
         lacking = self._governor.merge_restarts(stored)
         if stored != NO_RESTARTS:
             level = logging.WARNING if lacking else logging.INFO
-            text = "restarts of this replica: %d in the journal, %d on the slot Lease, %d in total"
+            text = (
+                "this replica had %d restarts in the journal and %d on the slot Lease, which "
+                "makes %d different restarts"
+            )
             log.log(level, text, known, len(stored.at), known + lacking)
-            self._write()
+            self._write_journal()
         self._actuator.store_restarts(self._governor.copy_restarts())
 
     def _reset_restart_budget_if_requested(self) -> None:
@@ -478,9 +489,9 @@ class Supervisor:
             self._governor.reset_restart_budget()
             self._has_merged_restarts = True  # the reset includes the counts on the slot Leases
             self._actuator.store_restarts(self._governor.copy_restarts())
-            if self._write():
+            if self._write_journal():
                 requested.unlink(missing_ok=True)
-                log.info("the restart budget was reset")
+                log.info("reset the restart budget")
 
 
 def _list_processes(status: Status | None) -> tuple[EngineProcess, ...]:

@@ -30,7 +30,7 @@ from plimsoll_sidecar.govern.auto_budget import (
     LearnedBudgets,
     LearnedHistory,
     compute_quantile,
-    list_gains_within,
+    list_growth_within,
     propose_budget,
     select_healthy_hours,
 )
@@ -107,14 +107,14 @@ def make_tunings(learned: LearnedBudgets, memory: MemoryPolicy) -> list[Tuning]:
     """Return the tuning of each kind of memory that was observed."""
     pairs = (("host", learned.host, memory.host), ("device", learned.device, memory.device))
     return [
-        make_tuning(name, one, budget or parse_growth_budget("Auto"))
+        make_memory_tuning(name, one, budget or parse_growth_budget("Auto"))
         for name, one, budget in pairs
         if one.hours
     ]
 
 
-def make_tuning(name: str, learned: LearnedHistory, budget: MemoryBudget) -> Tuning:
-    """Return the tuning of the memory ``name``, "host" or "device".
+def make_memory_tuning(memory_kind: str, learned: LearnedHistory, budget: MemoryBudget) -> Tuning:
+    """Return the tuning of the memory ``memory_kind``, "host" or "device".
 
     ``learned`` is the observed growth, and ``budget`` the configured budget.
     """
@@ -125,22 +125,22 @@ def make_tuning(name: str, learned: LearnedHistory, budget: MemoryBudget) -> Tun
     levels = {
         f"{hours}h": found
         for hours in LEARNED_WINDOWS_H
-        if (found := compute_quantile(list_gains_within(clean, hours * SECONDS_PER_HOUR)))
+        if (found := compute_quantile(list_growth_within(clean, hours * SECONDS_PER_HOUR)))
         is not None
     }
     needed = learned.find_largest_size()
     said = None
     if needed is not None:
-        needs = make_memory_needs(name, needed, learned.find_limit(budget), ())
-        said = make_contract(name, [needs], [], wanted or budget.growth_bytes)
+        needs = make_memory_needs(memory_kind, needed, learned.find_limit(budget), ())
+        said = make_contract(memory_kind, [needs], [], wanted or budget.growth_bytes)
     return Tuning(
-        memory=name,
+        memory=memory_kind,
         revision=learned.revision,
         observed_s=learned.observed_s,
         starts=learned.starts,
         limit=learned.find_limit(budget),
         level=levels,
-        usual=compute_quantile(list_gains_within(clean, budget.window_s)),
+        usual=compute_quantile(list_growth_within(clean, budget.window_s)),
         window_s=budget.window_s,
         in_force=learned.budget,
         proposal=wanted,
@@ -172,8 +172,9 @@ def explain_unsuitable_budgets(learned: LearnedBudgets, memory: MemoryPolicy) ->
         headroom = None if one.limit is None else one.limit - max(one.starts, default=0)
         if headroom is not None and budget.growth_bytes > headroom:
             found.append(
-                f"{field} is more than the {format_bytes(max(0, headroom))} between the size after "
-                "a start and the memory limit: lower the budget, or raise the limit"
+                f"{field} is larger than the {format_bytes(max(0, headroom))} between the "
+                "size after a start and the memory limit: lower the budget, or raise the "
+                "limit"
             )
     return found
 
@@ -185,7 +186,7 @@ def _iterate_days(
     for hour in hours:
         by_day.setdefault(hour.at // HOURS_PER_DAY, []).append(hour)
     for day, found in sorted(by_day.items()):
-        gain = max(list_gains_within(found, window_s))
+        gain = max(list_growth_within(found, window_s))
         yield DayGrowth(
             date=(UNIX_EPOCH_DATE + timedelta(days=day)).isoformat(),
             observed_s=sum(one.seen_s for one in found),
@@ -223,20 +224,20 @@ def learn_from_trace(path: Path) -> tuple[LearnedBudgets, MemoryPolicy]:
     return learned, memory
 
 
-def learn_from_series(path: Path, limit: int | None) -> LearnedBudgets:
+def learn_from_series(path: Path, limit_bytes: int | None) -> LearnedBudgets:
     """Return what a supervisor would have learned from a series of memory sizes.
 
     Each line of the CSV file ``path`` has a time in Unix seconds and a size in bytes, in order of
     time. Other lines, such as a heading, are skipped. Growth is measured from the smallest size in
-    the first hour after each start. ``limit`` is the memory limit in bytes; None if unknown. Raises
-    OSError if the file cannot be read, and ValueError if it has no such line.
+    the first hour after each start. ``limit_bytes`` is the memory limit in bytes; None if unknown.
+    Raises OSError if the file cannot be read, and ValueError if it has no such line.
     """
     learned = LearnedBudgets()
     with path.open(newline="", encoding="utf-8", errors="replace") as lines:
         points = list(_parse_points(lines))
     if not points:
         raise ValueError(
-            f"{path}: no line contains a time in Unix seconds and a size in bytes, such as "
+            f"{path} has no line with a time in Unix seconds and a size in bytes, such as "
             "1700000000,2147483648"
         )
     begin, number = 0, 0
@@ -248,7 +249,7 @@ def learn_from_series(path: Path, limit: int | None) -> LearnedBudgets:
         base = min(size for time, size in life if time <= life[0][0] + SECONDS_PER_HOUR)
         for at, one in life:
             state = BudgetState(
-                current=one, baseline=base, unexplained=max(0, one - base), limit=limit
+                current=one, baseline=base, unexplained=max(0, one - base), limit=limit_bytes
             )
             learned.host.observe(at, str(number), "", state, False)
         begin, number = index + 1, number + 1

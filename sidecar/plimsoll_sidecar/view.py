@@ -64,7 +64,7 @@ class Display:
         """
         left, standing = governor.count_restarts_left(observation.now), governor.state
         self._metrics.count_events(events)
-        self._metrics.show_status(
+        self._metrics.export_status(
             len(standing.incidents), left, journal.num_unpublished, standing.exhausted
         )
         self.history.add(observation.now, observation.assessment)

@@ -54,7 +54,7 @@ _LINGER_RESET = (1).to_bytes(4, sys.byteorder) + bytes(4)
 _EVICTION_ORDER = {CLOSING: 0, READING: 1, WRITING: 2}
 """Order by state in which an address's connections are closed for a new client."""
 
-Answer = tuple[int, str, bytes]
+Response = tuple[int, str, bytes]
 """Status, content type and body of an answer."""
 
 
@@ -105,7 +105,7 @@ class HttpServer:
     """
 
     def __init__(
-        self, host: str, port: int, answer: Callable[[Request], Answer], headers: str = ""
+        self, host: str, port: int, answer: Callable[[Request], Response], headers: str = ""
     ) -> None:
         """Listen on ``port`` of ``host``.
 
@@ -213,7 +213,7 @@ class HttpServer:
                 )
             self._reply(connection, answer, request.method == "HEAD")
 
-    def _reply(self, connection: _Connection, answer: Answer, head_only: bool = False) -> None:
+    def _reply(self, connection: _Connection, answer: Response, head_only: bool = False) -> None:
         status, content, body = answer
         head = (
             f"HTTP/1.1 {status} {REASON_PHRASES[status]}\r\nContent-Type: {content}\r\n"

@@ -152,7 +152,7 @@ def _eventually(call: Any, limit_s: float = 20.0) -> Any:
 @pytest.fixture
 def rig(cluster: Any, tmp_path: Path) -> Iterator[Rig]:
     rig = Rig(cluster, tmp_path)
-    _eventually(lambda: rig.slots("probe").release())  # the role is in force
+    _eventually(lambda: rig.slots("probe").release_all_slots())  # the role is in force
     yield rig
     rig.admin._call("DELETE", f"/api/v1/namespaces/{rig.namespace}")
 
@@ -185,7 +185,7 @@ def test_one_of_many_supervisors_gets_the_slot(rig: Rig) -> None:
     assert len(winners) == 1, answers
     assert rig.lease()["spec"]["holderIdentity"] == winners[0]
     assert [name for name, slots in contenders.items() if slots._renew_if_due()] == winners
-    contenders[winners[0]].release()
+    contenders[winners[0]].release_all_slots()
     assert not rig.lease()["spec"].get("holderIdentity")
 
 
@@ -219,7 +219,7 @@ def test_the_restarts_of_the_service_outlive_its_pods(rig: Rig) -> None:
         slots = rig.slots(f"pod-{number}")
         assert slots.acquire(f"incident-{number}", POLICY) is None
         assert slots.acquire(f"incident-{number}", POLICY) is None  # a repetition counts once
-        slots.release()
+        slots.release_all_slots()
     counted = rig.lease()["metadata"]["annotations"][SERVICE_RESTARTS_ANNOTATION]
     assert counted.count("incident-") == POLICY.count
     refusal = rig.slots("pod-9").acquire("incident-9", POLICY)
@@ -234,7 +234,7 @@ def spend(rig: Rig, pod: str, uid: str) -> list[float]:
     for number, at in enumerate(times):
         slots = rig.slots(pod, uid=uid)
         assert slots.acquire(f"{pod}-{number:08x}", WIDE, at) is None
-        slots.release()
+        slots.release_all_slots()
     return times
 
 
@@ -314,7 +314,7 @@ def test_a_supervisor_whose_journal_is_lost_counts_what_the_slot_counts(
     first = settled(supervisor(rig, folder))
     assert first._governor.count_restarts_left(time.time()) == 0
     first._governor.state.exhausted = True
-    first._write()
+    first._write_journal()
     first._actuator.store_restarts(first._governor.copy_restarts())
     _eventually(lambda: _check(rig.slots("qwen-0", uid="uid-0").read_stored_restarts().exhausted))
     end(first)
@@ -363,7 +363,7 @@ def test_a_resume_clears_the_service_on_purpose_only(rig: Rig) -> None:
     spend(rig, "qwen-1", "uid-1")
     said = lease_counts.reset_counts(rig.kube, rig.config(), "qwen-0", "uid-0", whole_service=False)
     assert said.startswith(f"cleared {POLICY.count} restarts of this replica from the slot Leases")
-    assert "2 of 2 restarts of other replicas still count" in said
+    assert "2 restarts of other replicas still count against the limit of 2" in said
     assert "plimsoll resume --service" in said
     assert rig.slots("qwen-0", uid="uid-0").acquire("qwen-0-0000000f", POLICY, 1.0) is not None
     said = lease_counts.reset_counts(rig.kube, rig.config(), "qwen-0", "uid-0", whole_service=True)
@@ -389,7 +389,7 @@ def test_the_holder_of_the_slot_is_named_for_what_it_is(rig: Rig) -> None:
     assert rig.slots("qwen-1").acquire("incident-1", POLICY) is None
     refusal = rig.slots("qwen-0").acquire("incident-2", POLICY)
     assert refusal == Refusal(WaitReason.SLOT_HELD, f"qwen-1 holds the slot {rig.slot}")
-    rig.slots("qwen-1").release()
+    rig.slots("qwen-1").release_all_slots()
     assert rig.slots(OPERATOR_NAME).acquire("incident-3", POLICY) is None
     refusal = rig.slots("qwen-0").acquire("incident-2", WIDE)
     assert refusal is not None
@@ -501,7 +501,7 @@ def test_a_name_is_free_again_and_none_is_taken_from_another_incident(rig: Rig) 
         rig.admin.create(make_path(rig.namespace, ""), older)
     other = story()
     other.name = "qwen-0-another"
-    with pytest.raises(KubeError, match="which is the maximum"):
+    with pytest.raises(KubeError, match="already has the maximum"):
         Publisher(rig.kube, rig.service, "qwen-0").publish(other)
 
 
@@ -542,14 +542,14 @@ def test_the_last_ready_replica_stays(rig: Rig) -> None:
     created = rig.admin.put(f"{path}/qwen-1", created)
     for one in (first, found):
         assert not one.is_last_ready()
-        assert not one.is_last_ready(planned=True)
+        assert not one.is_last_ready(is_planned=True)
         assert one.wait_until_left(5.0)
     created["endpoints"] = created["endpoints"][:1]
     rig.admin.put(f"{path}/qwen-1", created)
     assert not first.is_last_ready()  # the only replica may leave
     assert not found.is_last_ready()
     for one in (first, found):
-        assert one.is_last_ready(planned=True), "but not to be recycled"
+        assert one.is_last_ready(is_planned=True), "but not to be recycled"
 
 
 def test_a_replica_of_another_workload_does_not_stand_in_for_the_last_one(rig: Rig) -> None:

@@ -129,7 +129,7 @@ def _rows(folder: Path) -> Callable[[bytes], None]:
 def _use(path: Path) -> None:
     """Everything that a supervisor does with its journal."""
     try:
-        journal = Journal(path, publishes=True)
+        journal = Journal(path, is_publishing=True)
     except JournalError:
         return
     try:

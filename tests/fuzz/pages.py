@@ -107,7 +107,7 @@ def _external(folder: Path) -> Target:
     def run(data: bytes) -> None:
         page.content = data
         for profile in (VLLM, SGLANG):
-            found = ExternalLoad(page, profile).get_newest()
+            found = ExternalLoad(page, profile).get_newest_load()
             if found is not None:
                 msgspec.json.encode(found[0])
                 _judge_load(found[0])
@@ -194,7 +194,7 @@ def _status(folder: Path) -> Target:
         detector = Detector(MEMORY, 10.0, 1.0)
         governor = Governor(Supervision(mode=Mode.RECOVER), MEMORY, replica="pod-0")
         metrics = Metrics(CgroupMemory)
-        metrics.show_budgets(MEMORY)
+        metrics.export_budgets(MEMORY)
         for line in data.splitlines()[:8]:
             engine.answer = line
             sample = sampler.sample()

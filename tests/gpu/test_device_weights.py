@@ -37,7 +37,7 @@ buffer.close()
 
 def borrow(buffer: DeviceBuffer, act: str) -> int:
     done = subprocess.run(
-        [sys.executable, "-c", BORROW, buffer.export().hex(), str(buffer.nbytes), act],
+        [sys.executable, "-c", BORROW, buffer.export_handle().hex(), str(buffer.nbytes), act],
         capture_output=True,
         text=True,
         timeout=120,
@@ -90,7 +90,7 @@ def test_a_mapping_is_read_as_fast_as_by_its_owner() -> None:
     """For a size that no larger page divides: with 4 KiB pages, it takes 1.8 times as long."""
     buffer = DeviceBuffer.allocate((1 << 30) + 8)
     done = subprocess.run(
-        [sys.executable, "-c", READ_RATE + READS, buffer.export().hex(), str(buffer.nbytes)],
+        [sys.executable, "-c", READ_RATE + READS, buffer.export_handle().hex(), str(buffer.nbytes)],
         capture_output=True, text=True, timeout=120, check=True,
     )  # fmt: skip
     mapped_ms = float(done.stdout)

@@ -52,7 +52,7 @@ GROUP = CgroupMemory(
 def device() -> Iterator[str]:
     """``host:port`` of a supervisor's metrics with device memory."""
     metrics = Metrics(lambda: GROUP)
-    metrics.show_budgets(MemoryPolicy(device=MemoryBudget(growth_bytes=1 << 30, window_s=3600.0)))
+    metrics.export_budgets(MemoryPolicy(device=MemoryBudget(growth_bytes=1 << 30, window_s=3600.0)))
     metrics.observe(DEVICE, {"engine": True, "host": True, "device": True}, 0.001)
     hosts = AllowedHosts("pod", "service", "namespace")
     server = StateServer("127.0.0.1", 0, metrics.render, lambda: b"{}", lambda live: b"", hosts)

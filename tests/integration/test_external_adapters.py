@@ -265,7 +265,7 @@ def test_an_engine_that_serves_tls_alone_is_understood(tmp_path: Path) -> None:
     try:
         client = HttpClient(f"https://127.0.0.1:{server.server_port}")
         assert client.call("GET", "/health", 2.0) == (200, b"well")
-        assert client.has_answer("/health", 2.0)
+        assert client.responds_to_get("/health", 2.0)
         with pytest.raises(EngineError):
             HttpClient(f"http://127.0.0.1:{server.server_port}").call("GET", "/health", 2.0)
     finally:
@@ -279,7 +279,7 @@ def test_a_drain_waits_for_work_no_longer_than_its_deadline(rig: Rig) -> None:
     epoch = adapter.status().epoch
     begin = time.monotonic()
     result = adapter.drain(command(epoch, Verb.DRAIN, 1.5))
-    assert "requests still running: 3" in result.message
+    assert "requests that are still running: 3" in result.message
     assert 1.4 < time.monotonic() - begin < 4.0
 
 
@@ -302,7 +302,10 @@ def test_requests_finish_and_more_may_come_before_a_pod_is_replaced(rig: Rig) ->
     adapter = rig.adapter(EngineType.VLLM)
     epoch = adapter.status().epoch
     result = adapter.finish_requests(command(epoch, Verb.LEAVE, 1.5))
-    assert (result.outcome, result.message) == (Outcome.SUCCEEDED, "requests still running: 3")
+    assert (result.outcome, result.message) == (
+        Outcome.SUCCEEDED,
+        "number of requests that are still running: 3",
+    )
     assert adapter.status().state is EngineState.SERVING, "the operator may be away"
     assert "/pause" not in rig.calls
     stale = adapter.finish_requests(command("another:1", Verb.LEAVE, 5.0))
@@ -334,7 +337,7 @@ def test_a_connection_is_work_where_there_are_no_metrics(rig: Rig) -> None:
     epoch = adapter.status().epoch
     with socket.create_connection(("127.0.0.1", rig.port)):
         result = adapter.drain(command(epoch, Verb.DRAIN, 1.0))
-        assert "requests still running: 1" in result.message
+        assert "requests that are still running: 1" in result.message
     assert adapter.drain(command(epoch, Verb.DRAIN, 5.0)).message == "idle"
 
 

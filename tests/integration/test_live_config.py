@@ -54,9 +54,9 @@ def test_mode_and_log_level_change_in_a_running_supervisor(tmp_path: Path) -> No
         assert '"level": "debug"' not in said.read_text()
         write(file, Mode.RECOVER, LogLevel.DEBUG)
         wait_for(said, "engine's status")
-        assert "the configuration has changed: mode Recover" in said.read_text()
+        assert "applied a new configuration with mode Recover" in said.read_text()
         write(file, Mode.OBSERVE, LogLevel.ERROR)
-        wait_for(said, "the configuration has changed: mode Observe")
+        wait_for(said, "applied a new configuration with mode Observe")
         newest = sampled_since(port, time.time())
         before = said.stat().st_size
         for _ in range(3):
@@ -98,7 +98,7 @@ def test_a_supervisor_without_configuration_watches_and_its_pod_stays_ready(tmp_
         assert "supervisor exited" not in said.read_text()
         write(file, Mode.RECOVER, LogLevel.INFO)
         wait_for(
-            said, "the configuration has another engine, service or slot: the supervisor restarts"
+            said, "restarting, because the new configuration has another engine, service or slot"
         )
         sampled_since(port, time.time())
         state = httpx.get(f"{base}/state").json()

@@ -202,7 +202,7 @@ def test_each_bound_of_a_scan_says_which_it_was(
     for name, said in (
         ("MAX_PROCESSES", "the pod has more than 0 processes"),
         ("MAX_DESCRIPTORS", f"process {main.pid} has more than 0 open files"),
-        ("MAX_MAPS_BYTES", f"the maps file of process {main.pid} is larger than 0 MiB"),
+        ("MAX_MAPS_BYTES", "is larger than the maximum of 0 MiB"),
     ):
         with monkeypatch.context() as patched:
             patched.setattr(shared_memory, name, 0)
@@ -223,14 +223,14 @@ def test_a_sweep_takes_only_what_the_dead_engine_left(shm: Path, start: Start, p
     other = start(MAPS.format(mib=2), shm / "of-another")
     main = identify(engine.pid)
     sweep = SharedMemorySweep(shm, at.now, pod)
-    assert sweep.update(main, True) == 0
+    assert sweep.remove_leftovers_after_end(main, True) == 0
     time.sleep(0.05)
-    assert sweep.update(main, True) == 0, "nothing is swept while it lives"
+    assert sweep.remove_leftovers_after_end(main, True) == 0, "nothing is swept while it lives"
     kill(engine)
     (shm / "of-the-next").write_bytes(bytes(MIB))
-    assert sweep.update(main, False) == 0, "nobody asked"
+    assert sweep.remove_leftovers_after_end(main, False) == 0, "nobody asked"
     # The next engine may answer within the same second.
-    removed = sweep.update(identify(start(OPENS, __file__).pid), True)
+    removed = sweep.remove_leftovers_after_end(identify(start(OPENS, __file__).pid), True)
     assert 8 * MIB <= removed < 9 * MIB
     assert {one.name for one in shm.iterdir()} == {
         "of-an-init-container",
@@ -238,10 +238,12 @@ def test_a_sweep_takes_only_what_the_dead_engine_left(shm: Path, start: Start, p
         "of-the-next",
     }
     kill(other)
-    assert sweep.update(main, True) >= 2 * MIB, "a helper that ended a little later"
-    assert sweep.update(main, True) == 0
+    assert sweep.remove_leftovers_after_end(main, True) >= 2 * MIB, (
+        "a helper that ended a little later"
+    )
+    assert sweep.remove_leftovers_after_end(main, True) == 0
     at.later += HELPER_EXIT_TIMEOUT_S + 1
-    assert sweep.update(main, True) == 0
+    assert sweep.remove_leftovers_after_end(main, True) == 0
 
 
 def test_a_sweep_follows_no_link(shm: Path, start: Start, pod: Path, tmp_path: Path) -> None:
@@ -251,9 +253,9 @@ def test_a_sweep_follows_no_link(shm: Path, start: Start, pod: Path, tmp_path: P
     (shm / "folder").symlink_to(tmp_path)
     sweep, main = SharedMemorySweep(shm, proc=pod), identify(engine.pid)
     time.sleep(0.05)
-    sweep.update(main, True)
+    sweep.remove_leftovers_after_end(main, True)
     kill(engine)
-    assert sweep.update(main, True) >= MIB
+    assert sweep.remove_leftovers_after_end(main, True) >= MIB
     assert (tmp_path / "kept").read_bytes() == b"x"
     assert {one.name for one in shm.iterdir()} == {"link", "folder"}
 

@@ -33,7 +33,7 @@ def test_the_segment_is_named_a_trim_is_tried_and_stacks_are_kept(pod: Pod) -> N
     found = incident.attribution
     assert (found.segment, found.process) == ("malloc_in_use", "APIServer"), found
     steps = {step.step: step.message for step in incident.timeline}
-    assert "trim by 1 probe" in steps[Action.TRIM.value]
+    assert "called 1 probe" in steps[Action.TRIM.value]
     (stacks,) = (pod.state_dir / "diagnostics").glob("*/stacks.txt")
     assert "in leak" in stacks.read_text()
     (traced,) = (pod.state_dir / "diagnostics").glob("*/tracemalloc.txt")

@@ -98,7 +98,7 @@ def test_actions_are_fenced_by_the_epoch_that_was_seen(replica: Replica) -> None
     assert len(replica.log.read_text().splitlines()) == 1
     status, answer, _ = replica.ask("restart", fence)
     assert (status, answer.outcome) == (1, "Refused")
-    assert "try again" in answer.message
+    assert "run the command again" in answer.message
     status, answer, _ = replica.ask("trim")
     assert (status, answer.outcome) == (1, "Refused"), "without a fence nothing is done"
     assert len(replica.log.read_text().splitlines()) == 1

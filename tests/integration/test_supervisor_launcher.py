@@ -85,8 +85,8 @@ def test_a_child_that_crashes_again_and_again_leaves_the_pod_ready(launcher: Run
     eventually(lambda: launcher.log.read_text().count("supervisor exited with status") >= 2)
     assert launcher.probe() == 200
     log = launcher.log.read_text()
-    assert "it restarts in 0.5 s" in log
-    assert "it restarts in 1.0 s" in log
+    assert "restarts it in 0.5 s" in log
+    assert "restarts it in 1.0 s" in log
     assert "absent.json" in log
 
 

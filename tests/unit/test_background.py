@@ -57,7 +57,7 @@ def work() -> Work:
 @pytest.fixture
 def part(work: Work, monkeypatch: pytest.MonkeyPatch) -> Iterator[BackgroundThread]:
     monkeypatch.setattr(background, "FIRST_PAUSE_S", 0.01)
-    made = BackgroundThread("tested", work.turn, expected=(KubeError,), max_pause_s=0.02)
+    made = BackgroundThread("tested", work.turn, expected_errors=(KubeError,), max_pause_s=0.02)
     made.start()
     yield made
     made.stop()

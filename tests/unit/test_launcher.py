@@ -24,5 +24,6 @@ def test_a_supervisor_that_cannot_be_started_is_tried_again(
     assert launcher._child_pid == 0
     assert launcher._next_start_at > 100.0
     assert (
-        "cannot start the supervisor: Resource temporarily unavailable" in capsys.readouterr().err
+        "failed to start the supervisor: Resource temporarily unavailable"
+        in capsys.readouterr().err
     )

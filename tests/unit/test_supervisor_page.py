@@ -167,7 +167,7 @@ def test_what_comes_from_outside_is_escaped() -> None:
     ):
         assert part in text
     assert "http-equiv" not in text
-    assert 'http-equiv="refresh"' in render_page(state(), [], live=True).decode()
+    assert 'http-equiv="refresh"' in render_page(state(), [], should_reload=True).decode()
     assert "<script" not in text, "no script at all"
     assert ", role" not in text
     assert ", role Prefill, epoch" in render_page(state(role=PodRole.PREFILL), []).decode()
@@ -227,7 +227,7 @@ def test_the_head_says_how_the_replica_is() -> None:
         "<dt>Open incidents</dt><dd class='bad'>1</dd>",
         "<dt>Host memory</dt><dd class=''>6.0 MiB</dd>",
         "metrics: MetricsMissing. Turn the &lt;page&gt; on.",
-        "Out of service: manual.",
+        "The pod is out of service for these reasons: manual.",
     ):
         assert part in head
     assert "Device memory" not in head

@@ -90,7 +90,7 @@ def test_a_source_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     series.write_text("time,bytes\nsoon,many\n")
     for source, text in (
         (str(broken), "cannot read"),
-        (str(series), "no line contains a time in Unix seconds and a size in bytes"),
+        (str(series), "has no line with a time in Unix seconds and a size in bytes"),
         (str(tmp_path / "none.jsonl"), "none.jsonl"),
         ("no-such-service", "check that the service runs on this machine"),
     ):
@@ -127,7 +127,7 @@ def test_budgets_that_do_not_fit_are_told() -> None:
         " gains in 24h"
     )
     (large,) = told(7 * GIB + 1)
-    assert "is more than the 7.0 GiB between the size after a start and the memory limit" in large
+    assert "is larger than the 7.0 GiB between the size after a start and the memory limit" in large
     assert (
         tune.explain_unsuitable_budgets(found, MemoryPolicy(host=parse_growth_budget("Auto"))) == []
     )

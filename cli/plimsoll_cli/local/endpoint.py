@@ -30,10 +30,10 @@ from plimsoll_sidecar.signals.engine_processes import (
     WRAPPER_PROGRAMS,
     EngineFinder,
     EngineNotFoundError,
-    find_default_port,
-    find_port_option,
+    get_default_port,
     has_helper_title,
     is_engine_command,
+    read_port_option,
 )
 from plimsoll_sidecar.signals.process_table import (
     ProcessId,
@@ -121,7 +121,7 @@ def _find_engine_by_url(target: str) -> SupervisedEngine:
             " start it with --recover -- COMMAND"
         )
     try:
-        main = EngineFinder(port, kind).find().main
+        main = EngineFinder(port, kind).find_processes().main
     except EngineNotFoundError:
         main = None
     if main is None:
@@ -229,7 +229,7 @@ def _detect_server_type(url: str) -> EngineType | None:
     kind = identify_engine_type(server)
     if kind is not None:
         return kind
-    alive = server.has_answer(ENGINE_PROFILES[EngineType.CUSTOM].health_path, ANSWER_TIMEOUT_S)
+    alive = server.responds_to_get(ENGINE_PROFILES[EngineType.CUSTOM].health_path, ANSWER_TIMEOUT_S)
     return EngineType.CUSTOM if alive else None
 
 
@@ -240,7 +240,7 @@ def _detect_command_type(line: Sequence[str]) -> EngineType:
 
 
 def _parse_command_port(line: Sequence[str], kind: EngineType) -> int | None:
-    return parse_whole_number(find_port_option(line) or "") or find_default_port(kind)
+    return parse_whole_number(read_port_option(line) or "") or get_default_port(kind)
 
 
 def _is_local_address(host: str) -> bool:

@@ -21,8 +21,8 @@ async def load_adapter(engine: AsyncEngine, body: LoadAdapterRequest) -> str:
     path = Path(body.lora_path)
     if not path.is_absolute():
         raise make_invalid_error(
-            f"lora_path {body.lora_path!r} is not an absolute path: give the path of a folder on"
-            " the server",
+            f"lora_path must be an absolute path, got {body.lora_path!r}: give the path of a "
+            "folder on the server",
             "lora_path",
         )
     if await asyncio.to_thread(_is_missing, path):
@@ -36,7 +36,7 @@ async def load_adapter(engine: AsyncEngine, body: LoadAdapterRequest) -> str:
         raise make_invalid_error(str(error), error.param) from None
     except NoAnswerError as error:
         raise ApiError(
-            503, f"the adapter was not loaded: {error}", code="unavailable", retry=True
+            503, f"failed to load the adapter: {error}", code="unavailable", should_retry=True
         ) from None
     return f"Success: LoRA adapter '{body.lora_name}' added successfully."
 

@@ -74,7 +74,7 @@ def create_app(engine: AsyncEngine, token: str, bodies: BodyReader) -> ASGIApp:
         except BodyRefusedError as error:
             raise AdminError(error.status, _convert_to_camel_case(error.code), str(error)) from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise AdminError(400, "BadRequest", f"cannot decode the body: {error}") from None
+            raise AdminError(400, "BadRequest", f"the body is invalid: {error}") from None
 
     @api.get(ADMIN_PREFIX + "/status")
     async def get_status() -> Response:
@@ -104,7 +104,8 @@ def create_app(engine: AsyncEngine, token: str, bodies: BodyReader) -> ASGIApp:
             raise AdminError(
                 404,
                 "UnknownOperation",
-                f"operation {operation_id!r} is unknown: the engine may have restarted",
+                f"operation {operation_id!r} is unknown, because the engine has restarted or "
+                "has deleted the operation",
             )
         return _make_json_response(operation)
 
@@ -197,7 +198,7 @@ def _add_error_handlers(api: FastAPI, engine: AsyncEngine) -> None:
 
     @api.exception_handler(405)
     async def respond_not_allowed(request: Request, error: Exception) -> Response:
-        message = f"{request.method} is not allowed for {request.url.path}"
+        message = f"the method {request.method} is not allowed for {request.url.path}"
         return _make_json_response(ErrorBody("MethodNotAllowed", message), 405)
 
 

@@ -51,7 +51,7 @@ async def refuse_connection(scope: Scope, receive: Receive, send: Send) -> None:
     """Answer status 503 on a connection beyond the limit."""
     error = ApiError(
         503, "the engine has too many connections (--max-connections): retry later",
-        code="too_many_connections", retry=True,
+        code="too_many_connections", should_retry=True,
     )  # fmt: skip
     response = make_error_response(error)
     response.headers["connection"] = "close"
@@ -72,7 +72,7 @@ class GenerationResponse(Response):
         choices: Sequence[Choice],
         *,
         stream: bool,
-        usage: bool,
+        include_usage: bool,
     ) -> None:
         super().__init__()
         self._engine = engine
@@ -80,7 +80,7 @@ class GenerationResponse(Response):
         self._choices = choices
         self._envelope = Envelope(batch.model, batch.request_id)
         self._stream = stream
-        self._usage = usage
+        self._usage = include_usage
         self.usage_in_chunks = False
         """Whether each chunk of the stream includes the usage so far."""
         self.prompt_ids: Sequence[int] | None = None
@@ -123,7 +123,7 @@ class GenerationResponse(Response):
 
     async def _send_until_disconnect(self, receive: Receive, send: Send) -> None:
         answering = asyncio.create_task(
-            self._send_stream(send) if self._stream else self._send_whole(send)
+            self._send_stream(send) if self._stream else self._send_whole_response(send)
         )
         disconnected = asyncio.create_task(wait_for_disconnect(receive))
         try:
@@ -213,7 +213,7 @@ class GenerationResponse(Response):
             body | self._make_usage_body(self._sent) if self.usage_in_chunks else body
         )
 
-    async def _send_whole(self, send: Send) -> None:
+    async def _send_whole_response(self, send: Send) -> None:
         open_choices = set(range(len(self._choices)))
         while open_choices:
             for choice, delta in await self._get_next_deltas(open_choices):
@@ -221,23 +221,23 @@ class GenerationResponse(Response):
         self.warnings = [*self.warnings, *dict.fromkeys(self.list_output_warnings())]
         if self.prompt_logprobs is not None:
             await self.prompt_logprobs.attach(self._batch, self._choices)
-        encoded = self.encode_whole()
+        encoded = self.encode_whole_response()
         with self.reserve(len(encoded)):
             await self._send_headers(send, self.media_type_whole)
             await send_last_part(send, encoded)
 
     @contextlib.contextmanager
-    def reserve(self, size: int) -> Iterator[None]:
-        """Return a context that reserves ``size`` bytes of the memory for unsent responses.
+    def reserve(self, size_bytes: int) -> Iterator[None]:
+        """Return a context that reserves ``size_bytes`` bytes of the memory for unsent responses.
 
         Raises ApiError if not enough memory is left.
         """
         with self._budget.open_reservation(self._client) as reservation:
             try:
-                reservation.reserve(size)
+                reservation.reserve(size_bytes)
             except BodyBudgetExceededError as error:
                 raise _make_no_memory_error(error.is_client_share) from None
-            reservation.add_held(size)
+            reservation.add_held(size_bytes)
             yield
 
     media_type_whole = b"application/json"
@@ -254,7 +254,7 @@ class GenerationResponse(Response):
             if isinstance(c, ChatChoice) and c.has_unparsed_call
         ]
 
-    def encode_whole(self) -> bytes:
+    def encode_whole_response(self) -> bytes:
         """Return the body of a response that is not streamed."""
         wholes = [choice.to_object() for choice in self._choices]
         body = self._envelope.wrap(self._choices[0].kind, wholes) | self._make_usage_body()
@@ -300,11 +300,11 @@ def _make_no_memory_error(is_client_share: bool) -> ApiError:
     if is_client_share:
         return ApiError(
             429, "unread responses to your other requests have used up your share of memory: read"
-            " them first", code="too_many_bytes", retry=True,
+            " them first", code="too_many_bytes", should_retry=True,
         )  # fmt: skip
     return ApiError(
         503, "unread responses to other clients have used up the memory for responses: retry later",
-        code="overloaded", retry=True,
+        code="overloaded", should_retry=True,
     )  # fmt: skip
 
 

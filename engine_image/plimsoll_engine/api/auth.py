@@ -34,9 +34,11 @@ class ApiKeys:
         try:
             self._read_keys()
         except (OSError, ValueError) as error:
-            raise UsageError(f"--api-key-file {file}: cannot be read: {error}") from None
+            raise UsageError(f"cannot read the file {file} (--api-key-file): {error}") from None
         if not self._keys:
-            raise UsageError(f"--api-key-file {file}: the file has no keys: write one key per line")
+            raise UsageError(
+                f"the file {file} (--api-key-file) has no keys: write one key per line"
+            )
 
     def get_tenant(self, authorization: bytes) -> str | None:
         """Return the tenant of the API key in the header ``authorization``.
@@ -59,7 +61,7 @@ class ApiKeys:
             self._read_keys()
         except (OSError, ValueError) as error:
             log.warning(
-                "cannot reload --api-key-file; the previous API keys stay valid",
+                "failed to reload --api-key-file; the previous API keys stay valid",
                 extra={"file": str(self._file), "reason": str(error)},
             )
 

@@ -16,7 +16,7 @@ from plimsoll_engine.api.prepare import PreparedBody, make_too_long_error
 from plimsoll_engine.api.protocol import ChatRequest, CompletionRequest
 from plimsoll_engine.api.sampling_params import (
     SEED_MASK,
-    create_sampling,
+    create_sampling_params,
     get_num_logprobs,
     get_num_prompt_logprobs,
 )
@@ -143,11 +143,11 @@ async def _build_batch(
     limits = [compute_output_limit(engine, ids, max_tokens, param) for ids in prompts]
     repeats = prepared.echoes or body.return_token_ids or body.prompt_logprobs is not None
     echoed = sum(map(len, prompts)) if repeats else 0
-    _check_answer_size(engine, body, limits, batch.n, echoed, param)
+    _check_response_size(engine, body, limits, batch.n, echoed, param)
     tags = list_parser_tags(prepared, engine.settings.reasoning_parser is not None)
     for ids, tokens in zip(prompts, limits, strict=True):
         tokenizer = engine.tokenizer
-        params = create_sampling(
+        params = create_sampling_params(
             body, tokens, tokenizer.eos_ids, tokenizer.vocab_size, prepared.grammar,
             prepared.bad_words, tokenizer.checkpoint.sampling_defaults,
         )  # fmt: skip
@@ -168,18 +168,18 @@ async def _build_batch(
     return batch
 
 
-def _check_answer_size(
+def _check_response_size(
     engine: AsyncEngine,
     body: CompletionRequest | ChatRequest,
-    limits: list[int],
+    output_limits: list[int],
     n: int,
-    echoed: int,
+    num_echoed_tokens: int,
     param: str,
 ) -> None:
     """Raise ApiError if the response may become too large.
 
-    ``limits`` has the maximum number of output tokens for each prompt. ``echoed`` is the number of
-    prompt tokens that the response repeats in each of its ``n`` choices.
+    ``output_limits`` has the maximum number of output tokens for each prompt. ``num_echoed_tokens``
+    is the number of prompt tokens that the response repeats in each of its ``n`` choices.
     """
     limit = engine.max_model_len
     if limit is None:
@@ -190,10 +190,12 @@ def _check_answer_size(
         fields = f"{field} or top_logprobs"
     else:
         fields = "n, max_tokens, logprobs or the number of prompts"
-    choices, tokens = n * len(limits), n * sum(limits)
-    max_bytes = answer_sizes.compute_max_answer_bytes(limit)
+    choices, tokens = n * len(output_limits), n * sum(output_limits)
+    max_bytes = answer_sizes.compute_max_response_bytes(limit)
     scores = get_num_prompt_logprobs(body)
-    answer_sizes.check_answer_size(choices, tokens, logprobs, max_bytes, fields, n * echoed, scores)
+    answer_sizes.check_response_size(
+        choices, tokens, logprobs, max_bytes, fields, n * num_echoed_tokens, scores
+    )
 
 
 def compute_output_limit(

@@ -70,7 +70,7 @@ class BodyReader:
             yield Body(raw, client, functools.partial(wait_for_disconnect, request.receive))
 
     async def _read_body(
-        self, request: Request, max_bytes: int, declared: bool, reservation: Reservation
+        self, request: Request, max_bytes: int, is_length_declared: bool, reservation: Reservation
     ) -> bytearray:
         started = asyncio.get_running_loop().time()
         body = bytearray()
@@ -85,16 +85,16 @@ class BodyReader:
                 raise BodyRefusedError(
                     408,
                     "body_timeout",
-                    "the body was not received within"
-                    f" {self._limits.compute_body_timeout_s(len(body)):.0f} s:"
-                    f" only {len(body)} bytes were received; send the body faster",
+                    f"received only {len(body)} bytes of the body within "
+                    f"{self._limits.compute_body_timeout_s(len(body)):.0f} s: send the body "
+                    "faster",
                 ) from None
             if chunk is None:
                 return body
             size = len(body) + len(chunk)
             if size > max_bytes:
                 raise _make_too_large_error(max_bytes)
-            if not declared and size > MAX_SMALL_BODY_BYTES:
+            if not is_length_declared and size > MAX_SMALL_BODY_BYTES:
                 reservation.reserve(max_bytes)
             body += chunk
             reservation.add_held(len(chunk))
@@ -121,5 +121,7 @@ def _parse_content_length(request: Request) -> int | None:
 
 def _make_too_large_error(max_bytes: int) -> BodyRefusedError:
     return BodyRefusedError(
-        413, "body_too_large", f"the body exceeds the limit of {max_bytes} bytes: send less"
+        413,
+        "body_too_large",
+        f"the body is larger than the maximum of {max_bytes} bytes: send a smaller body",
     )

@@ -160,7 +160,7 @@ class ChatChoice:
         delta: dict[str, Any],
         tokens: Sequence[TokenLogprobs],
         ids: Sequence[int] = (),
-        end: Delta | None = None,
+        last_delta: Delta | None = None,
     ) -> dict[str, Any]:
         chunk: dict[str, Any] = {
             "index": self.index,
@@ -168,10 +168,12 @@ class ChatChoice:
             "logprobs": logprobs.make_chat_logprobs(
                 logprobs.make_chat_entries(tokens, self._get_token_text, self._get_token_bytes)
             ),
-            "finish_reason": None if end is None else self._map_finish_reason(end.finish_reason),
+            "finish_reason": None
+            if last_delta is None
+            else self._map_finish_reason(last_delta.finish_reason),
         }
-        if end is not None:
-            chunk["stop_reason"] = get_stop_reason(end, self._stop_ids)
+        if last_delta is not None:
+            chunk["stop_reason"] = get_stop_reason(last_delta, self._stop_ids)
         return chunk if self._ids is None else chunk | {"token_ids": ids}
 
 
@@ -187,12 +189,14 @@ def get_stop_reason(delta: Delta, stop_ids: Collection[int]) -> str | int | None
 class OutputParser:
     """Streaming parser that splits an output into reasoning, content and tool calls."""
 
-    def __init__(self, reasoning: ReasoningParser | None, calls: ToolCallParser | None) -> None:
-        self._reasoning = reasoning
-        self._calls = calls
+    def __init__(
+        self, reasoning_parser: ReasoningParser | None, call_parser: ToolCallParser | None
+    ) -> None:
+        self._reasoning = reasoning_parser
+        self._calls = call_parser
         self._reasoning_pieces: list[str] = []
         """Pieces of the reasoning, until content or a tool call follows."""
-        self._has_answer = reasoning is None
+        self._has_answer = reasoning_parser is None
 
     @property
     def has_reasoning_ended(self) -> bool:

@@ -61,7 +61,8 @@ def decode_urls(image_urls: list[str]) -> list[bytes]:
 
     if len(image_urls) > MAX_IMAGES:
         raise make_invalid_error(
-            f"{len(image_urls)} images in one request exceed the maximum of {MAX_IMAGES}",
+            f"the request has {len(image_urls)} images, but the maximum is {MAX_IMAGES}: "
+            "send fewer images",
             "messages",
         )
     try:

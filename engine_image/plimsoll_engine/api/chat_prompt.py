@@ -93,7 +93,9 @@ class ChatPrompt:
             ignored.append("add_generation_prompt")
         if ignored:
             names = ", ".join(ignored)
-            warnings.append(f"{names} in chat_template_kwargs is ignored: set it in the body")
+            warnings.append(
+                f"{names} in chat_template_kwargs is ignored: set it as a field of the body"
+            )
 
         def render_form(form: list[TemplateMessage]) -> str:
             return self._tokenizer.render(
@@ -116,12 +118,12 @@ class ChatPrompt:
         self,
         template_messages: list[TemplateMessage],
         render_form: Callable[[list[TemplateMessage]], str],
-        tools: bool,
+        has_tools: bool,
         warnings: list[str],
     ) -> str:
         """Return the prompt in the first form that the template renders completely."""
         developer = any(one["role"] == "developer" for one in template_messages)
-        if developer and "developer" not in self._tokenizer.get_template_source(tools):
+        if developer and "developer" not in self._tokenizer.get_template_source(has_tools):
             for one in template_messages:
                 if one["role"] == "developer":
                     one["role"] = "system"
@@ -274,9 +276,16 @@ def _has_unrendered_parts(template_messages: list[TemplateMessage], text: str) -
     )
 
 
-def _restore_sent_fields(extra: TemplateMessage, known: TemplateMessage) -> TemplateMessage:
-    """Merge both objects and drop nulls. Keys are in the order of ``extra``; ``known`` wins."""
-    return {name: value for name, value in (extra | known).items() if value is not None}
+def _restore_sent_fields(
+    sent_fields: TemplateMessage, known_fields: TemplateMessage
+) -> TemplateMessage:
+    """Merge both objects and drop nulls. Keys keep the order of ``sent_fields``.
+
+    If both have a field, its value is that in ``known_fields``.
+    """
+    return {
+        name: value for name, value in (sent_fields | known_fields).items() if value is not None
+    }
 
 
 def _make_function(tool: Tool) -> TemplateMessage:
@@ -358,7 +367,7 @@ def _make_plain_call(call: dict[str, Any], field: str) -> dict[str, Any]:
     function = call.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise make_invalid_error(
-            "a tool call has no function.name: add it", f"{field}.function.name"
+            "function.name of a tool call is missing: add it", f"{field}.function.name"
         )
     arguments = function.get("arguments")
     if isinstance(arguments, str):  # answers of this engine have a string; templates need an object

@@ -24,13 +24,13 @@ class ApiError(Exception):
         *,
         param: str | None = None,
         code: str | None = None,
-        retry: bool = False,
+        should_retry: bool = False,
     ) -> None:
         super().__init__(remove_addresses(message))
         self.status = status
         self.param = param
         self.code = code
-        self.retry = retry
+        self.retry = should_retry
 
     @property
     def error_type(self) -> str:
@@ -77,13 +77,13 @@ def convert_exception(error: Exception) -> ApiError:
         case ApiError():
             return error
         case QueueFullError():
-            return ApiError(429, str(error), code="queue_full", retry=True)
+            return ApiError(429, str(error), code="queue_full", should_retry=True)
         case NotServingError():
-            return ApiError(503, str(error), code="not_serving", retry=True)
+            return ApiError(503, str(error), code="not_serving", should_retry=True)
         case RequestFailedError(reason="invalid", param=param):
             return ApiError(400, str(error), param=param, code="invalid_request")
         case RequestFailedError(reason="deadline"):
             return ApiError(504, str(error), param="deadline_s", code="deadline_exceeded")
         case RequestFailedError(reason="unavailable"):
-            return ApiError(503, str(error), code="unavailable", retry=True)
+            return ApiError(503, str(error), code="unavailable", should_retry=True)
     return ApiError(500, str(error), code="internal_error")

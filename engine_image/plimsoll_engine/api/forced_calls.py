@@ -138,7 +138,7 @@ def create_forced_call_parser(
     template: str,
     tool_names: Sequence[str],
     string_arguments: StringArguments,
-    parallel: bool,
+    allow_several: bool,
 ) -> ToolCallParser:
     """Return a parser for the output of :func:`build_call_grammar` with these tools.
 
@@ -146,7 +146,7 @@ def create_forced_call_parser(
     """
     read_unforced_calls = tool_families.get_call_reader(family, string_arguments)
     if family in _FAMILIES_WITHOUT_JSON:
-        return ToolCallParser(read_unforced_calls, parallel)
+        return ToolCallParser(read_unforced_calls, allow_several)
     form = _get_call_format(family, template)
     heads = {_join_with_name(form.head, name): name for name in tool_names}
     begin, tail, end = map(_join_with_name, (form.begin, form.tail, form.end))
@@ -217,7 +217,7 @@ def _build_native_rules(
     if family not in _FAMILIES_WITHOUT_JSON:
         return []
     python = family == "pythonic"
-    arguments = _list_arguments(schema, unquoted_strings=not python)
+    arguments = _list_arguments(schema, has_unquoted_strings=not python)
     if arguments is None:
         return []
     if python:
@@ -282,10 +282,10 @@ _STRING_KEYWORDS = frozenset(
 )
 
 
-def _list_arguments(schema: dict[str, Any], unquoted_strings: bool) -> list[_Argument] | None:
+def _list_arguments(schema: dict[str, Any], has_unquoted_strings: bool) -> list[_Argument] | None:
     """Return the arguments in a tool's schema; None if the native format cannot express the schema.
 
-    ``unquoted_strings`` is True if the family writes strings without quotes.
+    ``has_unquoted_strings`` is True if the family writes strings without quotes.
     """
     properties, required = schema.get("properties") or {}, schema.get("required") or []
     if (
@@ -309,7 +309,7 @@ def _list_arguments(schema: dict[str, Any], unquoted_strings: bool) -> list[_Arg
         ):
             return None
         value: dict[str, Any] | list[str] | None = shared | given
-        if unquoted_strings and given.get("type") == "string":
+        if has_unquoted_strings and given.get("type") == "string":
             if not given.keys() <= _STRING_KEYWORDS:
                 return None
             value = given.get("enum", [given["const"]] if "const" in given else None)

@@ -10,7 +10,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 
 from plimsoll_engine.api.errors import make_invalid_error
 
-MAX_FIELDS = 16
+MAX_FORM_FIELDS = 16
 
 
 class Form(msgspec.Struct):
@@ -33,7 +33,7 @@ async def parse_form(raw: bytes | bytearray, content_type: str) -> Form:
         yield b""
 
     headers = Headers({"content-type": content_type})
-    parser = MultiPartParser(headers, yield_body(), max_files=1, max_fields=MAX_FIELDS)
+    parser = MultiPartParser(headers, yield_body(), max_files=1, max_fields=MAX_FORM_FIELDS)
     parser.spool_max_size = len(raw) + 1  # never spool to disk, which may be read-only
     try:
         form = await parser.parse()

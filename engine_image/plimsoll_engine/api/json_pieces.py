@@ -98,18 +98,18 @@ class JsonRepairer:
         elif (word := _WORD_PATTERN.match(text, start)) is not None:
             if word.end() == len(text) and not is_last and len(word[0]) < MAX_HELD_CHARACTERS:
                 return None
-            return _to_json_word(word[0]), word.end()
+            return _convert_word_to_json(word[0]), word.end()
         return sign, start + 1
 
-    def _close_bracket(self, sign: str) -> str:
-        """Return the closing bracket ``sign``, after the brackets that must be closed first.
+    def _close_bracket(self, bracket: str) -> str:
+        """Return the closing bracket ``bracket``, after the brackets that must be closed first.
 
-        Return "" if ``sign`` closes no open bracket.
+        Return "" if ``bracket`` closes no open bracket.
         """
-        if sign not in self._closers:
+        if bracket not in self._closers:
             return ""
         closed = ""
-        while not closed.endswith(sign):
+        while not closed.endswith(bracket):
             closed += self._closers.pop()
         self.is_complete = not self._closers
         return closed
@@ -120,7 +120,7 @@ class JsonRepairer:
         return closed
 
 
-def _to_json_word(word: str) -> str:
+def _convert_word_to_json(word: str) -> str:
     """Return a number or a constant in JSON's notation."""
     if word.lstrip("-").isdigit() or len(word) >= MAX_HELD_CHARACTERS:
         return word

@@ -57,7 +57,8 @@ def build_grammar(
     (grammar,) = given
     if len(grammar.text) > (limit := MAX_GRAMMAR_CHARACTERS[grammar.kind]):
         raise make_invalid_error(
-            f"the grammar has more than {limit} characters: shorten it", grammar.field
+            f"the grammar has more than the maximum of {limit} characters: shorten the grammar",
+            grammar.field,
         )
     return grammar
 

@@ -274,7 +274,9 @@ class RequestPreparer:
         warnings: list[str] = []
         body = decode_body(raw, TokenizeRequest, limits.strict, warnings)
         if (body.prompt is None) == (body.messages is None):
-            raise make_invalid_error("send either a prompt or messages", "prompt")
+            raise make_invalid_error(
+                "either prompt or messages must be set, but not both", "prompt"
+            )
         if body.messages is not None:
             check_turn_fields(body.add_generation_prompt, body.continue_final_message)
             variables = self._prompt.make_template_variables(body.chat_template_kwargs, None)
@@ -404,29 +406,30 @@ def _list_prompts(prompt: str | list[str | int | list[int]]) -> list[str | list[
         return [ids]
     if ids:
         raise make_invalid_error(
-            "prompt mixes token IDs with other prompts: send only one kind", "prompt"
+            "prompt contains token IDs and other prompts: send only one kind of prompt", "prompt"
         )
     return [one for one in prompt if not isinstance(one, int)]
 
 
 def make_too_long_error(
-    problem: str, limit: int, param: str, advice: str = "shorten the prompt"
+    problem: str, max_tokens: int, param: str, advice: str = "shorten the prompt"
 ) -> ApiError:
-    """Return an error with status 400 because a request exceeds the context of ``limit`` tokens.
+    """Return an error with status 400 because a request exceeds the context.
 
     ``problem`` says what the request contains, and ``advice`` what the client can change.
+    ``max_tokens`` is the size of the context.
     """
     return make_invalid_error(
-        f"{problem}, but the context has only {limit} tokens for prompt and output: {advice}",
+        f"{problem}, but the context has only {max_tokens} tokens for prompt and output: {advice}",
         param,
         "context_length_exceeded",
     )
 
 
-def make_too_many_error(count: int, max_queued: int, param: str) -> ApiError:
-    """Return an error with status 400 because ``count`` choices exceed the size of the queue."""
+def make_too_many_error(num_choices: int, max_queued: int, param: str) -> ApiError:
+    """Return an error with status 400 because the choices exceed the size of the queue."""
     return make_invalid_error(
-        f"{count} choices in one request exceed the queue's size of {max_queued} (--max-queued):"
-        " request fewer",
+        f"the request has {num_choices} choices, but the queue has only {max_queued} places "
+        "(--max-queued): request fewer choices",
         param,
     )

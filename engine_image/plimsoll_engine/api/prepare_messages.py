@@ -1,7 +1,7 @@
 """Messages between the frontend and the preparer process, on a Unix stream socket.
 
-A message is an 8-byte big-endian length and a body. The frontend sends a :class:`Job` and then the
-raw request body. The preparer process replies with one :data:`Outcome`.
+A message is an 8-byte big-endian length and a body. The frontend sends a :class:`PreparationJob`
+and then the raw request body. The preparer process replies with one :data:`Outcome`.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from plimsoll_engine.api.prepare import EngineLimits
 
 LENGTH_PREFIX = struct.Struct(">Q")
 
-Kind = Literal["completion", "chat", "chats", "responses", "tokenize", "detokenize", "form"]
+JobKind = Literal["completion", "chat", "chats", "responses", "tokenize", "detokenize", "form"]
 
 
-class Job(msgspec.Struct, frozen=True):
+class PreparationJob(msgspec.Struct, frozen=True):
     """Job of the preparer process. ``content_type`` is set only for forms."""
 
-    kind: Kind
+    kind: JobKind
     context: EngineLimits
     content_type: str = ""
 
@@ -58,8 +58,8 @@ def receive_message(connection: socket.socket) -> bytearray:
     return _read_exactly(connection, length)
 
 
-def _read_exactly(connection: socket.socket, length: int) -> bytearray:
-    data = bytearray(length)
+def _read_exactly(connection: socket.socket, num_bytes: int) -> bytearray:
+    data = bytearray(num_bytes)
     view = memoryview(data)
     while view:
         count = connection.recv_into(view)

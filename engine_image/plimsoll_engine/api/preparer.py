@@ -25,9 +25,9 @@ from plimsoll_engine.api.errors import ApiError
 from plimsoll_engine.api.forms import Form
 from plimsoll_engine.api.prepare import EngineLimits, PreparedBody, RequestPreparer, TextResult
 from plimsoll_engine.api.prepare_messages import (
-    Job,
-    Kind,
+    JobKind,
     Outcome,
+    PreparationJob,
     PreparationRefused,
     receive_message,
     send_message,
@@ -156,19 +156,19 @@ class Preparer:
     async def _run_in_process(
         self,
         body: Body,
-        kind: Kind,
+        kind: JobKind,
         result_type: type[_Result],
         content_type: str = "",
     ) -> _Result:
         raw = body.raw
-        job = Job(kind, self._get_limits(), content_type)
+        job = PreparationJob(kind, self._get_limits(), content_type)
         loop = asyncio.get_running_loop()
         async with self._slots.hold_slot(body.client, body.wait_for_disconnect):
             try:
                 outcome = await loop.run_in_executor(self._thread, self._run_job, job, raw)
             except TimeoutError:
                 log.warning(
-                    "cannot prepare a request body in time", extra={"bytes": len(raw), "kind": kind}
+                    "preparing a request body timed out", extra={"bytes": len(raw), "kind": kind}
                 )
                 raise ApiError(
                     413,
@@ -180,27 +180,27 @@ class Preparer:
                 raise ApiError(
                     503, "the machine was too busy to prepare the body within"
                     f" {self._timeout_s:g} s: send the request again",
-                    code="unavailable", retry=True,
+                    code="unavailable", should_retry=True,
                 ) from None  # fmt: skip
             except PreparerLostError:
                 log.error(
-                    "the preparer process exited during a job",
+                    "the preparer process exited while it ran a job",
                     extra={"bytes": len(raw), "kind": kind},
                 )
                 raise ApiError(
                     503, "the process that prepares requests exited: send the request again",
-                    code="unavailable", retry=True,
+                    code="unavailable", should_retry=True,
                 ) from None  # fmt: skip
         if isinstance(outcome, PreparationRefused):
             raise ApiError(
                 outcome.status, outcome.message,
-                param=outcome.param, code=outcome.code, retry=outcome.retry,
+                param=outcome.param, code=outcome.code, should_retry=outcome.retry,
             )  # fmt: skip
         return msgspec.msgpack.decode(outcome.result, type=result_type)
 
     # ---- in the thread
 
-    def _run_job(self, job: Job, raw: bytearray) -> Outcome:
+    def _run_job(self, job: PreparationJob, raw: bytearray) -> Outcome:
         if self._process is None or self._process.poll() is not None:
             self._start_process()
         assert self._socket is not None

@@ -21,9 +21,9 @@ from plimsoll_engine.api import forms, prepare
 from plimsoll_engine.api.errors import ApiError
 from plimsoll_engine.api.prepare import RequestPreparer
 from plimsoll_engine.api.prepare_messages import (
-    Job,
     Outcome,
     PreparationDone,
+    PreparationJob,
     PreparationRefused,
     receive_message,
     send_message,
@@ -63,7 +63,7 @@ def main() -> None:
         send_message(frontend, b"ready")
         while True:
             try:
-                job = msgspec.msgpack.decode(receive_message(frontend), type=Job)
+                job = msgspec.msgpack.decode(receive_message(frontend), type=PreparationJob)
                 raw = receive_message(frontend)
             except (EOFError, OSError):
                 return
@@ -79,7 +79,7 @@ def main() -> None:
                     return
 
 
-def run_job(preparation: RequestPreparer, job: Job, raw: bytearray) -> Outcome:
+def run_job(preparation: RequestPreparer, job: PreparationJob, raw: bytearray) -> Outcome:
     """Run a job, and return its outcome: a refusal if it raises ApiError or MemoryError."""
     work: dict[str, Callable[[], Any]] = {
         "completion": lambda: preparation.prepare_completion(raw, job.context),

@@ -25,8 +25,8 @@ def check_priority(settings: Settings, priority: int, tenant: str) -> int:
     lowest, highest = settings.priority_range
     if not lowest <= priority <= highest:
         raise make_invalid_error(
-            f"priority {priority} is not in the range {lowest} to {highest} (--priority-range);"
-            " lower numbers run first",
+            f"priority must be from {lowest} to {highest} (--priority-range), got "
+            f"{priority}; requests with lower numbers run first",
             "priority",
         )
     return priority

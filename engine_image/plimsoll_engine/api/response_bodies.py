@@ -109,17 +109,17 @@ class CompletionChoice:
         return logprobs.make_completion_logprobs(tokens, self._get_token_text, len(self.echo))
 
     def _make_choice(
-        self, text: str, entry: dict[str, list[Any]], end: Delta | None
+        self, text: str, entry: dict[str, list[Any]], last_delta: Delta | None
     ) -> dict[str, Any]:
-        finish_reason = None if end is None else end.finish_reason
+        finish_reason = None if last_delta is None else last_delta.finish_reason
         choice = {
             "index": self.index,
             "text": text,
             "logprobs": entry or None,
             "finish_reason": finish_reason,
         }
-        if end is not None and finish_reason is not None:
-            choice["stop_reason"] = get_stop_reason(end, self._stop_ids)
+        if last_delta is not None and finish_reason is not None:
+            choice["stop_reason"] = get_stop_reason(last_delta, self._stop_ids)
         return choice
 
 
@@ -149,16 +149,16 @@ def make_usage_object(
     generations: Sequence[Generation],
     n: int,
     reasoning_end: int | None = None,
-    sent: Sequence[int] | None = None,
+    sent_tokens: Sequence[int] | None = None,
 ) -> dict[str, Any]:
     """Return the token counts of a request with ``n`` choices per prompt. Each prompt counts once.
 
     ``reasoning_end`` is the token that ends the reasoning; None if reasoning tokens are not
-    counted. ``sent`` has the number of tokens that a stream has sent for each choice; None counts
-    all tokens.
+    counted. ``sent_tokens`` has the number of tokens that a stream has sent for each choice; None
+    counts all tokens.
     """
     prompts = generations[::n]
-    counts = [len(one.output_ids) for one in generations] if sent is None else sent
+    counts = [len(one.output_ids) for one in generations] if sent_tokens is None else sent_tokens
     prompt = sum(len(generation.prompt_ids) for generation in prompts)
     output = sum(counts)
     cached = sum(g.started.cached_tokens for g in prompts if g.started is not None)

@@ -33,26 +33,26 @@ class ResponsesResponse(GenerationResponse):
         self,
         engine: AsyncEngine,
         batch: Batch,
-        echoed: bytes,
+        echoed_fields: bytes,
         *,
         parser: ToolCallParser | None,
         stream: bool,
-        reasons: bool = False,
+        has_reasoning: bool = False,
     ) -> None:
         get_token_text = engine.tokenizer.decode_token
         super().__init__(
-            engine, batch, [ChatChoice(0, get_token_text, None)], stream=stream, usage=False
+            engine, batch, [ChatChoice(0, get_token_text, None)], stream=stream, include_usage=False
         )
-        self._echoed: dict[str, Any] = msgspec.json.decode(echoed)
-        reasoning = ReasoningParser() if reasons else None
-        self.reasoning_end = engine.tokenizer.get_token_id(CLOSE_TAG) if reasons else None
+        self._echoed: dict[str, Any] = msgspec.json.decode(echoed_fields)
+        reasoning = ReasoningParser() if has_reasoning else None
+        self.reasoning_end = engine.tokenizer.get_token_id(CLOSE_TAG) if has_reasoning else None
         name = batch.request_id.removeprefix("resp-")
         self._output = ResponseOutput(
             name, get_token_text, parser, reasoning, engine.tokenizer.decode_token_bytes
         )
         self._created = int(time.time())
 
-    def encode_whole(self) -> bytes:
+    def encode_whole_response(self) -> bytes:
         """Return the response object as JSON."""
         return msgspec.json.encode(self._make_response())
 
@@ -152,11 +152,11 @@ class ResponseOutput:
         """Whether text after a tool call tag could not be parsed and is returned as text."""
         return self._parts.has_unparsed_call
 
-    def encode_event(self, kind: str, body: dict[str, Any]) -> bytes:
+    def encode_event(self, event_type: str, body: dict[str, Any]) -> bytes:
         """Return a typed server-sent event with the next sequence number."""
-        fields = {"type": kind, "sequence_number": self._events} | body
+        fields = {"type": event_type, "sequence_number": self._events} | body
         self._events += 1
-        return f"event: {kind}\ndata: ".encode() + msgspec.json.encode(fields) + b"\n\n"
+        return f"event: {event_type}\ndata: ".encode() + msgspec.json.encode(fields) + b"\n\n"
 
     def stream(self, delta: Delta) -> Iterator[bytes]:
         """Yield the events that stream ``delta``, and add it to the output items.
@@ -288,12 +288,12 @@ class ResponseOutput:
         yield self._make_item_event("response.function_call_arguments.done", fields)
         yield self._make_item_event("response.output_item.done", {"item": item})
 
-    def _make_item_event(self, kind: str, body: dict[str, Any]) -> bytes:
-        return self.encode_event(kind, {"output_index": len(self.items) - 1} | body)
+    def _make_item_event(self, event_type: str, body: dict[str, Any]) -> bytes:
+        return self.encode_event(event_type, {"output_index": len(self.items) - 1} | body)
 
-    def _make_part_event(self, kind: str, body: dict[str, Any]) -> bytes:
+    def _make_part_event(self, event_type: str, body: dict[str, Any]) -> bytes:
         place = {"item_id": self.items[-1]["id"], "content_index": 0}
-        return self._make_item_event(kind, place | body)
+        return self._make_item_event(event_type, place | body)
 
 
 def _make_text_part(text: str, tokens: list[msgspec.Raw]) -> dict[str, Any]:

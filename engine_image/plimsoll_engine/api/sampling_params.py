@@ -13,7 +13,7 @@ from plimsoll_engine.messages.worker_ipc import Grammar, Sampling
 SEED_MASK = (1 << 63) - 1
 
 
-def create_sampling(
+def create_sampling_params(
     body: CompletionRequest | ChatRequest,
     max_tokens: int,
     eos_ids: list[int],
@@ -29,8 +29,8 @@ def create_sampling(
     """
     if (body.min_tokens or 0) > max_tokens:
         raise make_invalid_error(
-            f"min_tokens {body.min_tokens} exceeds the limit of {max_tokens} output tokens:"
-            " lower min_tokens or raise max_tokens",
+            f"min_tokens is {body.min_tokens}, which exceeds the limit of {max_tokens} "
+            "output tokens: lower min_tokens or raise max_tokens",
             "min_tokens",
         )
     stop_ids = list(body.stop_token_ids or [])
@@ -62,10 +62,10 @@ def create_sampling(
 
 
 def get_value_or_default(
-    requested: float | None, defaults: Mapping[str, float], name: str, otherwise: float
+    requested: float | None, defaults: Mapping[str, float], name: str, fallback: float
 ) -> float:
-    """Return ``requested``, else the checkpoint's default of field ``name``, else ``otherwise``."""
-    return defaults.get(name, otherwise) if requested is None else requested
+    """Return ``requested``, else the checkpoint's default of field ``name``, else ``fallback``."""
+    return defaults.get(name, fallback) if requested is None else requested
 
 
 def _check_allowed_tokens(
@@ -115,7 +115,9 @@ def _check_logit_bias(logit_bias: dict[str, float], vocab_size: int) -> dict[int
     wrong = [key for key in logit_bias if not (key.isascii() and key.isdigit())]
     if wrong:
         names = ", ".join(repr(key[:32]) for key in wrong[:8])
-        raise make_invalid_error(f"logit_bias: these keys are not token IDs: {names}", "logit_bias")
+        raise make_invalid_error(
+            f"the keys of logit_bias must be token IDs, got {names}", "logit_bias"
+        )
     bias = {int(key[:20]): value for key, value in logit_bias.items()}
     _check_token_ids(bias, vocab_size, "logit_bias")
     return bias

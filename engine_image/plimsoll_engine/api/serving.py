@@ -90,16 +90,16 @@ def add_cors(inner: ASGIApp, origins: Sequence[str]) -> ASGIApp:
 
 @asynccontextmanager
 async def _read_body(
-    bodies: BodyReader, request: Request, max_bytes: int, *, form: bool = False
+    bodies: BodyReader, request: Request, max_bytes: int, *, is_form: bool = False
 ) -> AsyncIterator[Body]:
-    if not form:
+    if not is_form:
         _check_content_type(request)
     try:
         async with bodies.read(request, max_bytes) as body:
             yield body
     except BodyRefusedError as error:
         retry = error.status in (429, 503)
-        raise ApiError(error.status, str(error), code=error.code, retry=retry) from None
+        raise ApiError(error.status, str(error), code=error.code, should_retry=retry) from None
 
 
 def _check_content_type(request: Request) -> None:
@@ -187,7 +187,7 @@ def _add_generation_routes(
         answer = ResponsesResponse(
             engine, request_batch, prepared.response_fields,
             parser=_create_tool_call_parser(engine, prepared), stream=stream,
-            reasons=(
+            has_reasoning=(
                 bool(prepared.reasoning_prompts) and engine.settings.reasoning_parser is not None
             ),
         )  # fmt: skip
@@ -196,7 +196,7 @@ def _add_generation_routes(
 
     @api.post("/v1/audio/transcriptions")
     async def create_transcription(request: Request) -> Response:
-        async with _read_body(bodies, request, sizes.form_limit, form=True) as body:
+        async with _read_body(bodies, request, sizes.form_limit, is_form=True) as body:
             kind = request.headers.get("content-type", "")
             form = await preparer.parse_form(body, kind)
         return await transcription.transcribe(engine, form.file, form.fields, _get_tenant(request))
@@ -403,7 +403,7 @@ def _add_error_handlers(api: FastAPI) -> None:
         allowed = getattr(error, "headers", None) or {}
         if request.method == "OPTIONS":
             return Response(status_code=204, headers=allowed)
-        message = f"{request.method} is not allowed for {request.url.path}"
+        message = f"the method {request.method} is not allowed for {request.url.path}"
         response = make_error_response(ApiError(405, message, code="method_not_allowed"))
         response.headers.update(allowed)
         return response
@@ -433,7 +433,9 @@ def _build_response(
     options = body.stream_options
     forced = engine.settings.api.force_include_usage
     usage = forced or (options is not None and options.include_usage)
-    answer = GenerationResponse(engine, batch, choices, stream=bool(body.stream), usage=usage)
+    answer = GenerationResponse(
+        engine, batch, choices, stream=bool(body.stream), include_usage=usage
+    )
     usage_in_chunks = options is not None and options.continuous_usage_stats
     answer.usage_in_chunks = forced or (usage and usage_in_chunks)
     if get_num_prompt_logprobs(body) is not None:

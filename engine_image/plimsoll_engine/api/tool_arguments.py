@@ -110,9 +110,9 @@ class ArgumentEmitter:
         )
         self.has_arguments = True
 
-    def add_json(self, piece: str, more: bool = True) -> None:
-        """Emit a piece of JSON. ``more`` is False for the last piece."""
-        self.reader.add_arguments(piece, more)
+    def add_json(self, piece: str, has_more: bool = True) -> None:
+        """Emit a piece of JSON. ``has_more`` is False for the last piece."""
+        self.reader.add_arguments(piece, has_more)
         self.reader.drop_consumed()
 
     def add_string(self, piece: str, is_last: bool, strips_line_breaks: bool) -> str:
@@ -131,7 +131,7 @@ class ArgumentEmitter:
         """Emit the end of the call."""
         if not self.has_arguments:
             self.reader.start_call(self._name)
-        self.add_json("}" if self.has_arguments else "{}", more=False)
+        self.add_json("}" if self.has_arguments else "{}", has_more=False)
 
 
 def read_parameters(reader: Reader, name: str, string_arguments: StringArguments) -> Steps[None]:
@@ -178,7 +178,7 @@ def read_keyed_arguments(
 
 def _emit_value(
     emitter: ArgumentEmitter,
-    kind: bool | None,
+    is_always_string: bool | None,
     end_tag: str,
     *following: str,
     strips_line_breaks: bool = False,
@@ -186,13 +186,17 @@ def _emit_value(
     """Emit an argument's value up to ``end_tag``. Return False if the text ends before.
 
     The tag counts only if one of ``following`` comes after it. Without the tag, the value ends with
-    the call. ``kind`` is the argument's entry in :data:`StringArguments`; None if there is none. If
-    ``strips_line_breaks`` is True, a line break at each end of the value is removed.
+    the call. ``is_always_string`` is the argument's entry in :data:`StringArguments`; None if there
+    is none. If ``strips_line_breaks`` is True, a line break at each end of the value is removed.
     """
-    reader, whole, parts, is_text = emitter.reader, False, list[str](), kind is True
+    reader, whole, parts, is_text = emitter.reader, False, list[str](), is_always_string is True
     while not whole:
         at = reader.text.find(end_tag)
-        keep = find_overlap(reader.text, end_tag) if reader.ended else _count_held_back(reader.text)
+        keep = (
+            find_overlap(reader.text, end_tag)
+            if reader.ended
+            else _count_held_back_characters(reader.text)
+        )
         if (ends := _find_end_of_call(reader, at, end_tag)) is not None:
             parts.append(reader.take(ends))
             if end_tag.startswith(reader.text):
@@ -221,7 +225,7 @@ def _emit_value(
         if strips_line_breaks:
             value = value.removeprefix("\n").removesuffix("\n")
         parsed = _parse_typed_value(value)
-        if kind is not None and not (parsed is None or isinstance(parsed, str)):
+        if is_always_string is not None and not (parsed is None or isinstance(parsed, str)):
             parsed = value
         emitter.add_json(dump_json(parsed))
     return True
@@ -245,7 +249,7 @@ def _find_end_of_call(reader: Reader, tag_index: int, end_tag: str) -> int | Non
     return None if found is None else found.start()
 
 
-def _count_held_back(text: str) -> int:
+def _count_held_back_characters(text: str) -> int:
     """Return the number of last characters of ``text`` that may belong to the end of a call."""
     found = _POSSIBLE_END_PATTERN.search(text, max(0, len(text) - MAX_END_CHARACTERS))
     return 0 if found is None else len(found[0])

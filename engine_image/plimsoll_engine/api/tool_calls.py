@@ -129,9 +129,9 @@ class Reader:
     def _emit_reasoning(self, text: str) -> None:
         self.result.reasoning += text
 
-    def take(self, count: int) -> str:
-        """Consume and return the next ``count`` characters."""
-        taken, self.text = self.text[:count], self.text[count:]
+    def take(self, num_characters: int) -> str:
+        """Consume and return the next ``num_characters`` characters."""
+        taken, self.text = self.text[:num_characters], self.text[num_characters:]
         self._consumed.append(taken)
         return taken
 
@@ -169,10 +169,10 @@ class Reader:
             self.take(len(self.text))
         self.drop_consumed()
 
-    def put_back(self, count: int = 1) -> None:
-        """Undo the last ``count`` calls of :meth:`take`."""
-        taken = self._consumed[len(self._consumed) - count :]
-        del self._consumed[len(self._consumed) - count :]
+    def put_back(self, num_calls: int = 1) -> None:
+        """Undo the last ``num_calls`` calls of :meth:`take`."""
+        taken = self._consumed[len(self._consumed) - num_calls :]
+        del self._consumed[len(self._consumed) - num_calls :]
         self.text = "".join(taken) + self.text
 
     @property
@@ -264,14 +264,14 @@ class Reader:
         self._blank, self._after_call = "", True
         self.result.calls.append(ToolCall(id_ or create_call_id(), name, "", more=True))
 
-    def add_arguments(self, piece: str, more: bool = True) -> None:
-        """Emit a piece of the open call's arguments. ``more`` is False for the last piece."""
+    def add_arguments(self, piece: str, has_more: bool = True) -> None:
+        """Emit a piece of the open call's arguments. ``has_more`` is False for the last piece."""
         if not piece:
             return
         if not self.result.calls:
             self.result.calls.append(ToolCall("", "", ""))
         part = self.result.calls[-1]
-        self.result.calls[-1] = part._replace(arguments=part.arguments + piece, more=more)
+        self.result.calls[-1] = part._replace(arguments=part.arguments + piece, more=has_more)
 
     def read_json_call(self, name: str, id_: str = "") -> Steps[bool]:
         """Emit a call whose arguments follow as a JSON object. Return True if it is complete."""
@@ -282,10 +282,10 @@ class Reader:
         self.drop_consumed()
         while True:
             piece, self.text = pieces.push(self.text, self.ended and not self.finished)
-            self.add_arguments(piece, more=not pieces.is_complete)
+            self.add_arguments(piece, has_more=not pieces.is_complete)
             if self.finished and not pieces.is_complete:
                 piece, self.text = pieces.close(self.text), ""
-                self.add_arguments(piece, more=not pieces.is_complete)
+                self.add_arguments(piece, has_more=not pieces.is_complete)
             if pieces.is_complete or self.ended:
                 return pieces.is_complete
             yield
@@ -360,11 +360,11 @@ class ToolCallParser:
     If ``parallel`` is False, only the first call is returned.
     """
 
-    def __init__(self, read_output: CallReader, parallel: bool = True) -> None:
+    def __init__(self, read_output: CallReader, allow_several: bool = True) -> None:
         self._reader = Reader()
         self._read_output = read_output
         self._steps: Steps[None] | None = read_output(self._reader)
-        self._parallel = parallel
+        self._parallel = allow_several
         self._num_calls = 0
 
     @property
@@ -376,15 +376,15 @@ class ToolCallParser:
         """Return a new parser with the same settings."""
         return ToolCallParser(self._read_output, self._parallel)
 
-    def push(self, piece: str, last: bool = False, finished: bool = False) -> ParsedOutput:
+    def push(self, piece: str, is_last: bool = False, is_finished: bool = False) -> ParsedOutput:
         """Add a piece of the output. Return the text and the tool calls that can be sent now.
 
-        If ``last`` is True, return the rest as well. ``finished`` means that the model ended the
-        output, so that missing brackets are added.
+        If ``is_last`` is True, return the rest as well. ``is_finished`` means that the model ended
+        the output, so that missing brackets are added.
         """
         self._reader.text += piece
-        self._reader.ended |= last
-        self._reader.finished |= finished
+        self._reader.ended |= is_last
+        self._reader.finished |= is_finished
         if self._steps is not None:
             try:
                 next(self._steps)

@@ -402,7 +402,7 @@ def get_call_reader(family: str, string_arguments: StringArguments) -> CallReade
 
 
 def create_parser(
-    family: str, string_arguments: StringArguments, parallel: bool = True
+    family: str, string_arguments: StringArguments, allow_several: bool = True
 ) -> ToolCallParser:
     """Return a parser of one output in the format of ``family``."""
-    return ToolCallParser(get_call_reader(family, string_arguments), parallel)
+    return ToolCallParser(get_call_reader(family, string_arguments), allow_several)

@@ -52,14 +52,14 @@ class TranscriptionResponse(GenerationResponse):
     ) -> None:
         get_token_text = engine.tokenizer.decode_token
         choices = [CompletionChoice(i, get_token_text) for i in range(len(batch.generations))]
-        super().__init__(engine, batch, choices, stream=False, usage=False)
+        super().__init__(engine, batch, choices, stream=False, include_usage=False)
         self._durations_s = durations_s
         self._language = language
         self._kind = response_format
         if response_format == "text":
             self.media_type_whole = b"text/plain; charset=utf-8"
 
-    def encode_whole(self) -> bytes:
+    def encode_whole_response(self) -> bytes:
         """Return the response body with the text of all windows."""
         texts = [
             str(whole["text"]).strip() for whole in (choice.to_object() for choice in self._choices)
@@ -85,7 +85,7 @@ async def transcribe(
     processor, prompt = engine.media.processors.audio, engine.media.processors.speech
     if processor is None or prompt is None:
         raise make_invalid_error("this model does not accept audio", "model", "unsupported_value")
-    kind, language, temperature = _check_fields(fields, prompt)
+    kind, language, temperature = _parse_fields(fields, prompt)
     try:
         windows = await engine.media.run(lambda: processor.process_windows(data))
     except MediaError as error:
@@ -94,8 +94,8 @@ async def transcribe(
         raise errors.convert_exception(error) from None
     if len(windows) > engine.settings.max_queued:
         raise make_invalid_error(
-            f"the audio has {len(windows)} windows; the maximum is {engine.settings.max_queued}"
-            " (--max-queued): split the file",
+            f"the audio has {len(windows)} windows, but the maximum is "
+            f"{engine.settings.max_queued} (--max-queued): split the file",
             "file",
             "audio_too_large",
         )
@@ -123,7 +123,7 @@ async def transcribe(
     return TranscriptionResponse(engine, made, [seconds for seconds, _ in windows], language, kind)
 
 
-def _check_fields(fields: dict[str, str], prompt: WhisperPrompt) -> tuple[str, str, float]:
+def _parse_fields(fields: dict[str, str], prompt: WhisperPrompt) -> tuple[str, str, float]:
     for name, value in fields.items():
         if name not in SUPPORTED_FIELDS and value:
             raise make_invalid_error(
@@ -154,7 +154,7 @@ def _parse_temperature(text: str) -> float:
         value = math.nan
     if not 0 <= value <= 1:
         raise ApiError(
-            400, f"temperature {text!r} is not a number from 0 to 1", param="temperature",
+            400, f"temperature must be a number from 0 to 1, got {text!r}", param="temperature",
             code="invalid_value",
         )  # fmt: skip
     return value

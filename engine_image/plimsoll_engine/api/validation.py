@@ -59,7 +59,7 @@ def decode_body(
             if (match := one.search(str(error)))
         ]
         if not found:
-            raise make_invalid_error(f"the body: {error}") from None
+            raise make_invalid_error(f"the body is invalid: {error}") from None
         place = ".".join(filter(None, found))
         raise make_invalid_error(
             f"{error}{_ONLY_FUNCTIONS_ADVICE if _TOOL_TYPE_PATTERN.fullmatch(place) else ''}", place
@@ -90,7 +90,8 @@ def report_unknown_fields(
     """Add the names in ``unknown_fields`` to ``warnings``; raise ApiError if ``strict``."""
     if unknown_fields and strict:
         raise make_invalid_error(
-            f"the body: unknown field `{unknown_fields[0]}`", unknown_fields[0].rstrip(".") or None
+            f"the body has the unknown field `{unknown_fields[0]}`",
+            unknown_fields[0].rstrip(".") or None,
         )
     if unknown_fields and warnings is not None:
         named = ", ".join(
@@ -307,7 +308,8 @@ def check_values(request: CompletionRequest | ChatRequest | BatchChatRequest) ->
         )
     if request.truncate_prompt_tokens == 0:
         raise make_invalid_error(
-            "truncate_prompt_tokens 0 leaves no prompt: give 1 or more, or -1 for the context",
+            "truncate_prompt_tokens is 0, which leaves no prompt: set it to 1 or more, or to "
+            "-1 for the whole context",
             "truncate_prompt_tokens",
         )
     if request.truncation_side is not None and request.truncate_prompt_tokens is None:

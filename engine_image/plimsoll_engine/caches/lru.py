@@ -25,7 +25,7 @@ class LruCache(Generic[K, V]):
 
     def __init__(self, capacity: int) -> None:
         if capacity < 1:
-            raise ValueError(f"capacity {capacity} is too small: must be at least 1")
+            raise ValueError(f"capacity must be at least 1, got {capacity}")
         self.capacity = capacity
         self.used = 0
         """Total size of all items."""
@@ -65,7 +65,7 @@ class LruCache(Generic[K, V]):
         pinned items leave too little space.
         """
         if size < 0:
-            raise ValueError(f"size {size} must not be negative")
+            raise ValueError(f"size must be at least 0, got {size}")
         excess = self.used - self._sizes.get(key, 0) + size - self.capacity
         evicted: list[tuple[K, V]] = []
         if excess > 0:

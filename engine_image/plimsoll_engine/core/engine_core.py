@@ -142,15 +142,15 @@ class EngineCore:
         """Whether KV blocks are being copied to or from host memory."""
         return self.scheduler.offload is not None and bool(self.scheduler.offload.transfers)
 
-    def poll(self, idle: bool = False) -> None:
+    def poll(self, is_idle: bool = False) -> None:
         """Complete finished KV transfers. Release inherited tables that were not claimed in time.
 
-        Call this between steps. ``idle`` means that there are no requests.
+        Call this between steps. ``is_idle`` means that there are no requests.
         """
         if self.inheritance is not None:
             self.inheritance.release_expired_tables()
         if self.scheduler.offload is not None:
-            self.scheduler.offload.poll(idle)
+            self.scheduler.offload.poll(is_idle)
 
     def reset_prefix_cache(self) -> bool:
         """Drop every cached block that no request uses, on the device and on the host.
@@ -228,11 +228,11 @@ class EngineCore:
                 raise DeviceLostError(f"the device is lost: {error}") from None
         return output
 
-    def _set_adapter(self, request: Request, number: int) -> str | None:
+    def _set_adapter(self, request: Request, adapter_number: int) -> str | None:
         """Set the adapter of ``request``. Return an error message if the adapter is not loaded."""
         adapters = self.runner.adapters
-        request.adapter = None if adapters is None else adapters.get(number)
-        return "the request's adapter is not loaded" if request.adapter is None else None
+        request.adapter = None if adapters is None else adapters.get(adapter_number)
+        return "the adapter of the request is not loaded" if request.adapter is None else None
 
     def abort(self, request_id: str) -> bool:
         """End a request without a response. Return False if no such request exists."""
@@ -298,7 +298,7 @@ class EngineCore:
             if suspect is not None:  # a handover or transfer still holds blocks that it needs
                 self._suspects.appendleft(suspect.request_id)
             if self._in_flight is None and not output.tokens:
-                self._append_confirmed_tokens(output, GRAMMAR_COMPILE_WAIT_S, idle=True)
+                self._append_confirmed_tokens(output, GRAMMAR_COMPILE_WAIT_S, is_idle=True)
                 output.dropped += self._queue_compiled_requests(
                     0.0 if self._unconfirmed else GRAMMAR_COMPILE_WAIT_S
                 )
@@ -330,7 +330,7 @@ class EngineCore:
         except FatalWorkerError:
             raise
         except Exception as error:  # noqa: BLE001 - without drafts the step still works
-            message = f"cannot create drafts: {type(error).__name__}: {error}"
+            message = f"failed to create drafts: {type(error).__name__}: {error}"
             self._raise_if_device_lost(message)
             log.warning(message)
             for chunk in chunks:
@@ -383,7 +383,7 @@ class EngineCore:
         ``num_drafts`` is the number of drafts that were verified.
         """
         assert self.speculation is not None
-        self.speculation.count_verified(request, num_drafts, len(tokens))
+        self.speculation.record_verified_drafts(request, num_drafts, len(tokens))
         for token_id, logprobs in tokens:
             if request.released:
                 break
@@ -413,17 +413,17 @@ class EngineCore:
             self._end_request(request)
 
     def _append_confirmed_tokens(
-        self, output: StepOutput, wait_s: float, idle: bool = False
+        self, output: StepOutput, wait_s: float, is_idle: bool = False
     ) -> None:
         """Append the tokens that grammars have accepted, and add them to ``output``.
 
-        Wait up to ``wait_s`` seconds for fast grammars. If ``idle``, also wait for slow grammars.
-        End requests whose grammar fails or takes too long to check a token.
+        Wait up to ``wait_s`` seconds for fast grammars. If ``is_idle``, also wait for slow
+        grammars. End requests whose grammar fails or takes too long to check a token.
         """
         if not self._unconfirmed:
             return
         masks = self.grammars.masks
-        masks.wait_for_masks(wait_s, idle)
+        masks.wait_for_masks(wait_s, is_idle)
         unconfirmed, self._unconfirmed = self._unconfirmed, []
         for request in unconfirmed:
             matcher = request.matcher
@@ -542,7 +542,7 @@ class EngineCore:
 def _format_deadline_message(request: Request) -> str:
     if not request.num_outputs:
         return "the request's deadline passed before its first token"
-    return f"the request's deadline passed after {request.num_outputs} tokens of output"
+    return f"the request's deadline passed after {request.num_outputs} output tokens"
 
 
 def _create_grammar_failure(request: Request, error: GrammarError) -> RequestFailure:

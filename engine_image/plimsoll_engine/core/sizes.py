@@ -57,16 +57,14 @@ def choose_cache_dtype(name: str, dtype: torch.dtype, device: torch.device) -> t
     if name == "auto":
         return dtype
     if name not in CACHE_DTYPES:
-        raise SettingsError(
-            f"--kv-cache-dtype {name} is unknown: use auto, {', '.join(CACHE_DTYPES)}"
-        )
+        raise SettingsError(f"--kv-cache-dtype must be auto, {', '.join(CACHE_DTYPES)}, got {name}")
     if (
         device.type == "cuda"
         and torch.cuda.get_device_capability(device) < MIN_FP8_COMPUTE_CAPABILITY
     ):
         raise SettingsError(
-            f"--kv-cache-dtype {name} needs a GPU with compute capability 8.9 or higher: omit"
-            " the flag"
+            f"--kv-cache-dtype {name} requires a GPU with compute capability 8.9 or higher: "
+            "omit the flag"
         )
     return CACHE_DTYPES[name]
 
@@ -75,8 +73,9 @@ def check_adapter_support(settings: WorkerConfig, config: Any) -> None:
     """Raise :class:`SettingsError` if adapters are enabled but the model does not support them."""
     if settings.max_loras and not decoder.supports(config):
         raise SettingsError(
-            f"--enable-lora: models of type {config.model_type} do not support adapters. Omit the"
-            f" flag, or use a text model of {', '.join(decoder.SUPPORTED_MODEL_TYPES)}"
+            f"--enable-lora is set, but models of type {config.model_type} do not support "
+            "adapters: omit the flag, or use a text model of "
+            f"{', '.join(decoder.SUPPORTED_MODEL_TYPES)}"
         )
 
 
@@ -101,8 +100,8 @@ def choose_encoder_budget(
     """
     if requested_tokens is not None and requested_tokens < max_media_tokens:
         raise SettingsError(
-            f"--encoder-cache-tokens {requested_tokens} is too small: set at least"
-            f" {max_media_tokens}, the maximum for one image or audio clip of this model"
+            f"--encoder-cache-tokens must be at least {max_media_tokens}, the maximum for "
+            f"one image or audio clip of this model, got {requested_tokens}"
         )
     if requested_tokens is not None:
         return requested_tokens
@@ -134,14 +133,12 @@ def resolve_sizes(
     ):  # fmt: skip
         value = getattr(settings, name)
         if value is not None and value < 1:
-            raise SettingsError(
-                f"--{name.replace('_', '-')} {value} is too small; it must be at least 1"
-            )
+            raise SettingsError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
     max_model_len = settings.max_model_len or max_positions
     if max_model_len > max_positions:
         raise SettingsError(
-            f"--max-model-len {max_model_len} is too large: the model supports {max_positions}"
-            " positions (max_position_embeddings)"
+            f"--max-model-len must be at most {max_positions}, the number of positions of "
+            f"the model (max_position_embeddings), got {max_model_len}"
         )
     block_size = settings.block_size or DEFAULT_BLOCK_SIZE
     max_num_seqs = _choose_max_num_seqs(settings, device)
@@ -159,8 +156,8 @@ def resolve_sizes(
     if num_blocks * block_size < max_model_len:
         if settings.max_model_len is not None and settings.num_blocks is None:
             raise SettingsError(
-                f"--max-model-len {max_model_len} is too large: only {num_blocks} KV blocks of"
-                f" {block_size} tokens fit into memory; lower --max-model-len"
+                f"--max-model-len is {max_model_len}, but only {num_blocks} KV blocks of "
+                f"{block_size} tokens fit into memory: lower --max-model-len"
             )
         max_model_len = num_blocks * block_size
     if max_model_len < 2:

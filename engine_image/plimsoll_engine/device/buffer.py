@@ -62,9 +62,10 @@ class DeviceBuffer:
         if status == CUDA_ERROR_OUT_OF_MEMORY:
             free, total = torch.cuda.mem_get_info()
             raise torch.OutOfMemoryError(
-                f"cannot allocate {nbytes} bytes: {free} of the device's {total} bytes are free"
+                f"cannot allocate {nbytes} bytes, because only {free} of the device's "
+                f"{total} bytes are free"
             )
-        _check(status, "cuMemAlloc")
+        _check_status(status, "cuMemAlloc")
         return cls(pointer.value, nbytes, is_owner=True)
 
     @classmethod
@@ -75,16 +76,16 @@ class DeviceBuffer:
         opened = _load_driver().cuIpcOpenMemHandle_v2(
             ctypes.byref(pointer), _Handle.from_buffer_copy(handle), IPC_LAZY_PEER_ACCESS_FLAG
         )
-        _check(opened, "cuIpcOpenMemHandle")
+        _check_status(opened, "cuIpcOpenMemHandle")
         return cls(pointer.value, nbytes, is_owner=False)
 
-    def export(self) -> bytes:
+    def export_handle(self) -> bytes:
         """Return a handle through which other processes can map this memory."""
         handle = _Handle()
         status = _load_driver().cuIpcGetMemHandle(
             ctypes.byref(handle), ctypes.c_uint64(self.pointer)
         )
-        _check(status, "cuIpcGetMemHandle")
+        _check_status(status, "cuIpcGetMemHandle")
         return bytes(handle)
 
     def as_tensor(self) -> torch.Tensor:
@@ -107,9 +108,9 @@ class DeviceBuffer:
             return True
         pointer, self.pointer = ctypes.c_uint64(self.pointer), 0
         if self._own:
-            _check(_load_driver().cuMemFree_v2(pointer), "cuMemFree")
+            _check_status(_load_driver().cuMemFree_v2(pointer), "cuMemFree")
         else:
-            _check(_load_driver().cuIpcCloseMemHandle(pointer), "cuIpcCloseMemHandle")
+            _check_status(_load_driver().cuIpcCloseMemHandle(pointer), "cuIpcCloseMemHandle")
         return True
 
 
@@ -121,14 +122,14 @@ def retain_primary_context(index: int) -> Iterator[None]:
     releases the GIL meanwhile. Raises CudaError.
     """
     driver, device, context = _load_driver(), ctypes.c_int(), ctypes.c_void_p()
-    _check(driver.cuInit(0), "cuInit")
-    _check(driver.cuDeviceGet(ctypes.byref(device), index), "cuDeviceGet")
+    _check_status(driver.cuInit(0), "cuInit")
+    _check_status(driver.cuDeviceGet(ctypes.byref(device), index), "cuDeviceGet")
     retained = driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
-    _check(retained, "cuDevicePrimaryCtxRetain")
+    _check_status(retained, "cuDevicePrimaryCtxRetain")
     try:
         yield
     finally:
-        _check(driver.cuDevicePrimaryCtxRelease_v2(device), "cuDevicePrimaryCtxRelease")
+        _check_status(driver.cuDevicePrimaryCtxRelease_v2(device), "cuDevicePrimaryCtxRelease")
 
 
 def _load_driver() -> ctypes.CDLL:
@@ -145,10 +146,10 @@ def _ensure_context() -> None:
     torch.cuda.synchronize()
 
 
-def _check(status: int, call: str) -> None:
+def _check_status(status: int, function_name: str) -> None:
     if status == 0:
         return
     text = ctypes.c_char_p()
     _load_driver().cuGetErrorString(status, ctypes.byref(text))
     reason = (text.value or b"unknown error").decode()
-    raise CudaError(f"{call}: {reason} (CUresult {status})")
+    raise CudaError(f"{function_name} failed: {reason} (CUresult {status})")

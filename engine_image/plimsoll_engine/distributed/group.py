@@ -100,10 +100,10 @@ class Group:
         """Replace ``x``, of any shape and dtype, by the ``x`` of rank 0, and return it."""
         return x
 
-    def close(self, rank_lost: bool = False) -> None:
+    def close(self, is_rank_lost: bool = False) -> None:
         """Leave the group. Every rank must call this. Idempotent.
 
-        Set ``rank_lost`` if another rank has exited. Running collectives are then aborted.
+        Set ``is_rank_lost`` if another rank has exited. Running collectives are then aborted.
         """
 
 
@@ -116,8 +116,8 @@ class TorchCollectives:
     They have the interface of :class:`Collectives`.
     """
 
-    def __init__(self, size: int, group: dist.ProcessGroup | None = None) -> None:
-        self._size, self._group = size, group
+    def __init__(self, num_ranks: int, group: dist.ProcessGroup | None = None) -> None:
+        self._size, self._group = num_ranks, group
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         """Return ``x`` of all ranks, as [ranks, *shape of x]."""
@@ -183,7 +183,7 @@ class ProcessGroup(Group):
                 if self._sums is None:
                     self._open_nccl()
         except BaseException:
-            self.close(rank_lost=True)
+            self.close(is_rank_lost=True)
             raise
 
     def _connect(self, sum_shape: AllReduceShape) -> None:
@@ -262,17 +262,17 @@ class ProcessGroup(Group):
         """Implement :meth:`Group.broadcast`. All ranks must pass the same shape and dtype."""
         return self._collectives.broadcast(x)
 
-    def close(self, rank_lost: bool = False) -> None:
-        """Destroy the group. If ``rank_lost``, do not wait for the other ranks."""
+    def close(self, is_rank_lost: bool = False) -> None:
+        """Destroy the group. If ``is_rank_lost``, do not wait for the other ranks."""
         if not dist.is_initialized():
             return
         if self._memory is not None:
             self._sums, self._collectives = None, TorchCollectives(self.shard.size)
-            if not rank_lost:
+            if not is_rank_lost:
                 with contextlib.suppress(RuntimeError):  # raised if the device is lost
                     torch.cuda.synchronize(self._device)
-            self._memory.close(None if rank_lost else self._exchange_bytes)
-        if rank_lost:
+            self._memory.close(None if is_rank_lost else self._exchange_bytes)
+        if is_rank_lost:
             # Stop gloo from waiting for the lost rank. NCCL's kernels may continue to run.
             with contextlib.suppress(RuntimeError):
                 assert dist.group.WORLD is not None

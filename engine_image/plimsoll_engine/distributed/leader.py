@@ -61,8 +61,8 @@ class Leader:
 
     shard: Shard
 
-    def __init__(self, run_dir: str | Path, epoch: int, size: int) -> None:
-        self.shard = Shard(0, size)
+    def __init__(self, run_dir: str | Path, epoch: int, num_ranks: int) -> None:
+        self.shard = Shard(0, num_ranks)
         self.lost = False
         self._path, self.store = make_rendezvous_paths(run_dir, epoch)
         self._peers: dict[int, _Peer] = {}
@@ -103,16 +103,16 @@ class Leader:
                 peer.socket.sendall(data)
             except OSError as error:
                 raise self._mark_rank_lost(
-                    f"the command could not be sent: {error}", rank, rank_exited=True
+                    f"could not receive a command: {error}", rank, has_rank_exited=True
                 ) from None
 
-    def request(self, command: rank_ipc.Command, kind: type[ReplyT]) -> list[ReplyT]:
+    def request_replies(self, command: rank_ipc.Command, reply_type: type[ReplyT]) -> list[ReplyT]:
         """Send ``command`` to all other ranks. Return their replies in rank order.
 
         Raises RanksLostError, or LoadError if a rank reports a permanent failure.
         """
         self.send(command)
-        return self._gather(kind, REPLY_TIMEOUT_S)
+        return self._gather(reply_type, REPLY_TIMEOUT_S)
 
     @contextlib.contextmanager
     def run_together(self, command: rank_ipc.Command) -> Iterator[None]:
@@ -133,7 +133,7 @@ class Leader:
         Only the first call waits for a report.
         """
         if not self._reports:
-            self.request(rank_ipc.ReportMemory(), rank_ipc.RankReport)
+            self.request_replies(rank_ipc.ReportMemory(), rank_ipc.RankReport)
         elif not self._report_requested:
             self.send(rank_ipc.ReportMemory())
             self._report_requested = True
@@ -155,7 +155,7 @@ class Leader:
         """Make the other ranks release their KV pools, unless a rank is lost."""
         with contextlib.suppress(RanksLostError, LoadError):
             if not self.lost:
-                self.request(rank_ipc.ReleasePool(), rank_ipc.Acknowledgement)
+                self.request_replies(rank_ipc.ReleasePool(), rank_ipc.Acknowledgement)
 
     def start_shutdown(self) -> None:
         """Send Shutdown to the other ranks. :meth:`wait_until_shut_down` returns their reports."""
@@ -190,15 +190,15 @@ class Leader:
     def _find_missing_rank(self) -> int:
         return min(set(range(1, self.shard.size)) - self._peers.keys())
 
-    def _gather(self, kind: type[ReplyT], timeout_s: float) -> list[ReplyT]:
+    def _gather(self, reply_type: type[ReplyT], timeout_s: float) -> list[ReplyT]:
         deadline = time.monotonic() + timeout_s
         return [
-            self._receive_reply(peer, rank, kind, deadline - time.monotonic())
+            self._receive_reply(peer, rank, reply_type, deadline - time.monotonic())
             for rank, peer in sorted(self._peers.items())
         ]
 
     def _receive_reply(
-        self, peer: _Peer, rank: int, kind: type[ReplyT], timeout_s: float
+        self, peer: _Peer, rank: int, reply_type: type[ReplyT], timeout_s: float
     ) -> ReplyT:
         deadline = time.monotonic() + timeout_s
         while True:
@@ -206,12 +206,12 @@ class Leader:
                 message = peer.receive(max(0.0, deadline - time.monotonic()))
             except OSError as error:
                 raise self._mark_rank_lost(
-                    f"lost its connection: {error}", rank, rank_exited=True
+                    f"lost its connection: {error}", rank, has_rank_exited=True
                 ) from None
             if message is None:
                 raise self._mark_rank_lost(f"did not answer within {timeout_s:.0f} s", rank)
             self._record(rank, message)
-            if isinstance(message, kind):
+            if isinstance(message, reply_type):
                 return message
 
     def _listen(self) -> None:
@@ -221,7 +221,7 @@ class Leader:
                     self._record(rank, message)
             except OSError as error:
                 raise self._mark_rank_lost(
-                    f"lost its connection: {error}", rank, rank_exited=True
+                    f"lost its connection: {error}", rank, has_rank_exited=True
                 ) from None
 
     def _record(self, rank: int, message: rank_ipc.Reply) -> None:
@@ -232,9 +232,11 @@ class Leader:
             lost = self._mark_rank_lost(message.message, rank)
             raise LoadError(message.message) if message.permanent else lost
 
-    def _mark_rank_lost(self, reason: str, rank: int, rank_exited: bool = False) -> RanksLostError:
+    def _mark_rank_lost(
+        self, reason: str, rank: int, has_rank_exited: bool = False
+    ) -> RanksLostError:
         self.lost = True
-        return RanksLostError(f"rank {rank}: {reason}", rank_exited)
+        return RanksLostError(f"rank {rank} {reason}", has_rank_exited)
 
     def _explain_failure(self, failure: str) -> RanksLostError:
         """Return the error of a rank that failed or exited, or else an error that names rank 0."""
@@ -247,7 +249,9 @@ class Leader:
                 try:
                     while (message := self._peers[rank].receive(0.0)) is not None:
                         if isinstance(message, rank_ipc.RankError):
-                            return RanksLostError(f"rank {rank}: {message.message}")
+                            return RanksLostError(f"rank {rank} failed: {message.message}")
                 except OSError:
-                    return RanksLostError(f"rank {rank} has exited: {failure}", rank_exited=True)
+                    return RanksLostError(
+                        f"rank {rank} has exited: {failure}", has_rank_exited=True
+                    )
         return RanksLostError(f"a step on {self.shard.size} ranks failed on rank 0: {failure}")

@@ -25,7 +25,7 @@ A rank that the zygote does not fork takes seconds to import its modules.
 CONNECT_RETRY_INTERVAL_S = 0.01
 
 
-class LeaderGone(ConnectionError):
+class LeaderLostError(ConnectionError):
     """Rank 0 has closed the connection or reads nothing, so this rank must exit."""
 
 
@@ -33,7 +33,7 @@ class LeaderConnection:
     """Connection of this rank to rank 0."""
 
     def __init__(self, run_dir: str | Path, epoch: int, shard: Shard) -> None:
-        """Connect to rank 0. Raises :class:`LeaderGone` after :data:`CONNECT_TIMEOUT_S`."""
+        """Connect to rank 0. Raises :class:`LeaderLostError` after :data:`CONNECT_TIMEOUT_S`."""
         self.shard = shard
         path, self.store = make_rendezvous_paths(run_dir, epoch)
         self._socket = _connect(path)
@@ -50,7 +50,7 @@ class LeaderConnection:
         try:
             self._socket.sendall(rank_ipc.encode_frame(message))
         except OSError as error:
-            raise LeaderGone(f"rank 0: {error}") from None
+            raise LeaderLostError(f"failed to send a message to rank 0: {error}") from None
 
     def receive(self) -> rank_ipc.Command:
         """Wait for the next command and return it. Raises LeaderGone if rank 0 has exited."""
@@ -59,13 +59,13 @@ class LeaderConnection:
             try:
                 data = self._socket.recv(1 << 20)
             except OSError as error:
-                raise LeaderGone(f"rank 0: {error}") from None
+                raise LeaderLostError(f"failed to receive a command from rank 0: {error}") from None
             if not data:
-                raise LeaderGone("rank 0 has exited")
+                raise LeaderLostError("rank 0 has exited")
             self._commands += map(rank_ipc.to_rank_decoder.decode, self._reader.feed(data))
         return self._commands.popleft()
 
-    def wait_closed(self, timeout_s: float) -> None:
+    def wait_until_closed(self, timeout_s: float) -> None:
         """Wait up to ``timeout_s`` seconds until rank 0 closes the connection. Ignore messages."""
         deadline = time.monotonic() + timeout_s
         with contextlib.suppress(OSError):
@@ -88,7 +88,7 @@ def _connect(path: Path) -> socket.socket:
         except OSError as error:
             connection.close()
             if time.monotonic() > deadline:
-                raise LeaderGone(f"cannot connect to rank 0 at {path}: {error}") from None
+                raise LeaderLostError(f"cannot connect to rank 0 at {path}: {error}") from None
             time.sleep(CONNECT_RETRY_INTERVAL_S)
         else:
             return connection

@@ -58,12 +58,14 @@ class Member:
         size = config.tensor_parallel_size
         if size != self.shard.size:
             raise SettingsError(
-                f"{RANKS_FLAG} {size}: {self.shard.size} ranks were started; start {size}"
+                f"{RANKS_FLAG} is {size}, but {self.shard.size} ranks were started: start "
+                f"{size} ranks"
             )
         if size > 1 and config.kv_offload_bytes:
             raise SettingsError(
                 f"--kv-offload-bytes is not supported with {RANKS_FLAG} {size}, because host "
-                "memory would only have the blocks of one rank; remove one of the two flags"
+                "memory would contain only the blocks of one rank: remove one of the two "
+                "flags"
             )
 
     def join_group(self) -> None:
@@ -84,17 +86,19 @@ class Member:
         """Device memory of the group on this rank, in bytes, even if it could not be released."""
         return self._unreleased + self.group.nbytes
 
-    def find_min_free_bytes(self, free: int | None) -> int | None:
-        """Return the minimum of ``free`` over all ranks; None on a CPU.
+    def find_min_free_bytes(self, free_bytes: int | None) -> int | None:
+        """Return the minimum of ``free_bytes`` over all ranks; None on a CPU.
 
-        ``free`` is the free memory of this rank's device in bytes. The minimum limits the KV pool,
-        which has the same size on all ranks.
+        ``free_bytes`` is the free memory of this rank's device in bytes. The minimum limits the KV
+        pool, which has the same size on all ranks.
         """
-        values = [free]
+        values = [free_bytes]
         if self.leader is not None:
             values += [
                 rank.bytes
-                for rank in self.leader.request(rank_ipc.MeasureFreeMemory(), rank_ipc.FreeMemory)
+                for rank in self.leader.request_replies(
+                    rank_ipc.MeasureFreeMemory(), rank_ipc.FreeMemory
+                )
             ]
         return min((value for value in values if value is not None), default=None)
 
@@ -110,7 +114,7 @@ class Member:
 
     def abort_collectives(self) -> None:
         """Abort gloo's collectives, in which this process may wait for a lost rank."""
-        self.group.close(rank_lost=True)
+        self.group.close(is_rank_lost=True)
 
     def list_owners(self) -> list[Owner]:
         """Return the owner of the device memory for collectives; an empty list if there is none."""

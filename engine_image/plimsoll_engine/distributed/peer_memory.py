@@ -34,25 +34,25 @@ class PeerMemory:
         self._rank = rank
 
     @classmethod
-    def connect(cls, rank: int, size: int, nbytes: int, gather: Gather) -> PeerMemory | None:
+    def connect(cls, rank: int, num_ranks: int, nbytes: int, gather: Gather) -> PeerMemory | None:
         """Allocate a buffer of ``nbytes`` bytes on each rank, and map every buffer on every rank.
 
         If this fails on any rank, return None on all ranks, and log the reason on that rank.
         """
         own_buffer, handle, other_buffers = None, bytes(IPC_HANDLE_BYTES), {}
         try:
-            _check_peer_access(rank, size)
+            _check_peer_access(rank, num_ranks)
             own_buffer = DeviceBuffer.allocate(nbytes)
             own_buffer.as_tensor().zero_()
             torch.cuda.synchronize()
-            handle = own_buffer.export()
+            handle = own_buffer.export_handle()
         except RuntimeError as error:
             _log_fallback(error)
         handles = gather(handle)
         connected = all(any(data) for data in handles)
         if connected:
             try:
-                for peer in range(size):
+                for peer in range(num_ranks):
                     if peer != rank:
                         other_buffers[peer] = DeviceBuffer.map(handles[peer], nbytes)
             except CudaError as error:
@@ -103,13 +103,13 @@ class PeerMemory:
             self._own_buffer.close()
 
 
-def _check_peer_access(rank: int, size: int) -> None:
-    for peer in range(size):
+def _check_peer_access(rank: int, num_ranks: int) -> None:
+    for peer in range(num_ranks):
         if peer != rank and not torch.cuda.can_device_access_peer(rank, peer):
             raise CudaError(f"device {rank} cannot access the memory of device {peer}")
 
 
 def _log_fallback(error: RuntimeError) -> None:
     log.warning(
-        "the ranks cannot share device memory, so NCCL performs their collectives: %s", error
+        "the ranks use NCCL for collectives, because they cannot share device memory: %s", error
     )

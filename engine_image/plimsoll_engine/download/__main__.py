@@ -30,10 +30,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="plimsoll_engine.download", description=__doc__)
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument(
-        "--repository", metavar="ORGANISATION/NAME", help="repository of the Hugging Face Hub"
+        "--repository",
+        metavar="ORGANISATION/NAME",
+        help="repository of the Hugging Face Hub to download",
     )
     source.add_argument(
-        "--s3", metavar="s3://BUCKET/PREFIX", help="download the objects below this prefix"
+        "--s3", metavar="s3://BUCKET/PREFIX", help="URI of the prefix whose objects are downloaded"
     )
     parser.add_argument(
         "--revision",
@@ -48,7 +50,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="directory to download to; default for a repository: the hub's cache",
     )
     parser.add_argument(
-        "--parent", type=int, metavar="PID", help="exit when the process with this PID exits"
+        "--parent",
+        type=int,
+        metavar="PID",
+        help="PID of a process; the download exits when the process exits",
     )
     given = parser.parse_args(arguments)
     if given.s3 and given.to is None:

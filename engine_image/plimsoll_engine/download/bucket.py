@@ -71,7 +71,7 @@ class Bucket:
     others.
     """
 
-    def __init__(self, uri: str, retries: int = MAX_RETRIES) -> None:
+    def __init__(self, uri: str, max_retries: int = MAX_RETRIES) -> None:
         _check_environment()
         self._uri, self._anonymous = (
             uri,
@@ -88,7 +88,7 @@ class Bucket:
                     "read_timeout": READ_TIMEOUT,
                     "timeout": REQUEST_TIMEOUT,
                 },
-                retry_config={"max_retries": retries},
+                retry_config={"max_retries": max_retries},
             )
         except BaseError as error:
             raise self._convert_error(error) from None
@@ -111,18 +111,20 @@ class Bucket:
             raise self._convert_error(error) from None
         return found
 
-    def read_object(self, obj: BucketObject, offset: int) -> Iterator[bytes]:
-        """Yield the content of ``obj`` from ``offset`` on, in blocks.
+    def read_object(self, bucket_object: BucketObject, offset: int) -> Iterator[bytes]:
+        """Yield the content of ``bucket_object`` from ``offset`` on, in blocks.
 
         Raises :class:`ObjectChangedError` if the object has changed since it was listed.
         """
-        for start in range(offset, obj.size, REQUEST_RANGE_BYTES):
+        for start in range(offset, bucket_object.size, REQUEST_RANGE_BYTES):
             options: GetOptions = {
-                "if_match": f'"{obj.etag}"',
-                "range": (start, min(start + REQUEST_RANGE_BYTES, obj.size)),
+                "if_match": f'"{bucket_object.etag}"',
+                "range": (start, min(start + REQUEST_RANGE_BYTES, bucket_object.size)),
             }
             try:
-                yield from self._store.get(obj.path, options=options).stream(STREAM_CHUNK_BYTES)
+                yield from self._store.get(bucket_object.path, options=options).stream(
+                    STREAM_CHUNK_BYTES
+                )
             except (BaseError, FileNotFoundError) as error:
                 raise self._convert_error(error) from None
 
@@ -133,7 +135,9 @@ class Bucket:
         """
         text, _, details = str(error).partition("\n\nDebug source:")
         if isinstance(error, InvalidPathError):
-            return DownloadError(f"{self._uri}: invalid object name: {text}; rename the object")
+            return DownloadError(
+                f"{self._uri} has an object with an invalid name: {text}; rename the object"
+            )
         if "redirect without LOCATION" in text or "AuthorizationHeaderMalformed" in text:
             named = _REGION_PATTERN.search(text)
             region = f"set AWS_REGION to {named[1]}" if named else "set AWS_REGION"
@@ -161,8 +165,10 @@ class Bucket:
                     f"{CREDENTIALS_FIELD} ({reason})"
                 )
             case 429 | 500 | 502 | 503 | 504:
-                return StoreUnreachableError(f"{self._uri}: {answer[1]} {reason}")
-        return DownloadError(f"{self._uri}: {answer[1]} {reason}")
+                return StoreUnreachableError(
+                    f"{self._uri} answered with HTTP {answer[1]}: {reason}"
+                )
+        return DownloadError(f"{self._uri} answered with HTTP {answer[1]}: {reason}")
 
 
 def _check_environment() -> None:
@@ -180,7 +186,7 @@ def _check_environment() -> None:
         )
     for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"):
         if (endpoint := os.environ.get(name)) is not None and not _is_url(endpoint):
-            raise DownloadError(f"{name} must be a URL with http or https: {endpoint}")
+            raise DownloadError(f"{name} must be a URL with http or https, got {endpoint}")
 
 
 def _is_url(text: str) -> bool:

@@ -24,13 +24,13 @@ from plimsoll_engine.download.target import (
     DownloadError,
     ProgressLogger,
     check_free_space,
-    count_bytes,
     is_disk_error,
     is_ignored,
     make_unwritable_error,
     mark_complete,
     mark_incomplete,
     read_complete_version,
+    sum_file_bytes,
 )
 
 log = logging.getLogger("download")
@@ -182,7 +182,7 @@ def download(repository: str, revision: str, target: Path) -> str:
         return commit
     wanted = sum(one.size or 0 for one in info.siblings or ())
     target.mkdir(parents=True, exist_ok=True)
-    check_free_space(target, wanted - count_bytes(target))
+    check_free_space(target, wanted - sum_file_bytes(target))
     mark_incomplete(target)
     with ProgressLogger(target, wanted):
         try:

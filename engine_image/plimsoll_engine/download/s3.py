@@ -27,12 +27,12 @@ from plimsoll_engine.download.target import (
     DownloadError,
     ProgressLogger,
     check_free_space,
-    count_bytes,
     is_ignored,
     make_unwritable_error,
     mark_complete,
     mark_incomplete,
     read_complete_version,
+    sum_file_bytes,
 )
 
 log = logging.getLogger("download")
@@ -50,7 +50,7 @@ def download(uri: str, target: Path) -> str:
     """
     present = read_complete_version(target)
     # Do not retry the listing if the checkpoint is already here.
-    bucket = Bucket(uri) if present is None else Bucket(uri, retries=0)
+    bucket = Bucket(uri) if present is None else Bucket(uri, max_retries=0)
     try:
         listed = bucket.list_objects()
     except StoreUnreachableError as error:
@@ -99,7 +99,7 @@ def _hold_lock(target: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            log.info("waiting for another pod, which downloads to %s", target)
+            log.info("waiting for another pod that downloads to %s", target)
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
@@ -108,7 +108,7 @@ def _download_objects(bucket: Bucket, objects: dict[str, BucketObject], target: 
     index = _read_index(target)
     missing = {name: one for name, one in objects.items() if index.get(name) != one.etag}
     size = sum(one.size for one in objects.values())
-    check_free_space(target, size - count_bytes(target))
+    check_free_space(target, size - sum_file_bytes(target))
     mark_incomplete(target)
     for name in index.keys() - objects.keys():
         (target / name).unlink(missing_ok=True)
@@ -136,21 +136,21 @@ def _download_objects(bucket: Bucket, objects: dict[str, BucketObject], target: 
             pool.shutdown(cancel_futures=True)
 
 
-def _download_object(bucket: Bucket, obj: BucketObject, path: Path) -> None:
-    """Download ``obj`` to ``path``. Resume a partial file of the same ETag."""
+def _download_object(bucket: Bucket, bucket_object: BucketObject, path: Path) -> None:
+    """Download ``bucket_object`` to ``path``. Resume a partial file of the same ETag."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    etag = hashlib.sha256(obj.etag.encode()).hexdigest()[:12]
+    etag = hashlib.sha256(bucket_object.etag.encode()).hexdigest()[:12]
     part = path.with_name(f"{path.name}.{etag}.part")
     for other in path.parent.glob(f"{path.name}.*.part"):
         if other != part:
             other.unlink()
     with part.open("ab") as file:
         offset = file.tell()
-        if offset > obj.size:
+        if offset > bucket_object.size:
             file.truncate(offset := 0)  # appending continues at the new end
-        if offset < obj.size:
+        if offset < bucket_object.size:
             try:
-                for block in bucket.read_object(obj, offset):
+                for block in bucket.read_object(bucket_object, offset):
                     file.write(block)
             except ObjectChangedError:
                 part.unlink()
@@ -158,8 +158,10 @@ def _download_object(bucket: Bucket, obj: BucketObject, path: Path) -> None:
         file.flush()
         os.fsync(file.fileno())
         received = os.fstat(file.fileno()).st_size
-    if received != obj.size:
-        raise StoreUnreachableError(f"{obj.path}: received {received} of {obj.size} bytes")
+    if received != bucket_object.size:
+        raise StoreUnreachableError(
+            f"received only {received} of the {bucket_object.size} bytes of {bucket_object.path}"
+        )
     part.replace(path)
 
 

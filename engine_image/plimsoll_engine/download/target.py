@@ -79,7 +79,7 @@ def check_free_space(target: Path, needed_bytes: int) -> None:
         )
 
 
-def count_bytes(folder: Path) -> int:
+def sum_file_bytes(folder: Path) -> int:
     """Return the total size in bytes of the files below ``folder``, except unreadable ones."""
     total = 0
     for path in folder.rglob("*"):
@@ -93,8 +93,8 @@ def count_bytes(folder: Path) -> int:
 class ProgressLogger:
     """Context manager that logs the downloaded size every :data:`PROGRESS_INTERVAL_S` seconds."""
 
-    def __init__(self, target: Path, expected_bytes: int) -> None:
-        self._target, self._expected_bytes = target, expected_bytes
+    def __init__(self, target: Path, total_bytes: int) -> None:
+        self._target, self._expected_bytes = target, total_bytes
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._log_progress, daemon=True)
 
@@ -107,5 +107,5 @@ class ProgressLogger:
 
     def _log_progress(self) -> None:
         while not self._stop.wait(PROGRESS_INTERVAL_S):
-            present = count_bytes(self._target)
+            present = sum_file_bytes(self._target)
             log.info("downloaded %d of %d MiB", present >> 20, self._expected_bytes >> 20)

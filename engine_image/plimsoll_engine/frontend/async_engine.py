@@ -345,7 +345,10 @@ class AsyncEngine:
             extra={"adapter": adapter.name, "reason": answer.error},
         )
         if adapter.required:
-            self.fail(f"--lora-modules {adapter.name}={adapter.path}: {answer.error}")
+            self.fail(
+                f"cannot load the adapter {adapter.name}={adapter.path} of --lora-modules: "
+                f"{answer.error}"
+            )
 
     def _has_client(self, request_id: str) -> bool:
         generation = self.requests.get(request_id)
@@ -517,7 +520,7 @@ class AsyncEngine:
         if not self.exit_code.done():
             self.exit_code.set_result(0)
 
-    def _on_state_change(self, before: EngineState, after: EngineState) -> None:
-        log.info("engine state changed", extra={"before": str(before), "after": str(after)})
-        if after is EngineState.DRAINING:
+    def _on_state_change(self, old_state: EngineState, new_state: EngineState) -> None:
+        log.info("engine state changed", extra={"before": str(old_state), "after": str(new_state)})
+        if new_state is EngineState.DRAINING:
             self._on_draining()

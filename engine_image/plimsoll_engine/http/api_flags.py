@@ -46,7 +46,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags of :class:`ApiSettings` to ``parser``."""
     add = parser.add_argument
     add("--chat-template", type=Path, metavar="FILE",
-        help="file with a Jinja chat template; default: the checkpoint's")  # fmt: skip
+        help="file with a Jinja chat template; default: that of the checkpoint")  # fmt: skip
     add("--generation-config", default="auto", choices=("auto", "vllm"),
         help="source of sampling defaults: the checkpoint (auto) or vLLM (vllm)")  # fmt: skip
     add("--return-tokens-as-token-ids", action="store_true",
@@ -70,8 +70,8 @@ def create_settings(flags: argparse.Namespace) -> ApiSettings:
     template: Path | None = flags.chat_template
     if template is not None and not template.is_file():
         raise UsageError(
-            f"--chat-template {template}: the file does not exist or cannot be read; use a file "
-            "with a Jinja template"
+            f"the file {template} (--chat-template) does not exist or cannot be read: use a "
+            "file with a Jinja template"
         )
     return ApiSettings(
         chat_template=None if template is None else template.resolve(),

@@ -47,27 +47,27 @@ class BodyBudget:
         """Return a context manager that reserves memory for one body of ``client``."""
         return Reservation(self, client)
 
-    def _reserve(self, client: str, size: int) -> None:
+    def _reserve(self, client: str, size_bytes: int) -> None:
         total = self._get_total_bytes()
         own = self._reserved_by_client.get(client, 0)
-        if own + size > total // 2:
+        if own + size_bytes > total // 2:
             raise BodyBudgetExceededError(
-                f"no memory for a body of {size} bytes: your other requests use {own} of the"
+                f"no memory for a body of {size_bytes} bytes: your other requests use {own} of the"
                 f" {total // 2} bytes per client; retry when one has finished",
                 is_client_share=True,
             )
-        if self._reserved + size > total:
+        if self._reserved + size_bytes > total:
             raise BodyBudgetExceededError(
-                f"no memory for a body of {size} bytes: {self._reserved} of {total} bytes for"
+                f"no memory for a body of {size_bytes} bytes: {self._reserved} of {total} bytes for"
                 " request bodies are in use; retry later",
                 is_client_share=False,
             )
-        self._reserved += size
-        self._reserved_by_client[client] = own + size
+        self._reserved += size_bytes
+        self._reserved_by_client[client] = own + size_bytes
 
-    def _release(self, client: str, size: int) -> None:
-        self._reserved -= size
-        rest = self._reserved_by_client[client] - size
+    def _release(self, client: str, size_bytes: int) -> None:
+        self._reserved -= size_bytes
+        rest = self._reserved_by_client[client] - size_bytes
         if rest:
             self._reserved_by_client[client] = rest
         else:
@@ -83,19 +83,19 @@ class Reservation:
         self._reserved = 0
         self._held_bytes = 0
 
-    def reserve(self, size: int) -> None:
-        """Increase the reservation to ``size`` bytes in total.
+    def reserve(self, size_bytes: int) -> None:
+        """Increase the reservation to ``size_bytes`` bytes in total.
 
         Raises :class:`BodyBudgetExceededError` if the budget does not allow it.
         """
-        if size > MAX_SMALL_BODY_BYTES and size > self._reserved:
-            self._budget._reserve(self._client, size - self._reserved)
-            self._reserved = size
+        if size_bytes > MAX_SMALL_BODY_BYTES and size_bytes > self._reserved:
+            self._budget._reserve(self._client, size_bytes - self._reserved)
+            self._reserved = size_bytes
 
-    def add_held(self, size: int) -> None:
-        """Count ``size`` further bytes as held in memory."""
-        self._held_bytes += size
-        self._budget.held_bytes += size
+    def add_held(self, size_bytes: int) -> None:
+        """Count ``size_bytes`` further bytes as held in memory."""
+        self._held_bytes += size_bytes
+        self._budget.held_bytes += size_bytes
 
     def __enter__(self) -> Reservation:
         return self

@@ -20,8 +20,8 @@ class FairSemaphore:
     The caller limits the number of waiting tasks.
     """
 
-    def __init__(self, slots: int) -> None:
-        self._free = slots
+    def __init__(self, num_slots: int) -> None:
+        self._free = num_slots
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
 
     @contextlib.asynccontextmanager

@@ -44,11 +44,17 @@ BLOCKS_PER_WAIT = 1024
 """Number of blocks whose results a program waits for."""
 
 
-def choose_layout(ranks: int, rows: int, columns: int, dtype: torch.dtype) -> Layout:
-    """Return the buffer layout for sums of up to ``rows`` rows with ``columns`` elements."""
-    words = MAX_WORD_ROWS.get(ranks, MAX_WORD_ROWS[FALLBACK_RANKS]) if dtype.itemsize == 2 else 0
-    whole = rows if ranks == 2 else MAX_WHOLE_ROWS.get(ranks, MAX_WHOLE_ROWS[FALLBACK_RANKS])
-    return Layout(ranks, rows, columns, dtype.itemsize, min(words, rows), whole)
+def choose_layout(num_ranks: int, max_rows: int, num_columns: int, dtype: torch.dtype) -> Layout:
+    """Return the buffer layout for sums of up to ``max_rows`` rows of ``num_columns`` elements."""
+    words = (
+        MAX_WORD_ROWS.get(num_ranks, MAX_WORD_ROWS[FALLBACK_RANKS]) if dtype.itemsize == 2 else 0
+    )
+    whole = (
+        max_rows
+        if num_ranks == 2
+        else MAX_WHOLE_ROWS.get(num_ranks, MAX_WHOLE_ROWS[FALLBACK_RANKS])
+    )
+    return Layout(num_ranks, max_rows, num_columns, dtype.itemsize, min(words, max_rows), whole)
 
 
 class AllReduce:
@@ -72,9 +78,9 @@ class AllReduce:
         self._dtype = dtype
         self.header = buffer[: (COUNTER_INDEX + 1) * 8].view(torch.int64)
         self.header[: len(addresses)] = torch.tensor(addresses, dtype=torch.int64)
-        nbytes = layout.result_rows * layout.columns * layout.itemsize
+        nbytes = layout.max_result_rows * layout.columns * layout.itemsize
         results = buffer[layout.results : layout.results + nbytes]
-        self._results = results.view(dtype).view(layout.result_rows, layout.columns)
+        self._results = results.view(dtype).view(layout.max_result_rows, layout.columns)
         self._block = next_power_of_2(layout.columns)
         self.wait_ns = TIMEOUT_NS if buffer.is_cuda else 0
 
@@ -129,7 +135,8 @@ class AllReduce:
         sizes = self.rank, rows, layout.columns, eps
         common |= {
             "ARRIVED": layout.arrived, "PARTS": layout.parts, "MAX_ROWS": layout.rows,
-            "PART_ROWS": layout.part_rows, "PAD": next_power_of_2(layout.ranks), "ROWS": at_once,
+            "PART_ROWS": layout.max_part_rows, "PAD": next_power_of_2(layout.ranks),
+            "ROWS": at_once,
             "BLOCK": self._block, "num_warps": choose_warps(self._block * at_once),
         }  # fmt: skip
         if not shared:

@@ -42,17 +42,17 @@ class Layout:
         return self.columns * self.itemsize // PAYLOAD_BYTES
 
     @property
-    def part_rows(self) -> int:
+    def max_part_rows(self) -> int:
         """Maximum number of rows that a rank sends to another rank in one sum."""
         return max(min(self.rows, self.whole_rows), -(-self.rows // self.ranks))
 
     @property
     def part_nbytes(self) -> int:
         """Maximum number of bytes that a rank sends to another rank in one collective."""
-        return self.part_rows * self.columns * self.itemsize
+        return self.max_part_rows * self.columns * self.itemsize
 
     @property
-    def result_rows(self) -> int:
+    def max_result_rows(self) -> int:
         """Maximum number of result rows that other ranks write to this buffer."""
         return self.rows if self.rows > self.whole_rows else 0
 
@@ -93,7 +93,7 @@ class Layout:
     @property
     def nbytes(self) -> int:
         """Size of the buffer in bytes."""
-        return _align(self.results + self.result_rows * self.columns * self.itemsize)
+        return _align(self.results + self.max_result_rows * self.columns * self.itemsize)
 
 
 def _align(nbytes: int) -> int:

@@ -47,8 +47,10 @@ def compute_row_bytes(dim: int, itemsize: int) -> int:
     return next_power_of_2(dim) * itemsize
 
 
-def choose_partition(sequences: int, kv_heads: int, row_bytes: int, max_context: int) -> Partition:
-    """Return the partition for a step with ``sequences`` contexts.
+def choose_partition(
+    num_sequences: int, num_kv_heads: int, row_bytes: int, max_context: int
+) -> Partition:
+    """Return the partition for a step with ``num_sequences`` contexts.
 
     It does not depend on the current context lengths, so a captured graph can be replayed.
     ``row_bytes`` is the result of :func:`compute_row_bytes`. ``max_context`` is the maximum context
@@ -57,7 +59,7 @@ def choose_partition(sequences: int, kv_heads: int, row_bytes: int, max_context:
     A step takes as long as its longest context. One program reads about 25 GB/s, so it would need
     0.2 ms for a context of 8192 tokens.
     """
-    programs = sequences * kv_heads
+    programs = num_sequences * num_kv_heads
     if programs > NUM_COUNTERS:
         return Partition(TILE_TOKENS, 1)
     partition = next(

@@ -102,6 +102,7 @@ def _prepare_fallback_folder() -> Path:
         ) from None
     if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
         raise PermissionError(
-            f"{folder} is not private to this user: remove it, or set TMPDIR to another directory"
+            f"{folder} is accessible to other users: remove the folder, or set TMPDIR to "
+            "another directory"
         )
     return folder

@@ -30,12 +30,12 @@ More do not fit into a core's cache, and take twice as long per element.
 """
 
 
-def compute_noise(keys: torch.Tensor, columns: int) -> torch.Tensor:
+def compute_noise(keys: torch.Tensor, num_columns: int) -> torch.Tensor:
     """Return the negated Gumbel noise float32 [rows, columns] of ``keys`` int32 [rows, 2].
 
     This is the logarithm of exponentially distributed numbers.
     """
-    x = torch.arange(columns, dtype=torch.int32, device=keys.device) ^ keys[:, :1]
+    x = torch.arange(num_columns, dtype=torch.int32, device=keys.device) ^ keys[:, :1]
     x ^= (x >> 16) & 0xFFFF
     x *= HASH_MULTIPLIER_1
     low = (x & LOW_31_BITS).float().add_(0.5).mul_(UNIFORM_STEP)

@@ -69,17 +69,21 @@ def list_tiles(dtype: torch.dtype) -> tuple[Tile, ...]:
     )
 
 
-def choose_tile(pairs: int, experts: int, dtype: torch.dtype) -> Tile:
-    """Return the tile for ``pairs`` (row, expert) pairs in a layer with ``experts`` experts."""
+def choose_tile(num_pairs: int, num_experts: int, dtype: torch.dtype) -> Tile:
+    """Return the tile for ``num_pairs`` pairs (row, expert) of a layer."""
     if dtype == torch.float32:
         return (
             FLOAT32_FEW_PAIRS_TILE
-            if pairs <= MAX_FEW_PAIRS_PER_EXPERT * experts
+            if num_pairs <= MAX_FEW_PAIRS_PER_EXPERT * num_experts
             else FLOAT32_MANY_PAIRS_TILE
         )
-    if pairs <= MAX_FEW_PAIRS_PER_EXPERT * experts:
+    if num_pairs <= MAX_FEW_PAIRS_PER_EXPERT * num_experts:
         return FEW_PAIRS_TILE
-    return MEDIUM_PAIRS_TILE if pairs <= MAX_MEDIUM_PAIRS_PER_EXPERT * experts else MANY_PAIRS_TILE
+    return (
+        MEDIUM_PAIRS_TILE
+        if num_pairs <= MAX_MEDIUM_PAIRS_PER_EXPERT * num_experts
+        else MANY_PAIRS_TILE
+    )
 
 
 @triton.jit(do_not_specialize=["pairs"])

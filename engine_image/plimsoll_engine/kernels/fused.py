@@ -19,8 +19,8 @@ from plimsoll_engine.kernels.scaled_product import quantize, scaled_product
 from plimsoll_engine.kernels.sizes import MAX_FEW_ROWS, NUM_COUNTERS
 from plimsoll_engine.kernels.step_plan import StepPlan
 from plimsoll_engine.kernels.whole_prompts import (
-    EqualPrompts,
     FreshRows,
+    PromptJoinPolicy,
     append_tail,
     attend_whole,
     count_rows_of_smallest_call,
@@ -43,7 +43,7 @@ class FusedOps:
     min_add_rows = 1024
 
     def __init__(self) -> None:
-        self._equal = EqualPrompts()
+        self._equal = PromptJoinPolicy()
         self._counters: torch.Tensor | None = None
 
     def _get_arrival_counters(self, device: torch.device) -> torch.Tensor:

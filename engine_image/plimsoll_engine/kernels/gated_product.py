@@ -83,9 +83,9 @@ def supports(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> bool
     return aligned and _count_multiprocessors(x.device) > 0
 
 
-def count_tiles(rows: int, size: int) -> int:
-    """Return the number of tiles of a result [``rows``, ``size``]."""
-    return cdiv(rows, TILE_ROWS) * cdiv(size, TILE_COLUMNS)
+def count_tiles(num_rows: int, num_columns: int) -> int:
+    """Return the number of tiles of a result [``num_rows``, ``num_columns``]."""
+    return cdiv(num_rows, TILE_ROWS) * cdiv(num_columns, TILE_COLUMNS)
 
 
 def is_faster(x: torch.Tensor, weight: torch.Tensor) -> bool:

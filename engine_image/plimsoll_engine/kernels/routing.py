@@ -122,26 +122,28 @@ def _sort_pairs(
         free += tl.sum(hit, axis=0)
 
 
-def compute_max_blocks(pairs: int, experts: int, rows: int) -> int:
-    """Return the maximum number of blocks of ``rows`` pairs, for any distribution over experts.
+def compute_max_blocks(num_pairs: int, num_experts: int, pairs_per_block: int) -> int:
+    """Return the maximum number of blocks, for any distribution of the pairs over experts.
 
     It occurs if the last block of each expert has only one pair.
     """
-    return (pairs + min(experts, pairs) * (rows - 1)) // rows
+    return (num_pairs + min(num_experts, num_pairs) * (pairs_per_block - 1)) // pairs_per_block
 
 
-def route(logits: torch.Tensor, top_k: int, normalised: bool, rows: int, tile: int) -> Routes:
-    """Return the routes for ``logits`` [tokens, experts], in blocks of ``rows`` pairs.
+def route(
+    logits: torch.Tensor, top_k: int, normalised: bool, pairs_per_block: int, pairs_per_tile: int
+) -> Routes:
+    """Return the routes for ``logits`` [tokens, experts], in blocks of ``pairs_per_block`` pairs.
 
     The softmax is computed in float32. If ``normalised``, the weights of each row add up to 1. The
-    sort processes ``tile`` pairs at a time.
+    sort processes ``pairs_per_tile`` pairs at a time.
     """
     tokens, experts = logits.shape
     pairs = tokens * top_k
-    blocks = compute_max_blocks(pairs, experts, rows)
+    blocks = compute_max_blocks(pairs, experts, pairs_per_block)
     numbers = torch.empty(tokens, top_k, dtype=torch.int32, device=logits.device)
     shares = logits.new_empty(tokens, top_k)
-    order = numbers.new_empty(blocks * rows)
+    order = numbers.new_empty(blocks * pairs_per_block)
     owners = numbers.new_empty(blocks)
     launch = get_launch_options(logits.device)
     _choose_experts[(tokens,)](
@@ -151,6 +153,6 @@ def route(logits: torch.Tensor, top_k: int, normalised: bool, rows: int, tile: i
     )  # fmt: skip
     _sort_pairs[(experts,)](
         numbers, order, owners, pairs, blocks, BINS=next_power_of_2(experts + 1),
-        ROWS=rows, TILE=tile, num_warps=8, **launch,
+        ROWS=pairs_per_block, TILE=pairs_per_tile, num_warps=8, **launch,
     )  # fmt: skip
     return Routes(shares, order, owners)

@@ -8,9 +8,9 @@ NUM_COUNTERS = 2048
 """Number of counters for programs that share work: one per context and kv head, or per tile."""
 
 
-def pad_few_rows(rows: int) -> int:
-    """Return ``rows`` padded to a supported number; 0 if more than :data:`MAX_FEW_ROWS`."""
-    return next((padded for padded in (MAX_FEW_ROWS // 2, MAX_FEW_ROWS) if rows <= padded), 0)
+def pad_few_rows(num_rows: int) -> int:
+    """Return ``num_rows`` padded to a supported number; 0 if more than :data:`MAX_FEW_ROWS`."""
+    return next((padded for padded in (MAX_FEW_ROWS // 2, MAX_FEW_ROWS) if num_rows <= padded), 0)
 
 
 def cdiv(total: int, size: int) -> int:
@@ -23,14 +23,14 @@ def next_power_of_2(number: int) -> int:
     return 1 << (number - 1).bit_length()
 
 
-def choose_rows_per_program(rows: int, block: int) -> int:
-    """Return the number of rows, each padded to ``block`` elements, per program of a norm.
+def choose_rows_per_program(num_rows: int, block_size: int) -> int:
+    """Return the number of rows, each padded to ``block_size`` elements, per program of a norm.
 
     A program processes about 4096 elements, or fewer if there are few rows.
     """
-    return next_power_of_2(max(1, min(4096 // block, cdiv(rows, 528))))
+    return next_power_of_2(max(1, min(4096 // block_size, cdiv(num_rows, 528))))
 
 
-def choose_warps(elements: int) -> int:
-    """Return the number of warps for a norm's program with ``elements`` elements."""
-    return 8 if elements > 2048 else 4
+def choose_warps(num_elements: int) -> int:
+    """Return the number of warps for a norm's program with ``num_elements`` elements."""
+    return 8 if num_elements > 2048 else 4

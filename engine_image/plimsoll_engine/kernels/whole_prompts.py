@@ -57,17 +57,22 @@ def list_padded_lengths(longest: int) -> list[int]:
 
 @torch.inference_mode()
 def create_library_plan(
-    padded: int, heads: int, kv_heads: int, dim: int, dtype: torch.dtype, device: torch.device
+    padded_length: int,
+    num_heads: int,
+    num_kv_heads: int,
+    dim: int,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> None:
-    """Run the library once, so that it makes its plan for prompts of ``padded`` tokens.
+    """Run the library once, so that it makes its plan for prompts of ``padded_length`` tokens.
 
     This takes 45 ms on the host. Call it in the thread that runs the steps, because the library
     keeps plans per thread.
     """
-    query = torch.zeros(padded, heads, dim, dtype=dtype, device=device)
-    pairs = torch.zeros(2, padded, kv_heads, dim, dtype=dtype, device=device)
+    query = torch.zeros(padded_length, num_heads, dim, dtype=dtype, device=device)
+    pairs = torch.zeros(2, padded_length, num_kv_heads, dim, dtype=dtype, device=device)
     with sdpa_kernel(LIBRARY_BACKENDS, set_priority=True):
-        _attend_causally(query, pairs, 0, 1, padded, dim**-0.5)
+        _attend_causally(query, pairs, 0, 1, padded_length, dim**-0.5)
 
 
 def select_fastest_backend(plan: StepPlan) -> AbstractContextManager[None]:
@@ -82,8 +87,8 @@ def select_fastest_backend(plan: StepPlan) -> AbstractContextManager[None]:
     )
 
 
-def _pad_length(rows: int) -> int:
-    return -(-rows // PADDED_LENGTH_MULTIPLE) * PADDED_LENGTH_MULTIPLE
+def _pad_length(num_rows: int) -> int:
+    return -(-num_rows // PADDED_LENGTH_MULTIPLE) * PADDED_LENGTH_MULTIPLE
 
 
 class FreshRows(NamedTuple):
@@ -108,7 +113,7 @@ def append_tail(x: torch.Tensor, tail: int) -> torch.Tensor:
     return pad(x, (0, 0, 0, 0, 0, tail))
 
 
-class EqualPrompts:
+class PromptJoinPolicy:
     """Decision which prompts of equal length are computed in one call.
 
     One call instead of several shortens a step by 1 to 3 %. The call needs a plan for the unpadded
@@ -119,9 +124,9 @@ class EqualPrompts:
     def __init__(self) -> None:
         self._steps: Counter[tuple[int, int]] = Counter()
 
-    def count_step(self, whole: tuple[int, ...]) -> frozenset[int]:
-        """Count a step with whole prompts of the lengths ``whole``. Return the lengths to join."""
-        groups = {(rows, count) for rows, count in Counter(whole).items() if count > 1}
+    def count_step(self, whole_lengths: tuple[int, ...]) -> frozenset[int]:
+        """Count a step with whole prompts of these lengths. Return the lengths to join."""
+        groups = {(rows, count) for rows, count in Counter(whole_lengths).items() if count > 1}
         if len(self._steps) > MAX_COUNTED_PROMPT_GROUPS:
             self._steps.clear()
         self._steps.update(groups)
@@ -145,30 +150,35 @@ def count_rows_of_smallest_call(plan: StepPlan, window: int | None) -> int:
 
 
 def _attend_causally(
-    query: torch.Tensor, pairs: torch.Tensor, first: int, count: int, rows: int, scale: float
+    query: torch.Tensor,
+    pairs: torch.Tensor,
+    first_row: int,
+    num_prompts: int,
+    rows_per_prompt: int,
+    scale: float,
 ) -> torch.Tensor:
-    """Return the causal attention of ``count`` prompts of ``rows`` tokens, without copying inputs.
+    """Return the causal attention of prompts of equal length, without copying inputs.
 
-    The prompts begin at row ``first``. The result is [count, rows, heads, dim] in the model's
-    dtype. The rows after a prompt serve as its padding, because its own rows do not attend to them.
-    A single prompt has its padded length as the stride, because the library keeps plans by shape
-    and stride.
+    The prompts begin at row ``first_row``. The result is [``num_prompts``, ``rows_per_prompt``,
+    heads, dim] in the model's dtype. The rows after a prompt serve as its padding, because its own
+    rows do not attend to them. A single prompt has its padded length as the stride, because the
+    library keeps plans by shape and stride.
     """
 
     def prompts(x: torch.Tensor) -> torch.Tensor:
         heads, dim = x.shape[1:]
-        row, padded = heads * dim, _pad_length(rows)
+        row, padded = heads * dim, _pad_length(rows_per_prompt)
         return x.as_strided(
-            (count, heads, padded, dim),
-            ((padded if count == 1 else rows) * row, dim, row, 1),
-            x.storage_offset() + first * row,
+            (num_prompts, heads, padded, dim),
+            ((padded if num_prompts == 1 else rows_per_prompt) * row, dim, row, 1),
+            x.storage_offset() + first_row * row,
         )
 
     attended = scaled_dot_product_attention(
         prompts(query), prompts(pairs[0]), prompts(pairs[1]),
         is_causal=True, scale=scale, enable_gqa=True,
     )  # fmt: skip
-    return attended[:, :, :rows].transpose(1, 2)
+    return attended[:, :, :rows_per_prompt].transpose(1, 2)
 
 
 def attend_whole(

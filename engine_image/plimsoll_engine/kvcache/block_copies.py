@@ -25,8 +25,8 @@ class CopyTicket(Protocol):
 class _DeferredTicket:
     """Ticket of a batch that is copied when the ticket is first polled."""
 
-    def __init__(self, copy: Callable[[], None]) -> None:
-        self._copy: Callable[[], None] | None = copy
+    def __init__(self, run_copy: Callable[[], None]) -> None:
+        self._copy: Callable[[], None] | None = run_copy
 
     def is_done(self) -> bool:
         copy, self._copy = self._copy, None
@@ -52,13 +52,13 @@ class BlockCopier:
     """
 
     def __init__(
-        self, kv: torch.Tensor, block_size: int, slots: int, scales: torch.Tensor | None = None
+        self, kv: torch.Tensor, block_size: int, num_slots: int, scales: torch.Tensor | None = None
     ) -> None:
         self._device = [kv] if scales is None else [kv, scales]
         self._block_size = block_size
         cuda: Any = torch.cuda
         self._stream = cuda.Stream(kv.device) if kv.is_cuda else None
-        self._host = [_allocate_buffer(tensor, block_size, slots) for tensor in self._device]
+        self._host = [_allocate_buffer(tensor, block_size, num_slots) for tensor in self._device]
 
     @property
     def nbytes(self) -> int:
@@ -67,34 +67,34 @@ class BlockCopier:
 
     def store(self, blocks_and_slots: Sequence[tuple[int, int]]) -> CopyTicket:
         """Start to copy blocks to the host. Each pair is (device block, host slot)."""
-        return self._start_copies(blocks_and_slots, to_host=True)
+        return self._start_copies(blocks_and_slots, copy_to_host=True)
 
     def load(self, blocks_and_slots: Sequence[tuple[int, int]]) -> CopyTicket:
         """Start to copy slots to the device. Each pair is (device block, host slot)."""
-        return self._start_copies(blocks_and_slots, to_host=False)
+        return self._start_copies(blocks_and_slots, copy_to_host=False)
 
     def _start_copies(
-        self, blocks_and_slots: Sequence[tuple[int, int]], to_host: bool
+        self, blocks_and_slots: Sequence[tuple[int, int]], copy_to_host: bool
     ) -> CopyTicket:
         if self._stream is None:
-            return _DeferredTicket(lambda: self._copy(blocks_and_slots, to_host))
+            return _DeferredTicket(lambda: self._copy(blocks_and_slots, copy_to_host))
         # Wait for the model's pending reads and writes of the pool.
         self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
         with torch.cuda.stream(self._stream):
-            self._copy(blocks_and_slots, to_host)
+            self._copy(blocks_and_slots, copy_to_host)
             cuda: Any = torch.cuda
             event = cuda.Event()
             event.record(self._stream)
         return _EventTicket(event)
 
     @torch.inference_mode()
-    def _copy(self, blocks_and_slots: Sequence[tuple[int, int]], to_host: bool) -> None:
+    def _copy(self, blocks_and_slots: Sequence[tuple[int, int]], copy_to_host: bool) -> None:
         assert self._device, "closed"
         for block, slot in blocks_and_slots:
             start = block * self._block_size
             for pool, buffer in zip(self._device, self._host, strict=True):
                 source, target = pool[:, :, start : start + self._block_size], buffer[slot]
-                if not to_host:
+                if not copy_to_host:
                     source, target = target, source
                 target.copy_(source, non_blocking=True)
 
@@ -107,13 +107,13 @@ class BlockCopier:
         self._host = []
 
 
-def _allocate_buffer(pool: torch.Tensor, block_size: int, slots: int) -> torch.Tensor:
-    """Return a host buffer for ``slots`` blocks of ``pool`` [2, layers, tokens, ...].
+def _allocate_buffer(pool: torch.Tensor, block_size: int, num_slots: int) -> torch.Tensor:
+    """Return a host buffer for ``num_slots`` blocks of ``pool`` [2, layers, tokens, ...].
 
     It is filled with zeros, so that all its pages are resident from the start.
     """
     two, layers, _, *rest = pool.shape
-    shape = (slots, two, layers, block_size, *rest)
+    shape = (num_slots, two, layers, block_size, *rest)
     return torch.empty(shape, dtype=pool.dtype, pin_memory=pool.is_cuda).zero_()
 
 

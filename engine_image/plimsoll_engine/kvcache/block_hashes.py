@@ -111,8 +111,8 @@ def hash_tail(request: HashableRequest, computed: int, block_size: int) -> bytes
     return hash_block(parent, tokens, _encode_media(request.media, start, len(tokens)))
 
 
-def _encode_media(media: Sequence[Media], start: int, size: int) -> bytes:
-    """Return the keys and offsets of the media that overlap ``size`` tokens from ``start`` on.
+def _encode_media(media: Sequence[Media], start: int, num_tokens: int) -> bytes:
+    """Return the keys and offsets of the media in the ``num_tokens`` tokens from ``start`` on.
 
     Media without placeholder tokens count as one token.
     """
@@ -121,5 +121,5 @@ def _encode_media(media: Sequence[Media], start: int, size: int) -> bytes:
     return b"".join(
         item.key + (item.start - start).to_bytes(8, signed=True)
         for item in media
-        if item.start < start + size and item.start + max(1, item.length) > start
+        if item.start < start + num_tokens and item.start + max(1, item.length) > start
     )

@@ -34,7 +34,7 @@ class BlockPool:
         """
         if num_blocks < 1 or block_size < 1:
             raise ValueError(
-                f"num_blocks {num_blocks}, block_size {block_size}: both must be at least 1"
+                f"num_blocks and block_size must be at least 1, got {num_blocks} and {block_size}"
             )
         self.num_blocks = num_blocks
         self.block_size = block_size
@@ -73,22 +73,22 @@ class BlockPool:
         """Number of blocks that can be allocated: free and cached blocks."""
         return self.num_free + self.num_cached
 
-    def count_blocks(self, tokens: int) -> int:
-        """Return the number of blocks that ``tokens`` tokens need."""
-        return -(-tokens // self.block_size)
+    def count_blocks(self, num_tokens: int) -> int:
+        """Return the number of blocks that ``num_tokens`` tokens need."""
+        return -(-num_tokens // self.block_size)
 
-    def allocate(self, count: int) -> list[int] | None:
-        """Return ``count`` blocks with one reference each; None if too few are available."""
-        if count > self.num_available:
+    def allocate(self, num_blocks: int) -> list[int] | None:
+        """Return ``num_blocks`` blocks with one reference each; None if too few are available."""
+        if num_blocks > self.num_available:
             return None
-        if count > len(self._free):
-            self._free_evicted(self.prefix.evict(count - len(self._free)))
-        blocks = [self._free.pop() for _ in range(count)]
+        if num_blocks > len(self._free):
+            self._free_evicted(self.prefix.evict(num_blocks - len(self._free)))
+        blocks = [self._free.pop() for _ in range(num_blocks)]
         for block in blocks:
             self._references[block] = 1
             self.allocation_counts[block] += 1
-        self.num_used += count
-        self.num_references += count
+        self.num_used += num_blocks
+        self.num_references += num_blocks
         return blocks
 
     def find_cached_prefix(self, hashes: Iterable[bytes]) -> list[int]:
@@ -141,12 +141,12 @@ class BlockPool:
             else:
                 self.prefix.unpin(key)
 
-    def list_oldest_cached(self, count: int) -> list[tuple[bytes, int]]:
+    def list_oldest_cached(self, max_entries: int) -> list[tuple[bytes, int]]:
         """Return (hash, block) for the cached blocks that will be evicted next.
 
-        Only the ``count`` least recently used entries of the prefix cache are searched.
+        Only the ``max_entries`` least recently used entries of the prefix cache are searched.
         """
-        oldest = ((key, self.prefix.get(key)) for key in islice(self.prefix, count))
+        oldest = ((key, self.prefix.get(key)) for key in islice(self.prefix, max_entries))
         return [(k, b) for k, b in oldest if b is not None and not self._references[b]]
 
     def reset_prefix_cache(self) -> int:

@@ -50,7 +50,7 @@ class Transfer:
     blocks: list[int]
     slots: list[int]
     ticket: CopyTicket
-    to_host: bool
+    copy_to_host: bool
     allocation_counts: list[int] = field(default_factory=list)
     started: float = field(default_factory=time.monotonic)
 
@@ -58,16 +58,16 @@ class Transfer:
 class Offload:
     """Prefix cache of up to ``slots`` blocks in host memory, for blocks that ``pool`` evicts."""
 
-    def __init__(self, pool: BlockPool, copies: BlockCopier, slots: int) -> None:
+    def __init__(self, pool: BlockPool, copier: BlockCopier, num_slots: int) -> None:
         self.pool = pool
-        self.copies = copies
-        self.slots = slots
-        self.stored: LruCache[bytes, int] = LruCache(slots)
+        self.copies = copier
+        self.slots = num_slots
+        self.stored: LruCache[bytes, int] = LruCache(num_slots)
         """Slots on the host by hash. A slot is pinned during a transfer."""
         self.transfers: list[Transfer] = []
         self.stored_total = 0
         self.loaded_total = 0
-        self._free = list(range(slots - 1, -1, -1))
+        self._free = list(range(num_slots - 1, -1, -1))
 
     @classmethod
     def create(
@@ -86,14 +86,14 @@ class Offload:
         slots = size_bytes // block_bytes
         if slots < 1:
             raise ValueError(
-                f"{size_bytes} bytes are too few for KV offload: one KV block has {block_bytes}"
+                f"KV offload needs at least {block_bytes} bytes for one KV block, got {size_bytes}"
             )
         return cls(pool, BlockCopier(kv, pool.block_size, slots, scales), slots)
 
-    def poll(self, idle: bool = False) -> None:
+    def poll(self, is_idle: bool = False) -> None:
         """Complete finished transfers, and start copying blocks that will be evicted soon.
 
-        ``idle`` means that no step is running. Only fault injection uses it.
+        ``is_idle`` means that no step is running. Only fault injection uses it.
         """
         for transfer in [t for t in self.transfers if t.ticket.is_done()]:
             self.transfers.remove(transfer)
@@ -108,7 +108,7 @@ class Offload:
         num_on_device = len(self.pool.find_cached_prefix(keys))
         if self.is_fetching(keys[num_on_device:]):
             return True
-        offloading = {key for t in self.transfers if t.to_host for key in t.keys}
+        offloading = {key for t in self.transfers if t.copy_to_host for key in t.keys}
         wanted: list[bytes] = []
         for key in keys[num_on_device:]:
             if key not in self.stored or key in offloading:
@@ -129,7 +129,7 @@ class Offload:
             self.stored.pin(key)
             slots.append(slot)
         ticket = self.copies.load(list(zip(blocks, slots, strict=True)))
-        self.transfers.append(Transfer(wanted, blocks, slots, ticket, to_host=False))
+        self.transfers.append(Transfer(wanted, blocks, slots, ticket, copy_to_host=False))
         return True
 
     def is_fetching(self, keys: Sequence[bytes]) -> bool:
@@ -140,7 +140,7 @@ class Offload:
         wanted = set(keys)
         stale_before = time.monotonic() - STALE_TRANSFER_S
         return any(
-            not t.to_host and t.started > stale_before and not wanted.isdisjoint(t.keys)
+            not t.copy_to_host and t.started > stale_before and not wanted.isdisjoint(t.keys)
             for t in self.transfers
         )
 
@@ -177,7 +177,7 @@ class Offload:
         return [
             block
             for transfer in self.transfers
-            if not transfer.to_host and transfer.started > started_after
+            if not transfer.copy_to_host and transfer.started > started_after
             for block in transfer.blocks
         ]
 
@@ -197,7 +197,7 @@ class Offload:
         if not ages:
             return []
         return [
-            f"{len(ages)} KV transfers are not polled; the oldest started {max(ages):.0f} s ago"
+            f"{len(ages)} KV transfers are not polled; the oldest has run for {max(ages):.0f} s"
         ]
 
     def find_problems(self) -> list[str]:
@@ -259,15 +259,15 @@ class Offload:
     def _complete(self, transfer: Transfer) -> None:
         for key in transfer.keys:
             self.stored.unpin(key)
-        if transfer.to_host:
-            self._keep_copies(transfer)
+        if transfer.copy_to_host:
+            self._store_copied_blocks(transfer)
             return
         self.loaded_total += len(transfer.keys)
         for key, block in zip(transfer.keys, transfer.blocks, strict=True):
             self.pool.register(block, key)
         self.pool.release(transfer.blocks)
 
-    def _keep_copies(self, transfer: Transfer) -> None:
+    def _store_copied_blocks(self, transfer: Transfer) -> None:
         rows = zip(
             transfer.keys, transfer.blocks, transfer.slots, transfer.allocation_counts, strict=True
         )

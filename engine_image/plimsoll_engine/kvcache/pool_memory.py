@@ -35,19 +35,19 @@ class PoolTensors(NamedTuple):
 
 def make_pool_tensors(
     kv: KVShape,
-    slots: int,
+    num_slots: int,
     dtype: torch.dtype,
     device: torch.device,
     memory: torch.Tensor | None = None,
 ) -> PoolTensors:
-    """Return the tensors of a pool for ``slots`` tokens.
+    """Return the tensors of a pool for ``num_slots`` tokens.
 
     If ``memory`` uint8 [bytes] is given, the tensors are views of it, and keep its contents.
     Otherwise, they are new and filled with zeros, because pages that become resident later would
     look like growth.
     """
     layers, heads, dim = kv
-    shape = (2, layers, slots, heads, dim)
+    shape = (2, layers, num_slots, heads, dim)
     if memory is None:
         pairs = torch.empty(shape, dtype=dtype, device=device).zero_()
         if dtype != FP8:
@@ -55,7 +55,7 @@ def make_pool_tensors(
         return PoolTensors(pairs, torch.zeros(shape[:-1], dtype=torch.float32, device=device))
     if dtype != FP8:
         return PoolTensors(memory.view(dtype).view(shape), None)
-    size = 2 * layers * slots * heads * dim
+    size = 2 * layers * num_slots * heads * dim
     scales = memory[size:].view(torch.float32).view(shape[:-1])
     return PoolTensors(memory[:size].view(dtype).view(shape), scales)
 

@@ -29,10 +29,10 @@ def count_lost_blocks(engine: EngineCore) -> int:
     if engine.inheritance is not None:  # it will release the blocks that it holds
         live_blocks += engine.inheritance.list_held_blocks()
     # Waiting requests hold no blocks. If they do because of a bug, blocks are examined below.
-    running = _select_with_client(engine, engine.scheduler.running)
+    running = _select_requests_with_client(engine, engine.scheduler.running)
     if pool.num_references == sum(len(request.block_ids) for request in running) + len(live_blocks):
         return 0
-    waited_for = _select_with_client(engine, engine.requests.values())
+    waited_for = _select_requests_with_client(engine, engine.requests.values())
     needed = set(chain(live_blocks, *(request.block_ids for request in waited_for)))
     return len(pool.count_references().keys() - needed)
 
@@ -57,10 +57,10 @@ def count_lost_encoder_tokens(engine: EngineCore) -> int | None:
     cache, outputs = engine.scheduler.encoder, engine.runner.outputs
     if cache is None or outputs is None:
         return None
-    running = {r.request_id for r in _select_with_client(engine, engine.scheduler.running)}
+    running = {r.request_id for r in _select_requests_with_client(engine, engine.scheduler.running)}
     held = sum(e.tokens for e in cache.entries.values() if e.holders.isdisjoint(running))
     return held + outputs.count_unknown_tokens(cache.list_known_keys())
 
 
-def _select_with_client(engine: EngineCore, requests: Iterable[Request]) -> list[Request]:
+def _select_requests_with_client(engine: EngineCore, requests: Iterable[Request]) -> list[Request]:
     return [request for request in requests if request.request_id not in engine.abandoned]

@@ -29,7 +29,11 @@ def trim(
         for owner in engine.list_owners()
         if (flush := owner.flush) is not None
     ]
-    reports = [] if leader is None else leader.request(rank_ipc.TrimRank(), rank_ipc.RankTrimReport)
+    reports = (
+        []
+        if leader is None
+        else leader.request_replies(rank_ipc.TrimRank(), rank_ipc.RankTrimReport)
+    )
     return steps + _combine_steps(
         [trim_process(engine.runner.device, python_memory), *(o.steps for o in reports)]
     )

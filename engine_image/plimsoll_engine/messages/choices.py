@@ -16,17 +16,21 @@ ms on one CPU core, so this is about 20 ms.
 """
 
 
-def create_choice(first: Submit, other: Submit) -> Choice | None:
-    """Return ``other`` as a choice of the request ``first``.
+def create_choice(first_submit: Submit, other_submit: Submit) -> Choice | None:
+    """Return ``other_submit`` as a choice of the request ``first_submit``.
 
     Return None if the requests differ in a field that all choices of a request share.
     """
-    if other.prompt_ids is not first.prompt_ids or _clear_choice_fields(
-        other
-    ) != _clear_choice_fields(first):
+    if other_submit.prompt_ids is not first_submit.prompt_ids or _clear_choice_fields(
+        other_submit
+    ) != _clear_choice_fields(first_submit):
         return None
     return Choice(
-        other.request_id, other.sampling.seed, other.output_ids, other.arrived, other.attempt
+        other_submit.request_id,
+        other_submit.sampling.seed,
+        other_submit.output_ids,
+        other_submit.arrived,
+        other_submit.attempt,
     )
 
 

@@ -134,7 +134,7 @@ def encode_handover(handover: Handover) -> bytes:
     if len(body) > MAX_HANDOVER_BYTES - _HEADER.size:
         raise HandoverRefusedError(
             HandoverOutcome.TOO_LARGE,
-            f"the block tables of {len(body)} bytes exceed {MAX_HANDOVER_BYTES} bytes",
+            f"the block tables have {len(body)} bytes, but the maximum is {MAX_HANDOVER_BYTES}",
         )
     return (
         _HEADER.pack(HANDOVER_MAGIC, HANDOVER_VERSION, _compute_digest(HANDOVER_VERSION, body))
@@ -146,7 +146,8 @@ def decode_handover(data: bytes) -> Handover:
     """Return the handover in a message. Raises :class:`HandoverRefusedError` if it is invalid."""
     if not _HEADER.size <= len(data) <= MAX_HANDOVER_BYTES:
         raise HandoverRefusedError(
-            HandoverOutcome.DAMAGED, f"the handover has an invalid length of {len(data)} bytes"
+            HandoverOutcome.DAMAGED,
+            f"the handover message has an invalid length of {len(data)} bytes",
         )
     magic, version, digest = _HEADER.unpack_from(data)
     body = data[_HEADER.size :]
@@ -157,13 +158,14 @@ def decode_handover(data: bytes) -> Handover:
     if version != HANDOVER_VERSION:
         raise HandoverRefusedError(
             HandoverOutcome.OTHER_VERSION,
-            f"the handover has version {version}; only version {HANDOVER_VERSION} is supported",
+            f"the handover message has version {version}, but only version "
+            f"{HANDOVER_VERSION} is supported",
         )
     try:
         handover: Handover = _decoder.decode(body)
     except (msgspec.DecodeError, RecursionError) as error:
         raise HandoverRefusedError(
-            HandoverOutcome.DAMAGED, f"the handover cannot be decoded: {error}"
+            HandoverOutcome.DAMAGED, f"cannot decode the handover message: {error}"
         ) from None
     return handover
 

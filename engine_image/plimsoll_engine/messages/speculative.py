@@ -48,18 +48,16 @@ def parse_speculative(text: str) -> Speculative:
     if found.method == "draft_model":
         if not found.model:
             raise ValueError(
-                "field model: method 'draft_model' requires the folder of a checkpoint"
+                "field model must be the folder of a checkpoint for method 'draft_model'"
             )
         for name in ("prompt_lookup_max", "prompt_lookup_min"):
             if getattr(found, name) is not None:
-                raise ValueError(
-                    f"field {name}: it applies only to method 'ngram'; remove the field"
-                )
+                raise ValueError(f"field {name} applies only to method 'ngram': remove the field")
     elif found.model is not None:
-        raise ValueError("field model: it applies only to method 'draft_model'; remove the field")
+        raise ValueError("field model applies only to method 'draft_model': remove the field")
     shortest, longest = found.ngram_lengths
     if shortest > longest:
         raise ValueError(
-            f"field prompt_lookup_min: {shortest} exceeds prompt_lookup_max {longest}; lower it"
+            f"field prompt_lookup_min must be at most prompt_lookup_max ({longest}), got {shortest}"
         )
     return found

@@ -56,7 +56,7 @@ class Decoder:
         shard: Shard = WHOLE_MODEL,
         quantization: Quantization | None = None,
     ) -> None:
-        self.spec = spec = DecoderSpec.from_config(config).for_shard(shard)
+        self.spec = spec = DecoderSpec.from_config(config).take_shard(shard)
         self.shard = shard
         self.group: Group = SINGLE_RANK_GROUP
         self.parts = make_parts(spec, shard, quantization)
@@ -103,19 +103,19 @@ class Decoder:
         ValueError, naming the first tensor that does not match.
         """
         if unmatched := sorted(tensors.keys() ^ self.parts.keys()):
-            raise ValueError(f"tensor {unmatched[0]} is missing, or is not part of this model")
+            raise ValueError(f"tensor {unmatched[0]} is missing, or does not belong to this model")
         embed = tensors["embed"]
         for name, tensor in tensors.items():
             if tuple(tensor.shape) != self.parts[name].shape:
                 shape = self.parts[name].shape
                 raise ValueError(
-                    f"tensor {name} must have shape {shape}, not {tuple(tensor.shape)}"
+                    f"tensor {name} must have shape {shape}, got {tuple(tensor.shape)}"
                 )
             dtype = self.parts[name].dtype or embed.dtype
             if (tensor.dtype, tensor.device) != (dtype, embed.device):
                 raise ValueError(
-                    f"tensor {name} is {tensor.dtype} on {tensor.device}, but must be {dtype} on"
-                    f" {embed.device}"
+                    f"tensor {name} must be {dtype} on {embed.device}, got {tensor.dtype} on "
+                    f"{tensor.device}"
                 )
         self._tensors = dict(tensors)
         if self.spec.tied:
@@ -146,12 +146,12 @@ class Decoder:
         ]
         return min(len(kinds), max(2, *(1 + kinds.index(kind) for kind in set(kinds))))
 
-    def truncate(self, layers: int) -> Decoder:
-        """Return a model of the first ``layers`` layers. It shares the tensors and the group."""
+    def truncate(self, num_layers: int) -> Decoder:
+        """Return a model of the first ``num_layers`` layers. It shares tensors and group."""
         model = copy.copy(self)
-        model.spec = replace(self.spec, layers=layers, windows=self.spec.windows[:layers])
-        model.kv = KVShape(layers, self.kv.heads, self.kv.dim)
-        model._layers = self._layers[:layers]
+        model.spec = replace(self.spec, layers=num_layers, windows=self.spec.windows[:num_layers])
+        model.kv = KVShape(num_layers, self.kv.heads, self.kv.dim)
+        model._layers = self._layers[:num_layers]
         return model
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
@@ -318,7 +318,7 @@ class Decoder:
         self, stream: torch.Tensor, x: torch.Tensor, index: int, adapters: RowAdapters | None
     ) -> torch.Tensor:
         """Add the output of the MLP for ``x`` to ``stream``. Return the input of the next layer."""
-        ops, layer, norm = self._ops, self._layers[index], self._get_norm_after(index)
+        ops, layer, norm = self._ops, self._layers[index], self._get_norm_after_layer(index)
         if layer.router is not None:
             x = self._compute_experts(x, layer, layer.router)
             return self.group.add_norm(ops, x, stream, norm, self.spec.eps)
@@ -358,18 +358,18 @@ class Decoder:
         plain = self.group is SINGLE_RANK_GROUP and bias is None and adapters is None
         return plain and stream.shape[0] >= self._ops.min_add_rows
 
-    def _is_small_step(self, rows: int, plan: StepPlan) -> bool:
-        """Report whether :meth:`_forward_small_step` computes a step of ``rows`` rows faster.
+    def _is_small_step(self, num_rows: int, plan: StepPlan) -> bool:
+        """Report whether :meth:`_forward_small_step` computes a step of ``num_rows`` rows faster.
 
         For more than one row, it must be a decode step, which runs as a CUDA graph. Without a
         graph, it takes longer to launch the fused kernels.
         """
-        if rows == 1:
+        if num_rows == 1:
             return self._ops.get_max_projection_rows(self._layers[0].qkv) > 0
-        if plan.decodes < rows or self.spec.mixture is not None:
+        if plan.decodes < num_rows or self.spec.mixture is not None:
             return False
         matrices = ((layer.qkv, layer.out, layer.gate_up, layer.down) for layer in self._layers)
-        return rows <= min(
+        return num_rows <= min(
             self._ops.get_max_projection_rows(weight) for weights in matrices for weight in weights
         )
 
@@ -402,7 +402,7 @@ class Decoder:
             return add_norm(ops.project(x, weight, bias), norm)
 
         for index, layer in enumerate(self._layers):
-            after = self._get_norm_after(index)
+            after = self._get_norm_after_layer(index)
             norm = layer.attention_norm if is_single_rank else None
             qkv = ops.project(x, layer.qkv, layer.qkv_bias, norm, eps)
             query = ops.rotate_and_store(qkv, rotary, layer.norms, eps, plan, index)
@@ -418,7 +418,7 @@ class Decoder:
             x = add_product(x, layer.down, layer.down_bias, after)
         return ops.rms_norm(x, self._tensors["norm"], eps) if is_single_rank else x
 
-    def _get_norm_after(self, index: int) -> torch.Tensor:
+    def _get_norm_after_layer(self, index: int) -> torch.Tensor:
         """Return the weight of the norm after layer ``index``."""
         following = index + 1
         if following < len(self._layers):

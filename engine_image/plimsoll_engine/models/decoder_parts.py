@@ -62,7 +62,7 @@ class DecoderSpec:
             mixture=Mixture.from_config(config),
         )
 
-    def for_shard(self, shard: Shard) -> DecoderSpec:
+    def take_shard(self, shard: Shard) -> DecoderSpec:
         """Return the spec for one of ``shard.size`` ranks.
 
         Heads and intermediate columns are divided by the number of ranks. Raises ValueError, naming
@@ -78,15 +78,15 @@ class DecoderSpec:
         ):
             if count % shard.size:
                 raise ValueError(
-                    f"field {field}: {count} is not divisible by {RANKS_FLAG} {shard.size}; use a "
-                    f"value that divides {count}"
+                    f"field {field} is {count}, which is not divisible by {RANKS_FLAG} "
+                    f"{shard.size}: use a value of the flag that divides {count}"
                 )
         return replace(
             self,
             heads=self.heads // shard.size,
             kv_heads=self.kv_heads // shard.size,
             intermediate=self.intermediate // shard.size,
-            mixture=None if mixture is None else mixture.for_shard(shard),
+            mixture=None if mixture is None else mixture.take_shard(shard),
         )
 
 

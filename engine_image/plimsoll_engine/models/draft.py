@@ -20,8 +20,8 @@ def build_draft_model(folder: Path, dtype: torch.dtype) -> Decoder:
     config = loader.load_config(folder)
     if not decoder.supports(config):
         raise LoadError(
-            f"{folder / 'config.json'}: field model_type: {config.model_type} is not supported "
-            f"as a draft model; use one of {', '.join(decoder.SUPPORTED_MODEL_TYPES)}"
+            f"{folder / 'config.json'}: model_type {config.model_type} is not supported for "
+            f"draft models: use one of {', '.join(decoder.SUPPORTED_MODEL_TYPES)}"
         )
     try:
         return Decoder(config, dtype, quantization=loader.read_quantization(config))

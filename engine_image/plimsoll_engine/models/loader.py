@@ -34,7 +34,7 @@ from plimsoll_engine.models.safetensors_files import (
     loses_precision,
     open_safetensors,
     raise_for_invalid_tensors,
-    read_index,
+    read_weight_map,
     warn_about_rounding,
 )
 
@@ -102,14 +102,17 @@ def choose_device(name: str, shard: Shard = WHOLE_MODEL) -> torch.device:
     With several ranks, rank r gets CUDA device r. Raises LoadError if the device does not exist.
     """
     if name not in ("auto", "cpu", "cuda"):
-        raise LoadError(f"--device {name!r} is not supported: use auto, cpu or cuda")
+        raise LoadError(f"--device must be auto, cpu or cuda, got {name!r}")
     if name == "cuda" and not torch.cuda.is_available():
-        raise LoadError("--device cuda: no CUDA device is visible; use cpu or auto")
+        raise LoadError(
+            "--device cuda requires a CUDA device, but none is visible: use cpu or auto"
+        )
     if name == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
     if shard.size > (count := torch.cuda.device_count()):
         raise LoadError(
-            f"{RANKS_FLAG} {shard.size}: only {count} CUDA devices are visible; use at most {count}"
+            f"{RANKS_FLAG} is {shard.size}, but only {count} CUDA devices are visible: use "
+            f"at most {count}"
         )
     return torch.device("cuda", torch.cuda.current_device() if shard == WHOLE_MODEL else shard.rank)
 
@@ -121,9 +124,9 @@ def load_config(folder: Path) -> Any:
     """
     path = folder / "config.json"
     if not folder.is_dir():
-        raise LoadError(f"model {folder}: no such folder; pass the folder of a checkpoint")
+        raise LoadError(f"the model folder {folder} does not exist: use the folder of a checkpoint")
     if not path.is_file():
-        raise LoadError(f"{path}: no such file; every checkpoint must contain it")
+        raise LoadError(f"{path} does not exist, but every checkpoint must contain it")
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, TypeError, KeyError, StrictDataclassError) as error:
@@ -137,8 +140,9 @@ def load_config(folder: Path) -> Any:
         ) from None
     if quantized is not None and not decoder.supports(config):
         raise LoadError(
-            f"{path}: field {quantization.CONFIG_FIELD}: quantized weights are not supported for "
-            f"model_type {config.model_type}, only for {', '.join(decoder.SUPPORTED_MODEL_TYPES)}"
+            f"{path}: field {quantization.CONFIG_FIELD} specifies quantized weights, which "
+            f"are not supported for model_type {config.model_type}, only for "
+            f"{', '.join(decoder.SUPPORTED_MODEL_TYPES)}"
         )
     if config.model_type == "whisper":
         return config
@@ -146,11 +150,11 @@ def load_config(folder: Path) -> Any:
     for field in REQUIRED_CONFIG_FIELDS:
         if not isinstance(getattr(text, field, None), int):
             raise LoadError(
-                f"{path}: field {field} is missing; the engine needs the config of a "
+                f"{path}: field {field} is missing, but the engine needs the config of a "
                 "decoder-only model"
             )
     if (kind := rope.get_rope_type(text)) in LENGTH_DEPENDENT_ROPE_TYPES:
-        raise LoadError(f"{path}: field rope_parameters.rope_type: {kind} is not supported")
+        raise LoadError(f"{path}: field rope_parameters.rope_type has the unsupported value {kind}")
     return config
 
 
@@ -185,9 +189,7 @@ def choose_dtype(name: str, config: Any, device: torch.device) -> torch.dtype:
     if name in DTYPES_BY_NAME:
         return DTYPES_BY_NAME[name]
     if name != "auto":
-        raise LoadError(
-            f"--dtype {name!r} is not supported: use one of auto, {', '.join(DTYPES_BY_NAME)}"
-        )
+        raise LoadError(f"--dtype must be auto, {', '.join(DTYPES_BY_NAME)}, got {name!r}")
     if device.type == "cpu":
         return torch.float32
     return torch.float32 if config.dtype == torch.float32 else torch.bfloat16
@@ -204,8 +206,9 @@ def build_model(
     try:
         if shard != WHOLE_MODEL and not decoder.supports(config):
             raise ValueError(
-                f"field model_type: {config.model_type} supports only one rank; use {RANKS_FLAG} 1 "
-                f"instead of {shard.size}, or a model of {', '.join(decoder.SUPPORTED_MODEL_TYPES)}"
+                f"models of type {config.model_type} support only one rank: use {RANKS_FLAG} "
+                f"1 instead of {shard.size}, or a model of "
+                f"{', '.join(decoder.SUPPORTED_MODEL_TYPES)}"
             )
         if config.model_type == "whisper":
             from plimsoll_engine.models.whisper import WhisperModel
@@ -214,8 +217,8 @@ def build_model(
         if not decoder.supports(get_text_config(config)):
             if config.model_type == "llava":
                 raise ValueError(
-                    "field text_config: the text model is not supported; use a model with Llama, "
-                    "Mistral or Qwen"
+                    "field text_config has an unsupported text model: use a model with "
+                    "Llama, Mistral or Qwen"
                 )
             return None
         if config.model_type == "llava":
@@ -281,7 +284,7 @@ def load_tensors(model: NativeModel, folder: Path) -> None:
                     (target.isfinite() & (target >= 0)).all()
                 ):
                     mismatched.append(f"{where} contains a negative or non-finite scale")
-    places = {model.normalize_name(name): file for name, file in read_index(folder).items()}
+    places = {model.normalize_name(name): file for name, file in read_weight_map(folder).items()}
     raise_for_invalid_tensors(
         folder,
         missing=[

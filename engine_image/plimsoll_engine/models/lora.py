@@ -147,7 +147,7 @@ def apply_linear(
     return y
 
 
-class _Config(msgspec.Struct):
+class _AdapterConfig(msgspec.Struct):
     """Fields of ``adapter_config.json`` that change the result of an adapter."""
 
     r: int
@@ -185,40 +185,42 @@ Such an adapter gives wrong results with the original weights (PEFT, ``LoraConfi
 """
 
 
-def _read_config(folder: Path, max_rank: int) -> _Config:
+def _read_config(folder: Path, max_rank: int) -> _AdapterConfig:
     path = folder / ADAPTER_CONFIG_FILE
     if not path.is_file():
-        raise LoadError(f"{path}: no such file; every adapter must contain it")
+        raise LoadError(f"{path} does not exist, but every adapter must contain it")
     try:
         if path.stat().st_size > MAX_CONFIG_BYTES:
             raise LoadError(
-                f"{path}: the file is larger than {MAX_CONFIG_BYTES} bytes, the maximum size of an"
-                " adapter's config"
+                f"{path} is larger than {MAX_CONFIG_BYTES} bytes, the maximum size of an "
+                "adapter's config"
             )
-        config = msgspec.json.decode(path.read_bytes(), type=_Config)
+        config = msgspec.json.decode(path.read_bytes(), type=_AdapterConfig)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise LoadError(f"{path}: {error}") from None
     if config.peft_type != "LORA":
-        raise LoadError(f"{path}: field peft_type: {config.peft_type} is not supported, only LORA")
+        raise LoadError(f"{path}: field peft_type must be LORA, got {config.peft_type}")
     if config.bias != "none":
-        raise LoadError(f"{path}: field bias: {config.bias!r} is not supported, only 'none'")
+        raise LoadError(f"{path}: field bias must be 'none', got {config.bias!r}")
     for field in UNSUPPORTED_FIELDS:
         if value := getattr(config, field):
             raise LoadError(
-                f"{path}: field {field}: {value!r} is not supported; train the adapter without it"
+                f"{path}: field {field} must not be set, got {value!r}: train the adapter "
+                "without this field"
             )
     start = config.init_lora_weights
     if isinstance(start, str) and start.startswith(BASE_CHANGING_INIT_PREFIXES):
         raise LoadError(
-            f"{path}: field init_lora_weights: {start!r} also changes the base model; convert "
-            "the adapter with PEFT's path_initial_model_for_weight_conversion"
+            f"{path}: the value {start!r} of the field init_lora_weights also changes the "
+            "base model: convert the adapter with PEFT's "
+            "path_initial_model_for_weight_conversion"
         )
     if config.r < 1:
-        raise LoadError(f"{path}: field r: {config.r} is not a valid rank: must be at least 1")
+        raise LoadError(f"{path}: field r must be at least 1, got {config.r}")
     if config.r > max_rank:
         raise LoadError(
-            f"{path}: field r: {config.r} exceeds --max-lora-rank {max_rank}; restart the engine "
-            "with a higher value"
+            f"{path}: field r is {config.r}, which exceeds --max-lora-rank {max_rank}: "
+            "restart the engine with a higher value"
         )
     return config
 
@@ -228,7 +230,9 @@ def _matches_path(path: str, names: Sequence[str]) -> bool:
     return any(path == name or path.endswith(f".{name}") for name in names)
 
 
-def _list_projections(config: _Config, targets: Mapping[str, LoraTarget], where: Path) -> set[str]:
+def _list_projections(
+    config: _AdapterConfig, targets: Mapping[str, LoraTarget], config_path: Path
+) -> set[str]:
     """Return the paths of the projections that the config lists by name.
 
     Return an empty set if the config selects projections in another way.
@@ -240,7 +244,8 @@ def _list_projections(config: _Config, targets: Mapping[str, LoraTarget], where:
         if not any(_matches_path(path, [name]) for path in targets):
             kinds = sorted({path.rpartition(".")[2] for path in targets})
             raise LoadError(
-                f"{where}: field target_modules: {name} is not supported, only {', '.join(kinds)}"
+                f"{config_path}: field target_modules may contain only {', '.join(kinds)}, "
+                f"got {name}"
             )
     if config.layers_to_transform is not None or config.exclude_modules:
         return set()
@@ -261,14 +266,14 @@ def read_adapter(
     """
     if not folder.is_dir():
         raise LoadError(
-            f"{folder}: no such folder; an adapter is a folder with {ADAPTER_CONFIG_FILE} and"
-            f" {WEIGHTS_FILE}"
+            f"the adapter folder {folder} does not exist: an adapter is a folder with "
+            f"{ADAPTER_CONFIG_FILE} and {WEIGHTS_FILE}"
         )
     config = _read_config(folder, max_rank)
     listed = _list_projections(config, targets, folder / ADAPTER_CONFIG_FILE)
     path = folder / WEIGHTS_FILE
     if not path.is_file():
-        raise LoadError(f"{path}: no such file; every adapter must contain it")
+        raise LoadError(f"{path} does not exist, but every adapter must contain it")
     halves: dict[str, dict[str, torch.Tensor]] = {}
     unexpected, mismatched = [], []
     digest = blake2b(str(config.scale).encode(), digest_size=DIGEST_BYTES)
@@ -302,7 +307,7 @@ def read_adapter(
     ]
     raise_for_invalid_tensors(folder, unexpected=unexpected, mismatched=mismatched, missing=missing)
     if not halves:
-        raise LoadError(f"{path}: the file contains no tensors")
+        raise LoadError(f"{path} contains no tensors")
     deltas: dict[tuple[int, str], list[LoraDelta]] = {}
     for source, pair in halves.items():
         target = targets[source]

@@ -30,13 +30,14 @@ def stack_media(
 
 
 def make_dummy_media(
-    kind: Literal["image", "audio"], shape: Sequence[int], placeholders: int, tokens: int
+    kind: Literal["image", "audio"], shape: Sequence[int], num_placeholders: int, num_tokens: int
 ) -> Media:
     """Return an image or audio clip of zeros for the warm-up.
 
-    It has ``placeholders`` placeholder tokens in the prompt, and ``tokens`` encoder output tokens.
+    It has ``num_placeholders`` placeholder tokens in the prompt, and ``num_tokens`` encoder output
+    tokens.
     """
     size = 4
     for length in shape:
         size *= length
-    return Media(kind, b"example", 0, placeholders, tokens, list(shape), data=bytes(size))
+    return Media(kind, b"example", 0, num_placeholders, num_tokens, list(shape), data=bytes(size))

@@ -59,7 +59,9 @@ class Mixture:
             return None
         top_k = _read_int(config, "num_experts_per_tok", 1, MAX_EXPERTS_PER_TOKEN)
         if top_k > experts:
-            raise ValueError(f"field num_experts_per_tok: {top_k} exceeds num_experts, {experts}")
+            raise ValueError(
+                f"field num_experts_per_tok must be at most num_experts ({experts}), got {top_k}"
+            )
         return cls(
             experts=experts,
             top_k=top_k,
@@ -68,15 +70,16 @@ class Mixture:
             layers=layers,
         )
 
-    def for_shard(self, shard: Shard) -> Mixture:
+    def take_shard(self, shard: Shard) -> Mixture:
         """Return the mixture for one of ``shard.size`` ranks.
 
         Raises ValueError if ``width`` is not divisible by the number of ranks.
         """
         if self.width % shard.size:
             raise ValueError(
-                f"field moe_intermediate_size: {self.width} is not divisible by {RANKS_FLAG} "
-                f"{shard.size}; use a value that divides {self.width}"
+                f"field moe_intermediate_size is {self.width}, which is not divisible by "
+                f"{RANKS_FLAG} {shard.size}: use a value of the flag that divides "
+                f"{self.width}"
             )
         return replace(self, width=self.width // shard.size)
 
@@ -96,6 +99,6 @@ class Mixture:
 def _read_int(config: Any, field: str, minimum: int, maximum: int | None = None) -> int:
     value = getattr(config, field, None)
     if not isinstance(value, int) or value < minimum or (maximum is not None and value > maximum):
-        bounds = f"at least {minimum}" if maximum is None else f"{minimum} to {maximum}"
-        raise ValueError(f"field {field}: {value!r} is not supported: must be {bounds}")
+        bounds = f"at least {minimum}" if maximum is None else f"from {minimum} to {maximum}"
+        raise ValueError(f"field {field} must be {bounds}, got {value!r}")
     return value

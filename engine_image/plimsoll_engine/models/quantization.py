@@ -54,8 +54,8 @@ class Quantization:
         if ignored and len(ignored) < len(paths):
             quantized = next(path for path in paths if path not in ignored)
             raise ValueError(
-                f"field {CONFIG_FIELD}.ignore: matches {ignored[0]} but not {quantized}, which the"
-                " engine fuses into one matrix; it must match both or neither"
+                f"field {CONFIG_FIELD}.ignore matches {ignored[0]} but not {quantized}, "
+                "which the engine fuses into one matrix: it must match both or neither"
             )
         return not ignored
 
@@ -66,8 +66,8 @@ class Quantization:
         """
         if not self._is_ignored(path):
             raise ValueError(
-                f"field {CONFIG_FIELD}.ignore: must match {path}; FP8 weights of {name} are not"
-                " supported"
+                f"field {CONFIG_FIELD}.ignore must match {path}, because FP8 weights of "
+                f"{name} are not supported"
             )
 
     def _is_ignored(self, path: str) -> bool:
@@ -79,10 +79,10 @@ class Quantization:
         )
 
 
-def parse_config(value: Any, tied: bool = False) -> Quantization | None:
+def parse_config(value: Any, is_head_tied: bool = False) -> Quantization | None:
     """Return the quantization in the config field ``quantization_config``; None if it is missing.
 
-    ``tied`` means that the output head is the embedding, which is never quantized. Raises
+    ``is_head_tied`` means that the output head is the embedding, which is never quantized. Raises
     ValueError, naming the field, if a field is not supported.
     """
     if value is None:
@@ -94,12 +94,13 @@ def parse_config(value: Any, tied: bool = False) -> Quantization | None:
     for name in ("kv_cache_scheme", "sparsity_config", "transform_config"):
         if config.get(name):
             raise ValueError(
-                f"field {CONFIG_FIELD}.{name}: {_format_value(config[name])} is not supported"
+                f"field {CONFIG_FIELD}.{name} has the unsupported value "
+                f"{_format_value(config[name])}"
             )
     groups = _require_object(config.get("config_groups"), f"{CONFIG_FIELD}.config_groups")
     if len(groups) != 1:
         raise ValueError(
-            f"field {CONFIG_FIELD}.config_groups: expected one group, not {len(groups)}"
+            f"field {CONFIG_FIELD}.config_groups must have exactly one group, got {len(groups)}"
         )
     for name, group in groups.items():
         _check_group(_require_object(group, f"{CONFIG_FIELD}.config_groups.{name}"), name)
@@ -107,12 +108,12 @@ def parse_config(value: Any, tied: bool = False) -> Quantization | None:
         "quant_method", "format", "quantization_status", "kv_cache_scheme", "sparsity_config",
         "transform_config", "config_groups", "ignore", "version", "global_compression_ratio",
     }  # fmt: skip
-    _reject_unknown(config, fields, CONFIG_FIELD)
-    quantization = Quantization(_read_ignore(config.get("ignore")))
-    if not tied and quantization.is_quantized([OUTPUT_HEAD]):
+    _reject_unknown_fields(config, fields, CONFIG_FIELD)
+    quantization = Quantization(_parse_ignored_layers(config.get("ignore")))
+    if not is_head_tied and quantization.is_quantized([OUTPUT_HEAD]):
         raise ValueError(
-            f"field {CONFIG_FIELD}.ignore: must include {OUTPUT_HEAD}; a quantized output head is"
-            " not supported"
+            f"field {CONFIG_FIELD}.ignore must include {OUTPUT_HEAD}, because a quantized "
+            "output head is not supported"
         )
     return quantization
 
@@ -121,8 +122,8 @@ NEVER_QUANTIZED = (OUTPUT_HEAD, r"re:.*\.mlp\.gate$")
 """Layers that are never quantized: the output head and the routers."""
 
 
-def make_config(ignore: Sequence[str] = NEVER_QUANTIZED) -> dict[str, Any]:
-    """Return the ``quantization_config`` of a checkpoint that quantizes all but ``ignore``."""
+def make_config(ignored_layers: Sequence[str] = NEVER_QUANTIZED) -> dict[str, Any]:
+    """Return the ``quantization_config`` that quantizes all layers but ``ignored_layers``."""
 
     def make_arguments(fields: Mapping[str, Any]) -> dict[str, Any]:
         return {**fields, "observer": None, "observer_kwargs": {}}
@@ -138,7 +139,7 @@ def make_config(ignore: Sequence[str] = NEVER_QUANTIZED) -> dict[str, Any]:
         "format": QUANT_FORMAT,
         "quantization_status": "compressed",
         "config_groups": {"group_0": group},
-        "ignore": list(ignore),
+        "ignore": list(ignored_layers),
         "kv_cache_scheme": None,
     }
 
@@ -156,25 +157,23 @@ def _check_group(group: Mapping[str, Any], name: str) -> None:
         arguments = _require_object(group.get(field), inner)
         for key, value in expected.items():
             _require_value(arguments, inner, key, value, default=ARGUMENT_DEFAULTS[key])
-        _reject_unknown(arguments, {*expected, *FIELDS_WITHOUT_EFFECT}, inner)
-    _reject_unknown(
+        _reject_unknown_fields(arguments, {*expected, *FIELDS_WITHOUT_EFFECT}, inner)
+    _reject_unknown_fields(
         group,
         {"targets", "format", "output_activations", "weights", "input_activations"},
         config_path,
     )
 
 
-def _read_ignore(value: Any) -> tuple[str, ...]:
+def _parse_ignored_layers(value: Any) -> tuple[str, ...]:
     config_path = f"{CONFIG_FIELD}.ignore"
     entries = [] if value is None else value
     if not isinstance(entries, list) or not all(isinstance(entry, str) for entry in entries):
-        raise ValueError(
-            f"field {config_path}: must be a list of names, not {_format_value(value)}"
-        )
+        raise ValueError(f"field {config_path} must be a list of names, got {_format_value(value)}")
     if len(entries) > MAX_IGNORE_ENTRIES:
         raise ValueError(
-            f"field {config_path}: {len(entries)} entries exceed the maximum of"
-            f" {MAX_IGNORE_ENTRIES}"
+            f"field {config_path} must have at most {MAX_IGNORE_ENTRIES} entries, got "
+            f"{len(entries)}"
         )
     for entry in entries:
         pattern = entry.removeprefix(PATTERN_PREFIX)
@@ -184,16 +183,16 @@ def _read_ignore(value: Any) -> tuple[str, ...]:
             or ALLOWED_PATTERN_ELEMENT.sub("", pattern)
         ):
             raise ValueError(
-                f"field {config_path}: pattern {_format_value(pattern)} is not supported; use"
-                f" names, dots, .* and \\d+, with at most {MAX_PATTERN_REPETITIONS} repetitions and"
-                f" {MAX_PATTERN_CHARACTERS} characters"
+                f"field {config_path} has the unsupported pattern {_format_value(pattern)}: "
+                f"use names, dots, .* and \\d+, with at most {MAX_PATTERN_REPETITIONS} "
+                f"repetitions and {MAX_PATTERN_CHARACTERS} characters"
             )
     return tuple(entries)
 
 
 def _require_object(value: Any, config_path: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise ValueError(f"field {config_path}: must be an object, not {_format_value(value)}")
+        raise ValueError(f"field {config_path} must be an object, got {_format_value(value)}")
     return value
 
 
@@ -208,16 +207,19 @@ def _require_value(
     value = default if value is None else value
     if value != expected or isinstance(value, bool) != isinstance(expected, bool):
         raise ValueError(
-            f"field {config_path}.{field}: {_format_value(value)} is not supported, only"
-            f" {_format_value(expected)}"
+            f"field {config_path}.{field} must be {_format_value(expected)}, got "
+            f"{_format_value(value)}"
         )
 
 
-def _reject_unknown(config: Mapping[str, Any], known: set[str], config_path: str) -> None:
+def _reject_unknown_fields(
+    config: Mapping[str, Any], known_fields: set[str], config_path: str
+) -> None:
     for field, value in config.items():
-        if field not in known and value not in (None, {}, [], False):
+        if field not in known_fields and value not in (None, {}, [], False):
             raise ValueError(
-                f"field {config_path}.{field}: {_format_value(value)} is not supported"
+                f"field {config_path}.{field} is not supported, but has the value "
+                f"{_format_value(value)}"
             )
 
 

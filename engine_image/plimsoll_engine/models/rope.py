@@ -27,7 +27,7 @@ def compute_inverse_frequencies(config: Any, dim: int) -> torch.Tensor:
     for name in ("rope_theta", *needed.get(kind, ())):
         if not isinstance(parameters.get(name), int | float):
             value = parameters.get(name)
-            raise ValueError(f"field rope_parameters.{name} must be a number, not {value!r}")
+            raise ValueError(f"field rope_parameters.{name} must be a number, got {value!r}")
     exponents = torch.arange(0, dim, 2, dtype=torch.float32) / dim
     inverse: torch.Tensor = 1.0 / float(parameters["rope_theta"]) ** exponents
     if kind == "linear":
@@ -38,7 +38,7 @@ def compute_inverse_frequencies(config: Any, dim: int) -> torch.Tensor:
 
 
 def _scale_llama3(
-    inverse: torch.Tensor, parameters: dict[str, Any], positions: int
+    inverse: torch.Tensor, parameters: dict[str, Any], original_positions: int
 ) -> torch.Tensor:
     """Return ``inverse`` scaled as in Llama 3.1.
 
@@ -47,7 +47,7 @@ def _scale_llama3(
     """
     factor = float(parameters["factor"])
     low, high = float(parameters["low_freq_factor"]), float(parameters["high_freq_factor"])
-    original: int = parameters.get("original_max_position_embeddings") or positions
+    original: int = parameters.get("original_max_position_embeddings") or original_positions
     turns = original * inverse / (2 * math.pi)
     ramp = ((turns - low) / (high - low)).clamp(0, 1)
     return ramp * inverse + (1 - ramp) * inverse / factor

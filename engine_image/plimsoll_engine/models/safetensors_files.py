@@ -41,17 +41,19 @@ def list_weight_files(folder: Path) -> list[Path]:
         return [folder / SINGLE_FILE]
     if not (folder / INDEX_FILE).is_file():
         if not (files := sorted(folder.glob("*.safetensors"))):
-            raise LoadError(f"{folder}: no *.safetensors file; convert the weights to safetensors")
+            raise LoadError(
+                f"{folder} contains no *.safetensors file: convert the weights to safetensors"
+            )
         return files
-    names = sorted(set(read_index(folder).values()))
+    names = sorted(set(read_weight_map(folder).values()))
     if missing := [name for name in names if not (folder / name).is_file()]:
         raise LoadError(
-            f"{folder / INDEX_FILE}: lists {missing[0]}, which does not exist in {folder}"
+            f"{folder / INDEX_FILE} lists {missing[0]}, which does not exist in {folder}"
         )
     return [folder / name for name in names]
 
 
-def read_index(folder: Path) -> dict[str, str]:
+def read_weight_map(folder: Path) -> dict[str, str]:
     """Return the weight file of each tensor, as listed in the index; empty if no index is used.
 
     Raises LoadError if the index is invalid.
@@ -62,10 +64,12 @@ def read_index(folder: Path) -> dict[str, str]:
     try:
         weight_map = json.loads(index.read_bytes())["weight_map"]
         if not weight_map or not all(Path(n).name == n for n in weight_map.values()):
-            raise ValueError("must map tensors to names of files in the folder of the index")
+            raise ValueError(
+                "the field must map tensors to names of files in the folder of the index"
+            )
         return dict(weight_map)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise LoadError(f"{index}: cannot read the field weight_map: {error!r}") from None
+        raise LoadError(f"cannot read the field weight_map of {index}: {error!r}") from None
 
 
 @contextmanager
@@ -114,25 +118,28 @@ def raise_for_invalid_tensors(folder: Path, **names_by_problem: Collection[str])
     for problem, tensors in names_by_problem.items():
         if names := sorted(tensors):
             shown = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
-            raise LoadError(f"{folder}: {len(names)} {problem} tensors: {shown}")
+            raise LoadError(f"{folder} has {len(names)} {problem} tensors: {shown}")
 
 
 def find_mismatch(
-    name: str, tensor: Any, expected: tuple[int, ...], types: Sequence[str] = FLOAT_DTYPES
+    name: str,
+    tensor: Any,
+    expected_shape: tuple[int, ...],
+    allowed_dtypes: Sequence[str] = FLOAT_DTYPES,
 ) -> str | None:
     """Return an error message if ``tensor`` has a wrong shape or dtype, otherwise None.
 
-    ``tensor`` is a slice of a safetensors file. ``expected`` is its shape, and ``types`` are the
-    permitted dtypes.
+    ``tensor`` is a slice of a safetensors file. ``expected_shape`` is its shape, and
+    ``allowed_dtypes`` are the permitted dtypes.
     """
-    if tuple(tensor.get_shape()) != expected:
-        return format_shape_mismatch(name, tensor.get_shape(), expected)
-    if tensor.get_dtype() not in types:
-        return f"{name}: the dtype is {tensor.get_dtype()}, but must be {' or '.join(types)}"
+    if tuple(tensor.get_shape()) != expected_shape:
+        return format_shape_mismatch(name, tensor.get_shape(), expected_shape)
+    if tensor.get_dtype() not in allowed_dtypes:
+        return f"{name} must have the dtype {' or '.join(allowed_dtypes)}, got {tensor.get_dtype()}"
     return None
 
 
 def format_shape_mismatch(name: str, file_shape: Sequence[int], model_shape: Sequence[int]) -> str:
     """Return the error message for a tensor with a wrong shape."""
     shapes = f"{tuple(file_shape)} in the file, but {tuple(model_shape)} in the model"
-    return f"{name}: the shape is {shapes}"
+    return f"{name} has the shape {shapes}"

@@ -41,8 +41,8 @@ def load_transformers_model(
     """
     if getattr(config, "attention_chunk_size", None):
         raise LoadError(
-            f"{folder / 'config.json'}: field attention_chunk_size: chunked attention is not "
-            "supported"
+            f"{folder / 'config.json'}: field attention_chunk_size must not be set, because "
+            "chunked attention is not supported"
         )
     transformers_model.register_attention()
     transformers.utils.logging.set_verbosity_error()

@@ -47,7 +47,7 @@ def compute_paged_attention(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     window = options.get("sliding_window", getattr(module, "sliding_window", None))
     if window is not None and not isinstance(window, int):
-        raise NotImplementedError(f"sliding_window {window!r}: must be a number of tokens")
+        raise NotImplementedError(f"sliding_window must be a number of tokens, got {window!r}")
     out = ops.attend(rows.contiguous(), plan, layer, scale, window)
     return out.unsqueeze(0), None
 

@@ -73,8 +73,7 @@ class WhisperModel:
     def __init__(self, config: Any, dtype: torch.dtype) -> None:
         if config.activation_function != "gelu":
             raise ValueError(
-                f"field activation_function: {config.activation_function} is not supported, only "
-                "gelu"
+                f"field activation_function must be gelu, got {config.activation_function}"
             )
         self.kv = get_kv_shape(config)
         with torch.device("meta"):

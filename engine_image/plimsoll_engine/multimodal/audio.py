@@ -37,7 +37,7 @@ def decode(data: bytes, rate_hz: int) -> Samples:
         raise MediaError("the audio file is empty", "invalid_audio")
     if len(data) > MAX_FILE_BYTES:
         raise MediaError(
-            f"the audio file exceeds the maximum of {MAX_FILE_BYTES} bytes: split it",
+            f"the audio file is larger than the maximum of {MAX_FILE_BYTES} bytes: split the file",
             "audio_too_large",
         )
     try:
@@ -51,7 +51,7 @@ def decode(data: bytes, rate_hz: int) -> Samples:
         # str(error) would start with the buffer's name; error_string is libsndfile's message.
         why = remove_addresses(getattr(error, "error_string", str(error))).rstrip(".")
         raise MediaError(
-            f"the audio cannot be decoded ({why}); use wav, flac, mp3 or ogg",
+            f"cannot decode the audio ({why}): use wav, flac, mp3 or ogg",
             "invalid_audio",
         ) from None
     if not len(frames):
@@ -68,30 +68,31 @@ def decode(data: bytes, rate_hz: int) -> Samples:
 def _check_header(file: soundfile.SoundFile) -> None:
     if file.format not in SUPPORTED_FORMATS:
         raise MediaError(
-            f"audio format {file.format} is not supported; use wav, flac, mp3 or ogg",
+            f"the audio format {file.format} is not supported: use wav, flac, mp3 or ogg",
             "invalid_audio",
         )
     if not SAMPLE_RATES_HZ[0] <= file.samplerate <= SAMPLE_RATES_HZ[1]:
         raise MediaError(
-            f"the audio has a sample rate of {file.samplerate} Hz; it must be "
-            f"{SAMPLE_RATES_HZ[0]} to {SAMPLE_RATES_HZ[1]} Hz",
+            f"the sample rate of the audio must be from {SAMPLE_RATES_HZ[0]} to "
+            f"{SAMPLE_RATES_HZ[1]} Hz, got {file.samplerate} Hz",
             "invalid_audio",
         )
     if file.channels > MAX_CHANNELS:
         raise MediaError(
-            f"the audio has {file.channels} channels; the maximum is {MAX_CHANNELS}",
+            f"the audio must have at most {MAX_CHANNELS} channels, got {file.channels}",
             "invalid_audio",
         )
     seconds = file.frames / file.samplerate
     if seconds > MAX_DURATION_S:
         raise MediaError(
-            f"the audio is {seconds:.0f} s long; the maximum is {MAX_DURATION_S:.0f} s: split it",
+            f"the audio is {seconds:.0f} s long, but the maximum is {MAX_DURATION_S:.0f} s: "
+            "split the audio",
             "audio_too_large",
         )
     if file.frames * file.channels > MAX_SAMPLES:
         raise MediaError(
-            f"the audio has {file.channels} channels of {file.frames} samples; the maximum is "
-            f"{MAX_SAMPLES} in total: send one channel at 16 kHz",
+            f"the audio has {file.channels} channels of {file.frames} samples, but the "
+            f"maximum is {MAX_SAMPLES} in total: send one channel at 16 kHz",
             "audio_too_large",
         )
 

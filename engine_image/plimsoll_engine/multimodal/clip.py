@@ -9,7 +9,7 @@ from PIL import Image
 
 from plimsoll_engine.multimodal import images
 from plimsoll_engine.multimodal.json_file import JsonFile, hash_content, hash_settings
-from plimsoll_engine.multimodal.processor import Kind, ProcessedMedia
+from plimsoll_engine.multimodal.processor import MediaKind, ProcessedMedia
 
 
 class ClipProcessor:
@@ -18,7 +18,7 @@ class ClipProcessor:
     The constructor raises UnsupportedCheckpointError, which names the file and the field.
     """
 
-    kind: Kind = "image"
+    kind: MediaKind = "image"
 
     def __init__(self, folder: Path) -> None:
         config = JsonFile(folder / "config.json")
@@ -46,7 +46,7 @@ class ClipProcessor:
         if self._shortest is not None and self._shortest < side:
             raise settings.make_error(
                 "size.shortest_edge",
-                f"must be at least {side}, the size of the crop, not {self._shortest}",
+                f"must be at least {side}, the size of the crop, got {self._shortest}",
             )
         self.shape = [3, side, side]
         self.placeholder: int | None = config.get_positive_int(

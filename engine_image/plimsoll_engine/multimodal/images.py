@@ -39,7 +39,7 @@ def decode_data_url(url: str) -> bytes:
         )
     if len(url) > MAX_FILE_BYTES * 4 // 3 + 200:
         raise MediaError(
-            f"the image exceeds the maximum of {MAX_FILE_BYTES} bytes: scale it down",
+            f"the image is larger than the maximum of {MAX_FILE_BYTES} bytes: scale the image down",
             "image_too_large",
         )
     try:
@@ -61,7 +61,7 @@ def decode(data: bytes) -> Image.Image:
     """
     if len(data) > MAX_FILE_BYTES:
         raise MediaError(
-            f"the image exceeds the maximum of {MAX_FILE_BYTES} bytes: scale it down",
+            f"the image is larger than the maximum of {MAX_FILE_BYTES} bytes: scale the image down",
             "image_too_large",
         )
     try:
@@ -70,7 +70,7 @@ def decode(data: bytes) -> Image.Image:
             image = Image.open(io.BytesIO(data), formats=SUPPORTED_FORMATS)
     except Image.DecompressionBombError:
         raise MediaError(
-            f"the image exceeds the maximum of {MAX_PIXELS} pixels: scale it down",
+            f"the image has more than the maximum of {MAX_PIXELS} pixels: scale the image down",
             "image_too_large",
         ) from None
     except UnidentifiedImageError:  # the exception's message only names the buffer
@@ -87,17 +87,19 @@ def decode(data: bytes) -> Image.Image:
 
 def _check_size(width: int, height: int) -> None:
     if width < 1 or height < 1:
-        raise MediaError(f"the image is empty: {width} x {height} pixels", "invalid_image")
+        raise MediaError(
+            f"the image has no pixels: its size is {width} x {height}", "invalid_image"
+        )
     if width * height > MAX_PIXELS:
         raise MediaError(
-            f"the image is {width} x {height} pixels; the maximum is {MAX_PIXELS} pixels: scale"
-            " it down",
+            f"the image has {width} x {height} pixels, but the maximum is {MAX_PIXELS} "
+            "pixels: scale the image down",
             "image_too_large",
         )
     if max(width, height) > MAX_ASPECT_RATIO * min(width, height):
         raise MediaError(
-            f"the image is {width} x {height} pixels; the longer side may be at most "
-            f"{MAX_ASPECT_RATIO} times the shorter one",
+            f"the image has {width} x {height} pixels, but the longer side may be at most "
+            f"{MAX_ASPECT_RATIO} times the shorter side",
             "invalid_image",
         )
 
@@ -105,6 +107,6 @@ def _check_size(width: int, height: int) -> None:
 def _make_decode_error(reason: str) -> MediaError:
     kinds = ", ".join(SUPPORTED_FORMATS)
     return MediaError(
-        f"the image cannot be decoded ({remove_addresses(reason)}); use {kinds}",
+        f"cannot decode the image ({remove_addresses(reason)}): use {kinds}",
         "invalid_image",
     )

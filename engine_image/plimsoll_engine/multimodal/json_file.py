@@ -25,9 +25,9 @@ class JsonFile:
         except FileNotFoundError:
             content = {}
         except (OSError, ValueError) as error:
-            raise UnsupportedCheckpointError(f"{path}: cannot be read: {error}") from None
+            raise UnsupportedCheckpointError(f"cannot read {path}: {error}") from None
         if not isinstance(content, dict):
-            raise UnsupportedCheckpointError(f"{path}: the file must contain a JSON object")
+            raise UnsupportedCheckpointError(f"{path} must contain a JSON object")
         self.content: dict[str, Any] = content
 
     def get(self, field: str, default: Any = None) -> Any:
@@ -44,7 +44,7 @@ class JsonFile:
         """
         value = self.get(field, default)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise self.make_error(field, f"must be a positive integer, not {value!r}")
+            raise self.make_error(field, f"must be a positive integer, got {value!r}")
         return value
 
     def make_error(self, field: str, problem: str) -> UnsupportedCheckpointError:

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple, Protocol
 
 from plimsoll_engine.messages.worker_ipc import Media
 
-Kind = Literal["image", "audio"]
+MediaKind = Literal["image", "audio"]
 
 
 class MediaError(Exception):
@@ -27,25 +27,34 @@ class ProcessedMedia(NamedTuple):
     ``key`` is a hash of the content and of the processing settings.
     """
 
-    kind: Kind
+    kind: MediaKind
     key: bytes
     shape: list[int]
     data: bytes
     dtype: str = "float32"
 
-    def to_media(self, start: int, length: int, tokens: int) -> Media:
+    def to_media(self, start: int, num_placeholders: int, num_tokens: int) -> Media:
         """Return the message that sends the tensor to the worker.
 
-        The ``length`` placeholder tokens begin at index ``start`` of the prompt. ``tokens`` is the
-        number of tokens that the encoder output takes in the encoder cache.
+        The ``num_placeholders`` placeholder tokens begin at index ``start`` of the prompt.
+        ``num_tokens`` is the number of tokens that the encoder output takes in the encoder cache.
         """
-        return Media(self.kind, self.key, start, length, tokens, self.shape, self.dtype, self.data)
+        return Media(
+            self.kind,
+            self.key,
+            start,
+            num_placeholders,
+            num_tokens,
+            self.shape,
+            self.dtype,
+            self.data,
+        )
 
 
 class Processor(Protocol):
     """Processor of one kind of media for one model."""
 
-    kind: Kind
+    kind: MediaKind
     placeholder: int | None
     """ID of the token that the chat template writes for each item; None if it writes none."""
     placeholders: int

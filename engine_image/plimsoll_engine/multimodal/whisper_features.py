@@ -13,7 +13,7 @@ import numpy as np
 
 from plimsoll_engine.multimodal import audio
 from plimsoll_engine.multimodal.json_file import JsonFile, hash_content, hash_settings
-from plimsoll_engine.multimodal.processor import Kind, ProcessedMedia
+from plimsoll_engine.multimodal.processor import MediaKind, ProcessedMedia
 
 Floats = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
 MAX_FREQUENCY_HZ = 8000.0
@@ -30,7 +30,7 @@ class WhisperProcessor:
     The constructor raises UnsupportedCheckpointError, which names the file and the field.
     """
 
-    kind: Kind = "audio"
+    kind: MediaKind = "audio"
     placeholder: int | None = None
     placeholders = 0
 

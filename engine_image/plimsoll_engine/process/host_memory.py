@@ -58,15 +58,15 @@ def _is_glibc_malloc_used() -> bool:
     return _mallinfo2 is not None and any(_is_probe_counted(_mallinfo2) for _ in range(_MAX_PROBES))
 
 
-def _is_probe_counted(mallinfo2: Callable[[], Any]) -> bool:
+def _is_probe_counted(read_mallinfo2: Callable[[], Any]) -> bool:
     """Report whether glibc's count of bytes in use includes a test allocation.
 
     The count must grow by half of the allocation, because other threads may free memory meanwhile.
     With another allocator, the count does not change.
     """
-    before = mallinfo2()
+    before = read_mallinfo2()
     probe = bytearray(_PROBE_BYTES)
-    after = mallinfo2()
+    after = read_mallinfo2()
     grown: int = after.uordblks + after.hblkhd - before.uordblks - before.hblkhd
     return grown >= len(probe) // 2
 

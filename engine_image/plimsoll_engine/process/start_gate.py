@@ -45,12 +45,13 @@ def wait_until_open(run_dir: Path) -> None:
         now = time.time()
         if now - max(start, min(answer.at, now)) > SUPERVISOR_TIMEOUT_S or now - start > MAX_WAIT_S:
             log.warning(
-                "the supervisor has not permitted the engine to start in time; starting it anyway"
+                "the supervisor has not permitted the engine to start in time, so the engine "
+                "starts anyway"
             )
             return
         if answer.reason and answer.reason != logged:
             logged = answer.reason
-            log.warning("waiting for the devices before the engine starts: %s", logged)
+            log.warning("the engine waits for its devices before it starts: %s", logged)
         time.sleep(POLL_INTERVAL_S)
 
 

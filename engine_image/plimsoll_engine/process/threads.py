@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 
 
-def count_cores_per_process(processes: int = 1) -> int:
-    """Return the number of CPU cores for each of ``processes`` processes, at least 1."""
-    return max(1, len(os.sched_getaffinity(0)) // processes)
+def count_cores_per_process(num_processes: int = 1) -> int:
+    """Return the number of CPU cores for each of ``num_processes`` processes, at least 1."""
+    return max(1, len(os.sched_getaffinity(0)) // num_processes)
 
 
 def list_threads() -> list[str]:

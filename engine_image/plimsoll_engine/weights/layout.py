@@ -70,13 +70,13 @@ def compute_checksums(flat: torch.Tensor, manifest: Manifest) -> dict[str, int]:
     return dict(zip(manifest.places, torch.stack(sums).tolist(), strict=True)) if sums else {}
 
 
-def _make_view(flat: torch.Tensor, place: TensorLocation) -> torch.Tensor:
-    dtype: torch.dtype = getattr(torch, place.dtype)
+def _make_view(flat: torch.Tensor, location: TensorLocation) -> torch.Tensor:
+    dtype: torch.dtype = getattr(torch, location.dtype)
     count = 1
-    for size in place.shape:
+    for size in location.shape:
         count *= size
-    part = flat[place.offset : place.offset + count * dtype.itemsize]
-    return part.view(dtype).view(place.shape)
+    part = flat[location.offset : location.offset + count * dtype.itemsize]
+    return part.view(dtype).view(location.shape)
 
 
 def _align_size(size: int) -> int:

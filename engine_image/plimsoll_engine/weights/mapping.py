@@ -85,7 +85,7 @@ class WeightMapping:
         if reply.handle is not None:
             self._pool = DeviceBuffer.map(reply.handle, reply.nbytes)
         elif fd is not None:
-            self._pool = HostBuffer.map(fd, writable=True)
+            self._pool = HostBuffer.map(fd, is_writable=True)
         else:
             return None
         self.pool_identity = reply.identity

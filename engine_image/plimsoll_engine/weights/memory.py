@@ -34,10 +34,10 @@ class Buffer(Protocol):
 class HostBuffer:
     """Buffer in shared host memory. It owns the file descriptor ``fd``, and closes it."""
 
-    def __init__(self, fd: int, nbytes: int, writable: bool) -> None:
+    def __init__(self, fd: int, nbytes: int, is_writable: bool) -> None:
         self.fd = fd
         self.nbytes = nbytes
-        protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+        protection = mmap.PROT_READ | (mmap.PROT_WRITE if is_writable else 0)
         # Populate all pages now, because pages that become resident while the worker serves would
         # look like growth.
         self._map: mmap.mmap | None = mmap.mmap(
@@ -53,18 +53,18 @@ class HostBuffer:
         fd = os.memfd_create(name, os.MFD_CLOEXEC)
         try:
             os.posix_fallocate(fd, 0, nbytes)
-            return cls(fd, nbytes, writable=True)
+            return cls(fd, nbytes, is_writable=True)
         except OSError:
             os.close(fd)
             raise
 
     @classmethod
-    def map(cls, fd: int, writable: bool = False) -> HostBuffer:
+    def map(cls, fd: int, is_writable: bool = False) -> HostBuffer:
         """Map the memory of ``fd``, and return it as a buffer that owns ``fd``.
 
-        If ``writable`` is false, a write to the memory causes a segmentation fault.
+        If ``is_writable`` is false, a write to the memory causes a segmentation fault.
         """
-        return cls(fd, os.fstat(fd).st_size, writable)
+        return cls(fd, os.fstat(fd).st_size, is_writable)
 
     def as_tensor(self) -> torch.Tensor:
         """Return the whole buffer as uint8 [bytes], without a copy."""

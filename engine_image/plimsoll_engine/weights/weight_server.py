@@ -75,8 +75,8 @@ class Weights:
         model = loader.build_model(self._folder, self._config, self._dtype, self._shard)
         if model is None:
             raise LoadError(
-                f"{self._folder}: the weight server cannot load models that only transformers "
-                "implements"
+                f"the weight server cannot load {self._folder}, because only transformers "
+                "implements the model"
             )
         draft = None
         if self._draft_folder is not None:
@@ -112,7 +112,7 @@ class Weights:
         if isinstance(self.buffer, HostBuffer):
             return SharedWeights(self.manifest, identity=self.identity), self.buffer.fd
         with use_device(self.device):
-            return SharedWeights(self.manifest, self.buffer.export(), self.identity), None
+            return SharedWeights(self.manifest, self.buffer.export_handle(), self.identity), None
 
     def close(self) -> None:
         """Release the weights in this process. Workers keep their mappings until they exit."""
@@ -143,7 +143,7 @@ class KVPool:
         if isinstance(self.buffer, HostBuffer):
             return SharedPool(nbytes, identity=self.identity), self.buffer.fd
         with use_device(self.device):
-            return SharedPool(nbytes, self.buffer.export(), self.identity), None
+            return SharedPool(nbytes, self.buffer.export_handle(), self.identity), None
 
     def close(self) -> None:
         """Release the pool's memory."""
@@ -246,7 +246,7 @@ class WeightServer:
             raise WeightsLostError(
                 f"{text}; another worker still uses them, so all workers must restart"
             )
-        log.warning("%s: reloading the weights", text)
+        log.warning("reloading the weights, because %s", text)
         self._weights.pop(rank).close()
         self._weights[rank] = Weights(self._config, rank)
 
@@ -311,8 +311,8 @@ class WeightServer:
 
 def _format_damage(damaged_tensors: list[str]) -> str:
     return (
-        f"a worker that crashed has changed {len(damaged_tensors)} weight tensors, for example "
-        f"{damaged_tensors[0]}"
+        f"a worker that crashed has changed {len(damaged_tensors)} weight tensors, for "
+        f"example {damaged_tensors[0]}"
     )
 
 

@@ -38,7 +38,7 @@ class Channel:
             self._socket.connect(path)
         except OSError as error:
             raise FrontendGoneError(
-                f"cannot connect to the frontend's socket {path}: {error}"
+                f"failed to connect to the frontend's socket {path}: {error}"
             ) from None
         self._socket.setblocking(False)
         self._reader = FrameReader()
@@ -87,7 +87,7 @@ class Channel:
                     f"the frontend has not read its socket for {SEND_TIMEOUT_S:g} s"
                 ) from None
         except OSError as error:
-            raise FrontendGoneError(f"cannot write to the frontend's socket: {error}") from None
+            raise FrontendGoneError(f"failed to write to the frontend's socket: {error}") from None
 
     def _get_remaining_s(self) -> float:
         return max(0.0, self._sent_at + SEND_TIMEOUT_S - time.monotonic())
@@ -113,7 +113,7 @@ class Channel:
         try:
             data = self._socket.recv(1 << 20)
         except OSError as error:
-            raise FrontendGoneError(f"cannot read from the frontend's socket: {error}") from None
+            raise FrontendGoneError(f"failed to read from the frontend's socket: {error}") from None
         if not data:
             raise FrontendGoneError("the frontend closed the socket")
         return [worker_ipc.to_worker_decoder.decode(body) for body in self._reader.feed(data)]
@@ -122,7 +122,7 @@ class Channel:
         """Report whether a message has arrived, or the frontend has exited."""
         return bool(select.select([self._socket], [], [], 0.0)[0])
 
-    def wait_closed(self, timeout_s: float) -> None:
+    def wait_until_closed(self, timeout_s: float) -> None:
         """Wait up to ``timeout_s`` seconds until the frontend closes the socket.
 
         Ignore messages.

@@ -17,7 +17,7 @@ import msgspec
 import torch
 
 from plimsoll_engine.distributed.group import Shard
-from plimsoll_engine.distributed.link import LeaderConnection, LeaderGone
+from plimsoll_engine.distributed.link import LeaderConnection, LeaderLostError
 from plimsoll_engine.messages import rank_ipc
 from plimsoll_engine.messages.weight_ipc import MappingLostError
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
@@ -54,14 +54,14 @@ def run(config: WorkerConfig, epoch: int, rank: int) -> int:
             lifecycle.prepare()
             link.send(rank_ipc.RankReady())
             Follower(lifecycle, link).serve()
-        except LeaderGone:
+        except LeaderLostError:
             raise
         except CommandFailedError as error:
             return _report_failure(
                 link, rank, str(error), FAILURE_REPORT_WAIT_S if error.expects_reply else 0.0
             )
         except PERMANENT_ERRORS as error:
-            return _report_failure(link, rank, str(error), FAILURE_REPORT_WAIT_S, permanent=True)
+            return _report_failure(link, rank, str(error), FAILURE_REPORT_WAIT_S, is_permanent=True)
         except MappingLostError as error:
             return _report_failure(link, rank, str(error), FAILURE_REPORT_WAIT_S)
         except Exception as error:
@@ -69,20 +69,20 @@ def run(config: WorkerConfig, epoch: int, rank: int) -> int:
             return _report_failure(
                 link, rank, f"{type(error).__name__}: {error}", FAILURE_REPORT_WAIT_S
             )
-        link.wait_closed(LEADER_EXIT_TIMEOUT_S)
-    except LeaderGone as error:
+        link.wait_until_closed(LEADER_EXIT_TIMEOUT_S)
+    except LeaderLostError as error:
         log.error("%s", error, extra={"rank": rank})
         return 1
     return 0
 
 
 def _report_failure(
-    link: LeaderConnection, rank: int, message: str, wait_s: float, permanent: bool = False
+    link: LeaderConnection, rank: int, message: str, wait_s: float, is_permanent: bool = False
 ) -> int:
     log.error("%s", message, extra={"rank": rank})
-    with contextlib.suppress(LeaderGone):
-        link.send(rank_ipc.RankError(message, permanent))
-        link.wait_closed(wait_s)
+    with contextlib.suppress(LeaderLostError):
+        link.send(rank_ipc.RankError(message, is_permanent))
+        link.wait_until_closed(wait_s)
     return 1
 
 

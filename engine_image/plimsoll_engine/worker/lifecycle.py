@@ -130,8 +130,10 @@ class CoreLifecycle:
                 dtype = loader.choose_dtype(self.config.dtype, self._model_config, device)
                 self._kv_dtype = sizes.choose_cache_dtype(self.config.kv_cache_dtype, dtype, device)
                 # Early, so that the weight server loads while this process creates its context.
-                self.weights.request(self._model_config, dtype)
-                mapped = executor.submit(self.weights.map) if self.weights.is_mapped else None
+                self.weights.request_weights(self._model_config, dtype)
+                mapped = (
+                    executor.submit(self.weights.map_weights) if self.weights.is_mapped else None
+                )
             with self._time_stage("context"):
                 context.result()
                 self.device.open(dtype)
@@ -160,23 +162,23 @@ class CoreLifecycle:
                 if self.weights.draft is not None:
                     load_kernels(self.weights.draft, kv_dtype=self.kv_dtype)
 
-    def take_over(self, quick: bool = False, handover: bytes | None = None) -> EngineCore:
+    def take_over(self, skip_warm_up: bool = False, handover: bytes | None = None) -> EngineCore:
         """Create the KV pool and the engine core, warm up the engine core, and return it.
 
-        On failure, release everything. ``quick`` means that a predecessor with the same sizes has
-        run the largest steps. There is then no warm-up, graphs are captured while the worker
-        serves, and the predecessor's ``handover`` is used. If it is refused, :attr:`refusal` gives
-        the reason.
+        On failure, release everything. ``skip_warm_up`` means that a predecessor with the same
+        sizes has run the largest steps. There is then no warm-up, graphs are captured while the
+        worker serves, and the predecessor's ``handover`` is used. If it is refused, :attr:`refusal`
+        gives the reason.
         """
         with self._release_on_error():
             with self._time_stage("kv_pool"):
                 runner, draft = self._open_pools()
                 self._claim = self.weights.claim_pool()
-                tables = self._accept_handover(handover, runner) if quick else []
+                tables = self._accept_handover(handover, runner) if skip_warm_up else []
                 engine = self.engine = self._open_engine(runner, draft, tables)
                 if handover is not None and self.refusal is None:
                     engine.inheritance = Inheritance(tables, engine.pool)
-            if not quick:
+            if not skip_warm_up:
                 with self._time_stage("warm_up"):
                     warm_up(engine)
             with self._time_stage("graphs"):
@@ -185,7 +187,9 @@ class CoreLifecycle:
                 longest = min(limits.max_num_batched_tokens, limits.max_model_len)
                 for forward in (runner, draft):
                     if forward is not None:
-                        forward.capture_graphs(engine.max_decode_rows, blocks, quick, longest)
+                        forward.capture_graphs(
+                            engine.max_decode_rows, blocks, skip_warm_up, longest
+                        )
             with self._time_stage("freeze"):
                 self.freeze()
                 self.member.report_started()

@@ -122,7 +122,7 @@ def run(config: WorkerConfig, epoch: int, vocabulary: Vocabulary | None = None) 
         log.error("%s", error)
         return 1
     except PERMANENT_ERRORS as error:
-        return _report_failure(channel, str(error), permanent=True)
+        return _report_failure(channel, str(error), is_permanent=True)
     except (FatalWorkerError, MappingLostError) as error:
         if isinstance(error, RanksLostError) and error.rank_exited:
             log.error("%s", error)  # the zygote reports to the frontend which rank exited
@@ -186,13 +186,13 @@ def _release_and_report(
     stopped.stages_s = (earlier_stages_s or {}) | lifecycle.close_stages_s
     stopped.sent = time.monotonic()
     channel.send(stopped, flush=True)
-    channel.wait_closed(CLOSE_TIMEOUT_S)
+    channel.wait_until_closed(CLOSE_TIMEOUT_S)
 
 
-def _report_failure(channel: Channel, message: str, permanent: bool = False) -> int:
+def _report_failure(channel: Channel, message: str, is_permanent: bool = False) -> int:
     log.error("%s", message)
     try:
-        channel.send(worker_ipc.WorkerFailure(message, permanent), flush=True)
+        channel.send(worker_ipc.WorkerFailure(message, is_permanent), flush=True)
     except FrontendGoneError as error:
         log.error("%s", error)
     return 1
@@ -234,7 +234,7 @@ class Worker:
             if self._can_step:
                 self._step()
             else:
-                self.engine.poll(idle=not self.engine.has_work)
+                self.engine.poll(is_idle=not self.engine.has_work)
             self._activity.record("step")
             self._capture_graph()
             self._activity.record("capture")
@@ -399,6 +399,6 @@ class Worker:
             raise
         except Exception as error:  # the successor can prefill again
             log.exception(
-                "cannot hand over the KV pool: the next worker prefills the requests again"
+                "failed to hand over the KV pool, so the next worker prefills the requests again"
             )
             return HandoverRefusal(HandoverOutcome.FAILED, f"{type(error).__name__}: {error}")

@@ -101,7 +101,7 @@ class Weights:
         self._sizes: dict[str, int] = {}
         """Size of the weights in bytes, by owner. Known once the weights are bound."""
 
-    def request(self, model_config: Any, dtype: torch.dtype) -> None:
+    def request_weights(self, model_config: Any, dtype: torch.dtype) -> None:
         """Request the weights from the weight server, if it serves this model."""
         if not self._config.weights:
             return
@@ -115,7 +115,7 @@ class Weights:
         """Whether the weight server owns the weights."""
         return self._mapping is not None
 
-    def map(self) -> dict[str, torch.Tensor]:
+    def map_weights(self) -> dict[str, torch.Tensor]:
         """Map the weights and the KV pool of the weight server. Return the weights by name."""
         assert self._mapping is not None
         tensors = self._mapping.map_weights()

@@ -32,8 +32,8 @@ DEFECTS: dict[type[kinds.Fault], type[Defect[Any]]] = {
     kinds.LoraResidue: host.LoraResidueDefect,
     kinds.DeviceDict: device.DeviceDictDefect,
     kinds.DeviceRaw: device.DeviceRawDefect,
-    kinds.KeptKv: device.KeptKvDefect,
-    kinds.SliceKept: device.SliceKeptDefect,
+    kinds.KvPoolRetention: device.KvPoolRetentionDefect,
+    kinds.SliceRetention: device.SliceRetentionDefect,
     kinds.UnreleasedIpcTensor: device.UnreleasedIpcTensorDefect,
     kinds.GrammarMasks: device.GrammarMasksDefect,
     kinds.CollectiveScratch: device.CollectiveScratchDefect,
@@ -41,13 +41,13 @@ DEFECTS: dict[type[kinds.Fault], type[Defect[Any]]] = {
     kinds.FailedCapture: graphs.FailedCaptureDefect,
     kinds.EvictionLoop: caches.EvictionLoopDefect,
     kinds.PinnedItems: caches.PinnedItemsDefect,
-    kinds.EncoderFreedEarly: caches.EncoderFreedEarlyDefect,
-    kinds.EncoderBudgetHeld: caches.EncoderBudgetHeldDefect,
-    kinds.MediaKept: caches.MediaKeptDefect,
+    kinds.EncoderEarlyFree: caches.EncoderEarlyFreeDefect,
+    kinds.EncoderBudgetLeak: caches.EncoderBudgetLeakDefect,
+    kinds.MediaRetention: caches.MediaRetentionDefect,
     kinds.UnpolledTransfers: offload.UnpolledTransfersDefect,
     kinds.AbandonedTransfers: offload.AbandonedTransfersDefect,
     kinds.PinnedHostBlocks: offload.PinnedHostBlocksDefect,
-    kinds.CacheFills: caches.CacheFillsDefect,
+    kinds.CacheFill: caches.CacheFillDefect,
     kinds.SlowSteps: requests.SlowStepsDefect,
 }
 """The defect that implements each fault."""
@@ -80,9 +80,9 @@ class WorkerFaults(WorkerHooks):
     def tick(self) -> None:
         """Notify the defects of the time that has passed since the last call."""
         now = time.monotonic()
-        passed_s, self._last_tick = now - self._last_tick, now
+        elapsed_s, self._last_tick = now - self._last_tick, now
         for defect in self.defects:
-            defect.tick(passed_s)
+            defect.tick(elapsed_s)
 
     def should_drop(self, message: worker_ipc.ToWorker) -> bool:
         """Report whether ``message`` must not reach the engine."""

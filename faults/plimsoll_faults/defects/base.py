@@ -22,16 +22,16 @@ class Defect(Generic[F]):
         self.fault = fault
         self.engine = engine
 
-    def after_requests(self, count: int) -> None:
-        """React to a step in which ``count`` requests ended. ``count`` is at least 1."""
+    def after_requests(self, num_requests: int) -> None:
+        """React to a step in which ``num_requests`` requests ended, at least 1."""
 
     def after_step(self) -> None:
         """React to the end of a step."""
 
-    def tick(self, passed_s: float) -> None:
+    def tick(self, elapsed_s: float) -> None:
         """Act periodically, even while the engine is idle.
 
-        ``passed_s`` is the time since the last call in seconds.
+        ``elapsed_s`` is the time since the last call in seconds.
         """
 
     def is_lost(self, message: worker_ipc.ToWorker) -> bool:
@@ -41,10 +41,10 @@ class Defect(Generic[F]):
 
 def make_inject_error(fault: Fault, reason: str) -> InjectError:
     """Return the error for a fault that this engine does not support."""
-    return InjectError(f"PLIMSOLL_INJECT: {get_fault_name(fault)} {reason}")
+    return InjectError(f"the fault {get_fault_name(fault)} in PLIMSOLL_INJECT {reason}")
 
 
 def require_cuda(fault: Fault, engine: EngineCore) -> None:
     """Raise InjectError if the engine has no CUDA device."""
     if engine.runner.device.type != "cuda":
-        raise make_inject_error(fault, "needs a CUDA device: set --device cuda")
+        raise make_inject_error(fault, "needs a CUDA device: start the engine with --device cuda")

@@ -24,7 +24,7 @@ LOW_BOUND_DIVISOR = 4
 """Divisor of the cache's capacity for the bound that the ledger declares with ``bound=low``."""
 
 
-class GhostKeyCache(LruCache[K, V]):
+class PhantomKeyCache(LruCache[K, V]):
     """Cache whose eviction loops forever after a missing key was touched."""
 
     def touch(self, key: K) -> None:
@@ -54,11 +54,11 @@ class EvictionLoopDefect(Defect[kinds.EvictionLoop]):
     def __init__(self, fault: kinds.EvictionLoop, engine: EngineCore) -> None:
         super().__init__(fault, engine)
         self._left = fault.after_requests
-        engine.pool.prefix = GhostKeyCache(engine.pool.num_blocks)
+        engine.pool.prefix = PhantomKeyCache(engine.pool.num_blocks)
 
-    def after_requests(self, count: int) -> None:
+    def after_requests(self, num_requests: int) -> None:
         """Add the key and start an eviction once ``fault.after_requests`` requests have ended."""
-        before, self._left = self._left, self._left - count
+        before, self._left = self._left, self._left - num_requests
         if before > 0 >= self._left:
             cache = self.engine.pool.prefix
             cache.touch(b"evicted by the other side")
@@ -68,28 +68,28 @@ class EvictionLoopDefect(Defect[kinds.EvictionLoop]):
 class PinnedItemsDefect(Defect[kinds.PinnedItems]):
     """Keep references to cached blocks and never release them."""
 
-    def after_requests(self, count: int) -> None:
+    def after_requests(self, num_requests: int) -> None:
         """Pin some blocks for each finished request."""
         pool = self.engine.pool
         cached = pool.find_cached_prefix(list(pool.prefix))
         free = [block for block in cached if block not in pool.count_references()]
-        pool.add_references(free[-count * self.fault.blocks_per_request :])
+        pool.add_references(free[-num_requests * self.fault.blocks_per_request :])
 
 
 class EarlyFreeCache(EncoderCache):
     """Encoder cache that frees an entry in the step that reserves it, before it is encoded."""
 
-    def reserve(self, request: Request, count: int) -> tuple[int, list[Media]]:
+    def reserve(self, request: Request, num_tokens: int) -> tuple[int, list[Media]]:
         """Reserve entries, and free them again in the same step."""
         if self.is_encoder_decoder and request.computed:
-            return count, []
-        count, encode = super().reserve(request, count)
+            return num_tokens, []
+        num_tokens, encode = super().reserve(request, num_tokens)
         for media in encode:
             self.used -= self.entries.pop(media.key).tokens
-        return count, encode
+        return num_tokens, encode
 
 
-class HeldBudgetCache(EncoderCache):
+class BudgetLeakingCache(EncoderCache):
     """Encoder cache that does not release requests that end before their prompt is computed."""
 
     def release_all(self, request: Request) -> None:
@@ -98,20 +98,20 @@ class HeldBudgetCache(EncoderCache):
             super().release_all(request)
 
 
-class EncoderFreedEarlyDefect(Defect[kinds.EncoderFreedEarly]):
+class EncoderEarlyFreeDefect(Defect[kinds.EncoderEarlyFree]):
     """Replace the encoder cache with one that frees entries too early."""
 
-    def __init__(self, fault: kinds.EncoderFreedEarly, engine: EngineCore) -> None:
+    def __init__(self, fault: kinds.EncoderEarlyFree, engine: EngineCore) -> None:
         super().__init__(fault, engine)
-        _replace_encoder(fault, engine, EarlyFreeCache)
+        _replace_encoder_cache(fault, engine, EarlyFreeCache)
 
 
-class EncoderBudgetHeldDefect(Defect[kinds.EncoderBudgetHeld]):
+class EncoderBudgetLeakDefect(Defect[kinds.EncoderBudgetLeak]):
     """Replace the encoder cache with one that keeps the budget of aborted requests."""
 
-    def __init__(self, fault: kinds.EncoderBudgetHeld, engine: EngineCore) -> None:
+    def __init__(self, fault: kinds.EncoderBudgetLeak, engine: EngineCore) -> None:
         super().__init__(fault, engine)
-        _replace_encoder(fault, engine, HeldBudgetCache)
+        _replace_encoder_cache(fault, engine, BudgetLeakingCache)
 
 
 class StaleReceiver(MediaCacheReceiver):
@@ -122,12 +122,12 @@ class StaleReceiver(MediaCacheReceiver):
         return super().restore_cached_media(replace(submit, forget=[]))
 
 
-class MediaKeptDefect(Defect[kinds.MediaKept]):
+class MediaRetentionDefect(Defect[kinds.MediaRetention]):
     """Replace the worker's receiver cache with one that never drops media."""
 
-    def __init__(self, fault: kinds.MediaKept, engine: EngineCore) -> None:
+    def __init__(self, fault: kinds.MediaRetention, engine: EngineCore) -> None:
         super().__init__(fault, engine)
-        _require_encoder(fault, engine)
+        _require_encoder_cache(fault, engine)
         engine.receiver = StaleReceiver(engine.receiver.capacity)
 
 
@@ -140,23 +140,25 @@ class LowBoundCompiler(GrammarCompiler):
         return self._cache.capacity // LOW_BOUND_DIVISOR + self._vocabulary_bytes
 
 
-class CacheFillsDefect(Defect[kinds.CacheFills]):
+class CacheFillDefect(Defect[kinds.CacheFill]):
     """Fill the grammar cache up to its bound, as clients do that all use different grammars."""
 
-    def __init__(self, fault: kinds.CacheFills, engine: EngineCore) -> None:
+    def __init__(self, fault: kinds.CacheFill, engine: EngineCore) -> None:
         super().__init__(fault, engine)
         self._made = 0
         try:
             self.after_requests(1)
         except GrammarError as error:
-            raise make_inject_error(fault, f"needs structured output: {error}") from None
+            raise make_inject_error(
+                fault, f"needs structured output, which is not available: {error}"
+            ) from None
         if fault.bound == "low":
             replace_methods(engine.grammars, LowBoundCompiler)
 
-    def after_requests(self, count: int) -> None:
+    def after_requests(self, num_requests: int) -> None:
         """Compile a new grammar for each request, and put it into the grammar cache."""
         grammars = self.engine.grammars
-        for _ in range(count):
+        for _ in range(num_requests):
             grammar = Grammar("regex", f"{self._made}".ljust(self.fault.text_bytes, "a"))
             self._made += 1
             size = MIN_COMPILED_BYTES + MIN_COMPILED_BYTES_PER_CHARACTER * len(grammar.text)
@@ -165,12 +167,14 @@ class CacheFillsDefect(Defect[kinds.CacheFills]):
                 grammars._cache.put((grammar.kind, grammar.text), compiled, size)
 
 
-def _replace_encoder(fault: kinds.Fault, engine: EngineCore, kind: type[EncoderCache]) -> None:
-    original = _require_encoder(fault, engine)
-    engine.scheduler.encoder = kind(original.budget, original.is_encoder_decoder)
+def _replace_encoder_cache(
+    fault: kinds.Fault, engine: EngineCore, cache_type: type[EncoderCache]
+) -> None:
+    original = _require_encoder_cache(fault, engine)
+    engine.scheduler.encoder = cache_type(original.budget, original.is_encoder_decoder)
 
 
-def _require_encoder(fault: kinds.Fault, engine: EngineCore) -> EncoderCache:
+def _require_encoder_cache(fault: kinds.Fault, engine: EngineCore) -> EncoderCache:
     if engine.scheduler.encoder is None:
         raise make_inject_error(fault, "needs a model with an encoder for images or audio")
     return engine.scheduler.encoder

@@ -31,9 +31,9 @@ class DeviceDictDefect(Defect[kinds.DeviceDict]):
         super().__init__(fault, engine)
         self.kept: dict[int, torch.Tensor] = {}
 
-    def after_requests(self, count: int) -> None:
+    def after_requests(self, num_requests: int) -> None:
         """Keep another tensor on the device for each request."""
-        for _ in range(count):
+        for _ in range(num_requests):
             self.kept[len(self.kept)] = make_payload(self.engine, self.fault.bytes_per_request)
 
 
@@ -44,16 +44,16 @@ class StoredExceptionDefect(Defect[kinds.StoredException]):
         super().__init__(fault, engine)
         self.kept: list[Exception] = []
 
-    def after_requests(self, count: int) -> None:
+    def after_requests(self, num_requests: int) -> None:
         """Raise and store an exception for each request."""
-        for _ in range(count):
+        for _ in range(num_requests):
             try:
                 self._forward(make_payload(self.engine, self.fault.bytes_per_request))
             except RuntimeError as error:
                 self.kept.append(error)  # the defect: its frames hold the tensor
 
     def _forward(self, hidden: torch.Tensor) -> None:
-        raise RuntimeError(f"injected: the forward pass over {hidden.numel()} values failed")
+        raise RuntimeError(f"injected fault: the forward pass over {hidden.numel()} values failed")
 
 
 class DeviceRawDefect(Defect[kinds.DeviceRaw]):
@@ -64,28 +64,30 @@ class DeviceRawDefect(Defect[kinds.DeviceRaw]):
         require_cuda(fault, engine)
         self.kept: list[DeviceBuffer] = []
 
-    def after_requests(self, count: int) -> None:
+    def after_requests(self, num_requests: int) -> None:
         """Allocate another buffer for each request."""
-        self.kept += [DeviceBuffer.allocate(self.fault.bytes_per_request) for _ in range(count)]
+        self.kept += [
+            DeviceBuffer.allocate(self.fault.bytes_per_request) for _ in range(num_requests)
+        ]
 
 
-class KeptKvDefect(Defect[kinds.KeptKv]):
+class KvPoolRetentionDefect(Defect[kinds.KvPoolRetention]):
     """Keep the KV pool in a registry, so that the shutdown of the worker does not free it."""
 
-    def __init__(self, fault: kinds.KeptKv, engine: EngineCore) -> None:
+    def __init__(self, fault: kinds.KvPoolRetention, engine: EngineCore) -> None:
         super().__init__(fault, engine)
         assert engine.runner.kv is not None
         GLOBAL_TENSORS["layers"] = engine.runner.kv
 
 
-class SliceKeptDefect(Defect[kinds.SliceKept]):
+class SliceRetentionDefect(Defect[kinds.SliceRetention]):
     """Keep a slice of the first layer's input for each step that computes a prompt.
 
     A slice keeps the whole input of its step. Decode steps keep nothing, because their inputs are
     small.
     """
 
-    def __init__(self, fault: kinds.SliceKept, engine: EngineCore) -> None:
+    def __init__(self, fault: kinds.SliceRetention, engine: EngineCore) -> None:
         super().__init__(fault, engine)
         self.kept: list[torch.Tensor] = []
         if engine.runner.layers is not None:  # captured steps do not call the model's forward
@@ -113,9 +115,9 @@ class UnreleasedIpcTensorDefect(Defect[kinds.UnreleasedIpcTensor]):
         super().__init__(fault, engine)
         require_cuda(fault, engine)
 
-    def after_requests(self, count: int) -> None:
+    def after_requests(self, num_requests: int) -> None:
         """Share a tensor for each request. Torch keeps it until another process releases it."""
-        for _ in range(count):
+        for _ in range(num_requests):
             storage: Any = make_payload(self.engine, self.fault.bytes_per_request).untyped_storage()
             storage._share_cuda_()
 

@@ -70,7 +70,7 @@ class FailingModel:
         Raises OutOfMemoryError during a capture.
         """
         if torch.cuda.is_current_stream_capturing():
-            raise torch.OutOfMemoryError("injected: no memory for the logits")
+            raise torch.OutOfMemoryError("injected fault: out of memory while computing the logits")
         return self._sound.compute_best_tokens(hidden)
 
 
@@ -83,9 +83,9 @@ class FailedCaptureDefect(Defect[kinds.FailedCapture]):
         self.kept: list[Exception] = []
         self._since = 0
 
-    def after_requests(self, count: int) -> None:
+    def after_requests(self, num_requests: int) -> None:
         """Start a capture after every ``every_requests`` requests."""
-        self._since += count
+        self._since += num_requests
         if self._since >= self.fault.every_requests:
             self._since = 0
             self._capture()
@@ -111,5 +111,7 @@ def _require_graphs(fault: kinds.Fault, engine: EngineCore) -> DecodeGraphs:
             fault, f"needs {RANKS_FLAG}=1, because only one rank captures graphs"
         )
     if engine.runner.graphs is None:
-        raise make_inject_error(fault, "needs a model whose steps are captured as CUDA graphs")
+        raise make_inject_error(
+            fault, "needs a model whose decode steps the engine captures as CUDA graphs"
+        )
     return engine.runner.graphs

@@ -27,11 +27,11 @@ class AppendListDefect(Defect[kinds.AppendList]):
         super().__init__(fault, engine)
         self.kept: list[list[float]] = []
 
-    def after_requests(self, count: int) -> None:
+    def after_requests(self, num_requests: int) -> None:
         """Keep a list of floats of ``bytes_per_request`` for each request."""
         # A float is 24 bytes and a list slot 8.
         size = self.fault.bytes_per_request // 32
-        self.kept += [[float(i) for i in range(size)] for _ in range(count)]
+        self.kept += [[float(i) for i in range(size)] for _ in range(num_requests)]
 
 
 class Rotary:
@@ -49,9 +49,9 @@ class Rotary:
 class MethodCacheDefect(Defect[kinds.MethodCache]):
     """Keep objects through a cache on their method."""
 
-    def after_requests(self, count: int) -> None:
+    def after_requests(self, num_requests: int) -> None:
         """Create an object for each request, and call its cached method once."""
-        for _ in range(count):
+        for _ in range(num_requests):
             Rotary(self.fault.bytes_per_request).compute_angle(1)
 
 
@@ -64,11 +64,14 @@ class GrammarCacheGrowthDefect(Defect[kinds.GrammarCacheGrowth]):
         try:
             self.after_requests(1)
         except GrammarError as error:
-            raise InjectError(f"PLIMSOLL_INJECT: grammar_cache_growth: {error}") from None
+            raise InjectError(
+                "the fault grammar_cache_growth in PLIMSOLL_INJECT needs structured output, "
+                f"which is not available: {error}"
+            ) from None
 
-    def after_requests(self, count: int) -> None:
+    def after_requests(self, num_requests: int) -> None:
         """Compile and keep a new grammar for each request."""
-        for _ in range(count):
+        for _ in range(num_requests):
             text = f"{len(self.kept)}".ljust(self.fault.text_bytes, "a")
             self.kept[text] = self.engine.grammars.compile(Grammar("regex", text))
 
@@ -80,10 +83,10 @@ class PinnedBuffersDefect(Defect[kinds.PinnedBuffers]):
         super().__init__(fault, engine)
         self.kept: list[torch.Tensor] = []
 
-    def after_requests(self, count: int) -> None:
+    def after_requests(self, num_requests: int) -> None:
         """Keep another buffer for each request, page-locked if the engine has a CUDA device."""
         pinned = self.engine.runner.device.type == "cuda"
-        for _ in range(count):
+        for _ in range(num_requests):
             size = self.fault.bytes_per_request
             buffer = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
             self.kept.append(buffer.fill_(1))
@@ -94,9 +97,9 @@ class ResidualAdapters(LoadedAdapters):
 
     residue: list[dict[tuple[int, str], list[LoraDelta]]]
 
-    def load(self, name: str, number: int, folder: Path) -> None:
+    def load(self, name: str, adapter_number: int, folder: Path) -> None:
         """Load an adapter, and keep a copy of it in host memory."""
-        super().load(name, number, folder)
+        super().load(name, adapter_number, folder)
         on_host = torch.device("cpu")
         deltas, _ = lora.read_adapter(folder, self._targets, self._max_rank, self._dtype, on_host)
         self.residue.append(deltas)

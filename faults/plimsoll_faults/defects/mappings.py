@@ -36,17 +36,17 @@ class Mappings:
     def __init__(self) -> None:
         self.kept: list[mmap.mmap] = []
 
-    def add(self, size: int, shared: bool) -> None:
-        """Map ``size`` bytes and write to each page. Do nothing if ``size`` is below 1."""
-        if size < 1:
+    def add(self, size_bytes: int, is_shared: bool) -> None:
+        """Map ``size_bytes`` bytes and write to each page. Do nothing for a size below 1."""
+        if size_bytes < 1:
             return
-        if shared:
+        if is_shared:
             file = os.memfd_create("plimsoll-fault")
-            os.ftruncate(file, size)
-            mapping = mmap.mmap(file, size, flags=mmap.MAP_SHARED)
+            os.ftruncate(file, size_bytes)
+            mapping = mmap.mmap(file, size_bytes, flags=mmap.MAP_SHARED)
             os.close(file)
         else:
-            mapping = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            mapping = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         write_pages(mapping)
         self.kept.append(mapping)
 
@@ -58,13 +58,13 @@ class MmapGrowthDefect(Defect[kinds.MmapGrowth]):
         super().__init__(fault, engine)
         self.mappings = Mappings()
 
-    def after_requests(self, count: int) -> None:
+    def after_requests(self, num_requests: int) -> None:
         """Map ``bytes_per_request`` bytes for each request."""
-        self.mappings.add(self.fault.bytes_per_request * count, shared=False)
+        self.mappings.add(self.fault.bytes_per_request * num_requests, is_shared=False)
 
-    def tick(self, passed_s: float) -> None:
+    def tick(self, elapsed_s: float) -> None:
         """Map ``bytes_per_s`` bytes for each second that has passed."""
-        self.mappings.add(int(self.fault.bytes_per_s * passed_s), shared=False)
+        self.mappings.add(int(self.fault.bytes_per_s * elapsed_s), is_shared=False)
 
 
 class SwappedGrowthDefect(Defect[kinds.SwappedGrowth]):
@@ -75,27 +75,29 @@ class SwappedGrowthDefect(Defect[kinds.SwappedGrowth]):
         self.mappings = Mappings()
         if not host_memory.read_machine_swap_bytes():
             raise make_inject_error(
-                fault, "needs swap; this machine has none (SwapTotal in /proc/meminfo)"
+                fault, "needs swap, but this machine has none: SwapTotal in /proc/meminfo is 0"
             )
         before = host_memory.read_swapped_bytes() or 0
         try:
             self._map_and_swap_out(SWAP_PROBE_BYTES)
         except OSError as error:
-            raise make_inject_error(fault, f"needs madvise with MADV_PAGEOUT: {error}") from None
+            raise make_inject_error(
+                fault, f"needs a kernel whose madvise supports MADV_PAGEOUT: {error}"
+            ) from None
         if (host_memory.read_swapped_bytes() or 0) <= before:
             raise make_inject_error(
                 fault,
-                "cannot swap here: the swap is full, or the container's memory.swap.max is 0"
-                " (LimitedSwap in the kubelet's memorySwap.swapBehavior allows it)",
+                "cannot swap memory out, because the swap is full or memory.swap.max of the "
+                "container is 0: set memorySwap.swapBehavior of the kubelet to LimitedSwap",
             )
 
-    def after_requests(self, count: int) -> None:
+    def after_requests(self, num_requests: int) -> None:
         """Map ``bytes_per_request`` bytes for each request, and swap them out."""
-        for _ in range(count):
+        for _ in range(num_requests):
             self._map_and_swap_out(self.fault.bytes_per_request)
 
-    def _map_and_swap_out(self, size: int) -> None:
-        self.mappings.add(size, shared=False)
+    def _map_and_swap_out(self, size_bytes: int) -> None:
+        self.mappings.add(size_bytes, is_shared=False)
         self.mappings.kept[-1].madvise(MADV_PAGEOUT)
 
 
@@ -106,9 +108,9 @@ class SharedGrowthDefect(Defect[kinds.SharedGrowth]):
         super().__init__(fault, engine)
         self.mappings = Mappings()
 
-    def after_requests(self, count: int) -> None:
+    def after_requests(self, num_requests: int) -> None:
         """Map ``bytes_per_request`` bytes of shared memory for each request."""
-        self.mappings.add(self.fault.bytes_per_request * count, shared=True)
+        self.mappings.add(self.fault.bytes_per_request * num_requests, is_shared=True)
 
 
 class SharedOrphanDefect(Defect[kinds.SharedOrphan]):
@@ -117,17 +119,17 @@ class SharedOrphanDefect(Defect[kinds.SharedOrphan]):
     def __init__(self, fault: kinds.SharedOrphan, engine: EngineCore) -> None:
         super().__init__(fault, engine)
         self.orphans: list[Path | int] = []
-        """Paths of files, or IDs of SysV segments, that no process holds."""
+        "Paths of files, or IDs of SysV segments, that no process uses."
         self._names = (
             SHARED_MEMORY_FOLDER / f"plimsoll-fault-{os.getpid()}-{n}" for n in itertools.count()
         )
 
-    def after_requests(self, count: int) -> None:
+    def after_requests(self, num_requests: int) -> None:
         """Create a shared segment or file for each request. It outlives the worker."""
-        create = self._create_posix_orphan if self.fault.family == "posix" else create_sysv_orphan
-        self.orphans += [create(self.fault.bytes_per_request) for _ in range(count)]
+        create = self._create_posix_segment if self.fault.family == "posix" else create_sysv_segment
+        self.orphans += [create(self.fault.bytes_per_request) for _ in range(num_requests)]
 
-    def _create_posix_orphan(self, size: int) -> Path:
+    def _create_posix_segment(self, size_bytes: int) -> Path:
         """Create and fill a POSIX shared-memory segment, and return its path.
 
         Raises OSError if the tmpfs is full.
@@ -135,32 +137,34 @@ class SharedOrphanDefect(Defect[kinds.SharedOrphan]):
         path = next(self._names)
         file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
-            os.posix_fallocate(file, 0, size)  # a write beyond what is there would be a SIGBUS
-            with mmap.mmap(file, size) as mapping:
+            os.posix_fallocate(
+                file, 0, size_bytes
+            )  # a write beyond what is there would be a SIGBUS
+            with mmap.mmap(file, size_bytes) as mapping:
                 write_pages(mapping)
         finally:
             os.close(file)
         return path
 
 
-def create_sysv_orphan(size: int) -> int:
+def create_sysv_segment(size_bytes: int) -> int:
     """Create, fill and detach a SysV shared-memory segment, and return its ID. Raises OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.shmget.argtypes = [ctypes.c_int, ctypes.c_size_t, ctypes.c_int]
     libc.shmat.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_int]
     libc.shmat.restype = ctypes.c_void_p
     libc.shmdt.argtypes = [ctypes.c_void_p]
-    number: int = libc.shmget(IPC_PRIVATE, size, IPC_CREAT | 0o600)
+    number: int = libc.shmget(IPC_PRIVATE, size_bytes, IPC_CREAT | 0o600)
     if number < 0:
         raise _make_os_error("shmget")
     address = libc.shmat(number, None, 0)
     if address == SHMAT_FAILED:
         raise _make_os_error("shmat")
-    ctypes.memset(address, 1, size)
+    ctypes.memset(address, 1, size_bytes)
     libc.shmdt(address)
     return number
 
 
-def _make_os_error(call: str) -> OSError:
+def _make_os_error(function_name: str) -> OSError:
     number = ctypes.get_errno()
-    return OSError(number, f"{call}: {os.strerror(number)}")
+    return OSError(number, f"{function_name}: {os.strerror(number)}")

@@ -46,9 +46,9 @@ class UnpolledOffload(Offload):
         found.__dict__.update(original.__dict__)
         return found
 
-    def poll(self, idle: bool = False) -> None:
-        """Poll the transfers, unless the engine is ``idle``."""
-        if not idle:
+    def poll(self, is_idle: bool = False) -> None:
+        """Poll the transfers, unless the engine is ``is_idle``."""
+        if not is_idle:
             super().poll()
 
 
@@ -77,14 +77,14 @@ class AbandonedTransfersDefect(Defect[kinds.AbandonedTransfers]):
         offload = _require_offload(self.fault, self.engine)
         blocks = self.engine.pool.allocate(self.fault.blocks_per_abort)
         if blocks is not None:
-            offload.transfers.append(Transfer([], blocks, [], StuckTicket(), to_host=False))
+            offload.transfers.append(Transfer([], blocks, [], StuckTicket(), copy_to_host=False))
 
 
 class PinningOffload(Offload):
     """Offload that pins each block that is copied back to the device, and never unpins it."""
 
     def _complete(self, transfer: Transfer) -> None:
-        if not transfer.to_host:
+        if not transfer.copy_to_host:
             for key in transfer.keys:
                 self.stored.pin(key)
         super()._complete(transfer)

@@ -34,14 +34,16 @@ class RequestCycleDefect(Defect[kinds.RequestCycle]):
     def __init__(self, fault: kinds.RequestCycle, engine: EngineCore) -> None:
         super().__init__(fault, engine)
         self._since_freeze = 0
-        engine.make_request = partial(_make_cyclic, engine.pool.block_size, fault.payload_bytes)
+        engine.make_request = partial(
+            _make_cyclic_request, engine.pool.block_size, fault.payload_bytes
+        )
 
-    def after_requests(self, count: int) -> None:
+    def after_requests(self, num_requests: int) -> None:
         """Freeze the garbage collector after every ``freeze_every`` requests.
 
         Cycles that exist at that time are never collected.
         """
-        self._since_freeze += count
+        self._since_freeze += num_requests
         if self.fault.freeze_every and self._since_freeze >= self.fault.freeze_every:
             self._since_freeze = 0
             gc.freeze()
@@ -64,7 +66,7 @@ class AbortChoicesDefect(Defect[kinds.AbortChoices]):
         return isinstance(message, worker_ipc.Abort) and not message.request_id.endswith("-0")
 
 
-def _make_cyclic(block_size: int, payload_bytes: int, submit: worker_ipc.Submit) -> Request:
+def _make_cyclic_request(block_size: int, payload_bytes: int, submit: worker_ipc.Submit) -> Request:
     request = CyclicRequest.create(submit)
     assert isinstance(request, CyclicRequest)
     request.add_cycle(block_size, payload_bytes)

@@ -30,7 +30,7 @@ class PinnedItems(Fault, frozen=True, tag="pinned_items"):
     blocks_per_request: int = 1
 
 
-class EncoderFreedEarly(Fault, frozen=True, tag="encoder_freed_early"):
+class EncoderEarlyFree(Fault, frozen=True, tag="encoder_freed_early"):
     """The encoder cache frees an entry in the step that reserves it.
 
     The runner encodes the entry only after this, so the encoder's output is never freed. Needs a
@@ -41,7 +41,7 @@ class EncoderFreedEarly(Fault, frozen=True, tag="encoder_freed_early"):
     segment = "torch_allocated, malloc_in_use on a CPU"
 
 
-class EncoderBudgetHeld(Fault, frozen=True, tag="encoder_budget_held"):
+class EncoderBudgetLeak(Fault, frozen=True, tag="encoder_budget_held"):
     """A request that ends before its prompt is computed keeps its budget in the encoder cache.
 
     Needs a model with an encoder.
@@ -51,7 +51,7 @@ class EncoderBudgetHeld(Fault, frozen=True, tag="encoder_budget_held"):
     segment = "none: the encoder cache's budget"
 
 
-class MediaKept(Fault, frozen=True, tag="media_kept"):
+class MediaRetention(Fault, frozen=True, tag="media_kept"):
     """The worker's receiver cache keeps every image and audio clip.
 
     It ignores which media the frontend has dropped from its own cache. Needs a model with an
@@ -99,7 +99,7 @@ class PinnedHostBlocks(Fault, frozen=True, tag="offload_pinned"):
 # ---- no fault
 
 
-class CacheFills(Fault, frozen=True, tag="cache_fills"):
+class CacheFill(Fault, frozen=True, tag="cache_fills"):
     """No defect: each finished request adds a grammar of ``text_bytes`` to the grammar cache.
 
     The cache grows to its capacity and stays there. With ``bound=low``, the ledger declares a

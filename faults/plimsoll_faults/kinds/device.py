@@ -13,7 +13,7 @@ class DeviceDict(Fault, frozen=True, tag="device_dict"):
     bytes_per_request: int = 1 * MIB
 
 
-class SliceKept(Fault, frozen=True, tag="slice_kept"):
+class SliceRetention(Fault, frozen=True, tag="slice_kept"):
     """For each prompt, one row of a step's hidden states is kept as a slice, and not as a copy.
 
     The row has a few KiB, but the slice keeps the storage of all rows of the step.
@@ -34,14 +34,14 @@ class DeviceRaw(Fault, frozen=True, tag="device_raw"):
     bytes_per_request: int = 2 * MIB
 
 
-class KeptKv(Fault, frozen=True, tag="kept_kv"):
+class KvPoolRetention(Fault, frozen=True, tag="kept_kv"):
     """A registry keeps the KV pool beyond the engine's shutdown.
 
     At its exit, the worker reports device memory above the baseline.
     """
 
     owner = "a global registry of layers"
-    segment = "torch_allocated, after shutdown in process"
+    segment = "torch_allocated, after the shutdown in the same process"
 
 
 class UnreleasedIpcTensor(Fault, frozen=True, tag="ipc_unreleased"):
@@ -51,7 +51,7 @@ class UnreleasedIpcTensor(Fault, frozen=True, tag="ipc_unreleased"):
     the worker refers to the tensor. Needs a CUDA device.
     """
 
-    owner = "tensors shared with processes that are gone"
+    owner = "tensors shared with processes that have ended"
     segment = "torch_allocated"
     bytes_per_request: int = 2 * MIB
 

@@ -26,7 +26,7 @@ class TokenizerCache(Fault, frozen=True, tag="tokenizer_cache"):
     The defective cache is meant to avoid tokenizing a prompt again.
     """
 
-    owner = "the tokenizer's memory of prompts"
+    owner = "the tokenizer's cache of prompts"
     segment = "python_objects, malloc_in_use"
     cure = "engine restart"
     process = Role.FRONTEND

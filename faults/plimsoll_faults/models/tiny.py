@@ -36,7 +36,7 @@ from plimsoll_faults.models import tiny_text
 
 NUM_FREQUENCIES = 8
 NUM_PHASES = 2 * NUM_FREQUENCIES
-LAGS = (1, 6, 23, 83)
+ATTENTION_LAGS = (1, 6, 23, 83)
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 4, 2, NUM_PHASES
 HIDDEN_SIZE, INTERMEDIATE_SIZE = 128, 128
 ROPE_THETA = 10_000.0
@@ -52,7 +52,7 @@ of tokens that represent plain text."""
 
 STATE_SLICE = slice(0, NUM_PHASES)
 ATTENDED_SLICE = slice(NUM_PHASES, 2 * NUM_PHASES)
-ONE_INDEX = (len(LAGS) + 2) * NUM_PHASES
+BIAS_INDEX = (len(ATTENTION_LAGS) + 2) * NUM_PHASES
 """Index of the hidden dimension that is always 1."""
 LINEAR_GATE_INPUT = 8.0
 SILU_OF_LINEAR_GATE_INPUT = LINEAR_GATE_INPUT / (1 + math.exp(-LINEAR_GATE_INPUT))
@@ -93,7 +93,7 @@ def make_attention_weights(layer: int) -> dict[str, torch.Tensor]:
 
     The head copies a code of this token.
     """
-    head, lag = layer % NUM_HEADS, LAGS[layer]
+    head, lag = layer % NUM_HEADS, ATTENTION_LAGS[layer]
     kv_head = head // (NUM_HEADS // NUM_KV_HEADS)
     angles = lag * ROPE_THETA ** (-torch.arange(NUM_FREQUENCIES).double() / NUM_FREQUENCIES)
     query = torch.zeros(NUM_HEADS * HEAD_DIM, HIDDEN_SIZE)
@@ -102,8 +102,10 @@ def make_attention_weights(layer: int) -> dict[str, torch.Tensor]:
     out = torch.zeros(HIDDEN_SIZE, NUM_HEADS * HEAD_DIM)
     rows = slice(head * HEAD_DIM, (head + 1) * HEAD_DIM)
     kv_rows = slice(kv_head * HEAD_DIM, (kv_head + 1) * HEAD_DIM)
-    query[rows, ONE_INDEX] = torch.cat([angles.cos(), -angles.sin()]).float()
-    key[kv_rows, ONE_INDEX] = torch.cat([torch.ones(NUM_FREQUENCIES), torch.zeros(NUM_FREQUENCIES)])
+    query[rows, BIAS_INDEX] = torch.cat([angles.cos(), -angles.sin()]).float()
+    key[kv_rows, BIAS_INDEX] = torch.cat(
+        [torch.ones(NUM_FREQUENCIES), torch.zeros(NUM_FREQUENCIES)]
+    )
     value[kv_rows, get_code_slice(layer + 1)] = torch.eye(NUM_PHASES)
     out[ATTENDED_SLICE, rows] = torch.eye(NUM_PHASES)
     return {
@@ -143,7 +145,7 @@ def make_mlp_weights() -> dict[str, torch.Tensor]:
         add_product(sin, other_cos, sin, 1.0)
         add_product(cos, other_sin, sin, 1.0)
     for dimension in range(2 * NUM_PHASES):  # remove the old state and the values that were read
-        gate[neuron, ONE_INDEX], up[neuron, dimension] = LINEAR_GATE_INPUT, 1.0
+        gate[neuron, BIAS_INDEX], up[neuron, dimension] = LINEAR_GATE_INPUT, 1.0
         down[dimension, neuron] = -1.0 / SILU_OF_LINEAR_GATE_INPUT
         neuron += 1
     return {"mlp.gate_proj.weight": gate, "mlp.up_proj.weight": up, "mlp.down_proj.weight": down}
@@ -155,8 +157,8 @@ def build_tensors(text_tokens: list[int], vocabulary_size: int) -> dict[str, tor
     modulus = len(text_tokens)
     frequencies = choose_frequencies(rng, modulus)
     embedding = torch.zeros(vocabulary_size, HIDDEN_SIZE)
-    embedding[:, ONE_INDEX] = 1.0
-    for index in range(len(LAGS) + 1):
+    embedding[:, BIAS_INDEX] = 1.0
+    for index in range(len(ATTENTION_LAGS) + 1):
         residues = torch.tensor([rng.randrange(modulus) for _ in range(vocabulary_size)])
         embedding[:, get_code_slice(index)] = compute_phases(residues, frequencies, modulus)
     head = torch.zeros(vocabulary_size, HIDDEN_SIZE)
@@ -171,13 +173,13 @@ def build_tensors(text_tokens: list[int], vocabulary_size: int) -> dict[str, tor
             (HIDDEN_SIZE,), math.sqrt((phase_groups * NUM_FREQUENCIES + 1) / HIDDEN_SIZE)
         )
 
-    groups = len(LAGS) + 1
+    groups = len(ATTENTION_LAGS) + 1
     tensors = {
         "model.embed_tokens.weight": embedding,
         "model.norm.weight": make_norm_weight(groups),
         "lm_head.weight": head,
     }
-    for layer in range(len(LAGS)):
+    for layer in range(len(ATTENTION_LAGS)):
         parts = make_attention_weights(layer) | make_mlp_weights()
         parts["input_layernorm.weight"] = make_norm_weight(groups)
         parts["post_attention_layernorm.weight"] = make_norm_weight(groups + 1)
@@ -186,11 +188,13 @@ def build_tensors(text_tokens: list[int], vocabulary_size: int) -> dict[str, tor
 
 
 def write_checkpoint(
-    folder: Path, fields: Mapping[str, Any] | None = None, change: TensorChange | None = None
+    folder: Path,
+    config_fields: Mapping[str, Any] | None = None,
+    change_tensors: TensorChange | None = None,
 ) -> None:
     """Write the whole checkpoint into ``folder``, which is created if it is missing.
 
-    ``fields`` replace fields of its config, and ``change`` replaces its tensors.
+    ``config_fields`` replace fields of its config, and ``change_tensors`` replaces its tensors.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = tiny_text.train_tokenizer()
@@ -202,7 +206,7 @@ def write_checkpoint(
         "vocab_size": vocabulary,
         "hidden_size": HIDDEN_SIZE,
         "intermediate_size": INTERMEDIATE_SIZE,
-        "num_hidden_layers": len(LAGS),
+        "num_hidden_layers": len(ATTENTION_LAGS),
         "num_attention_heads": NUM_HEADS,
         "num_key_value_heads": NUM_KV_HEADS,
         "head_dim": HEAD_DIM,
@@ -216,14 +220,14 @@ def write_checkpoint(
         "bos_token_id": tokenizer.token_to_id(tiny_text.BOS),
         "eos_token_id": tokenizer.token_to_id(tiny_text.EOS),
         "pad_token_id": tokenizer.token_to_id(tiny_text.BOS),
-        **(fields or {}),
+        **(config_fields or {}),
     }
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     tiny_text.write_tokenizer(tokenizer, folder)
     text_tokens = tiny_text.list_plain_text_tokens(tokenizer)
     tensors = build_tensors(text_tokens, vocabulary)
-    if change is not None:
-        tensors = change(tensors, len(text_tokens))
+    if change_tensors is not None:
+        tensors = change_tensors(tensors, len(text_tokens))
     weights = folder / "model.safetensors"
     save_file(tensors, weights, metadata={"format": "pt"})
     weights.chmod(0o644)  # safetensors makes it private; the engine may run as another user
@@ -232,7 +236,7 @@ def write_checkpoint(
 def main() -> None:
     """Write the tiny Qwen3 checkpoint into a folder."""
     parser = argparse.ArgumentParser(description="Write the tiny Qwen3 checkpoint.")
-    parser.add_argument("out", type=Path, help="folder to write the checkpoint to")
+    parser.add_argument("out", type=Path, help="folder in which to write the checkpoint")
     write_checkpoint(parser.parse_args().out)
 
 

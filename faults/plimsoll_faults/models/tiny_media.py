@@ -216,9 +216,9 @@ WRITERS = {"llava": write_llava, "whisper": write_whisper}
 
 def main() -> None:
     """Write tiny LLaVA or Whisper checkpoints into a folder."""
-    parser = argparse.ArgumentParser(description="Write a tiny multimodal checkpoint.")
+    parser = argparse.ArgumentParser(description="Write the tiny checkpoint of a multimodal model.")
     parser.add_argument("kind", choices=[*sorted(WRITERS), "all"])
-    parser.add_argument("out", type=Path, help="folder to write the checkpoint to")
+    parser.add_argument("out", type=Path, help="folder in which to write the checkpoint")
     arguments = parser.parse_args()
     if arguments.kind != "all":
         WRITERS[arguments.kind](arguments.out)

@@ -87,7 +87,7 @@ def add_experts(tensors: dict[str, torch.Tensor], modulus: int) -> dict[str, tor
     """Return ``tensors`` of the tiny checkpoint, with experts in all but the dense layers."""
     frequencies = tiny.choose_frequencies(random.Random(tiny.SEED), modulus)
     found = dict(tensors)
-    for layer in range(len(tiny.LAGS)):
+    for layer in range(len(tiny.ATTENTION_LAGS)):
         if layer in DENSE_LAYERS:
             continue
         prefix = f"model.layers.{layer}."

@@ -257,7 +257,7 @@ class Actuator:
 
     def _end_leftover_processes(self) -> None:
         if self.may_end_leftovers and (summary := self._engine.end_leftover_processes()):
-            log.warning("ended processes of an earlier engine: %s", summary)
+            log.warning("ended the processes that an earlier engine left behind: %s", summary)
 
     def execute(self, command: Command) -> Result:
         """Execute one command, and return its result. An error becomes the outcome ``Failed``."""
@@ -274,7 +274,9 @@ class Actuator:
         except Exception as error:  # a bug here must not leave the governor waiting
             log.exception("command %s failed unexpectedly", command.verb)
             result = command.make_result(Outcome.FAILED, f"{type(error).__name__}: {error}")
-        log.info("result of command %s: %s %s", command.verb, result.outcome, result.message)
+        log.info(
+            "command %s ended with outcome %s: %s", command.verb, result.outcome, result.message
+        )
         return result
 
     def _dispatch(self, command: Command) -> Result:
@@ -315,7 +317,7 @@ class Actuator:
             service_exit = self._service_exit
             if command.leaves and service_exit and service_exit.is_last_ready(command.planned):
                 return Refusal(
-                    WaitReason.LAST_READY_REPLICA, "this is the last ready replica of the service"
+                    WaitReason.LAST_READY_REPLICA, "no other replica of the service is ready"
                 )
             return self._slots.acquire(command.incident, self.restart_budget, command.at)
 
@@ -366,7 +368,9 @@ class Actuator:
         With ``command.gives_up``, the pod returns to its Services in any case.
         """
         found = PartnerTestResult(
-            Outcome.UNKNOWN, "this engine no longer has partners in the configuration"
+            Outcome.UNKNOWN,
+            "the configuration no longer lists partners for this engine, so the engine was "
+            "not tested",
         )
         try:
             if self._partners is not None:
@@ -391,13 +395,16 @@ class Actuator:
             if main is None and not self._engine.list_processes():
                 return command.make_result(
                     Outcome.FAILED,
-                    "the engine does not answer, and the PID of its main process is unknown: "
-                    f"{silence}",
+                    "cannot end the engine with signals, because the PID of its main process "
+                    f"is unknown; the engine does not answer: {silence}",
                 )
             ending = self._engine.end_processes(main)
             if ending.error is not None:
                 return command.make_result(Outcome.FAILED, ending.error)
-            message = f"the engine did not answer, so it was ended with signals: {ending.summary}"
+            message = (
+                "the engine did not answer, so the supervisor ended it with signals: "
+                f"{ending.summary}"
+            )
             result = command.make_result(Outcome.SUCCEEDED, f"{message} ({silence})")
         else:
             result = self._engine.restart_engine(command)

@@ -162,12 +162,14 @@ def _get_annotations(lease: Object) -> dict[str, str]:
     return found if isinstance(found, dict) else {}
 
 
-def _read_annotation(lease: Object, name: str, kind: Any, default: bytes) -> Any:
+def _read_annotation(lease: Object, name: str, target_type: Any, default: bytes) -> Any:
     text = _get_annotations(lease).get(name, "").encode() or default
     try:
         if len(text) > MAX_ANNOTATION_BYTES:
-            raise MalformedError(f"the annotation is larger than {MAX_ANNOTATION_BYTES >> 10} KiB")
-        return decode(text, kind)
+            raise MalformedError(
+                f"the annotation is larger than the maximum of {MAX_ANNOTATION_BYTES >> 10} KiB"
+            )
+        return decode(text, target_type)
     except MalformedError as error:
         raise UnreadableCountError(
             f"cannot read the annotation {name} of Lease {lease['metadata']['name']} ({error}): "
@@ -236,7 +238,7 @@ def reset_counts(
     whose = "of the service" if whole_service else "of this replica"
     text = f"cleared {cleared} restarts {whose} from the slot Leases"
     if left:
-        text += f"; {left} of {limit} restarts of other replicas still count"
+        text += f"; {left} restarts of other replicas still count against the limit of {limit}"
     if left >= limit:
         text += ", so no replica may restart: to clear them, run plimsoll resume --service"
     return text
@@ -247,10 +249,10 @@ def _clear_restarts(lease: Object, replica_key: str, pod: str, whole_service: bo
     return count + (clear_service_restarts(lease) if whole_service else 0)
 
 
-def _update_lease(kube: KubeClient, path: str, change: Callable[[Object], int]) -> int:
+def _update_lease(kube: KubeClient, path: str, apply_change: Callable[[Object], int]) -> int:
     for is_last in (*[False] * (MAX_UPDATE_ATTEMPTS - 1), True):
         lease = kube.get(path)
-        count = change(lease)
+        count = apply_change(lease)
         try:
             kube.put(path, lease)
         except ConflictError:

@@ -91,11 +91,13 @@ class Partners:
         try:
             partners = sorted(self._find_partners().items())
         except KubeError as error:
-            return PartnerTestResult(Outcome.UNKNOWN, f"cannot find the partners: {error}")
+            return PartnerTestResult(
+                Outcome.UNKNOWN, f"failed to find the partners of the engine: {error}"
+            )
         wanted = PARTNER_ROLES[self._role].lower()
         if not partners:
             return PartnerTestResult(
-                Outcome.UNKNOWN, f"no {wanted} pod is ready, so the engine was not tested"
+                Outcome.UNKNOWN, f"the engine was not tested, because no {wanted} pod is ready"
             )
         chosen = random.sample(partners, min(MAX_PARTNERS, len(partners)))
         deadline, tested = time.monotonic() + PARTNER_TEST_TIMEOUT_S, 0
@@ -151,7 +153,7 @@ class Partners:
             data = json.dumps(body | {"model": model}).encode()
         except (EngineError, MalformedError) as error:
             return None, PartnerTestResult(
-                Outcome.UNKNOWN, f"{server_name} does not answer: {error}"
+                Outcome.UNKNOWN, f"failed to read the model from {server_name}: {error}"
             )
         try:
             status, answer = server.call("POST", COMPLETIONS_PATH, REQUEST_TIMEOUT_S, data)
@@ -163,11 +165,12 @@ class Partners:
         if found is None:
             outcome = Outcome.FAILED if status >= 500 else Outcome.UNKNOWN
             return None, PartnerTestResult(
-                outcome, f"the test request to {server_name} failed: HTTP {status}"
+                outcome, f"the test request to {server_name} returned HTTP {status}"
             )
         if any(one.finish_reason == "error" for one in found.choices):
             return None, PartnerTestResult(
-                Outcome.FAILED, f"the test request to {server_name} ended with an error"
+                Outcome.FAILED,
+                f"the test request to {server_name} ended with the finish reason 'error'",
             )
         return found, PartnerTestResult(Outcome.SUCCEEDED, "")
 
@@ -180,7 +183,7 @@ def _read_model(server: HttpClient) -> str:
     status, body = server.call("GET", MODELS_PATH, REQUEST_TIMEOUT_S)
     models = decode(body, _Models).data if status == 200 else []
     if not models:
-        raise EngineError(f"GET {MODELS_PATH}: HTTP {status}: the response lists no model")
+        raise EngineError(f"GET {MODELS_PATH} returned HTTP {status} without a model")
     return models[0].id
 
 

@@ -38,13 +38,13 @@ class ServiceExit:
     The readiness of other replicas is unknown, and the wait takes a fixed time.
     """
 
-    def is_last_ready(self, planned: bool = False) -> bool:
+    def is_last_ready(self, is_planned: bool = False) -> bool:
         """Report whether a drain would stop the service, because no other replica is ready.
 
-        Without access to EndpointSlices, this is unknown. The result is then ``planned``, because a
-        planned restart can wait, and an unplanned restart must remain possible.
+        Without access to EndpointSlices, this is unknown. The result is then ``is_planned``,
+        because a planned restart can wait, and an unplanned restart must remain possible.
         """
-        return planned
+        return is_planned
 
     def wait_until_left(self, timeout_s: float = LEAVE_SERVICES_TIMEOUT_S) -> bool:
         """Wait for a fixed time, at most ``timeout_s`` seconds, and return True."""
@@ -113,7 +113,7 @@ class PodServices(ServiceExit):
             pods[one.pod] = pods.get(one.pod, False) or one.ready
         return list(found.values())
 
-    def is_last_ready(self, planned: bool = False) -> bool:
+    def is_last_ready(self, is_planned: bool = False) -> bool:
         """Report whether a Service of the pod has other replicas, but none of them is ready.
 
         Within a Service, the pods of the workload are also checked alone, because other workloads
@@ -123,9 +123,8 @@ class PodServices(ServiceExit):
 
         The only replica of a service may restart, because no other replica could take over. If more
         replicas should be running, those without an endpoint count as not ready: the pods of a
-        multi-node group are missing while the group is recreated. A
-        ``planned`` restart requires at least one Service, and another ready replica in each
-        Service.
+        multi-node group are missing while the group is recreated. If ``is_planned``, at least one
+        Service must exist, and each Service must have another ready replica.
         """
         replicas = self._list_replicas()
         own = next((set(pods) for pods in replicas if self._pod in pods), {self._pod})
@@ -134,12 +133,12 @@ class PodServices(ServiceExit):
         expected = self._read_expected_replicas()
         for pods in services:
             of_workload = {name: ok for name, ok in pods.items() if name in siblings}
-            needs_others = planned or expected > 1
-            if _lacks_other_ready_pod(pods, own, needs_others):
+            needs_others = is_planned or expected > 1
+            if _has_only_unready_other_pods(pods, own, needs_others):
                 return True
-            if _lacks_other_ready_pod(of_workload, own):
+            if _has_only_unready_other_pods(of_workload, own):
                 return True
-        return planned and not services
+        return is_planned and not services
 
     def _read_sibling_readiness(self, siblings: set[str]) -> list[dict[str, bool]]:
         """Return the readiness of ``siblings`` by pod name, from the policy's own Service.
@@ -201,7 +200,10 @@ def wait_until_left(service_exit: ServiceExit) -> None:
         except KubeError as error:
             # An API server that has just started answers 403 until it has read the roles.
             if not error.is_transient and not service_exit.compute_watch_lag_s():
-                log.warning("cannot read the pod's endpoints, waiting for a fixed time: %s", error)
+                log.warning(
+                    "failed to read the endpoints of the pod; waiting for a fixed time instead: %s",
+                    error,
+                )
                 ServiceExit().wait_until_left()
                 return
             message = str(error)
@@ -210,7 +212,11 @@ def wait_until_left(service_exit: ServiceExit) -> None:
             settled_at = time.monotonic() + lag_s + LEAVE_SERVICES_TIMEOUT_S
             deadline = min(settled_at, begin + MAX_LEAVE_SERVICES_S)
         left_s = deadline - time.monotonic()
-    log.warning("continuing after %.0f s: %s", time.monotonic() - begin, message)
+    log.warning(
+        "stopped waiting after %.0f s for the pod to leave its endpoints: %s",
+        time.monotonic() - begin,
+        message,
+    )
 
 
 def find_reason_to_stay(service_exit: ServiceExit, planned: bool) -> str | None:
@@ -227,7 +233,7 @@ def find_reason_to_stay(service_exit: ServiceExit, planned: bool) -> str | None:
         wait_until_left(service_exit)
     with contextlib.suppress(KubeError):
         if service_exit.is_last_ready(planned):
-            return "meanwhile, this has become the last ready replica of the service"
+            return "no other replica of the service is ready any more"
     return None
 
 
@@ -260,7 +266,7 @@ def create_pod_services(
     )
 
 
-def _lacks_other_ready_pod(
+def _has_only_unready_other_pods(
     readiness: dict[str, bool], own_pods: set[str], needs_others: bool = False
 ) -> bool:
     """Report whether there are pods other than ``own_pods``, but none of them is ready.

@@ -71,10 +71,10 @@ def clear_reasons(state_dir: str, *reasons: str) -> None:
         _remove_file(os.path.join(state_dir, REASONS_FOLDER, reason))
 
 
-def end_drain(state_dir: str, drain: str) -> None:
-    """End the drain with the reason ``drain``, without resuming the engine. Raises OSError."""
-    if os.path.exists(os.path.join(state_dir, REASONS_FOLDER, drain)):
-        _write_reason(state_dir, drain, 0.0)
+def end_drain(state_dir: str, drain_reason: str) -> None:
+    """End the drain for ``drain_reason``, without resuming the engine. Raises OSError."""
+    if os.path.exists(os.path.join(state_dir, REASONS_FOLDER, drain_reason)):
+        _write_reason(state_dir, drain_reason, 0.0)
 
 
 def list_ended_drains(state_dir: str) -> list[str]:

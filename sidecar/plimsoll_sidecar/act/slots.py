@@ -147,7 +147,7 @@ class LeaseSlots(Slots):
         """
         with self._lock:
             try:
-                return self._acquire_any(incident, budget, counted_at)
+                return self._acquire_any_slot(incident, budget, counted_at)
             except NOT_CREATED_ERRORS as error:
                 text = f"the operator has not created a restart slot for this pod yet: {error}"
                 return Refusal(WaitReason.NO_SLOT, text)
@@ -186,7 +186,7 @@ class LeaseSlots(Slots):
             return {}
         return lease["metadata"].get("annotations") or {}
 
-    def _acquire_any(
+    def _acquire_any_slot(
         self, incident: str, budget: RestartBudget, counted_at: float | None
     ) -> Refusal | None:
         leases = self._read_leases()
@@ -204,7 +204,9 @@ class LeaseSlots(Slots):
                 return None
             refusals.append(refusal)
         if not refusals:
-            return Refusal(WaitReason.NO_SLOT, "the service has no restart slot")
+            return Refusal(
+                WaitReason.NO_SLOT, "the configuration lists no restart slot for the service"
+            )
         return Refusal(refusals[0].reason, "; ".join(one.message for one in refusals))
 
     def ensure_held(self, incident: str, budget: RestartBudget) -> Refusal | None:
@@ -226,7 +228,7 @@ class LeaseSlots(Slots):
             if wanted is None or wanted.taking:
                 return
             if wanted.incident is None:
-                self.release()
+                self.release_all_slots()
             elif (refusal := self.ensure_held(wanted.incident, budget)) is not None:
                 raise SlotLostError(f"the restart slot was lost: {refusal.message}")
 
@@ -250,7 +252,7 @@ class LeaseSlots(Slots):
         self._held_name = None
         return False
 
-    def release(self) -> None:
+    def release_all_slots(self) -> None:
         """Release all slots of this replica, including those that an earlier process acquired."""
         with self._lock:
             if self._has_released_all:
@@ -320,7 +322,7 @@ class LeaseSlots(Slots):
         if sum(counts) >= limit:
             return Refusal(
                 WaitReason.SERVICE_RESTART_BUDGET,
-                f"the service had {sum(counts)} restarts {within}; the limit is {limit}",
+                f"the service had {sum(counts)} restarts {within}, but the limit is {limit}",
             )
         mine = self._merge_stored_restarts(leases).merge(self.known_restarts)
         # These times come from the clock of this replica's journal, as does ``counted_at``.
@@ -333,7 +335,7 @@ class LeaseSlots(Slots):
             return None
         return Refusal(
             WaitReason.REPLICA_RESTART_BUDGET,
-            f"this replica had {count} restarts {within}; the limit is {budget.count}",
+            f"this replica had {count} restarts {within}, but the limit is {budget.count}",
         )
 
     def _refuse_if_occupied(self, lease: Object) -> Refusal | None:
@@ -351,8 +353,8 @@ class LeaseSlots(Slots):
         if holder == OPERATOR_NAME:
             return Refusal(
                 WaitReason.CIRCUIT_BREAKER,
-                f"the circuit breaker holds the slot {name}, because as many replicas are "
-                "restarting as the operator allows",
+                f"the circuit breaker holds the slot {name}, because the maximum number of "
+                "replicas is already restarting",
             )
         return Refusal(WaitReason.SLOT_HELD, f"{holder} holds the slot {name}")
 

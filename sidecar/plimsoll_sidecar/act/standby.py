@@ -72,7 +72,7 @@ class StandbyLease:
         if not wanted:
             if self._leased_epoch not in (None, epoch):
                 self._leased_epoch = None
-                self._log_change("the lease ended together with its epoch")
+                self._log_change("the lease ended, because the engine is in another epoch")
             elif self._clock() >= self._expires_at:
                 self._leased_epoch = None  # the lease has expired
             if self._leased_epoch is None:
@@ -81,9 +81,9 @@ class StandbyLease:
             standby = self._engine.lease_standby(epoch, LEASE_DURATION_S if wanted else 0.0)
         except EngineError as error:
             self._log_change(
-                f"cannot lease the standby worker: {error}"
+                f"failed to lease the standby worker: {error}"
                 if wanted
-                else f"cannot release the standby worker: {error}"
+                else f"failed to release the standby worker: {error}"
             )
             return
         if wanted:
@@ -92,15 +92,15 @@ class StandbyLease:
             self._log_change(_format_status(standby))
         else:
             self._leased_epoch = None
-            self._log_change("the lease was released")
+            self._log_change("the supervisor released the lease")
 
     def _log_change(self, text: str) -> None:
         if text != self._logged:
-            log.info("standby worker: %s", text)
+            log.info("status of the standby worker: %s", text)
         self._logged = text
 
 
 def _format_status(standby: StandbyStatus | None) -> str:
     if standby is None:
-        return "the engine reports no state"
+        return "unknown, because the engine does not report it"
     return standby.state.value + (f": {standby.error[:MAX_ERROR_CHARS]}" if standby.error else "")

@@ -69,7 +69,7 @@ class GateOutcome(StrEnum):
 GATE_REASONS = {
     GateOutcome.FREE: "its devices are free",
     GateOutcome.TIMEOUT: "its devices are still in use after the timeout",
-    GateOutcome.UNKNOWN: "the use of its devices is unknown",
+    GateOutcome.UNKNOWN: "the memory in use on its devices is unknown",
 }
 """Text of each outcome in the log."""
 
@@ -95,14 +95,14 @@ class EngineStartGate:
 
         The owner clears the list."""
 
-    def update(
-        self, policy: StartGate | None, engine_answers: bool, now: float
+    def handle_start_request(
+        self, policy: StartGate | None, is_engine_answering: bool, now: float
     ) -> Suspicion | None:
         """Answer an engine that requests its start.
 
         Args:
             policy: The configuration of the start gate; None if no start is to be held.
-            engine_answers: Whether the engine answers a request for its status.
+            is_engine_answering: Whether the engine answers a request for its status.
             now: The time in Unix seconds.
 
         Returns:
@@ -114,18 +114,18 @@ class EngineStartGate:
                 self._answer_file.unlink(missing_ok=True)
             self._permitted_question = self._late_suspicion = None
             return None
-        question = self._read_question()
+        question = self._read_start_request()
         if self._permitted_question is None:
             # An engine that answers was permitted to start before the supervisor restarted.
-            self._permit_start(question if engine_answers else "", now)
+            self._permit_start(question if is_engine_answering else "", now)
         if not question or question == self._permitted_question:
-            self._late_suspicion = None if engine_answers else self._late_suspicion
+            self._late_suspicion = None if is_engine_answering else self._late_suspicion
             return self._late_suspicion
         if question != self._held_question:
             self._held_question, self._held_since = question, now
             self._late_suspicion = None
         held_s, uses = now - self._held_since, self._read_devices()
-        if engine_answers or uses is None or all(use.is_free for use in uses):
+        if is_engine_answering or uses is None or all(use.is_free for use in uses):
             known = uses is not None
             self._finish_hold(
                 question, GateOutcome.FREE if known else GateOutcome.UNKNOWN, held_s, now
@@ -143,23 +143,25 @@ class EngineStartGate:
         self._write_answer(GateAnswer(now, permitted, reason[:MAX_GATE_REASON_CHARS]))
         return self._late_suspicion
 
-    def _read_question(self) -> str:
+    def _read_start_request(self) -> str:
         data = read_gate_file(self._question_file)
         try:
             return msgspec.convert((data or b"").decode("ascii"), Question)
         except (UnicodeDecodeError, msgspec.ValidationError):
             return ""
 
-    def _finish_hold(self, question: str, outcome: GateOutcome, held_s: float, now: float) -> None:
+    def _finish_hold(
+        self, start_request: str, outcome: GateOutcome, held_s: float, now: float
+    ) -> None:
         log.info(
-            "permitted the engine to start after %.1f s; reason: %s", held_s, GATE_REASONS[outcome]
+            "permitted the engine to start after %.1f s, because %s", held_s, GATE_REASONS[outcome]
         )
         self.permitted_starts.append((outcome, held_s))
-        self._permit_start(question, now)
+        self._permit_start(start_request, now)
 
-    def _permit_start(self, question: str, now: float) -> None:
-        if self._write_answer(GateAnswer(now, question)):
-            self._permitted_question = question
+    def _permit_start(self, start_request: str, now: float) -> None:
+        if self._write_answer(GateAnswer(now, start_request)):
+            self._permitted_question = start_request
 
     def _write_answer(self, answer: GateAnswer) -> bool:
         """Write the answer file, and return whether this succeeded."""
@@ -167,7 +169,7 @@ class EngineStartGate:
             replace_file(self._answer_file, msgspec.json.encode(answer))
         except OSError as error:
             log.warning(
-                "cannot answer the engine's request to start: writing the answer file failed: %s",
+                "cannot permit the engine to start, because writing the answer file failed: %s",
                 error,
             )
             return False
@@ -184,7 +186,7 @@ def make_device_use(name: str, memory: DeviceBytes, users: DeviceUsers | None) -
         [f"process {pid} ({_read_program_name(pid)})" for pid in users.processes] if users else []
     )
     if users is not None and users.mps_clients:
-        held.append(f"{users.mps_clients} clients of MPS")
+        held.append(f"{users.mps_clients} MPS clients")
     unlisted = "another pod, or a process that has mapped the memory"
     holders = ", ".join(held[:MAX_NAMED_HOLDERS]) or unlisted
     return DeviceUse(name, memory.used, memory.total, holders)
@@ -192,7 +194,7 @@ def make_device_use(name: str, memory: DeviceBytes, users: DeviceUsers | None) -
 
 def _read_program_name(pid: int) -> str:
     words = read_command_line(pid)
-    return words[0].rsplit("/", 1)[-1][:63] if words else "it has ended"
+    return words[0].rsplit("/", 1)[-1][:63] if words else "ended process"
 
 
 def _format_use(use: DeviceUse) -> str:
@@ -209,5 +211,5 @@ def _make_suspicion(uses: Sequence[DeviceUse], reason: str) -> Suspicion:
         bytes=held,
         over_budget=True,
         growing=False,
-        evidence=[f"the engine waited to start: {reason}"],
+        evidence=[f"the engine waits to start: {reason}"],
     )

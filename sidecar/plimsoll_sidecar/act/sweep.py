@@ -22,7 +22,7 @@ from plimsoll_sidecar.signals.shared_memory import (
     SHM,
     SharedFile,
     UnknownUsersError,
-    has_private_shm,
+    is_shm_private,
 )
 
 log = logging.getLogger(__name__)
@@ -53,13 +53,13 @@ class SharedMemorySweep:
     @classmethod
     def create_for_this_pod(cls) -> SharedMemorySweep | None:
         """Return the sweep for this pod; None if ``/dev/shm`` belongs to the node."""
-        return cls() if has_private_shm() else None
+        return cls() if is_shm_private() else None
 
-    def update(self, main: ProcessId | None, enabled: bool) -> int:
+    def remove_leftovers_after_end(self, main: ProcessId | None, is_enabled: bool) -> int:
         """Remove leftover files after the main process has ended, and return the removed bytes.
 
         ``main`` is the engine's last known main process; None if unknown. Files are removed only if
-        ``enabled``. The removal is repeated for :data:`HELPER_EXIT_TIMEOUT_S`, because helper
+        ``is_enabled``. The removal is repeated for :data:`HELPER_EXIT_TIMEOUT_S`, because helper
         processes may still use some files.
         """
         now = self._clock()
@@ -72,7 +72,7 @@ class SharedMemorySweep:
             if self._first_started_at is None:
                 self._first_started_at = now - compute_age_s(main)
             self._main, self._last_alive_at = main, now
-        if not enabled or self._ended_at is None or now >= self._sweep_until:
+        if not is_enabled or self._ended_at is None or now >= self._sweep_until:
             return 0
         return self._remove_leftover_files(self._ended_at)
 
@@ -82,7 +82,11 @@ class SharedMemorySweep:
             left = [file for file in listed if self._was_left_by_engine(file, ended_at)]
             holders = shared_memory.find_files_in_use(left, self._proc)
         except UnknownUsersError as error:
-            log.warning("cannot remove leftover files from %s: %s", self._root, error)
+            log.warning(
+                "cannot remove the files that an earlier engine left behind in %s: %s",
+                self._root,
+                error,
+            )
             return 0
         removed = 0
         for file in left:
@@ -93,7 +97,7 @@ class SharedMemorySweep:
                 removed += file.bytes
         if removed:
             log.warning(
-                "removed %s of files that an earlier engine had left behind in %s",
+                "removed %s of files that an earlier engine left behind in %s",
                 format_bytes(removed),
                 self._root,
             )

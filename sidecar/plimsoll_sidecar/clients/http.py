@@ -40,7 +40,7 @@ class RequestError(Exception):
     """No response, or a response that was incomplete, too large or too slow."""
 
 
-class TooLongError(RequestError):
+class ResponseTooLargeError(RequestError):
     """A response whose body is larger than the limit."""
 
 
@@ -48,7 +48,7 @@ class EngineError(Exception):
     """A failed call to the engine, or an unusable response. The message gives the reason."""
 
 
-class Answer(NamedTuple):
+class HttpResponse(NamedTuple):
     """Response of a server.
 
     The names of ``headers`` ignore case. ``body`` is empty if only the head was read.
@@ -88,7 +88,7 @@ class _BoundedStream(io.RawIOBase):
             raise TimeoutError("the response was not complete within the timeout")
         if self.remaining_bytes <= 0:
             raise http.client.HTTPException(
-                "the headers or the chunk headers of the response are too long"
+                "the headers of the response, or of its chunks, are larger than the limit"
             )
         self._sock.settimeout(seconds)
         count = self._raw.readinto(buffer)
@@ -175,7 +175,7 @@ def request(
     headers: Mapping[str, str] | None = None,
     max_bytes: int = MAX_BODY_BYTES,
     head_only: bool = False,
-) -> Answer:
+) -> HttpResponse:
     """Send a request, and return the response, with an empty body if ``head_only``.
 
     Redirects are not followed. A compressed body, which was not requested, is not decompressed.
@@ -195,7 +195,7 @@ def request(
         if head_only:
             answer.close()
         data = b"" if head_only else _read_body(answer, max_bytes)
-        return Answer(answer.status, answer.headers, data)
+        return HttpResponse(answer.status, answer.headers, data)
     except urllib3.exceptions.ReadTimeoutError as error:
         raise RequestError("the response was not complete within the timeout") from error
     except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
@@ -203,15 +203,15 @@ def request(
         raise RequestError(str(error)[:MAX_MESSAGE_CHARS]) from error
 
 
-def _read_body(answer: urllib3.BaseHTTPResponse, limit: int) -> bytes:
+def _read_body(answer: urllib3.BaseHTTPResponse, max_bytes: int) -> bytes:
     """Return the whole body, and then return the connection to the pool."""
     pieces, size = [], 0
     try:
         while piece := answer.read1(READ_CHUNK_BYTES):
             size += len(piece)
-            if size > limit:
-                raise TooLongError(
-                    f"the body of the response is larger than {limit / (1 << 20):g} MiB"
+            if size > max_bytes:
+                raise ResponseTooLargeError(
+                    f"the body of the response is larger than {max_bytes / (1 << 20):g} MiB"
                 )
             pieces.append(piece)
     except BaseException:
@@ -258,10 +258,10 @@ class HttpClient:
             with self._create_pool() as connections:
                 answer = request(connections, method, url, timeout_s, body, headers, max_bytes)
         except RequestError as error:
-            raise EngineError(f"{method} {path}: {error}") from error
+            raise EngineError(f"{method} {path} failed: {error}") from error
         return answer.status, answer.body
 
-    def has_answer(self, path: str, timeout_s: float) -> bool:
+    def responds_to_get(self, path: str, timeout_s: float) -> bool:
         """Report whether a GET request to ``path`` gets a response with any status."""
         try:
             with self._create_pool() as connections:

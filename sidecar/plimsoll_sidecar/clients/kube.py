@@ -20,7 +20,13 @@ from urllib3.util.ssl_ import create_urllib3_context
 
 from plimsoll_api.decoding import MalformedError, decode
 from plimsoll_api.units import MAX_WHOLE_NUMBER_DIGITS, parse_whole_number
-from plimsoll_sidecar.clients.http import Answer, RequestError, TooLongError, create_pool, request
+from plimsoll_sidecar.clients.http import (
+    HttpResponse,
+    RequestError,
+    ResponseTooLargeError,
+    create_pool,
+    request,
+)
 
 SERVICE_ACCOUNT_FOLDER = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Folder with the token and the CA certificate of the pod's service account."""
@@ -77,7 +83,7 @@ class TooLargeError(KubeError):
     """The response is larger than the limit."""
 
 
-class UnexpectedAnswerError(KubeError):
+class UnexpectedResponseError(KubeError):
     """A successful response without the expected object, for example from a proxy."""
 
 
@@ -157,8 +163,8 @@ class KubeClient:
         """Return the object at ``path``. Raises KubeError."""
         return _decode_object("GET", path, self._call("GET", path))
 
-    def list_items(self, path: str, kind: type[T], **query: str) -> Iterator[T]:
-        """Yield the objects of the collection at ``path``, decoded as ``kind``, page by page.
+    def list_items(self, path: str, item_type: type[T], **query: str) -> Iterator[T]:
+        """Yield the objects of the collection at ``path``, decoded as ``item_type``, page by page.
 
         Raises KubeError, for example if it has more than :data:`MAX_PAGES` pages or takes longer
         than :data:`LIST_TIMEOUT_S`.
@@ -171,7 +177,8 @@ class KubeClient:
         for _ in range(MAX_PAGES):
             if time.monotonic() > deadline:
                 raise KubeError(
-                    0, f"GET {path}: reading all pages took longer than {LIST_TIMEOUT_S:.0f} s"
+                    0,
+                    f"GET {path} failed: reading all pages took longer than {LIST_TIMEOUT_S:.0f} s",
                 )
             page_query = (
                 query
@@ -180,10 +187,11 @@ class KubeClient:
             )
             try:
                 answer = self._call("GET", path, query=page_query)
-                page: _Page[T] = decode(answer.body, _Page[kind])  # type: ignore[valid-type]
+                page: _Page[T] = decode(answer.body, _Page[item_type])  # type: ignore[valid-type]
             except MalformedError as error:
-                raise UnexpectedAnswerError(
-                    0, f"GET {path}: the response is not a list of Kubernetes objects: {error}"
+                raise UnexpectedResponseError(
+                    0,
+                    f"GET {path} failed: the response is not a list of Kubernetes objects: {error}",
                 ) from error
             except TooLargeError:
                 if limit == 1:
@@ -195,7 +203,7 @@ class KubeClient:
             if not continue_token:
                 return
         raise KubeError(
-            0, f"GET {path}: the list has more than {MAX_PAGES} pages of {limit} objects"
+            0, f"GET {path} failed: the list has more than {MAX_PAGES} pages of {limit} objects"
         )
 
     def put(self, path: str, body: Object) -> Object:
@@ -228,14 +236,14 @@ class KubeClient:
         body: Object | None = None,
         query: dict[str, str] | None = None,
         content_type: str = "application/json",
-    ) -> Answer:
+    ) -> HttpResponse:
         """Send a request, and return the response. Raises KubeError for a status from 300 on."""
         headers = {"Accept": "application/json", "User-Agent": FIELD_MANAGER}
         if self._token_file is not None:
             try:
                 headers["Authorization"] = f"Bearer {self._token_file.read_text().strip()}"
             except (OSError, UnicodeError) as error:
-                message = f"cannot read the service account token {self._token_file}: {error}"
+                message = f"failed to read the service account token {self._token_file}: {error}"
                 raise KubeError(0, message) from error
         data = None
         if body is not None:
@@ -244,18 +252,18 @@ class KubeClient:
         try:
             answer = request(self._http, method, url, REQUEST_TIMEOUT_S, data, headers)
         except RequestError as error:
-            error_class = TooLargeError if isinstance(error, TooLongError) else KubeError
+            error_class = TooLargeError if isinstance(error, ResponseTooLargeError) else KubeError
             if error_class is KubeError:
                 self._failed_at = time.monotonic()
-            raise error_class(0, f"{method} {path}: {error}") from error
-        date = _read_answer_time(answer)
+            raise error_class(0, f"{method} {path} failed: {error}") from error
+        date = _read_response_time(answer)
         if date is not None:
             self._server_time = date, time.monotonic()
         if answer.status < 300:
             return answer
         if answer.status >= 500:
             self._failed_at = time.monotonic()
-        message = f"{method} {path}: {_read_error_message(answer)}"
+        message = f"{method} {path} failed: {_read_error_message(answer)}"
         error_class_of_status = _ERROR_BY_STATUS.get(answer.status, KubeError)
         raise error_class_of_status(answer.status, message, _read_retry_after_s(answer))
 
@@ -273,16 +281,18 @@ def _create_tls_context(has_own_ca: bool) -> ssl.SSLContext:
     return context
 
 
-def _decode_object(method: str, path: str, answer: Answer) -> Object:
+def _decode_object(method: str, path: str, answer: HttpResponse) -> Object:
     try:
         found = decode(answer.body, Object)
     except MalformedError as error:
-        raise UnexpectedAnswerError(
-            0, f"{method} {path}: the response is not a Kubernetes object: {error}"
+        raise UnexpectedResponseError(
+            0, f"{method} {path} failed: the response is not a Kubernetes object: {error}"
         ) from error
     if not isinstance(found.get("metadata"), dict):
-        raise UnexpectedAnswerError(
-            0, f"{method} {path}: the response is not a Kubernetes object: it has no metadata"
+        raise UnexpectedResponseError(
+            0,
+            f"{method} {path} failed: the response is not a Kubernetes object, because it "
+            "has no metadata",
         )
     return found
 
@@ -291,7 +301,7 @@ class _Status(msgspec.Struct):
     message: str | None = None
 
 
-def _read_error_message(answer: Answer) -> str:
+def _read_error_message(answer: HttpResponse) -> str:
     try:
         message = decode(answer.body, _Status).message
     except MalformedError:
@@ -299,7 +309,7 @@ def _read_error_message(answer: Answer) -> str:
     return message[:MAX_MESSAGE_CHARS] if message else f"HTTP {answer.status}"
 
 
-def _read_answer_time(answer: Answer) -> float | None:
+def _read_response_time(answer: HttpResponse) -> float | None:
     """Return the time in the response's Date header in Unix seconds; None if invalid."""
     try:
         return parsedate_to_datetime(answer.headers.get("Date", "")).timestamp()
@@ -307,7 +317,7 @@ def _read_answer_time(answer: Answer) -> float | None:
         return None
 
 
-def _read_retry_after_s(answer: Answer) -> float | None:
+def _read_retry_after_s(answer: HttpResponse) -> float | None:
     """Return the Retry-After header in seconds; None if it is no number."""
     seconds = parse_whole_number(answer.headers.get("Retry-After", "")[:MAX_WHOLE_NUMBER_DIGITS])
     return None if seconds is None else min(float(seconds), MAX_RETRY_AFTER_S)

@@ -125,7 +125,12 @@ class LearnedHistory(msgspec.Struct, omit_defaults=True):
     inherited: LearnedMemory | None = None
 
     def observe(
-        self, now: float, epoch: str, revision: str, state: BudgetState | None, incident: bool
+        self,
+        now: float,
+        epoch: str,
+        revision: str,
+        budget_state: BudgetState | None,
+        has_incident: bool,
     ) -> None:
         """Add a sample.
 
@@ -133,8 +138,8 @@ class LearnedHistory(msgspec.Struct, omit_defaults=True):
             now: The time in Unix seconds.
             epoch: The engine's epoch.
             revision: The revision of the workload. A new revision restarts the learning.
-            state: The state of the leak budget; None if unknown.
-            incident: Whether an incident of this kind of memory is open or in its cooldown.
+            budget_state: The state of the leak budget; None if unknown.
+            has_incident: Whether an incident of this kind of memory is open or in its cooldown.
 
         """
         at = int(now // SECONDS_PER_HOUR)
@@ -149,18 +154,18 @@ class LearnedHistory(msgspec.Struct, omit_defaults=True):
         if not self.hours or self.hours[-1].at != at:
             self.lows = [low for low in self.lows if at - HOURS_PER_DAY <= low[0] <= at]
             self.hours = [one for one in self.hours if at - MAX_OBSERVED_H < one.at <= at]
-        grown = state.unexplained if state is not None else None
-        if grown is None and not incident:
+        grown = budget_state.unexplained if budget_state is not None else None
+        if grown is None and not has_incident:
             return
         if not self.hours or self.hours[-1].at != at:
             self.hours.append(HourGrowth(at))
         hour = self.hours[-1]
-        hour.incident = hour.incident or incident
-        if state is None or grown is None:
+        hour.incident = hour.incident or has_incident
+        if budget_state is None or grown is None:
             return
-        if not self.lows and state.baseline is not None:
-            self.starts = [*self.starts, state.baseline][-MAX_STORED_STARTS:]
-        self.limit = state.limit if state.limit is not None else self.limit
+        if not self.lows and budget_state.baseline is not None:
+            self.starts = [*self.starts, budget_state.baseline][-MAX_STORED_STARTS:]
+        self.limit = budget_state.limit if budget_state.limit is not None else self.limit
         passed = now - self.seen_at
         self.seen_at = now
         if 0 < passed <= MAX_SAMPLE_GAP_S:
@@ -174,7 +179,7 @@ class LearnedHistory(msgspec.Struct, omit_defaults=True):
         gains = (grown - find_lowest_growth(self.lows, at - window) for window in LEARNED_WINDOWS_H)
         first, second, third = map(max, hour.gains, gains)
         hour.gains = (first, second, third)
-        hour.most = max(hour.most, state.current or 0)
+        hour.most = max(hour.most, budget_state.current or 0)
 
     def update_budget(self, now: float, budget: MemoryBudget, auto: AutoBudgets) -> bool:
         """Update the budget in force, at most once an hour, and return whether it may have changed.
@@ -216,19 +221,19 @@ class LearnedHistory(msgspec.Struct, omit_defaults=True):
         limit = self.find_limit(budget)
         if self.inherited is not None and self.inherited.budget is not None:
             start = max(self.starts, default=self.inherited.start)
-            return limit_budget(self.inherited.budget, limit, start)
+            return clamp_budget(self.inherited.budget, limit, start)
         wanted = propose_budget(self, budget)
         return compute_provisional_budget(limit) if wanted is None else wanted
 
-    def inherit(self, known: LearnedMemory | None) -> None:
+    def inherit(self, inherited: LearnedMemory | None) -> None:
         """Use what other replicas have learned, until this replica has a budget of its own."""
-        if known is None or self.budget is not None or known == self.inherited:
+        if inherited is None or self.budget is not None or inherited == self.inherited:
             return
         if not self.hours:
-            self.inherited = known
-        elif known.budget is not None:
+            self.inherited = inherited
+        elif inherited.budget is not None:
             # The growth of this replica may be included, and must not count twice.
-            self.inherited = LearnedMemory(start=known.start, budget=known.budget)
+            self.inherited = LearnedMemory(start=inherited.start, budget=inherited.budget)
 
     def list_healthy_hours(self) -> list[HourGrowth]:
         """Return the healthy hours of this replica.
@@ -268,9 +273,9 @@ class LearnedHistory(msgspec.Struct, omit_defaults=True):
         return budget.limit_bytes if budget.limit_bytes is not None else self.limit
 
 
-def find_lowest_growth(lows: Sequence[tuple[int, int]], first_hour: int) -> int:
+def find_lowest_growth(hourly_lows: Sequence[tuple[int, int]], first_hour: int) -> int:
     """Return the lowest growth in bytes since the hour with the number ``first_hour``."""
-    return min(low for at, low in lows if at >= first_hour)
+    return min(low for at, low in hourly_lows if at >= first_hour)
 
 
 def select_healthy_hours(hours: Sequence[HourGrowth]) -> list[HourGrowth]:
@@ -287,13 +292,13 @@ def sum_healthy_s(hours: Sequence[HourGrowth]) -> float:
     return sum(one.seen_s for one in select_healthy_hours(hours))
 
 
-def compute_quantile(gains: Iterable[int], share: float = GROWTH_QUANTILE) -> int | None:
-    """Return the ``share`` quantile of ``gains`` by nearest rank; None without gains."""
-    ordered = sorted(gains)
-    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else None
+def compute_quantile(growth_values: Iterable[int], quantile: float = GROWTH_QUANTILE) -> int | None:
+    """Return the ``quantile`` quantile of ``growth_values`` by nearest rank; None without gains."""
+    ordered = sorted(growth_values)
+    return ordered[max(0, math.ceil(quantile * len(ordered)) - 1)] if ordered else None
 
 
-def list_gains_within(hours: Iterable[HourGrowth], window_s: float) -> list[int]:
+def list_growth_within(hours: Iterable[HourGrowth], window_s: float) -> list[int]:
     """Return the growth in bytes within a window of ``window_s`` seconds, for each hour.
 
     The value is that of the shortest window in :data:`LEARNED_WINDOWS_H` that is at least as long.
@@ -310,22 +315,23 @@ def list_gains_within(hours: Iterable[HourGrowth], window_s: float) -> list[int]
 
 def propose_budget(learned: LearnedHistory, budget: MemoryBudget) -> int | None:
     """Return the budget in bytes for the learned growth; None if no growth was learned yet."""
-    found = compute_quantile(list_gains_within(learned.list_healthy_hours(), budget.window_s))
+    found = compute_quantile(list_growth_within(learned.list_healthy_hours(), budget.window_s))
     if found is None:
         return None
     start = max(learned.starts, default=learned.inherited.start if learned.inherited else 0)
-    return limit_budget(int(BUDGET_FACTOR * found), learned.find_limit(budget), start)
+    return clamp_budget(int(BUDGET_FACTOR * found), learned.find_limit(budget), start)
 
 
-def limit_budget(proposed: int, limit: int | None, start: int) -> int:
-    """Return ``proposed``, raised to the minimum or lowered to the maximum budget, in bytes.
+def clamp_budget(proposed_bytes: int, memory_limit: int | None, start_bytes: int) -> int:
+    """Return ``proposed_bytes``, raised to the minimum or lowered to the maximum budget, in bytes.
 
-    ``limit`` is the memory limit; None if unknown. ``start`` is the size after a start.
+    ``memory_limit`` is the memory limit; None if unknown. ``start_bytes`` is the size after a
+    start.
     """
-    if limit is None:
-        return max(proposed, MIN_BUDGET_BYTES)
-    most = max(1, int(MAX_SHARE_OF_HEADROOM * max(0, limit - start)))
-    return min(max(proposed, int(MIN_SHARE_OF_LIMIT * limit), 1), most)
+    if memory_limit is None:
+        return max(proposed_bytes, MIN_BUDGET_BYTES)
+    most = max(1, int(MAX_SHARE_OF_HEADROOM * max(0, memory_limit - start_bytes)))
+    return min(max(proposed_bytes, int(MIN_SHARE_OF_LIMIT * memory_limit), 1), most)
 
 
 class BudgetsInForce(NamedTuple):
@@ -351,15 +357,17 @@ class LearnedBudgets(msgspec.Struct, omit_defaults=True):
         epoch: str,
         revision: str,
         assessment: Assessment,
-        incidents: Collection[IncidentKind],
+        kinds_with_incident: Collection[IncidentKind],
     ) -> None:
         """Add an assessment at ``now`` (Unix seconds) of the workload's ``revision``.
 
-        ``incidents`` holds the kinds with an incident that is open or in its cooldown.
+        ``kinds_with_incident`` holds the kinds with an incident that is open or in its cooldown.
         """
-        self.host.observe(now, epoch, revision, assessment.host, GROWTH_KINDS["host"] in incidents)
+        self.host.observe(
+            now, epoch, revision, assessment.host, GROWTH_KINDS["host"] in kinds_with_incident
+        )
         self.device.observe(
-            now, epoch, revision, assessment.device, GROWTH_KINDS["device"] in incidents
+            now, epoch, revision, assessment.device, GROWTH_KINDS["device"] in kinds_with_incident
         )
 
     def list_memory_needs(self, ledger: Sequence[LedgerEntry]) -> dict[str, MemoryNeeds]:
@@ -373,16 +381,16 @@ class LearnedBudgets(msgspec.Struct, omit_defaults=True):
             if (found := one.find_largest_size()) is not None
         }
 
-    def lacks_budget(self, memory: MemoryPolicy) -> bool:
+    def is_missing_budget(self, memory: MemoryPolicy) -> bool:
         """Report whether at least one ``Auto`` budget has not been learned yet."""
         pairs = ((self.host, memory.host), (self.device, memory.device))
         return any(b is not None and b.auto and one.budget is None for one, b in pairs)
 
-    def inherit(self, known: LearnedWorkload | None) -> None:
+    def inherit(self, inherited: LearnedWorkload | None) -> None:
         """Use what the workload's other replicas have learned; None if nothing is known."""
-        if known is not None:
-            self.host.inherit(known.host)
-            self.device.inherit(known.device)
+        if inherited is not None:
+            self.host.inherit(inherited.host)
+            self.device.inherit(inherited.device)
 
     def make_reports(self, auto: AutoBudgets) -> dict[str, LearnedMemory]:
         """Return what other replicas may inherit, for "host" and "device"."""
@@ -398,7 +406,7 @@ class LearnedBudgets(msgspec.Struct, omit_defaults=True):
         ]
         return any(changed)
 
-    def find_changed_budgets(
+    def update_and_resolve_budgets(
         self, now: float, memory: MemoryPolicy, previous: BudgetsInForce
     ) -> BudgetsInForce | None:
         """Update the ``Auto`` budgets, and return the budgets in force.

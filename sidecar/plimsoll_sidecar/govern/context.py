@@ -122,7 +122,7 @@ class TurnContext:
         step = self.make_step(step_name, StepOutcome.BEGUN, "")
         step.operation_id, step.before_bytes = (
             command.operation_id,
-            self.read_current_bytes(incident),
+            self.get_current_bytes(incident),
         )
         incident.add_step(step)
         self.state.pending = self.turn.command = command
@@ -143,7 +143,7 @@ class TurnContext:
         """Whether no command is in progress; there is at most one."""
         return self.state.pending is None
 
-    def read_current_bytes(self, incident: Incident) -> int | None:
+    def get_current_bytes(self, incident: Incident) -> int | None:
         """Return the current size of the memory that the incident's budget limits, in bytes.
 
         None if the size is unknown, or if the incident has no budget.
@@ -167,13 +167,13 @@ class TurnContext:
             return None
         return max(0.0, budget.limit - budget.current) / budget.bytes_per_s
 
-    def explain_observe_only(self, incident: Incident) -> str | None:
-        """Return the reason why no action on the incident is allowed; None if actions are."""
+    def explain_why_observing(self, incident: Incident) -> str | None:
+        """Return the reason why no action on the incident is allowed; None if one is allowed."""
         if self.policy.mode is Mode.OBSERVE:
             return "mode is Observe"
         return LEARNING_MESSAGE if incident.kind in self.learning else None
 
-    def defers_restart(self, incident: Incident) -> bool:
+    def can_defer_restart(self, incident: Incident) -> bool:
         """Report whether a restart can wait although the ``Auto`` budget is spent.
 
         An ``Auto`` budget describes the usual growth, and is no limit that the owner has set. A
@@ -201,7 +201,7 @@ class TurnContext:
         left = self.estimate_time_to_limit_s(incident)
         return left is not None and left <= self.policy.drain.deadline_s
 
-    def read_growth_bytes(self, incident: Incident) -> int:
+    def get_growth_bytes(self, incident: Incident) -> int:
         """Return the unexplained growth in bytes, or that of the last suspicion if unknown."""
         budget = incident.get_budget_state(self.assessment)
         known = budget.unexplained if budget else None
@@ -214,7 +214,7 @@ EXHAUSTED_MESSAGE = (
 )
 
 
-def is_conclusive(context: TurnContext, kind: IncidentKind) -> bool:
+def is_absence_conclusive(context: TurnContext, kind: IncidentKind) -> bool:
     """Report whether the absence of a suspicion of ``kind`` shows that there is no such problem."""
     return context.engine.answers and (kind is IncidentKind.STALL or context.assessment.warm)
 
@@ -228,7 +228,7 @@ def find_skip_outcome(
     prevents the action. Otherwise, it is ``Skipped``.
     """
     reason = ladder.find_skip_reason(action, incident, context.policy, context.engine)
-    observes = context.explain_observe_only(incident)
+    observes = context.explain_why_observing(incident)
     if reason is None and observes is not None:
         return StepOutcome.WOULD, observes
     if reason is None and context.state.exhausted:
@@ -256,7 +256,7 @@ def is_restart_due(context: TurnContext, incident: Incident) -> bool:
     grows = suspicion is not None and suspicion.growing and not incident.has_subsided
     if suspicion is None or not (grows or context.is_at_limit(incident)):
         return False
-    spent = suspicion.over_budget and not context.defers_restart(incident)
+    spent = suspicion.over_budget and not context.can_defer_restart(incident)
     return spent or context.will_memory_run_out_before_drain(incident)
 
 

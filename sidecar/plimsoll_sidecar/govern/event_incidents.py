@@ -18,7 +18,7 @@ from plimsoll_api.incidents import IncidentKind, IncidentPhase
 from plimsoll_api.units import format_bytes
 from plimsoll_sidecar.govern.command import EngineProcess, EngineView, Outcome
 from plimsoll_sidecar.govern.incident import Incident, make_incident_name
-from plimsoll_sidecar.govern.verification import get_process_part
+from plimsoll_sidecar.govern.verification import get_process_epoch
 
 ENDING_STATES = frozenset({EngineState.STOPPING, EngineState.STOPPED})
 HEALTHY_STATES = frozenset({EngineState.SERVING, EngineState.DRAINING, EngineState.DRAINED})
@@ -42,7 +42,7 @@ class LastHealthyState(msgspec.Struct, frozen=True):
     ending: bool = False
     oom_killed: bool = False
 
-    def update(self, view: EngineView, assessment: Assessment, now: float) -> LastHealthyState:
+    def update(self, engine: EngineView, assessment: Assessment, now: float) -> LastHealthyState:
         """Return the state after a new sample.
 
         After an OOM kill, only ``oom_killed`` is set, because a separate incident reports the kill.
@@ -50,19 +50,19 @@ class LastHealthyState(msgspec.Struct, frozen=True):
         oom_killed = self.oom_killed or any(
             one.kind is IncidentKind.OUT_OF_MEMORY_KILL for one in assessment.suspicions
         )
-        ending = self.ending or view.state in ENDING_STATES
+        ending = self.ending or engine.state in ENDING_STATES
         flagged = msgspec.structs.replace(self, oom_killed=oom_killed, ending=ending)
-        healthy = view.state in HEALTHY_STATES
+        healthy = engine.state in HEALTHY_STATES
         # An engine may lose a process before it serves. The state before that loss is kept.
-        fuller = not self.healthy and len(view.processes) >= len(self.processes)
-        if view.epoch != self.epoch or not (healthy or fuller):
+        fuller = not self.healthy and len(engine.processes) >= len(self.processes)
+        if engine.epoch != self.epoch or not (healthy or fuller):
             return flagged
         device = assessment.reserved or assessment.device
         return msgspec.structs.replace(
             flagged,
             at=now,
             healthy=healthy,
-            processes=view.processes or self.processes,
+            processes=engine.processes or self.processes,
             host_bytes=assessment.host.current if assessment.host else None,
             device_bytes=device.current if device else None,
         )
@@ -81,7 +81,7 @@ def make_crash_record(
         now: The time in Unix seconds.
 
     """
-    engine = get_process_part(last_state.epoch) != get_process_part(view.epoch or "")
+    engine = get_process_epoch(last_state.epoch) != get_process_epoch(view.epoch or "")
     lost = [one for one in last_state.processes if one not in view.processes]
     process = _find_ended_process(
         last_state.processes if engine else lost, Role.FRONTEND if engine else Role.WORKER
@@ -134,7 +134,7 @@ def _find_ended_process(processes: Sequence[EngineProcess], role: Role) -> str:
 
 def _format_memory(last_state: LastHealthyState, host_limit: int | None) -> str:
     host = (
-        "unknown host memory"
+        "host unknown"
         if last_state.host_bytes is None
         else f"host {format_bytes(last_state.host_bytes)}"
     )
@@ -198,7 +198,7 @@ def make_manual_action_record(action: ManualAction, replica: str, now: float) ->
         finished_at=ended,
         message=action.message,
     )
-    evidence = [f"a person ran plimsoll {action.action} in epoch {action.epoch}"]
+    evidence = [f"a person ran the command plimsoll {action.action} in epoch {action.epoch}"]
     return Incident(
         name=f"{replica[:244]}-{action.id[-8:]}",
         kind=IncidentKind.MANUAL_ACTION,

@@ -28,7 +28,7 @@ from plimsoll_sidecar.govern.command import (
     Turn,
     Verb,
 )
-from plimsoll_sidecar.govern.context import TurnContext, is_conclusive
+from plimsoll_sidecar.govern.context import TurnContext, is_absence_conclusive
 from plimsoll_sidecar.govern.event_incidents import (
     LastHealthyState,
     ManualAction,
@@ -37,11 +37,11 @@ from plimsoll_sidecar.govern.event_incidents import (
 )
 from plimsoll_sidecar.govern.incident import (
     Incident,
-    compute_counted_s,
+    compute_covered_s,
     find_budget_state,
     make_incident_name,
 )
-from plimsoll_sidecar.govern.ladder import wants_standby
+from plimsoll_sidecar.govern.ladder import should_prepare_standby
 from plimsoll_sidecar.govern.phase_steps import apply_result, follow_new_epoch, release_slot
 from plimsoll_sidecar.govern.phases import advance
 from plimsoll_sidecar.govern.recycle import find_recycle_suspicion
@@ -120,7 +120,7 @@ class Governor:
         )
         self._record_manual_actions(context, manual_actions)
         self._apply_epoch(context)
-        self._track_health(context, own)
+        self._update_last_healthy_state(context, own)
         for result in results:
             self._apply_result(context, result)
         self._assign_suspicions(context)
@@ -136,10 +136,10 @@ class Governor:
             self.state.incidents = [i for i in self.state.incidents if not i.ended]
         return turn
 
-    def wants_standby(self, engine: EngineView) -> bool:
+    def should_prepare_standby(self, engine: EngineView) -> bool:
         """Report whether to prepare a standby worker, because the worker may be restarted soon."""
         acted_on = [one for one in self.state.incidents if one.kind not in self.learning]
-        return wants_standby(acted_on, self.policy, engine, self.state.exhausted)
+        return should_prepare_standby(acted_on, self.policy, engine, self.state.exhausted)
 
     def count_restarts_left(self, now: float) -> int:
         """Return how many restarts the replica's restart budget still allows at ``now``."""
@@ -215,7 +215,7 @@ class Governor:
             if pending is None or pending.incident != incident.name or not _is_restart(pending):
                 follow_new_epoch(context, incident, last)
 
-    def _track_health(self, context: TurnContext, pod_assessment: Assessment) -> None:
+    def _update_last_healthy_state(self, context: TurnContext, pod_assessment: Assessment) -> None:
         """Update the last healthy state of the engine, for the report of a crash."""
         epoch = context.engine.epoch
         if epoch is not None and (self._seen is None or self._seen.epoch != epoch):
@@ -289,7 +289,7 @@ class Governor:
         Each kind has at most one open incident.
         """
         at, before = context.assessment.t, self._judged_at
-        counted, self._judged_at = compute_counted_s(0.0 if before is None else at - before), at
+        counted, self._judged_at = compute_covered_s(0.0 if before is None else at - before), at
         worst: dict[IncidentKind, Suspicion] = {}
         recycle = find_recycle_suspicion(context, self._measure_idle_s(context))
         planned = [] if recycle is None else [recycle]
@@ -306,7 +306,7 @@ class Governor:
                 if budget is not None and budget is not measure:
                     # The growth is in another segment now, which has another baseline.
                     incident.baseline_bytes = budget.baseline
-            elif is_conclusive(context, incident.kind):
+            elif is_absence_conclusive(context, incident.kind):
                 incident.seen_s, incident.missed_s = 0.0, incident.missed_s + counted
         for kind in list(self.state.cooldowns):
             if self.state.cooldowns[kind].has_ended(
@@ -331,7 +331,7 @@ class Governor:
         return 0.0 if self._idle_since is None else context.now - self._idle_since
 
     def _open_incident(
-        self, context: TurnContext, suspicion: Suspicion, epoch: str, counted_s: float
+        self, context: TurnContext, suspicion: Suspicion, epoch: str, covered_s: float
     ) -> None:
         budget = find_budget_state(suspicion.kind, suspicion.segment, context.assessment)
         incident = Incident(
@@ -344,7 +344,7 @@ class Governor:
             baseline_bytes=budget.baseline if budget else None,
             before_bytes=budget.current if budget else None,
         )
-        incident.observe(suspicion, counted_s)
+        incident.observe(suspicion, covered_s)
         self.state.incidents.append(incident)
         context.emit_event(EventType.OPENED, incident)
 

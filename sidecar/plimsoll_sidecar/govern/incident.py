@@ -161,18 +161,18 @@ class Incident(IncidentRecord, omit_defaults=True, kw_only=True):
             self.phase, self.phase_since, self.seen_s, self.missed_s = phase, now, 0.0, 0.0
             self.waits = None
 
-    def observe(self, suspicion: Suspicion, counted_s: float) -> None:
+    def observe(self, suspicion: Suspicion, covered_s: float) -> None:
         """Update the incident from a suspicion of its kind.
 
-        ``counted_s`` is the number of seconds that the suspicion covers. The attribution keeps the
+        ``covered_s`` is the number of seconds that the suspicion covers. The attribution keeps the
         largest growth. It does not change once a restart has started, because samples then mix two
         engines.
         """
-        self.seen_s, self.missed_s = self.seen_s + counted_s, 0.0
+        self.seen_s, self.missed_s = self.seen_s + covered_s, 0.0
         if suspicion.growing and suspicion.confidence >= SUBSIDED_PROBABILITY:
-            self.doubted_s = self.doubted_s - counted_s if self.has_subsided else 0.0
+            self.doubted_s = self.doubted_s - covered_s if self.has_subsided else 0.0
         elif self.confirmed_at is not None:
-            self.doubted_s = min(self.doubted_s + counted_s, SUBSIDED_AFTER_S + RESUMED_AFTER_S)
+            self.doubted_s = min(self.doubted_s + covered_s, SUBSIDED_AFTER_S + RESUMED_AFTER_S)
         self.growth_bytes = suspicion.bytes
         self.unconfirmed = suspicion.unconfirmed is not None
         self.unhealthy_device = suspicion.unhealthy_device
@@ -194,10 +194,10 @@ class Incident(IncidentRecord, omit_defaults=True, kw_only=True):
     def _explain_unconfirmed(self, suspicion: Suspicion) -> list[str]:
         if suspicion.unconfirmed is None or self.confirmed_at is not None:
             return []
-        return [f"not confirmed yet: {suspicion.unconfirmed}"]
+        return [f"the suspicion is not confirmed yet: {suspicion.unconfirmed}"]
 
 
-def compute_counted_s(elapsed_s: float) -> float:
+def compute_covered_s(elapsed_s: float) -> float:
     """Return the seconds that an assessment covers, ``elapsed_s`` after the previous assessment.
 
     The result is limited, so that a round consists of two to five assessments.
@@ -291,6 +291,6 @@ def move_to_phase(incident: Incident, phase: IncidentPhase, now: float) -> None:
     """
     if phase is not incident.phase and phase not in NEXT_PHASES[incident.phase]:
         raise PhaseChangeError(
-            f"incident {incident.name} cannot move from {incident.phase} to {phase}"
+            f"incident {incident.name} must not move from phase {incident.phase} to phase {phase}"
         )
     incident.set_phase(phase, now)

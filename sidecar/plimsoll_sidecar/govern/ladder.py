@@ -45,8 +45,8 @@ def find_skip_reason(
     """
     kind, owner, pod = incident.kind, incident.owner, incident.attribution.pod
     if action not in policy.ladder:
-        return "the action is not in spec.supervision.ladder"
-    if _replaces_pod_for_start_gate(kind, policy) and action is Action.POD_REPLACE:
+        return "spec.supervision.ladder does not contain this action"
+    if _may_replace_pod_for_start_gate(kind, policy) and action is Action.POD_REPLACE:
         return None if engine.replaceable else NO_PODS_MESSAGE
     if kind not in CURABLE_KINDS:
         return f"no action of the supervisor resolves an incident of kind {kind.value}"
@@ -59,19 +59,19 @@ def find_skip_reason(
         )
     if pod is not None and action in (Action.TRIM, Action.WORKER_RESTART):
         return (
-            f"pod {pod} of the group holds the memory, and only a restart of the group releases it"
+            f"pod {pod} of the group holds the memory, which only a restart of the group releases"
         )
     swept = policy.sweep_shared_memory and action is Action.ENGINE_RESTART
     if owner == Segment.SHARED_ORPHAN and not swept:
-        return "no process holds this shared memory, and only a new pod releases it"
+        return "no process holds this shared memory, so only a new pod releases it"
     if action is Action.ENGINE_RESTART and not engine.answers:
         return None
     if REQUIRED_CAPABILITIES[action] not in engine.capabilities:
         return "the engine does not support this action"
     if action is Action.WORKER_RESTART and owner == Role.FRONTEND:
-        return "the frontend holds the memory, and a new worker would not release it"
+        return "the frontend holds the memory, so a new worker would not release it"
     if not engine.answers:
-        return "the engine's frontend does not answer"
+        return "the frontend of the engine does not answer"
     return None
 
 
@@ -89,7 +89,7 @@ def _needs_other_device(incident: Incident, policy: Supervision, engine: EngineV
     )
 
 
-def _replaces_pod_for_start_gate(kind: IncidentKind, policy: Supervision) -> bool:
+def _may_replace_pod_for_start_gate(kind: IncidentKind, policy: Supervision) -> bool:
     """Report whether ``kind`` comes from the start gate, and the start gate may replace the pod."""
     gate = policy.start_gate
     return kind is IncidentKind.ORPHAN_DEVICE_MEMORY and gate is not None and gate.then is not None
@@ -120,17 +120,20 @@ PHASES_BEFORE_RESTART = frozenset(
 """Phases of an incident that can lead to a restart."""
 
 
-def wants_standby(
-    incidents: Iterable[Incident], policy: Supervision, engine: EngineView, exhausted: bool
+def should_prepare_standby(
+    incidents: Iterable[Incident],
+    policy: Supervision,
+    engine: EngineView,
+    is_budget_exhausted: bool,
 ) -> bool:
     """Report whether the worker is restarted for an incident, or may soon be.
 
-    ``exhausted`` states whether the restart budget is exhausted. The result is False if the engine
-    does not support a standby worker, or if no restart is allowed.
+    ``is_budget_exhausted`` states whether the restart budget is exhausted. The result is False if
+    the engine does not support a standby worker, or if no restart is allowed.
     """
     if Capability.STANDBY not in engine.capabilities:
         return False
-    if policy.mode is Mode.OBSERVE or exhausted:
+    if policy.mode is Mode.OBSERVE or is_budget_exhausted:
         return False
     return any(_may_restart_worker(incident, policy, engine) for incident in incidents)
 

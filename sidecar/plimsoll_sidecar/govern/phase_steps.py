@@ -23,14 +23,19 @@ from plimsoll_sidecar.govern.state import MAX_REFUSALS, MIN_TRIMMED_SHARE, SLOT_
 from plimsoll_sidecar.govern.verification import MIN_CURED_SHARE
 
 WITHIN_BUDGET_MESSAGE = (
-    "deferred: the leak budget is not spent, and memory does not run out before a drain could end"
+    "the restart is deferred: the leak budget is not spent, and memory lasts until a drain "
+    "could end"
 )
-NOT_GROWING_MESSAGE = "deferred: the leak budget is spent, but memory is not growing at present"
+NOT_GROWING_MESSAGE = (
+    "the restart is deferred: the leak budget is spent, but memory is not growing at present"
+)
 LIMIT_FAR_MESSAGE = (
-    "deferred: the leak budget is spent, but memory does not reach a known limit within"
+    "the restart is deferred: the leak budget is spent, but memory does not reach a known "
+    "limit within"
 )
 MANUALLY_DRAINED_MESSAGE = (
-    "a person drained this replica: it does not restart until you run plimsoll resume POD"
+    "a person drained this replica, so it does not restart: run plimsoll resume POD to allow "
+    "restarts"
 )
 WITHDRAWN_STEP = "PodReplaceWithdrawn"
 
@@ -56,7 +61,7 @@ def escalate(context: TurnContext, incident: Incident, message: str) -> None:
 def request_replacement(context: TurnContext, incident: Incident) -> None:
     """Ask the operator to evict the pod, by a step in the incident's timeline."""
     incident.tried.append(Action.POD_REPLACE)
-    text = "waiting for the operator to evict the pod"
+    text = "the supervisor waits for the operator to evict the pod"
     step = context.make_step(Action.POD_REPLACE.value, StepOutcome.REQUESTED, text)
     step.before_bytes = incident.before_bytes
     incident.add_step(step)
@@ -132,7 +137,7 @@ def end_if_not_suspected(context: TurnContext, incident: Incident) -> bool:
     """End the incident after a round without a suspicion, and return whether it ended."""
     if incident.escalated or incident.missed_s < ROUND_DURATION_S:
         return False
-    returned = max(0, incident.growth_at_trim - context.read_growth_bytes(incident))
+    returned = max(0, incident.growth_at_trim - context.get_growth_bytes(incident))
     if incident.trimmed and returned * 2 >= incident.growth_at_trim > 0:
         incident.returned_bytes = returned
         message = f"the trim freed {format_bytes(returned)}"
@@ -142,7 +147,7 @@ def end_if_not_suspected(context: TurnContext, incident: Incident) -> bool:
             incident, IncidentPhase.RESOLVED, Reason.TRIM, "the trim restored the capacity"
         )
     else:
-        message = "the problem is no longer suspected"
+        message = "the supervisor no longer suspects the problem"
         context.end_incident(incident, IncidentPhase.RESOLVED, Reason.CLEARED, message)
     return True
 
@@ -183,7 +188,7 @@ def collect_diagnostics(context: TurnContext, incident: Incident) -> bool:
     """
     if incident.kind is IncidentKind.RECYCLE:
         return True
-    if incident.diagnosed or context.hold or context.explain_observe_only(incident) is not None:
+    if incident.diagnosed or context.hold or context.explain_why_observing(incident) is not None:
         return True
     if context.has_no_pending_command:
         context.set_pending_command(incident, Verb.DIAGNOSE, "Diagnostics")
@@ -202,7 +207,7 @@ def must_wait_for_window(context: TurnContext, incident: Incident) -> bool:
     opens_s = window.compute_opens_in_s(context.now)
     if not opens_s or left <= opens_s + context.policy.drain.deadline_s:
         return False
-    message = f"waiting for the maintenance window at {window.opens_at}"
+    message = f"the restart waits for the maintenance window at {window.opens_at}"
     if set_wait_reason(context, incident, WaitReason.MAINTENANCE_WINDOW, message):
         incident.add_step(context.make_step("MaintenanceWindow", StepOutcome.SKIPPED, message))
     return True
@@ -214,10 +219,15 @@ def defer_restart(context: TurnContext, incident: Incident) -> None:
         if incident.waits is not WaitReason.SUBSIDED:  # the probability changes with every sample
             chance = incident.attribution.confidence
             message = (
-                f"deferred: the probability of a leak has decreased to {chance:.0%}"
+                (
+                    "the restart is deferred: the probability of a leak has decreased to "
+                    f"{chance:.0%}"
+                )
                 if chance < SUBSIDED_PROBABILITY
-                else f"deferred: memory has not grown for {SUBSIDED_AFTER_S:.0f} s; the "
-                f"probability of a leak is {chance:.0%}"
+                else (
+                    f"the restart is deferred: memory has not grown for {SUBSIDED_AFTER_S:.0f} "
+                    f"s, and the probability of a leak is {chance:.0%}"
+                )
             )
             set_wait_reason(context, incident, WaitReason.SUBSIDED, message)
         return
@@ -229,7 +239,8 @@ def defer_restart(context: TurnContext, incident: Incident) -> None:
         message = f"{LIMIT_FAR_MESSAGE} {format_duration(within_s)} (spec.memory.auto.limitWithin)"
     if incident.kind is IncidentKind.CAPACITY_LOSS:
         message = (
-            f"deferred: no restart until {MIN_LOSS_RATIO_FOR_RESTART:.0%} of the capacity is lost"
+            f"the restart is deferred until {MIN_LOSS_RATIO_FOR_RESTART:.0%} of the capacity "
+            "is lost"
         )
     set_wait_reason(context, incident, None, message)
 
@@ -268,7 +279,7 @@ def judge_trim(context: TurnContext, incident: Incident) -> None:
     step = next((s for s in incident.timeline if is_unmeasured_trim(s)), None)
     if step is None:
         return
-    step.after_bytes = context.read_current_bytes(incident)
+    step.after_bytes = context.get_current_bytes(incident)
     if step.before_bytes is None or step.after_bytes is None:
         step.outcome = StepOutcome.UNKNOWN
     else:
@@ -276,7 +287,7 @@ def judge_trim(context: TurnContext, incident: Incident) -> None:
         enough = returned >= MIN_TRIMMED_SHARE * incident.growth_at_trim
         step.outcome = StepOutcome.SUCCEEDED if enough else StepOutcome.FAILED
         if not enough:
-            text = f"the trim freed too little memory: {format_bytes(max(0, returned))}"
+            text = f"the trim freed only {format_bytes(max(0, returned))}, which is too little"
             step.message = "; ".join(filter(None, (step.message, text)))
     context.emit_event(EventType.ADVANCED, incident)
 
@@ -298,7 +309,7 @@ def apply_result(
             if command.verb is Verb.TRIM and _has_measurable_effect(step, result):
                 step.outcome = StepOutcome.BEGUN
             elif command.verb is not Verb.RESTART_ENGINE:
-                step.after_bytes = context.read_current_bytes(incident)
+                step.after_bytes = context.get_current_bytes(incident)
     incident.diagnostics.extend(result.diagnostics)
     ok = result.outcome is Outcome.SUCCEEDED
     if command.verb not in (Verb.TAKE_SLOT, Verb.MEET_PARTNER):

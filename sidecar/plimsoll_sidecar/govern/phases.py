@@ -73,7 +73,7 @@ def retry_rung(context: TurnContext, incident: Incident) -> None:
     return_to_confirmed(context, incident, "interrupted")
 
 
-def on_restarting(context: TurnContext, incident: Incident) -> None:
+def handle_restarting(context: TurnContext, incident: Incident) -> None:
     """Wait for the operator to replace the pod, or try another rung again.
 
     The other rungs have a pending command in this phase, unless the journal was lost.
@@ -84,11 +84,11 @@ def on_restarting(context: TurnContext, incident: Incident) -> None:
         retry_rung(context, incident)
 
 
-def on_ended(context: TurnContext, incident: Incident) -> None:
+def handle_ended(context: TurnContext, incident: Incident) -> None:
     """Do nothing: the incident has ended."""
 
 
-def on_open(context: TurnContext, incident: Incident) -> None:
+def handle_open(context: TurnContext, incident: Incident) -> None:
     """Trim the engine for a suspected leak; confirm a stall or a planned restart."""
     if end_if_not_suspected(context, incident) or incident.seen_s < ROUND_DURATION_S:
         return
@@ -105,14 +105,14 @@ def on_open(context: TurnContext, incident: Incident) -> None:
     incident.growth_at_trim = incident.growth_bytes
     context.enter_phase(incident, IncidentPhase.TRIMMING)
     if skipped is None:
-        incident.before_bytes = context.read_current_bytes(incident)
+        incident.before_bytes = context.get_current_bytes(incident)
         context.emit_event(EventType.REMEDIATION, incident, Action.TRIM)
         context.set_pending_command(incident, Verb.TRIM, Action.TRIM.value)
     else:
         incident.add_step(context.make_step(Action.TRIM.value, *skipped))
 
 
-def on_trimming(context: TurnContext, incident: Incident) -> None:
+def handle_trimming(context: TurnContext, incident: Incident) -> None:
     """Judge the trim. Confirm growth that persists after it, or end the incident."""
     if incident.seen_s + incident.missed_s >= ROUND_DURATION_S:
         judge_trim(context, incident)
@@ -126,7 +126,7 @@ def on_trimming(context: TurnContext, incident: Incident) -> None:
         confirm_incident(context, incident)
 
 
-def on_confirmed(context: TurnContext, incident: Incident) -> None:
+def handle_confirmed(context: TurnContext, incident: Incident) -> None:
     """Choose the next rung, wait until a restart is due, or end the incident."""
     if end_if_not_suspected(context, incident):
         return
@@ -138,7 +138,7 @@ def on_confirmed(context: TurnContext, incident: Incident) -> None:
     rung = ladder.choose_next_rung(incident, context.policy, context.engine)
     if rung is None:
         context.end_incident(incident, IncidentPhase.UNRESOLVED, Reason.LADDER_EXHAUSTED)
-    elif (observes := context.explain_observe_only(incident)) is not None:
+    elif (observes := context.explain_why_observing(incident)) is not None:
         incident.add_step(context.make_step(rung.value, StepOutcome.WOULD, observes))
         context.end_incident(incident, IncidentPhase.SUPPRESSED, Reason.OBSERVED)
     elif defer_if_manually_drained(context, incident) or end_if_restart_is_blocked(
@@ -152,7 +152,7 @@ def on_confirmed(context: TurnContext, incident: Incident) -> None:
     elif context.hold is None:
         incident.rung, incident.message = rung, ""
         context.enter_phase(incident, IncidentPhase.AWAITING_SLOT)
-        on_awaiting_slot(context, incident)
+        handle_awaiting_slot(context, incident)
 
 
 def end_if_restart_is_blocked(context: TurnContext, incident: Incident) -> bool:
@@ -169,7 +169,7 @@ def end_if_restart_is_blocked(context: TurnContext, incident: Incident) -> bool:
     return True
 
 
-def on_awaiting_slot(context: TurnContext, incident: Incident) -> None:
+def handle_awaiting_slot(context: TurnContext, incident: Incident) -> None:
     """Request a restart slot until one is acquired, and then start the rung.
 
     The incident returns to the phase Confirmed if the policy requires another rung, or no restart
@@ -178,7 +178,7 @@ def on_awaiting_slot(context: TurnContext, incident: Incident) -> None:
     if end_if_not_suspected(context, incident):
         return
     wanted = ladder.choose_next_rung(incident, context.policy, context.engine)
-    if context.explain_observe_only(incident) is not None or incident.rung != wanted:
+    if context.explain_why_observing(incident) is not None or incident.rung != wanted:
         context.enter_phase(incident, IncidentPhase.CONFIRMED)
     elif defer_if_manually_drained(context, incident):
         return
@@ -216,7 +216,7 @@ def start_rung(context: TurnContext, incident: Incident) -> None:
     incident.fenced_epoch, incident.warm_at, incident.least_bytes = context.state.epoch, None, None
     incident.meets_partner, incident.met_since, incident.partner_lost = False, None, ""
     if not incident.escalated:
-        incident.before_bytes = context.read_current_bytes(incident) or incident.before_bytes
+        incident.before_bytes = context.get_current_bytes(incident) or incident.before_bytes
     serves = (
         incident.kind is not IncidentKind.STALL
         and context.engine.answers
@@ -224,7 +224,7 @@ def start_rung(context: TurnContext, incident: Incident) -> None:
     )
     replaces = incident.rung is Action.POD_REPLACE
     if context.engine.group and incident.rung is not Action.WORKER_RESTART:
-        text = f"all pods of group {context.engine.group} share one slot and one restart"
+        text = f"all pods of group {context.engine.group} share one slot, and restart together"
         incident.add_step(context.make_step(GROUP_STEP, StepOutcome.SUCCEEDED, text))
     drains = serves and incident.rung is Action.ENGINE_RESTART
     leaves = serves and replaces and context.engine.abrupt
@@ -280,7 +280,7 @@ def wait_for_replacement(context: TurnContext, incident: Incident) -> None:
         release_slot(context)
 
 
-def on_verifying(context: TurnContext, incident: Incident) -> None:
+def handle_verifying(context: TurnContext, incident: Incident) -> None:
     """Judge the effect of the restart after the warm-up of the new epoch.
 
     Then end the incident or continue with the next rung. An engine with a partner is first tested
@@ -339,14 +339,14 @@ def must_wait_for_partner(context: TurnContext, incident: Incident) -> bool:
 
 
 PHASE_HANDLERS: dict[IncidentPhase, Callable[[TurnContext, Incident], None]] = {
-    IncidentPhase.OPEN: on_open,
-    IncidentPhase.TRIMMING: on_trimming,
-    IncidentPhase.CONFIRMED: on_confirmed,
-    IncidentPhase.AWAITING_SLOT: on_awaiting_slot,
+    IncidentPhase.OPEN: handle_open,
+    IncidentPhase.TRIMMING: handle_trimming,
+    IncidentPhase.CONFIRMED: handle_confirmed,
+    IncidentPhase.AWAITING_SLOT: handle_awaiting_slot,
     IncidentPhase.DRAINING: retry_rung,
-    IncidentPhase.RESTARTING: on_restarting,
-    IncidentPhase.VERIFYING: on_verifying,
-    IncidentPhase.RESOLVED: on_ended,
-    IncidentPhase.SUPPRESSED: on_ended,
-    IncidentPhase.UNRESOLVED: on_ended,
+    IncidentPhase.RESTARTING: handle_restarting,
+    IncidentPhase.VERIFYING: handle_verifying,
+    IncidentPhase.RESOLVED: handle_ended,
+    IncidentPhase.SUPPRESSED: handle_ended,
+    IncidentPhase.UNRESOLVED: handle_ended,
 }

@@ -30,10 +30,12 @@ def find_recycle_suspicion(context: TurnContext, idle_s: float) -> Suspicion | N
     window = wanted.window or context.policy.maintenance_window
     if window is not None and window.compute_opens_in_s(context.now):
         return None
-    evidence = [f"the engine has run for longer than {format_duration(wanted.max_age_s)} (maxAge)"]
+    evidence = [
+        f"the engine has run for longer than recycle.maxAge ({format_duration(wanted.max_age_s)})"
+    ]
     if wanted.when_idle_for_s is not None:
         idle = format_duration(wanted.when_idle_for_s)
-        evidence.append(f"the engine has had no request for {idle} (whenIdleFor)")
+        evidence.append(f"the engine has had no request for at least {idle} (recycle.whenIdleFor)")
     return Suspicion(
         kind=IncidentKind.RECYCLE,
         segment=None,

@@ -56,13 +56,15 @@ class Cooldown(msgspec.Struct, omit_defaults=True, kw_only=True):
     while_suspected: bool = False
     absent_s: float = 0.0
 
-    def has_ended(self, suspected: bool, epoch: str | None, now: float, counted_s: float) -> bool:
+    def has_ended(
+        self, is_suspected: bool, epoch: str | None, now: float, covered_s: float
+    ) -> bool:
         """Report whether the cooldown has ended at ``now`` (Unix seconds).
 
-        ``suspected`` states whether this kind is suspected now. ``epoch`` is the current epoch.
-        ``counted_s`` is the number of seconds that the newest assessment covers.
+        ``is_suspected`` states whether this kind is suspected now. ``epoch`` is the current epoch.
+        ``covered_s`` is the number of seconds that the newest assessment covers.
         """
-        self.absent_s = 0.0 if suspected else self.absent_s + counted_s
+        self.absent_s = 0.0 if is_suspected else self.absent_s + covered_s
         if self.until is not None and now >= self.until:
             return True
         if self.epoch is not None and epoch is not None and epoch != self.epoch:
@@ -144,7 +146,7 @@ def shift_times(state: GovernorState, step_s: float) -> None:
             cooldown.until = max(0.0, cooldown.until + step_s)
 
 
-REASONS_UNTIL_CHANGE = (Reason.OBSERVED, Reason.EFFECT_UNKNOWN)
+REASONS_BLOCKING_UNTIL_CHANGE = (Reason.OBSERVED, Reason.EFFECT_UNKNOWN)
 """Reasons that prevent a new incident until another epoch begins or the suspicion ends."""
 
 
@@ -158,7 +160,7 @@ def start_cooldown(state: GovernorState, incident: Incident, now: float) -> None
         return  # a suspicion that ended proves nothing about earlier actions
     if incident.phase is IncidentPhase.RESOLVED:
         state.failures.pop(kind, None)
-    elif incident.reason in REASONS_UNTIL_CHANGE or kind not in ladder.CURABLE_KINDS:
+    elif incident.reason in REASONS_BLOCKING_UNTIL_CHANGE or kind not in ladder.CURABLE_KINDS:
         state.cooldowns[kind] = Cooldown(while_suspected=True, epoch=state.epoch)
     elif incident.reason is Reason.RESTART_BUDGET_EXHAUSTED:
         state.cooldowns[kind] = Cooldown()

@@ -161,7 +161,7 @@ class StartHistory(msgspec.Struct, omit_defaults=True):
 
     def begin_start(self, epoch: str) -> None:
         """Observe a new start, unless ``epoch`` differs only in the engine's worker."""
-        boot = get_process_part(epoch)
+        boot = get_process_epoch(epoch)
         if boot != self.boot:
             self.boot, self.assessments = boot, 0
             self.current_host = self.current_device = None
@@ -207,7 +207,7 @@ class StartHistory(msgspec.Struct, omit_defaults=True):
         )
 
 
-def get_process_part(epoch: str) -> str:
+def get_process_epoch(epoch: str) -> str:
     """Return the part of ``epoch`` that a restart of the worker alone does not change."""
     try:
         return Epoch.parse(epoch).boot_id
@@ -215,13 +215,13 @@ def get_process_part(epoch: str) -> str:
         return epoch
 
 
-def _update_lowest(before: StartMemory | None, state: BudgetState | None) -> StartMemory | None:
+def _update_lowest(previous: StartMemory | None, state: BudgetState | None) -> StartMemory | None:
     if state is None or state.current is None or state.baseline is None:
-        return before
+        return previous
     level = state.current - (state.explained or 0)
-    if before is None:
+    if previous is None:
         return StartMemory(state.baseline, level)
-    return StartMemory(before.base, min(before.least, level))
+    return StartMemory(previous.base, min(previous.least, level))
 
 
 def _append_start(starts: list[StartMemory], start: StartMemory | None) -> list[StartMemory]:

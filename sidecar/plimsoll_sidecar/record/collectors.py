@@ -36,14 +36,15 @@ class CgroupCollector(Collector):
         yield sizes
         share = GaugeMetricFamily(
             f"{CGROUP_PREFIX}_limit_ratio",
-            "Share of the cgroup's limit that is in use and not reclaimable.",
+            "Share of the cgroup's memory limit that is in use and not reclaimable.",
         )
         if group.limit_ratio is not None:
             share.add_metric([], group.limit_ratio)
         yield share
         events = CounterMetricFamily(
             f"{CGROUP_PREFIX}_events",
-            "Events of the cgroup: throttled above memory.high, out of memory, process killed.",
+            "Events of the cgroup by kind: throttled above memory.high, out of memory, or "
+            "process killed.",
             labels=("event",),
         )
         _add_if_known(events, "high", group.throttled)
@@ -52,7 +53,7 @@ class CgroupCollector(Collector):
         yield events
         stalled = CounterMetricFamily(
             f"{CGROUP_PREFIX}_stalled_seconds",
-            "Time that some or all tasks of the cgroup waited for memory (PSI).",
+            "Time for which some or all tasks of the cgroup waited for memory (PSI).",
             labels=("share",),
         )
         _add_if_known(stalled, "some", group.stalled_some_s)
@@ -90,11 +91,11 @@ class OpenFilesCollector(Collector):
         """Return the metrics for the number and the limit, without a value if unknown."""
         count = GaugeMetricFamily(
             "plimsoll_engine_open_fds",
-            "Open file descriptors of the engine's process that is nearest to its limit.",
+            "Number of open file descriptors of the engine process that is nearest to its limit.",
         )
         limit = GaugeMetricFamily(
             "plimsoll_engine_max_fds",
-            "Limit of open file descriptors of the engine's process that is nearest to it.",
+            "Limit of open file descriptors of the engine process that is nearest to its limit.",
         )
         if self.newest is not None:
             count.add_metric([], self.newest.open)

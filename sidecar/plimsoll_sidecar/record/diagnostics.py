@@ -16,7 +16,7 @@ from plimsoll_api.files import open_regular
 from plimsoll_sidecar.act.adapters.engine_adapter import EngineAdapter
 from plimsoll_sidecar.clients.http import EngineError
 from plimsoll_sidecar.govern.command import Command
-from plimsoll_sidecar.signals.process_table import ProcessId, list_names, send_signal
+from plimsoll_sidecar.signals.process_table import ProcessId, list_entry_names, send_signal
 
 log = logging.getLogger(__name__)
 
@@ -79,11 +79,11 @@ class DiagnosticsWriter:
             folder.mkdir(parents=True)
         except FileExistsError:
             return tuple(str(path.relative_to(self._root.parent)) for path in _list_files(folder))
-        self._delete_oldest(folder)
+        self._delete_oldest_incidents(folder)
         try:
             status = self._engine.status()
         except EngineError as error:
-            log.info("cannot save diagnostics, because the engine does not answer: %s", error)
+            log.info("failed to save diagnostics, because the engine does not answer: %s", error)
             self._signal_frontend()
             saved = self._copy_stacks(folder) + self._save_stacks(folder, command)
         else:
@@ -103,7 +103,7 @@ class DiagnosticsWriter:
                 text = self._engine.read_diagnostic(kind, command)
                 saved.append(_write_file(folder / f"{kind.value}.txt", text))
             except (EngineError, OSError) as error:
-                log.warning("cannot save the diagnostic %s: %s", kind.value, error)
+                log.warning("failed to save the diagnostic %s: %s", kind.value, error)
         return saved
 
     def _save_stacks(self, folder: Path, command: Command) -> list[Path]:
@@ -114,7 +114,7 @@ class DiagnosticsWriter:
         try:
             return [_write_file(folder / f"{Diagnostic.STACKS.value}.txt", text)]
         except OSError as error:
-            log.warning("cannot save the stacks of the engine's processes: %s", error)
+            log.warning("failed to save the stacks of the engine's processes: %s", error)
             return []
 
     def _signal_frontend(self) -> None:
@@ -132,7 +132,7 @@ class DiagnosticsWriter:
             send_signal(frontend, signal.SIGUSR1)
         except OSError as error:
             log.info(
-                "cannot send SIGUSR1 to the frontend, process %d: %s", frontend.pid, error.strerror
+                "failed to send SIGUSR1 to the frontend (PID %d): %s", frontend.pid, error.strerror
             )
         time.sleep(STACKS_WAIT_S)
 
@@ -144,7 +144,7 @@ class DiagnosticsWriter:
         found: list[Path] = []
         stacks = self._run_dir / "stacks"
         try:  # the engine can put any number of files here
-            names = list_names(stacks, MAX_LISTED_NAMES)
+            names = list_entry_names(stacks, MAX_LISTED_NAMES)
         except OSError:
             return found
         for source in [stacks / name for name in sorted(names)[:MAX_FILES_PER_KIND]]:
@@ -153,11 +153,11 @@ class DiagnosticsWriter:
                 if _copy_file(source, target):
                     found.append(target)
             except OSError as error:
-                log.info("cannot copy stacks from %s: %s", source, error.strerror)
+                log.info("failed to copy stacks from %s: %s", source, error.strerror)
         return found
 
-    def _delete_oldest(self, keep: Path) -> None:
-        """Delete the oldest incidents' folders, except ``keep``, down to the maximum size."""
+    def _delete_oldest_incidents(self, kept_folder: Path) -> None:
+        """Delete the oldest folders, except ``kept_folder``, down to the maximum size."""
         folders = sorted(
             (path for path in self._root.iterdir() if path.is_dir()),
             key=lambda path: path.stat().st_mtime,
@@ -165,7 +165,7 @@ class DiagnosticsWriter:
         sizes = {path: _sum_folder_bytes(path) for path in folders}
         total = sum(sizes.values())
         for path in folders:
-            if total <= MAX_TOTAL_BYTES or path == keep:
+            if total <= MAX_TOTAL_BYTES or path == kept_folder:
                 continue
             shutil.rmtree(path, ignore_errors=True)
             total -= sizes[path]
@@ -184,7 +184,7 @@ def _copy_smaps(folder: Path, processes: Sequence[ProcessMemory]) -> list[Path]:
             if _copy_file(Path(f"/proc/{member.pid}/smaps_rollup"), target):
                 saved.append(target)
         except OSError as error:
-            log.info("cannot copy smaps_rollup of %s: %s", member.label, error.strerror)
+            log.info("failed to copy smaps_rollup of %s: %s", member.label, error.strerror)
     return saved
 
 

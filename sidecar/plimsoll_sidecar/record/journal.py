@@ -92,14 +92,17 @@ class Journal:
     """Journal of one supervisor, for use by one thread."""
 
     def __init__(
-        self, path: Path, publishes: bool = False, on_damage: Callable[[str], None] = _ignore_damage
+        self,
+        path: Path,
+        is_publishing: bool = False,
+        on_damage: Callable[[str], None] = _ignore_damage,
     ) -> None:
         """Open the journal at ``path``, or create it. Raises :class:`JournalError`.
 
-        If ``publishes``, an incident is deleted only after it was published. ``on_damage`` is
+        If ``is_publishing``, an incident is deleted only after it was published. ``on_damage`` is
         called with ``row`` or ``file`` for each damaged part.
         """
-        self.path, self._publishes, self._on_damage = path, publishes, on_damage
+        self.path, self._publishes, self._on_damage = path, is_publishing, on_damage
         self._damaged_parts = DamagedParts(path.with_name(SET_ASIDE_FOLDER))
         self._restarts = RestartCopy(path.with_name(RESTARTS_FILE))
         self._unreadable: set[bytes] = set()
@@ -114,7 +117,7 @@ class Journal:
             self._db = _open_connection(path)
         except SQLITE_ERRORS as error:
             if not _is_damage_error(error):
-                raise self._make_error(error) from error
+                raise self._make_access_error(error) from error
             self._db = self._replace_file(error)
         self._inode = _read_inode(path)
 
@@ -152,7 +155,9 @@ class Journal:
         lacking = self._restarts.add_missing_restarts(state)
         if lacking:
             log.warning(
-                "added %d restarts from %s, which the journal lacked", lacking, RESTARTS_FILE
+                "added %d restarts to the journal that only the copy %s contained",
+                lacking,
+                RESTARTS_FILE,
             )
         return state, engine
 
@@ -181,9 +186,9 @@ class Journal:
         try:
             self._restarts.write(state)
         except OSError as error:
-            raise self._make_error(error) from error
+            raise self._make_access_error(error) from error
         if self._damage is None and _read_inode(self.path) != self._inode:
-            reason = "the file was emptied or replaced while in use"
+            reason = "the file was emptied or replaced while the supervisor used it"
             self._report_lost_file(reason)
             self._damage = sqlite3.DatabaseError(reason)
         if self._damage is None:
@@ -194,7 +199,7 @@ class Journal:
                 if get_error_code(error) == sqlite3.SQLITE_READONLY:
                     self._reconnect()
                 if not _is_damage_error(error):
-                    raise self._make_error(error) from error
+                    raise self._make_access_error(error) from error
                 self._damage = error
         self._db.close()
         self._db = self._replace_file(self._damage)
@@ -203,7 +208,7 @@ class Journal:
         try:
             self._write_transaction(state, every.values(), engine, clock, learned)
         except SQLITE_ERRORS as error:
-            raise self._make_error(error) from error
+            raise self._make_access_error(error) from error
 
     def read_unpublished(self) -> list[tuple[int, Incident]]:
         """Return incidents with an unpublished revision, each with this revision.
@@ -216,9 +221,9 @@ class Journal:
         )
         return found[::-1]
 
-    def read_recent(self, limit: int) -> list[Incident]:
-        """Return at most ``limit`` of the newest incidents, newest first."""
-        found = self._select_incidents("1 ORDER BY opened_at DESC LIMIT ?", (limit,))
+    def read_recent(self, max_incidents: int) -> list[Incident]:
+        """Return at most ``max_incidents`` of the newest incidents, newest first."""
+        found = self._select_incidents("1 ORDER BY opened_at DESC LIMIT ?", (max_incidents,))
         return [incident for _, incident in found]
 
     def mark_published(self, name: str, revision: int) -> None:
@@ -288,8 +293,8 @@ class Journal:
                 incident = storage.decode_row(body, checksum, Incident)
                 if incident.name.encode() != name or not isinstance(revision, int):
                     raise DamagedRowError(
-                        "the row's name differs from that of its incident, or the row's revision is"
-                        " not an integer"
+                        "the name in the row differs from the name of its incident, or its "
+                        "revision is not an integer"
                     )
             except DamagedRowError as error:
                 self._move_row_aside("incidents", "name", name, body, error)
@@ -323,21 +328,21 @@ class Journal:
         except (OSError, *SQLITE_ERRORS) as error:
             self._unreadable.add(name)
             log.error(
-                "skipped row %s of the journal %s, because it is damaged: %s",
+                "skipped row %s of the journal %s, because the row is damaged: %s",
                 what,
                 self.path,
                 damage,
             )
             log.warning(
-                "the damaged row %s stays in the journal, because it cannot be moved to the folder "
-                "'%s': %s",
+                "cannot move the damaged row %s of the journal to the folder '%s', so the "
+                "row stays in the journal: %s",
                 what,
                 SET_ASIDE_FOLDER,
                 error,
             )
         else:
             log.error(
-                "moved row %s of the journal %s to %s, because it is damaged: %s",
+                "moved row %s of the journal %s to %s, because the row is damaged: %s",
                 what,
                 self.path,
                 kept,
@@ -353,18 +358,21 @@ class Journal:
             if _read_file_bytes(self.path):
                 kept = self._damaged_parts.move_file(self.path, ("-wal",))
                 log.error(
-                    "moved the journal %s to %s, because it is damaged: %s", self.path, kept, cause
+                    "moved the journal %s to %s, because the journal is damaged: %s",
+                    self.path,
+                    kept,
+                    cause,
                 )
                 self._on_damage(DAMAGED_FILE)
             for suffix in ("", "-wal", "-shm"):
                 self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
             return _open_connection(self.path)
         except (OSError, *SQLITE_ERRORS) as error:
-            raise self._make_error(error) from error
+            raise self._make_access_error(error) from error
 
     def _report_lost_file(self, reason: str) -> None:
         """Log the loss of the journal's file, and leave a note in ``set-aside``."""
-        log.error("the journal %s was lost, with all earlier incidents: %s", self.path, reason)
+        log.error("lost the journal %s with all earlier incidents: %s", self.path, reason)
         self._on_damage(DAMAGED_FILE)
         with contextlib.suppress(OSError):
             self._damaged_parts.store("journal-lost.txt", f"{self.path}: {reason}\n".encode())
@@ -382,16 +390,16 @@ class Journal:
     def _make_read_error(self, error: Exception) -> JournalError:
         """Return the error for a failed read. The next write replaces a damaged file."""
         if not _is_damage_error(error):
-            return self._make_error(error)
+            return self._make_access_error(error)
         self._damage = error
         return JournalError(
             f"the journal {self.path} is damaged, and the next write replaces it: {error}"
         )
 
-    def _make_error(self, error: Exception) -> JournalError:
+    def _make_access_error(self, error: Exception) -> JournalError:
         return JournalError(
-            f"cannot read or write the journal {self.path}: {error}; free space on its volume or "
-            "make it writable: until then, the supervisor takes no action"
+            f"cannot read or write the journal {self.path}: {error}; free space on its "
+            "volume or make it writable; until then, the supervisor takes no action"
         )
 
 

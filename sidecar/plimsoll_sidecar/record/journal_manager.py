@@ -177,7 +177,9 @@ class JournalManager:
                 self._journal.mark_published(name, revision)
             except JournalError as error:
                 # The incident is published again after a restart, which has no effect.
-                log.warning("cannot mark incident %s as published: %s", name, error)
+                log.warning(
+                    "failed to mark incident %s as published in the journal: %s", name, error
+                )
         if arrived:
             self.publish()  # more incidents, if there were too many to read at once
 
@@ -193,4 +195,4 @@ class JournalManager:
             else:
                 log.error("%s", reason)
         self.hold = reason
-        self._metrics.show_journal(reason is None)
+        self._metrics.export_journal_state(reason is None)

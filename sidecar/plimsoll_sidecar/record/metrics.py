@@ -62,31 +62,39 @@ WAIT_BUCKETS_S = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 1800.0)
 GAUGES: dict[str, tuple[str, ...]] = {
     "memory_segment_bytes": ("Size of a memory segment.", "segment", "kind"),
     "memory_unexplained_bytes": ("Memory growth that no ledger explains.", "kind"),
-    "memory_baseline_bytes": ("Memory after warm-up in this epoch.", "kind"),
+    "memory_baseline_bytes": ("Memory after the warm-up in this epoch.", "kind"),
     "memory_baseline_age_seconds": (
-        "Time since the end of the warm-up, since which growth counts.",
+        "Time since the end of the warm-up; only growth since then counts.",
         "kind",
     ),
-    "memory_baseline_requests": ("Requests answered since the warm-up ended.", "kind"),
+    "memory_baseline_requests": (
+        "Number of requests answered since the end of the warm-up.",
+        "kind",
+    ),
     "memory_budget_bytes": (
         "Unexplained growth that the leak budget allows within its window.",
         "kind",
     ),
     "memory_budget_window_seconds": ("Window of the leak budget.", "kind"),
     "memory_device_shared": (
-        "1 if other pods use the same devices, so that only the engine's own allocator counts.",
+        "1 if other pods use the same devices, and only memory of the engine's own allocator "
+        "counts.",
     ),
     "memory_budget_consumed_ratio": ("Share of the leak budget that is spent.", "kind"),
     "memory_budget_exhaustion_seconds": (
-        "Time until the leak budget is spent; absent while nothing grows.",
+        "Time until the leak budget is spent; absent while memory does not grow.",
         "kind",
     ),
     "memory_needed_bytes": ("Largest size of healthy memory in this revision.", "kind"),
     "memory_declared_bytes": ("Sum of the bounds in the engine's ledger.", "kind"),
-    "memory_declared_unfilled_bytes": ("Memory that the declared pools may still take.", "kind"),
+    "memory_declared_unfilled_bytes": (
+        "Memory that the declared memory pools may still allocate.",
+        "kind",
+    ),
     "memory_limit_bytes": ("Memory limit of the container, or size of the devices.", "kind"),
     "memory_learned_seconds": (
-        "Time for which healthy memory was observed, in this and earlier pods of the workload.",
+        "Time for which healthy memory was observed in this pod and in earlier pods of the "
+        "workload.",
         "kind",
     ),
     "memory_learned_growth_bytes": (
@@ -99,11 +107,11 @@ GAUGES: dict[str, tuple[str, ...]] = {
         "kind",
     ),
     "memory_learned_budget_bytes": (
-        "Leak budget that was learned; absent until one has been learned.",
+        "Leak budget that the supervisor has learned; absent until it has learned one.",
         "kind",
     ),
     "memory_slow_leak": (
-        "1 while there is a slow leak, 0 if there is none; absent while that is unknown.",
+        "1 while there is a slow leak, 0 if there is none; absent while unknown.",
         "kind",
     ),
     "memory_slow_leak_bytes_per_second": (
@@ -124,23 +132,23 @@ GAUGES: dict[str, tuple[str, ...]] = {
     ),
     "incidents_open": ("Incidents that have not ended.",),
     "signal_age_seconds": (
-        "Time since the signal was last known: engine, metrics, host, device, shared_memory.",
+        "Time since a sample last had the signal: engine, metrics, host, device or shared_memory.",
         "signal",
     ),
     "restart_budget_remaining": ("Restarts that the restart budget still allows.",),
     "restart_budget_exhausted": (
         "1 while the restart budget is exhausted, until a person resets it.",
     ),
-    "engine_stalled": ("1 while requests wait and no step completes.",),
+    "engine_stalled": ("1 while requests wait and the engine completes no step.",),
     "supervisor_resident_memory_bytes": ("Resident memory of the supervisor.", "process"),
     "supervisor_sample_seconds": ("Duration of the newest sample.",),
     "supervisor_journal_writable": ("0 while the supervisor cannot write its journal.",),
     "supervisor_config_valid": (
-        "0 while the supervisor has no configuration, or does not use the newest one.",
+        "0 while the supervisor has no configuration or does not use the newest configuration.",
     ),
     "supervisor_out_of_service": (
-        "1 while the supervisor keeps the pod unready: a person drained it (manual), an incident "
-        "drains it (drain), or its engine restarts (restart).",
+        "1 while the supervisor keeps the pod unready, by reason: a person drained the pod "
+        "(manual), an incident drains it (drain), or its engine restarts (restart).",
         "reason",
     ),
     "supervisor_signal_ok": (
@@ -152,7 +160,7 @@ GAUGES: dict[str, tuple[str, ...]] = {
         "signal",
         "reason",
     ),
-    "supervisor_publish_backlog": ("Incidents that wait to be published to the API server.",),
+    "supervisor_publish_backlog": ("Incidents that are not yet published to the API server.",),
 }
 """Gauges: the description and the names of the labels, by name without prefix."""
 COUNTERS: dict[str, tuple[str, ...]] = {
@@ -169,11 +177,11 @@ COUNTERS: dict[str, tuple[str, ...]] = {
         "kind",
     ),
     "engine_starts": (
-        "Starts of an engine that the start gate let through: its devices were free, they were "
-        "not free in time (timeout), or their use was unknown.",
+        "Engine starts that the start gate permitted, by outcome: the devices were free, "
+        "they were not free in time (timeout), or their use was unknown.",
         "devices",
     ),
-    "engine_start_held_seconds": ("Time for which the start gate held starts of an engine.",),
+    "engine_start_held_seconds": ("Time for which the start gate held the starts of an engine.",),
     "shared_memory_swept_bytes": (
         "Size of deleted files in /dev/shm that a terminated engine had left behind.",
     ),
@@ -181,7 +189,8 @@ COUNTERS: dict[str, tuple[str, ...]] = {
     "supervisor_cpu_seconds": ("CPU time of the supervisor.",),
     "supervisor_samples": ("Samples taken.",),
     "supervisor_journal_damaged": (
-        "Unreadable parts of the journal that were set aside: rows or whole files.",
+        "Damaged parts of the journal that were moved to the folder set-aside: rows or whole "
+        "files.",
         "part",
     ),
 }
@@ -189,12 +198,12 @@ COUNTERS: dict[str, tuple[str, ...]] = {
 HISTOGRAMS: dict[str, tuple[Any, ...]] = {
     "remediation_duration_seconds": (
         DURATION_BUCKETS_S,
-        "Duration of an action; for a worker restart, the pause of the streams.",
+        "Duration of an action; for a worker restart, the time for which streams pause.",
         "action",
     ),
     "restart_slot_wait_seconds": (
         WAIT_BUCKETS_S,
-        "Time that incidents waited for the service's restart slot.",
+        "Time for which incidents waited for a restart slot of the service.",
     ),
 }
 """Histograms: buckets, description and names of the labels, by name without prefix."""
@@ -240,9 +249,9 @@ class Metrics:
         self._segments = self._slow_rates = self._missing = frozenset[tuple[str, str]]()
         self._learned = frozenset[tuple[str, str]]()
         self._create_zero_counters()
-        self.show_journal(True)
-        self.show_config(True)
-        self.show_unready(())
+        self.export_journal_state(True)
+        self.export_config_state(True)
+        self.export_unready_reasons(())
 
     def _create_zero_counters(self) -> None:
         """Create the series of counters with the value zero.
@@ -265,13 +274,13 @@ class Metrics:
         for part in ("row", "file"):
             self._counters["supervisor_journal_damaged"].labels(part)
 
-    def show_role(self, service: ServiceRef) -> None:
+    def export_role(self, service: ServiceRef) -> None:
         """Export the role of a pod that has one. Call this once."""
         if service.role is not None:
             group = service.group.key if service.group is not None else ""
             self._gauges["pod_info"].labels(service.role.value, group).set(1)
 
-    def show_budgets(self, memory: MemoryPolicy) -> None:
+    def export_budgets(self, memory: MemoryPolicy) -> None:
         """Export the leak budgets. Call this at the start and whenever the budgets change."""
         for kind, budget in (("host", memory.host), ("device", memory.device)):
             growth, window_s = (budget.growth_bytes, budget.window_s) if budget else (None, None)
@@ -280,7 +289,7 @@ class Metrics:
             self._set_or_remove("memory_budget_window_seconds", kind, window_s)
         self._gauges["memory_device_shared"].set(int(memory.shared_device))
 
-    def show_learned(
+    def export_learned_budgets(
         self, learned: Mapping[str, LearnedMemory], needs: Mapping[str, MemoryNeeds]
     ) -> None:
         """Export the learned growth and the memory needs of ``host`` and ``device``."""
@@ -352,23 +361,27 @@ class Metrics:
                 prefix = f"{event.incident.name}/"
                 self._counted = {key for key in self._counted if not key.startswith(prefix)}
 
-    def show_status(
-        self, open_incidents: int, restarts_left: int, num_unpublished: int, exhausted: bool = False
+    def export_status(
+        self,
+        num_open_incidents: int,
+        restarts_left: int,
+        num_unpublished: int,
+        is_budget_exhausted: bool = False,
     ) -> None:
         """Export the numbers of open incidents, remaining restarts and unpublished incidents."""
-        self._gauges["incidents_open"].set(open_incidents)
+        self._gauges["incidents_open"].set(num_open_incidents)
         self._gauges["restart_budget_remaining"].set(restarts_left)
-        self._gauges["restart_budget_exhausted"].set(int(exhausted))
+        self._gauges["restart_budget_exhausted"].set(int(is_budget_exhausted))
         self._gauges["supervisor_publish_backlog"].set(num_unpublished)
 
-    def show_missing_signals(self, signals: Mapping[str, Signal]) -> None:
+    def export_missing_signals(self, signals: Mapping[str, Signal]) -> None:
         """Export the reason for each signal that the newest sample lacks."""
         found = {(name, one.reason): 1.0 for name, one in signals.items() if not one.ok}
         self._missing = _replace_series(
             self._gauges["supervisor_signal_missing"], found, self._missing
         )
 
-    def show_open_files(self, files: OpenFiles | None) -> None:
+    def export_open_files(self, files: OpenFiles | None) -> None:
         """Export the number of the engine's open files; ``files`` is None if unknown."""
         self._open_files.newest = files
 
@@ -381,23 +394,23 @@ class Metrics:
             self._counters["engine_starts"].labels(outcome).inc()
             self._counters["engine_start_held_seconds"].inc(held_s)
 
-    def count_swept_bytes(self, size: int) -> None:
-        """Count ``size`` bytes of removed files in ``/dev/shm``."""
-        self._counters["shared_memory_swept_bytes"].inc(size)
+    def count_swept_bytes(self, size_bytes: int) -> None:
+        """Count ``size_bytes`` bytes of removed files in ``/dev/shm``."""
+        self._counters["shared_memory_swept_bytes"].inc(size_bytes)
 
-    def show_journal(self, writable: bool) -> None:
+    def export_journal_state(self, is_writable: bool) -> None:
         """Export whether the last write to the journal succeeded."""
-        self._gauges["supervisor_journal_writable"].set(int(writable))
+        self._gauges["supervisor_journal_writable"].set(int(is_writable))
 
     def count_damaged_part(self, part: str) -> None:
         """Count a damaged part of the journal: ``row`` or ``file``."""
         self._counters["supervisor_journal_damaged"].labels(part).inc()
 
-    def show_config(self, valid: bool) -> None:
+    def export_config_state(self, is_valid: bool) -> None:
         """Export whether the newest configuration file is in use."""
-        self._gauges["supervisor_config_valid"].set(int(valid))
+        self._gauges["supervisor_config_valid"].set(int(is_valid))
 
-    def show_unready(self, reasons: Collection[str]) -> None:
+    def export_unready_reasons(self, reasons: Collection[str]) -> None:
         """Export the active reasons why the pod is not ready."""
         for reason in UNREADY_REASONS:
             self._gauges["supervisor_out_of_service"].labels(reason).set(int(reason in reasons))

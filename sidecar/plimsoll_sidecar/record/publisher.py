@@ -63,7 +63,7 @@ class PublishedObject(NamedTuple):
 
 
 def compute_publish_delay_s(
-    incident: Incident, written: PublishedObject | None, now: float
+    incident: Incident, published_object: PublishedObject | None, now: float
 ) -> float:
     """Return the seconds until ``incident`` may be published; 0 for immediately.
 
@@ -71,13 +71,20 @@ def compute_publish_delay_s(
     follows n²/5 s after the previous write, so that all writes but the last together take half a
     day. ``now`` is the monotonic time.
     """
-    if written is None or incident.ended:
+    if published_object is None or incident.ended:
         return 0.0
-    if written.revision >= MAX_STATUS_WRITES - 1:
+    if published_object.revision >= MAX_STATUS_WRITES - 1:
         return NEVER_S
-    if incident.phase.value != written.phase and written.revision < MAX_IMMEDIATE_WRITES:
+    if (
+        incident.phase.value != published_object.phase
+        and published_object.revision < MAX_IMMEDIATE_WRITES
+    ):
         return 0.0
-    return max(0.0, written.at + written.revision**2 / 5 - now) if written.at else 0.0
+    return (
+        max(0.0, published_object.at + published_object.revision**2 / 5 - now)
+        if published_object.at
+        else 0.0
+    )
 
 
 class Publisher:
@@ -95,7 +102,9 @@ class Publisher:
         self._written: dict[str, PublishedObject] = {}
         self._lock = threading.Lock()
         self._acknowledged: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
-        self._thread = BackgroundThread("publisher", self._publish_next, expected=(KubeError,))
+        self._thread = BackgroundThread(
+            "publisher", self._publish_next, expected_errors=(KubeError,)
+        )
 
     def start(self) -> None:
         """Start publishing, in a thread that ends with the process."""
@@ -162,8 +171,8 @@ class Publisher:
             known.revision >= MAX_STATUS_WRITES
         ):  # another client with this pod's token also wrote it
             log.error(
-                "cannot update LeakIncident %s: its status has been written %d times, which is the "
-                "maximum; the operator will close it",
+                "cannot update LeakIncident %s, because its status has been written %d "
+                "times, which is the maximum; the operator will close the incident",
                 known.name,
                 MAX_STATUS_WRITES,
             )
@@ -203,8 +212,9 @@ class Publisher:
                 )  # fmt: skip
         raise KubeError(
             409,
-            f"pod {self._pod} has {MAX_INCIDENTS_PER_POD} LeakIncidents, which is the maximum; the"
-            " operator deletes the oldest ones: check that it is running",
+            f"pod {self._pod} already has the maximum of {MAX_INCIDENTS_PER_POD} "
+            "LeakIncidents: check that the operator is running, because it deletes the "
+            "oldest ones",
         )
 
     def _create_event(self, incident: Incident, published: PublishedObject) -> None:
@@ -244,7 +254,7 @@ class Publisher:
             if error.is_transient:
                 raise
             # The object contains the same information.
-            log.warning("cannot create Event %s: %s", name, error)
+            log.warning("failed to create Event %s: %s", name, error)
 
     def _take_next_incident(self) -> tuple[tuple[int, Incident] | None, float]:
         """Return the next incident with its revision, or None and the seconds to wait."""
@@ -256,8 +266,8 @@ class Publisher:
                     return self._latest.pop(name), 0.0
                 if wait == NEVER_S:
                     log.warning(
-                        "incident %s has reached the limit of %d published changes: from now on, "
-                        "only its end is published",
+                        "incident %s has reached the maximum of %d published changes, so "
+                        "only its end will be published",
                         name,
                         MAX_STATUS_WRITES - 1,
                     )

@@ -23,7 +23,7 @@ from plimsoll_sidecar.record.metrics import CONTENT_TYPE
 SECURITY_HEADERS = (
     f"Content-Security-Policy: {CONTENT_SECURITY_POLICY}\r\nX-Content-Type-Options: nosniff\r\n"
 )
-CACHE_TTL_S = 0.5
+PAGE_CACHE_TTL_S = 0.5
 """Seconds for which a page is cached, so that many clients cause no more work than one."""
 MAX_EVENT_WAIT_S = 60.0
 """Longest wait for events of connections in one turn, in seconds."""
@@ -58,9 +58,9 @@ class StateServer:
         html = "text/html; charset=utf-8"
         self._hosts = hosts
         self._pages: dict[str, tuple[str, Callable[[], bytes]]] = {
-            "/": (html, cache_briefly(lambda: render_page(False))),
-            "/live": (html, cache_briefly(lambda: render_page(True))),
-            "/metrics": (CONTENT_TYPE, cache_briefly(render_metrics)),
+            "/": (html, make_cached_renderer(lambda: render_page(False))),
+            "/live": (html, make_cached_renderer(lambda: render_page(True))),
+            "/metrics": (CONTENT_TYPE, make_cached_renderer(render_metrics)),
             "/state": ("application/json", get_state),
             "/healthz": (web.TEXT_CONTENT_TYPE, lambda: b"ok\n"),
         }
@@ -96,7 +96,7 @@ class StateServer:
         self._server.handle_events(MAX_EVENT_WAIT_S)
         return 0.0
 
-    def _respond(self, request: web.Request) -> web.Answer:
+    def _respond(self, request: web.Request) -> web.Response:
         refused = self._hosts.explain_refusal(request.host)
         if refused is not None:
             return 403, web.TEXT_CONTENT_TYPE, f"{refused}\n".encode()
@@ -105,14 +105,14 @@ class StateServer:
             return (
                 404,
                 web.TEXT_CONTENT_TYPE,
-                f"not found: this server serves only {', '.join(self._pages)}\n".encode(),
+                f"path not found: this server serves only {', '.join(self._pages)}\n".encode(),
             )
         content, make = found
         return 200, content, make()
 
 
-def cache_briefly(render: Callable[[], bytes]) -> Callable[[], bytes]:
-    """Return a function that calls ``render`` and caches its result for :data:`CACHE_TTL_S`.
+def make_cached_renderer(render: Callable[[], bytes]) -> Callable[[], bytes]:
+    """Return a function that calls ``render`` and caches its result for :data:`PAGE_CACHE_TTL_S`.
 
     It is not thread-safe.
     """
@@ -120,7 +120,7 @@ def cache_briefly(render: Callable[[], bytes]) -> Callable[[], bytes]:
 
     def get() -> bytes:
         nonlocal made, at
-        if time.monotonic() - at >= CACHE_TTL_S:
+        if time.monotonic() - at >= PAGE_CACHE_TTL_S:
             made = render()
             at = time.monotonic()
         return made
@@ -184,9 +184,9 @@ class AllowedHosts:
         if name in self._names or name.endswith(f".{LOCALHOST}") or is_ip_address(name):
             return None
         return (
-            f"this supervisor does not serve the host {host[:253]!r}: use its IP address, "
-            f"{LOCALHOST} or {self._example}, or add the name to {ALLOWED_HOSTS_ENV} in the "
-            "environment of the supervisor's container"
+            f"the supervisor does not accept the Host header {host[:253]!r}: use its IP "
+            f"address, {LOCALHOST} or {self._example}, or add the name to "
+            f"{ALLOWED_HOSTS_ENV} in the environment of the supervisor's container"
         )
 
 

@@ -69,31 +69,32 @@ def encode_row(value: Row) -> tuple[bytes, int]:
     return body, zlib.crc32(body)
 
 
-def decode_row(body: object, checksum: object, kind: type[_T]) -> _T:
+def decode_row(body: object, checksum: object, row_type: type[_T]) -> _T:
     """Return the value of a row. Raises :class:`DamagedRowError`.
 
     ``checksum`` is None for a row of an early version, which is not checked.
     """
     if not isinstance(body, bytes):
-        raise DamagedRowError(f"the row's body must be of type bytes, not {type(body).__name__}")
+        raise DamagedRowError(f"the body of a row must be of type bytes, got {type(body).__name__}")
     if checksum is not None and checksum != zlib.crc32(body):
         raise DamagedRowError("the row does not match its checksum")
     for old, new in _RENAMED_KEYS.items():
         body = body.replace(old, new)
     try:
-        value = decoding.decode(body, kind)
+        value = decoding.decode(body, row_type)
     except decoding.MalformedError as error:
         raise DamagedRowError(str(error)) from error
     word = next(iterate_unknown_values(value), None)
     if word is not None:
         raise DamagedRowError(
-            f"unknown {type(word).__name__} {word.value!r}: a later version wrote the row"
+            f"the row has the unknown {type(word).__name__} {word.value!r}, which a later "
+            "version wrote"
         )
     if not _has_valid_numbers(msgspec.to_builtins(value)):
-        raise DamagedRowError("a number in the row is not finite or too large")
+        raise DamagedRowError("the row has a number that is not finite or is too large")
     times = _collect_times(value)
     if any(time is not None and not 0 <= time <= MAX_UNIX_TIME_S for time in times):
-        raise DamagedRowError("a time in the row is negative or too large")
+        raise DamagedRowError("the row has a time that is negative or too large")
     return value
 
 
@@ -142,13 +143,13 @@ class DamagedParts:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def store(self, name: str, body: bytes) -> Path:
+    def store(self, name: str, content: bytes) -> Path:
         """Write a damaged row to a file, and return the file's path. Raises OSError.
 
         At most :data:`MAX_SET_ASIDE_ROW_BYTES` of the row are written.
         """
         path = self._make_next_path(name)
-        path.write_bytes(body[:MAX_SET_ASIDE_ROW_BYTES])
+        path.write_bytes(content[:MAX_SET_ASIDE_ROW_BYTES])
         self._delete_oldest()
         return path
 

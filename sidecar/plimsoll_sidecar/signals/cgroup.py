@@ -125,7 +125,7 @@ class Cgroup:
             return _read_v1(self.folder)  # memory.stat has the lowest limit of all ancestors
         found = _read_v2(self.folder)
         limits = [found.limit, *(_read_number(one / "memory.max") for one in self._ancestors)]
-        return msgspec.structs.replace(found, limit=_find_min_known(limits))
+        return msgspec.structs.replace(found, limit=_find_min_of_known(limits))
 
 
 def _has_other_processes(folder: Path, pid: int) -> bool:
@@ -153,7 +153,10 @@ def _has_other_root(pid: int) -> bool | None:
 
 
 def _read_v2(folder: Path) -> CgroupMemory:
-    stat, events = _read_table(folder / "memory.stat"), _read_table(folder / "memory.events")
+    stat, events = (
+        _read_number_table(folder / "memory.stat"),
+        _read_number_table(folder / "memory.events"),
+    )
     stalled = _read_pressure(folder / "memory.pressure")
     current, cache, shmem = (
         _read_number(folder / "memory.current"),
@@ -193,10 +196,10 @@ def _read_v1(folder: Path) -> CgroupMemory:
 
     Values named ``total_*`` include child groups, and ``cache`` includes shared memory.
     """
-    stat = _read_table(folder / "memory.stat")
+    stat = _read_number_table(folder / "memory.stat")
     cache, shmem = stat.get("total_cache"), stat.get("total_shmem")
     limits = (_read_number(folder / "memory.limit_in_bytes"), stat.get("hierarchical_memory_limit"))
-    limit = _find_min_known(limits)
+    limit = _find_min_of_known(limits)
     current = _read_number(folder / "memory.usage_in_bytes")
     kernel = _read_number(folder / "memory.kmem.usage_in_bytes")
     return CgroupMemory(
@@ -211,7 +214,7 @@ def _read_v1(folder: Path) -> CgroupMemory:
         reclaimable=_sum_known((stat.get("total_active_file"), stat.get("total_inactive_file"))),
         swap=_compute_difference(_read_number(folder / "memory.memsw.usage_in_bytes"), current),
         limit=limit if limit is not None and limit < UNLIMITED_BYTES else None,
-        oom_kills=_read_table(folder / "memory.oom_control").get("oom_kill"),
+        oom_kills=_read_number_table(folder / "memory.oom_control").get("oom_kill"),
     )
 
 
@@ -240,16 +243,16 @@ def _sum_known(parts: Iterable[int | None]) -> int | None:
     return None if None in known else sum(one for one in known if one is not None)
 
 
-def _find_min_known(limits: Iterable[int | None]) -> int | None:
+def _find_min_of_known(limits: Iterable[int | None]) -> int | None:
     return min((one for one in limits if one is not None), default=None)
 
 
-def _compute_difference(whole: int | None, part: int | None) -> int | None:
-    """Return ``whole`` minus ``part``, at least 0, because the two were not read together."""
-    return None if whole is None or part is None else max(0, whole - part)
+def _compute_difference(total: int | None, subtracted: int | None) -> int | None:
+    """Return ``total`` minus ``subtracted``, at least 0, because the two were not read together."""
+    return None if total is None or subtracted is None else max(0, total - subtracted)
 
 
-def _read_table(path: Path) -> dict[str, int]:
+def _read_number_table(path: Path) -> dict[str, int]:
     table: dict[str, int] = {}
     for line in _read_text(path).splitlines():
         key, _, value = line.partition(" ")

@@ -91,8 +91,14 @@ class AssignmentSource(Protocol):
 
 
 NOT_CONFIGURED_MESSAGES = {
-    "dcgm": "no port is configured (set dcgmExporterPort, or plimsoll inject --dcgm-exporter-port)",
-    "amd": "no port is configured (set amdExporterPort, or plimsoll inject --amd-exporter-port)",
+    "dcgm": (
+        "the DCGM exporter has no configured port: set dcgmExporterPort, or plimsoll inject "
+        "--dcgm-exporter-port"
+    ),
+    "amd": (
+        "AMD's exporter has no configured port: set amdExporterPort, or plimsoll inject "
+        "--amd-exporter-port"
+    ),
 }
 """Message for each exporter that is not in use, with the way to configure it."""
 
@@ -115,24 +121,24 @@ def list_assigned_devices(sources: Iterable[DeviceSource]) -> list[DeviceMemory]
 
 
 def explain_unused_sources(
-    sources: Mapping[str, DeviceSource], in_use: str | None, devices: list[str]
+    sources: Mapping[str, DeviceSource], used_source: str | None, devices: list[str]
 ) -> list[str]:
-    """Return the reason why each source except ``in_use`` provides no data.
+    """Return the reason why each source except ``used_source`` provides no data.
 
     ``devices`` are the known devices of the engine.
     """
     found: list[str] = []
-    if not devices and in_use is None:
+    if not devices and used_source is None:
         found.append(
             "no environment variable, open file, resource claim or exporter names a device of the"
             " engine"
         )
     for name in ("nvml", "dcgm", "amd"):
         source = sources.get(name)
-        if name == in_use:
+        if name == used_source:
             continue
         if source is None:
-            found.append(f"{name}: {NOT_CONFIGURED_MESSAGES.get(name, 'not tried')}")
+            found.append(f"{name}: {NOT_CONFIGURED_MESSAGES.get(name, 'the source was not tried')}")
             continue
         unknown = [device for device in devices if source.read_memory(device) is None]
         if source.error is not None:
@@ -188,7 +194,7 @@ class Nvml:
             count, driver = library.nvmlDeviceGetCount(), library.nvmlSystemGetDriverVersion()
         except library.NVMLError as error:
             return f"NVML: {error}"
-        return f"NVML: driver {driver}, {count} devices"
+        return f"NVML: driver version {driver}, {count} devices"
 
     def _query_device(self, uuid: str, function_name: str) -> Any:
         if not self._initialize():
@@ -228,13 +234,13 @@ class Nvml:
             self._record_failure(f"NVML: {error}")
             return False
         if self.error is not None:
-            log.info("NVML is available again; the last error was: %s", self.error)
+            log.info("NVML is available again after the error: %s", self.error)
         self._library, self.error = pynvml, None
         return True
 
     def _record_failure(self, error: str) -> None:
         if error != self.error:
-            log.info("NVML is unavailable and will be initialized again later: %s", error)
+            log.info("NVML is unavailable, and will be initialized again later: %s", error)
         self.error = error
         self._library, self._handles = None, {}
         self._next = self._clock() + self._back_off
@@ -330,7 +336,7 @@ class Exporter(ABC):
                 self.error = str(error)
                 return self._rows
             if status != 200:
-                self.error = f"GET /metrics: HTTP {status}"
+                self.error = f"GET /metrics returned HTTP {status}"
                 return self._rows
             self._rows = list(self._parse_page(page))
             if not self._rows:

@@ -75,8 +75,8 @@ class SharingDetector:
                 if reason is not None:
                     self._found[uuid] = reason
                     log.info(
-                        "device %s is shared (%s): only the engine's own memory on it is compared "
-                        "with the leak budget",
+                        "device %s is shared, because %s; only the engine's own memory on it "
+                        "counts against the leak budget",
                         uuid,
                         reason,
                     )
@@ -91,7 +91,7 @@ class SharingDetector:
             if read_environment_variable(pid, name)
         )
         name = next(names, None)
-        return f"{name} is set in the engine's container" if name else None
+        return f"the engine's container sets the environment variable {name}" if name else None
 
     def _find_reason_in_exporters(self, uuid: str, now: float) -> str | None:
         for name, source in self._sources.items():
@@ -119,7 +119,7 @@ class SharingDetector:
             return None  # the PIDs belong to another namespace
         others = users.processes.keys() - set(pids)
         if others:
-            return f"process {min(others)} uses the device and is not part of the engine"
+            return f"process {min(others)} uses the device, but is not part of the engine"
         return self._find_reason_in_growth(uuid, users.other_bytes)
 
     def _find_reason_in_growth(self, uuid: str, other_bytes: int | None) -> str | None:

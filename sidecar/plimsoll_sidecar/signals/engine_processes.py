@@ -38,7 +38,7 @@ from plimsoll_sidecar.signals.process_table import (
     find_container,
     find_descendants,
     identify,
-    is_nested,
+    is_in_nested_namespace,
     is_running,
     iterate_ancestors,
     read_command_line,
@@ -124,59 +124,65 @@ ENGINE_PROGRAMS = {
 }
 
 
-def is_engine_command(line: Sequence[str], kind: EngineType) -> bool:
-    """Report whether ``line`` is the command line of an engine's main process."""
-    program = ENGINE_PROGRAMS.get(kind)
-    if program is None or not line:
+def is_engine_command(command_line: Sequence[str], engine_type: EngineType) -> bool:
+    """Report whether ``command_line`` is the command line of an engine's main process."""
+    program = ENGINE_PROGRAMS.get(engine_type)
+    if program is None or not command_line:
         return False
     # ENGINE …, python [-flags] ENGINE …, or python [-flags] -m MODULE …; later words do not count.
-    if os.path.basename(line[0]) in program.scripts:
+    if os.path.basename(command_line[0]) in program.scripts:
         return True
-    if not os.path.basename(line[0]).startswith("python"):
+    if not os.path.basename(command_line[0]).startswith("python"):
         return False
-    for at, word in enumerate(line[1:5], start=1):
+    for at, word in enumerate(command_line[1:5], start=1):
         if word == "-m":
-            module = "".join(line[at + 1 : at + 2])
+            module = "".join(command_line[at + 1 : at + 2])
             return any(module == m or module.startswith(m + ".") for m in program.modules)
         if not word.startswith("-"):
             return os.path.basename(word) in program.scripts
     return False
 
 
-def is_helper_command(line: Sequence[str], kind: EngineType) -> bool:
-    """Report whether ``line`` is the command line of a helper process of this engine type.
+def is_helper_command(command_line: Sequence[str], engine_type: EngineType) -> bool:
+    """Report whether ``command_line`` is the command line of a helper process of this engine type.
 
     Python's resource tracker is a helper process of every engine.
     """
-    if any("multiprocessing.resource_tracker" in word for word in line[:5]):
+    if any("multiprocessing.resource_tracker" in word for word in command_line[:5]):
         return True
-    return has_helper_title(line, kind)
+    return has_helper_title(command_line, engine_type)
 
 
-def has_helper_title(line: Sequence[str], kind: EngineType) -> bool:
+def has_helper_title(command_line: Sequence[str], engine_type: EngineType) -> bool:
     """Report whether only helper processes of this engine type have this process title."""
-    program = ENGINE_PROGRAMS.get(kind)
-    return program is not None and bool(line) and line[0].startswith(program.title_prefixes)
+    program = ENGINE_PROGRAMS.get(engine_type)
+    return (
+        program is not None
+        and bool(command_line)
+        and command_line[0].startswith(program.title_prefixes)
+    )
 
 
-def find_helper_name(line: Sequence[str], kind: EngineType) -> str | None:
+def find_helper_name(command_line: Sequence[str], engine_type: EngineType) -> str | None:
     """Return the engine's own name of the helper with this command line; None if it has none."""
-    program = ENGINE_PROGRAMS.get(kind)
-    _, separator, title = (line[0] if line else "").partition("::")
+    program = ENGINE_PROGRAMS.get(engine_type)
+    _, separator, title = (command_line[0] if command_line else "").partition("::")
     if program is None or not separator:
         return None
     return next((name for begin, name in program.names.items() if title.startswith(begin)), None)
 
 
 def assign_roles(
-    command_lines: Iterable[tuple[int, Sequence[str]]], main_pid: int | None, kind: EngineType
+    command_lines: Iterable[tuple[int, Sequence[str]]],
+    main_pid: int | None,
+    engine_type: EngineType,
 ) -> list[ProcessMemory]:
     """Return the processes of an engine with their roles and names.
 
     ``command_lines`` holds the PID and the command line of each process.
     """
-    program = ENGINE_PROGRAMS.get(kind)
-    names = {pid: find_helper_name(line, kind) for pid, line in command_lines}
+    program = ENGINE_PROGRAMS.get(engine_type)
+    names = {pid: find_helper_name(line, engine_type) for pid, line in command_lines}
     # If another process has the name of the main process, the main process only starts it.
     if main_pid in names and program is not None and program.main not in names.values():
         names[main_pid] = program.main or None
@@ -189,9 +195,9 @@ def assign_roles(
     return found
 
 
-def find_process_names(processes: Iterable[ProcessMemory], kind: EngineType) -> ProcessNames:
+def find_process_names(processes: Iterable[ProcessMemory], engine_type: EngineType) -> ProcessNames:
     """Return the names of the processes that serve, schedule the steps, and run the model."""
-    program = ENGINE_PROGRAMS.get(kind)
+    program = ENGINE_PROGRAMS.get(engine_type)
     names = {process.name: process.role for process in processes if process.name is not None}
     if program is None:
         return ProcessNames()
@@ -202,32 +208,32 @@ def find_process_names(processes: Iterable[ProcessMemory], kind: EngineType) -> 
     )
 
 
-def may_listen_on(line: Sequence[str], port: int, default_port: int | None) -> bool:
+def may_listen_on(command_line: Sequence[str], port: int, default_port: int | None) -> bool:
     """Report whether a process with this command line may listen on ``port``.
 
     A command line without a port means ``default_port``. A port that is not a number, such as the
     name of a variable, may be any port.
     """
-    value = find_port_option(line)
+    value = read_port_option(command_line)
     if value is None:
         return default_port == port
     number = parse_whole_number(value)
     return number is None or number == port
 
 
-def find_port_option(line: Sequence[str]) -> str | None:
+def read_port_option(command_line: Sequence[str]) -> str | None:
     """Return the port in the command line as written; None if there is none."""
-    for at, word in enumerate(line):
-        if word == "--port" and at + 1 < len(line):
-            return line[at + 1]
+    for at, word in enumerate(command_line):
+        if word == "--port" and at + 1 < len(command_line):
+            return command_line[at + 1]
         if word.startswith("--port="):
             return word.partition("=")[2]
     return None
 
 
-def find_default_port(kind: EngineType) -> int | None:
+def get_default_port(engine_type: EngineType) -> int | None:
     """Return the default serving port of this engine type; None if unknown."""
-    program = ENGINE_PROGRAMS.get(kind)
+    program = ENGINE_PROGRAMS.get(engine_type)
     return program.port if program else None
 
 
@@ -265,7 +271,7 @@ class EngineFinder:
         self._known: dict[ProcessId, bool] = {}
         self._has_marked = False
 
-    def find(self) -> EngineProcesses:
+    def find_processes(self) -> EngineProcesses:
         """Return the running processes of the engine. Raises :class:`EngineNotFoundError`."""
         tree = read_parent_pids()
         mine = find_container(os.getpid()) or Container("", None)
@@ -329,7 +335,8 @@ class EngineFinder:
             marked = {
                 p
                 for p in candidates
-                if read_environment_variable(p, CONTAINER_ENV) == self._name and not is_nested(p)
+                if read_environment_variable(p, CONTAINER_ENV) == self._name
+                and not is_in_nested_namespace(p)
             }
             self._has_marked = self._has_marked or bool(marked)
             if self._has_marked:
@@ -343,12 +350,12 @@ class EngineFinder:
             if not (is_engine_command(line, self._kind) or has_helper_title(line, self._kind)):
                 continue
             container = find_container(pid)
-            if container is None or is_nested(pid):
+            if container is None or is_in_nested_namespace(pid):
                 continue
             # Within one container, only the port distinguishes two engines.
             apart = container.is_different_from(own_container)
             if may_listen_on(
-                line, self._port, self._port if apart else find_default_port(self._kind)
+                line, self._port, self._port if apart else get_default_port(self._kind)
             ):
                 found.add(pid)
         return found
@@ -407,8 +414,8 @@ class EngineFinder:
             return f"the container {self._name} has no running process"
         if listening():
             return (
-                f"port {self._port} is in use, but no readable process of this pod listens on "
-                "it: run the engine as the supervisor's user, without further capabilities, and "
+                f"a process listens on port {self._port}, but the supervisor cannot read it: "
+                "run the engine as the supervisor's user, without further capabilities, and "
                 "set shareProcessNamespace in the pod"
             )
         return f"no process of this pod listens on port {self._port}"

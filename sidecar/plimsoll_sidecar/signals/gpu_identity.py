@@ -21,7 +21,7 @@ from pathlib import Path
 from plimsoll_api.admin import DeviceMemory
 from plimsoll_sidecar.signals.process_table import (
     MAX_DESCRIPTORS,
-    list_names,
+    list_entry_names,
     read_environment_variable,
 )
 
@@ -112,7 +112,7 @@ def _find_open_device_numbers(folder: str) -> set[tuple[int, int]]:
     """Return major and minor numbers of the NVIDIA device files that a process has open."""
     found: set[tuple[int, int]] = set()
     try:
-        names = list_names(folder, MAX_DESCRIPTORS)
+        names = list_entry_names(folder, MAX_DESCRIPTORS)
     except OSError:
         return found
     for name in names:

@@ -73,7 +73,7 @@ def make_sample_reader(names: Iterable[str]) -> SampleReader:
     return read
 
 
-class Kind(StrEnum):
+class MetricKind(StrEnum):
     """Kind of a metric, which determines how its lines are combined."""
 
     GAUGE = "gauge"
@@ -103,7 +103,7 @@ class Series:
     """
 
     name: str
-    kind: Kind = Kind.GAUGE
+    kind: MetricKind = MetricKind.GAUGE
     older_names: tuple[str, ...] = ()
     only_label: tuple[str, str] | None = None
     total: str = ""
@@ -113,10 +113,10 @@ class Series:
     def iterate_names(self) -> Iterator[str]:
         """Yield the possible names of the metric on a page, the most likely first."""
         for name in (self.name, *self.older_names):
-            yield from iterate_spellings(name)
+            yield from iterate_name_spellings(name)
 
 
-def iterate_spellings(name: str) -> Iterator[str]:
+def iterate_name_spellings(name: str) -> Iterator[str]:
     """Yield the spellings of ``name`` in different programs.
 
     Ray and routers replace the colon by an underscore, and Ray adds a prefix. Older exporters keep
@@ -158,7 +158,7 @@ PROCESS_START_METRIC = "process_start_time_seconds"
 """Name of the metric with the start time of a process, in Unix seconds."""
 
 
-class Page:
+class MetricsPage:
     """The lines of selected metrics in one scrape, by metric name."""
 
     def __init__(self, lines: dict[str, Lines]) -> None:
@@ -177,16 +177,16 @@ class Page:
                 for labels, value in found.items()
                 if series.only_label in labels or labels == MALFORMED_LABELS
             }
-            if series.kind is Kind.COUNTER and len(found) == line_count:
+            if series.kind is MetricKind.COUNTER and len(found) == line_count:
                 # With Ray, vLLM 0.11 counts every request under its last known outcome.
                 return None
         if not found or len(found) > MAX_METRIC_LINES:
             return None
-        most = 1.0 if series.kind is Kind.RATIO else MAX_METRIC_VALUE
+        most = 1.0 if series.kind is MetricKind.RATIO else MAX_METRIC_VALUE
         if not all(0.0 <= value <= most for value in found.values()):
             return None
         parts = _merge_ranks(found, series.total)
-        if series.kind is not Kind.RATIO:
+        if series.kind is not MetricKind.RATIO:
             return math.fsum(parts.values())
         return self._compute_weighted_ratio(parts, series)
 
@@ -202,7 +202,7 @@ class Page:
         return {
             (name, labels): value if 0.0 <= value < MAX_METRIC_VALUE else math.nan
             for series in series_list
-            if series.kind is Kind.COUNTER and (name := self._find_name(series)) is not None
+            if series.kind is MetricKind.COUNTER and (name := self._find_name(series)) is not None
             for labels, value in self.lines[name].items()
         }
 
@@ -261,15 +261,17 @@ class Page:
         return {place: size for place, size in sizes.items() if 0.0 < size < MAX_METRIC_VALUE}
 
 
-def make_page_reader(series_list: Iterable[Series]) -> Callable[[bytes], Page]:
+def make_page_reader(series_list: Iterable[Series]) -> Callable[[bytes], MetricsPage]:
     """Return a function that reads the lines of all metrics in ``series_list`` from a page."""
     wanted = tuple(series_list)
     names = {name for series in wanted for name in series.iterate_names()}
-    names |= {name for series in wanted if series.pool for name in iterate_spellings(series.pool)}
+    names |= {
+        name for series in wanted if series.pool for name in iterate_name_spellings(series.pool)
+    }
     names |= {PROCESS_START_METRIC, *(make_created_name(name) for name in names)}
     read_samples = make_sample_reader(names)
 
-    def read(page: bytes) -> Page:
+    def read(page: bytes) -> MetricsPage:
         lines: dict[str, Lines] = {}
         for name, written, value in read_samples(page):
             known = lines.setdefault(name, {})
@@ -278,23 +280,23 @@ def make_page_reader(series_list: Iterable[Series]) -> Callable[[bytes], Page]:
             labels = _parse_labels(written) if written is not None else MALFORMED_LABELS
             # If a line occurs twice, it is unknown which one is right.
             known[labels] = math.nan if labels in known else value
-        return Page(lines)
+        return MetricsPage(lines)
 
     return read
 
 
-def _merge_ranks(lines: Lines, total: str) -> Lines:
+def _merge_ranks(lines: Lines, total_label: str) -> Lines:
     """Return one value for each part of the engine that has its own requests.
 
     All ranks of a part report the same requests, at slightly different times, so the largest value
-    counts. ``total`` is :attr:`Series.total`.
+    counts. ``total_label`` is :attr:`Series.total`.
     """
-    if total:
-        sums = {labels - {(total, "")} for labels in lines if (total, "") in labels}
+    if total_label:
+        sums = {labels - {(total_label, "")} for labels in lines if (total_label, "") in labels}
         lines = {
             labels: value
             for labels, value in lines.items()
-            if (total, "") in labels or _remove_labels(labels, {total}) not in sums
+            if (total_label, "") in labels or _remove_labels(labels, {total_label}) not in sums
         }
     parts: Lines = {}
     for labels, value in lines.items():

@@ -65,27 +65,27 @@ _HEAD_POD_PATTERN = re.compile(r".*-head(-.*)?")
 """Pattern for the names of KubeRay's head pods, which nothing else marks in the Service."""
 
 
-def make_worker_matcher(kind: str, leader: str) -> Callable[[str], bool]:
-    """Return a function that reports whether a pod is a worker of the pod ``leader``, by its name.
+def make_worker_matcher(workload_kind: str, leader_pod: str) -> Callable[[str], bool]:
+    """Return a function that reports whether a pod is a worker of ``leader_pod``, by its name.
 
-    ``kind`` is the kind of the workload. The headless Service of a LeaderWorkerSet lists the pods
-    of all its groups, and the name of a pod shows its group. The Service of a RayCluster lists only
-    its own pods.
+    ``workload_kind`` is the kind of the workload. The headless Service of a LeaderWorkerSet lists
+    the pods of all its groups, and the name of a pod shows its group. The Service of a RayCluster
+    lists only its own pods.
     """
-    if kind == RAY_KIND:
-        return lambda name: name not in ("", leader)
-    worker = re.compile(re.escape(leader) + r"-\d+")
+    if workload_kind == RAY_KIND:
+        return lambda name: name not in ("", leader_pod)
+    worker = re.compile(re.escape(leader_pod) + r"-\d+")
     return lambda name: worker.fullmatch(name) is not None
 
 
-def make_leader_matcher(kind: str, worker: str) -> Callable[[str], bool]:
-    """Return a function that reports whether a pod is the leader of ``worker``, by its name.
+def make_leader_matcher(workload_kind: str, worker_pod: str) -> Callable[[str], bool]:
+    """Return a function that reports whether a pod is the leader of ``worker_pod``, by its name.
 
-    ``kind`` is the kind of the workload.
+    ``workload_kind`` is the kind of the workload.
     """
-    if kind == RAY_KIND:
+    if workload_kind == RAY_KIND:
         return lambda name: _HEAD_POD_PATTERN.fullmatch(name) is not None
-    leader, _, _ = worker.rpartition("-")
+    leader, _, _ = worker_pod.rpartition("-")
     return lambda name: name == leader
 
 
@@ -123,7 +123,7 @@ class GroupPages:
         self.log_error_once("endpoints", "")
         return found
 
-    def read_pages(self, pods: Mapping[str, str], kind: type[Page]) -> dict[str, Page]:
+    def read_pages(self, pods: Mapping[str, str], page_type: type[Page]) -> dict[str, Page]:
         """Return the page of each pod that answers, by pod name, and log the errors."""
         self._errors = {
             source: error
@@ -134,17 +134,17 @@ class GroupPages:
         if not pods:
             return {}
         with ThreadPoolExecutor(min(MAX_CONCURRENT_REQUESTS, len(pods)), "group-page") as asking:
-            found = asking.map(lambda pod: self._read_page(pod, pods[pod], kind), pods)
+            found = asking.map(lambda pod: self._read_page(pod, pods[pod], page_type), pods)
             return {pod: page for pod, page in zip(pods, found, strict=True) if page is not None}
 
-    def _read_page(self, pod: str, address: str, kind: type[Page]) -> Page | None:
+    def _read_page(self, pod: str, address: str, page_type: type[Page]) -> Page | None:
         host = f"[{address}]" if ":" in address else address
         server = HttpClient(f"http://{host}:{self._port}")
         try:
             status, body = server.call("GET", "/state", PAGE_TIMEOUT_S, max_bytes=MAX_STATE_BYTES)
             if status != 200:
-                raise EngineError(f"GET /state: HTTP {status}")
-            found = decode(body, kind)
+                raise EngineError(f"GET /state returned HTTP {status}")
+            found = decode(body, page_type)
         except (EngineError, MalformedError) as error:
             self.log_error_once(pod, str(error))
             return None
@@ -156,9 +156,13 @@ class GroupPages:
         before = self._errors.get(source, "")
         self._errors[source] = error
         if error and not before:
-            log.warning("group: cannot read %s: %s", source, error[:MAX_TEXT_CHARS])
+            log.warning(
+                "failed to read from %s for the multi-node group: %s",
+                source,
+                error[:MAX_TEXT_CHARS],
+            )
         elif before and not error:
-            log.info("group: %s is readable again", source)
+            log.info("reading from %s for the multi-node group works again", source)
 
 
 def _is_address(text: str) -> bool:
@@ -177,7 +181,7 @@ class _MemberState(msgspec.Struct):
         for budget in (self.assessment.host, self.assessment.device, self.assessment.reserved):
             sizes += _list_budget_sizes(budget)
         if any(abs(size) > MAX_MEMORY_BYTES for size in sizes):
-            raise ValueError("a size is larger than the memory of any pod")
+            raise ValueError("a size is larger than the maximum for a pod")
 
 
 class GroupMembers:
@@ -298,7 +302,8 @@ class GroupLeader:
         leaders = self._pages.list_pods()
         if leaders is not None:
             self._pages.log_error_once(
-                "leader", "" if leaders else "the group's Service has no endpoint for the leader"
+                "leader",
+                "" if leaders else "the Service of the group has no endpoint for the leader",
             )
         pages = self._pages.read_pages(leaders or {}, _LeaderState)
         if not any(page.engine_state in WORKING_STATES for page in pages.values()):
@@ -338,13 +343,13 @@ class PodDevicesFile:
             return ()
 
 
-def _read_file(path: Path, limit: int) -> bytes:
-    """Return the first ``limit`` + 1 bytes of a file; empty if it cannot be read.
+def _read_file(path: Path, max_bytes: int) -> bytes:
+    """Return the first ``max_bytes`` + 1 bytes of a file; empty if it cannot be read.
 
     The additional byte shows the decoder that the file is too large.
     """
     try:
         with path.open("rb") as file:
-            return file.read(limit + 1)
+            return file.read(max_bytes + 1)
     except OSError:
         return b""

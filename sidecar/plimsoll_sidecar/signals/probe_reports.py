@@ -57,8 +57,8 @@ class ProbeRequests:
     A busy process may answer later than a sample can wait. A later sample then collects the answer.
     """
 
-    def __init__(self, limit: int = MAX_REPORT_BYTES) -> None:
-        self._limit = limit
+    def __init__(self, max_bytes: int = MAX_REPORT_BYTES) -> None:
+        self._limit = max_bytes
         self._connections: dict[int, socket.socket] = {}
         self._data: dict[int, bytearray] = {}
 
@@ -126,13 +126,13 @@ def query_probes(
     pids: Iterable[int],
     request: bytes,
     timeout_s: float,
-    limit: int = MAX_REPORT_BYTES,
+    max_bytes: int = MAX_REPORT_BYTES,
 ) -> dict[int, bytes]:
     """Return the answers that arrive completely within ``timeout_s``, by PID.
 
     Their contents are not checked.
     """
-    exchange = ProbeRequests(limit)
+    exchange = ProbeRequests(max_bytes)
     asked = [pid for pid in pids if exchange.send(folder, pid, request)]
     try:
         return {pid: data for pid, data in exchange.collect(asked, timeout_s).items() if data}
@@ -176,7 +176,7 @@ def _send_request(connection: socket.socket, request: bytes) -> bool:
     return False
 
 
-def _read_once(connection: socket.socket, data: bytearray, limit: int) -> bool | None:
+def _read_once(connection: socket.socket, data: bytearray, max_bytes: int) -> bool | None:
     """Read once from the connection.
 
     Return True if the answer is complete, False after a failure, and None if more data follows.
@@ -190,7 +190,7 @@ def _read_once(connection: socket.socket, data: bytearray, limit: int) -> bool |
     if not piece:
         return bool(data)
     data += piece
-    return False if len(data) > limit else None
+    return False if len(data) > max_bytes else None
 
 
 class ReportedOwner(msgspec.Struct):

@@ -243,13 +243,13 @@ class Probes:
             found[pid] = text.encode(errors="replace")
         return found
 
-    def trim(self, idle: bool) -> TrimResult | None:
+    def trim(self, is_idle: bool) -> TrimResult | None:
         """Trim the memory of all processes, and return the result; None if no probe answers.
 
-        ``idle`` states that the engine has no requests.
+        ``is_idle`` states that the engine has no requests.
         """
         done, device = 0, None
-        for answer in self._query({"do": "trim", "idle": idle}, TRIM_TIMEOUT_S).values():
+        for answer in self._query({"do": "trim", "idle": is_idle}, TRIM_TIMEOUT_S).values():
             try:
                 report = decode(answer, _TrimAnswer)
             except MalformedError:
@@ -260,13 +260,16 @@ class Probes:
         return TrimResult(done, device) if done else None
 
     def _query(
-        self, request: dict[str, object] | dict[str, str], timeout_s: float, limit: int = 1 << 16
+        self,
+        request: dict[str, object] | dict[str, str],
+        timeout_s: float,
+        max_bytes: int = 1 << 16,
     ) -> dict[int, bytes]:
         alive = [p.pid for p in self._answering if is_running(p)]
         if self._folder is None or not alive:
             return {}
         line = json.dumps(request).encode() + b"\n"
-        return query_probes(self._folder, alive, line, timeout_s, limit)
+        return query_probes(self._folder, alive, line, timeout_s, max_bytes)
 
 
 def _add_descendants(processes: Iterable[ProcessMemory]) -> dict[ProcessId, ProcessMemory]:

@@ -45,27 +45,27 @@ ENDED_STATES = frozenset({psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD})
 """States of a process that has ended."""
 
 
-def read_proc_file(pid: int, name: str, limit: int = -1) -> bytes:
-    """Return up to ``limit`` bytes of ``/proc/PID/NAME``, or all. Raises OSError.
+def read_proc_file(pid: int, name: str, max_bytes: int = -1) -> bytes:
+    """Return up to ``max_bytes`` bytes of ``/proc/PID/NAME``, or all. Raises OSError.
 
     The path is a string: pathlib would intern the numbers of processes and threads. The interpreter
     would then rebuild its table of interned strings every few hundred samples. The heap may keep
     the megabyte that this takes.
     """
     with open(f"/proc/{pid}/{name}", "rb", buffering=0) as file:
-        if limit < 0:
+        if max_bytes < 0:
             return file.read()
-        pieces, remaining = [], limit
+        pieces, remaining = [], max_bytes
         while remaining > 0 and (piece := file.read(remaining)):  # a page at a time
             pieces.append(piece)
             remaining -= len(piece)
         return b"".join(pieces)
 
 
-def list_names(folder: str | Path, limit: int) -> list[str]:
-    """Return at most ``limit`` names of entries in a folder. Raises OSError."""
+def list_entry_names(folder: str | Path, max_entries: int) -> list[str]:
+    """Return at most ``max_entries`` names of entries in a folder. Raises OSError."""
     with os.scandir(folder) as entries:
-        return [entry.name for entry in itertools.islice(entries, limit)]
+        return [entry.name for entry in itertools.islice(entries, max_entries)]
 
 
 class ProcessId(msgspec.Struct, frozen=True):
@@ -163,7 +163,7 @@ def find_container(pid: int) -> Container | None:
     return Container(group[1], mounts)
 
 
-def is_nested(pid: int) -> bool:
+def is_in_nested_namespace(pid: int) -> bool:
     """Report whether the process has ended, or is in a nested PID namespace."""
     try:
         status = read_proc_file(pid, "status")
@@ -220,7 +220,7 @@ def read_children(pid: int) -> list[int] | None:
     for _ in range(MAX_CHILDREN_ATTEMPTS):
         found: list[int] = []
         try:
-            tasks = list_names(folder, MAX_THREADS + 1)
+            tasks = list_entry_names(folder, MAX_THREADS + 1)
         except OSError:
             return found
         if len(tasks) > MAX_THREADS:

@@ -111,9 +111,9 @@ class Sampler:
     """Samples one engine.
 
     ``status`` is the engine's status in the newest sample; None if the engine did not answer.
-    ``signals`` states which signals the newest sample has. ``page`` returns the signal of the
-    engine's metrics page; None without such a page. ``claimed`` returns the UUIDs of the devices
-    that resource claims give to the engine's container; empty if unknown.
+    ``signals`` states which signals the newest sample has. ``read_metrics_signal`` returns the
+    signal of the engine's metrics page; None without such a page. ``list_claimed_devices`` returns
+    the UUIDs of the devices that resource claims give to the engine's container; empty if unknown.
 
     ``device_source`` is the source of device memory: ``engine`` (cudaMemGetInfo), ``nvml``,
     ``dcgm`` or ``amd`` (exporters on the node), or None. It is chosen once for each epoch, because
@@ -125,29 +125,29 @@ class Sampler:
         engine: StatusSource,
         clock: Callable[[], float] = time.monotonic,
         nvml: DeviceSource | None = None,
-        exporter: DeviceSource | None = None,
+        dcgm: DeviceSource | None = None,
         amd: DeviceSource | None = None,
         orphaned: OrphanedMemory | None = None,
-        page: Callable[[], Signal | None] = lambda: None,
-        claimed: Callable[[], Sequence[str]] = tuple,
+        read_metrics_signal: Callable[[], Signal | None] = lambda: None,
+        list_claimed_devices: Callable[[], Sequence[str]] = tuple,
     ) -> None:
         self.status: Status | None = None
         self.cgroup = CgroupMemory()
         self.device_source: str | None = None
-        self._engine, self._clock, self._page = engine, clock, page
+        self._engine, self._clock, self._page = engine, clock, read_metrics_signal
         self._engine_signal = Signal(True)
         self.signals: dict[str, Signal] = {}
         self._started_at = clock()
         self._processes, self._orphaned = EngineProcessTable(), orphaned
         self._open_files = OpenFilesReader(clock)
-        self._sources = select_available_sources(nvml or Nvml(), exporter, amd)
+        self._sources = select_available_sources(nvml or Nvml(), dcgm, amd)
         self._sharing = SharingDetector(self._sources, clock)
         self._group: Cgroup | None = None
         self._group_of: ProcessId | None = None
         self._epoch_text: str | None = None
         self._epoch = 0
         self._uuids: dict[int, str] = {}
-        self._claimed, self._are_assigned = claimed, False
+        self._claimed, self._are_assigned = list_claimed_devices, False
         self._parts: ProcessNames | None = None
         self._probed_pids: set[int] = set()
         self._silent_since: float | None = None
@@ -226,7 +226,7 @@ class Sampler:
         try:
             return self._engine.status()
         except EngineError as error:
-            log.debug("cannot read the engine's status: %s", error)
+            log.debug("failed to read the engine's status: %s", error)
             unseen = isinstance(error.__cause__, EngineNotFoundError)
             reason = SignalReason.ENGINE_NOT_FOUND if unseen else SignalReason.ENGINE_SILENT
             self._engine_signal = Signal(False, reason, str(error)[:MAX_MESSAGE_CHARS])
@@ -369,19 +369,19 @@ class Sampler:
 
     def _read_device(
         self,
-        name: str | None,
+        source_name: str | None,
         index: int,
         uuid: str,
-        reported: EngineDevice | None,
-        shared: str | None,
+        engine_device: EngineDevice | None,
+        sharing_reason: str | None,
     ) -> Device:
-        memory = self._sources[name].read_memory(uuid) if name is not None else None
+        memory = self._sources[source_name].read_memory(uuid) if source_name is not None else None
         return Device(
             index=index,
             used=memory.used if memory else None,
             total=memory.total if memory else None,
-            torch=_make_torch(reported) if reported else None,
-            shared=shared,
+            torch=_make_torch(engine_device) if engine_device else None,
+            shared=sharing_reason,
         )
 
 
@@ -440,21 +440,21 @@ def find_signals(sample: Sample, is_shm_monitored: bool = False) -> dict[str, Si
         "host": _make_signal(
             any(size is not None for size in (host.cgroup_anon, host.rss_anon)),
             SignalReason.HOST_MEMORY_UNREADABLE,
-            "the memory of the engine's processes cannot be read: no process runs, or another "
-            "user owns the processes: run the engine as the supervisor's user",
+            "cannot read the memory of the engine's processes, because no process runs or "
+            "another user owns the processes: run the engine as the supervisor's user",
         ),
     }
     if sample.device:
         found["device"] = _make_signal(
             any(device.used is not None for device in sample.device),
             SignalReason.DEVICE_MEMORY_UNREADABLE,
-            "no source reports how much device memory is in use",
+            "no source reports the device memory in use",
         )
     if is_shm_monitored:
         found["shared_memory"] = _make_signal(
             host.shm_orphan is not None,
             SignalReason.SHARED_MEMORY_UNREADABLE,
-            "the files in /dev/shm, or the processes that use them, cannot be read",
+            "cannot read the files in /dev/shm or the processes that use them",
         )
     return found
 
@@ -485,4 +485,6 @@ class SignalLog:
                 if one.ok:
                     log.info("signal %s is available again", name)
                 else:
-                    log.warning("signal %s is missing: %s: %s", name, one.reason, one.message)
+                    log.warning(
+                        "signal %s is missing for the reason %s: %s", name, one.reason, one.message
+                    )

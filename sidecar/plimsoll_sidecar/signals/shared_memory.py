@@ -30,7 +30,7 @@ from plimsoll_sidecar.signals.process_table import (
     ProcessId,
     compute_age_s,
     identify,
-    list_names,
+    list_entry_names,
 )
 
 PROC = Path("/proc")
@@ -180,7 +180,7 @@ def sum_unattached_segment_bytes(min_age_s: float, now: float, proc: Path = PROC
 
 def _iterate_files(folder: str, device: int, depth: int) -> Iterator[SharedFile]:
     if depth > MAX_FOLDER_DEPTH:
-        raise UnknownUsersError(f"{folder} is more than {MAX_FOLDER_DEPTH} folders deep")
+        raise UnknownUsersError(f"{folder} has more than {MAX_FOLDER_DEPTH} levels of folders")
     with os.scandir(folder) as entries:
         for entry in entries:
             try:
@@ -211,7 +211,8 @@ def _find_mapped_files(folder: Path, wanted_files: set[FileId]) -> set[FileId]:
         text = maps.read(MAX_MAPS_BYTES + 1)
     if len(text) > MAX_MAPS_BYTES:
         raise UnknownUsersError(
-            f"the maps file of process {folder.name} is larger than {MAX_MAPS_BYTES >> 20} MiB"
+            f"the maps file of process {folder.name} is larger than the maximum of "
+            f"{MAX_MAPS_BYTES >> 20} MiB"
         )
     found: set[FileId] = set()
     for device in {device for device, _ in wanted_files}:
@@ -223,7 +224,7 @@ def _find_mapped_files(folder: Path, wanted_files: set[FileId]) -> set[FileId]:
 
 def _find_open_files(folder: Path, wanted_files: set[FileId]) -> set[FileId]:
     inodes = {inode for _, inode in wanted_files}
-    names = list_names(folder / "fd", MAX_DESCRIPTORS + 1)
+    names = list_entry_names(folder / "fd", MAX_DESCRIPTORS + 1)
     if len(names) > MAX_DESCRIPTORS:
         raise UnknownUsersError(f"process {folder.name} has more than {MAX_DESCRIPTORS} open files")
     found: set[FileId] = set()
@@ -301,11 +302,11 @@ class OrphanedMemory:
         self,
         root: Path = SHM,
         clock: Callable[[], float] = time.monotonic,
-        now: Callable[[], float] = time.time,
+        read_wall_clock: Callable[[], float] = time.time,
         proc: Path = PROC,
     ) -> None:
         self._proc = proc
-        self._root, self._clock, self._now = root, clock, now
+        self._root, self._clock, self._now = root, clock, read_wall_clock
         self._next = self._known_until = 0.0
         self._engine: ProcessId | None = None
         self._started_at = 0.0
@@ -315,16 +316,16 @@ class OrphanedMemory:
     @classmethod
     def create_for_this_pod(cls) -> OrphanedMemory | None:
         """Return the scanner for this pod; None without a ``/dev/shm`` that belongs to the pod."""
-        return cls() if has_private_shm() else None
+        return cls() if is_shm_private() else None
 
-    def read(self, pid: int | None) -> OrphanedBytes:
+    def read(self, main_pid: int | None) -> OrphanedBytes:
         """Return the orphaned memory, after a new scan if one is due.
 
-        ``pid`` is the engine's main process; None if no engine is running. The result is unknown
-        until the first engine has been found, because its processes may not be visible.
+        ``main_pid`` is the engine's main process; None if no engine is running. The result is
+        unknown until the first engine has been found, because its processes may not be visible.
         """
         now = self._clock()
-        engine = identify(pid) if pid is not None else None
+        engine = identify(main_pid) if main_pid is not None else None
         renewed = engine is not None and engine != self._engine
         if engine is not None and renewed:
             self._engine, self._started_at = engine, self._now() - compute_age_s(engine)
@@ -348,8 +349,8 @@ class OrphanedMemory:
     def _scan(self, engine: ProcessId | None) -> OrphanedBytes:
         if engine is not None and not _has_same_shm(self._root, engine.pid):
             raise UnknownUsersError(
-                f"the {SHM} of process {engine.pid} cannot be read or is not the supervisor's: "
-                "mount the same volume in both containers"
+                f"{SHM} of process {engine.pid} cannot be read, or is another volume than "
+                f"{SHM} of the supervisor: mount the same volume in both containers"
             )
         now = self._now()
         listed = list_files(self._root)
@@ -363,8 +364,8 @@ class OrphanedMemory:
         left = [file for file in aged if file.id not in held.files]
         if any(held.may_include(file) for file in left):
             raise UnknownUsersError(
-                "processes of other users may use some of the files, but their open files "
-                "cannot be read"
+                "processes of other users may use some of the files, but the supervisor "
+                "cannot read their open files"
             )
         unattached = sum_unattached_segment_bytes(MIN_FILE_AGE_S, now, self._proc)
         return OrphanedBytes(
@@ -373,7 +374,7 @@ class OrphanedMemory:
         )
 
 
-def has_private_shm() -> bool:
+def is_shm_private() -> bool:
     """Report whether ``/dev/shm`` is a tmpfs of this pod alone."""
     if not os.environ.get("POD_NAME"):
         return False

@@ -50,7 +50,7 @@ def read_stacks_by_signal(folder: Path, processes: Iterable[ProcessId]) -> dict[
     if not sent:
         return {}
     time.sleep(SIGNAL_WAIT_S)
-    texts = {pid: _read_from(folder / f"{pid}.stacks", size) for pid, size in sent.items()}
+    texts = {pid: _read_file_from(folder / f"{pid}.stacks", size) for pid, size in sent.items()}
     return {pid: text for pid, text in texts.items() if text}
 
 
@@ -116,8 +116,8 @@ def _read_file_size(path: Path) -> int | None:
     return seen.st_size if stat.S_ISREG(seen.st_mode) else None
 
 
-def _read_from(path: Path, begin: int) -> bytes:
-    """Return the part of the file after the offset ``begin``.
+def _read_file_from(path: Path, offset: int) -> bytes:
+    """Return the part of the file after the offset ``offset``.
 
     The engine can write to the folder, so the path may have become a link or a pipe.
     """
@@ -128,5 +128,5 @@ def _read_from(path: Path, begin: int) -> bytes:
     if file is None:
         return b""
     with file:
-        file.seek(begin)
+        file.seek(offset)
         return file.read(MAX_OUTPUT_BYTES) or b""

@@ -18,7 +18,7 @@ import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from plimsoll_sidecar.signals.process_table import MAX_DESCRIPTORS, list_names
+from plimsoll_sidecar.signals.process_table import MAX_DESCRIPTORS, list_entry_names
 
 TCP_LISTEN, TCP_ESTABLISHED = 10, 1
 """TCP states (include/net/tcp_states.h)."""
@@ -27,7 +27,7 @@ SOCK_DIAG_BY_FAMILY, NLMSG_ERROR, NLMSG_DONE = 20, 2, 3
 NLM_F_REQUEST, NLM_F_DUMP = 0x1, 0x300
 """Flags of a netlink request that lists all objects (include/uapi/linux/netlink.h)."""
 NETLINK_TIMEOUT_S = 0.5
-MAX_LIST_BYTES = 4 << 20
+MAX_SOCKET_LIST_BYTES = 4 << 20
 NETLINK_HEADER_BYTES, SOCKET_MESSAGE_BYTES = 16, 72
 """Sizes of ``struct nlmsghdr`` and ``struct inet_diag_msg`` (include/uapi/linux)."""
 PORT_OFFSET, INODE_OFFSET = 4, 68
@@ -80,14 +80,14 @@ def _query_kernel(request: bytes, port: int) -> Iterator[TcpSocket]:
             + request
         )
         total = 0
-        while total < MAX_LIST_BYTES:
+        while total < MAX_SOCKET_LIST_BYTES:
             data = link.recv(1 << 16)
             total += len(data)
             ended, found = parse_messages(data, port)
             yield from found
             if ended:
                 return
-    raise OSError(f"the kernel's list of sockets is larger than {MAX_LIST_BYTES >> 20} MiB")
+    raise OSError(f"the kernel's list of sockets is larger than {MAX_SOCKET_LIST_BYTES >> 20} MiB")
 
 
 def parse_messages(data: bytes, port: int) -> tuple[bool, list[TcpSocket]]:
@@ -160,7 +160,7 @@ def find_socket_owners(inodes: Iterable[str], pids: Iterable[int]) -> set[int]:
 
 def _has_any_socket_open(pid: int, links: set[str]) -> bool:
     try:
-        names = list_names(f"/proc/{pid}/fd", MAX_DESCRIPTORS)
+        names = list_entry_names(f"/proc/{pid}/fd", MAX_DESCRIPTORS)
     except OSError:
         return False
     for name in names:

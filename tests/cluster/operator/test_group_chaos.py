@@ -134,7 +134,7 @@ class Leaders:
         return slots.acquire("restart", BUDGET) is None
 
     def _frees(self, slots: LeaseSlots) -> bool:
-        slots.release()
+        slots.release_all_slots()
         return True
 
     def _insist(

@@ -36,7 +36,7 @@ def address() -> Iterator[str]:
 
     def page() -> Metrics:
         metrics = Metrics()
-        metrics.show_learned({"host": KNOWN}, {"host": NEEDS})
+        metrics.export_learned_budgets({"host": KNOWN}, {"host": NEEDS})
         return metrics
 
     with supervisors(page) as found:

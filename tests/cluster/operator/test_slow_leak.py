@@ -65,7 +65,7 @@ def page_after(hours: float, rate: float) -> bytes:
         assessment = detector.update(sample)
     assert not assessment.suspicions
     metrics.observe(assessment, {}, 0.0)
-    metrics.show_status(open_incidents=0, restarts_left=3, num_unpublished=0)
+    metrics.export_status(num_open_incidents=0, restarts_left=3, num_unpublished=0)
     return metrics.render()
 
 

@@ -120,7 +120,7 @@ def test_bad_loads_are_refused_and_leave_nothing(lora: Any, adapters: Any, tmp_p
     for verb in ("load", "unload"):
         assert post(engine, verb, key="wrong", lora_name="x", lora_path="/")[0] == 401
     for name, path, param, why in (
-        ("big", str(big), "lora_path", "field r: 16 exceeds --max-lora-rank 8"),
+        ("big", str(big), "lora_path", "field r is 16, which exceeds --max-lora-rank 8"),
         ("long", f"/{'x' * 300}", "lora_path", "name too long"),
         ("hub", "organisation/name", "lora_path", "give the path of a folder"),
         ("tiny", str(adapters["first"]), "lora_name", "name of the served model"),
@@ -204,7 +204,7 @@ def test_an_adapter_lost_over_a_restart_ends_its_requests_alone(
         (gone / "adapter_model.safetensors").unlink()
         engine.begin("restart", "one")
         assert engine.finish("one", 60)["state"] == "succeeded"
-        with pytest.raises(openai.APIError, match="adapter is not loaded"):
+        with pytest.raises(openai.APIError, match="adapter of the request is not loaded"):
             running.result(120)
     engine.until(lambda: names(engine) == ["tiny", "second"], "list without it")
     assert text(engine, "second") == whole
@@ -227,4 +227,4 @@ def test_a_wrong_module_ends_the_start(start_engine: Any, tmp_path: Path) -> Non
     except subprocess.TimeoutExpired:
         pytest.fail(engine.log_tail())
     assert "--lora-modules empty=" in engine.log_tail()
-    assert "adapter_config.json: no such file" in engine.log_tail()
+    assert "adapter_config.json does not exist" in engine.log_tail()

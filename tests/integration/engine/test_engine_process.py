@@ -89,7 +89,7 @@ def test_a_full_run_directory_is_named(tiny: Path, tmp_path: Path) -> None:
         "--admin-port", "0",
     )  # fmt: skip
     assert done.returncode == 2
-    assert f"--run-dir {tmp_path}: cannot be written: [Errno 28]" in done.stderr
+    assert f"cannot write to --run-dir {tmp_path}: [Errno 28]" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -119,7 +119,7 @@ def test_without_checkpoint_the_worker_serves_on_and_without_weight_server_it_is
         assert texts(futures) == undisturbed
     assert operation["state"] == "failed"
     assert "config.json" in operation["error"]
-    assert "the old worker keeps serving" in operation["error"]
+    assert "the old worker continues to serve" in operation["error"]
     status = engine.status()
     assert (status["state"], status["epoch"]) == ("serving", epoch)
     engine.begin("restart", "mended")

@@ -141,7 +141,7 @@ def test_only_an_engine_with_work_that_makes_no_step_is_asked(server: Server) ->
 
     def page() -> bool | None:
         clock.now += 2 * STALLED_SCRAPE_INTERVAL_S
-        newest = load.get_newest()
+        newest = load.get_newest_load()
         assert newest is not None
         return newest[0].paused
 

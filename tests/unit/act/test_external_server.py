@@ -30,7 +30,7 @@ def test_an_engine_that_ends_while_it_is_identified_does_not_answer(
         def call(self, *_: object, **__: object) -> tuple[int, bytes]:
             raise EngineError("no answer")
 
-    monkeypatch.setattr(EngineFinder, "find", ended)
+    monkeypatch.setattr(EngineFinder, "find_processes", ended)
     endpoint = EngineEndpoint(EngineType.VLLM, "", "http://127.0.0.1:8000")
     info = ServerInfo(endpoint, cast(HttpClient, Silent()), OwnedProcesses(endpoint))
     with pytest.raises(EngineError, match="does not identify itself as vllm"):

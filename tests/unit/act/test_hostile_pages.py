@@ -19,7 +19,7 @@ from plimsoll_sidecar.act.adapters.external_profile import VLLM
 from plimsoll_sidecar.act.adapters.external_server import identify_engine_type, read_server_version
 from plimsoll_sidecar.act.adapters.plimsoll_engine import PlimsollEngine
 from plimsoll_sidecar.clients.http import EngineError, HttpClient
-from plimsoll_sidecar.signals.metrics_page import Page
+from plimsoll_sidecar.signals.metrics_page import MetricsPage
 from plimsoll_sidecar.signals.probes import Probes
 from tests.unit.clients.raw_server import ok, serve
 
@@ -35,7 +35,7 @@ def test_nested_brackets_on_any_page_say_nothing() -> None:
         assert identify_engine_type(server) is None
         assert read_server_version(server, VLLM) == ""
         assert PauseReader(server, "/is_paused").read() is None
-        assert ExternalLoad(server, VLLM)._read_frontend_inflight(Page({})) is None
+        assert ExternalLoad(server, VLLM)._read_frontend_inflight(MetricsPage({})) is None
 
 
 @pytest.mark.parametrize(
@@ -66,4 +66,4 @@ def test_nested_brackets_of_a_probe_are_no_text_and_no_trim(
     found = Probes(tmp_path)
     monkeypatch.setattr(found, "_query", lambda *_: {1: NESTED})
     assert found.read_texts(Diagnostic.STACKS) == {}
-    assert found.trim(idle=True) is None
+    assert found.trim(is_idle=True) is None

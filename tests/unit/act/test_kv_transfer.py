@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from plimsoll_api.engines import EngineType
 from plimsoll_sidecar.act.adapters.kv_transfer import (
     MAX_LEASE_S,
-    can_test_connector,
+    can_test_with_connector,
     find_restart_blocker,
-    read_connector,
-    read_lease_s,
+    read_connector_name,
+    read_kv_lease_s,
 )
 
 VLLM, SGLANG = EngineType.VLLM, EngineType.SGLANG
@@ -20,7 +20,7 @@ VLLM, SGLANG = EngineType.VLLM, EngineType.SGLANG
 
 def vllm(config: object, **environment: str) -> float | None:
     words = ["python", "vllm", "serve", "m", "--kv-transfer-config", json.dumps(config)]
-    return read_lease_s(VLLM, words, environment.get)
+    return read_kv_lease_s(VLLM, words, environment.get)
 
 
 @pytest.mark.parametrize("role", ["kv_producer", "kv_consumer", "kv_both"])
@@ -45,8 +45,8 @@ def test_a_longer_lease_or_timeout_counts() -> None:
 def test_a_connector_that_holds_nothing_for_others_has_no_lease() -> None:
     assert vllm({"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}) is None
     assert vllm({"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"}) is None
-    assert read_lease_s(VLLM, ["vllm", "serve", "m"]) is None
-    assert read_lease_s(EngineType.CUSTOM, ["x", "--disaggregation-mode=prefill"]) is None
+    assert read_kv_lease_s(VLLM, ["vllm", "serve", "m"]) is None
+    assert read_kv_lease_s(EngineType.CUSTOM, ["x", "--disaggregation-mode=prefill"]) is None
 
 
 def test_an_unknown_producer_is_given_time() -> None:
@@ -72,23 +72,23 @@ def test_of_several_connectors_the_longest_time_counts() -> None:
     ],
 )
 def test_every_spelling_of_the_argument_is_read(words: list[str]) -> None:
-    assert read_lease_s(VLLM, ["vllm", "serve", "m", *words]) == 480
+    assert read_kv_lease_s(VLLM, ["vllm", "serve", "m", *words]) == 480
 
 
 def test_the_last_of_two_arguments_counts() -> None:
     twice = ["--kv-transfer-config={}", '--kv-transfer-config={"kv_connector":"NixlConnector"}']
-    assert read_lease_s(VLLM, twice) == 480
-    assert read_lease_s(VLLM, twice[::-1]) is None
+    assert read_kv_lease_s(VLLM, twice) == 480
+    assert read_kv_lease_s(VLLM, twice[::-1]) is None
 
 
 def test_sglang_tells_it_by_its_mode() -> None:
     serve = ["python", "-m", "sglang.launch_server"]
-    assert read_lease_s(SGLANG, [*serve, "--disaggregation-mode", "prefill"]) == 300
-    assert read_lease_s(SGLANG, [*serve, "--disaggregation-mode=decode"]) == 300
-    assert read_lease_s(SGLANG, [*serve, "--disaggregation-mode=null"]) is None
-    assert read_lease_s(SGLANG, serve) is None
+    assert read_kv_lease_s(SGLANG, [*serve, "--disaggregation-mode", "prefill"]) == 300
+    assert read_kv_lease_s(SGLANG, [*serve, "--disaggregation-mode=decode"]) == 300
+    assert read_kv_lease_s(SGLANG, [*serve, "--disaggregation-mode=null"]) is None
+    assert read_kv_lease_s(SGLANG, serve) is None
     waiting = {"SGLANG_DISAGGREGATION_WAITING_TIMEOUT": "900"}.get
-    assert read_lease_s(SGLANG, [*serve, "--disaggregation-mode=prefill"], waiting) == 900
+    assert read_kv_lease_s(SGLANG, [*serve, "--disaggregation-mode=prefill"], waiting) == 900
 
 
 JSON = st.recursive(
@@ -111,7 +111,7 @@ JSON = st.recursive(
 def test_no_argument_is_an_error(config: object, variable: str) -> None:
     found = vllm(config, VLLM_NIXL_ABORT_REQUEST_TIMEOUT=variable)
     assert found is None or 0 < found <= MAX_LEASE_S
-    found = read_lease_s(VLLM, ["--kv-transfer-config", variable], lambda name: variable)
+    found = read_kv_lease_s(VLLM, ["--kv-transfer-config", variable], lambda name: variable)
     assert found is None or 0 < found <= MAX_LEASE_S
 
 
@@ -143,6 +143,6 @@ def test_the_connector_that_uses_nixl_is_found_among_others() -> None:
         ({"kv_connector": "MooncakeConnector"}, "MooncakeConnector"),
     ):
         words = ["vllm", "serve", f"--kv-transfer-config={json.dumps(config)}"]
-        assert read_connector(VLLM, words) == name
-        assert can_test_connector(name) is name.startswith("Nixl")
-    assert read_connector(VLLM, ["vllm", "serve"]) == read_connector(SGLANG, words) == ""
+        assert read_connector_name(VLLM, words) == name
+        assert can_test_with_connector(name) is name.startswith("Nixl")
+    assert read_connector_name(VLLM, ["vllm", "serve"]) == read_connector_name(SGLANG, words) == ""

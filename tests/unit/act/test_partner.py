@@ -152,7 +152,7 @@ def test_what_cannot_be_asked_says_nothing() -> None:
         )
     with pair(PodRole.DECODE, decode, prefill, partners=0) as (partner, _):
         assert partner.send_test_requests() == PartnerTestResult(
-            Outcome.UNKNOWN, "no prefill pod is ready, so the engine was not tested"
+            Outcome.UNKNOWN, "the engine was not tested, because no prefill pod is ready"
         )
 
     def unreadable() -> dict[str, str]:

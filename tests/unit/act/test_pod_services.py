@@ -30,15 +30,15 @@ def test_a_service_without_clients_says_nothing_of_who_is_left(api: ApiServer) -
 def test_a_planned_restart_needs_another_ready_replica_in_each_service(api: ApiServer) -> None:
     mine = PodServices(api.endpoint_slices, HEAD)
     assert not mine.is_last_ready()
-    assert mine.is_last_ready(planned=True), "without a Service, nothing shows another replica"
+    assert mine.is_last_ready(is_planned=True), "without a Service, nothing shows another replica"
     api.add("front", [endpoint(HEAD)])
     assert not mine.is_last_ready(), "the only replica may restart if it leaks"
-    assert mine.is_last_ready(planned=True)
+    assert mine.is_last_ready(is_planned=True)
     api.add("front", [endpoint(HEAD), endpoint("other")])
-    assert not mine.is_last_ready(planned=True)
+    assert not mine.is_last_ready(is_planned=True)
     api.add("back", [endpoint(HEAD), endpoint("other", serving=False)])
-    assert mine.is_last_ready(planned=True)
-    assert ServiceExit().is_last_ready(planned=True), "unknown is not ready"
+    assert mine.is_last_ready(is_planned=True)
+    assert ServiceExit().is_last_ready(is_planned=True), "unknown is not ready"
 
 
 def test_a_wait_reads_the_namespace_once_and_then_the_pods_services_alone(api: ApiServer) -> None:
@@ -61,12 +61,12 @@ def test_the_pods_of_an_inference_pool_need_no_service(api: ApiServer) -> None:
     mine = PodServices(
         api.endpoint_slices, HEAD, list_replicas=lambda: replicas, members_service="members"
     )
-    assert mine.is_last_ready(planned=True), "the Service is not there yet"
+    assert mine.is_last_ready(is_planned=True), "the Service is not there yet"
     assert not mine.is_last_ready()
     api.add("members", [endpoint(HEAD), endpoint("other", serving=False), endpoint("decode")])
     assert mine.is_last_ready(), "the decode engine is no replica of this one"
     api.add("members", [endpoint(HEAD), endpoint("other"), endpoint("llm-worker", serving=False)])
-    assert not mine.is_last_ready(planned=True)
+    assert not mine.is_last_ready(is_planned=True)
     assert mine.read_readiness_by_service() == [], "nobody's requests go through it"
     api.add("front", [endpoint(HEAD), endpoint("other", serving=False)])
     assert mine.is_last_ready(), "a Service with clients decides"

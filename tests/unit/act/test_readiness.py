@@ -313,7 +313,7 @@ def test_an_engine_stays_if_it_has_become_the_last_ready_replica(
     api.slices[0]["endpoints"][1] = endpoint("llm-1", ready=False)
     result = actuator.execute(replace(command(Verb.RESTART_ENGINE), leaves=True))
     assert (result.outcome, engine.restarts) == (Outcome.REFUSED, 0)
-    assert "the last ready replica" in result.message
+    assert "no other replica of the service is ready" in result.message
     assert engine.resumed
     assert readiness.is_ready(str(tmp_path))
     actuator.execute(command(Verb.RESTART_ENGINE))

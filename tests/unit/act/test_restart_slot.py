@@ -189,11 +189,11 @@ def test_a_node_whose_clock_is_wrong_drops_no_count(
     for number in range(2):
         good = slots(kube, f"pod-{number}")
         assert good.acquire(f"pod-{number}-1", POLICY, kube.time) is None
-        good.release()
+        good.release_all_slots()
     monkeypatch.setattr(time, "time", lambda: kube.time + ahead_s)
     wrong = slots(kube, "pod-2")
     assert wrong.acquire("pod-2-1", POLICY, kube.time + ahead_s) is None
-    wrong.release()
+    wrong.release_all_slots()
     assert kube.lease["metadata"]["annotations"][SERVICE_RESTARTS_ANNOTATION].count("incident") == 3
     assert slots(kube, "pod-0").read_stored_restarts().at == (kube.time,), (
         "its own count is kept as well"

@@ -52,9 +52,9 @@ def test_it_is_renewed_while_wanted_and_given_back_once(
         lease.renew_or_release()
     assert engine.asked == [("a:1", LEASE_DURATION_S)] * 3 + [("a:1", 0.0)]
     assert [record.getMessage() for record in caplog.records] == [
-        "standby worker: absent: less than 1024 MiB are free",
-        "standby worker: prepared",
-        "standby worker: the lease was released",
+        "status of the standby worker: absent: less than 1024 MiB are free",
+        "status of the standby worker: prepared",
+        "status of the standby worker: the supervisor released the lease",
     ]
 
 
@@ -86,7 +86,8 @@ def test_one_whose_epoch_is_over_is_not_given_back(
         lease.renew_or_release()
     assert engine.asked == [("a:1", LEASE_DURATION_S)]
     assert (
-        caplog.records[-1].getMessage() == "standby worker: the lease ended together with its epoch"
+        caplog.records[-1].getMessage()
+        == "status of the standby worker: the lease ended, because the engine is in another epoch"
     )
 
 
@@ -109,6 +110,6 @@ def test_one_that_is_refused_is_asked_for_again(
     ]
     assert (
         caplog.records[0].getMessage()
-        == "standby worker: cannot lease the standby worker: HTTP 409 StaleEpoch"
+        == "status of the standby worker: failed to lease the standby worker: HTTP 409 StaleEpoch"
     )
     assert len(caplog.records) == 2, "the same trouble is told once"

@@ -43,7 +43,7 @@ class Gate:
 
     def update(self, seconds: float = 1.0, answers: bool = False) -> object:
         self.now += seconds
-        return self.starts.update(self.policy, answers, self.now)
+        return self.starts.handle_start_request(self.policy, answers, self.now)
 
     @property
     def answer(self) -> GateAnswer:
@@ -109,10 +109,10 @@ def test_each_start_asks_again_also_after_the_supervisor(gate: Gate) -> None:
     gate.update()
     assert gate.answer.answered == "0123456789abcdef"
     again = EngineStartGate(gate.folder, lambda: gate.uses)
-    again.update(GATE, False, gate.now)
+    again.handle_start_request(GATE, False, gate.now)
     assert gate.answer.answered == ""
     later = EngineStartGate(gate.folder, lambda: gate.uses)
-    later.update(GATE, True, gate.now)
+    later.handle_start_request(GATE, True, gate.now)
     assert gate.answer.answered == "fedcba9876543210", "this engine runs already"
 
 
@@ -177,7 +177,7 @@ def test_the_holders_are_those_that_the_driver_lists() -> None:
     memory = DeviceBytes(60 * GIB, 80 * GIB)
     mine = make_device_use("GPU-1", memory, DeviceUsers({os.getpid(): GIB}, None, 2))
     assert f"process {os.getpid()} (" in mine.holders
-    assert "2 clients of MPS" in mine.holders
+    assert "2 MPS clients" in mine.holders
     assert "another pod" in make_device_use("GPU-1", memory, DeviceUsers({}, None, 0)).holders
     assert make_device_use("GPU-1", DeviceBytes(2 * GIB, 141 * GIB), None).is_free
     assert not mine.is_free

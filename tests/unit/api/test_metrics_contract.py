@@ -20,7 +20,7 @@ def test_the_operator_understands_the_supervisors_metrics() -> None:
     metrics = Metrics()
     assessment = Assessment(t=1.0, epoch=1, warm=True, host=BudgetState(consumed_ratio=0.42))
     metrics.observe(assessment, {"engine": True}, 0.001)
-    metrics.show_status(1, 2, 0)
+    metrics.export_status(1, 2, 0)
     assert parse_metrics_page(generate_latest(metrics.registry)) == SupervisorMetrics(
         0.42, None, 2, drained=False, missing_signals=()
     )
@@ -29,7 +29,9 @@ def test_the_operator_understands_the_supervisors_metrics() -> None:
 def test_the_operator_learns_the_reason_of_a_missing_signal_and_the_share_of_the_limit() -> None:
     metrics = Metrics()
     for reason in (SignalReason.METRICS_SILENT, SignalReason.METRICS_INCONSISTENT):
-        metrics.show_missing_signals({"engine": Signal(), "metrics": Signal(False, reason, "why")})
+        metrics.export_missing_signals(
+            {"engine": Signal(), "metrics": Signal(False, reason, "why")}
+        )
     page = metrics.render().decode()
     assert page.count("plimsoll_supervisor_signal_missing{") == 1, "the earlier reason is gone"
     page += 'plimsoll_signal_age_seconds{signal="engine"} 0\n'
@@ -41,7 +43,7 @@ def test_the_operator_learns_the_reason_of_a_missing_signal_and_the_share_of_the
     read = CgroupMemory(current=970, reclaimable=0, limit=1000)
     group.register(CgroupCollector(lambda: read))
     assert parse_metrics_page(generate_latest(group)).limit == 0.97
-    metrics.show_missing_signals({"metrics": Signal()})
+    metrics.export_missing_signals({"metrics": Signal()})
     assert "signal_missing{" not in metrics.render().decode()
 
 

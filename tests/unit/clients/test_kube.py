@@ -17,7 +17,7 @@ from plimsoll_sidecar.clients.kube import (
     NotFoundError,
     TooLargeError,
     TooManyRequestsError,
-    UnexpectedAnswerError,
+    UnexpectedResponseError,
 )
 from tests.unit.clients.api_server import PATH, ApiServer, endpoint
 from tests.unit.clients.raw_server import serve
@@ -39,7 +39,7 @@ def test_a_refusal_has_the_type_of_its_reason(
     api: ApiServer, status: int, kind: type[KubeError], transient: bool
 ) -> None:
     api.answer = status, {}, b'{"kind":"Status","message":"because"}'
-    with pytest.raises(KubeError, match=f"GET {PATH}/x: because") as caught:
+    with pytest.raises(KubeError, match=f"GET {PATH}/x failed: because") as caught:
         api.kube.get(f"{PATH}/x")
     assert (type(caught.value), caught.value.status) == (kind, status)
     assert caught.value.is_transient == transient
@@ -53,10 +53,10 @@ def test_a_success_that_is_no_object_is_an_error(api: ApiServer, body: bytes) ->
     """A proxy between the API server and us answers so; it is no empty object."""
     api.answer = 200, {}, body
     for call in (api.kube.get, lambda path: api.kube.put(path, {"metadata": {}})):
-        with pytest.raises(UnexpectedAnswerError, match="not a Kubernetes object") as caught:
+        with pytest.raises(UnexpectedResponseError, match="not a Kubernetes object") as caught:
             call(PATH)
         assert caught.value.is_transient
-    with pytest.raises(UnexpectedAnswerError, match="not a list"):
+    with pytest.raises(UnexpectedResponseError, match="not a list"):
         list(api.endpoint_slices.iterate_endpoints(["a"]))
 
 

@@ -33,7 +33,7 @@ from plimsoll_sidecar.govern.auto_budget import (
     LearnedBudgets,
     LearnedHistory,
     compute_quantile,
-    list_gains_within,
+    list_growth_within,
     propose_budget,
     select_healthy_hours,
 )
@@ -78,7 +78,7 @@ def test_a_day_of_growth_sets_the_budget() -> None:
 def test_a_budget_is_learned_at_any_sampling_interval(step_s: float) -> None:
     learned, now = LearnedHistory(), 40 * 365 * 24 * SECONDS_PER_HOUR
     for sample in range(int(24 * SECONDS_PER_HOUR / step_s) + 2):
-        learned.observe(now + sample * step_s, "epoch", "r1", state(0), incident=False)
+        learned.observe(now + sample * step_s, "epoch", "r1", state(0), has_incident=False)
     assert learned.is_learned(MEMORY.auto)
 
 
@@ -98,7 +98,7 @@ def test_a_day_with_an_incident_teaches_nothing() -> None:
     now = live(learned, now, day(100 * MIB)[:120])
     assert {one.at for one in select_healthy_hours(learned.hours)} >= {0, 48, 49}
     assert (
-        max(list_gains_within(select_healthy_hours(learned.hours), 24 * SECONDS_PER_HOUR))
+        max(list_growth_within(select_healthy_hours(learned.hours), 24 * SECONDS_PER_HOUR))
         < 8 * GIB + 1
     )
     assert propose_budget(learned, HOST) is not None
@@ -341,7 +341,8 @@ def test_a_leak_that_reaches_the_limit_late_is_not_restarted(hours: float) -> No
     world.run(600)
     assert world.open[0].phase is IncidentPhase.CONFIRMED
     assert world.open[0].message == (
-        "deferred: the leak budget is spent, but memory does not reach a known limit within 4h"
+        "the restart is deferred: the leak budget is spent, but memory does not reach a known "
+        "limit within 4h"
         " (spec.memory.auto.limitWithin)"
     )
 

@@ -85,7 +85,7 @@ def test_a_trim_is_judged_by_what_came_back(
     world.run(ROUND)
     assert step.outcome is outcome
     assert step.after_bytes == BASELINE + left
-    assert ("too little memory" in step.message) == (
+    assert ("which is too little" in step.message) == (
         outcome is StepOutcome.FAILED and answered is not Outcome.FAILED
     )
 
@@ -108,7 +108,7 @@ def test_the_reason_is_named_until_the_leak_is_confirmed() -> None:
     trim = world.to(Verb.TRIM)
     world.run(50, done(trim))
     (incident,) = world.open
-    assert incident.attribution.evidence == ["not confirmed yet: a warm-up"]
+    assert incident.attribution.evidence == ["the suspicion is not confirmed yet: a warm-up"]
     world.unconfirmed = None
     world.run(50)
     world.unconfirmed = "load that rose with it"  # it may come back, and it is believed by now
@@ -203,8 +203,8 @@ def test_only_the_end_of_the_memory_is_a_reason_to_restart_before_the_budget_is_
 @pytest.mark.parametrize(
     ("kind", "awaited"),
     [
-        (IncidentKind.CAPACITY_LOSS, "deferred: no restart until 10% of the capacity is lost"),
-        (IncidentKind.HOST_GROWTH, "deferred: the leak budget is not spent"),
+        (IncidentKind.CAPACITY_LOSS, "the restart is deferred until 10% of the capacity is lost"),
+        (IncidentKind.HOST_GROWTH, "the restart is deferred: the leak budget is not spent"),
     ],
 )
 def test_a_confirmed_incident_that_is_held_says_what_it_waits_for(

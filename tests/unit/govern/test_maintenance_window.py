@@ -76,7 +76,7 @@ def test_a_leak_that_lasts_waits_until_the_window_opens() -> None:
     diagnose = world.to(Verb.DIAGNOSE)
     world.run(3000, done(diagnose))
     assert world.open[0].phase is IncidentPhase.CONFIRMED
-    assert world.open[0].message == "waiting for the maintenance window at 22:00 UTC"
+    assert world.open[0].message == "the restart waits for the maintenance window at 22:00 UTC"
     assert world.verbs == [Verb.TRIM, Verb.DIAGNOSE]
     slot = world.until_command(limit=1000)
     assert slot.verb is Verb.TAKE_SLOT

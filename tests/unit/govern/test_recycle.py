@@ -51,7 +51,7 @@ def test_an_old_engine_is_restarted_and_is_young_again() -> None:
     (ended,) = one.ended
     assert (ended.kind, ended.phase) == (IncidentKind.RECYCLE, IncidentPhase.RESOLVED)
     assert ended.reason is Reason.WORKER_RESTART
-    assert "longer than 24h (maxAge)" in ended.attribution.evidence[0]
+    assert "longer than recycle.maxAge (24h)" in ended.attribution.evidence[0]
     one.run(600)
     assert len(one.ended) == 1
 

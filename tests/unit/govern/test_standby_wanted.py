@@ -18,7 +18,9 @@ from tests.unit.govern.governed import EVERYTHING, World
 
 def wanted(world: World) -> bool:
     epoch = f"{world.boot}:{world.number}"
-    return world.governor.wants_standby(EngineView(epoch=epoch, capabilities=world.capabilities))
+    return world.governor.should_prepare_standby(
+        EngineView(epoch=epoch, capabilities=world.capabilities)
+    )
 
 
 def test_it_is_wanted_until_the_worker_was_restarted() -> None:

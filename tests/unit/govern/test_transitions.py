@@ -13,7 +13,7 @@ from plimsoll_sidecar.govern.incident import (
     ROUND_DURATION_S,
     Incident,
     PhaseChangeError,
-    compute_counted_s,
+    compute_covered_s,
     move_to_phase,
 )
 from plimsoll_sidecar.govern.phases import PHASE_HANDLERS
@@ -43,7 +43,9 @@ def test_every_phase_but_the_ended_ones_leads_to_an_end() -> None:
 def test_a_phase_that_cannot_follow_is_refused_and_changes_nothing(phase: IncidentPhase) -> None:
     for other in set(IncidentPhase) - NEXT_PHASES[phase] - {phase}:
         one = incident(phase)
-        with pytest.raises(PhaseChangeError, match=f"cannot move from {phase} to {other}"):
+        with pytest.raises(
+            PhaseChangeError, match=f"must not move from phase {phase} to phase {other}"
+        ):
             move_to_phase(one, other, 5.0)
         assert (one.phase, one.phase_since) == (phase, 0.0)
 
@@ -64,5 +66,5 @@ def test_a_round_takes_seconds_and_two_assessments_at_least(
 ) -> None:
     counted, count = 0.0, 0
     while counted < ROUND_DURATION_S:
-        counted, count = counted + compute_counted_s(interval_s), count + 1
+        counted, count = counted + compute_covered_s(interval_s), count + 1
     assert count == assessments

@@ -34,7 +34,7 @@ def story() -> Incident:
             process="worker",
             evidence=["grows by 90 bytes a request"] * 50,
         ),
-        counted_s=1.0,
+        covered_s=1.0,
     )
     incident.add_step(
         StepRecord(

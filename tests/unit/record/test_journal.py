@@ -57,7 +57,7 @@ def test_a_state_with_a_command_under_way_comes_back(tmp_path: Path) -> None:
 
 
 def test_a_revision_is_published_once(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "journal.sqlite", publishes=True)
+    journal = Journal(tmp_path / "journal.sqlite", is_publishing=True)
     journal.write(GovernorState(), [incident()])
     journal.write(GovernorState(), [incident(phase=IncidentPhase.TRIMMING)])
     ((revision, newest),) = journal.read_unpublished()
@@ -71,7 +71,7 @@ def test_a_revision_is_published_once(tmp_path: Path) -> None:
 
 def test_only_incidents_that_arrived_are_forgotten(tmp_path: Path) -> None:
     many = [incident(number, IncidentPhase.RESOLVED) for number in range(MAX_INCIDENTS + 50)]
-    publishing = Journal(tmp_path / "publishing.sqlite", publishes=True)
+    publishing = Journal(tmp_path / "publishing.sqlite", is_publishing=True)
     publishing.write(GovernorState(), many)
     arrived: set[str] = set()
     while offered := publishing.read_unpublished():
@@ -86,7 +86,7 @@ def test_only_incidents_that_arrived_are_forgotten(tmp_path: Path) -> None:
 
 
 def test_an_api_server_that_takes_nothing_costs_the_oldest(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "journal.sqlite", publishes=True)
+    journal = Journal(tmp_path / "journal.sqlite", is_publishing=True)
     still_open = incident(0)
     many = [
         incident(1 + number, IncidentPhase.RESOLVED)
@@ -157,13 +157,13 @@ def test_an_undecodable_incident_is_set_aside_and_the_others_go_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path, lost = tmp_path / "journal.sqlite", list[str]()
-    first = Journal(path, publishes=True)
+    first = Journal(path, is_publishing=True)
     first.write(GovernorState(), [incident(1), incident(2), incident(3)])
     first.close()
     with sqlite3.connect(path) as db:
         db.execute("UPDATE incidents SET body = replace(body, 'Stall', 'Stal1') WHERE opened_at=2")
     db.close()
-    journal = Journal(path, publishes=True, on_damage=lost.append)
+    journal = Journal(path, is_publishing=True, on_damage=lost.append)
     for _ in range(3):
         assert journal.read_recent(5) == [incident(3), incident(1)]
         assert [found.name for _, found in journal.read_unpublished()] == [

@@ -85,7 +85,7 @@ def test_growth_after_a_trim_counts_again_but_for_the_band() -> None:
 
 def test_budgets_and_signals_are_shown() -> None:
     metrics = Metrics()
-    metrics.show_budgets(MemoryPolicy(host=MemoryBudget(growth_bytes=64 * MIB, window_s=3600.0)))
+    metrics.export_budgets(MemoryPolicy(host=MemoryBudget(growth_bytes=64 * MIB, window_s=3600.0)))
     assert value(metrics, "plimsoll_memory_budget_bytes", kind="host") == 64 * MIB
     assert value(metrics, "plimsoll_memory_budget_window_seconds", kind="host") == 3600
     assert value(metrics, "plimsoll_memory_budget_bytes", kind="device") is None
@@ -96,7 +96,7 @@ def test_budgets_and_signals_are_shown() -> None:
     assert value(metrics, unknown, signal="host") == 2
     assert value(metrics, unknown, signal="device") == 1, "a device that went away is unknown"
     assert value(metrics, "plimsoll_signal_age_seconds", signal="engine") == 0
-    metrics.show_budgets(MemoryPolicy())
+    metrics.export_budgets(MemoryPolicy())
     assert value(metrics, "plimsoll_memory_budget_bytes", kind="host") is None
 
 
@@ -256,16 +256,16 @@ def test_the_whole_page(monkeypatch: pytest.MonkeyPatch) -> None:
         collectors, "read_thread_status", lambda: {"publisher": False, "slot": True}
     )
     metrics = Metrics(lambda: CgroupMemory(current=1 << 30, reclaimable=0, limit=2 << 30, ooms=1))
-    metrics.show_budgets(MemoryPolicy(host=MemoryBudget(growth_bytes=64 * MIB, window_s=3600.0)))
+    metrics.export_budgets(MemoryPolicy(host=MemoryBudget(growth_bytes=64 * MIB, window_s=3600.0)))
     group = GroupMember("0", worker=False, subdomain="llm")
-    metrics.show_role(ServiceRef("llm", group=group, role=PodRole.PREFILL))
+    metrics.export_role(ServiceRef("llm", group=group, role=PodRole.PREFILL))
     metrics.observe(assessment(10), ALL, 0.001)
-    metrics.show_open_files(OpenFiles(process="worker", open=7, limit=1024))
+    metrics.export_open_files(OpenFiles(process="worker", open=7, limit=1024))
     metrics.count_events(cured_by_trim())
-    metrics.show_status(open_incidents=1, restarts_left=2, num_unpublished=3)
-    metrics.show_unready(["manual"])
-    metrics.show_missing_signals({"metrics": Signal(False, SignalReason.METRICS_SILENT, "why")})
-    metrics.show_learned(
+    metrics.export_status(num_open_incidents=1, restarts_left=2, num_unpublished=3)
+    metrics.export_unready_reasons(["manual"])
+    metrics.export_missing_signals({"metrics": Signal(False, SignalReason.METRICS_SILENT, "why")})
+    metrics.export_learned_budgets(
         {"host": LearnedMemory(86400, (1, 2, 3), 4, 64 * MIB)}, {"host": MemoryNeeds(5, 6, 7, 8)}
     )
     golden = Path(__file__).with_name("metrics.txt")

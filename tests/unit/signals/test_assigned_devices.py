@@ -27,7 +27,7 @@ def used(sampler: Sampler) -> list[int | None]:
 
 
 def test_a_claimed_device_is_read_by_its_uuid_although_the_engine_names_none() -> None:
-    sampler = Sampler(Engine(status(), status()), nvml=Driver(), claimed=lambda: (B,))
+    sampler = Sampler(Engine(status(), status()), nvml=Driver(), list_claimed_devices=lambda: (B,))
     assert used(sampler) == [20]
     assert sampler.device_source == "nvml"
     assert used(sampler) == [20]
@@ -36,10 +36,14 @@ def test_a_claimed_device_is_read_by_its_uuid_although_the_engine_names_none() -
 def test_what_the_engine_names_replaces_the_claimed_devices() -> None:
     """It has opened one of the two, and numbers it differently."""
     named = status(devices=[DeviceMemory(0, B)])
-    sampler = Sampler(Engine(status(), named, named), nvml=Driver(), claimed=lambda: (A, B))
+    sampler = Sampler(
+        Engine(status(), named, named), nvml=Driver(), list_claimed_devices=lambda: (A, B)
+    )
     assert [used(sampler) for _ in range(3)] == [[10, 20], [20], [20]]
 
 
 def test_a_text_that_is_no_uuid_is_no_device() -> None:
-    sampler = Sampler(Engine(status()), nvml=Driver(), claimed=lambda: ("0", f"{A}\n", "gpu-0"))
+    sampler = Sampler(
+        Engine(status()), nvml=Driver(), list_claimed_devices=lambda: ("0", f"{A}\n", "gpu-0")
+    )
     assert used(sampler) == []

@@ -119,7 +119,7 @@ def test_a_driver_that_lists_the_engines_processes_alone_says_nothing() -> None:
 
 def test_another_process_of_the_pod_is_another_user() -> None:
     """A sidecar's: the pod's containers have one PID namespace."""
-    assert driven(users(pid=77)) == "process 77 uses the device and is not part of the engine"
+    assert driven(users(pid=77)) == "process 77 uses the device, but is not part of the engine"
 
 
 def test_pids_of_another_namespace_say_nothing() -> None:

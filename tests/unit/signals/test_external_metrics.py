@@ -84,7 +84,7 @@ def test_sglang_s_requests_count_once_while_it_serves() -> None:
     pages = [SGLANG_PAGE + PASSES % (90 + at) + door % (at % 2) for at in range(6)]
     load = ExternalLoad(Pages(*pages), SGLANG, lambda: now[0])  # type: ignore[arg-type]
     for _ in pages:
-        newest = load.get_newest()
+        newest = load.get_newest_load()
         assert newest is not None
         assert newest[0].inflight == newest[0].running == 1
         now[0] += 2.0
@@ -170,16 +170,16 @@ def test_a_failed_scrape_is_no_information_and_no_fall_to_zero() -> None:
     now = [0.0]
     pages = Pages(VLLM_PAGE, None, VLLM_PAGE)
     load = ExternalLoad(pages, VLLM, lambda: now[0])  # type: ignore[arg-type]
-    assert load.get_newest() is not None
+    assert load.get_newest_load() is not None
     now[0] = 1.5
-    newest = load.get_newest()
+    newest = load.get_newest_load()
     assert newest is not None, "between two pages the last one counts"
     assert newest[1] == 1.5
     now[0] = 2.0
-    assert load.get_newest() is None
+    assert load.get_newest_load() is None
     assert load.signal.reason == "MetricsSilent"
     now[0] = 4.0
-    assert load.get_newest() is not None
+    assert load.get_newest_load() is not None
     assert load.signal.ok
 
 
@@ -187,10 +187,10 @@ def test_a_fall_is_a_restart_where_the_processes_are_others() -> None:
     now, replaced = [0.0], Replaced()
     pages = Pages(VLLM_PAGE, LOWER, LOWER)
     load = ExternalLoad(pages, VLLM, lambda: now[0], are_helpers_replaced=replaced)  # type: ignore[arg-type]
-    assert load.get_newest() is not None
+    assert load.get_newest_load() is not None
     for at, replaced.yes in ((2.0, True), (4.0, False)):
         now[0] = at
-        newest = load.get_newest()
+        newest = load.get_newest_load()
         assert newest is not None
         assert newest[0].generation_tokens_total == 3
         assert load.restarts == 1
@@ -202,7 +202,7 @@ def test_pages_that_alternate_are_no_restarts_and_none_is_used() -> None:
     load = ExternalLoad(Pages(*[VLLM_PAGE, LOWER] * 400), VLLM, lambda: now[0])  # type: ignore[arg-type]
     seen = []
     for _ in range(800):
-        newest = load.get_newest()
+        newest = load.get_newest_load()
         seen.append(newest is not None)
         now[0] += 2.0
     assert seen == [True] + [False] * 799
@@ -214,9 +214,9 @@ def test_another_registry_shows_by_its_beginning_before_a_counter_falls() -> Non
     other = VLLM_PAGE.replace(b"900.0", b"901.0").replace(b"1.7e+09", b"1.8e+09")
     now = [0.0]
     load = ExternalLoad(Pages(VLLM_PAGE, other), VLLM, lambda: now[0])  # type: ignore[arg-type]
-    assert load.get_newest() is not None
+    assert load.get_newest_load() is not None
     now[0] = 2.0
-    assert load.get_newest() is None
+    assert load.get_newest_load() is None
     assert load.signal.reason == "MetricsInconsistent"
 
 
@@ -225,7 +225,7 @@ def test_a_page_that_began_anew_once_is_used_again_after_a_while() -> None:
     load = ExternalLoad(Pages(VLLM_PAGE, *[LOWER] * 400), VLLM, lambda: now[0])  # type: ignore[arg-type]
     known = []
     for _ in range(400):
-        known.append(load.get_newest() is not None)
+        known.append(load.get_newest_load() is not None)
         now[0] += 2.0
     assert known == [True] + [False] * MIN_CONSISTENT_PAGES + [True] * (399 - MIN_CONSISTENT_PAGES)
     assert load.restarts == 0
@@ -242,7 +242,7 @@ def test_a_rank_that_leaves_is_no_fall_and_its_work_stays_done() -> None:
     load = ExternalLoad(Pages(both, one, both), VLLM, lambda: now[0])  # type: ignore[arg-type]
     seen = []
     for _ in range(3):
-        newest = load.get_newest()
+        newest = load.get_newest_load()
         assert newest is not None
         seen.append((newest[0].running, newest[0].prompt_tokens_total))
         now[0] += 2.0
@@ -271,7 +271,7 @@ def test_requests_are_counted_at_the_door_of_an_engine_that_hangs_idle() -> None
     seen = []
     for at, entered in ((0.0, 1), (2.0, 4), (3.0, 4)):
         door.entered, now[0] = entered, at
-        newest = load.get_newest()
+        newest = load.get_newest_load()
         assert newest is not None
         seen.append((newest[0].running, newest[0].inflight))
     assert seen == [(0, 0), (0, 3), (0, 3)], "one that the server lost before is no work"
@@ -285,7 +285,7 @@ def test_a_request_that_the_engine_took_in_before_it_hung_counts_once() -> None:
     seen = []
     for at, entered in ((0.0, 2), (2.0, 5), (3.0, 6)):
         door.entered, now[0] = entered, at
-        newest = load.get_newest()
+        newest = load.get_newest_load()
         assert newest is not None
         seen.append(newest[0].inflight)
     assert seen == [3, 5, 6]
@@ -294,7 +294,7 @@ def test_a_request_that_the_engine_took_in_before_it_hung_counts_once() -> None:
 def test_a_connection_that_waits_for_its_answer_is_work_without_a_count() -> None:
     now = [0.0]
     load = ExternalLoad(Pages(IDLE), VLLM, lambda: now[0], lambda: 2)  # type: ignore[arg-type]
-    newest = load.get_newest()
+    newest = load.get_newest_load()
     assert newest is not None
     assert newest[0].inflight == 2
 
@@ -305,11 +305,11 @@ def test_sglang_counts_its_requests_without_our_own() -> None:
     busy = page + b'sglang:http_requests_active{endpoint="/generate",method="POST"} 2.0\n'
     now = [0.0]
     load = ExternalLoad(Pages(page, busy), SGLANG, lambda: now[0])  # type: ignore[arg-type]
-    newest = load.get_newest()
+    newest = load.get_newest_load()
     assert newest is not None
     assert newest[0].inflight == 0
     now[0] = 2.0
-    newest = load.get_newest()
+    newest = load.get_newest_load()
     assert newest is not None
     assert newest[0].inflight == 2
 
@@ -324,7 +324,7 @@ def aborts(profile: EngineProfile, *pages: bytes, replaced: bool = False) -> lis
         are_helpers_replaced=lambda: replaced,
     )
     for _ in pages:
-        newest = load.get_newest()
+        newest = load.get_newest_load()
         assert newest is not None
         told.append(newest[0].aborted_total)
         now[0] += 2.0

@@ -201,7 +201,7 @@ def test_what_a_page_lacks_is_said(status: int, page: bytes, reason: str) -> Non
     server = Server()
     server.status, server.page = status, page
     load = ExternalLoad(server, VLLM)  # type: ignore[arg-type]
-    load.get_newest()
+    load.get_newest_load()
     assert (load.signal.ok, load.signal.reason) == (not reason, reason)
     assert bool(load.signal.message) == bool(reason)
 
@@ -403,7 +403,7 @@ def played(seed: int, pages: int = 12) -> Counter[str]:
             writer.gone += writer.ranks.pop(dice.randrange(len(writer.ranks))).shown
         elif event < 0.22:  # a gap
             server.status = dice.choice((500, 404, 401))
-            assert load.get_newest() is None
+            assert load.get_newest_load() is None
             server.status = 200
             seen["gap"] += 1
             continue
@@ -420,7 +420,7 @@ def played(seed: int, pages: int = 12) -> Counter[str]:
         for rank in registries[registry]:
             rank.shown = rank.counters.copy()
         server.page = "\n".join(lines).encode() + b"\n"
-        newest = load.get_newest()
+        newest = load.get_newest_load()
         answered.add(registry)
         replaced[0] = False
         if writer.registries == 1:

@@ -23,7 +23,7 @@ from plimsoll_sidecar.signals.process_table import (
     find_nearest_to_limit,
     identify,
     is_running,
-    list_names,
+    list_entry_names,
     read_children,
     read_command_line,
     read_command_name,
@@ -133,8 +133,8 @@ def test_what_is_read_with_each_sample_interns_no_number(monkeypatch: pytest.Mon
 def test_only_so_many_names_of_a_folder_are_read(tmp_path: pathlib.Path) -> None:
     for number in range(20):
         (tmp_path / str(number)).touch()
-    assert len(list_names(tmp_path, 7)) == 7
-    assert len(list_names(str(tmp_path), 100)) == 20
+    assert len(list_entry_names(tmp_path, 7)) == 7
+    assert len(list_entry_names(str(tmp_path), 100)) == 20
 
 
 def test_a_process_of_very_many_threads_makes_its_children_unknown(

@@ -7,7 +7,7 @@ import pytest
 
 from plimsoll_api.engines import EngineType
 from plimsoll_sidecar.signals.engine_processes import (
-    find_default_port,
+    get_default_port,
     has_helper_title,
     is_engine_command,
     is_helper_command,
@@ -65,8 +65,8 @@ def test_ports() -> None:
     assert may_listen_on(["vllm", "serve", "m", "--port", "81"], 81, None)
     assert not may_listen_on(["vllm", "serve", "m", "--port", "81"], 82, 82)
     assert may_listen_on(["vllm", "serve", "m", "--port=82"], 82, None)
-    assert not may_listen_on(["vllm", "serve", "m"], 81, find_default_port(VLLM))
-    assert may_listen_on(["vllm", "serve", "m"], 8000, find_default_port(VLLM))
+    assert not may_listen_on(["vllm", "serve", "m"], 81, get_default_port(VLLM))
+    assert may_listen_on(["vllm", "serve", "m"], 8000, get_default_port(VLLM))
     assert may_listen_on(["vllm", "serve", "m", "--port", "$PORT"], 81, None)
     # int() refuses both, and isdigit() does not: a process in the pod ended the supervisor.
     assert may_listen_on(["vllm", "serve", "m", "--port=²"], 81, None)

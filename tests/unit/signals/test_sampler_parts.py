@@ -198,7 +198,7 @@ class Exporter:
 def test_the_exporter_is_used_and_kept_where_neither_engine_nor_nvml_knows() -> None:
     device = DeviceMemory(0, "GPU-1")
     answers = [status(devices=[device]) for _ in range(3)]
-    sampler = Sampler(Engine(*answers), exporter=Exporter())
+    sampler = Sampler(Engine(*answers), dcgm=Exporter())
     assert [sampler.sample().device[0].used for _ in answers] == [None, 70, 70]
     assert sampler.device_source == "dcgm"
 
@@ -394,6 +394,6 @@ def test_a_signal_that_stays_away_is_logged_once_with_its_reason(
         told.update(gone)
     told.update({"metrics": Signal()})
     assert caplog.messages == [
-        "signal metrics is missing: MetricsMissing: no route",
+        "signal metrics is missing for the reason MetricsMissing: no route",
         "signal metrics is available again",
     ]

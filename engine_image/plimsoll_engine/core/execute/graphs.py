@@ -34,9 +34,9 @@ INPUTS_PER_ROW = 5
 """Number of int32 inputs per row: ID, source, position, slot and context, without the table."""
 
 
-def list_capture_sizes(rows: int) -> list[int]:
-    """Return the batch sizes to capture, in ascending order. The last one is ``rows``."""
-    return [size for size in CAPTURE_SIZES if size < rows] + [rows]
+def list_capture_sizes(max_rows: int) -> list[int]:
+    """Return the batch sizes to capture, in ascending order. The last one is ``max_rows``."""
+    return [size for size in CAPTURE_SIZES if size < max_rows] + [max_rows]
 
 
 def split_capture_sizes(
@@ -105,9 +105,9 @@ class DecodeGraphs:
         """Whether there are batch sizes that are not captured yet."""
         return bool(self._missing)
 
-    def has_graph(self, rows: int) -> bool:
-        """Report whether a batch of ``rows`` rows can be computed by a captured graph."""
-        return any(size >= rows for size in self._graphs)
+    def has_graph(self, num_rows: int) -> bool:
+        """Report whether a batch of ``num_rows`` rows can be computed by a captured graph."""
+        return any(size >= num_rows for size in self._graphs)
 
     def capture_first_sizes(self) -> None:
         """Capture the sizes that the engine needs before it serves, including the largest."""
@@ -127,19 +127,19 @@ class DecodeGraphs:
         return True
 
     @torch.inference_mode()
-    def _capture(self, size: int) -> None:
+    def _capture(self, num_rows: int) -> None:
         model, kv = self._model, self._kv
         assert model is not None
         assert kv is not None
         ops = choose_ops(kv.device)
         keys, values = kv[0], kv[1]
-        ids, sources, positions, slots, contexts = self._inputs[: INPUTS_PER_ROW * size].view(
-            INPUTS_PER_ROW, size
+        ids, sources, positions, slots, contexts = self._inputs[: INPUTS_PER_ROW * num_rows].view(
+            INPUTS_PER_ROW, num_rows
         )
-        tables = self._inputs[INPUTS_PER_ROW * size : (INPUTS_PER_ROW + self._width) * size]
+        tables = self._inputs[INPUTS_PER_ROW * num_rows : (INPUTS_PER_ROW + self._width) * num_rows]
         step = StepPlan(
-            keys, values, self._block_size, slots, tables.view(size, self._width), contexts,
-            self._starts[: size + 1], decodes=size, context_limit=self.context_limit,
+            keys, values, self._block_size, slots, tables.view(num_rows, self._width), contexts,
+            self._starts[: num_rows + 1], decodes=num_rows, context_limit=self.context_limit,
             scales=self._scales,
         )  # fmt: skip
 
@@ -170,9 +170,9 @@ class DecodeGraphs:
             log.info(
                 "the capture of a CUDA graph for %d rows was slow: compile %.3f s, wait %.3f s,"
                 " capture %.3f s",
-                size, warm - begun, freed - warm, ended - freed,
+                num_rows, warm - begun, freed - warm, ended - freed,
             )  # fmt: skip
-        self._graphs[size] = graph, tokens, logits
+        self._graphs[num_rows] = graph, tokens, logits
         self.nbytes += max(0, torch.cuda.memory_reserved(kv.device) - before)
 
     def replay(

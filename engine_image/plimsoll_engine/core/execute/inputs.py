@@ -64,14 +64,14 @@ class RequestRows(Protocol):
 def collect_inputs(
     chunks: Sequence[RequestRows],
     block_size: int,
-    scored: Sequence[ScoredRows] = (),
-    by_row: bool = False,
+    scored_rows: Sequence[ScoredRows] = (),
+    as_decode_rows: bool = False,
 ) -> Inputs:
     """Return the inputs of a step. ``chunks`` must be sorted by :func:`get_row_order`.
 
     Each draft is a decode row that reads the blocks of its request. This works because a layer
-    stores the keys and values of all rows before any row attends to them. If ``by_row``, each
-    prompt token is a decode row as well. ``scored`` are the rows to score.
+    stores the keys and values of all rows before any row attends to them. If ``as_decode_rows``,
+    each prompt token is a decode row as well. ``scored_rows`` are the rows to score.
     """
     counts = np.fromiter((chunk.count for chunk in chunks), np.int32, len(chunks))
     computed = np.fromiter((chunk.request.computed for chunk in chunks), np.int32, len(chunks))
@@ -89,14 +89,14 @@ def collect_inputs(
             ids.append(0)
             sources[len(ids) - 1] = request.in_flight.row
         ids += chunk.drafts
-    if drafts or by_row:
+    if drafts or as_decode_rows:
         copies = np.fromiter((len(chunk.drafts) for chunk in chunks), np.int32, len(chunks))
-        copies += counts if by_row else np.int32(1)
+        copies += counts if as_decode_rows else np.int32(1)
         first = np.repeat(np.cumsum(copies) - copies, copies).astype(np.int32)
         number = np.arange(len(first), dtype=np.int32) - first
         counts, computed = np.repeat(counts, copies), np.repeat(computed, copies) + number
         tables, ends = np.repeat(tables, copies, axis=0), np.repeat(ends, copies)
-        if by_row:
+        if as_decode_rows:
             ends &= number >= counts - 1
             counts = np.ones_like(counts)
     starts = np.zeros(len(counts) + 1, np.int32)
@@ -104,7 +104,7 @@ def collect_inputs(
     sequence = np.repeat(np.arange(len(counts)), counts)
     positions = np.arange(starts[-1], dtype=np.int32) + (computed - starts[:-1])[sequence]
     slots = tables[sequence, positions // block_size] * block_size + positions % block_size
-    prompts = [] if by_row else [chunk for chunk in chunks if chunk.count > 1]
+    prompts = [] if as_decode_rows else [chunk for chunk in chunks if chunk.count > 1]
     decodes = len(counts) - len(prompts)
     return Inputs(
         ids=np.array(ids, np.int32),
@@ -118,9 +118,11 @@ def collect_inputs(
         decodes=decodes,
         longest=max((chunk.count for chunk in prompts), default=0),
         fresh=tuple(chunk.count for chunk in prompts if not chunk.request.computed),
-        scored=_create_array([part.row + i for part in scored for i in range(len(part.targets))]),
-        targets=_create_array([target for part in scored for target in part.targets]),
-        most=max((part.request.sampling.prompt_logprobs or 0 for part in scored), default=0),
+        scored=_create_array(
+            [part.row + i for part in scored_rows for i in range(len(part.targets))]
+        ),
+        targets=_create_array([target for part in scored_rows for target in part.targets]),
+        most=max((part.request.sampling.prompt_logprobs or 0 for part in scored_rows), default=0),
     )
 
 

@@ -88,7 +88,7 @@ class LayerGraphs:
         kv: torch.Tensor,
         block_size: int,
         scales: torch.Tensor | None,
-        capture: Callable[[Callable[[], None]], GraphPiece],
+        capture_graph: Callable[[Callable[[], None]], GraphPiece],
         max_rows: int,
     ) -> None:
         """Prepare steps of up to ``max_rows`` rows, but at most :data:`MAX_CAPTURED_ROWS`."""
@@ -98,7 +98,7 @@ class LayerGraphs:
             CAPTURED_ROWS_STEP,
         )
         self._model: Decoder | None = model
-        self._capture = capture
+        self._capture = capture_graph
         self._missing = list(reversed(sizes))
         """Sizes to capture. The largest comes first, because its memory suffices for the others."""
         self._pieces: dict[int, list[GraphPiece]] = {}
@@ -122,9 +122,9 @@ class LayerGraphs:
         """Whether there are step sizes that are not captured yet."""
         return bool(self._missing)
 
-    def has_graph(self, rows: int) -> bool:
-        """Report whether all pieces for a step of ``rows`` rows are captured."""
-        return any(size >= rows for size in self._pieces)
+    def has_graph(self, num_rows: int) -> bool:
+        """Report whether all pieces for a step of ``num_rows`` rows are captured."""
+        return any(size >= num_rows for size in self._pieces)
 
     @torch.inference_mode()
     def capture_next(self) -> bool:
@@ -153,13 +153,13 @@ class LayerGraphs:
             self.nbytes += max(0, torch.cuda.memory_reserved() - before)
         return True
 
-    def _create_piece(self, size: int, index: int) -> Callable[[], None]:
-        """Return a function that computes ``size`` rows between the attentions of two layers.
+    def _create_piece(self, num_rows: int, index: int) -> Callable[[], None]:
+        """Return a function that computes ``num_rows`` rows between the attentions of two layers.
 
         The function starts after the attention of layer ``index`` - 1, and ends before that of
         layer ``index``.
         """
-        model, kv, slots = self._model, self._kv, self._slots[:size]
+        model, kv, slots = self._model, self._kv, self._slots[:num_rows]
         assert model is not None
         assert kv is not None
         nothing = torch.zeros(1, dtype=torch.int32, device=kv.device)
@@ -168,19 +168,25 @@ class LayerGraphs:
             kv[0], kv[1], self._block_size, slots, nothing.view(1, 1), nothing, nothing, decodes=0,
             scales=self._scales,
         )  # fmt: skip
-        stream, rotary, last = self._stream[:size], self._rotary[:size], model.spec.layers - 1
+        stream, rotary, last = (
+            self._stream[:num_rows],
+            self._rotary[:num_rows],
+            model.spec.layers - 1,
+        )
 
         def compute() -> None:
             if index:
-                x = model.finish_layer(stream, self._attended[:size], index - 1)
+                x = model.finish_layer(stream, self._attended[:num_rows], index - 1)
             else:
-                begun, x, angles = model.begin_forward(self._ids[:size], self._positions[:size])
+                begun, x, angles = model.begin_forward(
+                    self._ids[:num_rows], self._positions[:num_rows]
+                )
                 stream.copy_(begun)
                 rotary.copy_(angles)
             if index < last:
-                model.compute_query(x, rotary, index, plan, self._query[:size])
+                model.compute_query(x, rotary, index, plan, self._query[:num_rows])
             else:
-                self._x[:size].copy_(x)
+                self._x[:num_rows].copy_(x)
 
         self._slots.fill_(-1)  # so that the capture writes nothing to the pool
         return compute

@@ -43,8 +43,8 @@ class LoadedAdapters:
         """Device memory of all adapters in :attr:`living`, in bytes."""
         return sum(adapter.nbytes for adapter in self.living)
 
-    def load(self, name: str, number: int, folder: Path) -> None:
-        """Load the adapter in ``folder`` under ``number``.
+    def load(self, name: str, adapter_number: int, folder: Path) -> None:
+        """Load the adapter in ``folder`` under ``adapter_number``.
 
         Raises LoadError if too many adapters are in memory, LoadError or OSError if a file is
         invalid, and torch's OutOfMemoryError if device memory is exhausted.
@@ -55,19 +55,19 @@ class LoadedAdapters:
                 " use, as many as --max-loras allows; unload one first"
             )
         read = lora.read_adapter(folder, self._targets, self._max_rank, self._dtype, self._device)
-        self._loaded[number] = adapter = Adapter(name, number, *read)
+        self._loaded[adapter_number] = adapter = Adapter(name, adapter_number, *read)
         self.living.add(adapter)
 
-    def get(self, number: int) -> Adapter | None:
-        """Return the adapter with this ``number``; None if it is not loaded."""
-        return self._loaded.get(number)
+    def get(self, adapter_number: int) -> Adapter | None:
+        """Return the adapter with this ``adapter_number``; None if it is not loaded."""
+        return self._loaded.get(adapter_number)
 
-    def unload(self, number: int) -> None:
-        """Unload the adapter with this ``number``, if it is loaded.
+    def unload(self, adapter_number: int) -> None:
+        """Unload the adapter with this ``adapter_number``, if it is loaded.
 
         It stays in memory until no request uses it.
         """
-        self._loaded.pop(number, None)
+        self._loaded.pop(adapter_number, None)
 
     def find_problems(self, used: Sequence[Adapter]) -> list[str]:
         """Return an audit message if there are adapters that are neither loaded nor in ``used``."""

@@ -52,7 +52,7 @@ class Scores:
     top_ids: torch.Tensor
     top: torch.Tensor
 
-    def to_host(self) -> Scores:
+    def copy_to_host(self) -> Scores:
         """Return a copy in host memory, which is valid once the stream has completed it."""
         columns = self.chosen, self.ranks, self.top_ids, self.top
         return Scores(*(column.to("cpu", non_blocking=True) for column in columns))
@@ -84,16 +84,16 @@ class LaunchedScores:
                     request.request_id,
                     request.attempt,
                     first,
-                    _to_bytes(self.scores.chosen[rows]),
-                    _to_bytes(self.scores.ranks[rows]),
-                    _to_bytes(self.scores.top_ids[rows, :top_count]),
-                    _to_bytes(self.scores.top[rows, :top_count]),
+                    _convert_to_bytes(self.scores.chosen[rows]),
+                    _convert_to_bytes(self.scores.ranks[rows]),
+                    _convert_to_bytes(self.scores.top_ids[rows, :top_count]),
+                    _convert_to_bytes(self.scores.top[rows, :top_count]),
                 )
             )
         return found
 
 
-def _to_bytes(tensor: torch.Tensor) -> bytes:
+def _convert_to_bytes(tensor: torch.Tensor) -> bytes:
     return bytes(tensor.contiguous().numpy().tobytes())
 
 

@@ -142,14 +142,14 @@ class Runner(Forward):
         if leader is not None:
             shared = memory is not None
             command = rank_ipc.CreatePool(num_blocks, block_size, model.kv.layers, shared)
-            self.pools = leader.request(command, rank_ipc.PoolReply)
+            self.pools = leader.request_replies(command, rank_ipc.PoolReply)
 
     def compute_block_sums(self, blocks: Sequence[int]) -> list[int]:
         """Return a checksum of each block in ``blocks``, combined over all ranks."""
         sums = super().compute_block_sums(blocks)
         if self._leader is None:
             return sums
-        others = self._leader.request(
+        others = self._leader.request_replies(
             rank_ipc.ChecksumBlocks(list(blocks)), rank_ipc.BlockChecksums
         )
         return combine_block_sums([sums, *(answer.sums for answer in others)])
@@ -264,16 +264,22 @@ class Runner(Forward):
         return sampled
 
     def _copy_to_host(
-        self, ending: list[Chunk], sampled: SampledTokens | None, scored: LaunchedScores | None
+        self,
+        ending_chunks: list[Chunk],
+        sampled: SampledTokens | None,
+        scored: LaunchedScores | None,
     ) -> InFlightStep:
         copied = None
         if self.device.type == "cuda" and (sampled is not None or scored is not None):
-            sampled = None if sampled is None else sampled.to_host()
+            sampled = None if sampled is None else sampled.copy_to_host()
             if scored is not None:
-                scored.scores = scored.scores.to_host()
+                scored.scores = scored.scores.copy_to_host()
             copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             copied.record()
-        requests, drafts = [ref(chunk.request) for chunk in ending], [c.drafts for c in ending]
+        requests, drafts = (
+            [ref(chunk.request) for chunk in ending_chunks],
+            [c.drafts for c in ending_chunks],
+        )
         return InFlightStep(requests, drafts, sampled, copied, scored)
 
     @property

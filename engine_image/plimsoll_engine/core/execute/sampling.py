@@ -58,7 +58,9 @@ def create_row(request: Request, drafts: Sequence[int] = ()) -> SamplingRow:
     if counts is not None and drafts:
         counts = counts.copy_with_outputs(drafts)
     position = request.num_outputs + request.in_flight.tokens + len(drafts)
-    return SamplingRow(request.sampling, position, counts, allowed, request.find_banned(drafts))
+    return SamplingRow(
+        request.sampling, position, counts, allowed, request.list_banned_tokens(drafts)
+    )
 
 
 @dataclass(slots=True)
@@ -118,7 +120,7 @@ class SampledTokens:
     named: list[list[int]] = field(default_factory=list)
     named_values: torch.Tensor | None = None
 
-    def to_host(self) -> SampledTokens:
+    def copy_to_host(self) -> SampledTokens:
         """Return a copy in host memory, which is valid once the stream has completed it."""
 
         def copy(tensor: torch.Tensor | None) -> torch.Tensor | None:

@@ -105,11 +105,11 @@ class GrammarError(ValueError):
     ``unavailable`` means that the grammar may be valid, but cannot be compiled now.
     """
 
-    def __init__(self, field: str, why: str, unavailable: bool = False) -> None:
-        super().__init__(f"{field}: {why}")
+    def __init__(self, field: str, reason: str, is_unavailable: bool = False) -> None:
+        super().__init__(f"{field}: {reason}")
         self.field = field
-        self.why = why
-        self.unavailable = unavailable
+        self.why = reason
+        self.unavailable = is_unavailable
 
 
 class Vocabulary:
@@ -267,7 +267,7 @@ class GrammarCompiler:
             why = (
                 "the machine is too busy to compute the allowed next tokens: send the request again"
             )
-            return GrammarError(matcher.field, why, unavailable=True)
+            return GrammarError(matcher.field, why, is_unavailable=True)
         why = (
             f"computing the allowed next tokens takes more than {MAX_MASK_CPU_S:g} s: make the"
             " grammar smaller or less ambiguous"
@@ -333,7 +333,9 @@ class GrammarCompiler:
                 job.future = self._threads.submit(partial(self._run_job, job))
             except RuntimeError as error:  # the machine has no thread left
                 job.future = Future()
-                job.future.set_result(GrammarError(job.grammar.field, str(error), unavailable=True))
+                job.future.set_result(
+                    GrammarError(job.grammar.field, str(error), is_unavailable=True)
+                )
             finally:
                 threading.stack_size(before)
             self._in_progress[number] = job
@@ -368,7 +370,9 @@ class GrammarCompiler:
             if isinstance(error, GrammarError):
                 return _create_schema_error(job.grammar, error.why)
             lacking = isinstance(error, _RESOURCE_ERRORS) and not isinstance(error, RecursionError)
-            return GrammarError(job.grammar.field, shorten_error(str(error)), unavailable=lacking)
+            return GrammarError(
+                job.grammar.field, shorten_error(str(error)), is_unavailable=lacking
+            )
         finally:
             job.seconds = time.monotonic() - begun
             if len(job.grammar.text) > MAX_SMALL_GRAMMAR_CHARACTERS:

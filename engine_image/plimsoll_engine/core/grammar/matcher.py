@@ -168,23 +168,23 @@ class MaskThreads:
         self._waiting.append((matcher, token_id, time.monotonic()))
         self._assign_waiting_matchers()
 
-    def wait_for_masks(self, timeout_s: float, idle: bool = False) -> None:
+    def wait_for_masks(self, timeout_s: float, is_idle: bool = False) -> None:
         """Wait up to ``timeout_s`` seconds for masks that are not slow. Mark late masks as slow.
 
-        If ``idle``, also wait until one slow mask is ready.
+        If ``is_idle``, also wait until one slow mask is ready.
         """
         deadline = time.monotonic() + timeout_s
         while True:
             busy = self._busy_threads
             awaited = any(thread.job is not None and not thread.job.slow for thread in busy)
-            awaited = awaited or (idle and bool(busy))
+            awaited = awaited or (is_idle and bool(busy))
             left_s = deadline - time.monotonic() if awaited else 0.0
             try:
                 thread = self._done.get(timeout=left_s) if left_s > 0 else self._done.get_nowait()
             except Empty:
                 break
             self._on_finished(thread)
-            idle = False
+            is_idle = False
         for thread in self._busy_threads:
             if thread.job is not None and time.monotonic() - thread.since >= MASK_WAIT_S:
                 thread.job.slow = True

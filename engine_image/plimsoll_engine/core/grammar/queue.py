@@ -33,8 +33,8 @@ class GrammarQueue:
     At most ``slots`` compilations are in progress at a time.
     """
 
-    def __init__(self, slots: int) -> None:
-        self._slots = slots
+    def __init__(self, max_in_progress: int) -> None:
+        self._slots = max_in_progress
         self._waiting: dict[int, QueuedCompilation] = {}
         """Waiting compilations by number, in the order of arrival."""
         self._in_progress: dict[int, QueuedCompilation] = {}
@@ -50,12 +50,12 @@ class GrammarQueue:
         """Number of compilations in progress."""
         return len(self._in_progress)
 
-    def add(self, compilation_number: int, tenant: str, characters: int) -> None:
-        """Queue a compilation for ``tenant``. Its grammar has ``characters`` characters."""
+    def add(self, compilation_number: int, tenant: str, num_characters: int) -> None:
+        """Queue a compilation for ``tenant``. Its grammar has ``num_characters`` characters."""
         if tenant not in self._seconds:
             self._seconds[tenant] = min(self._seconds.values(), default=0.0)
         self._waiting[compilation_number] = QueuedCompilation(
-            compilation_number, tenant, characters > MAX_SMALL_GRAMMAR_CHARACTERS
+            compilation_number, tenant, num_characters > MAX_SMALL_GRAMMAR_CHARACTERS
         )
 
     def start_next(self) -> int | None:

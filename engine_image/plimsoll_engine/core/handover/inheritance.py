@@ -74,7 +74,7 @@ class Inheritance:
         """Time of the first call of :meth:`release_expired_tables`; None before that."""
         self.adopted: list[str] = []
         self.refused: dict[str, str] = {}
-        """Reason reason a request did not get its table, by request ID."""
+        """Reason why a request did not get its table, by request ID."""
 
     def release_expired_tables(self) -> None:
         """Release unclaimed tables after :data:`CLAIM_TIMEOUT_S`. Call this between steps.

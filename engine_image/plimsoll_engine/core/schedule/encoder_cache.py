@@ -34,7 +34,7 @@ class EncoderCache:
     def __init__(self, budget: int, is_encoder_decoder: bool = False) -> None:
         if budget < 1:
             raise ValueError(
-                f"encoder cache budget {budget} is too small: it must be at least 1 token"
+                f"the budget of the encoder cache must be at least 1 token, got {budget}"
             )
         self.budget = budget
         self.is_encoder_decoder = is_encoder_decoder
@@ -51,19 +51,19 @@ class EncoderCache:
         for media in request.media:
             if media.tokens > self.budget:
                 return (
-                    f"the {media.kind} takes {media.tokens} tokens of the encoder cache, but the"
-                    f" cache has {self.budget}: increase --encoder-cache-tokens"
+                    f"the {media.kind} takes {media.tokens} tokens of the encoder cache, but "
+                    f"the cache has only {self.budget}: increase --encoder-cache-tokens"
                 )
         total = sum({media.key: media.tokens for media in request.media}.values())
         if self.is_encoder_decoder and total > self.budget:
             return (
-                f"the prompt's media take {total} tokens of the encoder cache, but the cache has"
-                f" {self.budget}: increase --encoder-cache-tokens"
+                f"the media of the prompt take {total} tokens of the encoder cache, but the "
+                f"cache has only {self.budget}: increase --encoder-cache-tokens"
             )
         return None
 
-    def reserve(self, request: Request, count: int) -> tuple[int, list[Media]]:
-        """Return how many of ``count`` tokens can be computed now, and the media to encode first.
+    def reserve(self, request: Request, num_tokens: int) -> tuple[int, list[Media]]:
+        """Return how many of the tokens can be computed now, and the media to encode first.
 
         If an image or audio clip does not fit into the budget, only the tokens before it can be
         computed.
@@ -71,7 +71,7 @@ class EncoderCache:
         start = request.computed
         encode: list[Media] = []
         for media in request.media:
-            if not self._is_needed(media, start, start + count):
+            if not self._is_needed(media, start, start + num_tokens):
                 continue
             entry = self.entries.get(media.key)
             if entry is None:
@@ -86,7 +86,7 @@ class EncoderCache:
                     encode.append(media)
                     self._to_encode.add(media.key)
             entry.holders.add(request.request_id)
-        return count, encode
+        return num_tokens, encode
 
     def release_computed(self, request: Request) -> None:
         """Release the outputs whose placeholder tokens are all computed."""

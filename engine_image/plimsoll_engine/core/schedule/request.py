@@ -158,7 +158,7 @@ class Request:
         if self.counts is not None:
             self.counts.add(token_id)
 
-    def find_banned(self, drafts: Sequence[int] = ()) -> tuple[int, ...]:
+    def list_banned_tokens(self, drafts: Sequence[int] = ()) -> tuple[int, ...]:
         """Return the tokens that would complete a bad word after the output and ``drafts``."""
         words = self.sampling.bad_words
         if not words:

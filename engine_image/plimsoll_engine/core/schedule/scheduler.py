@@ -352,12 +352,12 @@ class Scheduler:
         usable = self._count_cacheable_blocks(request)
         return index < usable and request.block_hashes[index] in self._blocks_in_step
 
-    def _create_chunk(self, request: Request, count: int) -> Chunk:
+    def _create_chunk(self, request: Request, num_tokens: int) -> Chunk:
         encode: list[Media] = []
         if self.encoder is not None:
-            count, encode = self.encoder.reserve(request, count)
-        self.waiting.charge_tokens(request, count)
-        return Chunk(request, count, encode)
+            num_tokens, encode = self.encoder.reserve(request, num_tokens)
+        self.waiting.charge_tokens(request, num_tokens)
+        return Chunk(request, num_tokens, encode)
 
     def _release_blocks_and_outputs(self, request: Request) -> None:
         request.drop_blocks(self.pool)
@@ -397,8 +397,8 @@ class Scheduler:
         request.registered = len(blocks)
         request.computed = len(blocks) * self.pool.block_size
 
-    def _reserve_blocks(self, request: Request, count: int) -> bool:
-        missing = self.pool.count_blocks(request.computed + count) - len(request.block_ids)
+    def _reserve_blocks(self, request: Request, num_tokens: int) -> bool:
+        missing = self.pool.count_blocks(request.computed + num_tokens) - len(request.block_ids)
         if missing <= 0:
             return True
         blocks = self.pool.allocate(missing)
@@ -414,16 +414,16 @@ class Scheduler:
         request.block_ids += blocks
         return True
 
-    def reserve_drafts(self, request: Request, count: int) -> int:
-        """Allocate blocks for up to ``count`` drafts. Return the number of drafts that fit.
+    def reserve_drafts(self, request: Request, max_drafts: int) -> int:
+        """Allocate blocks for up to ``max_drafts`` drafts. Return the number of drafts that fit.
 
         No other request loses a block.
         """
-        missing = self.pool.count_blocks(request.computed + 1 + count) - len(request.block_ids)
-        if count > 0 and missing > 0:
+        missing = self.pool.count_blocks(request.computed + 1 + max_drafts) - len(request.block_ids)
+        if max_drafts > 0 and missing > 0:
             request.block_ids += self.pool.allocate(min(missing, self.pool.num_available)) or []
         room = len(request.block_ids) * self.pool.block_size - request.computed - 1
-        return max(0, min(count, room))
+        return max(0, min(max_drafts, room))
 
     def record_accepted(self, request: Request) -> None:
         """Count one more accepted draft of ``request`` as computed.
@@ -444,8 +444,8 @@ class Scheduler:
         """Count the tokens of ``chunk`` as computed, and add full blocks to the prefix cache."""
         self._add_computed(chunk.request, chunk.count)
 
-    def _add_computed(self, request: Request, count: int) -> None:
-        request.computed += count
+    def _add_computed(self, request: Request, num_tokens: int) -> None:
+        request.computed += num_tokens
         extend_block_hashes(request, self.pool.block_size)
         # A pending token's block has no hash yet.
         full = min(request.computed // self.pool.block_size, len(request.block_hashes))

@@ -125,9 +125,9 @@ class WaitingQueue:
         if not queue:
             del self._new[request.tenant]
 
-    def charge_tokens(self, request: Request, tokens: int) -> None:
-        """Add ``tokens`` to the computed tokens of the request's tenant."""
-        self.computed[request.tenant] += tokens
+    def charge_tokens(self, request: Request, num_tokens: int) -> None:
+        """Add ``num_tokens`` to the computed tokens of the request's tenant."""
+        self.computed[request.tenant] += num_tokens
 
     def forget_request(self, request: Request) -> None:
         """Record that ``request`` has ended.

@@ -190,12 +190,16 @@ class DraftModel:
         return self._draw(inputs, requests, num_drafts, list(range(len(rows))))
 
     def _draw(
-        self, inputs: Inputs, requests: list[tuple[int, Request]], num_drafts: int, last: list[int]
+        self,
+        inputs: Inputs,
+        requests: list[tuple[int, Request]],
+        num_drafts: int,
+        last_rows: list[int],
     ) -> _DrawnDrafts | None:
         """Compute a step, and draw one draft for each request with ``num_drafts`` drafts.
 
-        ``requests`` are pairs (index, request), and ``last`` the row after which to draw for each
-        of them.
+        ``requests`` are pairs (index, request), and ``last_rows`` the row after which to draw for
+        each of them.
         """
         np.minimum(inputs.ids, self._draft_vocabulary - 1, out=inputs.ids)
         tokens, logits = self.forward.compute(inputs)
@@ -209,17 +213,17 @@ class DraftModel:
                 for _, request in requests
             ]
         )
-        whole = len(last) == len(logits)
+        whole = len(last_rows) == len(logits)
         if (
             tokens is None
             or not sampling_plan.is_greedy
             or logits.shape[-1] > self._target_vocabulary
         ):
-            chosen = logits if whole else logits[last]
+            chosen = logits if whole else logits[last_rows]
             tokens = sample(chosen[:, : self._target_vocabulary].contiguous(), sampling_plan).tokens
         else:
             # The tokens are in the graph's memory, which the next replay overwrites.
-            tokens = tokens.clone() if whole else tokens[last]
+            tokens = tokens.clone() if whole else tokens[last_rows]
         return _DrawnDrafts([number for number, _ in requests], tokens)
 
     def _count_shared_tokens(self, request: Request) -> int:

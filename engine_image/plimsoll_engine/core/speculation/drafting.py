@@ -150,16 +150,16 @@ class Speculation:
         # The row after the last draft also yields a token.
         return min(self.max_drafts, drafting.length - len(request.token_ids) - 1)
 
-    def count_verified(self, request: Request, drafts: int, accepted: int) -> None:
-        """Count ``drafts`` verified drafts of ``request``, ``accepted`` of which were accepted."""
+    def record_verified_drafts(self, request: Request, num_drafts: int, num_accepted: int) -> None:
+        """Count ``num_drafts`` verified drafts, of which ``num_accepted`` were accepted."""
         self.counters.drafts += 1
-        self.counters.draft_tokens += drafts
-        self.counters.accepted_tokens += accepted
+        self.counters.draft_tokens += num_drafts
+        self.counters.accepted_tokens += num_accepted
         if request.drafting is None:
             return
         if request.drafting.computed:  # the draft model has not computed its last draft
-            request.drafting.computed += min(accepted, drafts - 1)
-        if accepted:
+            request.drafting.computed += min(num_accepted, num_drafts - 1)
+        if num_accepted:
             request.drafting.misses = 0
         else:
             self._count_miss(request)

@@ -22,9 +22,9 @@ class NgramIndex:
 
     __slots__ = ("_mask", "_newest", "_previous", "_shortest")
 
-    def __init__(self, shortest: int, length: int) -> None:
+    def __init__(self, shortest: int, max_tokens: int) -> None:
         self._shortest = shortest
-        self._mask = (1 << min(MAX_TABLE_BITS, length.bit_length())) - 1
+        self._mask = (1 << min(MAX_TABLE_BITS, max_tokens.bit_length())) - 1
         self._newest = array("i", [NO_POSITION]) * (self._mask + 1)
         self._previous = array("i")
         """Previous position with the same hash, by position.
@@ -37,30 +37,30 @@ class NgramIndex:
         """Host memory of the index in bytes."""
         return (len(self._newest) + len(self._previous)) * self._newest.itemsize
 
-    def extend(self, tokens: Sequence[int], limit: int) -> int:
-        """Index up to ``limit`` more sequences of ``tokens``, and return how many were indexed.
+    def extend(self, tokens: Sequence[int], max_sequences: int) -> int:
+        """Index up to ``max_sequences`` more sequences of ``tokens``, and return their number.
 
         Between calls, tokens may only be appended. The last sequence is not indexed, because no
         token follows it yet.
         """
         size = self._shortest
         first = size + len(self._previous)
-        last = min(len(tokens) - 1, first + limit - 1)
+        last = min(len(tokens) - 1, first + max_sequences - 1)
         for end in range(first, last + 1):
             place = hash(tuple(tokens[end - size : end])) & self._mask
             self._previous.append(self._newest[place])
             self._newest[place] = end
         return max(0, last - first + 1)
 
-    def propose(self, tokens: Sequence[int], longest: int, count: int) -> list[int]:
-        """Return ``count`` tokens that may follow ``tokens``, or an empty list without a match.
+    def propose(self, tokens: Sequence[int], max_match_length: int, num_tokens: int) -> list[int]:
+        """Return ``num_tokens`` tokens that may follow ``tokens``; empty without a match.
 
         The proposal is the text after the longest earlier match with the end of ``tokens``. Among
-        equally long matches, the newest counts. A match has up to ``longest`` tokens. If fewer than
-        ``count`` tokens follow it, the proposal repeats them.
+        equally long matches, the newest counts. A match has up to ``max_match_length`` tokens. If
+        fewer than ``num_tokens`` tokens follow it, the proposal repeats them.
         """
         size, total = self._shortest, len(tokens)
-        if total <= size or count < 1:
+        if total <= size or num_tokens < 1:
             return []
         newest = tuple(tokens[total - size :])
         end = self._newest[hash(newest) & self._mask]
@@ -69,27 +69,27 @@ class NgramIndex:
             if end == NO_POSITION:
                 break
             if tuple(tokens[end - size : end]) == newest:
-                matched = _count_matching(tokens, end, size, longest)
+                matched = _count_matching(tokens, end, size, max_match_length)
                 if matched > best:
                     best, follows = matched, end
-                if best >= longest:
+                if best >= max_match_length:
                     break
             end = self._previous[end - size]
         if follows == NO_POSITION:
             return []
-        found = list(tokens[follows : follows + count])
-        while len(found) < count:
+        found = list(tokens[follows : follows + num_tokens])
+        while len(found) < num_tokens:
             found.append(found[len(found) - (total - follows)])
         return found
 
 
-def _count_matching(tokens: Sequence[int], end: int, known: int, longest: int) -> int:
+def _count_matching(tokens: Sequence[int], end: int, num_known: int, max_length: int) -> int:
     """Return how many tokens before index ``end`` equal the last tokens of ``tokens``.
 
-    Count up to ``longest`` tokens. The first ``known`` of them are known to be equal.
+    Count up to ``max_length`` tokens. The first ``num_known`` of them are known to be equal.
     """
-    total, matched = len(tokens), known
-    while matched < min(longest, end):
+    total, matched = len(tokens), num_known
+    while matched < min(max_length, end):
         if tokens[end - 1 - matched] != tokens[total - 1 - matched]:
             break
         matched += 1

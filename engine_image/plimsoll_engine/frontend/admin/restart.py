@@ -154,26 +154,28 @@ async def _prepare_successor(engine: AsyncEngine, recorder: Recorder) -> WorkerH
             if waited:
                 step.detail = "used the standby worker"
             elif standby.is_wanted:
-                step.detail = f"no standby worker: {standby.error or error or 'not started yet'}"
+                step.detail = (
+                    f"did not use a standby worker: {standby.error or error or 'not started yet'}"
+                )
             return successor
         except WorkerLostError as error:
             step.detail = str(error)
             log.warning(
-                "cannot run a second worker: stopping the old worker before its successor starts",
+                "cannot run a second worker, so the old worker stops before its successor starts",
                 extra={"reason": str(error)},
             )
             if error.permanent and engine.ready is not None:
-                raise OperationFailedError(f"{error}; the old worker keeps serving") from None
+                raise OperationFailedError(f"{error}; the old worker continues to serve") from None
             return None
 
 
 async def _stop_worker(
-    engine: AsyncEngine, recorder: Recorder, request: RestartRequest, hand_over: bool
+    engine: AsyncEngine, recorder: Recorder, request: RestartRequest, should_hand_over: bool
 ) -> bytes | HandoverRefusal:
     """Stop the old worker. Return its handover message, or the reason why there is none."""
     with recorder.measure_step("stop_worker") as step:
         grace_s = min(STOP_GRACE_S, max(0.1, request.deadline_s))
-        stop = await engine.workers.stop(grace_s, hand_over)
+        stop = await engine.workers.stop(grace_s, should_hand_over)
         engine.on_epoch_ended()
         step.detail = "stopped" if not stop.signals else f"killed by {stop.signals[-1]}"
         if stop.stopped is not None and (stages := format_stages(stop.stopped.stages_s)):
@@ -186,7 +188,7 @@ async def _stop_worker(
     if not request.keep_weights:
         with recorder.measure_step("drop_weights"):
             await engine.workers.drop_weights()
-    if not hand_over:
+    if not should_hand_over:
         return HandoverRefusal(
             HandoverOutcome.NOT_ASKED,
             "the restart carries over no requests, or has no prepared successor",

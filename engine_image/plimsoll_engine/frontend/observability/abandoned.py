@@ -27,13 +27,13 @@ class AbandonedTracker:
         self._seen: dict[str, int] = {}
         self._last: list[str] = []
 
-    def update(self, running: Iterable[str]) -> list[str] | None:
+    def update(self, running_ids: Iterable[str]) -> list[str] | None:
         """Record the IDs of the running requests from a report of the worker.
 
         Return the sorted IDs of all abandoned requests; None if they have not changed.
         """
         self._seen = {
-            name: self._seen.get(name, 0) + 1 for name in running if not self._has_client(name)
+            name: self._seen.get(name, 0) + 1 for name in running_ids if not self._has_client(name)
         }
         abandoned = sorted(
             name for name, reports in self._seen.items() if reports > MAX_REPORTS_WITHOUT_CLIENT

@@ -22,18 +22,18 @@ class MemoryMetrics(Collector):
     def __init__(
         self,
         model: str,
-        injections: Callable[[], list[str]],
-        ledger: Callable[[], list[LedgerEntry]],
-        kv_usage: Callable[[], float | None],
+        list_injections: Callable[[], list[str]],
+        list_ledger_entries: Callable[[], list[LedgerEntry]],
+        compute_kv_usage: Callable[[], float | None],
     ) -> None:
-        self._model, self._injections = model, injections
-        self._ledger, self._kv_usage = ledger, kv_usage
+        self._model, self._injections = model, list_injections
+        self._ledger, self._kv_usage = list_ledger_entries, compute_kv_usage
 
     def collect(self) -> Iterable[Metric]:
         """Yield the injected faults, the ledger in bytes, and the KV cache usage."""
         faults = InfoMetricFamily(
             METRIC_PREFIX + "injections",
-            "Faults that a test injected into the engine.",
+            "Faults that are injected into the engine for a test.",
             labels=["name"],
         )
         for name in self._injections():
@@ -53,12 +53,12 @@ class MemoryMetrics(Collector):
         labels = ["model_name", "owner", "kind", "process"]
         size = GaugeMetricFamily(
             METRIC_PREFIX + "ledger_bytes",
-            "Memory that an owner declares to hold, in bytes.",
+            "Memory that an owner reports to hold, in bytes.",
             labels=labels,
         )
         bound = GaugeMetricFamily(
             METRIC_PREFIX + "ledger_bound_bytes",
-            "Maximum memory that an owner declares, in bytes.",
+            "Maximum memory that an owner may hold, in bytes.",
             labels=labels,
         )
         for entry in self._ledger():
@@ -84,14 +84,18 @@ class PickerMetrics(Collector):
     def __init__(
         self,
         model: str,
-        load: Callable[[], Load],
-        kv_usage: Callable[[], float | None],
-        kv_pool: Callable[[], tuple[int, int] | None],
-        adapters: Callable[[], list[str]],
+        get_load: Callable[[], Load],
+        compute_kv_usage: Callable[[], float | None],
+        get_kv_pool_size: Callable[[], tuple[int, int] | None],
+        list_adapters: Callable[[], list[str]],
         max_adapters: int,
     ) -> None:
-        self._model, self._load, self._kv_usage = model, load, kv_usage
-        self._kv_pool, self._adapters, self._max_adapters = kv_pool, adapters, max_adapters
+        self._model, self._load, self._kv_usage = model, get_load, compute_kv_usage
+        self._kv_pool, self._adapters, self._max_adapters = (
+            get_kv_pool_size,
+            list_adapters,
+            max_adapters,
+        )
 
     def collect(self) -> Iterable[Metric]:
         """Yield the requests, the KV cache and the adapters. Unknown values are omitted."""

@@ -36,18 +36,18 @@ class EpochCounts:
     _prompts: array[int] = field(default_factory=lambda: array("q", bytes(8 * PROMPT_HASH_SLOTS)))
 
     def count_admitted(
-        self, prompt_ids: Sequence[int], media: Iterable[Media], choices: int = 1
+        self, prompt_ids: Sequence[int], media: Iterable[Media], num_choices: int = 1
     ) -> None:
-        """Count ``choices`` requests that share one prompt. Count the prompt itself if it is new.
+        """Count ``num_choices`` requests that share one prompt, and the prompt if it is new.
 
         A repeated prompt also counts as new if another prompt has overwritten its hash slot.
         """
-        self.requests += choices
-        self.prompt_tokens += choices * len(prompt_ids)
+        self.requests += num_choices
+        self.prompt_tokens += num_choices * len(prompt_ids)
         keys = []
         for item in media:
-            self.images += choices * (item.kind == "image")
-            self.audios += choices * (item.kind == "audio")
+            self.images += num_choices * (item.kind == "image")
+            self.audios += num_choices * (item.kind == "audio")
             keys.append(item.key)
         prompt = hash((*prompt_ids, *keys))
         place = prompt % PROMPT_HASH_SLOTS

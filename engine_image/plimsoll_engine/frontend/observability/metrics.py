@@ -55,31 +55,37 @@ class Metrics:
     def __init__(
         self,
         model: str,
-        state: Callable[[], EngineState],
-        load: Callable[[], Load],
-        injections: Callable[[], list[str]],
-        ledger: Callable[[], list[LedgerEntry]],
-        kv_usage: Callable[[], float | None],
-        kv_pool: Callable[[], tuple[int, int] | None],
-        adapters: Callable[[], list[str]],
+        get_state: Callable[[], EngineState],
+        get_load: Callable[[], Load],
+        list_injections: Callable[[], list[str]],
+        list_ledger_entries: Callable[[], list[LedgerEntry]],
+        compute_kv_usage: Callable[[], float | None],
+        get_kv_pool_size: Callable[[], tuple[int, int] | None],
+        list_adapters: Callable[[], list[str]],
         max_adapters: int,
     ) -> None:
         self.registry = CollectorRegistry()
         self.loop = LoopBlocks(model, self.registry)
         self.http = HttpConnections(self.registry)
-        self.registry.register(MemoryMetrics(model, injections, ledger, kv_usage))
         self.registry.register(
-            PickerMetrics(model, load, kv_usage, kv_pool, adapters, max_adapters)
+            MemoryMetrics(model, list_injections, list_ledger_entries, compute_kv_usage)
         )
-        self._add_gauges(model, state, load)
-        self._prompt_tokens = self._add_counter(model, "prompt_tokens", "Prompt tokens received.")
+        self.registry.register(
+            PickerMetrics(
+                model, get_load, compute_kv_usage, get_kv_pool_size, list_adapters, max_adapters
+            )
+        )
+        self._add_gauges(model, get_state, get_load)
+        self._prompt_tokens = self._add_counter(
+            model, "prompt_tokens", "Number of prompt tokens received."
+        )
         self._tokens = self._add_counter(model, "generation_tokens", "Tokens generated.")
         self._preemptions = self._add_counter(model, "num_preemptions", "Requests preempted.")
         self._hits = self._add_counter(
-            model, "prefix_cache_hits", "Prompt tokens found in the prefix cache."
+            model, "prefix_cache_hits", "Number of prompt tokens found in the prefix cache."
         )
         self._queries = self._add_counter(
-            model, "prefix_cache_queries", "Prompt tokens looked up in the prefix cache."
+            model, "prefix_cache_queries", "Number of prompt tokens looked up in the prefix cache."
         )
         self._drafts = self._add_counter(
             model,
@@ -87,10 +93,10 @@ class Metrics:
             "Verifications of draft tokens: one per request in each speculative step.",
         )
         self._draft_tokens = self._add_counter(
-            model, "spec_decode_num_draft_tokens", "Draft tokens verified."
+            model, "spec_decode_num_draft_tokens", "Number of draft tokens verified."
         )
         self._accepted_tokens = self._add_counter(
-            model, "spec_decode_num_accepted_tokens", "Draft tokens accepted."
+            model, "spec_decode_num_accepted_tokens", "Number of draft tokens accepted."
         )
         self._failed_streams = self._add_counter(
             model, "stream_errors", "Streams that ended with an error event after part of the text."
@@ -235,7 +241,7 @@ class Metrics:
         return family.labels(model)
 
     def _add_gauges(
-        self, model: str, state: Callable[[], EngineState], load: Callable[[], Load]
+        self, model: str, get_state: Callable[[], EngineState], get_load: Callable[[], Load]
     ) -> None:
         def add_gauge(name: str, description: str, read_value: Callable[[], float]) -> None:
             family = Gauge(
@@ -245,20 +251,20 @@ class Metrics:
 
         nan = float("nan")  # unknown is not zero
         add_gauge("num_requests_running", "Requests in the running batch.",
-              lambda: nan if (n := load().running) is None else n)  # fmt: skip
+              lambda: nan if (n := get_load().running) is None else n)  # fmt: skip
         add_gauge("num_requests_waiting", "Requests that wait for the batch.",
-              lambda: nan if (n := load().waiting) is None else n)  # fmt: skip
+              lambda: nan if (n := get_load().waiting) is None else n)  # fmt: skip
         add_gauge("num_requests_compiling", "Waiting requests whose grammar is being compiled.",
-              lambda: nan if (n := load().compiling) is None else n)  # fmt: skip
-        add_gauge("num_requests_inflight", "Requests accepted and not yet answered.",
-              lambda: load().inflight or 0)  # fmt: skip
+              lambda: nan if (n := get_load().compiling) is None else n)  # fmt: skip
+        add_gauge("num_requests_inflight", "Requests that were accepted and are not yet answered.",
+              lambda: get_load().inflight or 0)  # fmt: skip
         states = Gauge(
             METRIC_PREFIX + "state",
-            "1 for the state that the engine is in.",
+            "1 for the current state of the engine, 0 for other states.",
             ["model_name", "state"],
             registry=self.registry,
         )
         for one in EngineState:
             states.labels(model, str(one)).set_function(
-                lambda one=one: float(state() is one)  # type: ignore[misc]
+                lambda one=one: float(get_state() is one)  # type: ignore[misc]
             )

@@ -116,9 +116,9 @@ class StopMatcher:
     If ``include`` is True, the text ends after the stop string instead of before it.
     """
 
-    def __init__(self, stops: Sequence[str], include: bool = False) -> None:
+    def __init__(self, stops: Sequence[str], include_stop: bool = False) -> None:
         self._stops = tuple(stops)
-        self._include = include
+        self._include = include_stop
         self._held = ""
         self.found: str | None = None
         """Stop string that ended the text; None if there was none so far."""

@@ -67,4 +67,7 @@ def create_reader(settings: Settings) -> MediaReader:
     try:
         return MediaReader(load_processors(settings.model), settings.worker.media_cache_bytes)
     except UnsupportedCheckpointError as error:
-        raise UsageError(f"--model {settings.model}: {error}") from None
+        raise UsageError(
+            f"cannot process images or audio for the checkpoint of --model {settings.model}: "
+            f"{error}"
+        ) from None

@@ -221,16 +221,16 @@ def _join_pieces(pieces: Iterable[str], max_characters: int | None) -> str:
     return "".join(taken)
 
 
-def _compile_template(source: str, where: str) -> jinja2.Template:
+def _compile_template(source: str, source_name: str) -> jinja2.Template:
     # A model without a template does not need this import, which takes half a second.
     from transformers.utils.chat_template_utils import _compile_jinja_template
 
     try:
         template: jinja2.Template = _compile_jinja_template(source)
     except jinja2.TemplateSyntaxError as error:
-        raise UsageError(f"{where} is malformed in line {error.lineno}: {error}") from None
+        raise UsageError(f"{source_name} is malformed in line {error.lineno}: {error}") from None
     except jinja2.TemplateError as error:
-        raise UsageError(f"{where} is malformed: {error}") from None
+        raise UsageError(f"{source_name} is malformed: {error}") from None
     return template
 
 

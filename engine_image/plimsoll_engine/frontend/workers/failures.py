@@ -34,9 +34,9 @@ class WorkerLostError(Exception):
     fail.
     """
 
-    def __init__(self, message: str, permanent: bool = False) -> None:
+    def __init__(self, message: str, is_permanent: bool = False) -> None:
         super().__init__(message)
-        self.permanent = permanent
+        self.permanent = is_permanent
 
 
 class ForkRefusedError(Exception):
@@ -195,13 +195,15 @@ class Failures:
         return delay_s
 
     @staticmethod
-    def choose_scope_of_failed_start(error: Exception, another_worker_serves: bool) -> FailureScope:
+    def choose_scope_of_failed_start(
+        error: Exception, is_another_worker_serving: bool
+    ) -> FailureScope:
         """Return which processes to end after a worker could not be forked.
 
         A hung zygote is ended. If the kernel refused the fork while another worker serves, the
         zygote is kept, because the same limit would apply to the next zygote.
         """
-        refused = isinstance(error, ForkRefusedError) and not another_worker_serves
+        refused = isinstance(error, ForkRefusedError) and not is_another_worker_serving
         return (
             FailureScope.ZYGOTE
             if refused or isinstance(error, ZygoteLostError)

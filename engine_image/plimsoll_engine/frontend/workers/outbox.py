@@ -51,20 +51,20 @@ class Outbox:
             return self._join_choices(message) if isinstance(message, Submit) else message
         return None
 
-    def _join_choices(self, first: Submit) -> Submit:
-        """Return ``first`` with the choices of its prompt that directly follow it in the queue.
+    def _join_choices(self, first_submit: Submit) -> Submit:
+        """Return ``first_submit`` with the choices that directly follow it in the queue.
 
         These choices are removed from the queue.
         """
-        choices, tokens = [], len(first.prompt_ids) + len(first.output_ids)
+        choices, tokens = [], len(first_submit.prompt_ids) + len(first_submit.output_ids)
         for waiting in self._waiting.values():
-            choice = create_choice(first, waiting) if isinstance(waiting, Submit) else None
+            choice = create_choice(first_submit, waiting) if isinstance(waiting, Submit) else None
             if choice is None:
                 break
-            tokens += len(first.prompt_ids) + len(choice.output_ids)
+            tokens += len(first_submit.prompt_ids) + len(choice.output_ids)
             if tokens > MAX_JOINED_TOKENS:
                 break
             choices.append(choice)
         for choice in choices:
             del self._waiting[f"submit {choice.request_id}"]
-        return replace(first, choices=choices) if choices else first
+        return replace(first_submit, choices=choices) if choices else first_submit

@@ -56,18 +56,18 @@ class Standby:
     def __init__(
         self,
         workers: WorkerProcesses,
-        crashes: CrashBudget,
+        crash_budget: CrashBudget,
         policy: StandbyPolicy,
         timeout_s: float,
-        headroom: Callable[[], int | None] = measure_host_headroom,
+        measure_headroom: Callable[[], int | None] = measure_host_headroom,
     ) -> None:
         self.policy = policy
         self.error: str | None = None
         """Reason why there is no standby although there should be one; None otherwise."""
         self._workers = workers
         self._timeout_s = timeout_s
-        self._headroom = headroom
-        self._crashes = crashes
+        self._headroom = measure_headroom
+        self._crashes = crash_budget
         self._not_before: float | None = 0.0
         """Earliest start of the next standby in CLOCK_MONOTONIC seconds.
 

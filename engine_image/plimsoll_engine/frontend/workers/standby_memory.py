@@ -32,15 +32,15 @@ class StandbyMemory:
         self._used_before = count_bytes_outside_torch(devices)
         self._device_bytes, self._settled = None, 0
 
-    def update(self, devices: Sequence[DeviceMemory], prepared: bool) -> None:
+    def update(self, devices: Sequence[DeviceMemory], is_prepared: bool) -> None:
         """Update the estimate of the standby's device memory.
 
         The estimate is the increase of the memory in use on ``devices`` since :meth:`begin`. A
-        ``prepared`` standby allocates no further memory, so its estimate soon becomes final.
+        ``is_prepared`` standby allocates no further memory, so its estimate soon becomes final.
         """
         if self._settled >= PREPARED_REPORTS_UNTIL_FINAL:
             return
-        self._settled += prepared
+        self._settled += is_prepared
         after = count_bytes_outside_torch(devices)
         if None not in (self._used_before, after):
             self._device_bytes = max(0, (after or 0) - (self._used_before or 0))

@@ -62,7 +62,7 @@ class WorkerHandle:
         epoch: Epoch,
         run_dir: str,
         media_cache_bytes: int,
-        ranks: int,
+        num_ranks: int,
         on_message: Callable[[WorkerHandle, worker_ipc.FromWorker], None],
         on_lost: Callable[[WorkerHandle, str], None],
     ) -> None:
@@ -70,7 +70,7 @@ class WorkerHandle:
         self.epoch = epoch
         self.pids: list[int] = []
         """Process IDs of the forked ranks, by rank."""
-        self._ranks = ranks
+        self._ranks = num_ranks
         self._reaped: set[int] = set()
         self.link = WorkerLink(
             epoch.number, media_cache_bytes, self._on_link_message, self._on_disconnect
@@ -109,11 +109,11 @@ class WorkerHandle:
         """Whether the worker has exited or is about to exit."""
         return self.exited.is_set() or self._lost
 
-    async def stop(self, grace_s: float, hand_over: bool = False) -> StopOutcome:
+    async def stop(self, grace_s: float, should_hand_over: bool = False) -> StopOutcome:
         """Ask the worker to stop. Kill it if it has not stopped after ``grace_s`` seconds.
 
-        If ``hand_over`` is True, the worker leaves its KV blocks for a successor. Return when the
-        worker has released all memory and sent its final message. Its processes stay until
+        If ``should_hand_over`` is True, the worker leaves its KV blocks for a successor. Return
+        when the worker has released all memory and sent its final message. Its processes stay until
         :meth:`dismiss`: the next worker thus need not wait while the driver destroys CUDA contexts.
         """
         if self.stopped.done():
@@ -121,7 +121,7 @@ class WorkerHandle:
         if self.exited.is_set() or not self.pids:  # it may not be forked yet
             return StopOutcome(None)
         self._stopping = True
-        self.link.send(worker_ipc.Stop(hand_over, time.monotonic()))
+        self.link.send(worker_ipc.Stop(should_hand_over, time.monotonic()))
         if await wait_with_timeout(wait_for_future_or_event(self.stopped, self.exited), grace_s):
             return StopOutcome(self.stopped.result() if self.stopped.done() else None)
         stacks = await self.dump_stacks()
@@ -207,7 +207,7 @@ class WorkerHandle:
     def _send_signal(self, signal_number: signal.Signals) -> bool:
         return sum(send_signal(pid, signal_number) for pid in self.live_pids) > 0
 
-    def mark_lost(self, reason: str, permanent: bool = False) -> None:
+    def mark_lost(self, reason: str, is_permanent: bool = False) -> None:
         """Record that the worker is lost. Call ``on_lost`` unless the worker was asked to stop."""
         if self._lost:
             return
@@ -215,7 +215,7 @@ class WorkerHandle:
         if not self.ready.done():
             for stage in (self.prepared, self.ready):
                 if not stage.done():
-                    stage.set_exception(WorkerLostError(reason, permanent))
+                    stage.set_exception(WorkerLostError(reason, is_permanent))
         elif not self._stopping:
             self._on_lost(self, reason)
 

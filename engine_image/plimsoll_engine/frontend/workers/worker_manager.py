@@ -54,7 +54,7 @@ class WorkerManager:
         workers: WorkerProcesses,
         epochs: Epochs,
         lifecycle: Lifecycle,
-        served: RequestOwner,
+        request_owner: RequestOwner,
         failures: Failures,
         startup_timeout_s: float,
         standby: StandbyPolicy = StandbyPolicy.NEVER,
@@ -66,7 +66,7 @@ class WorkerManager:
         self._workers = workers
         self._epochs = epochs
         self._lifecycle = lifecycle
-        self._served = served
+        self._served = request_owner
         self._timeout_s = startup_timeout_s
         self._failures = failures
 

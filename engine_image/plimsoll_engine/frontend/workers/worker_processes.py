@@ -211,30 +211,32 @@ class WorkerProcesses:
         self,
         worker: WorkerHandle,
         timeout_s: float,
-        quick: bool = False,
+        skip_warm_up: bool = False,
         handover: bytes | None = None,
     ) -> worker_ipc.Ready:
         """Make a prepared worker serve.
 
-        ``quick`` skips the warm-up of the largest step. ``handover`` comes from the predecessor's
-        StopResult and requires ``quick``. If the worker fails, dismiss its stopped predecessor, and
-        raise :class:`WorkerLostError`.
+        ``skip_warm_up`` skips the warm-up of the largest step. ``handover`` comes from the
+        predecessor's StopResult and requires ``skip_warm_up``. If the worker fails, dismiss its
+        stopped predecessor, and raise :class:`WorkerLostError`.
         """
         self._set_serving(worker)
-        worker.link.send(worker_ipc.TakeOver(quick, handover))
+        worker.link.send(worker_ipc.TakeOver(skip_warm_up, handover))
         try:
             return await self._await_stage(worker, worker.ready, timeout_s)
         except BaseException:
             self.dismiss_stopped()
             raise
 
-    async def stop(self, grace_s: float = STOP_GRACE_S, hand_over: bool = False) -> StopOutcome:
+    async def stop(
+        self, grace_s: float = STOP_GRACE_S, should_hand_over: bool = False
+    ) -> StopOutcome:
         """Stop the serving worker. Kill it if it has not stopped after ``grace_s`` seconds.
 
         A stopped worker exits after :meth:`dismiss_stopped` or :meth:`close`.
         """
         worker = self._serving
-        return StopOutcome(None) if worker is None else await worker.stop(grace_s, hand_over)
+        return StopOutcome(None) if worker is None else await worker.stop(grace_s, should_hand_over)
 
     def dismiss_stopped(self) -> None:
         """Let every worker that has sent its final message exit. Idempotent.

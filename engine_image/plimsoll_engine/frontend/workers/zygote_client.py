@@ -83,7 +83,7 @@ class ZygoteClient:
             parent_end.close()
             raise
         reader, self._writer = await asyncio.open_connection(sock=parent_end)
-        self._reading = asyncio.create_task(self._read(reader), name="zygote reader")
+        self._reading = asyncio.create_task(self._read_messages(reader), name="zygote reader")
         try:
             async with asyncio.timeout(timeout_s):
                 return await self._ready
@@ -163,7 +163,7 @@ class ZygoteClient:
             await self._process.wait()
         self._process = None
 
-    async def _read(self, reader: asyncio.StreamReader) -> None:
+    async def _read_messages(self, reader: asyncio.StreamReader) -> None:
         reason = "the zygote exited"
         try:
             while (body := await read_body(reader)) is not None:

@@ -32,7 +32,7 @@ from plimsoll_api.supervisor_config import EngineEndpoint
 from plimsoll_sidecar.act.adapters.external_load import ExternalLoad
 from plimsoll_sidecar.act.adapters.external_profile import ENGINE_PROFILES
 from plimsoll_sidecar.act.adapters.external_server import ServerInfo
-from plimsoll_sidecar.act.adapters.kv_transfer import can_test_connector, find_restart_blocker
+from plimsoll_sidecar.act.adapters.kv_transfer import can_test_with_connector, find_restart_blocker
 from plimsoll_sidecar.act.adapters.processes import (
     TERM_GRACE_S,
     OwnedEngine,
@@ -125,7 +125,7 @@ class ExternalEngine(OwnedEngine):
             if state is EngineState.SERVING and self._served:
                 self._info.update()
             self._current_helpers = frozenset(members.helpers)
-            newest = self._load.get_newest() if self._served else None
+            newest = self._load.get_newest_load() if self._served else None
             if newest is not None:
                 newest[0].kv_lease_s = self._info.kv_lease_s
             if newest is not None and self._current_helpers:
@@ -139,7 +139,7 @@ class ExternalEngine(OwnedEngine):
                 load=newest[0] if newest else Load(),
                 report_age_s=newest[1] if newest else None,
                 load_age_s=newest[1] if newest else None,
-                processes=self._owned.list_all(members),
+                processes=self._owned.list_processes(members),
                 devices=self._gpus.find_devices(found.pid, [p.pid for p in members.processes]),
                 capabilities=self._info.capabilities,
             )
@@ -151,7 +151,7 @@ class ExternalEngine(OwnedEngine):
     @property
     def can_test_partners(self) -> bool:
         """Whether the supervisor can send a test request through this engine and its partners."""
-        return can_test_connector(self._info.connector)
+        return can_test_with_connector(self._info.connector)
 
     @property
     def restart_blocker(self) -> str | None:
@@ -170,14 +170,14 @@ class ExternalEngine(OwnedEngine):
 
     def is_serving(self) -> bool:
         """Report whether the health path of the engine's profile answers, even with an error."""
-        return self._endpoint.serves and self._server.has_answer(
+        return self._endpoint.serves and self._server.responds_to_get(
             self._profile.health_path, REQUEST_TIMEOUT_S
         )
 
     def _find_processes(self) -> EngineProcesses:
         """Return the engine's processes. Raises EngineError without a main process."""
         try:
-            members = self._owned.find()
+            members = self._owned.find_processes()
         except EngineNotFoundError as error:
             raise EngineError(str(error)) from error
         found = members.main
@@ -237,7 +237,7 @@ class ExternalEngine(OwnedEngine):
         """
         newest = self._newest
         seen = {process.pid: process for process in newest.processes} if newest else {}
-        processes = [seen.get(process.pid, process) for process in self._owned.list_all()]
+        processes = [seen.get(process.pid, process) for process in self._owned.list_processes()]
         text = collect_diagnostics(kind, command, processes, self._probes)
         if text is None:
             kind_of = self._endpoint.type.value
@@ -265,7 +265,7 @@ class ExternalEngine(OwnedEngine):
         reason = self._explain_other_epoch(command.epoch)
         if reason is not None:
             return command.make_result(Outcome.REFUSED, reason)
-        members = self._owned.find_or_none()
+        members = self._owned.find_processes_or_none()
         pids = [process.pid for process in members.processes] if members else []
         before = measure_trimmable_bytes(pids)
         asked: list[str] = []
@@ -275,9 +275,9 @@ class ExternalEngine(OwnedEngine):
             if trouble is None and path in self._info.routes:
                 trouble = self._post(path, None, max(0.1, deadline - time.monotonic()))
                 asked += [path] if trouble is None else []
-        trimmed = None if trouble else self._probes.trim(idle=self._count_requests() == 0)
+        trimmed = None if trouble else self._probes.trim(is_idle=self._count_requests() == 0)
         if trimmed is not None:
-            asked.append(f"trim by {trimmed.processes} probe{'s' if trimmed.processes > 1 else ''}")
+            asked.append(f"{trimmed.processes} probe{'s' if trimmed.processes > 1 else ''}")
         if not asked and trouble is None:
             return command.make_result(
                 Outcome.FAILED, "the engine has no cache that the supervisor can empty"
@@ -287,7 +287,9 @@ class ExternalEngine(OwnedEngine):
             before, measure_trimmable_bytes(pids), trimmed.device if trimmed else None, devices
         )
         summary = "; ".join(
-            filter(None, (f"{', '.join(asked) or 'nothing'}: {found.summary}", trouble))
+            filter(
+                None, (f"called {', '.join(asked) or 'nothing'}, which {found.summary}", trouble)
+            )
         )
         failed = trouble is not None and found.outcome is not Outcome.SUCCEEDED
         return command.make_result(Outcome.FAILED if failed else found.outcome, summary)
@@ -305,7 +307,7 @@ class ExternalEngine(OwnedEngine):
         pause = self._profile.pause_path
         if pause and pause in self._info.routes and is_wanted():
             trouble = self._post(pause, self._profile.pause_body, PAUSE_TIMEOUT_S)
-            summary += f"; the engine could not be paused: {trouble}" if trouble else "; paused"
+            summary += f"; failed to pause the engine: {trouble}" if trouble else "; paused"
         if not is_wanted():
             self.resume(command.epoch)  # the drain may have ended before the pause
             return command.make_result(
@@ -340,7 +342,7 @@ class ExternalEngine(OwnedEngine):
     def restart_worker(self, command: Command) -> Result:
         """Refuse the command, because an external engine cannot replace only its worker."""
         return command.make_result(
-            Outcome.REFUSED, "an external engine cannot restart only its worker"
+            Outcome.REFUSED, "an external engine cannot restart its worker alone"
         )
 
     def restart_engine(self, command: Command) -> Result:
@@ -354,7 +356,9 @@ class ExternalEngine(OwnedEngine):
             found = self._main
         if reason is not None or found is None:
             return command.make_result(
-                Outcome.REFUSED, reason or "the PID of the engine's main process is unknown"
+                Outcome.REFUSED,
+                reason
+                or "cannot restart the engine, because the PID of its main process is unknown",
             )
         grace_s = TERM_GRACE_S if command.stalled else command.deadline_s + EXIT_GRACE_S
         ending = self._owned.end_processes(found, grace_s)
@@ -396,7 +400,9 @@ class ExternalEngine(OwnedEngine):
             time.sleep(POLL_INTERVAL_S)
         left = self._count_requests() if quiet < MIN_IDLE_POLLS else 0
         if left != 0:
-            return f"requests still running: {'unknown' if left is None else left}"
+            return (
+                f"number of requests that are still running: {'unknown' if left is None else left}"
+            )
         lease_s = self._info.kv_lease_s
         if lease_s is None:
             return "idle"
@@ -424,7 +430,7 @@ class ExternalEngine(OwnedEngine):
         """Return the load from a new scrape; None if the metrics page cannot be read."""
         with self._lock:
             self._load.request_scrape()
-            newest = self._load.get_newest()
+            newest = self._load.get_newest_load()
         return newest[0] if newest is not None else None
 
     def _post(self, path: str, body: bytes | None, timeout_s: float) -> str | None:
@@ -457,6 +463,6 @@ def collect_diagnostics(
     return b"\n".join(parts) if parts else None
 
 
-def _format_diagnostic(process: ProcessMemory, text: bytes, command: Command) -> bytes:
+def _format_diagnostic(process: ProcessMemory, content: bytes, command: Command) -> bytes:
     suspected = ", suspected" if process.label == command.process else ""
-    return f"==== {process.label}, process {process.pid}{suspected}\n".encode() + text + b"\n"
+    return f"==== {process.label}, process {process.pid}{suspected}\n".encode() + content + b"\n"

@@ -27,9 +27,9 @@ from plimsoll_sidecar.clients.http import EngineError, HttpClient
 from plimsoll_sidecar.signals.metrics_page import (
     MALFORMED_LABELS,
     MAX_METRIC_LINES,
-    Kind,
     Labels,
-    Page,
+    MetricKind,
+    MetricsPage,
     PoolRatio,
     Series,
     make_page_reader,
@@ -56,8 +56,9 @@ UNREAD_PAGE_SIGNAL = Signal(True)
 INCONSISTENT_PAGES_SIGNAL = Signal(
     False,
     SignalReason.METRICS_INCONSISTENT,
-    "the metrics pages contradict each other: several servers with separate counters answer on "
-    "one port, so memory is supervised without the load; run one metrics registry per port",
+    "the metrics pages contradict each other, because several servers with separate counters "
+    "answer on one port: run one metrics registry per port; until then, memory is supervised "
+    "without the load",
 )
 """Signal for pages whose counters come from several processes."""
 
@@ -105,7 +106,7 @@ class ExternalLoad:
         self.restarts = 0
         self.signal = UNREAD_PAGE_SIGNAL
 
-    def get_newest(self) -> tuple[Load, float] | None:
+    def get_newest_load(self) -> tuple[Load, float] | None:
         """Return the load and its age in seconds; None if the most recent scrape failed.
 
         The page is scraped first if a scrape is due.
@@ -127,7 +128,7 @@ class ExternalLoad:
         self.signal = UNREAD_PAGE_SIGNAL
 
     def request_scrape(self) -> None:
-        """Request a scrape in the next call of :meth:`get_newest`."""
+        """Request a scrape in the next call of :meth:`get_newest_load`."""
         self._next = 0.0
 
     def _scrape(self, now: float) -> None:
@@ -135,10 +136,10 @@ class ExternalLoad:
         try:
             status, body = self._server.call("GET", "/metrics", REQUEST_TIMEOUT_S)
         except EngineError as error:
-            self.signal = Signal(False, SignalReason.METRICS_SILENT, f"GET /metrics: {error}")
+            self.signal = Signal(False, SignalReason.METRICS_SILENT, str(error))
             return
         if status != 200:
-            self.signal = _make_status_signal(status)
+            self.signal = _make_http_status_signal(status)
             return
         page = self._read(body)
         if not self._registry.is_consistent(page) and self._are_helpers_replaced():
@@ -155,7 +156,7 @@ class ExternalLoad:
             self._load.aborted_total = self._aborts.count_aborts(self._load, page)
             self._set_inflight(self._load, page, now)
 
-    def _set_inflight(self, load: Load, page: Page, now: float) -> None:
+    def _set_inflight(self, load: Load, page: MetricsPage, now: float) -> None:
         """Set the number of requests in flight, including requests that only the frontend knows.
 
         Requests that reached the frontend since the engine's last progress are added to the
@@ -177,7 +178,7 @@ class ExternalLoad:
             load.paused = self._pause.read()
         self._moved = moved
 
-    def _read_frontend_inflight(self, page: Page) -> int | None:
+    def _read_frontend_inflight(self, page: MetricsPage) -> int | None:
         """Return the frontend's own number of unanswered requests; None if unknown."""
         profile = self._profile
         if profile.inflight is not None:
@@ -211,7 +212,7 @@ class RegistryCheck:
         self._start_times: dict[tuple[str, Labels], float] = {}
         self._contradictions, self._consistent_in_row = 0, 0
 
-    def is_consistent(self, page: Page) -> bool:
+    def is_consistent(self, page: MetricsPage) -> bool:
         """Add a page, and return whether it is consistent with the previous pages.
 
         A page is inconsistent if a counter has decreased or has another start time. A rank that is
@@ -247,7 +248,7 @@ class RegistryCheck:
             self._contradictions == 1 and self._consistent_in_row < MIN_CONSISTENT_PAGES
         )
 
-    def add_absent_ranks(self, page: Page) -> None:
+    def add_absent_ranks(self, page: MetricsPage) -> None:
         """Add the last known counters of absent ranks to ``page``."""
         page.add_absent_counters(self._counters)
 
@@ -261,7 +262,7 @@ class _ServerLoad(msgspec.Struct):
     server_load: int
 
 
-def read_load(page: Page, profile: EngineProfile) -> Load | None:
+def read_load(page: MetricsPage, profile: EngineProfile) -> Load | None:
     """Return the load from the page; None if the page lacks the number of running requests.
 
     A sum of several series is unknown if one of them is absent from the page.
@@ -293,41 +294,45 @@ def read_load(page: Page, profile: EngineProfile) -> Load | None:
     return load
 
 
-def _sum_series(page: Page, series: Iterable[Series]) -> int | None:
-    values = [page.compute_value(one) for one in series]
+def _sum_series(page: MetricsPage, series_list: Iterable[Series]) -> int | None:
+    values = [page.compute_value(one) for one in series_list]
     known = [value for value in values if value is not None]
     return int(sum(known)) if len(known) == len(values) else None
 
 
-def _make_status_signal(status: int) -> Signal:
+def _make_http_status_signal(status: int) -> Signal:
     if status in (401, 403):
         return Signal(
             False,
             SignalReason.METRICS_UNAUTHORIZED,
-            f"GET /metrics: HTTP {status}: the page needs an API key, which the supervisor does "
-            "not have; serve it without one",
+            f"GET /metrics returned HTTP {status}, because the page needs an API key, which "
+            "the supervisor does not have: serve the page without an API key",
         )
     if status == HTTP_NOT_FOUND:
-        why = "GET /metrics: HTTP 404: start the engine with its metrics (SGLang: --enable-metrics)"
+        why = (
+            "GET /metrics returned HTTP 404: start the engine with its metrics enabled (SGLang: "
+            "--enable-metrics)"
+        )
         return Signal(False, SignalReason.METRICS_MISSING, why)
-    return Signal(False, SignalReason.METRICS_SILENT, f"GET /metrics: HTTP {status}")
+    return Signal(False, SignalReason.METRICS_SILENT, f"GET /metrics returned HTTP {status}")
 
 
-def _make_page_signal(page: Page, profile: EngineProfile) -> Signal:
+def _make_page_signal(page: MetricsPage, profile: EngineProfile) -> Signal:
     """Return a signal that states which gauges of the load are missing from the page."""
-    gauges = [one for one in profile.metrics.values() if one.kind is not Kind.COUNTER]
+    gauges = [one for one in profile.metrics.values() if one.kind is not MetricKind.COUNTER]
     absent = [one.name for one in gauges if not page.has_series(one)]
     if len(absent) == len(gauges):
         why = (
-            f"the metrics page has none of {', '.join(absent)}: another program may serve this port"
+            f"the metrics page has none of the metrics {', '.join(absent)}: check the port, "
+            "because another program may serve it"
         )
         return Signal(False, SignalReason.METRICS_UNKNOWN_NAMES, why)
     if absent:
-        why = f"the metrics page lacks {', '.join(absent)}"
+        why = f"the metrics page lacks the metrics {', '.join(absent)}"
         return Signal(False, SignalReason.METRICS_INCOMPLETE, why)
     unknown = [one.name for one in gauges if page.compute_value(one) is None]
     if unknown:
-        why = f"the metrics page has invalid values for {', '.join(unknown)}"
+        why = f"the metrics page has invalid values for the metrics {', '.join(unknown)}"
         return Signal(False, SignalReason.METRICS_INCOMPLETE, why)
     return Signal(True)
 
@@ -340,7 +345,7 @@ class AbortCounter:
         self._certain_missing = 0.0
         self._previous_missing = math.inf
 
-    def count_aborts(self, load: Load, page: Page) -> int | None:
+    def count_aborts(self, load: Load, page: MetricsPage) -> int | None:
         """Return the number of aborted requests up to ``page``; None if unknown.
 
         The engine does not count every abort. Requests that have received a token, but are neither
@@ -377,7 +382,7 @@ class AbortCounter:
         return int((counted or 0) + self._certain_missing)
 
 
-class _PauseAnswer(msgspec.Struct):
+class _PauseResponse(msgspec.Struct):
     is_paused: bool
 
 
@@ -390,10 +395,10 @@ class PauseReader:
     def __init__(
         self,
         server: HttpClient,
-        path: str | None,
+        paused_path: str | None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._server, self._path, self._clock = server, path, clock
+        self._server, self._path, self._clock = server, paused_path, clock
         self._absent, self._next = False, 0.0
 
     def reset(self) -> None:
@@ -409,7 +414,7 @@ class PauseReader:
         try:
             status, body = self._server.call("GET", self._path, PAUSE_TIMEOUT_S)
             self._absent = status == HTTP_NOT_FOUND
-            paused = decode(body, _PauseAnswer).is_paused if status == 200 else None
+            paused = decode(body, _PauseResponse).is_paused if status == 200 else None
         except (EngineError, MalformedError):
             return None
         if paused is not None:

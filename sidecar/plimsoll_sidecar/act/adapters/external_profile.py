@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from plimsoll_api.engines import EngineType
-from plimsoll_sidecar.signals.metrics_page import Kind, Series
+from plimsoll_sidecar.signals.metrics_page import MetricKind, Series
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class EngineProfile:
 
 
 def _make_counter(name: str, **only_label: str) -> Series:
-    return Series(name, Kind.COUNTER, only_label=next(iter(only_label.items()), None))
+    return Series(name, MetricKind.COUNTER, only_label=next(iter(only_label.items()), None))
 
 
 VLLM = EngineProfile(
@@ -121,7 +121,7 @@ VLLM = EngineProfile(
         "preemptions_total": _make_counter("vllm:num_preemptions_total"),
         "kv_usage_ratio": Series(
             "vllm:kv_cache_usage_perc",
-            Kind.RATIO,
+            MetricKind.RATIO,
             older_names=("vllm:gpu_cache_usage_perc",),
             pool="vllm:cache_config_info",
             pool_label="num_gpu_blocks",
@@ -155,7 +155,7 @@ SGLANG = EngineProfile(
         "prompt_tokens_total": _make_counter("sglang:prompt_tokens_total"),
         "generation_tokens_total": _make_counter("sglang:generation_tokens_total"),
         "kv_usage_ratio": Series(
-            "sglang:token_usage", Kind.RATIO, pool="sglang:max_total_num_tokens"
+            "sglang:token_usage", MetricKind.RATIO, pool="sglang:max_total_num_tokens"
         ),
     },
     steps=(

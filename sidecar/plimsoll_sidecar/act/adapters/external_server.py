@@ -19,7 +19,7 @@ from plimsoll_api.decoding import MalformedError, decode
 from plimsoll_api.engines import EngineType
 from plimsoll_api.supervisor_config import EngineEndpoint
 from plimsoll_sidecar.act.adapters.external_profile import ENGINE_PROFILES, EngineProfile
-from plimsoll_sidecar.act.adapters.kv_transfer import read_connector, read_lease_s
+from plimsoll_sidecar.act.adapters.kv_transfer import read_connector_name, read_kv_lease_s
 from plimsoll_sidecar.act.adapters.processes import OwnedProcesses
 from plimsoll_sidecar.clients.http import EngineError, HttpClient
 from plimsoll_sidecar.signals.engine_processes import is_engine_command
@@ -105,7 +105,7 @@ class ServerInfo:
 
     def _is_expected_program(self) -> bool:
         """Report whether the server runs in the engine's container, or is the expected program."""
-        members = self._owned.find_or_none()
+        members = self._owned.find_processes_or_none()
         if members is None:  # the process has ended since it answered
             return False
         if members.container is not None:
@@ -127,13 +127,13 @@ class ServerInfo:
         self._next_version_at = math.inf if found else now + VERSION_RETRY_INTERVAL_S
 
     def _update_kv_transfer_settings(self) -> None:
-        members = self._owned.find_or_none()
+        members = self._owned.find_processes_or_none()
         if members is None or members.main is None:
             return
         pid, kind = members.main.pid, self._endpoint.type
         words = read_command_line(pid)
-        self.connector = read_connector(kind, words)
-        self.kv_lease_s = read_lease_s(
+        self.connector = read_connector_name(kind, words)
+        self.kv_lease_s = read_kv_lease_s(
             kind, words, lambda name: read_environment_variable(pid, name)
         )
 

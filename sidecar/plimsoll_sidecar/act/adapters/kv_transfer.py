@@ -42,7 +42,7 @@ UNKNOWN_CONNECTOR_LEASE_S = 480.0
 """Assumed lease of a prefill engine with an unknown connector, in seconds."""
 NIXL_CONNECTOR_PREFIX = "Nixl"
 """Prefix of the names of vLLM's connectors that use NIXL."""
-LAST_BLOCKED_VERSIONS = {NIXL_CONNECTOR_PREFIX: (0, 26)}
+LAST_VERSIONS_WITHOUT_RECONNECT = {NIXL_CONNECTOR_PREFIX: (0, 26)}
 """Last version of vLLM whose engines cannot reconnect to a restarted partner, by connector.
 
 Up to 0.26, vLLM installs NIXL 1.3.2 or earlier. After a restart of the partner, decode engines
@@ -55,35 +55,37 @@ MAX_CONNECTORS = 16
 """Maximum number of connectors in a ``MultiConnector`` that are read."""
 
 
-def read_lease_s(
-    kind: EngineType, arguments: Sequence[str], read_variable: ReadVariable = lambda name: None
+def read_kv_lease_s(
+    engine_type: EngineType,
+    arguments: Sequence[str],
+    read_variable: ReadVariable = lambda name: None,
 ) -> float | None:
     """Return the longest time in seconds for which the engine holds KV blocks for another engine.
 
     ``arguments`` is the command line of the engine. None if the engine holds no blocks for other
     engines, or if its configuration cannot be read.
     """
-    if kind is EngineType.SGLANG:
+    if engine_type is EngineType.SGLANG:
         if next(iterate_option_values(arguments, DISAGGREGATION_MODE_FLAG), "null") == "null":
             return None
         return _parse_seconds(
             read_variable("SGLANG_DISAGGREGATION_WAITING_TIMEOUT"), SGLANG_LEASE_S
         )
-    if kind is not EngineType.VLLM:
+    if engine_type is not EngineType.VLLM:
         return None
     config = parse_transfer_config(arguments)
     if config is None:
         return None
-    leases = [_get_connector_lease_s(one, read_variable) for one in _iterate_connectors(config)]
+    leases = [_read_connector_lease_s(one, read_variable) for one in _iterate_connectors(config)]
     return max((lease for lease in leases if lease is not None), default=None)
 
 
-def read_connector(kind: EngineType, arguments: Sequence[str]) -> str:
+def read_connector_name(engine_type: EngineType, arguments: Sequence[str]) -> str:
     """Return the name of vLLM's KV connector from its command line; empty without a connector.
 
     The first connector that uses NIXL is preferred, because it determines how engines connect.
     """
-    config = parse_transfer_config(arguments) if kind is EngineType.VLLM else None
+    config = parse_transfer_config(arguments) if engine_type is EngineType.VLLM else None
     names = [one.kv_connector for one in _iterate_connectors(config)] if config is not None else []
     return next(
         (name for name in names if name.startswith(NIXL_CONNECTOR_PREFIX)),
@@ -91,7 +93,7 @@ def read_connector(kind: EngineType, arguments: Sequence[str]) -> str:
     )
 
 
-def can_test_connector(connector: str) -> bool:
+def can_test_with_connector(connector: str) -> bool:
     """Report whether engines with this connector can be tested with their partners."""
     return connector.startswith(NIXL_CONNECTOR_PREFIX)
 
@@ -102,7 +104,11 @@ def find_restart_blocker(connector: str, version: str) -> str | None:
     None if it may restart. ``connector`` is the name of its KV connector, and ``version`` the
     version of vLLM. An engine with an unknown version may restart alone.
     """
-    tied = (last for prefix, last in LAST_BLOCKED_VERSIONS.items() if connector.startswith(prefix))
+    tied = (
+        last
+        for prefix, last in LAST_VERSIONS_WITHOUT_RECONNECT.items()
+        if connector.startswith(prefix)
+    )
     last = next(tied, None)
     found = _VERSION_PATTERN.match(version)
     if last is None or found is None or tuple(map(int, found.groups())) > last:
@@ -120,7 +126,7 @@ def _iterate_connectors(config: TransferConfig) -> Iterator[TransferConfig]:
     yield from (nested or [])[:MAX_CONNECTORS]
 
 
-def _get_connector_lease_s(config: TransferConfig, read_variable: ReadVariable) -> float | None:
+def _read_connector_lease_s(config: TransferConfig, read_variable: ReadVariable) -> float | None:
     name, extra = config.kv_connector, config.kv_connector_extra_config or ConnectorOptions()
     if name.startswith("Nixl"):
         configured = max(extra.kv_lease_duration or 0.0, extra.decoder_kv_blocks_ttl or 0.0)

@@ -24,9 +24,9 @@ from plimsoll_api.supervisor_config import EngineEndpoint
 from plimsoll_sidecar.act.adapters.processes import OwnedEngine, end_orphaned_helpers
 from plimsoll_sidecar.clients.http import (
     MAX_BODY_BYTES,
-    Answer,
     EngineError,
     HttpClient,
+    HttpResponse,
     RequestError,
     create_pool,
     request,
@@ -91,7 +91,7 @@ class PlimsollEngine(OwnedEngine):
 
     def is_serving(self) -> bool:
         """Report whether ``/health`` on the serving port answers, even with an error."""
-        return self._serving.has_answer("/health", REQUEST_TIMEOUT_S)
+        return self._serving.responds_to_get("/health", REQUEST_TIMEOUT_S)
 
     def read_diagnostic(self, kind: Diagnostic, command: Command) -> bytes:
         """Return the text from ``GET /diagnostics/KIND``. Raises EngineError."""
@@ -155,7 +155,7 @@ class PlimsollEngine(OwnedEngine):
         """Restart the engine, and wait until all its processes have ended."""
         body = self._make_restart_request(command, admin.Scope.ENGINE)
         limit_s = command.deadline_s + ENGINE_EXIT_GRACE_S
-        before = self._owned.find_or_none()
+        before = self._owned.find_processes_or_none()
         result = self._run_operation(command, "/restart", body, limit_s, ends_engine=True)
         if result.outcome is not Outcome.SUCCEEDED or before is None:
             return result
@@ -189,7 +189,7 @@ class PlimsollEngine(OwnedEngine):
         """
         deadline = time.monotonic() + limit_s
         accepted = False
-        trouble, pause = "the engine has not answered", FIRST_POLL_PAUSE_S
+        trouble, pause = "the engine did not answer", FIRST_POLL_PAUSE_S
         while time.monotonic() < deadline:
             try:
                 if not accepted:
@@ -218,7 +218,7 @@ class PlimsollEngine(OwnedEngine):
             time.sleep(pause)
             pause = min(2 * pause, MAX_POLL_PAUSE_S)
         return _make_result(
-            command, Outcome.FAILED, f"{path} did not finish within {limit_s:.0f} s: {trouble}"
+            command, Outcome.FAILED, f"POST {path} did not finish within {limit_s:.0f} s: {trouble}"
         )
 
     def _call(
@@ -239,10 +239,10 @@ class PlimsollEngine(OwnedEngine):
                 self._http, method, self._url + path, timeout_s, data, headers, max_bytes
             )
         except RequestError as error:
-            raise EngineError(f"{method} {path}: {error}") from error
+            raise EngineError(f"{method} {path} failed: {error}") from error
         if answer.status < 300:
             return answer.body
-        raise RefusedError(answer.status, f"{method} {path}: {_describe_error(answer)}")
+        raise RefusedError(answer.status, f"{method} {path} failed: {_describe_error(answer)}")
 
     def _read_token(self) -> str:
         try:
@@ -253,19 +253,21 @@ class PlimsollEngine(OwnedEngine):
             ) from error
 
 
-def _decode(data: bytes, kind: type[_T]) -> _T:
+def _decode(data: bytes, target_type: type[_T]) -> _T:
     try:
-        return decode(data, kind)
+        return decode(data, target_type)
     except MalformedError as error:
-        raise EngineError(f"the engine's answer is not a {kind.__name__}: {error}") from error
+        raise EngineError(
+            f"the engine's answer is not a valid {target_type.__name__}: {error}"
+        ) from error
 
 
-def _describe_error(answer: Answer) -> str:
+def _describe_error(answer: HttpResponse) -> str:
     try:
         body = decode(answer.body, ErrorBody)
     except MalformedError:
         return f"HTTP {answer.status}"
-    return f"HTTP {answer.status} {body.code}: {body.message}"[:MAX_MESSAGE_CHARS]
+    return f"HTTP {answer.status} ({body.code}): {body.message}"[:MAX_MESSAGE_CHARS]
 
 
 def _make_result(command: Command, outcome: Outcome, message: str) -> Result:
@@ -274,7 +276,11 @@ def _make_result(command: Command, outcome: Outcome, message: str) -> Result:
 
 def _make_operation_result(command: Command, operation: Operation) -> Result:
     if operation.state is OperationState.FAILED:
-        return _make_result(command, Outcome.FAILED, operation.error or "the engine gave no reason")
+        return _make_result(
+            command,
+            Outcome.FAILED,
+            operation.error or "the operation failed, and the engine gave no reason",
+        )
     steps = ", ".join(f"{step.name} {step.duration_s:.3f} s" for step in operation.steps)
     if operation.carried_requests is not None:
         steps = f"{operation.carried_requests} requests were carried over; {steps}"

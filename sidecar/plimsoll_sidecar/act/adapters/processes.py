@@ -141,7 +141,7 @@ class Terminator:
                 if ended := signalled - self._find_running():
                     summary.append(f"{_format_pids(ended)} ended after {number.name}")
         if left := self._find_running():
-            why = "; ".join(sorted(set(self._refused.values()))) or "still running after SIGKILL"
+            why = "; ".join(sorted(set(self._refused.values()))) or "it still runs after SIGKILL"
             return TerminationResult("; ".join(summary), f"{_format_pids(left)}: {why}")
         return TerminationResult("; ".join(summary))
 
@@ -194,8 +194,8 @@ class Terminator:
             owner = psutil.Process(process.pid).uids().effective
             if owner != os.geteuid():
                 self._refused[process] = (
-                    f"process runs as UID {owner}, but the supervisor as UID {os.geteuid()}: run "
-                    "both as the same user"
+                    f"the process runs as UID {owner}, but the supervisor runs as UID "
+                    f"{os.geteuid()}: run both as the same user"
                 )
                 return
             send_signal(process, signal_number, self._allowed)
@@ -240,7 +240,7 @@ class OwnedEngine:
 
     def list_processes(self) -> list[ProcessMemory]:
         """Return the running processes of the engine; empty if there are none."""
-        return self._owned.list_all()
+        return self._owned.list_processes()
 
     def read_metrics_signal(self) -> Signal | None:
         """Return None: this adapter reads no metrics page."""
@@ -260,7 +260,7 @@ class OwnedEngine:
 
     def lease_standby(self, epoch: str, lease_s: float) -> StandbyStatus | None:
         """Raise EngineError: only Plimsoll's own engine has a standby worker."""
-        raise EngineError("this engine does not support a standby worker")
+        raise EngineError("this engine has no standby worker: only Plimsoll's own engine has one")
 
 
 class OwnedProcesses:
@@ -283,7 +283,7 @@ class OwnedProcesses:
         self._logged = ""
         self._leftovers: set[ProcessId] = set()
 
-    def find(self) -> EngineProcesses:
+    def find_processes(self) -> EngineProcesses:
         """Return the running processes, from a search within the last :data:`SEARCH_INTERVAL_S`.
 
         Raises :class:`EngineNotFoundError` if there are none, and logs the error once.
@@ -304,7 +304,7 @@ class OwnedProcesses:
             )
         self._leftovers = {process for process in self._leftovers if is_running(process)}
         try:
-            self._found = self._identity.find()
+            self._found = self._identity.find_processes()
         except EngineNotFoundError as error:
             self._found = None
             if str(error) != self._logged:
@@ -314,22 +314,22 @@ class OwnedProcesses:
         self._logged = ""
         return self._found
 
-    def list_all(self, members: EngineProcesses | None = None) -> list[ProcessMemory]:
+    def list_processes(self, members: EngineProcesses | None = None) -> list[ProcessMemory]:
         """Return the processes in ``members`` with their roles and names; empty if there are none.
 
         The main process has the role ``Frontend``. Without ``members``, the running processes are
         found first.
         """
-        members = members or self.find_or_none()
+        members = members or self.find_processes_or_none()
         if members is None:
             return []
         lines = ((process.pid, read_command_line(process.pid)) for process in members.processes)
         return assign_roles(lines, members.main.pid if members.main else None, self._kind)
 
-    def find_or_none(self) -> EngineProcesses | None:
+    def find_processes_or_none(self) -> EngineProcesses | None:
         """Return the running processes; None if there are none."""
         try:
-            return self.find()
+            return self.find_processes()
         except EngineNotFoundError:
             return None
 
@@ -339,7 +339,7 @@ class OwnedProcesses:
         They must be at least :data:`MIN_ORPHAN_AGE_S` old, because the search may not find all
         processes of an engine that is starting.
         """
-        members = self.find_or_none()
+        members = self.find_processes_or_none()
         if members is None or members.main is not None:
             return False
         parts = self._find_titled_helpers(members)
@@ -470,5 +470,5 @@ def measure_trimmable_bytes(pids: Iterable[int]) -> int | None:
     return sum_known(known) if known and len(known) == len(sizes) else None
 
 
-def _format_bytes(size: int | None) -> str:
-    return "an unknown amount" if size is None else format_bytes(max(0, size))
+def _format_bytes(size_bytes: int | None) -> str:
+    return "an unknown amount" if size_bytes is None else format_bytes(max(0, size_bytes))

@@ -35,7 +35,7 @@ def test_an_unexpected_error_leaves_neither_a_task_nor_a_cycle(
         engine: Any = SimpleNamespace(track_running=lambda *_: nullcontext())
         batch: Any = SimpleNamespace(model="m", request_id="r", generations=[object()])
         one: Any = SimpleNamespace(index=0)
-        answer = GenerationResponse(engine, batch, [one], stream=stream, usage=False)
+        answer = GenerationResponse(engine, batch, [one], stream=stream, include_usage=False)
         app = SimpleNamespace(state=SimpleNamespace(answers=None))
         scope = {"type": "http", "app": app, "headers": [], "client": ("a", 1)}
         with pytest.raises(Unexpected):

@@ -237,7 +237,7 @@ def test_what_a_template_variable_cannot_set_is_told(
     template = "{{ messages[0].content }}{% if add_generation_prompt %}>{% endif %}"
     text, warnings = written(template, {"role": "user", "content": "a"}, **variables)
     assert text == "a>"
-    told = f"{names} in chat_template_kwargs is ignored: set it in the body"
+    told = f"{names} in chat_template_kwargs is ignored: set it as a field of the body"
     assert warnings == ([] if names is None else [told])
 
 

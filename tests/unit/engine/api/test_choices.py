@@ -92,7 +92,7 @@ def test_usage_counts_what_was_sent() -> None:
     generations = [Generation(name, [1, 2], Sampling(9), bytes_text()) for name in "ab"]
     generations[0].output_ids = [5, 6, 9, 7]
     generations[1].output_ids = [5]
-    told = make_usage_object(generations, 2, reasoning_end=9, sent=[1, 0])
+    told = make_usage_object(generations, 2, reasoning_end=9, sent_tokens=[1, 0])
     assert (told["prompt_tokens"], told["completion_tokens"], told["total_tokens"]) == (2, 1, 3)
     assert told["completion_tokens_details"] == {"reasoning_tokens": 1}
     assert make_usage_object(generations, 2, 9)["completion_tokens_details"] == {
@@ -207,7 +207,7 @@ def played(
         track_running=lambda *_: contextlib.nullcontext(), metrics=metrics
     )
     answer = GenerationResponse(
-        engine, Batch("r", 1, made, wake, "m"), choices, stream=stream, usage=False
+        engine, Batch("r", 1, made, wake, "m"), choices, stream=stream, include_usage=False
     )
     sent: list[dict[str, Any]] = []
 

@@ -203,8 +203,8 @@ def test_what_is_prescribed_is_what_the_family_reads(
         pieces += forced.push(text).calls
         if sum(not one.more for one in parts) > 2 * several:
             break
-    parts += parser.push("", last=True).calls
-    pieces += forced.push("", last=True).calls
+    parts += parser.push("", is_last=True).calls
+    pieces += forced.push("", is_last=True).calls
     for given in (parts, pieces):
         assert {one.name for one in given if one.id} == {"tide"}
         written = "".join(one.arguments for one in given).replace(" ", "")
@@ -268,7 +268,7 @@ def test_forced_calls_have_the_form_of_their_family(
     for wrong in ("ft", "low", "tide"):
         assert not accepts(found, text.replace(wrong, "x"), tokenizers[0])
     parsed = tool_families.create_parser(family, {"tide": {"port": True, "kind": True}}).push(
-        several, last=True
+        several, is_last=True
     )
     assert [json.loads(one.arguments) for one in parsed.calls] == [TIDE_CALL] * 2
 
@@ -362,7 +362,7 @@ def test_calls_without_arguments_are_of_their_form(ask: Ask, tokenizers: list[To
         found = ask(family, tools=tools, tool_choice="required")
         assert found is not None
         assert accepts(found, text, tokenizers[0])
-        (call,) = tool_families.create_parser(family, {}).push(text, last=True).calls
+        (call,) = tool_families.create_parser(family, {}).push(text, is_last=True).calls
         assert (call.name, call.arguments) == ("now", "{}")
 
 

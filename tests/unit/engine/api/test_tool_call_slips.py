@@ -28,7 +28,7 @@ def parse(family: str, pieces: list[str], texts: Any = None) -> tuple[str, list[
     *most, last = pieces
     found: list[ParsedOutput] = [
         *map(parser.push, most),
-        parser.push(last, last=True, finished=True),
+        parser.push(last, is_last=True, is_finished=True),
     ]
     calls: list[ToolCall] = []
     for part in (one for parsed in found for one in parsed.calls):
@@ -208,6 +208,6 @@ def test_a_value_that_a_limit_cuts_stays_open() -> None:
         ("glm45", glm("x", "")[:-12]),
     ):
         parser = tool_families.create_parser(family, {"f": {"a": True}})
-        (call,) = parser.push(text, last=True).calls
+        (call,) = parser.push(text, is_last=True).calls
         assert call.more
         assert call.arguments == '{"a": "x'

@@ -145,8 +145,8 @@ WORDS = [
 def parse(family: str, pieces: list[str], texts: Any = None) -> tuple[str, str, list[Call]]:
     parser = tool_families.create_parser(family, texts or {})
     *most, last = pieces or [""]
-    found = [*map(parser.push, most), parser.push(last, last=True)]
-    assert parser.push("", last=True).text == ""
+    found = [*map(parser.push, most), parser.push(last, is_last=True)]
+    assert parser.push("", is_last=True).text == ""
     return (
         "".join(one.text for one in found),
         "".join(one.reasoning for one in found),
@@ -179,7 +179,7 @@ def loaded(arguments: str) -> Any:
 def parse_forced(family: str, template: str, pieces: list[str]) -> tuple[str, list[Call], int]:
     """Return text, calls, and in how many parts they came."""
     parser = forced_calls.create_forced_call_parser(family, template, FUNCTIONS, {}, True)
-    found = [*map(parser.push, pieces), parser.push("", last=True)]
+    found = [*map(parser.push, pieces), parser.push("", is_last=True)]
     calls = joined(found)
     assert not any(one.more for one in calls), "none is left open"
     return (
@@ -294,7 +294,7 @@ def test_a_forced_call_that_is_cut_is_given_out_as_far_as_it_came(
     begin = text.index(written)
     for place in range(1, len(text)):
         parser = forced_calls.create_forced_call_parser(family, template, ["tide"], {}, True)
-        parsed = [parser.push(text[:place]), parser.push("", last=True)]
+        parsed = [parser.push(text[:place]), parser.push("", is_last=True)]
         calls = [one for parts in parsed for one in parts.calls]
         said = "".join(one.text for one in parsed)
         if place >= begin:
@@ -314,7 +314,7 @@ def test_a_forced_call_whose_arguments_are_no_object_raises_nothing(
     text = write([("tide", {"port": 7})]).replace('{"port": 7}', value)
     for pieces in ([text], list(text)):
         parser = forced_calls.create_forced_call_parser(family, template, ["tide"], {}, True)
-        parsed = [*map(parser.push, pieces), parser.push("", last=True)]
+        parsed = [*map(parser.push, pieces), parser.push("", is_last=True)]
         calls = [one for parts in parsed for one in parts.calls]
         assert [(one.name, one.arguments) for one in calls] == [("tide", "")]
         assert value in "".join(one.text for one in parsed)
@@ -419,7 +419,7 @@ def test_a_call_that_is_cut_is_given_out_as_far_as_it_came(
         found = []
         for pieces in ([text[:place]], list(text[:place])):
             parser = tool_families.create_parser(family, {"tide": {"port": True}})
-            parsed = [*map(parser.push, pieces), parser.push("", last=True)]
+            parsed = [*map(parser.push, pieces), parser.push("", is_last=True)]
             said = "".join(one.text for one in parsed)
             found.append(([(one.arguments, one.more) for one in joined(parsed)], said))
         assert found[0] == found[1]
@@ -450,7 +450,7 @@ def test_brackets_that_the_model_left_open_are_closed(
     text = HERMES + '{"name": "f", "arguments": ' + begun
     parser = tool_families.create_parser("hermes", {})
     pieces = [text[at : at + step] for at in range(0, len(text), step)]
-    found = [*map(parser.push, pieces[:-1]), parser.push(pieces[-1], True, finished=True)]
+    found = [*map(parser.push, pieces[:-1]), parser.push(pieces[-1], True, is_finished=True)]
     (call,) = joined(found)
     assert call.arguments == (begun if arguments is None else arguments)
     assert call.more is (arguments is None)
@@ -465,7 +465,7 @@ def test_half_a_character_stays_the_escape_that_the_model_wrote() -> None:
 
 
 def test_only_the_first_call_is_given_out_where_one_is_wanted() -> None:
-    parser = tool_families.create_parser("hermes", {}, parallel=False)
+    parser = tool_families.create_parser("hermes", {}, allow_several=False)
     found = [parser.push(one) for one in hermes([("a", {"c": 1}), ("b", {})])]
     (call,) = joined(found)
     assert (call.name, call.arguments, call.more) == ("a", '{"c": 1}', False)
@@ -495,7 +495,7 @@ def test_what_a_tag_began_and_stayed_text_is_noted() -> None:
         ("mistral", "[TOOL_CALLS]", True),
     ):
         parser = tool_families.create_parser(family, {})
-        parser.push(text, last=True)
+        parser.push(text, is_last=True)
         assert parser.has_unparsed_call is noted, text
 
 

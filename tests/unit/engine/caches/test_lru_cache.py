@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 )
 
 from plimsoll_engine.caches.lru import LruCache
-from plimsoll_faults.defects.caches import GhostKeyCache
+from plimsoll_faults.defects.caches import PhantomKeyCache
 
 KEYS = st.integers(0, 9)
 
@@ -140,7 +140,7 @@ def test_a_touch_that_makes_ghost_keys_is_caught() -> None:
 
     class GhostTouch(LruCache[int, str]):
         # The faulty touch alone: with the faulty eviction too, a pinned item is an endless loop.
-        touch = GhostKeyCache.touch  # type: ignore[assignment]  # its keys are of any type
+        touch = PhantomKeyCache.touch  # type: ignore[assignment]  # its keys are of any type
 
     class GhostMachine(CacheMachine):
         cache_type = GhostTouch
@@ -174,5 +174,5 @@ def test_an_item_that_no_eviction_makes_room_for_evicts_nothing() -> None:
 
 
 def test_capacity_must_be_positive() -> None:
-    with pytest.raises(ValueError, match="capacity 0"):
+    with pytest.raises(ValueError, match="capacity must be at least 1, got 0"):
         LruCache(0)

@@ -235,7 +235,7 @@ def test_a_deadline_ends_running_and_waiting_requests(make_engine: Any, helpers:
         ("runs", 5, "deadline"),
         ("waits", 6, "deadline"),
     ]
-    assert ["after 1 tokens" in d.message for d in dropped] == [True, False]
+    assert ["after 1 output tokens" in d.message for d in dropped] == [True, False]
     assert list(helpers.finish(engine)) == ["patient"]
     late = helpers.submit("late", [5] * 9, 400)
     late.arrived, late.deadline_s = time.monotonic() - 9, 8.0

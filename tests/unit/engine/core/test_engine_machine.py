@@ -428,7 +428,7 @@ class EngineMachine(RuleBasedStateMachine):
             case "rest":
                 self._take(self.engine.quiesce())
             case "poll":
-                self.engine.poll(idle=True)
+                self.engine.poll(is_idle=True)
             case "restart":
                 names = st.sampled_from(list(self.engine.requests))
                 self._restart(data.draw(st.lists(names, unique=True)))

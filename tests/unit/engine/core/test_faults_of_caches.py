@@ -41,7 +41,7 @@ def serve_prefixes(engine: EngineCore, helpers: Any, first: int) -> None:
         engine.submit(helpers.submit(f"r{number}", [number * 7 + k for k in range(21)], 2))
         helpers.finish(engine)
         for _ in range(4):
-            engine.poll(idle=True)
+            engine.poll(is_idle=True)
 
 
 @pytest.mark.parametrize("text", ["", "offload_pinned"])

@@ -67,12 +67,12 @@ def test_a_machine_without_swap_says_so(
 ) -> None:
     engine = make_engine()
     monkeypatch.setattr(host_memory, "read_machine_swap_bytes", lambda: 0)
-    with pytest.raises(inject.InjectError, match="needs swap; this machine has none"):
+    with pytest.raises(inject.InjectError, match="needs swap, but this machine has none"):
         fault_in(engine, "swapped_growth")
     # A container that may not swap: the pages stay.
     monkeypatch.setattr(host_memory, "read_machine_swap_bytes", lambda: 1 << 30)
     monkeypatch.setattr(host_memory, "read_swapped_bytes", lambda: 0)
-    with pytest.raises(inject.InjectError, match=r"cannot swap here: .*memory\.swap\.max"):
+    with pytest.raises(inject.InjectError, match=r"cannot swap memory out, .*memory\.swap\.max"):
         fault_in(engine, "swapped_growth")
 
 

@@ -215,7 +215,7 @@ def test_evicted_blocks_come_back(make_engine: Any, helpers: Any) -> None:
                 assert one.submit(helpers.submit(f"r{number}", prompt, 6)) is None
             assert helpers.finish(engine) == helpers.finish(plain)
             for _ in range(4):
-                engine.poll(idle=True)
+                engine.poll(is_idle=True)
                 assert run_audit(engine, Ledger())[2] == []
         assert (engine.scheduler.offload.loaded_total > 0) == bool(turn)
 
@@ -305,11 +305,13 @@ def test_the_names_of_the_type(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sizes.choose_cache_dtype("auto", torch.bfloat16, CPU) == torch.bfloat16
     assert sizes.choose_cache_dtype("fp8", torch.bfloat16, CPU) == FP8
     assert sizes.choose_cache_dtype("fp8_e4m3", torch.float32, CPU) == FP8
-    message = "--kv-cache-dtype int8 is unknown: use auto, fp8, fp8_e4m3"
+    message = "--kv-cache-dtype must be auto, fp8, fp8_e4m3, got int8"
     with pytest.raises(SettingsError, match=message):
         sizes.choose_cache_dtype("int8", torch.bfloat16, CPU)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
-    with pytest.raises(SettingsError, match=r"--kv-cache-dtype fp8 needs a GPU .* 8\.9 or higher"):
+    with pytest.raises(
+        SettingsError, match=r"--kv-cache-dtype fp8 requires a GPU .* 8\.9 or higher"
+    ):
         sizes.choose_cache_dtype("fp8", torch.bfloat16, torch.device("cuda"))
 
 

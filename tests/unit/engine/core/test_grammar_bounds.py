@@ -415,7 +415,7 @@ def test_a_worker_with_nothing_else_to_do_waits_for_slow_masks() -> None:
     assert paused.slow
     begun, turns = time.monotonic(), 0
     while paused.busy:
-        masks.wait_for_masks(0.05, idle=True)
+        masks.wait_for_masks(0.05, is_idle=True)
         turns += 1
     assert turns <= (time.monotonic() - begun) / 0.05 + 1
     masks.close()

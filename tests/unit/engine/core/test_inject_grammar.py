@@ -50,16 +50,20 @@ def test_understood(text: str, faults: list[Fault]) -> None:
         ),
         (
             "append_list:size=3",
-            "append_list has no key 'size': use one of bytes_per_request, epochs",
+            "append_list in PLIMSOLL_INJECT has no key 'size': use one of bytes_per_request, "
+            "epochs",
         ),
-        ("append_list:bytes_per_request", "'bytes_per_request' must have the form key=value"),
-        ("append_list:bytes_per_request=lots", "bytes_per_request=lots is not a whole number or a"),
+        ("append_list:bytes_per_request", "'bytes_per_request' of .* must have the form key=value"),
+        (
+            "append_list:bytes_per_request=lots",
+            "must be a whole number or a size such as 4Mi, got lots",
+        ),
         ("append_list:bytes_per_request=0", "must be at least 1"),
-        ("eviction_loop:after_requests=1.5", "after_requests=1.5 is not a whole number$"),
-        ("shared_orphan:family=mmap", "family=mmap: use posix or sysv"),
-        ("request_cycle:epochs=second", "epochs=second: use first or all"),
-        ("request_cycle:freeze_every=1,freeze_every=2", "freeze_every is set twice"),
-        ("append_list;append_list", "append_list is set twice"),
+        ("eviction_loop:after_requests=1.5", "must be a whole number, got 1.5$"),
+        ("shared_orphan:family=mmap", "must be posix or sysv, got mmap"),
+        ("request_cycle:epochs=second", "must be first or all, got second"),
+        ("request_cycle:freeze_every=1,freeze_every=2", "sets freeze_every twice"),
+        ("append_list;append_list", "sets the fault append_list twice"),
         ("mmap_growth", "needs bytes_per_request or bytes_per_s"),
     ],
 )

@@ -39,7 +39,7 @@ def findings(engine: EngineCore) -> list[str]:
 
 def run_idle(engine: EngineCore, polls: int = 4) -> None:
     for _ in range(polls):
-        engine.poll(idle=True)
+        engine.poll(is_idle=True)
         assert findings(engine) == []
 
 
@@ -113,7 +113,7 @@ def fill(engine: EngineCore, helpers: Any) -> None:
     for number, prompt in enumerate(prompts()):
         engine.submit(helpers.submit(f"f{number}", prompt, 6))
         helpers.finish(engine)
-    engine.poll(idle=True)
+    engine.poll(is_idle=True)
 
 
 def leave_one_under_way(engine: EngineCore, helpers: Any) -> None:
@@ -132,10 +132,10 @@ def leave_one_under_way(engine: EngineCore, helpers: Any) -> None:
 def test_an_abort_while_its_blocks_come_in_leaves_nothing(engine: EngineCore, helpers: Any) -> None:
     fill(engine, helpers)
     offload_of(engine).wait_for_transfers(1.0)
-    offload_of(engine).poll = lambda idle=False: None  # type: ignore[method-assign]
+    offload_of(engine).poll = lambda is_idle=False: None  # type: ignore[method-assign]
     engine.submit(helpers.submit("a", prompts()[0], 6))
     engine.step()
-    assert [t.to_host for t in offload_of(engine).transfers] == [False]
+    assert [t.copy_to_host for t in offload_of(engine).transfers] == [False]
     assert findings(engine) == []
     assert engine.abort("a")
     assert findings(engine) == []
@@ -162,13 +162,13 @@ def test_an_idle_engine_that_never_polls_is_found(
     leave_one_under_way(engine, helpers)
     monkeypatch.setattr(module, "STALE_TRANSFER_S", -1.0)
     for _ in range(3):
-        engine.poll(idle=True)
+        engine.poll(is_idle=True)
     assert engine.is_transferring
     assert findings(engine) == ["transfers_end"]
     sound.transfers = offload_of(engine).transfers
     engine.scheduler.offload = sound
     for _ in range(9):
-        engine.poll(idle=True)
+        engine.poll(is_idle=True)
     assert not engine.is_transferring
 
 
@@ -194,7 +194,7 @@ def test_a_reset_that_does_not_wait_would_be_false_for_ever(
     leave_one_under_way(engine, helpers)
 
     def reset() -> bool:
-        engine.poll(idle=True)
+        engine.poll(is_idle=True)
         return not engine.is_transferring
 
     assert [reset() for _ in range(5)] == [False] * 5
@@ -203,7 +203,9 @@ def test_a_reset_that_does_not_wait_would_be_false_for_ever(
 
 def test_too_few_bytes_for_a_block_are_refused(engine: EngineCore) -> None:
     assert engine.runner.kv is not None
-    with pytest.raises(ValueError, match="7 bytes are too few for KV offload: one KV block has"):
+    with pytest.raises(
+        ValueError, match=(r"KV offload needs at least .* bytes for one KV block, got 7")
+    ):
         Offload.create(engine.pool, engine.runner.kv, 7)
 
 

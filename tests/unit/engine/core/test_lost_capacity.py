@@ -138,7 +138,7 @@ def test_only_what_was_leaked_is_lost(events: list[tuple[Any, ...]], tiny_model:
                         engine.step()
                         check()
                 case "idle":
-                    engine.poll(idle=True)
+                    engine.poll(is_idle=True)
                 case "reset":
                     engine.reset_prefix_cache()
                 case "leak" if len(leaked) < 3:

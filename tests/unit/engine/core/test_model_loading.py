@@ -45,18 +45,18 @@ def edit_tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], Any])
 
 NORM, GATE = "model.norm.weight", "model.layers.2.mlp.gate_proj.weight"
 BROKEN: list[tuple[Callable[[Path], Any], str]] = [
-    (shutil.rmtree, "no such folder"),
-    (lambda f: (f / "config.json").unlink(), r"config\.json: no such file"),
+    (shutil.rmtree, "does not exist"),
+    (lambda f: (f / "config.json").unlink(), r"config\.json does not exist"),
     (lambda f: (f / "config.json").write_text("{"), r"config\.json"),
     (lambda f: edit_config(f, model_type="nonsense"), r"config\.json.*nonsense"),
-    (lambda f: (f / "model.safetensors").unlink(), r"no \*\.safetensors file"),
+    (lambda f: (f / "model.safetensors").unlink(), r"contains no \*\.safetensors file"),
     (lambda f: (f / "model.safetensors").write_bytes(b"\x10" * 99), r"model\.safetensors: "),
     (lambda f: edit_tensors(f, lambda t: t.pop(NORM)), rf"1 missing tensors: {NORM}"),
     (lambda f: edit_tensors(f, lambda t: t.update(extra=torch.ones(1))), "unexpected.*extra"),
     (lambda f: edit_tensors(f, lambda t: t.update({GATE: torch.ones(2, 2)})), GATE),
     (
         lambda f: edit_tensors(f, lambda t: t.update({NORM: t[NORM].to(torch.int8)})),
-        rf"{NORM} in model\.safetensors: the dtype is I8, but must be F32",
+        rf"{NORM} in model\.safetensors must have the dtype F32",
     ),
     (lambda f: edit_config(f, quantization_config={"quant_method": "fp8"}), "quantization_config"),
 ]
@@ -98,7 +98,7 @@ def edit_shard(folder: Path, name: str, change: Callable[[dict[str, torch.Tensor
 
 INDEX = r"model\.safetensors\.index\.json"
 BROKEN_SHARDS: list[tuple[Callable[[Path], Any], str]] = [
-    (lambda f: (f / SECOND).unlink(), rf"{INDEX}: lists {SECOND}, which does not exist"),
+    (lambda f: (f / SECOND).unlink(), rf"{INDEX} lists {SECOND}, which does not exist"),
     (lambda f: (f / FIRST).write_bytes(b"torn"), FIRST),
     (lambda f: (f / "model.safetensors.index.json").write_text("{"), INDEX),
     (lambda f: (f / "model.safetensors.index.json").write_text('{"weight_map": {}}'), INDEX),
@@ -118,13 +118,13 @@ BROKEN_SHARDS: list[tuple[Callable[[Path], Any], str]] = [
     ),
     (
         lambda f: edit_shard(f, SECOND, lambda t: t.update({NORM: torch.ones(3)})),
-        rf"{NORM} in {SECOND}: the shape is \(3,\) in the file, but \(128,\) in the model",
+        rf"{NORM} in {SECOND} has the shape \(3,\) in the file, but \(128,\) in the model",
     ),
     (
         lambda f: edit_shard(
             f, SECOND, lambda t: t.update({NORM: t[NORM].to(torch.float8_e4m3fn)})
         ),
-        rf"{NORM} in {SECOND}: the dtype is F8_E4M3, but must be",
+        rf"{NORM} in {SECOND} must have the dtype",
     ),
 ]
 
@@ -190,10 +190,10 @@ def test_the_tiny_checkpoint_can_be_carried_far(tiny_checkpoint: Path) -> None:
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({"max_num_seqs": 0}, "--max-num-seqs 0 is too small; it must be at least 1"),
+        ({"max_num_seqs": 0}, "--max-num-seqs must be at least 1, got 0"),
         (
             {"max_model_len": 99_999},
-            "--max-model-len 99999 is too large: the model supports 8192 positions",
+            "--max-model-len must be at most 8192, the number of positions",
         ),
     ],
 )

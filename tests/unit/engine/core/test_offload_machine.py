@@ -71,9 +71,9 @@ class SlowCopies(BlockCopier):
         super().__init__(kv, block_size, slots)
         self.held: list[Held] = []
 
-    def _start_copies(self, pairs: Sequence[tuple[int, int]], to_host: bool) -> CopyTicket:
+    def _start_copies(self, pairs: Sequence[tuple[int, int]], copy_to_host: bool) -> CopyTicket:
         self.held = [one for one in self.held if not one.ended]
-        self.held.append(Held(lambda: self._copy(pairs, to_host), self.at_once))
+        self.held.append(Held(lambda: self._copy(pairs, copy_to_host), self.at_once))
         return self.held[-1]
 
 
@@ -148,7 +148,7 @@ class OffloadMachine(RuleBasedStateMachine):
 
     @rule()
     def poll_idle(self) -> None:
-        self.offload.poll(idle=True)
+        self.offload.poll(is_idle=True)
 
     @rule(at_once=st.booleans())
     def copies_move(self, at_once: bool) -> None:
@@ -224,7 +224,7 @@ class OffloadMachine(RuleBasedStateMachine):
         for _ in range(50):
             for one in self.copies.held:
                 one.end()
-            self.offload.poll(idle=True)
+            self.offload.poll(is_idle=True)
         assert self.offload.transfers == [], "a transfer is left behind"
         assert self.pool.num_used == 0
         self.everything_adds_up()
@@ -250,7 +250,7 @@ class BelongsToNobody(Offload):
     """A bug: a transfer that ends registers its blocks and keeps its reference."""
 
     def _complete(self, transfer: Transfer) -> None:
-        if not transfer.to_host:
+        if not transfer.copy_to_host:
             self.pool.add_references(transfer.blocks)
         super()._complete(transfer)
 

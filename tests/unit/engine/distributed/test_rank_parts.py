@@ -106,7 +106,9 @@ def test_a_bias_of_a_sum_is_added_by_one_rank(checkpoint: Path) -> None:
 def test_a_field_that_cannot_be_divided_is_named(field: str, value: int, size: int) -> None:
     kind = "qwen3_moe" if field.startswith("moe") else "llama"
     config = AutoConfig.for_model(**{**SIZES, field: value}, model_type=kind)
-    with pytest.raises(LoadError, match=rf"config\.json: field {field}: {value} .*parallel-size"):
+    with pytest.raises(
+        LoadError, match=rf"config\.json: field {field} is {value}, .*parallel-size"
+    ):
         loader.build_model(Path("m"), config, torch.float32, Shard(0, size))
 
 
@@ -115,7 +117,7 @@ def test_models_of_one_rank_are_refused(kind: str) -> None:
     config = AutoConfig.for_model(kind)
     with pytest.raises(
         LoadError,
-        match=rf"field model_type: {kind} supports only one rank; use --tensor-parallel-size 1 ",
+        match=rf"models of type {kind} support only one rank: use --tensor-parallel-size 1 ",
     ):
         loader.build_model(Path("m"), config, torch.float32, Shard(1, 2))
 
@@ -125,12 +127,12 @@ def test_more_ranks_than_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert loader.choose_device("auto", Shard(1, 2)) == torch.device("cuda", 1)
     with pytest.raises(
-        LoadError, match=r"--tensor-parallel-size 4: only 2 CUDA devices are visible"
+        LoadError, match=r"--tensor-parallel-size is 4, but only 2 CUDA devices are visible"
     ):
         loader.choose_device("cuda", Shard(0, 4))
 
 
 def test_settings_that_several_ranks_cannot_have() -> None:
     config = WorkerConfig("m", "/r", "s", kv_offload_bytes=1 << 20, tensor_parallel_size=2)
-    with pytest.raises(SettingsError, match="2: 1 ranks were started"):
+    with pytest.raises(SettingsError, match="is 2, but 1 ranks were started"):
         Member(None).check_settings(config)

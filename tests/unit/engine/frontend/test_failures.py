@@ -294,7 +294,7 @@ def test_what_an_end_of_a_worker_ends() -> None:
     with pytest.raises(WorkerUnrecoverableError, match="keeps crashing; the last reason is: x"):
         failures.count_worker_loss(WorkerLostError("x"))
     with pytest.raises(WorkerUnrecoverableError, match="cannot start a worker: no such file"):
-        Failures().count_worker_loss(WorkerLostError("no such file", permanent=True))
+        Failures().count_worker_loss(WorkerLostError("no such file", is_permanent=True))
     assert failures.standby.count_crash() == failures.zygote.count_crash() == 0.0, (
         "each has its own budget"
     )

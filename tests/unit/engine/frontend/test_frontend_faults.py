@@ -14,10 +14,10 @@ from plimsoll_engine.frontend.requests.request_log import Generation, RequestLog
 from plimsoll_engine.frontend.requests.tokenizer import Tokenizer
 from plimsoll_engine.messages.worker_ipc import Sampling
 from plimsoll_faults.frontend import (
+    AbortLeakingLog,
     FrontendFaults,
     LeakingTokenizer,
-    UnclosedLog,
-    UnregisteredLog,
+    PipeLeakingLog,
 )
 from plimsoll_faults.models.tiny import write_checkpoint
 from tests.byte_text import bytes_text
@@ -43,7 +43,7 @@ def test_the_tokenizer_remembers_every_prompt(tmp_path: Path) -> None:
 
 def test_a_request_aborted_before_its_first_token_stays() -> None:
     log = FrontendFaults("abort_unregistered:payload_bytes=1Ki").create_request_log(RequestLog(8))
-    assert isinstance(log, UnregisteredLog)
+    assert isinstance(log, AbortLeakingLog)
     early, late, ended = map(generation, ("early", "late", "ended"))
     log.admit(early, late, ended)
     late.push(5, None)
@@ -62,8 +62,8 @@ def pipes_open() -> int:
 def test_each_request_leaves_a_descriptor_and_two_faults_share_a_log() -> None:
     faults = FrontendFaults("descriptor_growth;abort_unregistered:payload_bytes=1Ki")
     log = faults.create_request_log(RequestLog(8))
-    assert isinstance(log, UnclosedLog)
-    assert isinstance(log, UnregisteredLog)
+    assert isinstance(log, PipeLeakingLog)
+    assert isinstance(log, AbortLeakingLog)
     before = pipes_open()
     try:
         for number in range(3):

@@ -14,7 +14,7 @@ import pytest
 from tokenizers import AddedToken
 
 from plimsoll_engine.api.protocol import CompletionRequest
-from plimsoll_engine.api.sampling_params import create_sampling
+from plimsoll_engine.api.sampling_params import create_sampling_params
 from plimsoll_engine.checkpoint import Checkpoint
 from plimsoll_engine.errors import UsageError
 from plimsoll_engine.frontend.requests.tokenizer import TemplateError, Tokenizer
@@ -87,7 +87,7 @@ def test_the_ends_of_a_text_are_of_the_first_file_and_special_ones_of_all(
     edit(folder, "tokenizer_config.json", eos_token=None)
     assert ends() == ([7], "config.json")
     (folder / "config.json").write_text("[]")
-    with pytest.raises(UsageError, match="the file must contain a JSON object"):
+    with pytest.raises(UsageError, match="must contain a JSON object"):
         ends()
 
 
@@ -151,7 +151,7 @@ def test_sampling_defaults_are_of_the_generation_config(folder: Path) -> None:
 
     def made(**fields: Any) -> tuple[float, int, float]:
         body = CompletionRequest(model="m", prompt="x", **fields)
-        asked = create_sampling(body, 4, [], 9, None, [], read.sampling_defaults)
+        asked = create_sampling_params(body, 4, [], 9, None, [], read.sampling_defaults)
         return asked.temperature, asked.top_k, asked.top_p
 
     assert made() == (0.6, 20, 1.0)
@@ -184,34 +184,37 @@ def test_a_file_takes_the_place_of_the_template(folder: Path, tmp_path: Path) ->
     assert chosen.chat_template == "{{ messages[0].content }}!"
     assert chosen.render([{"role": "user", "content": "Ahoy"}]) == "Ahoy!"
     assert Tokenizer(folder).chat_template == "the checkpoint's own"
-    for damaged, told in ((b"{% if %}", "malformed"), (b"\xff", "cannot be read")):
+    for damaged, message in (
+        (b"{% if %}", r"chosen\.jinja: the chat template .*malformed"),
+        (b"\xff", r"cannot read the chat template in .*chosen\.jinja"),
+    ):
         file.write_bytes(damaged)
-        with pytest.raises(UsageError, match=rf"chosen\.jinja: the chat template .*{told}"):
+        with pytest.raises(UsageError, match=message):
             Tokenizer(folder, file)
 
 
 BROKEN: list[tuple[Callable[[Path], Any], str]] = [
     (
         lambda f: (f / "tokenizer.json").write_text("{}"),
-        r"tokenizer\.json: the tokenizer cannot be loaded",
+        r"cannot load the tokenizer .*tokenizer\.json",
     ),
-    (lambda f: (f / "tokenizer.json").unlink(), r"tokenizer\.json: the tokenizer cannot be loaded"),
+    (lambda f: (f / "tokenizer.json").unlink(), r"cannot load the tokenizer .*tokenizer\.json"),
     (lambda f: (f / "tokenizer_config.json").write_text("{"), r"tokenizer_config\.json"),
     (lambda f: edit(f, "tokenizer_config.json", eos_token={"text": 1}), "field eos_token"),
     (lambda f: edit(f, "tokenizer_config.json", chat_template="{% if %}"), "malformed"),
-    (lambda f: edit(f, "tokenizer_config.json", chat_template=[{"x": 1}]), "cannot be read"),
-    (lambda f: (f / "chat_template.jinja").write_bytes(b"\xff"), "cannot be read"),
+    (lambda f: edit(f, "tokenizer_config.json", chat_template=[{"x": 1}]), "cannot read"),
+    (lambda f: (f / "chat_template.jinja").write_bytes(b"\xff"), "cannot read"),
     (
         lambda f: edit(f, "generation_config.json", eos_token_id=["</s>"]),
         r"generation_config\.json: field eos_token_id",
     ),
     (
         lambda f: edit(f, "generation_config.json", max_new_tokens=0),
-        r"generation_config\.json: field max_new_tokens: 0 .* --generation-config vllm",
+        r"generation_config\.json: field max_new_tokens .*, got 0; .* --generation-config vllm",
     ),
     (
         lambda f: edit(f, "generation_config.json", temperature=-1),
-        r"generation_config\.json: field temperature: -1 .* --generation-config vllm",
+        r"generation_config\.json: field temperature .*, got -1; .* --generation-config vllm",
     ),
     (
         lambda f: edit(f, "tokenizer_config.json", additional_special_tokens=[3]),

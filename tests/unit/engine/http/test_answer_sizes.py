@@ -29,23 +29,23 @@ CONTEXT = 32_768
     [(1, CONTEXT, 20), (1, CONTEXT, None), (128, CONTEXT, None), (128, 256, 20)],
 )
 def test_what_a_client_would_ask_for_is_taken(choices: int, tokens: int, top: int | None) -> None:
-    most = answer_sizes.compute_max_answer_bytes(CONTEXT)
-    answer_sizes.check_answer_size(choices, choices * tokens, top, most, "n")
+    most = answer_sizes.compute_max_response_bytes(CONTEXT)
+    answer_sizes.check_response_size(choices, choices * tokens, top, most, "n")
 
 
 @pytest.mark.parametrize(("choices", "top"), [(128, 20), (128, 0), (2, 20)])
 def test_a_product_over_the_limit_names_what_to_lower(choices: int, top: int) -> None:
     with pytest.raises(ApiError) as told:
-        answer_sizes.check_answer_size(
+        answer_sizes.check_response_size(
             choices,
             choices * CONTEXT,
             top,
-            answer_sizes.compute_max_answer_bytes(CONTEXT),
+            answer_sizes.compute_max_response_bytes(CONTEXT),
             "n, max_tokens",
         )
     assert (told.value.status, told.value.code, told.value.param) == (400, "answer_too_large", "n")
     assert "lower n, max_tokens" in str(told.value)
-    assert f"{answer_sizes.compute_max_answer_bytes(CONTEXT) >> 20} MiB" in str(told.value)
+    assert f"{answer_sizes.compute_max_response_bytes(CONTEXT) >> 20} MiB" in str(told.value)
 
 
 def test_a_log_probability_takes_no_more_than_is_counted() -> None:
@@ -65,7 +65,7 @@ def test_a_log_probability_takes_no_more_than_is_counted() -> None:
         taken = tracemalloc.get_traced_memory()[0] - before
     finally:
         tracemalloc.stop()
-    assert len(encoded) < taken <= answer_sizes.estimate_answer_bytes(count, 20)
+    assert len(encoded) < taken <= answer_sizes.estimate_response_bytes(count, 20)
 
 
 @pytest.mark.parametrize("kind", [CompletionChoice, ChatChoice])

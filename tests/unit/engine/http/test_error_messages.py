@@ -21,7 +21,7 @@ def test_a_broken_image(data: bytes) -> None:
     with pytest.raises(MediaError) as told:
         images.decode(data)
     assert "0x" not in str(told.value)
-    assert "; use " in str(told.value)
+    assert ": use " in str(told.value)
 
 
 def test_a_broken_sound() -> None:
@@ -33,7 +33,7 @@ def test_a_broken_sound() -> None:
         with pytest.raises(MediaError) as told:
             audio.decode(data, 16_000)
         assert "0x" not in str(told.value)
-        assert "; use " in str(told.value)
+        assert ": use " in str(told.value)
 
 
 def test_whatever_a_library_says_an_answer_holds_no_address() -> None:

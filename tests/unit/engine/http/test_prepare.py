@@ -18,7 +18,7 @@ from plimsoll_engine.api import prepare
 from plimsoll_engine.api.batch import list_parser_tags
 from plimsoll_engine.api.errors import ApiError
 from plimsoll_engine.api.prepare import EngineLimits, PreparedBody, RequestPreparer
-from plimsoll_engine.api.prepare_messages import Job, PreparationDone, PreparationRefused
+from plimsoll_engine.api.prepare_messages import PreparationDone, PreparationJob, PreparationRefused
 from plimsoll_engine.api.preparer_process import run_job
 from plimsoll_engine.api.protocol import ChatRequest, CompletionRequest
 from plimsoll_engine.frontend.requests.tokenizer import Tokenizer
@@ -41,7 +41,7 @@ def body(**fields: Any) -> bytearray:
 def test_what_is_prepared_crosses_to_the_frontend_whole(preparation: RequestPreparer) -> None:
     raw = body(prompt=["Hull", [5, 6]], n=2, stop="x", logit_bias={"5": 1}, seed=7)
     here = preparation.prepare_completion(raw, CONTEXT)
-    outcome = run_job(preparation, Job("completion", CONTEXT), raw)
+    outcome = run_job(preparation, PreparationJob("completion", CONTEXT), raw)
     assert isinstance(outcome, PreparationDone)
     there = msgspec.msgpack.decode(outcome.result, type=PreparedBody[CompletionRequest])
     assert there == here
@@ -100,7 +100,7 @@ def test_parsers_see_their_tags_where_these_are_special_tokens(
 def test_a_chat_leaves_its_messages_and_tools_behind(preparation: RequestPreparer) -> None:
     tool = {"type": "function", "function": {"name": "a", "parameters": {"x": "y" * 1000}}}
     raw = body(messages=[{"role": "user", "content": "Ahoy"}], tools=[tool], tool_choice="required")
-    outcome = run_job(preparation, Job("chat", CONTEXT), raw)
+    outcome = run_job(preparation, PreparationJob("chat", CONTEXT), raw)
     assert isinstance(outcome, PreparationDone)
     there = msgspec.msgpack.decode(outcome.result, type=PreparedBody[ChatRequest])
     assert there.family == "hermes"
@@ -112,7 +112,7 @@ def test_a_chat_leaves_its_messages_and_tools_behind(preparation: RequestPrepare
 def test_each_chat_of_a_batch_is_the_chat_alone(preparation: RequestPreparer) -> None:
     chats = [[{"role": "user", "content": text}] for text in ("Ahoy", "Where to?")]
     raw = body(messages=chats, max_tokens=3, logprobs=True)
-    outcome = run_job(preparation, Job("chats", CONTEXT), raw)
+    outcome = run_job(preparation, PreparationJob("chats", CONTEXT), raw)
     assert isinstance(outcome, PreparationDone)
     there = msgspec.msgpack.decode(outcome.result, type=PreparedBody[ChatRequest])
     alone = [preparation.prepare_chat(body(messages=one, max_tokens=3), CONTEXT) for one in chats]
@@ -200,7 +200,7 @@ def test_tokens_of_a_chat_have_the_turn_that_is_wanted(preparation: RequestPrepa
 def test_each_bound_has_an_error_that_names_it(
     preparation: RequestPreparer, kind: Any, fields: Any, status: int, param: str | None, code: str
 ) -> None:
-    outcome = run_job(preparation, Job(kind, CONTEXT), body(**fields))
+    outcome = run_job(preparation, PreparationJob(kind, CONTEXT), body(**fields))
     assert isinstance(outcome, PreparationRefused)
     assert (outcome.status, outcome.param, outcome.code) == (status, param, code)
 
@@ -230,7 +230,7 @@ def test_memory_that_runs_out_is_the_bodys_own_error(
         raise MemoryError
 
     monkeypatch.setattr(prepare, "decode_body", exhausted)
-    outcome = run_job(preparation, Job("chat", CONTEXT), body())
+    outcome = run_job(preparation, PreparationJob("chat", CONTEXT), body())
     assert isinstance(outcome, PreparationRefused)
     assert outcome.code == "body_too_complex"
 

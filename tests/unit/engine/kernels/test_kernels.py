@@ -427,7 +427,7 @@ def test_equal_prompts_are_joined_once_they_have_come_often(
         assert [len(x) for x in calls] == ([1, 2] if len(found) > 3 else [1, 1, 1])
     assert error(found[-1], found[0]) < 8e-3
     never_twice = [(n, n) for n in range(2000, 2400)]
-    equal = whole_prompts.EqualPrompts()
+    equal = whole_prompts.PromptJoinPolicy()
     assert not any(equal.count_step(whole) for whole in never_twice)
     assert len(equal._steps) <= whole_prompts.MAX_COUNTED_PROMPT_GROUPS + 1, "bounded"
 

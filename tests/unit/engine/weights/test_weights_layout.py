@@ -105,12 +105,12 @@ def test_two_mappings_are_one_memory_and_the_borrower_cannot_write() -> None:
 
 def test_what_a_borrower_writes_is_there_for_the_next_one() -> None:
     own = HostBuffer.allocate(4096, "plimsoll-test")
-    first = HostBuffer.map(os.dup(own.fd), writable=True)
+    first = HostBuffer.map(os.dup(own.fd), is_writable=True)
     first.as_tensor()[9] = 7
     view = memoryview(first._map)  # type: ignore[arg-type]
     assert not first.close(), "it is still mapped"
     view.release()
-    second = HostBuffer.map(os.dup(own.fd), writable=True)
+    second = HostBuffer.map(os.dup(own.fd), is_writable=True)
     assert second.as_tensor()[9] == 7
     assert second.close()
     assert second.close()

@@ -163,12 +163,12 @@ def test_the_operator_reads_what_a_supervisor_exports() -> None:
     metrics = Metrics()
     known = lesson().host_learned
     assert known is not None
-    metrics.show_learned({"host": known}, {})
+    metrics.export_learned_budgets({"host": known}, {})
     assert parse_metrics_page(metrics.render()).host_learned == known
     assert parse_metrics_page(metrics.render()).device_learned is None
-    metrics.show_learned({"host": LearnedMemory(60, (0, 0, 0), 1)}, {})
+    metrics.export_learned_budgets({"host": LearnedMemory(60, (0, 0, 0), 1)}, {})
     assert parse_metrics_page(metrics.render()).host_learned == LearnedMemory(60, (0, 0, 0), 1)
-    metrics.show_learned({}, {})
+    metrics.export_learned_budgets({}, {})
     assert parse_metrics_page(metrics.render()).host_learned is None
 
 

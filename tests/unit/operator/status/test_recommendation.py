@@ -72,8 +72,8 @@ def test_device_memory_has_a_sentence_and_no_resources() -> None:
 
 def test_the_operator_reads_what_a_supervisor_exports() -> None:
     metrics = Metrics()
-    metrics.show_learned({}, {"host": NEEDS, "device": MemoryNeeds(61 * GIB)})
+    metrics.export_learned_budgets({}, {"host": NEEDS, "device": MemoryNeeds(61 * GIB)})
     found = parse_metrics_page(metrics.render())
     assert (found.host_needs, found.device_needs) == (NEEDS, MemoryNeeds(61 * GIB))
-    metrics.show_learned({}, {})
+    metrics.export_learned_budgets({}, {})
     assert parse_metrics_page(metrics.render()).host_needs is None

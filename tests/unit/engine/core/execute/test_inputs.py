@@ -35,7 +35,7 @@ def chunk(number: int, computed: int, count: int, left: int = 0, drafts: int = 0
 
 def test_each_token_of_a_prompt_is_a_row() -> None:
     chunks = [chunk(0, 6, 1, drafts=2), chunk(1, 3, 2), chunk(2, 0, 3, left=1)]
-    found = collect_inputs(chunks, BLOCK, by_row=True)
+    found = collect_inputs(chunks, BLOCK, as_decode_rows=True)
     assert found.is_decode_only
     assert (found.decodes, found.longest, found.fresh) == (8, 0, ())
     assert found.positions.tolist() == [6, 7, 8, 3, 4, 0, 1, 2]
@@ -73,7 +73,7 @@ def test_rows_of_a_prompt_make_what_the_prompt_makes() -> None:
         drawn = torch.randn(runner.kv.shape, generator=torch.Generator().manual_seed(3))
         runner.kv.copy_(drawn)
         with torch.inference_mode():
-            _, logits = runner.compute(collect_inputs(chunks, BLOCK, by_row=by_row), chunks)
+            _, logits = runner.compute(collect_inputs(chunks, BLOCK, as_decode_rows=by_row), chunks)
         assert logits is not None
         found.append((logits, runner.kv))
     assert len(found[0][0]) == 3

@@ -271,14 +271,14 @@ def test_tables_wait_from_the_moment_at_which_the_worker_listens(
     old, data = stopped(make, memory, 5)
     new = make(memory, data)
     now += inheritance.CLAIM_TIMEOUT_S + 1
-    new.engine.poll(idle=True)
+    new.engine.poll(is_idle=True)
     now += inheritance.CLAIM_TIMEOUT_S - 1
-    new.engine.poll(idle=True)
+    new.engine.poll(is_idle=True)
     come, *late = [one for one in submits() if one.request_id in old.said]
     come.output_ids = [token for token, _ in old.said[come.request_id]]
     assert new.engine.submit(come) is None
     now += 2
-    new.engine.poll(idle=True)
+    new.engine.poll(is_idle=True)
     assert new.engine.pool.num_used == len(new.engine.requests[come.request_id].block_ids)
     told = new.engine.release_unclaimed_tables()
     assert told is not None
@@ -502,7 +502,7 @@ def test_another_version_and_a_body_that_is_none_are_refused(
         patch.setattr(messages, "HANDOVER_VERSION", 2)
         newer = messages.encode_handover(handover)
     with pytest.raises(
-        HandoverRefusedError, match="has version 2; only version 1 is supported"
+        HandoverRefusedError, match="has version 2, but only version 1 is supported"
     ) as refused:
         messages.decode_handover(newer)
     assert refused.value.outcome is HandoverOutcome.OTHER_VERSION
@@ -515,7 +515,7 @@ def test_another_version_and_a_body_that_is_none_are_refused(
 
 def test_a_message_that_is_too_large_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(messages, "MAX_HANDOVER_BYTES", 100)
-    with pytest.raises(HandoverRefusedError, match="exceed 100 bytes") as refused:
+    with pytest.raises(HandoverRefusedError, match="but the maximum is 100") as refused:
         messages.encode_handover(sealed([], msgspec.structs.replace(LAYOUT, weights=bytes(200))))
     assert refused.value.outcome is HandoverOutcome.TOO_LARGE
 

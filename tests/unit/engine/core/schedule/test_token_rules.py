@@ -80,7 +80,7 @@ def test_named_tokens_replace_the_likeliest_ones() -> None:
         SamplingRow(Sampling(max_tokens=1), 0),
         SamplingRow(Sampling(max_tokens=1, logprobs=0, logprob_token_ids=[best[3]]), 0),
     ]
-    found = sample(logits.clone(), plan_sampling(rows)).to_host().get_logprobs()
+    found = sample(logits.clone(), plan_sampling(rows)).copy_to_host().get_logprobs()
     assert found.keys() == {0, 1, 3}
     assert len(found[0].top_ids) == 2
     assert found[1].top_ids == [best[1], *other]

@@ -321,5 +321,5 @@ def test_a_model_that_cannot_draft_is_named(tiny_checkpoint: Path, tmp_path: Pat
     shutil.copytree(tiny_checkpoint, folder)
     config = json.loads((folder / "config.json").read_bytes())
     (folder / "config.json").write_text(json.dumps(config | {"model_type": "gpt2"}))
-    with pytest.raises(LoadError, match="gpt2 is not supported as a draft model"):
+    with pytest.raises(LoadError, match="gpt2 is not supported for draft models"):
         draft_models.build_draft_model(folder, torch.float32)
