@@ -24,7 +24,7 @@ MAX_PODS_READ = 16
 """Maximum number of pods whose claims one reconcile reads. Later reconciles read the others."""
 MAX_SLICES = 32
 """Maximum number of ResourceSlices of one driver and node that are read."""
-RETRY_S = 60.0
+RETRY_S = 300.0
 """Seconds after which unknown devices of a pod are read again."""
 MAX_CACHED_PODS = 1024
 

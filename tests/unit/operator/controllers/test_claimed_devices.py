@@ -145,7 +145,7 @@ def test_the_newest_generation_of_a_pool_counts_and_its_attribute_may_name_the_d
     assert Cluster(claim(0), old, new).find(pod(0)) == FOUND
 
 
-def test_a_claim_that_cannot_be_read_is_read_again_a_minute_later(
+def test_a_claim_that_cannot_be_read_is_read_again_minutes_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     api = Cluster(claim(0), published(1))
