@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from plimsoll_operator.render.paths import CONFIG_DIR
 from tests.lab import device_driver
 from tests.lab.device_driver import CLASS, DEVICE_CLASS, DeviceDriver
 from tests.lab.errors import MissingError
@@ -23,6 +24,17 @@ from tests.node.supervised import ready_since
 EXAMPLE = ROOT / "examples" / "integrations" / "device-claims.yaml"
 SAID_S = 60.0
 """Seconds until the service repeats what the scheduler says of its pod."""
+MOUNTED_S = 180.0
+"""Seconds until the kubelet has written a changed ConfigMap into a pod."""
+CLAIMED = f"""
+from pathlib import Path
+from plimsoll_api.pod_devices import CLAIMED_DEVICES_FILE, make_container_key
+from plimsoll_sidecar.act.lease_counts import read_pod_uid
+from plimsoll_sidecar.clients.kube import SERVICE_ACCOUNT_FOLDER
+from plimsoll_sidecar.signals.other_pods import PodDevicesFile
+key = make_container_key(read_pod_uid(SERVICE_ACCOUNT_FOLDER / "token"), "engine")
+print(*PodDevicesFile(Path("{CONFIG_DIR}") / CLAIMED_DEVICES_FILE, key).read())
+"""
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +113,7 @@ def test_the_engine_gets_the_device_of_its_claim(
 
 
 def device_of(kube: Kube, pod: dict[str, Any]) -> None:
-    """The pod's claim is allocated, and only the engine has its device."""
+    """The pod's claim is allocated, only the engine has its device, and its supervisor knows it."""
     (claimed,) = pod["status"]["resourceClaimStatuses"]
     claim = kube.get("resourceclaim", claimed["resourceClaimName"]) or {}
     (result,) = claim["status"]["allocation"]["devices"]["results"]
@@ -110,3 +122,12 @@ def device_of(kube: Kube, pod: dict[str, Any]) -> None:
     assert engine["GPU_DEVICE_0"] == "gpu-0"
     assert engine["GPU_DEVICE_0_RESOURCE_CLAIM"] == claim["metadata"]["uid"]
     assert not any(name.startswith("GPU_DEVICE") for name in environment(kube, pod, "supervisor"))
+    (published,) = kube.list("resourceslices", "")
+    (device,) = published["spec"]["devices"]
+    uuid, name = device["attributes"]["uuid"]["string"], pod["metadata"]["name"]
+
+    def is_known() -> bool:
+        found = kube("exec", name, "-c", "supervisor", "--", "python", "-c", CLAIMED)
+        return bool(found.strip() == uuid)
+
+    eventually(is_known, f"the supervisor knows {uuid}", MOUNTED_S)
