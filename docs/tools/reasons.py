@@ -15,7 +15,7 @@ from docs.tools.blocks import ROOT
 from plimsoll_api.state import SignalReason
 
 OPERATOR = ROOT / "operator" / "plimsoll_operator"
-PLACES = {"Verdict": 2, "Failure": 0, "Cause": 0}
+PLACES = {"ConditionState": 2, "Failure": 0, "Cause": 0}
 """What has a reason -> which of its arguments that is."""
 COMPOSED = frozenset({"HeldForLeak", "RolledBackForLeak"})
 """Made of the rollout's decision and a suffix."""

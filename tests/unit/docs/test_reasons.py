@@ -14,7 +14,8 @@ LOST = "WasLost"
 def judge(failed, refused):
     why = "FirstWord" if failed else LOST
     word = refused.reason if refused else str(refused.word or "SecondWord")
-    return [Verdict(kind, False, why, "A text"), Verdict(kind, True, word), Cause("ThirdWord", "")]
+    state = ConditionState(kind, False, why, "A text")
+    return [state, ConditionState(kind, True, word), Cause("ThirdWord", "")]
 """
 
 
