@@ -32,6 +32,14 @@ spec:
 """
 
 
+PLAIN_S = 120.0
+"""A plain group is not waited for longer.
+
+The garbage collector may miss the deletion of its StatefulSet. Nobody deletes its old worker by
+hand then, as :class:`~tests.lab.chaos.Person` does for groups of a service.
+"""
+
+
 class History:
     """What happened when (UTC), in the file ``path``, to read beside the components' logs."""
 

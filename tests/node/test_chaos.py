@@ -22,7 +22,7 @@ import pytest
 from tests.cluster.operator.conftest import FAST
 from tests.cluster.operator.test_groups import OWN, groups, names
 from tests.lab.chaos import Chaos, Generations, Person
-from tests.lab.chaos_record import History, PlainGroup
+from tests.lab.chaos_record import PLAIN_S, History, PlainGroup
 from tests.lab.kube import Kube, conditions, eventually
 from tests.lab.lab import Lab, mounted
 from tests.lab.leader_worker_set import LeaderWorkerSets
@@ -53,8 +53,6 @@ HOLDS_S = 15.0
 """A kubelet that has just started soon says that no pod is ready, until it has probed each."""
 PATIENCE_S = 600.0
 """For what is no figure."""
-PLAIN_S = 120.0
-"""A plain group is not waited for longer: its worker may be left over, as Person says."""
 TEAM, ROLE = {"team": "inference"}, "llm-d.ai/role"
 KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
 OF_GROUP = "leaderworkerset.sigs.k8s.io/group-index"

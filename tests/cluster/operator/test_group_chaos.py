@@ -9,6 +9,7 @@ again, or the operator evicts the pod.
 from __future__ import annotations
 
 import base64
+import math
 import os
 import random
 import shutil
@@ -30,7 +31,7 @@ from tests.cluster.operator.conftest import FAST, eventually
 from tests.cluster.operator.test_fleet_safety import OPENED, leaking
 from tests.cluster.operator.test_groups import OWN, SLOT, groups, names, pods, service, serving
 from tests.lab.chaos import Chaos, Generations, Person
-from tests.lab.chaos_record import VERBOSE, History, PlainGroup
+from tests.lab.chaos_record import PLAIN_S, VERBOSE, History, PlainGroup
 from tests.lab.lab import Lab
 from tests.lab.leader_worker_set import LeaderWorkerSets
 from tests.lab.operator import Operator
@@ -222,13 +223,14 @@ def test_no_group_restarts_twice_while_controllers_are_killed(
         return all(found.values())
 
     def settled() -> bool:
-        """Whether both groups and service are, with a note of when."""
+        """Whether both groups and service are, with a note of when. A plain group may be late."""
         chaos.keep_up()
         for what, check in {"converged": converged, "a plain group": plain.runs}.items():
             if what not in after_s and check():
                 after_s[what] = time.monotonic() - begin
                 history.note(what, f"after {after_s[what]:.1f} s")
-        return len(after_s) == 2
+        late = time.monotonic() - begin > PLAIN_S
+        return "converged" in after_s and ("a plain group" in after_s or late)
 
     history, plain = History(tmp_path / "history.log"), PlainGroup(kubectl)
     after_s: dict[str, float] = {}
@@ -262,7 +264,8 @@ def test_no_group_restarts_twice_while_controllers_are_killed(
             f" {dict(chaos.ended)}, restarts asked {dict(leaders.asked)} by {dict(leaders.ways)},"
             f" seen { {name: len(uids) - 1 for name, uids in leaders.uids.items()} },"
             f" {len(leaders.person.deleted)} left-over pods deleted, converged in"
-            f" {after_s['converged']:.1f} s, a plain group in {after_s['a plain group']:.1f} s"
+            f" {after_s['converged']:.1f} s, a plain group in"
+            f" {after_s.get('a plain group', math.inf):.1f} s"
         )
         assert leaders.unasked == []
         for group in GROUPS:
