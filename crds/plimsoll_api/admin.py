@@ -68,7 +68,9 @@ class Epoch(msgspec.Struct, frozen=True, order=True):
         boot_id, separator, number = text.rpartition(":")
         value = parse_whole_number(number)
         if not separator or not boot_id or value is None:
-            raise ValueError(f"epoch {text!r}: expected BOOT_ID:NUMBER, for example 3f9c21d0:4")
+            raise ValueError(
+                f"epoch {text!r} is not valid: use BOOT_ID:NUMBER, for example 3f9c21d0:4"
+            )
         return cls(boot_id, value)
 
 

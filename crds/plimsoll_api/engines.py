@@ -64,7 +64,7 @@ def _make_flag_pattern(flag: str) -> str:
 
 
 def _format_refusal(reserved: ReservedFlag) -> str:
-    return f"engine.args must not have {reserved.flag}: {reserved.alternative}"
+    return f"engine.args must not contain {reserved.flag}: {reserved.alternative}"
 
 
 def explain_refused_args(type_: EngineType, args: Sequence[str], has_api_keys: bool) -> str | None:

@@ -250,7 +250,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--check",
         action="store_true",
-        help="write nothing; exit with status 1 if a generated file is not up to date",
+        help="write no files; exit with status 1 if a generated file is out of date",
     )
     check = parser.parse_args(arguments).check
     drifted = False
@@ -268,7 +268,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 )
             )
     if drifted:
-        sys.stderr.write("crds/*.yaml differ from the models: run make generate\n")
+        sys.stderr.write("crds/*.yaml are out of date: run make generate\n")
     return int(drifted)
 
 

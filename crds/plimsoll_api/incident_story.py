@@ -116,7 +116,7 @@ class Story(NamedTuple):
         if self.spent_percent is not None:
             text += f", {self.spent_percent} % of the budget"
         if self.returned_bytes is not None:
-            text += f", {format_bytes(self.returned_bytes)} came back"
+            text += f", {format_bytes(self.returned_bytes)} were freed"
         if self.outcome is not None:
             text += f" ({self.outcome})"
         return f"{text}. {self.message}".strip()

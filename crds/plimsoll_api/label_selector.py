@@ -20,8 +20,8 @@ KEY_PATTERN = rf"^({_DOMAIN_PATTERN}/)?{_NAME_PATTERN}$"
 VALUE_PATTERN = rf"^({_NAME_PATTERN})?$"
 
 EMPTY_MESSAGE = (
-    "selector must not be empty: it would select every pod of the namespace; name at least one "
-    "label in matchLabels or matchExpressions"
+    "selector must not be empty, because it would select every pod in the namespace: add at least"
+    " one label to matchLabels or matchExpressions"
 )
 VALUES_MESSAGE = (
     "values must not be empty for In and NotIn, and must be empty for Exists and DoesNotExist"
@@ -40,7 +40,7 @@ def _check_subdomain(key: str) -> str:
     prefix, slash, _ = key.rpartition("/")
     if slash and not _SUBDOMAIN_PATTERN.fullmatch(prefix):
         raise ValueError(
-            f"label key {key!r}: {prefix!r}, before the slash, must be a DNS subdomain"
+            f"label key {key!r}: the prefix {prefix!r} before the slash must be a DNS subdomain"
         )
     return key
 

@@ -101,7 +101,7 @@ class LeakIncidentSpec(msgspec.Struct, rename="camel", omit_defaults=True):
         _Name, describe_field("Engine epoch in which the incident began, written BOOT_ID:NUMBER.")
     ]
     opened_at: Annotated[str, describe_field("Time at which the incident began.", schema=_TIME)]
-    kind: Annotated[IncidentKind, describe_field("What went wrong.")]
+    kind: Annotated[IncidentKind, describe_field("Kind of the problem, or of the planned action.")]
     policy_ref: Annotated[
         PolicyReference | None,
         describe_field(
@@ -259,7 +259,9 @@ class LeakIncidentStatus(msgspec.Struct, rename="camel", omit_defaults=True):
         ),
     ] = None
     phase: Annotated[IncidentPhase | None, describe_field("Current phase of the incident.")] = None
-    attribution: Annotated[IncidentAttribution | None, describe_field("Which memory grew.")] = None
+    attribution: Annotated[
+        IncidentAttribution | None, describe_field("Memory that grew, and the evidence for it.")
+    ] = None
     timeline: Annotated[
         list[IncidentStep],
         msgspec.Meta(max_length=MAX_STATUS_STEPS),

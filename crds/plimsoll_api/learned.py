@@ -72,7 +72,7 @@ def decode_learned(data: bytes) -> tuple[LearnedWorkload, ...]:
     """Parse a learned file. Raises :class:`decoding.MalformedError` if it is invalid."""
     if len(data) > MAX_LEARNED_BYTES:
         raise decoding.MalformedError(
-            f"the learned file has more than {MAX_LEARNED_BYTES >> 10} KiB"
+            f"the file of learned budgets is larger than {MAX_LEARNED_BYTES >> 10} KiB"
         )
     workloads: tuple[LearnedWorkload, ...] = decoding.decode(data, _Workloads)
     return workloads

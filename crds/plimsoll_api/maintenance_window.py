@@ -32,7 +32,7 @@ _TIME_OF_DAY_PATTERN = r"^([01][0-9]|2[0-3]):[0-5][0-9]$"
 
 def _read_time_of_day(value: Any) -> float:
     if not isinstance(value, str) or not re.match(_TIME_OF_DAY_PATTERN.replace("$", r"\Z"), value):
-        raise ValueError("must be a time of day in UTC, written HH:MM")
+        raise ValueError("must be a time of day in UTC in the format HH:MM")
     hours, minutes = map(int, value.split(":"))
     return 3600.0 * hours + 60.0 * minutes
 
@@ -123,7 +123,7 @@ class MaintenanceWindow(msgspec.Struct, frozen=True):
                 continue
             if now < start + self.duration_s:
                 return max(0.0, start - now)
-        raise AssertionError("the window opens on no day of the week")
+        raise AssertionError("the maintenance window has no valid day")
 
     @property
     def opens_at(self) -> str:

@@ -67,7 +67,7 @@ def _read_positive_bytes(value: Any) -> int:
     text = to_text(value)
     size = parse_bytes(text)
     if parse_quantity(text) <= 0:
-        raise ValueError(f"must be greater than 0, not {text!r}; leave the field out for no budget")
+        raise ValueError(f"must be greater than 0, not {text!r}; to set no budget, omit the field")
     return size
 
 
@@ -75,7 +75,10 @@ def _read_limit_bytes(value: Any) -> int:
     _read_positive_bytes(value)
     size = int(parse_quantity(to_text(value)))
     if size < 1:
-        raise ValueError(f"{value!r} is less than a byte; the suffix m stands for thousandths")
+        raise ValueError(
+            f"{value!r} is less than one byte, because the suffix m means thousandths; use M for"
+            " megabytes"
+        )
     return size
 
 

@@ -89,21 +89,25 @@ def make_contract(
     level = max(one.level for one in needs)
     full = worst.level + worst.unfilled
     limit = min((one.limit for one in needs if one.limit is not None), default=None)
-    said = [f"{memory} memory needs {format_bytes(level)} at this load"]
+    facts = [f"{memory} memory needs {format_bytes(level)} at the current load"]
     if request is not None and request < level:
-        said[0] += f", request {format_bytes(request)} is too small"
+        facts.append(f"the request of {format_bytes(request)} is too small")
     if worst.unfilled > MIN_SHOWN_SHARE * level:
-        said.append(f"fills to {format_bytes(full)} (declared pools {format_bytes(worst.pools)})")
+        pools = format_bytes(worst.pools)
+        facts.append(f"it needs {format_bytes(full)} when its declared pools ({pools}) are full")
     if limit is not None and limit < full:
-        said[-1] += f", limit {format_bytes(limit)} is too small"
-    each = max((g.bytes / g.requests for g in growth if g.requests >= MIN_REQUESTS), default=0.0)
-    if each >= 1:
-        said.append(f"grows by {format_bytes(_round_to_two_digits(each))} a request")
+        facts.append(f"the limit of {format_bytes(limit)} is too small")
+    per_request = max(
+        (g.bytes / g.requests for g in growth if g.requests >= MIN_REQUESTS), default=0.0
+    )
+    if per_request >= 1:
+        growth_text = format_bytes(_round_to_two_digits(per_request))
+        facts.append(f"it grows by {growth_text} per request")
     rate = max((g.bytes / g.age_s for g in growth if g.age_s >= MIN_GROWTH_AGE_S), default=0.0)
     if rate > 0 and limit is not None and (left_s := (limit - level) / rate) <= MAX_FORECAST_S:
-        lasts = format_remaining_time(max(0.0, left_s))
-        said.append(f"the limit lasts {lasts} at this traffic")
-    return MemoryContract("; ".join(said), _round_up(level), _round_up(full + budget))
+        remaining = format_remaining_time(max(0.0, left_s))
+        facts.append(f"it reaches the limit in {remaining} at the current traffic")
+    return MemoryContract("; ".join(facts), _round_up(level), _round_up(full + budget))
 
 
 def _round_to_two_digits(value: float) -> float:

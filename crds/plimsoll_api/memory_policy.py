@@ -71,7 +71,7 @@ class MemoryBudget(msgspec.Struct, frozen=True):
             make_rule(
                 "string(self) == 'Auto' || (isQuantity(string(self)) && "
                 "quantity(string(self)).isGreaterThan(quantity('0')))",
-                "growthBudget must be greater than 0; leave host or device out for no budget",
+                "growthBudget must be greater than 0; to set no budget, omit host or device",
             ),
             name="growthBudget",
             form=GROWTH_BUDGET_FORM,

@@ -407,6 +407,6 @@ class Gateway(ResourceModel):
     def _check_gateways_unique(self) -> Self:
         if len({one.name for one in self.parent_refs}) < len(self.parent_refs):
             raise ValueError(
-                "gateway.parentRefs names a Gateway twice: remove one of the two entries"
+                "gateway.parentRefs contains a Gateway twice: remove one of the entries"
             )
         return self

@@ -60,7 +60,7 @@ def _check_not_negative(text: str) -> str:
 
 def _check_positive_bytes(text: str) -> str:
     if parse_bytes(text) <= 0:
-        raise ValueError(f"must be greater than 0, not {text!r}; leave the field out for no budget")
+        raise ValueError(f"must be greater than 0, not {text!r}; to set no budget, omit the field")
     return text
 
 

@@ -33,8 +33,8 @@ PORT_MESSAGE = (
 )
 
 API_KEYS_MESSAGE = (
-    "engine.apiKeySecretRef is for engine.type plimsoll only: for another engine, set the key in "
-    "engine.args or in engine.env (VLLM_API_KEY for vllm)"
+    "engine.apiKeySecretRef is only supported for engine.type plimsoll: for another engine, set"
+    " the key in engine.args or in engine.env (VLLM_API_KEY for vllm)"
 )
 
 Text = Annotated[str, StringConstraints(max_length=4096)]
@@ -306,9 +306,9 @@ class Engine(ResourceModel):
     @model_validator(mode="after")
     def _check_fields_of_type(self) -> Self:
         if self.type is not EngineType.PLIMSOLL and self.image is None:
-            raise ValueError(f"engine.image is needed for engine.type {self.type}")
+            raise ValueError(f"engine.image is required for engine.type {self.type}")
         if self.admin_contract != "None" and self.type is not EngineType.CUSTOM:
-            raise ValueError("engine.adminContract is for engine.type custom only")
+            raise ValueError("engine.adminContract is only supported for engine.type custom")
         if self.api_key_secret_ref is not None and self.type is not EngineType.PLIMSOLL:
             raise ValueError(API_KEYS_MESSAGE)
         keys = self.api_key_secret_ref is not None
@@ -321,14 +321,14 @@ ENGINE_RULES = make_validations(
     make_rule(
         # CEL checks an object's default before the defaults of its fields are set.
         "!has(self.type) || self.type == 'plimsoll' || has(self.image)",
-        "engine.image is needed unless engine.type is plimsoll",
+        "engine.image is required unless engine.type is plimsoll",
         fieldPath=".type",
     ),
     make_rule(
         # An earlier release wrote 'none' into each object, but new ones must not have it.
         "!has(self.adminContract) || self.adminContract in ['None', 'none'] || "
         "self.type == 'custom'",
-        "engine.adminContract is for engine.type custom only",
+        "engine.adminContract is only supported for engine.type custom",
         fieldPath=".adminContract",
     ),
     make_rule(

@@ -228,22 +228,26 @@ class StartGate(msgspec.Struct, frozen=True):
 
 
 _TOO_OFTEN_MESSAGE = (
-    "recycle.maxAge must be at least restartBudget.window (1h if unset), so that restarts are left "
-    "for leaks"
+    "recycle.maxAge must be at least restartBudget.window (1h if unset), so that the budget also"
+    " allows restarts for leaks"
 )
-_NO_RESTARTS_MESSAGE = "recycle needs restarts: set restartBudget.count above 0, or remove recycle"
+_NO_RESTARTS_MESSAGE = (
+    "recycle requires restarts: set restartBudget.count above 0, or remove recycle"
+)
 GATE_MESSAGE = (
-    "supervision.startGate is for engine.type plimsoll only: no other engine asks before it starts"
+    "supervision.startGate is only supported for engine.type plimsoll, because other engines do"
+    " not ask the supervisor before they start"
 )
 SCOPE_MESSAGE = (
-    "supervision.scope: Graph is for a SupervisionPolicy only: the pods of an InferenceService "
-    "have one role"
+    "supervision.scope: Graph is only supported in a SupervisionPolicy, because all pods of an"
+    " InferenceService have the same role"
 )
 _NO_REPLACEMENT_MESSAGE = (
-    "startGate.then: PodReplace needs PodReplace in ladder: add it, or remove startGate.then"
+    "startGate.then: PodReplace requires PodReplace in ladder: add it, or remove startGate.then"
 )
 _NO_RUNG_MESSAGE = (
-    "recycle needs WorkerRestart, EngineRestart or PodReplace in ladder: add one, or remove recycle"
+    "recycle requires WorkerRestart, EngineRestart or PodReplace in ladder: add one of them, or"
+    " remove recycle"
 )
 
 

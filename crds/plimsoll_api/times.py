@@ -27,7 +27,7 @@ def parse_rfc3339(text: str) -> float:
     """Parse an RFC 3339 time to Unix seconds. Raises ValueError for any other text."""
     moment = datetime.fromisoformat(text)
     if moment.tzinfo is None:
-        raise ValueError(f"{text!r} has no time zone: write for example 2026-01-31T12:00:00Z")
+        raise ValueError(f"{text!r} has no time zone: use a time such as 2026-01-31T12:00:00Z")
     return moment.timestamp()
 
 

@@ -283,7 +283,7 @@ def read(path: Path) -> tuple[Header, Iterator[Sample]]:
         raw = _open_for_reading(path)
         first = raw.readline(MAX_TRACE_LINE_BYTES)
     except _READ_ERRORS as error:
-        raise TraceError(f"{path}: cannot be read: {error}") from error
+        raise TraceError(f"{path}: cannot read the trace: {error}") from error
     try:
         header = decode(first, Header)
     except MalformedError as error:
@@ -304,7 +304,7 @@ def _iterate_samples(path: Path, raw: IO[bytes]) -> Iterator[Sample]:
             try:
                 line = raw.readline(MAX_TRACE_LINE_BYTES)
             except _READ_ERRORS as error:
-                raise TraceError(f"{path}: the trace ends in the middle: {error}") from error
+                raise TraceError(f"{path}: the trace is incomplete: {error}") from error
             if not line:
                 return
             if len(line) == MAX_TRACE_LINE_BYTES:
@@ -316,10 +316,13 @@ def _iterate_samples(path: Path, raw: IO[bytes]) -> Iterator[Sample]:
             try:
                 sample = decode(line, Sample)
             except MalformedError as error:
-                raise TraceError(f"{path}:{number}: the line is not a sample: {error}") from error
+                raise TraceError(
+                    f"{path}:{number}: the line is not a valid sample: {error}"
+                ) from error
             if sample.t <= last:
                 raise TraceError(
-                    f"{path}:{number}: t={sample.t} must be later than t={last} of the line before"
+                    f"{path}:{number}: t={sample.t} must be later than t={last} in the previous"
+                    " line"
                 )
             last = sample.t
             yield sample

@@ -45,7 +45,8 @@ def parse_quantity(value: str | int | float) -> Fraction:
     match = _QUANTITY_PATTERN.match(written) if len(written) <= MAX_QUANTITY_CHARS else None
     if match is None:
         raise ValueError(
-            f"{written[:MAX_QUANTITY_CHARS]!r} is not a quantity; write for example 512Mi or 2Gi"
+            f"{written[:MAX_QUANTITY_CHARS]!r} is not a valid quantity: use a value such as 512Mi"
+            " or 2Gi"
         )
     number, exponent, suffix = match.groups()
     if exponent:
@@ -62,7 +63,7 @@ def parse_bytes(text: str | int) -> int:
 def parse_duration(text: str) -> float:
     """Parse a duration such as ``90s``, ``1h30m`` or ``250ms`` to seconds. Raises ValueError."""
     if not _DURATION_PATTERN.match(text):
-        raise ValueError(f"{text!r} is not a duration; write for example 90s, 10m or 1h30m")
+        raise ValueError(f"{text!r} is not a valid duration: use a value such as 90s, 10m or 1h30m")
     return sum(float(n) * _UNIT_S[unit] for n, unit in _DURATION_PART_PATTERN.findall(text))
 
 

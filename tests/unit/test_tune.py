@@ -74,7 +74,7 @@ def test_tune_prints_it_for_people_and_programs(tmp_path: Path) -> None:
     assert "after a start, a replica uses up to 1.0 GiB" in done.stdout
     assert "the recommended budget is 300 MiB within 24h" in done.stdout
     assert "growthBudget: 300Mi" in done.stdout
-    assert "host memory needs 1.2 GiB at this load" in done.stdout
+    assert "host memory needs 1.2 GiB at the current load" in done.stdout
     assert "memory: 1280Mi" in done.stdout, "the most that it held, in steps of 256 MiB"
     assert "memory: 1536Mi" in done.stdout, "and its budget"
     done = CliRunner().invoke(app, ["tune", str(file), "-o", "json"])

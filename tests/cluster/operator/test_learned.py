@@ -26,7 +26,10 @@ from tests.cluster.operator.test_policy_fleet import pods, policy, workload
 MIB, GIB = 1 << 20, 1 << 30
 AUTO = {"host": {"growthBudget": "Auto"}}
 NEEDS = MemoryNeeds(9 * GIB, 4 * GIB, 2 * GIB, 16 * GIB)
-SAID = "host memory needs 9.0 GiB at this load; fills to 11.0 GiB (declared pools 4.0 GiB)"
+SAID = (
+    "host memory needs 9.0 GiB at the current load; it needs 11.0 GiB when its declared pools"
+    " (4.0 GiB) are full"
+)
 KNOWN = LearnedMemory(86400, (300 * MIB, 350 * MIB, 400 * MIB), 4 * GIB, 600 * MIB)
 
 

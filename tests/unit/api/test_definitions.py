@@ -78,7 +78,7 @@ SERVICES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"supervision": {"recycle": {"maxAge": "24h"}, "ladder": ["Trim"]}},
-        "recycle needs WorkerRestart, EngineRestart or PodReplace in ladder",
+        "recycle requires WorkerRestart, EngineRestart or PodReplace in ladder",
     ),
     (
         {"supervision": {"recycle": {"maxAge": "2h", "whenIdleFor": "2h"}}},
@@ -87,24 +87,24 @@ SERVICES: list[tuple[dict[str, Any], str]] = [
     ({"supervision": {"startGate": {"then": "EngineRestart"}}}, "startGate.then"),
     (
         {"supervision": {"startGate": {"then": "PodReplace"}}},
-        "startGate.then: PodReplace needs PodReplace in ladder",
+        "startGate.then: PodReplace requires PodReplace in ladder",
     ),
     (
         {
             "engine": {"type": "vllm", "image": "i"},
             "supervision": {"startGate": {"within": "1m"}},
         },
-        "supervision.startGate is for engine.type plimsoll only",
+        "supervision.startGate is only supported for engine.type plimsoll",
     ),
     (
         {"supervision": {"scope": "Graph"}},
-        "supervision.scope: Graph is for a SupervisionPolicy only",
+        "supervision.scope: Graph is only supported in a SupervisionPolicy",
     ),
     ({"engine": {"type": "magic"}}, "spec.engine.type"),
     ({"engine": {"port": 8001}}, "engine.port must not be 8001"),
     (
         {"engine": {"type": "vllm", "image": "i", "apiKeySecretRef": {"name": "s"}}},
-        "engine.apiKeySecretRef is for engine.type plimsoll only",
+        "engine.apiKeySecretRef is only supported for engine.type",
     ),
     (
         {"probe": {"enabled": True}},
@@ -131,23 +131,23 @@ SERVICES: list[tuple[dict[str, Any], str]] = [
     ({"probe": {"enabled": True, "image": ""}}, "spec.probe.image"),
     (
         {"engine": {"args": ["--port", "9000"]}},
-        "engine.args must not have --port: set engine.port",
+        "engine.args must not contain --port: set engine.port",
     ),
     (
         {"engine": {"args": ["--dtype=auto", "--served-model-name=x"]}},
-        "engine.args must not have --served-model-name: set model.servedName",
+        "engine.args must not contain --served-model-name: set model.servedName",
     ),
     (
         {"engine": {"type": "vllm", "image": "i", "args": ["--served_model_name=x"]}},
-        "engine.args must not have --served-model-name",
+        "engine.args must not contain --served-model-name",
     ),
     (
         {"engine": {"type": "sglang", "image": "i", "args": ["--model-path=/m"]}},
-        "engine.args must not have --model-path: set model.uri",
+        "engine.args must not contain --model-path: set model.uri",
     ),
     (
         {"engine": {"args": ["--api-key-file=/k"], "apiKeySecretRef": {"name": "s"}}},
-        "engine.args must not have --api-key-file: engine.apiKeySecretRef sets it",
+        "engine.args must not contain --api-key-file: engine.apiKeySecretRef sets it",
     ),
     (
         {"engine": {"resources": {"requests": {"cpu": 2}, "limits": {"cpu": "1500m"}}}},
@@ -190,8 +190,8 @@ SERVICES: list[tuple[dict[str, Any], str]] = [
     ),
     ({"rollout": {"maxSurge": 0, "maxUnavailable": "0%"}}, "must not both be 0"),
     ({"rollout": {"onLeak": "Panic"}}, "spec.rollout.onLeak"),
-    ({"engine": {"type": "vllm"}}, "engine.image is needed"),
-    ({"engine": {"adminContract": "Plimsoll"}}, "engine.adminContract is for"),
+    ({"engine": {"type": "vllm"}}, "engine.image is required"),
+    ({"engine": {"adminContract": "Plimsoll"}}, "engine.adminContract is only supported for"),
     ({"model": {"uri": "hf://one"}}, "model.uri must be"),
     (
         {"model": {"uri": "file:///m", "revision": "main"}},
@@ -222,7 +222,7 @@ POLICIES: list[tuple[dict[str, Any], str]] = [
     ({"supervision": {"ladder": ["WorkerRestart", "Trim"]}}, "ladder must be in the order"),
     (
         {"supervision": {"startGate": {"within": "1m"}}},
-        "supervision.startGate is for engine.type plimsoll only",
+        "supervision.startGate is only supported for engine.type plimsoll",
     ),
     ({"supervison": {}}, 'unknown field "spec.supervison"'),
 ]

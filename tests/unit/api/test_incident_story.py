@@ -51,7 +51,7 @@ def test_both_forms_tell_the_same() -> None:
 def test_the_story_in_a_line() -> None:
     assert make_record_story(LEAK).sentence == (
         "HostGrowth in python_objects of the worker, 200 MiB, 60.0 MiB an hour, 90 B a request,"
-        " 104 % of the budget, 200 MiB came back (WorkerRestart)."
+        " 104 % of the budget, 200 MiB were freed (WorkerRestart)."
     )
 
 

@@ -34,7 +34,7 @@ def service(spec: dict[str, Any], name: str = "a") -> dict[str, Any]:
             {"memory": {"device": {"growthBudget": "2Gi", "limit": "1Gi"}}},
             "spec.memory.device: growthBudget (2.0 GiB) must not be larger than limit (1.0 GiB)",
         ),
-        ({"memory": {"device": {"growthBudget": "1", "limit": "10m"}}}, "less than a byte"),
+        ({"memory": {"device": {"growthBudget": "1", "limit": "10m"}}}, "less than one byte"),
         (
             {"memory": {"device": {"growthBudget": "1.2", "limit": "1.1"}}},
             "must not be larger than limit",
@@ -64,23 +64,23 @@ def service(spec: dict[str, Any], name: str = "a") -> dict[str, Any]:
         ({"engine": {"port": 9464}}, "spec.engine.port"),
         (
             {"engine": {"args": ["--port", "9000"]}},
-            "engine.args must not have --port: set engine.port",
+            "engine.args must not contain --port: set engine.port",
         ),
         (
             {"engine": {"args": ["--dtype=auto", "--served-model-name=x"]}},
-            "engine.args must not have --served-model-name: set model.servedName",
+            "engine.args must not contain --served-model-name: set model.servedName",
         ),
         (
             {"engine": {"type": "vllm", "image": "i", "args": ["--served_model_name=x"]}},
-            "engine.args must not have --served-model-name",
+            "engine.args must not contain --served-model-name",
         ),
         (
             {"engine": {"type": "sglang", "image": "i", "args": ["--model-path=/m"]}},
-            "engine.args must not have --model-path: set model.uri",
+            "engine.args must not contain --model-path: set model.uri",
         ),
         (
             {"engine": {"args": ["--api-key-file=/k"], "apiKeySecretRef": {"name": "s"}}},
-            "engine.args must not have --api-key-file: engine.apiKeySecretRef sets it",
+            "engine.args must not contain --api-key-file: engine.apiKeySecretRef sets it",
         ),
         (
             {"engine": {"resources": {"requests": {"cpu": 2}, "limits": {"cpu": "1500m"}}}},
@@ -119,8 +119,8 @@ def service(spec: dict[str, Any], name: str = "a") -> dict[str, Any]:
         ),
         ({"model": {"uri": "hf://no-organisation"}}, "spec.model.uri"),
         ({"model": {"uri": "file:///m", "revision": "main"}}, "revision requires a model.uri"),
-        ({"engine": {"type": "vllm"}}, "engine.image is needed for engine.type vllm"),
-        ({"engine": {"adminContract": "Plimsoll"}}, "engine.type custom only"),
+        ({"engine": {"type": "vllm"}}, "engine.image is required for engine.type vllm"),
+        ({"engine": {"adminContract": "Plimsoll"}}, "only supported for engine.type custom"),
         (
             {"autoscaling": {"minReplicas": 3, "maxReplicas": 2, "target": {"cpuPercent": 80}}},
             "autoscaling.minReplicas 3",

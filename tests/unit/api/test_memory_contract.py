@@ -25,42 +25,42 @@ def test_it_says_what_a_revision_needs_and_how_long_the_limit_lasts() -> None:
     grown = ReportedGrowth(int(1.6 * GIB), DAY_S, int(1.6 * GIB / 1434))
     found = make_contract("host", [needs], [grown], 2 * GIB, 10 * GIB)
     assert found.text == (
-        "host memory needs 17.2 GiB at this load, request 10.0 GiB is too small; fills to 31.0 GiB"
-        " (declared pools 14.0 GiB); grows by 1.4 KiB a request; the limit lasts 9 days at this"
-        " traffic"
+        "host memory needs 17.2 GiB at the current load; the request of 10.0 GiB is too small;"
+        " it needs 31.0 GiB when its declared pools (14.0 GiB) are full; it grows by 1.4 KiB per"
+        " request; it reaches the limit in 9 days at the current traffic"
     )
     assert (format_quantity(found.request), format_quantity(found.limit)) == ("17664Mi", "33Gi")
 
 
 def test_it_says_nothing_that_is_not_known() -> None:
     found = make_contract("device", [MemoryNeeds(61 * GIB)], [ReportedGrowth(9 << 20, 60, 999)], 0)
-    assert found.text == "device memory needs 61.0 GiB at this load"
+    assert found.text == "device memory needs 61.0 GiB at the current load"
 
 
 def test_a_limit_below_what_the_pools_will_take_is_too_small() -> None:
     found = make_contract(
         "host", [MemoryNeeds(8 * GIB, 12 * GIB, 6 * GIB, 12 * GIB)], [], GIB, 8 * GIB
     )
-    assert "fills to 14.0 GiB (declared pools 12.0 GiB), limit 12.0 GiB is too small" in found.text
+    assert "the limit of 12.0 GiB is too small" in found.text
     assert found.limit == 15 * GIB
 
 
 def test_growth_that_would_take_years_is_not_mentioned() -> None:
     grown = ReportedGrowth(1 << 20, 30 * DAY_S, 10_000_000)
     text = make_contract("host", [MemoryNeeds(8 * GIB, limit=16 * GIB)], [grown], 0).text
-    assert text == "host memory needs 8.0 GiB at this load"
+    assert text == "host memory needs 8.0 GiB at the current load"
 
 
 def test_a_replica_that_shrinks_does_not_reach_its_limit() -> None:
     grown = ReportedGrowth(-GIB, DAY_S, 10_000)
     text = make_contract("host", [MemoryNeeds(8 * GIB, limit=16 * GIB)], [grown], 0).text
-    assert text == "host memory needs 8.0 GiB at this load"
+    assert text == "host memory needs 8.0 GiB at the current load"
 
 
 def test_the_worst_replica_counts() -> None:
     replicas = [MemoryNeeds(8 * GIB, 6 * GIB, 6 * GIB, 32 * GIB), MemoryNeeds(9 * GIB)]
     found = make_contract("host", replicas, [], 0)
-    assert found.text.startswith("host memory needs 9.0 GiB at this load; fills to 14.0 GiB")
+    assert found.text.startswith("host memory needs 9.0 GiB at the current load; it needs 14.0 GiB")
     assert (found.request, found.limit) == (9 * GIB, 14 * GIB)
 
 

@@ -57,7 +57,7 @@ def test_a_policy_of_an_earlier_release_selects_as_before() -> None:
 @pytest.mark.parametrize("field", ["matchLabels", "matchExpressions"])
 def test_a_key_that_the_api_server_takes_in_no_webhook_is_refused(key: str, field: str) -> None:
     one = {"key": key, "operator": "DoesNotExist"}
-    with pytest.raises(ValueError, match="before the slash, must be a DNS subdomain"):
+    with pytest.raises(ValueError, match="before the slash must be a DNS subdomain"):
         policy(selector={field: {key: "x"} if field == "matchLabels" else [one]})
     assert policy(selector={"matchLabels": {"a.b-c.d/e": "x"}})
 

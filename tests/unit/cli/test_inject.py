@@ -500,7 +500,7 @@ def test_external_engines_may_serve_where_ours_may_not(port: int) -> None:
             r"spec.template.spec.containers\[engine\].ports\[1\].containerPort: ports 9464",
         ),
         (vllm(ports=[{"containerPort": "http"}]), {}, r"ports\[0\].containerPort: 'http' is not"),
-        (vllm(resources={"limits": {"memory": "much"}}), {}, r"limits.memory: 'much' is not a q"),
+        (vllm(resources={"limits": {"memory": "much"}}), {}, r"limits.memory: 'much' is not a v"),
         (
             vllm(),
             {"securityContext": {"runAsUser": "me"}},

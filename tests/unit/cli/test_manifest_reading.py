@@ -67,7 +67,7 @@ def test_the_examples_are_good(name: str) -> None:
             "growthBudget: 2Gi\n      limit: 1Gi",
             "spec.memory.host: growthBudget (2.0 GiB) must not be larger than limit (1.0 GiB)",
         ),
-        ("growthBudget: 256Mi", "growthBudget: lots", "'lots' is not a quantity"),
+        ("growthBudget: 256Mi", "growthBudget: lots", "'lots' is not a valid quantity"),
         ("  memory:", "  memmory: {}\n  memory:", "spec.memmory: is not a known field: remove"),
         ("    uri: file:///models/tiny", "    {}", "spec.model.uri: is required: add it"),
         ("name: tiny", "name: Tiny_1", "metadata.name: 'Tiny_1' must be"),

@@ -120,9 +120,9 @@ def test_bad_samples_are_named_with_their_line(tmp_path: Path) -> None:
     first = msgspec.json.encode(header())
     for second, said in (
         (b'{"t":1,"epoch":1}\n{"t":1,"epoch":1}', ":3: t=1.0 must be later than t=1.0"),
-        (b'{"t":NaN,"epoch":1}', ":2: the line is not a sample"),
-        (b'{"t":1,"epoch":1', ":2: the line is not a sample"),
-        (b'{"t":1,"epoch":1,"ledger":[{"owner":"\xff"}]}', ":2: the line is not a sample"),
+        (b'{"t":NaN,"epoch":1}', ":2: the line is not a valid sample"),
+        (b'{"t":1,"epoch":1', ":2: the line is not a valid sample"),
+        (b'{"t":1,"epoch":1,"ledger":[{"owner":"\xff"}]}', ":2: the line is not a valid sample"),
     ):
         path.write_bytes(first + b"\n" + second)
         done = run(path)

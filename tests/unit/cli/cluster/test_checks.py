@@ -160,8 +160,8 @@ def test_what_the_status_of_a_policy_says() -> None:
 
 @pytest.mark.parametrize("fits", [True, False])
 def test_it_tells_what_memory_a_service_needs_and_what_to_set(fits: bool) -> None:
-    text = "host memory needs 17.2 GiB at this load" + (
-        "" if fits else ", request 10.0 GiB is too small"
+    text = "host memory needs 17.2 GiB at the current load" + (
+        "" if fits else "; the request of 10.0 GiB is too small"
     )
     resources = {"requests": {"memory": "17664Mi"}, "limits": {"memory": "33Gi"}}
     said = {"message": text, "resources": resources}

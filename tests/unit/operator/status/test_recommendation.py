@@ -34,9 +34,9 @@ def said(
 
 def test_a_status_has_a_sentence_and_the_resources_to_set() -> None:
     assert said() == {
-        "message": "host memory needs 9.0 GiB at this load, request 4.0 GiB is too small; fills to"
-        " 11.0 GiB (declared pools 4.0 GiB); grows by 4.0 KiB a request; the limit lasts 7 days at"
-        " this traffic",
+        "message": "host memory needs 9.0 GiB at the current load; the request of 4.0 GiB is too"
+        " small; it needs 11.0 GiB when its declared pools (4.0 GiB) are full; it grows by 4.0 KiB"
+        " per request; it reaches the limit in 7 days at the current traffic",
         "revision": "r1",
         "time": NOON,
         "resources": {"requests": {"memory": "9Gi"}, "limits": {"memory": "12Gi"}},
@@ -66,7 +66,7 @@ def test_a_fixed_budget_counts_before_a_learned_one() -> None:
 
 def test_device_memory_has_a_sentence_and_no_resources() -> None:
     found = said(metrics=[SupervisorMetrics(device_needs=MemoryNeeds(61 * GIB, limit=80 * GIB))])
-    assert found["message"] == "device memory needs 61.0 GiB at this load"
+    assert found["message"] == "device memory needs 61.0 GiB at the current load"
     assert "resources" not in found
 
 
