@@ -107,8 +107,8 @@ class Engine:
     def abort(self, request_id: str) -> None:
         self.aborted.append(request_id)
 
-    def poll(self, idle: bool) -> None:
-        assert not idle
+    def poll(self, is_idle: bool) -> None:
+        assert not is_idle
 
     def capture_more(self) -> bool:
         return False
