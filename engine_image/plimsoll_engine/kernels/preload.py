@@ -29,7 +29,7 @@ def can_run_cuda(device: str) -> bool:
     return device != "cpu" and any(Path(path).exists() for path in DRIVER_FILES)
 
 
-def preload() -> None:
+def preload_kernels() -> None:
     """Import modules and compute hashes. Skip what the installed Triton does not have."""
     for name in PRELOADED_MODULES:
         with contextlib.suppress(ImportError):

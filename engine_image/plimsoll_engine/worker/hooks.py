@@ -14,8 +14,8 @@ class WorkerHooks:
 
     names: Sequence[str] = ()
 
-    def after_step(self, finished: int) -> None:
-        """Run after a step in which ``finished`` requests ended."""
+    def after_step(self, num_finished: int) -> None:
+        """Run after a step in which ``num_finished`` requests ended."""
 
     def tick(self) -> None:
         """Run before each report, even if the worker is idle."""

@@ -215,7 +215,7 @@ def import_everything(model: Path, device: str) -> None:
     os.environ.setdefault("TRITON_CACHE_MANAGER", preload.CACHE_MANAGER)
     loader.import_model_code(model)
     if preload.can_run_cuda(device):
-        preload.preload()
+        preload.preload_kernels()
 
 
 def main() -> None:

@@ -69,13 +69,13 @@ class WorkerFaults(WorkerHooks):
         self.defects = [DEFECTS[type(fault)](fault, engine) for fault in active]
         self._last_tick = time.monotonic()
 
-    def after_step(self, finished: int) -> None:
-        """Notify the defects of a complete step, in which ``finished`` requests ended."""
+    def after_step(self, num_finished: int) -> None:
+        """Notify the defects of a complete step, in which ``num_finished`` requests ended."""
         for defect in self.defects:
             defect.after_step()
-        if finished:
+        if num_finished:
             for defect in self.defects:
-                defect.after_requests(finished)
+                defect.after_requests(num_finished)
 
     def tick(self) -> None:
         """Notify the defects of the time that has passed since the last call."""

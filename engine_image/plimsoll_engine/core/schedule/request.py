@@ -18,7 +18,7 @@ from plimsoll_engine.core.schedule.token_rules import (
     TokenCounts,
     count_bad_word_lookback,
     find_banned_tokens,
-    make_mask,
+    make_token_mask,
 )
 from plimsoll_engine.core.speculation.ngram import NgramIndex
 from plimsoll_engine.messages.worker_ipc import (
@@ -147,7 +147,7 @@ class Request:
             arrived=submit.arrived,
             deadline=None if submit.deadline_s is None else submit.arrived + submit.deadline_s,
             attempt=submit.attempt,
-            allowed=None if allowed is None else make_mask(allowed),
+            allowed=None if allowed is None else make_token_mask(allowed),
             bad_word_lookback=count_bad_word_lookback(sampling.bad_words),
         )
 

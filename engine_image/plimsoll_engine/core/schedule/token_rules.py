@@ -17,7 +17,7 @@ COUNTED_TOKEN_BYTES = 90
 """Host memory per counted token in bytes (CPython 3.11)."""
 
 
-def make_mask(token_ids: Iterable[int]) -> bytes:
+def make_token_mask(token_ids: Iterable[int]) -> bytes:
     """Return the shortest bit mask in which exactly the bits of ``token_ids`` are set.
 
     The bit of token t is bit t % 32 of the little-endian int32 word t // 32, as in a grammar's

@@ -14,7 +14,7 @@ from plimsoll_engine.core.execute.sampling import SamplingRow, plan_sampling, sa
 from plimsoll_engine.core.schedule.token_rules import (
     count_bad_word_lookback,
     find_banned_tokens,
-    make_mask,
+    make_token_mask,
 )
 from plimsoll_engine.messages.worker_ipc import Sampling
 
@@ -25,7 +25,7 @@ tokens = st.integers(0, 200)
 
 @given(st.sets(tokens, min_size=1))
 def test_a_mask_has_the_bits_of_its_tokens(allowed: set[int]) -> None:
-    found = make_mask(allowed)
+    found = make_token_mask(allowed)
     assert len(found) % 4 == 0
     assert {bit for bit in range(8 * len(found)) if found[bit // 8] >> bit % 8 & 1} == allowed
 
@@ -34,8 +34,8 @@ def test_masks_of_different_lengths_go_into_one_step() -> None:
     logits = torch.zeros(3, 70)
     logits[:, 69], logits[:, 3] = 9.0, 1.0
     rows = [
-        SamplingRow(Sampling(max_tokens=1), 0, None, make_mask([3, 5])),
-        SamplingRow(Sampling(max_tokens=1), 0, None, make_mask([3, 69])),
+        SamplingRow(Sampling(max_tokens=1), 0, None, make_token_mask([3, 5])),
+        SamplingRow(Sampling(max_tokens=1), 0, None, make_token_mask([3, 69])),
         SamplingRow(Sampling(max_tokens=1), 0),
     ]
     assert sample(logits, plan_sampling(rows)).tokens.tolist() == [3, 69, 69]
