@@ -112,6 +112,16 @@ class Node:
             os.kill(int(inner), signal.SIGKILL)
         self.plane.processes.stop("kubelet")
 
+    def forget_unanswered(self, seconds: int) -> None:
+        """Keep a TCP connection that nobody has answered in conntrack for ``seconds``, not 120 s.
+
+        A first packet that comes while kube-proxy writes the rules for a Service's first endpoint
+        is forwarded to none (kubernetes#48719). So is each later connection from the same port as
+        long as conntrack remembers, and a client uses its ports again within a minute.
+        """
+        setting = "/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_syn_sent"
+        subprocess.run(self.sandbox.enter(["sh", "-c", f"echo {seconds} >{setting}"]), check=True)
+
     def volume(self, pod_uid: str, name: str) -> Path:
         """The folder of a pod's emptyDir on disk."""
         return self.home / "kubelet" / "pods" / pod_uid / "volumes/kubernetes.io~empty-dir" / name

@@ -53,6 +53,8 @@ HOLDS_S = 15.0
 """A kubelet that has just started soon says that no pod is ready, until it has probed each."""
 PATIENCE_S = 600.0
 """For what is no figure."""
+CONNECT_S = 10
+"""The clients' limit for a connection."""
 TEAM, ROLE = {"team": "inference"}, "llm-d.ai/role"
 KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
 OF_GROUP = "leaderworkerset.sigs.k8s.io/group-index"
@@ -194,6 +196,8 @@ def test_no_request_fails_and_nothing_restarts_twice_while_processes_are_killed(
         return [str(one.get("status", {}).get("phase")) for one in found]
 
     after_s: dict[str, float] = {}
+    assert node.node is not None
+    node.node.forget_unanswered(CONNECT_S)
     groups.start()
     person = Person(kube, "qwen", [names(0), names(1)], history)
     chaos = Chaos(node, groups, start, seed, history, kubelet=True, meanwhile=person.look)
