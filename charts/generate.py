@@ -31,7 +31,7 @@ def files() -> dict[Path, str]:
         for path in sorted((ROOT / "crds").glob("*.plimsoll.dev.yaml"))
     }
     texts[CHART / "files" / "rules.yaml"] = GENERATED + yaml.safe_dump(
-        {"rules": operator_rules()}, sort_keys=False
+        {"rules": read_operator_rules()}, sort_keys=False
     )
     for name in ("admission-policy.yaml", "operator-policy.yaml", "pod-template-policy.yaml"):
         texts[CHART / "files" / name] = (ROOT / "config" / name).read_text()
@@ -39,20 +39,20 @@ def files() -> dict[Path, str]:
     texts[CHART / "files" / alerts.name] = alerts.read_text()
     for path in sorted((ROOT / "dashboards").glob("*.json")):
         texts[CHART / "files" / "dashboards" / path.name] = path.read_text()
-    texts[CHART / "README.md"] = readme()
+    texts[CHART / "README.md"] = make_readme()
     chart, kustomization = CHART / "Chart.yaml", ROOT / "config" / "kustomization.yaml"
-    texts[chart] = with_version(chart.read_text(), "(?:version|appVersion)")
-    texts[kustomization] = with_version(kustomization.read_text(), " +newTag")
+    texts[chart] = set_version(chart.read_text(), "(?:version|appVersion)")
+    texts[kustomization] = set_version(kustomization.read_text(), " +newTag")
     return texts
 
 
-def with_version(text: str, key: str) -> str:
+def set_version(text: str, key: str) -> str:
     """Return ``text`` with the version of pyproject.toml as the value of ``key``, a pattern."""
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     return re.sub(rf"^({key}): .*$", rf"\g<1>: {version}", text, flags=re.M)
 
 
-def operator_rules() -> list[dict[str, Any]]:
+def read_operator_rules() -> list[dict[str, Any]]:
     """Return the operator's permissions: the rules of its ClusterRole in ``config/``."""
     documents = yaml.safe_load_all((ROOT / "config" / "rbac.yaml").read_text())
     role = next(one for one in documents if one["kind"] == "ClusterRole")
@@ -89,7 +89,7 @@ def values() -> Iterator[tuple[str, Any, str]]:
         comment = []
 
 
-def readme() -> str:
+def make_readme() -> str:
     """Return the chart's README."""
     rows = [f"| `{path}` | {text} | `{json.dumps(value)}` |" for path, value, text in values()]
     return "\n".join([*_HEAD, "| Value | Description | Default |", "|-|-|-|", *rows, ""])

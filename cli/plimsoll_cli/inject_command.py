@@ -345,11 +345,13 @@ def _parse_budget(flag: str, text: str | None, window_s: float) -> MemoryBudget 
 
 
 def _parse_type(text: str) -> Any:
-    from plimsoll_api.supervision_policy import SelectedType
+    from plimsoll_api.supervision_policy import SelectedEngineType
 
-    if text not in list(SelectedType):
-        raise ValueError(f"{text!r} is not an engine type: use one of {', '.join(SelectedType)}")
-    return SelectedType(text)
+    if text not in list(SelectedEngineType):
+        raise ValueError(
+            f"{text!r} is not an engine type: use one of {', '.join(SelectedEngineType)}"
+        )
+    return SelectedEngineType(text)
 
 
 def _parse_mode(text: str) -> Mode:

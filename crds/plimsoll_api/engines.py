@@ -51,7 +51,7 @@ TLS_FLAG = "--ssl-certfile"
 """Flag that makes vLLM and SGLang serve only HTTPS (an option of uvicorn)."""
 
 
-def find_scheme(type_: EngineType, args: Sequence[str]) -> Literal["http", "https"]:
+def find_url_scheme(type_: EngineType, args: Sequence[str]) -> Literal["http", "https"]:
     """Return the URL scheme of an engine with these arguments."""
     external = type_ in (EngineType.VLLM, EngineType.SGLANG)
     pattern = re.compile(_make_flag_pattern(TLS_FLAG).replace("$", r"\Z"))
@@ -63,20 +63,22 @@ def _make_flag_pattern(flag: str) -> str:
     return f"^--{flag.removeprefix('--').replace('-', '[-_]')}(=|$)"
 
 
-def _format_refusal(reserved: ReservedFlag) -> str:
+def _format_refused_flag(reserved: ReservedFlag) -> str:
     return f"engine.args must not contain {reserved.flag}: {reserved.alternative}"
 
 
-def explain_refused_args(type_: EngineType, args: Sequence[str], has_api_keys: bool) -> str | None:
+def explain_refused_args(
+    type_: EngineType, args: Sequence[str], has_api_key_secret: bool
+) -> str | None:
     """Return why ``args`` are not allowed for an engine of this type; None if they are allowed.
 
-    ``has_api_keys`` is whether ``apiKeySecretRef`` is set.
+    ``has_api_key_secret`` is whether ``apiKeySecretRef`` is set.
     """
     for one in RESERVED_FLAGS:
-        if type_ in one.types and (has_api_keys or one.flag != API_KEYS_FLAG):
+        if type_ in one.types and (has_api_key_secret or one.flag != API_KEYS_FLAG):
             pattern = re.compile(_make_flag_pattern(one.flag).replace("$", r"\Z"))
             if any(pattern.match(argument) for argument in args):
-                return _format_refusal(one)
+                return _format_refused_flag(one)
     return None
 
 
@@ -87,7 +89,7 @@ def _make_flag_rule(reserved: ReservedFlag) -> dict[str, str]:
     if reserved.flag == API_KEYS_FLAG:
         free += " || !has(self.apiKeySecretRef)"
     found = f"!self.args.exists(a, a.matches('{_make_flag_pattern(reserved.flag)}'))"
-    return make_rule(f"{free} || {found}", _format_refusal(reserved), fieldPath=".args")
+    return make_rule(f"{free} || {found}", _format_refused_flag(reserved), fieldPath=".args")
 
 
 FLAG_RULES = tuple(_make_flag_rule(one) for one in RESERVED_FLAGS)

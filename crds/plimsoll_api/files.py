@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 
-def open_regular(path: Path) -> BinaryIO | None:
+def open_regular_file(path: Path) -> BinaryIO | None:
     """Open a regular file for reading. Return None for another kind of file. Raises OSError.
 
     This is safe if another process replaces the file: a symbolic link is not followed, and a pipe

@@ -74,7 +74,7 @@ def make_service_row(item: Object) -> FleetRow:
         worst=str(memory.get("replica", "")),
         restarts=int(status.get("restarts") or 0),
         incidents=int(status.get("openIncidents") or 0),
-        state=_format_drained(status) or _find_service_state(status.get("conditions") or []),
+        state=_format_drained_state(status) or _find_service_state(status.get("conditions") or []),
         url=str(status.get("url", "")),
         drained=status.get("drained"),
     )
@@ -96,7 +96,7 @@ def make_policy_row(item: Object) -> FleetRow:
         worst=str(memory.get("replica", "")),
         restarts=None,
         incidents=int(status.get("openIncidents") or 0),
-        state=_format_drained(status) or _find_policy_state(status.get("conditions") or []),
+        state=_format_drained_state(status) or _find_policy_state(status.get("conditions") or []),
         url="",
         drained=status.get("drained"),
         roles=", ".join(
@@ -105,12 +105,12 @@ def make_policy_row(item: Object) -> FleetRow:
     )
 
 
-def sort_worst_first(rows: Iterable[FleetRow]) -> list[FleetRow]:
+def sort_rows_worst_first(rows: Iterable[FleetRow]) -> list[FleetRow]:
     """Sort rows by open incidents, and then by consumed budget, both in descending order."""
     return sorted(rows, key=lambda row: (-row.incidents, -(row.consumed_percent or -1), row.key))
 
 
-def _format_drained(status: Object) -> str:
+def _format_drained_state(status: Object) -> str:
     """Return the state ``Drained(COUNT)``; empty if no pod is drained or the number is unknown."""
     count = int(status.get("drained") or 0)
     return f"Drained({count})" if count else ""

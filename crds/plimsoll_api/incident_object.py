@@ -240,8 +240,8 @@ def _make_trigger(trigger: Trigger | None) -> IncidentTrigger | None:
     )
 
 
-def _to_percent(share: float) -> int:
-    return min(100, max(0, round(100 * share)))
+def _to_percent(fraction: float) -> int:
+    return min(100, max(0, round(100 * fraction)))
 
 
 def _round_or_none(value: float | None, factor: int = 1) -> int | None:

@@ -68,7 +68,7 @@ class LearnedWorkload(msgspec.Struct, frozen=True, omit_defaults=True):
 _Workloads = Annotated[tuple[LearnedWorkload, ...], msgspec.Meta(max_length=MAX_LEARNED_WORKLOADS)]
 
 
-def decode_learned(data: bytes) -> tuple[LearnedWorkload, ...]:
+def decode_learned_workloads(data: bytes) -> tuple[LearnedWorkload, ...]:
     """Parse a learned file. Raises :class:`decoding.MalformedError` if it is invalid."""
     if len(data) > MAX_LEARNED_BYTES:
         raise decoding.MalformedError(
@@ -78,12 +78,12 @@ def decode_learned(data: bytes) -> tuple[LearnedWorkload, ...]:
     return workloads
 
 
-def encode_learned(workloads: Sequence[LearnedWorkload]) -> bytes:
+def encode_learned_workloads(workloads: Sequence[LearnedWorkload]) -> bytes:
     """Return the content of a learned file, with one workload per line for readability."""
     return b"[" + b",\n".join(msgspec.json.encode(one) for one in workloads) + b"]\n"
 
 
-def step_budget(current: int, target: int, days: float) -> int:
+def compute_stepped_budget(current: int, target: int, days: float) -> int:
     """Return the budget in bytes after ``days`` in which it changes from ``current`` to ``target``.
 
     The change is limited by :data:`MAX_DAILY_RISE_FACTOR` and :data:`MAX_DAILY_FALL_FACTOR`.

@@ -113,7 +113,7 @@ class MaintenanceWindow(msgspec.Struct, frozen=True):
         ),
     ] = ()
 
-    def compute_opens_in_s(self, now: float) -> float:
+    def compute_seconds_until_open(self, now: float) -> float:
         """Return the seconds from the Unix time ``now`` until the window opens; 0 if it is open."""
         today = int(now // DAY_S)
         # Begin with yesterday, whose window may still be open.

@@ -3,7 +3,7 @@
 A struct contains parsed values: bytes and seconds as numbers. :func:`describe_field` annotates each
 field with its form in a manifest: its name, its notation (such as ``512Mi`` or ``24h``), its
 description and its CEL rules. Both the CRD's schema (:mod:`plimsoll_api.structural`) and the parser
-(:func:`from_manifest`) are derived from these annotations.
+(:func:`parse_manifest`) are derived from these annotations.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class FieldForm(NamedTuple):
     schema: dict[str, Any]
 
 
-def to_text(value: Any) -> str:
+def convert_to_text(value: Any) -> str:
     """Return a string or an integer as a string. Raises ValueError for other types.
 
     Integers are accepted, because YAML parses a quantity such as ``4096`` as an integer.
@@ -64,7 +64,7 @@ def to_text(value: Any) -> str:
 
 
 def _read_positive_bytes(value: Any) -> int:
-    text = to_text(value)
+    text = convert_to_text(value)
     size = parse_bytes(text)
     if parse_quantity(text) <= 0:
         raise ValueError(f"must be greater than 0, not {text!r}; to set no budget, omit the field")
@@ -73,7 +73,7 @@ def _read_positive_bytes(value: Any) -> int:
 
 def _read_limit_bytes(value: Any) -> int:
     _read_positive_bytes(value)
-    size = int(parse_quantity(to_text(value)))
+    size = int(parse_quantity(convert_to_text(value)))
     if size < 1:
         raise ValueError(
             f"{value!r} is less than one byte, because the suffix m means thousandths; use M for"
@@ -246,7 +246,7 @@ def _format_path(path: Path) -> str:
 _Struct = TypeVar("_Struct", bound=msgspec.Struct)
 
 
-def from_manifest(struct: type[_Struct], raw: Any) -> _Struct:
+def parse_manifest(struct: type[_Struct], raw: Any) -> _Struct:
     """Parse the part ``raw`` of a manifest as a ``struct``. Raises :class:`ManifestError`."""
     problems: list[Problem] = []
     value = _read_struct(struct, raw, (), problems)

@@ -68,7 +68,7 @@ def make_memory_needs(
     )
 
 
-def make_contract(
+def make_memory_contract(
     memory: str,
     needs: Sequence[MemoryNeeds],
     growth: Sequence[ReportedGrowth],

@@ -18,13 +18,13 @@ _METRIC_NAME_PATTERN = r"^[^/%]*[^/%.][^/%]*$"
 """Pattern for the name of a metric, which becomes part of a URL path."""
 
 
-def _to_text(value: Any) -> Any:
+def _convert_to_text(value: Any) -> Any:
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 Count = Annotated[
     str,
-    BeforeValidator(_to_text),
+    BeforeValidator(_convert_to_text),
     StringConstraints(pattern=COUNT_OR_PERCENT_PATTERN),
     Field(
         json_schema_extra={
@@ -44,7 +44,7 @@ Labels = Annotated[
 ]
 
 
-def parse_count(text: str) -> int | str:
+def parse_count_or_percent(text: str) -> int | str:
     """Return a count as in Kubernetes' IntOrString: an integer, or a string that ends with %."""
     return text if text.endswith("%") else int(text)
 

@@ -28,7 +28,7 @@ from plimsoll_api.manifest import (
     ManifestError,
     Problem,
     ProblemKind,
-    from_manifest,
+    parse_manifest,
 )
 from plimsoll_api.structural import make_structural_schema
 from plimsoll_api.units import parse_bytes, parse_duration, parse_quantity
@@ -70,14 +70,14 @@ def _check_positive_seconds(text: str) -> str:
     return text
 
 
-def _to_text(value: Any) -> Any:
+def _convert_to_text(value: Any) -> Any:
     """Convert an integer to text, because YAML parses a quantity such as ``4096`` as a number."""
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 Quantity = Annotated[
     str,
-    BeforeValidator(_to_text),
+    BeforeValidator(_convert_to_text),
     AfterValidator(_check_quantity),
     Field(json_schema_extra=QUANTITY_SCHEMA),
 ]
@@ -87,7 +87,7 @@ _AMOUNT_SCHEMA = QUANTITY_SCHEMA | {
 }
 Amount = Annotated[
     str,
-    BeforeValidator(_to_text),
+    BeforeValidator(_convert_to_text),
     StringConstraints(max_length=32),
     AfterValidator(_check_quantity),
     AfterValidator(_check_not_negative),
@@ -138,7 +138,7 @@ class FromStruct:
         if isinstance(raw, self._struct):
             return raw
         try:
-            return from_manifest(self._struct, raw)
+            return parse_manifest(self._struct, raw)
         except ManifestError as error:
             raise ValidationError.from_exception_data(
                 self._struct.__name__, [_make_error_details(one) for one in error.problems]

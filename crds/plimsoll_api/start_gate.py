@@ -11,7 +11,7 @@ from typing import Annotated
 
 import msgspec
 
-from plimsoll_api.files import open_regular
+from plimsoll_api.files import open_regular_file
 
 GATE_ANSWER_FILE, GATE_QUESTION_FILE = "start-gate.json", "start-gate-question"
 GATE_QUESTION_BYTES = 8
@@ -36,7 +36,7 @@ class GateAnswer(msgspec.Struct, omit_defaults=True):
 def read_gate_file(path: Path) -> bytes | None:
     """Return the content of a gate file; None if the file is missing, irregular or too large."""
     try:
-        if (file := open_regular(path)) is None:
+        if (file := open_regular_file(path)) is None:
             return None
         with file:
             data = file.read(MAX_GATE_FILE_BYTES + 1)

@@ -55,11 +55,11 @@ def _make_property(field: Field) -> dict[str, Any]:
         (),
         [],
     ):
-        out["default"] = _write_default(field)
+        out["default"] = _format_default(field)
     return out
 
 
-def _write_default(field: Field) -> Any:
+def _format_default(field: Field) -> Any:
     return (
         field.form.write(field.default)
         if field.form is not None

@@ -28,7 +28,7 @@ ENGINE_PORT_MESSAGE = (
 )
 
 
-class SelectedType(StrEnum):
+class SelectedEngineType(StrEnum):
     """Engine type of the selected pods; ``auto`` detects it in each pod."""
 
     AUTO = "auto"
@@ -47,8 +47,8 @@ class PolicyRollout(StrEnum):
 class SelectedEngine(ResourceModel):
     """Engine in a selected pod: its container, type and port."""
 
-    type: SelectedType = Field(
-        default=SelectedType.AUTO,
+    type: SelectedEngineType = Field(
+        default=SelectedEngineType.AUTO,
         description="Type of the engine. With `auto`, the operator detects vLLM and SGLang by "
         "the image and the command of each pod, and refuses pods with neither. Defaults to "
         "`auto`.",

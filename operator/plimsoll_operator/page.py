@@ -15,7 +15,12 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
-from plimsoll_api.fleet_row import FleetRow, make_policy_row, make_service_row, sort_worst_first
+from plimsoll_api.fleet_row import (
+    FleetRow,
+    make_policy_row,
+    make_service_row,
+    sort_rows_worst_first,
+)
 from plimsoll_api.incidents import ENDED_PHASES
 from plimsoll_api.page_security import CONTENT_SECURITY_POLICY, is_ip_address, parse_host_name
 from plimsoll_api.times import format_rfc3339
@@ -151,7 +156,7 @@ async def read_fleet(store: Store, breaker: SlotUsage) -> Fleet:
         fleet.budgets[row.key] = _get_budgets(item)
         fleet.suspects += _iterate_suspects(row, item)
         kept.append(row)
-    fleet.rows = sort_worst_first(kept)[:MAX_ROWS]
+    fleet.rows = sort_rows_worst_first(kept)[:MAX_ROWS]
     fleet.budgets = {row.key: fleet.budgets[row.key] for row in fleet.rows}
     fleet.suspects = fleet.suspects[:MAX_ROWS]
     found: list[Object] = []

@@ -16,7 +16,7 @@ import msgspec
 from plimsoll_api import trace
 from plimsoll_api.assessment import BudgetState
 from plimsoll_api.learned import LEARNED_WINDOWS_H
-from plimsoll_api.memory_contract import make_contract, make_memory_needs
+from plimsoll_api.memory_contract import make_memory_contract, make_memory_needs
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy, parse_growth_budget
 from plimsoll_api.supervision import Supervision
 from plimsoll_api.times import parse_rfc3339
@@ -132,7 +132,7 @@ def make_memory_tuning(memory_kind: str, learned: LearnedHistory, budget: Memory
     said = None
     if needed is not None:
         needs = make_memory_needs(memory_kind, needed, learned.find_limit(budget), ())
-        said = make_contract(memory_kind, [needs], [], wanted or budget.growth_bytes)
+        said = make_memory_contract(memory_kind, [needs], [], wanted or budget.growth_bytes)
     return Tuning(
         memory=memory_kind,
         revision=learned.revision,

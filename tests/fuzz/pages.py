@@ -13,7 +13,12 @@ import msgspec
 from plimsoll_api.assessment import Assessment, BudgetState, Suspicion
 from plimsoll_api.engines import EngineType
 from plimsoll_api.incidents import IncidentKind
-from plimsoll_api.learned import LEARNED_FILE, MAX_LEARNED_BYTES, LearnedMemory, decode_learned
+from plimsoll_api.learned import (
+    LEARNED_FILE,
+    MAX_LEARNED_BYTES,
+    LearnedMemory,
+    decode_learned_workloads,
+)
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy, parse_growth_budget
 from plimsoll_api.pod_devices import DEVICE_HEALTH_FILE, MAX_DEVICE_CHARS, MAX_POD_DEVICES_BYTES
 from plimsoll_api.supervision import Mode, Supervision
@@ -259,7 +264,7 @@ def _learned(folder: Path) -> Target:
             assert one is not None
             assert 0 < one.growth_bytes <= 6 << 30, "half of the room at most"
         msgspec.json.encode(budgets)
-        decode_learned(
+        decode_learned_workloads(
             make_learned_file(data.decode(errors="replace"), replicas, [], latest, 1e9).encode()
         )
 

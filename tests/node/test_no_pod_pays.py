@@ -15,7 +15,7 @@ import pytest
 
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.supervision import Mode, Supervision
-from plimsoll_api.supervision_policy import SelectedEngine, SelectedType
+from plimsoll_api.supervision_policy import SelectedEngine, SelectedEngineType
 from plimsoll_operator.injection.documents import inject_document
 from plimsoll_operator.injection.options import InjectionOptions
 from plimsoll_operator.scraper import find_address
@@ -391,7 +391,7 @@ def test_the_engine_of_a_job_may_be_a_native_sidecar(node: Lab, kube: Kube, tmp_
     }
     options = InjectionOptions(
         node.supervisor_image,
-        SelectedEngine(type=SelectedType.VLLM, container=supervised_engines.CONTAINER),
+        SelectedEngine(type=SelectedEngineType.VLLM, container=supervised_engines.CONTAINER),
         MemoryPolicy(host=MemoryBudget(growth_bytes=64 << 20, window_s=3600.0), warmup_s=5.0),
         Supervision(mode=Mode.RECOVER),
     )

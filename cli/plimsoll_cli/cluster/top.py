@@ -13,7 +13,12 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from plimsoll_api.fleet_row import FleetRow, make_policy_row, make_service_row, sort_worst_first
+from plimsoll_api.fleet_row import (
+    FleetRow,
+    make_policy_row,
+    make_service_row,
+    sort_rows_worst_first,
+)
 from plimsoll_api.names import POLICY_PLURAL, SERVICE_KIND, SERVICE_PLURAL
 from plimsoll_cli.cluster.client import Cluster, NotFoundError
 from plimsoll_cli.errors import RunError
@@ -161,7 +166,7 @@ def _read_rows(cluster: Cluster) -> list[FleetRow]:
     rows = [make_service_row(item) for item in cluster.list_custom_objects(SERVICE_PLURAL)]
     with contextlib.suppress(NotFoundError):  # older installations have no SupervisionPolicy
         rows += [make_policy_row(item) for item in cluster.list_custom_objects(POLICY_PLURAL)]
-    return sort_worst_first(rows)
+    return sort_rows_worst_first(rows)
 
 
 def _make_row_object(row: FleetRow) -> dict[str, Any]:

@@ -24,9 +24,9 @@ from plimsoll_api.learned import (
     MAX_OBSERVED_S,
     LearnedMemory,
     LearnedWorkload,
-    decode_learned,
-    encode_learned,
-    step_budget,
+    compute_stepped_budget,
+    decode_learned_workloads,
+    encode_learned_workloads,
 )
 from plimsoll_operator.fleet.replicas import Replica, list_pods_with_growth
 from plimsoll_operator.fleet.supervisor_metrics import SupervisorMetrics
@@ -84,13 +84,13 @@ def make_learned_file(
             known[workload] = new
     newest = sorted(known.values(), key=lambda one: (-one.at, one.workload))[:MAX_LEARNED_WORKLOADS]
     kept = sorted(newest, key=lambda one: one.workload)
-    return encode_learned(kept).decode() if kept else ""
+    return encode_learned_workloads(kept).decode() if kept else ""
 
 
 def _parse_learned_file(text: str) -> tuple[LearnedWorkload, ...]:
     """Parse a learned file. Return an empty tuple if it is malformed."""
     try:
-        return decode_learned(text.encode()) if text else ()
+        return decode_learned_workloads(text.encode()) if text else ()
     except MalformedError:
         return ()
 
@@ -121,7 +121,7 @@ def _merge_learned_memory(
     current = old.budget if old is not None else None
     if current is not None and previous is not None:
         days = min(MAX_BUDGET_CHANGE_DAYS, (hour - previous.at) / 24)
-        budget = current if budget is None else step_budget(current, budget, days)
+        budget = current if budget is None else compute_stepped_budget(current, budget, days)
     seen_s = max(longest, old.seen_s if old is not None else 0)
     first, second, third = (
         statistics.median_low(one.gains[index] for one in valid)

@@ -14,7 +14,7 @@ from typing import Any
 
 from plimsoll_api.names import SERVICE_LABEL
 from plimsoll_api.roles import PodRole
-from plimsoll_api.supervision_policy import SelectedType
+from plimsoll_api.supervision_policy import SelectedEngineType
 from plimsoll_api.supervisor_config import PodEngine
 from plimsoll_api.workloads import (
     KSERVE_API,
@@ -253,7 +253,7 @@ def _find_engine(
     # The preset's engine is vLLM; only a container that the options name is a custom engine.
     preset: Object = {"container": named}
     if options.engine_type is None and not own_command:
-        preset["type"] = SelectedType.VLLM
+        preset["type"] = SelectedEngineType.VLLM
     engine = find_engine(
         pod,
         path,

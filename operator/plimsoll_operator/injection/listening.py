@@ -119,7 +119,7 @@ def find_engine_address(
     """
     words = [expand_variables(word, variables) for word in server.words]
     port, by = _find_port(container, words, server, kind, variables, path)
-    scheme: str = engines.find_scheme(kind, words)
+    scheme: str = engines.find_url_scheme(kind, words)
     for name in PROBE_FIELDS:
         request = (container.get(name) or {}).get("httpGet") or {}
         if str(request.get("scheme", "")).upper() == "HTTPS":

@@ -12,7 +12,7 @@ from plimsoll_api.memory_policy import AUTO_BUDGET, MemoryPolicy, parse_growth_b
 from plimsoll_api.resources import Resources
 from plimsoll_api.serving import SUPERVISOR_RESOURCES, SupervisorSettings
 from plimsoll_api.supervision import Mode, Supervision
-from plimsoll_api.supervision_policy import SelectedEngine, SelectedType, SupervisionPolicy
+from plimsoll_api.supervision_policy import SelectedEngine, SelectedEngineType, SupervisionPolicy
 
 DEFAULT_MEMORY_POLICY = MemoryPolicy(host=parse_growth_budget(AUTO_BUDGET), warmup_s=300.0)
 """Memory policy of ``plimsoll inject`` without a SupervisionPolicy. The warm-up is long, because
@@ -82,7 +82,7 @@ class InjectionOptions:
     def engine_type(self) -> EngineType | None:
         """Type of the engine; None if it is detected in each pod."""
         selected = self.engine.type
-        return None if selected is SelectedType.AUTO else EngineType(selected.value)
+        return None if selected is SelectedEngineType.AUTO else EngineType(selected.value)
 
     @property
     def may_act(self) -> bool:

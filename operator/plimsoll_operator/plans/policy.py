@@ -23,7 +23,7 @@ from plimsoll_api.names import (
     SLOT_WORKLOAD_ANNOTATION,
     make_policy_object_name,
 )
-from plimsoll_api.supervision_policy import SelectedType, SupervisionPolicy
+from plimsoll_api.supervision_policy import SelectedEngineType, SupervisionPolicy
 from plimsoll_api.supervisor_config import (
     CONFIG_FILE,
     EngineEndpoint,
@@ -212,7 +212,7 @@ def make_supervisor_config(policy: SupervisionPolicy) -> SupervisorConfig:
     return SupervisorConfig(
         service=ServiceRef(meta.name, meta.namespace, meta.uid, POLICY_KIND),
         engine=EngineEndpoint(
-            type=EngineType.CUSTOM if kind is SelectedType.AUTO else EngineType(kind.value),
+            type=EngineType.CUSTOM if kind is SelectedEngineType.AUTO else EngineType(kind.value),
             admin_url=url,
             serving_url=url,
             container=spec.engine.container or "",

@@ -12,7 +12,7 @@ from typing import Any
 
 from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.names import POD_HASH_ANNOTATION, RESTART_ID_ANNOTATION
-from plimsoll_api.operation import parse_count
+from plimsoll_api.operation import parse_count_or_percent
 from plimsoll_api.supervision import Drain
 from plimsoll_api.units import format_duration, parse_duration
 from plimsoll_operator.render import names
@@ -127,7 +127,10 @@ def make_rolling_update(
         unavailable = wanted.max_unavailable
         # If only maxUnavailable is set, to 0, maxSurge must allow progress.
         surge = "1" if unavailable in _ZERO_COUNTS and wanted.max_surge is None else surge
-    return {"maxSurge": parse_count(surge), "maxUnavailable": parse_count(unavailable)}
+    return {
+        "maxSurge": parse_count_or_percent(surge),
+        "maxUnavailable": parse_count_or_percent(unavailable),
+    }
 
 
 _ZERO_COUNTS = ("0", "0%")

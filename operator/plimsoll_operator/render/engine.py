@@ -156,7 +156,7 @@ def _make_port_and_probes(service: InferenceService) -> dict[str, Any]:
     plimsoll = engine.type is EngineType.PLIMSOLL
     ready = engine.probes.readiness or ("/ready" if plimsoll else "/health")
     budget_s = parse_duration(engine.startup_timeout) + STARTUP_MARGIN_S
-    scheme = engines.find_scheme(engine.type, engine.args).upper()
+    scheme = engines.find_url_scheme(engine.type, engine.args).upper()
     return {
         "ports": [{"name": "http", "containerPort": engine.port, "protocol": "TCP"}],
         "startupProbe": make_http_probe(ready, engine.port, scheme)

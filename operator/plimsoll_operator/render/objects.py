@@ -14,7 +14,7 @@ from plimsoll_api.names import (
     METRICS_PORT,
     PROBE_PORT,
 )
-from plimsoll_api.operation import Autoscaling, parse_count
+from plimsoll_api.operation import Autoscaling, parse_count_or_percent
 from plimsoll_api.units import parse_duration
 from plimsoll_api.workloads import LWS_API, LWS_KIND
 from plimsoll_operator.render import names
@@ -69,7 +69,9 @@ def make_disruption_budget(service: InferenceService) -> list[dict[str, Any]]:
     if not wanted.enabled:
         return []
     own = wanted.max_unavailable
-    missing = service.spec.supervision.max_unavailable if own is None else parse_count(own)
+    missing = (
+        service.spec.supervision.max_unavailable if own is None else parse_count_or_percent(own)
+    )
     return [
         {
             "apiVersion": "policy/v1",

@@ -41,7 +41,7 @@ def make_supervisor_config(
         engine=EngineEndpoint(
             type=_get_adapter_type(spec.engine),
             admin_url=_make_admin_url(spec.engine, at),
-            serving_url=f"{_find_scheme(spec.engine)}://127.0.0.1:{at.port}",
+            serving_url=f"{_find_url_scheme(spec.engine)}://127.0.0.1:{at.port}",
             model=service.served_name,
             container="" if layout else container,
         ),
@@ -149,11 +149,11 @@ def _make_admin_url(engine: Engine, layout: ReplicaLayout) -> str:
     is_plimsoll = _get_adapter_type(engine) is EngineType.PLIMSOLL
     if is_plimsoll:
         return f"http://127.0.0.1:{layout.admin_port}"
-    return f"{_find_scheme(engine)}://127.0.0.1:{layout.port}"
+    return f"{_find_url_scheme(engine)}://127.0.0.1:{layout.port}"
 
 
-def _find_scheme(engine: Engine) -> str:
-    return engines.find_scheme(engine.type, engine.args)
+def _find_url_scheme(engine: Engine) -> str:
+    return engines.find_url_scheme(engine.type, engine.args)
 
 
 def _add_memory_limits(memory: MemoryPolicy, service: InferenceService) -> MemoryPolicy:

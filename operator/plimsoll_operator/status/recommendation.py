@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from plimsoll_api.memory_contract import MemoryContract, format_quantity, make_contract
+from plimsoll_api.memory_contract import MemoryContract, format_quantity, make_memory_contract
 from plimsoll_api.memory_policy import MemoryPolicy
 from plimsoll_operator.fleet.pods import compute_seconds_between
 from plimsoll_operator.fleet.supervisor_metrics import SupervisorMetrics
@@ -60,4 +60,4 @@ def _make_memory_contract(
     budget = getattr(memory, kind)
     fixed = budget.growth_bytes if budget is not None and not budget.auto else 0
     learned = max((one.budget or 0 for one in lessons), default=0)
-    return make_contract(kind, needs, growth, fixed or learned, request)
+    return make_memory_contract(kind, needs, growth, fixed or learned, request)

@@ -37,7 +37,7 @@ from plimsoll_api.learned import (
     MAX_OBSERVED_S,
     LearnedMemory,
     LearnedWorkload,
-    step_budget,
+    compute_stepped_budget,
 )
 from plimsoll_api.memory_contract import MemoryNeeds, make_memory_needs
 from plimsoll_api.memory_policy import (
@@ -199,7 +199,7 @@ class LearnedHistory(msgspec.Struct, omit_defaults=True):
             )
             days = (at - self.budget_at) / HOURS_PER_DAY if self.budget_at else 0.0
             if wanted is not None:
-                self.budget = step_budget(self.budget, wanted, days)
+                self.budget = compute_stepped_budget(self.budget, wanted, days)
         else:
             return False
         self.budget_at = at

@@ -204,7 +204,7 @@ def must_wait_for_window(context: TurnContext, incident: Incident) -> bool:
     window, left = context.policy.maintenance_window, context.estimate_time_to_limit_s(incident)
     if window is None or incident.kind is IncidentKind.STALL or left is None:
         return False
-    opens_s = window.compute_opens_in_s(context.now)
+    opens_s = window.compute_seconds_until_open(context.now)
     if not opens_s or left <= opens_s + context.policy.drain.deadline_s:
         return False
     message = f"the restart waits for the maintenance window at {window.opens_at}"

@@ -28,7 +28,7 @@ def find_recycle_suspicion(context: TurnContext, idle_s: float) -> Suspicion | N
     if age_s < wanted.max_age_s or idle_s < (wanted.when_idle_for_s or 0.0):
         return None
     window = wanted.window or context.policy.maintenance_window
-    if window is not None and window.compute_opens_in_s(context.now):
+    if window is not None and window.compute_seconds_until_open(context.now):
         return None
     evidence = [
         f"the engine has run for longer than recycle.maxAge ({format_duration(wanted.max_age_s)})"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from plimsoll_api.admin import Diagnostic, ProcessMemory
-from plimsoll_api.files import open_regular
+from plimsoll_api.files import open_regular_file
 from plimsoll_sidecar.act.adapters.engine_adapter import EngineAdapter
 from plimsoll_sidecar.clients.http import EngineError
 from plimsoll_sidecar.govern.command import Command
@@ -194,7 +194,7 @@ def _copy_file(source: Path, target: Path) -> bool:
     Return False if the source is empty or not a regular file: the engine may have replaced it with
     a link or a pipe. After an OSError, no partial copy is left.
     """
-    if (taken := open_regular(source)) is None:
+    if (taken := open_regular_file(source)) is None:
         return False
     with taken, _create_file(target) as out:
         while (piece := taken.read(CHUNK_BYTES)) and out.tell() < MAX_FILE_BYTES:

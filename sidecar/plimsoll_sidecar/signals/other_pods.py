@@ -322,7 +322,7 @@ class LearnedFile:
         """Return what the pods of ``workload`` have learned; None if unknown. Never raises."""
         name = str(workload) if workload is not None else ""
         try:
-            found = learned.decode_learned(_read_file(self._path, MAX_LEARNED_BYTES))
+            found = learned.decode_learned_workloads(_read_file(self._path, MAX_LEARNED_BYTES))
         except MalformedError:
             return None
         return next((one for one in found if one.workload == name), None)

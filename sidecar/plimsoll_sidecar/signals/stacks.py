@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from plimsoll_api.files import open_regular
+from plimsoll_api.files import open_regular_file
 from plimsoll_sidecar.signals.process_table import (
     ProcessId,
     is_running,
@@ -122,7 +122,7 @@ def _read_file_from(path: Path, offset: int) -> bytes:
     The engine can write to the folder, so the path may have become a link or a pipe.
     """
     try:
-        file = open_regular(path)
+        file = open_regular_file(path)
     except OSError:
         return b""
     if file is None:

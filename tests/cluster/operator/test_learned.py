@@ -9,7 +9,12 @@ from typing import Any
 import pytest
 
 from plimsoll_api.assessment import Assessment, BudgetState
-from plimsoll_api.learned import LEARNED_FILE, LearnedMemory, LearnedWorkload, decode_learned
+from plimsoll_api.learned import (
+    LEARNED_FILE,
+    LearnedMemory,
+    LearnedWorkload,
+    decode_learned_workloads,
+)
 from plimsoll_api.memory_contract import MemoryNeeds
 from plimsoll_api.memory_policy import MemoryPolicy, parse_growth_budget
 from plimsoll_api.names import make_policy_object_name
@@ -62,7 +67,7 @@ def test_a_service_keeps_what_its_pods_have_learned(
     uids = {one["metadata"]["uid"] for one in pods_of(kubectl)}
     kubectl.play_kubelet("tiny", address)
     text = eventually(lambda: data(kubectl)[LEARNED_FILE], 40)
-    (known,) = decode_learned(text.encode())
+    (known,) = decode_learned_workloads(text.encode())
     assert (known.workload, known.host) == ("", KNOWN)
     assert {one["metadata"]["uid"] for one in pods_of(kubectl)} == uids, "no pod is replaced"
 
@@ -92,7 +97,7 @@ def test_a_service_keeps_what_its_pods_have_learned(
 
 
 def _other_revision(kubectl: Any, known: LearnedWorkload) -> LearnedWorkload | None:
-    (found,) = decode_learned(data(kubectl)[LEARNED_FILE].encode())
+    (found,) = decode_learned_workloads(data(kubectl)[LEARNED_FILE].encode())
     return found if found.revision != known.revision else None
 
 

@@ -10,22 +10,22 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll_api.files import open_regular, replace_file
+from plimsoll_api.files import open_regular_file, replace_file
 
 
 def test_only_regular_files_are_opened(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"text")
     (tmp_path / "link").symlink_to("file")
     os.mkfifo(tmp_path / "pipe")
-    found = open_regular(tmp_path / "file")
+    found = open_regular_file(tmp_path / "file")
     assert found is not None
     with found:
         assert found.read() == b"text"
-    assert open_regular(tmp_path / "pipe") is None, "and a pipe without a writer does not hang"
-    assert open_regular(tmp_path) is None
+    assert open_regular_file(tmp_path / "pipe") is None, "and a pipe without a writer does not hang"
+    assert open_regular_file(tmp_path) is None
     for name in ("link", "absent"):
         with pytest.raises(OSError, match=name):
-            open_regular(tmp_path / name)
+            open_regular_file(tmp_path / name)
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from plimsoll_api.memory_contract import (
     ROUNDING_STEP_BYTES,
     MemoryNeeds,
     format_quantity,
-    make_contract,
+    make_memory_contract,
     make_memory_needs,
 )
 from plimsoll_api.units import parse_bytes
@@ -23,7 +23,7 @@ DAY_S = 86400
 def test_it_says_what_a_revision_needs_and_how_long_the_limit_lasts() -> None:
     needs = MemoryNeeds(int(17.2 * GIB), 14 * GIB, int(13.8 * GIB), 32 * GIB)
     grown = ReportedGrowth(int(1.6 * GIB), DAY_S, int(1.6 * GIB / 1434))
-    found = make_contract("host", [needs], [grown], 2 * GIB, 10 * GIB)
+    found = make_memory_contract("host", [needs], [grown], 2 * GIB, 10 * GIB)
     assert found.text == (
         "host memory needs 17.2 GiB at the current load; the request of 10.0 GiB is too small;"
         " it needs 31.0 GiB when its declared pools (14.0 GiB) are full; it grows by 1.4 KiB per"
@@ -33,12 +33,14 @@ def test_it_says_what_a_revision_needs_and_how_long_the_limit_lasts() -> None:
 
 
 def test_it_says_nothing_that_is_not_known() -> None:
-    found = make_contract("device", [MemoryNeeds(61 * GIB)], [ReportedGrowth(9 << 20, 60, 999)], 0)
+    found = make_memory_contract(
+        "device", [MemoryNeeds(61 * GIB)], [ReportedGrowth(9 << 20, 60, 999)], 0
+    )
     assert found.text == "device memory needs 61.0 GiB at the current load"
 
 
 def test_a_limit_below_what_the_pools_will_take_is_too_small() -> None:
-    found = make_contract(
+    found = make_memory_contract(
         "host", [MemoryNeeds(8 * GIB, 12 * GIB, 6 * GIB, 12 * GIB)], [], GIB, 8 * GIB
     )
     assert "the limit of 12.0 GiB is too small" in found.text
@@ -47,19 +49,19 @@ def test_a_limit_below_what_the_pools_will_take_is_too_small() -> None:
 
 def test_growth_that_would_take_years_is_not_mentioned() -> None:
     grown = ReportedGrowth(1 << 20, 30 * DAY_S, 10_000_000)
-    text = make_contract("host", [MemoryNeeds(8 * GIB, limit=16 * GIB)], [grown], 0).text
+    text = make_memory_contract("host", [MemoryNeeds(8 * GIB, limit=16 * GIB)], [grown], 0).text
     assert text == "host memory needs 8.0 GiB at the current load"
 
 
 def test_a_replica_that_shrinks_does_not_reach_its_limit() -> None:
     grown = ReportedGrowth(-GIB, DAY_S, 10_000)
-    text = make_contract("host", [MemoryNeeds(8 * GIB, limit=16 * GIB)], [grown], 0).text
+    text = make_memory_contract("host", [MemoryNeeds(8 * GIB, limit=16 * GIB)], [grown], 0).text
     assert text == "host memory needs 8.0 GiB at the current load"
 
 
 def test_the_worst_replica_counts() -> None:
     replicas = [MemoryNeeds(8 * GIB, 6 * GIB, 6 * GIB, 32 * GIB), MemoryNeeds(9 * GIB)]
-    found = make_contract("host", replicas, [], 0)
+    found = make_memory_contract("host", replicas, [], 0)
     assert found.text.startswith("host memory needs 9.0 GiB at the current load; it needs 14.0 GiB")
     assert (found.request, found.limit) == (9 * GIB, 14 * GIB)
 
@@ -86,7 +88,7 @@ GROWN = st.builds(ReportedGrowth, SIZES, st.integers(0, 1 << 32), st.integers(0,
 def test_whatever_replicas_say_the_amounts_hold_it_and_the_sentence_is_short(
     needs: list[MemoryNeeds], grown: list[ReportedGrowth], budget: int
 ) -> None:
-    found = make_contract("host", needs, grown, budget, 1)
+    found = make_memory_contract("host", needs, grown, budget, 1)
     assert len(found.text) < 400
     assert max(one.level for one in needs) <= found.request <= found.limit + ROUNDING_STEP_BYTES
     for size in (found.request, found.limit):

@@ -14,7 +14,7 @@ from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.label_selector import LabelSelector
 from plimsoll_api.names import make_policy_object_name
 from plimsoll_api.supervision import Action, Mode, Recycle, Supervision
-from plimsoll_api.supervision_policy import SelectedType, SupervisionPolicy
+from plimsoll_api.supervision_policy import SelectedEngineType, SupervisionPolicy
 from plimsoll_api.supervisor_config import (
     EngineEndpoint,
     GroupMember,
@@ -41,7 +41,7 @@ def policy(**spec: Any) -> SupervisionPolicy:
 
 def test_the_smallest_policy_observes() -> None:
     spec = policy().spec
-    assert spec.engine.type is SelectedType.AUTO
+    assert spec.engine.type is SelectedEngineType.AUTO
     assert (spec.engine.container, spec.engine.port) == (None, None)
     assert spec.supervision.mode == "Observe"
     assert spec.memory.host is None

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from rich.console import Console
 
-from plimsoll_api.fleet_row import make_policy_row, make_service_row, sort_worst_first
+from plimsoll_api.fleet_row import make_policy_row, make_service_row, sort_rows_worst_first
 from plimsoll_api.incident_record import Reason
 from plimsoll_api.incidents import IncidentKind, WaitReason
 from plimsoll_cli import explain, incidents
@@ -302,7 +302,7 @@ def test_top_puts_the_worst_first_and_shows_what_fits() -> None:
         55,
     )
     assert (new.host, new.state, new.mode) == (None, "Unknown", "Observe")
-    assert sort_worst_first([new, bad]) == [bad, new]
+    assert sort_rows_worst_first([new, bad]) == [bad, new]
     history = BudgetHistory()
     history.add([bad, new])
     assert "TREND" in choose_columns(False, 120)
@@ -388,7 +388,7 @@ def test_top_shows_what_a_person_drained() -> None:
 
 def test_top_shows_policies_beside_services_of_the_same_name() -> None:
     service, policy = make_service_row(SERVICE), make_policy_row(POLICY)
-    assert sort_worst_first([service, policy]) == [policy, service]
+    assert sort_rows_worst_first([service, policy]) == [policy, service]
     shown = [str(cell) for cell in make_cells(policy, None, True, 0, True)]
     assert shown == [
         "ml/qwen", "SupervisionPolicy", "2/3", "70%", "?", "?", "2", "PartlySupervised",

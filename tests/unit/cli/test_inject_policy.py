@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 from docs.tools.blocks import ROOT, blocks
 from plimsoll_api import supervisor_config
 from plimsoll_api.engines import EngineType
-from plimsoll_api.supervision_policy import SelectedEngine, SelectedType
+from plimsoll_api.supervision_policy import SelectedEngine, SelectedEngineType
 from plimsoll_api.supervisor_config import SupervisorConfig
 from plimsoll_cli.errors import UsageError
 from plimsoll_cli.inject import command
@@ -308,7 +308,7 @@ def test_the_endpoint_picker_is_watched_on_its_http_port() -> None:
 def test_the_frontend_of_dynamo_is_no_engine_of_its_image() -> None:
     (document,) = yaml.safe_load_all((EXAMPLES / "dynamo-frontend.yaml").read_text())
     assert inject_document(document, InjectionOptions(IMAGE)).config_map is None
-    wanted = SelectedEngine(type=SelectedType.CUSTOM)
+    wanted = SelectedEngine(type=SelectedEngineType.CUSTOM)
     made = inject_document(document, InjectionOptions(IMAGE, engine=wanted)).config_map
     assert made is not None
     assert config_of(made).engine.serving_url == "http://127.0.0.1:8000"

@@ -201,7 +201,7 @@ class GovernorMachine(RuleBasedStateMachine):
         if wanted.when_idle_for_s is not None:
             assert self.now - self.idle_since >= wanted.when_idle_for_s
         if self.policy.maintenance_window is not None:
-            assert not self.policy.maintenance_window.compute_opens_in_s(self.now)
+            assert not self.policy.maintenance_window.compute_seconds_until_open(self.now)
 
     @invariant()
     def observe_sends_nothing(self) -> None:

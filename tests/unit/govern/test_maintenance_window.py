@@ -36,7 +36,7 @@ def at(text: str) -> float:
     ],
 )
 def test_a_window_over_midnight_on_saturdays(now: str, opens_s: float) -> None:
-    assert NIGHT.compute_opens_in_s(at(now)) == opens_s
+    assert NIGHT.compute_seconds_until_open(at(now)) == opens_s
     assert NIGHT.opens_at == "22:00 UTC"
 
 
@@ -52,11 +52,11 @@ def test_a_window_over_midnight_on_saturdays(now: str, opens_s: float) -> None:
 def test_every_window_opens_within_a_week_on_one_of_its_days(
     window: MaintenanceWindow, now: int
 ) -> None:
-    wait = window.compute_opens_in_s(now)
+    wait = window.compute_seconds_until_open(now)
     assert 0 <= wait <= 7 * DAY_S
-    assert window.compute_opens_in_s(now + wait) == 0
+    assert window.compute_seconds_until_open(now + wait) == 0
     if wait:
-        assert window.compute_opens_in_s(now + wait - 1) == 1
+        assert window.compute_seconds_until_open(now + wait - 1) == 1
         opened = datetime.fromtimestamp(now + wait, UTC)
         assert not window.days or opened.weekday() in window.days
         assert (now + wait) % DAY_S == window.start_s

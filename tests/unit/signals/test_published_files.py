@@ -23,7 +23,7 @@ def test_what_was_learned_is_read_for_the_own_workload(tmp_path: Path) -> None:
     assert file.read(None) is None
     service = LearnedWorkload("", "64d8", 1, host=LearnedMemory(60, (1, 2, 3), 4, 5))
     other = LearnedWorkload("Deployment/qwen", "1", 1, device=LearnedMemory(budget=7))
-    path.write_bytes(learned.encode_learned([service, other]))
+    path.write_bytes(learned.encode_learned_workloads([service, other]))
     assert file.read(None) == service
     assert file.read(WorkloadRef("Deployment", "qwen")) == other
     assert file.read(WorkloadRef("Deployment", "llama")) is None

@@ -18,8 +18,8 @@ from plimsoll_api.learned import (
     MAX_OBSERVED_S,
     LearnedMemory,
     LearnedWorkload,
-    decode_learned,
-    encode_learned,
+    decode_learned_workloads,
+    encode_learned_workloads,
 )
 from plimsoll_operator.fleet.learned import make_learned_file
 from plimsoll_operator.fleet.replicas import Replica
@@ -44,7 +44,7 @@ def pods(count: int, revision: str = "r1", workload: str = "") -> list[Replica]:
 
 
 def of(text: str, workload: str = "") -> LearnedWorkload:
-    (found,) = [one for one in decode_learned(text.encode()) if one.workload == workload]
+    (found,) = [one for one in decode_learned_workloads(text.encode()) if one.workload == workload]
     return found
 
 
@@ -129,7 +129,7 @@ def test_each_workload_of_a_policy_learns_for_itself() -> None:
     replicas = [*pods(1, "a", "Deployment/a"), *pods(1, "b", "Deployment/b")]
     metrics = {"a-0": lesson(GIB), "b-0": lesson(2 * GIB)}
     text = make_learned_file("", replicas, [], metrics, NOW)
-    sizes = [one.host.budget for one in decode_learned(text.encode()) if one.host]
+    sizes = [one.host.budget for one in decode_learned_workloads(text.encode()) if one.host]
     assert sizes == [GIB, 2 * GIB]
 
 
@@ -140,7 +140,7 @@ def test_a_policy_keeps_so_many_workloads_within_the_size() -> None:
     figure = SupervisorMetrics(host_learned=most, device_learned=most)
     replicas = [Replica(f"pod-{n}", "r" * 63, f"{n:04}".rjust(317, "w")) for n in range(200)]
     text = make_learned_file("", replicas, [], {one.pod: figure for one in replicas}, NOW)
-    assert len(decode_learned(text.encode())) == MAX_LEARNED_WORKLOADS
+    assert len(decode_learned_workloads(text.encode())) == MAX_LEARNED_WORKLOADS
     assert len(text) < MAX_LEARNED_BYTES
 
 
@@ -153,7 +153,7 @@ def test_a_file_that_someone_damaged_is_made_again(text: str) -> None:
 
 def test_an_hour_in_the_future_stops_nothing() -> None:
     workload = LearnedWorkload("", "r1", 1 << 32, host=LearnedMemory(budget=MIB))
-    later = encode_learned([workload]).decode()
+    later = encode_learned_workloads([workload]).decode()
     text = told(later, 0, lesson())
     assert of(text).at == 500_000
     assert of(told(text, 24, lesson())).host != of(text).host
@@ -192,9 +192,9 @@ def test_what_is_published_can_always_be_read(
         seen = [SupervisorMetrics(host_learned=one) for one in lessons]
         text = told(text, hours, *seen, revision=data.draw(st.sampled_from(("r1", "r2"))))
         if text:
-            decode_learned(text.encode())
+            decode_learned_workloads(text.encode())
 
 
 def test_too_large_a_file_is_refused() -> None:
     with pytest.raises(MalformedError, match="128 KiB"):
-        decode_learned(b" " * (MAX_LEARNED_BYTES + 1))
+        decode_learned_workloads(b" " * (MAX_LEARNED_BYTES + 1))

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from plimsoll_api import supervisor_config
-from plimsoll_api.supervision_policy import SelectedEngine, SelectedType
+from plimsoll_api.supervision_policy import SelectedEngine, SelectedEngineType
 from plimsoll_api.supervisor_config import PodEngine
 from plimsoll_operator.injection.configuration import InjectedDocument
 from plimsoll_operator.injection.documents import inject_document
@@ -106,7 +106,7 @@ def test_what_the_service_says_of_its_engine_counts() -> None:
     left = inject_document(web, OPTIONS)
     assert (left.document, left.config_map) == (web, None)
     assert "containers[main].command runs neither vLLM nor SGLang" in left.notes[0]
-    wanted = SelectedEngine(type=SelectedType.CUSTOM, port=80)
+    wanted = SelectedEngine(type=SelectedEngineType.CUSTOM, port=80)
     made = inject_document(web, InjectionOptions("supervisor:1", engine=wanted))
     assert engine_of(config_of(made)["spec"]).engine.serving_url == "http://127.0.0.1:80"
 
