@@ -156,12 +156,12 @@ class Standby:
     def on_report(self, devices: Sequence[DeviceMemory]) -> None:
         """Start a standby if one should exist, or update the memory of the existing one.
 
-        ``devices`` are the devices of the serving worker. The first report of an epoch is ignored,
-        because it may include memory of the former worker. The standby's memory would then be
-        underestimated.
+        ``devices`` are the devices of the serving worker. Reports that may include memory of the
+        former worker start no standby, because its memory would be underestimated: those that
+        arrive before the former worker has exited, and the next one.
         """
         if self._includes_former_worker:
-            self._includes_former_worker = False
+            self._includes_former_worker = self._workers.has_stopped_worker
         elif self._preparing is None:
             may_start = self._not_before is not None and time.monotonic() >= self._not_before
             if self.is_wanted and may_start:

@@ -252,6 +252,14 @@ class WorkerProcesses:
                 self._leaving[worker] = leaving
                 leaving.add_done_callback(partial(self._forget_leaving, worker))
 
+    @property
+    def has_stopped_worker(self) -> bool:
+        """Whether a worker that has sent its final message has not exited yet.
+
+        Such a worker may still hold a CUDA context on each device.
+        """
+        return any(worker.stopped.done() for worker in self._living.values())
+
     def _forget_leaving(self, worker: WorkerHandle, _: asyncio.Task[None]) -> None:
         del self._leaving[worker]
 
