@@ -30,7 +30,7 @@ from plimsoll_api.assessment import format_slow_leak
 from plimsoll_api.inferenceservice_status import ConditionType, Leaks
 from plimsoll_api.memory_policy import NEAR_LIMIT_RATIO
 from plimsoll_api.supervision_policy_status import PolicyCondition
-from plimsoll_operator.fleet.pods import Cause, Events, PodView, find_not_ready
+from plimsoll_operator.fleet.pods import Cause, Events, PodView, find_not_ready_pods
 from plimsoll_operator.fleet.revisions import RolloutDecision, SuspectRevision, describe_same_leak
 from plimsoll_operator.fleet.supervisor_metrics import (
     SlowLeak,
@@ -170,7 +170,7 @@ def make_container_conditions(
         (ConditionType.SUPERVISOR_READY, names.SUPERVISOR),
     )
     return [
-        _make_container_condition(type_, pods, find_not_ready(pods, name, events, now))
+        _make_container_condition(type_, pods, find_not_ready_pods(pods, name, events, now))
         for type_, name in types
     ]
 
