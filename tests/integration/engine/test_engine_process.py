@@ -36,7 +36,7 @@ def assert_gone(processes: list[psutil.Process]) -> None:
         ((), "serve|drain"),
         (("serve",), "--model"),
         (("serve", "--model", "{tiny}", "--run-dir", "{run}", "--port", "70000"), "70000"),
-        (("serve", "--model", "{run}", "--run-dir", "{run}"), "config.json is missing"),
+        (("serve", "--model", "{run}", "--run-dir", "{run}"), "has no config.json"),
         (("serve", "--model", "{tiny}", "--run-dir", "/proc/nowhere"), "--run-dir /proc/nowhere"),
         (("serve", "--model", "{tiny}", "--run-dir", "{run}/" + "x" * 100), "too long"),
         (("serve", "--model", "{tiny}", "--run-dir", "{run}", "--dtype", "int3"), "int3"),

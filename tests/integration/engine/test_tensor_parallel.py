@@ -117,8 +117,14 @@ def test_two_ranks_say_what_one_says(start_engine: Any, undisturbed: list[str]) 
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (("--tensor-parallel-size", "3"), "field num_attention_heads: 4 is not divisible by"),
-        (("--tensor-parallel-size", "4"), "field num_key_value_heads: 2 is not divisible by"),
+        (
+            ("--tensor-parallel-size", "3"),
+            "field num_attention_heads is 4, which is not divisible by",
+        ),
+        (
+            ("--tensor-parallel-size", "4"),
+            "field num_key_value_heads is 2, which is not divisible by",
+        ),
         ((*FLAGS, "--kv-offload-bytes", "1Mi"), "--kv-offload-bytes is not supported with"),
     ],
 )
