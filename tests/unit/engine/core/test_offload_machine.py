@@ -242,7 +242,7 @@ class TestOffloadMachine(OffloadMachine.TestCase):  # type: ignore[valid-type,mi
 class WrittenOverIsKept(Offload):
     """A bug: what was taken for something else while it was copied is kept all the same."""
 
-    def _keep_copies(self, transfer: Transfer) -> None:
+    def _store_copied_blocks(self, transfer: Transfer) -> None:
         self.stored_total += len(transfer.keys)
 
 
