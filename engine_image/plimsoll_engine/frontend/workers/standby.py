@@ -157,8 +157,8 @@ class Standby:
         """Start a standby if one should exist, or update the memory of the existing one.
 
         ``devices`` are the devices of the serving worker. Reports that may include memory of the
-        former worker start no standby, because its memory would be underestimated: those that
-        arrive before the former worker has exited, and the next one.
+        former worker start no standby, because its memory would be underestimated. These reports
+        arrive until the former worker has exited; the next report may have been written before.
         """
         if self._includes_former_worker:
             self._includes_former_worker = self._workers.has_stopped_worker
