@@ -20,13 +20,10 @@ from leaklab.recording.metamorphic import (
     same,
 )
 from leaklab.recording.published import Recording, recordings
-from leaklab.recording.split import LOTS
 from leaklab.series import GIB, MIB, Series, steady
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.trace import EngineInfo, Header
 
-LAST_LOT = 20261127
-"""The last lot that the table is of: the mechanisms of later ones came after it."""
 PARTS = 6
 """One part of the recordings is judged a day; all of them among the long tests."""
 DIFFER = {
@@ -36,32 +33,36 @@ DIFFER = {
     "every_fifth": """
         cpu-plimsoll-04 cpu-sglang-03 cpu-sglang-18 cpu-sglang-24 cpu-vllm-01 cpu-vllm-03
         cpu-vllm-06 cpu-vllm-07 cpu-vllm-09 cpu-vllm-25 cpu-vllm-26 h100-plimsoll-03 h100-vllm-50
-        h100-vllm-55 h200-vllm-105 h200-vllm-113
+        h100-vllm-55 h100-vllm-79 h200-vllm-113 h200-vllm-125 h200-vllm-140 h200-vllm-152
+        h200-vllm-154 h200-vllm-156
     """,
     "every_second": """
-        cpu-plimsoll-04 cpu-sglang-20 cpu-vllm-03 cpu-vllm-19 cpu-vllm-25 cpu-vllm-31 h100-vllm-17
-        h100-vllm-55 h200-vllm-109
+        cpu-plimsoll-04 cpu-sglang-20 cpu-vllm-03 cpu-vllm-19 cpu-vllm-25 cpu-vllm-31 h100-vllm-06
+        h100-vllm-17 h100-vllm-55 h200-vllm-109 h200-vllm-111 h200-vllm-126
     """,
     "every_second_shifted": """
-        cpu-vllm-01 cpu-vllm-03 cpu-vllm-19 cpu-vllm-25 h100-vllm-55 h200-vllm-109
+        cpu-vllm-01 cpu-vllm-03 cpu-vllm-19 cpu-vllm-25 h100-vllm-55 h100-vllm-79 h200-vllm-109
+        h200-vllm-111
     """,
     "leak_added": """
         cpu-sglang-14 cpu-sglang-30 h100-plimsoll-08 h100-vllm-12 h100-vllm-14 h100-vllm-16
-        h100-vllm-62 h100-vllm-63 h100-vllm-70 h100-vllm-76 h100-vllm-77 h100-vllm-78 h200-vllm-103
-        h200-vllm-104 h200-vllm-108 h200-vllm-114
+        h100-vllm-62 h100-vllm-63 h100-vllm-76 h100-vllm-77 h100-vllm-78 h200-vllm-103 h200-vllm-104
+        h200-vllm-114 h200-vllm-133 h200-vllm-136 h200-vllm-141 h200-vllm-142 h200-vllm-165
+        h200-vllm-166 h200-vllm-167
     """,
     "leak_taken_away": """
-        cpu-vllm-05 cpu-vllm-30
+        cpu-vllm-05 cpu-vllm-30 h200-vllm-162
     """,
     "played_twice": """
         cpu-vllm-03
     """,
     "without_each_tenth": """
-        cpu-vllm-03 cpu-vllm-19 cpu-vllm-25 h100-vllm-55 h200-vllm-104 h200-vllm-105
+        cpu-vllm-03 cpu-vllm-19 cpu-vllm-25 h100-vllm-55 h100-vllm-79 h200-vllm-104 h200-vllm-126
     """,
     "without_the_first": """
-        cpu-plimsoll-04 cpu-sglang-04 cpu-vllm-05 cpu-vllm-12 cpu-vllm-25 h100-plimsoll-03
-        h100-vllm-55 h100-vllm-69 h200-vllm-104 h200-vllm-105 h200-vllm-109
+        cpu-plimsoll-04 cpu-sglang-04 cpu-vllm-01 cpu-vllm-05 cpu-vllm-12 cpu-vllm-25
+        h100-plimsoll-03 h100-vllm-55 h100-vllm-69 h100-vllm-70 h200-vllm-104 h200-vllm-109
+        h200-vllm-129 h200-vllm-156
     """,
 }
 """Recordings whose verdict still depends on the samples, by check.
@@ -82,20 +83,14 @@ def table() -> set[tuple[str, str]]:
     return {(name, check) for check, names in DIFFER.items() for name in names.split()}
 
 
-def tabled() -> list[Recording]:
-    """The recordings that the table is of."""
-    later = [name for lot in LOTS if lot > LAST_LOT for kind in LOTS[lot] for name in kind]
-    return [one for one in recordings() if one.about["mechanism"] not in later]
-
-
 def test_verdicts_on_a_part_of_the_recordings_do_not_hang_on_single_samples() -> None:
     day = datetime.datetime.now(datetime.UTC).date().toordinal()
-    assert differing(tabled()[day % PARTS :: PARTS]) <= table()
+    assert differing(list(recordings())[day % PARTS :: PARTS]) <= table()
 
 
 @pytest.mark.long
 def test_the_table_names_all_verdicts_that_hang_on_samples_and_no_other() -> None:
-    assert differing(tabled()) == table()
+    assert differing(list(recordings())) == table()
 
 
 def played(series: Series, labels: Labels) -> Played:
