@@ -339,7 +339,7 @@ def test_the_last_ready_pod_of_a_service_is_drained_only_by_force(kube: Kube) ->
         return str(plimsoll(kube, "drain", "last-0", "--yes", *options).exception)
 
     set_ready("last-0", "True")
-    assert "last-0: it is the last ready pod of Service last" in drain()
+    assert "last-0: the pod is the last ready pod of Service last" in drain()
     assert "last ready" not in drain("--force")
     set_ready("last-1", "True")
     assert "last ready" not in drain()
@@ -353,7 +353,7 @@ def test_another_version_of_the_crds_is_said(kube: Kube, monkeypatch: pytest.Mon
     done = plimsoll(kube, "incidents")
     assert "on the cluster are v1alpha1, but this plimsoll command needs v9" in str(done.exception)
     monkeypatch.setattr(client, "API_GROUP", "absent.dev")
-    assert "absent.dev is not installed" in str(plimsoll(kube, "incidents").exception)
+    assert "absent.dev are not installed" in str(plimsoll(kube, "incidents").exception)
 
 
 def test_an_api_server_that_is_away_is_said(kube: Kube, tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ OPERATOR = """
 import asyncio, datetime, ssl, sys
 from pathlib import Path
 from typing import Any, cast
-from plimsoll_operator.admission.certificate import create_authority, create_leaf
+from plimsoll_operator.admission.certificate import create_ca_certificate, create_server_certificate
 from plimsoll_operator.admission.server import AdmissionServer
 from plimsoll_operator.config import Config
 from plimsoll_operator.health import HealthServer
@@ -63,7 +63,7 @@ async def main():
     health = HealthServer(cast(Any, None), cast(Any, Watches), Metrics(), Config())
     await health.serve(8080)
     now, folder = datetime.datetime.now(datetime.UTC), Path(sys.argv[1])
-    made = create_leaf("webhook", create_authority(now), now)
+    made = create_server_certificate("webhook", create_ca_certificate(now), now)
     (folder / "pem").write_bytes(made.certificate + made.key)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(folder / "pem")

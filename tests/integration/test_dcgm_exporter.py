@@ -193,7 +193,7 @@ def test_why_a_source_is_not_in_use_is_said() -> None:
     with exporter([(500, "")]) as port:
         dcgm = Dcgm(f"http://127.0.0.1:{port}", pod=MINE)
         told = explain_unused_sources({"dcgm": dcgm}, None, ["GPU-a"])
-    assert told[0] == "nvml: not tried"
+    assert told[0] == "nvml: the source was not tried"
     assert told[1] == "dcgm: GET /metrics returned HTTP 500"
     assert told[2] == f"amd: {NOT_CONFIGURED_MESSAGES['amd']}"
     assert "names a device of the engine" in explain_unused_sources({}, None, [])[0]

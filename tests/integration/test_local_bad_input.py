@@ -207,7 +207,7 @@ def test_a_full_journal_volume_is_said_and_the_service_goes_on(
         )
     try:
         url = _announced(output, process, "ready: the OpenAI API is at ")
-        supervisor = _announced(output, process, "/v1, ").removesuffix("/metrics")
+        supervisor = _announced(output, process, "metrics are at ").removesuffix("/metrics")
         state = _state(supervisor, lambda body: body["journal_error"] is not None)
         assert "journal.sqlite" in state["journal_error"]
         assert "free space on its volume" in state["journal_error"]

@@ -360,7 +360,7 @@ def test_a_second_replica_in_the_same_directory_is_refused(local: Local) -> None
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
 
     assert done.returncode == 2
-    assert "another plimsoll process uses it" in done.stderr
+    assert "another plimsoll process uses this directory" in done.stderr
     assert local.serving() is not None
 
 

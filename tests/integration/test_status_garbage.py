@@ -123,7 +123,7 @@ def token(tmp_path: Path) -> Path:
 def test_a_status_that_is_none_is_an_error(name: str, token: Path) -> None:
     with server(GARBAGE[name]) as port, pytest.raises(EngineError) as said:
         engine_on(port, token).status()
-    assert "/status" in str(said.value) or "is not a Status" in str(said.value)
+    assert "/status" in str(said.value) or "is not a valid Status" in str(said.value)
 
 
 def test_garbage_is_an_answer_and_nothing_is_none(token: Path) -> None:

@@ -39,7 +39,7 @@ REPLICA_SET_KINDS = ("Deployment", "Rollout")
 
 
 @dataclass(frozen=True)
-class SuspectRevision:
+class LeakingRevision:
     """A revision that leaks in most of its replicas.
 
     ``since`` is the time from which most replicas leak (RFC 3339).
@@ -82,7 +82,7 @@ def find_suspect_revision(
     pods: list[ReplicaPod],
     incidents: Sequence[Object],
     min_leaking: int = MIN_LEAKING_REPLICAS,
-) -> SuspectRevision | None:
+) -> LeakingRevision | None:
     """Return the earliest leak that most replicas of ``revision`` have; None if there is none.
 
     ``min_leaking`` is the minimum number of leaking replicas.
@@ -95,7 +95,7 @@ def find_suspect_revision(
             opened_at[replica] = min(opened_at.get(replica, opened), opened)
     needed = max(min_leaking, len(replicas) // 2 + 1)
     suspects = [
-        SuspectRevision(
+        LeakingRevision(
             revision,
             leak,
             sorted(leaking.values())[needed - 1],
@@ -145,7 +145,7 @@ def describe_same_leak(leak: str, leaking: int, replicas: int, revision: str, si
 
 
 def make_suspect_status(
-    suspect: SuspectRevision | None, previous: Object, update: str, action: str, changed: list[str]
+    suspect: LeakingRevision | None, previous: Object, update: str, action: str, changed: list[str]
 ) -> dict[str, Any] | None:
     """Return ``status.suspectRevision``, or None. Once suspect, ``update`` remains suspect."""
     known: dict[str, Any] | None = previous.get("suspectRevision")
@@ -352,7 +352,7 @@ def decide_rollout(
     service: InferenceService,
     status: Object,
     update: str,
-    suspect: SuspectRevision | None,
+    suspect: LeakingRevision | None,
     known: Collection[str],
     running: str = "",
 ) -> RolloutDecision:

@@ -18,8 +18,8 @@ from plimsoll_api.names import POD_HASH_ANNOTATION
 from plimsoll_operator.fleet import revisions
 from plimsoll_operator.fleet.pods import PodView
 from plimsoll_operator.fleet.revisions import (
+    LeakingRevision,
     RolloutDecision,
-    SuspectRevision,
     diff_templates,
     find_suspect_revision,
     make_replica_pods,
@@ -63,7 +63,7 @@ class Plan:
     desired: list[Object]
     surplus: list[Object]
     decision: RolloutDecision
-    suspect: SuspectRevision | None
+    suspect: LeakingRevision | None
     changed: list[str]
     dropped_fields: tuple[str, ...] = ()
 

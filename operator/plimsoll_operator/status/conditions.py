@@ -31,7 +31,7 @@ from plimsoll_api.inferenceservice_status import ConditionType, Leaks
 from plimsoll_api.memory_policy import NEAR_LIMIT_RATIO
 from plimsoll_api.supervision_policy_status import PolicyCondition
 from plimsoll_operator.fleet.pods import Cause, Events, PodView, find_not_ready_pods
-from plimsoll_operator.fleet.revisions import RolloutDecision, SuspectRevision, describe_same_leak
+from plimsoll_operator.fleet.revisions import LeakingRevision, RolloutDecision, describe_same_leak
 from plimsoll_operator.fleet.supervisor_metrics import (
     SlowLeak,
     SupervisorMetrics,
@@ -209,7 +209,7 @@ def make_termination_conditions(pods: Sequence[PodView], now: str) -> list[Condi
 
 
 def make_suspect_revision_conditions(
-    suspect: SuspectRevision | None, decision: RolloutDecision
+    suspect: LeakingRevision | None, decision: RolloutDecision
 ) -> list[ConditionState]:
     """Return ``SuspectRevision``, and ``Stalled`` while a rollout is paused or rolled back."""
     acts = decision.action in ("Held", "RolledBack") and not decision.requested

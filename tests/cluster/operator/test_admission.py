@@ -245,7 +245,7 @@ def test_a_provided_secret_without_a_bundle_is_named_and_keeps_it_from_being_rea
     put(kubectl, NAMESPACE, replace(made, bundle=b""))
     operator = start(*flags, "--webhook-certificate-provided", ready=False)
     eventually(operator.healthy, 60)
-    eventually(lambda: f"Secret {NAMESPACE}/{NAME} lacks ca.crt" in operator.log.read_text(), 60)
+    eventually(lambda: f"Secret {NAMESPACE}/{NAME} has no ca.crt" in operator.log.read_text(), 60)
     assert operator.metric("plimsoll_operator_webhook_ready") == 0
     assert not operator.ready()
     put(kubectl, NAMESPACE, made)

@@ -66,7 +66,7 @@ def test_doctor_and_top_follow_a_policy_from_waiting_to_conflicting(
     trial = "webhook for policy engines"
     found = eventually(lambda: answering(kubectl, trial), LISTED_S)
     assert found["webhook certificate"]["ok"] is True
-    assert "issued 0 days ago, expires 20" in found["webhook certificate"]["text"]
+    assert "issued 0 days ago, expires on 20" in found["webhook certificate"]["text"]
     assert not kubectl.list("pods", "app=sglang"), "the trial stores no pod"
 
     kubectl("rollout", "restart", "deployment/vllm")
@@ -169,7 +169,7 @@ def test_an_action_on_a_workload_finds_its_supervised_pods(kubectl: Any, eventua
     assert str(gone.exception).startswith("supervisionpolicy/absent does not exist in namespace")
     drain = plimsoll(kubectl, "drain", "deployment/vllm", "--yes")
     assert isinstance(drain.exception, UsageError)
-    assert "name one pod" in str(drain.exception)
+    assert "name a single pod" in str(drain.exception)
 
 
 def pods(kubectl: Any) -> list[str]:

@@ -95,4 +95,4 @@ def test_it_says_what_is_missing(kubectl: Any, operator_account: Any) -> None:
         timeout=30,
     )
     assert done.returncode == 1
-    assert "cannot start: 401 Unauthorized" in done.stderr
+    assert "failed to start the operator: 401 Unauthorized" in done.stderr

@@ -33,6 +33,7 @@ class Workers:
 
     starts = 1
     ranks = 1
+    has_stopped_worker = False
 
     def __init__(self, engine: AsyncEngine, dies: set[int]) -> None:
         self.engine, self.dies = engine, dies
