@@ -50,7 +50,7 @@ def incidents(
     ] = None,
     open_only: Annotated[bool, typer.Option("--open", help="Show only open incidents.")] = False,
     limit: Annotated[
-        int, typer.Option(min=1, help="Show at most this many incidents, the newest ones.")
+        int, typer.Option(min=1, help="Maximum number of incidents to show, newest first.")
     ] = 100,
     watch: Annotated[
         bool, typer.Option("--watch", "-w", help="Keep running, and print each change.")

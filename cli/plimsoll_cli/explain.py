@@ -22,7 +22,7 @@ from plimsoll_cli.output import draw_area_chart
 PROBLEMS_BY_KIND = {
     "HostGrowth": "host memory grew more than the engine's ledger explains",
     "DeviceGrowth": "device memory grew more than the engine's ledger explains",
-    "OrphanDeviceMemory": "no known process holds some of the device memory",
+    "OrphanDeviceMemory": "some of the device memory is held by no known process",
     "Stall": "requests waited, but the engine completed no steps",
     "OutOfMemoryKill": "the kernel killed the engine because it ran out of memory",
     "CapacityLoss": "KV blocks or encoder cache space belonged to no request",

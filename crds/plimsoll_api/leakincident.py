@@ -98,7 +98,8 @@ class LeakIncidentSpec(msgspec.Struct, rename="camel", omit_defaults=True):
     pod: Annotated[_Name, describe_field("Name of the replica's pod.")]
     container: Annotated[_Name, describe_field("Name of the container that leaked or stalled.")]
     epoch: Annotated[
-        _Name, describe_field("Engine epoch in which the incident began, written BOOT_ID:NUMBER.")
+        _Name,
+        describe_field("Engine epoch in which the incident began, in the form BOOT_ID:NUMBER."),
     ]
     opened_at: Annotated[str, describe_field("Time at which the incident began.", schema=_TIME)]
     kind: Annotated[IncidentKind, describe_field("Kind of the problem, or of the planned action.")]

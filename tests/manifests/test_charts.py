@@ -113,7 +113,7 @@ def test_kuberays_autoscaler_restarts_no_engine(tmp_path: Path) -> None:
         "  submissionMode: SidecarMode\n  rayClusterSpec:\n    headGroupSpec:\n      template:\n"
         "        spec:\n          containers: [{name: h, command: [vllm, serve, m], image: x}]\n"
     )
-    assert "spec.submissionMode: SidecarMode" in validate.check_files([job], acts).refused[0]
+    assert "spec.submissionMode SidecarMode" in validate.check_files([job], acts).refused[0]
     assert not validate.check_files([job], OPTIONS).refused
 
 

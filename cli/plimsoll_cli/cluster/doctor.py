@@ -280,7 +280,8 @@ def _format_observation(answer: ActionAnswer) -> str:
         f"host memory from {answer.host_memory}"
         if answer.host_memory
         else (
-            "no host memory (set shareProcessNamespace, and run both containers as the same user)"
+            "host memory cannot be read (set shareProcessNamespace, and run both containers as"
+            " the same user)"
         )
     )
     device = (

@@ -82,7 +82,8 @@ def _get_response_format(body: CompletionRequest | ChatRequest) -> Grammar | Non
             )
         case {"type": "json_schema"}:
             raise make_invalid_error(
-                "json_schema has no schema: add an object", "response_format.json_schema.schema"
+                "json_schema has no schema: set it to a JSON Schema object",
+                "response_format.json_schema.schema",
             )
     raise make_invalid_error(
         "the type of the output format must be text, json_object or json_schema",

@@ -48,7 +48,7 @@ def parse_speculative(text: str) -> Speculative:
     if found.method == "draft_model":
         if not found.model:
             raise ValueError(
-                "field model must be the folder of a checkpoint for method 'draft_model'"
+                "'model' must be the folder of a checkpoint if 'method' is 'draft_model'"
             )
         for name in ("prompt_lookup_max", "prompt_lookup_min"):
             if getattr(found, name) is not None:

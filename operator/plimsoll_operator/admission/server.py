@@ -157,8 +157,8 @@ class AdmissionServer:
             self._last_log = now
             log.warning(
                 (
-                    "the admission webhook rejected a request: %s; the pod is created without a"
-                    " supervisor"
+                    "the admission webhook could not process a request: %s; the pod is created"
+                    " without a supervisor"
                 ),
                 reason,
             )

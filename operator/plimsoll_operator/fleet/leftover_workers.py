@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 from plimsoll_operator.fleet.pods import Cause, PodView, compute_seconds_between
 
-LEFTOVER_MESSAGE = "workers of an earlier start of the group"
+LEFTOVER_MESSAGE = "workers left over from an earlier start of the group"
 """Start of the cause's message, before the names of the pods."""
 MIN_LEADER_AGE_S = 120.0
 """Minimum age in seconds of a leader whose older workers count as left over. After an outage of the

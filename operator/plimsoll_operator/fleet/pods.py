@@ -210,7 +210,7 @@ class PodView:
                     )
         if not placed and (claims := list_missing_claims(pod)):
             message = make_printable_line(
-                f"not scheduled: does {' and '.join(claims)} exist? See the pod's Events"
+                f"not scheduled: check that {' and '.join(claims)} exist; see the pod's Events"
             )
             unscheduled = Cause("ResourceClaimMissing", message, blocking=False)
         labels = meta.get("labels") or {}

@@ -247,7 +247,7 @@ def _find_ray_restart_obstacle(document: Object, path: tuple[str, ...], location
     if cluster.get("enableInTreeAutoscaling") is True and version == "v2":
         return f"{'.'.join(path)}.autoscalerOptions.version: v2: KubeRay sets restartPolicy: Never"
     if document["kind"] == "RayJob" and document["spec"].get("submissionMode") == "SidecarMode":
-        return "spec.submissionMode: SidecarMode: KubeRay sets restartPolicy: Never"
+        return "with spec.submissionMode SidecarMode, KubeRay sets restartPolicy to Never"
     return ""
 
 

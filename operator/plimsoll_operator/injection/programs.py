@@ -177,12 +177,15 @@ def _classify_huggingface(server: ProgramClassification) -> ProgramClassificatio
 def _explain_missing_port(words: Sequence[str]) -> str:
     """Return why a server with these options has no HTTP port; empty if it has one."""
     if "--headless" in words:
-        return "with --headless, this process of a multi-node engine serves no port"
+        return "with --headless, this process of a multi-node engine does not listen on a port"
     if "--grpc-mode" in words or "--grpc" in words:
         return "the engine serves gRPC, but the supervisor queries HTTP"
     rank = find_option_value(words, "--node-rank")
     if rank is not None and rank.isdigit() and int(rank[:9]) > 0:
-        return f"with --node-rank {rank[:9]}, this process of a multi-node engine serves no port"
+        return (
+            f"with --node-rank {rank[:9]}, this process of a multi-node engine does not listen on a"
+            " port"
+        )
     if (path := find_option_value(words, "--uds")) is not None:
         return (
             f"with --uds {path}, the engine listens on a Unix socket: serve on a TCP port instead,"

@@ -237,7 +237,7 @@ class Baseline:
         return max(0, self.growth, growth)
 
     def is_settling(self) -> bool:
-        """Report whether the growth is unknown, because no class is busier than this load."""
+        """Whether growth is unknown: the load exceeds that of every class with a baseline."""
         return self._entering is not None and self._entering[0] > max(self._bases)
 
     def _find_base(self, load: int | None) -> Point | None:

@@ -33,7 +33,7 @@ REUSABLE_SEGMENTS = frozenset({Segment.MALLOC_RETAINED, Segment.TORCH_RESERVED_U
 MIN_LEFT_S = 30.0
 """Minimum time to exhaustion that counts as evidence of speed: the time of a restart."""
 MAX_SHARE = 0.98
-"""Maximum consumed share of the budget that counts as evidence."""
+"""Consumed shares of the budget above this value count as this value in the evidence."""
 MAX_YOUNGER = 2.0
 """Bound for :attr:`Evidence.age_evidence`: the logarithm of about 7."""
 CLEAR_SPANS = 3.0

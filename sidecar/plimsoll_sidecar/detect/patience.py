@@ -180,9 +180,9 @@ class PauseHistory:
 PAUSE_MARGIN_S = 4.0
 """Margin above the longest pause. A stall is then confirmed within 10 s, including sampling."""
 LONG_SERVICE_S, LONG_SERVICE_LIMIT_S = 240.0, 8.0
-"""Time of service after which a pause of ``LONG_SERVICE_LIMIT_S`` is unusual. The pause must also
-exceed the longest pause by the margin. A stall is then confirmed within 20 s, including the metrics
-page's period."""
+"""After this time of service, a pause of ``LONG_SERVICE_LIMIT_S`` is unusual if it also exceeds the
+longest pause so far by the margin. A stall is then confirmed within 20 s, including the scrape
+interval of the metrics page."""
 SHORT_SERVICE_S, SHORT_SERVICE_LIMIT_S = 60.0, 21.0
 """The same limits for an engine after its first minute, and for new demand. A stall is then
 confirmed within 30 s. An idle processor makes the limit apply in the first minute too, because new

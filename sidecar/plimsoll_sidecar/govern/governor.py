@@ -224,9 +224,9 @@ class Governor:
             self._seen = self._seen.update(context.engine, pod_assessment, context.now)
 
     def _learn_start_noise(self, context: TurnContext, pod_assessment: Assessment) -> None:
-        """Learn from this assessment by how much memory differs between starts.
+        """Update the estimate of how much memory differs between starts.
 
-        While a restart is being verified, nothing is learned.
+        Do nothing while a restart is being verified.
         """
         if any(incident.phase is IncidentPhase.VERIFYING for incident in self.state.incidents):
             return

@@ -122,7 +122,7 @@ class Tokenizer:
         return lambda: Detokenizer(self._tokenizer, context, skipped)
 
     def decode_token(self, token_id: int) -> str:
-        """Return the text of a token in the middle of a text, also of a special token."""
+        """Return the text of a token within a longer text. Special tokens have text too."""
         text = self.decode([*self._middle, token_id])
         if text.startswith(self._middle_text):
             return text[len(self._middle_text) :]

@@ -276,7 +276,7 @@ class WorkerProcesses:
     async def drop_weights(self) -> None:
         """Stop the weight server, so that the next worker loads the weights from the checkpoint.
 
-        All workers exit first. Ask them to stop before this call.
+        Wait until all workers have exited. The caller must have asked them to stop.
         """
         for worker in list(self._living.values()):
             worker.dismiss()

@@ -218,9 +218,10 @@ def _format_pids(processes: Iterable[ProcessId]) -> str:
 
 
 class OwnedEngine:
-    """Operations of an adapter that need no answer from the engine.
+    """Base class of adapters: the operations on the engine's processes.
 
-    They are part of :class:`~plimsoll_sidecar.act.adapters.engine_adapter.EngineAdapter`.
+    They work even if the engine does not respond. Their interface is part of
+    :class:`~plimsoll_sidecar.act.adapters.engine_adapter.EngineAdapter`.
     """
 
     has_status_port = False
