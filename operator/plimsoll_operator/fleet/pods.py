@@ -16,7 +16,7 @@ from plimsoll_api.times import parse_rfc3339
 from plimsoll_api.workloads import find_lws_group
 from plimsoll_operator.fleet.claimed_devices import ClaimUse, list_claim_uses
 from plimsoll_operator.fleet.device_health import list_unhealthy_devices
-from plimsoll_operator.fleet.resource_claims import list_missing_claims
+from plimsoll_operator.fleet.missing_claims import list_missing_claims
 from plimsoll_operator.fleet.untrusted_text import (
     MAX_LINE_CHARS,
     join_last_lines,

@@ -42,6 +42,8 @@ class InjectionOptions:
     """Settings of an injection, in the types of a SupervisionPolicy.
 
     Attributes:
+        image: The supervisor's image: the webhook takes it from ``config.py``, and ``plimsoll
+            inject`` from ``--supervisor-image``.
         selector: The labels of the pods to inject; None selects all pods.
         namespace: The namespace of the workloads to inject; None allows all namespaces.
         resources: The supervisor's resources if ``supervisor`` sets none.

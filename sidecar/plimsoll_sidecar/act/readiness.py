@@ -9,6 +9,8 @@ have no effect. After a reboot of the node, only a manual drain stays active.
 During a drain, the engine does not accept requests either. The file of an ended drain therefore
 remains until the supervisor has resumed the engine.
 
+Before an engine ends, ``pod_services.py`` waits until the pod has left its endpoints.
+
 The launcher imports this module, so it must stay small.
 """
 

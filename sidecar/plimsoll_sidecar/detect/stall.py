@@ -1,4 +1,6 @@
-"""Detect stalls: requests wait, and the engine makes no progress.
+"""Suspect stalls: requests wait, and the engine makes no progress.
+
+``govern/phases.py`` confirms a stall that lasts.
 
 A pause is a stall if it exceeds all earlier pauses under at least the same demand by a margin.
 After the configured timeout, a pause is always a stall. An idle engine does not stall. A request

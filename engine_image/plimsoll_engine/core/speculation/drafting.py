@@ -1,8 +1,8 @@
-"""Speculative decoding: propose drafts of the next tokens, and verify them in one step.
+"""Propose drafts of the next tokens for speculative decoding.
 
 A decode step with k drafts has k + 1 rows for the request. Each row is sampled as if the preceding
 drafts were output tokens. The first draft that differs from the sampled token is rejected, with all
-drafts after it. The output is the same as without drafts.
+drafts after it, in ``core/execute/runner.py``. The output is the same as without drafts.
 
 This is rejection sampling with a draft distribution q that has all its mass on the draft d. A token
 x is drawn from the model's distribution p, and the draft is accepted if x = d. The probability of

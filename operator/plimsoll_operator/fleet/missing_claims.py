@@ -1,4 +1,7 @@
-"""Find the resource claims that prevent a pod from being scheduled, because they do not exist."""
+"""Find the resource claims that prevent a pod from being scheduled, because they do not exist.
+
+``claimed_devices.py`` reads the devices of claims.
+"""
 
 from __future__ import annotations
 
