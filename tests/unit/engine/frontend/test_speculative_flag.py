@@ -110,7 +110,7 @@ NGRAM = '{"method": "ngram", "num_speculative_tokens": 4, '
         (NGRAM + '"model": "m"}', "field model applies only to method 'draft_model'"),
         (
             '{"method": "draft_model", "num_speculative_tokens": 4}',
-            "field model must be the folder of a checkpoint",
+            "'model' must be the folder of a checkpoint",
         ),
         (
             '{"method": "draft_model", "model": "m", "num_speculative_tokens": 4,'
