@@ -55,8 +55,8 @@ EXIT_TIMEOUT_S = 5.0
 operator writes nothing during this time."""
 MISSING_ADMISSION_POLICIES_MESSAGE = (
     "the admission policies of Plimsoll are not installed, so a supervised pod can write any"
-    " number of LeakIncidents and restart slots for every pod in its namespace: enable"
-    " admissionPolicy.enabled in the chart, or apply config/admission-policy.yaml"
+    " number of LeakIncidents for other pods of its namespace, and their restart slots: set"
+    " admissionPolicy.enabled to true in the chart, or apply config/admission-policy.yaml"
 )
 
 

@@ -143,7 +143,7 @@ def perform_action(
     note_error = _try_write_note(arguments.state_dir, ended) or note_error
     if note_error is not None:
         answer.message += (
-            "(no incident records this action, because its note could not be written: "
+            " (no incident records this action, because its note could not be written: "
             f"{note_error})"
         )
     return answer

@@ -505,9 +505,10 @@ def test_a_name_is_free_again_and_none_is_taken_from_another_incident(rig: Rig) 
         Publisher(rig.kube, rig.service, "qwen-0").publish(other)
 
 
-def test_the_last_ready_replica_stays(rig: Rig) -> None:
+def create_endpoint_slice(rig: Rig, readiness: dict[str, bool]) -> tuple[dict[str, Any], str]:
+    """Create the Service's EndpointSlice of the pods; return it, and the path of its kind."""
     path = f"/apis/discovery.k8s.io/v1/namespaces/{rig.namespace}/endpointslices"
-    body: dict[str, Any] = {
+    body = {
         "apiVersion": "discovery.k8s.io/v1",
         "kind": "EndpointSlice",
         "metadata": {"name": "qwen-1", "labels": {"kubernetes.io/service-name": SERVICE}},
@@ -516,12 +517,16 @@ def test_the_last_ready_replica_stays(rig: Rig) -> None:
             {
                 "addresses": [f"10.1.0.{number}"],
                 "conditions": {"ready": ready},
-                "targetRef": {"kind": "Pod", "name": f"qwen-{number}"},
+                "targetRef": {"kind": "Pod", "name": name},
             }
-            for number, ready in ((1, True), (2, False))
+            for number, (name, ready) in enumerate(readiness.items(), 1)
         ],
     }
-    created = rig.admin.create(path, body)
+    return rig.admin.create(path, body), path
+
+
+def test_the_last_ready_replica_stays(rig: Rig) -> None:
+    created, path = create_endpoint_slice(rig, {"qwen-1": True, "qwen-2": False})
     slices = EndpointSlices(rig.kube, rig.namespace)
     first = PodServices(slices, "qwen-1", SERVICE)
     # A policy's supervisor does not know the Service: it finds those that route to its pod.
@@ -601,21 +606,7 @@ def test_a_group_that_is_being_recreated_keeps_the_other_one_in_service(rig: Rig
     }
     (lease,) = objects.make_slot_leases(InferenceService.model_validate(manifest))
     rig.admin.apply(rig.lease_path, lease)
-    body: dict[str, Any] = {
-        "apiVersion": "discovery.k8s.io/v1",
-        "kind": "EndpointSlice",
-        "metadata": {"name": "qwen-1", "labels": {"kubernetes.io/service-name": SERVICE}},
-        "addressType": "IPv4",
-        "endpoints": [
-            {
-                "addresses": ["10.1.0.1"],
-                "conditions": {"ready": True},
-                "targetRef": {"kind": "Pod", "name": "qwen-lws-1"},
-            }
-        ],
-    }
-    path = f"/apis/discovery.k8s.io/v1/namespaces/{rig.namespace}/endpointslices"
-    rig.admin.create(path, body)
+    create_endpoint_slice(rig, {"qwen-lws-1": True})
     slots = rig.slots("qwen-lws-1")
     assert slots.read_expected_replicas() == 2
     assert create_pod_services(rig.kube, rig.service, "qwen-lws-1", slots).is_last_ready()

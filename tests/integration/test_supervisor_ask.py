@@ -107,6 +107,14 @@ def test_actions_are_fenced_by_the_epoch_that_was_seen(replica: Replica) -> None
     assert answer.epoch != seen.epoch
 
 
+def test_an_action_whose_note_cannot_be_written_says_so(replica: Replica) -> None:
+    epoch = replica.ask("status")[1].epoch
+    (replica.state / NOTES_FOLDER).write_text("in the place of the folder")
+    status, answer, _ = replica.ask("trim", f"--expected-epoch={epoch}")
+    assert (status, answer.outcome) == (0, "Succeeded")
+    assert " (no incident records this action" in answer.message
+
+
 def test_an_action_leaves_a_note_of_how_it_ended(replica: Replica) -> None:
     epoch = replica.ask("status")[1].epoch
     replica.ask("restart", f"--expected-epoch={epoch}", "--deadline=1")

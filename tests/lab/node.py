@@ -113,7 +113,7 @@ class Node:
         self.plane.processes.stop("kubelet")
 
     def forget_unanswered(self, seconds: int) -> None:
-        """Keep a TCP connection that nobody has answered in conntrack for ``seconds``, not 120 s.
+        """Set after how many seconds conntrack forgets an unanswered connection; by default, 120.
 
         A first packet that comes while kube-proxy writes the rules for a Service's first endpoint
         is forwarded to none (kubernetes#48719). So is each later connection from the same port as
