@@ -1,8 +1,4 @@
-"""Group of ranks that compute one model together (tensor parallelism), and its collectives.
-
-Each rank is a process. On CUDA, rank r uses device r. Models only use the interface of
-:class:`Group`, which itself is a group of one rank.
-"""
+"""Group of ranks that compute one model together (tensor parallelism), and its collectives."""
 
 from __future__ import annotations
 
@@ -24,20 +20,14 @@ if TYPE_CHECKING:
     from plimsoll_engine.kernels.collectives import Collectives
 
 RANKS_FLAG = "--tensor-parallel-size"
+# For forming a group, and for each collective outside of CUDA graphs.
 COLLECTIVE_TIMEOUT_S = 60.0
-"""Timeout for forming a group, and for each collective outside of CUDA graphs.
-
-It does not affect idle ranks, because they do not wait in a collective.
-"""
+# All ranks run on one host. Values that the user has set take precedence.
 LOOPBACK_ENVIRONMENT = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
-"""Environment variables that make ranks connect over loopback, because all run on one host.
-
-Values that the user has set take precedence.
-"""
 
 
 class Shard(NamedTuple):
-    """Share of a model for ``rank``: one of ``size`` equal shares."""
+    """One of ``size`` equal shares of a model."""
 
     rank: int = 0
     size: int = 1
@@ -47,7 +37,7 @@ WHOLE_MODEL = Shard()
 
 
 class AllReduceShape(NamedTuple):
-    """Shape for which all-reduces are optimised: up to ``rows`` rows of ``columns`` elements."""
+    """Largest all-reduce of a model: up to ``rows`` rows of ``columns`` elements."""
 
     rows: int
     columns: int
@@ -55,7 +45,7 @@ class AllReduceShape(NamedTuple):
 
 
 class Group:
-    """Group of one rank. Each collective returns its input."""
+    """Group of one rank, whose collectives return their input."""
 
     shard = WHOLE_MODEL
 
@@ -69,19 +59,15 @@ class Group:
     ) -> torch.Tensor:
         """Add the sum of all ranks' ``x`` to ``residual`` in place, and return the RMSNorm.
 
-        See :meth:`Ops.add_rms_norm`. A rank may update only those rows of ``residual`` that it
-        needs for the next call. :meth:`get_stream_rows` returns complete rows. The result is valid
-        until the next call with the same number of rows.
+        A rank may update only some rows of ``residual``: read it with :meth:`get_stream_rows`. The
+        result is valid until the next call with the same number of rows.
         """
         return ops.add_rms_norm(self.all_reduce(x), residual, weight, eps)
 
     def get_stream_rows(
         self, ops: Ops, residual: torch.Tensor, index: torch.Tensor
     ) -> torch.Tensor:
-        """Return the rows at ``index`` int [rows] of ``residual`` after :meth:`add_norm`.
-
-        The result is [rows, columns], and complete on every rank.
-        """
+        """Return the rows at ``index`` int [rows] of ``residual``, complete on every rank."""
         return ops.gather_rows(residual, index)
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
@@ -101,9 +87,9 @@ class Group:
         return x
 
     def close(self, is_rank_lost: bool = False) -> None:
-        """Leave the group. Every rank must call this. Idempotent.
+        """Leave the group on every rank. Idempotent.
 
-        Set ``is_rank_lost`` if another rank has exited. Running collectives are then aborted.
+        Set ``is_rank_lost`` if another rank has exited, to abort running collectives.
         """
 
 
@@ -111,10 +97,7 @@ SINGLE_RANK_GROUP = Group()
 
 
 class TorchCollectives:
-    """Collectives by ``torch.distributed`` in ``group``, or in the default group.
-
-    They have the interface of :class:`Collectives`.
-    """
+    """Collectives by ``torch.distributed``, with the interface of :class:`Collectives`."""
 
     def __init__(self, num_ranks: int, group: dist.ProcessGroup | None = None) -> None:
         self._size, self._group = num_ranks, group
@@ -144,13 +127,8 @@ class TorchCollectives:
 class ProcessGroup(Group):
     """Group of several processes.
 
-    On CUDA, collectives use memory that all ranks map, and are optimised for all-reduces of
-    ``sum_shape``. They run in the current stream, and CUDA graphs can capture them; reset such
-    graphs before you close the group. NCCL performs the collectives if the devices cannot map each
-    other's memory, and gloo does on CPUs.
-
-    The default group of ``torch.distributed`` uses gloo, and also exchanges memory handles. The
-    ranks find each other through the new file ``store``, and connect over loopback.
+    On CUDA, it uses memory that all ranks map, or NCCL if the devices cannot map each other's
+    memory. On CPUs, it uses gloo. Reset CUDA graphs with its collectives before you close it.
     """
 
     def __init__(
@@ -160,7 +138,10 @@ class ProcessGroup(Group):
         store: Path,
         sum_shape: AllReduceShape | None = None,
     ) -> None:
-        """Form the group once all ranks have joined. Raises RuntimeError on a timeout."""
+        """Form the group once all ranks have joined through the new file ``store``.
+
+        Raises RuntimeError on a timeout.
+        """
         self.shard = shard
         self._device = device
         self._memory: PeerMemory | None = None
@@ -221,7 +202,7 @@ class ProcessGroup(Group):
 
     @property
     def nbytes(self) -> int:
-        """Device memory of this rank that all ranks map, in bytes; 0 if there is none."""
+        """Device memory of this rank that all ranks map, in bytes."""
         return 0 if self._memory is None else self._memory.nbytes
 
     def add_norm(
@@ -235,7 +216,7 @@ class ProcessGroup(Group):
     def get_stream_rows(
         self, ops: Ops, residual: torch.Tensor, index: torch.Tensor
     ) -> torch.Tensor:
-        """Implement :meth:`Group.get_stream_rows`, with an all-reduce if ranks share the rows."""
+        """Implement :meth:`Group.get_stream_rows`."""
         if self._sums is None or not self._sums.is_shared(residual):
             return super().get_stream_rows(ops, residual, index)
         return self.all_reduce(self._sums.get_own_rows(residual, index))
@@ -245,10 +226,7 @@ class ProcessGroup(Group):
         return self._collectives.all_reduce(x)
 
     def find_best_columns(self, ops: Ops, x: torch.Tensor) -> torch.Tensor:
-        """Implement :meth:`Group.find_best_columns` by exchanging eight bytes per row.
-
-        If several columns have the maximum, the first is returned.
-        """
+        """Implement :meth:`Group.find_best_columns`, which prefers the first maximum."""
         keys = ops.find_best_keys(x, self.shard.rank * x.shape[1])
         return decode_columns(self._collectives.all_reduce_max(keys))
 

@@ -19,13 +19,13 @@ from plimsoll_engine.messages import rank_ipc
 from plimsoll_engine.messages.framing import FrameReader
 from plimsoll_engine.messages.zygote_ipc import make_rendezvous_paths
 
+# The rank first completes all earlier commands.
 REPLY_TIMEOUT_S = 30.0
-"""Timeout for a reply. The rank first completes all earlier commands."""
+# For 140 GB from a slow disk.
 LOAD_TIMEOUT_S = 1800.0
-"""Timeout for loading the weights of a rank, for example 140 GB from a slow disk."""
 SHUTDOWN_TIMEOUT_S = 10.0
+# Time to find out which rank has failed, after a collective has failed.
 FIND_LOST_RANK_TIMEOUT_S = 1.0
-"""Time to find out which rank has failed, after a collective has failed."""
 
 ReplyT = TypeVar("ReplyT", bound=rank_ipc.Reply)
 
@@ -38,10 +38,7 @@ class _Peer:
         self._received: deque[rank_ipc.Reply] = deque()
 
     def receive(self, timeout_s: float) -> rank_ipc.Reply | None:
-        """Return the next message; None if no message arrives within ``timeout_s`` seconds.
-
-        Raises ConnectionError if the rank has exited.
-        """
+        # Raises ConnectionError if the rank has exited.
         deadline = time.monotonic() + timeout_s
         while not self._received:
             left_s = max(0.0, deadline - time.monotonic())
@@ -54,10 +51,7 @@ class _Peer:
 
 
 class Leader:
-    """Connections of rank 0 to the other ranks. The constructor starts to listen for them.
-
-    ``lost`` is True once a rank has failed. :meth:`close` makes the other ranks exit.
-    """
+    """Connections of rank 0 to the other ranks, which exit when they are closed."""
 
     shard: Shard
 
@@ -107,7 +101,7 @@ class Leader:
                 ) from None
 
     def request_replies(self, command: rank_ipc.Command, reply_type: type[ReplyT]) -> list[ReplyT]:
-        """Send ``command`` to all other ranks. Return their replies in rank order.
+        """Send ``command`` to all other ranks, and return their replies in rank order.
 
         Raises RanksLostError, or LoadError if a rank reports a permanent failure.
         """
@@ -118,8 +112,7 @@ class Leader:
     def run_together(self, command: rank_ipc.Command) -> Iterator[None]:
         """Run the body of the ``with`` statement while all other ranks run ``command``.
 
-        The body and the command wait for each other in collectives. An exception in the body
-        therefore ends the group, and raises RanksLostError.
+        Raises RanksLostError after any exception in the body, because the ranks would wait for it.
         """
         self.send(command)
         try:
@@ -128,10 +121,7 @@ class Leader:
             raise self._explain_failure(f"{type(error).__name__}: {error}") from None
 
     def get_memory_reports(self) -> list[rank_ipc.RankReport]:
-        """Return the latest memory report of each other rank.
-
-        Only the first call waits for a report.
-        """
+        """Return the latest memory report of each other rank."""
         if not self._reports:
             self.request_replies(rank_ipc.ReportMemory(), rank_ipc.RankReport)
         elif not self._report_requested:
@@ -142,10 +132,9 @@ class Leader:
         return [report for _, report in sorted(self._reports.items())]
 
     def take_standby_memory_reports(self) -> list[rank_ipc.RankReport]:
-        """Return the memory reports of the other ranks while the worker is a standby.
+        """Return and discard the memory reports that the other ranks sent as a standby.
 
-        The reports are then discarded. Serving needs more memory, so the next call of
-        :meth:`get_memory_reports` waits for new reports.
+        Serving needs more memory, so :meth:`get_memory_reports` then waits for new reports.
         """
         reports = self.get_memory_reports()
         self._reports = {}
@@ -158,16 +147,13 @@ class Leader:
                 self.request_replies(rank_ipc.ReleasePool(), rank_ipc.Acknowledgement)
 
     def start_shutdown(self) -> None:
-        """Send Shutdown to the other ranks. :meth:`wait_until_shut_down` returns their reports."""
+        """Send Shutdown to the other ranks without waiting for them."""
         with contextlib.suppress(RanksLostError):
             if not self.lost:
                 self.send(rank_ipc.Shutdown())
 
     def wait_until_shut_down(self) -> list[rank_ipc.RankShutdownReport] | None:
-        """Return the other ranks' reports on memory that they still hold.
-
-        Return None if a rank is lost.
-        """
+        """Return the other ranks' reports on their remaining memory; None if a rank is lost."""
         if self.lost or len(self._peers) < self.shard.size - 1:
             return None
         try:
@@ -239,7 +225,6 @@ class Leader:
         return RanksLostError(f"rank {rank} {reason}", has_rank_exited)
 
     def _explain_failure(self, failure: str) -> RanksLostError:
-        """Return the error of a rank that failed or exited, or else an error that names rank 0."""
         self.lost = True
         by_socket = {peer.socket: rank for rank, peer in self._peers.items()}
         deadline = time.monotonic() + FIND_LOST_RANK_TIMEOUT_S

@@ -15,25 +15,22 @@ from plimsoll_engine.messages import rank_ipc
 from plimsoll_engine.messages.framing import FrameReader
 from plimsoll_engine.messages.zygote_ipc import make_rendezvous_paths
 
+# A process that reads nothing for this long is considered lost.
 SEND_TIMEOUT_S = 30.0
-"""Time after which a process that reads nothing is considered lost."""
+# A rank that the zygote does not fork takes seconds to import its modules.
 CONNECT_TIMEOUT_S = 60.0
-"""Timeout for connecting to rank 0.
-
-A rank that the zygote does not fork takes seconds to import its modules.
-"""
 CONNECT_RETRY_INTERVAL_S = 0.01
 
 
 class LeaderLostError(ConnectionError):
-    """Rank 0 has closed the connection or reads nothing, so this rank must exit."""
+    """Rank 0 closed the connection or stopped reading."""
 
 
 class LeaderConnection:
     """Connection of this rank to rank 0."""
 
     def __init__(self, run_dir: str | Path, epoch: int, shard: Shard) -> None:
-        """Connect to rank 0. Raises :class:`LeaderLostError` after :data:`CONNECT_TIMEOUT_S`."""
+        """Connect to rank 0. Raises LeaderLostError after :data:`CONNECT_TIMEOUT_S`."""
         self.shard = shard
         path, self.store = make_rendezvous_paths(run_dir, epoch)
         self._socket = _connect(path)
@@ -42,18 +39,18 @@ class LeaderConnection:
         self._commands: deque[rank_ipc.Command] = deque()
 
     def join_group(self) -> None:
-        """Report to rank 0 that this rank has initialised its device. Does not wait."""
+        """Report to rank 0 that this rank has initialised its device."""
         self.send(rank_ipc.RankHello(self.shard.rank, os.getpid()))
 
     def send(self, message: rank_ipc.Reply) -> None:
-        """Send a reply to rank 0. Raises LeaderGone."""
+        """Send a reply to rank 0. Raises LeaderLostError."""
         try:
             self._socket.sendall(rank_ipc.encode_frame(message))
         except OSError as error:
             raise LeaderLostError(f"failed to send a message to rank 0: {error}") from None
 
     def receive(self) -> rank_ipc.Command:
-        """Wait for the next command and return it. Raises LeaderGone if rank 0 has exited."""
+        """Wait for the next command and return it. Raises LeaderLostError if rank 0 has exited."""
         while not self._commands:
             select.select([self._socket], [], [])
             try:
@@ -66,7 +63,7 @@ class LeaderConnection:
         return self._commands.popleft()
 
     def wait_until_closed(self, timeout_s: float) -> None:
-        """Wait up to ``timeout_s`` seconds until rank 0 closes the connection. Ignore messages."""
+        """Wait up to ``timeout_s`` seconds until rank 0 closes the connection."""
         deadline = time.monotonic() + timeout_s
         with contextlib.suppress(OSError):
             while (left_s := deadline - time.monotonic()) > 0:
@@ -75,7 +72,7 @@ class LeaderConnection:
                     return
 
     def close(self) -> None:
-        """Close the connection. Rank 0 then considers this rank lost."""
+        """Close the connection, which tells rank 0 that this rank is lost."""
         self._socket.close()
 
 

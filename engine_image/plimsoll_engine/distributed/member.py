@@ -25,8 +25,7 @@ from plimsoll_engine.process.owners import Owner
 class Member:
     """Membership of this process in the group of its worker's ranks.
 
-    ``connection`` connects this rank to the others; None if it is the only rank. ``leader`` is the
-    connection of rank 0; None on other ranks.
+    ``connection`` is None for a single rank. ``leader`` is None on ranks above 0.
     """
 
     name = "ranks"
@@ -74,24 +73,17 @@ class Member:
             self._connection.join_group()
 
     def form_group(self, device: torch.device, sum_shape: AllReduceShape) -> None:
-        """Form the process group, optimised for all-reduces of ``sum_shape``.
-
-        Call :meth:`join_group` first.
-        """
+        """Form the process group, optimised for all-reduces of ``sum_shape``."""
         if self._connection is not None:
             self.group = ProcessGroup(self.shard, device, self._connection.store, sum_shape)
 
     @property
     def nbytes(self) -> int:
-        """Device memory of the group on this rank, in bytes, even if it could not be released."""
+        """Device memory of the group on this rank, in bytes."""
         return self._unreleased + self.group.nbytes
 
     def find_min_free_bytes(self, free_bytes: int | None) -> int | None:
-        """Return the minimum of ``free_bytes`` over all ranks; None on a CPU.
-
-        ``free_bytes`` is the free memory of this rank's device in bytes. The minimum limits the KV
-        pool, which has the same size on all ranks.
-        """
+        """Return the minimum of ``free_bytes`` over all ranks; None on a CPU."""
         values = [free_bytes]
         if self.leader is not None:
             values += [
@@ -117,7 +109,7 @@ class Member:
         self.group.close(is_rank_lost=True)
 
     def list_owners(self) -> list[Owner]:
-        """Return the owner of the device memory for collectives; an empty list if there is none."""
+        """Return the owner of the device memory for collectives, or an empty list."""
         size, nbytes = self.shard.size, self.group.nbytes
         if not nbytes:
             return []
@@ -129,7 +121,7 @@ class Member:
         ]  # fmt: skip
 
     def close(self) -> None:
-        """Leave the group. On rank 0, also shut down the other ranks. Idempotent.
+        """Leave the group, and shut down the other ranks if this is rank 0. Idempotent.
 
         Reset the CUDA graphs first, because they contain collectives.
         """
@@ -144,16 +136,15 @@ class Member:
 
     @property
     def is_fenced(self) -> bool:
-        """Whether no other rank can still write to its KV pool. Valid after :meth:`close`."""
+        """Whether no other rank can write to its KV pool. Valid after :meth:`close`."""
         return self._reports is not None and all(rank.fenced for rank in self._reports)
 
     def get_allocated_after_shutdown(
         self, allocated: int | None, baseline: int | None
     ) -> tuple[int | None, int | None]:
-        """Return ``allocated`` and ``baseline`` device bytes, each summed over all ranks.
+        """Return this rank's ``allocated`` and ``baseline`` bytes, each summed over all ranks.
 
-        The arguments are the values of this rank after its shutdown. A sum is None on a CPU, or if
-        a rank sent no report.
+        A sum is None on a CPU, or if a rank sent no report.
         """
         if self._reports is None:
             return None, None

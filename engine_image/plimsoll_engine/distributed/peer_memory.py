@@ -1,7 +1,6 @@
 """Device buffers that all ranks map, for collectives on CUDA.
 
-CUDA IPC shares them, as it shares the buffers of the weight server (CUDA Driver API, "Unified
-Addressing", "Memory Management"). Devices write to each other's memory over NVLink or PCIe.
+CUDA IPC shares them (CUDA Driver API, "Unified Addressing", "Memory Management").
 """
 
 from __future__ import annotations
@@ -16,15 +15,12 @@ from plimsoll_engine.device.buffer import IPC_HANDLE_BYTES, CudaError, DeviceBuf
 
 log = logging.getLogger(__name__)
 
+# Returns the argument of every rank, in rank order.
 Gather = Callable[[bytes], list[bytes]]
-"""Collective that returns the ``bytes`` argument of every rank, in rank order."""
 
 
 class PeerMemory:
-    """Buffer of this rank, initially zeros, and mappings of the other ranks' buffers.
-
-    All ranks must create and close their instances together.
-    """
+    """Buffer of this rank, initially zeros, and mappings of the other ranks' buffers."""
 
     def __init__(
         self, own_buffer: DeviceBuffer, other_buffers: dict[int, DeviceBuffer], rank: int
@@ -37,7 +33,7 @@ class PeerMemory:
     def connect(cls, rank: int, num_ranks: int, nbytes: int, gather: Gather) -> PeerMemory | None:
         """Allocate a buffer of ``nbytes`` bytes on each rank, and map every buffer on every rank.
 
-        If this fails on any rank, return None on all ranks, and log the reason on that rank.
+        If this fails on any rank, return None on all ranks.
         """
         own_buffer, handle, other_buffers = None, bytes(IPC_HANDLE_BYTES), {}
         try:
@@ -85,10 +81,10 @@ class PeerMemory:
         return self._own_buffer.as_tensor()
 
     def close(self, gather: Gather | None) -> None:
-        """Unmap and free the buffers. No kernel of this rank may still use them. Idempotent.
+        """Unmap and free the buffers. Idempotent.
 
-        ``gather`` waits until no rank uses the buffers. Pass None if a rank is lost, to avoid this
-        wait.
+        Call this once no kernel of this rank uses them. ``gather`` waits for the other ranks; pass
+        None if a rank is lost.
         """
         if not self._own_buffer.pointer:
             return

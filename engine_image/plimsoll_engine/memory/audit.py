@@ -1,8 +1,6 @@
 """Audit rules that must hold between two steps of the engine.
 
-Each memory owner checks its own memory (:mod:`plimsoll_engine.core.owners`). The rules in this
-module compare several owners. More rules apply to an idle engine, because ended requests must leave
-nothing behind. A rule returns a message for each violation, and repairs nothing.
+They compare several memory owners, and repair nothing. Each owner checks its own memory.
 """
 
 from __future__ import annotations
@@ -19,11 +17,8 @@ from plimsoll_engine.kvcache.offload import Offload
 from plimsoll_engine.memory.ledger import Ledger
 from plimsoll_engine.process.rules import find_method_caches, freeze_counter
 
+# Returns a message for each violation. The function's name names the rule in findings.
 Rule = Callable[[EngineCore, Ledger], list[str]]
-"""Function that returns a message for each violation; an empty list if the rule holds.
-
-The function's name says what must hold, and names the rule in findings.
-"""
 
 
 def kv_references_match(engine: EngineCore, _: Ledger) -> list[str]:
@@ -50,7 +45,7 @@ def kv_references_match(engine: EngineCore, _: Ledger) -> list[str]:
 
 
 def queues_match_requests(engine: EngineCore, _: Ledger) -> list[str]:
-    """List the requests that are neither in exactly one queue nor waiting for a grammar."""
+    """Check that each request is in exactly one queue or waits for a grammar."""
     scheduler = engine.scheduler
     queued = Counter(r.request_id for r in [*scheduler.running, *scheduler.waiting])
     queued.update(engine.grammars)
@@ -96,8 +91,7 @@ def idle_holds_no_block(engine: EngineCore, _: Ledger) -> list[str]:
 def kv_pool_has_its_owners_alone(engine: EngineCore, _: Ledger) -> list[str]:
     """Check that only the runner, its graphs and the KV offload reference the KV pool.
 
-    Any other reference, for example from a stored stack frame, would keep the pool in memory after
-    shutdown. The draft model's KV pool is checked in the same way.
+    Any other reference would keep the pool in memory after shutdown.
     """
     problems = []
     draft = None if engine.speculation is None else engine.speculation.draft_model
@@ -137,17 +131,15 @@ RULES: tuple[Rule, ...] = (
     methods_cache_no_instances,
     ledger_within_bounds,
 )
-"""Rules that apply at any time."""
 IDLE_RULES: tuple[Rule, ...] = (
     idle_holds_no_block,
     idle_holds_no_encoder_output,
     kv_pool_has_its_owners_alone,
 )
-"""Rules that apply only to an idle engine."""
 
 
 def run_audit(engine: EngineCore, ledger: Ledger) -> tuple[bool, list[str], list[AuditFinding]]:
-    """Check all rules. Return whether the engine is idle, the rules' names, and the findings."""
+    """Return whether the engine is idle, the names of the checked rules, and their findings."""
     idle = not engine.has_work
     checks = {name: check for owner in engine.list_owners() for name, check in owner.checks.items()}
     rules = RULES + IDLE_RULES if idle else RULES

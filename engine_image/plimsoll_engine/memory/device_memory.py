@@ -8,7 +8,7 @@ from plimsoll_api.admin import DeviceMemory
 
 
 def read_device_memory(device: torch.device) -> list[DeviceMemory]:
-    """Return a list with the memory usage of ``device``, or an empty list for a CPU."""
+    """Return the memory usage of ``device``, or an empty list for a CPU."""
     if device.type != "cuda":
         return []
     index = device.index or 0

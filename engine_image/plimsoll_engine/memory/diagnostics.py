@@ -16,7 +16,7 @@ from plimsoll_engine.process.allocations import MAX_RANKED_LINES, AllocationRepo
 
 
 def run_diagnostic(kind: str, allocations: AllocationReporter) -> str:
-    """Return the report for the :class:`Diagnostic` ``kind``, or a message if it is unknown."""
+    """Return the report for the :class:`Diagnostic` ``kind``."""
     match kind:
         case Diagnostic.STACKS:
             return format_stacks()
@@ -30,7 +30,7 @@ def run_diagnostic(kind: str, allocations: AllocationReporter) -> str:
 
 
 def format_stacks() -> str:
-    """Return the stacks of all Python threads as text."""
+    """Return the stacks of all Python threads."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     return "\n".join(
         f"thread {names.get(ident, ident)}\n{''.join(traceback.format_stack(frame))}"
@@ -39,10 +39,7 @@ def format_stacks() -> str:
 
 
 def format_collector() -> str:
-    """Return the garbage collector's state and the most frequent object types as text.
-
-    Only objects that the garbage collector tracks are counted, without frozen ones.
-    """
+    """Return the garbage collector's state and the most frequent types of tracked objects."""
     types = Counter(type(item).__qualname__ for item in gc.get_objects())
     lines = [
         f"enabled {gc.isenabled()}, thresholds {gc.get_threshold()}, counts {gc.get_count()}",
@@ -53,11 +50,7 @@ def format_collector() -> str:
 
 
 def format_device() -> str:
-    """Return torch's summary of the device memory and the largest blocks in use, as text.
-
-    The blocks have stack traces only if ``torch.cuda.memory._record_memory_history()`` was called.
-    The engine never calls it, because the history takes memory.
-    """
+    """Return torch's summary of the device memory and the largest blocks in use."""
     cuda: Any = torch.cuda
     if not cuda.is_initialized():
         return "no CUDA context in this worker"

@@ -9,7 +9,7 @@ from plimsoll_engine.process.owners import Owner, WorkerPart
 
 
 class Ledger:
-    """Memory owners in ``parts`` and their sizes. The caller opens and closes the parts."""
+    """Memory owners in ``parts`` and their sizes."""
 
     def __init__(self, parts: Sequence[WorkerPart] = ()) -> None:
         self._parts = parts
@@ -24,7 +24,7 @@ class Ledger:
         return owners
 
     def list_entries(self) -> list[LedgerEntry]:
-        """Return a ledger entry for each owner, with its current size in bytes."""
+        """Return a ledger entry for each owner."""
         return [
             LedgerEntry(owner.name, owner.kind, owner.nbytes(), owner.bound, owner.process)
             for owner in self.list_owners()

@@ -1,8 +1,6 @@
 """Count lost capacity: memory that nothing needs and nothing will release.
 
-Lost capacity is counted between steps, when all counts must agree. Load, preemption and a full
-prefix cache therefore do not count as loss. Usually, a sum over the running requests suffices.
-Individual blocks are examined only if that sum differs from the pool's count.
+It is counted between steps, when all counts must agree, so load and a full cache are no loss.
 """
 
 from __future__ import annotations
@@ -17,10 +15,10 @@ from plimsoll_engine.kvcache.offload import STALE_TRANSFER_S
 
 
 def count_lost_blocks(engine: EngineCore) -> int:
-    """Return the number of lost KV blocks.
+    """Return the number of referenced KV blocks that nothing needs.
 
-    A block is lost if it has references, but none of them is from a request with a connected
-    client, a transfer in progress or an inherited block table. Stuck transfers are not in progress.
+    Blocks of requests with a connected client, of transfers in progress and of inherited block
+    tables are needed. Stuck transfers are not in progress.
     """
     pool, offload = engine.pool, engine.scheduler.offload
     live_blocks = (
@@ -49,11 +47,7 @@ def count_lost_host_blocks(engine: EngineCore) -> int | None:
 
 
 def count_lost_encoder_tokens(engine: EngineCore) -> int | None:
-    """Return the number of lost tokens in the encoder cache; None if the model has no encoder.
-
-    A cache entry is lost if no running request with a connected client needs it. An encoder output
-    in the runner is lost if the cache has no entry for it.
-    """
+    """Return the number of lost tokens in the encoder cache; None if the model has no encoder."""
     cache, outputs = engine.scheduler.encoder, engine.runner.outputs
     if cache is None or outputs is None:
         return None

@@ -19,10 +19,9 @@ from plimsoll_engine.process.host_memory import PythonMemoryEstimator
 def trim(
     engine: EngineCore, python_memory: PythonMemoryEstimator, leader: Leader | None = None
 ) -> list[OperationStep]:
-    """Flush caches, collect garbage, and return free memory to the device and the kernel.
+    """Free caches, garbage and unused allocations, and return a report for each step.
 
-    Return a report for each step. The sizes before and after a step are those of the memory that
-    ``detail`` names, summed over all ranks of ``leader``.
+    The sizes in a report are summed over all ranks of ``leader``.
     """
     steps = [
         _run_step(f"{owner.name}_flush", flush.content, flush.nbytes, flush.free)
@@ -40,10 +39,7 @@ def trim(
 
 
 def trim_process(device: torch.device, python_memory: PythonMemoryEstimator) -> list[OperationStep]:
-    """Collect garbage, and return free memory to ``device`` and the kernel.
-
-    Return a report for each step.
-    """
+    """Collect garbage and free unused allocations, and return a report for each step."""
 
     def read_host_in_use() -> int | None:
         in_use, _ = host_memory.read_malloc_bytes()
@@ -73,12 +69,7 @@ def trim_process(device: torch.device, python_memory: PythonMemoryEstimator) -> 
 
 
 def _combine_steps(rank_steps: list[list[OperationStep]]) -> list[OperationStep]:
-    """Combine the ranks' reports of each step into one report.
-
-    The combined report has the longest duration and the sum of all sizes. The sum is None if one of
-    the sizes is unknown.
-    """
-
+    # The longest duration and the sums of all sizes, which are None if one of the sizes is unknown.
     def sum_if_all_known(values: list[int | None]) -> int | None:
         known = [value for value in values if value is not None]
         return sum(known) if len(known) == len(values) else None

@@ -1,4 +1,4 @@
-"""Durations of the worker loop's recent activities, which show what delayed a Stop message."""
+"""Record what the worker loop did recently, to explain a delayed Stop message."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from collections import deque
 from collections.abc import Callable
 
 MAX_RECORDED_SPANS = 32
-"""Maximum number of recorded spans. They cover several iterations of the loop."""
 
 
 class Activity:
-    """Recorder of consecutive spans of one thread. A span begins when the previous one ends."""
+    """Recorder of consecutive spans of one thread."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -19,7 +18,7 @@ class Activity:
         self._since = clock()
 
     def begin(self) -> None:
-        """Begin the next span now, so that it does not include the wait before."""
+        """Begin the next span now instead of at the end of the previous one."""
         self._since = self._clock()
 
     def record(self, name: str) -> None:
@@ -29,7 +28,7 @@ class Activity:
         self._since = now
 
     def get_durations_since(self, start: float) -> dict[str, float]:
-        """Return the seconds of each activity since ``start``, by name. The oldest comes first."""
+        """Return the seconds of each activity since ``start``, by name."""
         durations: dict[str, float] = {}
         for name, begin, end in self._spans:
             seconds = end - max(begin, start)

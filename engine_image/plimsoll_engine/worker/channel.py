@@ -10,26 +10,19 @@ from collections import deque
 from plimsoll_engine.messages import worker_ipc
 from plimsoll_engine.messages.framing import FrameReader
 
+# The worker exits if the frontend reads nothing for this long.
 SEND_TIMEOUT_S = 30.0
-"""Time after which the worker exits if the frontend reads nothing."""
+# Above this, the worker runs no more steps. 16 MiB are over 100,000 tokens.
 MAX_UNSENT_BYTES = 16 << 20
-"""Number of unsent bytes from which the worker runs no more steps: over 100,000 tokens.
-
-The output of the last step and replies to queries may exceed it.
-"""
 CONNECT_TIMEOUT_S = 10.0
 
 
 class FrontendGoneError(ConnectionError):
-    """The frontend has closed the socket or reads nothing, so the worker must exit."""
+    """The frontend closed the socket or stopped reading."""
 
 
 class Channel:
-    """Non-blocking connection to the frontend.
-
-    Bytes that the socket does not accept at once are queued, so that a step does not wait for a
-    busy frontend. While :attr:`is_full`, the worker runs no steps, but still receives messages.
-    """
+    """Non-blocking connection to the frontend, which queues what the socket does not accept."""
 
     def __init__(self, path: str) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -44,11 +37,11 @@ class Channel:
         self._reader = FrameReader()
         self._unsent: deque[memoryview] = deque()
         self._unsent_bytes = 0
+        # Time at which the socket last accepted bytes, or the queue was empty.
         self._sent_at = 0.0
-        """Time when the socket last accepted bytes, or the queue was empty (CLOCK_MONOTONIC)."""
 
     def send(self, message: worker_ipc.FromWorker, flush: bool = False) -> None:
-        """Send a message, or queue it if the socket is full.
+        """Send or queue a message.
 
         If ``flush``, block until the queue is empty. Raises FrontendGoneError.
         """
@@ -68,10 +61,6 @@ class Channel:
         return self._unsent_bytes > MAX_UNSENT_BYTES
 
     def _flush(self) -> None:
-        """Send the queued bytes that the socket accepts now.
-
-        Raises FrontendGoneError, also after :data:`SEND_TIMEOUT_S`.
-        """
         try:
             while self._unsent:
                 sent = self._socket.send(self._unsent[0])
@@ -95,8 +84,7 @@ class Channel:
     def receive(self, timeout_s: float) -> list[worker_ipc.ToWorker]:
         """Return the messages that arrive within ``timeout_s`` seconds, and send queued messages.
 
-        Returns early when bytes arrive, or when the channel is no longer full. Raises
-        FrontendGoneError.
+        Return early if bytes arrive or the queue has space again. Raises FrontendGoneError.
         """
         deadline = time.monotonic() + timeout_s
         while True:
@@ -123,10 +111,7 @@ class Channel:
         return bool(select.select([self._socket], [], [], 0.0)[0])
 
     def wait_until_closed(self, timeout_s: float) -> None:
-        """Wait up to ``timeout_s`` seconds until the frontend closes the socket.
-
-        Ignore messages.
-        """
+        """Wait up to ``timeout_s`` seconds until the frontend closes the socket."""
         deadline = time.monotonic() + timeout_s
         try:
             while (left_s := deadline - time.monotonic()) > 0:
@@ -135,5 +120,5 @@ class Channel:
             return
 
     def close(self) -> None:
-        """Close the socket. The frontend then considers the worker ended."""
+        """Close the socket, which tells the frontend that the worker has ended."""
         self._socket.close()

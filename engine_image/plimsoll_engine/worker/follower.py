@@ -1,8 +1,4 @@
-"""Entry point of the ranks above 0. Their loop is in :mod:`plimsoll_engine.worker.rank_loop`.
-
-In an engine, the zygote forks these ranks. Without a zygote, as in a benchmark, rank 0 starts
-``python -m plimsoll_engine.worker.follower --config JSON --rank N`` for each of them.
-"""
+"""Entry point of the ranks above 0, as a fork of the zygote or as a program of its own."""
 
 from __future__ import annotations
 
@@ -29,21 +25,14 @@ from plimsoll_engine.worker.rank_loop import CommandFailedError, Follower
 
 log = logging.getLogger(__name__)
 
+# If this rank exited at once, its exit would look like the cause. Rank 0 reports the cause first.
 FAILURE_REPORT_WAIT_S = 5.0
-"""Time in which rank 0 can report why the group failed.
-
-If this rank exited at once, its exit would look like the cause.
-"""
+# Rank 0 exits within this time after its final message.
 LEADER_EXIT_TIMEOUT_S = 60.0
-"""Longest wait for rank 0 to exit. Rank 0 exits within this time after its final message."""
 
 
 def run(config: WorkerConfig, epoch: int, rank: int) -> int:
-    """Run a rank in a newly forked process. Return the exit status.
-
-    If rank 0 is gone, return at once without releasing anything. Only the exit of this process ends
-    a kernel that waits for rank 0.
-    """
+    """Run a rank in a newly forked process, and return its exit status."""
     write_stacks_on_sigusr1(config.run_dir, "worker")
     size = config.tensor_parallel_size
     torch.set_num_threads(count_cores_per_process(size))
@@ -87,7 +76,7 @@ def _report_failure(
 
 
 def main() -> NoReturn:
-    """Run a rank above 0 until rank 0 has exited. Does not return."""
+    """Run a rank above 0 until rank 0 has exited."""
     parser = argparse.ArgumentParser(prog="plimsoll_engine.worker.follower")
     parser.add_argument("--config", required=True, help="WorkerConfig of rank 0 as JSON")
     parser.add_argument("--rank", required=True, type=int)

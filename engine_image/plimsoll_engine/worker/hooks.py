@@ -1,4 +1,4 @@
-"""Hooks of the worker's loop for fault injection. By default, they do nothing."""
+"""Hooks of the worker's loop for fault injection."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from plimsoll_engine.messages.worker_ipc import ToWorker
 
 
 class WorkerHooks:
-    """Callbacks of the worker's loop. ``names`` are the injected faults."""
+    """Callbacks of the worker's loop, which do nothing by default."""
 
     names: Sequence[str] = ()
 
@@ -28,8 +28,7 @@ class WorkerHooks:
 def create_worker_hooks(text: str, epoch: int, engine: EngineCore) -> WorkerHooks:
     """Return the hooks for the faults in ``text`` that apply to the worker of ``epoch``.
 
-    ``text`` is the value of ``PLIMSOLL_INJECT``. Raises SettingsError if this engine does not
-    support a fault.
+    ``text`` is the value of ``PLIMSOLL_INJECT``. Raises SettingsError for an unsupported fault.
     """
     hooks: WorkerHooks = (
         injection.load_entry_point("worker")(text, epoch, engine) if text else WorkerHooks()

@@ -1,10 +1,7 @@
 """Start and shut down a worker's engine core.
 
-The parts of a worker are opened in order, and closed in reverse order. ``shut_down()`` is complete
-and idempotent. It works after a success, after a start that failed at any stage, and after a failed
-forward pass. It does not rely on ``__del__``, on the garbage collector or on the end of the
-process. On CUDA, torch's allocated bytes return exactly to the baseline, which is measured once the
-context exists and its libraries have run.
+``shut_down()`` releases everything, also after a failed start or a failed step. It does not rely on
+``__del__``, the garbage collector or the end of the process.
 """
 
 from __future__ import annotations
@@ -69,8 +66,8 @@ log = logging.getLogger(__name__)
 class CoreLifecycle:
     """Owner of an engine core's memory, from start to shutdown.
 
-    A start has two phases. :meth:`prepare` needs little device memory, so it can run while a
-    predecessor serves. :meth:`take_over` needs the memory of the KV pool.
+    A start has two phases. :meth:`prepare` needs little device memory, so it can run while another
+    worker serves. :meth:`take_over` needs the memory of the KV pool.
     """
 
     def __init__(
@@ -81,7 +78,6 @@ class CoreLifecycle:
         trials: TrialServer | None = None,
         on_stage: Callable[[str], None] = lambda name: None,
     ) -> None:
-        """Create a lifecycle. ``on_stage`` is called with the name of each stage when it begins."""
         self.config = config
         self.vocabulary = vocabulary
         self.trials = trials
@@ -91,31 +87,26 @@ class CoreLifecycle:
         self.weights = Weights(config, self.member)
         self.heap = GarbageCollectorSettings()
         self.engine: EngineCore | None = None
+        # In opening order. shut_down() closes them in reverse order.
         self._parts: list[WorkerPart] = [self.device, self.weights, self.member]
-        """Open parts, in opening order. :meth:`shut_down` closes them in reverse order."""
         self.ledger = Ledger(self._parts)
         self.settings: sizes.EngineSizes | None = None
         self.stages_s: dict[str, float] = {}
-        """Duration of each stage of the start, in seconds."""
         self.close_stages_s: dict[str, float] = {}
-        """Time to close each part, in seconds."""
         self._model_config: Any = None
         self._kv_dtype: torch.dtype | None = None
         self._claim = rank_ipc.PoolReply()
-        """Reply of the weight server when this process claimed the KV pool."""
         self.refusal: HandoverRefusal | None = None
-        """Reason why the handover was refused; None if it was not refused."""
 
     def start(self) -> EngineCore:
-        """Run both phases of the start. On failure, release everything."""
+        """Run both phases of the start, or release everything if one fails."""
         self.prepare()
         return self.take_over()
 
     def prepare(self) -> None:
         """Create the context, the process group, the weights and the kernels.
 
-        On failure, release everything. A second thread creates the context and maps the weights
-        without holding the GIL. Ranks above 0 load their kernels in the steps of rank 0.
+        On failure, release everything.
         """
         with self._release_on_error(), ThreadPoolExecutor(1, "device") as executor:
             with self._time_stage("model_config"):
@@ -163,12 +154,10 @@ class CoreLifecycle:
                     load_kernels(self.weights.draft, kv_dtype=self.kv_dtype)
 
     def take_over(self, skip_warm_up: bool = False, handover: bytes | None = None) -> EngineCore:
-        """Create the KV pool and the engine core, warm up the engine core, and return it.
+        """Create and warm up the engine core with its KV pool, and return it.
 
-        On failure, release everything. ``skip_warm_up`` means that a predecessor with the same
-        sizes has run the largest steps. There is then no warm-up, graphs are captured while the
-        worker serves, and the predecessor's ``handover`` is used. If it is refused, :attr:`refusal`
-        gives the reason.
+        If ``skip_warm_up``, graphs are captured while the worker serves. If ``handover`` is
+        refused, :attr:`refusal` gives the reason. On failure, release everything.
         """
         with self._release_on_error():
             with self._time_stage("kv_pool"):
@@ -196,10 +185,7 @@ class CoreLifecycle:
             return engine
 
     def _open_pools(self) -> tuple[Runner, Forward | None]:
-        """Return the target model and the draft model, each with a KV pool.
-
-        The draft model is None if drafts need no model.
-        """
+        """Return the target model and the draft model; the draft model may be None."""
         device, model, draft = self.model.device, self.model, self.weights.draft
         adapters = None
         if self.config.max_loras and isinstance(model, Decoder):
@@ -290,8 +276,7 @@ class CoreLifecycle:
     def hand_over(self) -> bytes:
         """Return the message that lets the next worker use the KV blocks of running requests.
 
-        No step may be in progress, and only :meth:`shut_down` may follow. Raises
-        HandoverRefusedError.
+        Call only :meth:`shut_down` afterwards. Raises HandoverRefusedError.
         """
         assert self.engine is not None
         if self.weights.pool is None:
@@ -329,7 +314,6 @@ class CoreLifecycle:
         return []
 
     def _get_layout(self, runner: Runner) -> PoolLayout:
-        """Return the KV pool's layout. A handover needs the same layout in both workers."""
         claims = [self._claim, *runner.pools]
         return PoolLayout(
             b"".join(claim.weights for claim in claims),
@@ -342,19 +326,19 @@ class CoreLifecycle:
         )
 
     def freeze(self) -> None:
-        """Complete the start: exclude existing objects from garbage collection until shutdown."""
+        """Exclude existing objects from garbage collection until shutdown."""
         self._parts.append(self.heap)
         self.heap.open()
 
     @property
     def model(self) -> Model:
-        """Model. Available after :meth:`prepare`."""
+        """Model, available after :meth:`prepare`."""
         assert self.weights.model is not None
         return self.weights.model
 
     @property
     def kv_dtype(self) -> torch.dtype:
-        """Dtype of the KV pool. Available after :meth:`prepare`."""
+        """Dtype of the KV pool, available after :meth:`prepare`."""
         assert self._kv_dtype is not None
         return self._kv_dtype
 
@@ -365,7 +349,7 @@ class CoreLifecycle:
 
     @property
     def mapped_host_bytes(self) -> int:
-        """Size of the weight server's shared memory that this process maps, in bytes."""
+        """Shared memory of the weight server that this process maps, in bytes."""
         return 0 if self.device.is_cuda else self.weights.mapped_bytes
 
     @contextlib.contextmanager
@@ -383,13 +367,11 @@ class CoreLifecycle:
         return _record_duration(self.stages_s, name)
 
     def shut_down(self) -> None:
-        """Release everything on every rank. Idempotent.
-
-        After the loss of a rank on CUDA, release nothing, because kernels still wait for that rank.
-        (NCCL 2.28.9 waited for more than 60 s on an H200.) The frontend kills this process.
-        """
+        """Release everything on every rank. Idempotent."""
         if self.member.lost:
             if self.device.is_cuda:
+                # Kernels still wait for the lost rank (more than 60 s with NCCL 2.28.9 on an H200).
+                # The frontend kills this process.
                 self.heap.close()
                 return
             self.member.abort_collectives()
@@ -408,7 +390,7 @@ class CoreLifecycle:
     def get_allocated_after_shutdown(self) -> tuple[int | None, int | None]:
         """Return the allocated device bytes and their baseline, each summed over all ranks.
 
-        Call this after :meth:`shut_down`. A sum is None on a CPU, or if a rank sent no report.
+        A sum is None on a CPU, or if a rank sent no report.
         """
         return self.member.get_allocated_after_shutdown(
             self.measure_allocated_device_bytes(), self.device.baseline

@@ -1,7 +1,6 @@
 """Main loop of a worker: connect, prepare, take over, and serve until a Stop message.
 
-The loop has one thread. It reads messages between steps, and never waits for a busy frontend
-(``channel.py``). It sends a report at least once a second, even while idle.
+The loop has one thread, reads messages between steps, and never waits for a busy frontend.
 """
 
 from __future__ import annotations
@@ -55,23 +54,19 @@ log = logging.getLogger(__name__)
 
 REPORT_INTERVAL_S = 0.5
 TRANSFER_POLL_INTERVAL_S = 0.01
-"""Interval at which an idle worker polls KV transfers."""
 CLOSE_TIMEOUT_S = 10.0
+# Interval while requests run. An idle worker divides it by 10.
 CAPTURE_INTERVAL_S = 0.2
-"""Interval between captures of CUDA graphs while requests run. An idle worker divides it by 10."""
+# Maximum time for which incoming messages postpone a capture. One of them may be a Stop.
 MAX_CAPTURE_DELAY_S = 1.0
-"""Maximum time for which incoming messages postpone a capture. One of them may be a Stop."""
+# Carried-over requests arrive within this time, and must not wait for a capture or a report.
 FIRST_CAPTURE_DELAY_S = 0.05
-"""Delay of the first capture and the first report after Ready.
-
-Carried-over requests arrive within this time, and must not wait for a capture.
-"""
+# A new worker with the same settings and checkpoint would repeat them.
 PERMANENT_ERRORS = (LoadError, SettingsError)
-"""Errors that a new worker with the same settings and checkpoint would repeat."""
 
 
 def run(config: WorkerConfig, epoch: int, vocabulary: Vocabulary | None = None) -> int:
-    """Run a worker in a newly forked process. Return the exit status."""
+    """Run a worker in a newly forked process, and return its exit status."""
     # Before all else: a fork copies one thread only and must not inherit a CUDA context.
     trials = None if vocabulary is None else TrialServer.fork(vocabulary.compile_for_trial)
     write_stacks_on_sigusr1(config.run_dir, "worker")
@@ -167,12 +162,9 @@ def _release_and_report(
     handover: bytes | HandoverRefusal | None = None,
     earlier_stages_s: dict[str, float] | None = None,
 ) -> None:
-    """Release everything, report it, and wait until the frontend closes the socket.
-
-    The process exits only then, because destroying a CUDA context keeps the driver busy, which
-    would delay the next worker. The handover is sent once this process can no longer write to the
-    KV pool. ``earlier_stages_s`` are the durations of the stages before the release.
-    """
+    # The process exits only after the frontend has closed the socket, because destroying a CUDA
+    # context keeps the driver busy, which would delay the next worker. The handover is sent once
+    # this process can no longer write to the KV pool.
     lifecycle.shut_down()
     if isinstance(handover, bytes) and not lifecycle.weights.is_fenced:
         handover = HandoverRefusal(
@@ -213,7 +205,6 @@ class Worker:
         self.stopping = self._handover_requested = False
         self._activity = Activity()
         self._stop_stages_s: dict[str, float] = {}
-        """Duration of each stage between the Stop message and the release, in seconds."""
         self._next_report = self._next_capture = time.monotonic() + FIRST_CAPTURE_DELAY_S
 
     def serve(self) -> None:
@@ -264,10 +255,7 @@ class Worker:
             self.channel.send(dropped)
 
     def _capture_graph(self) -> None:
-        """Capture a missing graph, if one is due. An idle worker captures more often.
-
-        A capture delays the next step, or a Stop, by tens of milliseconds.
-        """
+        # A capture delays the next step, or a Stop, by tens of milliseconds.
         now = time.monotonic()
         overdue = now >= self._next_capture + MAX_CAPTURE_DELAY_S
         if now >= self._next_capture and (overdue or not self.channel.is_readable()):
@@ -384,10 +372,7 @@ class Worker:
         _release_and_report(self.lifecycle, self.channel, handover, self._stop_stages_s)
 
     def _create_handover(self) -> bytes | HandoverRefusal:
-        """Finish the current step. Return the handover of the KV pool, or why it is not possible.
-
-        Raises DeviceLostError, because the contents of the pool are then unknown.
-        """
+        # Raises DeviceLostError, because the contents of the pool are then unknown.
         started = time.monotonic()
         self._send_output(self.engine.quiesce())
         self._stop_stages_s["last_step"] = round(time.monotonic() - started, 4)

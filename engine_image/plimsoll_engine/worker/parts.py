@@ -1,7 +1,4 @@
-"""Parts of a worker that its lifecycle opens and closes, except the engine core.
-
-Each implements :class:`plimsoll_engine.process.owners.WorkerPart`.
-"""
+"""Parts of a worker that its lifecycle opens and closes, except the engine core."""
 
 from __future__ import annotations
 
@@ -28,19 +25,19 @@ from plimsoll_engine.process.owners import Owner
 from plimsoll_engine.process.rules import freeze_counter
 from plimsoll_engine.weights.mapping import WeightMapping
 
+# Full collections are rare, because they pause all streams.
 GC_THRESHOLDS = (20_000, 50, 1_000)
-"""Garbage collector thresholds that make full collections rare, because they pause all streams."""
 
 
 class DeviceContext:
-    """CUDA context or CPU of this worker, and the baseline of allocated device bytes."""
+    """CUDA context or CPU of this worker, and its baseline of allocated device bytes."""
 
     name = "device"
 
     def __init__(self) -> None:
         self.device: torch.device | None = None
+        # Device bytes allocated before the worker allocates any itself; None on a CPU.
         self.baseline: int | None = None
-        """Device bytes that are allocated before the worker allocates any itself; None on a CPU."""
 
     @property
     def is_cuda(self) -> bool:
@@ -79,11 +76,7 @@ class DeviceContext:
 
 
 class Weights:
-    """Weights of the model and of the draft model.
-
-    If a weight server is configured, it owns the weights and the KV pool, and this process maps
-    them.
-    """
+    """Weights of the model and of the draft model, loaded or mapped from a weight server."""
 
     name = "weights"
 
@@ -93,13 +86,12 @@ class Weights:
         self.model: Model | None = None
         self._unbound: NativeModel | None = None
         self.draft: Decoder | None = None
+        # As uint8 [bytes].
         self.pool: torch.Tensor | None = None
-        """KV pool of the weight server, as uint8 [bytes]; None unless it is mapped."""
+        # True once this process can no longer write to the KV pool of the weight server.
         self.is_fenced = False
-        """Whether this process can no longer write to the KV pool of the weight server."""
         self._mapping: WeightMapping | None = None
         self._sizes: dict[str, int] = {}
-        """Size of the weights in bytes, by owner. Known once the weights are bound."""
 
     def request_weights(self, model_config: Any, dtype: torch.dtype) -> None:
         """Request the weights from the weight server, if it serves this model."""
@@ -116,7 +108,7 @@ class Weights:
         return self._mapping is not None
 
     def map_weights(self) -> dict[str, torch.Tensor]:
-        """Map the weights and the KV pool of the weight server. Return the weights by name."""
+        """Map the weights and the KV pool of the weight server, and return the weights by name."""
         assert self._mapping is not None
         tensors = self._mapping.map_weights()
         self.map_pool()
@@ -129,7 +121,7 @@ class Weights:
         dtype: torch.dtype,
         device: torch.device,
     ) -> Model:
-        """Return the model with the ``mapped`` weights. If None, load the weights from files."""
+        """Return the model with the ``mapped`` weights; if None, load them from files."""
         draft = None if self._config.draft_model is None else Path(self._config.draft_model)
         if mapped is not None and self._unbound is not None:
             own, drafts = draft_models.split_tensors(mapped)
@@ -153,17 +145,17 @@ class Weights:
         return self.model
 
     def map_pool(self, nbytes: int = 0) -> torch.Tensor | None:
-        """Map this rank's KV pool of the weight server. Return it as uint8 [bytes].
+        """Return this rank's KV pool on the weight server as uint8 [bytes].
 
-        If there is no pool, create one of ``nbytes`` bytes. Return None without a weight server, or
-        if there is no pool and ``nbytes`` is 0.
+        If there is none, create one of ``nbytes`` bytes. Return None without a weight server, or if
+        there is no pool and ``nbytes`` is 0.
         """
         if self._mapping is not None and self.pool is None:
             self.pool = self._mapping.map_pool(nbytes)
         return self.pool
 
     def claim_pool(self) -> rank_ipc.PoolReply:
-        """Claim the weight server's KV pool for this process. Return the server's reply."""
+        """Claim the weight server's KV pool for this process, and return the server's reply."""
         if self._mapping is None or self.pool is None:
             return rank_ipc.PoolReply()
         alone = self._mapping.claim_pool()
@@ -171,7 +163,7 @@ class Weights:
 
     @property
     def mapped_bytes(self) -> int:
-        """Size of the weight server's memory that this process maps, in bytes."""
+        """Memory of the weight server that this process maps, in bytes."""
         return 0 if self._mapping is None else self._mapping.nbytes + self._mapping.pool_nbytes
 
     def list_owners(self) -> list[Owner]:
@@ -230,10 +222,8 @@ def _count_bytes(model: Model) -> int:
 
 
 def has_compiled() -> bool:
-    """Report whether torch.compile has compiled anything in this process.
-
-    If not, do not reset the compiler: this would import it, which adds 2 s to a restart.
-    """
+    """Report whether torch.compile has compiled anything in this process."""
+    # Importing the compiler only to reset it would add 2 s to a restart.
     dynamo = sys.modules.get("torch._dynamo.utils")
     return dynamo is not None and bool(dynamo.counters)
 
@@ -247,10 +237,7 @@ def create_context(device: torch.device) -> None:
 
 
 def measure_baseline_bytes(device: torch.device, dtype: torch.dtype) -> int | None:
-    """Return the device bytes that torch has allocated once the CUDA libraries have run.
-
-    The libraries run with ``dtype``, because each dtype has its own kernels. Return None on a CPU.
-    """
+    """Return the device bytes allocated after a first use of ``dtype``; None on a CPU."""
     if device.type != "cuda":
         return None
     square = torch.ones(64, 64, dtype=dtype, device=device)

@@ -16,11 +16,7 @@ from plimsoll_engine.worker.lifecycle import CoreLifecycle
 
 
 class CommandFailedError(RuntimeError):
-    """A command of rank 0 failed.
-
-    If ``expects_reply``, rank 0 waits for a reply, which can report the error. Otherwise, it waits
-    in a collective, which only the exit of this process ends.
-    """
+    """A command of rank 0 failed, and rank 0 waits for a reply if ``expects_reply``."""
 
     def __init__(self, message: str, expects_reply: bool) -> None:
         super().__init__(message)
@@ -28,10 +24,7 @@ class CommandFailedError(RuntimeError):
 
 
 class Follower:
-    """Rank above 0. It runs the commands of rank 0.
-
-    ``lifecycle`` has prepared the model. Commands create and release the KV pool.
-    """
+    """Rank above 0, which runs the commands of rank 0 with a prepared ``lifecycle``."""
 
     def __init__(self, lifecycle: CoreLifecycle, link: LeaderConnection) -> None:
         self._lifecycle = lifecycle
@@ -40,7 +33,10 @@ class Follower:
         self._python = PythonMemoryEstimator()
 
     def serve(self) -> None:
-        """Run commands until rank 0 sends Shutdown. Raises LeaderGone and CommandFailedError."""
+        """Run commands until rank 0 sends Shutdown.
+
+        Raises LeaderLostError and CommandFailedError.
+        """
         while not isinstance(command := self._link.receive(), rank_ipc.Shutdown):
             try:
                 answer = self._execute(command)

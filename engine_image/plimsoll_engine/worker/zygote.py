@@ -1,13 +1,7 @@
 """Zygote: a process that has imported torch and the model code, and forks workers.
 
-The frontend starts the zygote as ``python -m plimsoll_engine.worker.zygote --control-fd FD --config
-JSON`` (:mod:`plimsoll_engine.messages.zygote_ipc`). The workers and the weight server are its
-children.
-
-The zygote has one thread and no CUDA context, because a fork copies only one thread. Locks of other
-threads would stay locked in the child, and OpenMP would wait for its lost threads. The zygote
-therefore sets thread counts before numpy and torch load, and counts its threads before each fork.
-It runs no tensor operation and never calls ``torch.cuda.is_available()``.
+It has one thread and no CUDA context, because a fork copies only one thread. It therefore runs no
+tensor operation and never calls ``torch.cuda.is_available()``.
 """
 
 from __future__ import annotations
@@ -50,11 +44,8 @@ from plimsoll_engine.process.threads import list_threads
 log = logging.getLogger(__name__)
 
 THREAD_COUNT_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+# In entries of up to 0.3 MB. The default is 1,024 entries.
 ONEDNN_CACHE_CAPACITY = "128"
-"""Capacity of oneDNN's cache of compiled CPU kernels, in entries of up to 0.3 MB.
-
-The default is 1,024 entries.
-"""
 PRELOADED_MODULES = (
     "torch",
     "safetensors.torch",
@@ -62,14 +53,12 @@ PRELOADED_MODULES = (
     "plimsoll_engine.worker.main",
     "plimsoll_engine.worker.follower",
 )
+# Published only for Linux on x86-64.
 OPTIONAL_MODULES = ("triton",)
-"""Modules that are published only for Linux on x86-64."""
 
+# Threads that may exist during a fork. jemalloc, which some libraries include, stops its thread
+# around a fork (pthread_atfork).
 FORK_SAFE_THREADS = {"jemalloc_bg_thd"}
-"""Names of threads that may exist during a fork.
-
-jemalloc, which some libraries include, stops its thread around a fork (pthread_atfork).
-"""
 
 
 class Zygote:
@@ -83,14 +72,10 @@ class Zygote:
         self.vocabulary = Vocabulary.load(Path(config.model))
         self.reader = FrameReader()
         self.children: dict[int, Forked] = {}
-        """Child processes by pidfd."""
         self.frontend = os.getppid()
+        # Listening socket of the weight server, which workers can connect to before the server
+        # runs.
         self.weights = weights
-        """Listening socket of the weight server, which the frontend owns.
-
-        Workers can connect to it before a weight server runs. The workers of the next zygote
-        connect to the same weight server.
-        """
 
     def serve(self) -> None:
         """Serve until the frontend has exited, then kill the remaining children."""
@@ -185,7 +170,7 @@ class Zygote:
         self.send(Exited(child.number, child.pid, code, child.role, child.rank))
 
     def _kill_children(self) -> None:
-        """Kill the workers before the weight server, because they use its memory."""
+        # The workers use the memory of the weight server, so they end first.
         for fd in sorted(
             self.children, key=lambda fd: self.children[fd].role == Role.WEIGHT_SERVER
         ):
@@ -198,10 +183,7 @@ class Zygote:
 
 
 def import_everything(model: Path, device: str) -> None:
-    """Import all modules that workers of ``model`` on ``device`` need.
-
-    Before that, limit the libraries to one thread, because they read this setting when they load.
-    """
+    """Import all modules that workers of ``model`` on ``device`` need."""
     os.environ.update(dict.fromkeys(THREAD_COUNT_VARIABLES, "1"))
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", ONEDNN_CACHE_CAPACITY)
     for name in PRELOADED_MODULES:
