@@ -1,9 +1,7 @@
 """Execute the governor's commands, one at a time, in a separate thread.
 
-Meanwhile, the supervisor continues to take samples. Each trim runs in a thread of its own, because
-it hangs if the engine hangs. Each command returns a result within a bounded time. A restarted
-supervisor may safely send the same command again (see
-:class:`~plimsoll_sidecar.act.adapters.engine_adapter.EngineAdapter`).
+Each command returns a result within a bounded time. A restarted supervisor may safely send the same
+command again.
 """
 
 from __future__ import annotations
@@ -42,37 +40,31 @@ log = logging.getLogger(__name__)
 
 SLOT_LEASE_ERRORS = (KubeError, UnreadableCountError, SlotLostError)
 """Errors of the slot Leases after which the access is retried."""
+# A pod that is not evicted within this time returns to its Services.
 EVICTION_WAIT_S = 120.0
-"""Seconds for which a pod outside its Services waits until the operator evicts it."""
 
 RESUME_RETRY_INTERVAL_S = 5.0
-"""Seconds between two attempts to resume an engine after a drain."""
 NO_SLOT_REQUEST = SlotRequest(None)
 SaveDiagnostics = Callable[[Command], tuple[str, ...]]
-"""Function that saves diagnostics for a command, and returns the names of the files."""
+"""Saves diagnostics for a command, and returns the names of the files."""
 
 
 class _ResumeRequest(NamedTuple):
-    """Queued request to resume the engine of ``epoch`` if no restart follows its drain."""
-
     epoch: str
 
 
 class Actuator:
     """Executes commands, and holds the restart slot.
 
-    ``restart_budget`` limits the restarts. ``may_end_leftovers`` states whether the actuator may
-    end processes that an earlier engine left behind. Both may be replaced at any time.
-
     Args:
         engine: The adapter of the engine.
         slots: The restart slots of the replica's service.
         service_exit: The removal of the pod from its Services; None for a pod without Services.
-        save_diagnostics: A function that saves diagnostics and returns the names of the files.
+        save_diagnostics: Saves diagnostics, and returns the names of the files.
         state_dir: The directory for the reasons why the pod is not ready.
-        restart_budget: The initial restart budget.
-        get_main_process: A function that returns the last known main process of the engine. The
-            actuator ends this process if the engine does not answer.
+        restart_budget: The initial restart budget, which the owner may replace.
+        get_main_process: Returns the engine's last known main process, which the actuator ends if
+            the engine does not answer.
         partners: The engines with which this engine exchanges KV blocks; None without any.
 
     """
@@ -121,20 +113,14 @@ class Actuator:
         self._slot_loop.start()
 
     def stop(self) -> None:
-        """Stop the threads after the current command.
-
-        The journal keeps a command without a result, and the next supervisor sends it again.
-        """
+        """Stop the threads after the current command."""
         self._command_loop.stop()
         self._commands.put(None)
         self._slot_loop.stop()
         self.standby.stop()
 
     def queue_command(self, command: Command) -> None:
-        """Queue a command that the journal has stored.
-
-        :meth:`take_results` returns its result later.
-        """
+        """Queue a command whose result :meth:`take_results` returns later."""
         self._commands.put(command)
 
     def take_results(self) -> list[Result]:
@@ -145,10 +131,9 @@ class Actuator:
         return found
 
     def set_slot_request(self, request: SlotRequest) -> None:
-        """Set the journal's request for a restart slot.
+        """Set the slot request of the journal. An empty request also ends the drain.
 
-        If no incident needs a slot, the drain for an earlier incident ends. Call this before
-        queueing the command that takes the slot.
+        Call this before queueing the command that takes the slot.
         """
         if request == self._slots.slot_request:
             return
@@ -171,17 +156,13 @@ class Actuator:
             self._commands.put(_ResumeRequest(epoch))
 
     def take_stored_restarts(self) -> ReplicaRestarts | None:
-        """Return the restarts of this replica that are stored outside its journal, once.
-
-        Return None before they have been read, and in later calls.
-        """
+        """Return this replica's restarts from the Lease once; None before, and in later calls."""
         return None if self._stored_restarts.empty() else self._stored_restarts.get_nowait()
 
     def store_restarts(self, restarts: ReplicaRestarts) -> None:
-        """Request that ``restarts`` from the journal are also stored outside the journal.
+        """Request that the slot loop stores ``restarts`` on the Lease.
 
-        This does not block. Call it after the journal has stored the result of
-        :meth:`take_stored_restarts`.
+        Call this after the journal has stored the result of :meth:`take_stored_restarts`.
         """
         self._has_merged_restarts = True
         if restarts != self._slots.known_restarts:
@@ -208,7 +189,6 @@ class Actuator:
         self._results.put(self.execute(command))
 
     def _resume(self, epoch: str) -> None:
-        """Resume the engine after a drain, unless the pod is unready for another reason."""
         try:
             if readiness.is_ready(self._state_dir):
                 self._engine.resume(epoch)
@@ -222,11 +202,7 @@ class Actuator:
             self._resume_at, self._resuming = time.monotonic() + RESUME_RETRY_INTERVAL_S, False
 
     def _maintain_slot(self) -> float:
-        """Renew the slot, store the restarts, and end leftover processes.
-
-        Return the seconds until the next call. A failed step does not prevent the next steps; the
-        first error is raised at the end.
-        """
+        # A failed step does not prevent the next steps; the first error is raised at the end.
         failed: Exception | None = None
         for step in (
             self._renew_slot,
@@ -248,7 +224,6 @@ class Actuator:
             self._has_loaded_restarts = True
 
     def _store_restarts(self) -> None:
-        """Store the restarts, after the stored restarts were merged into the journal."""
         if self._has_merged_restarts:
             self._slots.store_restarts(self.restart_budget)
 
@@ -260,7 +235,7 @@ class Actuator:
             log.warning("ended the processes that an earlier engine left behind: %s", summary)
 
     def execute(self, command: Command) -> Result:
-        """Execute one command, and return its result. An error becomes the outcome ``Failed``."""
+        """Execute one command. An error becomes the outcome ``Failed``."""
         log.info(
             "started command %s as operation %s in epoch %s",
             command.verb,
@@ -311,8 +286,6 @@ class Actuator:
                 return self._test_partners(command)
 
     def _acquire_slot(self, command: Command) -> Refusal | None:
-        """Acquire a restart slot. Return None if it is held now, or else the refusal."""
-
         def acquire() -> Refusal | None:
             service_exit = self._service_exit
             if command.leaves and service_exit and service_exit.is_last_ready(command.planned):
@@ -324,7 +297,6 @@ class Actuator:
         return _catch_slot_errors(command, acquire)
 
     def _run_with_slot(self, command: Command, action: Callable[[Command], Result]) -> Result:
-        """Run ``action`` while the slot is held, and return its result, or else ``Refused``."""
         refusal = _catch_slot_errors(
             command, lambda: self._slots.ensure_held(command.incident, self.restart_budget)
         )
@@ -334,10 +306,6 @@ class Actuator:
         return action(command)
 
     def _leave_services(self, command: Command) -> Result:
-        """Remove the pod from its Services before its eviction, and wait for running requests.
-
-        A pod that is not evicted within :data:`EVICTION_WAIT_S` becomes ready again.
-        """
         longest_s = command.deadline_s + MAX_LEAVE_SERVICES_S + EVICTION_WAIT_S
         readiness.set_unready(self._state_dir, readiness.DRAIN, longest_s)
         if self._service_exit is not None:
@@ -363,10 +331,7 @@ class Actuator:
         )
 
     def _test_partners(self, command: Command) -> Result:
-        """Test the engine with its partners, and return the pod to its Services on success.
-
-        With ``command.gives_up``, the pod returns to its Services in any case.
-        """
+        # With command.gives_up, the pod returns to its Services in any case.
         found = PartnerTestResult(
             Outcome.UNKNOWN,
             "the configuration no longer lists partners for this engine, so the engine was "
@@ -411,7 +376,6 @@ class Actuator:
         return self._resume_if_refused(command, result)
 
     def _resume_if_refused(self, command: Command, result: Result) -> Result:
-        """Resume the engine after a refused restart, unless a person has drained it."""
         drained = readiness.MANUAL in readiness.read_active_reasons(self._state_dir)
         if result.outcome is Outcome.REFUSED and not command.stalled and not drained:
             with contextlib.suppress(EngineError):  # retried later: the drain has ended
@@ -420,10 +384,6 @@ class Actuator:
 
 
 def _catch_slot_errors(command: Command, acquire: Callable[[], Refusal | None]) -> Refusal | None:
-    """Return the result of ``acquire``, or a refusal if the Leases cannot be accessed.
-
-    A KubeError that is not transient is raised.
-    """
     try:
         return acquire()
     except UnreadableCountError as error:

@@ -16,34 +16,22 @@ from plimsoll_sidecar.clients.kube import EndpointSlices, KubeClient, KubeError
 log = logging.getLogger(__name__)
 
 ENDPOINTS_POLL_INTERVAL_S = 0.5
+# A period of the readiness probe, and kube-proxy's update of its rules.
 LEAVE_SERVICES_TIMEOUT_S = 30.0
-"""Seconds until an unready pod has left its endpoints.
-
-They cover the period of the readiness probe and kube-proxy's update of its rules."""
+# client-go retries a watch after up to 30 s, or 60 s with its jitter. Meanwhile, the endpoints
+# controller does not notice that a pod is not ready, nor kube-proxy that the endpoints changed.
 MAX_WATCH_LAG_S = 60.0
-"""Seconds after an outage of the API server in which its clients may not watch it yet.
-
-client-go retries a watch after up to 30 s, or 60 s with its jitter. Meanwhile, the endpoints
-controller does not notice that a pod is not ready, nor kube-proxy that the endpoints changed.
-"""
+# Maximum duration of wait_until_left while outages follow each other.
 MAX_LEAVE_SERVICES_S = 300.0
-"""Maximum duration of :func:`wait_until_left` in seconds, while outages follow each other."""
+# Longer than most updates of endpoints take.
 UNKNOWN_ENDPOINTS_WAIT_S = 10.0
-"""Seconds to wait if the endpoints are unknown, which is longer than most updates take."""
 
 
 class ServiceExit:
-    """Removal of a pod from its Services, without access to their EndpointSlices.
-
-    The readiness of other replicas is unknown, and the wait takes a fixed time.
-    """
+    """Removal of a pod from its Services, without access to their EndpointSlices."""
 
     def is_last_ready(self, is_planned: bool = False) -> bool:
-        """Report whether a drain would stop the service, because no other replica is ready.
-
-        Without access to EndpointSlices, this is unknown. The result is then ``is_planned``,
-        because a planned restart can wait, and an unplanned restart must remain possible.
-        """
+        """Report whether no other replica is ready; ``is_planned`` if this is unknown."""
         return is_planned
 
     def wait_until_left(self, timeout_s: float = LEAVE_SERVICES_TIMEOUT_S) -> bool:
@@ -52,33 +40,27 @@ class ServiceExit:
         return True
 
     def has_left(self) -> bool:
-        """Report whether no Service routes to the pod, as far as is known."""
+        """Report whether no Service routes to the pod; True if this is unknown."""
         return True
 
     def compute_watch_lag_s(self) -> float:
-        """Return for how long other clients of the API server may still not watch it.
-
-        The result is 0 if there was no outage within :data:`MAX_WATCH_LAG_S`.
-        """
+        """Return the seconds for which API clients may still miss changes; 0 without an outage."""
         return 0.0
 
 
 class PodServices(ServiceExit):
-    """Removes a pod from the Services that route to it, and confirms it in the EndpointSlices.
+    """Removal of a pod from its Services, confirmed in the EndpointSlices.
 
     The methods raise :class:`~plimsoll_sidecar.clients.kube.KubeError`.
 
     Args:
         slices: The EndpointSlices of the pod's namespace.
         pod: The name of the pod.
-        service: The name of the pod's Service. None for a pod of a SupervisionPolicy, whose
-            Services are looked up.
-        list_replicas: A function that returns the pods of the workload, grouped by replica.
+        service: The name of the pod's Service; None to look up all Services of the pod.
+        list_replicas: Returns the pods of the workload, grouped by replica.
         unused_services: Names of Services that route no requests to the pod.
-        members_service: The name of the Service that lists all pods of the policy and routes no
-            requests; empty without one.
-        read_expected_replicas: A function that returns the minimum number of replicas that
-            should be running; 0 if it is unknown.
+        members_service: The Service that lists all pods of the policy; empty without one.
+        read_expected_replicas: Returns the number of desired replicas; 0 if unknown.
 
     """
 
@@ -98,7 +80,7 @@ class PodServices(ServiceExit):
         self._unused_services = {*unused_services, members_service}
 
     def read_readiness_by_service(self) -> list[dict[str, bool]]:
-        """Return, for each Service that routes to this pod, the readiness of its pods by name."""
+        """Return the readiness by pod name for each Service that routes to this pod."""
         return self._read_readiness(self._find_service_names())
 
     def _find_service_names(self) -> set[str]:
@@ -117,19 +99,14 @@ class PodServices(ServiceExit):
         """Report whether a Service of the pod has other replicas, but none of them is ready.
 
         Within a Service, the pods of the workload are also checked alone, because other workloads
-        may serve another model. Without a Service, for example in an InferencePool, only the pods
-        of the workload are checked. The pods of one replica restart together, so they do not
-        replace each other.
-
-        The only replica of a service may restart, because no other replica could take over. If more
-        replicas should be running, those without an endpoint count as not ready: the pods of a
-        multi-node group are missing while the group is recreated. If ``is_planned``, at least one
-        Service must exist, and each Service must have another ready replica.
+        may serve another model. Without a Service, only the pods of the workload are checked. If
+        ``is_planned``, each Service must have another ready replica, and at least one must exist.
         """
         replicas = self._list_replicas()
         own = next((set(pods) for pods in replicas if self._pod in pods), {self._pod})
         siblings = {name for pods in replicas for name in pods}
         services = self.read_readiness_by_service() or self._read_sibling_readiness(siblings)
+        # The pods of a multi-node group have no endpoints while the group is recreated.
         expected = self._read_expected_replicas()
         for pods in services:
             of_workload = {name: ok for name, ok in pods.items() if name in siblings}
@@ -141,10 +118,6 @@ class PodServices(ServiceExit):
         return is_planned and not services
 
     def _read_sibling_readiness(self, siblings: set[str]) -> list[dict[str, bool]]:
-        """Return the readiness of ``siblings`` by pod name, from the policy's own Service.
-
-        The list has one item, or none if the readiness is unknown.
-        """
         if not self._members_service:
             return []
         (found,) = self._read_readiness({self._members_service})
@@ -152,7 +125,7 @@ class PodServices(ServiceExit):
         return [own] if own else []
 
     def has_left(self) -> bool:
-        """Report whether the pod is not ready in any Service, and the API's clients know it."""
+        """Report whether the pod is unready in all Services, and the API clients know it."""
         return self._has_left(self._find_service_names())
 
     def _has_left(self, service_names: set[str]) -> bool:
@@ -161,10 +134,9 @@ class PodServices(ServiceExit):
         return not is_ready and not self.compute_watch_lag_s()
 
     def wait_until_left(self, timeout_s: float = LEAVE_SERVICES_TIMEOUT_S) -> bool:
-        """Wait until the pod is not ready in any Service, and all clients of the API know it.
+        """Wait until the pod is unready in all Services. Return False on timeout.
 
-        Return False on timeout. If no Service routes to the pod, clients get its address elsewhere.
-        The wait then takes a fixed time, and the result is True.
+        If no Service routes to the pod, wait for a fixed time, and return True.
         """
         names = self._find_service_names()
         if not names:
@@ -177,18 +149,15 @@ class PodServices(ServiceExit):
         return True
 
     def compute_watch_lag_s(self) -> float:
-        """Return for how long other clients of the API server may still not watch it."""
+        """Return the seconds for which API clients may still miss changes; 0 without an outage."""
         return max(0.0, MAX_WATCH_LAG_S - self._slices.compute_seconds_since_outage())
 
 
 def wait_until_left(service_exit: ServiceExit) -> None:
-    """Wait until no client reaches the pod through its Services any more, as far as is known.
+    """Wait until the pod has left its endpoints, for at most :data:`MAX_LEAVE_SERVICES_S`.
 
-    The pod must have left its endpoints, and there must have been no outage of the API server for
-    :data:`MAX_WATCH_LAG_S`. After an outage, the endpoints and the rules of kube-proxy change late.
-    A kubelet that starts may also report the pod as ready for a moment. The wait takes at most
-    :data:`LEAVE_SERVICES_TIMEOUT_S` without an outage, and :data:`MAX_LEAVE_SERVICES_S` with
-    outages. It takes a fixed time if the endpoints cannot be read.
+    After an outage of the API server, the wait includes :data:`MAX_WATCH_LAG_S`. If the endpoints
+    cannot be read, the wait takes a fixed time.
     """
     begin, left_s, message = time.monotonic(), LEAVE_SERVICES_TIMEOUT_S, ""
     deadline = begin + left_s
@@ -220,12 +189,8 @@ def wait_until_left(service_exit: ServiceExit) -> None:
 
 
 def find_reason_to_stay(service_exit: ServiceExit, planned: bool) -> str | None:
-    """Return the reason why a drained engine must not end now; None if it may end.
-
-    The endpoints may have changed during the drain. A kubelet that starts reports its pods as ready
-    for a moment, so this waits until the pod has left them again. The other replicas may no longer
-    be ready. ``planned`` is that of :meth:`ServiceExit.is_last_ready`.
-    """
+    """Return the reason why a drained engine must not end now; None if it may end."""
+    # A kubelet that started during the drain may report the pod as ready for a moment.
     has_left = False
     with contextlib.suppress(KubeError):
         has_left = service_exit.has_left()
@@ -245,8 +210,8 @@ def create_pod_services(
 ) -> ServiceExit:
     """Return the object that removes ``pod`` from its Services.
 
-    ``service`` is the pod's InferenceService or SupervisionPolicy. ``slots`` says which replicas
-    the workload has. Without ``kube``, the EndpointSlices are not read.
+    ``service`` is the pod's InferenceService or SupervisionPolicy. Without ``kube``, the
+    EndpointSlices are not read.
     """
     if kube is None or not service.uid:
         return ServiceExit()
@@ -269,10 +234,5 @@ def create_pod_services(
 def _has_only_unready_other_pods(
     readiness: dict[str, bool], own_pods: set[str], needs_others: bool = False
 ) -> bool:
-    """Report whether there are pods other than ``own_pods``, but none of them is ready.
-
-    ``readiness`` maps pod names to readiness. If ``needs_others``, the result is also True without
-    other pods.
-    """
     others = [ready for name, ready in readiness.items() if name not in own_pods]
     return (needs_others or bool(others)) and not any(others)

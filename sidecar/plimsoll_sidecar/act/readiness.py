@@ -1,21 +1,12 @@
-"""Store the reasons why the pod is not ready.
+"""Store the reasons why the pod is not ready, one file for each reason.
 
-The pod is unready while any reason is active. Each reason has one owner and one file, so that
-reasons end independently. For example, a manual drain continues after the restart for an incident
-has ended. A file contains the time at which its reason ends, in seconds of CLOCK_BOOTTIME, and the
-boot ID. The pod therefore becomes ready again if the supervisor dies, and changes of the wall clock
-have no effect. After a reboot of the node, only a manual drain stays active.
-
-During a drain, the engine does not accept requests either. The file of an ended drain therefore
-remains until the supervisor has resumed the engine.
-
-Before an engine ends, ``pod_services.py`` waits until the pod has left its endpoints.
-
-The launcher imports this module, so it must stay small.
+A file contains the time at which its reason ends (CLOCK_BOOTTIME) and the boot ID, so that the pod
+becomes ready again if the supervisor dies. After a reboot, only a manual drain stays active.
 """
 
 from __future__ import annotations
 
+# The launcher imports this module, so it imports little itself.
 import os
 import time
 from collections.abc import Callable
@@ -28,27 +19,18 @@ if TYPE_CHECKING:
 
 MANUAL, DRAIN, RESTART = REASONS = UNREADY_REASONS
 DRAIN_REASONS = (MANUAL, DRAIN)
-"""Reasons for which the engine is also drained."""
+# In the state directory.
 REASONS_FOLDER = "unready"
-"""Folder in the state directory with one file for each reason."""
+# After a reboot, a manual drain starts this time again.
 MAX_UNREADY_DURATION_S = 30 * 86_400.0
-"""Maximum duration of a reason in seconds.
-
-After a reboot, a manual drain starts this time again."""
+# Time until the pod becomes ready again if the supervisor dies during an engine restart.
 RESTART_UNREADY_TIMEOUT_S = 900.0
-"""Seconds after which the pod becomes ready again if the supervisor dies during an engine
-restart."""
+# Until the kubelet notices that the engine has ended, the container counts as ready.
 MAX_KUBELET_LAG_S = 10.0
-"""Maximum number of seconds until the kubelet notices that the engine has ended.
-
-Until then, the engine's container counts as ready because of its last probe."""
 
 
 def set_unready(state_dir: str, reason: str, duration_s: float) -> None:
-    """Make the pod unready for ``reason``, for ``duration_s`` seconds. Raises OSError.
-
-    The maximum duration is :data:`MAX_UNREADY_DURATION_S`.
-    """
+    """Make the pod unready for ``duration_s`` seconds. Raises OSError."""
     ends_at = time.clock_gettime(time.CLOCK_BOOTTIME) + min(duration_s, MAX_UNREADY_DURATION_S)
     _write_reason(state_dir, reason, ends_at)
 
@@ -68,7 +50,7 @@ def _write_reason(state_dir: str, reason: str, ends_at: float) -> None:
 
 
 def clear_reasons(state_dir: str, *reasons: str) -> None:
-    """End ``reasons``. The pod is ready once no reason is active. Raises OSError."""
+    """End ``reasons``. Raises OSError."""
     for reason in reasons:
         _remove_file(os.path.join(state_dir, REASONS_FOLDER, reason))
 
@@ -91,10 +73,7 @@ def list_ended_drains(state_dir: str) -> list[str]:
 
 
 def read_active_reasons(state_dir: str) -> dict[str, float]:
-    """Return the active reasons with their remaining seconds.
-
-    A reason whose file cannot be read is not active.
-    """
+    """Return the active reasons with their remaining seconds, without unreadable ones."""
     found = {}
     for reason in REASONS:
         try:
@@ -121,9 +100,7 @@ def end_engine_while_unready(
 ) -> Result:
     """Make the pod unready, call ``end_engine``, and return its result.
 
-    No request then arrives at a port without a listener. The pod stays unready for
-    ``unready_after_s`` seconds after the end; then the readiness probe of the next engine decides.
-    If the engine does not end, the pod becomes ready again.
+    The pod stays unready for ``unready_after_s`` seconds after a successful end.
     """
     from plimsoll_sidecar.govern.command import Outcome  # the launcher does not need it
 
@@ -143,7 +120,6 @@ def end_engine_while_unready(
 
 
 def _read_boot_id() -> str:
-    """Return the ID of the current boot; empty if unknown."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as source:
             return source.read(64).strip()
