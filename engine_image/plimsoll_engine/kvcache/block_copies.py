@@ -1,8 +1,4 @@
-"""Copy KV blocks asynchronously between the pool on the device and host memory.
-
-On CUDA, a separate stream copies to and from pinned memory while the model computes. An event marks
-the end of a batch of copies. On a CPU, a batch is copied when its ticket is first polled.
-"""
+"""Copy KV blocks asynchronously between the pool on the device and host memory."""
 
 from __future__ import annotations
 
@@ -19,12 +15,11 @@ class CopyTicket(Protocol):
     """Handle to a batch of copies."""
 
     def is_done(self) -> bool:
-        """Report whether all copies of the batch are complete. Does not wait."""
+        """Report whether all copies of the batch are complete, without waiting."""
 
 
 class _DeferredTicket:
-    """Ticket of a batch that is copied when the ticket is first polled."""
-
+    # On a CPU, a batch is copied when its ticket is first polled.
     def __init__(self, run_copy: Callable[[], None]) -> None:
         self._copy: Callable[[], None] | None = run_copy
 
@@ -44,11 +39,10 @@ class _EventTicket:
 
 
 class BlockCopier:
-    """Copier of blocks between the pool on the device and a host buffer of ``slots`` blocks.
+    """Copier of blocks between the pool on the device and a host buffer of ``num_slots`` blocks.
 
     ``kv`` [2, layers, blocks * block_size, heads, dim] is the pool. ``scales`` [2, layers, blocks *
-    block_size, heads] are the scales of an FP8 pool. The host buffer has the pool's dtype, and the
-    shape [slots, 2, layers, block_size, ...]. Scales have a host buffer of their own.
+    block_size, heads] are the scales of an FP8 pool.
     """
 
     def __init__(
@@ -108,17 +102,14 @@ class BlockCopier:
 
 
 def _allocate_buffer(pool: torch.Tensor, block_size: int, num_slots: int) -> torch.Tensor:
-    """Return a host buffer for ``num_slots`` blocks of ``pool`` [2, layers, tokens, ...].
-
-    It is filled with zeros, so that all its pages are resident from the start.
-    """
+    # Filled with zeros, so that all its pages are resident from the start.
     two, layers, _, *rest = pool.shape
     shape = (num_slots, two, layers, block_size, *rest)
     return torch.empty(shape, dtype=pool.dtype, pin_memory=pool.is_cuda).zero_()
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
-    """Wait up to ``timeout_s`` seconds for ``condition``. Return whether it became true."""
+    """Wait up to ``timeout_s`` seconds for ``condition``, and return whether it became true."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() >= deadline:

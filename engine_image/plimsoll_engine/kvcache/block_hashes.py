@@ -1,7 +1,4 @@
-"""Compute hashes of KV blocks. The hash of a block also covers all tokens before it.
-
-:mod:`plimsoll_engine.kvcache.block_pool` finds the cached prefix of a prompt by these hashes.
-"""
+"""Compute hashes of KV blocks, by which the block pool finds the cached prefix of a prompt."""
 
 from __future__ import annotations
 
@@ -12,23 +9,21 @@ from typing import Protocol
 
 from plimsoll_engine.messages.worker_ipc import Media
 
+# Collisions of 128 bits are unlikely below 2**64 blocks. After one, a prompt would use the keys and
+# values of another prompt.
 HASH_BYTES = 16
-"""Size of a hash in bytes. Collisions of 128 bits are unlikely below 2**64 blocks.
-
-After a collision, a prompt would use the keys and values of another prompt.
-"""
 
 
 class AdapterIdentity(Protocol):
     """Identity of a loaded LoRA adapter.
 
-    The number identifies the adapter within a worker. Another worker may load changed files under
-    the same name and number, so the digest is needed as well.
+    ``number`` is unique within a worker. Other workers also need ``digest``, because they may load
+    changed files.
     """
 
     @property
     def number(self) -> int:
-        """Number of this load. Numbers are never reused."""
+        """Number of this load, which is never reused."""
 
     @property
     def name(self) -> str:
@@ -40,11 +35,7 @@ class AdapterIdentity(Protocol):
 
 
 class HashableRequest(Protocol):
-    """Properties of a request on which its block hashes depend.
-
-    A protocol and functions are used, because a hasher object in the request would create a
-    reference cycle.
-    """
+    """Properties of a request on which its block hashes depend."""
 
     block_hashes: list[bytes]
     media: list[Media]
@@ -60,9 +51,8 @@ class HashableRequest(Protocol):
 
 
 def hash_block(parent: bytes, token_ids: Sequence[int], extra: bytes = b"") -> bytes:
-    """Return the hash of a block.
+    """Return the hash of a block whose previous block, or root, has the hash ``parent``.
 
-    ``parent`` is the hash of the previous block, or :func:`hash_root` for the first block.
     ``extra`` identifies the media of placeholder tokens.
     """
     content = array("q", token_ids).tobytes() + extra
@@ -97,8 +87,7 @@ def extend_block_hashes(request: HashableRequest, block_size: int) -> None:
 def hash_tail(request: HashableRequest, computed: int, block_size: int) -> bytes:
     """Return the hash of the partly filled block at the end of the first ``computed`` tokens.
 
-    Return an empty hash if there is no such block. ``request.block_hashes`` must contain the hashes
-    of all full blocks.
+    Return an empty hash if that block is full. Call :func:`extend_block_hashes` first.
     """
     full = computed // block_size
     start = full * block_size
@@ -112,10 +101,7 @@ def hash_tail(request: HashableRequest, computed: int, block_size: int) -> bytes
 
 
 def _encode_media(media: Sequence[Media], start: int, num_tokens: int) -> bytes:
-    """Return the keys and offsets of the media in the ``num_tokens`` tokens from ``start`` on.
-
-    Media without placeholder tokens count as one token.
-    """
+    # Media without placeholder tokens count as one token.
     if not media:
         return b""
     return b"".join(

@@ -1,8 +1,7 @@
-"""Manage KV blocks: allocation, reference counts, and the lookup of cached prefixes.
+"""Manage the numbers of KV blocks: allocation, reference counts and cached prefixes.
 
-A block is in one of three states. A *used* block has references. A *cached* block has none, but a
-later prompt can find it by its hash. All other blocks are *free*. This module manages block numbers
-only. The runner has the tensors.
+A *used* block has references. A *cached* block has none, but a later prompt can find it by its
+hash. All other blocks are *free*.
 """
 
 from __future__ import annotations
@@ -13,15 +12,14 @@ from itertools import islice
 
 from plimsoll_engine.caches.lru import LruCache
 
+# CPython 3.11, rounded up.
 INDEX_ENTRY_BYTES = 400
-"""Host memory of a cached block's hash and index entry in bytes (CPython 3.11, rounded up)."""
 
 
 class BlockPool:
     """Pool of ``num_blocks`` blocks of ``block_size`` tokens each.
 
-    The prefix cache maps hashes to blocks. Used blocks are pinned. If no block is free, cached
-    blocks are evicted in LRU order.
+    If no block is free, it evicts the least recently used cached blocks.
     """
 
     def __init__(
@@ -29,8 +27,7 @@ class BlockPool:
     ) -> None:
         """Create a pool in which the blocks in ``tables`` are used and all others are free.
 
-        ``tables`` are block tables inherited from the previous worker. Their block numbers must be
-        less than ``num_blocks``, and unique within each table.
+        ``tables`` are block tables inherited from the previous worker.
         """
         if num_blocks < 1 or block_size < 1:
             raise ValueError(
@@ -40,16 +37,12 @@ class BlockPool:
         self.block_size = block_size
         self.prefix: LruCache[bytes, int] = LruCache(num_blocks)
         self._references = [0] * num_blocks
+        # Number of times that each block was allocated. The contents of a full block change only
+        # then. A list would grow during the first million requests.
         self.allocation_counts = array("Q", [0]) * num_blocks
-        """Number of times that each block was allocated, by block number.
-
-        The contents of a full block change only when the block is allocated again. This is an array
-        because the memory of a list would grow during the first million requests.
-        """
         self._hashes: list[bytes | None] = [None] * num_blocks
         self.num_used = 0
         self.num_references = 0
-        """Number of references to all blocks, to compare with the block tables of the requests."""
         for table in tables:
             for block in table:
                 self.num_used += not self._references[block]
@@ -65,12 +58,12 @@ class BlockPool:
 
     @property
     def num_cached(self) -> int:
-        """Number of cached blocks that are not used."""
+        """Number of cached blocks."""
         return len(self.prefix) - self.prefix.num_pinned
 
     @property
     def num_available(self) -> int:
-        """Number of blocks that can be allocated: free and cached blocks."""
+        """Number of free and cached blocks."""
         return self.num_free + self.num_cached
 
     def count_blocks(self, num_tokens: int) -> int:
@@ -92,7 +85,7 @@ class BlockPool:
         return blocks
 
     def find_cached_prefix(self, hashes: Iterable[bytes]) -> list[int]:
-        """Return the cached blocks of the longest prefix of ``hashes``. Adds no references."""
+        """Return the cached blocks of the longest prefix of ``hashes``. Add no references."""
         matched = []
         for key in hashes:
             block = self.prefix.get(key)
@@ -112,10 +105,7 @@ class BlockPool:
         self.num_references += len(blocks)
 
     def register(self, block: int, key: bytes) -> None:
-        """Add a full block with the hash ``key`` to the prefix cache.
-
-        Do nothing if the cache already has this block, or another block with the same hash.
-        """
+        """Add a full block to the prefix cache, unless the cache contains its hash ``key``."""
         if key in self.prefix or self._hashes[block] is not None:
             return
         # The cache has room for every block, so this never evicts.
@@ -124,7 +114,7 @@ class BlockPool:
         self._hashes[block] = key
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Remove one reference from each block. Of these blocks, the last is evicted first."""
+        """Remove one reference from each block. The last block is evicted first."""
         for block in reversed(blocks):
             if self._references[block] < 1:
                 raise AssertionError(
@@ -142,15 +132,12 @@ class BlockPool:
                 self.prefix.unpin(key)
 
     def list_oldest_cached(self, max_entries: int) -> list[tuple[bytes, int]]:
-        """Return (hash, block) for the cached blocks that will be evicted next.
-
-        Only the ``max_entries`` least recently used entries of the prefix cache are searched.
-        """
+        """Return (hash, block) for unused blocks among the ``max_entries`` oldest cache entries."""
         oldest = ((key, self.prefix.get(key)) for key in islice(self.prefix, max_entries))
         return [(k, b) for k, b in oldest if b is not None and not self._references[b]]
 
     def reset_prefix_cache(self) -> int:
-        """Evict all unused blocks from the prefix cache. Return their number."""
+        """Evict all unused blocks from the prefix cache, and return their number."""
         evicted = self.prefix.evict(len(self.prefix))
         self._free_evicted(evicted)
         return len(evicted)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import torch
 
 MAX_GATHERED_BYTES = 64 << 20
-"""Maximum size of the blocks that are copied and summed at a time."""
 
 
 @torch.inference_mode()
@@ -15,7 +14,7 @@ def compute_block_sums(kv: torch.Tensor, block_size: int, blocks: Sequence[int])
     """Return the signed 64-bit checksum of each block in ``blocks``.
 
     ``kv`` [2, layers, blocks * block_size, heads, dim] is the pool. The checksums detect accidental
-    writes, but not all deliberate writes. Waits for all pending work on the device.
+    writes only.
     """
     two, layers, slots, heads, dim = kv.shape
     words = kv.reshape(two * layers, slots // block_size, block_size * heads * dim)
@@ -33,7 +32,7 @@ def compute_block_sums(kv: torch.Tensor, block_size: int, blocks: Sequence[int])
 
 
 def combine_block_sums(ranks: Sequence[Sequence[int]]) -> list[int]:
-    """Combine the checksums of all ranks. Return one signed 64-bit checksum per block."""
+    """Combine the checksums of all ranks into one signed 64-bit checksum per block."""
     combined = []
     for sums in zip(*ranks, strict=True):
         total = sum((2 * rank + 1) * value for rank, value in enumerate(sums))

@@ -1,13 +1,7 @@
 """Copy cached KV blocks to host memory before the pool on the device evicts them.
 
-Blocks that will be evicted soon are copied to the host ahead of time, and stay cached on the
-device. If the pool allocates such a block during the copy, the copy is discarded. A prompt whose
-prefix is on the host waits until the prefix is copied back. The model computes meanwhile.
-:meth:`Offload.poll` completes transfers between steps, and while the engine is idle.
-
-A transfer belongs to no request. A transfer to the device holds references to its blocks. When it
-completes, they become ordinary cached blocks. Aborts and preemptions therefore neither affect
-transfers nor leak their blocks.
+A block that is on the host stays cached on the device until it is evicted. Transfers belong to no
+request, so aborts and preemptions do not affect them.
 """
 
 from __future__ import annotations
@@ -24,26 +18,22 @@ from plimsoll_engine.kvcache.block_copies import BlockCopier, CopyTicket, wait_u
 from plimsoll_engine.kvcache.block_pool import BlockPool
 from plimsoll_engine.kvcache.pool_memory import PoolTensors
 
+# Blocks to copy ahead of their eviction: a fraction of the pool, limited because each step searches
+# for them.
 OFFLOAD_AHEAD_FRACTION, MAX_OFFLOAD_AHEAD_BLOCKS = 1 / 4, 256
-"""Blocks to copy ahead of their eviction: as a fraction of the pool's blocks, and at most.
-
-The maximum limits the time that each step needs to search for these blocks.
-"""
+# Fraction of the pool's blocks.
 MAX_IN_TRANSFER_FRACTION = 1 / 8
-"""Maximum fraction of the pool's blocks that are in transfer at a time."""
+# Age from which a transfer counts as stuck. Transfers normally take milliseconds.
 STALE_TRANSFER_S = 5.0
-"""Age from which a transfer counts as stuck. Transfers normally take milliseconds."""
 RECLAIM_TIMEOUT_S = 2.0
-"""Longest wait for transfers when the pool has run out of blocks."""
 
 
 @dataclass(slots=True)
 class Transfer:
-    """Copy of blocks that is in progress. Each list has one item per block.
+    """Copy of blocks that is in progress.
 
-    ``keys`` are hashes, ``blocks`` are block numbers on the device, and ``slots`` are slots on the
-    host. ``allocation_counts`` are the pool's counts when a copy to the host started. ``started``
-    is in seconds of CLOCK_MONOTONIC.
+    ``keys`` are hashes, ``blocks`` are numbers on the device, and ``slots`` are numbers on the
+    host.
     """
 
     keys: list[bytes]
@@ -56,14 +46,14 @@ class Transfer:
 
 
 class Offload:
-    """Prefix cache of up to ``slots`` blocks in host memory, for blocks that ``pool`` evicts."""
+    """Prefix cache in host memory for blocks that ``pool`` evicts."""
 
     def __init__(self, pool: BlockPool, copier: BlockCopier, num_slots: int) -> None:
         self.pool = pool
         self.copies = copier
         self.slots = num_slots
+        # Slots on the host by hash. A slot is pinned during a transfer.
         self.stored: LruCache[bytes, int] = LruCache(num_slots)
-        """Slots on the host by hash. A slot is pinned during a transfer."""
         self.transfers: list[Transfer] = []
         self.stored_total = 0
         self.loaded_total = 0
@@ -79,8 +69,8 @@ class Offload:
     ) -> Offload:
         """Return a cache for as many blocks as fit into ``size_bytes`` of host memory.
 
-        ``kv`` [2, layers, blocks * block_size, heads, dim] are the keys and values of ``pool``, and
-        ``scales`` the scales of an FP8 pool. Raises ValueError if not even one block fits.
+        ``kv`` [2, layers, blocks * block_size, heads, dim] is the pool, with ``scales`` for FP8.
+        Raises ValueError if no block fits.
         """
         block_bytes = PoolTensors(kv, scales).nbytes // pool.num_blocks
         slots = size_bytes // block_bytes
@@ -91,19 +81,16 @@ class Offload:
         return cls(pool, BlockCopier(kv, pool.block_size, slots, scales), slots)
 
     def poll(self, is_idle: bool = False) -> None:
-        """Complete finished transfers, and start copying blocks that will be evicted soon.
-
-        ``is_idle`` means that no step is running. Only fault injection uses it.
-        """
+        """Complete finished transfers, and start copying blocks that will be evicted soon."""
         for transfer in [t for t in self.transfers if t.ticket.is_done()]:
             self.transfers.remove(transfer)
             self._complete(transfer)
         self._start_offloading()
 
     def fetch(self, keys: Sequence[bytes]) -> bool:
-        """Start to copy blocks of a prompt from the host, after those that the device has cached.
+        """Start to copy a prompt's missing blocks from the host, and return whether it must wait.
 
-        ``keys`` are the prompt's block hashes. Return whether the prompt must wait for a copy.
+        ``keys`` are the prompt's block hashes.
         """
         num_on_device = len(self.pool.find_cached_prefix(keys))
         if self.is_fetching(keys[num_on_device:]):
@@ -163,16 +150,15 @@ class Offload:
         return wait_until(is_complete, timeout_s)
 
     def clear(self) -> int:
-        """Remove all blocks that are not in transfer from the cache. Return their number."""
+        """Remove all blocks that are not in transfer from the cache, and return their number."""
         cleared = self.stored.clear()
         self._free += [slot for _, slot in cleared]
         return len(cleared)
 
     def list_held_blocks(self, started_after: float = -math.inf) -> list[int]:
-        """Return the blocks on the device that transfers hold, one item per reference.
+        """Return the device blocks of transfers that started after ``started_after``.
 
-        Transfers that started at or before ``started_after`` (seconds of CLOCK_MONOTONIC) are
-        ignored.
+        A block occurs once per reference. Times are seconds of CLOCK_MONOTONIC.
         """
         return [
             block
@@ -184,8 +170,7 @@ class Offload:
     def count_lost_slots(self, started_after: float = -math.inf) -> int:
         """Return the number of slots that are pinned without a transfer in progress.
 
-        These slots can never be reused. Transfers that started at or before ``started_after``
-        (seconds of CLOCK_MONOTONIC) are ignored.
+        Transfers that started before ``started_after`` (CLOCK_MONOTONIC) are not in progress.
         """
         in_transfer = {key for t in self.transfers if t.started > started_after for key in t.keys}
         return self.stored.num_pinned - len(in_transfer)
@@ -228,7 +213,6 @@ class Offload:
         self.clear()
 
     def _count_transferable_blocks(self) -> int:
-        """Return the number of blocks that may be added to transfers now."""
         in_transfer = sum(len(transfer.blocks) for transfer in self.transfers)
         return max(1, int(self.pool.num_blocks * MAX_IN_TRANSFER_FRACTION)) - in_transfer
 

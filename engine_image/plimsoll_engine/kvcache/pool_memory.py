@@ -1,7 +1,6 @@
 """Create the tensors of the KV pool, in new memory or in a mapped buffer.
 
-An FP8 pool also has a scale for the key and the value of each token, in each head and layer. In a
-mapped buffer, the scales follow all keys and values.
+In a mapped buffer, the scales of an FP8 pool follow all keys and values.
 """
 
 from __future__ import annotations
@@ -20,8 +19,7 @@ class PoolTensors(NamedTuple):
     """Tensors of a KV pool.
 
     ``pairs`` [2, layers, slots, heads, dim] are the keys and values. ``scales`` float32 [2, layers,
-    slots, heads] are the scales of an FP8 pool; None for other pools. The scales of each block are
-    contiguous, in the order of :class:`plimsoll_engine.kernels.step_plan.Pages`.
+    slots, heads] are None unless the pool is FP8.
     """
 
     pairs: torch.Tensor
@@ -40,11 +38,10 @@ def make_pool_tensors(
     device: torch.device,
     memory: torch.Tensor | None = None,
 ) -> PoolTensors:
-    """Return the tensors of a pool for ``num_slots`` tokens.
+    """Return the tensors of a pool for ``num_slots`` tokens, as views of ``memory`` if given.
 
-    If ``memory`` uint8 [bytes] is given, the tensors are views of it, and keep its contents.
-    Otherwise, they are new and filled with zeros, because pages that become resident later would
-    look like growth.
+    ``memory`` uint8 [bytes] keeps its contents. New tensors are filled with zeros, because pages
+    that become resident later would look like growth.
     """
     layers, heads, dim = kv
     shape = (2, layers, num_slots, heads, dim)

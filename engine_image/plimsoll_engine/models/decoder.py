@@ -1,9 +1,4 @@
-"""Decoder of Llama, Mistral, Qwen2, Qwen3 and Qwen3-MoE, with the paged KV pool.
-
-The architectures differ in biases, query and key norms (Qwen3), rotary embeddings and sliding
-windows. Qwen3-MoE has experts instead of an MLP. The query, key and value projections form one
-matrix, and so do the gate and up projections. A layer therefore has four matrix products.
-"""
+"""Decoder of Llama, Mistral, Qwen2, Qwen3 and Qwen3-MoE, with the paged KV pool."""
 
 from __future__ import annotations
 
@@ -42,11 +37,10 @@ def supports(config: Any) -> bool:
 
 
 class Decoder:
-    """Decoder-only model that implements :class:`plimsoll_engine.models.model.Model`.
+    """Decoder-only model.
 
     Its tensors are on the meta device until :meth:`bind` is called. With tensor parallelism, each
-    rank has a ``shard`` of the attention heads and of the intermediate columns. Each layer has two
-    all-reduces, through :attr:`group`.
+    rank has a ``shard`` of the attention heads and of the intermediate columns.
     """
 
     def __init__(
@@ -99,8 +93,7 @@ class Decoder:
     def bind(self, tensors: dict[str, torch.Tensor]) -> None:
         """Use ``tensors`` as weights, without copying them.
 
-        They must have the names, shapes and dtypes of ``parts``, and be on one device. Raises
-        ValueError, naming the first tensor that does not match.
+        Raises ValueError, naming the first tensor that does not match ``parts``.
         """
         if unmatched := sorted(tensors.keys() ^ self.parts.keys()):
             raise ValueError(f"tensor {unmatched[0]} is missing, or does not belong to this model")
@@ -147,7 +140,7 @@ class Decoder:
         return min(len(kinds), max(2, *(1 + kinds.index(kind) for kind in set(kinds))))
 
     def truncate(self, num_layers: int) -> Decoder:
-        """Return a model of the first ``num_layers`` layers. It shares tensors and group."""
+        """Return a model of the first ``num_layers`` layers, which shares tensors and group."""
         model = copy.copy(self)
         model.spec = replace(self.spec, layers=num_layers, windows=self.spec.windows[:num_layers])
         model.kv = KVShape(num_layers, self.kv.heads, self.kv.dim)
@@ -163,10 +156,7 @@ class Decoder:
         return self.group.all_gather(self._compute_own_logits(hidden))
 
     def compute_best_tokens(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the likeliest token of each row, int64 [rows], and this rank's part of the logits.
-
-        The group's ``all_gather`` returns the logits of all ranks.
-        """
+        """Return each row's likeliest token, int64 [rows], and this rank's part of the logits."""
         logits = self._compute_own_logits(hidden)
         return self.group.find_best_columns(self._ops, logits), logits
 
@@ -185,9 +175,7 @@ class Decoder:
     ) -> torch.Tensor:
         """Return the final normalised hidden states [tokens, hidden] of ``ids`` int64 [tokens].
 
-        ``positions`` int64 [tokens] are the positions of the tokens. ``embeds`` [tokens, hidden]
-        replaces the embeddings of ``ids``, if given. The result has the model's dtype. It has only
-        the rows in ``plan.needed``, unless that is None.
+        See :meth:`plimsoll_engine.models.model.Model.forward`.
         """
         if plan.adapters is None and self._is_small_step(len(ids), plan):
             return self._forward_small_step(ids, positions, plan, embeds)
@@ -217,10 +205,9 @@ class Decoder:
         plan: StepPlan,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return the queries of layer ``index``, and store its keys and values in the KV pool.
+        """Return the queries [tokens, heads, dim] of layer ``index``, and store keys and values.
 
-        ``x`` is the layer's normalised input. The queries are [tokens, heads, dim]. If ``out`` is
-        given, they are written to it.
+        ``x`` is the layer's normalised input. Queries are written to ``out`` if given.
         """
         ops, layer, adapters = self._ops, self._layers[index], plan.adapters
         qkv = lora.apply_linear(x, layer.qkv, layer.qkv_bias, adapters, index, "qkv", ops.linear)
@@ -229,9 +216,9 @@ class Decoder:
     def attend(
         self, query: torch.Tensor, index: int, plan: StepPlan, out: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Return the attention output of layer ``index``, in the shape of ``query``.
+        """Return the attention output of layer ``index`` in the shape of ``query``.
 
-        If ``out`` is given, the output is written to it.
+        Write it to ``out`` if given.
         """
         window = self.spec.windows[index]
         return self._ops.attend(query, plan, index, self.spec.dim**-0.5, window, out)
@@ -239,10 +226,9 @@ class Decoder:
     def finish_layer(
         self, stream: torch.Tensor, attended: torch.Tensor, index: int
     ) -> torch.Tensor:
-        """Add the output projection of ``attended`` and the MLP of layer ``index`` to ``stream``.
+        """Add the output projection and the MLP of layer ``index`` to ``stream`` in place.
 
-        ``stream`` is modified in place. Return the normalised input of the next layer. LoRA
-        adapters are not applied.
+        Return the normalised input of the next layer. LoRA adapters are not applied.
         """
         x = self._add_output_projection(stream, attended.flatten(1), index, None)
         return self._add_mlp(stream, x, index, None)
@@ -250,9 +236,9 @@ class Decoder:
     def run_last_layer(
         self, x: torch.Tensor, stream: torch.Tensor, rotary: torch.Tensor, plan: StepPlan
     ) -> torch.Tensor:
-        """Run the last layer. Return the final normalised hidden states of the needed rows.
+        """Return the final normalised hidden states of the rows that the step needs.
 
-        ``x`` is the layer's normalised input. If ``plan.needed`` is None, all rows are needed.
+        ``x`` is the last layer's normalised input.
         """
         ops, needed, index = self._ops, plan.needed, self.spec.layers - 1
         if needed is None:
@@ -295,7 +281,7 @@ class Decoder:
     def _add_attention(
         self, stream: torch.Tensor, query: torch.Tensor, index: int, plan: StepPlan
     ) -> torch.Tensor:
-        """Add the projected attention of ``query`` to ``stream``. Return the RMSNorm of the sum."""
+        # Returns the RMSNorm of the sum.
         layer, adapters = self._layers[index], plan.adapters
         if isinstance(layer.out, torch.Tensor) and self._can_add_in_place(
             stream, layer.out_bias, adapters
@@ -317,7 +303,7 @@ class Decoder:
     def _add_mlp(
         self, stream: torch.Tensor, x: torch.Tensor, index: int, adapters: RowAdapters | None
     ) -> torch.Tensor:
-        """Add the output of the MLP for ``x`` to ``stream``. Return the input of the next layer."""
+        # Returns the input of the next layer.
         ops, layer, norm = self._ops, self._layers[index], self._get_norm_after_layer(index)
         if layer.router is not None:
             x = self._compute_experts(x, layer, layer.router)
@@ -343,7 +329,7 @@ class Decoder:
         adapters: RowAdapters | None,
         norm: torch.Tensor,
     ) -> torch.Tensor:
-        """Add ``x @ weight.T + bias`` to ``stream``. Return the RMSNorm of the sum."""
+        # Returns the RMSNorm of the sum.
         ops, eps = self._ops, self.spec.eps
         if isinstance(weight, torch.Tensor) and self._can_add_in_place(stream, bias, adapters):
             ops.add_product(x, weight, stream)
@@ -354,16 +340,11 @@ class Decoder:
     def _can_add_in_place(
         self, stream: torch.Tensor, bias: torch.Tensor | None, adapters: RowAdapters | None
     ) -> bool:
-        """Report whether one kernel can compute a product and add it to ``stream``."""
         plain = self.group is SINGLE_RANK_GROUP and bias is None and adapters is None
         return plain and stream.shape[0] >= self._ops.min_add_rows
 
     def _is_small_step(self, num_rows: int, plan: StepPlan) -> bool:
-        """Report whether :meth:`_forward_small_step` computes a step of ``num_rows`` rows faster.
-
-        For more than one row, it must be a decode step, which runs as a CUDA graph. Without a
-        graph, it takes longer to launch the fused kernels.
-        """
+        # Several rows need a CUDA graph: without one, it takes longer to launch the fused kernels.
         if num_rows == 1:
             return self._ops.get_max_projection_rows(self._layers[0].qkv) > 0
         if plan.decodes < num_rows or self.spec.mixture is not None:
@@ -380,11 +361,8 @@ class Decoder:
         plan: StepPlan,
         embeds: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Compute :meth:`forward` with fused kernels, for one row or a small decode step.
-
-        With one rank, the kernel of a product also normalises its input, and adds its result to the
-        stream. With several ranks, the all-reduce between two products does both.
-        """
+        # With one rank, the kernel of a product also normalises its input, and adds its result to
+        # the stream. With several ranks, the all-reduce between two products does both.
         ops, eps, scale, group = self._ops, self.spec.eps, self.spec.dim**-0.5, self.group
         is_single_rank = group is SINGLE_RANK_GROUP
         rotary = ops.compute_rotary_table(positions, self._inverse)
@@ -419,14 +397,13 @@ class Decoder:
         return ops.rms_norm(x, self._tensors["norm"], eps) if is_single_rank else x
 
     def _get_norm_after_layer(self, index: int) -> torch.Tensor:
-        """Return the weight of the norm after layer ``index``."""
         following = index + 1
         if following < len(self._layers):
             return self._layers[following].attention_norm
         return self._tensors["norm"]
 
     def _compute_experts(self, x: torch.Tensor, layer: Layer, router: torch.Tensor) -> torch.Tensor:
-        """Return this rank's part of the experts' output for ``x``, to be summed over all ranks."""
+        # Only this rank's part. The sum over all ranks is the output.
         mixed = self.spec.mixture
         assert mixed is not None
         return self._ops.compute_experts(

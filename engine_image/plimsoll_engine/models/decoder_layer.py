@@ -11,7 +11,7 @@ from plimsoll_engine.kernels.quantized import Weight
 
 @dataclass(slots=True)
 class Layer:
-    """Tensors of one decoder layer. The field names are those in :func:`make_parts`.
+    """Tensors of one decoder layer, with the field names in :func:`make_parts`.
 
     If the layer has a ``router``, ``gate_up`` and ``down`` stack the matrices of all experts.
     """

@@ -1,8 +1,6 @@
 """Sizes of a decoder, and how its tensors are assembled from those of a checkpoint.
 
-With tensor parallelism, each rank has an equal share of the attention heads, of the intermediate
-columns and of the vocabulary. Matrices that compute such a share are split by rows. Matrices that
-read such a share are split by columns, and their products are summed over the ranks.
+With tensor parallelism, the ranks share heads, intermediate columns and vocabulary equally.
 """
 
 from __future__ import annotations
@@ -65,8 +63,7 @@ class DecoderSpec:
     def take_shard(self, shard: Shard) -> DecoderSpec:
         """Return the spec for one of ``shard.size`` ranks.
 
-        Heads and intermediate columns are divided by the number of ranks. Raises ValueError, naming
-        the field, if a number is not divisible.
+        Raises ValueError, naming the field, if heads or columns are not divisible by the ranks.
         """
         mixture = self.mixture
         dense = mixture is None or len(mixture.layers) < self.layers
@@ -91,10 +88,8 @@ class DecoderSpec:
 
 
 def _read_windows(config: Any) -> list[int | None]:
-    """Return the sliding window of each layer in tokens; None for a layer with full attention.
-
-    Without ``layer_types``, only Mistral and Qwen3-MoE use the config's ``sliding_window``.
-    """
+    # In tokens; None for a layer with full attention. Without layer_types, only Mistral and
+    # Qwen3-MoE use the config's sliding_window.
     window = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None)
     if kinds is None:
@@ -107,17 +102,16 @@ def _read_windows(config: Any) -> list[int | None]:
 class Part:
     """Tensor of the model: its shape, and the checkpoint tensors that it concatenates.
 
-    ``sources`` are pairs (name of a checkpoint tensor, number of its rows in this tensor).
-    ``split`` is the dimension in which the ranks split each checkpoint tensor; None if each rank
-    loads all of it.
+    ``sources`` are pairs (name, number of rows). ``split`` is the dimension in which the ranks
+    split each source; None if each rank loads all of it.
     """
 
     sources: tuple[tuple[str, int], ...]
     shape: tuple[int, ...]
     split: int | None = None
     shard: Shard = WHOLE_MODEL
+    # None means the model's dtype.
     dtype: torch.dtype | None = None
-    """Dtype of the tensor; None means the model's dtype."""
 
     def get_source_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the full shape of a checkpoint tensor of which this rank loads ``shape``."""
@@ -136,16 +130,16 @@ class Part:
         )
 
 
+# Suffix of the name of the tensor with a quantized matrix's scales.
 SCALE_SUFFIX = "_scale"
-"""Suffix of the name of the tensor with a quantized matrix's scales."""
+# Matrices that are split by columns. Their products are summed over the ranks.
 SUMMED_MATRICES = ("out", "down")
-"""Matrices that are split by columns. Their products are summed over the ranks."""
 
 
 def make_parts(
     spec: DecoderSpec, shard: Shard = WHOLE_MODEL, quantization: Quantization | None = None
 ) -> dict[str, Part]:
-    """Return all tensors of the model by name. ``spec`` is the spec of one rank.
+    """Return all tensors of a rank's model by name.
 
     Raises ValueError if a router, or only a part of a fused matrix, is quantized.
     """

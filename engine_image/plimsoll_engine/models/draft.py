@@ -11,8 +11,8 @@ from plimsoll_engine.errors import LoadError
 from plimsoll_engine.models import decoder, loader
 from plimsoll_engine.models.decoder import Decoder
 
+# In a buffer that both models share.
 DRAFT_PREFIX = "draft."
-"""Prefix of the draft model's tensor names in a buffer that both models share."""
 
 
 def build_draft_model(folder: Path, dtype: torch.dtype) -> Decoder:
@@ -47,10 +47,7 @@ def load_draft_model(folder: Path, dtype: torch.dtype, device: torch.device) -> 
 def merge_tensors(
     tensors: Mapping[str, torch.Tensor], draft: Decoder | None
 ) -> dict[str, torch.Tensor]:
-    """Return ``tensors`` together with the tensors of ``draft``.
-
-    The names of the draft model's tensors get the prefix :data:`DRAFT_PREFIX`.
-    """
+    """Return ``tensors`` and the tensors of ``draft``, with the prefix :data:`DRAFT_PREFIX`."""
     draft_tensors = {} if draft is None else draft.get_parameters()
     return {**tensors, **{DRAFT_PREFIX + name: tensor for name, tensor in draft_tensors.items()}}
 

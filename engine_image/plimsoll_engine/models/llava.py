@@ -1,7 +1,4 @@
-"""LLaVA with the vision tower and projector of transformers, and the decoder of this engine.
-
-The projector's output replaces the embeddings of an image's placeholder tokens.
-"""
+"""LLaVA with the vision tower and projector of transformers, and the decoder of this engine."""
 
 from __future__ import annotations
 
@@ -30,8 +27,8 @@ TEXT_PREFIX = "text."
 class LlavaModel:
     """Vision-language model: a vision tower, a projector and a decoder.
 
-    It implements :class:`plimsoll_engine.models.model.MediaModel`. Its tensors are on the meta
-    device until :meth:`bind` is called.
+    The projector's output replaces the embeddings of an image's placeholder tokens. All tensors are
+    on the meta device until :meth:`bind` is called.
     """
 
     is_encoder_decoder = False
@@ -61,10 +58,7 @@ class LlavaModel:
 
     @staticmethod
     def normalize_name(name: str) -> str:
-        """Return the name in ``parts`` of the checkpoint tensor ``name``.
-
-        Checkpoints of all transformers versions are supported.
-        """
+        """Return the name in ``parts`` of a checkpoint tensor from any transformers version."""
         name = name.removeprefix("model.") if name.startswith(_NESTED_PREFIXES) else name
         name = name.replace("vision_tower.vision_model.", TOWER_PREFIX)
         if name.startswith("language_model."):
@@ -137,7 +131,7 @@ class LlavaModel:
     ) -> torch.Tensor:
         """Return the final normalised hidden states [tokens, hidden] of ``ids`` int64 [tokens].
 
-        See :meth:`plimsoll_engine.models.decoder.Decoder.forward`.
+        See :meth:`plimsoll_engine.models.model.Model.forward`.
         """
         return self._text.forward(ids, positions, plan, embeds)
 

@@ -1,8 +1,7 @@
 """Load a model from a local folder.
 
-:func:`load_model` does this in one step. The weight server needs three steps. :func:`build_model`
-returns a model on the meta device, :func:`bind_tensors` sets its tensors, and :func:`load_tensors`
-reads the files into them.
+:func:`load_model` does all. The weight server calls its steps: :func:`build_model`,
+:func:`bind_tensors` and :func:`load_tensors`.
 """
 
 from __future__ import annotations
@@ -39,24 +38,22 @@ from plimsoll_engine.models.safetensors_files import (
 )
 
 DTYPES_BY_NAME = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-"""Dtype for each value of ``--dtype`` except ``auto``."""
+# Not loaded, because the config implies their values.
 IGNORED_TENSOR_SUFFIXES = (".rotary_emb.inv_freq", ".embeddings.position_ids")
-"""Suffixes of checkpoint tensors that are not loaded, because the config implies their values."""
 REQUIRED_CONFIG_FIELDS = (
     "num_hidden_layers",
     "num_attention_heads",
     "hidden_size",
     "max_position_embeddings",
 )
+# Not supported: their keys depend on other sequences in the batch.
 LENGTH_DEPENDENT_ROPE_TYPES = ("dynamic", "longrope")
-"""RoPE types that are not supported: their keys depend on other sequences in the batch."""
 
 
 class NativeModel(Model, Protocol):
-    """Model that this engine implements. The caller allocates its tensors and loads the weights.
+    """Model that this engine implements, with tensors that the caller allocates and loads.
 
-    ``parts`` maps the name of each tensor to the checkpoint tensors that it concatenates. These
-    have the names that :meth:`normalize_name` returns.
+    ``parts`` maps the name of each tensor to the checkpoint tensors that it concatenates.
     """
 
     parts: dict[str, Part]
@@ -72,18 +69,12 @@ class NativeModel(Model, Protocol):
         """Use ``tensors``, with the names, shapes and dtypes of ``parts``, as weights."""
 
 
+# Imported only if needed, because transformers' model code takes seconds to import.
 MULTIMODAL_MODULES = {"llava": "llava", "whisper": "whisper"}
-"""Module of each multimodal model type.
-
-A module is imported only if needed, because transformers' model code takes seconds to import.
-"""
 
 
 def import_model_code(folder: Path) -> None:
-    """Import all code that the model in ``folder`` needs, before processes are forked.
-
-    Ignore an invalid config, because loading the model reports the error.
-    """
+    """Import all code that the model in ``folder`` needs, before processes are forked."""
     with contextlib.suppress(LoadError):
         config = load_config(folder)
         if config.model_type in MULTIMODAL_MODULES:
@@ -97,9 +88,9 @@ def import_model_code(folder: Path) -> None:
 
 
 def choose_device(name: str, shard: Shard = WHOLE_MODEL) -> torch.device:
-    """Return the device for the value ``name`` of ``--device``: ``auto``, ``cpu`` or ``cuda``.
+    """Return the device for a value of ``--device``: ``auto``, ``cpu`` or ``cuda``.
 
-    With several ranks, rank r gets CUDA device r. Raises LoadError if the device does not exist.
+    Rank r gets CUDA device r. Raises LoadError if the device does not exist.
     """
     if name not in ("auto", "cpu", "cuda"):
         raise LoadError(f"--device must be auto, cpu or cuda, got {name!r}")
@@ -180,11 +171,10 @@ def get_max_context_length(config: Any) -> int:
 
 
 def choose_dtype(name: str, config: Any, device: torch.device) -> torch.dtype:
-    """Return the dtype for the value ``name`` of ``--dtype``.
+    """Return the dtype for a value of ``--dtype``.
 
-    On a CPU, ``auto`` means float32. On CUDA, it means the config's dtype if that is float32, and
-    bfloat16 otherwise. A float16 checkpoint then loses precision, which :func:`load_tensors` logs.
-    Raises LoadError if ``name`` is unknown.
+    ``auto`` is float32 on a CPU. On CUDA, it is float32 if the config says so, and bfloat16
+    otherwise. Raises LoadError.
     """
     if name in DTYPES_BY_NAME:
         return DTYPES_BY_NAME[name]
@@ -200,8 +190,7 @@ def build_model(
 ) -> NativeModel | None:
     """Return this engine's model on the meta device; None if only transformers implements it.
 
-    With several ranks, the model is a shard. Raises LoadError, naming ``folder``, if the model is
-    not supported.
+    Raises LoadError, naming ``folder``, if the model is not supported.
     """
     try:
         if shard != WHOLE_MODEL and not decoder.supports(config):

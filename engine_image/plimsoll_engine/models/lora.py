@@ -1,7 +1,6 @@
 """Read LoRA adapters from PEFT's files, and apply them to the decoder's projections.
 
-An adapter changes a projection W to W + scale * B @ A. A and B are kept separate from W, so each
-row of a step may use a different adapter, or none.
+An adapter changes a projection W to W + scale * B @ A. Each row of a step may use another adapter.
 """
 
 from __future__ import annotations
@@ -30,17 +29,17 @@ ProductFunction = Callable[[torch.Tensor, Weight, torch.Tensor | None], torch.Te
 
 ADAPTER_CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
+# In PEFT's files.
 TENSOR_PREFIX = "base_model.model."
-"""Prefix of tensor names in PEFT's files."""
 DIGEST_BYTES = 16
+# Hundreds of times what PEFT writes.
 MAX_CONFIG_BYTES = 1 << 20
-"""Maximum size of a config file, hundreds of times what PEFT writes."""
 
 
 class LoraTarget(NamedTuple):
-    """Projection that an adapter may change: some rows of the matrix ``matrix`` of ``layer``.
+    """Projection that an adapter may change.
 
-    The projection has ``rows`` rows, from row ``first`` of the matrix on, and ``columns`` columns.
+    It has ``rows`` rows of the matrix ``matrix`` of ``layer``, from row ``first`` on.
     """
 
     layer: int
@@ -84,7 +83,7 @@ class LoraDelta(NamedTuple):
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
 class Adapter:
-    """Loaded adapter. ``deltas`` are its low-rank matrices by (layer, matrix).
+    """Loaded adapter, with its low-rank matrices by (layer, matrix).
 
     ``number`` is unique, even if an adapter with the same ``name`` is loaded again. ``digest``
     identifies the contents of the files.
@@ -112,8 +111,7 @@ class StepAdapters:
     ) -> None:
         """Add the adapters' results for ``x`` [tokens, in] to ``y`` [tokens, out] in place.
 
-        ``y`` is the product of ``x`` and the rows of the matrix ``matrix``, from row ``first_row``
-        on.
+        ``y`` is the product of ``x`` and the rows of ``matrix`` from ``first_row`` on.
         """
         for adapter, rows in self._rows:
             inputs = None
@@ -138,8 +136,7 @@ def apply_linear(
 ) -> torch.Tensor:
     """Return ``x @ weight.T + bias``, plus the results of the step's adapters, as [tokens, out].
 
-    ``x`` is [tokens, in]. ``weight`` [out, in] has the rows of the matrix ``matrix`` of ``layer``,
-    from row ``first_row`` on. ``product`` computes the result without adapters.
+    ``x`` is [tokens, in]. ``weight`` [out, in] has the rows of ``matrix`` from ``first_row`` on.
     """
     y = product(x, weight, bias)
     if adapters is not None:
@@ -177,12 +174,9 @@ UNSUPPORTED_FIELDS = (
     "use_dora", "modules_to_save", "lora_bias", "fan_in_fan_out", "rank_pattern", "alpha_pattern",
     "layer_replication", "trainable_token_indices",
 )  # fmt: skip
-"""Fields that must not be set, because the engine does not implement them."""
+# Prefixes of init_lora_weights values for which PEFT also changes the base model's weights. Such an
+# adapter gives wrong results with the original weights (PEFT, LoraConfig).
 BASE_CHANGING_INIT_PREFIXES = ("pissa", "olora", "corda", "loftq")
-"""Prefixes of ``init_lora_weights`` values for which PEFT also changes the base model's weights.
-
-Such an adapter gives wrong results with the original weights (PEFT, ``LoraConfig``).
-"""
 
 
 def _read_config(folder: Path, max_rank: int) -> _AdapterConfig:
@@ -226,17 +220,13 @@ def _read_config(folder: Path, max_rank: int) -> _AdapterConfig:
 
 
 def _matches_path(path: str, names: Sequence[str]) -> bool:
-    """Report whether ``path`` is one of ``names``, or ends with a dot and one of them."""
     return any(path == name or path.endswith(f".{name}") for name in names)
 
 
 def _list_projections(
     config: _AdapterConfig, targets: Mapping[str, LoraTarget], config_path: Path
 ) -> set[str]:
-    """Return the paths of the projections that the config lists by name.
-
-    Return an empty set if the config selects projections in another way.
-    """
+    # Empty if the config selects projections in another way.
     names = config.target_modules
     if isinstance(names, str):
         return set()
@@ -259,10 +249,10 @@ def read_adapter(
     dtype: torch.dtype,
     device: torch.device,
 ) -> tuple[dict[tuple[int, str], list[LoraDelta]], bytes]:
-    """Read the adapter in ``folder``. Return its low-rank matrices by (layer, matrix), and digest.
+    """Return the low-rank matrices of the adapter in ``folder``, and its digest.
 
-    The matrices are on ``device``. Raises LoadError, naming the file and the field or tensor, if
-    the adapter is not supported, and OSError if a file cannot be read.
+    The matrices are by (layer, matrix). Raises LoadError, naming the file and the field or tensor,
+    if the adapter is not supported, and OSError if a file cannot be read.
     """
     if not folder.is_dir():
         raise LoadError(

@@ -34,8 +34,7 @@ def make_dummy_media(
 ) -> Media:
     """Return an image or audio clip of zeros for the warm-up.
 
-    It has ``num_placeholders`` placeholder tokens in the prompt, and ``num_tokens`` encoder output
-    tokens.
+    ``num_tokens`` is the number of the encoder's output tokens.
     """
     size = 4
     for length in shape:

@@ -1,9 +1,4 @@
-"""Mixture of experts: its config, and its tensors in a checkpoint.
-
-Each layer stacks its experts in two matrices: one has the gate and up projections of each expert,
-and the other the down projections. With several ranks, each rank has a share of the intermediate
-columns of every expert.
-"""
+"""Mixture of experts: its config, and its tensors in a checkpoint."""
 
 from __future__ import annotations
 
@@ -13,16 +8,12 @@ from typing import Any
 from plimsoll_engine.distributed.group import RANKS_FLAG, Shard
 
 MIXTURE_MODEL_TYPES = ("qwen3_moe",)
+# Kernels process all experts in one block. Published models have far fewer.
 MAX_EXPERTS = 1024
-"""Maximum number of experts in a layer, several times that of published models.
-
-Kernels process all experts in one block, so there must be a limit.
-"""
 MAX_EXPERTS_PER_TOKEN = 64
-"""Maximum number of experts that process one token."""
 
+# Pairs (name of a checkpoint tensor without the layer's prefix, number of its rows).
 Sources = tuple[tuple[str, int], ...]
-"""Pairs (name of a checkpoint tensor without the layer's prefix, number of its rows)."""
 
 
 @dataclass(frozen=True, slots=True)

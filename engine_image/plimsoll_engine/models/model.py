@@ -37,9 +37,8 @@ class Model(Protocol):
     ) -> torch.Tensor:
         """Return the final normalised hidden states [tokens, hidden] of ``ids`` int64 [tokens].
 
-        ``positions`` int64 [tokens] are the positions of the tokens. ``embeds`` [tokens, hidden]
-        replaces ``embed(ids)``, if given. The result has the model's dtype. It has only the rows in
-        ``plan.needed``, in the same order, unless that is None.
+        ``embeds`` [tokens, hidden] replaces ``embed(ids)``, if given. The result has the model's
+        dtype, and only the rows in ``plan.needed`` unless that is None.
         """
         ...
 
@@ -60,9 +59,8 @@ class Model(Protocol):
 class MediaModel(Model, Protocol):
     """Model with an encoder for images or audio.
 
-    In an encoder-decoder model, all tokens of a request attend to the encoder's output, which is
-    kept until the request ends. In other models, the output replaces the embeddings of placeholder
-    tokens. ``output_bytes`` is the size of the output in bytes per token.
+    In an encoder-decoder model, all tokens of a request attend to the encoder's output. In other
+    models, the output replaces the embeddings of placeholder tokens.
     """
 
     is_encoder_decoder: bool
@@ -76,5 +74,5 @@ class MediaModel(Model, Protocol):
         ...
 
     def make_dummy_media(self) -> Media:
-        """Return an image or audio clip of the maximum size for the warm-up, at position 0."""
+        """Return an image or audio clip of the maximum size for the warm-up."""
         ...

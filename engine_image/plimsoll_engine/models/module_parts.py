@@ -26,7 +26,7 @@ def bind_module(module: torch.nn.Module, tensors: dict[str, torch.Tensor], prefi
 
 
 def init_buffers(module: torch.nn.Module, device: torch.device) -> None:
-    """Create the buffers that checkpoints do not contain: position IDs of vision towers.
+    """Create the position IDs of vision towers, which checkpoints do not contain.
 
     Raises ValueError if ``module`` has any other buffer.
     """

@@ -1,8 +1,7 @@
 """Parse the quantization config of a checkpoint: FP8 in the format of compressed-tensors.
 
-The only supported scheme is the one that vLLM and LLM Compressor call FP8 dynamic: e4m3 weights
-with a scale per output channel, and activations quantized per token. Other values and unknown
-fields are errors, because ignoring them could give wrong results.
+The only supported scheme is FP8 dynamic: e4m3 weights with a scale per output channel, and
+activations quantized per token. Other values and unknown fields are errors.
 """
 
 from __future__ import annotations
@@ -17,23 +16,20 @@ QUANT_METHOD, QUANT_FORMAT = "compressed-tensors", "float-quantized"
 OUTPUT_HEAD = "lm_head"
 PATTERN_PREFIX = "re:"
 MAX_IGNORE_ENTRIES, MAX_PATTERN_CHARACTERS = 4096, 256
+# Each repetition can multiply the time of a match by the length of the name.
 MAX_PATTERN_REPETITIONS = 4
-"""Maximum number of repetitions (``*`` and ``+``) in a pattern.
-
-Each repetition can multiply the time of a match by the length of the name.
-"""
+# Names, dots, .* and \d+.
 ALLOWED_PATTERN_ELEMENT = re.compile(r"[\w^$\-]|\.\*?|\\[.d]\+?")
-r"""Permitted elements of a pattern: names, dots, ``.*`` and ``\d+``."""
 
+# As in compressed-tensors.
 ARGUMENT_DEFAULTS: Mapping[str, Any] = {
     "num_bits": 8, "type": "int", "symmetric": True, "strategy": None, "dynamic": False,
     "group_size": None, "block_structure": None, "actorder": None,
 }  # fmt: skip
-"""Defaults of compressed-tensors for fields of weights and activations."""
 WEIGHT_ARGUMENTS = {**ARGUMENT_DEFAULTS, "type": "float", "strategy": "channel"}
 ACTIVATION_ARGUMENTS = {**ARGUMENT_DEFAULTS, "type": "float", "strategy": "token", "dynamic": True}
+# Calibration settings, and dtypes of existing tensors.
 FIELDS_WITHOUT_EFFECT = ("observer", "observer_kwargs", "scale_dtype", "zp_dtype")
-"""Fields that do not change the result: calibration settings, and dtypes of existing tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +56,7 @@ class Quantization:
         return not ignored
 
     def require_ignored(self, path: str, name: str) -> None:
-        """Raise ValueError if the layer at ``path`` is quantized.
-
-        ``name`` describes the layer in the error message.
-        """
+        """Raise ValueError, with ``name`` for the layer, if the layer at ``path`` is quantized."""
         if not self._is_ignored(path):
             raise ValueError(
                 f"field {CONFIG_FIELD}.ignore must match {path}, because FP8 weights of "
@@ -82,7 +75,7 @@ class Quantization:
 def parse_config(value: Any, is_head_tied: bool = False) -> Quantization | None:
     """Return the quantization in the config field ``quantization_config``; None if it is missing.
 
-    ``is_head_tied`` means that the output head is the embedding, which is never quantized. Raises
+    If ``is_head_tied``, the output head is the embedding, which is never quantized. Raises
     ValueError, naming the field, if a field is not supported.
     """
     if value is None:
@@ -118,8 +111,8 @@ def parse_config(value: Any, is_head_tied: bool = False) -> Quantization | None:
     return quantization
 
 
+# The output head and the routers.
 NEVER_QUANTIZED = (OUTPUT_HEAD, r"re:.*\.mlp\.gate$")
-"""Layers that are never quantized: the output head and the routers."""
 
 
 def make_config(ignored_layers: Sequence[str] = NEVER_QUANTIZED) -> dict[str, Any]:
@@ -199,10 +192,7 @@ def _require_object(value: Any, config_path: str) -> dict[str, Any]:
 def _require_value(
     config: Mapping[str, Any], config_path: str, field: str, expected: Any, default: Any = None
 ) -> None:
-    """Raise ValueError unless ``field`` has the value ``expected``.
-
-    A missing or null field has the value ``default``. A boolean never equals a number.
-    """
+    # A missing or null field has the value ``default``. A boolean never equals a number.
     value = config.get(field)
     value = default if value is None else value
     if value != expected or isinstance(value, bool) != isinstance(expected, bool):

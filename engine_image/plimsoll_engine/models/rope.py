@@ -40,11 +40,8 @@ def compute_inverse_frequencies(config: Any, dim: int) -> torch.Tensor:
 def _scale_llama3(
     inverse: torch.Tensor, parameters: dict[str, Any], original_positions: int
 ) -> torch.Tensor:
-    """Return ``inverse`` scaled as in Llama 3.1.
-
-    Low frequencies are divided by ``factor``, and high frequencies are not changed. Frequencies in
-    between are interpolated.
-    """
+    # As in Llama 3.1: low frequencies are divided by ``factor``, high ones stay, and those in
+    # between are interpolated.
     factor = float(parameters["factor"])
     low, high = float(parameters["low_freq_factor"]), float(parameters["high_freq_factor"])
     original: int = parameters.get("original_max_position_embeddings") or original_positions

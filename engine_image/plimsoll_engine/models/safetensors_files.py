@@ -1,7 +1,4 @@
-"""Find the safetensors files of a checkpoint, read them through mmap, and check their tensors.
-
-With mmap, loading needs no second copy in host memory. The mapped pages belong to the page cache.
-"""
+"""Find the safetensors files of a checkpoint, read them through mmap, and check their tensors."""
 
 from __future__ import annotations
 
@@ -23,12 +20,12 @@ log = logging.getLogger(__name__)
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+# Converted to the model's dtype without scales.
 FLOAT_DTYPES = ("F32", "BF16", "F16", "F64")
-"""Safetensors dtypes that are converted to the model's dtype without scales."""
+# Including the implicit bit.
 SIGNIFICANT_BITS = {"BF16": 8, "F16": 11, "F32": 24, "F64": 53}
-"""Number of significant bits of each safetensors dtype, including the implicit bit."""
+# Quantized matrices. Their scales are separate tensors.
 FP8_DTYPES = ("F8_E4M3",)
-"""Safetensors dtypes of quantized matrices. Their scales are separate tensors."""
 
 
 def list_weight_files(folder: Path) -> list[Path]:
@@ -83,9 +80,9 @@ def open_safetensors(path: Path) -> Iterator[Any]:
 
 
 def count_tensor_dtypes(folder: Path) -> Counter[str]:
-    """Return the number of tensors of each safetensors dtype in the weight files of ``folder``.
+    """Return the number of tensors in ``folder`` by safetensors dtype.
 
-    Only the headers of the files are read. Raises LoadError, naming the file, if this fails.
+    Raises LoadError, naming the file, if a header cannot be read.
     """
     types: Counter[str] = Counter()
     for path in list_weight_files(folder):
@@ -111,10 +108,7 @@ def warn_about_rounding(folder: Path, counts: Mapping[str, int]) -> None:
 
 
 def raise_for_invalid_tensors(folder: Path, **names_by_problem: Collection[str]) -> None:
-    """Raise LoadError, naming the tensors, if any list in ``names_by_problem`` is not empty.
-
-    A keyword is the problem of its tensors, for example ``missing``.
-    """
+    """Raise LoadError, naming the tensors, if any list in ``names_by_problem`` is not empty."""
     for problem, tensors in names_by_problem.items():
         if names := sorted(tensors):
             shown = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
@@ -129,8 +123,7 @@ def find_mismatch(
 ) -> str | None:
     """Return an error message if ``tensor`` has a wrong shape or dtype, otherwise None.
 
-    ``tensor`` is a slice of a safetensors file. ``expected_shape`` is its shape, and
-    ``allowed_dtypes`` are the permitted dtypes.
+    ``tensor`` is a slice of a safetensors file.
     """
     if tuple(tensor.get_shape()) != expected_shape:
         return format_shape_mismatch(name, tensor.get_shape(), expected_shape)

@@ -1,9 +1,7 @@
 """Check that a transformers model gives the same result with and without the paged KV pool.
 
-An architecture may keep other state than keys and values, add terms to its attention scores, or use
-another mask. Its code does not show this to the engine. When a model is loaded, the same tokens are
-therefore computed twice: with transformers' own attention, and on the KV pool, in chunks and
-together with another sequence.
+An architecture may keep other state than keys and values, or attend in another way. Its code does
+not show this, so the same tokens are computed twice when a model is loaded.
 """
 
 from __future__ import annotations
@@ -16,18 +14,12 @@ from plimsoll_engine.kernels.step_plan import StepPlan
 from plimsoll_engine.models.transformers_model import ATTENTION_NAME, TransformersModel
 
 BLOCK_SIZE = 4
+# Two prompt chunks and a decode step. The chunks end inside blocks.
 SEQUENCE_TOKENS, STEP_BOUNDARIES = 23, (0, 13, 22, 23)
-"""Length of the sequence, and the ends of its steps: two prompt chunks and a decode step.
-
-The chunks end inside blocks.
-"""
+# Number of computed tokens of the other sequence after each step.
 OTHER_SEQUENCE_ENDS = (6, 12, 13)
-"""Number of computed tokens of the other sequence after each step."""
+# Rounding causes at most a tenth of it. An unsupported architecture differs by about 1.
 MAX_RELATIVE_DIFFERENCES = {torch.float32: 1e-3, torch.bfloat16: 0.1}
-"""Maximum relative difference of a supported architecture, by dtype.
-
-Rounding causes at most a tenth of it. An unsupported architecture differs by about 1.
-"""
 SEED = 3
 
 
@@ -35,8 +27,7 @@ SEED = 3
 def measure_difference(model: TransformersModel) -> float:
     """Return the relative difference between the last token's logits with and without the KV pool.
 
-    This is the norm of the difference, divided by the norm of the logits. An exception of the model
-    on the KV pool is raised.
+    This is the norm of the difference, divided by the norm of the logits.
     """
     vocabulary = model.module.get_input_embeddings().weight.shape[0]
     generator = torch.Generator().manual_seed(SEED)
@@ -51,7 +42,7 @@ def measure_difference(model: TransformersModel) -> float:
 
 
 def _run_in_chunks(model: TransformersModel, ids: torch.Tensor) -> torch.Tensor:
-    """Run both sequences in chunks. Return the hidden state of the first sequence's last token."""
+    # Returns the hidden state of the first sequence's last token.
     layers, heads, dim = model.kv
     blocks = -(-SEQUENCE_TOKENS // BLOCK_SIZE)
     size = (2, layers, 2 * blocks * BLOCK_SIZE, heads, dim)
@@ -73,10 +64,8 @@ def _run_step(
     tables: torch.Tensor,
     spans: list[tuple[int, int, int]],
 ) -> torch.Tensor:
-    """Run one step. Return the hidden state [hidden] of the first sequence's last row.
-
-    ``spans`` are (sequence, first token, end) for each sequence of the step.
-    """
+    # ``spans`` are (sequence, first token, end) for each sequence of the step. Returns the hidden
+    # state [hidden] of the first sequence's last row.
     spans = sorted(spans, key=lambda span: (span[2] - span[1] > 1, not span[1], span[2] - span[1]))
     counts = [last - first for _, first, last in spans]
     positions = torch.cat([torch.arange(first, last) for _, first, last in spans])

@@ -58,10 +58,7 @@ def register_attention() -> None:
 
 
 class TransformersModel:
-    """:class:`plimsoll_engine.models.model.Model` that runs a transformers module.
-
-    ``module`` is the loaded model of transformers. :meth:`close` releases its tensors.
-    """
+    """Model that runs a transformers ``module``, whose tensors :meth:`close` releases."""
 
     def __init__(self, module: Any) -> None:
         self.module = module
@@ -98,10 +95,7 @@ class TransformersModel:
         return hidden
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the logits [rows, vocabulary] of ``hidden`` [rows, hidden].
-
-        They are scaled and capped as the model's config specifies.
-        """
+        """Return the logits [rows, vocabulary], scaled and capped as the config specifies."""
         scores: torch.Tensor = self.module.get_output_embeddings()(hidden)
         config = self.module.config
         # The heads of Cohere, Granite and Gemma 2 post-process the logits like this.

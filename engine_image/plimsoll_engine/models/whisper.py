@@ -1,7 +1,7 @@
 """Whisper with the encoder of transformers, and a decoder with the paged KV pool.
 
-The decoder's cross-attention keys and values are computed once, when the audio is encoded. Every
-step attends to them, so they are kept until the request ends.
+The decoder's cross-attention keys and values are kept until the request ends, because every step
+attends to them.
 """
 
 from __future__ import annotations
@@ -64,8 +64,7 @@ def make_decoder_parts(config: Any) -> dict[str, Part]:
 class WhisperModel:
     """Speech recognition model: an audio encoder and a text decoder.
 
-    It implements :class:`plimsoll_engine.models.model.MediaModel`. Its tensors are on the meta
-    device until :meth:`bind` is called.
+    Its tensors are on the meta device until :meth:`bind` is called.
     """
 
     is_encoder_decoder = True
@@ -130,8 +129,8 @@ class WhisperModel:
     def encode(self, media: Sequence[Media]) -> list[torch.Tensor]:
         """Return the decoder's cross-attention keys and values for each audio clip.
 
-        They are [tokens, layers, 2, heads, dim] in the model's dtype. In memory, the dimensions are
-        in the order in which attention reads them: [layers, 2, heads, tokens, dim].
+        They are [tokens, layers, 2, heads, dim] in the model's dtype, and stored in the order in
+        which attention reads them.
         """
         mel = media_input.stack_media(media, self._shape, self.dtype, self.device)
         states = self._encoder(mel).last_hidden_state
@@ -161,8 +160,7 @@ class WhisperModel:
     ) -> torch.Tensor:
         """Return the final normalised hidden states [tokens, hidden] of ``ids`` int64 [tokens].
 
-        See :meth:`plimsoll_engine.models.model.Model.forward`. ``plan.attended`` must contain the
-        results of :meth:`encode`.
+        ``plan.attended`` must contain the results of :meth:`encode`.
         """
         x = self.embed(ids) if embeds is None else embeds
         x = x + embedding(positions, self._tensors[f"{DECODER_PREFIX}embed_positions.weight"])

@@ -1,8 +1,4 @@
-"""Layout of a model's weights in one flat buffer.
-
-Each tensor is aligned as ``cudaMalloc`` would align it, so that kernels can use a view of the
-buffer like a separate tensor.
-"""
+"""Layout of a model's weights in one flat buffer."""
 
 from __future__ import annotations
 
@@ -13,14 +9,14 @@ import torch
 
 from plimsoll_engine.messages.weight_ipc import Manifest, TensorLocation
 
+# cudaMalloc guarantees this alignment (CUDA C++ Programming Guide).
 TENSOR_ALIGNMENT_BYTES = 256
-"""Alignment in bytes that ``cudaMalloc`` guarantees (CUDA C++ Programming Guide)."""
 
 
 def create_manifest(tensors: Mapping[str, torch.Tensor]) -> Manifest:
     """Return the manifest of a buffer that has space for all ``tensors``.
 
-    A tensor with two names (tied weights) is stored once. The tensors may be on the meta device.
+    Tied tensors are stored once. The tensors may be on the meta device.
     """
     places: dict[str, TensorLocation] = {}
     stored: dict[int, TensorLocation] = {}
@@ -57,8 +53,7 @@ def make_views(flat: torch.Tensor, manifest: Manifest) -> dict[str, torch.Tensor
 def compute_checksums(flat: torch.Tensor, manifest: Manifest) -> dict[str, int]:
     """Return a checksum of each tensor by name: the sum of its int64 words modulo 2**64.
 
-    The padding after a tensor is included. The checksum detects accidental writes. It misses some
-    deliberate ones, because opposite changes cancel out.
+    It detects accidental writes only.
     """
     offsets = sorted({place.offset for place in manifest.places.values()} | {manifest.nbytes})
     end_of = dict(pairwise(offsets))

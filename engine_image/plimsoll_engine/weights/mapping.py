@@ -1,4 +1,4 @@
-"""Map the weights and the KV pool into a worker's address space. The weight server owns both."""
+"""Map the weights and the KV pool of the weight server into a worker's address space."""
 
 from __future__ import annotations
 
@@ -18,18 +18,17 @@ from plimsoll_engine.weights.memory import Buffer, HostBuffer
 class WeightMapping:
     """Connection of one rank to the weight server, with the buffers that the rank has mapped.
 
-    The constructor requests the weights. The weight server can thus load them while the worker
-    creates its CUDA context.
+    The constructor requests the weights, so the server loads them while the worker starts.
     """
 
     def __init__(self, path: str, rank: int = 0) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._buffer: Buffer | None = None
         self._pool: Buffer | None = None
+        # Empty before map_weights().
         self.identity = b""
-        """Identity of the weights; empty before :meth:`map_weights`."""
+        # Empty before map_pool().
         self.pool_identity = b""
-        """Identity of the KV pool; empty before :meth:`map_pool`."""
         try:
             self._socket.connect(path)
             weight_ipc.send_message(self._socket, weight_ipc.WeightsRequest(rank))
@@ -50,11 +49,10 @@ class WeightMapping:
         return 0 if self._pool is None else self._pool.nbytes
 
     def map_weights(self) -> dict[str, torch.Tensor]:
-        """Map the weights, and return them by name. Do not write to them: all workers share them.
+        """Wait for the weights, map them, and return them by name. Do not write to them.
 
-        Wait until the weight server has loaded the weights. The frontend's startup timeout limits
-        the wait. Raises LoadError if the weights can never be loaded. Raises MappingLostError or
-        RuntimeError if a later attempt may succeed.
+        Raises LoadError if the weights can never be loaded, and MappingLostError or RuntimeError if
+        a later attempt may succeed.
         """
         reply, fd = self._receive()
         match reply:
@@ -72,9 +70,8 @@ class WeightMapping:
     def map_pool(self, nbytes: int = 0) -> torch.Tensor | None:
         """Map the weight server's memory for the KV pool, and return it as uint8 [bytes].
 
-        A predecessor's pool is returned with its contents. Without one, the weight server allocates
-        ``nbytes`` bytes; if ``nbytes`` is 0, return None. Call :meth:`map_weights` first. Raises
-        MappingLostError or RuntimeError.
+        An existing pool keeps its contents. If there is none, the server allocates ``nbytes``
+        bytes, or this returns None if ``nbytes`` is 0. Raises MappingLostError or RuntimeError.
         """
         weight_ipc.send_message(self._socket, weight_ipc.PoolRequest(nbytes))
         reply, fd = self._receive()
@@ -94,8 +91,7 @@ class WeightMapping:
     def claim_pool(self) -> bool:
         """Register this worker as a writer of the KV pool. Return True if it is the only writer.
 
-        Raises RuntimeError if a crashed worker has damaged the weights, and MappingLostError if the
-        connection is lost.
+        Raises RuntimeError if a crashed worker has damaged the weights, and MappingLostError.
         """
         weight_ipc.send_message(self._socket, weight_ipc.PoolClaim())
         reply, _ = self._receive()
@@ -112,9 +108,9 @@ class WeightMapping:
         return reply, fd
 
     def unmap(self) -> bool:
-        """Unmap all buffers, and disconnect. The buffers' tensors become invalid. Idempotent.
+        """Unmap all buffers, and disconnect. Idempotent.
 
-        Return True if it is certain that this process can no longer write to the KV pool.
+        Return True if this process can certainly no longer write to the KV pool.
         """
         fenced = False
         if self._buffer is not None:

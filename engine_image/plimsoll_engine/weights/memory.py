@@ -1,8 +1,6 @@
 """Buffers of weights and of KV pools, which several processes share.
 
-On CUDA, a buffer is device memory, and processes share it through an IPC handle. On a CPU, a buffer
-is a memfd, and processes share it through its file descriptor. Workers map a memfd with weights as
-read-only.
+On CUDA, processes share device memory through an IPC handle. On a CPU, they share a memfd.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ class Buffer(Protocol):
     nbytes: int
 
     def as_tensor(self) -> torch.Tensor:
-        """Return the whole buffer as uint8 [nbytes]."""
+        """Return the whole buffer as uint8 [bytes]."""
         ...
 
     def close(self) -> bool:
@@ -32,7 +30,7 @@ class Buffer(Protocol):
 
 
 class HostBuffer:
-    """Buffer in shared host memory. It owns the file descriptor ``fd``, and closes it."""
+    """Buffer in shared host memory, which owns the file descriptor ``fd``."""
 
     def __init__(self, fd: int, nbytes: int, is_writable: bool) -> None:
         self.fd = fd
@@ -46,7 +44,7 @@ class HostBuffer:
 
     @classmethod
     def allocate(cls, nbytes: int, name: str) -> HostBuffer:
-        """Return a new buffer. ``name`` is its name in ``/proc/PID/maps``.
+        """Return a new buffer with ``name`` in ``/proc/PID/maps``.
 
         Raises OSError if there is too little memory.
         """
@@ -62,7 +60,7 @@ class HostBuffer:
     def map(cls, fd: int, is_writable: bool = False) -> HostBuffer:
         """Map the memory of ``fd``, and return it as a buffer that owns ``fd``.
 
-        If ``is_writable`` is false, a write to the memory causes a segmentation fault.
+        Unless ``is_writable``, a write to the memory causes a segmentation fault.
         """
         return cls(fd, os.fstat(fd).st_size, is_writable)
 
@@ -75,10 +73,9 @@ class HostBuffer:
             return torch.frombuffer(self._map, dtype=torch.uint8)
 
     def close(self) -> bool:
-        """Unmap the buffer. Idempotent.
+        """Unmap the buffer. Return False if a memoryview keeps it mapped. Idempotent.
 
-        Return False if a memoryview keeps the buffer mapped. Afterwards, access to the buffer's
-        tensors causes a segmentation fault.
+        Afterwards, access to the buffer's tensors causes a segmentation fault.
         """
         if self._map is None:
             return True
@@ -92,9 +89,10 @@ class HostBuffer:
 
 
 def allocate_buffer(device: torch.device, nbytes: int, name: str) -> HostBuffer | DeviceBuffer:
-    """Return a new shared buffer on ``device``. Host memory has ``name`` in ``/proc/PID/maps``.
+    """Return a new shared buffer on ``device``.
 
-    Raises OSError or OutOfMemoryError if there is too little memory.
+    Host memory has ``name`` in ``/proc/PID/maps``. Raises OSError or OutOfMemoryError if there is
+    too little memory.
     """
     if device.type == "cuda":
         return DeviceBuffer.allocate(nbytes)

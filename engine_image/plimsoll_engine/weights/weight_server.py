@@ -1,16 +1,7 @@
-"""Weight server: a process that keeps the weights on the device across worker restarts.
+"""Weight server: a process that keeps weights and KV pools across worker restarts.
 
-Like a worker, the server is forked from the zygote. When the first worker requests the weights, the
-server loads the checkpoint into one buffer, which it shares with all workers.
-
-The server also owns the KV pool, so that keys and values survive a restart. If the worker owned the
-pool, its successor would have to wait until CUDA has freed it: 0.3 s for 100 GiB.
-
-On CUDA, workers can write to the weights. After a worker has crashed, the server therefore compares
-the tensors' checksums with those taken after loading. If they differ, it reloads the weights.
-
-The server has one thread. After SIGTERM, it frees the memory and exits as soon as no worker has a
-mapping.
+On CUDA, workers can write to the weights, so it verifies their checksums after a worker has
+crashed. After SIGTERM, it exits as soon as no worker has a mapping.
 """
 
 from __future__ import annotations
@@ -107,7 +98,7 @@ class Weights:
     def create_reply(self) -> tuple[SharedWeights, int | None]:
         """Return the reply that shares the weights, and the file descriptor to send with it.
 
-        On CUDA, the reply contains an IPC handle, and the file descriptor is None.
+        On CUDA, the file descriptor is None.
         """
         if isinstance(self.buffer, HostBuffer):
             return SharedWeights(self.manifest, identity=self.identity), self.buffer.fd
@@ -126,7 +117,7 @@ def _hash_identity(manifest: Manifest, checksums: dict[str, int]) -> bytes:
 
 
 class KVPool:
-    """Memory of one rank's KV pool. Its identity is random."""
+    """Memory of one rank's KV pool."""
 
     def __init__(self, device: torch.device, nbytes: int) -> None:
         self.device = device
@@ -137,7 +128,7 @@ class KVPool:
     def create_reply(self) -> tuple[SharedPool, int | None]:
         """Return the reply that shares the pool, and the file descriptor to send with it.
 
-        On CUDA, the reply contains an IPC handle, and the file descriptor is None.
+        On CUDA, the file descriptor is None.
         """
         nbytes = self.buffer.nbytes
         if isinstance(self.buffer, HostBuffer):
@@ -159,22 +150,20 @@ def use_device(device: torch.device) -> AbstractContextManager[None]:
 class WeightServer:
     """Server that shares weights and KV pools with workers.
 
-    The connection of a worker stays open as long as the worker has a mapping.
+    A worker's connection stays open as long as the worker has a mapping.
     """
 
     def __init__(self, config: WorkerConfig, listener: socket.socket) -> None:
         self._config = config
         self._listener = listener
         self._weights: dict[int, Weights] = {}
-        """Weights by rank."""
         self._pools: dict[int, KVPool] = {}
-        """KV pools by rank."""
+        # File descriptors of the workers' connections that may write to the pool, by rank.
         self._writers: dict[int, set[int]] = {}
-        """File descriptors of the workers' connections that may write to the pool, by rank."""
+        # Connection and rank by file descriptor. The rank is None until the weights are shared.
         self._mappings: dict[int, tuple[socket.socket, int | None]] = {}
-        """Connection and rank by file descriptor. The rank is None until the weights are shared."""
+        # Ranks whose weights a crashed worker may have damaged.
         self._suspect_ranks: set[int] = set()
-        """Ranks whose weights a crashed worker may have damaged."""
         self._poll = select.poll()
 
     def serve(self) -> None:
@@ -251,7 +240,7 @@ class WeightServer:
         self._weights[rank] = Weights(self._config, rank)
 
     def _handle_request(self, fd: int) -> bool:
-        """Reply to one request of the worker at ``fd``. Return False if the mapping has ended."""
+        # Returns False if the mapping has ended.
         connection, rank = self._mappings[fd]
         try:
             match weight_ipc.receive_request(connection):
@@ -288,12 +277,8 @@ class WeightServer:
             ), None
 
     def _claim_pool(self, fd: int, rank: int) -> weight_ipc.Reply:
-        """Register the worker at ``fd`` as a writer of the pool.
-
-        The reply says whether this worker is the only writer. The claim is refused if another
-        worker has crashed and damaged the weights that this worker has mapped. The next worker then
-        gets reloaded weights.
-        """
+        # The claim is refused if another worker has crashed and damaged the weights that this
+        # worker has mapped. The next worker then gets reloaded weights.
         writers = self._writers.setdefault(rank, set())
         # A predecessor releases its mapping before this worker may claim the pool, so its message
         # or disconnection is ready to be read.
@@ -317,7 +302,7 @@ def _format_damage(damaged_tensors: list[str]) -> str:
 
 
 def run_weight_server(config: WorkerConfig, listener: socket.socket) -> int:
-    """Run a weight server in a newly forked process. Return the exit status."""
+    """Run a weight server in a newly forked process, and return its exit status."""
     write_stacks_on_sigusr1(config.run_dir, "weight_server")
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     try:
