@@ -1,14 +1,7 @@
 """Count the restarts of a service and of its replicas in the annotations of slot Leases.
 
-``plimsoll.dev/restarts`` lists the restarts of all replicas of the service.
-``plimsoll.dev/replica-restarts`` stores the restarts in each replica's journal, by the UID of the
-pod or by the multi-node group. They outlive the journal, and end with the pod or the group. Any
-client that may update the Lease can write both annotations. Their size is therefore limited, and an
-unreadable count is treated as an exhausted budget, never as zero.
-
-``now`` is always the API server's time (``estimate_server_time``), as are the times of the
-service's restarts. The times of a replica's restarts come from the clock of its node, which may be
-wrong.
+Any client that may update the Lease can write them. Their size is therefore limited, and an
+unreadable count is treated as an exhausted budget, never as zero. ``now`` is the API server's time.
 """
 
 from __future__ import annotations
@@ -27,26 +20,19 @@ from plimsoll_api.supervisor_config import GroupMember, SupervisorConfig
 from plimsoll_sidecar.clients.kube import ConflictError, KubeClient, Object
 from plimsoll_sidecar.govern.restart_budget import NO_RESTARTS, ReplicaRestarts
 
+# Also the maximum of restartBudget.count.
 MAX_SERVICE_RESTARTS = 1000
-"""Maximum number of stored restarts of the service, and of ``restartBudget.count``."""
+# The newest restarts are kept.
 MAX_RESTARTS_PER_REPLICA = 64
-"""Maximum number of stored restarts of one replica; the newest are kept."""
+# Together they need less than 96 KiB. Kubernetes limits annotations to 256 KiB.
 MAX_REPLICAS_PER_LEASE = 64
-"""Maximum number of replicas on one Lease; those that restarted last are kept.
-
-Together they need less than 96 KiB. Kubernetes limits the annotations of an object to 256 KiB."""
 MAX_ANNOTATION_BYTES = 1 << 17
+# The clock of a node may be wrong, so its restarts are stored this much longer than the window.
 MAX_CLOCK_SKEW_S = 86_400.0
-"""Maximum error of a node's clock in seconds.
-
-A replica's restarts are stored this much longer than the window."""
 
 
 class ServiceRestart(msgspec.Struct):
-    """One restart of a replica of the service.
-
-    ``at`` is the time in Unix seconds. ``incident`` is the name of the incident.
-    """
+    """Restart ``at`` a time in Unix seconds, for the named ``incident``."""
 
     at: float
     incident: str
@@ -59,26 +45,17 @@ _Replicas = Annotated[
 
 
 class UnreadableCountError(ValueError):
-    """An annotation that does not contain valid restarts.
-
-    The message names the Lease and the command that clears the annotation.
-    """
+    """An annotation that does not contain valid restarts."""
 
 
 def read_service_restarts(lease: Object, window_s: float, now: float) -> list[ServiceRestart]:
-    """Return the service's restarts in the ``window_s`` seconds before ``now``.
-
-    Raises UnreadableCountError.
-    """
+    """Return the service's restarts in the window. Raises UnreadableCountError."""
     found = _read_annotation(lease, SERVICE_RESTARTS_ANNOTATION, _Restarts, b"[]")
     return [restart for restart in found if now - restart.at < window_s]
 
 
 def add_service_restart(lease: Object, incident: str, window_s: float, now: float) -> None:
-    """Add a restart of the service at ``now``, at most one for each ``incident``.
-
-    Raises UnreadableCountError.
-    """
+    """Add a restart at ``now``, one for each incident. Raises UnreadableCountError."""
     restarts = read_service_restarts(lease, window_s, now)
     if all(restart.incident != incident for restart in restarts):
         restarts.append(ServiceRestart(now, incident))
@@ -96,9 +73,9 @@ def read_replica_restarts(lease: Object, replica_key: str) -> ReplicaRestarts:
 def store_replica_restarts(
     lease: Object, replica_key: str, restarts: ReplicaRestarts, window_s: float, now: float
 ) -> None:
-    """Store the restarts of one replica on ``lease``.
+    """Store the restarts of one replica, and remove replicas without recent restarts.
 
-    Replicas without a restart in the window are removed. Raises UnreadableCountError.
+    Raises UnreadableCountError.
     """
     known = _read_annotation(lease, REPLICA_RESTARTS_ANNOTATION, _Replicas, b"{}")
     known[replica_key] = ReplicaRestarts(
@@ -120,14 +97,9 @@ def store_replica_restarts(
 
 
 def clear_replica_restarts(lease: Object, replica_key: str, pod: str) -> int:
-    """Remove the restarts of a replica from both annotations of ``lease``.
+    """Remove the restarts of a replica, and return their number in the service's count.
 
-    In the annotation of the service, these are the restarts of ``pod``. An unreadable annotation is
-    removed completely, because a person requested the reset.
-
-    Returns:
-        The number of restarts that were removed from the annotation of the service.
-
+    An unreadable annotation is removed completely, because a person requested the reset.
     """
     try:
         known = _read_annotation(lease, REPLICA_RESTARTS_ANNOTATION, _Replicas, b"{}")
@@ -145,10 +117,7 @@ def clear_replica_restarts(lease: Object, replica_key: str, pod: str) -> int:
 
 
 def clear_service_restarts(lease: Object) -> int:
-    """Remove all restarts of the service from ``lease``, and return their number.
-
-    0 if unreadable.
-    """
+    """Remove all restarts of the service, and return their number; 0 if unreadable."""
     try:
         count = len(_read_annotation(lease, SERVICE_RESTARTS_ANNOTATION, _Restarts, b"[]"))
     except UnreadableCountError:
@@ -178,7 +147,6 @@ def _read_annotation(lease: Object, name: str, target_type: Any, default: bytes)
 
 
 def _write_annotation(lease: Object, name: str, value: object) -> None:
-    """Set the annotation, or remove it if ``value`` is empty."""
     annotations = dict(_get_annotations(lease))
     annotations.pop(name, None)
     if value:
@@ -187,24 +155,16 @@ def _write_annotation(lease: Object, name: str, value: object) -> None:
 
 
 MAX_UPDATE_ATTEMPTS = 5
-"""Maximum number of attempts to update a Lease that other clients also update."""
 UPDATE_RETRY_PAUSE_S = 0.1
 
 
 def make_replica_key(group: GroupMember | None, uid: str) -> str:
-    """Return the key for a replica's restarts: the pod's UID, or the group.
-
-    A restart of a group may replace its pods, which must not reset the restart budget. The key of a
-    group therefore does not depend on its pods.
-    """
+    """Return the key for a replica's restarts: the pod's UID, or the multi-node group."""
     return uid if group is None or not group.key else f"group {group.key}"
 
 
 def read_pod_uid(token_file: Path) -> str:
-    """Return this pod's UID from its service account token; empty if the token cannot be read.
-
-    The signature is not verified, because the token file belongs to this pod.
-    """
+    """Return this pod's UID from its service account token; empty if it cannot be read."""
     try:
         payload = token_file.read_text().split(".")[1]
         claims = decode(
@@ -218,14 +178,7 @@ def read_pod_uid(token_file: Path) -> str:
 def reset_counts(
     kube: KubeClient, config: SupervisorConfig, pod: str, replica_key: str, whole_service: bool
 ) -> str:
-    """Clear the restarts of this replica, or of the ``whole_service``, on the slot Leases.
-
-    Raises KubeError.
-
-    Returns:
-        A sentence with the numbers of cleared and remaining restarts.
-
-    """
+    """Clear the restarts of this replica or service, and return a summary. Raises KubeError."""
     cleared, left = 0, 0
     for name in config.slots:
         path = f"/apis/coordination.k8s.io/v1/namespaces/{config.service.namespace}/leases/{name}"

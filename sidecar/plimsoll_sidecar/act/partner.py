@@ -1,9 +1,7 @@
 """Test a restarted engine with its partners: the engines with which it exchanges KV blocks.
 
-A test request goes through a prefill engine and a decode engine. The prefill engine answers with
-one token and with the location of its KV blocks. The decode engine reads the blocks and continues
-the request. The first request after a restart makes both engines connect again. If they cannot
-connect, the supervisor's request fails instead of a client's.
+A test request goes through a prefill engine and a decode engine. If they cannot connect again, the
+supervisor's request fails instead of a client's.
 """
 
 from __future__ import annotations
@@ -30,17 +28,15 @@ from plimsoll_sidecar.govern.command import Outcome
 
 log = logging.getLogger(__name__)
 
+# Maximum number of partners that test a restarted engine.
 MAX_PARTNERS = 4
-"""Maximum number of partners that test a restarted engine."""
+# Includes the time in which the engines connect.
 REQUEST_TIMEOUT_S = 20.0
-"""Timeout of one request in seconds, including the time in which the engines connect."""
 PARTNER_TEST_TIMEOUT_S = 60.0
-"""Seconds after which no further partner is tested."""
+# Fills several KV blocks. Only full blocks are transferred.
 NUM_PROMPT_TOKENS = 128
-"""Number of tokens of the prompt, which fill several KV blocks. Only full blocks are
-transferred."""
+# Exclusive. Every tokenizer has these IDs.
 TOKEN_ID_LIMIT = 250
-"""Exclusive upper bound of the token IDs in a prompt. Every tokenizer has these IDs."""
 COMPLETIONS_PATH, MODELS_PATH = "/v1/completions", "/v1/models"
 
 
@@ -71,8 +67,7 @@ class _Models(msgspec.Struct):
 class Partners:
     """The engines with which this engine exchanges KV blocks.
 
-    ``role`` is the role of this engine. ``find_partners`` returns the URL of each ready partner by
-    pod name, and may raise KubeError.
+    ``find_partners`` returns the URL of each ready partner by pod name. It may raise KubeError.
     """
 
     def __init__(
@@ -84,10 +79,7 @@ class Partners:
         self._endpoint, self._role, self._find_partners = endpoint, role, find_partners
 
     def send_test_requests(self) -> PartnerTestResult:
-        """Send a request through this engine and each of at most ``MAX_PARTNERS`` random partners.
-
-        The first test without success is the last, and its result is returned.
-        """
+        """Test at most ``MAX_PARTNERS`` random partners, until one test fails."""
         try:
             partners = sorted(self._find_partners().items())
         except KubeError as error:
@@ -137,11 +129,8 @@ class Partners:
     def _send_completion(
         self, server: HttpClient, server_name: str, prompt: Sequence[int], transfer_params: object
     ) -> tuple[_Completion | None, PartnerTestResult]:
-        """Send a completion request to ``server``, and return its response and the result.
-
-        The response is None without success. If the server cannot be reached, or rejects the
-        request as invalid, the outcome is ``Unknown``.
-        """
+        # Without success, the response is None. The outcome is UNKNOWN if the server cannot be
+        # reached or rejects the request.
         body = {
             "prompt": prompt,
             "max_tokens": 1,
@@ -176,10 +165,6 @@ class Partners:
 
 
 def _read_model(server: HttpClient) -> str:
-    """Return the ID of the first model that the server lists.
-
-    Raises EngineError or MalformedError if the list cannot be read.
-    """
     status, body = server.call("GET", MODELS_PATH, REQUEST_TIMEOUT_S)
     models = decode(body, _Models).data if status == 200 else []
     if not models:
@@ -190,11 +175,7 @@ def _read_model(server: HttpClient) -> str:
 def create_partners(
     config: SupervisorConfig, leases: LeaseSlots, slices: EndpointSlices
 ) -> Partners | None:
-    """Return the partners of this pod's engine; None if it cannot have any.
-
-    Only a pod of a SupervisionPolicy has partners, if it serves and its role exchanges KV blocks
-    with another role. All engines of the workload listen on the same port.
-    """
+    """Return the partners of this pod's engine; None if it cannot have any."""
     role = config.service.role
     if config.service.kind != POLICY_KIND or role not in PARTNER_ROLES or config.service.is_worker:
         return None

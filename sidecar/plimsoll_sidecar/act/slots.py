@@ -1,19 +1,7 @@
 """Hold restart slots: Leases that limit how many replicas of a service restart at the same time.
 
-The operator creates one Lease for each of ``supervision.maxUnavailable``: ``render/objects.py`` for
-a service, and ``plans/policy.py`` for a policy. A supervisor takes, renews and releases a Lease
-with a PUT request that contains the resource version from its last read. Of two concurrent writers,
-only one succeeds.
-
-A slot has expired if the spec of its Lease has not changed for the duration of the Lease. Each
-supervisor measures that time with the clock of its own node, because clocks of different nodes may
-differ. Restart counts use the API server's time.
-
-Only the journal stores which incident needs a slot, as a :class:`SlotRequest`.
-:meth:`Slots.reconcile` applies this request to the Leases every few seconds.
-
-The PUT request that takes a slot also updates the restart counts in the annotations (see
-:mod:`plimsoll_sidecar.act.lease_counts`), so every restart is counted.
+Each supervisor measures the expiry of a slot with the clock of its own node, because clocks of
+different nodes may differ. The PUT request that takes a slot also counts the restart.
 """
 
 from __future__ import annotations
@@ -46,29 +34,24 @@ from plimsoll_sidecar.clients.kube import (
 from plimsoll_sidecar.govern.command import Refusal, SlotRequest
 from plimsoll_sidecar.govern.restart_budget import NO_RESTARTS, ReplicaRestarts
 
+# A container restarts within seconds.
 LEASE_DURATION_S = 60
-"""Seconds without a renewal after which a slot has expired. A container restarts within seconds."""
+# A restart of the group may replace all its pods. Until the new leader runs, nothing renews the
+# slot.
 GROUP_LEASE_DURATION_S = 300
-"""Seconds without a renewal after which the slot of a group's leader has expired.
-
-A restart of the group may replace all its pods. Until the new leader runs, the slot is not renewed,
-which takes minutes if the API server does not answer for a while.
-"""
 RENEW_INTERVAL_S = 15.0
 NOT_CREATED_ERRORS = (ForbiddenError, NotFoundError)
 """Errors before the operator has created the slot and granted this pod access to it."""
 
 
 class SlotLostError(Exception):
-    """The slot of a running restart has been taken by another replica."""
+    """Another replica has taken the slot of a running restart."""
 
 
 class Slots:
     """Restart slots without a cluster, in which the only replica may always restart.
 
-    The owner of the journal sets two attributes. ``known_restarts`` holds the restarts of this
-    replica. ``slot_request`` names the incident that needs a slot; None until the journal has been
-    read.
+    The owner of the journal sets ``known_restarts`` and ``slot_request``.
     """
 
     known_restarts = NO_RESTARTS
@@ -77,22 +60,15 @@ class Slots:
     def acquire(
         self, incident: str, budget: RestartBudget, counted_at: float | None = None
     ) -> Refusal | None:
-        """Acquire a slot for ``incident``.
+        """Acquire a slot, and return None if this replica now holds it, or else the refusal.
 
-        If ``budget`` allows a restart, it is counted at ``counted_at``, in Unix seconds. If
-        ``counted_at`` is None, a lost slot is acquired again without counting a restart.
-
-        Returns:
-            None if this replica now holds a slot, or else the refusal with its reason.
-
+        A restart within ``budget`` is counted at ``counted_at``, in Unix seconds. None acquires a
+        lost slot again without counting a restart.
         """
         return None
 
     def ensure_held(self, incident: str, budget: RestartBudget) -> Refusal | None:
-        """Renew the slot or acquire it again.
-
-        Return None if this replica holds the slot, or else the refusal.
-        """
+        """Renew the slot or acquire it again. Return None on success, or else the refusal."""
         return None
 
     def reconcile(self, budget: RestartBudget) -> None:
@@ -109,11 +85,8 @@ class Slots:
 class LeaseSlots(Slots):
     """Restart slots as Leases of the API server. Thread-safe.
 
-    ``lease_names`` are the names of the Leases in ``namespace``. ``holder`` is the name of this
-    replica's pod, and ``lease_duration_s`` is how long it may hold a slot without renewing it.
-    ``replica_key`` is the key of this replica's restarts (see
-    :func:`~plimsoll_sidecar.act.lease_counts.make_replica_key`). The methods raise KubeError if the
-    API server does not answer, and UnreadableCountError if a restart count is invalid.
+    The methods raise KubeError if the API server does not answer, and UnreadableCountError if a
+    restart count is invalid. ``holder`` is the name of this replica's pod.
     """
 
     def __init__(
@@ -141,10 +114,7 @@ class LeaseSlots(Slots):
     def acquire(
         self, incident: str, budget: RestartBudget, counted_at: float | None = None
     ) -> Refusal | None:
-        """Acquire the slot that this replica already holds, or else a free or expired slot.
-
-        Return None if this replica now holds a slot, or else the refusal.
-        """
+        """Acquire a free or expired slot. Return None on success, or else the refusal."""
         with self._lock:
             try:
                 return self._acquire_any_slot(incident, budget, counted_at)
@@ -153,10 +123,9 @@ class LeaseSlots(Slots):
                 return Refusal(WaitReason.NO_SLOT, text)
 
     def list_replicas(self) -> list[tuple[str, ...]]:
-        """Return the pods of the replicas that can replace each other, grouped by replica.
+        """Return the pods with this replica's role, grouped by replica. Raises KubeError.
 
-        They include the pods of this replica, and have the same role. The list is empty if the
-        Lease names no pods or does not exist yet. Raises KubeError.
+        The result is empty if the Lease names no pods or does not exist yet.
         """
         annotations = self._read_annotations()
         replicas = parse_replicas(annotations.get(SLOT_REPLICAS_ANNOTATION, ""))
@@ -165,10 +134,7 @@ class LeaseSlots(Slots):
         return replicas if own is None else [one for one in replicas if not own.isdisjoint(one)]
 
     def read_expected_replicas(self) -> int:
-        """Return the minimum number of replicas that should be running; 0 if it is unknown.
-
-        Raises KubeError.
-        """
+        """Return the number of desired replicas; 0 if unknown. Raises KubeError."""
         text = self._read_annotations().get(EXPECTED_REPLICAS_ANNOTATION, "")
         return parse_whole_number(text) or 0
 
@@ -210,15 +176,12 @@ class LeaseSlots(Slots):
         return Refusal(refusals[0].reason, "; ".join(one.message for one in refusals))
 
     def ensure_held(self, incident: str, budget: RestartBudget) -> Refusal | None:
-        """Renew the slot if a renewal is due, or acquire a lost slot again.
-
-        Return None if this replica holds the slot, or else the refusal.
-        """
+        """Renew the slot or acquire it again. Return None on success, or else the refusal."""
         with self._lock:
             return None if self._renew_if_due() else self.acquire(incident, budget)
 
     def reconcile(self, budget: RestartBudget) -> None:
-        """Renew the slot while ``slot_request`` names an incident, and release it afterwards.
+        """Renew the slot if ``slot_request`` names an incident, or else release it.
 
         Raises SlotLostError if another replica has taken the slot.
         """
@@ -233,7 +196,6 @@ class LeaseSlots(Slots):
                 raise SlotLostError(f"the restart slot was lost: {refusal.message}")
 
     def _renew_if_due(self) -> bool:
-        """Renew the slot if a renewal is due, and return whether this replica still holds it."""
         if self._held_name is None:
             return False
         age = self._clock() - self._renewed_at
@@ -253,7 +215,7 @@ class LeaseSlots(Slots):
         return False
 
     def release_all_slots(self) -> None:
-        """Release all slots of this replica, including those that an earlier process acquired."""
+        """Release all slots of this replica, including those of an earlier process."""
         with self._lock:
             if self._has_released_all:
                 return
@@ -276,10 +238,7 @@ class LeaseSlots(Slots):
             return found
 
     def store_restarts(self, budget: RestartBudget) -> None:
-        """Store ``known_restarts`` in the Leases if they have changed without a slot.
-
-        Examples are a crash of the engine and a reset of the count.
-        """
+        """Store ``known_restarts`` in the Leases if they have changed without a slot."""
         with self._lock:
             known = self.known_restarts
             if known == self._last_stored:
@@ -295,7 +254,6 @@ class LeaseSlots(Slots):
             self._last_stored = known
 
     def _format_server_time(self) -> str:
-        """Return the API server's time in the format of Kubernetes' MicroTime."""
         return format_rfc3339_micro(self._kube.estimate_server_time())
 
     def _read_leases(self) -> list[Object]:
@@ -313,7 +271,6 @@ class LeaseSlots(Slots):
     def _check_budgets(
         self, leases: list[Object], budget: RestartBudget, counted_at: float | None
     ) -> Refusal | None:
-        """Return a refusal if the restart budget of the service or of this replica is exhausted."""
         now, within = self._kube.estimate_server_time(), f"within {budget.window_s:.0f} s"
         counts = [
             len(lease_counts.read_service_restarts(one, budget.window_s, now)) for one in leases
@@ -339,7 +296,6 @@ class LeaseSlots(Slots):
         )
 
     def _refuse_if_occupied(self, lease: Object) -> Refusal | None:
-        """Return None if the slot is free or expired, or else a refusal that names its holder."""
         name, spec, now = lease["metadata"]["name"], lease.get("spec") or {}, self._clock()
         known, since = self._seen_specs.get(name, ({}, now))
         if known != spec:

@@ -1,7 +1,6 @@
 """Lease the engine's standby worker while it is needed, in a separate thread.
 
-If the supervisor disappears, the lease expires and the engine stops the standby worker. The next
-restart of the worker is then slower.
+If the supervisor disappears, the lease expires and the engine stops the standby worker.
 """
 
 from __future__ import annotations
@@ -18,10 +17,8 @@ from plimsoll_sidecar.clients.http import EngineError
 log = logging.getLogger(__name__)
 
 LEASE_DURATION_S = 60.0
-"""Seconds from the last renewal of a lease to its end."""
 RENEW_INTERVAL_S = 15.0
 MAX_ERROR_CHARS = 500
-"""Maximum length of the engine's error in the log."""
 
 
 class StandbyLease:
@@ -38,10 +35,7 @@ class StandbyLease:
         self._logged = ""
 
     def set_wanted(self, epoch: str, is_wanted: bool) -> None:
-        """Set whether a standby worker is wanted in ``epoch``, the engine's current epoch.
-
-        This does not block: a thread renews or releases the lease.
-        """
+        """Set whether a standby worker is wanted in the engine's current epoch. Does not block."""
         if (epoch, is_wanted) == self._wanted:
             return
         self._wanted = epoch, is_wanted
@@ -57,10 +51,6 @@ class StandbyLease:
             self._thread.stop()
 
     def _run_once(self) -> float | None:
-        """Renew or release the lease, and return the seconds until the next call.
-
-        Return None to wait for a wake-up.
-        """
         self.renew_or_release()
         _, wanted = self._wanted
         idle = not wanted and self._leased_epoch is None

@@ -1,7 +1,4 @@
-"""Hold the start of an engine until its devices are free.
-
-An earlier engine may have left memory in use.
-"""
+"""Hold the start of an engine until its devices are free."""
 
 from __future__ import annotations
 
@@ -32,20 +29,16 @@ from plimsoll_sidecar.signals.process_table import read_command_line
 
 log = logging.getLogger(__name__)
 
+# The larger of the two applies. The driver uses 600 MB of an H100.
 MAX_IDLE_BYTES, MAX_IDLE_SHARE = 1 << 30, 0.02
-"""Maximum use of a free device: the larger of this size and this share of its memory.
-
-The driver uses 600 MB of an H100."""
 MAX_NAMED_HOLDERS = 4
+# Then the engine starts, because the operator may be down, or a disruption budget may forbid the
+# eviction.
 POD_REPLACE_WAIT_S = 600.0
-"""Additional seconds for which a start is held while the operator is to replace the pod.
-
-Then the engine starts, because the operator may be down, or the disruption budget may forbid the
-eviction."""
 
 
 class DeviceUse(NamedTuple):
-    """Memory in use on a device in bytes, and the processes that hold it as text."""
+    """Memory in use on a device in bytes, and the processes that hold it."""
 
     name: str
     used: int
@@ -54,12 +47,12 @@ class DeviceUse(NamedTuple):
 
     @property
     def is_free(self) -> bool:
-        """Whether an engine can start, because hardly any memory is in use."""
+        """Whether so little memory is in use that an engine can start."""
         return self.used <= max(MAX_IDLE_BYTES, MAX_IDLE_SHARE * self.total)
 
 
 class GateOutcome(StrEnum):
-    """Reason for permitting a held start, and label value of a metric."""
+    """Why a start was permitted; the label value of a metric."""
 
     FREE = "free"
     TIMEOUT = "timeout"
@@ -71,15 +64,13 @@ GATE_REASONS = {
     GateOutcome.TIMEOUT: "its devices are still in use after the timeout",
     GateOutcome.UNKNOWN: "the memory in use on its devices is unknown",
 }
-"""Text of each outcome in the log."""
 
 
 class EngineStartGate:
     """Holds the start of one engine while its devices are in use.
 
     The engine requests its start in a file in ``run_dir``, and reads the answer from another file.
-    ``read_devices`` returns the use of the engine's devices; None if unknown. An unknown use does
-    not hold the start.
+    If ``read_devices`` returns None, the use is unknown, and the engine may start.
     """
 
     def __init__(
@@ -164,7 +155,6 @@ class EngineStartGate:
             self._permitted_question = start_request
 
     def _write_answer(self, answer: GateAnswer) -> bool:
-        """Write the answer file, and return whether this succeeded."""
         try:
             replace_file(self._answer_file, msgspec.json.encode(answer))
         except OSError as error:
@@ -177,11 +167,7 @@ class EngineStartGate:
 
 
 def make_device_use(name: str, memory: DeviceBytes, users: DeviceUsers | None) -> DeviceUse:
-    """Return the use of the device ``name``.
-
-    ``users`` are the processes that hold its memory; None if unknown. The driver names only
-    processes in this pod.
-    """
+    """Return the use of the device ``name``. None as ``users`` means unknown."""
     held = (
         [f"process {pid} ({_read_program_name(pid)})" for pid in users.processes] if users else []
     )

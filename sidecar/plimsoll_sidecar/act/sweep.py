@@ -1,9 +1,7 @@
 """Remove files that an engine left behind in ``/dev/shm``, if the configuration allows it.
 
-A file is removed only if it belongs to this user, and no running process has mapped or opened it.
-The engine must have written the file between the start of the pod's first engine and the end of the
-last engine. :mod:`plimsoll_sidecar.signals.shared_memory` finds the files. If a process
-nevertheless uses a removed file, its memory stays mapped and only the name disappears.
+A file is removed only if it belongs to this user, an engine of this pod has written it, and no
+running process has mapped or opened it.
 """
 
 from __future__ import annotations
@@ -27,16 +25,12 @@ from plimsoll_sidecar.signals.shared_memory import (
 
 log = logging.getLogger(__name__)
 
+# After the end of the main process, helper processes may still use files for this time.
 HELPER_EXIT_TIMEOUT_S = 15.0
-"""Seconds after the end of the main process in which helper processes may still use files."""
 
 
 class SharedMemorySweep:
-    """Removes files that an ended engine left behind in ``root``, the pod's ``/dev/shm``.
-
-    ``clock`` returns the time in Unix seconds. ``proc`` is the directory that shows the pod's
-    processes.
-    """
+    """Removes files that an ended engine left behind in ``root``, the pod's ``/dev/shm``."""
 
     def __init__(
         self,
@@ -58,9 +52,7 @@ class SharedMemorySweep:
     def remove_leftovers_after_end(self, main: ProcessId | None, is_enabled: bool) -> int:
         """Remove leftover files after the main process has ended, and return the removed bytes.
 
-        ``main`` is the engine's last known main process; None if unknown. Files are removed only if
-        ``is_enabled``. The removal is repeated for :data:`HELPER_EXIT_TIMEOUT_S`, because helper
-        processes may still use some files.
+        ``main`` is the engine's last known main process; None if unknown.
         """
         now = self._clock()
         alive = main is not None and is_running(main)

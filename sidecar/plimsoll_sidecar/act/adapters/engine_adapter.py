@@ -1,8 +1,4 @@
-"""Define the operations on an engine, and create the adapter for an engine type.
-
-An engine's status lists its capabilities. The ladder skips actions that the engine does not
-support.
-"""
+"""Define the operations on an engine, and create the adapter for an engine type."""
 
 from __future__ import annotations
 
@@ -22,9 +18,8 @@ from plimsoll_sidecar.signals.process_table import ProcessId
 class EngineAdapter(Protocol):
     """Operations on one engine, each within a bounded time.
 
-    Operations that take a :class:`Command` never raise, and return a :class:`Result`. The outcome
-    ``Refused`` means that nothing was started. A command may be sent again with the same
-    ``operation_id``.
+    Operations that take a :class:`Command` return a :class:`Result` and never raise. ``Refused``
+    means that nothing was started. The same command may be sent again.
     """
 
     @property
@@ -33,10 +28,7 @@ class EngineAdapter(Protocol):
 
     @property
     def can_test_partners(self) -> bool:
-        """Whether the supervisor can send a test request through this engine and its partners.
-
-        A partner is an engine with which this engine exchanges KV blocks.
-        """
+        """Whether the supervisor can send a test request through this engine and its partners."""
 
     @property
     def restart_blocker(self) -> str | None:
@@ -46,16 +38,10 @@ class EngineAdapter(Protocol):
         """Return the engine's status. Raises :class:`EngineError` if it cannot be read."""
 
     def read_metrics_signal(self) -> Signal | None:
-        """Return a signal that states whether the metrics page is usable.
-
-        None without such a page.
-        """
+        """Return whether the metrics page is usable, as a signal; None without such a page."""
 
     def is_serving(self) -> bool:
-        """Report whether the serving port answers, even with an error.
-
-        Any answer shows that the frontend runs, even if the engine's status cannot be read.
-        """
+        """Report whether the serving port answers, even with an error."""
 
     def trim(self, command: Command) -> Result:
         """Make the engine free cached memory, without affecting its requests."""
@@ -67,42 +53,31 @@ class EngineAdapter(Protocol):
         """
 
     def finish_requests(self, command: Command) -> Result:
-        """Wait for running requests, at most ``command.deadline_s``. New requests are accepted."""
+        """Wait at most ``command.deadline_s`` for running requests; new ones are accepted."""
 
     def resume(self, epoch: str) -> None:
         """End a drain in ``epoch`` without a restart. Raises :class:`EngineError`."""
 
     def lease_standby(self, epoch: str, lease_s: float) -> StandbyStatus | None:
-        """Request a standby worker for the next ``lease_s`` seconds; 0 ends the lease.
+        """Lease a standby worker for ``lease_s`` seconds, and return its status; 0 ends the lease.
 
-        Return the status of the standby worker; None if the engine does not report it. The engine
-        must have :attr:`Capability.STANDBY`. Raises :class:`EngineError`, for example if ``epoch``
-        has ended.
+        Return None if the engine does not report the status. Raises :class:`EngineError`.
         """
 
     def restart_worker(self, command: Command) -> Result:
-        """Replace the worker. The new worker continues the running requests."""
+        """Replace the worker, and let the new worker continue the running requests."""
 
     def restart_engine(self, command: Command) -> Result:
-        """End all processes of the engine. The kubelet then restarts its container."""
+        """End all processes of the engine, so that the kubelet restarts its container."""
 
     def list_processes(self) -> list[ProcessMemory]:
-        """Return the engine's running processes, from ``/proc``; empty if none is found.
-
-        The main process has the role ``Frontend``.
-        """
+        """Return the engine's running processes. The main process has the role ``Frontend``."""
 
     def has_ended(self) -> bool:
-        """Report whether the main process has ended while other processes of the engine still run.
-
-        The main process may have ended before the supervisor first saw it.
-        """
+        """Report whether the main process has ended while its helpers still run."""
 
     def end_leftover_processes(self) -> str:
-        """End the processes that an earlier engine left behind, and return their names as text.
-
-        The text is empty if there were none.
-        """
+        """End the processes of an earlier engine, and return their names; empty without any."""
 
     def end_processes(self, main: ProcessId | None) -> TerminationResult:
         """End all processes of an engine that does not answer, with signals.
@@ -111,10 +86,7 @@ class EngineAdapter(Protocol):
         """
 
     def read_diagnostic(self, kind: Diagnostic, command: Command) -> bytes:
-        """Return the diagnostic ``kind`` as text.
-
-        Raises :class:`EngineError` if it is not available.
-        """
+        """Return a diagnostic as text. Raises :class:`EngineError` if it is not available."""
 
     def read_stacks(self, command: Command) -> bytes | None:
         """Return the stacks of an engine that does not answer; None if they cannot be read."""
@@ -125,8 +97,7 @@ def create_adapter(
 ) -> EngineAdapter:
     """Return the adapter for the engine type ``endpoint.type``.
 
-    ``token_file`` contains the token of the admin protocol, which only Plimsoll's engine has.
-    ``is_group_serving`` returns whether the multi-node group of this worker serves; None for any
+    ``is_group_serving`` reports whether the multi-node group of this worker serves; None for any
     other pod.
     """
     # The imports are here, because each adapter imports modules that the other does not need.

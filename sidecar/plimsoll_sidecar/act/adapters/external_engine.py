@@ -1,12 +1,7 @@
 """Supervise engines without Plimsoll's admin protocol: vLLM, SGLang and any HTTP server.
 
-The adapter derives a :class:`~plimsoll_api.admin.Status` from the processes in the engine's
-container, its port and its metrics. The epoch consists of the main process's start time and PID,
-and of the number of times that all helper processes were replaced. A replacement counts only if
-counters on the metrics page also decrease. A decrease alone starts no epoch.
-
-vLLM and SGLang listen on their port only when they are ready. An engine that does not listen is
-starting.
+The epoch consists of the main process's start time and PID, and of the number of times that all
+helper processes were replaced. vLLM and SGLang listen on their port only when they are ready.
 """
 
 from __future__ import annotations
@@ -60,26 +55,20 @@ from plimsoll_sidecar.signals.tcp_sockets import (
 log = logging.getLogger(__name__)
 
 REQUEST_TIMEOUT_S = 3.0
+# For all requests of a trim together, each of which takes milliseconds unless the engine hangs.
 TRIM_TIMEOUT_S = 5.0
-"""Timeout for all requests of a trim together, in seconds.
-
-A request takes milliseconds unless the engine hangs."""
 PAUSE_TIMEOUT_S = 5.0
-"""Timeout of a request to pause or resume the engine, in seconds."""
 POLL_INTERVAL_S = 0.5
-"""Seconds between two checks for running requests."""
+# For the shutdown of the server after the deadline of the drain.
 EXIT_GRACE_S = 30.0
-"""Seconds for the shutdown of the server after the deadline of the drain."""
 MIN_IDLE_POLLS = 2
-"""Number of consecutive checks without requests that make an engine idle."""
 
 
 class ExternalEngine(OwnedEngine):
     """Adapter for one external engine. Thread-safe.
 
-    ``probes`` reads the reports of plimsoll-probe in the engine's processes. ``is_group_serving``
-    returns whether the multi-node group of this worker serves. Without it, a worker always counts
-    as serving.
+    ``is_group_serving`` reports whether the multi-node group of this worker serves. Without it, a
+    worker always counts as serving.
     """
 
     def __init__(
@@ -112,10 +101,9 @@ class ExternalEngine(OwnedEngine):
     # ---- status
 
     def status(self) -> Status:
-        """Return a status from the engine's metrics page, its probes and ``/proc``.
+        """Return the status from the engine's metrics page, its probes and ``/proc``.
 
-        Raises EngineError if the main process is not running, or if the port's answer is
-        unexpected.
+        Raises EngineError without a main process, or if the port's answer is unexpected.
         """
         with self._lock:
             members = self._find_processes()
@@ -159,10 +147,7 @@ class ExternalEngine(OwnedEngine):
         return find_restart_blocker(self._info.connector, self._info.version)
 
     def read_metrics_signal(self) -> Signal | None:
-        """Return a signal that states whether the newest metrics page is usable.
-
-        None if the engine has no metrics page.
-        """
+        """Return whether the newest metrics page is usable, as a signal; None without a page."""
         if not self._profile.metrics or not self._endpoint.serves:
             return None
         with self._lock:
@@ -175,7 +160,6 @@ class ExternalEngine(OwnedEngine):
         )
 
     def _find_processes(self) -> EngineProcesses:
-        """Return the engine's processes. Raises EngineError without a main process."""
         try:
             members = self._owned.find_processes()
         except EngineNotFoundError as error:
@@ -196,20 +180,15 @@ class ExternalEngine(OwnedEngine):
         return members
 
     def _has_replaced_helpers(self) -> bool:
-        """Report whether all helpers at the time of the last usable page have ended."""
         return bool(self._page_helpers) and self._page_helpers.isdisjoint(self._current_helpers)
 
     def _make_epoch(self, main: ProcessId) -> str:
         return f"{main.started:x}-{main.pid}:{self._load.restarts + 1}"
 
     def _determine_state(self) -> EngineState:
-        """Return the state of the engine.
-
-        Any answer of the health path shows that the frontend runs, and a status of 500 or more that
-        the engine core does not. A worker of a multi-node engine has no port. It is starting until
-        its group serves, and serves until its process ends. Raises EngineError if an open port does
-        not answer, or belongs to another engine.
-        """
+        # Any answer of the health path shows that the frontend runs. A status of 500 or more shows
+        # that the engine core does not. A worker of a multi-node engine has no port: it is starting
+        # until its group serves.
         if not self._endpoint.serves:
             self._group_served = (
                 self._group_served or self._group_serves is None or self._group_serves()
@@ -231,10 +210,7 @@ class ExternalEngine(OwnedEngine):
         return EngineState.FAILED if self._served else EngineState.STARTING
 
     def read_diagnostic(self, kind: Diagnostic, command: Command) -> bytes:
-        """Return the diagnostic ``kind`` as text, from the processes' probes or py-spy.
-
-        Raises EngineError if no process provides it.
-        """
+        """Return a diagnostic from the processes' probes or py-spy. Raises EngineError."""
         newest = self._newest
         seen = {process.pid: process for process in newest.processes} if newest else {}
         processes = [seen.get(process.pid, process) for process in self._owned.list_processes()]
@@ -258,10 +234,7 @@ class ExternalEngine(OwnedEngine):
     # ---- verbs
 
     def trim(self, command: Command) -> Result:
-        """Empty the engine's caches, without affecting running requests.
-
-        The outcome depends on how much memory was freed.
-        """
+        """Empty the engine's caches. The outcome depends on how much memory was freed."""
         reason = self._explain_other_epoch(command.epoch)
         if reason is not None:
             return command.make_result(Outcome.REFUSED, reason)
@@ -297,8 +270,8 @@ class ExternalEngine(OwnedEngine):
     def drain(self, command: Command, is_wanted: Callable[[], bool] = lambda: True) -> Result:
         """Wait for running requests, and then pause the engine if it supports pauses.
 
-        The wait includes KV blocks that another engine must still read. Without metrics, open
-        connections count as requests. Requests that still run at the deadline end with the engine.
+        The wait includes KV blocks that another engine must still read. Requests that still run at
+        the deadline end with the engine.
         """
         reason = self._explain_other_epoch(command.epoch)
         if reason is not None:
@@ -325,10 +298,7 @@ class ExternalEngine(OwnedEngine):
         return command.make_result(Outcome.SUCCEEDED, self._wait_until_idle(command))
 
     def resume(self, epoch: str) -> None:
-        """Resume the engine if it supports pauses and is still in ``epoch``.
-
-        Raises EngineError.
-        """
+        """Resume the engine if it supports pauses and is still in ``epoch``. Raises EngineError."""
         if self._explain_other_epoch(epoch) is not None:
             return  # a new process was never drained
         resume = self._profile.resume_path
@@ -346,11 +316,7 @@ class ExternalEngine(OwnedEngine):
         )
 
     def restart_engine(self, command: Command) -> Result:
-        """End the engine with SIGTERM, and with SIGKILL if it does not shut down in time.
-
-        The kubelet then starts it again. A stalled engine has only :data:`TERM_GRACE_S` for its
-        shutdown.
-        """
+        """End the engine with SIGTERM, and with SIGKILL if it does not shut down in time."""
         reason = self._explain_other_epoch(command.epoch)
         with self._lock:
             found = self._main
@@ -368,7 +334,6 @@ class ExternalEngine(OwnedEngine):
     # ---- parts
 
     def _explain_other_epoch(self, epoch: str) -> str | None:
-        """Return the reason to refuse a command for ``epoch``; None if it is the current epoch."""
         with self._lock:
             try:
                 self._find_processes()
@@ -385,14 +350,6 @@ class ExternalEngine(OwnedEngine):
     def _wait_until_idle(
         self, command: Command, is_wanted: Callable[[], bool] = lambda: True
     ) -> str:
-        """Wait until no request is running, at most until the deadline of the command.
-
-        The wait also ends if ``is_wanted`` returns False.
-
-        Returns:
-            A text about the requests that still run, or the KV blocks that are still held.
-
-        """
         limit_s = 0.0 if command.mode is DrainMode.ABORT else command.deadline_s
         deadline, quiet = time.monotonic() + limit_s, 0
         while quiet < MIN_IDLE_POLLS and time.monotonic() < deadline and is_wanted():
@@ -414,7 +371,6 @@ class ExternalEngine(OwnedEngine):
         return f"no request is running, but other engines still hold {held:.1%} of the KV cache"
 
     def _read_kv_cache_usage(self) -> float | None:
-        """Return the share of the KV cache that is in use; None if unknown."""
         load = self._scrape_load()
         return load.kv_usage_ratio if load is not None else None
 
@@ -427,14 +383,13 @@ class ExternalEngine(OwnedEngine):
         return load.inflight or 0
 
     def _scrape_load(self) -> Load | None:
-        """Return the load from a new scrape; None if the metrics page cannot be read."""
         with self._lock:
             self._load.request_scrape()
             newest = self._load.get_newest_load()
         return newest[0] if newest is not None else None
 
     def _post(self, path: str, body: bytes | None, timeout_s: float) -> str | None:
-        """Send a POST request. Return None on success, or else the error as text."""
+        # Returns None on success, or else the error.
         try:
             status, _ = self._server.call("POST", path, timeout_s, body)
         except EngineError as error:
@@ -445,11 +400,9 @@ class ExternalEngine(OwnedEngine):
 def collect_diagnostics(
     kind: Diagnostic, command: Command, processes: Sequence[ProcessMemory], probes: Probes
 ) -> bytes | None:
-    """Return the diagnostic ``kind`` of all processes as one text; None if no process has one.
+    """Return a diagnostic of all processes as one text; None if no process has one.
 
-    The suspected process comes first. A process without a probe provides only stacks, from py-spy.
-    If ``command.stalled``, processes also receive a signal to write their stacks, because they end
-    next.
+    The suspected process comes first.
     """
     texts: dict[int, bytes] = dict(probes.read_texts(kind))
     if kind is Diagnostic.STACKS:

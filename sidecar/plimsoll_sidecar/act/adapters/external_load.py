@@ -1,13 +1,7 @@
 """Read the load of an external engine from its metrics page and its frontend.
 
-In vLLM and SGLang, the process that runs the steps updates the gauges. If that process hangs while
-idle, the gauges stay at zero when requests arrive. Requests are therefore also counted at the
-frontend: from the server's own counter, if it has one, and from the connections that wait for an
-answer.
-
-In development mode, vLLM's ``/is_paused`` reports whether vLLM is paused. SGLang has no such path.
-Its ``/ready`` answers 503 while SGLang is paused, but also after a failed health check, for example
-if the engine hangs.
+If the engine core hangs while idle, its gauges stay at zero when requests arrive. Requests are
+therefore also counted at the frontend.
 """
 
 from __future__ import annotations
@@ -36,23 +30,18 @@ from plimsoll_sidecar.signals.metrics_page import (
 )
 
 SCRAPE_INTERVAL_S = 2.0
+# Applies while requests in flight make no progress.
 STALLED_SCRAPE_INTERVAL_S = 1.0
-"""Seconds between two scrapes while requests in flight make no progress."""
 REQUEST_TIMEOUT_S = 2.0
+# The server may forward this request to a process that hangs.
 PAUSE_TIMEOUT_S = 1.0
-"""Timeout in seconds for reading whether the engine is paused.
-
-The server may forward this request to a process that hangs."""
+# For a server that gives no valid answer.
 RETRY_INTERVAL_S = 10.0
-"""Seconds between two requests to a server that gives no valid answer."""
 HTTP_NOT_FOUND = 404
+# Number of consecutive consistent pages that end an inconsistency. If two servers share a port and
+# one answers 90 % of all requests, all these pages come from it with a probability of 2e-14.
 MIN_CONSISTENT_PAGES = 300
-"""Number of consecutive consistent pages that end an inconsistency.
-
-Each page is read with a new connection. If two servers share a port and one answers 90 % of all
-requests, all these pages come from this server with a probability of 2e-14."""
 UNREAD_PAGE_SIGNAL = Signal(True)
-"""Signal before the first page has been read."""
 INCONSISTENT_PAGES_SIGNAL = Signal(
     False,
     SignalReason.METRICS_INCONSISTENT,
@@ -60,26 +49,22 @@ INCONSISTENT_PAGES_SIGNAL = Signal(
     "answer on one port: run one metrics registry per port; until then, memory is supervised "
     "without the load",
 )
-"""Signal for pages whose counters come from several processes."""
 
 
 class ExternalLoad:
     """Scrapes the metrics page of an engine, and keeps the load of the most recent scrape.
 
-    If the counters on the page decrease and ``are_helpers_replaced`` returns True, all helper
-    processes were restarted without the main process. ``restarts`` counts these restarts. If
-    counters decrease otherwise, several metrics registries share the port (:class:`RegistryCheck`).
-    Such a page does not describe the whole engine, and is not used. ``signal`` states whether the
-    newest page is usable.
-
     Args:
         server: The client of the engine's server.
         profile: The paths and metrics of the engine type.
-        clock: A function that returns a monotonic time in seconds.
-        count_waiting: A function that returns the number of connections that wait for an answer, or
-            None if unknown.
-        are_helpers_replaced: A function that returns whether all helper processes have been
-            replaced since the previous page.
+        clock: Returns a monotonic time in seconds.
+        count_waiting: Returns the number of connections that wait for an answer; None if unknown.
+        are_helpers_replaced: Returns whether all helper processes have been replaced since the
+            previous page.
+
+    Attributes:
+        restarts: The number of restarts of all helper processes without the main process.
+        signal: Whether the newest page is usable.
 
     """
 
@@ -107,10 +92,7 @@ class ExternalLoad:
         self.signal = UNREAD_PAGE_SIGNAL
 
     def get_newest_load(self) -> tuple[Load, float] | None:
-        """Return the load and its age in seconds; None if the most recent scrape failed.
-
-        The page is scraped first if a scrape is due.
-        """
+        """Return the newest load and its age in seconds; None if the last scrape failed."""
         now = self._clock()
         if self._profile.metrics and now >= self._next:
             self._next = now + SCRAPE_INTERVAL_S
@@ -120,7 +102,7 @@ class ExternalLoad:
         return self._load, now - self._at
 
     def reset(self) -> None:
-        """Discard all data of the previous process after a new process has replaced it."""
+        """Discard all data of the previous process."""
         self._load, self._at, self._next = None, None, 0.0
         self._moved, self._entered, self._known, self.restarts = None, 0, 0, 0
         self._registry, self._aborts = RegistryCheck(self._profile), AbortCounter(self._profile)
@@ -157,13 +139,10 @@ class ExternalLoad:
             self._set_inflight(self._load, page, now)
 
     def _set_inflight(self, load: Load, page: MetricsPage, now: float) -> None:
-        """Set the number of requests in flight, including requests that only the frontend knows.
-
-        Requests that reached the frontend since the engine's last progress are added to the
-        engine's number. Earlier ones are not: otherwise, a server that forgets to subtract a
-        request would seem busy forever. The engine may accept a request before its next progress,
-        so the larger number is used.
-        """
+        # Requests that reached the frontend since the engine's last progress are added to the
+        # engine's number. Earlier ones are not: a server that forgets to subtract a request would
+        # seem busy forever. The engine may accept a request before its next progress, so the larger
+        # number is used.
         known = (load.running or 0) + (load.waiting or 0)
         moved = (load.steps_total, load.prompt_tokens_total, load.generation_tokens_total)
         entered = self._read_frontend_inflight(page)
@@ -179,7 +158,6 @@ class ExternalLoad:
         self._moved = moved
 
     def _read_frontend_inflight(self, page: MetricsPage) -> int | None:
-        """Return the frontend's own number of unanswered requests; None if unknown."""
         profile = self._profile
         if profile.inflight is not None:
             entered = page.compute_value(profile.inflight)
@@ -200,10 +178,9 @@ class ExternalLoad:
 
 
 class RegistryCheck:
-    """Check that all metrics pages of one process come from the same metrics registry.
+    """Checks that all metrics pages of one process come from the same metrics registry.
 
-    Several servers can share a port, through SO_REUSEPORT or an inherited socket. One of them
-    answers each request, with its own counters, so no page describes all servers.
+    Several servers can share a port. One of them answers each request, so no page describes all.
     """
 
     def __init__(self, profile: EngineProfile) -> None:
@@ -213,10 +190,9 @@ class RegistryCheck:
         self._contradictions, self._consistent_in_row = 0, 0
 
     def is_consistent(self, page: MetricsPage) -> bool:
-        """Add a page, and return whether it is consistent with the previous pages.
+        """Add a page, and report whether it is consistent with the previous pages.
 
-        A page is inconsistent if a counter has decreased or has another start time. A rank that is
-        absent from the page does not count as a decrease.
+        A page is inconsistent if a counter has decreased or has another start time.
         """
         counters = page.read_counters(self._all_series)
         start_times = page.read_start_times(self._all_series)
@@ -239,11 +215,7 @@ class RegistryCheck:
 
     @property
     def is_inconsistent(self) -> bool:
-        """Whether pages must not be used, because recent pages contradict each other.
-
-        A library may reset its counters once, so a single contradiction expires after
-        :data:`MIN_CONSISTENT_PAGES`.
-        """
+        """Whether recent pages contradict each other."""
         return self._contradictions > 1 or (
             self._contradictions == 1 and self._consistent_in_row < MIN_CONSISTENT_PAGES
         )
@@ -254,19 +226,13 @@ class RegistryCheck:
 
 
 class _ServerLoad(msgspec.Struct):
-    """vLLM's answer to ``/load``.
-
-    The value is zero unless vLLM was started with ``--enable-server-load-tracking``.
-    """
-
+    # vLLM's answer to /load. The value is zero unless vLLM was started with
+    # --enable-server-load-tracking.
     server_load: int
 
 
 def read_load(page: MetricsPage, profile: EngineProfile) -> Load | None:
-    """Return the load from the page; None if the page lacks the number of running requests.
-
-    A sum of several series is unknown if one of them is absent from the page.
-    """
+    """Return the load from the page; None without the number of running requests."""
     known = {
         figure: value
         for figure, series in profile.metrics.items()
@@ -318,7 +284,6 @@ def _make_http_status_signal(status: int) -> Signal:
 
 
 def _make_page_signal(page: MetricsPage, profile: EngineProfile) -> Signal:
-    """Return a signal that states which gauges of the load are missing from the page."""
     gauges = [one for one in profile.metrics.values() if one.kind is not MetricKind.COUNTER]
     absent = [one.name for one in gauges if not page.has_series(one)]
     if len(absent) == len(gauges):
@@ -346,11 +311,7 @@ class AbortCounter:
         self._previous_missing = math.inf
 
     def count_aborts(self, load: Load, page: MetricsPage) -> int | None:
-        """Return the number of aborted requests up to ``page``; None if unknown.
-
-        The engine does not count every abort. Requests that have received a token, but are neither
-        finished nor in the engine, are added.
-        """
+        """Return the number of aborted requests up to ``page``; None if unknown."""
         counted, profile = load.aborted_total, self._profile
         if (
             counted is None
@@ -387,10 +348,7 @@ class _PauseResponse(msgspec.Struct):
 
 
 class PauseReader:
-    """Reads from ``path`` of the engine's server whether the engine is paused.
-
-    Without a ``path``, the result is unknown.
-    """
+    """Reads whether the engine is paused."""
 
     def __init__(
         self,

@@ -1,13 +1,7 @@
 """Map the paths and metrics of vLLM and SGLang to load: requests running and waiting, and more.
 
-vLLM: https://docs.vllm.ai/en/latest/api/vllm/entrypoints/ and its metrics page. ``/pause`` was
-available by default in 0.14. Since 0.16, it requires the development mode, as ``/reset_*`` always
-did. Plimsoll never enables this mode, because it also opens ``/collective_rpc`` to every client.
-SGLang: https://docs.sglang.ai/ (native API, production metrics).
-
-Two paths are not used. ``/sleep`` moves the weights to host memory, and
-``/release_memory_occupation`` frees them. Neither frees leaked memory, and both interrupt the
-service.
+Plimsoll never enables vLLM's development mode, because it opens ``/collective_rpc`` to every
+client. ``/sleep`` and ``/release_memory_occupation`` are not used: they interrupt the service.
 """
 
 from __future__ import annotations

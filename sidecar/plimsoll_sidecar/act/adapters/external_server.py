@@ -1,7 +1,6 @@
 """Identify an external engine's server: its type, version, routes and arguments.
 
-They are read once per epoch. An OPTIONS request, which has no effect, checks each route. The server
-answers 405 if the route exists for another method, and 404 if it does not exist.
+They are read once per epoch. OPTIONS requests, which have no effect, find the routes.
 """
 
 from __future__ import annotations
@@ -30,9 +29,8 @@ log = logging.getLogger(__name__)
 REQUEST_TIMEOUT_S = 3.0
 IDENTIFY_TIMEOUT_S = 2.0
 VERSION_RETRY_INTERVAL_S = 30.0
-"""Seconds between a failed request for the version and the next."""
+# All spellings of a metrics line with an engine's prefix.
 _METRIC_PREFIX_PATTERN = rb'^(?:\{")?(?:ray_)?%s[:_]'
-"""Pattern for the start of a metrics line with an engine's prefix, in all spellings."""
 
 
 class ServerInfo:
@@ -41,8 +39,8 @@ class ServerInfo:
     Attributes:
         version: The version that the server reports, or else the configured version.
         routes: The routes in the engine's profile that the server has.
-        kv_lease_s: The longest time in seconds for which the server holds KV blocks for another
-            engine; None if it holds none.
+        kv_lease_s: The longest time for which the server holds KV blocks for another engine; None
+            if it holds none.
         connector: The name of its KV connector; empty without a connector.
 
     """
@@ -55,10 +53,7 @@ class ServerInfo:
         self.reset()
 
     def reset(self) -> None:
-        """Discard the information about the previous process after a new process has replaced it.
-
-        The version is kept until the new process reports its own.
-        """
+        """Discard all information about the previous process except its version."""
         self.routes: frozenset[str] = frozenset()
         self.kv_lease_s: float | None = None
         self.connector = ""
@@ -104,7 +99,6 @@ class ServerInfo:
             raise EngineError(trouble)
 
     def _is_expected_program(self) -> bool:
-        """Report whether the server runs in the engine's container, or is the expected program."""
         members = self._owned.find_processes_or_none()
         if members is None:  # the process has ended since it answered
             return False
@@ -115,10 +109,8 @@ class ServerInfo:
         )
 
     def _update_version(self) -> None:
-        """Request the version once per epoch, and again some time after a failure.
-
-        SGLang asks its scheduler for the version, which may be too busy to answer.
-        """
+        # A failure is retried: SGLang asks its scheduler for the version, which may be too busy to
+        # answer.
         now = time.monotonic()
         if now < self._next_version_at:
             return
@@ -161,10 +153,7 @@ class _Version(msgspec.Struct):
 
 
 def identify_engine_type(server: HttpClient) -> EngineType | None:
-    """Return the engine type of a server, from its metrics or its list of models; None if unknown.
-
-    It is unknown, for example, if the server requires an API key.
-    """
+    """Return the engine type from the server's metrics or models; None if unknown."""
     page = _fetch(server, "/metrics") or b""
     for kind, profile in ENGINE_PROFILES.items():
         if profile.metric_prefix and re.search(

@@ -1,10 +1,7 @@
 """Determine how long a disaggregated engine may hold KV blocks for another engine.
 
 A prefill engine holds the blocks of a finished request until a decode engine has read them, or
-until a timeout of the KV connector. No request runs or waits meanwhile, but these blocks are not
-leaked. If the prefill engine ends earlier, the request in the decode engine fails.
-
-The timeout depends on the arguments and the environment of the engine's main process.
+until a timeout of the KV connector. If it ends earlier, the request fails.
 """
 
 from __future__ import annotations
@@ -22,37 +19,28 @@ from plimsoll_api.roles import (
 )
 
 ReadVariable = Callable[[str], str | None]
-"""Function that returns the value of an environment variable of the engine.
+"""Returns an environment variable of the engine; None if it is not set or unreadable."""
 
-None if the variable is not set, or if the environment cannot be read.
-"""
-
+# VLLM_NIXL_ABORT_REQUEST_TIMEOUT in vLLM up to 0.13. In later versions, the decode engine renews a
+# lease of 30 s while its request waits, and 480 s apply to blocks on the decode engine.
 NIXL_LEASE_S = 480.0
-"""Default of ``VLLM_NIXL_ABORT_REQUEST_TIMEOUT`` in vLLM up to 0.13, in seconds.
-
-In later versions, the decode engine renews a lease of 30 s while its request waits. A lease of 480
-s applies to blocks on the decode engine."""
+# VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT in vLLM.
 MOONCAKE_LEASE_S = 480.0
-"""Default of ``VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT`` in vLLM, in seconds."""
+# VLLM_MORI_READ_ABORT_REQUEST_TIMEOUT in vLLM.
 MORIIO_LEASE_S = 3600.0
-"""Constant ``VLLM_MORI_READ_ABORT_REQUEST_TIMEOUT`` of vLLM, in seconds."""
+# SGLANG_DISAGGREGATION_WAITING_TIMEOUT in SGLang.
 SGLANG_LEASE_S = 300.0
-"""Default of ``SGLANG_DISAGGREGATION_WAITING_TIMEOUT`` in SGLang, in seconds."""
 UNKNOWN_CONNECTOR_LEASE_S = 480.0
-"""Assumed lease of a prefill engine with an unknown connector, in seconds."""
+# Of the names of vLLM's connectors.
 NIXL_CONNECTOR_PREFIX = "Nixl"
-"""Prefix of the names of vLLM's connectors that use NIXL."""
+# Last version of vLLM whose engines cannot reconnect to a restarted partner, by connector. Up to
+# 0.26, vLLM installs NIXL 1.3.2 or earlier. After a restart of the partner, decode engines crash,
+# or transfers fail: vllm-project/vllm#49238.
 LAST_VERSIONS_WITHOUT_RECONNECT = {NIXL_CONNECTOR_PREFIX: (0, 26)}
-"""Last version of vLLM whose engines cannot reconnect to a restarted partner, by connector.
-
-Up to 0.26, vLLM installs NIXL 1.3.2 or earlier. After a restart of the partner, decode engines
-crash, or transfers fail: vllm-project/vllm#49238.
-
-An engine with a later version may restart alone, and is then tested with its partners."""
 _VERSION_PATTERN = re.compile(r"(\d{1,4})\.(\d{1,4})")
 MAX_LEASE_S = 86_400.0
+# In a MultiConnector.
 MAX_CONNECTORS = 16
-"""Maximum number of connectors in a ``MultiConnector`` that are read."""
 
 
 def read_kv_lease_s(
@@ -60,10 +48,9 @@ def read_kv_lease_s(
     arguments: Sequence[str],
     read_variable: ReadVariable = lambda name: None,
 ) -> float | None:
-    """Return the longest time in seconds for which the engine holds KV blocks for another engine.
+    """Return the longest time for which the engine holds KV blocks for another engine.
 
-    ``arguments`` is the command line of the engine. None if the engine holds no blocks for other
-    engines, or if its configuration cannot be read.
+    None if it holds no blocks for other engines, or if its configuration cannot be read.
     """
     if engine_type is EngineType.SGLANG:
         if next(iterate_option_values(arguments, DISAGGREGATION_MODE_FLAG), "null") == "null":
@@ -81,10 +68,7 @@ def read_kv_lease_s(
 
 
 def read_connector_name(engine_type: EngineType, arguments: Sequence[str]) -> str:
-    """Return the name of vLLM's KV connector from its command line; empty without a connector.
-
-    The first connector that uses NIXL is preferred, because it determines how engines connect.
-    """
+    """Return the name of vLLM's KV connector; empty without a connector."""
     config = parse_transfer_config(arguments) if engine_type is EngineType.VLLM else None
     names = [one.kv_connector for one in _iterate_connectors(config)] if config is not None else []
     return next(
@@ -99,11 +83,7 @@ def can_test_with_connector(connector: str) -> bool:
 
 
 def find_restart_blocker(connector: str, version: str) -> str | None:
-    """Return the reason why an engine must not restart without its partners.
-
-    None if it may restart. ``connector`` is the name of its KV connector, and ``version`` the
-    version of vLLM. An engine with an unknown version may restart alone.
-    """
+    """Return the reason why an engine must not restart alone; None if it may restart."""
     tied = (
         last
         for prefix, last in LAST_VERSIONS_WITHOUT_RECONNECT.items()
@@ -142,10 +122,6 @@ def _read_connector_lease_s(config: TransferConfig, read_variable: ReadVariable)
 
 
 def _parse_seconds(text: str | None, default: float) -> float:
-    """Return the number of seconds in ``text``, at most :data:`MAX_LEASE_S`.
-
-    Return ``default`` if the text is missing, invalid or not positive.
-    """
     try:
         seconds = float(text) if text else default
     except ValueError:

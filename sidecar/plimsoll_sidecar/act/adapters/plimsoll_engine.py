@@ -33,35 +33,30 @@ from plimsoll_sidecar.clients.http import (
 )
 from plimsoll_sidecar.govern.command import Command, Outcome, Result
 
+# The engine answers 202 if an operation takes longer.
 REQUEST_TIMEOUT_S = 3.0
-"""Timeout of one request in seconds. The engine answers 202 if an operation takes longer."""
+# The pause doubles after each poll. Most operations end within the first.
 FIRST_POLL_PAUSE_S, MAX_POLL_PAUSE_S = 0.02, 0.25
-"""First and longest pause between two polls of an operation, in seconds.
-
-The pause doubles after each poll. Most operations end within the first pause."""
 TRIM_TIMEOUT_S = 60.0
-"""Timeout of a trim in seconds."""
+# After the deadline of a drain, it must end within this time.
 DRAIN_GRACE_S = 15.0
-"""Seconds after the deadline of a drain in which the drain must end."""
+# The worker may have to load the weights.
 WORKER_START_TIMEOUT_S = 600.0
-"""Timeout of a worker's start in seconds. The worker may have to load the weights."""
+# After the deadline of a restart, the engine must end within this time.
 ENGINE_EXIT_GRACE_S = 60.0
-"""Seconds after the deadline of a restart in which the engine must end."""
 DIAGNOSTIC_TIMEOUT_S = 15.0
+# A result's message is logged, stored and shown.
 MAX_MESSAGE_CHARS = 1000
-"""Maximum length of a result's message, which is logged, stored and shown."""
 MAX_STATUS_BYTES = 1 << 20
+# The journal stores many epochs. Those of Plimsoll's engine have about 20 characters.
 MAX_EPOCH_CHARS = 128
-"""Maximum length of an epoch, because the journal stores many epochs.
-
-An epoch of Plimsoll's engine has about 20 characters."""
 _FINAL_STATES = frozenset({OperationState.SUCCEEDED, OperationState.FAILED})
 
 _T = TypeVar("_T")
 
 
 class RefusedError(EngineError):
-    """A request that the engine refused. ``status`` is the HTTP status."""
+    """A request that the engine refused with the HTTP status ``status``."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -102,17 +97,13 @@ class PlimsollEngine(OwnedEngine):
         return None
 
     def resume(self, epoch: str) -> None:
-        """Send ``POST /resume`` for ``epoch``.
-
-        Raises EngineError, for example if the epoch has ended.
-        """
+        """Send ``POST /resume`` for ``epoch``. Raises EngineError."""
         self._call("POST", "/resume", admin.ResumeRequest(expected_epoch=epoch))
 
     def lease_standby(self, epoch: str, lease_s: float) -> StandbyStatus | None:
-        """Request a standby worker for ``lease_s`` seconds in ``epoch``; 0 ends the lease.
+        """Lease a standby worker for ``lease_s`` seconds, and return its status; 0 ends the lease.
 
-        Return the status of the standby worker; None if the engine does not report it. Raises
-        EngineError, for example if the epoch has ended.
+        Return None if the engine does not report the status. Raises EngineError.
         """
         body = admin.StandbyRequest(expected_epoch=epoch, lease_s=lease_s)
         return _decode(self._call("POST", "/standby", body), Status).standby
@@ -142,10 +133,7 @@ class PlimsollEngine(OwnedEngine):
         )
 
     def restart_worker(self, command: Command) -> Result:
-        """Restart the worker, and wait until the new worker serves.
-
-        The wait ends :data:`WORKER_START_TIMEOUT_S` after the deadline of the drain.
-        """
+        """Restart the worker, and wait until the new worker serves."""
         body = self._make_restart_request(command, admin.Scope.WORKER)
         return self._run_operation(
             command, "/restart", body, command.deadline_s + WORKER_START_TIMEOUT_S
@@ -181,12 +169,9 @@ class PlimsollEngine(OwnedEngine):
         limit_s: float,
         ends_engine: bool = False,
     ) -> Result:
-        """Start an operation, and wait at most ``limit_s`` seconds for its end.
-
-        A request whose response is lost is sent again with the same operation ID. An engine that
-        has restarted meanwhile refuses it, because the epoch differs. With ``ends_engine``, the
-        operation has succeeded once the engine accepted it and stops answering.
-        """
+        # A request whose response is lost is sent again with the same operation ID. An engine that
+        # has restarted meanwhile refuses it, because the epoch differs. With ends_engine, the
+        # operation has succeeded once the engine accepted it and stops answering.
         deadline = time.monotonic() + limit_s
         accepted = False
         trouble, pause = "the engine did not answer", FIRST_POLL_PAUSE_S

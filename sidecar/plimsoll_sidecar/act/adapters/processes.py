@@ -1,8 +1,7 @@
 """Find and end the processes of one engine.
 
 A signal is sent only if the PID still belongs to the same process. All processes of an engine are
-ended together. Otherwise, helper processes would outlive a killed frontend, and hold host or device
-memory.
+ended together, because helpers that outlive a frontend hold memory.
 """
 
 from __future__ import annotations
@@ -46,38 +45,26 @@ from plimsoll_sidecar.signals.resident_memory import read_resident_memory, sum_k
 
 log = logging.getLogger(__name__)
 
+# Between SIGTERM and SIGKILL. A frontend that hangs ignores SIGTERM; a slow frontend needs time for
+# its shutdown.
 TERM_GRACE_S = 5.0
-"""Seconds between SIGTERM and SIGKILL for a main process.
-
-A frontend that hangs ignores SIGTERM; a slow frontend needs time for its shutdown."""
+# A main process without helpers can finish no request, but vLLM's waits as long as clients keep
+# their streams open.
 NO_HELPERS_GRACE_S = 5.0
-"""Seconds until SIGKILL for a main process whose helpers have all ended.
-
-Such a process can finish no request, but vLLM's waits as long as clients keep their streams
-open."""
+# After their main process ended without SIGKILL.
 HELPER_EXIT_WAIT_S = 3.0
-"""Seconds to wait for the end of helpers after their main process ended without SIGKILL."""
+# After SIGKILL.
 KILL_WAIT_S = 5.0
-"""Seconds to wait for the end of a process after SIGKILL."""
 POLL_INTERVAL_S = 0.05
 MAIN_EXIT_WAIT_S = 5.0
-"""Seconds to wait for the end of the main process."""
 SEARCH_INTERVAL_S = 5.0
-"""Seconds between two searches for the engine's processes."""
 MIN_ORPHAN_AGE_S = 60.0
-"""Minimum age in seconds of orphaned helpers."""
+# A serving engine allocates and frees smaller amounts all the time.
 MIN_TRIM_EFFECT_BYTES = 1 << 20
-"""Minimum freed memory of an effective trim.
-
-A serving engine allocates and frees smaller amounts all the time."""
 
 
 class TerminationResult(msgspec.Struct, frozen=True):
-    """Result of ending the processes of an engine.
-
-    ``summary`` is a text for the incident's timeline. ``error`` names the processes that still run
-    and says why; None if all have ended.
-    """
+    """Summary of ending the processes, and an error that names those that still run."""
 
     summary: str
     error: str | None = None
@@ -88,8 +75,7 @@ class Terminator:
 
     Args:
         processes: The processes of the engine.
-        is_allowed: A function that returns whether a process still belongs to the engine. It is
-            called before every signal.
+        is_allowed: Returns whether a process still belongs to the engine, before every signal.
         required_helpers: The helpers without which the main process cannot finish requests.
 
     """
@@ -108,11 +94,10 @@ class Terminator:
         self._refused: dict[ProcessId, str] = {}
 
     def terminate(self, main: ProcessId | None, grace_s: float = TERM_GRACE_S) -> TerminationResult:
-        """End ``main``, and then all other processes.
+        """End ``main``, and then all other processes: with SIGTERM, and later with SIGKILL.
 
-        Each process receives SIGTERM, and SIGKILL if it is still running later. ``main`` has
-        ``grace_s`` seconds between the two, or less if all required helpers have ended. If ``main``
-        is None, only the other processes are ended.
+        ``main`` has ``grace_s`` seconds between the two, or less if all required helpers have
+        ended. If ``main`` is None, only the other processes are ended.
         """
         summary: list[str] = []
         if main is not None and is_running(main):
@@ -146,7 +131,7 @@ class Terminator:
         return TerminationResult("; ".join(summary))
 
     def _terminate_main(self, process: ProcessId, grace_s: float) -> signal.Signals:
-        """End the main process, and return the last signal that it received."""
+        # Returns the last signal that the process received.
         self._send_signal(process, signal.SIGTERM)
         deadline = time.monotonic() + grace_s
         if self._required_helpers:
@@ -160,7 +145,6 @@ class Terminator:
         return signal.SIGKILL
 
     def _find_running(self) -> set[ProcessId]:
-        """Return the running processes, including new child processes."""
         alive = {process for process in self._processes if is_running(process)}
         children = find_descendants({process.pid for process in alive}, read_parent_pids())
         alive |= {found for pid in children if (found := identify(pid)) is not None}
@@ -177,10 +161,6 @@ class Terminator:
         timeout_s: float,
         is_done: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Wait at most ``timeout_s`` seconds until all processes have ended.
-
-        The wait ends early if ``is_done`` returns True.
-        """
         deadline = time.monotonic() + timeout_s
         waited = list(processes)
         while time.monotonic() < deadline and not is_done():
@@ -218,11 +198,7 @@ def _format_pids(processes: Iterable[ProcessId]) -> str:
 
 
 class OwnedEngine:
-    """Base class of adapters: the operations on the engine's processes.
-
-    They work even if the engine does not respond. Their interface is part of
-    :class:`~plimsoll_sidecar.act.adapters.engine_adapter.EngineAdapter`.
-    """
+    """Base class of adapters: the operations on the engine's processes."""
 
     has_status_port = False
 
@@ -248,11 +224,11 @@ class OwnedEngine:
         return None
 
     def has_ended(self) -> bool:
-        """Report whether the main process has ended while the engine's helpers still run."""
+        """Report whether the main process has ended while its helpers still run."""
         return self._owned.has_main_ended()
 
     def end_leftover_processes(self) -> str:
-        """End the processes that an earlier engine left behind, and return their names as text."""
+        """End the processes of an earlier engine, and return their names; empty without any."""
         return self._owned.end_leftover_processes()
 
     def end_processes(self, main: ProcessId | None) -> TerminationResult:
@@ -285,9 +261,9 @@ class OwnedProcesses:
         self._leftovers: set[ProcessId] = set()
 
     def find_processes(self) -> EngineProcesses:
-        """Return the running processes, from a search within the last :data:`SEARCH_INTERVAL_S`.
+        """Return the running processes, at most :data:`SEARCH_INTERVAL_S` old.
 
-        Raises :class:`EngineNotFoundError` if there are none, and logs the error once.
+        Raises :class:`EngineNotFoundError`, and logs the error once.
         """
         with self._lock:
             known = self._found
@@ -316,10 +292,9 @@ class OwnedProcesses:
         return self._found
 
     def list_processes(self, members: EngineProcesses | None = None) -> list[ProcessMemory]:
-        """Return the processes in ``members`` with their roles and names; empty if there are none.
+        """Return ``members`` or else the running processes, with their roles and names.
 
-        The main process has the role ``Frontend``. Without ``members``, the running processes are
-        found first.
+        The result is empty if there are none. The main process has the role ``Frontend``.
         """
         members = members or self.find_processes_or_none()
         if members is None:
@@ -337,8 +312,8 @@ class OwnedProcesses:
     def has_main_ended(self) -> bool:
         """Report whether only orphaned helpers of an engine are running.
 
-        They must be at least :data:`MIN_ORPHAN_AGE_S` old, because the search may not find all
-        processes of an engine that is starting.
+        They must be at least :data:`MIN_ORPHAN_AGE_S` old, because the search may miss processes of
+        an engine that is starting.
         """
         members = self.find_processes_or_none()
         if members is None or members.main is not None:
@@ -347,16 +322,13 @@ class OwnedProcesses:
         return bool(parts) and min(map(compute_age_s, parts)) >= MIN_ORPHAN_AGE_S
 
     def _find_titled_helpers(self, members: EngineProcesses) -> list[ProcessId]:
-        """Return the processes with a title that only helpers of this engine type use."""
+        # Only helpers of this engine type use such a title.
         return [
             p for p in members.processes if has_helper_title(read_command_line(p.pid), self._kind)
         ]
 
     def end_leftover_processes(self) -> str:
-        """End the processes that an earlier engine left behind, and return their names as text.
-
-        The text is empty if there were none. Some container runtimes end such processes themselves.
-        """
+        """End the processes of an earlier engine, and return their names; empty without any."""
         with self._lock:
             members = self._found
             left = {process for process in self._leftovers if is_running(process)}
@@ -370,11 +342,9 @@ class OwnedProcesses:
     def end_processes(
         self, main: ProcessId | None = None, grace_s: float = TERM_GRACE_S
     ) -> TerminationResult:
-        """End every process of the engine.
+        """End every process of the engine, but not of an engine that has started since.
 
         ``main`` is the main process at the time of the decision to end the engine; None if unknown.
-        An engine that has started since then is not affected. ``grace_s`` is the time in seconds
-        between SIGTERM and SIGKILL.
         """
         with self._lock:
             try:
@@ -417,11 +387,7 @@ def _make_terminator(
 
 
 class TrimEffect(msgspec.Struct, frozen=True):
-    """Memory that a trim has freed, in bytes.
-
-    A value is negative if memory grew during the trim, and None if unknown. ``has_devices`` states
-    whether the engine uses devices.
-    """
+    """Memory that a trim has freed, in bytes; None if unknown, and negative if it grew."""
 
     host: int | None
     device: int | None
@@ -431,9 +397,8 @@ class TrimEffect(msgspec.Struct, frozen=True):
     def outcome(self) -> Outcome:
         """Outcome of the trim.
 
-        A trim succeeds if it frees at least :data:`MIN_TRIM_EFFECT_BYTES` of host or device memory.
-        Otherwise, the outcome is ``Failed``, or ``Unknown`` if one of the two could not be
-        measured.
+        A trim succeeds if it frees at least :data:`MIN_TRIM_EFFECT_BYTES`. Otherwise, the outcome
+        is ``Failed``, or ``Unknown`` if the freed memory could not be measured.
         """
         if max(self.host or 0, self.device or 0) >= MIN_TRIM_EFFECT_BYTES:
             return Outcome.SUCCEEDED
@@ -442,7 +407,7 @@ class TrimEffect(msgspec.Struct, frozen=True):
 
     @property
     def summary(self) -> str:
-        """Freed memory as text, for the incident's timeline."""
+        """Freed memory as text."""
         parts = [f"{_format_bytes(self.host)} of host memory"]
         if self.has_devices or self.device is not None:
             parts.append(f"{_format_bytes(self.device)} of device memory")
@@ -452,17 +417,13 @@ class TrimEffect(msgspec.Struct, frozen=True):
 def measure_trim_effect(
     host_before: int | None, host_after: int | None, device_freed: int | None, has_devices: bool
 ) -> TrimEffect:
-    """Return the effect of a trim.
-
-    ``host_before`` and ``host_after`` are the sizes of host memory in bytes; None if unknown.
-    ``device_freed`` is the number of bytes that PyTorch reports as freed; None if unknown.
-    """
+    """Return the effect of a trim. Sizes are in bytes; None if unknown."""
     host = None if host_before is None or host_after is None else host_before - host_after
     return TrimEffect(host, device_freed, has_devices)
 
 
 def measure_trimmable_bytes(pids: Iterable[int]) -> int | None:
-    """Return the host memory of the processes ``pids`` that a trim can free, in bytes.
+    """Return the host memory that a trim can free, in bytes.
 
     None if unknown for at least one process.
     """
