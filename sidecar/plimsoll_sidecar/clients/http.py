@@ -1,8 +1,7 @@
 """Send HTTP requests with limits on the total time, and on the size of head and body.
 
-urllib3 applies its timeout to each read of the socket. A server that sends one byte from time to
-time could block its caller forever. The limits of this module cover the whole response: status
-line, headers, chunks and body. All clients in the supervisor use :func:`request`.
+urllib3 applies its timeout to each read of the socket: a server that sends one byte from time to
+time could block its caller forever. These limits cover the whole response.
 """
 
 from __future__ import annotations
@@ -24,16 +23,15 @@ from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 # urllib3 would warn on each call. HttpClient explains why it does not verify certificates.
 urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
 
+# The pages of known engines are smaller than 1 MiB.
 MAX_BODY_BYTES = 4 << 20
-"""Default maximum size of a body. The pages of known engines are smaller than 1 MiB."""
+# Status line, headers, and the framing of a body.
 MAX_HEAD_BYTES = 64 << 10
-"""Maximum size of status line and headers, and of the framing of a body."""
 READ_CHUNK_BYTES = 1 << 16
+# An error message may quote a malformed line of the response.
 MAX_MESSAGE_CHARS = 500
-"""Maximum length of an error message, which may quote a malformed line of the response."""
+# In a URL, it stands for all addresses of this pod, because the engine may listen on any of them.
 LOOPBACK = "127.0.0.1"
-"""Host in a URL that stands for all addresses of this pod, because the engine may listen on any of
-them."""
 
 
 class RequestError(Exception):
@@ -45,14 +43,11 @@ class ResponseTooLargeError(RequestError):
 
 
 class EngineError(Exception):
-    """A failed call to the engine, or an unusable response. The message gives the reason."""
+    """A failed call to the engine, or an unusable response."""
 
 
 class HttpResponse(NamedTuple):
-    """Response of a server.
-
-    The names of ``headers`` ignore case. ``body`` is empty if only the head was read.
-    """
+    """Response of a server, without a body if only the head was read."""
 
     status: int
     headers: Mapping[str, str]
@@ -60,11 +55,7 @@ class HttpResponse(NamedTuple):
 
 
 def iterate_pod_addresses() -> Iterator[str]:
-    """Yield the addresses on which an engine of this pod may listen, loopback first.
-
-    An engine may listen only on its pod's address, or only on one address family. Connecting a UDP
-    socket shows which local address the kernel would use, and sends no packet.
-    """
+    """Yield the addresses on which an engine of this pod may listen, loopback first."""
     yield from (LOOPBACK, "::1")
     for family, remote in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
         with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as route:
@@ -73,8 +64,6 @@ def iterate_pod_addresses() -> Iterator[str]:
 
 
 class _BoundedStream(io.RawIOBase):
-    """Stream of one response, limited in size and by a deadline."""
-
     def __init__(self, raw: io.RawIOBase, sock: socket.socket, deadline: float) -> None:
         self._raw, self._sock, self._deadline = raw, sock, deadline
         self.remaining_bytes = MAX_HEAD_BYTES
@@ -101,8 +90,6 @@ class _BoundedStream(io.RawIOBase):
 
 
 class _Response(http.client.HTTPResponse):
-    """Response that is read through :class:`_BoundedStream`."""
-
     def __init__(self, sock: socket.socket, *args: Any, deadline: float, **options: Any) -> None:
         super().__init__(sock, *args, **options)
         self._wire = _BoundedStream(self.fp.detach(), sock, deadline)
@@ -115,14 +102,11 @@ class _Response(http.client.HTTPResponse):
 
 
 class _BoundedConnection:
-    """Connection with one timeout for the request and the response together."""
-
     host: str
     timeout: float | None
     response_class: Any
 
     def _new_conn(self) -> socket.socket:
-        """Connect to the host. For the loopback host, try all addresses of this pod in turn."""
         original_host, first_error = self.host, None
         addresses = iterate_pod_addresses() if original_host == LOOPBACK else iter((original_host,))
         try:
@@ -176,11 +160,7 @@ def request(
     max_bytes: int = MAX_BODY_BYTES,
     head_only: bool = False,
 ) -> HttpResponse:
-    """Send a request, and return the response, with an empty body if ``head_only``.
-
-    Redirects are not followed. A compressed body, which was not requested, is not decompressed.
-    Raises :class:`RequestError`.
-    """
+    """Send a request without following redirects. Raises :class:`RequestError`."""
     try:
         answer = connections.request(
             method,
@@ -204,7 +184,6 @@ def request(
 
 
 def _read_body(answer: urllib3.BaseHTTPResponse, max_bytes: int) -> bytes:
-    """Return the whole body, and then return the connection to the pool."""
     pieces, size = [], 0
     try:
         while piece := answer.read1(READ_CHUNK_BYTES):
@@ -222,14 +201,11 @@ def _read_body(answer: urllib3.BaseHTTPResponse, max_bytes: int) -> bytes:
 
 
 class HttpClient:
-    """Client of an engine's server at the base URL ``url``. Thread-safe.
+    """Client of an engine's server. Thread-safe.
 
-    Each request uses a new connection. During a drain, the engine would count an open connection as
-    a client. If the server closed it between two requests, the next request would fail.
-
-    Certificates of ``https`` URLs are not verified, because the engine's certificate names the
-    Service. No secret is sent, and the server is on the pod's own loopback interface, or gets a
-    request without content.
+    Each request uses a new connection, because the engine counts open connections in a drain.
+    Certificates are not verified: no secret is sent, and the engine's certificate names the
+    Service.
     """
 
     def __init__(self, url: str) -> None:

@@ -29,18 +29,17 @@ from plimsoll_sidecar.clients.http import (
 )
 
 SERVICE_ACCOUNT_FOLDER = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-"""Folder with the token and the CA certificate of the pod's service account."""
 REQUEST_TIMEOUT_S = 10.0
 FIELD_MANAGER = "plimsoll-supervisor"
+# If a page is too large, this number is divided by 4.
 MAX_OBJECTS_PER_PAGE = 64
-"""Maximum number of objects in a page. If a page is too large, the number is divided by 4."""
 MAX_PAGES = 1000
+# For all pages of a collection together.
 LIST_TIMEOUT_S = 60.0
-"""Timeout for all pages of a collection together, in seconds."""
+# The server may ask for more.
 MAX_RETRY_AFTER_S = 600.0
-"""Maximum pause before the next request in seconds, even if the server asks for more."""
+# The server's error message may come from a webhook.
 MAX_MESSAGE_CHARS = 500
-"""Maximum length of the server's error message, which may come from a webhook."""
 
 Object = dict[str, Any]
 T = TypeVar("T")
@@ -49,7 +48,7 @@ T = TypeVar("T")
 class KubeError(Exception):
     """A failed request to the API server. ``status`` is 0 without a usable response.
 
-    ``retry_after_s`` is the pause in seconds that the server asks for (status 429 or 503).
+    ``retry_after_s`` is the pause that the server asks for (status 429 or 503).
     """
 
     def __init__(self, status: int, message: str, retry_after_s: float | None = None) -> None:
@@ -105,10 +104,7 @@ class _Page(msgspec.Struct, Generic[T]):
 
 
 class KubeClient:
-    """Client of one API server. Thread-safe.
-
-    Outside a cluster, it can use a client certificate.
-    """
+    """Client of one API server. Thread-safe."""
 
     def __init__(
         self,
@@ -146,10 +142,7 @@ class KubeClient:
         )
 
     def estimate_server_time(self) -> float:
-        """Return the server's time in Unix seconds, or this node's time before the first response.
-
-        Pods on different nodes compare these times, so all must come from the server's clock.
-        """
+        """Return the server's time in Unix seconds; before the first response, this node's time."""
         if self._server_time is None:
             return time.time()
         server_time, read_at = self._server_time
@@ -164,11 +157,7 @@ class KubeClient:
         return _decode_object("GET", path, self._call("GET", path))
 
     def list_items(self, path: str, item_type: type[T], **query: str) -> Iterator[T]:
-        """Yield the objects of the collection at ``path``, decoded as ``item_type``, page by page.
-
-        Raises KubeError, for example if it has more than :data:`MAX_PAGES` pages or takes longer
-        than :data:`LIST_TIMEOUT_S`.
-        """
+        """Yield the objects of a collection, page by page. Raises KubeError."""
         limit, continue_token, deadline = (
             MAX_OBJECTS_PER_PAGE,
             "",
@@ -207,24 +196,18 @@ class KubeClient:
         )
 
     def put(self, path: str, body: Object) -> Object:
-        """Replace the object at ``path``, and return the stored object.
+        """Replace an object, and return the stored object.
 
         Raises ConflictError if ``resourceVersion`` in ``body`` is outdated, and KubeError.
         """
         return _decode_object("PUT", path, self._call("PUT", path, body))
 
     def create(self, path: str, body: Object) -> Object:
-        """Create the object ``body`` in the collection at ``path``, and return the stored object.
-
-        Raises KubeError.
-        """
+        """Create an object in the collection at ``path``, and return it. Raises KubeError."""
         return _decode_object("POST", path, self._call("POST", path, body))
 
     def apply(self, path: str, body: Object) -> Object:
-        """Apply ``body`` server-side with the supervisor's field manager, and return the object.
-
-        Raises KubeError.
-        """
+        """Apply ``body`` server-side, and return the stored object. Raises KubeError."""
         query = {"fieldManager": FIELD_MANAGER, "force": "true"}
         content_type = "application/apply-patch+yaml"
         return _decode_object("PATCH", path, self._call("PATCH", path, body, query, content_type))
@@ -237,7 +220,7 @@ class KubeClient:
         query: dict[str, str] | None = None,
         content_type: str = "application/json",
     ) -> HttpResponse:
-        """Send a request, and return the response. Raises KubeError for a status from 300 on."""
+        # Raises KubeError for a status from 300 on.
         headers = {"Accept": "application/json", "User-Agent": FIELD_MANAGER}
         if self._token_file is not None:
             try:
@@ -269,11 +252,8 @@ class KubeClient:
 
 
 def _create_tls_context(has_own_ca: bool) -> ssl.SSLContext:
-    """Return a TLS context that verifies certificates as kubectl does.
-
-    Python 3.13 requires key identifiers by default, which the CAs of many clusters lack, such as
-    those of EKS. The system's CAs are loaded unless the pool will add the cluster's own CA.
-    """
+    # Python 3.13 requires key identifiers by default, which the CAs of many clusters lack, such as
+    # those of EKS. The system's CAs are loaded unless the pool will add the cluster's own CA.
     context = create_urllib3_context(cert_reqs=ssl.CERT_REQUIRED)
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     if not has_own_ca:
@@ -310,7 +290,6 @@ def _read_error_message(answer: HttpResponse) -> str:
 
 
 def _read_response_time(answer: HttpResponse) -> float | None:
-    """Return the time in the response's Date header in Unix seconds; None if invalid."""
     try:
         return parsedate_to_datetime(answer.headers.get("Date", "")).timestamp()
     except (ValueError, TypeError, OverflowError):
@@ -318,14 +297,13 @@ def _read_response_time(answer: HttpResponse) -> float | None:
 
 
 def _read_retry_after_s(answer: HttpResponse) -> float | None:
-    """Return the Retry-After header in seconds; None if it is no number."""
     seconds = parse_whole_number(answer.headers.get("Retry-After", "")[:MAX_WHOLE_NUMBER_DIGITS])
     return None if seconds is None else min(float(seconds), MAX_RETRY_AFTER_S)
 
 
 SERVICE_NAME_LABEL = "kubernetes.io/service-name"
+# For all Services together. An endpoint takes about 200 bytes of memory.
 MAX_ENDPOINTS = 10_000
-"""Maximum number of endpoints of all Services together. Each takes about 200 bytes of memory."""
 
 
 class _Conditions(msgspec.Struct):
@@ -373,7 +351,7 @@ class EndpointSlices:
         self._path = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
 
     def compute_seconds_since_outage(self) -> float:
-        """Return the seconds since a request last failed because of the API server."""
+        """Return the time since the server last gave no answer or an internal error."""
         return self._kube.compute_seconds_since_outage()
 
     def iterate_endpoints(self, services: Iterable[str]) -> Iterator[Endpoint]:
@@ -405,7 +383,7 @@ class EndpointSlices:
         } - {""}
 
     def find_ready_addresses(self, pods: Collection[str]) -> dict[str, str]:
-        """Return the addresses of those ``pods`` that are ready in any Service, by pod name."""
+        """Return the addresses of the ``pods`` that are ready in any Service, by pod name."""
         return {
             converted.pod: converted.address
             for endpoint_slice in self._iterate_slices()
@@ -419,11 +397,8 @@ class EndpointSlices:
 
 
 def _make_endpoint(service: str, endpoint: _Endpoint) -> Endpoint:
-    """Convert an endpoint of an EndpointSlice. An absent condition counts as true, as in the API.
-
-    A Service with ``publishNotReadyAddresses`` reports all its pods as ready. ``serving`` then
-    shows whether the pod itself is ready.
-    """
+    # An absent condition counts as true, as in the API. A Service with publishNotReadyAddresses
+    # reports all its pods as ready; serving then shows whether the pod itself is ready.
     conditions = endpoint.conditions or _Conditions()
     return Endpoint(
         service=service,

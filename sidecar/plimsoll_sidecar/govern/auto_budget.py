@@ -1,23 +1,7 @@
 """Learn ``Auto`` budgets from the growth of healthy replicas, without I/O.
 
-The journal stores what a replica has learned, on a volume that is deleted with the pod. For new
-pods and revisions, the operator merges the reports of all replicas (``fleet/learned.py``). It
-stores them as ``learned.json`` in the ConfigMap with the configuration, which
-:meth:`LearnedHistory.inherit` reads. ``plimsoll tune`` recommends budgets with the same formulas
-(:mod:`plimsoll_sidecar.tune`).
-
-Each hour has three growth values: the largest unexplained growth over the 1, 6 and 24 hours that
-end in it. The budget for a window is 1.5 times the 99th percentile of the hours' values. It is at
-least 3 % of the memory limit, and at most half of the headroom. The headroom is the memory between
-the largest size after a start and the limit.
-
-Hours within a day of a confirmed incident do not count, because a leak would increase its own
-budget. For the same reason, a budget increases by at most a quarter per day. It decreases by at
-most a tenth per day, so that a busy week after a quiet week causes no alarm. The owner can set a
-``minimum``, which applies immediately.
-
-The factors were chosen, not fitted. On 1,480 h of production containers, budgets learned in twelve
-hours would have caused 15 suspicions. Budgets learned in one hour would have caused 25.
+The budget for a window is 1.5 times the 99th percentile of the hourly growth. It has a minimum and
+a maximum. Hours within a day of a confirmed incident do not count.
 """
 
 from __future__ import annotations
@@ -50,23 +34,18 @@ from plimsoll_api.memory_policy import (
 SECONDS_PER_HOUR = 3600.0
 HOURS_PER_DAY = 24
 MAX_STORED_STARTS = 8
+# Two samples may be missing in a recording with one sample a minute.
 MAX_SAMPLE_GAP_S = 180.0
-"""Longest gap between two samples that counts as observed, in seconds.
-
-It allows two missing samples in a recording with one sample a minute."""
+# The factors were chosen, not fitted. On 1,480 h of production containers, budgets learned in
+# twelve hours would have caused 15 suspicions. Budgets learned in one hour would have caused 25.
 BUDGET_FACTOR = 1.5
-"""Budget as a multiple of the growth quantile."""
 GROWTH_QUANTILE = 0.99
 MIN_SHARE_OF_LIMIT = 0.03
-"""Minimum budget, as a share of the memory limit."""
+# Applies if no limit is known: 3 % of 2 GiB.
 MIN_BUDGET_BYTES = 64 << 20
-"""Minimum budget if no limit is known: 3 % of 2 GiB."""
 MAX_SHARE_OF_HEADROOM = 0.5
-"""Maximum budget, as a share of the headroom between the size after a start and the limit."""
+# A new budget makes the detector discard its trends, so it applies only after such a change.
 MIN_RELATIVE_CHANGE = 0.05
-"""Minimum relative change at which a new budget applies.
-
-The detector discards its trends with each change."""
 MAX_REVISION_CHARS = 200
 GROWTH_KINDS = {"host": IncidentKind.HOST_GROWTH, "device": IncidentKind.DEVICE_GROWTH}
 
@@ -77,8 +56,7 @@ class HourGrowth(msgspec.Struct, array_like=True):
     Attributes:
         at: The number of the hour since 1970.
         seen_s: The observed seconds of the hour.
-        gains: The largest growth in bytes over each window of :data:`LEARNED_WINDOWS_H` that ends
-            in the hour.
+        gains: The largest growth in bytes over each window of :data:`LEARNED_WINDOWS_H`.
         incident: Whether a confirmed incident of this kind of memory was open or in its cooldown.
         most: The largest size of the memory in the hour, in bytes.
 
@@ -132,16 +110,7 @@ class LearnedHistory(msgspec.Struct, omit_defaults=True):
         budget_state: BudgetState | None,
         has_incident: bool,
     ) -> None:
-        """Add a sample.
-
-        Args:
-            now: The time in Unix seconds.
-            epoch: The engine's epoch.
-            revision: The revision of the workload. A new revision restarts the learning.
-            budget_state: The state of the leak budget; None if unknown.
-            has_incident: Whether an incident of this kind of memory is open or in its cooldown.
-
-        """
+        """Add a sample at ``now`` (Unix seconds). A new ``revision`` restarts the learning."""
         at = int(now // SECONDS_PER_HOUR)
         if revision != self.revision:
             # The next revision starts with the budget in force.
@@ -182,10 +151,7 @@ class LearnedHistory(msgspec.Struct, omit_defaults=True):
         hour.most = max(hour.most, budget_state.current or 0)
 
     def update_budget(self, now: float, budget: MemoryBudget, auto: AutoBudgets) -> bool:
-        """Update the budget in force, at most once an hour, and return whether it may have changed.
-
-        ``now`` is in Unix seconds. ``budget`` and ``auto`` come from the configuration.
-        """
+        """Update the budget at most once an hour, and report whether it may have changed."""
         at = int(now // SECONDS_PER_HOUR)
         if self.budget is None:
             if not self.is_learned(auto):
@@ -206,10 +172,7 @@ class LearnedHistory(msgspec.Struct, omit_defaults=True):
         return True
 
     def is_learned(self, auto: AutoBudgets) -> bool:
-        """Report whether the observations suffice to act on growth.
-
-        Inherited observations of other replicas count as well.
-        """
+        """Report whether the observations, with inherited ones, suffice to act on growth."""
         seen_s = self.observed_s
         if self.inherited is not None:
             if self.inherited.budget is not None:
@@ -236,17 +199,14 @@ class LearnedHistory(msgspec.Struct, omit_defaults=True):
             self.inherited = LearnedMemory(start=inherited.start, budget=inherited.budget)
 
     def list_healthy_hours(self) -> list[HourGrowth]:
-        """Return the healthy hours of this replica.
-
-        Inherited values count as one more hour.
-        """
+        """Return the healthy hours. Inherited values count as one more hour."""
         found = select_healthy_hours(self.hours)
         if self.inherited is not None and self.inherited.seen_s:
             found.append(HourGrowth(0, float(self.inherited.seen_s), self.inherited.gains))
         return found
 
     def find_largest_size(self) -> int | None:
-        """Return the largest size in healthy hours of this revision, in bytes; None if unknown."""
+        """Return the largest size in healthy hours, in bytes; None if unknown."""
         return max((one.most for one in select_healthy_hours(self.hours)), default=0) or None
 
     def make_report(self, auto: AutoBudgets) -> LearnedMemory | None:
@@ -266,10 +226,7 @@ class LearnedHistory(msgspec.Struct, omit_defaults=True):
         )
 
     def find_limit(self, budget: MemoryBudget) -> int | None:
-        """Return the configured memory limit in bytes, or else the newest known limit.
-
-        None if no limit is known.
-        """
+        """Return the configured or else the newest known memory limit in bytes; None if unknown."""
         return budget.limit_bytes if budget.limit_bytes is not None else self.limit
 
 
@@ -293,15 +250,14 @@ def sum_healthy_s(hours: Sequence[HourGrowth]) -> float:
 
 
 def compute_quantile(growth_values: Iterable[int], quantile: float = GROWTH_QUANTILE) -> int | None:
-    """Return the ``quantile`` quantile of ``growth_values`` by nearest rank; None without gains."""
+    """Return a quantile of ``growth_values`` by nearest rank; None without values."""
     ordered = sorted(growth_values)
     return ordered[max(0, math.ceil(quantile * len(ordered)) - 1)] if ordered else None
 
 
 def list_growth_within(hours: Iterable[HourGrowth], window_s: float) -> list[int]:
-    """Return the growth in bytes within a window of ``window_s`` seconds, for each hour.
+    """Return the growth in bytes for each hour, within the shortest window that is long enough.
 
-    The value is that of the shortest window in :data:`LEARNED_WINDOWS_H` that is at least as long.
     For several days, it is the growth of one day times the number of days.
     """
     window_h = window_s / SECONDS_PER_HOUR
@@ -323,11 +279,7 @@ def propose_budget(learned: LearnedHistory, budget: MemoryBudget) -> int | None:
 
 
 def clamp_budget(proposed_bytes: int, memory_limit: int | None, start_bytes: int) -> int:
-    """Return ``proposed_bytes``, raised to the minimum or lowered to the maximum budget, in bytes.
-
-    ``memory_limit`` is the memory limit; None if unknown. ``start_bytes`` is the size after a
-    start.
-    """
+    """Return the proposed budget within its minimum and maximum, in bytes."""
     if memory_limit is None:
         return max(proposed_bytes, MIN_BUDGET_BYTES)
     most = max(1, int(MAX_SHARE_OF_HEADROOM * max(0, memory_limit - start_bytes)))
@@ -335,11 +287,7 @@ def clamp_budget(proposed_bytes: int, memory_limit: int | None, start_bytes: int
 
 
 class BudgetsInForce(NamedTuple):
-    """Leak budgets in force.
-
-    ``learning`` holds the kinds whose budget has not been learned yet. Their incidents are only
-    reported.
-    """
+    """Leak budgets in force. Incidents of the kinds in ``learning`` are only reported."""
 
     memory: MemoryPolicy
     learning: frozenset[IncidentKind] = frozenset()
@@ -359,7 +307,7 @@ class LearnedBudgets(msgspec.Struct, omit_defaults=True):
         assessment: Assessment,
         kinds_with_incident: Collection[IncidentKind],
     ) -> None:
-        """Add an assessment at ``now`` (Unix seconds) of the workload's ``revision``.
+        """Add an assessment at ``now``, in Unix seconds.
 
         ``kinds_with_incident`` holds the kinds with an incident that is open or in its cooldown.
         """
@@ -371,10 +319,7 @@ class LearnedBudgets(msgspec.Struct, omit_defaults=True):
         )
 
     def list_memory_needs(self, ledger: Sequence[LedgerEntry]) -> dict[str, MemoryNeeds]:
-        """Return the memory needs of "host" and "device".
-
-        A key is missing if the largest healthy size of this memory is unknown.
-        """
+        """Return the known memory needs of "host" and "device"."""
         return {
             name: make_memory_needs(name, found, one.limit, ledger)
             for name, one in (("host", self.host), ("device", self.device))
@@ -387,7 +332,7 @@ class LearnedBudgets(msgspec.Struct, omit_defaults=True):
         return any(b is not None and b.auto and one.budget is None for one, b in pairs)
 
     def inherit(self, inherited: LearnedWorkload | None) -> None:
-        """Use what the workload's other replicas have learned; None if nothing is known."""
+        """Use what other replicas have learned; None if nothing is known."""
         if inherited is not None:
             self.host.inherit(inherited.host)
             self.device.inherit(inherited.device)
@@ -398,7 +343,7 @@ class LearnedBudgets(msgspec.Struct, omit_defaults=True):
         return {name: one for name, one in found.items() if one is not None}
 
     def update_budgets(self, now: float, memory: MemoryPolicy) -> bool:
-        """Update the ``Auto`` budgets, and return whether any of them may have changed."""
+        """Update the ``Auto`` budgets, and report whether any may have changed."""
         changed = [
             learned.update_budget(now, budget, memory.auto)
             for learned, budget in ((self.host, memory.host), (self.device, memory.device))
@@ -409,10 +354,7 @@ class LearnedBudgets(msgspec.Struct, omit_defaults=True):
     def update_and_resolve_budgets(
         self, now: float, memory: MemoryPolicy, previous: BudgetsInForce
     ) -> BudgetsInForce | None:
-        """Update the ``Auto`` budgets, and return the budgets in force.
-
-        None if they did not change. ``now`` is in Unix seconds.
-        """
+        """Update the ``Auto`` budgets. Return the budgets in force; None if they did not change."""
         self.update_budgets(now, memory)
         found = self.resolve_budgets(memory)
         same = found.learning == previous.learning and not has_budget_changed(

@@ -14,11 +14,7 @@ from plimsoll_sidecar.govern.incident import Incident
 
 
 class Verb(StrEnum):
-    """Kind of a command to the actuator, in the order of a remediation.
-
-    ``TAKE_SLOT`` takes a restart slot. ``LEAVE`` removes the pod from its Services.
-    ``MEET_PARTNER`` tests the engine with its partners.
-    """
+    """Kind of a command to the actuator, in the order of a remediation."""
 
     DIAGNOSE = "diagnose"
     TRIM = "trim"
@@ -73,19 +69,14 @@ class Command(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
         return Result(operation_id=self.operation_id, outcome=outcome, message=message)
 
     def sort_suspected_first(self, processes: Iterable[ProcessMemory]) -> list[ProcessMemory]:
-        """Return ``processes`` with the suspected process first.
-
-        Reports have a limited size, and must include this process.
-        """
+        """Return ``processes`` with the suspected process first."""
         return sorted(processes, key=lambda process: process.label != self.process)
 
 
 class SlotRequest(msgspec.Struct, frozen=True):
-    """Request for a restart slot, as the journal states it.
+    """Request for a restart slot; without an incident, the slot is released.
 
-    ``incident`` is the name of the incident that needs the slot; None if no incident needs one.
-    ``taking`` is true while a command that takes the slot is in progress; whether the slot is held
-    is then unknown.
+    ``taking`` is true while a command that takes the slot is in progress.
     """
 
     incident: str | None
@@ -93,21 +84,14 @@ class SlotRequest(msgspec.Struct, frozen=True):
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """Reason for the refusal of a restart slot.
-
-    ``message`` explains it to a person, and stays the same while the reason is the same.
-    """
+    """Reason for the refusal of a restart slot. Equal reasons have equal messages."""
 
     reason: WaitReason
     message: str
 
 
 class Outcome(StrEnum):
-    """Outcome of a command.
-
-    ``REFUSED`` means that nothing was started. ``UNKNOWN`` means that the effect is unknown, for
-    example because a replay executes no commands.
-    """
+    """Outcome of a command. ``REFUSED`` means that nothing was started."""
 
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"
@@ -116,10 +100,9 @@ class Outcome(StrEnum):
 
 
 class Result(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """Result of a command.
+    """Result of a command, with the names of saved diagnostics.
 
-    ``diagnostics`` holds the names of the saved files. ``waits`` is the reason for the refusal of a
-    slot; None if no slot was refused.
+    ``waits`` is the reason for the refusal of a slot; None if no slot was refused.
     """
 
     operation_id: str
@@ -130,10 +113,7 @@ class Result(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class EngineProcess(msgspec.Struct, frozen=True):
-    """One process of the engine.
-
-    ``role`` is its role in Plimsoll's engine, or the name that an external engine gives it.
-    """
+    """One process of the engine, with its role or the name that an external engine gives it."""
 
     role: str
     pid: int
@@ -178,7 +158,7 @@ class EngineView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
     @property
     def answers(self) -> bool:
-        """Whether the engine answered the request for its status, which states the epoch."""
+        """Whether the engine answered the request for its status."""
         return self.epoch is not None
 
 
@@ -194,10 +174,7 @@ class EventType(StrEnum):
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """A change of an incident at the time ``at``, in Unix seconds.
-
-    ``action`` is the action that starts with an event ``Remediation``; None for other types.
-    """
+    """A change of an incident at the time ``at``, in Unix seconds."""
 
     type: EventType
     at: float
@@ -208,8 +185,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 class Turn(msgspec.Struct):
     """Output of one turn of the governor: at most one new command, and the events.
 
-    ``changed`` states whether the governor's state has changed. The journal must then store it
-    before the command is sent.
+    If ``changed``, the journal must store the state before the command is sent.
     """
 
     command: Command | None = None

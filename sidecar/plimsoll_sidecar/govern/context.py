@@ -17,10 +17,8 @@ from plimsoll_sidecar.govern.incident import DISRUPTING_PHASES, Incident, move_t
 from plimsoll_sidecar.govern.state import GovernorState, start_cooldown
 
 LEAVING_ACTIONS = (Action.ENGINE_RESTART, Action.POD_REPLACE)
-"""Actions that take the pod out of service."""
+# A longer drain of a stalled engine is useless, because no stream continues.
 MAX_STALLED_DRAIN_S = 1.0
-"""Longest drain of a stalled engine in seconds. A longer drain is useless, because no stream
-continues."""
 
 
 class TurnContext:
@@ -60,10 +58,7 @@ class TurnContext:
     def emit_event(
         self, event_type: EventType, incident: Incident, action: Action | None = None
     ) -> None:
-        """Add an event of ``incident`` to this turn, and mark the state as changed.
-
-        A turn has at most one event ``Advanced`` for each incident.
-        """
+        """Add an event to this turn, at most one ``Advanced`` for each incident."""
         self.turn.changed = True
         if event_type is EventType.ADVANCED and any(
             event.incident is incident and event.type is event_type for event in self.turn.events
@@ -91,10 +86,7 @@ class TurnContext:
     def set_pending_command(
         self, incident: Incident, verb: Verb, step_name: str, gives_up: bool = False
     ) -> Command:
-        """Create the pending command, add its step to the incident, and return the command.
-
-        ``gives_up`` is that of :class:`~plimsoll_sidecar.govern.command.Command`.
-        """
+        """Create the pending command, add its step to the incident, and return the command."""
         carry = verb is Verb.RESTART_WORKER
         mode = self.policy.drain.mode
         if not carry and mode is DrainMode.CARRY:
@@ -140,23 +132,18 @@ class TurnContext:
 
     @property
     def has_no_pending_command(self) -> bool:
-        """Whether no command is in progress; there is at most one."""
+        """Whether no command is in progress."""
         return self.state.pending is None
 
     def get_current_bytes(self, incident: Incident) -> int | None:
-        """Return the current size of the memory that the incident's budget limits, in bytes.
-
-        None if the size is unknown, or if the incident has no budget.
-        """
+        """Return the size of the memory that the incident's budget limits; None if unknown."""
         budget = incident.get_budget_state(self.assessment)
         return budget.current if budget else None
 
     def estimate_time_to_limit_s(self, incident: Incident) -> float | None:
-        """Return the seconds until memory of the incident's kind reaches its limit.
+        """Return the seconds until memory reaches its limit, and the engine ends.
 
-        None if unknown; infinite if the memory does not grow. At the limit, the engine ends. The
-        leak budget is much smaller than the limit, so that a drain has enough time once the budget
-        is spent.
+        None if unknown; infinite if the memory does not grow.
         """
         budget = incident.get_budget_state(self.assessment)
         if budget is None or budget.current is None:
@@ -176,9 +163,8 @@ class TurnContext:
     def can_defer_restart(self, incident: Incident) -> bool:
         """Report whether a restart can wait although the ``Auto`` budget is spent.
 
-        An ``Auto`` budget describes the usual growth, and is no limit that the owner has set. A
-        restart for it is urgent only near the memory limit. If the limit is unknown, the restart
-        can wait.
+        An ``Auto`` budget describes the usual growth. A restart for it is urgent only near a known
+        memory limit.
         """
         budget = self.memory.get_auto_budget(incident.kind)
         if budget is None or self.is_at_limit(incident):
@@ -194,15 +180,12 @@ class TurnContext:
         return budget.current >= NEAR_LIMIT_RATIO * budget.limit
 
     def will_memory_run_out_before_drain(self, incident: Incident) -> bool:
-        """Report whether memory would reach its limit before a drain ends.
-
-        A drain would then lose more requests than an immediate restart.
-        """
+        """Report whether memory would reach its limit before a drain ends."""
         left = self.estimate_time_to_limit_s(incident)
         return left is not None and left <= self.policy.drain.deadline_s
 
     def get_growth_bytes(self, incident: Incident) -> int:
-        """Return the unexplained growth in bytes, or that of the last suspicion if unknown."""
+        """Return the unexplained growth, or that of the last suspicion if unknown."""
         budget = incident.get_budget_state(self.assessment)
         known = budget.unexplained if budget else None
         return incident.growth_bytes if known is None else known
@@ -215,18 +198,14 @@ EXHAUSTED_MESSAGE = (
 
 
 def is_absence_conclusive(context: TurnContext, kind: IncidentKind) -> bool:
-    """Report whether the absence of a suspicion of ``kind`` shows that there is no such problem."""
+    """Report whether the absence of a suspicion of ``kind`` shows that there is no problem."""
     return context.engine.answers and (kind is IncidentKind.STALL or context.assessment.warm)
 
 
 def find_skip_outcome(
     context: TurnContext, action: Action, incident: Incident
 ) -> tuple[StepOutcome, str] | None:
-    """Return the outcome and the reason if ``action`` is skipped now; None if it is allowed.
-
-    The outcome is ``Would`` if only the mode ``Observe``, or a budget that is not learned yet,
-    prevents the action. Otherwise, it is ``Skipped``.
-    """
+    """Return the outcome and the reason if ``action`` is skipped now; None if it is allowed."""
     reason = ladder.find_skip_reason(action, incident, context.policy, context.engine)
     observes = context.explain_why_observing(incident)
     if reason is None and observes is not None:
@@ -238,14 +217,10 @@ def find_skip_outcome(
 
 
 def is_restart_due(context: TurnContext, incident: Incident) -> bool:
-    """Report whether a restart is due.
+    """Report whether a restart is due: always for a stall, and after an action without effect.
 
-    For a stall, and after an action that did not resolve the incident, a restart is always due. For
-    growth, it needs two conditions:
-
-    - The leak budget is spent, or memory would reach its limit before a drain could end. If the
-      budget is ``Auto``, memory must also be near its limit.
-    - Memory still grows and probably leaks, or it is at its limit.
+    For growth, the leak budget must be spent, or memory would reach its limit before a drain could
+    end. Memory must also still grow and probably leak, or be at its limit.
     """
     if incident.kind is IncidentKind.RECYCLE:
         return incident.kind in context.suspicions or incident.escalated
@@ -269,10 +244,9 @@ def is_restart_budget_spent(context: TurnContext) -> bool:
 
 
 def is_other_restart_running(context: TurnContext, incident: Incident) -> bool:
-    """Report whether a restart for an incident other than ``incident`` is in progress.
+    """Report whether a restart for another incident is in progress.
 
-    A restart ends when the new epoch begins, because its verification does not affect the engine. A
-    pod that waits for its replacement does not count, because the operator may be down.
+    A pod that waits for its replacement does not count, because the operator may be down.
     """
     return any(
         other is not incident
@@ -286,9 +260,6 @@ def is_other_restart_running(context: TurnContext, incident: Incident) -> bool:
 
 
 def is_engine_starting(context: TurnContext, incident: Incident) -> bool:
-    """Report whether a restart must wait because the engine is starting; False for a stall.
-
-    A restart for memory during the start could repeat before the engine has ever served.
-    """
+    """Report whether a restart must wait because the engine is starting; False for a stall."""
     starting = (EngineState.STARTING, EngineState.WARMING)
     return incident.kind is not IncidentKind.STALL and context.engine.state in starting

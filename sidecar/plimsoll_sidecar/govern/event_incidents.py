@@ -1,8 +1,7 @@
 """Create incidents that only record an event: a crash, or a manual action.
 
-Such an incident opens and ends in one turn. A crash is an end of the engine or its worker without a
-request for it. It shows as a new epoch. The supervisor records a crash only if it observed the
-epoch that ended. Otherwise, the cause is unknown: the node or the service may have been restarted.
+Such an incident opens and ends in one turn. A crash is recorded only if the supervisor observed the
+epoch that ended.
 """
 
 from __future__ import annotations
@@ -21,16 +20,14 @@ from plimsoll_sidecar.govern.incident import Incident, make_incident_name
 from plimsoll_sidecar.govern.verification import get_process_epoch
 
 ENDING_STATES = frozenset({EngineState.STOPPING, EngineState.STOPPED})
+# All processes of the engine run, and have allocated their memory.
 HEALTHY_STATES = frozenset({EngineState.SERVING, EngineState.DRAINING, EngineState.DRAINED})
-"""States in which all processes of the engine run, and have allocated their memory."""
 
 
 class LastHealthyState(msgspec.Struct, frozen=True):
-    """Last healthy state of an epoch.
+    """Last healthy state of an epoch, or the last state with the most processes.
 
-    If the epoch was never healthy, it is the last state with the most processes. Sizes are in
-    bytes; None if unknown. ``at`` is in Unix seconds. ``ending`` is set when the engine reports
-    that it is stopping, and ``oom_killed`` when the kernel kills a process because memory ran out.
+    Sizes are in bytes; None if unknown. ``at`` is in Unix seconds.
     """
 
     epoch: str
@@ -43,10 +40,7 @@ class LastHealthyState(msgspec.Struct, frozen=True):
     oom_killed: bool = False
 
     def update(self, engine: EngineView, assessment: Assessment, now: float) -> LastHealthyState:
-        """Return the state after a new sample.
-
-        After an OOM kill, only ``oom_killed`` is set, because a separate incident reports the kill.
-        """
+        """Return the state after a new sample."""
         oom_killed = self.oom_killed or any(
             one.kind is IncidentKind.OUT_OF_MEMORY_KILL for one in assessment.suspicions
         )
@@ -73,13 +67,8 @@ def make_crash_record(
 ) -> Incident:
     """Return the incident that records an unexpected end of an epoch.
 
-    Args:
-        last_state: The last healthy state of the epoch that ended.
-        view: The state of the engine in the next epoch.
-        replica: The first part of the incident's name.
-        host_limit: The limit of host memory in bytes; None if unknown.
-        now: The time in Unix seconds.
-
+    ``view`` is the state of the engine in the next epoch. ``host_limit`` is the limit of host
+    memory in bytes; None if unknown.
     """
     engine = get_process_epoch(last_state.epoch) != get_process_epoch(view.epoch or "")
     lost = [one for one in last_state.processes if one not in view.processes]
@@ -124,10 +113,7 @@ def make_crash_record(
 
 
 def _find_ended_process(processes: Sequence[EngineProcess], role: Role) -> str:
-    """Return ``role`` if a process has it, or else the name of the first process.
-
-    The processes of external engines have names instead of roles.
-    """
+    # The processes of external engines have names instead of roles.
     names = [one.role for one in processes]
     return role.value if role in names or not names else names[0]
 
@@ -162,10 +148,9 @@ REASON_BY_FAILURE = {
 
 
 class ManualAction(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A manual action: a command of the CLI, such as ``restart``.
+    """A command of the CLI, such as ``restart``. Times are in Unix seconds.
 
-    ``at`` and ``finished_at`` are in Unix seconds. ``outcome`` and ``finished_at`` are None while
-    the action is in progress.
+    ``outcome`` and ``finished_at`` are None while the action is in progress.
     """
 
     id: str
@@ -183,10 +168,7 @@ class ManualAction(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 def make_manual_action_record(action: ManualAction, replica: str, now: float) -> Incident:
-    """Return the incident that records a finished manual action.
-
-    Its name is ``replica`` with the end of the action's ID. ``now`` is in Unix seconds.
-    """
+    """Return the incident that records a finished manual action."""
     outcome = action.outcome or Outcome.UNKNOWN
     ended = action.finished_at or now
     reason = REASON_BY_FAILURE.get(outcome, REASON_BY_ACTION[action.action])

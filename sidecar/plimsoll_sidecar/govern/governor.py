@@ -1,12 +1,7 @@
 """Decide which actions to take on suspicions, without a clock or I/O.
 
-:meth:`Governor.advance` takes an assessment, the engine's state and the results of commands. It
-returns the events of the incidents and at most one new command. The caller writes
-:attr:`Governor.state` to the journal before it sends the command. After a restart of the
-supervisor, the governor continues from the state in the journal.
-
-:mod:`plimsoll_sidecar.govern.phases` handles each phase of an incident, and
-:mod:`plimsoll_sidecar.govern.incident` defines the order of the phases.
+The caller writes :attr:`Governor.state` to the journal before it sends a command. A restarted
+supervisor continues from the state in the journal.
 """
 
 from __future__ import annotations
@@ -48,25 +43,21 @@ from plimsoll_sidecar.govern.recycle import find_recycle_suspicion
 from plimsoll_sidecar.govern.restart_budget import ReplicaRestarts, Restart
 from plimsoll_sidecar.govern.state import MAX_MANUAL_EPOCHS, GovernorState
 
+# LeaderWorkerSet replaces all pods of a group after a container was started again. It notices that
+# late after an outage of its own or of the API server: client-go retries a watch after up to 60 s.
 GROUP_RECREATION_WAIT_S = 60.0
-"""Seconds after a start of the engine in which the whole group may still be recreated for it.
 
-LeaderWorkerSet replaces all pods of a group after a container was started again. It notices that
-late after an outage of its own or of the API server: client-go retries a watch after up to 60 s.
-"""
-
+# For a restart that is recorded only in the slot's Lease.
 LEASE_EPOCH_PLACEHOLDER = "lease"
-"""Placeholder for the epoch of a restart that is recorded only in the slot's Lease."""
+# For an engine that never answered.
 UNKNOWN_EPOCH_PLACEHOLDER = "unseen"
-"""Placeholder for the epoch of an engine that never answered."""
 
 
 class Governor:
     """Decides on the incidents of one replica, within its ladder and its restart budget.
 
-    ``replica`` is the first part of the names of incidents: the pod's name, or the service's name
-    in local mode. ``policy`` and ``memory`` may be replaced at any time. ``learning`` holds the
-    kinds whose budget has not been learned yet; their incidents are only reported.
+    ``replica`` is the first part of the names of incidents. Incidents of the kinds in ``learning``
+    are only reported.
     """
 
     def __init__(
@@ -137,7 +128,7 @@ class Governor:
         return turn
 
     def should_prepare_standby(self, engine: EngineView) -> bool:
-        """Report whether to prepare a standby worker, because the worker may be restarted soon."""
+        """Report whether the worker may be restarted soon, so that a standby worker is needed."""
         acted_on = [one for one in self.state.incidents if one.kind not in self.learning]
         return should_prepare_standby(acted_on, self.policy, engine, self.state.exhausted)
 
@@ -156,8 +147,7 @@ class Governor:
     def apply_budgets(self, budgets: BudgetsInForce) -> None:
         """Apply ``budgets`` from the next turn on.
 
-        A kind whose budget has now been learned leaves its cooldown, so that a leak that was only
-        reported can open another incident.
+        A kind whose budget has now been learned leaves its cooldown.
         """
         for kind in self.learning - budgets.learning:
             self.state.cooldowns.pop(kind, None)
@@ -174,7 +164,7 @@ class Governor:
         return ReplicaRestarts(at, self.state.exhausted)
 
     def merge_restarts(self, stored: ReplicaRestarts) -> int:
-        """Add restarts that were stored outside the journal, and return the number of new ones."""
+        """Add restarts from outside the journal, and return the number of new ones."""
         known = {restart.at for restart in self.state.restarts}
         lacking = [at for at in stored.at if at not in known]
         joined = [Restart(at=at, epoch=f"{LEASE_EPOCH_PLACEHOLDER}:{at!r}") for at in lacking]
@@ -184,18 +174,15 @@ class Governor:
         return len(lacking)
 
     def reset_restart_budget(self) -> None:
-        """Restore the full restart budget and end all cooldowns, on request of a person."""
+        """Restore the full restart budget and end all cooldowns."""
         self.state.exhausted = False
         self.state.restarts = []
         self.state.cooldowns = {}
         self.state.failures = {}
 
     def _apply_epoch(self, context: TurnContext) -> None:
-        """Apply a new epoch to all incidents.
-
-        Crashes and failed starts do not count against the restart budget, which limits requested
-        restarts.
-        """
+        # Crashes and failed starts do not count against the restart budget, which limits requested
+        # restarts.
         epoch, last = context.engine.epoch, self.state.epoch
         if epoch is None or (epoch == last and self.state.epoch_at is not None):
             return
@@ -216,7 +203,6 @@ class Governor:
                 follow_new_epoch(context, incident, last)
 
     def _update_last_healthy_state(self, context: TurnContext, pod_assessment: Assessment) -> None:
-        """Update the last healthy state of the engine, for the report of a crash."""
         epoch = context.engine.epoch
         if epoch is not None and (self._seen is None or self._seen.epoch != epoch):
             self._seen = LastHealthyState(epoch, context.now)
@@ -224,10 +210,7 @@ class Governor:
             self._seen = self._seen.update(context.engine, pod_assessment, context.now)
 
     def _learn_start_noise(self, context: TurnContext, pod_assessment: Assessment) -> None:
-        """Update the estimate of how much memory differs between starts.
-
-        Do nothing while a restart is being verified.
-        """
+        # A start whose restart is being verified does not count.
         if any(incident.phase is IncidentPhase.VERIFYING for incident in self.state.incidents):
             return
         if context.engine.answers and self.state.starts.add_assessment(pod_assessment):
@@ -236,7 +219,6 @@ class Governor:
     def _record_manual_actions(
         self, context: TurnContext, manual_actions: Sequence[ManualAction]
     ) -> None:
-        """Record finished manual actions, and the epochs that manual restarts may end."""
         for action in manual_actions:
             epochs = self.state.manual_epochs
             if action.ends_epoch and action.epoch not in epochs:
@@ -250,7 +232,6 @@ class Governor:
                 )
 
     def _record_crash(self, context: TurnContext, ended_epoch: str) -> None:
-        """Record a crash, unless the end of ``ended_epoch`` was requested."""
         seen, pending = self._seen, self.state.pending
         if (
             seen is None
@@ -284,10 +265,7 @@ class Governor:
                 apply_result(context, incident, pending, result)
 
     def _assign_suspicions(self, context: TurnContext) -> None:
-        """Update the open incidents with the suspicions of their kinds, and open new incidents.
-
-        Each kind has at most one open incident.
-        """
+        # Each kind has at most one open incident.
         at, before = context.assessment.t, self._judged_at
         counted, self._judged_at = compute_covered_s(0.0 if before is None else at - before), at
         worst: dict[IncidentKind, Suspicion] = {}
@@ -349,7 +327,6 @@ class Governor:
         context.emit_event(EventType.OPENED, incident)
 
     def _release_slot(self, context: TurnContext) -> None:
-        """Release the restart slot if no open incident needs it, and the group stays as it is."""
         holder = self.state.slot_holder
         if holder is None or any(
             one.name == holder and one.needs_slot for one in self.state.incidents

@@ -2,11 +2,10 @@
 
 ::
 
-Open -> Trimming -> Confirmed -> AwaitingSlot -> [Draining] -> Restarting -> Verifying -> ended
+    Open -> Trimming -> Confirmed -> AwaitingSlot -> [Draining] -> Restarting -> Verifying -> ended
 
-A new epoch moves an incident from any phase to Verifying. An incident ends if its suspicion
-disappears before a disruptive action has started. If a restart was refused or freed too little
-memory, the incident returns to Confirmed and takes the next rung.
+A new epoch moves an incident from any phase to Verifying. After a restart that was refused or freed
+too little, the incident returns to Confirmed.
 """
 
 from __future__ import annotations
@@ -26,27 +25,22 @@ from plimsoll_api.incidents import (
 from plimsoll_api.supervision import Action
 from plimsoll_sidecar.detect.growth import LATEST_GROWTH_WINDOW_S
 
+# About five assessments.
 ROUND_DURATION_S = 4.5
-"""Length of a round in seconds: about five assessments."""
+# Growth has subsided after so many seconds in which memory did not grow, or a leak was less
+# probable. The probability alone does not suffice: it follows the trend, which outlasts the growth
+# by minutes.
 SUBSIDED_PROBABILITY, SUBSIDED_AFTER_S = 0.5, 30.0
-"""Confirmed growth has subsided after ``SUBSIDED_AFTER_S`` seconds in which memory did not grow, or
-in which a leak was less probable than ``SUBSIDED_PROBABILITY``.
-
-Between two bursts, growth pauses only for a few seconds. The probability alone does not suffice,
-because it follows the trend, which outlasts the growth by minutes."""
+# New growth of this duration ends a pause. Noise rarely looks like growth for so long.
 RESUMED_AFTER_S = LATEST_GROWTH_WINDOW_S / 2
-"""Duration in seconds of new growth after which an incident is no longer subsided. Noise rarely
-looks like growth for that long."""
+# A complete remediation needs about twenty. A full timeline drops middle steps.
 MAX_STORED_STEPS = 64
-"""Maximum number of steps in the timeline of an incident. Beyond it, middle steps are dropped.
-
-A complete remediation needs about twenty."""
 
 
+# Other incidents must not disrupt the engine meanwhile.
 DISRUPTING_PHASES = frozenset(
     {IncidentPhase.DRAINING, IncidentPhase.RESTARTING, IncidentPhase.VERIFYING}
 )
-"""Phases of an incident during which other incidents must not disrupt the engine."""
 
 
 class Incident(IncidentRecord, omit_defaults=True, kw_only=True):
@@ -108,16 +102,13 @@ class Incident(IncidentRecord, omit_defaults=True, kw_only=True):
 
     @property
     def owner(self) -> str | None:
-        """Role of the process that holds the memory; None if unknown.
-
-        For memory that no process holds, it is the segment ``shared_orphan``.
-        """
+        """Role of the process that holds the memory; None if unknown."""
         segment = self.attribution.segment
         return segment if segment == Segment.SHARED_ORPHAN else self.attribution.process
 
     @property
     def has_subsided(self) -> bool:
-        """Whether the growth of this incident has subsided (:data:`SUBSIDED_AFTER_S`)."""
+        """Whether the growth of this incident has subsided."""
         growth = self.kind in GROWTH_INCIDENT_KINDS
         return growth and self.doubted_s >= SUBSIDED_AFTER_S
 
@@ -128,7 +119,7 @@ class Incident(IncidentRecord, omit_defaults=True, kw_only=True):
 
     @property
     def needs_slot(self) -> bool:
-        """Whether the incident must keep its restart slot, because a restart has started."""
+        """Whether a restart has started, so that the incident must keep its restart slot."""
         starts_over = self.refusals or self.waits is not None or not self.escalated
         return not (self.phase is IncidentPhase.CONFIRMED and starts_over)
 
@@ -138,11 +129,7 @@ class Incident(IncidentRecord, omit_defaults=True, kw_only=True):
         return self.name.rpartition("-")[2]
 
     def make_operation_id(self, verb: str) -> str:
-        """Return a new ID for the next command of this incident, with the number of the command.
-
-        The number is stored, because a full timeline drops steps. An older journal lacks it; steps
-        with an ID are then counted.
-        """
+        """Return a new ID for the next command of this incident, with the number of the command."""
         self.sent = max(self.sent, sum(1 for step in self.timeline if step.operation_id)) + 1
         return f"{self.short_id}-{self.sent:02d}-{verb}"
 
@@ -153,20 +140,15 @@ class Incident(IncidentRecord, omit_defaults=True, kw_only=True):
             del self.timeline[MAX_STORED_STEPS // 2]
 
     def set_phase(self, phase: IncidentPhase, now: float) -> None:
-        """Enter ``phase`` at ``now`` (Unix seconds), and reset the durations of the previous phase.
-
-        If the incident is already in ``phase``, nothing changes.
-        """
+        """Enter ``phase`` and reset the durations, unless the incident is already in ``phase``."""
         if phase is not self.phase:
             self.phase, self.phase_since, self.seen_s, self.missed_s = phase, now, 0.0, 0.0
             self.waits = None
 
     def observe(self, suspicion: Suspicion, covered_s: float) -> None:
-        """Update the incident from a suspicion of its kind.
+        """Update the incident from a suspicion of its kind that covers ``covered_s`` seconds.
 
-        ``covered_s`` is the number of seconds that the suspicion covers. The attribution keeps the
-        largest growth. It does not change once a restart has started, because samples then mix two
-        engines.
+        The attribution keeps the largest growth, and does not change after a restart has started.
         """
         self.seen_s, self.missed_s = self.seen_s + covered_s, 0.0
         if suspicion.growing and suspicion.confidence >= SUBSIDED_PROBABILITY:
@@ -198,19 +180,12 @@ class Incident(IncidentRecord, omit_defaults=True, kw_only=True):
 
 
 def compute_covered_s(elapsed_s: float) -> float:
-    """Return the seconds that an assessment covers, ``elapsed_s`` after the previous assessment.
-
-    The result is limited, so that a round consists of two to five assessments.
-    """
+    """Return the seconds that an assessment covers: a fifth to half of a round."""
     return min(max(ROUND_DURATION_S / 5, elapsed_s), ROUND_DURATION_S / 2)
 
 
 def make_incident_name(replica: str, kind: IncidentKind, epoch: str, opened_at: float) -> str:
-    """Return the name ``REPLICA-ID``, in which the ID is a hash of the arguments.
-
-    ``opened_at`` is in Unix seconds. A long ``replica`` is truncated, because names of Kubernetes
-    objects have at most 253 characters.
-    """
+    """Return the name ``REPLICA-ID``, in which the ID is a hash of the arguments."""
     digest = hashlib.sha256(f"{replica}/{kind}/{epoch}/{opened_at:.3f}".encode()).hexdigest()
     return f"{replica[:244]}-{digest[:8]}"
 
@@ -218,10 +193,7 @@ def make_incident_name(replica: str, kind: IncidentKind, epoch: str, opened_at: 
 def find_budget_state(
     kind: IncidentKind, segment: str | None, assessment: Assessment
 ) -> BudgetState | None:
-    """Return the state of the leak budget for growth of ``segment``; None if ``kind`` has none.
-
-    Device memory that the allocator reserves without using it has a separate budget.
-    """
+    """Return the state of the leak budget for growth of ``segment``; None without a budget."""
     if kind is IncidentKind.HOST_GROWTH:
         return assessment.host
     if kind is IncidentKind.DEVICE_GROWTH and segment == Segment.TORCH_RESERVED_UNUSED:
@@ -281,14 +253,11 @@ NEXT_PHASES: dict[IncidentPhase, frozenset[IncidentPhase]] = {
 
 
 class PhaseChangeError(Exception):
-    """Error for a phase that must not follow the current phase: a bug in the governor."""
+    """A phase that must not follow the current phase: a bug in the governor."""
 
 
 def move_to_phase(incident: Incident, phase: IncidentPhase, now: float) -> None:
-    """Move ``incident`` to ``phase`` at ``now`` (Unix seconds).
-
-    Raises :class:`PhaseChangeError` if :data:`NEXT_PHASES` does not allow it.
-    """
+    """Move ``incident`` to ``phase``. Raises :class:`PhaseChangeError`."""
     if phase is not incident.phase and phase not in NEXT_PHASES[incident.phase]:
         raise PhaseChangeError(
             f"incident {incident.name} must not move from phase {incident.phase} to phase {phase}"

@@ -1,7 +1,4 @@
-"""Choose the action of the remediation ladder for an incident, and explain skipped actions.
-
-A rung is an action of the ladder. This module also decides when to prepare a standby worker.
-"""
+"""Choose the action of the remediation ladder for an incident, and explain skipped actions."""
 
 from __future__ import annotations
 
@@ -29,20 +26,13 @@ CURABLE_KINDS = frozenset(
         IncidentKind.RECYCLE,
     }
 )
-"""Kinds on which the supervisor acts. Incidents of other kinds are only reported."""
+"""Kinds on which the supervisor acts. Other kinds are only reported."""
 
 
 def find_skip_reason(
     action: Action, incident: Incident, policy: Supervision, engine: EngineView
 ) -> str | None:
-    """Return the reason why ``action`` is skipped, for the timeline; None if it is allowed.
-
-    A worker restart is skipped if the memory is not the worker's. A restart in the same pod is
-    skipped on an unhealthy device, which the pod would get again. It is also skipped for memory
-    that outlives the container, unless the supervisor removes that memory between two engines. A
-    restart of a multi-node group frees the memory of all its pods. An engine that does not answer
-    can still be restarted with signals, and its pod can be replaced.
-    """
+    """Return the reason why ``action`` is skipped; None if it is allowed."""
     kind, owner, pod = incident.kind, incident.owner, incident.attribution.pod
     if action not in policy.ladder:
         return "spec.supervision.ladder does not contain this action"
@@ -76,11 +66,8 @@ def find_skip_reason(
 
 
 def _needs_other_device(incident: Incident, policy: Supervision, engine: EngineView) -> bool:
-    """Report whether device memory grows on an unhealthy device, and the pod can be replaced.
-
-    If the pod cannot be replaced, a restart is better than no action. A stall does not wait for a
-    new pod.
-    """
+    # If the pod cannot be replaced, a restart is better than no action. A stall does not wait for a
+    # new pod.
     return (
         incident.kind is IncidentKind.DEVICE_GROWTH
         and incident.unhealthy_device is not None
@@ -90,16 +77,12 @@ def _needs_other_device(incident: Incident, policy: Supervision, engine: EngineV
 
 
 def _may_replace_pod_for_start_gate(kind: IncidentKind, policy: Supervision) -> bool:
-    """Report whether ``kind`` comes from the start gate, and the start gate may replace the pod."""
     gate = policy.start_gate
     return kind is IncidentKind.ORPHAN_DEVICE_MEMORY and gate is not None and gate.then is not None
 
 
 def choose_next_rung(incident: Incident, policy: Supervision, engine: EngineView) -> Action | None:
-    """Return the least disruptive allowed rung that ``incident`` has not tried yet.
-
-    None if no rung is left.
-    """
+    """Return the least disruptive allowed rung that was not tried yet; None if none is left."""
     for action in (Action.WORKER_RESTART, Action.ENGINE_RESTART, Action.POD_REPLACE):
         if (
             action not in incident.tried
@@ -117,7 +100,6 @@ PHASES_BEFORE_RESTART = frozenset(
         IncidentPhase.AWAITING_SLOT,
     }
 )
-"""Phases of an incident that can lead to a restart."""
 
 
 def should_prepare_standby(
@@ -126,11 +108,7 @@ def should_prepare_standby(
     engine: EngineView,
     is_budget_exhausted: bool,
 ) -> bool:
-    """Report whether the worker is restarted for an incident, or may soon be.
-
-    ``is_budget_exhausted`` states whether the restart budget is exhausted. The result is False if
-    the engine does not support a standby worker, or if no restart is allowed.
-    """
+    """Report whether the worker is restarted for an incident, or may soon be."""
     if Capability.STANDBY not in engine.capabilities:
         return False
     if policy.mode is Mode.OBSERVE or is_budget_exhausted:

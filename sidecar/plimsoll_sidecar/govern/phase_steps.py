@@ -1,7 +1,4 @@
-"""Steps that several phases of an incident share (:mod:`plimsoll_sidecar.govern.phases`).
-
-They escalate an incident, defer its restart, end it early, and apply the results of commands.
-"""
+"""Steps that several phases of an incident share."""
 
 from __future__ import annotations
 
@@ -48,10 +45,7 @@ def confirm_incident(context: TurnContext, incident: Incident) -> None:
 
 
 def escalate(context: TurnContext, incident: Incident, message: str) -> None:
-    """Mark the current rung as tried, and let the incident continue with the next rung.
-
-    ``message`` says why the current rung did not help.
-    """
+    """Mark the current rung as tried, and let the incident continue with the next rung."""
     if incident.rung is not None:
         incident.tried.append(incident.rung)
     incident.rung, incident.escalated, incident.message = None, True, message
@@ -68,11 +62,7 @@ def request_replacement(context: TurnContext, incident: Incident) -> None:
 
 
 def defer_if_manually_drained(context: TurnContext, incident: Incident) -> bool:
-    """Return whether a person has drained the replica, and withdraw the restart in this case.
-
-    No restart follows until a person resumes the replica. The withdrawal does not count as a
-    refusal.
-    """
+    """Report whether a person has drained the replica, and withdraw the restart if so."""
     if not context.engine.manually_drained:
         return False
     if incident.phase in (IncidentPhase.DRAINING, IncidentPhase.RESTARTING):
@@ -93,7 +83,7 @@ def defer_if_manually_drained(context: TurnContext, incident: Incident) -> bool:
 def set_wait_reason(
     context: TurnContext, incident: Incident, reason: WaitReason | None, message: str
 ) -> bool:
-    """Store why the incident waits, and return whether the reason or the message has changed."""
+    """Store why the incident waits, and report whether the reason or the message has changed."""
     if (incident.waits, incident.message) == (reason, message):
         return False
     incident.waits, incident.message = reason, message
@@ -102,10 +92,7 @@ def set_wait_reason(
 
 
 def return_to_confirmed(context: TurnContext, incident: Incident, message: str) -> None:
-    """Count a refusal, and return the incident to the phase Confirmed, to try the rung again.
-
-    After ``MAX_REFUSALS`` refusals, the incident ends instead.
-    """
+    """Count a refusal. Retry the rung, or end the incident after ``MAX_REFUSALS`` refusals."""
     incident.refusals += 1
     incident.rung = None
     if incident.refusals >= MAX_REFUSALS:
@@ -134,7 +121,7 @@ def stop_restarting(context: TurnContext, incident: Incident) -> None:
 
 
 def end_if_not_suspected(context: TurnContext, incident: Incident) -> bool:
-    """End the incident after a round without a suspicion, and return whether it ended."""
+    """End the incident after a round without a suspicion, and report whether it ended."""
     if incident.escalated or incident.missed_s < ROUND_DURATION_S:
         return False
     returned = max(0, incident.growth_at_trim - context.get_growth_bytes(incident))
@@ -153,11 +140,10 @@ def end_if_not_suspected(context: TurnContext, incident: Incident) -> bool:
 
 
 def end_if_memory_was_freed(context: TurnContext, incident: Incident) -> bool:
-    """End the incident if its memory has been freed since, and return whether it ended.
+    """End the incident if its memory has been freed since, and report whether it ended.
 
-    This applies after restarts that freed too little. The detector cannot show it, because each
-    restart gives it a new baseline. Memory is compared with its size before the first restart
-    instead.
+    Each restart gives the detector a new baseline, so memory is compared with its size before the
+    first restart.
     """
     if not incident.escalated or incident.missed_s < ROUND_DURATION_S:
         return False
@@ -181,10 +167,9 @@ def end_if_memory_was_freed(context: TurnContext, incident: Incident) -> bool:
 
 
 def collect_diagnostics(context: TurnContext, incident: Incident) -> bool:
-    """Collect diagnostics once per incident, because a restart destroys the evidence.
+    """Collect diagnostics once per incident. Return False while the collection runs.
 
-    Return True if the incident can continue, and False while the collection runs. It slows the
-    engine, so call this only before a restart.
+    The collection slows the engine, so call this only before a restart.
     """
     if incident.kind is IncidentKind.RECYCLE:
         return True
@@ -198,8 +183,8 @@ def collect_diagnostics(context: TurnContext, incident: Incident) -> bool:
 def must_wait_for_window(context: TurnContext, incident: Incident) -> bool:
     """Report whether a restart must wait for the maintenance window.
 
-    A restart for a stall does not wait, nor does any other restart if memory would reach its limit
-    before the window, or at an unknown time.
+    A restart for a stall does not wait, nor does a restart for memory that may reach its limit
+    before the window.
     """
     window, left = context.policy.maintenance_window, context.estimate_time_to_limit_s(incident)
     if window is None or incident.kind is IncidentKind.STALL or left is None:
@@ -248,8 +233,7 @@ def defer_restart(context: TurnContext, incident: Incident) -> None:
 def release_slot(context: TurnContext) -> None:
     """Store that no incident holds the slot, so that the actuator releases the Lease.
 
-    The incident that held the slot pauses before its next request, so that another replica can take
-    it.
+    The incident pauses before its next request, so that another replica can take the slot.
     """
     for incident in context.state.incidents:
         if incident.name == context.state.slot_holder:
@@ -272,10 +256,7 @@ def abandon_trim(context: TurnContext) -> None:
 
 
 def judge_trim(context: TurnContext, incident: Incident) -> None:
-    """Set the outcome of a trim from the memory in use, one round after the trim.
-
-    The engine's own report of freed memory does not count.
-    """
+    """Set the outcome of a trim from the memory in use, one round after the trim."""
     step = next((s for s in incident.timeline if is_unmeasured_trim(s)), None)
     if step is None:
         return
@@ -334,8 +315,7 @@ def apply_slot_result(
 ) -> None:
     """Apply the result of a request for a restart slot.
 
-    Consecutive refusals for the same reason become one step of the timeline, because requests can
-    continue for half an hour.
+    Consecutive refusals for the same reason become one step of the timeline.
     """
     incident.retry_at = context.now + SLOT_RETRY_INTERVAL_S
     merge_repeated_step(context, incident)
@@ -347,11 +327,7 @@ def apply_slot_result(
 def apply_partner_result(
     context: TurnContext, incident: Incident, command: Command, result: Result
 ) -> None:
-    """Apply the result of a test of the restarted engine with its partner.
-
-    The partner counts as lost if the last test fails. The outcome ``Unknown`` is no failure; it
-    means, for example, that no partner is ready.
-    """
+    """Apply the result of a partner test. The partner counts as lost if the last test fails."""
     merge_repeated_step(context, incident)
     incident.retry_at = context.now + SLOT_RETRY_INTERVAL_S
     if result.outcome is Outcome.SUCCEEDED or command.gives_up:
@@ -373,11 +349,7 @@ def merge_repeated_step(context: TurnContext, incident: Incident) -> None:
 def apply_restart_result(
     context: TurnContext, incident: Incident, command: Command, result: Result
 ) -> None:
-    """Apply the result of a command of a restart or of a pod replacement.
-
-    After a success, the incident continues with the next command or with its verification. After a
-    failure, it continues with the next rung.
-    """
+    """Apply the result of a command of a restart or of a pod replacement."""
     if incident.phase is IncidentPhase.VERIFYING:
         return
     if context.state.epoch != command.epoch or result.outcome is Outcome.SUCCEEDED:

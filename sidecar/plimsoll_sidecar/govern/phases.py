@@ -1,8 +1,6 @@
 """Handle each phase of an incident: trim, confirm, take a slot, restart, verify, end.
 
-Each phase has a handler in :data:`PHASE_HANDLERS`, which advances the incident until the result of
-a command is needed. :mod:`plimsoll_sidecar.govern.phase_steps` applies the results, and
-:mod:`plimsoll_sidecar.govern.incident` defines the order of the phases.
+Each handler advances the incident until the result of a command is needed.
 """
 
 from __future__ import annotations
@@ -54,10 +52,10 @@ RESTART_VERBS = {
     Action.ENGINE_RESTART: Verb.RESTART_ENGINE,
 }
 TAKE_SLOT_STEP, PARTNER_TEST_STEP = "TakeSlot", "MeetPartner"
+# The step before a restart of a multi-node group.
 GROUP_STEP = "GroupRestart"
-"""Name of the step before a restart of a multi-node group."""
+# A trim would not help, so these kinds are confirmed without one.
 KINDS_WITHOUT_TRIM = (IncidentKind.STALL, IncidentKind.RECYCLE)
-"""Kinds that are confirmed without a trim, which would not help."""
 
 
 def advance(context: TurnContext, incident: Incident) -> None:
@@ -74,10 +72,7 @@ def retry_rung(context: TurnContext, incident: Incident) -> None:
 
 
 def handle_restarting(context: TurnContext, incident: Incident) -> None:
-    """Wait for the operator to replace the pod, or try another rung again.
-
-    The other rungs have a pending command in this phase, unless the journal was lost.
-    """
+    """Wait for the operator to replace the pod, or try another rung again."""
     if incident.rung is Action.POD_REPLACE:
         wait_for_replacement(context, incident)
     else:
@@ -156,10 +151,9 @@ def handle_confirmed(context: TurnContext, incident: Incident) -> None:
 
 
 def end_if_restart_is_blocked(context: TurnContext, incident: Incident) -> bool:
-    """End the incident if the engine must not restart without its partner.
+    """End the incident if the engine must not restart alone, and report whether it ended.
 
-    Return whether it ended. A stalled engine is restarted in any case, because it does not serve
-    its partner either.
+    A stalled engine is restarted in any case, because it does not serve its partner either.
     """
     if context.engine.restart_blocker is None or incident.kind is IncidentKind.STALL:
         return False
@@ -170,11 +164,7 @@ def end_if_restart_is_blocked(context: TurnContext, incident: Incident) -> bool:
 
 
 def handle_awaiting_slot(context: TurnContext, incident: Incident) -> None:
-    """Request a restart slot until one is acquired, and then start the rung.
-
-    The incident returns to the phase Confirmed if the policy requires another rung, or no restart
-    is due.
-    """
+    """Request a restart slot until one is acquired, and then start the rung."""
     if end_if_not_suspected(context, incident):
         return
     wanted = ladder.choose_next_rung(incident, context.policy, context.engine)
@@ -255,10 +245,10 @@ def start_rung(context: TurnContext, incident: Incident) -> None:
 
 
 def wait_for_replacement(context: TurnContext, incident: Incident) -> None:
-    """Wait for the operator to evict the pod; the operator may be down.
+    """Wait for the operator to evict the pod.
 
-    After :data:`MAX_SLOT_WAIT_S`, the slot is released for other replicas, which wait no longer
-    than that. The disruption budget still limits evictions.
+    After :data:`MAX_SLOT_WAIT_S`, the slot is released for other replicas: the operator may be
+    down.
     """
     if context.policy.mode is Mode.OBSERVE or Action.POD_REPLACE not in context.policy.ladder:
         restart_budget.withdraw_restart(context.state.restarts, incident.fenced_epoch or "")
@@ -281,11 +271,7 @@ def wait_for_replacement(context: TurnContext, incident: Incident) -> None:
 
 
 def handle_verifying(context: TurnContext, incident: Incident) -> None:
-    """Judge the effect of the restart after the warm-up of the new epoch.
-
-    Then end the incident or continue with the next rung. An engine with a partner is first tested
-    with the partner.
-    """
+    """Test the engine with its partner, and judge the effect of the restart."""
     if must_wait_for_partner(context, incident):
         return
     starts, warmup_s = context.state.starts, context.memory.warmup_s
@@ -314,10 +300,9 @@ def handle_verifying(context: TurnContext, incident: Incident) -> None:
 
 
 def must_wait_for_partner(context: TurnContext, incident: Incident) -> bool:
-    """Report whether the restarted engine must still be tested with its partner, and request tests.
+    """Report whether the engine must still be tested with its partner, and request tests.
 
-    Tests continue for :data:`PARTNER_TEST_DURATION_S` after the engine starts to serve. An engine
-    that does not start in time is judged without a test.
+    An engine that does not start in time is judged without a test.
     """
     if not incident.meets_partner:
         return False

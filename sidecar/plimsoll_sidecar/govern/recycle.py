@@ -1,7 +1,6 @@
 """Decide when a healthy engine is due for a planned restart because of its age (recycling).
 
-A planned restart is an incident, which gives it slots, the restart budget and the verification. The
-incident ends without a restart if the engine becomes busy or the window closes.
+A planned restart is an incident, which gives it slots, the restart budget and the verification.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Count a replica's restarts against its restart budget: a number of restarts within a window.
 
-A spent budget allows no restart until a person resets it. Restarts are recorded in
-:mod:`plimsoll_sidecar.govern.phases`. :mod:`plimsoll_sidecar.act.lease_counts`
-counts the restarts of the whole service.
+A spent budget allows no restart until a person resets it.
 """
 
 from __future__ import annotations
@@ -11,17 +9,14 @@ import msgspec
 
 from plimsoll_api.supervision import RestartBudget
 
+# Far beyond any useful budget; a crash loop must not fill the journal.
 MAX_STORED_RESTARTS = 256
-"""Maximum number of stored restarts, far beyond any useful budget.
-
-It prevents a crash loop from filling the journal."""
 
 
 class Restart(msgspec.Struct, omit_defaults=True):
-    """One restart of the engine or its worker that an incident or a person requested.
+    """A restart of ``epoch`` that an incident or a person requested.
 
-    It is stored before its command is sent. ``at`` is the time in Unix seconds, and ``epoch`` the
-    epoch that the restart ends. ``operation_id`` is the ID of the command; None without a command.
+    ``at`` is the time in Unix seconds. ``operation_id`` is None without a command.
     """
 
     at: float
@@ -32,8 +27,7 @@ class Restart(msgspec.Struct, omit_defaults=True):
 class ReplicaRestarts(msgspec.Struct, frozen=True, omit_defaults=True):
     """Restarts of one replica, for storage outside its journal.
 
-    ``at`` holds the times of the restarts in Unix seconds, oldest first. While ``exhausted`` is
-    set, no restart is allowed until a person resets the restart budget.
+    ``at`` holds their times in Unix seconds, oldest first.
     """
 
     at: tuple[float, ...] = ()
@@ -44,10 +38,7 @@ class ReplicaRestarts(msgspec.Struct, frozen=True, omit_defaults=True):
         return tuple(at for at in self.at if now - at < window_s)
 
     def merge(self, other: ReplicaRestarts) -> ReplicaRestarts:
-        """Return the union of two lists of restarts of the same replica.
-
-        Two restarts with equal times are the same restart.
-        """
+        """Return the union; restarts with equal times are the same restart."""
         at = tuple(sorted({*self.at, *other.at}))
         return ReplicaRestarts(at, self.exhausted or other.exhausted)
 
@@ -69,10 +60,7 @@ def count_remaining_restarts(restarts: list[Restart], budget: RestartBudget, now
 
 
 def record_restart(restarts: list[Restart], restart: Restart, budget: RestartBudget) -> None:
-    """Add ``restart`` to ``restarts``, unless the list has a restart of the same epoch.
-
-    Restarts before the window of ``budget`` are removed.
-    """
+    """Add a restart, unless its epoch has one, and remove restarts before the window."""
     if any(known.epoch == restart.epoch for known in restarts):
         return
     restarts.append(restart)

@@ -12,36 +12,28 @@ from plimsoll_sidecar.govern.incident import ROUND_DURATION_S, Incident
 from plimsoll_sidecar.govern.restart_budget import Restart
 from plimsoll_sidecar.govern.verification import StartHistory
 
+# A suspicion is confirmed if it persists for this long after the trim.
 CONFIRMATION_DURATION_S = 2 * ROUND_DURATION_S
-"""Seconds for which a suspicion must persist after the trim to be confirmed."""
+# A replica usually holds a slot for a minute.
 SLOT_RETRY_INTERVAL_S = 5.0
-"""Seconds between two requests for a restart slot. A replica usually holds a slot for a minute."""
+# Then the pod returns to its Services in any case, because the fault may be in its partners.
 PARTNER_TEST_DURATION_S = 180.0
-"""Seconds for which a restarted engine is tested with its partner.
-
-A test starts every :data:`SLOT_RETRY_INTERVAL_S`. Then the pod returns to its Services in any case,
-because the fault may be in its partners."""
+# Then the incident ends, and another one can open after the back-off.
 MAX_SLOT_WAIT_S = 1800.0
-"""Longest wait for a slot in seconds, after which the incident ends.
-
-Another incident of its kind can open after the back-off."""
 MAX_MANUAL_EPOCHS = 8
-"""Maximum number of epochs in :attr:`GovernorState.manual_epochs`."""
 FIRST_BACK_OFF_S = 300.0
 MAX_BACK_OFF_S = 3600.0
+# Then the incident ends.
 MAX_REFUSALS = 3
-"""Number of refused restarts after which an incident ends."""
+# Share of the growth that an effective trim frees. The memory of a busy engine varies by less.
 MIN_TRIMMED_SHARE = 0.1
-"""Minimum share of the growth that an effective trim frees.
-
-The memory of a busy engine varies by less than this."""
 
 
 class Cooldown(msgspec.Struct, omit_defaults=True, kw_only=True):
     """Period in which no new incident of one kind opens.
 
-    It ends as soon as one of its conditions is met. Without conditions, it lasts until the restart
-    budget is reset.
+    It ends with the first condition. Without conditions, it lasts until the restart budget is
+    reset.
 
     Attributes:
         until: The time at which it ends, in Unix seconds; None without this condition.
@@ -59,11 +51,7 @@ class Cooldown(msgspec.Struct, omit_defaults=True, kw_only=True):
     def has_ended(
         self, is_suspected: bool, epoch: str | None, now: float, covered_s: float
     ) -> bool:
-        """Report whether the cooldown has ended at ``now`` (Unix seconds).
-
-        ``is_suspected`` states whether this kind is suspected now. ``epoch`` is the current epoch.
-        ``covered_s`` is the number of seconds that the newest assessment covers.
-        """
+        """Report whether the cooldown has ended at ``now`` (Unix seconds)."""
         self.absent_s = 0.0 if is_suspected else self.absent_s + covered_s
         if self.until is not None and now >= self.until:
             return True
@@ -112,10 +100,9 @@ class GovernorState(msgspec.Struct, omit_defaults=True, kw_only=True):
         return SlotRequest(self.slot_holder, pending is not None and pending.verb is Verb.TAKE_SLOT)
 
     def limit_waits(self, now: float) -> None:
-        """Limit stored times, so that no wait that remains at ``now`` is longer than its maximum.
+        """Limit stored times, so that no wait is longer than its maximum.
 
         Stored times are in the future if the clock was set back while the supervisor was down.
-        ``now`` is in Unix seconds.
         """
         for incident in self.incidents:
             incident.phase_since = min(incident.phase_since, now)
@@ -134,8 +121,7 @@ class GovernorState(msgspec.Struct, omit_defaults=True, kw_only=True):
 def shift_times(state: GovernorState, step_s: float) -> None:
     """Shift all times by ``step_s`` seconds after the clock was set forward or back by as much.
 
-    Waits keep their length, and restarts stay within the window of the restart budget. Call this
-    while no incident is open; the times of ended incidents do not change.
+    Call this while no incident is open; the times of ended incidents do not change.
     """
     if state.epoch_at is not None:
         state.epoch_at = max(0.0, state.epoch_at + step_s)
@@ -146,15 +132,12 @@ def shift_times(state: GovernorState, step_s: float) -> None:
             cooldown.until = max(0.0, cooldown.until + step_s)
 
 
+# No new incident opens until another epoch begins or the suspicion ends.
 REASONS_BLOCKING_UNTIL_CHANGE = (Reason.OBSERVED, Reason.EFFECT_UNKNOWN)
-"""Reasons that prevent a new incident until another epoch begins or the suspicion ends."""
 
 
 def start_cooldown(state: GovernorState, incident: Incident, now: float) -> None:
-    """Start the cooldown after an ended incident; its length depends on the reason for the end.
-
-    ``now`` is in Unix seconds. A resolved incident causes no cooldown.
-    """
+    """Start the cooldown after an ended incident. A resolved incident causes none."""
     kind = incident.kind
     if incident.reason is Reason.CLEARED:
         return  # a suspicion that ended proves nothing about earlier actions

@@ -1,8 +1,7 @@
 """Judge the effect of a restart in the new epoch of the engine.
 
-Memory after the restart is compared with memory before it. Two starts differ even without a leak,
-because of allocators, caches and the order of the first requests. This difference, the noise, is
-learned from the engine's own starts, within bounds. The journal stores the starts.
+Two starts differ even without a leak, because of allocators, caches and the order of the first
+requests. This difference, the noise, is learned from the engine's own starts, within bounds.
 """
 
 from __future__ import annotations
@@ -18,24 +17,19 @@ from plimsoll_api.supervision import Action
 from plimsoll_sidecar.govern.command import EngineView
 from plimsoll_sidecar.govern.incident import ROUND_DURATION_S, Incident
 
+# Memory may still decrease after the warm-up of the new epoch.
 MEMORY_SETTLE_S = 60.0
-"""Seconds after the warm-up of the new epoch in which memory may still decrease."""
+# Without the warm-up. Loading large weights takes minutes; a Deployment's default
+# progressDeadlineSeconds is 600.
 MAX_START_DURATION_S = 900.0
-"""Longest start of an engine in seconds, without its warm-up. Loading large weights takes minutes.
-
-The default ``progressDeadlineSeconds`` of a Deployment is 600."""
+# A restart that frees this share of the growth resolves the incident.
 MIN_CURED_SHARE = 0.9
-"""Share of the growth that a restart must free to resolve the incident."""
+# Below this share of the growth, the next rung is tried.
 MIN_PARTLY_CURED_SHARE = 0.5
-"""Share of the growth below which the next rung is tried."""
 
 
 class Verdict(Enum):
-    """Effect of a restart.
-
-    ``WAIT``: not known yet. ``PARTLY``: some of the memory was freed. ``USELESS``: too little
-    memory was freed, or the engine did not become healthy.
-    """
+    """Effect of a restart. ``USELESS`` includes an engine that did not become healthy."""
 
     WAIT = auto()
     CURED = auto()
@@ -54,19 +48,7 @@ def judge_restart(
     """Compare the memory of the new epoch with the memory before the restart.
 
     The lowest memory since the restart counts, because the load may increase before the verdict. It
-    is stored in ``incident``.
-
-    Args:
-        incident: The incident that caused the restart.
-        assessment: The newest assessment.
-        engine: The current state of the engine.
-        starts: The memory after the newest starts.
-        warmup_s: The length of the warm-up in seconds.
-        now: The time in Unix seconds.
-
-    Returns:
-        The verdict; ``Verdict.WAIT`` until it is known.
-
+    is stored in ``incident``. The verdict is ``WAIT`` until it is known.
     """
     late = now - incident.phase_since > MAX_START_DURATION_S + warmup_s
     renewed = engine.epoch is not None and engine.epoch != incident.fenced_epoch
@@ -92,10 +74,7 @@ def judge_restart(
 
 
 def _estimate_noise(incident: Incident, starts: StartHistory) -> float:
-    """Return the bytes by which memory may differ between two starts without a leak.
-
-    0 after a restart of the worker alone, or if the baseline is unknown.
-    """
+    # A restart of the worker alone, and an unknown baseline, count as free of noise.
     if incident.rung is Action.WORKER_RESTART or incident.baseline_bytes is None:
         return 0.0
     return starts.estimate_noise(incident.kind, incident.baseline_bytes)
@@ -117,29 +96,19 @@ def _judge_by_bytes(incident: Incident, unexplained: int, noise: float, now: flo
     return Verdict.PARTLY if returned >= MIN_PARTLY_CURED_SHARE * growth else Verdict.USELESS
 
 
+# Applies until two starts have been observed. Measured with vLLM 0.32 and 2.75 GB: the memory of
+# two starts differs by 1 %. The first two minutes of load add another 3.3 %.
 PRIOR_NOISE_SHARE_OF_BASELINE = 0.04
-"""Assumed noise as a share of the baseline, until two starts have been observed.
-
-Measured with vLLM 0.32 and 2.75 GB: the memory of two starts differs by 1 %. The first two minutes
-of load add another 3.3 %."""
+# Two equal starts do not prove that there is no noise. If a start differs by more than the upper
+# bound, the engine was changed or has leaked.
 MIN_NOISE_SHARE_OF_BASELINE, MAX_NOISE_SHARE_OF_BASELINE = 0.01, 0.10
-"""Bounds of the learned noise, as shares of the baseline.
-
-Two equal starts do not prove that there is no noise. If a start differs by more than the upper
-bound, the engine was changed or has leaked."""
 MAX_STORED_STARTS = 8
+# The verification of a restart takes as long.
 NUM_LEARNING_ASSESSMENTS = 60
-"""Number of assessments after the warm-up that determine the lowest memory of a start.
-
-The verification of a restart takes as long."""
 
 
 class StartMemory(msgspec.Struct, frozen=True):
-    """Memory after one start, in bytes.
-
-    ``base`` is the baseline of this start. ``least`` is the lowest memory after the warm-up, minus
-    the growth that has an explanation.
-    """
+    """Baseline and lowest memory after one start, in bytes, without explained growth."""
 
     base: int
     least: int
@@ -148,8 +117,8 @@ class StartMemory(msgspec.Struct, frozen=True):
 class StartHistory(msgspec.Struct, omit_defaults=True):
     """The newest starts of the engine, oldest first.
 
-    ``boot`` identifies the current start; None before the first. ``assessments`` counts the
-    assessments of the current start, which is added after :data:`NUM_LEARNING_ASSESSMENTS`.
+    ``boot`` identifies the current start; None before the first. ``assessments`` counts its
+    assessments.
     """
 
     host: list[StartMemory] = []
@@ -171,10 +140,7 @@ class StartHistory(msgspec.Struct, omit_defaults=True):
         self.assessments = NUM_LEARNING_ASSESSMENTS
 
     def add_assessment(self, assessment: Assessment) -> bool:
-        """Add an assessment, and return whether it completes the current start.
-
-        A complete start is added to the history.
-        """
+        """Add an assessment, and report whether it completes the current start."""
         if self.boot is None or self.assessments >= NUM_LEARNING_ASSESSMENTS:
             return False
         if not assessment.warm:
@@ -195,7 +161,7 @@ class StartHistory(msgspec.Struct, omit_defaults=True):
         """Return the bytes by which memory after a start may differ from the baseline ``base``.
 
         The estimate is the range of the n observed starts, times n / (n - 1), because few starts
-        show less than the full range. The range goes from their lowest to their highest ``least``.
+        show less than the full range.
         """
         seen = self.host if kind is IncidentKind.HOST_GROWTH else self.device
         if len(seen) < 2:

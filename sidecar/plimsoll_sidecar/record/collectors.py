@@ -12,15 +12,15 @@ from plimsoll_sidecar.background import SamplingWatchdog, read_thread_status
 from plimsoll_sidecar.signals.cgroup import CgroupMemory
 
 CGROUP_PREFIX = "plimsoll_cgroup_memory"
+# Fields of CgroupMemory, and the values of the label kind.
 EXPORTED_CGROUP_FIELDS = (
     "current", "anon", "shmem", "file", "slab", "kernel", "sock", "other", "reclaimable", "swap",
     "limit",
 )  # fmt: skip
-"""Exported fields of :class:`CgroupMemory`, and the values of the label ``kind``."""
 
 
 class CgroupCollector(Collector):
-    """Collects the memory of the engine's cgroup. ``get_newest`` returns the newest reading."""
+    """Collects the memory of the engine's cgroup at each scrape."""
 
     def __init__(self, get_newest: Callable[[], CgroupMemory]) -> None:
         self._get_newest = get_newest
@@ -62,7 +62,7 @@ class CgroupCollector(Collector):
 
 
 class ThreadCollector(Collector):
-    """Collects the status of the supervisor's threads: whether their last turns succeeded."""
+    """Collects whether the last turns of the supervisor's threads succeeded."""
 
     def __init__(self, watchdog: SamplingWatchdog) -> None:
         self._watchdog = watchdog
@@ -111,13 +111,12 @@ def _add_if_known(
 
 
 MIN_DEAD_BAND_BYTES = 2 << 20
-"""Minimum dead band of :class:`GrowthCounter`, in bytes."""
+# Share of the leak budget.
 DEAD_BAND_SHARE = 0.01
-"""Dead band as a share of the leak budget."""
 
 
 def compute_dead_band_bytes(budget_bytes: int | None) -> int:
-    """Return the dead band of a leak budget in bytes, below which changes of memory are noise.
+    """Return the dead band in bytes, below which changes of memory are noise.
 
     ``budget_bytes`` is None without a budget.
     """
@@ -127,9 +126,7 @@ def compute_dead_band_bytes(budget_bytes: int | None) -> int:
 class GrowthCounter:
     """Counter of memory growth, computed from a noisy gauge that restarts in each epoch.
 
-    Burn-rate alerts need a counter, so that ``increase()`` works over any range and across
-    restarts. The sum of all increases of a noisy gauge would include its noise. Only increases
-    above the highest value so far, the level, therefore count. If the gauge falls more than
+    Only increases above the highest value so far, the level, count. If the gauge falls more than
     ``band`` below the level, the level follows at that distance (hysteresis).
     """
 
@@ -140,9 +137,8 @@ class GrowthCounter:
     def compute_increase(self, growth: int, epoch: int, band: int) -> int:
         """Return the bytes to add to the counter.
 
-        ``growth`` is the growth since the baseline of ``epoch``, and ``band`` is the dead band,
-        both in bytes. The first call returns 0, because an earlier supervisor may have counted the
-        growth.
+        ``growth`` is the growth since the baseline of ``epoch``. The first call returns 0, because
+        an earlier supervisor may have counted the growth.
         """
         if self._level is None:
             self._level = growth

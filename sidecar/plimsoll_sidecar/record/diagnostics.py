@@ -20,34 +20,25 @@ from plimsoll_sidecar.signals.process_table import ProcessId, list_entry_names, 
 
 log = logging.getLogger(__name__)
 
+# In the state directory.
 DIAGNOSTICS_FOLDER = "diagnostics"
-"""Folder in the state directory with the diagnostics."""
+# faulthandler writes the stacks within milliseconds, even if the process hangs.
 STACKS_WAIT_S = 0.5
-"""Seconds to wait for the stacks after a signal.
-
-faulthandler writes them within milliseconds, even if the process hangs.
-"""
+# Per incident: one file for each process.
 MAX_FILES_PER_KIND = 16
-"""Maximum number of files of one kind per incident, one for each process."""
+# In the folder of the engine, which may create any number of files.
 MAX_LISTED_NAMES = 1024
-"""Maximum number of file names that are read from the engine's folder."""
 MAX_TOTAL_BYTES = 64 << 20
-"""Maximum size of all diagnostics in bytes."""
 MAX_FILE_BYTES = 8 << 20
-"""Maximum size of one file in bytes."""
 CHUNK_BYTES = 1 << 16
 STALL_DIAGNOSTICS = (Diagnostic.STACKS,)
-"""Diagnostics that are saved for a stalled engine."""
 GROWTH_DIAGNOSTICS = (Diagnostic.STACKS, Diagnostic.GC, Diagnostic.TRACEMALLOC, Diagnostic.TORCH)
-"""Diagnostics that are saved for a growing engine."""
 
 
 class DiagnosticsWriter:
     """Saves diagnostics in ``<state-dir>/diagnostics/<incident>/``.
 
-    Beyond :data:`MAX_TOTAL_BYTES`, the diagnostics of the oldest incidents are deleted. ``run_dir``
-    is the directory that the engine shares with the supervisor. ``get_main_process`` returns the
-    engine's last known main process.
+    Beyond :data:`MAX_TOTAL_BYTES`, the diagnostics of the oldest incidents are deleted.
     """
 
     def __init__(
@@ -61,18 +52,9 @@ class DiagnosticsWriter:
         self._get_main_process = get_main_process
 
     def save(self, command: Command) -> tuple[str, ...]:
-        """Save all available diagnostics for the incident of ``command``.
+        """Save the available diagnostics once, and return their paths in the state directory.
 
-        Diagnostics that the engine does not provide, or that do not fit on the volume, are left
-        out. If the folder of the incident exists, nothing is saved: an earlier supervisor has
-        collected the diagnostics, and collecting them slows the engine.
-
-        Returns:
-            The paths of the files, relative to the state directory.
-
-        Raises:
-            OSError: If the folder cannot be created.
-
+        Raises OSError if the folder cannot be created.
         """
         folder = self._root / command.incident
         try:
@@ -107,7 +89,7 @@ class DiagnosticsWriter:
         return saved
 
     def _save_stacks(self, folder: Path, command: Command) -> list[Path]:
-        """Save the stacks that can be read without an answer from the engine."""
+        # These stacks need no answer from the engine.
         text = self._engine.read_stacks(command)
         if text is None:
             return []
@@ -118,11 +100,8 @@ class DiagnosticsWriter:
             return []
 
     def _signal_frontend(self) -> None:
-        """Send SIGUSR1 to a hanging frontend, which makes it write its stacks.
-
-        A frontend that handles the signal creates a file for its stacks at its start. Without this
-        file, no signal is sent, because the signal would end the process.
-        """
+        # A frontend that handles SIGUSR1 creates a file for its stacks at its start. Without this
+        # file, the signal would end the process.
         frontend = self._get_main_process()
         if frontend is None:
             return
@@ -137,10 +116,6 @@ class DiagnosticsWriter:
         time.sleep(STACKS_WAIT_S)
 
     def _copy_stacks(self, folder: Path) -> list[Path]:
-        """Copy the stacks that the engine's processes wrote to the shared directory.
-
-        Return the paths of the copies.
-        """
         found: list[Path] = []
         stacks = self._run_dir / "stacks"
         try:  # the engine can put any number of files here
@@ -157,7 +132,6 @@ class DiagnosticsWriter:
         return found
 
     def _delete_oldest_incidents(self, kept_folder: Path) -> None:
-        """Delete the oldest folders, except ``kept_folder``, down to the maximum size."""
         folders = sorted(
             (path for path in self._root.iterdir() if path.is_dir()),
             key=lambda path: path.stat().st_mtime,
@@ -172,11 +146,7 @@ class DiagnosticsWriter:
 
 
 def _copy_smaps(folder: Path, processes: Sequence[ProcessMemory]) -> list[Path]:
-    """Copy ``smaps_rollup`` of each process to ``folder``, and return the paths of the copies.
-
-    The file contains exact sizes. It is read only once per incident, because each read takes the
-    kernel milliseconds.
-    """
+    # smaps_rollup is read only once per incident, because each read takes the kernel milliseconds.
     saved = []
     for member in processes[:MAX_FILES_PER_KIND]:
         target = folder / f"smaps_rollup-{member.label}-{member.pid}.txt"
@@ -189,11 +159,7 @@ def _copy_smaps(folder: Path, processes: Sequence[ProcessMemory]) -> list[Path]:
 
 
 def _copy_file(source: Path, target: Path) -> bool:
-    """Copy at most :data:`MAX_FILE_BYTES` of the engine's file ``source`` to ``target``.
-
-    Return False if the source is empty or not a regular file: the engine may have replaced it with
-    a link or a pipe. After an OSError, no partial copy is left.
-    """
+    # The engine may have replaced the file with a link or a pipe, which is not copied.
     if (taken := open_regular_file(source)) is None:
         return False
     with taken, _create_file(target) as out:
@@ -213,7 +179,6 @@ def _write_file(path: Path, data: bytes) -> Path:
 
 @contextlib.contextmanager
 def _create_file(path: Path) -> Iterator[IO[bytes]]:
-    """Yield a new file for writing, and delete it after an OSError."""
     try:
         with path.open("wb") as out:
             yield out

@@ -1,11 +1,7 @@
 """Store the supervisor's state on disk in SQLite, before any action starts.
 
-Each transaction contains the whole state of the governor, including the next command, and all
-changed incidents. With ``synchronous=FULL`` in WAL mode, a committed transaction survives a crash
-of the node.
-
-Damage to one part leaves the other parts usable. A damaged row or file is moved to ``set-aside``,
-and the next write replaces it. If the volume is not writable, a write fails with an error.
+Each transaction contains the whole state of the governor and all changed incidents, and survives a
+crash of the node. A damaged row or file is moved to ``set-aside``, and the next write replaces it.
 """
 
 from __future__ import annotations
@@ -33,19 +29,16 @@ from plimsoll_sidecar.record.storage import (
 log = logging.getLogger(__name__)
 
 MAX_INCIDENTS = 200
-"""Maximum number of incidents in the journal."""
+# Applies while incidents cannot be published. Then the oldest ended incidents are deleted.
 MAX_UNPUBLISHED_INCIDENTS = 1000
-"""Maximum number of incidents while they cannot be published.
-
-Beyond it, the oldest incidents that have ended are deleted."""
+# For publishing; the newest are read.
 MAX_INCIDENTS_PER_READ = 64
-"""Maximum number of incidents that are read at once for publishing; the newest are read."""
+# Another process may lock the file.
 BUSY_TIMEOUT_S = 5.0
-"""Seconds to wait while another process locks the file."""
+# SQLite's default is 2 MiB.
 PAGE_CACHE_KIB = 64
-"""Size of SQLite's page cache in KiB. SQLite's default is 2 MiB."""
+# Values of a metric's label.
 DAMAGED_ROW, DAMAGED_FILE = "row", "file"
-"""Damaged parts of a journal, as a metric names them."""
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS state (key TEXT PRIMARY KEY, body BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS incidents (
@@ -53,20 +46,19 @@ CREATE TABLE IF NOT EXISTS incidents (
     revision INTEGER NOT NULL, published INTEGER NOT NULL, body BLOB NOT NULL
 ) WITHOUT ROWID;
 """
+# Parameters: whether to keep unpublished incidents, and the number of newest incidents to keep.
 _DELETE_OLD_INCIDENTS = (
     "DELETE FROM incidents WHERE ended AND (published = revision OR NOT ?)"
     " AND name NOT IN (SELECT name FROM incidents ORDER BY opened_at DESC LIMIT ?)"
 )
-"""Delete the oldest incidents that have ended.
-
-Parameters: whether to keep unpublished incidents, and the number of newest incidents to keep."""
+# Decoding an error's text can fail, because it can quote the damaged file.
 SQLITE_ERRORS = (sqlite3.Error, UnicodeDecodeError)
-"""Errors of SQLite. Decoding their text can fail, because it can quote the damaged file."""
+# These queries fail if the file has another schema.
 _SCHEMA_CHECKS = (
     "SELECT key, body, checksum FROM state LIMIT 0",
     "SELECT name, opened_at, ended, revision, published, body, checksum FROM incidents LIMIT 0",
 )
-"""Queries that fail if the file has another schema."""
+# A failing volume or a locked file. All other codes mean a damaged file.
 _VOLUME_ERRORS = frozenset(
     (
         sqlite3.SQLITE_PERM, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_NOMEM,
@@ -74,14 +66,10 @@ _VOLUME_ERRORS = frozenset(
         sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_INTERRUPT,
     )
 )  # fmt: skip
-"""Result codes for a failing volume or a locked file. All other codes mean a damaged file."""
 
 
 class JournalError(Exception):
-    """A journal that cannot be read or written.
-
-    The message names the file and what to do.
-    """
+    """A journal that cannot be read or written. The message names the file."""
 
 
 def _ignore_damage(part: str) -> None:
@@ -99,8 +87,7 @@ class Journal:
     ) -> None:
         """Open the journal at ``path``, or create it. Raises :class:`JournalError`.
 
-        If ``is_publishing``, an incident is deleted only after it was published. ``on_damage`` is
-        called with ``row`` or ``file`` for each damaged part.
+        ``on_damage`` is called with ``row`` or ``file`` for each damaged part.
         """
         self.path, self._publishes, self._on_damage = path, is_publishing, on_damage
         self._damaged_parts = DamagedParts(path.with_name(SET_ASIDE_FOLDER))
@@ -131,9 +118,9 @@ class Journal:
         return self._damaged_parts.list_names()
 
     def load(self) -> tuple[GovernorState, LastKnownEngine]:
-        """Return the states of the governor and of the engine from the last write.
+        """Return the stored states of the governor and of the engine, or empty ones.
 
-        They are empty if nothing was written. Raises :class:`JournalError`.
+        Raises :class:`JournalError`.
         """
         try:
             found = self._db.execute("SELECT key, body, checksum FROM state").fetchall()
@@ -169,18 +156,10 @@ class Journal:
         clock: ClockReading | None = None,
         learned: LearnedBudgets | None = None,
     ) -> None:
-        """Write the state and the changed incidents in one transaction.
+        """Write the state and the changed incidents to disk in one transaction.
 
-        When the call returns, the data is on disk. Raises :class:`JournalError`.
-
-        Args:
-            state: The governor's state.
-            incidents: The incidents that have changed.
-            engine: The last known state of the engine; None to keep the stored state.
-            clock: A reading of the clock on which the times in ``state`` and ``incidents`` are
-                based; None to keep the stored reading.
-            learned: The learned budgets; None to keep the stored budgets.
-
+        ``clock`` is the clock on which the times are based. None keeps the stored value of an
+        argument. Raises :class:`JournalError`.
         """
         changed = {incident.name: incident for incident in incidents}
         try:
@@ -211,10 +190,9 @@ class Journal:
             raise self._make_access_error(error) from error
 
     def read_unpublished(self) -> list[tuple[int, Incident]]:
-        """Return incidents with an unpublished revision, each with this revision.
+        """Return incidents with their unpublished revisions, open incidents last.
 
-        At most :data:`MAX_INCIDENTS_PER_READ` incidents are returned: open incidents first, then
-        the newest. The result is in reverse order.
+        At most :data:`MAX_INCIDENTS_PER_READ` incidents are returned.
         """
         found = self._select_incidents(
             "published < revision ORDER BY ended, opened_at DESC LIMIT ?", (MAX_INCIDENTS_PER_READ,)
@@ -307,10 +285,7 @@ class Journal:
     def _move_row_aside(
         self, table: str, column: str, key: object, body: object, damage: DamagedRowError
     ) -> None:
-        """Move a damaged row from ``table`` to a file.
-
-        If the file cannot be written, the row stays in the journal and is skipped.
-        """
+        # If the file cannot be written, the row stays in the journal and is skipped.
         name = key if isinstance(key, bytes) else repr(key).encode()
         if name in self._unreadable:
             return
@@ -350,10 +325,6 @@ class Journal:
             )
 
     def _replace_file(self, cause: Exception) -> sqlite3.Connection:
-        """Move the damaged file to ``set-aside``, and return a connection to a new file.
-
-        Raises :class:`JournalError`.
-        """
         try:
             if _read_file_bytes(self.path):
                 kept = self._damaged_parts.move_file(self.path, ("-wal",))
@@ -371,24 +342,21 @@ class Journal:
             raise self._make_access_error(error) from error
 
     def _report_lost_file(self, reason: str) -> None:
-        """Log the loss of the journal's file, and leave a note in ``set-aside``."""
         log.error("lost the journal %s with all earlier incidents: %s", self.path, reason)
         self._on_damage(DAMAGED_FILE)
         with contextlib.suppress(OSError):
             self._damaged_parts.store("journal-lost.txt", f"{self.path}: {reason}\n".encode())
 
     def _reconnect(self) -> None:
-        """Open the file again, because the volume may have become writable.
-
-        A connection to a read-only volume stays read-only.
-        """
+        # The volume may have become writable, but a connection to a read-only volume stays
+        # read-only.
         with contextlib.suppress(*SQLITE_ERRORS):
             again = _open_connection(self.path)
             self._db.close()
             self._db, self._inode = again, _read_inode(self.path)
 
     def _make_read_error(self, error: Exception) -> JournalError:
-        """Return the error for a failed read. The next write replaces a damaged file."""
+        # The next write replaces a damaged file.
         if not _is_damage_error(error):
             return self._make_access_error(error)
         self._damage = error
@@ -414,7 +382,7 @@ def _is_damage_error(error: Exception) -> bool:
 
 
 def _read_inode(path: Path) -> int | None:
-    """Return the inode of the file; None if the file is missing or empty."""
+    # An empty file counts as missing.
     try:
         found = path.stat()
     except OSError:

@@ -1,8 +1,7 @@
 """Write the journal and publish its incidents.
 
-If the journal cannot be opened or written, the manager retries every few seconds. Until a retry
-succeeds, the supervisor sends no command to the engine, for the reason in
-:attr:`JournalManager.hold`.
+If the journal cannot be written, the manager retries every few seconds. Until a retry succeeds, the
+supervisor sends no command to the engine.
 """
 
 from __future__ import annotations
@@ -25,19 +24,15 @@ from plimsoll_sidecar.record.storage import LastKnownEngine
 log = logging.getLogger(__name__)
 
 WRITE_RETRY_INTERVAL_S = 5.0
+# A crash loses what was learned since the last write.
 LEARNED_WRITE_INTERVAL_S = 300.0
-"""Seconds between two writes of the learned budgets.
-
-A crash loses what was learned since the last write."""
 MAX_SHOWN_INCIDENTS = 20
-"""Maximum number of incidents on the page."""
 
 
 class JournalManager:
     """Journal in ``state_dir``, and the changes that are not written yet.
 
-    ``is_published_elsewhere`` returns whether another pod publishes an incident: the leader of a
-    multi-node group publishes the incidents of all its pods.
+    ``is_published_elsewhere`` returns whether another pod publishes an incident.
 
     Attributes:
         unwritten: The changed incidents that have not been written, by name.
@@ -83,10 +78,7 @@ class JournalManager:
 
     @property
     def is_due(self) -> bool:
-        """Whether a write is allowed now.
-
-        After a failed write, it is allowed again after :data:`WRITE_RETRY_INTERVAL_S`.
-        """
+        """Whether a write is allowed now, after the pause that follows a failed write."""
         return self.hold is None or time.monotonic() >= self._retry_at
 
     @property
@@ -100,7 +92,7 @@ class JournalManager:
         return self._publisher.num_unpublished if self._publisher is not None else 0
 
     def open(self) -> GovernorState:
-        """Open and read the journal, and return the governor's state.
+        """Open the journal, and return the governor's state.
 
         On failure, set ``hold`` and return an empty state.
         """
@@ -120,10 +112,7 @@ class JournalManager:
         return state
 
     def add_unwritten(self, state: GovernorState, incidents: Iterable[Incident]) -> None:
-        """Add ``incidents`` that opened before the journal was read to ``state``.
-
-        An incident whose kind is already in ``state`` is dropped.
-        """
+        """Add incidents from before the journal was read, except kinds that ``state`` has."""
         kinds = {incident.kind for incident in state.incidents}
         newer = [incident for incident in incidents if incident.kind not in kinds]
         state.incidents.extend(newer)
@@ -131,7 +120,7 @@ class JournalManager:
         self.unwritten = {incident.name: incident for incident in (*ended, *newer)}
 
     def write(self, state: GovernorState, clock: ClockReading, is_last: bool = False) -> bool:
-        """Write the state and the changed incidents, and return whether the write succeeded.
+        """Write the state and the changed incidents, and report whether the write succeeded.
 
         If ``is_last``, the learned budgets are written even if they are not due.
         """

@@ -1,7 +1,6 @@
 """Export the supervisor's Prometheus metrics.
 
-An unknown value is absent, not zero. Namespace, pod and service are labels of the scrape target. No
-label contains a request, a PID or an incident.
+An unknown value is absent, not zero. No label contains a request, a PID or an incident.
 """
 
 from __future__ import annotations
@@ -48,17 +47,16 @@ from plimsoll_sidecar.signals.resident_memory import read_resident_memory
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 REMEDIATION_STEPS = frozenset(action.value for action in Action)
+# The memory that an action frees.
 MEMORY_KINDS = {
     IncidentKind.HOST_GROWTH: "host",
     IncidentKind.DEVICE_GROWTH: "device",
     IncidentKind.ORPHAN_DEVICE_MEMORY: "device",
     IncidentKind.CAPACITY_LOSS: "device",
 }
-"""Kind of memory that an action frees, by kind of incident."""
 DURATION_BUCKETS_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0)
-"""Histogram buckets of the duration of an action, in seconds."""
 WAIT_BUCKETS_S = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 1800.0)
-"""Histogram buckets of the wait for a restart slot, in seconds."""
+# The description and the label names, by name without prefix.
 GAUGES: dict[str, tuple[str, ...]] = {
     "memory_segment_bytes": ("Size of a memory segment.", "segment", "kind"),
     "memory_unexplained_bytes": ("Memory growth that no ledger explains.", "kind"),
@@ -162,7 +160,6 @@ GAUGES: dict[str, tuple[str, ...]] = {
     ),
     "supervisor_publish_backlog": ("Incidents that are not yet published to the API server.",),
 }
-"""Gauges: the description and the names of the labels, by name without prefix."""
 COUNTERS: dict[str, tuple[str, ...]] = {
     "memory_unexplained_growth_bytes": (
         "Unexplained growth, summed over epochs, for burn rates.",
@@ -194,7 +191,7 @@ COUNTERS: dict[str, tuple[str, ...]] = {
         "part",
     ),
 }
-"""Counters, in the same form as :data:`GAUGES`."""
+# Buckets, description and label names, by name without prefix.
 HISTOGRAMS: dict[str, tuple[Any, ...]] = {
     "remediation_duration_seconds": (
         DURATION_BUCKETS_S,
@@ -206,16 +203,12 @@ HISTOGRAMS: dict[str, tuple[Any, ...]] = {
         "Time for which incidents waited for a restart slot of the service.",
     ),
 }
-"""Histograms: buckets, description and names of the labels, by name without prefix."""
 # Without this call, each series has a second sample with its creation time, which nothing reads.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 class Metrics:
-    """Metrics of one supervisor, in a registry.
-
-    ``read_cgroup`` returns the newest reading of the engine's cgroup.
-    """
+    """Metrics of one supervisor, in a registry."""
 
     def __init__(self, read_cgroup: Callable[[], CgroupMemory] = CgroupMemory) -> None:
         self.registry = registry = CollectorRegistry()
@@ -254,10 +247,7 @@ class Metrics:
         self.export_unready_reasons(())
 
     def _create_zero_counters(self) -> None:
-        """Create the series of counters with the value zero.
-
-        Prometheus cannot see an increase in the first value of a series.
-        """
+        # Prometheus cannot see an increase in the first value of a series.
         for end in GateOutcome:
             self._counters["engine_starts"].labels(end.value)
         for kind in sorted(set(IncidentKind) - OPERATOR_ONLY_KINDS):
@@ -317,8 +307,7 @@ class Metrics:
     ) -> None:
         """Export an assessment and count its growth. Call this once for each assessment.
 
-        ``known_signals`` states for each signal whether the sample has it. ``duration_s`` is the
-        time in seconds that the sample took.
+        ``duration_s`` is the time in seconds that the sample took.
         """
         self._sampling.record_sample()
         self._counters["supervisor_samples"].inc()
@@ -382,14 +371,11 @@ class Metrics:
         )
 
     def export_open_files(self, files: OpenFiles | None) -> None:
-        """Export the number of the engine's open files; ``files`` is None if unknown."""
+        """Export the number of the engine's open files; None if unknown."""
         self._open_files.newest = files
 
     def count_starts(self, permitted_starts: Iterable[tuple[str, float]]) -> None:
-        """Count the engine starts that the start gate has permitted.
-
-        Each item is the outcome, and the seconds for which the start was held.
-        """
+        """Count the permitted engine starts: their outcome, and the seconds of the hold."""
         for outcome, held_s in permitted_starts:
             self._counters["engine_starts"].labels(outcome).inc()
             self._counters["engine_start_held_seconds"].inc(held_s)
@@ -477,7 +463,6 @@ class Metrics:
         self._cpu_seen = spent
 
     def _set_or_remove(self, name: str, label: str, value: float | None) -> None:
-        """Set the series of ``label``, or remove it if ``value`` is None."""
         if value is not None:
             self._gauges[name].labels(label).set(value)
             return
@@ -524,7 +509,6 @@ class Metrics:
 def _choose_larger_growth(
     device: BudgetState | None, reserved: BudgetState | None
 ) -> BudgetState | None:
-    """Return the budget with the larger unexplained growth; None without a budget."""
     known = [one for one in (device, reserved) if one is not None]
     return max(known, key=lambda one: one.unexplained or 0, default=None)
 
@@ -532,11 +516,7 @@ def _choose_larger_growth(
 def _replace_series(
     gauge: Gauge, values: Mapping[tuple[str, str], float], shown_labels: frozenset[tuple[str, str]]
 ) -> frozenset[tuple[str, str]]:
-    """Set the series in ``values``, and remove the previous series that have no new value.
-
-    ``shown_labels`` holds the label values of the previous series. Return those of the new series.
-    A concurrent scrape sees every series that is in both.
-    """
+    # A concurrent scrape sees every series that is in both the previous and the new series.
     for labels, value in values.items():
         gauge.labels(*labels).set(value)
     for labels in shown_labels - values.keys():

@@ -1,12 +1,7 @@
 """Publish the journal's incidents in Kubernetes, as LeakIncident objects and Events.
 
-The publisher runs in a thread, so that an unreachable API server blocks nothing else. It holds only
-the newest state of each incident. The journal marks the incidents that have not been published, so
-a restart of the supervisor loses nothing.
-
-An admission policy limits what a pod may write (``plimsoll_api.leakincident``). The objects of a
-pod have a fixed set of names, and the number of writes of each status is limited. Changes within a
-phase are therefore published at increasing intervals.
+An unreachable API server blocks nothing else, because the publisher runs in a thread. An admission
+policy limits the writes of a pod, so changes within a phase are published at increasing intervals.
 """
 
 from __future__ import annotations
@@ -36,22 +31,19 @@ from plimsoll_sidecar.govern.incident import Incident
 log = logging.getLogger(__name__)
 
 WARNING_PHASES = frozenset({IncidentPhase.CONFIRMED, IncidentPhase.UNRESOLVED})
-"""Phases whose Event has the type Warning."""
+# Beyond it, even phase changes are delayed.
 MAX_IMMEDIATE_WRITES = 60
-"""Number of writes of one incident after which even phase changes are delayed."""
+# The name of an Event contains the pod's name, and may have 253 characters.
 MAX_POD_NAME_CHARS = 230
-"""Maximum length of the pod's name in the name of an Event.
-
-A name may have 253 characters."""
+# Only the end of the incident will still be published.
 NEVER_S = float("inf")
-"""Publishing delay if only the end of the incident will still be published."""
 
 
 class PublishedObject(NamedTuple):
     """LeakIncident object of an incident.
 
-    ``revision`` is the number of writes of its status, and ``phase`` the last written phase. ``at``
-    is the monotonic time of the last write; 0 if this process has not written the object.
+    ``revision`` is the number of writes of its status. ``at`` is the monotonic time of the last
+    write; 0 if this process has not written the object.
     """
 
     name: str
@@ -67,9 +59,8 @@ def compute_publish_delay_s(
 ) -> float:
     """Return the seconds until ``incident`` may be published; 0 for immediately.
 
-    :data:`NEVER_S` means that only the end of the incident may still be published. Write number n
-    follows n²/5 s after the previous write, so that all writes but the last together take half a
-    day. ``now`` is the monotonic time.
+    Write number n follows n²/5 s after the previous write, so that all writes but the last together
+    take half a day.
     """
     if published_object is None or incident.ended:
         return 0.0
@@ -88,11 +79,7 @@ def compute_publish_delay_s(
 
 
 class Publisher:
-    """Publishes incidents in Kubernetes, in a thread.
-
-    :meth:`queue_incident` and :meth:`take_acknowledged` are for the journal's thread, and never
-    block.
-    """
+    """Publishes incidents in Kubernetes, in a thread."""
 
     def __init__(
         self, kube: KubeClient, service: ServiceRef, pod: str, container: str = ENGINE_CONTAINER
@@ -111,26 +98,22 @@ class Publisher:
         self._thread.start()
 
     def stop(self, timeout_s: float) -> None:
-        """Stop the thread, and wait at most ``timeout_s`` for its end.
-
-        Incidents that have not been published stay in the journal.
-        """
+        """Stop the thread, and wait at most ``timeout_s`` for its end."""
         self._thread.stop()
         if self._thread.is_alive():
             self._thread.join(timeout_s)
 
     def queue_incident(self, revision: int, incident: Incident) -> None:
-        """Queue the state of an incident for publishing, in place of its earlier states.
+        """Queue a state of an incident, in place of its earlier states. Does not block.
 
-        The caller must not change ``incident`` afterwards. ``revision`` is the journal's number of
-        this state.
+        The caller must not change ``incident`` afterwards.
         """
         with self._lock:
             self._latest[incident.name] = (revision, incident)
         self._thread.wake()
 
     def take_acknowledged(self) -> list[tuple[str, int]]:
-        """Return the names and revisions of incidents that were published since the last call."""
+        """Return the incidents that were published since the last call, with their revisions."""
         found = []
         while not self._acknowledged.empty():
             found.append(self._acknowledged.get_nowait())
@@ -143,10 +126,6 @@ class Publisher:
             return len(self._latest)
 
     def _publish_next(self) -> float | None:
-        """Publish one incident.
-
-        Return the seconds until the next incident is due; None if no incident waits.
-        """
         item, due_s = self._take_next_incident()
         if item is None:
             return None if due_s == NEVER_S else due_s
@@ -161,10 +140,7 @@ class Publisher:
         return 0.0
 
     def publish(self, incident: Incident) -> None:
-        """Write the LeakIncident object of ``incident``, its status and an Event.
-
-        A retry after an error is safe. Raises KubeError.
-        """
+        """Write the LeakIncident object, its status and an Event. Raises KubeError."""
         namespace = self._service.namespace
         known = self._written.get(incident.name) or self._find_or_create(incident)
         if (
@@ -193,10 +169,7 @@ class Publisher:
             del self._written[incident.name]
 
     def _find_or_create(self, incident: Incident) -> PublishedObject:
-        """Return the LeakIncident object of the incident, which is created if it does not exist.
-
-        Raises KubeError if no name is free.
-        """
+        # Raises KubeError if no name is free.
         namespace = self._service.namespace
         for name in list_object_names(incident, self._pod):
             try:
@@ -218,11 +191,8 @@ class Publisher:
         )
 
     def _create_event(self, incident: Incident, published: PublishedObject) -> None:
-        """Create an Event for the phase of the incident, unless it exists.
-
-        Its name consists of the pod's name, the incident's number and the phase. The admission
-        policy accepts only such names from a pod, which limits the number of its Events.
-        """
+        # The admission policy accepts only such names from a pod, which limits the number of its
+        # Events.
         number = published.name.rpartition("-")[2]
         name = f"{self._pod[:MAX_POD_NAME_CHARS]}-{number}.{incident.phase.value.lower()}"
         at = format_rfc3339(incident.phase_since)
@@ -257,7 +227,6 @@ class Publisher:
             log.warning("failed to create Event %s: %s", name, error)
 
     def _take_next_incident(self) -> tuple[tuple[int, Incident] | None, float]:
-        """Return the next incident with its revision, or None and the seconds to wait."""
         due_s, now = NEVER_S, time.monotonic()
         with self._lock:
             for name, (revision, incident) in list(self._latest.items()):

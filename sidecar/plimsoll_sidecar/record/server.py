@@ -23,10 +23,9 @@ from plimsoll_sidecar.record.metrics import CONTENT_TYPE
 SECURITY_HEADERS = (
     f"Content-Security-Policy: {CONTENT_SECURITY_POLICY}\r\nX-Content-Type-Options: nosniff\r\n"
 )
+# Many clients then cause no more work than one.
 PAGE_CACHE_TTL_S = 0.5
-"""Seconds for which a page is cached, so that many clients cause no more work than one."""
 MAX_EVENT_WAIT_S = 60.0
-"""Longest wait for events of connections in one turn, in seconds."""
 
 
 class StateServer:
@@ -34,15 +33,14 @@ class StateServer:
 
     Args:
         host: The address to listen on.
-        port: The TCP port. With 0, the system chooses a free port.
-        render_metrics: A function that returns the metrics in the Prometheus text format.
-        get_state: A function that returns the state as JSON.
-        render_page: A function that returns the HTML page. Its argument states whether the page
-            reloads itself.
+        port: The TCP port; 0 for a free port.
+        render_metrics: Returns the metrics in the Prometheus text format.
+        get_state: Returns the state as JSON.
+        render_page: Returns the HTML page. The argument states whether the page reloads itself.
         hosts: The Host headers that the server accepts.
 
     Raises:
-        OSError: If the server cannot listen on the port. The message contains host and port.
+        OSError: If the server cannot listen on the port.
 
     """
 
@@ -112,10 +110,7 @@ class StateServer:
 
 
 def make_cached_renderer(render: Callable[[], bytes]) -> Callable[[], bytes]:
-    """Return a function that calls ``render`` and caches its result for :data:`PAGE_CACHE_TTL_S`.
-
-    It is not thread-safe.
-    """
+    """Return a function that caches the result of ``render``. It is not thread-safe."""
     made, at = b"", float("-inf")
 
     def get() -> bytes:
@@ -128,10 +123,8 @@ def make_cached_renderer(render: Callable[[], bytes]) -> Callable[[], bytes]:
     return get
 
 
+# Further allowed host names, separated by commas: for example, the host of an Ingress.
 ALLOWED_HOSTS_ENV = "PLIMSOLL_ALLOWED_HOSTS"
-"""Environment variable with further allowed host names, separated by commas.
-
-An example is the host of an Ingress."""
 RESOLV_CONF = Path("/etc/resolv.conf")
 LOCALHOST = "localhost"
 
@@ -151,10 +144,6 @@ class AllowedHosts:
         domains: Iterable[str] = (),
         configured: Iterable[str] = (),
     ) -> None:
-        """Allow the DNS names of the pod and the service.
-
-        ``domains`` are the DNS domains of the cluster. ``configured`` are further allowed names.
-        """
         parents = ["", f".{namespace}", f".{namespace}.svc"]
         parents += [f".{namespace}.svc.{domain}" for domain in domains]
         own = {f"{base}{parent}" for base in (pod, service) for parent in parents if base}
@@ -165,19 +154,12 @@ class AllowedHosts:
 
     @classmethod
     def create_for_pod(cls, pod: str, service: str, namespace: str) -> AllowedHosts:
-        """Return the allowed hosts of a pod.
-
-        The cluster's domains come from the resolver's search list, and further names from
-        :data:`ALLOWED_HOSTS_ENV`.
-        """
+        """Return the allowed hosts of a pod, with those in :data:`ALLOWED_HOSTS_ENV`."""
         configured = os.environ.get(ALLOWED_HOSTS_ENV, "").split(",")
         return cls(pod, service, namespace, read_cluster_domains(), configured)
 
     def explain_refusal(self, host: str | None) -> str | None:
-        """Return the reason to refuse a request with the Host header ``host``; None if allowed.
-
-        A request without the header is allowed: it uses HTTP/1.0, which no browser does.
-        """
+        """Return the reason to refuse a request with this Host header; None if allowed."""
         if host is None:
             return None
         name = parse_host_name(host)
@@ -191,10 +173,7 @@ class AllowedHosts:
 
 
 def read_cluster_domains(file: Path = RESOLV_CONF) -> list[str]:
-    """Return DOMAIN for each entry ``svc.DOMAIN`` in the resolver's search list.
-
-    The list is empty outside a cluster.
-    """
+    """Return the cluster's domains from the resolver's search list; empty outside a cluster."""
     try:
         lines = file.read_bytes().decode(errors="replace").splitlines()
     except OSError:

@@ -1,10 +1,7 @@
 """Encode the journal's rows with checksums, and manage the files beside the journal.
 
-These files hold damaged parts of the journal, and a copy of the restarts.
-
-A row is JSON with a checksum. SQLite checks the structure of its file, but not the content of a
-row: a flipped bit can change a number unnoticed. A row that does not match its checksum raises
-:class:`DamagedRowError`.
+SQLite checks the structure of its file, but not the content of a row: a flipped bit can change a
+number unnoticed.
 """
 
 from __future__ import annotations
@@ -30,15 +27,13 @@ from plimsoll_sidecar.govern.restart_budget import Restart
 from plimsoll_sidecar.govern.state import GovernorState
 
 INT64_END = 1 << 63
-"""First integer that does not fit into 64 signed bits."""
+# Keys and commands in journals of earlier versions. They never occur within a string, because JSON
+# escapes quotation marks.
 _RENAMED_KEYS = {
     b'"doubtful":': b'"unconfirmed":',
     b'"remembered":': b'"checkpoint":',
     b'"verb":"release-slot"': b'"verb":"take-slot"',  # without an incident, it releases the slot
 }
-"""Keys and commands in journals of earlier versions, and their current spelling.
-
-These texts never occur within a string, because JSON escapes quotation marks."""
 
 
 class DamagedRowError(Exception):
@@ -46,16 +41,13 @@ class DamagedRowError(Exception):
 
 
 class LastKnownEngine(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Last known state of the engine, for a restarted supervisor whose engine does not answer.
-
-    ``frontend_pid`` and ``frontend_started`` identify the engine's main process; None if unknown.
-    """
+    """Last known state of the engine, for a restarted supervisor whose engine does not answer."""
 
     capabilities: frozenset[str] = frozenset()
     frontend_pid: int | None = None
     frontend_started: int | None = None
+    # The epoch of the checkpoint.
     epoch: str | None = None
-    """Epoch to which ``checkpoint`` belongs."""
     checkpoint: Checkpoint = Checkpoint()
 
 
@@ -122,32 +114,25 @@ def _collect_times(value: Row) -> list[float | None]:
     return [value.time] if isinstance(value, ClockReading) else []
 
 
+# In the state directory.
 SET_ASIDE_FOLDER = "set-aside"
-"""Folder in the state directory for damaged parts of the journal."""
 MAX_SET_ASIDE_FILES = 12
-"""Maximum number of files in :data:`SET_ASIDE_FOLDER`."""
 MAX_SET_ASIDE_BYTES = 32 << 20
-"""Maximum size of all files in :data:`SET_ASIDE_FOLDER`, in bytes."""
 MAX_SET_ASIDE_ROW_BYTES = 1 << 20
-"""Maximum size of the stored part of a damaged row, in bytes."""
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 class DamagedParts:
     """Damaged parts of the journal, stored for diagnosis in a folder of limited size.
 
-    The files are named ``NNNN-NAME``. The number increases with each file, so their order does not
-    depend on the clock.
+    The files are named ``NNNN-NAME``, so their order does not depend on the clock.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def store(self, name: str, content: bytes) -> Path:
-        """Write a damaged row to a file, and return the file's path. Raises OSError.
-
-        At most :data:`MAX_SET_ASIDE_ROW_BYTES` of the row are written.
-        """
+        """Write a damaged row to a file, and return the file's path. Raises OSError."""
         path = self._make_next_path(name)
         path.write_bytes(content[:MAX_SET_ASIDE_ROW_BYTES])
         self._delete_oldest()
@@ -190,12 +175,12 @@ class DamagedParts:
             sizes.pop(0)
 
 
+# In the state directory.
 RESTARTS_FILE = "restarts.json"
-"""File in the state directory with the copy of the restarts."""
 
 
 class StoredRestarts(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Restarts that count against the restart budget, and whether the budget is exhausted."""
+    """Restarts that count against the restart budget, and whether it is exhausted."""
 
     restarts: tuple[Restart, ...] = ()
     exhausted: bool = False
@@ -205,8 +190,7 @@ class RestartCopy:
     """Copy of the restarts that count against the restart budget.
 
     If the journal is lost, the copy prevents a reset of the budget. It is written before the
-    journal, so it contains every restart that has started. In a cluster, the slot Leases also
-    contain the restarts. In local mode, this file is the only copy.
+    journal, so it contains every restart that has started.
     """
 
     def __init__(self, path: Path) -> None:
@@ -215,14 +199,11 @@ class RestartCopy:
 
     @property
     def exists(self) -> bool:
-        """Whether there is a copy. A new replica has none, and no journal either."""
+        """Whether there is a copy. A new replica has none."""
         return self._path.exists()
 
     def write(self, state: GovernorState) -> None:
-        """Write the restarts in ``state``, unless the copy already contains them.
-
-        When the call returns, the copy is on disk. Raises OSError.
-        """
+        """Write the restarts to disk, unless the copy already contains them. Raises OSError."""
         spent = StoredRestarts(
             tuple(msgspec.structs.replace(r) for r in state.restarts), state.exhausted
         )
@@ -237,7 +218,7 @@ class RestartCopy:
         self._written = spent
 
     def add_missing_restarts(self, state: GovernorState) -> int:
-        """Add the restarts that ``state`` lacks from the copy, and return their number."""
+        """Add the restarts that ``state`` lacks, and return their number."""
         try:
             spent = decoding.decode(self._path.read_bytes(), StoredRestarts)
         except (OSError, decoding.MalformedError):
@@ -250,7 +231,7 @@ class RestartCopy:
 
 
 def read_learned_budgets(path: Path) -> LearnedBudgets:
-    """Return the learned budgets in the journal at ``path``, without changing the file.
+    """Return the learned budgets in the journal at ``path``.
 
     Raises OSError if the file cannot be opened, and ValueError if it is damaged.
     """
