@@ -187,7 +187,7 @@ def _drain(
     readiness.set_unready(state_dir, readiness.MANUAL, readiness.MAX_UNREADY_DURATION_S)
     outcome: Outcome | None = None
     try:
-        _leave_services(config)
+        _leave_services(config, engine)
         if is_wanted():
             result = engine.drain(command, is_wanted)
         else:
@@ -210,12 +210,12 @@ def _restart_engine(engine: EngineAdapter, config: SupervisorConfig, command: Co
 
     Return the result of the step that failed, or else of the restart.
     """
-    _leave_services(config)
+    _leave_services(config, engine)
     finished = engine.finish_requests(command)
     return engine.restart_engine(command) if finished.outcome is Outcome.SUCCEEDED else finished
 
 
-def _leave_services(config: SupervisorConfig) -> None:
+def _leave_services(config: SupervisorConfig, engine: EngineAdapter) -> None:
     """Wait until no Service routes to this pod; return at once outside a pod."""
     pod = os.environ.get("POD_NAME")
     if not pod:
@@ -224,7 +224,8 @@ def _leave_services(config: SupervisorConfig) -> None:
     from plimsoll_sidecar.clients.kube import KubeClient
 
     kube = KubeClient.create_in_cluster()
-    pod_services.wait_until_left(pod_services.create_pod_services(kube, config.service, pod))
+    services = pod_services.create_pod_services(kube, config.service, pod)
+    pod_services.wait_until_left(services, engine.read_arrivals)
 
 
 def _try_write_note(state_dir: Path, action: ManualAction) -> str | None:

@@ -23,7 +23,13 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-VLLM = {"/health": "GET", "/version": "GET", "/v1/models": "GET", "/metrics": "GET"}
+VLLM = {
+    "/health": "GET",
+    "/version": "GET",
+    "/v1/models": "GET",
+    "/metrics": "GET",
+    "/v1/completions": "POST",
+}
 DEV = {"/reset_prefix_cache": "POST", "/reset_mm_cache": "POST", "/sleep": "POST"}
 PAUSE = {"/pause": "POST", "/resume": "POST", "/is_paused": "GET"}
 SGLANG = {
@@ -35,9 +41,10 @@ SGLANG = {
     "/continue_generation": "POST",
     "/release_memory_occupation": "POST",
 }
+COMPLETION = {"choices": [{"finish_reason": "length"}]}
 TRANSFERS = {
     "/v1/models": {"data": [{"id": "m"}]},
-    "/v1/completions": {"choices": [{"finish_reason": "length"}], "kv_transfer_params": {"at": 1}},
+    "/v1/completions": COMPLETION | {"kv_transfer_params": {"at": 1}},
 }
 ROUTES = {
     "vllm": VLLM,
@@ -58,6 +65,7 @@ class Engine:
         self.cache = b"\1" * (arguments.cache_mib << 20)
         self.sick, self.requests_s = Path(arguments.sick), arguments.requests_s
         self.began, self.paused_at = time.monotonic(), 0.0
+        self.completed = 0
         self.held: list[bytearray] = []
         if arguments.leak_mib_s:
             threading.Thread(target=self.leak, args=(arguments.leak_mib_s,), daemon=True).start()
@@ -69,9 +77,9 @@ class Engine:
             time.sleep(0.1)
 
     def served(self, label: str) -> str:
-        if not self.requests_s:
+        if not self.requests_s and not self.completed:
             return ""
-        count = (time.monotonic() - self.began) * self.requests_s
+        count = (time.monotonic() - self.began) * self.requests_s + self.completed
         return f"vllm:request_success_total{label} {count:.0f}.0\n"
 
     def note(self, line: str) -> None:
@@ -116,12 +124,15 @@ def handler(engine: Engine) -> type[BaseHTTPRequestHandler]:
             path = self.path.partition("?")[0]
             self.rfile.read(int(self.headers.get("Content-Length", 0)))
             method = ROUTES[engine.kind].get(path)
+            engine.completed += path == "/v1/completions"
             if engine.transfers and path in TRANSFERS:
                 self.answer(200, json.dumps(TRANSFERS[path]))
             elif method is None:
                 self.answer(404)
             elif method != self.command:
                 self.answer(405)
+            elif path == "/v1/completions":
+                self.answer(200, json.dumps(COMPLETION))
             elif path == "/metrics":
                 self.answer(200, engine.metrics())
             elif path.endswith(("/version", "/server_info", "/get_server_info")):

@@ -273,6 +273,25 @@ def test_an_engine_that_serves_tls_alone_is_understood(tmp_path: Path) -> None:
         server.server_close()
 
 
+def test_requests_that_arrive_are_those_that_have_ended_and_those_in_flight(rig: Rig) -> None:
+    rig.start("vllm", "--running=2")
+    adapter = rig.adapter(EngineType.VLLM)
+    adapter.status()
+    assert adapter.read_arrivals() is None, "the page has no finished requests yet"
+    client = HttpClient(f"http://127.0.0.1:{rig.port}")
+    for expected in (3, 4):
+        assert client.call("POST", "/v1/completions", 5.0, b"{}")[0] == 200
+        found = adapter.read_arrivals()
+        assert found is not None
+        assert found.total == expected
+        assert 0 < found.uptime_s < 60
+    rig.processes[0].kill()
+    rig.processes[0].wait(10)
+    with pytest.raises(EngineError):
+        adapter.status()
+    assert adapter.read_arrivals() is None
+
+
 def test_a_drain_waits_for_work_no_longer_than_its_deadline(rig: Rig) -> None:
     rig.start("vllm", "--running=3")
     adapter = rig.adapter(EngineType.VLLM)

@@ -108,7 +108,7 @@ def standin(node: Lab) -> Engine:
         memory={"host": {"growthBudget": "64Mi", "window": "1h"}, "warmup": "5s"},
         leak=f"touch {sick}",
         prepare=prepare,
-        ask=_models,
+        ask=_short_completion,
         pair=_standin_pair,
     )
 
@@ -203,8 +203,8 @@ def _health(**more: int) -> Document:
     return {"httpGet": {"path": "/health", "port": "http"}, **more}
 
 
-def _models(url: str) -> None:
-    status = httpx.get(f"{url}/v1/models", timeout=10).status_code
+def _short_completion(url: str) -> None:
+    status = httpx.post(f"{url}/v1/completions", json={"prompt": [1]}, timeout=10).status_code
     if status != 200:
         raise ValueError(f"HTTP {status}")
 

@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from tests.cluster.operator.conftest import FAST
@@ -138,13 +137,6 @@ def role(engine: Engine, name: str, replicas: int) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def complete(url: str) -> None:
-    """A request to one side of a pair."""
-    status = httpx.post(f"{url}/v1/completions", json={"prompt": [1]}, timeout=10).status_code
-    if status != 200:
-        raise ValueError(f"HTTP {status}")
-
-
 @pytest.mark.long
 @pytest.mark.timeout(CHAOS_S + 3600)
 @pytest.mark.parametrize("seed", [int(os.environ.get("PLIMSOLL_CHAOS_SEED", "1"))])
@@ -223,8 +215,8 @@ def test_no_request_fails_and_nothing_restarts_twice_while_processes_are_killed(
             clients = Clients(kube, endpoints, PORT, history)
 
             def through_both() -> None:
-                clients.ask("prefill", complete)
-                clients.ask("decode", complete)
+                clients.ask("prefill", engine.ask)
+                clients.ask("decode", engine.ask)
 
             with (
                 Visits(partial(clients.ask, "qwen", engine.ask)) as of_groups,

@@ -34,6 +34,9 @@ class Engine:
         can = [Capability.DRAIN]
         return Status(EngineState.SERVING, "a:1", "0.32.0", "tiny", 1.0, Load(), capabilities=can)
 
+    def read_arrivals(self) -> None:
+        assert not readiness.is_ready(self._state_dir)
+
     def drain(self, command: Command, stands: Callable[[], bool]) -> Result:
         self.while_draining()
         return self._called("drain", command, self._finishes if stands() else Outcome.REFUSED)

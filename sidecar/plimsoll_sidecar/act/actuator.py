@@ -21,7 +21,7 @@ from plimsoll_sidecar.act.adapters.engine_adapter import EngineAdapter
 from plimsoll_sidecar.act.lease_counts import UnreadableCountError
 from plimsoll_sidecar.act.partner import Partners, PartnerTestResult
 from plimsoll_sidecar.act.pod_services import (
-    MAX_LEAVE_SERVICES_S,
+    MAX_DEPARTURE_S,
     ServiceExit,
     find_reason_to_stay,
     wait_until_left,
@@ -306,21 +306,25 @@ class Actuator:
         return action(command)
 
     def _leave_services(self, command: Command) -> Result:
-        longest_s = command.deadline_s + MAX_LEAVE_SERVICES_S + EVICTION_WAIT_S
+        longest_s = command.deadline_s + MAX_DEPARTURE_S + EVICTION_WAIT_S
         readiness.set_unready(self._state_dir, readiness.DRAIN, longest_s)
-        if self._service_exit is not None:
-            wait_until_left(self._service_exit)
+        self._wait_until_left(command)
         return self._engine.finish_requests(command)
 
     def _drain(self, command: Command) -> Result:
-        longest_s = command.deadline_s + MAX_LEAVE_SERVICES_S + readiness.RESTART_UNREADY_TIMEOUT_S
+        longest_s = command.deadline_s + MAX_DEPARTURE_S + readiness.RESTART_UNREADY_TIMEOUT_S
         readiness.set_unready(self._state_dir, readiness.DRAIN, longest_s)
-        if self._service_exit is not None:
-            wait_until_left(self._service_exit)
+        self._wait_until_left(command)
         result = self._engine.drain(command)
         if result.outcome is Outcome.REFUSED:
             readiness.clear_reasons(self._state_dir, readiness.DRAIN)
         return result
+
+    def _wait_until_left(self, command: Command) -> None:
+        """Wait until no request arrives, unless the engine is stalled and answers none anyway."""
+        if self._service_exit is not None:
+            read_arrivals = None if command.stalled else self._engine.read_arrivals
+            wait_until_left(self._service_exit, read_arrivals)
 
     def _restart_engine(self, command: Command) -> Result:
         unready_after_s = readiness.MAX_KUBELET_LAG_S

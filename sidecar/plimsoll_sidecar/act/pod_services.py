@@ -10,7 +10,9 @@ from collections.abc import Callable, Collection, Sequence
 from plimsoll_api.names import POLICY_KIND
 from plimsoll_api.supervisor_config import ServiceRef
 from plimsoll_api.workloads import make_members_service_name
+from plimsoll_sidecar.act.adapters.engine_adapter import Arrivals
 from plimsoll_sidecar.act.slots import LeaseSlots
+from plimsoll_sidecar.clients.http import EngineError
 from plimsoll_sidecar.clients.kube import EndpointSlices, KubeClient, KubeError
 
 log = logging.getLogger(__name__)
@@ -21,10 +23,16 @@ LEAVE_SERVICES_TIMEOUT_S = 30.0
 # client-go retries a watch after up to 30 s, or 60 s with its jitter. Meanwhile, the endpoints
 # controller does not notice that a pod is not ready, nor kube-proxy that the endpoints changed.
 MAX_WATCH_LAG_S = 60.0
-# Maximum duration of wait_until_left while outages follow each other.
+# Until the pod has left its endpoints, while outages follow each other.
 MAX_LEAVE_SERVICES_S = 300.0
+MAX_DEPARTURE_S = MAX_LEAVE_SERVICES_S + MAX_WATCH_LAG_S
 # Longer than most updates of endpoints take.
 UNKNOWN_ENDPOINTS_WAIT_S = 10.0
+ARRIVALS_POLL_INTERVAL_S = 0.5
+# Without a request for this long, no client reaches the pod any more.
+MIN_QUIET_S, MAX_QUIET_S = 2.0, 20.0
+# A longer interval has a probability of exp(-5) = 0.7 % if requests arrive independently.
+QUIET_INTERVALS = 5.0
 
 
 class ServiceExit:
@@ -46,6 +54,10 @@ class ServiceExit:
     def compute_watch_lag_s(self) -> float:
         """Return the seconds for which API clients may still miss changes; 0 without an outage."""
         return 0.0
+
+
+# See EngineAdapter.read_arrivals.
+ReadArrivals = Callable[[], Arrivals | None]
 
 
 class PodServices(ServiceExit):
@@ -153,12 +165,55 @@ class PodServices(ServiceExit):
         return max(0.0, MAX_WATCH_LAG_S - self._slices.compute_seconds_since_outage())
 
 
-def wait_until_left(service_exit: ServiceExit) -> None:
-    """Wait until the pod has left its endpoints, for at most :data:`MAX_LEAVE_SERVICES_S`.
+def wait_until_left(service_exit: ServiceExit, read_arrivals: ReadArrivals | None = None) -> None:
+    """Wait until the pod has left its endpoints, and no new request arrives at its engine.
 
-    After an outage of the API server, the wait includes :data:`MAX_WATCH_LAG_S`. If the endpoints
-    cannot be read, the wait takes a fixed time.
+    The first wait takes at most :data:`MAX_LEAVE_SERVICES_S`. After an outage of the API server, it
+    includes :data:`MAX_WATCH_LAG_S`. If the endpoints cannot be read, it takes a fixed time. The
+    second wait takes at most :data:`MAX_WATCH_LAG_S`. It also covers outages that an idle
+    supervisor did not notice.
     """
+    _wait_for_endpoints(service_exit)
+    if read_arrivals is not None and not wait_for_last_arrival(read_arrivals):
+        log.warning(
+            "requests still arrived %.0f s after the pod had left its endpoints; clients with open "
+            "connections may send them",
+            MAX_WATCH_LAG_S,
+        )
+
+
+def wait_for_last_arrival(read_arrivals: ReadArrivals) -> bool:
+    """Wait until no new request arrives. Return False if this takes :data:`MAX_WATCH_LAG_S`.
+
+    Return True at once if the engine does not answer or does not count its requests.
+    """
+    quiet_s, total = 0.0, -1
+    begin = last = time.monotonic()
+    while (now := time.monotonic()) < begin + MAX_WATCH_LAG_S:
+        try:
+            found = read_arrivals()
+        except EngineError:
+            return True
+        if found is None:
+            return True
+        if total < 0:
+            quiet_s, total = _compute_quiet_s(found), found.total
+        elif found.total > total:
+            total, last = found.total, now
+        elif now >= last + quiet_s:
+            return True
+        time.sleep(ARRIVALS_POLL_INTERVAL_S)
+    return False
+
+
+def _compute_quiet_s(arrivals: Arrivals) -> float:
+    if not arrivals.total:
+        return MIN_QUIET_S
+    quiet_s = QUIET_INTERVALS * arrivals.uptime_s / arrivals.total
+    return min(max(quiet_s, MIN_QUIET_S), MAX_QUIET_S)
+
+
+def _wait_for_endpoints(service_exit: ServiceExit) -> None:
     begin, left_s, message = time.monotonic(), LEAVE_SERVICES_TIMEOUT_S, ""
     deadline = begin + left_s
     while left_s > 0:

@@ -11,7 +11,14 @@ import time
 import pytest
 
 from plimsoll_sidecar.act import pod_services
-from plimsoll_sidecar.act.pod_services import PodServices, ServiceExit, wait_until_left
+from plimsoll_sidecar.act.adapters.engine_adapter import Arrivals
+from plimsoll_sidecar.act.pod_services import (
+    PodServices,
+    ServiceExit,
+    wait_for_last_arrival,
+    wait_until_left,
+)
+from plimsoll_sidecar.clients.http import EngineError
 from plimsoll_sidecar.clients.kube import KubeError
 from tests.unit.clients.api_server import ApiServer, endpoint
 
@@ -203,6 +210,48 @@ def test_outages_without_end_delay_a_restart_for_a_bounded_time(
     api.add("front", [endpoint(HEAD)])
     api.answer = (503, {}, b"{}")
     assert 0.9 < waited(PodServices(api.endpoint_slices, HEAD)) < 2.0
+
+
+@pytest.fixture
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pod_services, "ARRIVALS_POLL_INTERVAL_S", 0.01)
+    monkeypatch.setattr(pod_services, "MIN_QUIET_S", 0.05)
+    monkeypatch.setattr(pod_services, "MAX_QUIET_S", 0.4)
+    monkeypatch.setattr(pod_services, "MAX_WATCH_LAG_S", 1.0)
+
+
+def time_arrivals(ended_after_s: float, each_s: float, total: int = 1000) -> float:
+    """How long a pod waits at which a request arrives every ``each_s`` until ``ended_after_s``."""
+    begin = time.monotonic()
+
+    def read() -> Arrivals:
+        spent_s = min(time.monotonic() - begin, ended_after_s)
+        return Arrivals(total + int(spent_s / each_s), total * each_s)
+
+    assert wait_for_last_arrival(read) == (ended_after_s < 1.0)
+    return time.monotonic() - begin
+
+
+@pytest.mark.usefixtures("fast")
+def test_the_wait_ends_after_the_last_request_and_a_pause_that_suits_their_rate() -> None:
+    assert 0.5 < time_arrivals(ended_after_s=0.5, each_s=0.02) < 0.9
+    assert 0.5 < time_arrivals(ended_after_s=0.3, each_s=0.05) < 0.9
+    assert 0.4 < time_arrivals(ended_after_s=0.0, each_s=10.0) < 0.7, "seldom: the longest pause"
+    assert time_arrivals(ended_after_s=0.0, each_s=10.0, total=0) < 0.3, "nobody ever came"
+    assert 1.0 <= time_arrivals(ended_after_s=9.0, each_s=0.02) < 1.3, "without end: bounded"
+
+
+@pytest.mark.usefixtures("fast")
+def test_an_engine_that_does_not_count_its_requests_does_not_delay_its_restart() -> None:
+    def fail() -> Arrivals:
+        raise EngineError("no answer")
+
+    begin = time.monotonic()
+    assert wait_for_last_arrival(lambda: None)
+    assert wait_for_last_arrival(fail)
+    answers = iter((Arrivals(7, 1.0), Arrivals(9, 2.0), Arrivals(0, 0.1)))
+    assert wait_for_last_arrival(lambda: next(answers, Arrivals(0, 0.2))), "it started again"
+    assert time.monotonic() - begin < 0.9
 
 
 def waited(services: PodServices) -> float:

@@ -16,7 +16,7 @@ from plimsoll_api.admin import DrainMode
 from plimsoll_api.supervision import RestartBudget
 from plimsoll_sidecar.act import pod_services, readiness
 from plimsoll_sidecar.act.actuator import Actuator
-from plimsoll_sidecar.act.adapters.engine_adapter import EngineAdapter
+from plimsoll_sidecar.act.adapters.engine_adapter import Arrivals, EngineAdapter
 from plimsoll_sidecar.act.pod_services import LEAVE_SERVICES_TIMEOUT_S, PodServices, ServiceExit
 from plimsoll_sidecar.act.slots import Slots
 from plimsoll_sidecar.clients.http import EngineError
@@ -37,6 +37,9 @@ class Engine:
         self.silent = False
         self.drained_for: list[float] = []
         self.restarts = 0
+        self.arrivals = 1
+        self.asked_for_arrivals = 0
+        self.drained_after: list[int] = []
 
     def status(self) -> SimpleNamespace:
         return SimpleNamespace()
@@ -46,7 +49,13 @@ class Engine:
             raise EngineError("no answer")
         self.resumed = True
 
+    def read_arrivals(self) -> Arrivals:
+        """At first, clients still reach the engine."""
+        self.asked_for_arrivals += 1
+        return Arrivals(min(self.asked_for_arrivals, self.arrivals), 1.0)
+
     def drain(self, command: Command) -> Result:
+        self.drained_after.append(self.asked_for_arrivals)
         self.drained_for.append(command.deadline_s)
         return Result(operation_id=command.operation_id, outcome=Outcome.SUCCEEDED)
 
@@ -278,6 +287,24 @@ def waited(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
     monkeypatch.setattr(ServiceExit, "wait_until_left", wait)
     return waited
+
+
+def test_an_engine_drains_once_no_more_requests_arrive(
+    actuator: Actuator, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kube-proxy that lost its watch still forwards to a pod that left its endpoints."""
+    monkeypatch.setattr(pod_services, "ARRIVALS_POLL_INTERVAL_S", 0.01)
+    monkeypatch.setattr(pod_services, "MIN_QUIET_S", 0.0)
+    monkeypatch.setattr(pod_services, "MAX_QUIET_S", 0.0)
+    engine.arrivals = 20
+    monkeypatch.setattr(pod_services, "UNKNOWN_ENDPOINTS_WAIT_S", 0.0)
+    actuator._service_exit = ServiceExit()
+    assert actuator.execute(command(Verb.DRAIN)).outcome is Outcome.SUCCEEDED
+    assert engine.drained_after == [21]
+    engine.asked_for_arrivals = 0
+    hung = replace(command(Verb.DRAIN), stalled=True)
+    assert actuator.execute(hung).outcome is Outcome.SUCCEEDED
+    assert engine.drained_after == [21, 0], "a hung engine answers nobody"
 
 
 def test_requests_end_before_a_restart_while_endpoints_cannot_be_read(

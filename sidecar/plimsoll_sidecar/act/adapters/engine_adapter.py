@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from plimsoll_api.admin import Diagnostic, ProcessMemory, StandbyStatus, Status
 from plimsoll_api.engines import EngineType
@@ -13,6 +13,19 @@ from plimsoll_api.supervisor_config import EngineEndpoint
 from plimsoll_sidecar.act.adapters.processes import TerminationResult
 from plimsoll_sidecar.govern.command import Command, Result
 from plimsoll_sidecar.signals.process_table import ProcessId
+
+
+class Arrivals(NamedTuple):
+    """The requests that have arrived at an engine since it started.
+
+    Attributes:
+        total: Their number, with those that are still running.
+        uptime_s: The age of the engine's main process in seconds.
+
+    """
+
+    total: int
+    uptime_s: float
 
 
 class EngineAdapter(Protocol):
@@ -42,6 +55,12 @@ class EngineAdapter(Protocol):
 
     def is_serving(self) -> bool:
         """Report whether the serving port answers, even with an error."""
+
+    def read_arrivals(self) -> Arrivals | None:
+        """Return the requests that have arrived at the engine so far; None if unknown.
+
+        Raises :class:`EngineError` if the engine does not answer.
+        """
 
     def trim(self, command: Command) -> Result:
         """Make the engine free cached memory, without affecting its requests."""

@@ -24,6 +24,7 @@ from plimsoll_api.admin import (
 )
 from plimsoll_api.state import Signal
 from plimsoll_api.supervisor_config import EngineEndpoint
+from plimsoll_sidecar.act.adapters.engine_adapter import Arrivals
 from plimsoll_sidecar.act.adapters.external_load import ExternalLoad
 from plimsoll_sidecar.act.adapters.external_profile import ENGINE_PROFILES
 from plimsoll_sidecar.act.adapters.external_server import ServerInfo
@@ -158,6 +159,16 @@ class ExternalEngine(OwnedEngine):
         return self._endpoint.serves and self._server.responds_to_get(
             self._profile.health_path, REQUEST_TIMEOUT_S
         )
+
+    def read_arrivals(self) -> Arrivals | None:
+        """Return the requests that have ended or are in flight; None if the page lacks them.
+
+        Raises EngineError if the engine does not run.
+        """
+        load = self._scrape_load()
+        if load is None or load.requests_total is None:
+            return None
+        return Arrivals(load.requests_total + (load.inflight or 0), self.status().uptime_s)
 
     def _find_processes(self) -> EngineProcesses:
         try:

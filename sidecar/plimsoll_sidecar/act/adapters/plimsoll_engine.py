@@ -21,6 +21,7 @@ from plimsoll_api.admin import (
 )
 from plimsoll_api.decoding import MalformedError, decode
 from plimsoll_api.supervisor_config import EngineEndpoint
+from plimsoll_sidecar.act.adapters.engine_adapter import Arrivals
 from plimsoll_sidecar.act.adapters.processes import OwnedEngine, end_orphaned_helpers
 from plimsoll_sidecar.clients.http import (
     MAX_BODY_BYTES,
@@ -87,6 +88,12 @@ class PlimsollEngine(OwnedEngine):
     def is_serving(self) -> bool:
         """Report whether ``/health`` on the serving port answers, even with an error."""
         return self._serving.responds_to_get("/health", REQUEST_TIMEOUT_S)
+
+    def read_arrivals(self) -> Arrivals | None:
+        """Return the requests that the frontend has accepted. Raises EngineError."""
+        status = self.status()
+        accepted = status.load.requests_total
+        return None if accepted is None else Arrivals(accepted, status.uptime_s)
 
     def read_diagnostic(self, kind: Diagnostic, command: Command) -> bytes:
         """Return the text from ``GET /diagnostics/KIND``. Raises EngineError."""
