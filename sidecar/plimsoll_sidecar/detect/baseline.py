@@ -2,8 +2,7 @@
 
 An engine under load needs more memory than an idle engine. Loads are therefore grouped into
 *classes* (0, 1, 2-3, 4-7, ... requests), and each class has its own base. A class that first
-appears later gets a base that keeps the growth measured so far. Growth during new demand counts as
-explained (:class:`NewDemand`).
+appears later gets a base that keeps the growth measured so far.
 """
 
 from __future__ import annotations
@@ -268,36 +267,6 @@ class Baseline:
         base = replace(highest, bytes=highest.bytes - max(0, self.growth))
         self._bases[class_number] = base
         return base
-
-
-class NewDemand:
-    """Memory growth while demand is higher than ever before in the epoch.
-
-    The new demand explains all growth up to the highest memory in this time, whatever the size of
-    its rise: allocators do not keep memory in proportion to demand. A leak from before that
-    continues at ``pace_bytes_per_s`` is not explained.
-    """
-
-    def __init__(self, floor: Point, pace_bytes_per_s: float) -> None:
-        self._first = self._highest = floor
-        self._pace_bytes_per_s = pace_bytes_per_s
-
-    def add(self, floor: Point) -> None:
-        """Add ``floor``, the point with the lowest memory of the last seconds."""
-        highest = self._highest
-        busiest = max((highest, floor), key=lambda p: -1 if p.load is None else p.load)
-        larger = floor if floor.bytes > highest.bytes else highest
-        self._highest = replace(larger, load=busiest.load)
-
-    def finish(self, baseline: Baseline, floor: Point) -> int:
-        """Add the growth that the new demand explains to the bases, and return it in bytes."""
-        rose = max(0, measure_unexplained_growth(self._first, floor))
-        leaked = min(rose, int(self._pace_bytes_per_s * (floor.t - self._first.t)))
-        most = max(rose, measure_unexplained_growth(self._first, self._highest))
-        if most - leaked <= MAX_SETTLED_RISE_BYTES:
-            return 0
-        baseline.replace_bases(max(0, baseline.growth) + leaked, self._highest, floor)
-        return rose - leaked
 
 
 def _find_load_class(load: int | None) -> int:

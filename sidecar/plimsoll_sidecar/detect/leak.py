@@ -24,7 +24,8 @@ from plimsoll_sidecar.detect.attribution import (
     describe_exceeded_bounds,
     describe_trigger,
 )
-from plimsoll_sidecar.detect.baseline import Baseline, NewDemand, Warmup
+from plimsoll_sidecar.detect.baseline import Baseline, Warmup
+from plimsoll_sidecar.detect.demand import NewDemand
 from plimsoll_sidecar.detect.growth import (
     FLOOR_WINDOW_S,
     MIN_LATEST_TO_TREND_PACE,

@@ -1,4 +1,4 @@
-"""Compute memory segments, the load at the last scrape, and whether demand is new.
+"""Compute memory segments, and the load at the last scrape.
 
 A value that a sample lacks is absent, never zero. A negative difference is absent too.
 """
@@ -9,11 +9,10 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from statistics import fmean
 
 from plimsoll_api.assessment import Segment
-from plimsoll_api.trace import Host, LedgerLine, RoleRss, Sample, SampleLoad
-from plimsoll_sidecar.detect.stall import count_inflight
+from plimsoll_api.trace import Host, LedgerLine, RoleRss, Sample
+from plimsoll_sidecar.detect.demand import DemandWatch, count_inflight
 
 MAX_ROLES = 256
 """Maximum number of roles. A longer list is not credible, because an engine has a dozen at most."""
@@ -261,94 +260,6 @@ class RoleSizes:
     def _compute_positive_growth(self) -> dict[str, int]:
         growth = {role: size - self._bases.get(role, size) for role, size in self._newest.items()}
         return {role: size for role, size in growth.items() if size > 0}
-
-
-NEW_DEMAND_SETTLE_S = 45.0
-"""Time that requests need to reach their full size, if they arrive together."""
-NEW_DEMAND_FACTOR, NEW_DEMAND_EXTRA_REQUESTS, NEW_DEMAND_TOKEN_FACTOR = 1.05, 2, 1.3
-"""Minimum excess of new demand over the earlier maximum, which arrivals and prompts do not reach by
-chance. The number of requests must exceed it by the factor and by the extra requests, and the mean
-of prompt tokens by the last factor."""
-DEMAND_MEAN_WINDOW_S, MAX_DEMAND_PAGES, MIN_ARRIVED_REQUESTS = 15.0, 64, 10
-MAX_NEW_DEMAND_S, NEW_DEMAND_WINDOW_S = 300.0, 3600.0
-"""Maximum time per hour for which new demand explains growth. Otherwise, a load that rises for
-hours would hide a leak."""
-
-
-class DemandWatch:
-    """Highest demand on an engine in its epoch, and whether it was exceeded recently.
-
-    Requests and prompts are means over :data:`DEMAND_MEAN_WINDOW_S`, because a single sample may
-    show a peak.
-    """
-
-    def __init__(self) -> None:
-        self._most: dict[str, float] = {}
-        self._new_until = -math.inf
-        self._new_s = 0.0
-        self._updated_at: float | None = None
-        self._pages: deque[tuple[float, SampleLoad]] = deque(maxlen=MAX_DEMAND_PAGES)
-
-    def update(self, t: float, page: SampleLoad | None) -> bool:
-        """Add a metrics page, and return whether the demand is new.
-
-        Demand stays new for :data:`NEW_DEMAND_SETTLE_S` after it exceeded its maximum. ``page`` is
-        None without a current page.
-        """
-        if page is not None:
-            self._pages.append((t, page))
-            while len(self._pages) > 2 and t - self._pages[1][0] >= DEMAND_MEAN_WINDOW_S:
-                self._pages.popleft()
-            if t - self._pages[0][0] >= DEMAND_MEAN_WINDOW_S:
-                factor, extra = NEW_DEMAND_FACTOR, NEW_DEMAND_EXTRA_REQUESTS
-                requests = self._compute_mean(count_inflight)
-                waiting = self._compute_mean(lambda page: page.waiting)
-                tokens = self._compute_prompt_tokens()
-                self._raise_maximum("requests", requests, t, factor, extra)
-                self._raise_maximum("waiting", waiting, t, factor, extra)
-                self._raise_maximum("prompt", tokens, t, NEW_DEMAND_TOKEN_FACTOR)
-            self._raise_maximum("images", page.images_total and 1, t)
-        new = t < self._new_until and self._new_s < MAX_NEW_DEMAND_S
-        elapsed = t - (t if self._updated_at is None else self._updated_at)
-        self._updated_at = t
-        earned = elapsed * MAX_NEW_DEMAND_S / NEW_DEMAND_WINDOW_S
-        self._new_s = max(0.0, self._new_s - earned) + (elapsed if new else 0.0)
-        return new
-
-    def _raise_maximum(
-        self, name: str, value: float | None, t: float, factor: float = 1.0, margin: float = 0.0
-    ) -> None:
-        """Raise the maximum of the gauge ``name`` to ``value``, and note new demand.
-
-        A value below ``factor * maximum`` or ``maximum + margin`` changes nothing. The first value
-        becomes the maximum, but is not new demand.
-        """
-        if value is None:
-            return
-        most = self._most.setdefault(name, value)
-        if value > max(factor * most, most + margin):
-            self._most[name], self._new_until = value, t + NEW_DEMAND_SETTLE_S
-
-    def _compute_mean(self, gauge: Callable[[SampleLoad], float | None]) -> float | None:
-        values = [value for _, page in self._pages if (value := gauge(page)) is not None]
-        return fmean(values) if values else None
-
-    def _compute_prompt_tokens(self) -> float | None:
-        """Return the mean number of prompt tokens per request over the stored pages.
-
-        None if it is unknown, or if too few requests arrived.
-        """
-        first, last = self._pages[0][1], self._pages[-1][1]
-        tokens = _compute_increase(first.prompt_tokens_total, last.prompt_tokens_total)
-        completed = _compute_increase(first.requests_total, last.requests_total)
-        if tokens is None or completed is None:
-            return None
-        arrived = completed + (count_inflight(last) or 0) - (count_inflight(first) or 0)
-        return tokens / arrived if arrived >= MIN_ARRIVED_REQUESTS else None
-
-
-def _compute_increase(earlier: float | None, later: float | None) -> float | None:
-    return None if earlier is None or later is None else later - earlier
 
 
 MAX_LOAD_AGE_S = 30.0

@@ -19,6 +19,7 @@ from __future__ import annotations
 from plimsoll_api.assessment import Suspicion
 from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.trace import Sample, SampleLoad
+from plimsoll_sidecar.detect.demand import count_inflight
 from plimsoll_sidecar.detect.patience import (
     LONG_PAUSE_S,
     PAUSE_MARGIN_S,
@@ -304,18 +305,6 @@ class StallWatch:
             process=process,
             evidence=evidence,
         )
-
-
-def count_inflight(load: SampleLoad) -> int | None:
-    """Return the number of requests in flight: the larger of the frontend's and the engine's count.
-
-    None if both are unknown.
-    """
-    gauges = [value for value in (load.running, load.waiting) if value is not None]
-    counts = [sum(gauges)] if gauges else []
-    if load.inflight is not None:
-        counts.append(load.inflight)
-    return max(counts, default=None)
 
 
 def _count_requests_needing_step(load: SampleLoad) -> int | None:

@@ -1,6 +1,6 @@
 """Growth while more is asked of an engine than ever before is explained by that, for a while.
 
-Tests ``detect/segments.py``, ``detect/baseline.py`` and ``detect/leak.py``.
+Tests ``detect/demand.py``, ``detect/segments.py`` and ``detect/leak.py``.
 """
 
 from __future__ import annotations
@@ -15,16 +15,15 @@ from plimsoll_sidecar.detect.baseline import (
     LOAD_CLASS_SETTLE_S,
     MAX_SETTLED_RISE_BYTES,
     Baseline,
+)
+from plimsoll_sidecar.detect.demand import (
+    DEMAND_MEAN_WINDOW_S,
+    MAX_NEW_DEMAND_S,
+    DemandWatch,
     NewDemand,
 )
 from plimsoll_sidecar.detect.growth import Point
-from plimsoll_sidecar.detect.segments import (
-    DEMAND_MEAN_WINDOW_S,
-    MAX_NEW_DEMAND_S,
-    NEW_DEMAND_SETTLE_S,
-    DemandWatch,
-    LastScrape,
-)
+from plimsoll_sidecar.detect.segments import LastScrape
 from plimsoll_sidecar.replay import ReplayLine, replay_samples
 
 POLICY = MemoryPolicy(host=MemoryBudget(256 * MIB, 3600.0), warmup_s=60.0)
@@ -48,7 +47,7 @@ def test_a_new_maximum_is_new_for_its_time_and_the_same_again_is_not() -> None:
     times = new_times(page(20.0 if busy else 4.0) for busy in high)
     assert 30 < times[0] <= 30 + DEMAND_MEAN_WINDOW_S
     assert times == list(range(times[0], times[-1] + 1)), "once"
-    assert 60 <= times[-1] <= 60 + NEW_DEMAND_SETTLE_S
+    assert 60 <= times[-1] <= 60 + LOAD_CLASS_SETTLE_S
 
 
 def test_one_more_request_and_a_peak_of_one_sample_are_not_new() -> None:

@@ -1,0 +1,148 @@
+"""Find new demand, which is higher than ever before in the epoch, and explain growth by it.
+
+An engine that gets more or longer requests than ever before needs more memory, and its allocators
+may keep it. While demand is new, growth is therefore not judged.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from statistics import fmean
+
+from plimsoll_api.trace import SampleLoad
+from plimsoll_sidecar.detect.baseline import (
+    LOAD_CLASS_SETTLE_S,
+    MAX_SETTLED_RISE_BYTES,
+    Baseline,
+)
+from plimsoll_sidecar.detect.growth import Point, measure_unexplained_growth
+
+NEW_DEMAND_FACTOR, NEW_DEMAND_EXTRA_REQUESTS, NEW_DEMAND_TOKEN_FACTOR = 1.05, 2, 1.3
+"""Minimum excess of new demand over the earlier maximum, which arrivals and prompts do not reach by
+chance. The number of requests must exceed it by the factor and by the extra requests, and the mean
+of prompt tokens by the last factor."""
+DEMAND_MEAN_WINDOW_S, MAX_DEMAND_PAGES, MIN_ARRIVED_REQUESTS = 15.0, 64, 10
+MAX_NEW_DEMAND_S, NEW_DEMAND_WINDOW_S = 300.0, 3600.0
+"""Maximum time per hour for which new demand explains growth. Otherwise, a load that rises for
+hours would hide a leak."""
+
+
+class DemandWatch:
+    """Highest demand on an engine in its epoch, and whether it was exceeded recently.
+
+    Requests and prompts are means over :data:`DEMAND_MEAN_WINDOW_S`, because a single sample may
+    show a peak.
+    """
+
+    def __init__(self) -> None:
+        self._most: dict[str, float] = {}
+        self._new_until = -math.inf
+        self._new_s = 0.0
+        self._updated_at: float | None = None
+        self._pages: deque[tuple[float, SampleLoad]] = deque(maxlen=MAX_DEMAND_PAGES)
+
+    def update(self, t: float, page: SampleLoad | None) -> bool:
+        """Add a metrics page, and return whether the demand is new.
+
+        Demand stays new for :data:`LOAD_CLASS_SETTLE_S` after it exceeded its maximum. ``page`` is
+        None without a current page.
+        """
+        if page is not None:
+            self._pages.append((t, page))
+            while len(self._pages) > 2 and t - self._pages[1][0] >= DEMAND_MEAN_WINDOW_S:
+                self._pages.popleft()
+            if t - self._pages[0][0] >= DEMAND_MEAN_WINDOW_S:
+                factor, extra = NEW_DEMAND_FACTOR, NEW_DEMAND_EXTRA_REQUESTS
+                requests = self._compute_mean(count_inflight)
+                waiting = self._compute_mean(lambda page: page.waiting)
+                tokens = self._compute_prompt_tokens()
+                self._raise_maximum("requests", requests, t, factor, extra)
+                self._raise_maximum("waiting", waiting, t, factor, extra)
+                self._raise_maximum("prompt", tokens, t, NEW_DEMAND_TOKEN_FACTOR)
+            self._raise_maximum("images", page.images_total and 1, t)
+        new = t < self._new_until and self._new_s < MAX_NEW_DEMAND_S
+        elapsed = t - (t if self._updated_at is None else self._updated_at)
+        self._updated_at = t
+        earned = elapsed * MAX_NEW_DEMAND_S / NEW_DEMAND_WINDOW_S
+        self._new_s = max(0.0, self._new_s - earned) + (elapsed if new else 0.0)
+        return new
+
+    def _raise_maximum(
+        self, name: str, value: float | None, t: float, factor: float = 1.0, margin: float = 0.0
+    ) -> None:
+        """Raise the maximum of the gauge ``name`` to ``value``, and note new demand.
+
+        A value below ``factor * maximum`` or ``maximum + margin`` changes nothing. The first value
+        becomes the maximum, but is not new demand.
+        """
+        if value is None:
+            return
+        most = self._most.setdefault(name, value)
+        if value > max(factor * most, most + margin):
+            self._most[name], self._new_until = value, t + LOAD_CLASS_SETTLE_S
+
+    def _compute_mean(self, gauge: Callable[[SampleLoad], float | None]) -> float | None:
+        values = [value for _, page in self._pages if (value := gauge(page)) is not None]
+        return fmean(values) if values else None
+
+    def _compute_prompt_tokens(self) -> float | None:
+        """Return the mean number of prompt tokens per request over the stored pages.
+
+        None if it is unknown, or if too few requests arrived.
+        """
+        first, last = self._pages[0][1], self._pages[-1][1]
+        tokens = _compute_increase(first.prompt_tokens_total, last.prompt_tokens_total)
+        completed = _compute_increase(first.requests_total, last.requests_total)
+        if tokens is None or completed is None:
+            return None
+        arrived = completed + (count_inflight(last) or 0) - (count_inflight(first) or 0)
+        return tokens / arrived if arrived >= MIN_ARRIVED_REQUESTS else None
+
+
+class NewDemand:
+    """Memory growth while demand is higher than ever before in the epoch.
+
+    The new demand explains all growth up to the highest memory in this time, whatever the size of
+    its rise: allocators do not keep memory in proportion to demand. A leak from before that
+    continues at ``pace_bytes_per_s`` is not explained.
+    """
+
+    def __init__(self, floor: Point, pace_bytes_per_s: float) -> None:
+        self._first = self._highest = floor
+        self._pace_bytes_per_s = pace_bytes_per_s
+
+    def add(self, floor: Point) -> None:
+        """Add ``floor``, the point with the lowest memory of the last seconds."""
+        highest = self._highest
+        busiest = max((highest, floor), key=lambda p: -1 if p.load is None else p.load)
+        larger = floor if floor.bytes > highest.bytes else highest
+        self._highest = replace(larger, load=busiest.load)
+
+    def finish(self, baseline: Baseline, floor: Point) -> int:
+        """Add the growth that the new demand explains to the bases, and return it in bytes."""
+        rose = max(0, measure_unexplained_growth(self._first, floor))
+        leaked = min(rose, int(self._pace_bytes_per_s * (floor.t - self._first.t)))
+        most = max(rose, measure_unexplained_growth(self._first, self._highest))
+        if most - leaked <= MAX_SETTLED_RISE_BYTES:
+            return 0
+        baseline.replace_bases(max(0, baseline.growth) + leaked, self._highest, floor)
+        return rose - leaked
+
+
+def count_inflight(load: SampleLoad) -> int | None:
+    """Return the number of requests in flight: the larger of the frontend's and the engine's count.
+
+    None if both are unknown.
+    """
+    gauges = [value for value in (load.running, load.waiting) if value is not None]
+    counts = [sum(gauges)] if gauges else []
+    if load.inflight is not None:
+        counts.append(load.inflight)
+    return max(counts, default=None)
+
+
+def _compute_increase(earlier: float | None, later: float | None) -> float | None:
+    return None if earlier is None or later is None else later - earlier
