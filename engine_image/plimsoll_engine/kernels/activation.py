@@ -28,10 +28,7 @@ def _silu_mul(gate_up, out, size, BLOCK: tl.constexpr, OVERLAP: tl.constexpr = F
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """Return silu(first half) * second half of ``gate_up`` [rows, 2 * size] as [rows, size].
-
-    Memory-bound: it moves three times the bytes of the result.
-    """
+    """Return silu(first half) * second half of ``gate_up`` [rows, 2 * size] as [rows, size]."""
     rows, size = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty(rows, size)
     block = min(next_power_of_2(size), 2048)

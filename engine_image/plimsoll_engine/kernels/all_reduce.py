@@ -1,8 +1,4 @@
-"""All-reduce on one rank: select the kernel, and launch it with the buffers of all ranks.
-
-The kernels are in :mod:`plimsoll_engine.kernels.all_reduce_kernels`, and all other collectives in
-:mod:`plimsoll_engine.kernels.collectives`.
-"""
+"""All-reduce on one rank: select the kernel, and launch it with the buffers of all ranks."""
 
 from __future__ import annotations
 
@@ -23,25 +19,19 @@ from plimsoll_engine.kernels.sizes import (
     next_power_of_2,
 )
 
+# A kernel that has waited this long for another rank traps.
 TIMEOUT_NS = 60_000_000_000
-"""Time in nanoseconds after which a kernel stops waiting for another rank, and traps."""
+# By number of ranks. Words need no signals, but double the bytes that a rank sends. With more rows,
+# the bytes take longer than the signals. Measured with bench/rank_sums.py on two and four H100s.
 MAX_WORD_ROWS = {2: 64, 4: 8}
-"""Maximum number of rows that are sent in words, by number of ranks.
-
-Words need no signals, but double the bytes that a rank sends. With more rows, the bytes take longer
-than the signals. Measured with ``bench/rank_sums.py`` on two and four H100s.
-"""
+# By number of ranks. With more rows, each rank sums a share of the rows. It then waits twice, but
+# sends and receives only about twice its part. Two ranks always sum all rows, because sharing would
+# save no bytes.
 MAX_WHOLE_ROWS = {4: 40}
-"""Maximum number of rows for which every rank sums all rows, by number of ranks.
-
-With more rows, each rank sums a share of the rows. It then waits twice, but sends and receives only
-about twice its part, for any number of ranks. Two ranks always sum all rows, because sharing would
-save no bytes.
-"""
+# Its limits apply to numbers of ranks that were not measured.
 FALLBACK_RANKS = 4
-"""Number of ranks whose limits apply to numbers of ranks that were not measured."""
+# Number of blocks whose results a program waits for.
 BLOCKS_PER_WAIT = 1024
-"""Number of blocks whose results a program waits for."""
 
 
 def choose_layout(num_ranks: int, max_rows: int, num_columns: int, dtype: torch.dtype) -> Layout:
@@ -60,9 +50,8 @@ def choose_layout(num_ranks: int, max_rows: int, num_columns: int, dtype: torch.
 class AllReduce:
     """All-reduce of tensors [rows, columns] over all ranks, through buffers of one ``layout``.
 
-    ``buffer`` uint8 [bytes] is this rank's buffer, which must be zero before any rank starts the
-    first sum. ``addresses`` are the addresses of all ranks' buffers in this process, in rank order.
-    All ranks must compute the same sums in the same order.
+    ``buffer`` uint8 [bytes] is this rank's buffer, initially zeros. ``addresses`` are those of all
+    ranks' buffers in this process. All ranks must compute the same sums in the same order.
     """
 
     def __init__(
@@ -95,10 +84,7 @@ class AllReduce:
         return self.supports(x) and len(x) > self.layout.whole_rows
 
     def get_own_rows(self, residual: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-        """Return the rows at ``index`` int [rows] of a shared ``residual``.
-
-        Rows of other ranks' shares are zeros.
-        """
+        """Return the rows at ``index`` int [rows] of ``residual``; zeros for other ranks' rows."""
         rows, columns = residual.shape
         out = residual.new_empty(len(index), columns)
         copy_kept_rows[(len(index),)](
@@ -113,9 +99,8 @@ class AllReduce:
     ) -> torch.Tensor:
         """Add the sum of all ranks' ``x`` to ``residual`` in place, and return the RMSNorm.
 
-        See :meth:`plimsoll_engine.kernels.ops.Ops.add_rms_norm`. With more than
-        ``layout.whole_rows`` rows, only this rank's share of ``residual`` is updated, because the
-        next sum needs no more. The result is then valid only until the next sum.
+        If :meth:`is_shared`, only this rank's share of ``residual`` is updated, and the result is
+        valid until the next sum.
         """
         layout, rows = self.layout, len(x)
         x = x.contiguous()

@@ -1,17 +1,7 @@
 """Triton kernels of the all-reduce, fused with the addition to the residual and the next norm.
 
 Each rank writes its part into the other ranks' buffers, sets a signal there, and reads only its own
-buffer. Parts are added in float32 in rank order, so all ranks get bitwise identical results.
-
-``header`` is this rank's buffer (:mod:`plimsoll_engine.kernels.collective_buffer`). The int64 at
-:data:`COUNTER_INDEX` is a counter: its upper half counts sums, and its lower half counts programs
-of the current sum that have started. A captured graph can therefore be replayed any number of
-times. The number of a sum has 32 bits and wraps around. This is safe, because every second sum
-overwrites the numbers in a buffer half.
-
-A program waits for the programs with the same index on other ranks. All ranks must therefore start
-their programs in the same order, as the hardware does. After ``TIMEOUT_NS`` nanoseconds, the kernel
-considers the other rank lost, and traps. 0 means no limit, as Triton's interpreter requires.
+buffer. All ranks must start their programs in the same order, as the hardware does.
 """
 
 from __future__ import annotations
@@ -23,6 +13,9 @@ from triton.language.extra.cuda import globaltimer
 from plimsoll_engine.kernels import collective_buffer
 from plimsoll_engine.kernels.overlap import allow_next_kernel, wait_for_previous_kernel
 
+# The counter's upper half counts sums, and its lower half counts programs of the current sum that
+# have started. A captured graph can therefore be replayed any number of times. The number of a sum
+# wraps around safely, because every second sum overwrites the numbers in a buffer half.
 COUNTER_INDEX = tl.constexpr(collective_buffer.COUNTER_INDEX)
 UPPER_32_BITS = tl.constexpr(-(1 << 32))
 LOWER_32_BITS = tl.constexpr((1 << 32) - 1)
@@ -36,11 +29,7 @@ def get_buffer(header, rank, dtype: tl.constexpr):
 
 @triton.jit
 def get_peer_buffers(header, rank, RANKS: tl.constexpr, dtype: tl.constexpr):
-    """Return pointers to the other ranks' buffers, from the next rank on.
-
-    This order spreads the writes. Addresses never change, so they may be read before the wait for
-    the previous kernel.
-    """
+    """Return pointers to the other ranks' buffers, from the next rank on to spread the writes."""
     buffers = ()
     for step in tl.static_range(1, RANKS):
         buffer = get_buffer(header, (rank + step) % RANKS, dtype)
@@ -86,7 +75,6 @@ def _trap_on_timeout(started, TIMEOUT_NS: tl.constexpr):
 
 @triton.jit
 def _have_all_arrived(signals, number, mask):
-    """Return 1 if all ``signals`` [n] that ``mask`` selects equal ``number``, otherwise 0."""
     values = tl.atomic_add(signals, 0, mask=mask, sem="acquire", scope="sys")
     return tl.min(((values == number) | ~mask).to(tl.int32), axis=0)
 
@@ -107,14 +95,14 @@ def wait_for_signals(signals, number, mask, TIMEOUT_NS: tl.constexpr):
 
 @triton.jit
 def _have_all_arrived_without_acquire(signals, number, mask):
-    """Return the result of :func:`_have_all_arrived` without acquire. Any n is supported."""
+    # Unlike _have_all_arrived, this supports any n.
     values = tl.load(signals, mask=mask, other=0, volatile=True)
     return tl.min(((values == number) | ~mask).to(tl.int32), axis=0)
 
 
 @triton.jit
 def _wait_without_acquire(signals, number, mask, TIMEOUT_NS: tl.constexpr):
-    """Wait like :func:`wait_for_signals`, but without acquire: only later kernels read the data."""
+    # Without acquire: only later kernels read the data.
     started = _read_start_ns(TIMEOUT_NS)
     arrived = _have_all_arrived_without_acquire(signals, number, mask)
     while arrived == 0:
@@ -126,7 +114,7 @@ def _wait_without_acquire(signals, number, mask, TIMEOUT_NS: tl.constexpr):
 def set_signals(signals, number, mask):
     """Set the ``signals`` [n] that ``mask`` selects to ``number``, after this program's writes.
 
-    Set all signals in one call, because each call waits for the writes.
+    Each call waits for the writes, so set all signals in one call.
     """
     tl.debug_barrier()
     tl.atomic_xchg(signals, number, mask=mask, sem="release", scope="sys")
@@ -142,7 +130,6 @@ def load_buffers(header, RANKS: tl.constexpr, PAD: tl.constexpr):
 
 @triton.jit
 def _add_norm(total, before, residual, scale, out, at, inside, columns, eps):
-    """Store ``total`` + ``before`` in ``residual``, and its RMSNorm in ``out``. Return the norm."""
     total += before.to(tl.float32)
     rounded = total.to(residual.dtype.element_ty)
     tl.store(residual + at, rounded, mask=inside)
@@ -155,10 +142,8 @@ def _add_norm(total, before, residual, scale, out, at, inside, columns, eps):
 
 @triton.jit
 def _load_words(pointers, stride, rank, RANKS: tl.constexpr, inside):
-    """Return a tuple of all ranks' words at ``pointers``, which are ``stride`` words apart.
-
-    This rank's words are zeros. All loads are issued together, because each round trip takes time.
-    """
+    # This rank's words are zeros. All loads are issued together, because each round trip takes
+    # time.
     loaded = ()
     for source in tl.static_range(0, RANKS):
         mask = inside & (source != rank)
@@ -169,7 +154,6 @@ def _load_words(pointers, stride, rank, RANKS: tl.constexpr, inside):
 
 @triton.jit
 def _is_missing(words, rank, RANKS: tl.constexpr, inside, number):
-    """Return 1 if another rank's word for sum ``number`` has not arrived yet, otherwise 0."""
     all_valid = ~inside
     for source in tl.static_range(0, RANKS):
         valid = ((words[source] & UPPER_32_BITS) == number) | (source == rank) | ~inside
@@ -183,11 +167,10 @@ def sum_words(
     WORDS: tl.constexpr, WORD_ROWS: tl.constexpr, RANKS: tl.constexpr, BLOCK: tl.constexpr,
     TIMEOUT_NS: tl.constexpr, OVERLAP: tl.constexpr = False,
 ):  # fmt: skip
-    """Sum rows of 16-bit elements that are sent in words.
+    """Sum one row of 16-bit elements per program, sent in words.
 
-    Each program sums one row. A word has 64 bits and is written atomically. It contains two
-    elements and the number of the sum. This doubles the bytes, but has the lowest latency, because
-    no signal has to wait for the writes.
+    A word has 64 bits and is written atomically. It contains two elements and the number of the
+    sum, so no signal has to wait for the writes.
     """
     half = columns // 2
     row = tl.program_id(0)
@@ -240,11 +223,8 @@ def sum_words(
 def _sum_parts(
     own, parts, at, inside, rank, columns, PART_ROWS: tl.constexpr, RANKS: tl.constexpr
 ):  # fmt: skip
-    """Return the sum of ``own`` and the other ranks' parts at ``at``, added in rank order.
-
-    This rank's part is selected without a branch, so that all loads are issued before a result is
-    used.
-    """
+    # This rank's part is selected without a branch, so that all loads are issued before a result is
+    # used.
     total = tl.zeros(own.shape, tl.float32)
     for source in tl.static_range(0, RANKS):
         first = (source - rank - 1 + RANKS) % RANKS * PART_ROWS
@@ -260,7 +240,7 @@ def sum_whole(
     RANKS: tl.constexpr, PAD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
     TIMEOUT_NS: tl.constexpr, OVERLAP: tl.constexpr = False,
 ):  # fmt: skip
-    """Sum ``ROWS`` rows per program. Each rank sends its part to all others, and sums all rows."""
+    """Sum ``ROWS`` rows per program. Every rank sums all rows."""
     block = tl.program_id(0)
     row = block * ROWS + tl.arange(0, ROWS)[:, None]
     column = tl.arange(0, BLOCK)[None, :]
@@ -301,10 +281,8 @@ def sum_shared(
 ):  # fmt: skip
     """Sum ``ROWS`` rows per program. One rank sums each block, and sends the result to all others.
 
-    ``out`` is the result area of this rank's buffer. A rank updates only the rows of its own blocks
-    in ``residual``. These are the same in every sum with the same number of rows. The first
-    ``blocks`` programs send, sum and exit. Each later program waits for the results of
-    ``BLOCKS_PER_WAIT`` blocks.
+    ``out`` is the result area of this rank's buffer. The first ``blocks`` programs send and sum.
+    Each later program waits for the results of ``BLOCKS_PER_WAIT`` blocks.
     """
     block = tl.program_id(0)
     owner = block % RANKS
@@ -355,10 +333,7 @@ def copy_kept_rows(
     residual, index, out, columns, rank, RANKS: tl.constexpr, ROWS: tl.constexpr,
     BLOCK: tl.constexpr, OVERLAP: tl.constexpr = False,
 ):  # fmt: skip
-    """Copy the rows at ``index`` of ``residual``, which :func:`sum_shared` updated, to ``out``.
-
-    Rows of other ranks' shares become zeros.
-    """
+    """Copy the rows at ``index`` of ``residual`` to ``out``, with zeros for other ranks' rows."""
     column = tl.arange(0, BLOCK)
     allow_next_kernel(OVERLAP)
     wait_for_previous_kernel(OVERLAP)

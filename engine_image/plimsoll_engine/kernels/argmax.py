@@ -1,13 +1,7 @@
 """Argmax of each row of logits, which is the next token of a greedy request.
 
-A row is split into parts, one per program, so that even a single row fills the GPU. A second kernel
-combines the parts. If several columns have the maximum, the first is returned, as in torch. NaN is
-ignored. The result for a row of only NaN and -inf is -1.
-
-If each rank has only some columns of a row, it encodes its highest value and the column of it as an
-integer key. The largest key of all ranks gives the argmax of the whole row.
-
-If noise is added to the row, the argmax is a sample from the row's softmax (kernels/draw.py).
+If several columns have the maximum, the first is returned. NaN is ignored, and the result for a row
+of only NaN and -inf is -1. With added noise, the argmax is a sample from the row's softmax.
 """
 
 from __future__ import annotations
@@ -119,10 +113,7 @@ def draw(x: torch.Tensor, scales: torch.Tensor, keys: torch.Tensor) -> torch.Ten
 
 
 def find_best_keys(x: torch.Tensor, first_column: int) -> torch.Tensor:
-    """Return a key for each row's maximum in ``x`` [rows, columns], as int64 [rows].
-
-    See :meth:`plimsoll_engine.kernels.ops.Ops.find_best_keys`.
-    """
+    """Return a key for each row's maximum in ``x`` [rows, columns], as int64 [rows]."""
     return _find_row_maxima(x, first_column, return_keys=True)
 
 
@@ -132,11 +123,8 @@ def _find_row_maxima(
     return_keys: bool,
     noise: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> torch.Tensor:
-    """Return the column of each row's maximum in ``x``, or a key for it, as int64 [rows].
-
-    Keys need ``first_column``, the number of the first column of ``x`` in the whole row. ``noise``
-    are the ``scales`` and ``keys`` of :func:`draw`; None adds no noise.
-    """
+    # Keys need ``first_column``, the number of the first column of ``x`` in the whole row.
+    # ``noise`` are the ``scales`` and ``keys`` of draw().
     rows, columns = x.shape
     parts = cdiv(columns, COLUMNS_PER_PART)
     best = torch.empty(rows, parts, dtype=torch.float32, device=x.device)

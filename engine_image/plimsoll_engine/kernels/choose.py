@@ -9,10 +9,7 @@ from plimsoll_engine.kernels.reference import ReferenceOps
 
 
 def choose_ops(device: torch.device) -> Ops:
-    """Return the decoder operations in Triton for a CUDA device, or in torch for a CPU.
-
-    Triton is imported only for CUDA.
-    """
+    """Return the decoder operations in Triton for a CUDA device, or in torch for a CPU."""
     if device.type != "cuda":
         return ReferenceOps()
     from plimsoll_engine.kernels.fused import FusedOps

@@ -1,9 +1,7 @@
 """Layout of the buffer that each rank shares with the others for collectives.
 
-All ranks map the buffers of all ranks. Consecutive collectives alternate between two halves of the
-buffer. When a rank starts a collective, it has received the signals of all others in the previous
-one. No rank then still reads the half that is written next, so one exchange of signals per
-collective is enough.
+Consecutive collectives alternate between two halves of the buffer. One exchange of signals per
+collective is enough, because no rank still reads the half that is written next.
 """
 
 from __future__ import annotations
@@ -11,13 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 MAX_RANKS = 16
+# After the addresses of all ranks' buffers in the int64 header.
 COUNTER_INDEX = MAX_RANKS
-"""Index of the counter in the int64 header, after the addresses of all ranks' buffers."""
 BUFFER_ALIGNMENT_BYTES = 256
 NUM_HALVES = 2
 SIGNAL_BYTES = 4
+# PAYLOAD_BYTES of a row, and the number of the sum.
 WORD_BYTES = 8
-"""Size of a word: :data:`PAYLOAD_BYTES` bytes of a row, and the number of the sum."""
 PAYLOAD_BYTES = 4
 
 
@@ -25,8 +23,8 @@ PAYLOAD_BYTES = 4
 class Layout:
     """Layout for sums of up to ``rows`` rows with ``columns`` elements of ``itemsize`` bytes.
 
-    Up to ``word_rows`` rows are sent in words. Up to ``whole_rows`` rows, at least ``word_rows``,
-    every rank sums all rows. With more rows, each rank sums a share of them. Offsets are in bytes.
+    Up to ``word_rows`` rows are sent in words, and up to ``whole_rows`` rows are summed by every
+    rank. Offsets are in bytes.
     """
 
     ranks: int
@@ -58,18 +56,12 @@ class Layout:
 
     @property
     def arrived(self) -> int:
-        """Offset of the signals for parts, int32 [half, source, block].
-
-        A signal is the number of the latest sum whose part has arrived.
-        """
+        """Offset of the numbers of the latest parts received, int32 [half, source, block]."""
         return _align((COUNTER_INDEX + 1) * 8)
 
     @property
     def finished(self) -> int:
-        """Offset of the signals for results, int32 [half, block].
-
-        A signal is the number of the latest sum whose result has arrived.
-        """
+        """Offset of the numbers of the latest results received, int32 [half, block]."""
         return _align(self.arrived + NUM_HALVES * self.ranks * self.rows * SIGNAL_BYTES)
 
     @property

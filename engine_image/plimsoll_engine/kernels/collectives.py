@@ -1,8 +1,7 @@
 """All-gather, broadcast, and all-reduce without a norm, through the buffers of the all-reduce.
 
-They use the sum numbers, signals and parts of :mod:`plimsoll_engine.kernels.all_reduce`, so a start
-needs no NCCL communicator. On two busy H200s, NCCL takes 1.3 s to create a communicator and 0.5 s
-to destroy it. The communicator holds 0.5 GB of each device.
+A start thus needs no NCCL communicator. On two busy H200s, NCCL takes 1.3 s to create one and 0.5 s
+to destroy it, and it holds 0.5 GB of each device.
 """
 
 from __future__ import annotations
@@ -27,15 +26,12 @@ from plimsoll_engine.kernels.overlap import (
 )
 from plimsoll_engine.kernels.sizes import cdiv, next_power_of_2
 
+# Number of bytes that a program exchanges.
 BLOCK_BYTES = 8192
-"""Number of bytes that a program exchanges."""
 NUM_WARPS = 8
+# Number of elements that a thread loads and stores at once. Rows must consist of whole vectors. The
+# compiler needs this hint, because it cannot know that no mask ends within a vector.
 VECTOR_ELEMENTS = 8
-"""Number of elements that a thread loads and stores at once.
-
-Rows must consist of whole vectors. The compiler needs this hint, because it cannot know that no
-mask ends within a vector.
-"""
 
 
 @triton.jit(do_not_specialize=["rank", "count", "stride"])
@@ -48,19 +44,12 @@ def exchange(
 ):  # fmt: skip
     """Send ``x`` [count] to all ranks, and combine the received elements into ``out``.
 
-    Each program exchanges ``BLOCK`` elements. ``KIND`` is one of:
+    ``KIND`` is "gather" (store the elements of rank r from ``r * stride`` on), "sum" (add in dtype
+    ``TOTAL``), "max" (keep the largest), or "first" (keep those of rank 0).
 
-    - "gather": store the elements of rank r from ``r * stride`` on,
-    - "sum": add the elements in dtype ``TOTAL``,
-    - "max": keep the largest elements,
-    - "first": keep the elements of rank 0.
-
-    ``count`` is a multiple of ``VECTOR_ELEMENTS``. ``header`` is the buffer of this ``rank``.
-    ``RANKS`` is the number of ranks, padded to ``PAD``. ``ARRIVED`` and ``PARTS`` are the byte
-    offsets of signals and parts (:class:`plimsoll_engine.kernels.collective_buffer.Layout`). A
-    buffer half has signals for ``MAX_BLOCKS`` programs, and a part of ``PART`` elements per other
-    rank. If a rank does not arrive within ``TIMEOUT_NS`` nanoseconds, the kernel traps; 0 means no
-    limit. For ``OVERLAP``, see :mod:`plimsoll_engine.kernels.overlap`.
+    ``count`` is a multiple of ``VECTOR_ELEMENTS``. ``ARRIVED`` and ``PARTS`` are the byte offsets
+    of signals and parts in a :class:`plimsoll_engine.kernels.collective_buffer.Layout`. A part has
+    ``PART`` elements. A kernel that waits ``TIMEOUT_NS`` traps; 0 means no limit.
     """
     block = tl.program_id(0)
     count = tl.multiple_of(count, VECTOR_ELEMENTS)
@@ -115,7 +104,7 @@ class Collectives:
     """Collectives of one rank, through the same buffers as its ``sums``.
 
     All ranks must compute the same collectives and sums in the same order. Tensors must be
-    contiguous. A large tensor is exchanged in several steps.
+    contiguous.
     """
 
     def __init__(self, sums: AllReduce) -> None:
@@ -132,7 +121,7 @@ class Collectives:
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """Replace ``x`` by its sum over all ranks, and return it.
 
-        Parts are added in rank order and rounded once, so all ranks get bitwise identical results.
+        All ranks get identical results.
         """
         self._exchange(x, x, "sum")
         return x

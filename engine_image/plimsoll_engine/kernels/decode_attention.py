@@ -1,13 +1,8 @@
 """Attention of one new token per sequence over its context in the paged KV pool.
 
-This is memory-bound: each key and value is read once for all query heads that share it. A context
-is split into parts of whole tiles, one per program, so that even a few long contexts fill the GPU.
-The last program of a context combines the parts by their log-sum-exp (Flash-Decoding). It adds them
-in a fixed order, so the result is deterministic. A context with one part needs no combination.
-
-By default, Triton compiles a variant for arguments that are 1 or a multiple of 16, and for aligned
-pointers. Requests would wait while a variant is compiled or loaded. Arguments that change from step
-to step are therefore excluded from this specialisation, here and in the other kernels.
+A context is split into parts, one per program, so that even a few long contexts fill the GPU. The
+last program of a context combines the parts in a fixed order (Flash-Decoding), so the result is
+deterministic.
 """
 
 from __future__ import annotations
@@ -32,19 +27,19 @@ from plimsoll_engine.kernels.step_plan import Pages
 
 NO_WINDOW = 1 << 30
 LOG2_E = 1.4426950408889634
+# Number of parts of a context that are loaded and combined at a time.
 PARTS_PER_LOAD = tl.constexpr(4)
-"""Number of parts of a context that are loaded and combined at a time."""
+# Log-sum-exp of a part without scores. It is finite, because inf - inf is NaN.
 EMPTY_LOG_SUM = tl.constexpr(-1e30)
-"""Log-sum-exp of a part without scores. It is finite, because inf - inf is NaN."""
+# For e4m3 keys. With this limit and wide tiles, a multiprocessor runs four programs, which have as
+# many bytes in flight as with 16-bit keys. The compiler reports no spills. Without the limit, it
+# uses 168 registers.
 MAX_REGISTERS_FOR_E4M3_KEYS = 128
-"""Maximum number of registers per thread for e4m3 keys.
-
-With this limit and wide tiles, a multiprocessor runs four programs. These have as many bytes in
-flight as with 16-bit keys. The compiler reports no spills. Without the limit, it uses 168
-registers.
-"""
 
 
+# Triton would compile variants for arguments that are 1 or a multiple of 16, and for aligned
+# pointers, and requests would wait. Arguments that change from step to step are excluded here, and
+# in the other kernels.
 @triton.jit(
     do_not_specialize=["width"],
     do_not_specialize_on_alignment=["tables", "contexts", "lse", "key_scales", "value_scales"],
@@ -135,7 +130,6 @@ def _combine_parts(
     sums, lse, place, row, head_mask, q_mask, parts, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
     GROUP_PAD: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Combine the ``parts`` parts of a context, and store its attention at ``place``."""
     dims = tl.arange(0, DIM_PAD)
     best = tl.full([GROUP_PAD], EMPTY_LOG_SUM, tl.float32)
     total = tl.zeros([GROUP_PAD], tl.float32)
@@ -177,12 +171,8 @@ def decode_attention(
     """Write the attention of ``query`` over ``keys`` and ``values`` to ``out``.
 
     ``query`` and ``out`` are [sequences, heads, dim]. The rows of ``keys`` and ``values`` are
-    [slots, kv heads, dim] of the same dtype, or e4m3 with scales.
-
-    ``tables`` int32 [sequences, width] are the block numbers of each sequence, and ``contexts``
-    int32 [sequences] the context lengths in tokens. The result for an empty context is zeros. A
-    block has ``block_size`` tokens. ``max_context`` is the maximum context length; 0 if unknown.
-    ``partition`` replaces the result of :func:`choose_partition`.
+    [slots, kv heads, dim]. ``tables`` int32 [sequences, width] are block numbers, and ``contexts``
+    int32 [sequences] are lengths in tokens. The result for an empty context is zeros.
 
     ``arrivals`` are int32 zeros, at least one per sequence and kv head, and are zero again
     afterwards. Kernels that share them must not run at the same time.

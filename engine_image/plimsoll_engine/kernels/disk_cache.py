@@ -1,9 +1,7 @@
 """Store compiled Triton kernels even if the cache's volume is full or read-only.
 
-Triton loads each kernel from a file in its cache, so a worker cannot start if the cache is not
-writable. New kernels are then stored in a private folder in the temporary directory. The next
-worker finds them there, but other pods compile them again. Triton writes the list of a kernel's
-files last, so an incomplete kernel is never loaded.
+New kernels are then stored in a private folder in the temporary directory, because Triton loads
+each kernel from a file.
 """
 
 from __future__ import annotations
@@ -37,10 +35,7 @@ class DiskCache(FileCacheManager):  # type: ignore[misc]
             self._use_fallback_folder(key, error)
 
     def get_group(self, filename: str) -> dict[str, str] | None:
-        """Return the paths of a compiled kernel's files by name; None if it is not cached.
-
-        Both the cache and the fallback folder are searched.
-        """
+        """Return the paths of a compiled kernel's files by name; None if it is not cached."""
         files: dict[str, str] | None = super().get_group(filename)
         if files is None and (_get_fallback_path() / self.key).is_dir():
             cache_dir, self.cache_dir = self.cache_dir, str(_prepare_fallback_folder() / self.key)
@@ -52,8 +47,7 @@ class DiskCache(FileCacheManager):  # type: ignore[misc]
     def put(self, data: bytes | str, filename: str, binary: bool = True) -> str:
         """Store a file of a compiled kernel, and return its path.
 
-        If the cache is not writable, use the fallback folder. Raises OSError if neither is
-        writable.
+        Raises OSError if neither the cache nor the fallback folder is writable.
         """
         try:
             return str(super().put(data, filename, binary))
@@ -86,10 +80,7 @@ def _get_fallback_path() -> Path:
 
 
 def _prepare_fallback_folder() -> Path:
-    """Create the user's fallback folder if needed, and return its path.
-
-    Raises OSError if the folder is not writable, or if other users can access it.
-    """
+    # Raises OSError if the folder is not writable, or if other users can access it.
     folder = _get_fallback_path()
     try:
         folder.mkdir(mode=0o700, exist_ok=True)

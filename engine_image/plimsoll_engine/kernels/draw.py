@@ -1,40 +1,28 @@
 """Sample from a softmax by the Gumbel-max trick, which is robust to rounding errors.
 
 The sampled token is the column with the largest sum of logit / temperature and Gumbel noise. The
-noise depends only on the index of the column and the key of the row. ``create_noise_key`` in
-``core/execute/sampling.py`` derives the key from the seed.
-
-A rounding error that shifts the distribution by 1e-6 changes one token in a million, on any device
-and in any batch. (Inverse transform sampling is a thousand times as sensitive, because the random
-number can be close to any cumulative probability.)
-
-The hash has two rounds of multiply and xor-shift, each preceded by an xor with one word of the key.
-The constants come from Chris Wellons' search for unbiased 32-bit hashes ("lowbias32"). The random
-numbers in (0, 1) have 62 bits, so that even the least likely token can be sampled.
+noise depends only on the index of the column and the key of the row, so it is the same on any
+device and in any batch.
 """
 
 from __future__ import annotations
 
 import torch
 
+# From Chris Wellons' search for unbiased 32-bit hashes (lowbias32).
 HASH_MULTIPLIER_1 = 0x7FEB352D
 HASH_MULTIPLIER_2 = 0x846CA68B - (1 << 32)
 LOW_31_BITS = 0x7FFFFFFF
+# Random numbers in (0, 1) have 62 bits, so that even the least likely token can be sampled.
 UNIFORM_STEP = 2.0**-31
+# Largest float32 less than 1.
 LARGEST_BELOW_ONE = 1 - 2.0**-24
-"""Largest float32 less than 1."""
+# More float32 elements do not fit into a core's cache, and take twice as long per element.
 MAX_CPU_ELEMENTS = 1 << 17
-"""Maximum number of float32 elements to process at a time on a CPU.
-
-More do not fit into a core's cache, and take twice as long per element.
-"""
 
 
 def compute_noise(keys: torch.Tensor, num_columns: int) -> torch.Tensor:
-    """Return the negated Gumbel noise float32 [rows, columns] of ``keys`` int32 [rows, 2].
-
-    This is the logarithm of exponentially distributed numbers.
-    """
+    """Return the negated Gumbel noise float32 [rows, columns] of ``keys`` int32 [rows, 2]."""
     x = torch.arange(num_columns, dtype=torch.int32, device=keys.device) ^ keys[:, :1]
     x ^= (x >> 16) & 0xFFFF
     x *= HASH_MULTIPLIER_1
@@ -50,10 +38,10 @@ def compute_noise(keys: torch.Tensor, num_columns: int) -> torch.Tensor:
 
 
 def draw(logits: torch.Tensor, scales: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """Sample a column of each row from the row's softmax. Return the columns as int64 [rows].
+    """Sample a column of each row from the row's softmax, as int64 [rows].
 
     ``logits`` is [rows, columns]. ``scales`` float32 [rows] are the inverse temperatures, and
-    ``keys`` int32 [rows, 2] the noise keys of the rows.
+    ``keys`` int32 [rows, 2] the noise keys.
     """
     rows, columns = logits.shape
     at_once = max(1, MAX_CPU_ELEMENTS // columns) if logits.device.type == "cpu" else rows

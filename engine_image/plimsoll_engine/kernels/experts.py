@@ -1,13 +1,7 @@
 """Compute a mixture of experts as grouped matrix products, with one launch for all experts.
 
-A program computes one tile of an expert's product: a block of the expert's (row, expert) pairs (see
-``routing.py``) by a block of columns. The first kernel gathers the rows, computes the gate and up
-projections, and applies silu(gate) * up. The second kernel computes the down projections, and
-multiplies them by the router's weights. The third kernel sums the results of each row's experts in
-float32, the best expert first, so the result does not depend on the order of programs.
-
-Rows are quantized if a weight is quantized, each row with its own scale. The product is then
-multiplied by the scales of rows and columns.
+A program computes one tile of an expert's product: a block of the expert's (row, expert) pairs by a
+block of columns. The results of a row's experts are summed in a fixed order.
 """
 
 from __future__ import annotations
@@ -34,7 +28,7 @@ class Tile(NamedTuple):
     """Tile sizes and launch options of the grouped products.
 
     A program computes ``columns`` results for each of ``rows`` pairs, and reads ``depth`` inputs at
-    a time. The sort of pairs by expert processes ``sort`` pairs at a time.
+    a time.
     """
 
     rows: int
@@ -48,16 +42,14 @@ class Tile(NamedTuple):
 FEW_PAIRS_TILE = Tile(rows=16, columns=64, depth=128, sort=1024, warps=4, stages=4)
 MEDIUM_PAIRS_TILE = Tile(rows=64, columns=128, depth=64, sort=1024, warps=4, stages=4)
 MANY_PAIRS_TILE = Tile(rows=128, columns=128, depth=64, sort=4096, warps=8, stages=3)
+# Maximum mean number of pairs per expert for FEW_PAIRS_TILE and MEDIUM_PAIRS_TILE. These values
+# come from the specifications of an H200, not from measurements. With fewer than about 150 rows per
+# expert, reading the weights takes longer than the arithmetic. Each weight should then be read only
+# once.
 MAX_FEW_PAIRS_PER_EXPERT, MAX_MEDIUM_PAIRS_PER_EXPERT = 8, 96
-"""Maximum mean number of pairs per expert for FEW_PAIRS_TILE and MEDIUM_PAIRS_TILE.
-
-These values come from the specifications of an H200, not from measurements. With fewer than about
-150 rows per expert, reading the weights takes longer than the arithmetic. Each weight should then
-be read only once.
-"""
 FLOAT32_FEW_PAIRS_TILE = Tile(rows=16, columns=32, depth=32, sort=1024, warps=4, stages=2)
+# For float32, which is multiplied with full precision and without tensor cores.
 FLOAT32_MANY_PAIRS_TILE = Tile(rows=32, columns=32, depth=32, sort=1024, warps=4, stages=2)
-"""Tiles for float32, which is multiplied with full precision and without tensor cores."""
 
 
 def list_tiles(dtype: torch.dtype) -> tuple[Tile, ...]:
@@ -191,10 +183,7 @@ def _sum_experts(
 
 
 def _quantize_rows(rows: torch.Tensor, weight: Weight) -> tuple[tuple[torch.Tensor, ...], bool]:
-    """Return (rows, row scales, matrix, matrix scales), and whether the matrix is quantized.
-
-    If it is not quantized, the scales are placeholders that the kernels do not read.
-    """
+    # The scales of an unquantized matrix are placeholders that the kernels do not read.
     if isinstance(weight, Quantized):
         return (*quantize(rows), *weight), True
     return (rows, rows, weight, weight), False
@@ -239,8 +228,8 @@ def _compute_products(
     return out
 
 
+# Devices, shapes, dtypes and options for which this process has loaded all kernels.
 _loaded_kernels: set[tuple[object, ...]] = set()
-"""Devices, shapes, dtypes and options for which this process has loaded all kernels."""
 
 
 def compute_experts(
@@ -253,9 +242,7 @@ def compute_experts(
 ) -> torch.Tensor:
     """Return the weighted sum of each row's ``top_k`` best experts, as [tokens, hidden].
 
-    See :meth:`plimsoll_engine.kernels.ops.Ops.compute_experts`. An expert's weights are read once
-    for each block of its rows. The first call for a shape computes a row with every tile, so that
-    no request has to wait for a kernel to load later.
+    The first call for a shape also loads the kernels of all tiles.
     """
     logits = linear(x, router)
     formats = [isinstance(weight, Quantized) for weight in (gate_up, down)]

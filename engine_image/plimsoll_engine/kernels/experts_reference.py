@@ -13,8 +13,7 @@ def route(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the indices and the weights of each row's best experts, both [tokens, top_k].
 
-    ``x`` is [tokens, hidden]. The indices are int64. The weights have the dtype of ``x``, and come
-    from a softmax in float32.
+    ``x`` is [tokens, hidden]. The weights have its dtype.
     """
     likely = product(x, router, None).softmax(dim=-1, dtype=torch.float32)
     shares, experts = likely.topk(top_k, dim=-1)
@@ -43,10 +42,7 @@ def compute_experts(
     top_k: int,
     normalised: bool,
 ) -> torch.Tensor:
-    """Return the weighted sum of each row's ``top_k`` best experts, as [tokens, hidden].
-
-    See :meth:`plimsoll_engine.kernels.ops.Ops.compute_experts`.
-    """
+    """Return the weighted sum of each row's ``top_k`` best experts, as [tokens, hidden]."""
     tokens, hidden = x.shape
     numbers, shares = route(x, router, top_k, normalised)
     parts = x.new_empty(tokens, top_k, hidden)

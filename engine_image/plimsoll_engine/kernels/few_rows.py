@@ -1,13 +1,7 @@
 """Multiply a few rows by a matrix in decode steps, fused with the operations that follow.
 
-This is memory-bound: the whole matrix is read for a few operations per element. Each program
-prefetches the first part of its matrix before it waits for the previous kernel, so that memory is
-never idle between kernels. Hopper's tensor memory accelerator (TMA) reads the rest. The matrix must
-have 16-bit elements.
-
-If a product has fewer tiles than the GPU has multiprocessors, several programs share a tile. Each
-of them sums over a part of the inputs. The last program adds these sums in a fixed order, so the
-result is deterministic.
+This is memory-bound, so each program prefetches its matrix before it waits for the previous kernel.
+If several programs share a tile, the last one adds their sums in a fixed order.
 """
 
 from __future__ import annotations
@@ -27,20 +21,20 @@ from plimsoll_engine.kernels.overlap import (
 )
 from plimsoll_engine.kernels.sizes import MAX_FEW_ROWS, cdiv, pad_few_rows
 
+# TMA reads at least 16 bytes.
 MIN_TMA_ELEMENTS = 8
-"""Minimum number of 16-bit elements that TMA reads: 16 bytes."""
 NUM_WARPS = 4
+# Per product. Fewer programs do not saturate the memory of an H100.
 MIN_PROGRAMS = 64
-"""Minimum number of programs per product. Fewer do not saturate the memory of an H100."""
+# A program with fewer inputs does not share its work.
 MIN_SPLIT_INPUTS = 4096
-"""Minimum number of inputs of a program for which two programs share its work."""
 
 
 class Tile(NamedTuple):
     """Tile of ``size`` columns of the result, computed by ``parts`` programs together.
 
-    A program reads blocks of ``depth`` inputs, with up to ``stages`` blocks in flight. It first
-    prefetches ``ahead`` bytes of each row of its part of the matrix.
+    A program reads blocks of ``depth`` inputs, with up to ``stages`` blocks in flight. It
+    prefetches ``ahead`` bytes of each row.
     """
 
     size: int
@@ -53,9 +47,8 @@ class Tile(NamedTuple):
 def choose_tile(size: int, columns: int, silu: bool, padded: int) -> Tile:
     """Return the tile for the product of ``padded`` rows and a matrix [``size``, ``columns``].
 
-    ``padded`` is the number of rows after padding. The tiles were measured on an H200 and an H100,
-    for the layers of a 0.6B and an 8B model (``bench/few_rows.py``). A program that is alone on its
-    multiprocessor must read far ahead.
+    The tiles were measured on an H200 and an H100, for the layers of a 0.6B and an 8B model
+    (``bench/few_rows.py``).
     """
     if silu:
         return Tile(64, 128, 5, ahead=512)
@@ -149,9 +142,8 @@ def multiply_few_rows(
     """Return ``x @ weight.T + bias`` as [rows, size], for up to :data:`MAX_FEW_ROWS` rows.
 
     ``x`` is [rows, columns], and ``weight`` [size, columns]. With ``silu``, the result is
-    silu(first half) * second half of these columns, [rows, size / 2]. If ``into`` is given, the
-    result is added to it in place. Sums are computed in float32. Memory-bound: reading ``weight``
-    takes most of the time.
+    silu(first half) * second half of these columns. If ``into`` is given, the result is added to it
+    in place.
 
     ``arrivals`` are int32 zeros, at least one per shared tile, and are zero again afterwards.
     Products that share them must not run at the same time.

@@ -1,4 +1,4 @@
-"""Decoder operations in Triton, for CUDA. See :mod:`plimsoll_engine.kernels.ops`."""
+"""Decoder operations in Triton, for CUDA."""
 
 from __future__ import annotations
 
@@ -29,16 +29,13 @@ from plimsoll_engine.kernels.whole_prompts import (
     select_fastest_backend,
 )
 
+# Minimum number of output elements for which whole prompts are projected in a separate launch. Such
+# a launch fills an H200 twice, and reads the library's attention output without a copy.
 MIN_SEPARATE_OUTPUTS = 1 << 23
-"""Minimum number of output elements for which whole prompts are projected in a separate launch.
-
-Such a launch fills an H200 twice. It reads the attention output without a copy, where the library
-has written it.
-"""
 
 
 class FusedOps:
-    """:class:`plimsoll_engine.kernels.ops.Ops` in Triton."""
+    """Decoder operations in Triton."""
 
     min_add_rows = 1024
 
@@ -47,16 +44,14 @@ class FusedOps:
         self._counters: torch.Tensor | None = None
 
     def _get_arrival_counters(self, device: torch.device) -> torch.Tensor:
-        """Return int32 counters that show which program of a shared result finishes last.
-
-        The kernels of a step run one after another, and each resets the counters to 0.
-        """
+        # They show which program of a shared result finishes last. The kernels of a step run one
+        # after another, and each resets the counters to 0.
         if self._counters is None:
             self._counters = torch.zeros(NUM_COUNTERS, dtype=torch.int32, device=device)
         return self._counters
 
     def get_max_projection_rows(self, weight: Weight) -> int:
-        """Implement :meth:`Ops.get_max_projection_rows`. Only some weights allow several rows."""
+        """Implement :meth:`Ops.get_max_projection_rows`."""
         several = isinstance(weight, torch.Tensor) and few_rows.supports(weight)
         return MAX_FEW_ROWS if several else 1
 
@@ -142,11 +137,8 @@ class FusedOps:
         self, query: torch.Tensor, plan: StepPlan, layer: int, scale: float, window: int | None,
         out: torch.Tensor,
     ) -> None:  # fmt: skip
-        """Compute the attention of the rows that read the KV pool, and write it to ``out``.
-
-        In ``query`` [tokens, heads, dim] and in ``out``, these rows come before those of whole
-        prompts, which the library computes.
-        """
+        # In ``query`` [tokens, heads, dim] and in ``out``, these rows come before those of whole
+        # prompts, which the library computes.
         end = len(plan.contexts) - len(get_whole_prompts(plan, window))
         if not end:
             return
@@ -225,10 +217,7 @@ class FusedOps:
         silu: bool = False,
         into: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Implement :meth:`Ops.project` in one kernel. Rows are never quantized.
-
-        For more than one row, the norm runs in a kernel of its own.
-        """
+        """Implement :meth:`Ops.project`, in one kernel for one row."""
         if x.shape[0] == 1:
             return project(x, weight, bias, norm, eps, silu, into)
         assert isinstance(weight, torch.Tensor)
@@ -247,10 +236,7 @@ class FusedOps:
         top_k: int,
         normalised: bool,
     ) -> torch.Tensor:
-        """Implement :meth:`Ops.compute_experts`.
-
-        The device sorts rows by expert, so the host does not wait.
-        """
+        """Implement :meth:`Ops.compute_experts` without making the host wait."""
         return mixture.compute_experts(x, router, gate_up, down, top_k, normalised)
 
     def argmax(self, logits: torch.Tensor) -> torch.Tensor:

@@ -1,8 +1,6 @@
 """Compute the gate and up projections of an MLP, fused with silu(gate) * up, for many rows.
 
-Together, the projections are twice as large as the result. This kernel does not write them to
-memory. A program computes the same tile of both projections from the same rows. Hopper's tensor
-memory accelerator (TMA) reads and writes the tiles.
+A program computes the same tile of both projections, so they are not written to memory.
 """
 
 from __future__ import annotations
@@ -18,25 +16,18 @@ from plimsoll_engine.kernels.quantized import Weight
 from plimsoll_engine.kernels.sizes import cdiv
 
 HOPPER_MAJOR = 9
-"""Major number of the compute capability of Hopper GPUs."""
+# TMA reads at least 16 bytes.
 MIN_TMA_ELEMENTS = 8
-"""Minimum number of 16-bit elements that TMA reads: 16 bytes."""
+# Size of a tile of each projection, and number of input columns that are read at a time.
 TILE_ROWS, TILE_COLUMNS, TILE_DEPTH = 128, 128, 64
-"""Size of a tile of each projection, and number of input columns that are read at a time."""
+# Number of rows of tiles that are computed at about the same time. Concurrent programs then read
+# the least data: about 16 tiles of inputs, and 8 tiles of weights, which are twice as large.
 TILE_ROWS_PER_GROUP = 16
-"""Number of rows of tiles that are computed at about the same time.
-
-Each multiprocessor runs one program. With this value, concurrent programs read the least data:
-about 16 tiles of inputs, and 8 tiles of weights, which are twice as large.
-"""
 NUM_WARPS, NUM_STAGES = 8, 3
+# All tiles take equally long, and the last tiles may leave multiprocessors idle. cuBLAS can choose
+# other tile sizes. On an H100 (bench/gated_product.py), this kernel was 1 to 12 % faster in the 14
+# cases above both limits, and 2 to 39 % slower in the other ten.
 MIN_TILES_PER_PROCESSOR, MIN_BUSY_SHARE = 2, 0.95
-"""Minimum number of tiles per multiprocessor, and minimum share of time in which all are busy.
-
-All tiles take equally long, and the last tiles may leave multiprocessors idle. cuBLAS can choose
-other tile sizes. On an H100 (``bench/gated_product.py``), this kernel was 1 to 12 % faster in the
-14 cases above both limits, and 2 to 39 % slower in the other ten.
-"""
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -65,7 +56,7 @@ def _gated_product(
 
 @cache
 def _count_multiprocessors(device: torch.device) -> int:
-    """Return the number of multiprocessors of ``device``; 0 if it cannot run the kernel."""
+    # 0 if ``device`` cannot run the kernel.
     if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != HOPPER_MAJOR:
         return 0
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
@@ -96,8 +87,8 @@ def is_faster(x: torch.Tensor, weight: torch.Tensor) -> bool:
     return full and tiles > MIN_TILES_PER_PROCESSOR * processors
 
 
+# Devices, dtypes and weight shapes for which this process has loaded the kernel.
 _loaded_kernels: set[tuple[object, ...]] = set()
-"""Devices, dtypes and weight shapes for which this process has loaded the kernel."""
 
 
 def load_kernel(x: torch.Tensor, weight: torch.Tensor) -> None:
@@ -110,7 +101,7 @@ def gated_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Return silu(gate) * up as [rows, size], for the projections of ``x`` [rows, columns].
 
     ``weight`` [2 * size, columns] is the gate projection, then the up projection. All tensors must
-    be contiguous and have the same dtype. Sums and activation are computed in float32.
+    be contiguous and have the same dtype.
     """
     _loaded_kernels.add((x.device, x.dtype, weight.shape))
     rows, columns = x.shape

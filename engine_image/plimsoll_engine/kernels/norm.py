@@ -46,9 +46,7 @@ def rms_norm(
 ) -> torch.Tensor:
     """Return the RMSNorm of ``x`` [rows, size] with the scale ``weight`` [size].
 
-    If ``residual`` is given, ``x`` is added to it in place, and the sum is normalised instead. The
-    result has the shape and dtype of ``x``. The kernel moves twice the bytes of ``x``, or four
-    times with ``residual``.
+    If ``residual`` is given, ``x`` is added to it in place, and the sum is normalised instead.
     """
     rows, size = x.shape
     out = torch.empty_like(x)

@@ -1,4 +1,4 @@
-"""Interface of the decoder operations. Implementations use torch, or Triton on CUDA."""
+"""Interface of the decoder operations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from plimsoll_engine.kernels.step_plan import StepPlan
 class Ops(Protocol):
     """Operations on tensors with one row per token.
 
-    Unless documented otherwise, methods allocate their result and do not modify their arguments.
     From ``min_add_rows`` rows on, :meth:`add_product` and :meth:`add_attended` are faster than a
     product and a separate addition.
     """
@@ -22,10 +21,7 @@ class Ops(Protocol):
     min_add_rows: int
 
     def get_max_projection_rows(self, weight: Weight) -> int:
-        """Return the maximum number of rows for which :meth:`project` is faster with ``weight``.
-
-        With more rows, separate operations are faster. 0 means that they are always faster.
-        """
+        """Return the maximum number of rows for which :meth:`project` is faster with ``weight``."""
         ...
 
     def create_step_context(self, plan: StepPlan) -> AbstractContextManager[None]:
@@ -41,25 +37,21 @@ class Ops(Protocol):
     ) -> torch.Tensor:
         """Return the input token IDs of a step, int64 [tokens].
 
-        If ``sources[i]`` int32 is negative, token i is ``ids[i]`` int32. Otherwise, it is
-        ``newest[sources[i]]`` int64. A negative value in ``newest`` means that no token was
-        sampled, and becomes 0.
+        Token i is ``ids[i]`` int32 if ``sources[i]`` int32 is negative, otherwise
+        ``newest[sources[i]]`` int64, with 0 for negative values.
         """
         ...
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """Return ``x`` [rows, size], divided by its root mean square, times ``weight`` [size].
-
-        The result has the shape and dtype of ``x``.
-        """
+        """Return ``x`` [rows, size], divided by its root mean square, times ``weight`` [size]."""
         ...
 
     def add_rms_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> torch.Tensor:
-        """Add ``x`` to ``residual`` in place. Return :meth:`rms_norm` of the sum.
+        """Add ``x`` to ``residual`` in place, and return :meth:`rms_norm` of the sum.
 
-        ``x``, ``residual`` and the result are [rows, size] of the same dtype. ``weight`` is [size].
+        All are [rows, size] of the same dtype. ``weight`` is [size].
         """
         ...
 
@@ -82,11 +74,9 @@ class Ops(Protocol):
     ) -> torch.Tensor:
         """Rotate queries and keys, store keys and values in the KV pool, and return the queries.
 
-        ``qkv`` is [tokens, (heads + 2 * kv heads) * dim]; there may be no query heads. ``rotary``
-        is the result of :meth:`compute_rotary_table`. ``norms`` are the weights [dim] of the query
-        norm and the key norm, which are applied to each head before the rotation; None means no
-        norms. Keys and values are written to their slots in ``layer``. The queries are [tokens,
-        heads, dim] in the dtype of ``qkv``. If ``out`` is given, they are written to it.
+        ``qkv`` is [tokens, (heads + 2 * kv heads) * dim]; there may be no query heads. ``norms``
+        are the weights [dim] of the query norm and the key norm, applied to each head before the
+        rotation. The queries are [tokens, heads, dim], written to ``out`` if given.
         """
         ...
 
@@ -96,8 +86,7 @@ class Ops(Protocol):
     ) -> torch.Tensor:  # fmt: skip
         """Return ``query`` [tokens, heads * dim] after the rotation, as [tokens, heads, dim].
 
-        If ``norm`` [dim] is given, each head is first normalised by RMSNorm. The dtype does not
-        change.
+        If ``norm`` [dim] is given, each head is first normalised by RMSNorm.
         """
         ...
 
@@ -116,9 +105,8 @@ class Ops(Protocol):
     ) -> torch.Tensor:
         """Return the causal attention of ``query`` [tokens, heads, dim] over each row's context.
 
-        A row attends to itself and to all tokens before it. With a ``window``, it attends to itself
-        and to the ``window`` - 1 tokens before it. The result has the shape and dtype of ``query``.
-        If ``out`` is given, the result is written to it.
+        With a ``window``, a row attends to itself and to the ``window`` - 1 tokens before it. The
+        result is written to ``out`` if given.
         """
         ...
 
@@ -168,8 +156,7 @@ class Ops(Protocol):
         ``x`` is [rows, columns] with up to :meth:`get_max_projection_rows` rows, and ``weight``
         [size, columns]. If ``norm`` [columns] is given, ``x`` is first normalised by
         :meth:`rms_norm`. With ``silu``, :meth:`silu_mul` is applied to the product. If ``into`` is
-        given, the result is added to it in place. ``x`` may stay unquantized even if ``weight`` is
-        quantized.
+        given, the result is added to it in place.
         """
         ...
 
@@ -185,12 +172,10 @@ class Ops(Protocol):
         """Return the weighted sum of the ``top_k`` best experts of each row.
 
         ``x`` is [tokens, hidden], and ``router`` [experts, hidden] scores the experts. The weights
-        of the sum are the softmax of the scores. If ``normalised``, they are scaled to add up to 1.
+        of the sum are the softmax of the scores, scaled to add up to 1 if ``normalised``.
 
-        An expert is an MLP. ``gate_up`` [experts * 2 * width, hidden] stacks the gate and up
-        projections of all experts, and ``down`` [experts * hidden, width] their down projections.
-        Rows are quantized for products with quantized weights. The result has the shape and dtype
-        of ``x``.
+        ``gate_up`` [experts * 2 * width, hidden] and ``down`` [experts * hidden, width] stack the
+        projections of all experts.
         """
         ...
 
@@ -202,20 +187,18 @@ class Ops(Protocol):
         ...
 
     def draw(self, logits: torch.Tensor, scales: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-        """Sample a column of each row from the row's softmax. Return the columns as int64 [rows].
+        """Sample a column of each row from the row's softmax, as int64 [rows].
 
         ``logits`` is [rows, columns]. ``scales`` float32 [rows] are the inverse temperatures, and
-        ``keys`` int32 [rows, 2] the noise keys of the rows. A key gives the same noise on every
-        device.
+        ``keys`` int32 [rows, 2] the noise keys.
         """
         ...
 
     def find_best_keys(self, x: torch.Tensor, first_column: int) -> torch.Tensor:
         """Return a key for each row's maximum in ``x`` [rows, columns], as int64 [rows].
 
-        Each row of ``x`` is a part of a wider row, from ``first_column`` on. The largest key of all
-        parts encodes the column of the wider row's maximum, which :func:`decode_columns` returns.
-        If several columns have the maximum, it is the first.
+        Each row of ``x`` is the part of a wider row from ``first_column`` on. The largest key of
+        all parts gives the column of the wider row's maximum (:func:`decode_columns`).
         """
         ...
 
@@ -228,15 +211,14 @@ class Ops(Protocol):
     ) -> torch.Tensor:
         """Return :meth:`silu_mul` of the result of :meth:`linear`, as [rows, size].
 
-        ``x`` is [rows, columns], and ``weight`` [2 * size, columns]. The result of :meth:`linear`
-        need not be rounded to the dtype of ``x``.
+        ``x`` is [rows, columns], and ``weight`` [2 * size, columns].
         """
         ...
 
 
 KEY_LOWER_MASK = (1 << 32) - 1
+# For a row of only NaN and minus infinity.
 UPPER_KEY_HALF_OF_MINUS_INFINITY = -0x7F800001
-"""Upper half of the key for a row of only NaN and minus infinity."""
 
 
 def decode_columns(keys: torch.Tensor) -> torch.Tensor:

@@ -1,9 +1,7 @@
 """Overlap consecutive kernels by programmatic dependent launch, on Hopper and later GPUs.
 
-A decode step of one request runs two hundred kernels of a few microseconds each, so gaps between
-them matter. With programmatic dependent launch, a kernel starts once all programs of the previous
-kernel allow it. It may read constant data, such as weights, at once. It must wait for the end of
-the previous kernel before it reads other data, or writes any data.
+A kernel starts once all programs of the previous kernel allow it. It may read constant data at
+once. It must wait for the previous kernel before it reads other data, or writes any data.
 """
 
 from __future__ import annotations

@@ -1,12 +1,8 @@
 """Attention of prompt chunks over their contexts in the paged KV pool.
 
-A program computes a tile of a chunk's rows for one query head. It processes the context with an
-online softmax (FlashAttention-2), from the tile's own tokens on. Keys that all rows of the tile see
-are processed in a loop without masks.
-
-The compiler must know that every loop runs at least once. Otherwise, the kernel has a path around
-the loop that keeps the initial sums, and NVIDIA's assembler serialises all matrix instructions
-(advisory C7515).
+A program computes a tile of a chunk's rows for one query head, with an online softmax
+(FlashAttention-2). Every loop must visibly run at least once, because otherwise NVIDIA's assembler
+serialises all matrix instructions (advisory C7515).
 """
 
 from __future__ import annotations
@@ -19,16 +15,13 @@ from plimsoll_engine.kernels.decode_attention import LOG2_E, NO_WINDOW
 from plimsoll_engine.kernels.sizes import cdiv, next_power_of_2
 from plimsoll_engine.kernels.step_plan import Pages
 
+# A multiprocessor runs two such programs, so that the softmax of one overlaps with the products of
+# the other. On an H200, they reach 359 TFLOP/s at 4,000 rows, and 222 at 100 to 1,024 rows.
+# Programs of 128 rows reach 310 and 182.
 ROWS_PER_PROGRAM, KEYS_PER_TILE = 64, 64
-"""Number of rows per program, and number of keys that it reads at a time.
-
-A multiprocessor runs two such programs, so that the softmax of one overlaps with the products of
-the other. On an H200, they reach 359 TFLOP/s at 4,000 rows, and 222 at 100 to 1,024 rows. Programs
-of 128 rows reach 310 and 182.
-"""
 NUM_WARPS, NUM_STAGES = 4, 3
+# For float32, which is multiplied with full precision and without tensor cores.
 FLOAT32_ROWS, FLOAT32_KEYS = 32, 32
-"""Tile size for float32, which is multiplied with full precision and without tensor cores."""
 
 
 @triton.jit
@@ -155,10 +148,10 @@ def prefill_attention(
 ) -> None:
     """Write the causal attention of the prompt chunks in ``query`` [tokens, heads, dim] to ``out``.
 
-    ``out`` has the shape and dtype of ``query``. The chunks are the rows of the sequences from
-    ``first_sequence`` on, each with up to ``max_rows`` rows. If sequence s has ``count = starts[s +
-    1] - starts[s]`` rows, row ``starts[s] + i`` is its token ``contexts[s] - count + i``. For the
-    other arguments, see :func:`plimsoll_engine.kernels.decode_attention.decode_attention`.
+    The chunks are the rows of the sequences from ``first_sequence`` on, each with up to
+    ``max_rows`` rows. Sequence s has the rows from ``starts[s]`` on, which are the last tokens of
+    its context. For the other arguments, see
+    :func:`plimsoll_engine.kernels.decode_attention.decode_attention`.
     """
     heads, dim = query.shape[1:]
     kv_heads, scaled = keys.rows.shape[1], keys.scales is not None

@@ -1,12 +1,8 @@
 """Matrix-vector product, fused with the operations around it in a decoder layer.
 
-For one row, a product performs only two operations for each matrix element that it reads. It is
-memory-bound and short, so separate launches for the norm, the activation and the addition would
-double the time. The input's norm, silu(gate) * up and the addition to the residual stream are
-therefore fused.
-
-A quantized matrix is read in its quantized form, and the sums are multiplied by its scales. The row
-is not quantized, because the matrix has nearly all bytes that are read.
+It is memory-bound and short, so separate launches for the norm, the activation and the addition
+would double the time. A quantized matrix is read in its quantized form, but the row is not
+quantized.
 """
 
 from __future__ import annotations
@@ -34,17 +30,14 @@ class Tile(NamedTuple):
     warps: int
 
 
+# The programs of a larger matrix fill the GPU many times.
 MIN_LARGE_ELEMENTS = 1 << 24
-"""Minimum number of elements of a large matrix. Its programs fill the GPU many times."""
+# By (is the matrix quantized, is it large). These tiles are the fastest on an H200 for the products
+# of a 0.6B and an 8B model (bench/project.py).
 TILES = {
     (False, False): Tile(4096, 16_384, 4), (False, True): Tile(2048, 8192, 8),
     (True, False): Tile(4096, 4096, 4), (True, True): Tile(2048, 8192, 4),
 }  # fmt: skip
-"""Tile by (is the matrix quantized, is it large).
-
-These tiles are the fastest on an H200 for the products of a 0.6B and an 8B model
-(``bench/project.py``).
-"""
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -114,9 +107,8 @@ def project(
     """Return ``x @ weight.T + bias`` as [1, rows].
 
     ``x`` is [1, columns], and ``weight`` [rows, columns]. If ``norm`` [columns] is given, ``x`` is
-    first normalised by RMSNorm. With ``silu``, the result is silu(first half) * second half of the
-    product, [1, rows / 2]. If ``into`` is given, the result is added to it in place. Memory-bound:
-    reading ``weight`` takes most of the time.
+    first normalised by RMSNorm. With ``silu``, the result is silu(first half) * second half. If
+    ``into`` is given, the result is added to it in place.
     """
     columns = x.shape[1]
     scaled = isinstance(weight, Quantized)

@@ -1,8 +1,7 @@
 """Quantize to 8-bit floats with one scale per row, in plain torch.
 
-The format is e4m3 (OCP FP8), with four bits of exponent, three bits of mantissa and a maximum of
-448. A row is scaled so that its largest absolute value becomes 448. A value's error is at most a
-sixteenth of the value or, for a very small value, a thousandth of the scale.
+The format is e4m3 (OCP FP8), with a maximum of 448. A row is scaled so that its largest absolute
+value becomes 448.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ from torch.nn import functional
 
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
+# A row of zeros then has a valid scale.
 MIN_ROW_MAXIMUM = 1e-10
-"""Lower limit of the absolute maximum of a row, so that a row of zeros has a valid scale."""
 
 
 class Quantized(NamedTuple):
@@ -53,8 +52,8 @@ def dequantize(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
 def product(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> torch.Tensor:
     """Return ``x @ weight.T + bias`` as [rows, out] in the dtype of ``x``.
 
-    ``x`` is [rows, in], and ``weight`` [out, in]. If ``weight`` is quantized, each row of ``x`` is
-    quantized as well, and products are summed in float32.
+    ``x`` is [rows, in], and ``weight`` [out, in]. If ``weight`` is quantized, the rows of ``x`` are
+    quantized as well.
     """
     if isinstance(weight, torch.Tensor):
         return _multiply_padded(x, weight, bias)
@@ -67,12 +66,9 @@ def product(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> torch
 def _multiply_padded(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
-    """Return ``x @ weight.T + bias``. On a CPU, pad ``x`` to one of a few numbers of rows.
-
-    oneDNN compiles kernels of 0.25 MB for each number of bfloat16 or float16 rows, and never frees
-    them (torch 2.11, AVX-512). For a real model, they would add up to gigabytes. With padding,
-    there are only eight numbers of rows between two powers of two.
-    """
+    # oneDNN compiles kernels of 0.25 MB for each number of bfloat16 or float16 rows, and never
+    # frees them (torch 2.11, AVX-512). For a real model, they would add up to gigabytes. With
+    # padding, there are only eight numbers of rows between two powers of two.
     if x.device.type != "cpu" or x.dim() != 2 or x.dtype not in (torch.bfloat16, torch.float16):
         return functional.linear(x, weight, bias)
     rows = len(x)

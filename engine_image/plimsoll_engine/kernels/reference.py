@@ -31,8 +31,8 @@ class Prefill:
 class GatheredSlots:
     """Slots and masks of all contexts, computed once per step for all layers.
 
-    ``decode_slots`` int64 [decodes, longest context] are the slots of the decode rows' contexts.
-    ``masks`` caches attention masks by (index of the prefill or -1 for the decode rows, window).
+    ``decode_slots`` is int64 [decodes, longest context]. ``masks`` is by (index of the prefill or
+    -1 for the decode rows, window).
     """
 
     decode_slots: torch.Tensor
@@ -41,7 +41,7 @@ class GatheredSlots:
 
 
 class ReferenceOps:
-    """:class:`plimsoll_engine.kernels.ops.Ops` in torch."""
+    """Decoder operations in torch."""
 
     min_add_rows = 1024
 
@@ -50,7 +50,7 @@ class ReferenceOps:
         return 0
 
     def create_step_context(self, plan: StepPlan) -> AbstractContextManager[None]:
-        """Implement :meth:`Ops.create_step_context`. No context is needed."""
+        """Return a context manager that does nothing."""
         return nullcontext()
 
     def gather_rows(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
@@ -233,7 +233,6 @@ def write_quantized(
 
 
 def _read_rows(pages: Pages, slots: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return the rows of ``pages`` at ``slots`` [...] times their scales, as [..., heads, dim]."""
     if pages.scales is None:
         return _gather_rows(pages.rows, slots)
     rows = _gather_rows(pages.rows.view(torch.uint8), slots).view(pages.rows.dtype)
@@ -242,23 +241,19 @@ def _read_rows(pages: Pages, slots: torch.Tensor, dtype: torch.dtype) -> torch.T
 
 
 def _gather_rows(rows: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-    """Return ``rows`` [slots, heads, dim] at ``slots`` [...], as [..., heads, dim].
-
-    Indexing would copy element by element, which takes several times as long on a CPU.
-    """
+    # Indexing would copy element by element, which takes several times as long on a CPU.
     return rows.index_select(0, slots.flatten()).view(*slots.shape, *rows.shape[1:])
 
 
 def _split_slots(scales: torch.Tensor, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the block number of each slot, and its offset in a block of the pool ``scales``."""
     return slots // scales.shape[-1], slots % scales.shape[-1]
 
 
 def rotate(x: torch.Tensor, rotary: torch.Tensor) -> torch.Tensor:
     """Return ``x`` [tokens, heads, dim] with rotary position embedding, in the same dtype.
 
-    ``rotary`` [tokens, dim] has the cosines, then the sines. As in Llama's checkpoints, element i
-    is rotated with element i + dim / 2.
+    ``rotary`` [tokens, dim] has the cosines, then the sines. Element i is rotated with element i +
+    dim / 2, as in Llama's checkpoints.
     """
     cos, sin = rotary.unsqueeze(1).chunk(2, dim=-1)
     left, right = x.float().chunk(2, dim=-1)
@@ -281,7 +276,7 @@ def gather_slots(plan: StepPlan) -> GatheredSlots:
 def _get_mask(
     plan: StepPlan, prefill_index: int, newest: torch.Tensor, length: int, window: int | None
 ) -> torch.Tensor:
-    """Return the attention mask [rows, length] of rows at the positions ``newest`` [rows]."""
+    # The mask is [rows, length], for rows at the positions ``newest`` [rows].
     masks = plan.derived.masks
     mask: torch.Tensor | None = masks.get((prefill_index, window))
     if mask is None:

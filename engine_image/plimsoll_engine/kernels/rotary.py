@@ -1,8 +1,6 @@
 """Rotate queries and keys, normalise each head, and write keys and values to the KV pool.
 
-A program processes one token. It reads the token's row of the fused projection once, writes the
-queries, and writes keys and values to the token's slot. The last layer may need fewer queries. It
-then has one launch for keys and values, and another for queries.
+A program processes one token.
 """
 
 from __future__ import annotations
@@ -41,10 +39,8 @@ def _rotate_heads(
     source, weight, cos, sin, eps, limit, COUNT: tl.constexpr, COUNT_PAD: tl.constexpr,
     HALF: tl.constexpr, HALF_PAD: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
-    """Return the two rotated halves of COUNT heads at ``source``, their offsets and their mask.
-
-    Columns from ``limit`` on are read as zeros.
-    """
+    # Returns the two rotated halves of COUNT heads, their offsets and their mask. Columns from
+    # ``limit`` on are read as zeros.
     head = tl.arange(0, COUNT_PAD)[:, None]
     column = tl.arange(0, HALF_PAD)[None, :]
     inside = (head < COUNT) & (column < HALF)
@@ -67,7 +63,7 @@ def _rotate_heads(
 def _store_scaled(
     target, scales, left, right, inside, head, COUNT: tl.constexpr, HALF: tl.constexpr
 ):  # fmt: skip
-    """Store both halves of COUNT heads as e4m3, and the scale of each head."""
+    # As e4m3.
     largest = tl.maximum(tl.max(tl.abs(left), axis=1), tl.max(tl.abs(right), axis=1))
     scale = compute_row_scale(largest)
     tl.store(target, convert_to_fp8(left, scale[:, None]), mask=inside)
@@ -168,13 +164,9 @@ def rotate_and_store(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Rotate queries and keys, and store keys and values. Return the queries and the fresh rows.
 
-    See :meth:`plimsoll_engine.kernels.ops.Ops.rotate_and_store`. ``slots`` [tokens] are slots in
-    the KV pool; tokens with a negative slot are not stored. Keys and values are quantized if
-    ``keys`` and ``values`` have scales. The queries are [tokens + tail, heads, dim].
-
-    The fresh rows [2, tokens + tail, kv heads, dim] are the step's keys and values in token order;
-    None if ``tail`` is None. The last ``tail`` rows are zeros. The kernel moves twice the bytes of
-    ``qkv``.
+    ``slots`` [tokens] are slots in the KV pool; tokens with a negative slot are not stored. The
+    queries are [tokens + tail, heads, dim]. The fresh rows [2, tokens + tail, kv heads, dim] are
+    the keys and values of this step; None if ``tail`` is None. The last ``tail`` rows are zeros.
     """
     kv_heads, dim = keys.rows.shape[1:]
     scaled = keys.scales is not None

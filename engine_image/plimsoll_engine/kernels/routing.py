@@ -1,11 +1,7 @@
 """Select the experts of each row in a mixture of experts, and sort the rows by expert.
 
-A row is sent to its ``top_k`` best experts, which makes ``top_k`` (row, expert) pairs. The grouped
-products work on blocks of pairs with the same expert. Pairs are therefore sorted by expert, and
-each expert's pairs are padded to whole blocks.
-
-The number of blocks depends on the data, and the host must not wait for it. Arrays therefore have
-the maximum size, and blocks without an expert are skipped. A CUDA graph can capture these kernels.
+Each expert's (row, expert) pairs are padded to whole blocks. The host must not wait for the number
+of blocks, so arrays have the maximum size, and blocks without an expert are skipped.
 """
 
 from __future__ import annotations
@@ -23,19 +19,18 @@ from plimsoll_engine.kernels.overlap import (
 )
 from plimsoll_engine.kernels.sizes import next_power_of_2
 
+# Owner of a block without an expert.
 NO_EXPERT = tl.constexpr(-1)
-"""Value in ``owners`` for a block without an expert."""
+# Number of items of ``owners`` that a program stores at a time.
 OWNERS_PER_STORE = tl.constexpr(128)
-"""Number of items of ``owners`` that a program stores at a time."""
 
 
 class Routes(NamedTuple):
     """Routing of a step's rows to experts. Pair p belongs to row ``p // top_k``.
 
-    ``shares`` [rows, top_k] are the weights of each row's experts, in the model's dtype. ``order``
-    int32 [blocks * pairs per block] are the pairs sorted by expert. Padding has the number of pairs
-    as its value. ``owners`` int32 [blocks] are the experts of the blocks, or -1 for a block without
-    an expert.
+    ``shares`` [rows, top_k] are the weights of each row's experts. ``order`` int32 [blocks * pairs
+    per block] are the pairs sorted by expert, padded with the number of pairs. ``owners`` int32
+    [blocks] are the experts of the blocks, or -1.
     """
 
     shares: torch.Tensor
@@ -123,10 +118,7 @@ def _sort_pairs(
 
 
 def compute_max_blocks(num_pairs: int, num_experts: int, pairs_per_block: int) -> int:
-    """Return the maximum number of blocks, for any distribution of the pairs over experts.
-
-    It occurs if the last block of each expert has only one pair.
-    """
+    """Return the maximum number of blocks, for any distribution of the pairs over experts."""
     return (num_pairs + min(num_experts, num_pairs) * (pairs_per_block - 1)) // pairs_per_block
 
 
@@ -135,8 +127,8 @@ def route(
 ) -> Routes:
     """Return the routes for ``logits`` [tokens, experts], in blocks of ``pairs_per_block`` pairs.
 
-    The softmax is computed in float32. If ``normalised``, the weights of each row add up to 1. The
-    sort processes ``pairs_per_tile`` pairs at a time.
+    If ``normalised``, the weights of each row add up to 1. The sort processes ``pairs_per_tile``
+    pairs at a time.
     """
     tokens, experts = logits.shape
     pairs = tokens * top_k

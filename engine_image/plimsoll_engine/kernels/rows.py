@@ -1,7 +1,6 @@
 """Gather rows of a tensor, and the token IDs of a step.
 
-torch can do both, but loads a library module at the first use of each of its kernels. This would
-take 0.06 s in total at every restart. The kernels here load in a millisecond.
+torch can do both, but loading its library modules would take 0.06 s at every restart.
 """
 
 from __future__ import annotations
@@ -58,10 +57,7 @@ def _take_token_ids(
 
 
 def take_token_ids(ids: torch.Tensor, sources: torch.Tensor, newest: torch.Tensor) -> torch.Tensor:
-    """Return the input token IDs of a step, int64 [tokens].
-
-    See :meth:`plimsoll_engine.kernels.ops.Ops.take_token_ids`.
-    """
+    """Return the input token IDs of a step, int64 [tokens]."""
     out = newest.new_empty(len(ids))
     _take_token_ids[(cdiv(len(ids), 256),)](
         ids, sources, newest, out, len(ids), BLOCK=256, **get_launch_options(ids.device)

@@ -1,7 +1,6 @@
 """Multiply rows by a quantized matrix on CUDA.
 
-A kernel quantizes the rows. ``torch._scaled_mm`` multiplies, and applies the scales of rows and
-columns to the sums. It supports only bfloat16 results, and sizes that are multiples of 16. The
+``torch._scaled_mm`` supports only bfloat16 results, and sizes that are multiples of 16. The
 reference implementation computes all other products.
 """
 
@@ -22,8 +21,8 @@ from plimsoll_engine.kernels.sizes import next_power_of_2
 
 FP8_MAX = tl.constexpr(quantized.FP8_MAX)
 MIN_ROW_MAXIMUM = tl.constexpr(quantized.MIN_ROW_MAXIMUM)
+# torch._scaled_mm requires this for both dimensions.
 WEIGHT_SIZE_MULTIPLE = 16
-"""Number that must divide both dimensions of a weight."""
 
 
 @triton.jit
@@ -54,10 +53,7 @@ def _quantize(
 
 
 def quantize(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ``x`` [rows, size] in e4m3, and its scales float32 [rows, 1].
-
-    This takes one kernel, which moves one and a half times the bytes of a 16-bit ``x``.
-    """
+    """Return ``x`` [rows, size] in e4m3, and its scales float32 [rows, 1]."""
     x = x.contiguous()
     rows, size = x.shape
     values = torch.empty(rows, size, dtype=FP8, device=x.device)
@@ -71,10 +67,7 @@ def quantize(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def scaled_product(x: torch.Tensor, weight: Quantized, bias: torch.Tensor | None) -> torch.Tensor:
-    """Return ``x @ weight.T + bias`` as [rows, out] in the dtype of ``x``.
-
-    See :func:`plimsoll_engine.kernels.quantized.product`.
-    """
+    """Return ``x @ weight.T + bias`` as [rows, out] in the dtype of ``x``."""
     if x.dtype != torch.bfloat16 or any(
         size % WEIGHT_SIZE_MULTIPLE for size in weight.values.shape
     ):

@@ -1,11 +1,11 @@
-"""Compute sizes of grids and blocks. Triton's own functions take several times as long."""
+"""Compute sizes of grids and blocks, faster than Triton's own functions."""
 
 from __future__ import annotations
 
+# Maximum number of rows of a memory-bound product, which has kernels of its own.
 MAX_FEW_ROWS = 32
-"""Maximum number of rows of a memory-bound product, which has kernels of its own."""
+# For programs that share work: one per context and kv head, or per tile.
 NUM_COUNTERS = 2048
-"""Number of counters for programs that share work: one per context and kv head, or per tile."""
 
 
 def pad_few_rows(num_rows: int) -> int:
@@ -24,10 +24,7 @@ def next_power_of_2(number: int) -> int:
 
 
 def choose_rows_per_program(num_rows: int, block_size: int) -> int:
-    """Return the number of rows, each padded to ``block_size`` elements, per program of a norm.
-
-    A program processes about 4096 elements, or fewer if there are few rows.
-    """
+    """Return the number of rows, each padded to ``block_size`` elements, per program of a norm."""
     return next_power_of_2(max(1, min(4096 // block_size, cdiv(num_rows, 528))))
 
 

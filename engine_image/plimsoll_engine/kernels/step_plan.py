@@ -1,9 +1,7 @@
 """Plan of a step: where it reads and writes the KV pool.
 
-A step has one row per token: first the decode rows (one per sequence), then the prefill chunks.
-Each layer writes the new keys and values to their slots in the KV pool, and reads the context of
-each sequence through its block table. The plan is an argument of the forward pass, so that no
-module or global variable has a reference to the pool.
+A step has one row per token: first the decode rows (one per sequence), then the prefill chunks. The
+plan is an argument of the forward pass, so that no module or global variable refers to the pool.
 """
 
 from __future__ import annotations
@@ -15,8 +13,8 @@ import torch
 
 from plimsoll_engine.kernels.quantized import FP8
 
+# Each key and each value of a head in an FP8 pool has a float32 scale.
 SCALE_BYTES = 4
-"""Size of a float32 scale. In an FP8 pool, each key and each value of a head has a scale."""
 
 
 class KVShape(NamedTuple):
@@ -35,8 +33,7 @@ class KVShape(NamedTuple):
 class Pages(NamedTuple):
     """Keys, or values, of one layer: ``rows`` [slots, kv heads, dim].
 
-    ``scales`` float32 [blocks, kv heads, block size] are the scales of e4m3 rows; None for other
-    dtypes. A head's scales in a block are contiguous, because attention reads them together.
+    ``scales`` float32 [blocks, kv heads, block size] are the scales of e4m3 rows, else None.
     """
 
     rows: torch.Tensor
@@ -51,8 +48,7 @@ class RowAdapters(Protocol):
     ) -> None:
         """Add the adapters' results for ``x`` [tokens, in] to ``y`` [tokens, out] in place.
 
-        ``y`` is the product of ``x`` and the rows of the matrix ``matrix`` of ``layer``, from row
-        ``first_row`` on. Both have the model's dtype.
+        ``y`` is the product of ``x`` and the rows of ``matrix`` from ``first_row`` on.
         """
         ...
 
@@ -61,10 +57,8 @@ class RowAdapters(Protocol):
 class NeededPlan:
     """Rows of a step whose hidden states are needed after the step.
 
-    ``rows`` int32 [needed] are their indices. They are the last rows of their sequences, and a
-    sequence may have none. ``plan`` is the plan for only these rows, except that
-    ``plan.write_slots`` has the slots of all rows, because the keys and values of all rows are
-    stored.
+    ``rows`` int32 [needed] are their indices. ``plan`` is the plan for only these rows, except that
+    ``plan.write_slots`` has the slots of all rows.
     """
 
     rows: torch.Tensor

@@ -1,7 +1,6 @@
 """Attention of whole prompts by ``scaled_dot_product_attention`` of torch, called the library here.
 
-The library does not read the KV pool. It reads the keys and values that the step has computed,
-which :class:`FreshRows` keeps.
+The library reads the keys and values that the step has computed, instead of the KV pool.
 """
 
 from __future__ import annotations
@@ -18,33 +17,23 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from plimsoll_engine.kernels.step_plan import StepPlan
 
+# For a whole prompt. On an H200 at 4,000 rows and 128 dimensions, the library reaches 510 to 560
+# TFLOP/s, and our kernel 359. Prompts of different lengths need a call and a copy each. For them,
+# our kernel is faster up to 1,400 rows with 32 heads, and up to 2,500 rows with 16 heads.
 MIN_LIBRARY_ROWS = 1536
-"""Minimum number of rows of a whole prompt that the library computes.
-
-On an H200 at 4,000 rows and 128 dimensions, the library reaches 510 to 560 TFLOP/s, and our kernel
-359. Prompts of different lengths need a call and a copy each. For them, our kernel is faster up to
-1,400 rows with 32 heads, and up to 2,500 rows with 16 heads.
-"""
+# Prompts are padded, because the library makes a plan for each length.
 PADDED_LENGTH_MULTIPLE = 256
-"""Multiple to which prompts are padded, because the library makes a plan for each length."""
+# Steps with the same group of equally long prompts before one call computes the group. The plan for
+# this call takes 45 ms on the host. One call for two prompts of 4,000 tokens saves 0.8 ms per step
+# of a model with the shape of Qwen3-0.6B (H200). With the shape of Llama-3.1-8B, it saves 1.6 ms.
 STEPS_UNTIL_JOINED = 32
-"""Number of steps with the same group of equally long prompts before one call computes the group.
-
-The plan for this call takes 45 ms on the host. One call for two prompts of 4,000 tokens saves 0.8
-ms per step of a model with the shape of Qwen3-0.6B (H200). With the shape of Llama-3.1-8B, it saves
-1.6 ms.
-"""
 MAX_COUNTED_PROMPT_GROUPS = 64
-"""Maximum number of groups of equally long prompts for which steps are counted."""
+# The fastest first.
 LIBRARY_BACKENDS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
-"""Backends of the library, the fastest first."""
 
 
 def get_whole_prompts(plan: StepPlan, window: int | None = None) -> tuple[int, ...]:
-    """Return the lengths of the prompts that the library computes.
-
-    These prompts come last in the step. Return an empty tuple for a layer with a ``window``.
-    """
+    """Return the lengths of the prompts that the library computes; empty for a ``window``."""
     return plan.fresh[bisect_left(plan.fresh, MIN_LIBRARY_ROWS) :] if window is None else ()
 
 
@@ -64,10 +53,9 @@ def create_library_plan(
     dtype: torch.dtype,
     device: torch.device,
 ) -> None:
-    """Run the library once, so that it makes its plan for prompts of ``padded_length`` tokens.
+    """Make the library's plan for prompts of ``padded_length`` tokens, which takes 45 ms.
 
-    This takes 45 ms on the host. Call it in the thread that runs the steps, because the library
-    keeps plans per thread.
+    Call it in the thread that runs the steps, because the library keeps plans per thread.
     """
     query = torch.zeros(padded_length, num_heads, dim, dtype=dtype, device=device)
     pairs = torch.zeros(2, padded_length, num_kv_heads, dim, dtype=dtype, device=device)
@@ -116,16 +104,15 @@ def append_tail(x: torch.Tensor, tail: int) -> torch.Tensor:
 class PromptJoinPolicy:
     """Decision which prompts of equal length are computed in one call.
 
-    One call instead of several shortens a step by 1 to 3 %. The call needs a plan for the unpadded
-    length, which is the stride between prompts. Making the plan takes time, so prompts are joined
-    only after :data:`STEPS_UNTIL_JOINED` steps with the same group.
+    One call shortens a step by 1 to 3 %, but needs a plan for the unpadded length. Prompts are
+    therefore joined after :data:`STEPS_UNTIL_JOINED` steps with the same group.
     """
 
     def __init__(self) -> None:
         self._steps: Counter[tuple[int, int]] = Counter()
 
     def count_step(self, whole_lengths: tuple[int, ...]) -> frozenset[int]:
-        """Count a step with whole prompts of these lengths. Return the lengths to join."""
+        """Count a step with whole prompts of these lengths, and return the lengths to join."""
         groups = {(rows, count) for rows, count in Counter(whole_lengths).items() if count > 1}
         if len(self._steps) > MAX_COUNTED_PROMPT_GROUPS:
             self._steps.clear()
@@ -136,7 +123,7 @@ class PromptJoinPolicy:
 
 
 def _list_groups(plan: StepPlan, window: int | None) -> list[tuple[int, int]]:
-    """Return (length, number of prompts) for each call of the library, in the step's order."""
+    # (length, number of prompts) for each call of the library, in the step's order.
     return [
         group
         for rows, equal in Counter(get_whole_prompts(plan, window)).items()
@@ -157,14 +144,9 @@ def _attend_causally(
     rows_per_prompt: int,
     scale: float,
 ) -> torch.Tensor:
-    """Return the causal attention of prompts of equal length, without copying inputs.
-
-    The prompts begin at row ``first_row``. The result is [``num_prompts``, ``rows_per_prompt``,
-    heads, dim] in the model's dtype. The rows after a prompt serve as its padding, because its own
-    rows do not attend to them. A single prompt has its padded length as the stride, because the
-    library keeps plans by shape and stride.
-    """
-
+    # The result is [``num_prompts``, ``rows_per_prompt``, heads, dim]. The rows after a prompt
+    # serve as its padding, because its own rows do not attend to them. A single prompt has its
+    # padded length as the stride, because the library keeps plans by shape and stride.
     def prompts(x: torch.Tensor) -> torch.Tensor:
         heads, dim = x.shape[1:]
         row, padded = heads * dim, _pad_length(rows_per_prompt)
@@ -186,9 +168,8 @@ def attend_whole(
 ) -> Iterator[tuple[int, torch.Tensor]]:
     """Compute the attention of all whole prompts in ``query`` [tokens, heads, dim].
 
-    For each call of the library, yield the index of its first row in ``query``, and the result
-    [prompts, rows, heads, dim]. The result is a view, in which each prompt is contiguous, but
-    padding may separate the prompts.
+    Yield the index of the first row and the result [prompts, rows, heads, dim] of each call of the
+    library. Padding may separate the prompts in the result.
     """
     groups = _list_groups(plan, window)
     if not groups:
