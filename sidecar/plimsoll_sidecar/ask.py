@@ -3,13 +3,9 @@
     python -m plimsoll_sidecar.ask status
     python -m plimsoll_sidecar.ask restart --expected-epoch 3f9c21d0:4
 
-The cluster's RBAC decides who may exec into the pod, and therefore who may run these actions. An
-action is sent to the running supervisor, because loading all modules in a new process takes
-seconds. Only the supervisor's user can access its socket. If no supervisor is running,
-:mod:`plimsoll_sidecar.manual` performs the action in this process.
-
-This module imports few other modules. The exit status is 0 for success, 1 for a failed or refused
-action, and 2 if the action could not be attempted.
+An action is sent to the running supervisor, because loading all modules in a new process takes
+seconds. The exit status is 0 for success, 1 for a failed or refused action, and 2 if the action
+could not be attempted.
 """
 
 from __future__ import annotations
@@ -25,16 +21,14 @@ INTERRUPTED_ANSWER = (
     '{"outcome":"Unknown","message":"the supervisor ended during the action: check the '
     "replica's incidents and its epoch before you try again\"}"
 )
-"""Answer if the supervisor ended during the action."""
 TIMEOUT_ANSWER = (
     '{"outcome":"Unknown","message":"the supervisor did not answer in time and may still act: '
     "check the replica's incidents and its epoch before you try again\"}"
 )
-"""Answer if the supervisor did not answer in time."""
 
 
 def send_to_supervisor(arguments: list[str]) -> tuple[int, str] | None:
-    """Send an action to the supervisor, and return the exit status and the text of its answer.
+    """Send an action to the supervisor, and return the exit status and the answer.
 
     None if no supervisor is running, or if the supervisor does not perform this action.
     """

@@ -1,9 +1,7 @@
 """Serve manual actions (:mod:`plimsoll_sidecar.ask`) on a Unix socket.
 
 The socket is in the state directory, which no other container mounts, and only this user may open
-it. Each request has a thread and a deadline. At most :data:`MAX_CONCURRENT_ACTIONS` actions run at
-the same time; further requests are rejected as busy. Resume does not count against the limit,
-because it must be able to end running drains.
+it.
 """
 
 from __future__ import annotations
@@ -22,22 +20,18 @@ from plimsoll_sidecar.background import BackgroundThread, run_in_thread
 
 log = logging.getLogger(__name__)
 
+# Resume does not count, because it must be able to end running drains. Twice as many connections
+# may be open.
 MAX_CONCURRENT_ACTIONS = 4
-"""Maximum number of concurrent actions except resume.
-
-Twice as many connections may be open."""
 MAX_REQUEST_BYTES = 1 << 14
 IO_TIMEOUT_S = 5.0
-"""Timeout for reading a request or writing its answer, in seconds."""
 BUSY_ANSWER = b"2\nthe supervisor is busy with other actions: try again later"
-"""Answer if too many actions are running."""
 
 
 class AskServer:
     """Serves manual actions.
 
-    ``perform`` performs an action. It takes the arguments of the command, and returns the exit
-    status and the text of the answer.
+    ``perform`` takes the arguments of the command, and returns the exit status and the answer.
     """
 
     def __init__(self, state_dir: Path, perform: Callable[[list[str]], tuple[int, str]]) -> None:
@@ -50,11 +44,7 @@ class AskServer:
         )
 
     def start(self) -> None:
-        """Start listening for manual actions.
-
-        If the socket cannot be created, ``ask`` performs the actions in its own process, which
-        takes longer.
-        """
+        """Start listening. Without a socket, ``ask`` performs the actions in its own process."""
         try:
             with contextlib.suppress(FileNotFoundError):
                 self._path.unlink()
@@ -129,7 +119,6 @@ class AskServer:
 
 
 def _read_request(connection: socket.socket) -> bytes:
-    """Return the request, at most :data:`MAX_REQUEST_BYTES`. Raises TimeoutError."""
     data, deadline = b"", time.monotonic() + IO_TIMEOUT_S
     while len(data) <= MAX_REQUEST_BYTES:
         connection.settimeout(max(0.001, deadline - time.monotonic()))

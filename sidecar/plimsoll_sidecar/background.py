@@ -1,8 +1,7 @@
 """Run the supervisor's threads. Each is a named :class:`BackgroundThread`, which logs failures.
 
-A thread calls a function repeatedly. Each call is a turn, and may block for any time. A failure is
-logged once, until a turn succeeds or fails with another type of error. The pauses after failures
-increase. The metric ``plimsoll_supervisor_part_ok`` reports whether the newest turn succeeded.
+A thread calls a function repeatedly; each call is a turn. A failure is logged once, until a turn
+succeeds or fails with another type of error.
 
 =============  ===============================================  ==================================
 thread         what it does                                     where
@@ -16,9 +15,6 @@ ask-server     serves manual actions                            ``ask_server.py`
 group-members  polls the other pods of a multi-node group       ``signals/other_pods.py``
 group-leader   polls the leader of a multi-node group           ``signals/other_pods.py``
 =============  ===============================================  ==================================
-
-The main thread takes samples and decides. If it hangs, :class:`SamplingWatchdog` reports this.
-:func:`run_in_thread` starts a thread for one task.
 """
 
 from __future__ import annotations
@@ -34,16 +30,10 @@ from collections.abc import Callable
 log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0
-"""First and longest pause after a failure, in seconds."""
+# Otherwise, a server could stop the thread for a day.
 MAX_RETRY_AFTER_S = 300.0
-"""Longest pause in seconds that an error may request with ``retry_after_s``.
-
-Otherwise, a server could stop the thread for a day."""
+# A sample takes milliseconds, or seconds if an engine or exporter responds slowly.
 HANG_TIMEOUT_S = 60.0
-"""Seconds without a sample after which the main thread counts as hanging.
-
-A sample takes milliseconds, or seconds if an engine or exporter responds slowly.
-"""
 
 
 class BackgroundThread(threading.Thread):
@@ -51,12 +41,11 @@ class BackgroundThread(threading.Thread):
 
     Args:
         name: The name of the thread, as logs and metrics show it.
-        run_turn: The function. It returns the seconds until its next call, or None to wait for
+        run_turn: The function, which returns the seconds until its next call, or None to wait for
             :meth:`wake`.
         expected_errors: The types of errors that are logged without a traceback.
         max_pause_s: The longest pause after a failure, in seconds.
-        max_retry_after_s: The longest pause that an error may request with its attribute
-            ``retry_after_s``, which comes from a Retry-After header.
+        max_retry_after_s: The longest pause that an error may request with ``retry_after_s``.
 
     """
 
@@ -110,7 +99,7 @@ class BackgroundThread(threading.Thread):
                 self._woken.wait(pause)
 
     def _record_failure(self, error: Exception) -> float:
-        """Log and count a failure, and return the seconds until the next turn."""
+        # Returns the seconds until the next turn.
         if type(error) is not self._logged:
             # Compare types, because the text of an error differs each time, for example in its
             # port.
@@ -126,10 +115,9 @@ class BackgroundThread(threading.Thread):
 
 
 def run_in_thread(name: str, task: Callable[[], object]) -> None:
-    """Run ``task`` in a daemon thread with the given name, and log an exception that it raises.
+    """Run ``task`` in a daemon thread, and log an exception that it raises.
 
-    Raises RuntimeError if no thread can be started, for example because the engine's processes have
-    reached the pod's limit.
+    Raises RuntimeError if no thread can be started.
     """
 
     def run() -> None:
@@ -142,7 +130,7 @@ def run_in_thread(name: str, task: Callable[[], object]) -> None:
 
 
 def read_thread_status() -> dict[str, bool]:
-    """Return for each running thread, by name, whether its newest turn succeeded."""
+    """Return whether the newest turn of each running thread succeeded, by name."""
     found: dict[str, bool] = {}
     for thread in threading.enumerate():
         if isinstance(thread, BackgroundThread):
@@ -151,10 +139,7 @@ def read_thread_status() -> dict[str, bool]:
 
 
 class SamplingWatchdog:
-    """Detects that the main thread takes no samples, for example because a driver hangs.
-
-    Another thread calls :meth:`is_ok`, which then logs the stack of the main thread once.
-    """
+    """Detects that the main thread takes no samples, for example because a driver hangs."""
 
     def __init__(self) -> None:
         self._sampled_at, self._logged = time.monotonic(), False
@@ -164,10 +149,7 @@ class SamplingWatchdog:
         self._sampled_at = time.monotonic()
 
     def is_ok(self) -> bool:
-        """Report whether the last sample is younger than :data:`HANG_TIMEOUT_S`.
-
-        Before the first sample, the age of the supervisor counts.
-        """
+        """Report whether the main thread takes samples; if not, log its stack once."""
         age_s = time.monotonic() - self._sampled_at
         if age_s < HANG_TIMEOUT_S:
             self._logged = False

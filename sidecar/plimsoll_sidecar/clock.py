@@ -1,9 +1,7 @@
 """Measure time in Unix seconds, independently of changes of the wall clock.
 
-Waits and deadlines of an incident are differences of such times. If the wall clock is set forward,
-waits must not end early: a verification that ends too early causes another restart. If it is set
-back, waits must not become endless. The same holds across a restart of the supervisor. Unless the
-node has rebooted, the new supervisor continues from the last time in the journal.
+If the wall clock is set forward, waits must not end early; if it is set back, they must not become
+endless. Unless the node has rebooted, a new supervisor continues from the time in the journal.
 """
 
 from __future__ import annotations
@@ -14,18 +12,13 @@ from pathlib import Path
 
 import msgspec
 
+# NTP corrects smaller differences gradually.
 MIN_CLOCK_STEP_S = 5.0
-"""Minimum difference in seconds that counts as a step of the wall clock.
-
-NTP corrects smaller differences gradually."""
 BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
 
 
 class ClockReading(msgspec.Struct, frozen=True):
-    """Readings of the steady clock and of CLOCK_BOOTTIME at the same moment.
-
-    ``time`` is in Unix seconds. ``boottime`` is in seconds since the boot with the ID ``boot_id``.
-    """
+    """Unix time and CLOCK_BOOTTIME at the same moment, both in seconds."""
 
     time: float
     boottime: float
@@ -55,10 +48,6 @@ class SteadyClock:
         read_boottime: Callable[[], float] = read_boottime_s,
         read_boot_id: Callable[[], str] = read_boot_id,
     ) -> None:
-        """Continue from ``previous`` if it is from the current boot, or else from the wall clock.
-
-        The functions return Unix seconds, seconds since boot, and the ID of the current boot.
-        """
         self._read_wall_clock, self._read_boottime = read_wall_clock, read_boottime
         self._boot_id = read_boot_id()
         self._offset = read_wall_clock() - read_boottime()
@@ -72,10 +61,9 @@ class SteadyClock:
         return self._read_boottime() + self._offset
 
     def apply_step(self) -> float:
-        """Apply a step of the wall clock to this clock, and return the step in seconds.
+        """Apply a step of the wall clock to this clock, and return the step in seconds; 0 without.
 
-        Return 0 if the wall clock was not set. Call this only while no incident is open, and then
-        shift stored times (see :func:`plimsoll_sidecar.govern.state.shift_times`).
+        Call this only while no incident is open, and then shift the stored times.
         """
         step = self._read_wall_clock() - self._read_boottime() - self._offset
         if abs(step) <= MIN_CLOCK_STEP_S:

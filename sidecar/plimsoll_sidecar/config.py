@@ -1,9 +1,7 @@
 """Read the configuration file at the start and whenever it changes.
 
-The kubelet updates a ConfigMap volume by renaming a directory atomically, so the file is always
-complete. If a new file is invalid, the previous configuration stays in force. Without a file, for
-example after the deletion of a policy, the supervisor only observes. All pods of a service or a
-policy have the same file. Environment variables hold the settings that differ between pods.
+If a new file is invalid, the previous configuration stays in force. Without a file, for example
+after the deletion of a policy, the supervisor only observes.
 """
 
 from __future__ import annotations
@@ -36,10 +34,8 @@ from plimsoll_api.supervisor_config import (
 log = logging.getLogger(__name__)
 _Struct = TypeVar("_Struct", bound=msgspec.Struct)
 
+# The default port of an InferenceService, of vLLM and of most other servers.
 DEFAULT_ENGINE_URL = "http://127.0.0.1:8000"
-"""URL of the engine if neither the file nor the environment names one.
-
-The port is the default of an InferenceService, of vLLM and of most other servers."""
 
 
 class ConfigError(ValueError):
@@ -61,11 +57,7 @@ class ConfigFile:
     """
 
     def __init__(self, path: Path) -> None:
-        """Read the file.
-
-        In a pod, an invalid or missing file is replaced by the default configuration. Outside a
-        pod, it raises :class:`ConfigError`.
-        """
+        """Read the file. Outside a pod, raise :class:`ConfigError` if it is missing or invalid."""
         self._path = path
         self.error: str | None = None
         self.is_missing = False
@@ -80,10 +72,7 @@ class ConfigFile:
             self._set_error(error)
 
     def reload(self) -> bool:
-        """Read the file again, and return whether ``current`` has changed.
-
-        If the file cannot be used, :attr:`error` holds the reason.
-        """
+        """Read the file again, and return whether ``current`` has changed."""
         try:
             config = _read_config_file(self._path)
         except MissingConfigError as error:
@@ -100,7 +89,6 @@ class ConfigFile:
         return changed
 
     def _set_error(self, error: ConfigError) -> None:
-        """Store the error and its effect in :attr:`error`, and log a new text."""
         text = f"{error}; the supervisor continues with the previous configuration"
         if self.is_missing:
             text = f"the supervisor only observes, because it has no configuration: {error}"
@@ -130,10 +118,6 @@ def _read_config_file(path: Path) -> SupervisorConfig:
 
 
 def _read_variable(name: str, settings_type: type[_Struct]) -> _Struct | None:
-    """Return the settings in the environment variable ``name``; None if it is not set.
-
-    Raises ConfigError if the settings are invalid.
-    """
     text = os.environ.get(name)
     if not text:
         return None
@@ -144,11 +128,8 @@ def _read_variable(name: str, settings_type: type[_Struct]) -> _Struct | None:
 
 
 def _make_default_config(pod: str) -> SupervisorConfig:
-    """Return the configuration of a supervisor that starts without a usable file.
-
-    This supervisor only observes. Because its service has no UID, it publishes nothing and takes no
-    restart slot.
-    """
+    # This supervisor only observes. Because its service has no UID, it publishes nothing and takes
+    # no restart slot.
     try:
         own = _read_variable(POD_ENGINE_ENV, PodEngine)
     except ConfigError:

@@ -1,8 +1,7 @@
 """Store a limited number of points of memory over time, and draw charts of them as SVG.
 
-One chart shows the segments as stacked areas, with the baseline and the budget. A leak of megabytes
-is not visible beside a baseline of gigabytes, so a second chart shows only the growth and the
-budget.
+A leak of megabytes is not visible beside a baseline of gigabytes, so a second chart shows only the
+growth and the budget.
 """
 
 from __future__ import annotations
@@ -19,22 +18,17 @@ from plimsoll_api.times import format_clock_time
 from plimsoll_api.units import format_bytes
 
 MAX_POINTS = 240
-"""Maximum number of points in the history."""
 SEGMENTS = tuple(Segment)
 UNKNOWN_VALUE = -1
 _HOST_COLUMN, _DEVICE_COLUMN, _HOST_GROWTH_COLUMN, _DEVICE_GROWTH_COLUMN = range(
     len(SEGMENTS), len(SEGMENTS) + 4
 )
 VALUES_PER_POINT = len(SEGMENTS) + 4
-"""Number of values per point."""
 
 
 @dataclass(frozen=True)
 class HistoryPoint:
-    """Memory at one time, in bytes. Unknown segments are absent; other unknown values are None.
-
-    ``at`` is in Unix seconds.
-    """
+    """Memory in bytes at a time in Unix seconds. Unknown segments are absent."""
 
     at: float
     segments: dict[Segment, int]
@@ -47,8 +41,7 @@ class HistoryPoint:
 class History:
     """Points over the whole run, for one writing thread and any number of reading threads.
 
-    At ``max_points``, every second point is removed and the interval between points doubles. All
-    memory is allocated at the start, because arrays that grow and shrink fragment the heap.
+    At ``max_points``, every second point is removed and the interval between points doubles.
     """
 
     def __init__(self, max_points: int = MAX_POINTS) -> None:
@@ -131,17 +124,15 @@ def _make_point(timestamp: float, row: list[int]) -> HistoryPoint:
 CHART_WIDTH_PX, CHART_HEIGHT_PX = 760, 260
 LEFT_MARGIN_PX, RIGHT_MARGIN_PX, TOP_MARGIN_PX, BOTTOM_MARGIN_PX = 76, 12, 12, 28
 GRID_INTERVALS = 4
-"""Number of intervals between the horizontal grid lines of a chart."""
+# Relative to the largest value, so that no line is at the edge.
 CHART_HEADROOM_FACTOR = 1.05
-"""Height of a chart relative to the largest value, so that no line is at its edge."""
 
 
 @dataclass(frozen=True)
 class MemoryBand:
     """One kind of memory in a chart, in bytes.
 
-    ``segments`` are listed from bottom to top. ``baselines`` has one baseline for each point, and
-    ``budget`` is the leak budget.
+    ``segments`` are listed from bottom to top. ``baselines`` has one baseline for each point.
     """
 
     name: str
@@ -178,8 +169,8 @@ def draw_segment_chart(band: MemoryBand, points: Sequence[HistoryPoint]) -> str:
 def draw_growth_chart(name: str, growth: Sequence[tuple[float, int | None]], budget: int) -> str:
     """Return the SVG chart of unexplained growth, with a line at ``budget``.
 
-    ``growth`` holds times in Unix seconds and sizes in bytes. An unknown size is None, and leaves a
-    gap. The result is empty with fewer than two known sizes.
+    ``growth`` holds times in Unix seconds and sizes in bytes. An unknown size leaves a gap. The
+    result is empty with fewer than two known sizes.
     """
     known = [(at, size) for at, size in growth if size is not None]
     if len(known) < 2:
@@ -202,7 +193,7 @@ def draw_growth_chart(name: str, growth: Sequence[tuple[float, int | None]], bud
 
 
 def _draw_growth_areas(scale: _ChartScale, growth: Sequence[tuple[float, int | None]]) -> list[str]:
-    """Return the SVG elements of an area for each run of points without a gap."""
+    # One area for each run of points without a gap.
     stretches: list[list[tuple[float, int]]] = [[]]
     for at, size in growth:
         if size is None:
@@ -231,8 +222,6 @@ def _make_svg(name: str, title: str, description: str, parts: Sequence[str]) -> 
 
 @dataclass(frozen=True)
 class _ChartScale:
-    """Conversion of Unix seconds and bytes to coordinates in a chart."""
-
     begin: float
     end: float
     top: float
@@ -272,11 +261,7 @@ def _draw_areas(
 def _draw_named_line(
     scale: _ChartScale, size_bytes: int | None, name: str, offset: int
 ) -> list[str]:
-    """Return the SVG elements of a horizontal line at ``size_bytes`` bytes and its name.
-
-    The name is ``offset`` pixels below the line, so that the names of close lines can be kept
-    apart. The list is empty if ``size_bytes`` is None.
-    """
+    # The offset in pixels keeps the names of close lines apart.
     if size_bytes is None:
         return []
     y, right = scale.to_y(size_bytes), CHART_WIDTH_PX - RIGHT_MARGIN_PX
@@ -308,7 +293,6 @@ def _draw_grid(scale: _ChartScale) -> list[str]:
 
 
 def _round_up(size_bytes: float) -> float:
-    """Return the smallest round number of KiB, MiB or GiB that is at least ``size_bytes`` bytes."""
     if size_bytes <= 0:
         return 1.0
     unit = 2.0 ** (10 * math.floor(math.log2(size_bytes) / 10))

@@ -1,11 +1,7 @@
 """Run as PID 1 of the supervisor's container: answer the probes and restart the supervisor.
 
 A pod is ready only if its native sidecars are ready, so a crash of the supervisor must not take a
-healthy engine out of service. The launcher therefore answers the readiness probe. It reports ready
-unless the pod is kept out of service. The launcher runs as long as the pod, and its memory is part
-of Plimsoll's cost, so it imports few modules.
-
-The launcher also writes the admin token, for which an engine waits when it starts.
+healthy engine out of service. The launcher is part of Plimsoll's cost, so it imports few modules.
 """
 
 from __future__ import annotations
@@ -24,17 +20,12 @@ from plimsoll_sidecar import web
 from plimsoll_sidecar.act.readiness import is_ready
 
 FIRST_BACK_OFF_S = 0.5
-"""First pause in seconds between two starts of the supervisor."""
 MAX_BACK_OFF_S = 30.0
-"""Longest pause in seconds between two starts of the supervisor."""
+# Then the next pause is FIRST_BACK_OFF_S again.
 MIN_STABLE_RUN_S = 60.0
-"""Seconds of running after which the pause is :data:`FIRST_BACK_OFF_S` again."""
+# Then the supervisor is killed. The grace period of sidecars is longer.
 STOP_TIMEOUT_S = 8.0
-"""Seconds after which a supervisor that does not stop is killed.
-
-The grace period of sidecars is longer."""
 MAX_EVENT_WAIT_S = 0.5
-"""Longest wait in seconds for a probe or a signal before the supervisor is checked again."""
 USAGE = (
     "usage: plimsoll-supervisor --config FILE --run-dir DIR --state-dir DIR"
     " [--metrics-port PORT] [--probe-port PORT] [--host H]\n"
@@ -43,10 +34,7 @@ USAGE = (
 
 
 def read_option(arguments: list[str], name: str, default: str | None = None) -> str:
-    """Return the value of the option ``name``, given as ``--name VALUE`` or ``--name=VALUE``.
-
-    If the option is missing, return ``default``, or exit with status 2 without a default.
-    """
+    """Return the value of an option; ``default`` if missing, or exit with status 2 without one."""
     for index, argument in enumerate(arguments):
         if argument == name and index + 1 < len(arguments):
             return arguments[index + 1]
@@ -118,7 +106,7 @@ class Launcher:
             self._next_start_at = now + MAX_BACK_OFF_S
 
     def _reap_children(self) -> None:
-        """Reap all children that have ended. PID 1 must also reap orphaned processes."""
+        # PID 1 must also reap orphaned processes.
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -142,7 +130,6 @@ class Launcher:
         self._back_off = min(2 * self._back_off, MAX_BACK_OFF_S)
 
     def _answer_probe(self, request: web.Request) -> web.Response:
-        """Answer a probe: 503 on ``/ready`` while the pod is kept out of service, otherwise 200."""
         if request.path == "/ready" and not is_ready(self._state_dir):
             return 503, web.TEXT_CONTENT_TYPE, b"the pod is kept out of service\n"
         return 200, web.TEXT_CONTENT_TYPE, b"ok\n"
@@ -161,10 +148,7 @@ def _create_probe_server(
 
 
 def main() -> int:
-    """Write the admin token, and run the launcher until SIGTERM. Return the exit status.
-
-    With ``--reset-restart-budget``, only request the reset.
-    """
+    """Run the launcher until SIGTERM, and return the exit status."""
     arguments = sys.argv[1:]
     if "--help" in arguments or "-h" in arguments:
         sys.stdout.write(USAGE)

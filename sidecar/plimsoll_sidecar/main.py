@@ -1,7 +1,4 @@
-"""Parse the supervisor's options, create its parts, and handle signals.
-
-The launcher starts this program.
-"""
+"""Parse the supervisor's options, create its parts, and handle signals."""
 
 from __future__ import annotations
 
@@ -108,15 +105,9 @@ def build_supervisor(
     kube: KubeClient | None,
     clock: Callable[[], float] = time.monotonic,
 ) -> tuple[Supervisor, Metrics]:
-    """Create the supervisor and its metrics.
+    """Create the supervisor and its metrics. Raises ConfigError and OSError.
 
-    ``arguments`` are the parsed options. ``kube`` is the client of the API server; None in local
-    mode. ``clock`` returns the time of samples, in seconds since an arbitrary time.
-
-    Raises:
-        ConfigError: If the configuration is invalid.
-        OSError: If the state directory cannot be created.
-
+    ``kube`` is None in local mode. ``clock`` returns seconds since an arbitrary time.
     """
     config = ConfigFile(arguments.config)
     current, state_dir, run_dir = config.current, arguments.state_dir, arguments.run_dir
@@ -191,7 +182,7 @@ def build_supervisor(
 def main(argv: list[str] | None = None) -> int:
     """Run the supervisor until it receives SIGTERM or SIGINT, or the launcher ends.
 
-    Return the exit status: 0, or 2 with a reason on stderr if a file or a port cannot be used.
+    The exit status is 0, or 2 if a file or a port cannot be used.
     """
     arguments = create_parser().parse_args(argv)
     logs.configure_logging()

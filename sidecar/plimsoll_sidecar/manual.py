@@ -1,8 +1,7 @@
 """Perform a manual action on one replica (see :mod:`plimsoll_sidecar.ask`).
 
-Each action names the epoch that the person saw, or ``current``. If the engine is in another epoch,
-the action is refused. A manual restart takes no restart slot, but the supervisor counts it when it
-sees the new epoch. Each action writes a note, from which the supervisor records an incident.
+If the engine is in another epoch than the person saw, the action is refused. A manual restart takes
+no restart slot. The supervisor records an incident from the note of each action.
 """
 
 from __future__ import annotations
@@ -48,9 +47,7 @@ VERB_BY_ACTION = {
     "restart": Verb.RESTART_WORKER,
     "resume": Verb.DRAIN,  # never sent: only its result is used
 }
-"""Verb of the command for each action."""
 SHARED_DEVICE_NOTE = " (shared device: only the memory of the engine's own allocator counts)"
-"""Text after the source of a shared device's memory."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -59,10 +56,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def create_parser() -> argparse.ArgumentParser:
-    """Return the parser of the options of ``python -m plimsoll_sidecar.ask``.
-
-    For invalid options, the parser raises ValueError with the usage instead of ending the process.
-    """
+    """Return the parser of the options. For invalid options, it raises ValueError."""
     parse = _Parser(prog=f"python -m {ASK_MODULE}", description=__doc__)
     parse.add_argument("action", choices=["status", "trim", "drain", "restart", "resume"])
     parse.add_argument("--config", type=Path, default=Path("/etc/plimsoll") / CONFIG_FILE)
@@ -100,10 +94,7 @@ def _parse_seconds(text: str) -> float:
 def perform_action(
     arguments: argparse.Namespace, engine: EngineAdapter, config: SupervisorConfig
 ) -> ActionAnswer:
-    """Perform the action in ``arguments.action``, and return the answer for the user.
-
-    Raises EngineError if the engine does not answer.
-    """
+    """Perform an action, and return the answer. Raises EngineError without an engine."""
     status = engine.status()
     answer = ActionAnswer(
         epoch=status.epoch,
@@ -174,12 +165,8 @@ def _execute_action(
 def _drain(
     state_dir: str, engine: EngineAdapter, config: SupervisorConfig, command: Command
 ) -> Result:
-    """Remove the pod from its Services, drain the engine, and return the result.
-
-    No client may reach a drained engine, because it refuses new requests. If the drain fails, an
-    earlier manual drain stays active. A concurrent resume ends the drain.
-    """
-
+    # No client may reach a drained engine, because it refuses new requests. If the drain fails, an
+    # earlier manual drain stays active. A concurrent resume ends the drain.
     def is_wanted() -> bool:
         return readiness.MANUAL in readiness.read_active_reasons(state_dir)
 
@@ -206,17 +193,12 @@ def _drain(
 
 
 def _restart_engine(engine: EngineAdapter, config: SupervisorConfig, command: Command) -> Result:
-    """Remove the pod from its Services, wait for running requests, and restart the engine.
-
-    Return the result of the step that failed, or else of the restart.
-    """
     _leave_services(config, engine)
     finished = engine.finish_requests(command)
     return engine.restart_engine(command) if finished.outcome is Outcome.SUCCEEDED else finished
 
 
 def _leave_services(config: SupervisorConfig, engine: EngineAdapter) -> None:
-    """Wait until no Service routes to this pod; return at once outside a pod."""
     pod = os.environ.get("POD_NAME")
     if not pod:
         return
@@ -229,10 +211,7 @@ def _leave_services(config: SupervisorConfig, engine: EngineAdapter) -> None:
 
 
 def _try_write_note(state_dir: Path, action: ManualAction) -> str | None:
-    """Write the note of an action, and return the error if this fails; None otherwise.
-
-    Without a note, the action continues.
-    """
+    # Without a note, the action continues.
     try:
         write_note(state_dir, action)
     except OSError as error:
@@ -247,10 +226,8 @@ def _add_signals(
     container: str,
     config_file: Path,
 ) -> ActionAnswer:
-    """Add the available sources of memory sizes to ``answer``, and return it.
-
-    A sample shows the available sources better than a check of mounts and permissions.
-    """
+    # A sample shows the available sources of memory sizes better than a check of mounts and
+    # permissions.
     from plimsoll_api.version import get_version
     from plimsoll_sidecar.act.lease_counts import read_pod_uid
     from plimsoll_sidecar.clients.kube import SERVICE_ACCOUNT_FOLDER
@@ -335,10 +312,6 @@ def _resume(
 
 
 def _list_unsuitable_budgets(state_dir: Path, config: SupervisorConfig) -> list[str]:
-    """Return a sentence for each leak budget that is too small or too large.
-
-    The list is empty if the journal cannot be read.
-    """
     try:
         return tune.explain_unsuitable_budgets(
             read_learned_budgets(state_dir / JOURNAL_FILE), config.memory
@@ -353,14 +326,8 @@ def run_command(
 ) -> tuple[int, str]:
     """Run a manual action, and return the exit status and the answer.
 
-    Args:
-        argv: The arguments of the command.
-        missing_signals: The reason for each missing signal, for the answer to ``status``.
-
-    Returns:
-        Status 0 for success or 1 for a failed or refused action, with the answer as JSON. Status 2
-        if the action could not be attempted, with the reason as text.
-
+    The status is 0 or 1 with the answer as JSON, or 2 with the reason as text. ``missing_signals``
+    holds the reason for each missing signal, for the action ``status``.
     """
     try:
         arguments = create_parser().parse_args(argv)
@@ -378,19 +345,14 @@ def run_command(
 
 log = logging.getLogger(__name__)
 
+# In the state directory.
 NOTES_FOLDER = "by-hand"
-"""Folder in the state directory with the notes."""
 MAX_NOTES = 64
-"""Maximum number of notes that are read at once."""
 MAX_NOTE_BYTES = 1 << 14
-"""Maximum size of a note in bytes."""
 
 
 class Note(msgspec.Struct, frozen=True):
-    """Content of a note: a manual action, and the process ``by`` that performs it.
-
-    ``by`` is None if the process is unknown.
-    """
+    """A manual action, and the process ``by`` that performs it; None if unknown."""
 
     action: ManualAction
     by: ProcessId | None
@@ -407,8 +369,7 @@ def write_note(state_dir: Path, action: ManualAction) -> None:
 class NoteInbox:
     """Reads the notes of manual actions, for the supervisor.
 
-    :meth:`read` returns each finished action once. Call :meth:`remove_read`, which deletes the
-    notes of these actions, after the journal has stored them.
+    Call :meth:`remove_read` after the journal has stored the actions.
     """
 
     def __init__(self, state_dir: Path) -> None:
@@ -416,10 +377,7 @@ class NoteInbox:
         self._returned: set[Path] = set()
 
     def read(self) -> list[ManualAction]:
-        """Return the actions that are running, or have finished since the last call.
-
-        Invalid notes are deleted, because the folder is only for notes.
-        """
+        """Return the actions that are running, or have finished since the last call."""
         try:
             names = sorted(name for name in os.listdir(self._folder) if name.endswith(".json"))
         except OSError:

@@ -1,7 +1,6 @@
 """Render the supervisor's read-only web page, which loads no other resources.
 
-The page is rendered on request, and all external text is escaped. The functions have no side
-effects.
+All external text is escaped.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ from plimsoll_sidecar.history import HistoryPoint, MemoryBand, draw_growth_chart
 
 RELOAD_INTERVAL_S = 5
 DATE_FORMAT = "%Y-%m-%d %H:%M:%S"
+# Before the first sample.
 EMPTY_STATE = b"{}"
-"""Content of ``/state`` before the first sample."""
 STYLE = """
 :root{color-scheme:light dark;--bg:#fff;--fg:#1b1f24;--dim:#57606a;--line:#d0d7de;--bad:#b42318;
 --good:#1a7f37;--here:#0b5cad}
@@ -83,11 +82,7 @@ details{border-top:1px solid var(--line);padding:.4rem 0}summary{cursor:pointer}
 
 
 def render_page(state: bytes, points: Sequence[HistoryPoint], should_reload: bool = False) -> bytes:
-    """Return an HTML page in UTF-8 that shows ``state``, the JSON text of ``/state``.
-
-    ``points`` are the points of the charts. If ``should_reload``, the browser reloads the page
-    every :data:`RELOAD_INTERVAL_S` seconds.
-    """
+    """Return an HTML page in UTF-8 that shows ``state``, the JSON text of ``/state``."""
     known = None if state == EMPTY_STATE else decode(state, View)
     title = "Plimsoll" if known is None else f"{known.service} - Plimsoll"
     again = f'<meta http-equiv="refresh" content="{RELOAD_INTERVAL_S}">' if should_reload else ""
@@ -154,7 +149,6 @@ def _render_body(view: View, points: Sequence[HistoryPoint]) -> str:
 
 
 def _render_summary(view: View) -> str:
-    """Return the main values of the replica as HTML."""
     state = view.engine_state or "does not answer"
     shown = [
         ("Engine", {"serving": "good", None: "bad"}.get(view.engine_state, ""), state),
@@ -197,22 +191,18 @@ def _render_charts(memory: MemoryPolicy, points: Sequence[HistoryPoint]) -> str:
     return "".join(made)
 
 
+# For incidents whose phase has no rung yet.
 PHASE_RUNGS = {
     IncidentPhase.TRIMMING: Action.TRIM.value,
     IncidentPhase.CONFIRMED: Action.TRIM.value,
 }
-"""Rung to show for an incident whose phase has no rung yet."""
 OBSERVE_RUNG = "Observe"
 
 
 def render_budgets(
     rows: Iterable[tuple[str, MemoryBudget | None, BudgetState | None]], is_warm: bool
 ) -> str:
-    """Return an HTML table with a meter for each leak budget.
-
-    ``rows`` holds names, budgets and their states. ``is_warm`` states whether the engine has warmed
-    up.
-    """
+    """Return an HTML table with a meter for each leak budget."""
     made = []
     for name, budget, state in rows:
         if budget is None:
@@ -243,10 +233,7 @@ def render_suspicions(assessment: Assessment) -> str:
 
 
 def render_ladder(rungs: Sequence[Action], mode: str, incidents: Sequence[IncidentRecord]) -> str:
-    """Return the rungs as an HTML list with the current rung marked, the least disruptive first.
-
-    ``mode`` is the mode of the supervisor. ``incidents`` are the open incidents.
-    """
+    """Return the rungs as an HTML list, in which the current rung is marked."""
     here = find_current_rung(incidents)
     items = []
     for rung in (OBSERVE_RUNG, *(action.value for action in rungs)):
@@ -261,7 +248,7 @@ def render_ladder(rungs: Sequence[Action], mode: str, incidents: Sequence[Incide
 
 
 def find_current_rung(incidents: Sequence[IncidentRecord]) -> str:
-    """Return the most disruptive current rung of ``incidents``; ``Observe`` if there is none."""
+    """Return the most disruptive current rung; ``Observe`` if there is none."""
     order = [OBSERVE_RUNG, *(action.value for action in Action)]
     at = [
         one.rung.value if one.rung else PHASE_RUNGS.get(one.phase, OBSERVE_RUNG)
@@ -313,7 +300,7 @@ def render_segments(assessment: Assessment) -> str:
 
 
 def render_ledger(entries: Sequence[LedgerEntry]) -> str:
-    """Return an HTML table of the engine's ledger: the owners of memory, with sizes and bounds."""
+    """Return the engine's ledger as an HTML table."""
     if not entries:
         return "<p>The engine has not reported a ledger yet.</p>"
     rows = [
@@ -336,11 +323,7 @@ def _format_size(size_bytes: int | None) -> str:
 
 
 def _render_table(caption: str, head: Sequence[str], rows: Iterable[str]) -> str:
-    """Return an HTML table.
-
-    ``head`` holds the names of the columns. A name with the prefix ``>`` right-aligns its column.
-    ``rows`` holds the HTML of each row.
-    """
+    # The prefix > in the name of a column right-aligns the column. Rows are HTML.
     cells = "".join(
         f"<th scope=col{' class=n' if name.startswith('>') else ''}>{name.lstrip('>')}</th>"
         for name in head

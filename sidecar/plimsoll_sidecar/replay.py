@@ -1,7 +1,6 @@
 """Record traces of an engine and replay them, for ``plimsoll record`` and ``plimsoll replay``.
 
-A replay uses the same detector and governor as a running supervisor, with another clock and another
-source of samples. It cannot execute commands, so the effect of each action is unknown.
+A replay uses the detector and governor of a running supervisor, but cannot execute commands.
 """
 
 from __future__ import annotations
@@ -44,20 +43,15 @@ from plimsoll_sidecar.signals.device_memory import AmdExporter, Dcgm, PodContain
 from plimsoll_sidecar.signals.sampler import Sampler
 
 UNASSESSED_GROWTH = SlowGrowth()
-"""Slow growth of memory before it has been assessed."""
+# Then the recording starts without the engine's version.
 FIRST_ANSWER_TIMEOUT_S = 60.0
-"""Seconds to wait for the engine's first answer.
-
-Without an answer, recording starts without the engine's version."""
 
 
 class ReplayLine(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """One line of the output. Unknown values are absent.
+    """One line of the output, for a sample at the time ``t``. Unknown values are absent.
 
-    The event ``ended`` means that an incident ended without being confirmed or cleared.
-    ``still-open`` means that an incident was neither confirmed nor ended at the last sample. ``t``
-    is the time of the sample. ``limit_s`` is the time in seconds until a slow leak reaches the
-    memory limit.
+    ``ended`` means that an incident ended without being confirmed or cleared, and ``still-open``
+    that it was neither confirmed nor ended at the last sample.
     """
 
     event: str
@@ -88,10 +82,9 @@ class Summary(msgspec.Struct, kw_only=True):
 def replay(
     path: Path, mode: Mode = Mode.OBSERVE, budget: MemoryBudget | None = None
 ) -> Iterator[ReplayLine | Summary]:
-    """Yield the events of the trace in order of time, and then a summary.
+    """Yield the events of a trace in order of time, and then a summary.
 
-    A ``budget`` replaces the recorded budget of host memory. Raises :class:`TraceError` if the
-    trace is invalid.
+    A ``budget`` replaces the recorded budget of host memory. Raises :class:`TraceError`.
     """
     header, samples = trace.read(path)
     memory = make_memory_policy(path, header)
@@ -110,11 +103,7 @@ def replay_samples(
     interval_s: float,
     name: str,
 ) -> Iterator[ReplayLine | Summary]:
-    """Yield the events of ``samples`` in order of time, and then a summary.
-
-    ``interval_s`` is the time between samples in seconds. ``name`` is the first part of the names
-    of incidents.
-    """
+    """Yield the events of ``samples`` in order of time, and then a summary."""
     learned = LearnedBudgets()
     learns = any(one is not None and one.auto for one in (memory.host, memory.device))
     governor = Governor(supervision, memory, replica=name)
@@ -157,10 +146,7 @@ def replay_samples(
 
 
 def _make_slow_leak_lines(assessment: Assessment, leaking: set[str]) -> Iterator[ReplayLine]:
-    """Yield a line for each slow leak that starts or ends with ``assessment``.
-
-    ``leaking`` is the set of memory kinds (``host``, ``device``) with a slow leak, and is updated.
-    """
+    # Updates leaking, the kinds of memory with a slow leak.
     for memory in ("host", "device"):
         slow = assessment.slow.get(memory, UNASSESSED_GROWTH)
         if slow.slow_leak == (memory in leaking):
@@ -179,10 +165,7 @@ def _make_slow_leak_lines(assessment: Assessment, leaking: set[str]) -> Iterator
 
 
 def make_memory_policy(path: Path, header: Header) -> MemoryPolicy:
-    """Return the memory policy in the header of a trace.
-
-    Raises :class:`TraceError`, with the name of the file, if the header is invalid.
-    """
+    """Return the memory policy in the header of a trace. Raises :class:`TraceError`."""
     if not header.interval_s > 0:
         raise TraceError(f"{path}:1: interval_s must be greater than 0, got {header.interval_s}")
     if not 0 <= header.warmup_s < float("inf"):
@@ -198,10 +181,7 @@ def make_memory_policy(path: Path, header: Header) -> MemoryPolicy:
 
 
 def make_engine_view(sample: Sample) -> EngineView:
-    """Return the state of the engine in ``sample``, with all capabilities.
-
-    A replay therefore shows every action.
-    """
+    """Return the state of the engine with all capabilities, so that each action is shown."""
     return EngineView(
         epoch=f"trace:{sample.epoch}" if sample.scrape_ok else None,
         state=EngineState.SERVING if sample.scrape_ok else None,
@@ -211,10 +191,7 @@ def make_engine_view(sample: Sample) -> EngineView:
 
 
 def make_unknown_results(turn: Turn) -> list[Result]:
-    """Return the result ``Unknown`` for the command of ``turn``; empty without a command.
-
-    A replay cannot execute commands.
-    """
+    """Return the result ``Unknown`` for the command of ``turn``, which is not executed."""
     if turn.command is None:
         return []
     operation = turn.command.operation_id
@@ -278,10 +255,7 @@ def _find_trigger(incident: Incident) -> str | None:
 
 
 def parse_budget(text: str) -> MemoryBudget:
-    """Return the budget in ``text``: ``Auto``, a size, or a size and a window such as ``2Gi/6h``.
-
-    Raises ValueError.
-    """
+    """Return the budget in ``text``: ``Auto``, ``2Gi`` or ``2Gi/6h``. Raises ValueError."""
     size, slash, window = text.partition("/")
     return parse_growth_budget(size, POSITIVE_DURATION_FORM.read(window) if slash else DAY_S)
 
@@ -307,10 +281,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def print_replay(path: Path, mode: Mode, budget: MemoryBudget | None = None) -> int:
-    """Print the events of the trace at ``path`` as JSON lines.
-
-    Return the exit status: 0, or 2 if the trace is invalid.
-    """
+    """Print the events of a trace as JSON lines. Return 0, or 2 if the trace is invalid."""
     try:
         for line in replay(path, mode, budget):
             sys.stdout.write(msgspec.json.encode(line).decode() + "\n")
@@ -345,10 +316,7 @@ def _read_budget(
 
 
 class TraceWriter:
-    """Writes samples to a trace.
-
-    The file is compressed if its name ends in ``.gz``. The methods raise OSError.
-    """
+    """Writes samples to a trace, compressed if its name ends in ``.gz``. Raises OSError."""
 
     def __init__(self, path: Path, header: Header) -> None:
         self._out = trace.open_for_writing(path)
@@ -356,10 +324,7 @@ class TraceWriter:
         trace.write_line(self._out, header)
 
     def write(self, sample: Sample) -> None:
-        """Write a sample that is later than the last one.
-
-        Others are skipped, because times must increase.
-        """
+        """Write a sample, unless it is not later than the last one."""
         if sample.t > self._last_t:
             self._last_t = sample.t
             trace.write_line(self._out, sample)
@@ -371,10 +336,7 @@ class TraceWriter:
 
 
 def make_header(config: SupervisorConfig, status: Status | None = None) -> Header:
-    """Return the header of a trace whose recording starts now.
-
-    ``status`` is the engine's status; None if the engine does not answer.
-    """
+    """Return the header of a trace. Without a ``status``, the engine does not answer."""
     host, device = config.memory.host, config.memory.device
     return Header(
         trace=1,
@@ -405,16 +367,9 @@ def record(
 ) -> int:
     """Record samples of the engine to the trace ``out``, and return their number.
 
-    Args:
-        config: The configuration, which describes the engine.
-        token_file: The file with the engine's admin token.
-        out: The path of the trace.
-        wait_for_stop: A function that waits at most the given seconds, and returns whether to stop.
-        duration_s: The longest time of recording in seconds; None for no limit.
-
-    Raises:
-        OSError: If the trace cannot be written.
-
+    The recording ends when ``wait_for_stop`` returns True, or after ``duration_s`` seconds; None
+    for
+    no limit. Raises OSError if the trace cannot be written.
     """
     mine = PodContainer.from_environment(config.engine.container)
     sampler = Sampler(

@@ -1,9 +1,7 @@
 """Run the main loop: sample, assess, decide, write the journal, act, and publish.
 
-The main thread samples and decides. The actuator, the publisher and the web server have threads of
-their own. Each command is written to the journal before it is sent. If a supervisor is killed at
-any point, the next supervisor can therefore continue. It sends the last command again with the same
-operation ID, and the engine's epoch shows whether the command was executed.
+Each command is written to the journal before it is sent. If a supervisor is killed, the next one
+sends the last command again with the same operation ID.
 """
 
 from __future__ import annotations
@@ -72,21 +70,18 @@ class Supervisor:
     Args:
         config: The configuration file.
         source: The source of samples.
-        create_detector: A function that creates a detector, at the start and after a change of the
-            detection settings.
-        create_actuator: A function that creates the actuator. Its argument is a function that
-            returns the last known main process of the engine.
+        create_detector: Creates a detector, at the start and after a change of its settings.
+        create_actuator: Creates the actuator. Its argument returns the last known main process.
         publisher: The publisher of incidents; None in local mode.
         metrics: The metrics of the supervisor.
         state_dir: The directory of the journal and of other state.
         replica: The name of this replica, with which the names of its incidents begin.
         group: The other pods of the multi-node group if this pod is its leader; None otherwise.
-        learned_file: The file in which the operator publishes the growth that other replicas have
-            learned; None without an operator.
-        device_health_file: The file in which the operator publishes the unhealthy devices of this
-            pod; None without an operator.
-        run_dir: The directory that the engine shares with the supervisor. The default is
-            ``state_dir``.
+        learned_file: The file with the growth that other replicas have learned; None without an
+            operator.
+        device_health_file: The file with the unhealthy devices of this pod; None without an
+            operator.
+        run_dir: The directory that the engine shares with the supervisor; ``state_dir`` by default.
 
     """
 
@@ -143,9 +138,8 @@ class Supervisor:
     def run(self, wait_for_stop: Callable[[float], bool]) -> None:
         """Sample and decide in a loop until ``wait_for_stop`` returns True.
 
-        ``wait_for_stop`` waits the given seconds for the next sample. It returns True, without
-        waiting longer, if the supervisor must stop. The loop also ends if a new configuration
-        requires a restart of the supervisor.
+        ``wait_for_stop`` waits the given seconds for the next sample. The loop also ends if a new
+        configuration requires a restart of the supervisor.
         """
         _set_log_level(self._config.current)
         self._set_slot_request()
@@ -180,10 +174,6 @@ class Supervisor:
         self._journal.close()
 
     def _read_clock(self) -> float:
-        """Return the current time in Unix seconds.
-
-        While no incident is open, a step of the wall clock is applied first.
-        """
         step = 0.0 if self._governor.state.incidents else self._clock.apply_step()
         if step:
             log.warning("the wall clock changed by %+.0f s", step)
@@ -220,7 +210,6 @@ class Supervisor:
         self.display.update(seen, turn.events, self._config, self._governor, self._journal)
 
     def _learn_budgets(self, observation: Observation) -> None:
-        """Learn from this sample, and apply new ``Auto`` budgets while no incident is open."""
         memory, learned = self._config.current.memory, self._journal.learned
         if observation.engine.epoch is None or observation.status is None:
             return
@@ -242,10 +231,7 @@ class Supervisor:
             self._apply_budgets(found)
 
     def _apply_budgets(self, budgets: BudgetsInForce) -> None:
-        """Apply ``budgets``, and replace the detector if their sizes have changed.
-
-        The new detector continues from the baselines of the previous detector.
-        """
+        # The new detector continues from the baselines of the previous detector.
         before = self._governor.memory
         self._governor.apply_budgets(budgets)
         self._metrics.export_budgets(budgets.memory)
@@ -259,11 +245,10 @@ class Supervisor:
         self._inherited = self._journal.engine
 
     def _resolve_config(self) -> SupervisorConfig:
-        """Return the configuration with the leak budgets in force in place of ``Auto``."""
+        # Without Auto, which the leak budgets in force replace.
         return msgspec.structs.replace(self._config.current, memory=self._governor.memory)
 
     def _observe(self, now: float) -> Observation:
-        """Return a new sample with its assessment and the state of the replica."""
         begin = time.monotonic()
         sample = self._source.sample()
         status = self._source.status
@@ -311,10 +296,7 @@ class Supervisor:
     def _update_start_gate(
         self, assessment: Assessment, is_engine_answering: bool, now: float
     ) -> None:
-        """Answer an engine that requests its start.
-
-        If the start is held for too long, a suspicion is added to ``assessment``.
-        """
+        # A start that is held for too long adds a suspicion to the assessment.
         policy = self._config.current.supervision.start_gate
         held = self._start_gate.handle_start_request(policy, is_engine_answering, now)
         self._metrics.count_starts(self._start_gate.permitted_starts)
@@ -324,20 +306,14 @@ class Supervisor:
             assessment.suspicions += [] if held.kind in kinds else [held]
 
     def _read_device_use(self) -> list[DeviceUse] | None:
-        """Return the memory in use on each of the engine's devices.
-
-        None if unknown, or if other pods use the devices as well.
-        """
+        # Unknown if other pods use the devices as well.
         if self._governor.memory.shared_device:
             return None
         found = self._source.read_device_use()
         return None if found is None else [make_device_use(*one) for one in found]
 
     def _write_and_send(self, turn: Turn) -> None:
-        """Write the changes to the journal, and then send the turn's command.
-
-        If the write fails, the command is not sent, and its result is ``Refused``.
-        """
+        # If the write fails, the command is not sent.
         written = self._write_journal()
         if written:
             self._inbox.remove_read()
@@ -352,18 +328,11 @@ class Supervisor:
             self._unsent.append(turn.command.make_result(Outcome.REFUSED, why))
 
     def _set_slot_request(self) -> None:
-        """Set which incident needs a restart slot, once the journal has been read.
-
-        The state in memory decides, because the journal may not be writable.
-        """
+        # The state in memory decides, because the journal may not be writable.
         if self._journal.is_open:
             self._actuator.set_slot_request(self._governor.state.slot_request)
 
     def _assess_group(self, pod_assessment: Assessment) -> Assessment:
-        """Return the assessment of the multi-node group if this pod is its leader.
-
-        Otherwise, return ``pod_assessment``.
-        """
         if self._group is None:
             return pod_assessment
         opened = self._governor.state.incidents
@@ -371,11 +340,9 @@ class Supervisor:
         return combine_group(pod_assessment, self._group.read_assessments(), origins)
 
     def _is_published_by_leader(self, incident: Incident) -> bool:
-        """Report whether the leader of this worker's group publishes the incident."""
         return self.service.is_worker and incident.kind in GROWTH_INCIDENT_KINDS
 
     def _write_journal(self) -> bool:
-        """Write the state and the changed incidents, and return whether the write succeeded."""
         if not self._journal.is_due:
             return False
         if not self._journal.is_open:
@@ -383,10 +350,7 @@ class Supervisor:
         return self._journal.write(self._governor.state, self._clock.read())
 
     def _merge_journal(self, state: GovernorState) -> None:
-        """Continue with ``state`` from a journal that could not be opened at the start.
-
-        The incidents and restarts since the start are added to it.
-        """
+        # The journal could not be opened at the start. Incidents and restarts since then are added.
         if not self._journal.is_open:
             return
         self._journal.add_unwritten(state, self._governor.state.incidents)
@@ -399,7 +363,7 @@ class Supervisor:
     # ---- the engine and the configuration
 
     def _store_engine_state(self, status: Status | None) -> None:
-        """Store the engine's main process and capabilities, to restart it if it hangs."""
+        # They are needed to restart the engine if it hangs.
         if status is None:
             return
         frontend = next((p for p in status.processes if p.role is Role.FRONTEND), None)
@@ -412,7 +376,6 @@ class Supervisor:
         )
 
     def _store_checkpoint(self, status: Status | None) -> bool:
-        """Store the detector's checkpoint, and return whether it has changed."""
         if status is None or self._inherited is not None:
             return False
         before = self._journal.engine
@@ -428,10 +391,7 @@ class Supervisor:
         return ProcessId(engine.frontend_pid, engine.frontend_started)
 
     def _reload_config(self) -> bool:
-        """Apply a new configuration if there is one.
-
-        Return False if the supervisor must restart to apply it.
-        """
+        # Returns False if the supervisor must restart to apply the configuration.
         if time.monotonic() < self._config_at:
             return True
         self._config_at = time.monotonic() + CONFIG_CHECK_INTERVAL_S
@@ -463,10 +423,7 @@ class Supervisor:
         return True
 
     def _merge_stored_restarts(self) -> None:
-        """Add the restarts in the slot Leases to the governor's state, once.
-
-        Otherwise, the loss of the journal would reset the restart budget.
-        """
+        # Otherwise, the loss of the journal would reset the restart budget.
         stored = None if self._has_merged_restarts else self._actuator.take_stored_restarts()
         if stored is None:
             return
@@ -502,7 +459,6 @@ def _list_processes(status: Status | None) -> tuple[EngineProcess, ...]:
 
 
 def _is_idle(load: Load) -> bool | None:
-    """Return whether the engine has no request; None if unknown."""
     if load.running is None or load.waiting is None:
         return None
     return not (load.running or load.waiting or load.inflight)
@@ -513,5 +469,5 @@ def _collect_detection_settings(config: SupervisorConfig) -> tuple[object, ...]:
 
 
 def _set_log_level(config: SupervisorConfig) -> None:
-    """Set the log level of this process, including its libraries."""
+    # The level also applies to libraries.
     logging.getLogger().setLevel(config.supervision.log_level.upper())

@@ -40,9 +40,8 @@ from plimsoll_sidecar.replay import make_engine_view, make_memory_policy, make_u
 
 UNIX_EPOCH_DATE = date(1970, 1, 1)
 MAX_SERIES_LINES = 10_000_000
-"""Maximum number of lines that are read from the file of a series."""
+# Share of the size before the restart.
 MAX_SIZE_SHARE_AFTER_RESTART = 0.5
-"""Maximum size after a restart, as a share of the size before it."""
 
 
 class DayGrowth(msgspec.Struct, kw_only=True):
@@ -114,10 +113,7 @@ def make_tunings(learned: LearnedBudgets, memory: MemoryPolicy) -> list[Tuning]:
 
 
 def make_memory_tuning(memory_kind: str, learned: LearnedHistory, budget: MemoryBudget) -> Tuning:
-    """Return the tuning of the memory ``memory_kind``, "host" or "device".
-
-    ``learned`` is the observed growth, and ``budget`` the configured budget.
-    """
+    """Return the tuning of the memory ``memory_kind``, "host" or "device"."""
     clean = select_healthy_hours(learned.hours)
     wanted = propose_budget(learned, budget)
     if wanted is not None:
@@ -155,7 +151,7 @@ def explain_unsuitable_budgets(learned: LearnedBudgets, memory: MemoryPolicy) ->
     """Return a sentence for each budget that is too small or too large.
 
     A budget is too small if it is less than the usual growth, and too large if it exceeds the
-    headroom between the size after a start and the limit. ``Auto`` budgets are not checked.
+    headroom between the size after a start and the limit.
     """
     found = []
     budgets = {"host": memory.host, "device": memory.device}
@@ -197,10 +193,7 @@ def _iterate_days(
 
 
 def learn_from_trace(path: Path) -> tuple[LearnedBudgets, MemoryPolicy]:
-    """Return what a supervisor would have learned from a trace, and the trace's policy.
-
-    Raises ValueError if the trace is invalid.
-    """
+    """Return what a supervisor would have learned from a trace. Raises ValueError."""
     try:
         header, samples = trace.read(path)
         memory = make_memory_policy(path, header)
@@ -227,10 +220,9 @@ def learn_from_trace(path: Path) -> tuple[LearnedBudgets, MemoryPolicy]:
 def learn_from_series(path: Path, limit_bytes: int | None) -> LearnedBudgets:
     """Return what a supervisor would have learned from a series of memory sizes.
 
-    Each line of the CSV file ``path`` has a time in Unix seconds and a size in bytes, in order of
-    time. Other lines, such as a heading, are skipped. Growth is measured from the smallest size in
-    the first hour after each start. ``limit_bytes`` is the memory limit in bytes; None if unknown.
-    Raises OSError if the file cannot be read, and ValueError if it has no such line.
+    Each line of the CSV file has a time in Unix seconds and a size in bytes, in order of time.
+    Other
+    lines are skipped. Raises OSError, and ValueError without such a line.
     """
     learned = LearnedBudgets()
     with path.open(newline="", encoding="utf-8", errors="replace") as lines:

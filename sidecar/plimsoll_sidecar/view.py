@@ -45,8 +45,7 @@ class Observation(NamedTuple):
 class Display:
     """State of the supervisor, for the threads that serve it to clients.
 
-    ``state`` is the JSON text of a :class:`View`, which each update replaces. ``history`` holds the
-    points of the charts on the supervisor's page.
+    ``state`` is the JSON text of a :class:`View`, which each update replaces.
     """
 
     def __init__(self, metrics: Metrics) -> None:
@@ -58,10 +57,7 @@ class Display:
         self, observation: Observation, events: list[Event], config: ConfigFile, governor: Governor,
         journal: JournalManager,
     ) -> None:  # fmt: skip
-        """Update the state and the metrics from the result of one turn.
-
-        Call this after the journal has stored the turn.
-        """
+        """Update the state and the metrics. Call this after the journal has stored the turn."""
         left, standing = governor.count_restarts_left(observation.now), governor.state
         self._metrics.count_events(events)
         self._metrics.export_status(

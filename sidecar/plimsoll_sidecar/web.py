@@ -1,12 +1,7 @@
 """Serve HTTP/1.1 in one loop, so that no client can block the server.
 
-Each connection carries one request, and is closed at its deadline. The number of connections is
-limited. If all are in use, a new client replaces the oldest connection of the address that has the
-most connections. A client that floods the port therefore only displaces its own connections.
-
-No client is rejected because of its address. The address of the kubelet's probes depends on the
-network plugin: it can be that of the node, of a bridge or of a tunnel. A list of allowed addresses
-would take healthy pods out of service. The launcher imports this module, so it must stay small.
+If all connections are in use, a new client replaces the oldest one of the address with the most
+connections. The launcher imports this module, so it must stay small.
 """
 
 from __future__ import annotations
@@ -21,21 +16,17 @@ from collections.abc import Callable
 from plimsoll_api.listening import bind_socket
 
 MAX_CONNECTIONS = 64
+# Request line and headers.
 MAX_HEAD_BYTES = 16 << 10
-"""Maximum size of the request line and the headers, in bytes."""
+# From the start of a connection to the end of the request's headers.
 REQUEST_TIMEOUT_S = 5.0
-"""Maximum number of seconds from the start of a connection to the end of the request's headers."""
+# From the start of an answer to the end of the connection. The server waits for the client to close
+# it, because closing it first could lose data that the client has not read.
 WRITE_TIMEOUT_S = 10.0
-"""Maximum number of seconds from the start of an answer to the end of the connection.
-
-The server waits for the client to close the connection. Closing it first could lose data that the
-client has not read."""
 LISTEN_BACKLOG = 1024
-"""Maximum number of connections that the kernel queues."""
+# Then existing connections are served again.
 MAX_ACCEPTS_PER_ROUND = 16
-"""Maximum number of new connections that are accepted before existing ones are served again."""
 NO_DESCRIPTOR_PAUSE_S = 0.05
-"""Pause in seconds while no file descriptor is available."""
 REASON_PHRASES = {
     200: "OK",
     400: "Bad Request",
@@ -49,20 +40,17 @@ REASON_PHRASES = {
 }
 TEXT_CONTENT_TYPE = "text/plain; charset=utf-8"
 READING, WRITING, CLOSING = range(3)
+# Resets a connection on close.
 _LINGER_RESET = (1).to_bytes(4, sys.byteorder) + bytes(4)
-"""Value of SO_LINGER that resets a connection on close."""
+# Order in which an address's connections are closed for a new client.
 _EVICTION_ORDER = {CLOSING: 0, READING: 1, WRITING: 2}
-"""Order by state in which an address's connections are closed for a new client."""
 
 Response = tuple[int, str, bytes]
 """Status, content type and body of an answer."""
 
 
 class Request:
-    """A request without its body.
-
-    ``path`` excludes the query. ``host`` is the Host header; None if missing.
-    """
+    """A request without its body. ``path`` excludes the query. ``host`` is None if missing."""
 
     __slots__ = ("host", "method", "path")
 
@@ -71,11 +59,7 @@ class Request:
 
 
 def parse_request(head: bytes) -> Request | None:
-    """Parse the request line and the headers of a request; None if they are invalid.
-
-    They are invalid with another version than HTTP/1.x, or more than one Host header. Only an
-    HTTP/1.0 request may omit the Host header.
-    """
+    """Return the request; None if it is invalid or has more than one Host header."""
     first, *lines = head.decode("latin-1").split("\r\n")
     words = first.split(" ")
     if len(words) != 3 or not words[2].startswith("HTTP/1."):
@@ -100,17 +84,14 @@ class _Connection:
 class HttpServer:
     """Serves requests in the thread that calls :meth:`handle_events`.
 
-    ``answer`` returns the answer to a request. If it raises an exception, the status is 500.
-    ``headers`` holds header lines for each answer, each with CRLF at its end.
+    If ``answer`` raises an exception, the status is 500. ``headers`` holds header lines for each
+    answer, each with CRLF at its end.
     """
 
     def __init__(
         self, host: str, port: int, answer: Callable[[Request], Response], headers: str = ""
     ) -> None:
-        """Listen on ``port`` of ``host``.
-
-        Raises OSError if this fails, and OverflowError for an invalid port.
-        """
+        """Listen. Raises OSError if this fails, and OverflowError for an invalid port."""
         self._answer, self._headers = answer, headers
         self._listener = _create_listener(host, port)
         self._connections: dict[int, _Connection] = {}
@@ -123,10 +104,7 @@ class HttpServer:
         return int(self._listener.getsockname()[1])
 
     def watch(self, descriptor: int) -> None:
-        """Make :meth:`handle_events` return as soon as ``descriptor`` is readable.
-
-        The caller must read from the descriptor.
-        """
+        """Make :meth:`handle_events` return as soon as ``descriptor`` is readable."""
         self._poll.register(descriptor, select.POLLIN)
 
     def handle_events(self, wait_s: float) -> None:
@@ -167,7 +145,7 @@ class HttpServer:
             self._advance(connection)  # most requests arrive together with their connection
 
     def _advance(self, connection: _Connection) -> None:
-        """Read, answer and write on ``connection`` as far as possible without blocking."""
+        # As far as possible without blocking.
         try:
             if connection.state == READING:
                 self._read(connection)
@@ -249,7 +227,8 @@ class HttpServer:
                 self._close_connection(connection, abort=connection.state != READING)
 
     def _close_oldest(self) -> None:
-        """Close the oldest connection of the address that has the most connections."""
+        # A client that floods the port displaces only its own connections. None is rejected because
+        # of its address: that of the kubelet's probes depends on the network plugin.
         held: dict[str, list[_Connection]] = {}
         for connection in self._connections.values():
             held.setdefault(connection.address, []).append(connection)
@@ -259,7 +238,7 @@ class HttpServer:
             self._close_connection(oldest, abort=oldest.state == WRITING)
 
     def _close_connection(self, connection: _Connection, abort: bool = False) -> None:
-        """Close a connection. With ``abort``, discard data that the client has not read."""
+        # With abort, data that the client has not read is discarded.
         descriptor = connection.sock.fileno()
         if self._connections.pop(descriptor, None) is not None:
             self._poll.unregister(descriptor)

@@ -52,7 +52,7 @@ class DeviceUse(NamedTuple):
 
 
 class GateOutcome(StrEnum):
-    """Why a start was permitted; the label value of a metric."""
+    """Reason for permitting a start; the label value of a metric."""
 
     FREE = "free"
     TIMEOUT = "timeout"

@@ -1,11 +1,6 @@
 """Read the memory of the engine's cgroup, version 1 or 2.
 
-In a pod, the engine runs in another container, and sees its cgroup at ``/sys/fs/cgroup``. The
-supervisor reads this folder through ``/proc/PID/root``, which requires the same UID. Outside
-containers, ``/proc/PID/cgroup`` contains the path of the cgroup.
-
-The memory is unknown if the supervisor is in the same cgroup. It is also unknown if the cgroup has
-processes of other programs, as in the session of a terminal. Missing files and values are unknown.
+The memory is unknown if the cgroup also has processes of other programs, such as the supervisor.
 """
 
 from __future__ import annotations
@@ -28,10 +23,10 @@ from plimsoll_sidecar.signals.process_table import (
 )
 
 CGROUP_ROOT = Path("/sys/fs/cgroup")
+# memory.stat has about 2 KiB.
 MAX_FILE_BYTES = 1 << 16
-"""Maximum number of bytes read from a file. memory.stat has about 2 KiB."""
+# Larger limits mean "no limit" in version 1, where the kernel writes almost 2**63.
 UNLIMITED_BYTES = 1 << 60
-"""Limits from this size on mean "no limit" in version 1, where the kernel writes almost 2**63."""
 
 
 class CgroupMemory(msgspec.Struct, frozen=True):
@@ -86,10 +81,6 @@ class Cgroup:
     """Memory files of the cgroup of one process."""
 
     def __init__(self, folder: Path, version: int, root: Path | None = None) -> None:
-        """Initialize with the folder of the cgroup and of its highest visible ancestor, ``root``.
-
-        Without ``root``, only the limit of the cgroup itself is read.
-        """
         self.folder = folder
         self.version = version
         ancestors = folder.parents if root is not None and folder.is_relative_to(root) else ()
@@ -99,10 +90,7 @@ class Cgroup:
 
     @classmethod
     def find_for_process(cls, pid: int) -> Cgroup | None:
-        """Return the cgroup of the process ``pid``; None if its memory is unknown.
-
-        It is unknown if the cgroup is not visible, or also has processes of other programs.
-        """
+        """Return the cgroup of a process; None if its memory is unknown."""
         theirs, ours = find_memory_group(pid), find_memory_group(os.getpid())
         if theirs is None:
             return None
@@ -129,11 +117,7 @@ class Cgroup:
 
 
 def _has_other_processes(folder: Path, pid: int) -> bool:
-    """Report whether the cgroup has processes outside the process tree of ``pid``.
-
-    Shells that started the tree do not count. If the processes cannot be listed, the result is
-    True.
-    """
+    # Shells that started the process tree do not count.
     members = {int(one) for one in _read_text(folder / "cgroup.procs").split() if one.isdigit()}
     tree = read_parent_pids()
     others = members - {pid} - find_descendants({pid}, tree)
@@ -144,7 +128,6 @@ def _has_other_processes(folder: Path, pid: int) -> bool:
 
 
 def _has_other_root(pid: int) -> bool | None:
-    """Report whether the process has a root directory of its own; None if unknown."""
     try:
         theirs, ours = os.stat(f"/proc/{pid}/root/"), os.stat("/")
     except OSError:
@@ -192,10 +175,7 @@ def _read_v2(folder: Path) -> CgroupMemory:
 
 
 def _read_v1(folder: Path) -> CgroupMemory:
-    """Read the memory of a version 1 cgroup.
-
-    Values named ``total_*`` include child groups, and ``cache`` includes shared memory.
-    """
+    # Values named total_* include child groups, and cache includes shared memory.
     stat = _read_number_table(folder / "memory.stat")
     cache, shmem = stat.get("total_cache"), stat.get("total_shmem")
     limits = (_read_number(folder / "memory.limit_in_bytes"), stat.get("hierarchical_memory_limit"))
@@ -219,11 +199,7 @@ def _read_v1(folder: Path) -> CgroupMemory:
 
 
 def _read_text(path: Path) -> str:
-    """Return the text of a file; empty if it cannot be read.
-
-    The engine controls this folder. It could contain a file of any size, or a pipe, which would
-    block the reader.
-    """
+    # The engine controls this folder, which could contain a file of any size, or a pipe.
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(descriptor, "rb", buffering=0) as file:
@@ -248,7 +224,7 @@ def _find_min_of_known(limits: Iterable[int | None]) -> int | None:
 
 
 def _compute_difference(total: int | None, subtracted: int | None) -> int | None:
-    """Return ``total`` minus ``subtracted``, at least 0, because the two were not read together."""
+    # The two values were not read together, so the difference could be negative.
     return None if total is None or subtracted is None else max(0, total - subtracted)
 
 
@@ -262,7 +238,6 @@ def _read_number_table(path: Path) -> dict[str, int]:
 
 
 def _read_pressure(path: Path) -> dict[str, float]:
-    """Return the ``total`` of each line in seconds, by the line's first word; empty without PSI."""
     found: dict[str, float] = {}
     for line in _read_text(path).splitlines():
         share, _, values = line.partition(" ")

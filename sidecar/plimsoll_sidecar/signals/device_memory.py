@@ -1,14 +1,7 @@
 """Measure device memory from outside the engine: through NVML or a metrics exporter.
 
-NVML lists only the processes in the PID namespace of its caller (driver 580, H100). Earlier drivers
-listed all processes, by their PIDs on the host. NVML therefore serves only for the totals of a
-device, and for hints about its other users. The engine's own processes come from its container
-(:mod:`plimsoll_sidecar.signals.engine_processes`). :mod:`plimsoll_sidecar.signals.device_sharing`
-compares the two.
-
-Devices are matched by UUID, because NVML and CUDA order them differently. Missing data is unknown,
-never an error. The page of an exporter has one sample per device, whose labels name the pod to
-which the device is assigned.
+NVML lists only the processes in the PID namespace of its caller (driver 580, H100). It serves for
+the totals of a device, and for hints about its other users.
 """
 
 from __future__ import annotations
@@ -36,18 +29,16 @@ from plimsoll_sidecar.signals.metrics_page import MAX_METRIC_VALUE, make_sample_
 
 log = logging.getLogger(__name__)
 
+# By default, the exporters collect data only every 30 s.
 SCRAPE_PERIOD_S = 10.0
-"""Time between two scrapes. By default, the exporters collect data only every 30 s."""
 SCRAPE_TIMEOUT_S = 2.0
 MAX_EXPORTER_SAMPLES = 4096
 MIB = 1 << 20
 NVML_FIRST_RETRY_PAUSE_S, NVML_MAX_RETRY_PAUSE_S = 5.0, 300.0
-"""First and longest pause before NVML is initialized again after a failure."""
 NVML_MEMORY_CALL = "nvmlDeviceGetMemoryInfo"
-"""Name of the NVML function that returns the memory of a device."""
+# Errors of one device, as opposed to the driver (nvml.h): invalid argument, not supported, no
+# permission, not found.
 NVML_DEVICE_ERRORS = (2, 3, 4, 6)
-"""NVML errors of one device, as opposed to the driver (nvml.h): invalid argument, not supported, no
-permission, not found."""
 LABEL_PATTERN = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)\s*=\s*"((?:[^"\\\n]|\\.)*+)"')
 
 
@@ -61,9 +52,8 @@ class DeviceBytes(msgspec.Struct, frozen=True):
 class DeviceUsers(msgspec.Struct, frozen=True):
     """Users of a device that the driver reports in this PID namespace.
 
-    ``processes`` maps PIDs to bytes; None if unknown. ``other_bytes`` is the other memory in use,
-    which belongs to the driver or to processes in other PID namespaces. ``mps_clients`` is the
-    number of MPS clients.
+    ``processes`` maps PIDs to bytes; None if unknown. ``other_bytes`` belongs to the driver or to
+    processes in other PID namespaces.
     """
 
     processes: dict[int, int | None]
@@ -100,7 +90,6 @@ NOT_CONFIGURED_MESSAGES = {
         "--amd-exporter-port"
     ),
 }
-"""Message for each exporter that is not in use, with the way to configure it."""
 
 
 def select_available_sources(
@@ -112,7 +101,7 @@ def select_available_sources(
 
 
 def list_assigned_devices(sources: Iterable[DeviceSource]) -> list[DeviceMemory]:
-    """Return this pod's devices from the first exporter that names any; empty if none does."""
+    """Return this pod's devices from the first exporter that names any."""
     for source in sources:
         names = source.list_assigned_devices() if isinstance(source, AssignmentSource) else []
         if names:
@@ -123,10 +112,7 @@ def list_assigned_devices(sources: Iterable[DeviceSource]) -> list[DeviceMemory]
 def explain_unused_sources(
     sources: Mapping[str, DeviceSource], used_source: str | None, devices: list[str]
 ) -> list[str]:
-    """Return the reason why each source except ``used_source`` provides no data.
-
-    ``devices`` are the known devices of the engine.
-    """
+    """Return the reason why each source except ``used_source`` provides no data."""
     found: list[str] = []
     if not devices and used_source is None:
         found.append(
@@ -153,9 +139,7 @@ def explain_unused_sources(
 class Nvml:
     """NVML, which is loaded on first use.
 
-    The driver may start after the supervisor, and may be reloaded. NVML is therefore initialized
-    again after each failure, first after seconds and later every few minutes. ``error`` is the
-    reason of the present failure. Each change is logged once.
+    The driver may start after the supervisor, so NVML is initialized again after each failure.
     """
 
     def __init__(self, clock: Callable[[], float] | None = None) -> None:
@@ -167,7 +151,7 @@ class Nvml:
         self._back_off = NVML_FIRST_RETRY_PAUSE_S
 
     def read_memory(self, uuid: str) -> DeviceBytes | None:
-        """Return used and total bytes of the device ``uuid``; None if unknown."""
+        """Return used and total bytes of the device; None if unknown."""
         info = self._query_device(uuid, NVML_MEMORY_CALL)
         return None if info is None else DeviceBytes(used=int(info.used), total=int(info.total))
 
@@ -266,19 +250,13 @@ class PodContainer(NamedTuple):
         return cls(labels.get("namespace", ""), labels.get("pod", ""), labels.get("container", ""))
 
     def is_same(self, other: PodContainer) -> bool:
-        """Report whether ``other`` is the same container of the same pod.
-
-        If one of the two names no container, only the pods are compared.
-        """
+        """Report whether ``other`` may be the same container of the same pod."""
         if not self.name or (self.namespace, self.name) != (other.namespace, other.name):
             return False
         return not (self.container and other.container) or self.container == other.container
 
     def __str__(self) -> str:
-        """Return namespace, pod and container, separated by slashes.
-
-        Each is cut to 63 characters, because a page may contain any text.
-        """
+        # Each part is cut, because a page may contain any text.
         return "/".join(part[:63] for part in self if part)
 
 
@@ -299,14 +277,13 @@ def make_node_url(port: str | None) -> str | None:
 
 
 class Exporter(ABC):
-    """A metrics exporter at ``url``, which has no path.
+    """A metrics exporter.
 
     If its page cannot be read, all devices are unknown, and ``error`` is the reason. ``pod`` is the
-    engine's pod and container. If it is None, each owner of a device may be the engine.
+    engine's pod and container; if it is None, each owner of a device may be the engine.
     """
 
     PORT_ENV: ClassVar[str]
-    """Name of the environment variable with the port of the exporter."""
     METRICS: ClassVar[tuple[str, ...]]
 
     def __init__(
@@ -325,7 +302,7 @@ class Exporter(ABC):
         return cls(url, pod=pod) if url is not None else None
 
     def read_samples(self) -> list[ExporterSample]:
-        """Return the newest samples, from a page that is at most :data:`SCRAPE_PERIOD_S` old."""
+        """Return the samples of a page that is at most :data:`SCRAPE_PERIOD_S` old."""
         now = self._clock()
         if now >= self._next:
             self._next = now + SCRAPE_PERIOD_S
@@ -353,10 +330,7 @@ class Exporter(ABC):
                 )
 
     def find_values(self, uuid: str) -> dict[str, float]:
-        """Return the largest value of each metric of the device, by metric name.
-
-        On a shared device, each pod has a sample with the values of the whole device.
-        """
+        """Return the largest value of each metric of the device, by metric name."""
         found: dict[str, float] = {}
         for row in self.read_samples():
             if self.get_device_name(row.labels) == uuid:
@@ -372,10 +346,7 @@ class Exporter(ABC):
         return sorted({name for labels in mine if (name := self.get_device_name(labels))})
 
     def find_owners(self, uuid: str) -> set[PodContainer]:
-        """Return the containers to which the device is assigned; empty without pod labels.
-
-        If several containers share a device, some exporters name only one of them.
-        """
+        """Return the known containers to which the device is assigned."""
         labels = [
             row.labels for row in self.read_samples() if self.get_device_name(row.labels) == uuid
         ]
@@ -394,8 +365,7 @@ class Exporter(ABC):
 class Dcgm(Exporter):
     """The DCGM exporter, which reports MiB by UUID.
 
-    The samples of a MIG slice have the UUID of the whole device and the ID of the GPU instance. If
-    the exporter maps devices to pods, the labels also name the pod of each device.
+    The samples of a MIG slice have the UUID of the whole device and the ID of the GPU instance.
     """
 
     PORT_ENV = DCGM_EXPORTER_PORT_ENV
@@ -421,11 +391,7 @@ class Dcgm(Exporter):
 
 
 class AmdExporter(Exporter):
-    """AMD's device-metrics-exporter, which reports MiB by the number of a device on its node.
-
-    Its configuration may add a prefix to the metric names. The labels ``pod``, ``namespace`` and
-    ``container`` are always present, and show which devices are assigned to the pod.
-    """
+    """AMD's device-metrics-exporter, which reports MiB by the number of a device on its node."""
 
     PORT_ENV = AMD_EXPORTER_PORT_ENV
     METRIC_PREFIX = "amd_"

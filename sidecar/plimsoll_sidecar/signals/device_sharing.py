@@ -1,8 +1,7 @@
 """Detect devices that other pods also use, because memory there may not be the engine's.
 
 The pod's resource names do not show this: a device plugin can assign one GPU to several pods
-(time-slicing). A device is shared if an exporter names another owner, if the driver reports other
-users, or if device sharing has set an environment variable in the container.
+(time-slicing).
 """
 
 from __future__ import annotations
@@ -18,12 +17,11 @@ from plimsoll_sidecar.signals.process_table import read_environment_variable
 log = logging.getLogger(__name__)
 
 SHARING_CHECK_PERIOD_S = 10.0
+# An exporter's page may name the device's previous pod until it collects again, every 30 s.
 MIN_OTHER_OWNER_S = 45.0
-"""Time for which an exporter must report another owner. Its page may name the device's previous pod
-until it collects again, every 30 s."""
+# The driver's own memory, about 500 MiB on a large device, is in use from the start.
 MIN_OTHER_GROWTH_BYTES = 512 << 20
-"""Growth of other processes' memory that shows a shared device. The driver's own memory, about 500
-MiB on a large device, is in use from the start."""
+# Variables of CUDA MPS clients and of HAMi's device slices. An empty variable does not count.
 SHARING_VARIABLES = (
     "CUDA_MPS_PIPE_DIRECTORY",
     "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
@@ -31,8 +29,6 @@ SHARING_VARIABLES = (
     "CUDA_DEVICE_MEMORY_LIMIT_0",
     "CUDA_DEVICE_SM_LIMIT",
 )
-"""Environment variables of CUDA MPS clients and of HAMi's device slices. An empty variable does not
-count."""
 
 
 class SharingDetector:
@@ -59,8 +55,7 @@ class SharingDetector:
     ) -> dict[str, str]:
         """Return the reason why each shared device counts as shared, by UUID.
 
-        The devices are checked at most every :data:`SHARING_CHECK_PERIOD_S`. ``list_pids`` returns
-        the PIDs of the engine's processes, with the main process first.
+        ``list_pids`` returns the PIDs of the engine's processes, with the main process first.
         """
         now = self._clock()
         if now >= self._next:
@@ -123,11 +118,8 @@ class SharingDetector:
         return self._find_reason_in_growth(uuid, users.other_bytes)
 
     def _find_reason_in_growth(self, uuid: str, other_bytes: int | None) -> str | None:
-        """Return a reason if the memory of other processes on the device grows; None otherwise.
-
-        Memory that an earlier engine left on the device does not grow, and the driver's own memory
-        hardly does.
-        """
+        # Memory that an earlier engine left on the device does not grow, and the driver's own
+        # memory hardly does.
         if other_bytes is None:
             return None
         least = self._least_other_bytes[uuid] = min(

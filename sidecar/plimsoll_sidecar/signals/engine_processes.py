@@ -1,22 +1,8 @@
 """Find the processes of the engine: all processes of its container, and no others.
 
-The first of these rules that applies selects the engine's container:
-
-1. The environment variable :data:`~plimsoll_api.supervisor_config.CONTAINER_ENV` holds the name of
-   the container. Pods of earlier releases lack it.
-2. A process of the container listens on the serving port.
-3. The container runs the only program of this engine type.
-
-Outside containers, the engine is a process tree: the outermost process that a rule selects, and its
-descendants. If the configuration names the main process, no rule is needed.
-
-The containers of a pod share the supervisor's PID namespace. A process in a nested PID namespace,
-such as a pod seen from its node, can only be selected by its port. The supervisor and its ancestors
-are never processes of the engine.
-
-vLLM and SGLang set process titles in their helper processes. A word in an argument proves nothing:
-a build, an editor or a proxy may name an engine in its arguments. A title counts only if it begins
-with a name that is defined here, because an engine can set any title.
+The container is the one that :data:`~plimsoll_api.supervisor_config.CONTAINER_ENV` names, or whose
+process listens on the serving port, or that runs the only program of this engine type. Outside
+containers, the engine is a process tree.
 """
 
 from __future__ import annotations
@@ -48,14 +34,14 @@ from plimsoll_sidecar.signals.process_table import (
 )
 from plimsoll_sidecar.signals.tcp_sockets import TCP_LISTEN, find_socket_inodes, find_socket_owners
 
+# Programs that start an engine. They do not forward signals to it, or they end with it.
 WRAPPER_PROGRAMS = frozenset(
     {"sh", "bash", "dash", "ash", "busybox", "tini", "dumb-init", "catatonit"}
 )
-"""Programs that start an engine. They do not forward signals to the engine, or they end with it."""
 MAX_STORED_PROCESSES = 256
 
 ListeningSockets = Callable[[], set[str]]
-"""Function that returns the inodes of the sockets that listen on the serving port."""
+"""Returns the inodes of the sockets that listen on the serving port."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +130,7 @@ def is_engine_command(command_line: Sequence[str], engine_type: EngineType) -> b
 
 
 def is_helper_command(command_line: Sequence[str], engine_type: EngineType) -> bool:
-    """Report whether ``command_line`` is the command line of a helper process of this engine type.
+    """Report whether this is the command line of a helper process of this engine type.
 
     Python's resource tracker is a helper process of every engine.
     """
@@ -177,10 +163,7 @@ def assign_roles(
     main_pid: int | None,
     engine_type: EngineType,
 ) -> list[ProcessMemory]:
-    """Return the processes of an engine with their roles and names.
-
-    ``command_lines`` holds the PID and the command line of each process.
-    """
+    """Return the processes of an engine with their roles and names."""
     program = ENGINE_PROGRAMS.get(engine_type)
     names = {pid: find_helper_name(line, engine_type) for pid, line in command_lines}
     # If another process has the name of the main process, the main process only starts it.
@@ -211,8 +194,7 @@ def find_process_names(processes: Iterable[ProcessMemory], engine_type: EngineTy
 def may_listen_on(command_line: Sequence[str], port: int, default_port: int | None) -> bool:
     """Report whether a process with this command line may listen on ``port``.
 
-    A command line without a port means ``default_port``. A port that is not a number, such as the
-    name of a variable, may be any port.
+    A port that is not a number, such as the name of a variable, may be any port.
     """
     value = read_port_option(command_line)
     if value is None:
@@ -238,15 +220,14 @@ def get_default_port(engine_type: EngineType) -> int | None:
 
 
 class EngineNotFoundError(Exception):
-    """The engine's process was not found. The message gives the reason and what to do."""
+    """The engine's process was not found."""
 
 
 class EngineProcesses(msgspec.Struct, frozen=True):
     """Processes of one engine.
 
-    The end of ``main``, the main process, ends the others. It is None if only others still run.
-    ``processes`` are all processes, and ``helpers`` the descendants of ``main``. ``container`` is
-    None outside containers.
+    ``main`` is None if only other processes still run. ``helpers`` are the descendants of ``main``.
+    ``container`` is None outside containers.
     """
 
     main: ProcessId | None
@@ -258,14 +239,12 @@ class EngineProcesses(msgspec.Struct, frozen=True):
 class EngineFinder:
     """Finds the engine's processes.
 
-    It remembers the processes that it found. Processes that outlive their engine are therefore not
-    mistaken for processes of the next engine.
+    It remembers them, so processes that outlive their engine are not mistaken for the next engine.
     """
 
     def __init__(
         self, port: int, kind: EngineType, container: str = "", main: ProcessId | None = None
     ) -> None:
-        """Search by port, engine type and container, or only by ``main`` if given."""
         self._port, self._kind, self._name = port, kind, container
         self._configured_main = main
         self._known: dict[ProcessId, bool] = {}
@@ -305,11 +284,6 @@ class EngineFinder:
         container: Container | None,
         listening: ListeningSockets,
     ) -> EngineProcesses:
-        """Return the engine's processes ``member_pids``, and store them for the next search.
-
-        ``identifying_pids`` are the members that identified the engine. The others belong to the
-        same container or process tree.
-        """
         identities = {pid: found for pid in sorted(member_pids) if (found := identify(pid))}
         main = self._find_main_process(
             identities, identifying_pids, parent_pids, container, listening
@@ -324,7 +298,6 @@ class EngineFinder:
     def _find_identifying_processes(
         self, candidates: set[int], own_container: Container, listening: ListeningSockets
     ) -> set[int]:
-        """Return the PIDs that identify the engine, by the first rule that applies."""
         if self._configured_main is not None:
             return (
                 {self._configured_main.pid} & candidates
@@ -377,7 +350,6 @@ class EngineFinder:
         container: Container | None,
         listening: ListeningSockets,
     ) -> ProcessId | None:
-        """Return the engine's main process; None if only helper processes are left."""
         known = next((p for p, is_main in self._known.items() if is_main), None)
         if known is not None and identities.get(known.pid) == known:
             return known
@@ -400,7 +372,7 @@ class EngineFinder:
 
     @staticmethod
     def _find_outermost(pid: int, member_pids: set[int], parent_pids: dict[int, int]) -> int:
-        """Return the outermost ancestor in ``member_pids`` that is not below a wrapper program."""
+        # A wrapper program, such as a shell, is not part of the engine.
         for ancestor in list(iterate_ancestors(pid, parent_pids))[1:]:
             if ancestor not in member_pids or read_command_name(ancestor) in WRAPPER_PROGRAMS:
                 break

@@ -1,13 +1,7 @@
 """Find the devices that an external engine uses.
 
-The environment variable of the device plugin names the devices. With CDI, it is
-``NVIDIA_VISIBLE_DEVICES=void``, and with DRA it is absent. The open files of the engine's processes
-then show the devices: ``/proc/PID/fd`` leads to the device files, and ``/proc/driver/nvidia`` maps
-their minor numbers to UUIDs. A process that uses a MIG slice also has the capability files of the
-slice open.
-
-Processes open these files some time after their start, so the search is repeated. It shows which
-devices are in use, but not how much memory.
+The environment variable of the device plugin names the devices. With CDI and DRA, the open files of
+the engine's processes show them instead.
 """
 
 from __future__ import annotations
@@ -27,25 +21,23 @@ from plimsoll_sidecar.signals.process_table import (
 
 PROC = Path("/proc")
 MAX_GPUS = 64
+# nvidia-modeset and nvidiactl.
 NVIDIA_CONTROL_MINORS = (254, 255)
-"""Minor numbers of nvidia-modeset and nvidiactl."""
 DEVICE_DRIVER_NAMES, CAPABILITY_DRIVER_NAME = (
     frozenset({"nvidia", "nvidia-frontend"}),
     "nvidia-caps",
 )
+# The same on all machines. It replaces a missing entry in /proc/devices.
 NVIDIA_MAJOR = 195
-"""Major number of NVIDIA's device files on all machines. It replaces a missing entry in
-``/proc/devices``."""
+# The search continues after the first device, because a process may open another device later.
 FIRST_SEARCH_PERIOD_S, LATER_SEARCH_PERIOD_S = 5.0, 60.0
-"""Interval of the searches in seconds: until a device has been found, and after that. The searches
-go on because a process may open another device later."""
 VISIBLE_DEVICES_ENV = "NVIDIA_VISIBLE_DEVICES"
+# MIG-GPU-<UUID>/GI/CI has fewer than 60 characters.
 MAX_GPU_NAME_CHARS = 96
-"""Maximum length of a device's name; ``MIG-GPU-<UUID>/GI/CI`` has fewer than 60 characters."""
 
 
 class DeviceFinder:
-    """Finds the GPUs of one engine. Call :meth:`reset` when another engine has started."""
+    """Finds the GPUs of one engine."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, proc: Path = PROC) -> None:
         self._clock, self._proc = clock, proc
@@ -57,7 +49,7 @@ class DeviceFinder:
         self._found: list[str] = []
 
     def find_devices(self, main_pid: int, pids: Iterable[int]) -> list[DeviceMemory]:
-        """Return the devices by UUID, without their memory; empty if none is known yet.
+        """Return the known devices by UUID, without their memory.
 
         The environment of ``main_pid`` names the devices. ``pids`` are all processes of the engine.
         """
@@ -71,10 +63,7 @@ class DeviceFinder:
 
 
 def _read_visible_devices(main_pid: int) -> list[str]:
-    """Return the devices that the variable of the device plugin names.
-
-    The list is empty if it names no device, or all devices of the node.
-    """
+    # The variable may also name all devices of the node, which shows nothing.
     names = (read_environment_variable(main_pid, VISIBLE_DEVICES_ENV) or "").split(",", MAX_GPUS)[
         :MAX_GPUS
     ]
@@ -83,7 +72,7 @@ def _read_visible_devices(main_pid: int) -> list[str]:
 
 
 def find_open_devices(pids: Iterable[int], proc: Path = PROC) -> list[str]:
-    """Return the names of the devices that these processes have open; empty if unknown.
+    """Return the names of the devices that these processes have open.
 
     A name is ``GPU-…``, or ``MIG-GPU-…/GI/CI`` (GPU instance, compute instance) for a MIG slice.
     """
@@ -109,7 +98,6 @@ def find_open_devices(pids: Iterable[int], proc: Path = PROC) -> list[str]:
 
 
 def _find_open_device_numbers(folder: str) -> set[tuple[int, int]]:
-    """Return major and minor numbers of the NVIDIA device files that a process has open."""
     found: set[tuple[int, int]] = set()
     try:
         names = list_entry_names(folder, MAX_DESCRIPTORS)
@@ -138,7 +126,7 @@ def _read_driver_names(proc: Path) -> dict[int, str]:
 
 
 def _read_gpu_uuids(proc: Path) -> dict[int, str]:
-    """Return the UUID of each device by its minor number."""
+    # By minor number.
     found: dict[int, str] = {}
     folder = proc / "driver/nvidia/gpus"
     for bus in _list_folder(folder)[:MAX_GPUS]:
@@ -150,7 +138,7 @@ def _read_gpu_uuids(proc: Path) -> dict[int, str]:
 
 
 def _find_open_slices(proc: Path, capability_minors: set[int]) -> dict[int, list[str]]:
-    """Return ``GI/CI`` of each open MIG slice, by the minor number of its GPU."""
+    # GI/CI of each slice, by the minor number of its GPU.
     found: dict[int, list[str]] = {}
     folder = proc / "driver/nvidia/capabilities"
     for gpu in _list_folder(folder)[:MAX_GPUS] if capability_minors else []:

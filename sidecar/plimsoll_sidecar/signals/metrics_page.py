@@ -1,11 +1,7 @@
 """Read selected metrics from the Prometheus text page of another program.
 
-Lines are selected by name before they are parsed. An engine's page has a thousand lines, of which
-only a dozen matter. Parsing all lines would cost more than the rest of a sample.
-
-A page may have a line for each engine, rank, mode and outcome. The metric determines which of these
-lines add up. :class:`Series` describes how to combine the lines of one metric, and
-:func:`make_page_reader` applies this.
+Lines are selected by name before they are parsed: an engine's page has a thousand lines, of which
+only a dozen matter. :class:`Series` describes how to combine the lines of one metric.
 """
 
 from __future__ import annotations
@@ -16,40 +12,37 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+# Smaller integers are exact, and as MiB they fit into 64 bits of bytes.
 MAX_METRIC_VALUE = 2.0**53
-"""Largest accepted value. Smaller integers are exact, and as MiB they fit into 64 bits of bytes."""
+# Limits the memory for matching labels. Known engines and exporters write less than 1 KiB.
 MAX_LINE_BYTES = 16 << 10
-"""Maximum length of a line, which limits the memory for matching its labels. Known engines and
-exporters write less than 1 KiB."""
+# An engine with 64 ranks has fewer than 1,000.
 MAX_METRIC_LINES = 4096
-"""Maximum number of lines of a metric. An engine with 64 ranks has fewer than 1,000."""
+# Quoted values may contain any character.
 _LABELS_PATTERN = rb'((?:[^"}\n]|"(?:[^"\\\n]|\\.)*+")*+)'
-"""Pattern for labels up to the closing brace. Quoted values may contain any character."""
 _NAME_PATTERN = re.compile(
     rb'^(?:\{"([a-zA-Z_:][a-zA-Z0-9_:]{0,255}+)"|([a-zA-Z_:][a-zA-Z0-9_:]{0,255}+)(?=[{ \t]))', re.M
 )
 _AFTER_NAME_PATTERN = re.compile(rb"(?:\{" + _LABELS_PATTERN + rb"\})?[ \t]+(\S+)")
 _AFTER_QUOTED_PATTERN = re.compile(rb",?" + _LABELS_PATTERN + rb"\}[ \t]+(\S+)")
 _LABEL_PATTERN = re.compile(rb'([a-zA-Z_][a-zA-Z0-9_]*)[ \t]*=[ \t]*"((?:[^"\\\n]|\\.)*+)"')
+# Ranks that work on the same requests; each rank reports all requests.
 _RANK_LABEL_PATTERN = re.compile(
     r"(?:(?:attn|moe)_)?(?:tp|pp|cp|ep|sp|dcp|pcp)_rank"
     r"|(?:tensor|pipeline|context|expert|sequence)_parallel_rank"
 )
-"""Pattern for labels of ranks that work on the same requests. Each rank reports all requests."""
+# Parts of the engine with their own requests and their own KV cache.
 _REPLICA_LABEL_PATTERN = re.compile(
     r"engine|(?:(?:attn|moe)_)?dp_rank|data_parallel_rank|engine_type|ReplicaId|WorkerId|pid"
 )
-"""Pattern for labels of engine parts with their own requests and their own KV cache."""
 
 SampleReader = Callable[[bytes], Iterator[tuple[str, bytes | None, float]]]
 
 
 def make_sample_reader(names: Iterable[str]) -> SampleReader:
-    """Return a function that reads the samples of ``names`` from a page.
+    """Return a function that yields name, labels and value of each sample of ``names``.
 
-    It yields the name, the labels as written, and the value of each sample. The name may precede
-    the braces, or be the first, quoted element in them. A value that is not a number is NaN. A
-    malformed or too long line has the labels None and the value NaN.
+    A value that is not a number is NaN. A malformed or too long line has the labels None.
     """
     wanted = {name.encode(): name for name in names}
 
@@ -76,14 +69,12 @@ def make_sample_reader(names: Iterable[str]) -> SampleReader:
 class MetricKind(StrEnum):
     """Kind of a metric, which determines how its lines are combined."""
 
+    # The values of parts with their own requests add up.
     GAUGE = "gauge"
-    """A present value. The values of parts with their own requests add up."""
+    # Adds up like a gauge. A part that is absent from the page keeps its last values.
     COUNTER = "counter"
-    """A count since a start, which adds up like a gauge.
-
-    A part that is absent from the page keeps its last values."""
+    # A share of a pool, from 0 to 1. The shares of several pools are averaged by pool size.
     RATIO = "ratio"
-    """A share of a pool, from 0 to 1. The shares of several pools are averaged by pool size."""
 
 
 @dataclass(frozen=True)
@@ -119,8 +110,8 @@ class Series:
 def iterate_name_spellings(name: str) -> Iterator[str]:
     """Yield the spellings of ``name`` in different programs.
 
-    Ray and routers replace the colon by an underscore, and Ray adds a prefix. Older exporters keep
-    the colon. Programs without OpenMetrics omit ``_total``.
+    Ray and routers replace the colon by an underscore, and Ray adds a prefix. Programs without
+    OpenMetrics omit ``_total``.
     """
     for ended in dict.fromkeys((name, name.removesuffix("_total"))):
         for prefix in ("", "ray_"):
@@ -134,16 +125,15 @@ def make_created_name(name: str) -> str:
 
 
 class PoolRatio(float):
-    """A ratio over all pools.
+    """The mean ratio of all pools, or the largest if the sizes of the pools are unknown.
 
-    If the pools have unknown sizes and different ratios, the mean is unknown. The value is then the
-    largest ratio, and ``least`` the smallest.
+    ``least`` is then the smallest ratio.
     """
 
     least: float
 
     def __new__(cls, value: float, least: float | None = None) -> PoolRatio:
-        """Create a ratio, which is exact without ``least``."""
+        """Return a ratio, which is exact without ``least``."""
         found = super().__new__(cls, value)
         found.least = value if least is None else least
         return found
@@ -152,10 +142,9 @@ class PoolRatio(float):
 Labels = frozenset[tuple[str, str]]
 Lines = dict[Labels, float]
 """Values by labels; NaN if a value is unknown."""
+# Such a line may be any line of its metric.
 MALFORMED_LABELS: Labels = frozenset({("", "")})
-"""Placeholder for labels that cannot be parsed. Such a line may be any line of its metric."""
 PROCESS_START_METRIC = "process_start_time_seconds"
-"""Name of the metric with the start time of a process, in Unix seconds."""
 
 
 class MetricsPage:
@@ -165,10 +154,7 @@ class MetricsPage:
         self.lines = lines
 
     def compute_value(self, series: Series) -> float | None:
-        """Return the value of the metric; None if the page does not have it.
-
-        A line with an impossible value also makes it None, because the sum would be wrong.
-        """
+        """Return the value of the metric; None if it is absent or impossible."""
         found = self._find_lines(series)
         if series.only_label is not None:
             line_count = len(found)
@@ -195,10 +181,7 @@ class MetricsPage:
         return bool(self._find_lines(series))
 
     def read_counters(self, series_list: Iterable[Series]) -> dict[tuple[str, Labels], float]:
-        """Return the value of each line of the counters in ``series_list``, by name and labels.
-
-        A value that no counter can have is NaN.
-        """
+        """Return each line of the counters, by name and labels; NaN if impossible."""
         return {
             (name, labels): value if 0.0 <= value < MAX_METRIC_VALUE else math.nan
             for series in series_list
@@ -207,10 +190,7 @@ class MetricsPage:
         }
 
     def read_start_times(self, series_list: Iterable[Series]) -> dict[tuple[str, Labels], float]:
-        """Return the start times of the process and of the counters in Unix seconds.
-
-        The keys are the names and labels of the lines.
-        """
+        """Return the start times of the process and of the counters, by name and labels."""
         names = [
             PROCESS_START_METRIC,
             *(make_created_name(name) for one in series_list for name in one.iterate_names()),
@@ -223,7 +203,7 @@ class MetricsPage:
         }
 
     def add_absent_counters(self, counters: Mapping[tuple[str, Labels], float]) -> None:
-        """Add the lines of ``counters`` that the page lacks, with their last values."""
+        """Add the lines of ``counters`` that the page lacks."""
         for (name, labels), value in counters.items():
             if name in self.lines and len(self.lines[name]) < MAX_METRIC_LINES:
                 self.lines[name].setdefault(labels, value)
@@ -248,7 +228,7 @@ class MetricsPage:
         return PoolRatio(held / math.fsum(weights))
 
     def _read_pool_sizes(self, series: Series) -> Mapping[Labels, float]:
-        """Return the size of each pool, without pools that have several sizes."""
+        # Pools that have several sizes are left out.
         if not series.pool:
             return {}
         lines = self._find_lines(Series(series.pool))
@@ -286,11 +266,8 @@ def make_page_reader(series_list: Iterable[Series]) -> Callable[[bytes], Metrics
 
 
 def _merge_ranks(lines: Lines, total_label: str) -> Lines:
-    """Return one value for each part of the engine that has its own requests.
-
-    All ranks of a part report the same requests, at slightly different times, so the largest value
-    counts. ``total_label`` is :attr:`Series.total`.
-    """
+    # All ranks of a part report the same requests, at slightly different times, so the largest
+    # value counts.
     if total_label:
         sums = {labels - {(total_label, "")} for labels in lines if (total_label, "") in labels}
         lines = {

@@ -1,12 +1,7 @@
 """Read the state of other pods: the members of a multi-node group, and the other replicas.
 
-The supervisors of a group's pods serve their state on ``/state`` pages. The leader's supervisor
-reads the newest assessment of each worker. A worker's processes do not show whether the worker has
-loaded its part of the model, which can take many minutes. The warm-up of a worker therefore starts
-when the leader's page reports that the engine is ready.
-
-The headless Service of the group lists its pods. Any program in these pods can serve such a page,
-so reads are bounded. A forged page can only make the leader restart its own group.
+Any program in these pods can serve such a page, so reads are bounded. A forged page can only make
+the leader restart its own group.
 """
 
 from __future__ import annotations
@@ -39,38 +34,33 @@ from plimsoll_sidecar.signals.sampler import WORKING_STATES
 log = logging.getLogger(__name__)
 Page = TypeVar("Page", bound=msgspec.Struct)
 
+# Pause between two rounds of requests.
 POLL_PERIOD_S = 5.0
-"""Pause between two rounds of requests."""
 PAGE_TIMEOUT_S = 2.0
 MAX_PODS = 64
+# If no pod answers, a round takes MAX_PODS / MAX_CONCURRENT_REQUESTS * PAGE_TIMEOUT_S seconds.
 MAX_CONCURRENT_REQUESTS = 16
-"""Maximum number of concurrent requests. If no pod answers, a round takes at most ``MAX_PODS /
-MAX_CONCURRENT_REQUESTS * PAGE_TIMEOUT_S`` seconds."""
+# Longer than the longest round and POLL_PERIOD_S, after which healthy pods answer again.
 MAX_PAGE_AGE_S = 20.0
-"""Time for which a page is valid. Healthy pods answer again within the longest round and
-:data:`POLL_PERIOD_S`, which is less."""
 MAX_STATE_BYTES = 1 << 20
+# For a text from another pod.
 MAX_TEXT_CHARS = 200
-"""Maximum length of a text from another pod."""
+# Suspicions of one pod, and evidence lines of one suspicion.
 MAX_EVIDENCE_LINES = 8
-"""Maximum number of suspicions of one pod, and of evidence lines of one suspicion."""
+# Exceeds the memory of any pod.
 MAX_MEMORY_BYTES = 1 << 60
-"""Largest accepted size, which exceeds the memory of any pod."""
+# After the last call of GroupLeader.is_serving.
 POLLING_IDLE_TIMEOUT_S = 10.0
-"""Time after the last call of :meth:`GroupLeader.is_serving` at which polling stops."""
+# At first, the leader may not have noticed that its group restarts.
 MIN_LEADER_READY_S = 10.0
-"""Minimum time for which the leader must have been ready. At first, it may not have noticed that
-its group restarts."""
+# Nothing else marks KubeRay's head pods in the Service.
 _HEAD_POD_PATTERN = re.compile(r".*-head(-.*)?")
-"""Pattern for the names of KubeRay's head pods, which nothing else marks in the Service."""
 
 
 def make_worker_matcher(workload_kind: str, leader_pod: str) -> Callable[[str], bool]:
     """Return a function that reports whether a pod is a worker of ``leader_pod``, by its name.
 
-    ``workload_kind`` is the kind of the workload. The headless Service of a LeaderWorkerSet lists
-    the pods of all its groups, and the name of a pod shows its group. The Service of a RayCluster
-    lists only its own pods.
+    The headless Service of a LeaderWorkerSet lists the pods of all its groups.
     """
     if workload_kind == RAY_KIND:
         return lambda name: name not in ("", leader_pod)
@@ -79,10 +69,7 @@ def make_worker_matcher(workload_kind: str, leader_pod: str) -> Callable[[str], 
 
 
 def make_leader_matcher(workload_kind: str, worker_pod: str) -> Callable[[str], bool]:
-    """Return a function that reports whether a pod is the leader of ``worker_pod``, by its name.
-
-    ``workload_kind`` is the kind of the workload.
-    """
+    """Return a function that reports whether a pod is the leader of ``worker_pod``."""
     if workload_kind == RAY_KIND:
         return lambda name: _HEAD_POD_PATTERN.fullmatch(name) is not None
     leader, _, _ = worker_pod.rpartition("-")
@@ -108,10 +95,7 @@ class GroupPages:
         self._queried: set[str] = set()
 
     def list_pods(self) -> dict[str, str] | None:
-        """Return the address of each selected pod by pod name, at most :data:`MAX_PODS`.
-
-        None if the API server does not answer, which is logged.
-        """
+        """Return the addresses of the selected pods by name; None without the API server."""
         found: dict[str, str] = {}
         try:
             for one in self._slices.iterate_endpoints([self._subdomain]):
@@ -279,10 +263,7 @@ class GroupLeader:
         return self.measure_ready_s() >= MIN_LEADER_READY_S
 
     def measure_ready_s(self) -> float:
-        """Return the seconds since the leader became ready.
-
-        Negative infinity if it is not ready.
-        """
+        """Return the seconds since the leader became ready; negative infinity if it is not."""
         since = self._ready_since
         return float("-inf") if since is None else self._clock() - since
 
@@ -329,7 +310,7 @@ class LearnedFile:
 
 
 class PodDevicesFile:
-    """File in which the operator publishes devices of pods. ``key`` is the one of this pod."""
+    """File in which the operator publishes the devices of pods."""
 
     def __init__(self, path: Path, key: str) -> None:
         self._path, self._key = path, key
@@ -344,10 +325,7 @@ class PodDevicesFile:
 
 
 def _read_file(path: Path, max_bytes: int) -> bytes:
-    """Return the first ``max_bytes`` + 1 bytes of a file; empty if it cannot be read.
-
-    The additional byte shows the decoder that the file is too large.
-    """
+    # One more byte shows the decoder that the file is too large.
     try:
         with path.open("rb") as file:
             return file.read(max_bytes + 1)

@@ -1,8 +1,7 @@
 """Query the probes of an engine's processes, and merge their reports.
 
-Each probe listens on ``PID.sock`` in a shared folder. Any process that can write to the folder can
-replace the socket. A probe is therefore queried only if the kernel confirms that the socket belongs
-to the process. Reports come from the engine and are not trusted: a malformed report is rejected.
+Any process that can write to the folder can replace the socket ``PID.sock``. A probe is therefore
+queried only if the kernel confirms that the socket belongs to the process.
 """
 
 from __future__ import annotations
@@ -28,27 +27,26 @@ from plimsoll_api.admin import (
 
 READ_CHUNK_BYTES = 1 << 16
 MAX_REPORT_BYTES = 64 << 10
+# As JSON, a text of 1 MiB may grow fourfold.
 MAX_TEXT_BYTES = 4 << 20
-"""Maximum size of an answer with text. As JSON, a text of 1 MiB may grow fourfold."""
 MAX_OWNERS = 32
 MAX_DEVICES = 64
 PINNED_OWNER = "pinned_host"
-"""Ledger owner of pinned host memory."""
+# The memory that the probes themselves use during a diagnosis.
 DIAGNOSTICS_OWNER = "diagnostics"
-"""Ledger owner of the memory that the probes themselves use during a diagnosis."""
 
 Ratio = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Owner = Annotated[str, msgspec.Meta(pattern=r"^[a-z][a-z0-9_]{0,31}$")]
 Uuid = Annotated[str, msgspec.Meta(pattern=r"^(GPU|MIG)-[0-9A-Za-z/-]{1,90}$")]
+# The processes that run the model.
 WORKER_ROLES = frozenset({"Worker", "Scheduler"})
-"""Roles that a probe reports for the processes that run the model."""
+# The engine's own names, by the role in the probe's report.
 PROCESS_NAMES = {
     "EngineCore": "EngineCore",
     "Worker": "Worker",
     "Scheduler": "scheduler",
     "Detokenizer": "detokenizer",
 }
-"""The engine's own name of each process, by the role in the probe's report."""
 
 
 class ProbeRequests:
@@ -68,10 +66,7 @@ class ProbeRequests:
         return bool(self._connections)
 
     def send(self, folder: Path, pid: int, request: bytes) -> bool:
-        """Send a request to the probe of ``pid``, and drop its pending request.
-
-        Return False if the process has no probe.
-        """
+        """Send a request, in place of a pending one. Return False without a probe."""
         self.drop(pid)
         connection = _connect_to_probe(folder / f"{pid}.sock", pid)
         if connection is None or not _send_request(connection, request):
@@ -82,8 +77,7 @@ class ProbeRequests:
     def collect(self, awaited_pids: Iterable[int], timeout_s: float) -> dict[int, bytes]:
         """Return the complete answers by PID; empty bytes for a failed request.
 
-        Wait up to ``timeout_s`` for the answers from ``awaited_pids``. Other answers are returned
-        only if they have already arrived.
+        Only answers from ``awaited_pids`` are waited for, up to ``timeout_s``.
         """
         deadline = time.monotonic() + timeout_s
         found: dict[int, bytes] = {}
@@ -128,10 +122,7 @@ def query_probes(
     timeout_s: float,
     max_bytes: int = MAX_REPORT_BYTES,
 ) -> dict[int, bytes]:
-    """Return the answers that arrive completely within ``timeout_s``, by PID.
-
-    Their contents are not checked.
-    """
+    """Return the answers that arrive completely within ``timeout_s``, by PID."""
     exchange = ProbeRequests(max_bytes)
     asked = [pid for pid in pids if exchange.send(folder, pid, request)]
     try:
@@ -141,10 +132,7 @@ def query_probes(
 
 
 def _connect_to_probe(path: Path, pid: int) -> socket.socket | None:
-    """Return a connection to the probe of ``pid``; None if it is not reachable.
-
-    A socket that belongs to another process is not used.
-    """
+    # A socket that belongs to another process is not used.
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         # Not blocking: a full queue raises EAGAIN at once.
@@ -163,10 +151,7 @@ def _connect_to_probe(path: Path, pid: int) -> socket.socket | None:
 
 
 def _send_request(connection: socket.socket, request: bytes) -> bool:
-    """Send a short request, and return whether the socket accepted it at once.
-
-    Otherwise, the connection is closed.
-    """
+    # A short request fits into the socket's buffer at once; otherwise, the connection is closed.
     try:
         if connection.send(request) == len(request):
             return True
@@ -177,10 +162,7 @@ def _send_request(connection: socket.socket, request: bytes) -> bool:
 
 
 def _read_once(connection: socket.socket, data: bytearray, max_bytes: int) -> bool | None:
-    """Read once from the connection.
-
-    Return True if the answer is complete, False after a failure, and None if more data follows.
-    """
+    # Returns True if the answer is complete, False after a failure, and None if more data follows.
     try:
         piece = connection.recv(READ_CHUNK_BYTES)
     except BlockingIOError:
@@ -263,10 +245,7 @@ def merge_process(process: ProcessMemory, report: Report) -> ProcessMemory:
 
 
 def merge_ledgers(reports: Iterable[tuple[Role, Report]]) -> list[LedgerEntry]:
-    """Return one ledger entry for each owner and kind of memory, summed over the ranks.
-
-    Pinned memory has no bound.
-    """
+    """Return one ledger entry for each owner and kind of memory, summed over the ranks."""
     entries: dict[tuple[str, MemoryKind], LedgerEntry] = {}
     for role, report in reports:
         lines = list(report.engine.ledger)
@@ -291,10 +270,7 @@ def merge_ledgers(reports: Iterable[tuple[Role, Report]]) -> list[LedgerEntry]:
 
 
 def merge_devices(devices: list[DeviceMemory], reports: Iterable[Report]) -> list[DeviceMemory]:
-    """Return ``devices`` with torch's memory, summed over the processes that use each device.
-
-    If ``devices`` is empty, the reported devices are returned.
-    """
+    """Return ``devices`` with torch's memory, or else the reported devices."""
     sums: dict[str | int, TorchDevice] = {}
     for report in reports:
         for one in report.devices:

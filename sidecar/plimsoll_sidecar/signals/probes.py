@@ -28,34 +28,26 @@ from plimsoll_sidecar.signals.probe_reports import (
 from plimsoll_sidecar.signals.process_table import ProcessId, identify, is_running, read_children
 from plimsoll_sidecar.signals.resident_memory import MAX_PROCESSES
 
+# A sample waits this long for all reports. A report takes about a millisecond.
 REPORT_TIMEOUT_S = 0.3
-"""Time for which a sample waits for all reports. A report takes about a millisecond."""
+# Until then, later samples collect a pending report without waiting: a process that hangs would
+# delay them.
 MAX_LATE_ANSWER_S = 10.0
-"""Time after which a pending report is given up. Until then, later samples collect it without
-waiting. A process that hangs would delay them, and a busy process may need longer than
-:data:`REPORT_TIMEOUT_S`."""
+# Then a silent process is queried again.
 RETRY_PAUSE_S = 5.0
-"""Time after which a silent process is queried again."""
 MAX_REPORT_AGE_S = 30.0
-"""Time for which a report is valid."""
 TEXT_TIMEOUT_S = 10.0
+# A process answers within milliseconds, or never if a hang holds the GIL.
 STACKS_TIMEOUT_S = 3.0
-"""Timeout for stacks. A process answers within milliseconds, or never if a hang holds the GIL."""
 TRACE_DURATION_S = 5.0
-"""Duration of a trace of allocations."""
 TRIM_TIMEOUT_S = 5.0
 REPORT_REQUEST = b'{"do":"report"}\n'
 
 
 @dataclass
 class _ProcessState:
-    """State of one process. Times are monotonic, in seconds.
-
-    ``report`` is the last report, made at ``reported_at``. The next query is due at ``next_at``.
-    ``asked_at`` is the time of the pending request; None without one. ``is_prompt`` is True if the
-    last answer came within :data:`REPORT_TIMEOUT_S`.
-    """
-
+    # Times are monotonic. asked_at is None without a pending request. is_prompt is True if the last
+    # answer came within REPORT_TIMEOUT_S.
     report: Report | None = None
     reported_at: float = 0.0
     next_at: float = 0.0
@@ -84,10 +76,9 @@ class TrimResult(msgspec.Struct, frozen=True):
 
 
 class Probes:
-    """Client of the probes whose sockets are in ``folder``; without a folder, there are no probes.
+    """Client of the probes whose sockets are in ``folder``; None for no probes.
 
-    :meth:`add_reports` must not run concurrently with itself. Other methods may run in other
-    threads.
+    :meth:`add_reports` must not run concurrently with itself.
     """
 
     def __init__(self, folder: Path | None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -98,15 +89,12 @@ class Probes:
 
     @classmethod
     def from_environment(cls) -> Probes:
-        """Return the probes in the pod's shared folder, or no probes if its variable is not set."""
+        """Return the probes in the pod's shared folder, or no probes."""
         folder = os.environ.get(PROBE_DIR_ENV)
         return cls(Path(folder) if folder else None)
 
     def add_reports(self, status: Status) -> Status:
-        """Return ``status`` with the reports from its processes and their descendants.
-
-        If no probe answers, ``status`` itself is returned.
-        """
+        """Return ``status`` with the reports from its processes and their descendants."""
         if self._folder is None:
             return status
         family = _add_descendants(status.processes)
@@ -168,7 +156,7 @@ class Probes:
         }
 
     def _request_report(self, folder: Path, process: ProcessId, state: _ProcessState) -> bool:
-        """Query a process if this is due, and return whether this sample waits for the answer."""
+        # Returns whether this sample waits for the answer.
         now = self._clock()
         if state.asked_at is not None or now < state.next_at:
             return False
@@ -184,7 +172,7 @@ class Probes:
     def _store_answer(
         self, process: ProcessId, state: _ProcessState, answer: bytes | None, now: float
     ) -> None:
-        """Store the ``answer`` to the pending request; None if it has not arrived yet."""
+        # The answer is None if it has not arrived yet.
         assert state.asked_at is not None
         if answer is None:
             state.is_prompt = False
@@ -211,7 +199,7 @@ class Probes:
         return self._folder
 
     def read_texts(self, kind: Diagnostic) -> dict[int, bytes]:
-        """Return the text of the diagnostic ``kind`` from each process that answers, by PID."""
+        """Return a diagnostic from each process that answers, by PID."""
         if kind is Diagnostic.TRACEMALLOC:
             return self._trace_allocations()
         return self._query_texts(
@@ -219,10 +207,7 @@ class Probes:
         )
 
     def _trace_allocations(self) -> dict[int, bytes]:
-        """Return the allocations in :data:`TRACE_DURATION_S` by source line, for each PID.
-
-        If the supervisor can no longer end the trace, the probe ends it.
-        """
+        # If the supervisor can no longer end the trace, the probe ends it.
         if not self._query_texts({"do": "tracemalloc", "step": "start"}):
             return {}
         try:
@@ -244,10 +229,7 @@ class Probes:
         return found
 
     def trim(self, is_idle: bool) -> TrimResult | None:
-        """Trim the memory of all processes, and return the result; None if no probe answers.
-
-        ``is_idle`` states that the engine has no requests.
-        """
+        """Trim the memory of all processes, and return the result; None if no probe answers."""
         done, device = 0, None
         for answer in self._query({"do": "trim", "idle": is_idle}, TRIM_TIMEOUT_S).values():
             try:
@@ -273,7 +255,7 @@ class Probes:
 
 
 def _add_descendants(processes: Iterable[ProcessMemory]) -> dict[ProcessId, ProcessMemory]:
-    """Return the running ``processes`` with their descendants, which get the role ``Other``."""
+    # Descendants get the role OTHER.
     found: dict[ProcessId, ProcessMemory] = {}
     waiting = list(processes)
     seen = {process.pid for process in waiting}

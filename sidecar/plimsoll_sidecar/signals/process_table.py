@@ -1,9 +1,7 @@
 """Read the processes of this PID namespace, with psutil or from /proc where psutil lacks a value.
 
-A result may be outdated as soon as it is returned. A signal is sent only to a process with a known
-start time (:class:`ProcessId`). A process can change its own arguments and environment, so only a
-bounded part of them is read; psutil would read and split all of them
-(docs/decisions/0002-libraries.md).
+A result may be outdated as soon as it is returned, so a signal is sent only to a process with a
+known start time (:class:`ProcessId`).
 """
 
 from __future__ import annotations
@@ -25,33 +23,28 @@ from plimsoll_api.trace import OpenFiles
 
 MAX_ANCESTORS = 64
 MAX_COMMAND_WORDS = 64
+# A process can change its arguments, which may have megabytes. psutil would read all of them
+# (docs/decisions/0002-libraries.md).
 MAX_COMMAND_BYTES = 64 << 10
-"""Maximum size of a command line that is read. It may have megabytes."""
+# A container may allow a million.
 MAX_DESCRIPTORS = 65_536
-"""Maximum number of open files of one process that are listed. A container may allow a million."""
+# Linux allows 2 MiB by default.
 MAX_ENVIRONMENT_BYTES = 1 << 20
-"""Maximum size of an environment that is read. Linux allows 2 MiB by default."""
+# Engines have a tenth as many.
 MAX_THREADS = 8192
-"""Maximum number of threads of one process whose children are read. Engines have a tenth as
-many."""
+# The threads of a process may start and end while its children are read.
 MAX_CHILDREN_ATTEMPTS = 3
-"""Maximum number of attempts to read the children of a process whose threads start and end."""
 OPEN_FILES_PERIOD_S = 15.0
-"""Time between two counts of open files."""
+# Applies on kernels before 6.2, where files are counted one by one. Beyond it, the number is
+# unknown.
 MAX_COUNTED_FILES = 65_536
-"""Maximum number of open files that are counted one by one, on kernels before 6.2. Beyond it, the
-number is unknown."""
 ENDED_STATES = frozenset({psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD})
-"""States of a process that has ended."""
 
 
 def read_proc_file(pid: int, name: str, max_bytes: int = -1) -> bytes:
-    """Return up to ``max_bytes`` bytes of ``/proc/PID/NAME``, or all. Raises OSError.
-
-    The path is a string: pathlib would intern the numbers of processes and threads. The interpreter
-    would then rebuild its table of interned strings every few hundred samples. The heap may keep
-    the megabyte that this takes.
-    """
+    """Return up to ``max_bytes`` bytes of ``/proc/PID/NAME``, or all. Raises OSError."""
+    # pathlib would intern the numbers of processes and threads. The interpreter would rebuild its
+    # table of interned strings every few hundred samples, and the heap may keep the megabyte.
     with open(f"/proc/{pid}/{name}", "rb", buffering=0) as file:
         if max_bytes < 0:
             return file.read()
@@ -71,8 +64,7 @@ def list_entry_names(folder: str | Path, max_entries: int) -> list[str]:
 class ProcessId(msgspec.Struct, frozen=True):
     """Identity of one process: PID and start time, because PIDs are reused.
 
-    ``started`` is in clock ticks since boot (field 22 of /proc/PID/stat), which changes of the
-    system time do not affect.
+    ``started`` is in clock ticks since boot (field 22 of /proc/PID/stat).
     """
 
     pid: int
@@ -109,8 +101,8 @@ def send_signal(
 ) -> None:
     """Send a signal to this process, never to a process that reuses its PID.
 
-    A pidfd always refers to the same process. If ``is_allowed`` returns False, no signal is sent.
-    Raises ``ProcessLookupError`` if the process has ended.
+    If ``is_allowed`` returns False, no signal is sent. Raises ``ProcessLookupError`` if the process
+    has ended.
     """
     descriptor = os.pidfd_open(process.pid)
     try:
@@ -123,8 +115,7 @@ def send_signal(
 class Container(NamedTuple):
     """A container, identified by the cgroup and the mount namespace of its processes.
 
-    ``mounts`` is the inode of the mount namespace; None if the process has more capabilities than
-    the supervisor, which then cannot read it.
+    ``mounts`` is the inode of the mount namespace; None if the supervisor cannot read it.
     """
 
     cgroup: str
@@ -210,11 +201,9 @@ def find_descendants(pids: set[int], parent_pids: Mapping[int, int]) -> set[int]
 
 
 def read_children(pid: int) -> list[int] | None:
-    """Return the child PIDs of all threads of the process; None if unknown.
+    """Return the child PIDs of all threads; None if they changed or are too many.
 
-    Unknown means that its threads changed meanwhile, or exceed :data:`MAX_THREADS`. The list is
-    empty if the process has ended, or if the kernel does not list children. psutil would scan all
-    of /proc.
+    The list is empty if the process has ended, or if the kernel does not list children.
     """
     folder = f"/proc/{pid}/task"
     for _ in range(MAX_CHILDREN_ATTEMPTS):
@@ -247,10 +236,7 @@ def read_cpu_s(pid: int) -> float | None:
 
 
 def read_command_line(pid: int) -> list[str]:
-    """Return at most :data:`MAX_COMMAND_WORDS` words of the command line; empty if unknown.
-
-    The process may have changed it.
-    """
+    """Return at most :data:`MAX_COMMAND_WORDS` words of the command line; empty if unknown."""
     try:
         line = read_proc_file(pid, "cmdline", MAX_COMMAND_BYTES)
     except OSError:
@@ -262,10 +248,7 @@ def read_command_line(pid: int) -> list[str]:
 
 
 def read_environment_variable(pid: int, name: str) -> str | None:
-    """Return an environment variable from the start of the process.
-
-    None if not set or unreadable.
-    """
+    """Return a variable from the start of the process; None if not set or unreadable."""
     try:
         entries = b"\0" + read_proc_file(pid, "environ", MAX_ENVIRONMENT_BYTES)
     except OSError:
@@ -325,7 +308,6 @@ def _count_open_files(folder: str) -> int | None:
 
 
 def _read_open_files_limit(pid: int) -> int | None:
-    """Return the soft limit of open files; None without a limit, or if it cannot be read."""
     try:
         soft, _ = psutil.Process(pid).rlimit(psutil.RLIMIT_NOFILE)
     except (psutil.Error, OSError):

@@ -1,8 +1,6 @@
 """Read the resident memory of the engine's processes from ``/proc/PID/status``.
 
-All users can read this file, in tens of microseconds per process. If a process ends while it is
-read, or its PID is reused, the result is unknown, never smaller. Files are read as bytes, because
-the name of a process may have any encoding.
+If a process ends while it is read, or its PID is reused, the result is unknown, never smaller.
 """
 
 from __future__ import annotations
@@ -23,21 +21,21 @@ from plimsoll_sidecar.signals.process_table import (
     read_cpu_s,
 )
 
+# Beyond it, the memory is unknown. An engine has a few processes, and a fork bomb in its container
+# must not stop the sampler.
 MAX_PROCESSES = 256
-"""Maximum number of processes, beyond which the memory is unknown. An engine has a few. A fork bomb
-in its container must not stop the sampler."""
 
 
 class ResidentMemory(msgspec.Struct, frozen=True):
-    """Resident memory of one process by kind of page, in bytes."""
+    """Resident memory of one process by kind of page, in bytes; None if unknown."""
 
     anon: int
     file: int
     shmem: int
+    # Only anonymous memory.
     swap: int | None = None
-    """Anonymous memory in swap; None if the kernel does not report it."""
+    # The other values do not include huge pages from a pool.
     hugetlb: int | None = None
-    """Huge pages from a pool (hugetlb), which the other values do not include."""
 
     @property
     def total_bytes(self) -> int:
@@ -48,8 +46,8 @@ class ResidentMemory(msgspec.Struct, frozen=True):
 class EngineProcessTable:
     """Processes of one engine: those that it reports, and their descendants.
 
-    The reported processes are stored with their start times, so that they can be read while the
-    engine does not answer. A process that reuses a PID is not mistaken for one of them.
+    They can be read while the engine does not answer. A process that reuses a PID is not mistaken
+    for one of them.
     """
 
     def __init__(self) -> None:
@@ -59,11 +57,7 @@ class EngineProcessTable:
         self._own = {own.pid, *(ancestor.pid for ancestor in own.parents())}
 
     def set_processes(self, processes: Iterable[ProcessMemory]) -> None:
-        """Store the processes that the engine reports.
-
-        PIDs of the supervisor and its ancestors are ignored, because they come from another PID
-        namespace.
-        """
+        """Store the reported processes, without the supervisor and its ancestors."""
         named: dict[ProcessId, ProcessMemory] = {}
         for process in processes:
             identity = identify(process.pid) if process.pid not in self._own else None
@@ -128,10 +122,9 @@ class EngineProcessTable:
         return {pid: process.label for pid, process in (self._find_running() or {}).items()}
 
     def read_helpers_cpu_s(self) -> float | None:
-        """Return the CPU seconds of all processes except the frontend, with their ended children.
+        """Return the CPU seconds of all processes except the frontend, or of the frontend alone.
 
-        Without other processes, the frontend's CPU seconds are returned. None if a process cannot
-        be read.
+        None if a process cannot be read.
         """
         living = self._find_running()
         if living is None:
@@ -142,7 +135,6 @@ class EngineProcessTable:
         return sum(known) if len(known) == len(spent) and any(known) else None
 
     def _find_running(self) -> dict[int, ProcessMemory] | None:
-        """Return the running processes by PID; None if not all are known."""
         named = {p.pid: one for p, one in self._reported.items() if is_running(p)}
         found = dict(named)
         waiting = list(named)
@@ -169,7 +161,6 @@ class EngineProcessTable:
 def _limit_anonymous_bytes(
     size: ResidentMemory | None, max_bytes: int | None
 ) -> ResidentMemory | None:
-    """Return ``size`` with at most ``max_bytes`` anonymous bytes, if both are known."""
     if size is None or max_bytes is None:
         return size
     return msgspec.structs.replace(size, anon=min(size.anon, max_bytes))

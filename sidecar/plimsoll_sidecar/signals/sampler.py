@@ -52,15 +52,14 @@ from plimsoll_sidecar.signals.shared_memory import OrphanedMemory
 log = logging.getLogger(__name__)
 
 MAX_MESSAGE_CHARS = 400
+# A worker executes steps in these states. In other states, its load is unknown.
 WORKING_STATES = frozenset({EngineState.SERVING, EngineState.DRAINING, EngineState.DRAINED})
-"""States in which a worker executes steps. In other states, its load is unknown."""
+# A signal that is missing for a shorter time is not logged: the engine may be starting or slow.
 MIN_MISSING_LOG_S = 20.0
-"""Time after which a missing signal is logged. Until then, the engine may be starting or slow."""
+# Applies while both the serving port and the status answer.
 SERVING_CHECK_PERIOD_S = 5.0
-"""Time between two requests to the serving port while both the port and the status answer."""
+# Then a process with a silent probe must have become another program.
 MAX_PROBE_SILENCE_S = 60.0
-"""Time after which a process with a silent probe counts as a process without a probe, because it
-must have become another program."""
 
 
 class StatusSource(Protocol):
@@ -80,12 +79,10 @@ class StatusSource(Protocol):
         """Return the engine's running processes, as ``/proc`` shows them."""
 
     def has_ended(self) -> bool:
-        """Report whether the main process has ended while other engine processes still run."""
+        """Report whether the main process has ended while its helpers still run."""
 
 
 class _ServingCheck:
-    """Request to the serving port, in a thread that starts on creation."""
-
     def __init__(self, engine: StatusSource) -> None:
         self._engine, self._serving = engine, False
         self._thread = threading.Thread(
@@ -98,11 +95,9 @@ class _ServingCheck:
 
     @property
     def is_done(self) -> bool:
-        """Whether the request has ended."""
         return not self._thread.is_alive()
 
     def wait(self) -> bool:
-        """Wait for the end of the request, and return whether the port answered."""
         self._thread.join()
         return self._serving
 
@@ -110,14 +105,9 @@ class _ServingCheck:
 class Sampler:
     """Samples one engine.
 
-    ``status`` is the engine's status in the newest sample; None if the engine did not answer.
-    ``signals`` states which signals the newest sample has. ``read_metrics_signal`` returns the
-    signal of the engine's metrics page; None without such a page. ``list_claimed_devices`` returns
-    the UUIDs of the devices that resource claims give to the engine's container; empty if unknown.
-
-    ``device_source`` is the source of device memory: ``engine`` (cudaMemGetInfo), ``nvml``,
-    ``dcgm`` or ``amd`` (exporters on the node), or None. It is chosen once for each epoch, because
-    the values of the sources differ by a constant.
+    ``status`` and ``signals`` belong to the newest sample; ``status`` is None if the engine did not
+    answer. ``device_source`` is chosen once for each epoch, because the values of the sources
+    differ by a constant.
     """
 
     def __init__(
@@ -189,7 +179,6 @@ class Sampler:
         return sample
 
     def _is_serving_due(self, now: float) -> bool:
-        """Report whether to query the serving port although the status answers."""
         return (
             self._engine.has_status_port
             and self.status is not None
@@ -197,11 +186,8 @@ class Sampler:
         )
 
     def _check_serving(self, status: Status | None, host: Host, now: float) -> bool | None:
-        """Return whether the serving port answered.
-
-        None if it was not queried or has not answered yet. This waits for the port only if the
-        status does not answer.
-        """
+        # Waits for the port only if the status does not answer. None means that there is no answer
+        # yet.
         asked = self._serving_check
         if status is None:
             if not host.processes:
@@ -233,7 +219,6 @@ class Sampler:
             return None
 
     def _apply_epoch(self, status: Status) -> None:
-        """Count a new epoch in ``status``, and forget the previous engine."""
         if status.epoch != self._epoch_text:
             self._epoch_text = status.epoch
             self._epoch += 1
@@ -242,10 +227,7 @@ class Sampler:
             self._probed_pids, self._silent_since = set(), None
 
     def _read_malloc(self, status: Status) -> Malloc | None:
-        """Return the worker's allocator memory, summed over its ranks.
-
-        None if a rank does not report.
-        """
+        # None if a rank does not report.
         if not status.probed:
             return _sum_allocator_memory(status)
         now, listed = self._clock(), {p.pid for p in status.processes}
@@ -260,11 +242,8 @@ class Sampler:
         return None
 
     def _read_host(self, status: Status | None) -> Host:
-        """Return the memory of the engine's processes.
-
-        If all reported processes have ended and the engine does not answer, the next engine may be
-        starting. Its processes are then found without its status.
-        """
+        # If all reported processes have ended and the engine does not answer, the next engine may
+        # be starting. Its processes are then found without its status.
         host = self._processes.read()
         if status is None and not host.processes:
             found = self._engine.list_processes()
@@ -296,11 +275,8 @@ class Sampler:
         return host
 
     def _read_devices(self, status: Status | None, has_ended: bool) -> list[Device]:
-        """Return the memory of the devices.
-
-        ``has_ended`` states that no process of the engine runs. Only NVML or an exporter then
-        reports the memory that is still in use.
-        """
+        # If no process of the engine runs, only NVML or an exporter reports the memory that is
+        # still in use.
         listed = self._list_devices(status) if status else []
         reported = {device.index: device for device in listed}
         for device in reported.values():
@@ -322,10 +298,7 @@ class Sampler:
         ]
 
     def _list_devices(self, status: Status) -> list[EngineDevice]:
-        """Return the devices that the engine reports, or else those that are assigned to it.
-
-        The two may number the devices differently, so the assigned ones are then forgotten.
-        """
+        # The engine may number the devices differently, so the assigned ones are then forgotten.
         if status.devices:
             if self._are_assigned:
                 self._uuids, self._are_assigned = {}, False
@@ -361,7 +334,6 @@ class Sampler:
         return explain_unused_sources(self._sources, self.device_source, list(self._uuids.values()))
 
     def _choose_source(self) -> str | None:
-        """Return the first source that reports the memory of all devices; None if there is none."""
         for name, source in self._sources.items():
             if self._uuids and all(source.read_memory(uuid) for uuid in self._uuids.values()):
                 return name
@@ -393,10 +365,7 @@ def make_load(status: Status) -> SampleLoad:
 
 
 def _sum_allocator_memory(status: Status) -> Malloc | None:
-    """Return the worker's allocator memory, summed over its ranks; None if unknown.
-
-    With probes, the sum covers all processes with a probe.
-    """
+    # With probes, the sum covers all processes with a probe.
     processes = status.processes
     # A standby is idle: all of its memory is in the ledger.
     workers = [p for p in processes if p.role is Role.WORKER and p.name != STANDBY_PROCESS_NAME]
@@ -416,7 +385,6 @@ def _sum_allocator_memory(status: Status) -> Malloc | None:
 
 
 def _sum_known(values: Iterable[int | None]) -> int | None:
-    """Return the sum of ``values``; None if one is unknown, or if there are none."""
     every = list(values)
     known = [value for value in every if value is not None]
     return sum(known) if known and len(known) == len(every) else None
@@ -429,11 +397,7 @@ def _make_torch(device: EngineDevice) -> Torch | None:
 
 
 def find_signals(sample: Sample, is_shm_monitored: bool = False) -> dict[str, Signal]:
-    """Return the signals of the sample by name, each with the reason if it is missing.
-
-    ``engine`` and ``host`` are always included, and ``device`` if the sample has devices.
-    ``shared_memory`` is included if ``is_shm_monitored``, for the pod's ``/dev/shm``.
-    """
+    """Return the signals of the sample by name, each with the reason if it is missing."""
     host = sample.host
     found = {
         "engine": _make_signal(sample.scrape_ok, SignalReason.ENGINE_SILENT, ""),

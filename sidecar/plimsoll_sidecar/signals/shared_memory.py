@@ -1,15 +1,7 @@
 """Measure orphaned shared memory: files in ``/dev/shm`` that no process of the pod uses.
 
-A file in ``/dev/shm`` outlives the process that created it. If the tmpfs belongs to the pod, the
-file also outlives the container. It then belongs to no process, and is never freed.
-
-The devices and inodes in ``/proc/PID/maps`` and ``/proc/PID/fd`` show which processes use a file.
-They are read up to a limit, fast enough for a scan every minute. If they are too large or cannot be
-read, the size is unknown, and :class:`UnknownUsersError` gives the reason.
-
-A scan also runs when the engine's main process has changed. If a scan fails, the last result stays
-valid for a few minutes; after that, the size is unknown. The reason is logged, and ``plimsoll
-doctor`` shows it.
+Such a file outlives its process and its container, and is never freed. If a scan fails, the last
+result stays valid for a few minutes.
 """
 
 from __future__ import annotations
@@ -34,31 +26,31 @@ from plimsoll_sidecar.signals.process_table import (
 )
 
 PROC = Path("/proc")
+# Also of SysV segments.
 MAX_SHARED_FILES = 4096
-"""Maximum number of files, and of SysV segments."""
 MAX_FOLDER_DEPTH = 8
 MAX_PROCESSES = 512
+# A large engine needs a tenth of it.
 MAX_MAPS_BYTES = 16 << 20
-"""Maximum size of the maps of one process. A large engine needs a tenth of it."""
 STAT_BLOCK_BYTES = 512
+# PROC_IPC_INIT_INO. The segments of this namespace belong to no pod.
 NODE_IPC_INODE = 0xEFFFFFFF
-"""Inode of the node's IPC namespace (PROC_IPC_INIT_INO). Its segments belong to no pod."""
+# A private file has none of these permission bits.
 OTHER_USERS_MODE = 0o077
-"""Permission bits of group and others. A private file has none of them."""
 
 FileId = tuple[int, int]
 """Device and inode of a file."""
 
 
 class UnknownUsersError(Exception):
-    """The users of shared memory are unknown. The message gives the reason."""
+    """The users of shared memory are unknown."""
 
 
 class SharedFile(msgspec.Struct, frozen=True):
     """One file of a tmpfs.
 
-    ``bytes`` includes blocks in swap. ``written_at`` is in Unix seconds. ``private`` states that
-    other users cannot open the file.
+    ``bytes`` includes blocks in swap. ``written_at`` is in Unix seconds. Other users cannot open a
+    ``private`` file.
     """
 
     path: str
@@ -72,8 +64,7 @@ class SharedFile(msgspec.Struct, frozen=True):
 class FilesInUse(msgspec.Struct, frozen=True):
     """Files that running processes use.
 
-    ``has_unreadable`` states that processes of other users cannot be read. They may use any file
-    that is not private.
+    If ``has_unreadable``, processes of other users may use any file that is not private.
     """
 
     files: frozenset[FileId]
@@ -85,10 +76,7 @@ class FilesInUse(msgspec.Struct, frozen=True):
 
 
 def list_files(root: Path) -> list[SharedFile]:
-    """Return all files below ``root`` that are on the same file system.
-
-    Raises :class:`UnknownUsersError` if there are too many files, or if they cannot be listed.
-    """
+    """Return all files below ``root`` on its file system. Raises :class:`UnknownUsersError`."""
     try:
         device = os.lstat(root).st_dev
         found: list[SharedFile] = []
@@ -151,9 +139,7 @@ def find_files_in_use(files: Iterable[SharedFile], proc: Path = PROC) -> FilesIn
 def sum_unattached_segment_bytes(min_age_s: float, now: float, proc: Path = PROC) -> int:
     """Return the bytes of SysV segments that have been unattached for at least ``min_age_s``.
 
-    ``now`` is in Unix seconds. The result is 0 if the kernel has no SysV segments. Raises
-    :class:`UnknownUsersError` if they cannot be listed, are too many, or belong to the node as
-    well.
+    The result is 0 if the kernel has no SysV segments. Raises :class:`UnknownUsersError`.
     """
     table = proc / "sysvipc/shm"
     try:
@@ -242,7 +228,7 @@ def _find_open_files(folder: Path, wanted_files: set[FileId]) -> set[FileId]:
 
 
 def _read_inode(folder: Path, name: str) -> int | None:
-    """Return the inode of an open file; None if the kernel does not report it (before 5.14)."""
+    # Kernels before 5.14 do not report it.
     with open(f"{folder}/fdinfo/{name}") as file:
         lines = file.read().splitlines()
     for line in lines:
@@ -252,10 +238,7 @@ def _read_inode(folder: Path, name: str) -> int | None:
 
 
 def _find_unreadable_owner(folder: Path) -> int | None:
-    """Return the UID of a process that cannot be read.
-
-    None if the process has ended, or is the pod's sandbox, which opens no files.
-    """
+    # A process that has ended, or the pod's sandbox, opens no files.
     try:
         if folder.name == "1" and (folder / "comm").read_text().strip() == "pause":
             return None
@@ -268,21 +251,19 @@ log = logging.getLogger(__name__)
 
 SHM = Path("/dev/shm")
 SCAN_PERIOD_S = 60.0
-"""Time between two scans."""
+# Applies if scans fail.
 MAX_RESULT_AGE_S = 300.0
-"""Time for which the last result stays valid if scans fail."""
+# The creator of a file needs a moment to map it.
 MIN_FILE_AGE_S = 60.0
-"""Minimum age of a file in a scan, because its creator needs a moment to map it."""
+# Applies to a file that is older than the engine. The previous engine may have written to it until
+# its end.
 MIN_EARLIER_FILE_AGE_S = 2.0
-"""Minimum age in a scan of a file that is older than the engine. The previous engine may have
-written to it until its end."""
 
 
 class OrphanedBytes(msgspec.Struct, frozen=True):
     """Orphaned shared memory in bytes; None if unknown.
 
-    ``earlier`` is the part that was written before the engine's main process started. The kernel
-    charges this part to a container that has ended, and not to the engine's cgroup.
+    ``earlier`` is the part from before the engine's start, which is not charged to its cgroup.
     """
 
     bytes: int | None = None
@@ -293,10 +274,7 @@ UNKNOWN_BYTES = OrphanedBytes()
 
 
 class OrphanedMemory:
-    """Scans ``root``, the pod's tmpfs, for files that no process in ``proc`` uses.
-
-    ``error`` is the reason why the last scan failed; None if it succeeded.
-    """
+    """Scans ``root``, the pod's tmpfs, for files that no process in ``proc`` uses."""
 
     def __init__(
         self,
@@ -321,8 +299,7 @@ class OrphanedMemory:
     def read(self, main_pid: int | None) -> OrphanedBytes:
         """Return the orphaned memory, after a new scan if one is due.
 
-        ``main_pid`` is the engine's main process; None if no engine is running. The result is
-        unknown until the first engine has been found, because its processes may not be visible.
+        ``main_pid`` is the engine's main process; None if no engine is running.
         """
         now = self._clock()
         engine = identify(main_pid) if main_pid is not None else None
@@ -389,10 +366,7 @@ def is_shm_private() -> bool:
 
 
 def _has_same_shm(root: Path, pid: int) -> bool:
-    """Report whether the process has the same tmpfs at ``/dev/shm``.
-
-    If this cannot be read, the result is False, because the process's files cannot be read either.
-    """
+    # If this cannot be read, the process's files cannot be read either.
     try:
         return os.stat(f"/proc/{pid}/root{SHM}").st_dev == os.stat(root).st_dev
     except OSError:

@@ -1,8 +1,6 @@
 """Read the stacks of processes that do not answer: through a signal to the probe, or with py-spy.
 
-py-spy is used if it is on the supervisor's PATH and the kernel lets it read the process. This needs
-the same user and ``kernel.yama.ptrace_scope`` 0, or the capability SYS_PTRACE. py-spy does not stop
-the process that it reads.
+py-spy needs the same user and ``kernel.yama.ptrace_scope`` 0, or the capability SYS_PTRACE.
 """
 
 from __future__ import annotations
@@ -27,14 +25,14 @@ from plimsoll_sidecar.signals.process_table import (
 
 log = logging.getLogger(__name__)
 
+# The probe then writes the stacks with faulthandler (plimsoll_probe.hung).
 STACKS_SIGNAL = 43
-"""Signal that makes the probe write the stacks with faulthandler (plimsoll_probe.hung)."""
+# faulthandler needs milliseconds, wherever the process hangs.
 SIGNAL_WAIT_S = 0.5
-"""Time to wait for the stacks. faulthandler needs milliseconds, wherever the process hangs."""
 MAX_OUTPUT_BYTES = 1 << 20
 PY_SPY = "py-spy"
+# For all processes together. Each takes about one second.
 PY_SPY_TIMEOUT_S = 10.0
-"""Timeout for all processes together. Each takes about one second."""
 
 
 def read_stacks_by_signal(folder: Path, processes: Iterable[ProcessId]) -> dict[int, bytes]:
@@ -75,10 +73,7 @@ def read_stacks_by_py_spy(processes: Iterable[ProcessId]) -> dict[int, bytes]:
 
 
 def _run_program(command: list[str], timeout_s: float) -> tuple[bytes, int]:
-    """Run a program, and return its output, at most 1 MiB, and its exit status.
-
-    If the program cannot be started, return the error and -1.
-    """
+    # If the program cannot be started, the result is the error and -1.
     try:
         running = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
@@ -117,10 +112,7 @@ def _read_file_size(path: Path) -> int | None:
 
 
 def _read_file_from(path: Path, offset: int) -> bytes:
-    """Return the part of the file after the offset ``offset``.
-
-    The engine can write to the folder, so the path may have become a link or a pipe.
-    """
+    # The engine can write to the folder, so the path may have become a link or a pipe.
     try:
         file = open_regular_file(path)
     except OSError:

@@ -1,12 +1,7 @@
 """List TCP sockets of this network namespace: listeners, and connections that wait for an answer.
 
 The kernel lists the sockets in given states without any permission (sock_diag(7)). Reading
-``/proc/net/tcp`` walks the table of all connections, even for listeners alone, which takes
-milliseconds if the table is large.
-
-The containers of a pod share the network and, with ``shareProcessNamespace``, the processes. Only
-the same user can read the file descriptors of a process, and only if the process has no more
-capabilities than the reader.
+``/proc/net/tcp`` would take milliseconds if the table of connections is large.
 """
 
 from __future__ import annotations
@@ -20,47 +15,45 @@ from dataclasses import dataclass
 
 from plimsoll_sidecar.signals.process_table import MAX_DESCRIPTORS, list_entry_names
 
+# include/net/tcp_states.h
 TCP_LISTEN, TCP_ESTABLISHED = 10, 1
-"""TCP states (include/net/tcp_states.h)."""
 NETLINK_SOCK_DIAG = 4
 SOCK_DIAG_BY_FAMILY, NLMSG_ERROR, NLMSG_DONE = 20, 2, 3
+# include/uapi/linux/netlink.h; together, they list all objects.
 NLM_F_REQUEST, NLM_F_DUMP = 0x1, 0x300
-"""Flags of a netlink request that lists all objects (include/uapi/linux/netlink.h)."""
 NETLINK_TIMEOUT_S = 0.5
 MAX_SOCKET_LIST_BYTES = 4 << 20
+# The structs are in include/uapi/linux/netlink.h and inet_diag.h.
 NETLINK_HEADER_BYTES, SOCKET_MESSAGE_BYTES = 16, 72
-"""Sizes of ``struct nlmsghdr`` and ``struct inet_diag_msg`` (include/uapi/linux)."""
+# In struct inet_diag_msg. The local port is in network byte order.
 PORT_OFFSET, INODE_OFFSET = 4, 68
-"""Offsets in ``struct inet_diag_msg``: the local port in network byte order, and the inode."""
+# The attribute that holds struct tcp_info.
 INET_DIAG_INFO = 2
-"""Number of the attribute that holds ``struct tcp_info``."""
+# In struct tcp_info (include/uapi/linux/tcp.h), which only grows at its end.
 LAST_SENT_OFFSET, LAST_RECEIVED_OFFSET, BYTES_RECEIVED_OFFSET, SEGMENTS_SENT_OFFSET = (
     44,
     52,
     128,
     156,
 )
-"""Offsets in ``struct tcp_info`` (include/uapi/linux/tcp.h), which only grows at its end."""
+# Up to the last field that is read.
 MIN_TCP_INFO_BYTES = 160
-"""Size of ``struct tcp_info`` up to the last field that is read."""
+# Most requests are answered sooner, and the engine counts them itself.
 MIN_WAITING_MS = 500
-"""Time in milliseconds after which a request counts as waiting. Most requests are answered sooner,
-and the engine counts them itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class TcpSocket:
-    """A TCP socket. ``attributes`` maps the numbers of netlink attributes to their raw values."""
+    """A TCP socket, with the raw values of netlink attributes by number."""
 
     inode: int
     attributes: dict[int, bytes]
 
 
 def query_tcp_sockets(port: int, state: int, attribute: int = 0) -> Iterator[TcpSocket]:
-    """Yield the sockets on the local ``port`` in ``state``, with one ``attribute`` unless it is 0.
+    """Yield the sockets on the local ``port`` in ``state``, with an ``attribute`` unless it is 0.
 
-    States are numbered as in include/net/tcp_states.h. Raises OSError or struct.error if the kernel
-    does not list the sockets completely.
+    Raises OSError or struct.error if the kernel does not list the sockets completely.
     """
     for family in (socket.AF_INET, socket.AF_INET6):
         extensions = 1 << (attribute - 1) if attribute else 0
@@ -91,7 +84,7 @@ def _query_kernel(request: bytes, port: int) -> Iterator[TcpSocket]:
 
 
 def parse_messages(data: bytes, port: int) -> tuple[bool, list[TcpSocket]]:
-    """Return whether the datagram ``data`` ends the list, and its sockets on the local ``port``.
+    """Return whether the datagram ends the list, and its sockets on the local ``port``.
 
     Raises OSError or struct.error if the kernel reports an error.
     """
@@ -131,7 +124,7 @@ def find_socket_inodes(port: int, state: int) -> set[str]:
 
 
 def find_socket_inodes_from_proc(port: int, state: int) -> set[str]:
-    """Return the result of :func:`find_socket_inodes` from /proc, on kernels without sock_diag."""
+    """Return the result of :func:`find_socket_inodes` on kernels without sock_diag."""
     return {inode for local, inode in _read_table("/proc/net", state) if local == port}
 
 
@@ -142,7 +135,7 @@ def find_listening_ports(pids: Sequence[int]) -> list[int]:
 
 
 def _read_table(folder: str, state: int) -> Iterator[tuple[int, str]]:
-    """Yield port and inode of each socket in ``state``, from the tables of one network."""
+    # Yields port and inode of each socket in this state.
     for table in (f"{folder}/tcp", f"{folder}/tcp6"):
         with contextlib.suppress(OSError), open(table, encoding="ascii") as lines:
             next(lines, None)
@@ -176,9 +169,7 @@ def count_unanswered_connections(port: int) -> int | None:
     """Return how many connections on the local ``port`` wait for the first byte of an answer.
 
     None if the kernel does not report it. A connection counts :data:`MIN_WAITING_MS` after the
-    client last sent data. Idle connections, which load balancers keep open, do not count. The
-    kernel records when a socket last received and sent data (``tcp_info``), to its tick of 1 to 10
-    ms. A request that follows an answer within one tick seems to be answered, and does not count.
+    client last sent data.
     """
     try:
         return sum(
@@ -190,6 +181,8 @@ def count_unanswered_connections(port: int) -> int | None:
 
 
 def _is_waiting_for_answer(info: bytes) -> bool:
+    # Idle connections, which load balancers keep open, do not count. A request that follows an
+    # answer within one tick of the kernel (1 to 10 ms) seems to be answered.
     if len(info) < MIN_TCP_INFO_BYTES:
         return False
     sent_ms, received_ms = (_read_u32(info, at) for at in (LAST_SENT_OFFSET, LAST_RECEIVED_OFFSET))

@@ -31,7 +31,7 @@ MORIIO_LEASE_S = 3600.0
 # SGLANG_DISAGGREGATION_WAITING_TIMEOUT in SGLang.
 SGLANG_LEASE_S = 300.0
 UNKNOWN_CONNECTOR_LEASE_S = 480.0
-# Of the names of vLLM's connectors.
+# vLLM's connectors with this prefix use NIXL.
 NIXL_CONNECTOR_PREFIX = "Nixl"
 # Last version of vLLM whose engines cannot reconnect to a restarted partner, by connector. Up to
 # 0.26, vLLM installs NIXL 1.3.2 or earlier. After a restart of the partner, decode engines crash,
