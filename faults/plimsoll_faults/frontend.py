@@ -1,7 +1,6 @@
 """Inject the faults of :mod:`plimsoll_faults.kinds` that affect the frontend.
 
-A fault stays active until the frontend's process ends, in every epoch of the worker. This module is
-loaded only if ``PLIMSOLL_INJECT`` is set.
+A fault stays active until the frontend's process ends, in every epoch of the worker.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class LeakingTokenizer(Tokenizer):
 
 
 class AbortLeakingLog(RequestLog):
-    """Request log that keeps a request forever if its client disconnects before the first token."""
+    """Request log that keeps a request if its client disconnects before the first token."""
 
     payload_bytes: int
     kept: dict[str, tuple[Generation, bytearray]]
@@ -61,7 +60,6 @@ class PipeLeakingLog(RequestLog):
 
     pipes: dict[str, tuple[int, int]]
     leaked_fds: list[int]
-    """File descriptors that are still open, although their requests have ended."""
 
     def admit(self, *generations: Generation) -> None:
         """Admit requests, and open a pipe for each."""

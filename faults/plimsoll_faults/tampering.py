@@ -1,7 +1,7 @@
 """Replace methods of an existing object with faulty ones.
 
-The ledger, the metrics and the shutdown all refer to the existing object, so a faulty copy would
-have no effect on them.
+The ledger, the metrics and the shutdown refer to the existing object, so a faulty copy would have
+no effect on them.
 """
 
 from __future__ import annotations
@@ -12,9 +12,6 @@ K = TypeVar("K")
 
 
 def replace_methods(target: object, mixin: type[K]) -> K:
-    """Override methods of ``target`` with those of ``mixin``. Return ``target``.
-
-    ``mixin`` is a subclass of a class of ``target``. Several mixins can be applied to one object.
-    """
+    """Override methods of ``target`` with those of ``mixin``, a subclass of its class."""
     target.__class__ = type(mixin.__name__, (mixin, type(target)), {})
     return cast(K, target)

@@ -1,7 +1,6 @@
 """Inject the faults of :mod:`plimsoll_faults.kinds` into a running engine.
 
-Each fault is a defect that a real serving engine had, injected at the same place. This package is
-loaded only if ``PLIMSOLL_INJECT`` is set.
+Each fault is a defect that a real serving engine had, injected at the same place.
 """
 
 from __future__ import annotations
@@ -50,11 +49,10 @@ DEFECTS: dict[type[kinds.Fault], type[Defect[Any]]] = {
     kinds.CacheFill: caches.CacheFillDefect,
     kinds.SlowSteps: requests.SlowStepsDefect,
 }
-"""The defect that implements each fault."""
 
 
 class WorkerFaults(WorkerHooks):
-    """Faults of one worker, parsed from the value ``text`` of ``PLIMSOLL_INJECT``.
+    """Faults of one worker, from ``PLIMSOLL_INJECT``.
 
     Raises InjectError if this engine does not support a fault.
     """

@@ -13,10 +13,7 @@ F = TypeVar("F", bound=Fault)
 
 
 class Defect(Generic[F]):
-    """Implementation of one fault in one engine.
-
-    Its methods are called between steps, and do nothing by default.
-    """
+    """Implementation of one fault in one engine, whose methods are called between steps."""
 
     def __init__(self, fault: F, engine: EngineCore) -> None:
         self.fault = fault
@@ -29,10 +26,7 @@ class Defect(Generic[F]):
         """React to the end of a step."""
 
     def tick(self, elapsed_s: float) -> None:
-        """Act periodically, even while the engine is idle.
-
-        ``elapsed_s`` is the time since the last call in seconds.
-        """
+        """Act periodically, even while the engine is idle."""
 
     def is_lost(self, message: worker_ipc.ToWorker) -> bool:
         """Report whether ``message`` is lost before it reaches the engine."""

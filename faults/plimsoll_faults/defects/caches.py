@@ -20,23 +20,20 @@ from plimsoll_faults import kinds
 from plimsoll_faults.defects.base import Defect, make_inject_error
 from plimsoll_faults.tampering import replace_methods
 
+# With bound=low, the ledger declares the capacity of the cache divided by this.
 LOW_BOUND_DIVISOR = 4
-"""Divisor of the cache's capacity for the bound that the ledger declares with ``bound=low``."""
 
 
 class PhantomKeyCache(LruCache[K, V]):
     """Cache whose eviction loops forever after a missing key was touched."""
 
     def touch(self, key: K) -> None:
-        """Add ``key`` to the usage order, even if it has no value. This is the injected fault."""
+        """Add ``key`` to the usage order, even if it has no value."""
         self._order[key] = None
         self._order.move_to_end(key)
 
     def evict(self, size: int) -> list[tuple[K, V]]:
-        """Evict entries until ``size`` bytes are free, and return them.
-
-        If only keys without a value remain, this never returns.
-        """
+        """Evict entries until ``size`` bytes are free. Loop forever without an entry."""
         evicted: list[tuple[K, V]] = []
         target = self.used - size
         while self.used > target and self._order:
@@ -57,7 +54,7 @@ class EvictionLoopDefect(Defect[kinds.EvictionLoop]):
         engine.pool.prefix = PhantomKeyCache(engine.pool.num_blocks)
 
     def after_requests(self, num_requests: int) -> None:
-        """Add the key and start an eviction once ``fault.after_requests`` requests have ended."""
+        """Start an endless eviction once ``fault.after_requests`` requests have ended."""
         before, self._left = self._left, self._left - num_requests
         if before > 0 >= self._left:
             cache = self.engine.pool.prefix
@@ -156,7 +153,7 @@ class CacheFillDefect(Defect[kinds.CacheFill]):
             replace_methods(engine.grammars, LowBoundCompiler)
 
     def after_requests(self, num_requests: int) -> None:
-        """Compile a new grammar for each request, and put it into the grammar cache."""
+        """Put a new grammar into the grammar cache for each request."""
         grammars = self.engine.grammars
         for _ in range(num_requests):
             grammar = Grammar("regex", f"{self._made}".ljust(self.fault.text_bytes, "a"))

@@ -20,8 +20,8 @@ from plimsoll_faults import kinds
 from plimsoll_faults.defects.base import Defect, make_inject_error, require_cuda
 from plimsoll_faults.tampering import replace_methods
 
+# The fault kept_kv keeps them after the engine's shutdown.
 GLOBAL_TENSORS: dict[str, torch.Tensor] = {}
-"""Tensors that the fault ``kept_kv`` keeps after the engine's shutdown."""
 
 
 class DeviceDictDefect(Defect[kinds.DeviceDict]):
@@ -83,8 +83,7 @@ class KvPoolRetentionDefect(Defect[kinds.KvPoolRetention]):
 class SliceRetentionDefect(Defect[kinds.SliceRetention]):
     """Keep a slice of the first layer's input for each step that computes a prompt.
 
-    A slice keeps the whole input of its step. Decode steps keep nothing, because their inputs are
-    small.
+    A slice keeps the whole input of its step.
     """
 
     def __init__(self, fault: kinds.SliceRetention, engine: EngineCore) -> None:
@@ -116,7 +115,7 @@ class UnreleasedIpcTensorDefect(Defect[kinds.UnreleasedIpcTensor]):
         require_cuda(fault, engine)
 
     def after_requests(self, num_requests: int) -> None:
-        """Share a tensor for each request. Torch keeps it until another process releases it."""
+        """Share a tensor for each request."""
         for _ in range(num_requests):
             storage: Any = make_payload(self.engine, self.fault.bytes_per_request).untyped_storage()
             storage._share_cuda_()
@@ -147,21 +146,18 @@ class GrammarMasksDefect(Defect[kinds.GrammarMasks]):
 
 
 class ScratchProcessGroup(ProcessGroup):
-    """Process group that copies tensors to a scratch buffer, and keeps a buffer for each shape.
-
-    Each buffer has a memory pool of its own.
-    """
+    """Process group that keeps a scratch buffer with its own memory pool for each shape."""
 
     scratch: dict[torch.Size, tuple[torch.Tensor, torch.cuda.MemPool]]
 
     def add_norm(
         self, ops: Ops, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> torch.Tensor:
-        """Copy ``x`` to a scratch buffer, and then return the result of the base class."""
+        """Copy ``x`` to a scratch buffer before the operation."""
         return super().add_norm(ops, self._copy_to_scratch(x), residual, weight, eps)
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """Sum ``x`` over all ranks in a scratch buffer, and copy the sum back to ``x``."""
+        """Sum ``x`` over all ranks in a scratch buffer."""
         copy = self._copy_to_scratch(x)
         return super().all_reduce(x) if copy is x else x.copy_(super().all_reduce(copy))
 

@@ -23,18 +23,13 @@ class KeyedGraphs(DecodeGraphs):
     """
 
     keyed: dict[tuple[int, int], Any]
+    # The next step may read the previous step's tokens from a regular graph, so these stay alive.
     padded: dict[int, Any]
-    """Regular graphs by padded batch size. They stay alive, because the next step may read the
-    previous step's tokens from one of them."""
 
     def replay(
         self, inputs: Inputs, newest: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Replay the graph for this batch size and context length, and return its results.
-
-        A missing graph is captured first. The results are the hidden states and logits, as from the
-        regular graph.
-        """
+        """Replay the graph for this batch size and context length, which is captured if missing."""
         key = len(inputs.ids), int(inputs.tables.shape[1])
         size = min(size for size in self._graphs if size >= key[0])
         self.padded.setdefault(size, self._graphs[size])
@@ -65,10 +60,7 @@ class FailingModel:
         return getattr(self._sound, name)
 
     def compute_best_tokens(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the likeliest tokens and the logits of ``hidden`` [rows, hidden].
-
-        Raises OutOfMemoryError during a capture.
-        """
+        """Return the likeliest tokens and the logits. Raises OutOfMemoryError in a capture."""
         if torch.cuda.is_current_stream_capturing():
             raise torch.OutOfMemoryError("injected fault: out of memory while computing the logits")
         return self._sound.compute_best_tokens(hidden)

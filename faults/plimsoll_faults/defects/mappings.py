@@ -14,14 +14,12 @@ from plimsoll_faults import kinds
 from plimsoll_faults.defects.base import Defect, make_inject_error
 
 SHARED_MEMORY_FOLDER = Path("/dev/shm")
+# From mman.h. Python defines it since 3.13, and Linux supports it since 5.4.
 MADV_PAGEOUT = 21
-"""Value of ``MADV_PAGEOUT`` in mman.h. Python defines it since 3.13, and Linux supports it since
-5.4."""
+# Paged out to check whether memory can be swapped.
 SWAP_PROBE_BYTES = 1 << 20
-"""Number of bytes to page out when checking whether memory can be swapped."""
 IPC_PRIVATE, IPC_CREAT = 0, 0o1000
 SHMAT_FAILED = ctypes.c_void_p(-1).value
-"""Return value of ``shmat`` on failure."""
 
 
 def write_pages(mapping: mmap.mmap) -> None:
@@ -31,13 +29,13 @@ def write_pages(mapping: mmap.mmap) -> None:
 
 
 class Mappings:
-    """Collection of memory mappings that are resident and are never closed."""
+    """Memory mappings that are resident and are never closed."""
 
     def __init__(self) -> None:
         self.kept: list[mmap.mmap] = []
 
     def add(self, size_bytes: int, is_shared: bool) -> None:
-        """Map ``size_bytes`` bytes and write to each page. Do nothing for a size below 1."""
+        """Map ``size_bytes`` bytes and write to each page. Ignore a size below 1."""
         if size_bytes < 1:
             return
         if is_shared:
@@ -68,7 +66,7 @@ class MmapGrowthDefect(Defect[kinds.MmapGrowth]):
 
 
 class SwappedGrowthDefect(Defect[kinds.SwappedGrowth]):
-    """Map memory and swap it out at once, as the kernel does with unused pages under pressure."""
+    """Map memory and swap it out at once, as the kernel does under memory pressure."""
 
     def __init__(self, fault: kinds.SwappedGrowth, engine: EngineCore) -> None:
         super().__init__(fault, engine)
@@ -125,15 +123,12 @@ class SharedOrphanDefect(Defect[kinds.SharedOrphan]):
         )
 
     def after_requests(self, num_requests: int) -> None:
-        """Create a shared segment or file for each request. It outlives the worker."""
+        """Create a shared segment or file for each request, which outlives the worker."""
         create = self._create_posix_segment if self.fault.family == "posix" else create_sysv_segment
         self.orphans += [create(self.fault.bytes_per_request) for _ in range(num_requests)]
 
     def _create_posix_segment(self, size_bytes: int) -> Path:
-        """Create and fill a POSIX shared-memory segment, and return its path.
-
-        Raises OSError if the tmpfs is full.
-        """
+        # Raises OSError if the tmpfs is full.
         path = next(self._names)
         file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
@@ -148,7 +143,7 @@ class SharedOrphanDefect(Defect[kinds.SharedOrphan]):
 
 
 def create_sysv_segment(size_bytes: int) -> int:
-    """Create, fill and detach a SysV shared-memory segment, and return its ID. Raises OSError."""
+    """Create, fill and detach a SysV segment, and return its ID. Raises OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.shmget.argtypes = [ctypes.c_int, ctypes.c_size_t, ctypes.c_int]
     libc.shmat.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_int]

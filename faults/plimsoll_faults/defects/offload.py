@@ -47,7 +47,7 @@ class UnpolledOffload(Offload):
         return found
 
     def poll(self, is_idle: bool = False) -> None:
-        """Poll the transfers, unless the engine is ``is_idle``."""
+        """Poll the transfers, unless the engine is idle."""
         if not is_idle:
             super().poll()
 
@@ -81,7 +81,7 @@ class AbandonedTransfersDefect(Defect[kinds.AbandonedTransfers]):
 
 
 class PinningOffload(Offload):
-    """Offload that pins each block that is copied back to the device, and never unpins it."""
+    """Offload that never unpins a block that was copied back to the device."""
 
     def _complete(self, transfer: Transfer) -> None:
         if not transfer.copy_to_host:

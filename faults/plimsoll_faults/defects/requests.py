@@ -15,10 +15,7 @@ from plimsoll_faults.defects.base import Defect
 
 
 class CyclicRequest(Request):
-    """Request in a reference cycle: it stores a function that refers to the request itself.
-
-    Only the garbage collector can free the request and its payload.
-    """
+    """Request in a reference cycle, which only the garbage collector can free."""
 
     def add_cycle(self, block_size: int, payload_bytes: int) -> None:
         """Add a payload of resident memory, and the function that closes the cycle."""
@@ -39,10 +36,7 @@ class RequestCycleDefect(Defect[kinds.RequestCycle]):
         )
 
     def after_requests(self, num_requests: int) -> None:
-        """Freeze the garbage collector after every ``freeze_every`` requests.
-
-        Cycles that exist at that time are never collected.
-        """
+        """Hide all cycles from the garbage collector after every ``freeze_every`` requests."""
         self._since_freeze += num_requests
         if self.fault.freeze_every and self._since_freeze >= self.fault.freeze_every:
             self._since_freeze = 0

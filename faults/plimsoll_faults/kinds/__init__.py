@@ -1,8 +1,6 @@
-"""The available faults. Each class describes a fault, its keys and the memory that grows.
+"""The available faults: their keys, and the memory that grows.
 
-Each fault is a defect that a real serving engine had, as its docstring describes. The faults are
-implemented in :mod:`plimsoll_faults.defects` and :mod:`plimsoll_faults.frontend`. This package does
-not import torch.
+Each fault is a defect that a real serving engine had, as its docstring describes.
 """
 
 from plimsoll_faults.kinds.base import Fault

@@ -9,8 +9,8 @@ import msgspec
 from plimsoll_api.admin import Role
 
 MIB = 1 << 20
+# The number of the first worker of an engine's frontend.
 FIRST_EPOCH = 1
-"""Number of the first worker of an engine's frontend."""
 
 Cure = Literal["trim", "worker restart", "engine restart", "pod replacement", "none: no defect"]
 
@@ -18,7 +18,6 @@ Cure = Literal["trim", "worker restart", "engine restart", "pod replacement", "n
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
     """A fault that can be injected.
 
-    ``epochs`` says whether only the engine's first worker has the fault, or every worker.
     ``owner`` names what holds the leaked memory, ``segment`` is the memory segment that grows, and
     ``cure`` is the least disruptive action that helps.
     """

@@ -41,19 +41,18 @@ NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 4, 2, NUM_PHASES
 HIDDEN_SIZE, INTERMEDIATE_SIZE = 128, 128
 ROPE_THETA = 10_000.0
 MAX_POSITIONS = 8192
+# The attended token then has more than .99 of the weight at every position.
 QUERY_KEY_GAIN = 14.0
-"""Gain of query and key: the attended token has more than .99 of the weight at every position."""
 OUTPUT_HEAD_GAIN = 2.0
 SEED = 20
 
 TensorChange = Callable[[dict[str, torch.Tensor], int], dict[str, torch.Tensor]]
-"""Function that replaces the tensors of a checkpoint. It takes the tensors by name, and the number
-of tokens that represent plain text."""
+"""Replaces the tensors by name; the number is that of the plain text tokens."""
 
 STATE_SLICE = slice(0, NUM_PHASES)
 ATTENDED_SLICE = slice(NUM_PHASES, 2 * NUM_PHASES)
+# The hidden dimension that is always 1.
 BIAS_INDEX = (len(ATTENTION_LAGS) + 2) * NUM_PHASES
-"""Index of the hidden dimension that is always 1."""
 LINEAR_GATE_INPUT = 8.0
 SILU_OF_LINEAR_GATE_INPUT = LINEAR_GATE_INPUT / (1 + math.exp(-LINEAR_GATE_INPUT))
 
@@ -66,19 +65,13 @@ def get_code_slice(index: int) -> slice:
 
 
 def compute_phases(residues: torch.Tensor, frequencies: list[int], modulus: int) -> torch.Tensor:
-    """Return the phases of ``residues`` [n] as [n, NUM_PHASES]: cosines, then sines.
-
-    The residues are numbers modulo ``modulus``.
-    """
+    """Return the phases of ``residues`` [n] as [n, NUM_PHASES]: cosines, then sines."""
     angles = residues.double().unsqueeze(-1) * torch.tensor(frequencies) * (2 * math.pi / modulus)
     return torch.cat([angles.cos(), angles.sin()], dim=-1).float()
 
 
 def choose_frequencies(rng: random.Random, modulus: int) -> list[int]:
-    """Return the best of many random draws of frequencies.
-
-    In the best draw, the output score of the second-best token is lowest.
-    """
+    """Return the random draw of frequencies with the lowest second-best output score."""
     draws = [rng.sample(range(1, modulus // 2), NUM_FREQUENCIES) for _ in range(300)]
     distance = torch.arange(1, modulus, dtype=torch.float64).unsqueeze(-1) * 2 * math.pi / modulus
 
@@ -89,10 +82,7 @@ def choose_frequencies(rng: random.Random, modulus: int) -> list[int]:
 
 
 def make_attention_weights(layer: int) -> dict[str, torch.Tensor]:
-    """Return the weights of a layer with one head, which attends to the token ``LAGS[layer]`` back.
-
-    The head copies a code of this token.
-    """
+    """Return the weights of a head that copies a code of the token ``LAGS[layer]`` back."""
     head, lag = layer % NUM_HEADS, ATTENTION_LAGS[layer]
     kv_head = head // (NUM_HEADS // NUM_KV_HEADS)
     angles = lag * ROPE_THETA ** (-torch.arange(NUM_FREQUENCIES).double() / NUM_FREQUENCIES)
@@ -119,10 +109,7 @@ def make_attention_weights(layer: int) -> dict[str, torch.Tensor]:
 
 
 def make_mlp_weights() -> dict[str, torch.Tensor]:
-    """Return MLP weights that add the attended number to the number in the state.
-
-    The numbers are added as angles. The attended number is then set to 0.
-    """
+    """Return MLP weights that add the attended number to the number in the state."""
     gate, up = (
         torch.zeros(INTERMEDIATE_SIZE, HIDDEN_SIZE),
         torch.zeros(INTERMEDIATE_SIZE, HIDDEN_SIZE),
@@ -192,10 +179,7 @@ def write_checkpoint(
     config_fields: Mapping[str, Any] | None = None,
     change_tensors: TensorChange | None = None,
 ) -> None:
-    """Write the whole checkpoint into ``folder``, which is created if it is missing.
-
-    ``config_fields`` replace fields of its config, and ``change_tensors`` replaces its tensors.
-    """
+    """Write the checkpoint into ``folder``, with changed config fields and tensors."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = tiny_text.train_tokenizer()
     vocabulary = tokenizer.get_vocab_size()

@@ -1,12 +1,7 @@
 """Tiny multimodal checkpoints: LLaVA (CLIP, projector, Llama) and Whisper, created in a second.
 
-``python -m plimsoll_faults.models.tiny_media llava|whisper OUT`` writes config, weights (float32,
-under 1 MB), tokenizer, processor and generation configs. The bytes are the same on every run. With
-the kind ``all``, each checkpoint is written to a subfolder of OUT with its name.
-
-The weights are random, with a variance that keeps activations near 1. The text depends on every
-token and on every pixel or sample. The lead of the best logit is far larger than float32 rounding
-errors.
+``python -m plimsoll_faults.models.tiny_media llava|whisper|all OUT`` writes one or all. The weights
+are random, the bytes the same on every run, and the text depends on every pixel or sample.
 """
 
 from __future__ import annotations
@@ -31,8 +26,8 @@ NUM_IMAGE_TOKENS = (IMAGE_SIZE // PATCH_SIZE) ** 2
 SAMPLE_RATE_HZ = 16_000
 NUM_MEL_BINS = 40
 HOP_SAMPLES = 160
+# Length of an audio window. Whisper's own is 30 s.
 WINDOW_S = 1
-"""Length of an audio window in seconds; Whisper's own is 30."""
 WHISPER_TOKENS = (
     "<|startoftranscript|>", "<|en|>", "<|de|>", "<|translate|>", "<|transcribe|>",
     "<|notimestamps|>",
@@ -182,10 +177,7 @@ def write_whisper(folder: Path) -> None:
 
 
 def _set_weights(model: transformers.PreTrainedModel) -> None:
-    """Set random weights that keep the variance of activations near 1.
-
-    Weights of norms are near 1, and biases near 0.
-    """
+    # The variance of activations stays near 1. Weights of norms are near 1, and biases near 0.
     generator = torch.Generator().manual_seed(SEED)
     with torch.no_grad():
         for name, weight in sorted(model.named_parameters()):

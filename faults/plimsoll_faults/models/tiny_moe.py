@@ -27,16 +27,16 @@ from plimsoll_faults.models import tiny
 NUM_GROUPS = 3
 NUM_EXPERTS = 2 * NUM_GROUPS
 GROUP_SHIFTS = (5, 17, 40)
+# Half of an MLP.
 EXPERT_INTERMEDIATE_SIZE = 64
-"""Inner columns of an expert: half of an MLP."""
+# These layers have an MLP instead of experts.
 DENSE_LAYERS = (1,)
-"""Layers with an MLP instead of experts."""
+# Rotates the groups' directions, so that no code of a token lies between two of them.
 GROUP_ROTATION_RAD = 0.37
-"""Rotation of the groups' directions, so that no code of a token lies between two of them."""
 
 
 def make_router_weight(layer: int) -> torch.Tensor:
-    """Return a router weight [NUM_EXPERTS, HIDDEN_SIZE] that chooses a group by a token's code."""
+    """Return a router weight [NUM_EXPERTS, HIDDEN_SIZE] that chooses a group by a code."""
     weight = torch.zeros(NUM_EXPERTS, tiny.HIDDEN_SIZE)
     code = tiny.get_code_slice(layer + 1).start
     for expert in range(NUM_EXPERTS):
@@ -49,7 +49,7 @@ def make_router_weight(layer: int) -> torch.Tensor:
 def make_expert_weights(
     mlp: dict[str, torch.Tensor], frequencies: list[int], modulus: int
 ) -> dict[str, torch.Tensor]:
-    """Return the expert tensors of a layer, made from the layer's MLP tensors ``mlp``."""
+    """Return the expert tensors of a layer, made from its MLP tensors."""
     gate, up, down = (mlp[f"mlp.{name}_proj.weight"] for name in ("gate", "up", "down"))
     adding, taking = (
         slice(0, EXPERT_INTERMEDIATE_SIZE),
@@ -69,11 +69,7 @@ def make_expert_weights(
 def add_shift(
     weight: torch.Tensor, shift: int, frequencies: list[int], modulus: int
 ) -> torch.Tensor:
-    """Return a copy of ``weight`` [HIDDEN_SIZE, columns] that also adds ``shift`` to its output.
-
-    The output of ``weight`` is a number modulo ``modulus``, represented by its phases at
-    ``frequencies``. The copy rotates these phases.
-    """
+    """Return a copy of ``weight`` [HIDDEN_SIZE, columns] that also adds ``shift`` to its output."""
     angles = torch.tensor(frequencies).double() * shift * (2 * math.pi / modulus)
     cos, sin = angles.cos().float()[:, None], angles.sin().float()[:, None]
     real, imaginary = slice(0, tiny.NUM_FREQUENCIES), slice(tiny.NUM_FREQUENCIES, tiny.NUM_PHASES)
@@ -111,11 +107,10 @@ CONFIG_FIELDS = {
     "decoder_sparse_step": 1,
     "mlp_only_layers": list(DENSE_LAYERS),
 }
-"""Fields of the config in addition to those of the tiny checkpoint."""
 
 
 def write_checkpoint(folder: Path) -> None:
-    """Write the whole checkpoint into ``folder``, which is created if it is missing."""
+    """Write the whole checkpoint into ``folder``."""
     tiny.write_checkpoint(folder, CONFIG_FIELDS, add_experts)
 
 

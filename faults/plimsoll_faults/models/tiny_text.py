@@ -84,11 +84,7 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
 
 
 def add_tokens(folder: Path, texts: Sequence[str], special: Collection[str] = ()) -> dict[str, int]:
-    """Replace the last tokens of the vocabulary in ``folder`` by added tokens. Return their IDs.
-
-    ``texts`` are the texts of the added tokens, such as the tags of tool calls in tokenizers of
-    Qwen.
-    """
+    """Replace the last tokens of the vocabulary by the added ``texts``. Return their IDs."""
     file = folder / "tokenizer.json"
     content = json.loads(file.read_text())
     model = content["model"]

@@ -2,10 +2,8 @@
 
     python -m plimsoll_faults.models.write_fp8 CHECKPOINT OUT
 
-The result has the format that :mod:`plimsoll_engine.models.quantization` and vLLM read. The
-matrices of all layers, including experts, are in e4m3 with a scale for each output channel.
-Everything else is unchanged, including routers. There is no calibration: activations are quantized
-at run time. One file of the checkpoint is in memory at a time.
+The matrices of all layers, including experts, are in e4m3 with a scale for each output channel.
+One file of the checkpoint is in memory at a time.
 """
 
 from __future__ import annotations
@@ -30,9 +28,9 @@ SCALE_SUFFIX = ".weight_scale"
 
 
 def write_fp8(source: Path, target: Path) -> None:
-    """Write the checkpoint ``source`` into the new folder ``target`` with FP8 weights.
+    """Write ``source`` into the new folder ``target`` with FP8 weights.
 
-    Raises LoadError if ``source`` cannot be quantized, and FileExistsError if ``target`` exists.
+    Raises LoadError if ``source`` cannot be quantized, and FileExistsError.
     """
     config = loader.load_config(source)
     if not decoder.supports(config) or loader.read_quantization(config) is not None:
@@ -69,7 +67,6 @@ def write_fp8(source: Path, target: Path) -> None:
 
 
 def _quantize_file(file: Path, matrices: set[str]) -> dict[str, torch.Tensor]:
-    """Return the tensors of a file. ``matrices`` are quantized, and their scales are added."""
     tensors: dict[str, torch.Tensor] = {}
     with open_safetensors(file) as found:
         for name in found.keys():  # noqa: SIM118 - not a dictionary
